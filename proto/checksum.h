@@ -1,0 +1,35 @@
+// The two checksums of the wire, for both of its ends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/types/span.h"
+
+namespace ballast {
+
+// CRC-32C (Castagnoli, as in iSCSI) of a payload; 0 for none.
+uint32_t Crc32c(absl::Span<const std::byte> bytes);
+
+// xxh3_64 of a tensor's bytes in its serving format.
+uint64_t WeightDigest(absl::Span<const std::byte> bytes);
+
+// The same, fed piece by piece.
+class WeightDigester {
+ public:
+  WeightDigester();
+  ~WeightDigester();
+  void Add(absl::Span<const std::byte> piece);
+  uint64_t Digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// xxh3_64(name, seed): the key of a tensor's random bits.
+uint64_t NameKey(std::string_view name, uint64_t seed);
+
+}  // namespace ballast
