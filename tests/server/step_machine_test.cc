@@ -1,0 +1,205 @@
+// Runs tests/server/scenarios/*.txt against the step machine. A scenario is a paragraph of intent, then blocks of
+//
+//   command key=value...
+//   ----
+//   the effects, one a line, or nothing
+//
+// Commands: machine chunks=2,1 lease=10 timeout=60 | attach s= resumes= takeover | open s= step= have=0,2 | lost s= |
+// leave s= | begin s= step= content= | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s=
+// | applied step= tensor= | tick | at t=SECONDS (sets the clock; no block follows)
+#include "server/step_machine.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace ballast {
+namespace {
+
+std::string Format(const StepEffect& effect) {
+  struct Formatter {
+    std::string operator()(const effect::Reject& e) const {
+      const std::string wait = e.retry_after_s > 0 ? absl::StrCat(" retry_after=", e.retry_after_s) : "";
+      return absl::StrCat("reject ", absl::StatusCodeToString(e.status.code()), wait, ": ",
+                          std::string(e.status.message()));
+    }
+    std::string operator()(const effect::Attached& e) const {
+      return absl::StrCat("attached s=", static_cast<uint64_t>(e.session), e.resumed ? " resumed" : "");
+    }
+    std::string operator()(const effect::Fence& e) const {
+      return absl::StrCat("fence s=", static_cast<uint64_t>(e.session), " ", absl::StatusCodeToString(e.status.code()));
+    }
+    std::string operator()(const effect::Opened& e) const { return absl::StrCat("opened step=", e.step); }
+    std::string operator()(const effect::Store& e) const {
+      return absl::StrCat("store tensor=", e.tensor, " chunk=", e.chunk);
+    }
+    std::string operator()(const effect::Duplicate&) const { return "duplicate"; }
+    std::string operator()(const effect::Update& e) const {
+      return absl::StrCat("update step=", e.step, " tensor=", e.tensor);
+    }
+    std::string operator()(const effect::Publish& e) const {
+      return absl::StrCat("publish step=", e.step, " tensor=", e.tensor);
+    }
+    std::string operator()(const effect::Close& e) const {
+      return absl::StrCat("close step=", e.step, " ", OutcomeName(e.outcome), e.reason.empty() ? "" : " ", e.reason,
+                          e.not_applied.empty() ? "" : " not_applied=", absl::StrJoin(e.not_applied, ","));
+    }
+    std::string operator()(const effect::RepeatResult& e) const { return absl::StrCat("result-again step=", e.step); }
+    std::string operator()(const effect::Discard& e) const { return absl::StrCat("discard step=", e.step); }
+  };
+  return std::visit(Formatter{}, effect);
+}
+
+// One command line, taken apart.
+struct Command {
+  std::string verb;
+  std::map<std::string, std::string> values;
+
+  explicit Command(const std::string& line) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    verb = words.at(0);
+    for (size_t i = 1; i < words.size(); ++i) {
+      const std::pair<std::string, std::string> pair = absl::StrSplit(words[i], absl::MaxSplits('=', 1));
+      values[pair.first] = pair.second;
+    }
+  }
+  bool has(const std::string& key) const { return values.count(key) > 0; }
+  std::string text(const std::string& key) const { return has(key) ? values.at(key) : ""; }
+  uint64_t number(const std::string& key, uint64_t fallback = 0) const {
+    uint64_t n = fallback;
+    if (has(key) && !absl::SimpleAtoi(values.at(key), &n)) ADD_FAILURE() << "not a number: " << key;
+    return n;
+  }
+  std::vector<uint64_t> numbers(const std::string& key) const {
+    std::vector<uint64_t> result;
+    for (const auto word : absl::StrSplit(text(key), ',', absl::SkipEmpty())) {
+      result.push_back(std::strtoull(std::string(word).c_str(), nullptr, 10));
+    }
+    return result;
+  }
+  std::vector<bool> set(const std::string& key) const {
+    std::vector<bool> bits;
+    for (const uint64_t i : numbers(key)) {
+      if (bits.size() <= i) bits.resize(i + 1);
+      bits[i] = true;
+    }
+    return bits;
+  }
+  SessionId session() const { return SessionId{number("s", 1)}; }
+};
+
+class Scenario {
+ public:
+  std::string Run(const Command& c) {
+    if (c.verb == "machine") return Start(c);
+    std::vector<std::string> lines;
+    for (const StepEffect& effect : machine_->Handle(Event(c), now_s_)) lines.push_back(Format(effect));
+    return absl::StrJoin(lines, "\n");
+  }
+  void SetClock(double now_s) { now_s_ = now_s; }
+
+ private:
+  std::string Start(const Command& c) {
+    StepMachineOptions options{.tensor_names = {},
+                               .chunks = c.numbers("chunks"),
+                               .lease_s = static_cast<double>(c.number("lease", 10)),
+                               .rank_timeout_s = static_cast<double>(c.number("timeout", 60))};
+    for (size_t i = 0; i < options.chunks.size(); ++i) options.tensor_names.push_back(absl::StrCat("w", i));
+    machine_ = std::make_unique<StepMachine>(options);
+    return "";
+  }
+
+  StepEvent Event(const Command& c) const {
+    const SessionId s = c.session();
+    const auto micro = static_cast<uint32_t>(c.number("micro"));
+    const auto tensor = static_cast<uint32_t>(c.number("tensor"));
+    if (c.verb == "attach") {
+      event::Attach attach{.session = s, .resumes = std::nullopt, .takeover = c.has("takeover")};
+      if (c.has("resumes")) attach.resumes = SessionId{c.number("resumes")};
+      return attach;
+    }
+    if (c.verb == "open") {
+      return event::StreamOpened{.session = s, .weights_step = c.number("step"), .weights_received = c.set("have")};
+    }
+    if (c.verb == "lost") return event::StreamClosed{.session = s, .clean = false};
+    if (c.verb == "leave") return event::StreamClosed{.session = s, .clean = true};
+    if (c.verb == "begin")
+      return event::StepBegin{.session = s, .step = c.number("step"), .content = c.text("content")};
+    if (c.verb == "chunk") {
+      return event::Chunk{.session = s,
+                          .micro = micro,
+                          .tensor = tensor,
+                          .chunk = c.number("chunk"),
+                          .crc = static_cast<uint32_t>(c.number("crc", 7))};
+    }
+    if (c.verb == "micro-end") return event::MicroEnd{.session = s, .micro = micro, .absent = c.set("absent")};
+    if (c.verb == "step-end") return event::StepEnd{.session = s};
+    if (c.verb == "applied") return event::TensorApplied{.step = c.number("step"), .tensor = tensor};
+    EXPECT_EQ(c.verb, "tick") << "unknown command";
+    return event::Tick{};
+  }
+
+  std::unique_ptr<StepMachine> machine_;
+  double now_s_ = 0;
+};
+
+std::vector<std::filesystem::path> ScenarioFiles() {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(BALLAST_SCENARIOS)) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+class StepScenarioTest : public ::testing::TestWithParam<std::filesystem::path> {};
+
+TEST_P(StepScenarioTest, EffectsAreAsWritten) {
+  std::ifstream in(GetParam());
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  Scenario scenario;
+  int blocks = 0;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (lines[i].rfind("at t=", 0) == 0) scenario.SetClock(std::stod(lines[i].substr(5)));
+    if (i + 1 >= lines.size() || lines[i + 1] != "----") continue;
+    SCOPED_TRACE(absl::StrCat(GetParam().filename().string(), ":", i + 1, ": ", lines[i]));
+    std::vector<std::string> wanted;
+    for (size_t j = i + 2; j < lines.size() && !lines[j].empty(); ++j) wanted.push_back(lines[j]);
+    EXPECT_EQ(scenario.Run(Command(lines[i])), absl::StrJoin(wanted, "\n"));
+    ++blocks;
+  }
+  EXPECT_GE(blocks, 5) << "the scenario holds next to nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StepScenarioTest, ::testing::ValuesIn(ScenarioFiles()), [](const auto& param_info) {
+  std::string name = param_info.param.stem().string();
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+TEST(StepMachineTest, ResumeStateNamesWhatIsHeld) {
+  StepMachine machine({.tensor_names = {"a", "b"}, .chunks = {2, 1}});
+  const SessionId s{1};
+  machine.Handle(event::Attach{.session = s}, 0);
+  machine.Handle(event::StreamOpened{.session = s}, 0);
+  machine.Handle(event::StepBegin{.session = s, .step = 1}, 0);
+  machine.Handle(event::Chunk{.session = s, .tensor = 0, .chunk = 1, .crc = 5}, 0);
+  machine.Handle(event::Chunk{.session = s, .tensor = 1, .chunk = 0, .crc = 6}, 0);
+  EXPECT_EQ(machine.ChunksHeld(0), (std::vector<bool>{false, true}));
+  EXPECT_EQ(machine.ChunksHeld(1), (std::vector<bool>{true}));
+  EXPECT_EQ(machine.TensorsApplied(), (std::vector<bool>{false, true}));
+  EXPECT_TRUE(machine.step_open());
+  EXPECT_EQ(machine.step(), 1u);
+}
+
+}  // namespace
+}  // namespace ballast
