@@ -1,0 +1,59 @@
+// Counter-based random bits: a function of (run seed, tensor name, step, element) alone, so that device, order,
+// chunking and placement change no bit and a replay gives the same ones.
+//
+//   c = fmix64(key ^ fmix64(step)), key = xxh3_64(tensor name, seed = run seed); fmix64 is MurmurHash3's finaliser
+//   for element e:  c' = c + (e >> 32) * 0x9E3779B97F4A7C15, c0 = low and c1 = high word of c'
+//     x = c0 + low(e) * 0x9E3779B9;  x ^= x >> 16;  x *= 0x21F0AAAD;  x ^= c1;  x ^= x >> 15;  x *= 0xD35A2D97;  x ^= x
+//     >> 15 y = (x ^ c1) * 0x2C1B3C6D
+//   m takes the low 16 bits of x, v the high 16, the master the high 8 (split24) or 16 (bf16) of y.
+//
+// Why 32-bit words: AVX2 has no 64-bit multiplication and GPUs build it from four. Against fmix64(c + e * golden) with
+// plain loops, g++ 12, on a 2-core AMD EPYC, 2026-11-21 (tests/bench/random_bench): the 32-bit form takes 0.31 to 0.44
+// of the time with AVX2, 1.2 to 1.5 of it one element at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/lanes/scalar.h"
+
+namespace ballast::kernels {
+
+BALLAST_FN uint64_t Fmix64(uint64_t k) {
+  k ^= k >> 33;
+  k *= 0xff51afd7ed558ccdULL;
+  k ^= k >> 33;
+  k *= 0xc4ceb9fe1a85ec53ULL;
+  k ^= k >> 33;
+  return k;
+}
+
+// The random words of one lane of elements.
+template <class L>
+struct RandomWords {
+  typename L::U state;   // x: low half for m, high half for v
+  typename L::U master;  // y: high bits for the master
+};
+
+// The words of elements e, e+1, ... (one a lane position); they must not straddle a multiple of 2^32.
+template <class L>
+BALLAST_FN RandomWords<L> Random(uint64_t c, uint64_t e) {
+  const uint64_t keyed = c + (e >> 32) * 0x9E3779B97F4A7C15ULL;
+  const auto c0 = L::SetBits(static_cast<uint32_t>(keyed));
+  const auto c1 = L::SetBits(static_cast<uint32_t>(keyed >> 32));
+  auto x = L::AddBits(c0, L::MulBits(L::Count(static_cast<uint32_t>(e)), L::SetBits(0x9E3779B9u)));
+  x = L::Xor(x, L::ShiftRight(x, 16));
+  x = L::MulBits(x, L::SetBits(0x21F0AAADu));
+  x = L::Xor(x, c1);
+  x = L::Xor(x, L::ShiftRight(x, 15));
+  x = L::MulBits(x, L::SetBits(0xD35A2D97u));
+  x = L::Xor(x, L::ShiftRight(x, 15));
+  return {x, L::MulBits(L::Xor(x, c1), L::SetBits(0x2C1B3C6Du))};
+}
+
+// (bits + 0.5) / 2^16, exactly: uniform in (0, 1).
+template <class L>
+BALLAST_FN typename L::F Uniform(typename L::U bits16) {
+  return L::Mul(L::Add(L::FromInteger(bits16), L::Set(0.5f)), L::Set(0x1p-16f));
+}
+
+}  // namespace ballast::kernels
