@@ -1,0 +1,45 @@
+// The operator's calls. Thread-safe; nothing here waits for a step.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <string>
+
+#include "ballast/v1/admin.grpc.pb.h"
+#include "server/clock.h"
+#include "server/config.h"
+#include "server/device.h"
+#include "server/rpc.h"
+
+namespace ballast {
+
+class AdminService final : public v1::AdminService::CallbackService {
+ public:
+  struct Options {
+    RpcEnvironment environment;
+    const Device* device = nullptr;
+    Config::Limits limits;
+    std::string ops_address;
+  };
+  explicit AdminService(Options options) : options_(std::move(options)) {}
+
+  grpc::ServerUnaryReactor* GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest* request,
+                                      v1::GetServerResponse* response) override;
+  grpc::ServerUnaryReactor* ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest* request,
+                                     v1::ListRunsResponse* response) override;
+  grpc::ServerUnaryReactor* GetRun(grpc::CallbackServerContext* context, const v1::GetRunRequest* request,
+                                   v1::GetRunResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteRun(grpc::CallbackServerContext* context, const v1::DeleteRunRequest* request,
+                                      v1::DeleteRunResponse* response) override;
+  grpc::ServerUnaryReactor* Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
+                                 v1::PlanResponse* response) override;
+
+ private:
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, RpcRecord record, const absl::Status& status);
+  uint64_t FreeBytes() const;
+
+  const Options options_;
+  const double begin_s_ = MonotonicSeconds();
+};
+
+}  // namespace ballast

@@ -1,0 +1,59 @@
+// The daemon's configuration: one YAML file whose schema is ballast.v1.DaemonConfig, overridden by BALLAST_*
+// environment variables, overridden by flags. An unknown key, a wrong type or an impossible value is an error that
+// names the file, the line and the mend.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ballast {
+
+struct Config {
+  std::string listen = "127.0.0.1:7700";
+  std::string device = "auto";
+  uint32_t threads = 0;       // 0 = all processors
+  uint64_t memory_limit = 0;  // 0 = 80 % of the machine's memory (resolved by ParseCommandLine)
+  uint32_t max_runs = 16;
+  bool reflection = false;
+  double drain_timeout_s = 10;
+  struct OpsHttp {
+    std::string listen = "127.0.0.1:9464";  // "off": none
+  } ops_http;
+  struct Log {
+    std::string level = "info";
+    std::string format;  // resolved: text | json
+  } log;
+  struct Limits {
+    uint32_t tensors = 100000;
+    uint32_t name_bytes = 512;
+    uint32_t message_bytes = 2 << 20;
+    uint64_t chunk_bytes = 1 << 20;
+    uint64_t credit_bytes = 64 << 20;
+    double lease_s = 10;
+    uint32_t layer_groups = 64;
+  } limits;
+};
+
+// What the command line asks for.
+struct CommandLine {
+  Config config;
+  enum class Action { kServe, kCheckConfig, kPrintConfig, kHelp, kVersion, kDescribeMetrics } action = Action::kServe;
+  std::string config_file;            // as read; empty: none
+  std::vector<std::string> warnings;  // one line each: a variable nobody reads, a port that others can reach
+};
+
+// `environment`: all variables by name; handed in so that tests own it. INVALID_ARGUMENT: a flag is at fault; anything
+// else: the file or the environment is. After --help, --version or --describe-metrics nothing else is read.
+absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
+                                             const std::map<std::string, std::string>& environment);
+
+// Generated from the schema.
+std::string HelpText();
+// The effective configuration as YAML that the daemon accepts.
+std::string PrintConfig(const Config& config);
+
+}  // namespace ballast

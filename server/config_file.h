@@ -1,0 +1,23 @@
+// The YAML file: from text to values of the schema, each with the line it stands on.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ballast {
+
+struct FileValue {
+  std::string path;  // of a key in ConfigKeys()
+  std::string text;
+  std::string where;  // ballast.yaml:7
+};
+
+// FAILED_PRECONDITION naming the file, the line and the mend: no file, no YAML, a key that is unknown or comes twice, a
+// section where a value belongs or the reverse.
+absl::StatusOr<std::vector<FileValue>> ReadConfigFile(const std::string& file);
+// The same for text already read; `file` is its name in errors.
+absl::StatusOr<std::vector<FileValue>> ParseConfigText(const std::string& text, const std::string& file);
+
+}  // namespace ballast

@@ -1,0 +1,51 @@
+// The keys of the configuration, read from the descriptor of ballast.v1.DaemonConfig: a field of the proto is a key of
+// the file, an environment variable and a flag without another line of code. What a key accepts follows from its field:
+//
+//   string          text
+//   bool            true | false | on | off
+//   uint64, *_bytes bytes: 65536, 64KiB, 64MB
+//   double          seconds: 30s, 500ms, 1m30s
+//   other uint32    a whole number
+//   message         a section; its fields are limits.chunk_bytes in the file and as a flag
+//
+// Thread-safe: all state is immutable.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+#include "ballast/v1/config.pb.h"
+
+namespace ballast {
+
+struct ConfigKey {
+  enum class Kind { kText, kSwitch, kCount, kBytes, kSeconds };
+
+  std::string path;  // limits.chunk_bytes
+  Kind kind = Kind::kText;
+  std::string doc;                                               // the field's comment in config.proto
+  std::vector<const google::protobuf::FieldDescriptor*> fields;  // sections, then the field itself
+
+  std::string environment() const;  // BALLAST_LIMITS_CHUNK_BYTES
+  absl::string_view placeholder() const;
+};
+
+// In the order of the schema.
+const std::vector<ConfigKey>& ConfigKeys();
+// Dots, hyphens and underscores are the same here, and so is case: "limits.chunk-bytes" finds limits.chunk_bytes.
+const ConfigKey* FindConfigKey(absl::string_view spelling);
+
+// The error says what is wrong with the text and what is wanted.
+absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, v1::DaemonConfig* config);
+// Text that SetConfigValue reads back as the same value.
+std::string ConfigValueText(const ConfigKey& key, const v1::DaemonConfig& config);
+
+// "; did you mean 'ops_http'?" where one of the names is close, else nothing.
+std::string DidYouMean(absl::string_view got, const std::vector<std::string>& names);
+// The same, and then all the names.
+std::string ValidNames(absl::string_view got, const std::vector<std::string>& names);
+
+}  // namespace ballast

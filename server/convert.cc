@@ -1,0 +1,183 @@
+#include "server/convert.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
+
+#include "server/clock.h"
+#include "server/status_macros.h"
+
+namespace ballast {
+namespace {
+
+v1::ByteCounts FromBytes(const PlanBytes& b) {
+  v1::ByteCounts counts;
+  counts.set_weights(b.weights);
+  counts.set_momentum(b.momentum);
+  counts.set_variance(b.variance);
+  counts.set_gradients(b.gradients);
+  counts.set_staging(b.staging);
+  counts.set_padding(b.padding);
+  return counts;
+}
+
+v1::StepOutcome FromOutcome(Outcome outcome) {
+  constexpr v1::StepOutcome kOutcomes[] = {v1::STEP_OUTCOME_APPLIED, v1::STEP_OUTCOME_SKIPPED, v1::STEP_OUTCOME_ABORTED,
+                                           v1::STEP_OUTCOME_PARTIAL};
+  return kOutcomes[static_cast<size_t>(outcome)];
+}
+
+v1::RunState FromState(RunStatus::State state) {
+  constexpr v1::RunState kStates[] = {v1::RUN_STATE_WAITING, v1::RUN_STATE_TRAINING, v1::RUN_STATE_FAILED};
+  return kStates[static_cast<size_t>(state)];
+}
+
+std::string DescribeRank(const RunStatus& status) {
+  if (status.connected) return absl::StrCat("rank 0: ", status.peer, ", connected");
+  const auto gone_s = static_cast<int64_t>(MonotonicSeconds() - status.disconnected_at_s);
+  return absl::StrCat("rank 0: ", status.peer, ", not connected for ", gone_s, " s");
+}
+
+void AddLayers(const Run& run, const RunStatus& status, v1::RunStatus* out) {
+  const std::vector<std::string>& names = run.layers().names();
+  for (size_t i = 0; i < std::min(names.size(), status.layers.size()); ++i) {
+    const StepReport::Layer& layer = status.layers[i];
+    v1::LayerStatistics* l = out->add_layers();
+    l->set_layer(names[i]);
+    l->set_rms_ratio(layer.rms_ratio);
+    l->set_gradient_norm(layer.gradient_norm);
+    l->set_update_to_weight_ratio(layer.update_to_weight_ratio.value_or(0));
+    l->set_edq_ratio(layer.edq_ratio.value_or(0));
+    l->set_unchanged_ratio(layer.unchanged_ratio.value_or(0));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, absl::string_view field) {
+  std::vector<bool> bits(count);
+  for (size_t i = 0; i < bytes.size() * 8; ++i) {
+    if (((static_cast<unsigned char>(bytes[i / 8]) >> (i % 8)) & 1) == 0) continue;
+    if (i >= count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " has bit ", i, " set, but the run has ", count, " tensors"));
+    }
+    bits[i] = true;
+  }
+  return bits;
+}
+
+std::string FromBits(const std::vector<bool>& bits) {
+  std::string bytes((bits.size() + 7) / 8, '\0');
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (bits[i]) bytes[i / 8] = static_cast<char>(static_cast<unsigned char>(bytes[i / 8]) | (1u << (i % 8)));
+  }
+  return bytes;
+}
+
+absl::Status CheckMicro(uint32_t micro) {
+  if (micro == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("micro-batch ", micro, ": this version takes one micro-batch a step, number 0"));
+}
+
+absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec) {
+  RETURN_IF_ERROR(CheckMicro(end.micro()));
+  message::MicroEnd made{.micro = end.micro()};
+  ASSIGN_OR_RETURN(made.absent, ToBits(end.absent(), spec.tensors.size(), "MicroEnd.absent"));
+  if (end.has_loss()) made.loss = end.loss();
+  return made;
+}
+
+void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, std::string* data, v1::Weights* weights) {
+  const kernels::WireIndex format = spec.tensors[chunk.tensor].serving_format;
+  weights->set_step(chunk.step);
+  weights->set_tensor(chunk.tensor);
+  weights->set_chunk(chunk.chunk);
+  weights->set_last(chunk.last);
+  weights->set_format(kernels::WireFormats()[static_cast<size_t>(format)].name);
+  weights->set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(data->data()), data->size()}));
+  weights->mutable_data()->swap(*data);
+}
+
+v1::StepResult FromClosedStep(const ClosedStep& closed) {
+  v1::StepResult result;
+  result.set_step(closed.step);
+  result.set_outcome(FromOutcome(closed.outcome));
+  result.set_reason(closed.reason);
+  for (const uint32_t tensor : closed.not_applied) result.add_tensors_not_applied(tensor);
+  result.set_grad_norm(closed.grad_norm);
+  result.set_clip_coefficient(1);
+  result.set_nonfinite_tensors(closed.nonfinite_tensors);
+  result.set_rejected_blocks(closed.rejected_blocks);
+  if (closed.rejected_blocks > 0) {
+    result.add_warnings(absl::StrCat(closed.rejected_blocks, " blocks of 32 elements in ", closed.nonfinite_tensors,
+                                     " tensors kept their old contents: their gradient was not finite or too large"));
+  }
+  return result;
+}
+
+v1::RunPlan FromPlan(const Plan& plan, uint64_t memory_free_bytes) {
+  v1::RunPlan out;
+  out.set_parameters(plan.parameters);
+  out.set_tensors(plan.tensors);
+  *out.mutable_server() = FromBytes(plan.bytes);
+  out.set_wire_push_bytes(plan.push_bytes);
+  out.set_wire_pull_bytes(plan.pull_bytes);
+  out.set_trainer_weight_bytes(plan.trainer_weight_bytes);
+  out.set_trainer_buffer_bytes(plan.push_bytes);
+  out.set_memory_free_bytes(memory_free_bytes);
+  return out;
+}
+
+v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
+  const RunStatus status = run.Status();
+  const kernels::Kernel& kernel = *run.spec().groups[0].kernel;
+  v1::RunStatus out;
+  out.set_run_id(run.spec().run_id);
+  out.set_state(FromState(status.state));
+  out.set_step(status.step);
+  if (status.loss) out.set_loss(*status.loss);
+  out.set_rms_ratio_max(status.rms_ratio_max);
+  out.set_parameters(run.plan().parameters);
+  *out.mutable_bytes() = FromBytes(status.bytes);
+  *out.mutable_plan() = FromPlan(run.plan(), memory_free_bytes);
+  AddLayers(run, status, &out);
+  if (!status.peer.empty()) out.add_ranks(DescribeRank(status));
+  if (status.last_result) {
+    out.set_grad_norm(status.last_result->grad_norm);
+    *out.mutable_last_result() = FromClosedStep(*status.last_result);
+  }
+  out.set_step_seconds(status.step_s);
+  out.set_steps_applied(status.applied);
+  out.set_steps_partial(status.partial);
+  out.set_steps_aborted(status.aborted);
+  out.set_optimizer(absl::StrCat(kernel.rule, "/", kernel.master, "/", kernel.state));
+  out.set_received_bytes(status.received_bytes);
+  out.set_sent_bytes(status.sent_bytes);
+  return out;
+}
+
+v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec) {
+  v1::AttachResponse out;
+  out.set_generation(1);
+  out.set_resume_step(reply.resume_step);
+  out.set_chunk_elements(spec.chunk_elements);
+  out.set_credit_bytes(spec.credit_bytes);
+  out.add_lanes("grpc");
+  out.set_weights_loaded(reply.weights_loaded);
+  for (const uint64_t digest : reply.digests) out.add_digests(digest);
+  if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result);
+  out.set_step_open(reply.step_open);
+  for (const Run::HeldChunks& held : reply.held) {
+    v1::ChunksHeld* h = out.add_held();
+    h->set_tensor(held.tensor);
+    h->set_chunks(FromBits(held.chunks));
+  }
+  if (reply.step_open) out.set_tensors_applied(FromBits(reply.applied));
+  out.set_lease_s(spec.lease_s);
+  return out;
+}
+
+}  // namespace ballast

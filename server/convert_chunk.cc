@@ -1,0 +1,99 @@
+// Payload messages: gradients and uploaded weights.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
+
+#include "server/convert.h"
+#include "server/status_macros.h"
+
+namespace ballast {
+namespace {
+
+using absl::InvalidArgumentError;
+using absl::StrCat;
+
+struct ChunkName {
+  uint32_t tensor = 0;
+  uint64_t chunk = 0;
+};
+
+std::string NameOf(const RunSpec& spec, ChunkName c) {
+  return StrCat("chunk ", c.chunk, " of tensor ", c.tensor, " '", spec.tensors[c.tensor].name, "'");
+}
+
+absl::Status CheckTensor(const RunSpec& spec, uint32_t tensor) {
+  if (tensor < spec.tensors.size()) return absl::OkStatus();
+  return InvalidArgumentError(StrCat("tensor ", tensor, ": the run has ", spec.tensors.size(),
+                                     " tensors, numbered from 0 in the order of its spec"));
+}
+
+absl::Status CheckChunk(const RunSpec& spec, ChunkName c) {
+  const uint64_t count = ChunkCount(spec, spec.tensors[c.tensor]);
+  if (c.chunk < count) return absl::OkStatus();
+  return InvalidArgumentError(StrCat(NameOf(spec, c), ": it has ", count, " chunks of ", spec.chunk_elements,
+                                     " elements (AttachResponse.chunk_elements), numbered from 0"));
+}
+
+absl::Status CheckSize(const RunSpec& spec, ChunkName c, kernels::WireIndex format, size_t got) {
+  const TensorSpec& t = spec.tensors[c.tensor];
+  const uint64_t elements = ChunkEnd(spec, t, c.chunk) - ChunkBegin(spec, c.chunk);
+  const uint64_t wanted = elements * WireBytes(format);
+  if (got == wanted) return absl::OkStatus();
+  return InvalidArgumentError(StrCat(NameOf(spec, c), " has ", got, " bytes; wanted: ", wanted, " (", elements,
+                                     " elements of ", kernels::WireFormats()[static_cast<size_t>(format)].name, ")"));
+}
+
+absl::Status CheckFormat(const v1::Gradient& g, const RunSpec& spec) {
+  const absl::string_view wanted =
+      kernels::WireFormats()[static_cast<size_t>(spec.tensors[g.tensor()].gradient_format)].name;
+  const ChunkName name{g.tensor(), g.chunk()};
+  if (g.format() != wanted) {
+    return InvalidArgumentError(
+        StrCat(NameOf(spec, name), " has the format '", g.format(), "'; wanted: ", wanted, ", the tensor's dtype"));
+  }
+  if (g.scale() != 0 && g.scale() != 1) {
+    return InvalidArgumentError(StrCat(NameOf(spec, name), " has the scale ", g.scale(), "; wanted: 0 or 1 for ",
+                                       wanted, "; scale the loss with StepBegin.loss_scale"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckGradient(const v1::Gradient& g, const RunSpec& spec, absl::string_view* reason) {
+  *reason = "bounds";
+  RETURN_IF_ERROR(CheckMicro(g.micro()));
+  *reason = "unknown_tensor";
+  RETURN_IF_ERROR(CheckTensor(spec, g.tensor()));
+  *reason = "bounds";
+  RETURN_IF_ERROR(CheckChunk(spec, {g.tensor(), g.chunk()}));
+  *reason = "malformed";
+  RETURN_IF_ERROR(CheckFormat(g, spec));
+  return CheckSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, g.data().size());
+}
+
+absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSpec& spec) {
+  const ChunkName name{request->tensor(), request->chunk()};
+  RETURN_IF_ERROR(CheckTensor(spec, name.tensor));
+  RETURN_IF_ERROR(CheckChunk(spec, name));
+  if (!request->slot().empty() && request->slot() != "weights") {
+    return InvalidArgumentError(
+        StrCat(NameOf(spec, name), ": the slot is '", request->slot(), "'; this version loads weights only"));
+  }
+  const kernels::WireIndex format = kernels::FindWireFormat(request->format());
+  if (format < 0) {
+    return InvalidArgumentError(
+        StrCat(NameOf(spec, name), " has the format '", request->format(), "'; valid: ", ListWireFormats()));
+  }
+  RETURN_IF_ERROR(CheckSize(spec, name, format, request->data().size()));
+  const uint32_t crc = Crc32c({reinterpret_cast<const std::byte*>(request->data().data()), request->data().size()});
+  if (crc != request->crc32c()) {
+    return absl::DataLossError(StrCat(NameOf(spec, name), ": crc32c of the data is ", crc, ", the message says ",
+                                      request->crc32c(), "; send it again"));
+  }
+  return LoadChunk{
+      .tensor = name.tensor, .chunk = name.chunk, .format = format, .data = std::move(*request->mutable_data())};
+}
+
+}  // namespace ballast

@@ -1,0 +1,264 @@
+#include "server/cpu_device.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/clock.h"
+
+namespace ballast {
+namespace {
+
+using kernels::kTile;
+
+// A grain is what a thread takes at once. Waking the workers costs some 10 us, about what one thread needs for 4 tiles.
+constexpr uint64_t kGrainTiles = 8;
+constexpr uint64_t kLeastSharedTiles = 16;
+
+struct Extent {
+  uint64_t first = 0, last = 0;  // elements
+  uint64_t tiles() const { return (last - first + kTile - 1) / kTile; }
+};
+
+Extent ExtentOf(const DeviceTask& task) {
+  if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
+  if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
+  const auto& l = std::get<LoadTask>(task);
+  return {l.first, l.last};
+}
+
+uint64_t FormatBytes(kernels::WireIndex format) { return kernels::WireFormats()[static_cast<size_t>(format)].bytes; }
+
+// Memory a task reads and writes, near enough to share the device fairly.
+uint64_t CostBytes(const DeviceTask& task) {
+  const Extent extent = ExtentOf(task);
+  uint64_t per_element = 8;
+  if (const auto* u = std::get_if<UpdateTask>(&task)) {
+    for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
+  }
+  return 4096 + (extent.last - extent.first) * per_element;
+}
+
+bool RunTiles(const UpdateTask& t, uint64_t first, uint64_t last) {
+  t.kernel->update(t.update, first, last, t.tiles + first);
+  return true;
+}
+bool RunTiles(const ServeTask& t, uint64_t first, uint64_t last) {
+  const uint64_t begin = t.first + first * kTile;
+  std::byte* out = t.out + (begin - t.first) * FormatBytes(t.format);
+  t.master->serve(t.planes.data(), t.format, out, begin, std::min(t.last, t.first + last * kTile));
+  return true;
+}
+bool RunTiles(const LoadTask& t, uint64_t first, uint64_t last) {
+  const uint64_t begin = t.first + first * kTile;
+  const std::byte* in = t.in + (begin - t.first) * FormatBytes(t.format);
+  return t.master->load(t.planes.data(), t.format, in, begin, std::min(t.last, t.first + last * kTile));
+}
+
+uint32_t ThreadsOr(uint32_t threads) {
+  return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
+}
+
+// Pages must exist before a step needs them. Older kernels lack the call; then each page is written.
+absl::Status Touch(std::byte* data, uint64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  if (madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
+  if (errno != EINVAL) return absl::ResourceExhaustedError(std::strerror(errno));
+#endif
+  for (uint64_t i = 0; i < bytes; i += 4096) data[i] = std::byte{0};
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// mu_ of the device guards everything here.
+class CpuDevice::Queue final : public DeviceQueue {
+ public:
+  explicit Queue(CpuDevice* device) : device_(device) {
+    absl::MutexLock lock(&device_->mu_);
+    device_->queues_.push_back(this);
+  }
+  ~Queue() override {
+    WaitIdle();
+    absl::MutexLock lock(&device_->mu_);
+    std::erase(device_->queues_, this);
+  }
+
+  void Submit(DeviceTask task, Completion done) override {
+    const uint64_t cost_bytes = CostBytes(task);
+    absl::MutexLock lock(&device_->mu_);
+    // A queue that was idle starts level with the others: idleness earns no credit.
+    if (jobs.empty() && !running) {
+      for (const Queue* q : device_->queues_) {
+        if (!q->jobs.empty()) served_bytes = std::max(served_bytes, q->served_bytes);
+      }
+    }
+    jobs.push_back({std::move(task), std::move(done), cost_bytes});
+    ++device_->pending_;
+  }
+  void WaitIdle() override {
+    const auto idle = [this] { return jobs.empty() && !running; };
+    absl::MutexLock lock(&device_->mu_);
+    device_->mu_.Await(absl::Condition(&idle));
+  }
+
+  std::deque<Job> jobs;
+  bool running = false;
+  uint64_t served_bytes = 0;
+
+ private:
+  CpuDevice* const device_;
+};
+
+CpuDevice::CpuDevice(Options options) : threads_(ThreadsOr(options.threads)), remark_(std::move(options.remark)) {
+  for (uint32_t i = 1; i < threads_; ++i) workers_.emplace_back([this] { WorkerLoop(); });
+  dispatcher_ = std::thread([this] { DispatchLoop(); });
+  pthread_setname_np(dispatcher_.native_handle(), "cpu-device");
+  for (std::thread& worker : workers_) pthread_setname_np(worker.native_handle(), "cpu-worker");
+}
+
+CpuDevice::~CpuDevice() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  dispatcher_.join();
+  {
+    absl::MutexLock lock(&section_mu_);
+    workers_stopping_ = true;
+  }
+  for (std::thread& worker : workers_) worker.join();
+}
+
+absl::StatusOr<DeviceBuffer> CpuDevice::Allocate(uint64_t bytes, Place) {
+  if (bytes == 0) return DeviceBuffer();
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the system refused ", bytes, " bytes of memory: ", std::strerror(errno)));
+  }
+  // A hint: it saves page faults where the system has huge pages, and nothing is lost where it has not.
+  madvise(data, bytes, MADV_HUGEPAGE);
+  allocated_.fetch_add(bytes, std::memory_order_relaxed);
+  DeviceBuffer buffer(this, static_cast<std::byte*>(data), bytes);
+  if (absl::Status s = Touch(buffer.data(), bytes); !s.ok()) {
+    return absl::ResourceExhaustedError(absl::StrCat("the system refused ", bytes, " bytes of memory: ", s.message()));
+  }
+  return buffer;
+}
+
+void CpuDevice::Free(std::byte* data, uint64_t bytes) {
+  munmap(data, bytes);
+  allocated_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+std::unique_ptr<DeviceQueue> CpuDevice::NewQueue() { return std::make_unique<Queue>(this); }
+
+std::string CpuDevice::description() const {
+  return absl::StrCat("cpu, ", threads_, threads_ == 1 ? " thread, " : " threads, ", kernels::LaneName(), " lane",
+                      remark_.empty() ? "" : absl::StrCat(" (", remark_, ")"));
+}
+
+double CpuDevice::busy_s() const {
+  const double since = busy_since_s_.load(std::memory_order_relaxed);
+  return since == 0 ? 0 : MonotonicSeconds() - since;
+}
+
+CpuDevice::Queue* CpuDevice::NextQueue() {
+  Queue* next = nullptr;
+  for (Queue* q : queues_) {
+    if (!q->jobs.empty() && (next == nullptr || q->served_bytes < next->served_bytes)) next = q;
+  }
+  return next;
+}
+
+void CpuDevice::DispatchLoop() {
+  const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return pending_ > 0 || stopping_; };
+  while (true) {
+    Queue* queue = nullptr;
+    Job job;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&ready));
+      if (pending_ == 0) return;
+      queue = NextQueue();
+      job = std::move(queue->jobs.front());
+      queue->jobs.pop_front();
+      queue->running = true;
+      queue->served_bytes += job.cost_bytes;
+      --pending_;
+    }
+    busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);
+    job.done(RunTask(job.task));
+    job.done = nullptr;
+    busy_since_s_.store(0, std::memory_order_relaxed);
+    absl::MutexLock lock(&mu_);
+    queue->running = false;
+  }
+}
+
+TaskResult CpuDevice::RunTask(const DeviceTask& task) {
+  const double begin_s = MonotonicSeconds();
+  const uint64_t tiles = ExtentOf(task).tiles();
+  const bool shared = !workers_.empty() && tiles >= kLeastSharedTiles;
+  section_.task = &task;
+  section_.grain_tiles = shared ? kGrainTiles : tiles;
+  section_.grains = shared ? (tiles + kGrainTiles - 1) / kGrainTiles : 1;
+  section_.next.store(0, std::memory_order_relaxed);
+  section_.finite.store(true, std::memory_order_relaxed);
+  if (shared) {
+    absl::MutexLock lock(&section_mu_);
+    ++section_number_;
+    section_workers_ = static_cast<uint32_t>(workers_.size());
+  }
+  WorkOn(&section_);
+  if (shared) {
+    const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(section_mu_) { return section_workers_ == 0; };
+    absl::MutexLock lock(&section_mu_);
+    section_mu_.Await(absl::Condition(&done));
+  }
+  TaskResult result{.finite = section_.finite.load(std::memory_order_relaxed)};
+  if (const auto* u = std::get_if<UpdateTask>(&task)) {
+    result.statistics = kernels::Combine({u->tiles, tiles}, u->update.full_statistics);
+  }
+  result.seconds = MonotonicSeconds() - begin_s;
+  return result;
+}
+
+void CpuDevice::WorkOn(Section* section) {
+  const uint64_t tiles = ExtentOf(*section->task).tiles();
+  while (true) {
+    const uint64_t grain = section->next.fetch_add(1, std::memory_order_relaxed);
+    if (grain >= section->grains) return;
+    const uint64_t first = grain * section->grain_tiles;
+    const uint64_t last = std::min(tiles, first + section->grain_tiles);
+    const bool finite = std::visit([&](const auto& task) { return RunTiles(task, first, last); }, *section->task);
+    if (!finite) section->finite.store(false, std::memory_order_relaxed);
+  }
+}
+
+void CpuDevice::WorkerLoop() {
+  uint64_t seen = 0;
+  while (true) {
+    {
+      const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(section_mu_) {
+        return section_number_ != seen || workers_stopping_;
+      };
+      absl::MutexLock lock(&section_mu_);
+      section_mu_.Await(absl::Condition(&ready));
+      if (section_number_ == seen) return;
+      seen = section_number_;
+    }
+    WorkOn(&section_);
+    absl::MutexLock lock(&section_mu_);
+    --section_workers_;
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,81 @@
+// The device made of the machine's processors: a dispatcher thread takes one task at a time, the run that has been
+// served the fewest bytes first, and its worker threads share the tiles of a task that is large enough. Every tile's
+// bits are a function of that tile alone, so they do not depend on the number of threads.
+//
+// Thread-safe. No memory is taken on the step path other than the growth of a queue to its greatest length.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/device.h"
+
+namespace ballast {
+
+class CpuDevice final : public Device {
+ public:
+  struct Options {
+    uint32_t threads = 0;     // the dispatcher counts; 0: all processors
+    std::string remark = {};  // why not a GPU; for the description
+  };
+  explicit CpuDevice(Options options);
+  ~CpuDevice() override;
+
+  absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) override;
+  std::unique_ptr<DeviceQueue> NewQueue() override;
+  std::string description() const override;
+  std::string label() const override { return "cpu"; }
+  uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
+  double busy_s() const override;
+
+ private:
+  class Queue;
+  struct Job {
+    DeviceTask task;
+    DeviceQueue::Completion done;
+    uint64_t cost_bytes = 0;
+  };
+  // A task while threads share it: grains are taken by counter.
+  struct Section {
+    const DeviceTask* task = nullptr;
+    uint64_t grains = 0;
+    uint64_t grain_tiles = 0;
+    std::atomic<uint64_t> next = 0;
+    std::atomic<bool> finite = true;
+  };
+
+  void Free(std::byte* data, uint64_t bytes) override;
+  void DispatchLoop();
+  void WorkerLoop();
+  Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  TaskResult RunTask(const DeviceTask& task);
+  void WorkOn(Section* section);
+
+  const uint32_t threads_;
+  const std::string remark_;
+  std::atomic<uint64_t> allocated_ = 0;
+  std::atomic<double> busy_since_s_ = 0;
+
+  absl::Mutex mu_;  // the queues
+  std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);
+  uint64_t pending_ ABSL_GUARDED_BY(mu_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  Section section_;
+  absl::Mutex section_mu_;  // who works on section_; never held together with mu_
+  uint64_t section_number_ ABSL_GUARDED_BY(section_mu_) = 0;
+  uint32_t section_workers_ ABSL_GUARDED_BY(section_mu_) = 0;
+  bool workers_stopping_ ABSL_GUARDED_BY(section_mu_) = false;
+
+  std::vector<std::thread> workers_;
+  std::thread dispatcher_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,115 @@
+// Where weights and state live and updates are computed. One device serves all runs; each run has its own in-order
+// queue, and the queues are served round robin by bytes. The step path calls Submit, once a chunk or a tensor.
+//
+//   ASSIGN_OR_RETURN(DeviceBuffer planes, device->Allocate(bytes, Place::kDevice));
+//   auto queue = device->NewQueue();
+//   queue->Submit(ServeTask{...}, [](const TaskResult&) {...});   // the completion runs on a thread of the device
+//
+// To add a kind of device, derive from Device and choose it in server.cc.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+#include "kernels/registry.h"
+
+namespace ballast {
+
+class Device;
+
+// kDevice: only tasks touch it. kHost: the strand writes it too (gradients), the device reads it.
+enum class Place { kDevice, kHost };
+
+// Zeroed memory of a device, really there (touched), 64-byte aligned. A movable owner.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(Device* device, std::byte* data, uint64_t bytes) : device_(device), data_(data), bytes_(bytes) {}
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~DeviceBuffer();
+
+  std::byte* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+// One tensor's update. `tiles` has room for all of its tiles until the task is done.
+struct UpdateTask {
+  const kernels::Kernel* kernel = nullptr;
+  kernels::Update update = {};
+  kernels::TileStatistics* tiles = nullptr;
+};
+// Encodes elements [first, last) of the master into caller memory.
+struct ServeTask {
+  const kernels::Master* master = nullptr;
+  std::array<std::byte*, kernels::kMaxPlanes> planes = {};
+  kernels::WireIndex format = 0;
+  uint64_t first = 0, last = 0;
+  std::byte* out = nullptr;
+};
+// Decodes caller memory into elements [first, last) of the master.
+struct LoadTask {
+  const kernels::Master* master = nullptr;
+  std::array<std::byte*, kernels::kMaxPlanes> planes = {};
+  kernels::WireIndex format = 0;
+  uint64_t first = 0, last = 0;
+  const std::byte* in = nullptr;
+};
+using DeviceTask = std::variant<UpdateTask, ServeTask, LoadTask>;
+
+struct TaskResult {
+  kernels::Statistics statistics = {};  // of an UpdateTask
+  bool finite = true;                   // of a LoadTask; false: a NaN or infinity was met
+  double seconds = 0;                   // the device spent on the task
+};
+
+// Tasks of one run, done in the order submitted. Thread-safe. The destructor waits for what was submitted.
+class DeviceQueue {
+ public:
+  using Completion = absl::AnyInvocable<void(const TaskResult&)>;
+  virtual ~DeviceQueue() = default;
+  // Never blocks. `done` runs after the task and before the queue's next.
+  virtual void Submit(DeviceTask task, Completion done) = 0;
+  virtual void WaitIdle() = 0;
+};
+
+// Thread-safe. Outlives its buffers and queues.
+class Device {
+ public:
+  virtual ~Device() = default;
+  // RESOURCE_EXHAUSTED when the machine refuses; admission against the configured limit comes before.
+  virtual absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) = 0;
+  virtual std::unique_ptr<DeviceQueue> NewQueue() = 0;
+  virtual std::string description() const = 0;  // one line for people
+  virtual std::string label() const = 0;        // for metrics: cpu
+  virtual uint64_t allocated_bytes() const = 0;
+  virtual double busy_s() const = 0;  // for how long the task in hand has been running; 0 when idle
+
+ private:
+  friend class DeviceBuffer;
+  virtual void Free(std::byte* data, uint64_t bytes) = 0;
+};
+
+inline DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) device_->Free(data_, bytes_);
+}
+
+}  // namespace ballast

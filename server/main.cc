@@ -1,0 +1,212 @@
+// ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 75 stopped by a second
+// signal before it was drained, 78 bad configuration.
+#include <grpc/support/log.h>
+#include <malloc.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "server/config.h"
+#include "server/log.h"
+#include "server/machine.h"
+#include "server/metrics.h"
+#include "server/ops_http.h"
+#include "server/sd_notify.h"
+#include "server/server.h"
+#include "server/version.h"
+
+extern char** environ;
+
+namespace ballast {
+namespace {
+
+enum ExitCode { kDrained = 0, kCannotStart = 1, kBadFlag = 64, kSecondSignal = 75, kBadConfig = 78 };
+
+// glibc gives freed receive buffers back to the kernel at once and faults them in again for the next chunk: 1.6 to 1.85
+// times slower receiving. 32 MiB is the most that glibc takes for the mmap threshold.
+void TuneAllocator() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
+}
+
+std::map<std::string, std::string> Environment() {
+  std::map<std::string, std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string text = *variable;
+    if (const size_t equals = text.find('='); equals != std::string::npos) {
+      variables[text.substr(0, equals)] = text.substr(equals + 1);
+    }
+  }
+  return variables;
+}
+
+LogLevel LevelOf(const std::string& name) {
+  if (name == "debug") return LogLevel::kDebug;
+  if (name == "warn") return LogLevel::kWarn;
+  return name == "error" ? LogLevel::kError : LogLevel::kInfo;
+}
+
+void LogOfGrpc(gpr_log_func_args* args) {
+  const LogLevel level = args->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kError
+                         : args->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
+                                                                   : LogLevel::kDebug;
+  Log(level, "grpc", "message of gRPC",
+      {{"err", args->message}, {"source", absl::StrCat(args->file, ":", args->line)}});
+}
+
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+int WaitForStop() {
+  const sigset_t set = StopSignals();
+  int signal = 0;
+  while (sigwait(&set, &signal) != 0) {
+  }
+  return signal;
+}
+
+// From here on a stop signal ends the process.
+void StopAtOnceOnSignal() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { _exit(kSecondSignal); };
+  const sigset_t set = StopSignals();
+  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+std::string Gibibytes(uint64_t bytes) { return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1ULL << 30)); }
+
+std::string Banner(const Server& server, const std::string& ops_address) {
+  std::string memory = Gibibytes(server.memory_limit_bytes());
+  if (absl::StartsWith(server.device(), "cpu")) absl::StrAppend(&memory, " of ", Gibibytes(MachineMemoryBytes()));
+  return absl::StrCat("ballastd ", Version(), " (rev ", Revision(), ") | ", server.device(), " | memory ", memory,
+                      " | grpc ", server.address(), " | metrics ",
+                      ops_address.empty() ? "off" : absl::StrCat("http://", ops_address, "/metrics"));
+}
+
+int CannotStart(const absl::Status& why) {
+  absl::FPrintF(stderr, "ballastd: %s\n", why.message());
+  return kCannotStart;
+}
+
+// The daemon from start to exit. The ops port is up first and gone last, so that a start and a drain can be watched.
+class Daemon {
+ public:
+  explicit Daemon(const CommandLine& line) : config_(line.config), warnings_(line.warnings) {}
+
+  int Run(const std::string& notify_socket) {
+    for (const std::string& warning : warnings_) Log(LogLevel::kWarn, "config", "check this", {{"err", warning}});
+    metrics_.SetState("starting");
+    auto ops = OpsHttp::Start(config_.ops_http.listen, Content());
+    if (!ops.ok()) return CannotStart(ops.status());
+    auto server = Server::Start(config_, &metrics_, (*ops)->address());
+    if (!server.ok()) return CannotStart(server.status());
+    server_ = server->get();
+    absl::PrintF("%s\n", Banner(**server, (*ops)->address()));
+    std::fflush(stdout);
+    SdNotify(notify_socket, "READY=1");
+    const int signal = WaitForStop();
+    SdNotify(notify_socket, "STOPPING=1");
+    Drain(server->get(), signal);
+    ops->reset();  // its threads ask the server
+    return kDrained;
+  }
+
+ private:
+  OpsContent Content() {
+    return {.metrics = [this] { return metrics_.Serialize(); },
+            .live = [this] { return Live(); },
+            .ready = [this] { return Ready(); }};
+  }
+
+  absl::Status Live() const {
+    const Server* server = server_;
+    if (server == nullptr || server->live()) return absl::OkStatus();
+    return absl::UnavailableError("a run or the device does not answer");
+  }
+
+  absl::Status Ready() const {
+    const Server* server = server_;
+    if (server == nullptr) return absl::UnavailableError("starting");
+    return server->ready() ? absl::OkStatus() : absl::UnavailableError("draining");
+  }
+
+  void Drain(Server* server, int signal) {
+    StopAtOnceOnSignal();
+    Log(LogLevel::kInfo, "drain", "draining; a second signal stops at once",
+        {{"signal", std::string(signal == SIGTERM ? "SIGTERM" : "SIGINT")}, {"timeout_s", config_.drain_timeout_s}});
+    const int left_open = server->Drain(config_.drain_timeout_s);
+    Log(left_open == 0 ? LogLevel::kInfo : LogLevel::kWarn, "drained", "drained",
+        {{"steps_left_open", static_cast<int64_t>(left_open)}});
+  }
+
+  const Config config_;
+  const std::vector<std::string> warnings_;
+  Metrics metrics_{ThisBuild()};
+  std::atomic<const Server*> server_ = nullptr;
+};
+
+int Serve(const CommandLine& line) {
+  // Before any thread exists, so that all inherit it and the signals come to sigwait.
+  const sigset_t set = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ConfigureLog(LevelOf(line.config.log.level), line.config.log.format);
+  gpr_set_log_function(LogOfGrpc);
+  const char* notify_socket = std::getenv("NOTIFY_SOCKET");
+  return Daemon(line).Run(notify_socket == nullptr ? "" : notify_socket);
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  const absl::StatusOr<CommandLine> line = ParseCommandLine(arguments, Environment());
+  if (!line.ok()) {
+    absl::FPrintF(stderr, "ballastd: %s\n", line.status().message());
+    return absl::IsInvalidArgument(line.status()) ? kBadFlag : kBadConfig;
+  }
+  std::string text;
+  switch (line->action) {
+    case CommandLine::Action::kServe:
+      return Serve(*line);
+    case CommandLine::Action::kCheckConfig:
+      for (const std::string& warning : line->warnings) absl::FPrintF(stderr, "warning: %s\n", warning);
+      text = "OK\n";
+      break;
+    case CommandLine::Action::kPrintConfig:
+      text = PrintConfig(line->config);
+      break;
+    case CommandLine::Action::kHelp:
+      text = HelpText();
+      break;
+    case CommandLine::Action::kVersion:
+      text = absl::StrCat("ballastd ", Version(), " (rev ", Revision(), ")\n");
+      break;
+    case CommandLine::Action::kDescribeMetrics:
+      text = Metrics::Describe();
+      break;
+  }
+  return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0 ? 0 : kCannotStart;
+}
+
+}  // namespace
+}  // namespace ballast
+
+int main(int argc, char** argv) {
+  ballast::TuneAllocator();
+  return ballast::Main({argv + 1, argv + argc});
+}

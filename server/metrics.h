@@ -1,0 +1,110 @@
+// Everything /metrics shows. One place names the families (metric_families.h); METRICS.md is generated from it. Names
+// and labels follow one rule: the label is run_id, never job; never a tensor name.
+//
+// Thread-safe: the run's strand writes, the ops HTTP threads serialize. No call here waits for a step or a device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/step_machine.h"
+
+namespace ballast {
+
+// What one closed step tells the metrics.
+struct StepReport {
+  uint64_t step = 0;
+  Outcome outcome = Outcome::kApplied;
+  std::string reason;
+  double seconds = 0;          // StepBegin to the last update
+  double receive_seconds = 0;  // first gradient byte to last
+  double update_seconds = 0;   // time the device spent on updates
+  std::optional<double> loss;
+  double learning_rate = 0;  // of the first group
+  double grad_norm = 0;
+  uint64_t nonfinite_tensors = 0;
+  uint64_t rejected_blocks = 0;
+  struct Layer {
+    double rms_ratio = 0;                                                      // max over the layer's tensors; finite
+    std::optional<double> update_to_weight_ratio, edq_ratio, unchanged_ratio;  // at steps with full statistics
+    double gradient_norm = 0;
+  };
+  std::vector<Layer> layers;       // by index into RunLabels::layers; tensors without an update this step left out
+  std::vector<double> tensor_rms;  // RMS_t of every tensor updated; for the distribution
+};
+
+struct RunLabels {
+  std::string run_id;
+  std::string optimizer, master, state, serving;  // of the first group
+  uint64_t parameters = 0;
+  std::vector<std::string> layers;
+};
+
+// Reserved bytes by kind; the same kinds as ByteCounts.
+struct MemoryBytes {
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0;
+};
+
+// One run's series. They disappear some minutes after the run's end, so that a last scrape sees them.
+class RunMetrics {
+ public:
+  virtual ~RunMetrics() = default;
+  virtual void OnStep(const StepReport& report) = 0;
+  virtual void OnReceived(uint64_t bytes) = 0;  // one gradient chunk's payload
+  virtual void OnSent(uint64_t bytes) = 0;      // weights payload
+  virtual void OnDuplicateChunk(bool same_bytes) = 0;
+  virtual void OnRejectedChunk(
+      std::string_view reason) = 0;  // checksum | bounds | unknown_tensor | too_large | malformed
+  virtual void OnRanks(uint32_t connected, uint32_t expected) = 0;
+  virtual void OnReconnect() = 0;
+  virtual void OnState(std::string_view state) = 0;  // waiting | training | failed
+};
+
+struct BuildInfo {
+  std::string version, revision, compiler, cuda;
+};
+
+// Where times come from; tests have their own.
+struct MetricsClock {
+  std::function<double()> unix_s;    // for timestamps
+  std::function<double()> steady_s;  // never goes back
+
+  static MetricsClock System();
+};
+
+class Metrics {
+ public:
+  explicit Metrics(BuildInfo build, MetricsClock clock = MetricsClock::System());
+  ~Metrics();
+
+  // Counters and histograms exist, at zero, from here on, and gauges from their first value on. The series go five
+  // minutes after the result's end, or when a run with the same id is added; where the result of an earlier AddRun with
+  // that id still exists, the new run goes on from its counts.
+  std::unique_ptr<RunMetrics> AddRun(const RunLabels& labels);
+
+  // method: its name or its path, "/ballast.v1.TrainerService/Train"; code: "OK", "ABORTED", ...
+  void OnRpcStarted(std::string_view method);
+  void OnRpcHandled(std::string_view method, std::string_view code, double seconds);
+  void OnStreams(int delta);                          // open Train streams
+  void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
+  void SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes);
+  void SetState(std::string_view state);  // starting | serving | draining
+
+  // Prometheus text exposition 0.0.4.
+  std::string Serialize() const;
+  // Series a run with this many layers adds at most; for admission.
+  static uint64_t SeriesOfRun(uint64_t layers);
+  // The table of METRICS.md.
+  static std::string Describe();
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace ballast

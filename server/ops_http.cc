@@ -1,0 +1,206 @@
+#include "server/ops_http.h"
+
+#include <arpa/inet.h>
+#include <civetweb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+#include "server/config_check.h"
+#include "server/log.h"
+#include "server/machine.h"
+#include "server/status_macros.h"
+
+namespace ballast {
+namespace {
+
+constexpr char kIndex[] =
+    "ballastd\n\n"
+    "/metrics  Prometheus metrics\n"
+    "/livez    200 while the daemon works, 503 with the reason when it should be restarted\n"
+    "/readyz   200 while it takes trainers, 503 with the reason when not\n";
+
+// The header without its port, lower case not needed: names are compared without case.
+std::string HostOf(absl::string_view header) {
+  if (absl::StartsWith(header, "[")) return std::string(header.substr(1, header.find(']') - 1));
+  return std::string(header.substr(0, header.find(':')));
+}
+
+bool KnownHost(absl::string_view header, absl::string_view hostname) {
+  // Only clients that are no browsers leave it out.
+  if (header.empty()) return true;
+  const std::string host = HostOf(header);
+  const absl::string_view short_name = hostname.substr(0, hostname.find('.'));
+  return IsIpLiteral(host) || absl::EqualsIgnoreCase(host, "localhost") ||
+         (!host.empty() && (absl::EqualsIgnoreCase(host, hostname) || absl::EqualsIgnoreCase(host, short_name)));
+}
+
+OpsResponse AnswerHealth(const absl::Status& status) {
+  if (status.ok()) return {.body = "ok\n"};
+  return {.status = 503, .body = absl::StrCat(status.message(), "\n")};
+}
+
+const char* ReasonPhrase(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    default:
+      return "Service Unavailable";
+  }
+}
+
+std::string Head(const OpsResponse& response) {
+  return absl::StrFormat(
+      "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\nCache-Control: no-store\r\n"
+      "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: default-src 'none'\r\n%s\r\n",
+      response.status, ReasonPhrase(response.status), response.content_type, response.body.size(),
+      response.status == 405 ? "Allow: GET, HEAD\r\n" : "");
+}
+
+// Opens a connection and drops it.
+void Knock(const std::string& host, int port) {
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(port));
+  if (inet_pton(AF_INET, host.c_str(), &to.sin_addr) != 1) return;
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return;
+  connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to));  // a wildcard address means this machine
+  close(fd);
+}
+
+// CivetWeb's C interface: the C++ one throws, and adds nothing needed here.
+class CivetOps final : public OpsHttp {
+ public:
+  CivetOps(std::string host, OpsContent content)
+      : host_(std::move(host)), content_(std::move(content)), hostname_(MachineHostname()) {}
+
+  // The thread that accepts looks whether it shall stop every 2 s, and after each connection: so it gets one.
+  ~CivetOps() override {
+    if (context_ == nullptr) return;
+    absl::Notification stopped;
+    std::thread stopper([&] {
+      mg_stop(context_);
+      stopped.Notify();
+    });
+    do {
+      Knock(bind_host(), port_);
+    } while (!stopped.WaitForNotificationWithTimeout(absl::Milliseconds(5)));
+    stopper.join();
+  }
+
+  absl::Status Listen(uint16_t port) {
+    static const unsigned initialized = mg_init_library(0);
+    static_cast<void>(initialized);
+    const std::string ports = absl::StrCat(bind_host(), ":", port);
+    const std::string threads = absl::StrCat(kThreads);
+    std::array<const char*, 9> options = {
+        "listening_ports",          ports.c_str(), "num_threads", threads.c_str(), "request_timeout_ms", "5000",
+        "enable_directory_listing", "no",          nullptr};
+    mg_callbacks callbacks{};
+    callbacks.log_message = OnLog;
+    mg_init_data init{.callbacks = &callbacks, .user_data = this, .configuration_options = options.data()};
+    unsigned code = 0;
+    std::array<char, 256> text{};
+    mg_error_data error{.code = &code, .text = text.data(), .text_buffer_size = text.size()};
+    context_ = mg_start2(&init, &error);
+    if (context_ == nullptr) return CannotListen(port, text.data());
+    mg_set_request_handler(context_, "/", OnRequest, this);
+    mg_server_port listening{};
+    if (mg_get_server_ports(context_, 1, &listening) == 1) port_ = listening.port;
+    return absl::OkStatus();
+  }
+
+  std::string address() const override { return absl::StrCat(host_, ":", port_); }
+
+ private:
+  std::string bind_host() const { return host_ == "localhost" ? "127.0.0.1" : host_; }
+
+  absl::Status CannotListen(uint16_t port, const char* why) const {
+    const std::string reason = first_log_.empty() ? why : first_log_;
+    const bool in_use = absl::StrContains(reason, "Address already in use");
+    return absl::UnavailableError(
+        absl::StrCat("ops_http.listen: cannot listen on ", host_, ":", port, ": ",
+                     in_use ? "the port is in use, perhaps by another ballastd" : reason,
+                     "; choose another with --ops_http.listen HOST:PORT, or switch it off with --ops_http.listen off"));
+  }
+
+  static int OnLog(const mg_connection* connection, const char* message) {
+    auto* self = static_cast<CivetOps*>(mg_get_user_data(mg_get_context(connection)));
+    // While starting, on the thread that starts it: what goes wrong is the caller's to tell.
+    if (self != nullptr && self->context_ == nullptr) {
+      if (self->first_log_.empty()) self->first_log_ = message;
+    } else {
+      Log(LogLevel::kWarn, "ops_http", "message of the HTTP server", {{"err", message}});
+    }
+    return 1;
+  }
+
+  static int OnRequest(mg_connection* connection, void* self) {
+    const auto* ops = static_cast<const CivetOps*>(self);
+    const mg_request_info* info = mg_get_request_info(connection);
+    const char* host = mg_get_header(connection, "Host");
+    const OpsRequest request{.method = info->request_method,
+                             .path = info->local_uri == nullptr ? "" : info->local_uri,
+                             .host = host == nullptr ? "" : host};
+    const OpsResponse response = AnswerOps(request, ops->content_, ops->hostname_);
+    const std::string head = Head(response);
+    mg_write(connection, head.data(), head.size());
+    if (request.method != "HEAD") mg_write(connection, response.body.data(), response.body.size());
+    return response.status;
+  }
+
+  const std::string host_;
+  const OpsContent content_;
+  const std::string hostname_;
+  std::string first_log_;  // while starting
+  mg_context* context_ = nullptr;
+  int port_ = 0;
+};
+
+class NoOps final : public OpsHttp {
+ public:
+  std::string address() const override { return ""; }
+};
+
+}  // namespace
+
+OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::string& hostname) {
+  if (!KnownHost(request.host, hostname)) {
+    return {.status = 403,
+            .body = "This Host is not served; use an IP address, localhost or the machine's hostname.\n"};
+  }
+  const bool known =
+      request.path == "/" || request.path == "/metrics" || request.path == "/livez" || request.path == "/readyz";
+  if (!known) return {.status = 404, .body = "Not found; see /\n"};
+  if (request.method != "GET" && request.method != "HEAD") return {.status = 405, .body = "GET or HEAD only.\n"};
+  if (request.path == "/livez") return AnswerHealth(content.live());
+  if (request.path == "/readyz") return AnswerHealth(content.ready());
+  if (request.path == "/") return {.body = kIndex};
+  return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = content.metrics()};
+}
+
+absl::StatusOr<std::unique_ptr<OpsHttp>> OpsHttp::Start(const std::string& listen, OpsContent content) {
+  if (listen == "off") return std::make_unique<NoOps>();
+  ASSIGN_OR_RETURN(const HostPort at, ParseHostPort(listen));
+  auto ops = std::make_unique<CivetOps>(at.host, std::move(content));
+  RETURN_IF_ERROR(ops->Listen(at.port));
+  return ops;
+}
+
+}  // namespace ballast

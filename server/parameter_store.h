@@ -1,0 +1,85 @@
+// A run's weights and optimizer state: the planes of all its tensors, in three allocations by kind, and each tensor's
+// count of updates. The bytes are the device's; everything that reads or writes them is a task on the run's queue, so
+// what is submitted later sees what was submitted before.
+//
+// Strand-confined. Completions run on the strand. Nothing here is allocated after Create except completions.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+#include "server/device.h"
+#include "server/plan.h"
+#include "server/run_spec.h"
+#include "server/strand.h"
+
+namespace ballast {
+
+// Elements [first, last) of a tensor; first is a multiple of the tile.
+struct TensorRange {
+  uint32_t tensor = 0;
+  uint64_t first = 0, last = 0;
+};
+
+class ParameterStore {
+ public:
+  using Done = absl::AnyInvocable<void(const TaskResult&)>;
+  // The values of one update.
+  struct UpdateValues {
+    uint64_t step = 0;
+    double loss_scale = 1;
+    bool full_statistics = false;
+    absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
+    const std::byte* gradient = nullptr;
+  };
+  struct Environment {
+    const RunSpec* spec;  // outlives the store, like the rest
+    Device* device;
+    Strand* strand;
+  };
+
+  static absl::StatusOr<std::unique_ptr<ParameterStore>> Create(Environment environment);
+  ~ParameterStore();
+
+  void Update(uint32_t tensor, const UpdateValues& values, Done done);
+  // In the tensor's serving format; `out` stays valid until done.
+  void Serve(TensorRange range, std::byte* out, Done done);
+  // `in` stays valid until done.
+  void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
+
+  // Step of the tensor's last submitted update; 0: none.
+  uint64_t step_of(uint32_t tensor) const { return step_of_[tensor]; }
+  // Number of the tensor's submitted updates.
+  uint64_t updates(uint32_t tensor) const { return updates_[tensor]; }
+  // Counted from the live allocations. Padding is not: it is a property of the layout.
+  PlanBytes bytes() const;
+  void WaitIdle() { queue_->WaitIdle(); }
+
+ private:
+  explicit ParameterStore(Environment environment);
+  absl::Status Allocate();
+  void LayOut();
+  DeviceQueue::Completion OnStrand(Done done);
+  // The planes a master reads: the kernel's planes that hold weights, in order.
+  std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor) const;
+  std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
+
+  const Environment environment_;
+  std::array<DeviceBuffer, 3> buffers_;  // by kernels::Kind
+  DeviceBuffer tiles_;                   // statistics scratch of the update in hand
+  struct Placement {
+    std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
+  };
+  std::vector<Placement> placements_;
+  std::vector<uint64_t> updates_;
+  std::vector<uint64_t> step_of_;
+  std::vector<double> hyper_;           // scratch of Update
+  std::unique_ptr<DeviceQueue> queue_;  // last: its destructor waits for tasks that use the above
+};
+
+}  // namespace ballast

@@ -1,0 +1,49 @@
+// What a run will hold and move, to the byte, from its spec alone. The planner's answer, the admission and the
+// allocation all use it; a run's live allocations are counted apart and must agree.
+//
+//   Plan plan = MakePlan(spec);
+//   plan.bytes.total();
+//
+// Pure functions; thread-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "server/run_spec.h"
+
+namespace ballast {
+
+// By kind, as ByteCounts on the wire. `padding` is part of the first three.
+struct PlanBytes {
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0;
+  uint64_t total() const { return weights + momentum + variance + gradients + staging; }
+  bool operator==(const PlanBytes&) const = default;
+};
+
+struct Plan {
+  uint64_t parameters = 0;
+  uint64_t tensors = 0;
+  PlanBytes bytes = {};
+  uint64_t push_bytes = 0;  // gradients of a step
+  uint64_t pull_bytes = 0;  // weights of a step
+  uint64_t trainer_weight_bytes = 0;
+  uint64_t send_slot_bytes = 0;   // of each of kSendSlots
+  uint64_t statistics_tiles = 0;  // of the largest tensor: a run's tasks are done one at a time
+};
+
+// Planes and slabs begin on multiples of this.
+inline constexpr uint64_t kAlignment = 64;
+constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Two in turn for the rank's stream, so that one is encoded while the other is written; one to digest with.
+inline constexpr uint64_t kSendSlots = 2;
+inline constexpr uint64_t kSlots = kSendSlots + 1;
+
+inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
+  return AlignUp(kernels::PlaneBytes(plane, elements));
+}
+inline uint64_t SlabBytes(const TensorSpec& t) { return AlignUp(GradientBytes(t)); }
+
+Plan MakePlan(const RunSpec& spec);
+
+}  // namespace ballast

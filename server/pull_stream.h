@@ -1,0 +1,51 @@
+// One Pull call: writes what the run encodes, a chunk at a time.
+//
+// Shared by gRPC (until OnDone) and its run (until it lets go). Every path comes to Finish once.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "ballast/v1/trainer.grpc.pb.h"
+#include "server/rank_stream.h"
+#include "server/rpc.h"
+
+namespace ballast {
+
+class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
+                         public WeightSink,
+                         public std::enable_shared_from_this<PullStream> {
+ public:
+  static PullStream* Start(const RpcEnvironment& environment, const v1::PullRequest& request);
+
+  bool WriteWeights(const WeightsChunk& chunk, std::string* data) override;
+  void TakeBack(std::string* data) override;
+  void Finish(absl::Status status) override;
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  using Reactor = grpc::ServerWriteReactor<v1::Weights>;
+
+  explicit PullStream(const RpcEnvironment& environment);
+  absl::Status Begin(const v1::PullRequest& request);
+
+  RpcRecord record_;
+  std::shared_ptr<PullStream> self_;  // until OnDone
+  std::shared_ptr<Run> run_;
+  v1::Weights weights_;
+
+  absl::Mutex mu_;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  absl::StatusCode code_ ABSL_GUARDED_BY(mu_) = absl::StatusCode::kOk;
+  const RpcEnvironment environment_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,97 @@
+// What a run and the stream of its rank say to each other, in plain values: the edge turns them from and into messages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "server/step_machine.h"
+
+namespace ballast {
+
+// A step after it closed. Weights of `not_applied` tensors did not change.
+struct ClosedStep {
+  uint64_t step = 0;
+  Outcome outcome = Outcome::kApplied;
+  std::string reason;
+  std::vector<uint32_t> not_applied;
+  double grad_norm = 0;
+  uint64_t nonfinite_tensors = 0;
+  uint64_t rejected_blocks = 0;
+};
+
+// From the rank, in the order sent; checked by the edge against the run's spec.
+namespace message {
+struct StepBegin {
+  uint64_t step = 0;
+  double loss_scale = 1;
+  std::vector<std::vector<double>> hyper = {};  // by group, complete, in the kernel's order
+  std::string content = {};                     // canonical bytes
+};
+struct Gradient {
+  uint32_t micro = 0;
+  uint32_t tensor = 0;
+  uint64_t chunk = 0;
+  uint32_t crc = 0;
+  std::string data;
+};
+struct MicroEnd {
+  uint32_t micro = 0;
+  std::vector<bool> absent = {};
+  std::optional<double> loss = {};
+};
+struct StepEnd {};
+struct Ignored {};  // nothing to decide; keeps its place in the order
+// What the edge refused; it ends the stream when its turn comes.
+struct Bad {
+  absl::Status status;
+};
+}  // namespace message
+using RankMessage = std::variant<message::StepBegin, message::Gradient, message::MicroEnd, message::StepEnd,
+                                 message::Ignored, message::Bad>;
+
+// To the rank.
+struct WeightsChunk {
+  uint64_t step = 0;
+  uint32_t tensor = 0;
+  uint64_t chunk = 0;
+  bool last = false;
+};
+namespace output {
+struct Opened {};
+struct Credit {
+  uint64_t bytes = 0;
+};
+struct Drain {
+  std::string reason;
+};
+}  // namespace output
+using StreamOutput = std::variant<output::Opened, output::Credit, output::Drain, WeightsChunk, ClosedStep>;
+
+// An outgoing stream as its run sees it. Shared by gRPC (until the call is over) and the run (until it has let go).
+// Called on the strand.
+class WeightSink {
+ public:
+  virtual ~WeightSink() = default;
+  // Swaps `data` into the message and writes it. One write at a time, each answered once by OnWritten of the run, after
+  // which TakeBack swaps the memory back. False: the stream is over, `data` stays, no answer comes.
+  virtual bool WriteWeights(const WeightsChunk& chunk, std::string* data) = 0;
+  virtual void TakeBack(std::string* data) = 0;
+  // Ends the stream. Later writes return false. Idempotent: the first status stands.
+  virtual void Finish(absl::Status status) = 0;
+};
+
+class RankStream : public WeightSink {
+ public:
+  virtual bool Write(const StreamOutput& output) = 0;  // anything but WeightsChunk; answered like WriteWeights
+  virtual void Cancel() = 0;                           // ends the stream at once, whatever the peer does
+  virtual void Consumed() = 0;                         // one message's memory is free: another may be read
+  virtual const std::string& peer() const = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,51 @@
+// What every call at the edge shares: statuses in gRPC's words, and the count of calls. Thread-safe.
+#pragma once
+
+#include <grpcpp/support/status.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+
+#include "server/clock.h"
+#include "server/metrics.h"
+#include "server/runs.h"
+#include "server/sessions.h"
+#include "server/utf8.h"
+
+namespace ballast {
+
+// What the calls work on; all of it outlives them.
+struct RpcEnvironment {
+  Runs* runs = nullptr;
+  Sessions* sessions = nullptr;
+  Metrics* metrics = nullptr;
+};
+
+// The codes are the same numbers. Messages are cut to fit the 8 KiB of metadata that stock clients accept, in which a
+// byte may take three.
+inline grpc::Status ToGrpc(const absl::Status& status) {
+  constexpr size_t kMostBytes = 2000;
+  if (status.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(status.code()), ValidUtf8(std::string(status.message()), kMostBytes)};
+}
+
+// One call's line in the metrics, from construction to Done. Done: once.
+class RpcRecord {
+ public:
+  RpcRecord(Metrics* metrics, std::string method)
+      : metrics_(metrics), method_(std::move(method)), begin_s_(MonotonicSeconds()) {
+    metrics_->OnRpcStarted(method_);
+  }
+  void Done(absl::StatusCode code) {
+    metrics_->OnRpcHandled(method_, absl::StatusCodeToString(code), MonotonicSeconds() - begin_s_);
+  }
+
+ private:
+  Metrics* metrics_;
+  std::string method_;
+  double begin_s_;
+};
+
+}  // namespace ballast

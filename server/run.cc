@@ -1,0 +1,316 @@
+#include "server/run.h"
+
+#include <algorithm>
+#include <new>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+
+#include "server/clock.h"
+#include "server/status_macros.h"
+
+namespace ballast {
+namespace {
+
+// Readers of weights at one time; each holds a chunk of memory.
+constexpr size_t kMostPulls = 4;
+
+std::vector<std::string> Names(const RunSpec& spec) {
+  std::vector<std::string> names;
+  for (const TensorSpec& t : spec.tensors) names.push_back(t.name);
+  return names;
+}
+
+RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layers) {
+  const kernels::Kernel& kernel = *spec.groups[0].kernel;
+  const auto of_first =
+      std::find_if(spec.tensors.begin(), spec.tensors.end(), [](const auto& t) { return t.group == 0; });
+  const TensorSpec& tensor = of_first == spec.tensors.end() ? spec.tensors[0] : *of_first;
+  return {.run_id = spec.run_id,
+          .optimizer = kernel.rule,
+          .master = kernel.master,
+          .state = kernel.state,
+          .serving = kernels::WireFormats()[static_cast<size_t>(tensor.serving_format)].name,
+          .parameters = plan.parameters,
+          .layers = layers.names()};
+}
+
+absl::Status Ended(const RunSpec& spec) {
+  return absl::NotFoundError(absl::StrCat("run '", spec.run_id, "' was deleted"));
+}
+
+}  // namespace
+
+Run::Run(Options options)
+    : spec_(std::move(options.spec)),
+      canonical_spec_(std::move(options.canonical_spec)),
+      spec_sha256_(std::move(options.spec_sha256)),
+      plan_(MakePlan(spec_)),
+      layers_(Names(spec_), spec_.layer_groups),
+      strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {
+  metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
+}
+
+Run::~Run() { End(Ended(spec_)); }
+
+absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
+  Device* const device = options.device;
+  try {
+    std::shared_ptr<Run> run(new Run(std::move(options)));
+    absl::Status status;
+    absl::Notification allocated;
+    run->Post([&] {
+      status = run->Allocate(device);
+      allocated.Notify();
+    });
+    allocated.WaitForNotification();
+    RETURN_IF_ERROR(status);
+    return run;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("the system refused memory for the run's tables");
+  }
+}
+
+absl::Status Run::Allocate(Device* device) try {
+  ASSIGN_OR_RETURN(store_, ParameterStore::Create({.spec = &spec_, .device = device, .strand = &strand_}));
+  ASSIGN_OR_RETURN(DeviceBuffer pool, device->Allocate(plan_.bytes.gradients, Place::kHost));
+  runner_ = std::make_unique<StepRunner>(StepRunner::Environment{.spec = &spec_,
+                                                                 .layers = &layers_,
+                                                                 .store = store_.get(),
+                                                                 .pool = std::move(pool),
+                                                                 .slot_bytes = plan_.send_slot_bytes,
+                                                                 .metrics = metrics_.get(),
+                                                                 .board = &board_});
+  digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_.send_slot_bytes);
+  PlanBytes live = store_->bytes();
+  live.gradients = runner_->pool_bytes();
+  live.staging += runner_->slot_bytes() + digests_->scratch_bytes();
+  live.padding = plan_.bytes.padding;
+  board_.Write([&](RunStatus& s) { s.bytes = live; });
+  metrics_->OnState("waiting");
+  metrics_->OnRanks(0, 1);
+  return absl::OkStatus();
+} catch (const std::bad_alloc&) {
+  return absl::ResourceExhaustedError("the system refused memory for the run's tables");
+}
+
+void Run::Tick() {
+  if (runner_ != nullptr) runner_->Tick();
+}
+
+void Run::Attach(AttachRequest request, AttachDone done) {
+  Post([this, request = std::move(request), done = std::move(done)]() mutable {
+    AttachOnStrand(request, std::move(done));
+  });
+}
+
+void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
+  if (ended_ || closed_) return done(Ended(spec_), 0);
+  const auto outcome = runner_->Attach(
+      {.session = request.fresh, .resumes = request.resumes, .takeover = request.takeover}, request.peer);
+  if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
+  AttachReply reply = ReplyTo(outcome);
+  if (!request.want_digests || !weights_loaded_) return done(std::move(reply), 0);
+  digests_->Start([reply = std::move(reply), done = std::move(done)](absl::StatusOr<Digests> digests) mutable {
+    if (!digests.ok()) return done(digests.status(), 0);
+    reply.digests = *std::move(digests);
+    done(std::move(reply), 0);
+  });
+}
+
+Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome) const {
+  const StepMachine& machine = runner_->machine();
+  AttachReply reply{.session = outcome.session,
+                    .resumed = outcome.resumed,
+                    .resume_step = machine.step(),
+                    .weights_loaded = weights_loaded_,
+                    .last_result = runner_->last_result(),
+                    .step_open = outcome.resumed && machine.step_open()};
+  if (!reply.step_open) return reply;
+  reply.applied = machine.TensorsApplied();
+  for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
+    HeldChunks held{.tensor = i, .chunks = machine.ChunksHeld(i)};
+    if (std::find(held.chunks.begin(), held.chunks.end(), true) != held.chunks.end()) {
+      reply.held.push_back(std::move(held));
+    }
+  }
+  return reply;
+}
+
+void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened) {
+  Post([this, stream = std::move(stream), opened = std::move(opened)] {
+    if (ended_ || closed_) return stream->Finish(Ended(spec_));
+    runner_->OpenStream(stream, opened);
+  });
+}
+
+void Run::OnMessage(std::shared_ptr<RankStream> stream, RankMessage message) {
+  Post([this, stream = std::move(stream), message = std::move(message)]() mutable {
+    if (!ended_) runner_->OnMessage(stream, std::move(message));
+  });
+}
+
+void Run::OnWritten(std::shared_ptr<RankStream> stream) {
+  Post([this, stream = std::move(stream)] {
+    if (!ended_) runner_->OnWritten(stream.get());
+  });
+}
+
+void Run::OnInputClosed(std::shared_ptr<RankStream> stream) {
+  Post([this, stream = std::move(stream)] {
+    if (!ended_) runner_->OnInputClosed(stream.get());
+  });
+}
+
+void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
+  Post([this, stream = std::move(stream)] {
+    if (!ended_) runner_->OnStreamGone(stream.get());
+  });
+}
+
+absl::Status Run::CheckLoad(SessionId session) const {
+  if (ended_ || closed_) return Ended(spec_);
+  const StepMachine& machine = runner_->machine();
+  if (machine.session() != session) {
+    return absl::AbortedError("this session is over: another process took the rank over");
+  }
+  if (machine.step_open() || runner_->last_result()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("LoadState is for before the first step; run '", spec_.run_id, "' is at step ", machine.step()));
+  }
+  return absl::OkStatus();
+}
+
+void Run::SetWeightsLoaded(bool loaded) {
+  weights_loaded_ = loaded;
+  runner_->set_weights_loaded(loaded);
+  board_.Write([&](RunStatus& s) { s.weights_loaded = loaded; });
+}
+
+void Run::BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, call, done = std::move(done)]() mutable {
+    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
+    if (load_ != nullptr && load_call_.session == call.session) {
+      return done(absl::FailedPreconditionError("another LoadState of this session is under way"));
+    }
+    load_ = std::make_unique<LoadJob>(&spec_, store_.get());
+    load_call_ = call;
+    SetWeightsLoaded(false);  // until all of it is in
+    done(absl::OkStatus());
+  });
+}
+
+void Run::Load(LoadCall call, LoadChunk chunk, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, call, chunk = std::move(chunk), done = std::move(done)]() mutable {
+    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
+    if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
+    load_->Load(std::move(chunk), std::move(done));
+  });
+}
+
+void Run::FinishLoad(LoadCall call, DigestJob::Done done) {
+  Post([this, call, done = std::move(done)]() mutable {
+    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
+    if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
+    const std::unique_ptr<LoadJob> load = std::move(load_);
+    if (auto s = load->Finish(); !s.ok()) return done(s);
+    SetWeightsLoaded(true);
+    digests_->Start(std::move(done));
+  });
+}
+
+void Run::AbandonLoad(LoadCall call) {
+  Post([this, call] {
+    if (!ended_ && load_call_ == call) load_.reset();
+  });
+}
+
+void Run::Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors) {
+  Post([this, sink = std::move(sink), tensors = std::move(tensors)]() mutable {
+    if (ended_ || closed_) return sink->Finish(Ended(spec_));
+    std::erase_if(pulls_, [](const auto& pull) { return pull->stopped(); });
+    if (!weights_loaded_) {
+      return sink->Finish(absl::FailedPreconditionError(
+          absl::StrCat("run '", spec_.run_id, "' has no weights yet; a trainer sends them with LoadState")));
+    }
+    if (pulls_.size() == kMostPulls) {
+      return sink->Finish(absl::ResourceExhaustedError(
+          absl::StrCat(kMostPulls, " Pulls of run '", spec_.run_id, "' are under way; ask again when one has ended")));
+    }
+    pulls_.push_back(std::make_shared<PullJob>(&spec_, store_.get(), std::move(sink), std::move(tensors)));
+    pulls_.back()->EncodeNext();
+  });
+}
+
+void Run::OnPullWritten(std::shared_ptr<WeightSink> sink) {
+  Post([this, sink = std::move(sink)] {
+    for (const auto& pull : pulls_) {
+      if (!ended_ && pull->sink() == sink.get()) pull->OnWritten();
+    }
+  });
+}
+
+void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
+  Post([this, sink = std::move(sink)] {
+    for (const auto& pull : pulls_) {
+      if (pull->sink() == sink.get()) pull->Stop(absl::CancelledError("the reader is gone"));
+    }
+    std::erase_if(pulls_, [](const auto& pull) { return pull->stopped(); });
+  });
+}
+
+void Run::Drain(std::function<void()> done) {
+  Post([this, done = std::move(done)] {
+    if (ended_) return done();
+    runner_->Drain(done);
+  });
+}
+
+void Run::AskStepOpen(std::function<void(bool)> done) {
+  Post([this, done = std::move(done)] { done(!ended_ && runner_->machine().step_open()); });
+}
+
+void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, done = std::move(done)]() mutable {
+    if (ended_) return done(Ended(spec_));
+    const StepMachine& machine = runner_->machine();
+    const bool held = machine.connected() || MonotonicSeconds() < machine.disconnected_at_s() + spec_.lease_s;
+    if (machine.session() && held) {
+      return done(
+          absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
+                                                     board_.Read().peer, "); stop it first, or delete with force")));
+    }
+    closed_ = true;
+    done(absl::OkStatus());
+  });
+}
+
+uint64_t Run::End(absl::Status status) {
+  uint64_t freed = 0;
+  absl::Notification told;
+  Post([&] {
+    if (!ended_ && runner_ != nullptr) {
+      runner_->End(status);
+      digests_->Abandon(status);
+      for (const auto& pull : pulls_) pull->Stop(status);
+      closed_ = true;
+    }
+    told.Notify();
+  });
+  told.WaitForNotification();
+  if (store_ != nullptr) store_->WaitIdle();  // completions may still be posted
+  Post([&] {
+    if (std::exchange(ended_, true)) return;
+    freed = board_.Read().bytes.total();
+    pulls_.clear();
+    load_.reset();
+    digests_.reset();
+    runner_.reset();
+    store_.reset();
+    metrics_->OnRanks(0, 1);
+  });
+  strand_.Stop();
+  return freed;
+}
+
+}  // namespace ballast

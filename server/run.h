@@ -1,0 +1,133 @@
+// One model in training. The edge's door to a run: every call here posts to the run's strand and answers by callback,
+// on that strand. What a run holds in memory is reserved by Create, exactly as its plan says, and freed by End.
+//
+// Thread-safe. Each callback is called exactly once, also when the run has ended. Streams are shared with gRPC; a run
+// lets go of them when they are over. End: once, from a thread that is not the strand.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+#include "server/digest_job.h"
+#include "server/layers.h"
+#include "server/load_job.h"
+#include "server/pull_job.h"
+#include "server/run_status.h"
+#include "server/step_runner.h"
+#include "server/strand.h"
+
+namespace ballast {
+
+class Run {
+ public:
+  struct Options {
+    RunSpec spec;
+    std::string canonical_spec;  // as the edge compares and shows it; opaque here
+    std::string spec_sha256;
+    Device* device = nullptr;
+    Metrics* metrics = nullptr;
+  };
+  struct AttachRequest {
+    SessionId fresh = {};  // the id a new session shall have
+    std::optional<SessionId> resumes = {};
+    bool takeover = false;
+    bool want_digests = false;
+    std::string peer;
+  };
+  struct HeldChunks {
+    uint32_t tensor = 0;
+    std::vector<bool> chunks;
+  };
+  struct AttachReply {
+    SessionId session = {};
+    bool resumed = false;
+    uint64_t resume_step = 0;
+    bool weights_loaded = false;
+    std::vector<uint64_t> digests = {};
+    std::optional<ClosedStep> last_result = {};
+    bool step_open = false;             // and of the open step, when resumed:
+    std::vector<HeldChunks> held = {};  // tensors with any
+    std::vector<bool> applied = {};     // updated, by tensor
+  };
+  using AttachDone = absl::AnyInvocable<void(absl::StatusOr<AttachReply>, double retry_after_s)>;
+  using Digests = std::vector<uint64_t>;
+
+  // RESOURCE_EXHAUSTED when the memory is not there; nothing is left behind then.
+  static absl::StatusOr<std::shared_ptr<Run>> Create(Options options);
+  ~Run();
+
+  const RunSpec& spec() const { return spec_; }
+  const Plan& plan() const { return plan_; }
+  const LayerGroups& layers() const { return layers_; }
+  const std::string& canonical_spec() const { return canonical_spec_; }
+  const std::string& spec_sha256() const { return spec_sha256_; }
+  RunStatus Status() const { return board_.Read(); }
+  RunMetrics& metrics() { return *metrics_; }
+  double busy_s() const { return strand_.busy_s(); }
+
+  void Attach(AttachRequest request, AttachDone done);
+
+  void OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened);
+  void OnMessage(std::shared_ptr<RankStream> stream, RankMessage message);
+  void OnWritten(std::shared_ptr<RankStream> stream);
+  void OnInputClosed(std::shared_ptr<RankStream> stream);  // the client has said all it will
+  void OnStreamGone(std::shared_ptr<RankStream> stream);
+
+  void BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done);
+  void Load(LoadCall call, LoadChunk chunk, absl::AnyInvocable<void(absl::Status)> done);
+  void FinishLoad(LoadCall call, DigestJob::Done done);
+  void AbandonLoad(LoadCall call);
+
+  void Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors);
+  void OnPullWritten(std::shared_ptr<WeightSink> sink);
+  void OnPullGone(std::shared_ptr<WeightSink> sink);
+
+  // `done` once no step is open and the stream has been told all; at once for an idle run.
+  void Drain(std::function<void()> done);
+  // Whether a step is open now.
+  void AskStepOpen(std::function<void(bool)> done);
+  // The strand's answer that no trainer is attached and no step open; then no trainer may attach any more.
+  void Close(absl::AnyInvocable<void(absl::Status)> done);
+  // Ends streams and readers with this status, waits for the device, frees all memory. Returns the bytes freed.
+  uint64_t End(absl::Status status);
+
+ private:
+  explicit Run(Options options);
+  absl::Status Allocate(Device* device);
+  void Post(Strand::Task task) { strand_.Post(std::move(task)); }
+  absl::Status CheckLoad(SessionId session) const;
+  AttachReply ReplyTo(const StepRunner::AttachOutcome& outcome) const;
+  void AttachOnStrand(const AttachRequest& request, AttachDone done);
+  void SetWeightsLoaded(bool loaded);
+  void Tick();
+
+  const RunSpec spec_;
+  const std::string canonical_spec_;
+  const std::string spec_sha256_;
+  const Plan plan_;
+  const LayerGroups layers_;
+  RunStatusBoard board_;
+  std::unique_ptr<RunMetrics> metrics_;
+
+  // The strand's, from here on.
+  bool ended_ = false;   // what follows is gone
+  bool closed_ = false;  // no Attach any more
+  bool weights_loaded_ = false;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<DigestJob> digests_;
+  std::unique_ptr<LoadJob> load_;
+  LoadCall load_call_;
+  std::vector<std::shared_ptr<PullJob>> pulls_;
+  Strand strand_;  // last: nothing above is gone while its thread runs
+};
+
+}  // namespace ballast

@@ -1,0 +1,61 @@
+// A run's description after validation: names are resolved to the registry's entries, defaults are filled in. Made by
+// convert; immutable afterwards and shared by the run's strand and the edge.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.h"
+
+namespace ballast {
+
+struct TensorSpec {
+  std::string name;
+  uint64_t elements = 0;  // at least 1
+  kernels::WireIndex gradient_format = 0;
+  kernels::WireIndex serving_format = 0;
+  uint32_t group = 0;
+  double lr_scale = 1;
+  double wd_scale = 1;
+  uint64_t key = 0;  // of its random bits: xxh3_64(name, seed)
+};
+
+struct GroupSpec {
+  const kernels::Kernel* kernel = nullptr;
+  const kernels::Master* master = nullptr;
+  bool stochastic = true;
+  std::vector<double> hyper;  // in the order of kernel->hypers
+};
+
+struct RunSpec {
+  std::string run_id;
+  std::vector<TensorSpec> tensors = {};
+  std::vector<GroupSpec> groups = {};
+  uint64_t seed = 0;
+  uint32_t stats_every = 10;
+  double rank_timeout_s = 60;
+  // The daemon's limits when the run was created.
+  uint64_t chunk_elements = 0;  // C of the wire: a multiple of the tile
+  uint64_t credit_bytes = 0;
+  double lease_s = 10;
+  uint32_t layer_groups = 64;
+};
+
+inline uint64_t WireBytes(kernels::WireIndex format) {
+  return kernels::WireFormats()[static_cast<size_t>(format)].bytes;
+}
+inline uint64_t GradientBytes(const TensorSpec& t) { return t.elements * WireBytes(t.gradient_format); }
+inline uint64_t ServingBytes(const TensorSpec& t) { return t.elements * WireBytes(t.serving_format); }
+
+// Chunk k of a tensor is elements [ChunkBegin, ChunkEnd).
+inline uint64_t ChunkCount(const RunSpec& spec, const TensorSpec& t) {
+  return (t.elements + spec.chunk_elements - 1) / spec.chunk_elements;
+}
+inline uint64_t ChunkBegin(const RunSpec& spec, uint64_t chunk) { return chunk * spec.chunk_elements; }
+inline uint64_t ChunkEnd(const RunSpec& spec, const TensorSpec& t, uint64_t chunk) {
+  const uint64_t end = (chunk + 1) * spec.chunk_elements;
+  return end < t.elements ? end : t.elements;
+}
+
+}  // namespace ballast

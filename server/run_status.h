@@ -1,0 +1,56 @@
+// What a run shows of itself: a value, copied under a small lock, so that nobody who looks waits for a step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/metrics.h"
+#include "server/plan.h"
+#include "server/rank_stream.h"
+
+namespace ballast {
+
+struct RunStatus {
+  enum class State { kWaiting, kTraining, kFailed };
+  State state = State::kWaiting;
+  bool weights_loaded = false;
+  uint64_t step = 0;  // last closed
+  std::optional<double> loss;
+  double rms_ratio_max = 0;
+  PlanBytes bytes;  // live
+  // By layer group, at the last step that updated it; the optional parts at its last step with full statistics.
+  std::vector<StepReport::Layer> layers;
+  // The rank; an empty peer: none.
+  std::string peer;
+  bool connected = false;
+  double disconnected_at_s = 0;  // MonotonicSeconds
+  std::optional<ClosedStep> last_result;
+  double step_s = 0;
+  uint64_t applied = 0, partial = 0, aborted = 0;
+  uint64_t received_bytes = 0, sent_bytes = 0;
+};
+
+// Thread-safe.
+class RunStatusBoard {
+ public:
+  RunStatus Read() const {
+    absl::MutexLock lock(&mu_);
+    return status_;
+  }
+  template <typename Change>
+  void Write(Change change) {
+    absl::MutexLock lock(&mu_);
+    change(status_);
+  }
+
+ private:
+  mutable absl::Mutex mu_;
+  RunStatus status_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ballast

@@ -1,0 +1,230 @@
+#include "server/runs.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+#include "server/log.h"
+#include "server/status_macros.h"
+
+namespace ballast {
+namespace {
+
+// Of all runs together: what a Prometheus server of common size takes from one target.
+constexpr uint64_t kMostSeries = 10000;
+
+std::string DescribeBytes(const PlanBytes& b) {
+  return absl::StrCat(b.total(), " bytes (weights ", b.weights, ", momentum ", b.momentum, ", variance ", b.variance,
+                      ", gradients ", b.gradients, ", staging ", b.staging, ")");
+}
+
+}  // namespace
+
+Runs::Runs(Options options) : options_(options), strand_({.name = "runs"}) { ShowMemory(); }
+
+Runs::~Runs() { End(absl::UnavailableError("the daemon is shutting down")); }
+
+void Runs::Create(CreateRequest request, absl::AnyInvocable<void(absl::StatusOr<Created>)> done) {
+  strand_.Post(
+      [this, request = std::move(request), done = std::move(done)]() mutable { done(CreateNow(std::move(request))); });
+}
+
+absl::StatusOr<Runs::Created> Runs::CreateNow(CreateRequest request) {
+  const std::string run_id = request.spec.run_id;
+  if (auto existing = Find(run_id); existing.ok()) {
+    if ((*existing)->spec_sha256() == request.spec_sha256) return Created{*existing, false};
+    return absl::FailedPreconditionError(absl::StrCat(
+        "run '", run_id,
+        "' exists with another spec: ", request.difference((*existing)->canonical_spec(), request.canonical_spec),
+        "; use another run_id, or delete the run"));
+  }
+  RETURN_IF_ERROR(Admit(request.spec));
+  auto run = Run::Create({.spec = std::move(request.spec),
+                          .canonical_spec = std::move(request.canonical_spec),
+                          .spec_sha256 = std::move(request.spec_sha256),
+                          .device = options_.device,
+                          .metrics = options_.metrics});
+  if (!run.ok()) {
+    options_.metrics->OnAdmissionRejected("memory");
+    return absl::Status(run.status().code(), absl::StrCat("run '", run_id, "': ", run.status().message()));
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    runs_[run_id] = *run;
+  }
+  ShowMemory();
+  Log(LogLevel::kInfo, "run_created", "run created", {{"run_id", run_id}, {"bytes", (*run)->plan().bytes.total()}});
+  return Created{*std::move(run), true};
+}
+
+absl::Status Runs::Admit(const RunSpec& spec) const {
+  if (draining()) {
+    options_.metrics->OnAdmissionRejected("draining");
+    return absl::UnavailableError("the daemon is shutting down; no new run begins");
+  }
+  const size_t count = All().size();
+  if (count >= options_.max_runs) {
+    options_.metrics->OnAdmissionRejected("max_runs");
+    return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' would be the ", count + 1,
+                                                     "th, and max_runs is ", options_.max_runs,
+                                                     "; delete a run, or raise max_runs"));
+  }
+  RETURN_IF_ERROR(AdmitSeries(spec));
+  const PlanBytes need = MakePlan(spec).bytes;
+  const uint64_t reserved = reserved_bytes();
+  const uint64_t free = options_.memory_limit_bytes - std::min(options_.memory_limit_bytes, reserved);
+  if (need.total() <= free) return absl::OkStatus();
+  options_.metrics->OnAdmissionRejected("memory");
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "run '", spec.run_id, "' needs ", DescribeBytes(need), ", ", free, " of ", options_.memory_limit_bytes,
+      " free; delete a run, choose a smaller state or master format, or raise memory_limit"));
+}
+
+absl::Status Runs::AdmitSeries(const RunSpec& spec) const {
+  std::vector<std::string> names;
+  for (const TensorSpec& t : spec.tensors) names.push_back(t.name);
+  const uint64_t mine = Metrics::SeriesOfRun(LayerGroups(names, spec.layer_groups).names().size());
+  uint64_t all = mine;
+  for (const auto& run : All()) all += Metrics::SeriesOfRun(run->layers().names().size());
+  if (all <= kMostSeries) return absl::OkStatus();
+  options_.metrics->OnAdmissionRejected("series");
+  return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' needs ", mine, " metric series, ",
+                                                   kMostSeries - std::min(kMostSeries, all - mine), " of ", kMostSeries,
+                                                   " free; delete a run, or lower limits.layer_groups"));
+}
+
+void Runs::Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
+  strand_.Post([this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable {
+    if (draining()) return done(absl::UnavailableError("the daemon is shutting down; its runs end with it"));
+    auto run = Find(run_id);
+    if (!run.ok()) return done(run.status());
+    if (mode == Mode::kIdleOnly) {
+      absl::Status status;
+      absl::Notification answered;
+      (*run)->Close([&](absl::Status s) {
+        status = std::move(s);
+        answered.Notify();
+      });
+      answered.WaitForNotification();
+      if (!status.ok()) return done(status);
+    }
+    done(Remove(*run));
+  });
+}
+
+uint64_t Runs::Remove(const std::shared_ptr<Run>& run) {
+  const std::string& run_id = run->spec().run_id;
+  {
+    absl::MutexLock lock(&mu_);
+    runs_.erase(run_id);
+  }
+  options_.sessions->Forget(run_id);
+  const uint64_t freed = run->End(absl::NotFoundError(absl::StrCat("run '", run_id, "' was deleted")));
+  ShowMemory();
+  Log(LogLevel::kInfo, "run_deleted", "run deleted", {{"run_id", run_id}, {"bytes", freed}});
+  return freed;
+}
+
+absl::StatusOr<std::shared_ptr<Run>> Runs::Find(absl::string_view run_id) const {
+  absl::MutexLock lock(&mu_);
+  const auto run = runs_.find(std::string(run_id));
+  if (run != runs_.end()) return run->second;
+  std::string known;
+  for (const auto& [id, _] : runs_) absl::StrAppend(&known, known.empty() ? "" : ", ", id);
+  return absl::NotFoundError(
+      absl::StrCat("no run '", run_id, "'; ", known.empty() ? "there are no runs" : "there are: ", known));
+}
+
+std::vector<std::shared_ptr<Run>> Runs::All() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Run>> all;
+  for (const auto& [_, run] : runs_) all.push_back(run);
+  return all;
+}
+
+uint64_t Runs::reserved_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& run : All()) bytes += run->plan().bytes.total();
+  return bytes;
+}
+
+bool Runs::draining() const {
+  absl::MutexLock lock(&mu_);
+  return draining_;
+}
+
+void Runs::ShowMemory() const {
+  MemoryBytes sum;
+  for (const auto& run : All()) {
+    const PlanBytes& b = run->plan().bytes;
+    sum.weights += b.weights;
+    sum.momentum += b.momentum;
+    sum.variance += b.variance;
+    sum.gradients += b.gradients;
+    sum.staging += b.staging;
+  }
+  options_.metrics->SetMemory(options_.device->label(), sum, options_.memory_limit_bytes);
+}
+
+int Runs::Drain(double timeout_s) {
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+  }
+  // Outlives this call in the runs that do not get ready in time.
+  struct Pending {
+    absl::Mutex mu;
+    size_t runs ABSL_GUARDED_BY(mu) = 0;
+  };
+  const auto pending = std::make_shared<Pending>();
+  const auto all = All();
+  {
+    absl::MutexLock lock(&pending->mu);
+    pending->runs = all.size();
+  }
+  for (const auto& run : all) {
+    run->Drain([pending] {
+      absl::MutexLock lock(&pending->mu);
+      --pending->runs;
+    });
+  }
+  {
+    const auto none = [&]() ABSL_SHARED_LOCKS_REQUIRED(pending->mu) { return pending->runs == 0; };
+    absl::MutexLock lock(&pending->mu);
+    pending->mu.AwaitWithTimeout(absl::Condition(&none), absl::Seconds(timeout_s));
+  }
+  std::atomic<int> open = 0;
+  absl::BlockingCounter asked(static_cast<int>(all.size()));
+  for (const auto& run : all) {
+    run->AskStepOpen([&](bool step_open) {
+      open += step_open ? 1 : 0;
+      asked.DecrementCount();
+    });
+  }
+  asked.Wait();
+  return open;
+}
+
+double Runs::busy_s() const {
+  double most = 0;
+  for (const auto& run : All()) most = std::max(most, run->busy_s());
+  return most;
+}
+
+void Runs::End(const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+  }
+  strand_.Stop();
+  for (const auto& run : All()) run->End(status);
+  absl::MutexLock lock(&mu_);
+  runs_.clear();
+}
+
+}  // namespace ballast

@@ -1,0 +1,128 @@
+#include "server/sender.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ballast {
+
+Sender::Sender(Environment environment, uint64_t slot_bytes) : environment_(std::move(environment)) {
+  for (Slot& slot : slots_) {
+    slot.data.reserve(slot_bytes);
+    slot_bytes_ += slot.data.capacity();
+  }
+}
+
+void Sender::Bind(std::shared_ptr<RankStream> stream) {
+  Unbind();
+  stream_ = std::move(stream);
+}
+
+void Sender::Unbind() {
+  DropPublished();
+  stream_.reset();
+  writing_ = false;
+  opened_ = false;
+  credit_bytes_ = 0;
+  drain_.reset();
+}
+
+void Sender::DropPublished() {
+  tensors_.clear();
+  next_chunk_ = 0;
+  result_.reset();
+  for (Slot& slot : slots_) {
+    if (slot.state == SlotState::kReady) slot.state = SlotState::kFree;
+    slot.stale = slot.state != SlotState::kFree;
+  }
+}
+
+void Sender::Pump() {
+  if (stream_ == nullptr) return;
+  Encode();
+  if (!writing_) WriteNext();
+}
+
+void Sender::Encode() {
+  for (Slot& slot : slots_) {
+    if (tensors_.empty()) return;
+    if (slot.state == SlotState::kFree) EncodeNextChunk(&slot);
+  }
+}
+
+void Sender::EncodeNextChunk(Slot* slot) {
+  const RunSpec& spec = *environment_.spec;
+  const auto [step, tensor] = tensors_.front();
+  const TensorSpec& t = spec.tensors[tensor];
+  const TensorRange range{tensor, ChunkBegin(spec, next_chunk_), ChunkEnd(spec, t, next_chunk_)};
+  const bool last = range.last == t.elements;
+  slot->chunk = {.step = step, .tensor = tensor, .chunk = next_chunk_, .last = last};
+  slot->data.resize((range.last - range.first) * WireBytes(t.serving_format));
+  slot->state = SlotState::kEncoding;
+  slot->stale = false;
+  slot->order = encoded_++;
+  ++next_chunk_;
+  if (last) {
+    tensors_.pop_front();
+    next_chunk_ = 0;
+  }
+  environment_.store->Serve(range, reinterpret_cast<std::byte*>(slot->data.data()), [this, slot](const TaskResult&) {
+    slot->state = slot->stale ? SlotState::kFree : SlotState::kReady;
+    Pump();
+  });
+}
+
+std::optional<StreamOutput> Sender::NextControl() {
+  if (std::exchange(opened_, false)) return output::Opened{};
+  if (credit_bytes_ > 0) return output::Credit{std::exchange(credit_bytes_, 0)};
+  if (drain_) return output::Drain{*std::exchange(drain_, std::nullopt)};
+  return std::nullopt;
+}
+
+Sender::Slot* Sender::NextReady() {
+  Slot* next = nullptr;
+  for (Slot& slot : slots_) {
+    const bool mine = slot.state == SlotState::kReady || (slot.state == SlotState::kEncoding && !slot.stale);
+    if (mine && (next == nullptr || slot.order < next->order)) next = &slot;
+  }
+  return next != nullptr && next->state == SlotState::kReady ? next : nullptr;
+}
+
+void Sender::WriteNext() {
+  if (auto control = NextControl()) {
+    writing_ = stream_->Write(*control);
+    return;
+  }
+  if (Slot* slot = NextReady(); slot != nullptr) {
+    const uint64_t bytes = slot->data.size();
+    writing_ = stream_->WriteWeights(slot->chunk, &slot->data);
+    slot->state = writing_ ? SlotState::kWriting : SlotState::kFree;
+    slot->writer = writing_ ? stream_ : nullptr;
+    if (writing_) environment_.on_sent(bytes);
+    return;
+  }
+  if (result_ && tensors_.empty() && !AnySlotBusy()) {
+    writing_ = stream_->Write(*std::exchange(result_, std::nullopt));
+  }
+}
+
+bool Sender::AnySlotBusy() const {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [](const Slot& slot) { return slot.state != SlotState::kFree && !slot.stale; });
+}
+
+void Sender::OnWritten(const RankStream* stream) {
+  for (Slot& slot : slots_) {
+    if (slot.state != SlotState::kWriting || slot.writer.get() != stream) continue;
+    slot.writer->TakeBack(&slot.data);
+    slot.writer.reset();
+    slot.state = SlotState::kFree;
+  }
+  if (stream == stream_.get()) writing_ = false;
+  Pump();
+}
+
+bool Sender::idle() const {
+  return !writing_ && !opened_ && credit_bytes_ == 0 && !drain_ && !result_ && tensors_.empty() && !AnySlotBusy();
+}
+
+}  // namespace ballast

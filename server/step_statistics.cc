@@ -1,0 +1,77 @@
+#include "server/step_statistics.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ballast {
+namespace {
+
+double RmsOf(const kernels::Statistics& s, uint64_t elements) {
+  const double rms = std::sqrt(s.rms_sq / static_cast<double>(elements));
+  return std::isfinite(rms) ? rms : 0;
+}
+
+}  // namespace
+
+StepStatistics::StepStatistics(const RunSpec* spec, const LayerGroups* layers)
+    : spec_(spec), layers_(layers), tensors_(spec->tensors.size()), updated_(spec->tensors.size()) {}
+
+void StepStatistics::Begin() { updated_.assign(updated_.size(), false); }
+
+void StepStatistics::Add(uint32_t tensor, const kernels::Statistics& statistics) {
+  tensors_[tensor] = statistics;
+  updated_[tensor] = true;
+}
+
+void StepStatistics::Complete(ClosedStep* step) const {
+  double grad_sq = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!updated_[i]) continue;
+    grad_sq += tensors_[i].grad_sq;
+    step->nonfinite_tensors += tensors_[i].nonfinite > 0 ? 1 : 0;
+    step->rejected_blocks += tensors_[i].rejected;
+  }
+  step->grad_norm = std::sqrt(grad_sq);
+}
+
+std::vector<StepStatistics::Sums> StepStatistics::SumLayers() const {
+  std::vector<Sums> layers(layers_->names().size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (!updated_[i]) continue;
+    const kernels::Statistics& t = tensors_[i];
+    Sums& layer = layers[layers_->group(i)];
+    layer.any = true;
+    layer.full &= t.full;
+    layer.grad_sq += t.grad_sq;
+    layer.update_sq += t.update_sq;
+    layer.weight_sq += t.weight_sq;
+    layer.stored_dot += t.stored_dot;
+    layer.unchanged += t.unchanged;
+    layer.elements += spec_->tensors[i].elements;
+    layer.rms_max = std::max(layer.rms_max, RmsOf(t, spec_->tensors[i].elements));
+  }
+  return layers;
+}
+
+void StepStatistics::Complete(StepReport* report) const {
+  ClosedStep closed;
+  Complete(&closed);
+  report->grad_norm = closed.grad_norm;
+  report->nonfinite_tensors = closed.nonfinite_tensors;
+  report->rejected_blocks = closed.rejected_blocks;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (updated_[i]) report->tensor_rms.push_back(RmsOf(tensors_[i], spec_->tensors[i].elements));
+  }
+  for (const Sums& sums : SumLayers()) {
+    StepReport::Layer& layer = report->layers.emplace_back();
+    layer.rms_ratio = sums.rms_max;
+    layer.gradient_norm = std::sqrt(sums.grad_sq);
+    if (!sums.any || !sums.full) continue;
+    if (sums.weight_sq > 0) layer.update_to_weight_ratio = std::sqrt(sums.update_sq / sums.weight_sq);
+    // (d . dhat)/|d| over |d|; nothing was lost where nothing was wanted.
+    layer.edq_ratio = sums.update_sq > 0 ? sums.stored_dot / sums.update_sq : 1;
+    layer.unchanged_ratio = static_cast<double>(sums.unchanged) / static_cast<double>(sums.elements);
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,43 @@
+// What a step's updates measured, tensor by tensor as they finish, summed in the order of the spec when the step
+// closes: the same numbers whatever the order of the updates.
+//
+// Strand-confined. Memory: one Statistics a tensor, from the constructor on.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "server/layers.h"
+#include "server/metrics.h"
+#include "server/rank_stream.h"
+#include "server/run_spec.h"
+
+namespace ballast {
+
+class StepStatistics {
+ public:
+  StepStatistics(const RunSpec* spec, const LayerGroups* layers);
+
+  void Begin();
+  void Add(uint32_t tensor, const kernels::Statistics& statistics);
+
+  // Fills in grad_norm, nonfinite_tensors and rejected_blocks.
+  void Complete(ClosedStep* step) const;
+  // Fills in layers, tensor_rms and what Complete fills in.
+  void Complete(StepReport* report) const;
+
+ private:
+  struct Sums {
+    double grad_sq = 0, update_sq = 0, weight_sq = 0, stored_dot = 0, rms_max = 0;
+    uint64_t unchanged = 0, elements = 0;
+    bool any = false, full = true;
+  };
+  std::vector<Sums> SumLayers() const;
+
+  const RunSpec* const spec_;
+  const LayerGroups* const layers_;
+  std::vector<kernels::Statistics> tensors_;
+  std::vector<bool> updated_;
+};
+
+}  // namespace ballast

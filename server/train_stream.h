@@ -1,0 +1,72 @@
+// One Train call: checks what the rank sends, copies nothing, posts it to the run's strand, and writes what the run
+// says.
+//
+// gRPC's reactions come on its threads; RankStream is called on the strand. The object is shared by gRPC (until OnDone)
+// and the run (until it lets go). Every path, cancelled at any point or not, comes to Finish exactly once.
+// Memory: at most kMostUnconsumed messages read and not yet consumed by the strand, and one being written.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "ballast/v1/trainer.grpc.pb.h"
+#include "server/rank_stream.h"
+#include "server/rpc.h"
+
+namespace ballast {
+
+class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>,
+                          public RankStream,
+                          public std::enable_shared_from_this<TrainStream> {
+ public:
+  static constexpr int kMostUnconsumed = 8;
+
+  static TrainStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
+
+  bool WriteWeights(const WeightsChunk& chunk, std::string* data) override;
+  void TakeBack(std::string* data) override;
+  bool Write(const StreamOutput& output) override;
+  void Finish(absl::Status status) override;
+  void Cancel() override;
+  void Consumed() override;
+  const std::string& peer() const override { return peer_; }
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  using Reactor = grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>;
+
+  TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
+  absl::Status Bind(const v1::TrainRequest& request);
+  RankMessage Convert(v1::TrainRequest* request);
+  RankMessage ConvertGradient(v1::Gradient* gradient);
+  void ReadOn();
+  bool StartWriteUnlessFinished();
+  std::shared_ptr<Run> run();
+
+  const RpcEnvironment environment_;
+  const std::string peer_;
+  RpcRecord record_;
+  std::shared_ptr<TrainStream> self_;  // until OnDone
+  v1::TrainRequest request_;           // of the read under way
+  v1::TrainResponse response_;         // of the write under way
+
+  absl::Mutex mu_;
+  grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mu_);  // nullptr after OnDone
+  std::shared_ptr<Run> run_ ABSL_GUARDED_BY(mu_);              // from Open on
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;
+  bool input_closed_ ABSL_GUARDED_BY(mu_) = false;
+  int unconsumed_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::StatusCode code_ ABSL_GUARDED_BY(mu_) = absl::StatusCode::kOk;
+};
+
+}  // namespace ballast

@@ -1,0 +1,147 @@
+#include "server/trainer_service.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/canonical_spec.h"
+#include "server/convert.h"
+#include "server/load_stream.h"
+#include "server/log.h"
+#include "server/pull_stream.h"
+#include "server/status_macros.h"
+#include "server/train_stream.h"
+
+namespace ballast {
+namespace {
+
+std::string Difference(const std::string& existing, const std::string& asked) {
+  v1::RunSpec a, b;
+  if (!a.ParseFromString(existing) || !b.ParseFromString(asked)) return "it cannot be read";
+  return FirstDifference(a, b).value_or("in nothing that can be named");
+}
+
+absl::StatusOr<Runs::CreateRequest> ToCreateRequest(const v1::RunSpec& spec, const Config::Limits& limits) {
+  Runs::CreateRequest made;
+  made.difference = Difference;
+  ASSIGN_OR_RETURN(made.spec, ToRunSpec(spec, limits));
+  made.canonical_spec = SerializeCanonical(Canonical(spec));
+  made.spec_sha256 = Sha256Hex(made.canonical_spec);
+  return made;
+}
+
+absl::Status CheckRank(const v1::AttachRequest& request) {
+  if (request.world() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("world is ", request.world(),
+                                                   "; this version trains with one rank: wanted 1. Reduce gradients "
+                                                   "among the trainers first"));
+  }
+  if (request.rank() != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("rank is ", request.rank(), " of world 1; wanted: 0"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProtocol(const v1::AttachRequest& request) {
+  if (request.protocol_min() <= kProtocolMax && request.protocol_max() >= kProtocolMin) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the client speaks protocols ", request.protocol_min(), " to ", request.protocol_max(), ", this daemon ",
+      kProtocolMin, " to ", kProtocolMax, "; install a client and a daemon of neighbouring versions"));
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext* context,
+                                                    const v1::CreateRunRequest* request,
+                                                    v1::CreateRunResponse* response) {
+  auto* reactor = context->DefaultReactor();
+  RpcRecord record(environment_.metrics, "CreateRun");
+  auto made = ToCreateRequest(request->spec(), limits_);
+  if (!made.ok()) {
+    record.Done(made.status().code());
+    reactor->Finish(ToGrpc(made.status()));
+    return reactor;
+  }
+  environment_.runs->Create(*std::move(made), [this, reactor, response, record](auto created) mutable {
+    if (created.ok()) {
+      const Run& run = *created->run;
+      const uint64_t limit = environment_.runs->memory_limit_bytes(), reserved = environment_.runs->reserved_bytes();
+      response->set_created(created->created);
+      *response->mutable_plan() = FromPlan(run.plan(), limit - std::min(limit, reserved));
+      response->set_spec_sha256(run.spec_sha256());
+    }
+    record.Done(created.status().code());
+    reactor->Finish(ToGrpc(created.status()));
+  });
+  return reactor;
+}
+
+absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::AttachRequest& request,
+                                                                 Run::AttachRequest* made) {
+  RETURN_IF_ERROR(CheckProtocol(request));
+  RETURN_IF_ERROR(CheckRank(request));
+  ASSIGN_OR_RETURN(auto run, environment_.runs->Find(request.run_id()));
+  if (environment_.runs->draining())
+    return absl::UnavailableError("the daemon is shutting down; attach to the next one");
+  if (request.session_token().empty()) return run;
+  const auto session = environment_.sessions->Find(request.session_token());
+  if (!session || session->run_id != request.run_id()) {
+    return absl::NotFoundError(
+        absl::StrCat("no session of run '", request.run_id(), "' has this token; attach without a token to begin one"));
+  }
+  made->resumes = session->id;
+  return run;
+}
+
+grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
+                                                 v1::AttachResponse* response) {
+  auto* reactor = context->DefaultReactor();
+  RpcRecord record(environment_.metrics, "Attach");
+  Run::AttachRequest made{.fresh = environment_.sessions->NewId(),
+                          .takeover = request->takeover(),
+                          .want_digests = request->want_digests(),
+                          .peer = context->peer()};
+  auto run = CheckAttach(*request, &made);
+  if (!run.ok()) {
+    record.Done(run.status().code());
+    reactor->Finish(ToGrpc(run.status()));
+    return reactor;
+  }
+  (*run)->Attach(std::move(made), [=, this, run = *run](absl::StatusOr<Run::AttachReply> reply,
+                                                        double retry_after_s) mutable {
+    if (reply.ok()) {
+      *response = FromAttachReply(*reply, run->spec());
+      response->set_protocol(kProtocolMax);
+      response->set_session_token(reply->resumed ? request->session_token()
+                                                 : environment_.sessions->Issue({run->spec().run_id, reply->session}));
+      Log(LogLevel::kInfo, "attached", "rank attached",
+          {{"run_id", run->spec().run_id},
+           {"rank", uint64_t{0}},
+           {"step", reply->resume_step},
+           {"peer", context->peer()}});
+    } else if (retry_after_s > 0) {
+      context->AddTrailingMetadata("ballast-retry-after-ms", absl::StrCat(std::ceil(retry_after_s * 1000)));
+    }
+    record.Done(reply.status().code());
+    reactor->Finish(ToGrpc(reply.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerReadReactor<v1::LoadStateRequest>* TrainerService::LoadState(grpc::CallbackServerContext*,
+                                                                         v1::LoadStateResponse* response) {
+  return LoadStream::Start(environment_, response);
+}
+
+grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Train(
+    grpc::CallbackServerContext* context) {
+  return TrainStream::Start(environment_, context);
+}
+
+grpc::ServerWriteReactor<v1::Weights>* TrainerService::Pull(grpc::CallbackServerContext*,
+                                                            const v1::PullRequest* request) {
+  return PullStream::Start(environment_, *request);
+}
+
+}  // namespace ballast
