@@ -1,0 +1,16 @@
+// The operator's program: `ballastctl --help`.
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/cpp/ctl/command_line.h"
+
+int main(int argc, char** argv) {
+  const auto environment = [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
+  };
+  return ballast::ctl::Main(std::vector<std::string>(argv + 1, argv + argc), environment, std::cout, std::cerr);
+}

@@ -1,0 +1,143 @@
+#include "client/cpp/client.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/connection.h"
+#include "client/cpp/session.h"
+#include "client/cpp/step_stream.h"
+#include "client/cpp/tensor_table.h"
+#include "client/cpp/weight_transfer.h"
+
+namespace ballast {
+namespace {
+
+absl::Status NotAttached(const char* call) {
+  return absl::FailedPreconditionError(absl::StrCat(call, " before Attach: take a rank of a run first"));
+}
+
+Attachment Describe(const v1::AttachResponse& grant) {
+  Attachment attachment;
+  attachment.resume_step = grant.resume_step();
+  attachment.weights_loaded = grant.weights_loaded();
+  attachment.digests.assign(grant.digests().begin(), grant.digests().end());
+  if (grant.has_last_result()) attachment.last_result = grant.last_result();
+  return attachment;
+}
+
+}  // namespace
+
+class Client::Impl {
+ public:
+  explicit Impl(std::unique_ptr<Connection> opened) : connection(std::move(opened)) {}
+
+  template <typename Response, typename Stub, typename Request>
+  absl::StatusOr<Response> Call(Stub& stub,
+                                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                                const Request& request) {
+    Response response;
+    if (auto s = connection->Call(stub, method, request, &response); !s.ok()) return s;
+    return response;
+  }
+
+  const std::unique_ptr<Connection> connection;
+  std::unique_ptr<StepStream> stream;  // after Attach
+};
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::~Client() = default;
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
+  auto connection = Connection::Open(std::move(options));
+  if (!connection.ok()) return connection.status();
+  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(*std::move(connection))));
+}
+
+const std::string& Client::server() const { return impl_->connection->server(); }
+
+absl::StatusOr<v1::CreateRunResponse> Client::CreateRun(const v1::RunSpec& spec) {
+  v1::CreateRunRequest request;
+  *request.mutable_spec() = spec;
+  return impl_->Call(impl_->connection->trainer(), &v1::TrainerService::Stub::CreateRun, request);
+}
+
+absl::StatusOr<v1::GetServerResponse> Client::GetServer() {
+  return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::GetServer, v1::GetServerRequest());
+}
+
+absl::StatusOr<v1::ListRunsResponse> Client::ListRuns() {
+  return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::ListRuns, v1::ListRunsRequest());
+}
+
+absl::StatusOr<v1::GetRunResponse> Client::GetRun(const std::string& run_id) {
+  v1::GetRunRequest request;
+  request.set_run_id(run_id);
+  return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::GetRun, request);
+}
+
+absl::StatusOr<v1::DeleteRunResponse> Client::DeleteRun(const std::string& run_id, bool force) {
+  v1::DeleteRunRequest request;
+  request.set_run_id(run_id);
+  request.set_force(force);
+  return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::DeleteRun, request);
+}
+
+absl::StatusOr<v1::RunPlan> Client::Plan(const v1::RunSpec& spec) {
+  v1::PlanRequest request;
+  *request.mutable_spec() = spec;
+  auto response = impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::Plan, request);
+  if (!response.ok()) return response.status();
+  return response->plan();
+}
+
+absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
+  if (impl_->stream) {
+    return absl::FailedPreconditionError("this client is attached already; one client holds one rank of one run");
+  }
+  auto grant = TakeRank(*impl_->connection, options);
+  if (!grant.ok()) return grant.status();
+  auto run = GetRun(options.run_id);
+  if (!run.ok()) return run.status();
+  auto tensors = TensorTable::Create(run->spec(), grant->chunk_elements());
+  if (!tensors.ok()) return tensors.status();
+  auto stream = StepStream::Start(*impl_->connection, options, *grant, *std::move(tensors));
+  if (!stream.ok()) return stream.status();
+  impl_->stream = *std::move(stream);
+  return Describe(*grant);
+}
+
+absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors) {
+  if (!impl_->stream) return NotAttached("LoadWeights");
+  if (auto s = impl_->stream->status(); !s.ok()) return s;
+  return UploadWeights(*impl_->connection, impl_->stream->tensors(), impl_->stream->token(), tensors);
+}
+
+absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> tensors, const PieceSink& sink) {
+  return PullWeights(*impl_->connection, run_id, tensors, sink);
+}
+
+absl::Status Client::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {
+  return impl_->stream ? impl_->stream->BindWeights(tensor, destination, bytes) : NotAttached("BindWeights");
+}
+
+absl::Status Client::BeginStep(const StepValues& values) {
+  return impl_->stream ? impl_->stream->BeginStep(values) : NotAttached("BeginStep");
+}
+
+absl::Status Client::Push(uint32_t tensor, absl::Span<const std::byte> gradient) {
+  return impl_->stream ? impl_->stream->Push(tensor, gradient) : NotAttached("Push");
+}
+
+std::future<absl::StatusOr<StepResult>> Client::EndStep(std::optional<double> loss) {
+  if (impl_->stream) return impl_->stream->EndStep(loss);
+  std::promise<absl::StatusOr<StepResult>> promise;
+  promise.set_value(NotAttached("EndStep"));
+  return promise.get_future();
+}
+
+uint64_t Client::step() const { return impl_->stream ? impl_->stream->step() : 0; }
+
+absl::Status Client::status() const { return impl_->stream ? impl_->stream->status() : absl::OkStatus(); }
+
+}  // namespace ballast

@@ -1,0 +1,146 @@
+// ballast::Client: one trainer process's connection to a run.
+//
+//   auto client = ballast::Client::Connect({.server = "node7:7700"}).value();
+//   client->CreateRun(spec);                        // ballast::v1::RunSpec; idempotent
+//   auto attachment = client->Attach({.run_id = "r1"}).value();
+//   if (!attachment.weights_loaded) client->LoadWeights(views);
+//   for (uint32_t i = 0; i < tensors; ++i) client->BindWeights(i, pointer[i], bytes[i]);
+//   for (...) {
+//     client->BeginStep({.groups = {{.lr = 1e-3}}});
+//     for (tensor in backward order) client->Push(tensor, gradient);   // copies, returns at once
+//     auto result = client->EndStep(loss).get();                       // absl::StatusOr<StepResult>
+//   }                                                                  // every bound weight is now in place
+//
+// Threads: the calls of one step come from one thread at a time (thread-compatible); a reader and a writer thread of
+// the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun, Attach,
+// LoadWeights, Pull and the wait on EndStep's future. A lost connection is resumed by itself for `reconnect_timeout_s`,
+// sending again only what the daemon does not hold; then every call returns UNAVAILABLE naming the server. Memory: Push
+// copies into a host buffer, at most one gradient of the rank, freed as weights return. Errors: absl::Status with the
+// daemon's code and message. A call refused for its arguments or its place in the sequence (INVALID_ARGUMENT,
+// FAILED_PRECONDITION) changes nothing. When the daemon ends the session, or cannot be reached again, the client stays
+// failed and every call says the same.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+#include "ballast/v1/admin.pb.h"
+#include "ballast/v1/run.pb.h"
+#include "ballast/v1/trainer.pb.h"
+
+namespace ballast {
+
+struct ClientOptions {
+  std::string server = "localhost:7700";  // host:port or unix:path
+  double connect_timeout_s = 10;
+  double reconnect_timeout_s = 15;
+  // Gets the few lines that a person should see (connection lost, resumed, waiting for a lease), without a newline,
+  // from any thread of the client. Empty: stderr.
+  std::function<void(const std::string& line)> log = {};
+};
+
+struct AttachOptions {
+  std::string run_id;
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  bool takeover = false;  // fence a live session that holds the rank
+  double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
+};
+
+// What Attach found. Digests are xxh3_64 of each tensor's bytes in its serving format; empty before weights are loaded.
+struct Attachment {
+  uint64_t resume_step = 1;  // the first step to send
+  bool weights_loaded = false;
+  std::vector<uint64_t> digests;
+  std::optional<v1::StepResult> last_result;
+};
+
+// A tensor's bytes in memory, row-major and contiguous.
+struct TensorView {
+  uint32_t tensor = 0;
+  std::string format;  // fp32 | bf16 | fp16
+  absl::Span<const std::byte> bytes;
+};
+
+// This step's hyperparameters of one group; those left out keep the spec's.
+struct GroupValues {
+  std::optional<double> lr = {}, weight_decay = {}, beta1 = {}, beta2 = {}, momentum = {};
+};
+struct StepValues {
+  std::vector<GroupValues> groups = {};  // by group index; may be shorter
+  double loss_scale = 1;
+};
+
+// What moved when, in one step.
+struct StepTiming {
+  uint64_t pushed_bytes = 0, pulled_bytes = 0;
+  uint64_t pushed_bytes_in_backward = 0;  // sent before EndStep was called
+  uint64_t pulled_bytes_in_backward = 0;  // received before EndStep was called
+  double backward_s = 0;                  // BeginStep to EndStep
+  double wait_s = 0;                      // EndStep to its result
+};
+
+struct StepResult {
+  v1::StepResult result;
+  StepTiming timing;
+};
+
+class Client {
+ public:
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
+  ~Client();  // releases the rank when no step is open; never blocks for more than a second
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  const std::string& server() const;
+
+  absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec);
+  absl::StatusOr<v1::GetServerResponse> GetServer();
+  absl::StatusOr<v1::ListRunsResponse> ListRuns();
+  absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run_id);
+  absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force);
+  absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec);
+
+  // Takes the rank and opens the step stream. The spec is the daemon's; it is read back to know the tensors.
+  absl::StatusOr<Attachment> Attach(const AttachOptions& options);
+  // Uploads weights before the first step; returns the digests of what the daemon then serves, by tensor index.
+  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);
+  // Latest weights of the named tensors (empty = all) into `sink`, called from this thread with consecutive pieces of
+  // whole chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0.
+  absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                    const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
+                                                     absl::Span<const std::byte> piece, uint64_t step)>& sink);
+
+  // Where weights of `tensor` are written when they return, in the serving format. nullptr: dropped. Written by the
+  // client's reader thread between the tensor's Push and the end of the step, at no other time.
+  absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes);
+
+  absl::Status BeginStep(const StepValues& values);
+  // `gradient` is copied before this returns. Once per tensor and step.
+  absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
+  // Tensors not pushed are sent as absent. The future is ready when the step is closed and every weight is in.
+  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss);
+
+  // The step to be sent next (or open now).
+  uint64_t step() const;
+  // Why the client failed, or OK.
+  absl::Status status() const;
+
+ private:
+  class Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,64 @@
+// One channel to a daemon, its unary calls and what their errors mean. Every call has a deadline, except the streams,
+// whose dead peers the keep-alive finds within 8 s. Thread-safe.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "ballast/v1/admin.grpc.pb.h"
+#include "ballast/v1/trainer.grpc.pb.h"
+#include "client/cpp/client.h"
+
+namespace ballast {
+
+// The same code and message.
+absl::Status FromGrpc(const grpc::Status& status);
+
+// Whether trying again may help: the connection or the daemon went away, rather than refused.
+bool IsLost(const absl::Status& status);
+
+// "connection refused" and the like out of gRPC's account of a failed connection.
+std::string ConnectionReason(const std::string& message);
+
+class Connection {
+ public:
+  // UNAVAILABLE with the mend when no daemon answers within connect_timeout_s.
+  static absl::StatusOr<std::unique_ptr<Connection>> Open(ClientOptions options);
+
+  const ClientOptions& options() const { return options_; }
+  const std::string& server() const { return options_.server; }
+  v1::TrainerService::Stub& trainer() { return *trainer_; }
+  v1::AdminService::Stub& admin() { return *admin_; }
+  void Log(const std::string& line) const;
+
+  // FromGrpc, with the server's name in front where the failure is one of reaching it.
+  absl::Status Explain(const grpc::Status& status) const;
+
+  template <typename Stub, typename Request, typename Response>
+  absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                    const Request& request, Response* response, absl::Duration timeout = kCallTimeout) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    return Explain((stub.*method)(&context, request, response));
+  }
+
+ private:
+  // CreateRun reserves and clears memory, at worst hundreds of gigabytes at some gigabytes a second.
+  static constexpr absl::Duration kCallTimeout = absl::Seconds(120);
+
+  explicit Connection(ClientOptions options);
+
+  const ClientOptions options_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::TrainerService::Stub> trainer_;
+  std::unique_ptr<v1::AdminService::Stub> admin_;
+};
+
+}  // namespace ballast

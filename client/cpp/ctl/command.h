@@ -1,0 +1,70 @@
+// ballastctl's commands: what each is given, and what it may return. A command prints its answer to `out`, why it could
+// not to `err`, and returns the program's exit code.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "client/cpp/client.h"
+
+namespace ballast::ctl {
+
+enum ExitCode : int {
+  kOk = 0,
+  kRefused = 1,       // the daemon said no, or it is unhealthy
+  kUsage = 64,        // EX_USAGE
+  kUnreachable = 69,  // EX_UNAVAILABLE
+};
+
+struct Flag {
+  std::string name;     // without dashes
+  std::string value;    // for the help: N, FILE; empty: a switch
+  std::string meaning;  // one line
+};
+
+struct Invocation {
+  std::string server = {};
+  bool json = false;
+  double timeout_s = 3;
+  std::vector<std::string> arguments = {};
+  std::map<std::string, std::string> flags = {};  // those given; switches have the value "true"
+  std::ostream& out;
+  std::ostream& err;
+
+  bool Has(const std::string& flag) const { return flags.contains(flag); }
+  std::string Get(const std::string& flag, const std::string& otherwise) const {
+    const auto found = flags.find(flag);
+    return found == flags.end() ? otherwise : found->second;
+  }
+};
+
+struct Command {
+  std::string name;
+  std::vector<std::string> arguments;  // names of the positional ones, all required
+  std::string summary;
+  std::string details;  // after the summary in the command's own help
+  std::vector<Flag> flags;
+  int (*run)(const Invocation&);
+};
+
+Command StatusCommand();
+Command RunsCommand();
+Command RunCommand();
+Command PlanCommand();
+Command DoctorCommand();
+Command DeleteCommand();
+Command HealthCommand();
+
+absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
+// Prints the error; its exit code.
+int Fail(const Invocation& invocation, const absl::Status& status);
+// A protobuf message as JSON, with the proto's field names and zeros in place.
+int PrintJson(const Invocation& invocation, const google::protobuf::Message& message);
+
+}  // namespace ballast::ctl

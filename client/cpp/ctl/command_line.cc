@@ -1,0 +1,205 @@
+#include "client/cpp/ctl/command_line.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace ballast::ctl {
+namespace {
+
+std::vector<Command> Commands() {
+  return {StatusCommand(), RunsCommand(),   RunCommand(),   PlanCommand(),
+          DoctorCommand(), DeleteCommand(), HealthCommand()};
+}
+
+std::vector<Flag> CommonFlags() {
+  return {{"server", "HOST:PORT", "the daemon; default $BALLAST_SERVER, else localhost:7700"},
+          {"json", "", "print JSON instead of a table"},
+          {"timeout", "SECONDS", "how long to wait for the daemon to answer; default 3"},
+          {"help", "", "this text"},
+          {"version", "", "ballastctl's version"}};
+}
+
+std::string Usage(const Command& command) {
+  std::string usage = absl::StrCat("ballastctl ", command.name);
+  for (const std::string& argument : command.arguments) absl::StrAppend(&usage, " ", argument);
+  if (!command.flags.empty()) usage += " [flags]";
+  return usage;
+}
+
+void PrintFlags(const std::vector<Flag>& flags, std::ostream& out) {
+  for (const Flag& flag : flags) {
+    const std::string left = absl::StrCat("--", flag.name, flag.value.empty() ? "" : " ", flag.value);
+    out << absl::StrFormat("  %-22s %s\n", left, flag.meaning);
+  }
+}
+
+void PrintHelp(std::ostream& out) {
+  out << "ballastctl: look at a ballastd, the daemon that holds optimizer state\n\n"
+         "usage: ballastctl [flags] COMMAND ...\n\ncommands:\n";
+  for (const Command& command : Commands()) {
+    const std::string left = absl::StrJoin(command.arguments, " ", [&](std::string* s, const auto& a) { *s += a; });
+    out << absl::StrFormat("  %-22s %s\n", absl::StrCat(command.name, " ", left), command.summary);
+  }
+  out << "\nflags:\n";
+  PrintFlags(CommonFlags(), out);
+  out << "\nexit codes: 0 done, 1 refused or unhealthy, 64 wrong command line, 69 no daemon answers\n"
+         "`ballastctl COMMAND --help` says more of a command.\n";
+}
+
+void PrintHelp(const Command& command, std::ostream& out) {
+  out << Usage(command) << "\n\n" << command.summary << "\n";
+  if (!command.details.empty()) out << "\n" << command.details;
+  if (!command.flags.empty()) out << "\nflags:\n";
+  PrintFlags(command.flags, out);
+  out << "\nflags of every command:\n";
+  PrintFlags(CommonFlags(), out);
+}
+
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+absl::Status Unknown(const char* what, const std::string& word, const std::vector<std::string>& candidates) {
+  const std::vector<std::string> near = Nearest(word, candidates);
+  if (near.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown ", what, " '", word, "'; there are: ", absl::StrJoin(candidates, ", ")));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown ", what, " '", word, "'; did you mean ", absl::StrJoin(near, " or "), "?"));
+}
+
+// The words sorted into flags and the rest. Which flags there are depends on the command, wherever it stands.
+struct Sorted {
+  const Command* command = nullptr;
+  std::vector<std::string> rest;
+  std::map<std::string, std::string> flags;
+};
+
+bool TakesValue(const std::vector<Command>& commands, const std::string& name) {
+  const auto takes = [&](const Flag& flag) { return flag.name == name && !flag.value.empty(); };
+  const std::vector<Flag> common = CommonFlags();
+  if (std::any_of(common.begin(), common.end(), takes)) return true;
+  return std::any_of(commands.begin(), commands.end(), [&](const Command& command) {
+    return std::any_of(command.flags.begin(), command.flags.end(), takes);
+  });
+}
+
+absl::StatusOr<Sorted> Sort(const std::vector<Command>& commands, const std::vector<std::string>& words) {
+  Sorted sorted;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i] == "-h" ? "--help" : words[i];
+    if (!word.starts_with("--")) {
+      sorted.rest.push_back(word);
+      continue;
+    }
+    const size_t equals = word.find('=');
+    const std::string name = word.substr(2, equals == std::string::npos ? equals : equals - 2);
+    if (equals != std::string::npos) {
+      sorted.flags[name] = word.substr(equals + 1);
+    } else if (!TakesValue(commands, name)) {
+      sorted.flags[name] = "true";
+    } else if (i + 1 < words.size()) {
+      sorted.flags[name] = words[++i];
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
+    }
+  }
+  if (sorted.rest.empty()) return sorted;
+  std::vector<std::string> names;
+  for (const Command& command : commands) {
+    names.push_back(command.name);
+    if (command.name == sorted.rest[0]) sorted.command = &command;
+  }
+  if (sorted.command == nullptr) return Unknown("command", sorted.rest[0], names);
+  sorted.rest.erase(sorted.rest.begin());
+  return sorted;
+}
+
+absl::Status CheckFlags(const Sorted& sorted) {
+  std::vector<Flag> known = CommonFlags();
+  if (sorted.command != nullptr) known.insert(known.end(), sorted.command->flags.begin(), sorted.command->flags.end());
+  std::vector<std::string> names;
+  for (const Flag& flag : known) names.push_back(absl::StrCat("--", flag.name));
+  for (const auto& [name, value] : sorted.flags) {
+    const auto found = std::find_if(known.begin(), known.end(), [&](const Flag& flag) { return flag.name == name; });
+    if (found == known.end()) return Unknown("flag", absl::StrCat("--", name), names);
+    if (found->value.empty() && value != "true") {
+      return absl::InvalidArgumentError(absl::StrCat("--", name, " is a switch and takes no value, got '", value, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckArguments(const Sorted& sorted) {
+  if (sorted.rest.size() == sorted.command->arguments.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("got ", sorted.rest.size(), " arguments, wanted ",
+                                                 sorted.command->arguments.size(), ": ", Usage(*sorted.command)));
+}
+
+int Misused(const absl::Status& status, std::ostream& err) {
+  err << "ballastctl: " << status.message() << "\ntry `ballastctl --help`\n";
+  return kUsage;
+}
+
+}  // namespace
+
+std::vector<std::string> Nearest(const std::string& word, const std::vector<std::string>& candidates) {
+  std::vector<std::pair<size_t, std::string>> near;
+  for (const std::string& candidate : candidates) {
+    const size_t distance = EditDistance(word, candidate);
+    const bool begins = word.size() > 1 && candidate.starts_with(word);
+    if (begins || distance <= std::max<size_t>(1, candidate.size() / 3)) near.emplace_back(distance, candidate);
+  }
+  std::sort(near.begin(), near.end());
+  std::vector<std::string> names;
+  for (const auto& [distance, name] : near) names.push_back(name);
+  return names;
+}
+
+int Main(const std::vector<std::string>& words,
+         const std::function<std::optional<std::string>(const std::string&)>& environment, std::ostream& out,
+         std::ostream& err) {
+  const std::vector<Command> commands = Commands();
+  const auto sorted = Sort(commands, words);
+  if (!sorted.ok()) return Misused(sorted.status(), err);
+  if (auto s = CheckFlags(*sorted); !s.ok()) return Misused(s, err);
+  if (sorted->flags.contains("version")) {
+    out << "ballastctl " BALLAST_CLIENT_VERSION "\n";
+    return kOk;
+  }
+  if (sorted->command == nullptr || sorted->flags.contains("help")) {
+    const bool asked = sorted->flags.contains("help");
+    sorted->command != nullptr ? PrintHelp(*sorted->command, out) : PrintHelp(asked ? out : err);
+    return asked ? kOk : kUsage;
+  }
+  if (auto s = CheckArguments(*sorted); !s.ok()) return Misused(s, err);
+  Invocation invocation{.arguments = sorted->rest, .flags = sorted->flags, .out = out, .err = err};
+  invocation.server = invocation.Get("server", environment("BALLAST_SERVER").value_or("localhost:7700"));
+  invocation.json = invocation.Has("json");
+  const std::string timeout = invocation.Get("timeout", "3");
+  if (!absl::SimpleAtod(timeout, &invocation.timeout_s) || !(invocation.timeout_s > 0)) {
+    return Misused(
+        absl::InvalidArgumentError(absl::StrCat("--timeout is '", timeout, "'; wanted seconds, more than 0")), err);
+  }
+  return sorted->command->run(invocation);
+}
+
+}  // namespace ballast::ctl

@@ -1,0 +1,189 @@
+// `ballastctl doctor`: what commonly goes wrong between a trainer and a daemon, each with its mend.
+#include <google/protobuf/struct.pb.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/http_probe.h"
+#include "client/cpp/ctl/table.h"
+
+namespace ballast::ctl {
+namespace {
+
+constexpr uint32_t kProtocol = 1;
+
+enum class Level { kOk, kWarn, kFail };
+struct Finding {
+  Level level = Level::kOk;
+  std::string subject;
+  std::string detail;
+  std::string mend;
+};
+
+const char* LevelName(Level level) {
+  constexpr const char* kNames[] = {"OK", "WARN", "FAIL"};
+  return kNames[static_cast<int>(level)];
+}
+
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+bool IsLocal(const std::string& host) {
+  return host == "localhost" || host == "[::1]" || host.starts_with("127.") || host.starts_with("unix");
+}
+
+Finding CheckState(const v1::GetServerResponse& server) {
+  if (server.state() == "serving")
+    return {Level::kOk, "state", absl::StrCat("serving, up ", Duration(server.uptime_s())), ""};
+  return {Level::kFail, "state", absl::StrCat(server.state(), ": it takes no new runs or steps"),
+          "wait until it is started again"};
+}
+
+Finding CheckProtocol(const v1::GetServerResponse& server) {
+  const std::string range = absl::StrCat("the daemon speaks ", server.protocol_min(), " to ", server.protocol_max(),
+                                         ", this client ", kProtocol);
+  if (server.protocol_min() <= kProtocol && kProtocol <= server.protocol_max())
+    return {Level::kOk, "protocol", range, ""};
+  return {Level::kFail, "protocol", range, "install the same release on both sides"};
+}
+
+Finding CheckVersion(const v1::GetServerResponse& server) {
+  if (server.version() == BALLAST_CLIENT_VERSION)
+    return {Level::kOk, "version", server.version() + " on both sides", ""};
+  return {Level::kWarn, "version",
+          absl::StrCat("the daemon is ", server.version(), ", this client " BALLAST_CLIENT_VERSION),
+          "install the same release on both sides"};
+}
+
+Finding CheckMemory(const v1::GetServerResponse& server) {
+  const uint64_t limit = server.memory_limit_bytes(), reserved = std::min(server.memory_reserved_bytes(), limit);
+  const std::string detail = absl::StrCat(Bytes(limit - reserved), " free of ", Bytes(limit));
+  if (limit - reserved >= limit / 10) return {Level::kOk, "memory", detail, ""};
+  return {Level::kWarn, "memory", detail, "delete runs that are over (`ballastctl runs`), or raise memory_limit"};
+}
+
+Finding CheckRuns(const v1::GetServerResponse& server, int runs) {
+  const std::string detail = absl::StrCat(runs, " of at most ", server.max_runs());
+  if (static_cast<uint32_t>(runs) < server.max_runs()) return {Level::kOk, "runs", detail, ""};
+  return {Level::kWarn, "runs", detail, "delete runs that are over (`ballastctl runs`), or raise max_runs"};
+}
+
+Finding CheckFailedRuns(const v1::ListRunsResponse& runs) {
+  std::vector<std::string> failed;
+  for (const v1::RunStatus& run : runs.runs()) {
+    if (run.state() == v1::RUN_STATE_FAILED) failed.push_back(run.run_id());
+  }
+  if (failed.empty()) return {Level::kOk, "failed runs", "none", ""};
+  return {Level::kFail, "failed runs", absl::StrJoin(failed, ", "),
+          "see the daemon's log; delete them to free their memory"};
+}
+
+// The ops server may listen on another address of the daemon's host; a wildcard or loopback one is asked by way of the
+// host that answered.
+Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, double timeout_s) {
+  if (server.ops_address().empty()) {
+    return {Level::kWarn, "metrics", "the ops endpoint is off",
+            "set ops_http.listen, so that alerts can see the daemon"};
+  }
+  const std::string listens = HostOf(server.ops_address());
+  const std::string port = server.ops_address().substr(server.ops_address().rfind(':'));
+  if (IsLocal(listens) && !IsLocal(host)) {
+    return {Level::kWarn, "metrics", absl::StrCat(server.ops_address(), " is open to the daemon's own host only"),
+            "set ops_http.listen to an address that Prometheus reaches"};
+  }
+  const bool wildcard = listens == "0.0.0.0" || listens == "[::]" || listens.empty();
+  const std::string address = wildcard ? (host.starts_with("unix") ? "localhost" : host) + port : server.ops_address();
+  const auto code = HttpStatus(address, "/readyz", timeout_s);
+  if (code.ok() && *code == 200)
+    return {Level::kOk, "metrics", absl::StrCat("http://", address, "/readyz is ready"), ""};
+  if (code.ok()) {
+    return {Level::kFail, "metrics", absl::StrCat("http://", address, "/readyz says ", *code),
+            "the daemon is starting, draining or stuck: see its log"};
+  }
+  return {Level::kFail, "metrics", std::string(code.status().message()), "open that port, or correct ops_http.listen"};
+}
+
+Finding CheckCores(const v1::GetServerResponse& server, const std::string& host) {
+  const unsigned cores = std::thread::hardware_concurrency();
+  if (!IsLocal(host)) return {Level::kOk, "processors", "the daemon is on another host", ""};
+  if (!server.device().starts_with("cpu"))
+    return {Level::kOk, "processors", absl::StrCat("the daemon updates on ", server.device()), ""};
+  return {Level::kWarn, "processors",
+          absl::StrCat("trainers here share ", cores, " processors with the daemon (", server.device(), ")"),
+          "for speed give the daemon its own host or a GPU; for a try-out this is fine"};
+}
+
+std::vector<Finding> Examine(const Invocation& invocation) {
+  const auto client = Connect(invocation);
+  if (!client.ok()) {
+    return {{Level::kFail, "reachable", std::string(client.status().message()), ""}};
+  }
+  const auto server = (*client)->GetServer();
+  const auto runs = (*client)->ListRuns();
+  if (!server.ok() || !runs.ok()) {
+    const absl::Status& why = server.ok() ? runs.status() : server.status();
+    return {{Level::kFail, "reachable", absl::StrCat((*client)->server(), ": ", why.message()),
+             "is it a ballastd? correct --server"}};
+  }
+  const std::string host = HostOf((*client)->server());
+  return {{Level::kOk, "reachable", (*client)->server(), ""},
+          CheckState(*server),
+          CheckProtocol(*server),
+          CheckVersion(*server),
+          CheckMemory(*server),
+          CheckRuns(*server, runs->runs_size()),
+          CheckFailedRuns(*runs),
+          CheckOps(*server, host, invocation.timeout_s),
+          CheckCores(*server, host)};
+}
+
+int PrintAsJson(const Invocation& invocation, const std::vector<Finding>& findings) {
+  google::protobuf::Struct answer;
+  auto* list = (*answer.mutable_fields())["findings"].mutable_list_value();
+  for (const Finding& finding : findings) {
+    auto& fields = *list->add_values()->mutable_struct_value()->mutable_fields();
+    fields["level"].set_string_value(LevelName(finding.level));
+    fields["subject"].set_string_value(finding.subject);
+    fields["detail"].set_string_value(finding.detail);
+    fields["mend"].set_string_value(finding.mend);
+  }
+  return PrintJson(invocation, answer);
+}
+
+void Print(const std::vector<Finding>& findings, std::ostream& out) {
+  Table table({Table::Align::kLeft, Table::Align::kLeft, Table::Align::kLeft});
+  for (const Finding& finding : findings) {
+    table.Row({LevelName(finding.level), finding.subject, finding.detail});
+    if (!finding.mend.empty()) table.Row({"", "", absl::StrCat("mend: ", finding.mend)});
+  }
+  table.Print(out);
+}
+
+int Run(const Invocation& invocation) {
+  const std::vector<Finding> findings = Examine(invocation);
+  if (invocation.json) {
+    if (const int printed = PrintAsJson(invocation, findings); printed != kOk) return printed;
+  } else {
+    Print(findings, invocation.out);
+  }
+  if (findings.size() == 1) return kUnreachable;
+  const bool failed =
+      std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.level == Level::kFail; });
+  return failed ? kRefused : kOk;
+}
+
+}  // namespace
+
+Command DoctorCommand() {
+  return {.name = "doctor",
+          .arguments = {},
+          .summary = "examine the daemon from here; each finding with its mend",
+          .details = "Lines begin with OK, WARN or FAIL. Exit code 1 when one is FAIL, 69 when no daemon answers.\n",
+          .flags = {},
+          .run = Run};
+}
+
+}  // namespace ballast::ctl

@@ -1,0 +1,80 @@
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/plan_spec.h"
+#include "client/cpp/ctl/run_text.h"
+#include "client/cpp/ctl/table.h"
+
+namespace ballast::ctl {
+namespace {
+
+void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) {
+  const v1::GroupSpec& group = spec.groups(0);
+  out << Grouped(plan.parameters()) << " parameters in " << Grouped(plan.tensors()) << " tensors of "
+      << spec.tensors(0).dtype() << ", " << group.rule() << ", master " << group.master() << ", state " << group.state()
+      << ", rounding " << group.rounding() << "\n\n";
+  constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
+  Table table({kLeft, kLeft, kRight, kRight, kRight});
+  const auto row = [&](const char* where, const char* what, uint64_t bytes) {
+    table.Row({where, what, Grouped(bytes), Bytes(bytes), PerParameter(bytes, plan.parameters())});
+  };
+  table.Row({"WHERE", "WHAT", "BYTES", "", "PER PARAMETER"});
+  row("daemon", "weights", plan.server().weights());
+  row("", "momentum", plan.server().momentum());
+  row("", "variance", plan.server().variance());
+  row("", "stored", StoredBytes(plan.server()));
+  row("", "gradients under way", plan.server().gradients());
+  row("", "staging", plan.server().staging());
+  row("", "total", TotalBytes(plan.server()));
+  row("trainer", "weights", plan.trainer_weight_bytes());
+  row("", "unsent gradients, at most", plan.trainer_buffer_bytes());
+  row("", "total", plan.trainer_weight_bytes() + plan.trainer_buffer_bytes());
+  row("wire", "gradients, a step and rank", plan.wire_push_bytes());
+  row("", "weights, a step and rank", plan.wire_pull_bytes());
+  row("", "total", plan.wire_push_bytes() + plan.wire_pull_bytes());
+  table.Print(out);
+}
+
+// Whether the daemon could reserve it now.
+int PrintVerdict(const Invocation& invocation, const std::string& server, const v1::RunPlan& plan) {
+  const uint64_t wanted = TotalBytes(plan.server());
+  const bool fits = wanted <= plan.memory_free_bytes();
+  invocation.out << "\n"
+                 << (fits ? "fits: " : "does not fit: ") << Bytes(wanted) << " wanted, "
+                 << Bytes(plan.memory_free_bytes()) << " free on " << server << "\n";
+  return fits ? kOk : kRefused;
+}
+
+int Run(const Invocation& invocation) {
+  const auto spec = PlanSpec(invocation);
+  if (!spec.ok()) {
+    invocation.err << "ballastctl: " << spec.status().message() << "\ntry `ballastctl plan --help`\n";
+    return kUsage;
+  }
+  const auto client = Connect(invocation);
+  if (!client.ok()) return Fail(invocation, client.status());
+  const auto plan = (*client)->Plan(*spec);
+  if (!plan.ok()) return Fail(invocation, plan.status());
+  if (invocation.json) {
+    const bool fits = TotalBytes(plan->server()) <= plan->memory_free_bytes();
+    const int printed = PrintJson(invocation, *plan);
+    return printed == kOk && !fits ? kRefused : printed;
+  }
+  Print(*spec, *plan, invocation.out);
+  return PrintVerdict(invocation, (*client)->server(), *plan);
+}
+
+}  // namespace
+
+Command PlanCommand() {
+  return {.name = "plan",
+          .arguments = {},
+          .summary = "the exact memory and traffic of a model, and whether it fits",
+          .details =
+              "The daemon computes it with what it reserves by; nothing is created. Exit code 1 when it does not fit.\n"
+              "More and smaller tensors need less room for gradients under way.\n",
+          .flags = PlanFlags(),
+          .run = Run};
+}
+
+}  // namespace ballast::ctl

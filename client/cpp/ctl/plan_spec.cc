@@ -1,0 +1,102 @@
+#include "client/cpp/ctl/plan_spec.h"
+
+#include <fstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace ballast::ctl {
+namespace {
+
+// 8e9 and 8000000000 alike.
+absl::StatusOr<int64_t> Count(const char* flag, const std::string& text) {
+  double value = 0;
+  if (absl::SimpleAtod(text, &value) && value >= 1 && value < 1e15 &&
+      value == static_cast<double>(static_cast<int64_t>(value))) {
+    return static_cast<int64_t>(value);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is '", text, "'; wanted a whole number, 1 or more"));
+}
+
+// The parameters spread evenly over vectors.
+absl::Status AddEqualTensors(const Invocation& invocation, v1::RunSpec* spec) {
+  const auto parameters = Count("parameters", invocation.Get("parameters", ""));
+  if (!parameters.ok()) return parameters.status();
+  const auto tensors = Count("tensors", invocation.Get("tensors", "100"));
+  if (!tensors.ok()) return tensors.status();
+  if (*tensors > *parameters || *tensors > 1'000'000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tensors is ", *tensors, "; wanted at most --parameters (", *parameters, ") and 1000000"));
+  }
+  for (int64_t i = 0; i < *tensors; ++i) {
+    v1::TensorSpec* tensor = spec->add_tensors();
+    tensor->set_name(absl::StrCat("tensor.", i));
+    tensor->add_shape(*parameters / *tensors + (i < *parameters % *tensors ? 1 : 0));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddShape(const std::string& line, v1::RunSpec* spec) {
+  const std::vector<std::string> words = absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
+  v1::TensorSpec* tensor = spec->add_tensors();
+  if (words.size() != 2) return absl::InvalidArgumentError("wanted: NAME SHAPE, as in `layers.0.w 4096x1024`");
+  tensor->set_name(words[0]);
+  for (const auto part : absl::StrSplit(words[1], 'x')) {
+    int64_t extent = 0;
+    if (!absl::SimpleAtoi(part, &extent) || extent < 1) {
+      return absl::InvalidArgumentError(absl::StrCat("shape '", words[1], "'; wanted whole numbers joined by x"));
+    }
+    tensor->add_shape(extent);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddShapesOf(const std::string& path, v1::RunSpec* spec) {
+  std::ifstream file(path);
+  if (!file) return absl::InvalidArgumentError(absl::StrCat("--shape-list ", path, ": the file cannot be read"));
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos || line[0] == '#') continue;
+    if (auto s = AddShape(line, spec); !s.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, " line ", number, ": ", s.message()));
+    }
+  }
+  if (spec->tensors().empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": no tensors in it"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<Flag> PlanFlags() {
+  return {{"parameters", "N", "how many, as 8e9; spread evenly over --tensors"},
+          {"tensors", "N", "default 100"},
+          {"shape-list", "FILE", "instead of both: a line a tensor, NAME SHAPE, as `layers.0.w 4096x1024`"},
+          {"dtype", "FORMAT", "what the trainer computes in: fp32, bf16 (default), fp16"},
+          {"serving", "FORMAT", "what weights return in; default: the dtype"},
+          {"rule", "NAME", "the optimizer; default adamw"},
+          {"master", "FORMAT", "of the weights in the daemon; default split24"},
+          {"state", "FORMAT", "of momentum and variance; default companded8"},
+          {"rounding", "MODE", "stochastic (default) or nearest"}};
+}
+
+absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
+  if (invocation.Has("parameters") == invocation.Has("shape-list")) {
+    return absl::InvalidArgumentError("plan wants --parameters N or --shape-list FILE");
+  }
+  v1::RunSpec spec;
+  spec.set_run_id("plan");
+  const absl::Status added = invocation.Has("parameters") ? AddEqualTensors(invocation, &spec)
+                                                          : AddShapesOf(invocation.Get("shape-list", ""), &spec);
+  if (!added.ok()) return added;
+  for (v1::TensorSpec& tensor : *spec.mutable_tensors()) tensor.set_dtype(invocation.Get("dtype", "bf16"));
+  v1::GroupSpec* group = spec.add_groups();
+  group->set_rule(invocation.Get("rule", "adamw"));
+  group->set_master(invocation.Get("master", "split24"));
+  group->set_state(invocation.Get("state", "companded8"));
+  group->set_serving(invocation.Get("serving", ""));
+  group->set_rounding(invocation.Get("rounding", "stochastic"));
+  return spec;
+}
+
+}  // namespace ballast::ctl

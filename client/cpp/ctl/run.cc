@@ -1,0 +1,91 @@
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/run_text.h"
+#include "client/cpp/ctl/table.h"
+
+namespace ballast::ctl {
+namespace {
+
+constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
+
+void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
+  Table table({kLeft, kLeft});
+  table.Row({"run", absl::StrCat(run.run_id(), ", ", StateName(run.state()))});
+  table.Row({"optimizer", run.optimizer()});
+  const std::string took = run.step() > 0 ? absl::StrCat(", the last one took ", Duration(run.step_seconds())) : "";
+  table.Row({"steps", absl::StrCat(run.step(), " closed: ", run.steps_applied(), " applied, ", run.steps_partial(),
+                                   " partial, ", run.steps_aborted(), " aborted", took)});
+  if (run.has_last_result()) {
+    const v1::StepResult& last = run.last_result();
+    const std::string reason = last.reason().empty() ? "" : absl::StrCat(" (", last.reason(), ")");
+    table.Row({"last step", absl::StrCat(last.step(), " ", OutcomeName(last.outcome()), reason)});
+  }
+  table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
+  if (run.step() > 0) {
+    table.Row({"gradient norm", Number(run.grad_norm())});
+    table.Row({"update RMS", absl::StrCat(Number(run.rms_ratio_max()), " (highest of all tensors)")});
+  }
+  table.Row({"ranks", run.ranks().empty() ? "none attached" : absl::StrJoin(run.ranks(), "; ")});
+  table.Row({"traffic", absl::StrCat(Bytes(run.received_bytes()), " received, ", Bytes(run.sent_bytes()), " sent")});
+  table.Print(out);
+}
+
+void PrintMemory(const v1::RunStatus& run, std::ostream& out) {
+  Table table({kLeft, kRight, kRight});
+  const auto row = [&](const char* kind, uint64_t bytes) {
+    table.Row({kind, Bytes(bytes), PerParameter(bytes, run.parameters())});
+  };
+  table.Row({"MEMORY", "BYTES", "PER PARAMETER"});
+  row("weights", run.bytes().weights());
+  row("momentum", run.bytes().momentum());
+  row("variance", run.bytes().variance());
+  row("stored", StoredBytes(run.bytes()));
+  row("gradients under way", run.bytes().gradients());
+  row("staging", run.bytes().staging());
+  row("total", TotalBytes(run.bytes()));
+  out << "\n" << Grouped(run.parameters()) << " parameters, counted from the live allocations\n";
+  table.Print(out);
+}
+
+void PrintLayers(const v1::RunStatus& run, std::ostream& out) {
+  if (run.layers().empty()) return;
+  Table table({kLeft, kRight, kRight, kRight, kRight, kRight});
+  table.Row({"LAYER", "UPDATE RMS", "GRADIENT NORM", "UPDATE/WEIGHT", "EDQ", "UNCHANGED"});
+  for (const v1::LayerStatistics& layer : run.layers()) {
+    table.Row({layer.layer(), Number(layer.rms_ratio()), Number(layer.gradient_norm()),
+               Number(layer.update_to_weight_ratio()), Number(layer.edq_ratio()), Number(layer.unchanged_ratio())});
+  }
+  out << "\n";
+  table.Print(out);
+}
+
+int Run(const Invocation& invocation) {
+  const auto client = Connect(invocation);
+  if (!client.ok()) return Fail(invocation, client.status());
+  const auto run = (*client)->GetRun(invocation.arguments[0]);
+  if (!run.ok()) return Fail(invocation, run.status());
+  if (invocation.json) return PrintJson(invocation, *run);
+  PrintProgress(run->status(), invocation.out);
+  PrintMemory(run->status(), invocation.out);
+  PrintLayers(run->status(), invocation.out);
+  return kOk;
+}
+
+}  // namespace
+
+Command RunCommand() {
+  return {.name = "run",
+          .arguments = {"RUN"},
+          .summary = "one run: progress, memory, layers, ranks",
+          .details =
+              "UPDATE RMS is the highest RMS of a tensor's update in the layer, UPDATE/WEIGHT the norm of the wanted\n"
+              "update over that of the weights, EDQ the share of the update that the stored weights took up,\n"
+              "UNCHANGED the share of weights whose stored bits stayed the same; the last three are of the last\n"
+              "step with full statistics.\n",
+          .flags = {},
+          .run = Run};
+}
+
+}  // namespace ballast::ctl

@@ -1,0 +1,16 @@
+// How a run's status reads, in the tables of `runs` and `run`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ballast/v1/run.pb.h"
+
+namespace ballast::ctl {
+
+std::string StateName(v1::RunState state);          // training
+std::string OutcomeName(v1::StepOutcome outcome);   // applied
+uint64_t StoredBytes(const v1::ByteCounts& bytes);  // what lasts from step to step: weights and state
+uint64_t TotalBytes(const v1::ByteCounts& bytes);
+
+}  // namespace ballast::ctl

@@ -1,0 +1,39 @@
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/run_text.h"
+#include "client/cpp/ctl/table.h"
+
+namespace ballast::ctl {
+namespace {
+
+int Run(const Invocation& invocation) {
+  const auto client = Connect(invocation);
+  if (!client.ok()) return Fail(invocation, client.status());
+  const auto runs = (*client)->ListRuns();
+  if (!runs.ok()) return Fail(invocation, runs.status());
+  if (invocation.json) return PrintJson(invocation, *runs);
+  if (runs->runs().empty()) {
+    invocation.out << "no runs on " << (*client)->server() << "\n";
+    return kOk;
+  }
+  constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
+  Table table({kLeft, kLeft, kRight, kRight, kRight, kRight, kRight, kRight, kLeft});
+  table.Row({"RUN", "STATE", "STEP", "LOSS", "GRAD NORM", "PARAMETERS", "MEMORY", "STORED", "OPTIMIZER"});
+  for (const v1::RunStatus& run : runs->runs()) {
+    table.Row({run.run_id(), StateName(run.state()), absl::StrCat(run.step()),
+               run.has_loss() ? Number(run.loss()) : "-", run.step() > 0 ? Number(run.grad_norm()) : "-",
+               Grouped(run.parameters()), Bytes(TotalBytes(run.bytes())),
+               PerParameter(StoredBytes(run.bytes()), run.parameters()), run.optimizer()});
+  }
+  table.Print(invocation.out);
+  return kOk;
+}
+
+}  // namespace
+
+Command RunsCommand() {
+  return {.name = "runs", .arguments = {}, .summary = "all runs, one a line", .details = "", .flags = {}, .run = Run};
+}
+
+}  // namespace ballast::ctl

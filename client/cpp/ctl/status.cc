@@ -1,0 +1,47 @@
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/table.h"
+
+namespace ballast::ctl {
+namespace {
+
+int Run(const Invocation& invocation) {
+  const auto client = Connect(invocation);
+  if (!client.ok()) return Fail(invocation, client.status());
+  const auto server = (*client)->GetServer();
+  if (!server.ok()) return Fail(invocation, server.status());
+  if (invocation.json) return PrintJson(invocation, *server);
+  const auto runs = (*client)->ListRuns();
+  if (!runs.ok()) return Fail(invocation, runs.status());
+  Table table({Table::Align::kLeft, Table::Align::kLeft});
+  const std::string revision = server->revision().empty() ? "" : absl::StrCat(" (", server->revision(), ")");
+  table.Row({"server", (*client)->server()});
+  table.Row({"state", absl::StrCat(server->state(), ", up ", Duration(server->uptime_s()))});
+  table.Row({"version", absl::StrCat(server->version(), revision, ", protocol ", server->protocol_min(), " to ",
+                                     server->protocol_max())});
+  table.Row({"device", server->device()});
+  table.Row({"memory", absl::StrCat(Bytes(server->memory_reserved_bytes()), " reserved of ",
+                                    Bytes(server->memory_limit_bytes()))});
+  table.Row({"runs", absl::StrCat(runs->runs_size(), " of at most ", server->max_runs())});
+  table.Row({"metrics", server->ops_address().empty() ? "off" : absl::StrCat("http://", server->ops_address())});
+  table.Row({"rules", absl::StrJoin(server->rules(), ", ")});
+  table.Row({"masters", absl::StrJoin(server->masters(), ", ")});
+  table.Row({"states", absl::StrJoin(server->states(), ", ")});
+  table.Print(invocation.out);
+  return kOk;
+}
+
+}  // namespace
+
+Command StatusCommand() {
+  return {.name = "status",
+          .arguments = {},
+          .summary = "the daemon: version, device, memory",
+          .details = "",
+          .flags = {},
+          .run = Run};
+}
+
+}  // namespace ballast::ctl

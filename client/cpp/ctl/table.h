@@ -1,0 +1,30 @@
+// Text tables for people, and the units in them.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace ballast::ctl {
+
+// Columns as wide as their widest cell; the first left-aligned, the others as told.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+  explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
+  void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  void Print(std::ostream& out) const;
+
+ private:
+  std::vector<Align> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string Bytes(uint64_t bytes);                              // 1.50 MiB
+std::string PerParameter(uint64_t bytes, uint64_t parameters);  // 5.13 B/param
+std::string Grouped(uint64_t number);                           // 8,000,000,000
+std::string Duration(double seconds);                           // 3 d 4 h
+std::string Number(double value);                               // 0.01234
+
+}  // namespace ballast::ctl

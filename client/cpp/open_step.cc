@@ -1,0 +1,182 @@
+#include "client/cpp/open_step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
+
+#include "client/cpp/bitmap.h"
+
+namespace ballast {
+
+OpenStep::OpenStep(const TensorTable& tensors, v1::StepBegin begin, absl::Time now)
+    : tensors_(tensors), begin_(std::move(begin)), outbox_(tensors.size()), arrivals_(tensors.size()), began_at_(now) {}
+
+absl::Status OpenStep::MayPush(uint32_t tensor) const {
+  if (ended()) {
+    return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " after EndStep of step ",
+                                                      number(), "; wait for its result, then BeginStep"));
+  }
+  if (!outbox_.pushed(tensor)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(tensors_.Name(tensor), " was pushed before in step ", number(),
+                                                    "; one gradient per tensor and step"));
+}
+
+void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
+  outbox_.Add(tensor, std::move(chunks));
+  if (result_) outbox_.DropQueue();  // the daemon closed the step already
+}
+
+std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, absl::Time now) {
+  loss_ = loss;
+  ended_at_ = now;
+  timing_.backward_s = absl::ToDoubleSeconds(now - began_at_);
+  timing_.pushed_bytes_in_backward = timing_.pushed_bytes;
+  timing_.pulled_bytes_in_backward = timing_.pulled_bytes;
+  return promise_.get_future();
+}
+
+bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { return credit.Allows(outbox_.Bytes(id)); }
+
+bool OpenStep::HasRequest(const CreditWindow& credit) const {
+  if (next_ == Next::kNothing) return false;
+  if (next_ != Next::kGradients) return true;
+  if (outbox_.all_sent()) return ended();
+  return MayGo(outbox_.next(), credit) || (wanted_ && outbox_.queued(*wanted_));
+}
+
+void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
+  switch (next_) {
+    case Next::kStepBegin:
+      *request->mutable_step_begin() = begin_;
+      next_ = Next::kMicroBegin;
+      return;
+    case Next::kMicroBegin:
+      request->mutable_micro_begin()->set_last(true);
+      next_ = Next::kGradients;
+      return;
+    case Next::kGradients:
+      if (outbox_.all_sent()) {
+        FillMicroEnd(request->mutable_micro_end());
+        next_ = Next::kStepEnd;
+      } else if (MayGo(outbox_.next(), *credit)) {
+        credit->Spend(outbox_.Bytes(outbox_.next()));
+        FillGradient(outbox_.next(), request->mutable_gradient());
+      } else {
+        FillGradient(*std::exchange(wanted_, std::nullopt), request->mutable_gradient());
+      }
+      return;
+    case Next::kStepEnd:
+      request->mutable_step_end();
+      next_ = Next::kNothing;
+      return;
+    case Next::kNothing:
+      return;
+  }
+}
+
+// `id` by value: lending the chunk takes it out of the queue that it may refer into.
+void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
+  gradient->set_tensor(id.tensor);
+  gradient->set_chunk(id.chunk);
+  gradient->set_format(tensors_[id.tensor].dtype);
+  *gradient->mutable_data() = outbox_.Lend(id);
+  timing_.pushed_bytes += gradient->data().size();
+}
+
+void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {
+  std::vector<bool> absent(tensors_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) absent[i] = !outbox_.pushed(i);
+  end->set_absent(PackBits(absent));
+  if (loss_) end->set_loss(*loss_);
+}
+
+void OpenStep::Sent(v1::TrainRequest* request) {
+  if (!request->has_gradient()) return;
+  v1::Gradient& gradient = *request->mutable_gradient();
+  outbox_.BringBack({.tensor = gradient.tensor(), .chunk = gradient.chunk()}, std::move(*gradient.mutable_data()));
+}
+
+absl::Status OpenStep::CheckWeights(const v1::Weights& weights) const {
+  const auto wrong = [&](const auto&... what) {
+    return absl::InternalError(absl::StrCat("the daemon sent weights of ", tensors_.Name(weights.tensor()), " in step ",
+                                            number(), " ", what...));
+  };
+  if (weights.tensor() >= tensors_.size()) return wrong("of which the run has ", tensors_.size());
+  const WireTensor& wire = tensors_[weights.tensor()];
+  if (!pushed(weights.tensor()) && !ended()) return wrong("before its gradient was pushed");
+  if (weights.format() != wire.serving) return wrong("as '", weights.format(), "', not '", wire.serving, "'");
+  if (weights.chunk() >= wire.chunks) return wrong("with chunk ", weights.chunk(), " of ", wire.chunks);
+  const uint64_t first = weights.chunk() * tensors_.chunk_elements();
+  const uint64_t wanted = std::min(tensors_.chunk_elements(), wire.elements - first) * wire.serving_bytes;
+  if (weights.data().size() != wanted) {
+    return wrong("with ", weights.data().size(), " bytes in chunk ", weights.chunk(), " instead of ", wanted);
+  }
+  return absl::OkStatus();
+}
+
+bool OpenStep::Received(const v1::Weights& weights, std::vector<std::string>* freed) {
+  Arrivals& arrivals = arrivals_[weights.tensor()];
+  arrivals.chunks.resize(tensors_[weights.tensor()].chunks);
+  if (arrivals.chunks[weights.chunk()]) return false;
+  arrivals.chunks[weights.chunk()] = true;
+  ++arrivals.count;
+  timing_.pulled_bytes += weights.data().size();
+  if (weights_in(weights.tensor())) *freed = outbox_.Free(weights.tensor());
+  return true;
+}
+
+absl::Status OpenStep::SetResult(const v1::StepResult& result) {
+  const bool updates = result.outcome() == v1::STEP_OUTCOME_APPLIED || result.outcome() == v1::STEP_OUTCOME_PARTIAL;
+  std::vector<bool> expected(tensors_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) expected[i] = updates && pushed(i);
+  for (const uint32_t tensor : result.tensors_not_applied()) {
+    if (tensor < tensors_.size()) expected[tensor] = false;
+  }
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (expected[i] && !weights_in(i)) {
+      return absl::InternalError(absl::StrCat("the daemon closed step ", number(), " with ", arrivals_[i].count, " of ",
+                                              tensors_[i].chunks, " weight chunks of ", tensors_.Name(i), " sent"));
+    }
+  }
+  result_ = result;
+  next_ = Next::kNothing;
+  outbox_.DropQueue();
+  return absl::OkStatus();
+}
+
+StepResult OpenStep::result(absl::Time now) const {
+  StepResult result{.result = *result_, .timing = timing_};
+  result.timing.wait_s = absl::ToDoubleSeconds(now - *ended_at_);
+  return result;
+}
+
+absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
+  if (grant.resume_step() != number() && grant.resume_step() != number() + 1) {
+    return absl::FailedPreconditionError(absl::StrCat("step ", number(), " is open here, but the daemon is at step ",
+                                                      grant.resume_step(), "; attach again and pull the weights"));
+  }
+  std::vector<bool> received(tensors_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) received[i] = weights_in(i);
+  open->set_weights_step(number());
+  open->set_weights_received(PackBits(received));
+
+  const bool closed = grant.resume_step() == number() + 1;
+  next_ = closed || result_ ? Next::kNothing : Next::kStepBegin;
+  wanted_.reset();
+  const std::vector<bool> applied = UnpackBits(grant.tensors_applied(), tensors_.size());
+  std::vector<std::vector<bool>> held(tensors_.size());
+  for (const v1::ChunksHeld& entry : grant.held()) {
+    if (entry.tensor() < tensors_.size()) {
+      held[entry.tensor()] = UnpackBits(entry.chunks(), tensors_[entry.tensor()].chunks);
+    }
+  }
+  outbox_.Requeue([&](const ChunkRef& id) {
+    return applied[id.tensor] || (id.chunk < held[id.tensor].size() && held[id.tensor][id.chunk]);
+  });
+  if (next_ == Next::kNothing) outbox_.DropQueue();
+  return absl::OkStatus();
+}
+
+}  // namespace ballast

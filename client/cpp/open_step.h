@@ -1,0 +1,86 @@
+// The open step as the trainer sees it: what was pushed, what was sent, which weights are back. Pure: no threads, no
+// sockets. StepStream guards it by its lock.
+//
+// On the wire a step is StepBegin, MicroBegin, the gradients' chunks, MicroEnd, StepEnd. NextRequest says which of
+// these comes next; after a lost connection Resume starts from the top and leaves out the chunks that the daemon holds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "ballast/v1/trainer.pb.h"
+#include "client/cpp/client.h"
+#include "client/cpp/credit_window.h"
+#include "client/cpp/outbox.h"
+#include "client/cpp/tensor_table.h"
+
+namespace ballast {
+
+class OpenStep {
+ public:
+  // `tensors` outlives the step.
+  OpenStep(const TensorTable& tensors, v1::StepBegin begin, absl::Time now);
+
+  uint64_t number() const { return begin_.step(); }
+
+  // The trainer's side.
+  absl::Status MayPush(uint32_t tensor) const;
+  bool pushed(uint32_t tensor) const { return outbox_.pushed(tensor); }
+  void Push(uint32_t tensor, std::vector<std::string> chunks);
+  bool ended() const { return ended_at_.has_value(); }
+  std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, absl::Time now);
+
+  // The writer's side. HasRequest: NextRequest would fill *request. Sent: that request was handed to the transport.
+  bool HasRequest(const CreditWindow& credit) const;
+  void NextRequest(CreditWindow* credit, v1::TrainRequest* request);
+  void Sent(v1::TrainRequest* request);
+  void Want(const ChunkRef& id) { wanted_ = id; }
+
+  // The reader's side. INTERNAL when the message is not one that this step can get.
+  absl::Status CheckWeights(const v1::Weights& weights) const;
+  // They are checked and written where they belong. False: they were in before. *freed: gradients needed no longer, for
+  // the caller to destroy without the lock.
+  bool Received(const v1::Weights& weights, std::vector<std::string>* freed);
+  absl::Status SetResult(const v1::StepResult& result);
+  bool done() const { return ended() && result_.has_value(); }
+  void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
+  StepResult result(absl::Time now) const;
+
+  // A session was granted again: fills in *open, and starts over with what the daemon lacks.
+  absl::Status Resume(const v1::AttachResponse& grant, v1::Open* open);
+
+ private:
+  enum class Next { kStepBegin, kMicroBegin, kGradients, kStepEnd, kNothing };
+  struct Arrivals {
+    std::vector<bool> chunks;  // empty before the first
+    uint64_t count = 0;
+  };
+
+  bool MayGo(const ChunkRef& id, const CreditWindow& credit) const;
+  bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
+  void FillGradient(ChunkRef id, v1::Gradient* gradient);
+  void FillMicroEnd(v1::MicroEnd* end) const;
+
+  const TensorTable& tensors_;
+  const v1::StepBegin begin_;
+  Outbox outbox_;
+  Next next_ = Next::kStepBegin;
+  std::optional<ChunkRef> wanted_;  // goes without credit
+  std::vector<Arrivals> arrivals_;  // weights, by tensor
+  std::optional<double> loss_;
+  std::optional<v1::StepResult> result_;
+  std::promise<absl::StatusOr<StepResult>> promise_;
+  const absl::Time began_at_;
+  std::optional<absl::Time> ended_at_;
+  StepTiming timing_;
+};
+
+}  // namespace ballast

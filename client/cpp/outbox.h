@@ -1,0 +1,60 @@
+// The host buffer of one step's gradients: what was pushed, cut into chunks, until its weights are back. Chunks leave
+// in the order of the pushes; after a lost connection those that the daemon does not hold are queued once more.
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+#include "client/cpp/tensor_table.h"
+
+namespace ballast {
+
+struct ChunkRef {
+  uint32_t tensor = 0;
+  uint64_t chunk = 0;
+  bool operator==(const ChunkRef&) const = default;
+};
+
+// A copy of the gradient as chunks.
+std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
+                                       absl::Span<const std::byte> gradient);
+
+class Outbox {
+ public:
+  explicit Outbox(uint32_t tensors) : entries_(tensors) {}
+
+  bool pushed(uint32_t tensor) const { return entries_[tensor].pushed; }
+  void Add(uint32_t tensor, std::vector<std::string> chunks);
+
+  bool all_sent() const { return queue_.empty(); }
+  const ChunkRef& next() const { return queue_.front(); }
+  bool queued(const ChunkRef& id) const;
+  uint64_t Bytes(const ChunkRef& id) const { return entries_[id.tensor].chunks[id.chunk].size(); }
+
+  // Lends the bytes of a queued chunk to the writer, who brings them back.
+  std::string Lend(const ChunkRef& id);
+  void BringBack(const ChunkRef& id, std::string bytes);
+
+  // The tensor's chunks, for the caller to destroy where that may take its time.
+  std::vector<std::string> Free(uint32_t tensor);
+  // Queues again all that is not freed and not held by the daemon. Nothing may be lent.
+  void Requeue(const std::function<bool(const ChunkRef&)>& held);
+  void DropQueue() { queue_.clear(); }
+
+ private:
+  struct Entry {
+    bool pushed = false;
+    std::vector<std::string> chunks;  // empty when freed
+  };
+  std::vector<Entry> entries_;   // by tensor
+  std::vector<uint32_t> order_;  // of the pushes
+  std::deque<ChunkRef> queue_;
+};
+
+}  // namespace ballast

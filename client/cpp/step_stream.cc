@@ -1,0 +1,246 @@
+#include "client/cpp/step_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/checksum.h"
+
+namespace ballast {
+namespace {
+
+// What the destructor leaves the daemon for answering the end of the stream, so that it never takes a second.
+constexpr absl::Duration kGoodbye = absl::Milliseconds(700);
+
+v1::StepBegin MakeBegin(uint64_t step, const StepValues& values) {
+  v1::StepBegin begin;
+  begin.set_step(step);
+  begin.set_loss_scale(values.loss_scale);
+  for (const GroupValues& group : values.groups) {
+    v1::GroupStep* out = begin.add_groups();
+    if (group.lr) out->set_lr(*group.lr);
+    if (group.weight_decay) out->set_weight_decay(*group.weight_decay);
+    if (group.beta1) out->set_beta1(*group.beta1);
+    if (group.beta2) out->set_beta2(*group.beta2);
+    if (group.momentum) out->set_momentum(*group.momentum);
+  }
+  return begin;
+}
+
+std::future<absl::StatusOr<StepResult>> Ready(absl::Status status) {
+  std::promise<absl::StatusOr<StepResult>> promise;
+  promise.set_value(std::move(status));
+  return promise.get_future();
+}
+
+}  // namespace
+
+StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors)
+    : connection_(connection),
+      options_(std::move(options)),
+      tensors_(std::move(tensors)),
+      attached_at_(absl::Now()),
+      bound_(tensors_.size(), nullptr) {}
+
+absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connection, AttachOptions options,
+                                                              const v1::AttachResponse& grant, TensorTable tensors) {
+  std::unique_ptr<StepStream> stream(new StepStream(connection, std::move(options), std::move(tensors)));
+  StepStream& self = *stream;
+  self.reader_ = std::thread([&self, grant] { self.Read(grant); });
+  self.writer_ = std::thread([&self] { self.Write(); });
+  if (auto s = self.AwaitOpened(); !s.ok()) return s;
+  return stream;
+}
+
+absl::Status StepStream::AwaitOpened() {
+  absl::MutexLock lock(&mu_);
+  const auto decided = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return opened_once_ || !status_.ok(); };
+  mu_.Await(absl::Condition(&decided));
+  return status_;
+}
+
+StepStream::~StepStream() {
+  {
+    absl::MutexLock lock(&mu_);
+    leaving_ = true;
+    if (!step_) mu_.AwaitWithTimeout(absl::Condition(&reader_done_), kGoodbye);
+  }
+  Cancel();
+  if (reader_.joinable()) reader_.join();
+  if (writer_.joinable()) writer_.join();
+  Fail(absl::CancelledError("the client was destroyed while the step was open"));
+}
+
+void StepStream::Cancel() {
+  std::shared_ptr<Call> call;
+  std::shared_ptr<grpc::ClientContext> asking;
+  {
+    absl::MutexLock lock(&mu_);
+    call = call_;
+    asking = asking_;
+  }
+  if (call) call->context.TryCancel();
+  if (asking) asking->TryCancel();
+}
+
+std::string StepStream::token() const {
+  absl::MutexLock lock(&mu_);
+  return token_;
+}
+
+uint64_t StepStream::step() const {
+  absl::MutexLock lock(&mu_);
+  return step_number_;
+}
+
+absl::Status StepStream::status() const {
+  absl::MutexLock lock(&mu_);
+  return status_;
+}
+
+absl::Status StepStream::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  const WireTensor& wire = tensors_[tensor];
+  if (destination != nullptr && bytes != wire.weight_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("BindWeights of ", tensors_.Name(tensor), ": got ", bytes,
+                                                   " bytes, wanted ", wire.weight_bytes(), " (", wire.elements, " x ",
+                                                   wire.serving, ")"));
+  }
+  absl::MutexLock lock(&mu_);
+  if (step_ && step_->pushed(tensor)) {
+    return absl::FailedPreconditionError(absl::StrCat("BindWeights of ", tensors_.Name(tensor),
+                                                      ": its weights of step ", step_number_,
+                                                      " are on their way; bind before Push or after the step"));
+  }
+  bound_[tensor] = static_cast<std::byte*>(destination);
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::BeginStep(const StepValues& values) {
+  if (values.groups.size() > tensors_.groups()) {
+    return absl::InvalidArgumentError(absl::StrCat("BeginStep: got values of ", values.groups.size(),
+                                                   " groups, wanted at most the run's ", tensors_.groups()));
+  }
+  absl::MutexLock lock(&mu_);
+  if (!status_.ok()) return status_;
+  if (step_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("BeginStep while step ", step_number_,
+                     " is open: ", step_->ended() ? "wait for the result of its EndStep" : "call EndStep first"));
+  }
+  step_ = std::make_unique<OpenStep>(tensors_, MakeBegin(step_number_, values), absl::Now());
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradient) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  const WireTensor& wire = tensors_[tensor];
+  if (gradient.size() != wire.gradient_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient of ", tensors_.Name(tensor), ": got ", gradient.size(),
+                                                   " bytes, wanted ", wire.gradient_bytes(), " (", wire.elements, " x ",
+                                                   wire.dtype, ")"));
+  }
+  const auto admitted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!status_.ok()) return status_;
+    if (step_) return step_->MayPush(tensor);
+    return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " before BeginStep"));
+  };
+  {
+    absl::MutexLock lock(&mu_);
+    if (auto s = admitted(); !s.ok()) return s;
+  }
+  std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, gradient);
+  absl::MutexLock lock(&mu_);
+  if (auto s = admitted(); !s.ok()) return s;
+  step_->Push(tensor, std::move(chunks));
+  return absl::OkStatus();
+}
+
+std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss) {
+  std::unique_ptr<OpenStep> done;
+  std::future<absl::StatusOr<StepResult>> future;
+  const absl::Time now = absl::Now();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return Ready(status_);
+    if (!step_) return Ready(absl::FailedPreconditionError("EndStep before BeginStep"));
+    if (step_->ended()) {
+      return Ready(absl::FailedPreconditionError(absl::StrCat("EndStep of step ", step_number_, " was called before")));
+    }
+    future = step_->End(loss, now);
+    if (step_->done()) done = TakeStep();
+  }
+  if (done) done->Finish(done->result(now));
+  return future;
+}
+
+std::unique_ptr<OpenStep> StepStream::TakeStep() {
+  ++step_number_;
+  return std::exchange(step_, nullptr);
+}
+
+void StepStream::Fail(absl::Status status) {
+  std::unique_ptr<OpenStep> step;
+  {
+    absl::MutexLock lock(&mu_);
+    if (status_.ok()) status_ = status;
+    step = std::exchange(step_, nullptr);
+  }
+  if (step && step->ended()) step->Finish(status);
+}
+
+// --- the writer -----------------------------------------------------------------------------------------------------
+
+bool StepStream::MayHalfClose() const { return leaving_ && !step_ && !half_closed_; }
+
+bool StepStream::WriterHasWork() const { return open_ && (MayHalfClose() || (step_ && step_->HasRequest(credit_))); }
+
+void StepStream::Write() {
+  for (;;) {
+    bool late = false;
+    {
+      absl::MutexLock lock(&mu_);
+      const absl::Time watched = opened_by_;
+      const auto due = [this, watched]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        return reader_done_ || WriterHasWork() || opened_by_ != watched;
+      };
+      late = !mu_.AwaitWithDeadline(absl::Condition(&due), watched);
+      if (reader_done_) return;
+      if (late) opened_by_ = absl::InfiniteFuture();
+    }
+    if (late) {
+      Cancel();
+    } else {
+      WriteOne();
+    }
+  }
+}
+
+void StepStream::WriteOne() {
+  v1::TrainRequest request;
+  std::shared_ptr<Call> call;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!WriterHasWork()) return;
+    call = call_;
+    writing_ = true;
+    if (MayHalfClose()) {
+      half_closed_ = true;
+    } else {
+      step_->NextRequest(&credit_, &request);
+    }
+  }
+  if (request.has_gradient()) {
+    v1::Gradient& gradient = *request.mutable_gradient();
+    gradient.set_crc32c(Crc32c(BytesOf(gradient.data())));
+  }
+  const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
+  const bool alive = half_close ? call->stream->WritesDone() : call->stream->Write(request);
+  absl::MutexLock lock(&mu_);
+  writing_ = false;
+  if (!alive) open_ = false;  // why, the reader finds out
+  if (step_) step_->Sent(&request);
+}
+
+}  // namespace ballast

@@ -1,0 +1,133 @@
+// The Train stream of one session, for as long as the client lives: a reader thread that opens it, reads, and opens it
+// again when the connection is lost, and a writer thread that sends what the open step has to send. Reading never waits
+// for writing. Thread-compatible towards its caller; the two threads are its own.
+//
+// The reader owns the order of events: it opens the stream, admits the writer when Opened came, sees the stream's end,
+// waits for the writer to let go, and only then asks for the session again.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "ballast/v1/trainer.pb.h"
+#include "client/cpp/client.h"
+#include "client/cpp/connection.h"
+#include "client/cpp/credit_window.h"
+#include "client/cpp/open_step.h"
+#include "client/cpp/tensor_table.h"
+
+namespace ballast {
+
+class StepStream {
+ public:
+  // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream.
+  static absl::StatusOr<std::unique_ptr<StepStream>> Start(Connection& connection, AttachOptions options,
+                                                           const v1::AttachResponse& grant, TensorTable tensors);
+  ~StepStream();  // within a second; ends the stream cleanly when no step is open
+  StepStream(const StepStream&) = delete;
+  StepStream& operator=(const StepStream&) = delete;
+
+  const TensorTable& tensors() const { return tensors_; }
+  std::string token() const;
+
+  absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes);
+  absl::Status BeginStep(const StepValues& values);
+  absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
+  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss);
+
+  uint64_t step() const;
+  absl::Status status() const;
+
+ private:
+  struct Call {
+    const absl::Time began = absl::Now();
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream;
+  };
+  // How a stream ended.
+  struct End {
+    absl::Status status;
+    bool lost = false;  // the session may be resumed
+  };
+
+  StepStream(Connection& connection, AttachOptions options, TensorTable tensors);
+
+  absl::Status AwaitOpened();
+  void Fail(absl::Status status);
+
+  // The reader's thread.
+  void Read(v1::AttachResponse grant);
+  End Serve(const v1::AttachResponse& grant);
+  absl::Status Adopt(const v1::AttachResponse& grant, v1::Open* open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  End Hang(Call& call, absl::Status refused);
+  absl::Status Handle(const v1::TrainResponse& response);
+  absl::Status OnOpened();
+  absl::Status OnWeights(const v1::Weights& weights);
+  absl::Status OnResult(const v1::StepResult& result);
+  absl::Status OnCredit(const v1::Credit& credit);
+  absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
+  absl::StatusOr<v1::AttachResponse> AskOnce(absl::Duration timeout);
+  void Progress() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { retry_ = {}; }
+  // Takes the done step out; the caller finishes it without the lock.
+  std::unique_ptr<OpenStep> TakeStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // The writer's thread.
+  void Write();
+  bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteOne();
+  bool MayHalfClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  void Cancel();
+
+  Connection& connection_;
+  const AttachOptions options_;
+  const TensorTable tensors_;
+  const absl::Time attached_at_;
+
+  mutable absl::Mutex mu_;
+  std::string token_ ABSL_GUARDED_BY(mu_);
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;        // 0 until the first grant
+  std::unique_ptr<OpenStep> step_ ABSL_GUARDED_BY(mu_);  // set and reset only between BeginStep and its result
+  std::vector<std::byte*> bound_ ABSL_GUARDED_BY(mu_);   // by tensor
+  CreditWindow credit_ ABSL_GUARDED_BY(mu_);
+
+  std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mu_);                   // to write to and to cancel
+  std::shared_ptr<grpc::ClientContext> asking_ ABSL_GUARDED_BY(mu_);  // of a resuming Attach
+  bool open_ ABSL_GUARDED_BY(mu_) = false;                            // Opened came and the stream has not ended
+  bool opened_once_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time opened_by_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // else the writer cancels the call
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;                           // the destructor runs
+  bool reader_done_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Of the lost connection, since the last progress.
+  struct Retry {
+    int attempts = 0;
+    absl::Duration away;
+  };
+  Retry retry_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::Time> lost_at_ ABSL_GUARDED_BY(mu_);  // while it is announced as lost
+  std::string drain_reason_ ABSL_GUARDED_BY(mu_);
+
+  std::thread reader_;
+  std::thread writer_;
+};
+
+}  // namespace ballast

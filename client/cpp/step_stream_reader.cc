@@ -1,0 +1,253 @@
+// The reader's half of StepStream: opening, reading, and coming back after a lost connection.
+//
+// What a resumed stream must carry is decided by the daemon's answer to Attach (chunks held, step open or closed) and
+// by Open (weights received), never by what was sent before: a message that was written may or may not have arrived.
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "proto/checksum.h"
+
+#include "client/cpp/bitmap.h"
+#include "client/cpp/session.h"
+#include "client/cpp/step_stream.h"
+
+namespace ballast {
+namespace {
+
+// None before the first attempt, then 50 ms doubling to 1 s, each between half and all of it.
+absl::Duration Backoff(int attempt) {
+  if (attempt == 0) return absl::ZeroDuration();
+  thread_local std::minstd_rand random{std::random_device{}()};
+  const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
+  return std::min(absl::Seconds(1), absl::Milliseconds(50) * (1 << std::min(attempt - 1, 10))) * jitter;
+}
+
+}  // namespace
+
+void StepStream::Read(v1::AttachResponse grant) {
+  for (;;) {
+    const End end = Serve(grant);
+    absl::StatusOr<v1::AttachResponse> next = end.lost ? Resume(end.status) : end.status;
+    if (!next.ok()) {
+      Fail(next.status());
+      absl::MutexLock lock(&mu_);
+      reader_done_ = true;
+      return;
+    }
+    grant = *std::move(next);
+  }
+}
+
+StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
+  auto call = std::make_shared<Call>();
+  v1::TrainRequest request;
+  {
+    absl::MutexLock lock(&mu_);
+    if (auto s = Adopt(grant, request.mutable_open()); !s.ok()) return {.status = s};
+    call_ = call;
+    half_closed_ = false;
+    opened_by_ = absl::Now() + absl::Seconds(connection_.options().connect_timeout_s);
+  }
+  call->stream = connection_.trainer().Train(&call->context);
+  call->stream->Write(request);
+  v1::TrainResponse response;
+  absl::Status refused;
+  while (refused.ok() && call->stream->Read(&response)) refused = Handle(response);
+  return Hang(*call, refused);
+}
+
+// Ends a stream of which no more is read, when the writer has let go of it.
+StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
+  if (!refused.ok()) {
+    call.context.TryCancel();
+    v1::TrainResponse rest;
+    while (call.stream->Read(&rest)) continue;
+  }
+  bool left = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (opened_by_ != absl::InfiniteFuture()) retry_.away += absl::Now() - call.began;  // it never opened
+    open_ = false;
+    opened_by_ = absl::InfiniteFuture();
+    const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
+    mu_.Await(absl::Condition(&idle));
+    call_ = nullptr;
+    left = leaving_;
+  }
+  const grpc::Status status = call.stream->Finish();
+  if (!refused.ok()) return {.status = refused};
+  if (left) return {.status = absl::CancelledError("the client was closed")};
+  if (status.ok()) return {.status = absl::UnavailableError("the daemon ended the stream"), .lost = true};
+  return {.status = FromGrpc(status), .lost = IsLost(FromGrpc(status))};
+}
+
+absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) {
+  if (leaving_) return absl::CancelledError("the client was closed");
+  if (grant.chunk_elements() != tensors_.chunk_elements()) {
+    return absl::InternalError(absl::StrCat("the daemon cut chunks of ", tensors_.chunk_elements(),
+                                            " elements before and of ", grant.chunk_elements(), " now"));
+  }
+  token_ = grant.session_token();
+  open->set_session_token(token_);
+  credit_ = CreditWindow(grant.credit_bytes());
+  if (step_) return step_->Resume(grant, open);
+  if (step_number_ == 0) {
+    step_number_ = grant.resume_step();
+  } else if (grant.resume_step() != step_number_) {
+    return absl::FailedPreconditionError(absl::StrCat("the next step here is ", step_number_, ", but the daemon is at ",
+                                                      grant.resume_step(), "; attach again and pull the weights"));
+  } else {
+    open->set_weights_step(step_number_ - 1);
+    open->set_weights_received(PackBits(std::vector<bool>(tensors_.size(), true)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::Handle(const v1::TrainResponse& response) {
+  switch (response.message_case()) {
+    case v1::TrainResponse::kOpened:
+      return OnOpened();
+    case v1::TrainResponse::kWeights:
+      return OnWeights(response.weights());
+    case v1::TrainResponse::kStepResult:
+      return OnResult(response.step_result());
+    case v1::TrainResponse::kCredit:
+      return OnCredit(response.credit());
+    case v1::TrainResponse::kDrain: {
+      absl::MutexLock lock(&mu_);
+      drain_reason_ = response.drain().reason();
+      return absl::OkStatus();
+    }
+    case v1::TrainResponse::MESSAGE_NOT_SET:
+      return absl::OkStatus();  // of a newer daemon
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnOpened() {
+  std::string line;
+  {
+    absl::MutexLock lock(&mu_);
+    open_ = true;
+    opened_once_ = true;
+    opened_by_ = absl::InfiniteFuture();
+    drain_reason_.clear();
+    if (!lost_at_) return absl::OkStatus();
+    line = absl::StrFormat("connected to the daemon at %s again after %.1f s; step %d goes on", connection_.server(),
+                           absl::ToDoubleSeconds(absl::Now() - *lost_at_), step_number_);
+    lost_at_.reset();
+  }
+  connection_.Log(line);
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnWeights(const v1::Weights& weights) {
+  const auto data = BytesOf(weights.data());
+  std::byte* destination = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!step_ || step_->number() != weights.step()) return absl::OkStatus();  // repeated of a step that is over here
+    if (auto s = step_->CheckWeights(weights); !s.ok()) return s;
+    destination = bound_[weights.tensor()];
+  }
+  if (Crc32c(data) != weights.crc32c()) {
+    return absl::DataLossError(absl::StrCat("weights of ", tensors_.Name(weights.tensor()), " in step ", weights.step(),
+                                            " arrived damaged (chunk ", weights.chunk(), ", checksum differs)"));
+  }
+  const uint64_t offset = weights.chunk() * tensors_.chunk_elements() * tensors_[weights.tensor()].serving_bytes;
+  if (destination != nullptr) std::copy(data.begin(), data.end(), destination + offset);
+  std::vector<std::string> freed;  // outlives the lock
+  absl::MutexLock lock(&mu_);
+  if (step_->Received(weights, &freed)) Progress();
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnResult(const v1::StepResult& result) {
+  std::unique_ptr<OpenStep> done;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!step_ || step_->number() != result.step()) return absl::OkStatus();  // repeated
+    if (auto s = step_->SetResult(result); !s.ok()) return s;
+    Progress();
+    if (step_->done()) done = TakeStep();
+  }
+  if (done) done->Finish(done->result(absl::Now()));
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnCredit(const v1::Credit& credit) {
+  absl::MutexLock lock(&mu_);
+  credit_.Return(credit.bytes());
+  if (credit.has_wanted() && step_) {
+    step_->Want({.tensor = credit.wanted().tensor(), .chunk = credit.wanted().chunk()});
+  }
+  Progress();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
+  const absl::Time began = absl::Now();
+  const absl::Duration allowed = absl::Seconds(connection_.options().reconnect_timeout_s);
+  bool announce = false;
+  Retry retry;
+  {
+    absl::MutexLock lock(&mu_);
+    retry = retry_;
+    announce = !lost_at_;
+    if (announce) lost_at_ = began;
+  }
+  std::string reason = ConnectionReason(std::string(why.message()));
+  if (announce) {
+    connection_.Log(absl::StrFormat("lost the daemon at %s (%s); trying again for %.4g s", connection_.server(), reason,
+                                    connection_.options().reconnect_timeout_s));
+  }
+  for (;; ++retry.attempts) {
+    const absl::Duration away = retry.away + (absl::Now() - began);
+    const absl::Duration pause = std::min(Backoff(retry.attempts), allowed - away);
+    {
+      absl::MutexLock lock(&mu_);
+      if (mu_.AwaitWithTimeout(absl::Condition(&leaving_), pause)) return absl::CancelledError("the client was closed");
+      if (!drain_reason_.empty()) reason = absl::StrCat("it shut down: ", drain_reason_);
+    }
+    if (away + pause >= allowed) break;
+    absl::StatusOr<v1::AttachResponse> grant = AskOnce(allowed - away - pause);
+    if (grant.ok()) {
+      absl::MutexLock lock(&mu_);
+      retry_ = {.attempts = retry.attempts + 1, .away = retry.away + (absl::Now() - began)};
+      return grant;
+    }
+    if (absl::IsNotFound(grant.status())) {
+      return ExplainMissingRun(connection_, options_.run_id, attached_at_, grant.status());
+    }
+    if (!IsLost(grant.status())) return grant;
+    reason = ConnectionReason(std::string(grant.status().message()));
+  }
+  return absl::UnavailableError(absl::StrFormat(
+      "lost the daemon at %s in step %d and could not get back to it within %.4g s (%s): see its log, or raise "
+      "reconnect_timeout_s",
+      connection_.server(), step(), connection_.options().reconnect_timeout_s, reason));
+}
+
+absl::StatusOr<v1::AttachResponse> StepStream::AskOnce(absl::Duration timeout) {
+  auto context = std::make_shared<grpc::ClientContext>();
+  context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  std::string token;
+  {
+    absl::MutexLock lock(&mu_);
+    if (leaving_) return absl::CancelledError("the client was closed");
+    asking_ = context;
+    token = token_;
+  }
+  auto grant = ResumeSession(connection_, options_, token, context.get());
+  absl::MutexLock lock(&mu_);
+  asking_ = nullptr;
+  return grant;
+}
+
+}  // namespace ballast
