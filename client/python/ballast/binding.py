@@ -1,0 +1,83 @@
+"""One tensor of a run and the memory that its weights live in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ballast import _core
+from ballast.errors import Rejected
+from ballast.parameters import FORMATS, NamedParameter, check_trainable
+
+
+class Binding:
+    """Where a tensor's weights land, in its own dtype: the parameter itself where the host can write to it, else a copy
+    in host memory that is taken over in store().
+
+    Keeps that memory alive, and sees when the parameter was given other memory (p.data = ..., model.to(...)).
+    """
+
+    def __init__(self, index: int, entry: NamedParameter):
+        self.index = index
+        self.name = entry.name
+        self.parameter = entry.parameter
+        self.format = FORMATS[entry.parameter.dtype]
+        self._shape = entry.parameter.shape
+        self._group = entry.group
+        self._memory: Tensor | None = None  # the parameter's, when landing was made
+        self._landing: Tensor | None = None
+
+    @property
+    def on_host(self) -> bool:
+        return self.parameter.device.type == "cpu"
+
+    def follow(self) -> bool:
+        """Brings `landing` to where the parameter is now; True if that is another place than before."""
+        p = self.parameter
+        if self._memory is not None and self._memory.data_ptr() == p.data_ptr() and self._memory.device == p.device:
+            return False
+        if FORMATS.get(p.dtype) != self.format or p.shape != self._shape:
+            raise Rejected(
+                f"parameter '{self.name}' became {p.dtype} {tuple(p.shape)}; its run has {self.format} "
+                f"{tuple(self._shape)}: convert the model before making the optimizer"
+            )
+        check_trainable(NamedParameter(self.name, p, self._group))
+        self._memory = p.detach()
+        self._landing = self._memory if self.on_host else torch.empty_like(self._memory, device="cpu")
+        return True
+
+    @property
+    def landing(self) -> Tensor:
+        assert self._landing is not None, "follow() comes first"
+        return self._landing
+
+    def load(self) -> None:
+        """Brings the landing up to the parameter's weights."""
+        self.follow()
+        if not self.on_host:
+            self.landing.copy_(self.parameter.detach())
+
+    def store(self) -> None:
+        """Brings the parameter up to the weights that landed."""
+        if not self.on_host:
+            with torch.no_grad():
+                self.parameter.copy_(self.landing)
+
+    def digest(self) -> int:
+        """xxh3_64 of the weights, as the daemon computes it of those it serves."""
+        self.load()
+        return _core.digest(self.landing.data_ptr(), self.landing.nbytes)
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """The gradient as it is sent: in host memory, contiguous. Rejected if it is not of the parameter's kind."""
+        if grad.layout != torch.strided:
+            raise Rejected(
+                f"the gradient of '{self.name}' has layout {grad.layout}: only dense gradients are supported "
+                "(nn.Embedding with sparse=False)"
+            )
+        if grad.dtype != self.parameter.dtype or grad.shape != self._shape:
+            raise Rejected(
+                f"the gradient of '{self.name}' is {grad.dtype} {tuple(grad.shape)}, its weights are "
+                f"{self.parameter.dtype} {tuple(self._shape)}: both must be the same"
+            )
+        return grad.detach().to("cpu").contiguous()

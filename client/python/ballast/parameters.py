@@ -1,0 +1,143 @@
+"""Which tensors a run trains, under which names, and which tensors cannot be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ballast.errors import Rejected
+
+# What a tensor may be computed in, by the wire's name.
+FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class NamedParameter:
+    """One parameter of the optimizer: its name in the run, and the param_group it belongs to."""
+
+    name: str
+    parameter: Tensor
+    group: int
+
+
+class ParameterList:
+    """The optimizer's parameters in the order given, each under one name.
+
+    A parameter given as (name, parameter) has that name. One given alone is "param.<i>", where i counts all parameters
+    given so far, frozen ones too: the same list in the same order has the same names.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[NamedParameter] = []
+        self._by_id: dict[int, NamedParameter] = {}
+        self._names: set[str] = set()
+        self._given = 0
+
+    def __iter__(self) -> Iterator[NamedParameter]:
+        return iter(self._entries)
+
+    def __contains__(self, parameter: object) -> bool:
+        return id(parameter) in self._by_id
+
+    def name_of(self, parameter: Tensor) -> str:
+        return self._by_id[id(parameter)].name
+
+    def add(self, given: Iterable[Any], group: int) -> list[Tensor]:
+        """Takes a group's parameters in; returns them, each once. Rejected, and nothing is taken, if one is unfit."""
+        entries = self._entries.copy()
+        by_id, names, count = self._by_id.copy(), self._names.copy(), self._given
+        for item in given:
+            entry, named = _read(item, count, group)
+            count += 1
+            earlier = by_id.get(id(entry.parameter))
+            if entry.name in names:
+                raise Rejected(f"two parameters are named '{entry.name}': give each its own name")
+            if earlier is not None:
+                _check_tie(earlier, entry, named)
+                continue
+            if entry.parameter.requires_grad:
+                check_trainable(entry)
+            entries.append(entry)
+            by_id[id(entry.parameter)] = entry
+            names.add(entry.name)
+        check_overlap(entry for entry in entries if entry.parameter.requires_grad)
+        self._entries, self._by_id, self._names, self._given = entries, by_id, names, count
+        return [entry.parameter for entry in entries if entry.group == group]
+
+    def trainable(self) -> list[NamedParameter]:
+        """Those that require a gradient now, checked. Rejected if there are none."""
+        trainable = [entry for entry in self._entries if entry.parameter.requires_grad]
+        if not trainable:
+            raise Rejected("every parameter is frozen: set requires_grad on those to train")
+        for entry in trainable:
+            check_trainable(entry)
+        check_overlap(trainable)
+        return trainable
+
+
+def _read(item: Any, count: int, group: int) -> tuple[NamedParameter, bool]:
+    named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+    name, parameter = item if named else (f"param.{count}", item)
+    if not isinstance(parameter, Tensor):
+        raise Rejected(
+            f"'{name}' is a {type(parameter).__name__}: give tensors, (name, tensor) pairs, or dicts with 'params'"
+        )
+    return NamedParameter(name, parameter, group), named
+
+
+def _check_tie(earlier: NamedParameter, entry: NamedParameter, named: bool) -> None:
+    if earlier.group != entry.group:
+        raise Rejected(f"'{entry.name}' is the same tensor as '{earlier.name}' of another group: give it once")
+    if not named:
+        raise Rejected(f"'{entry.name}' is the same tensor as '{earlier.name}': give it once")
+
+
+def check_trainable(entry: NamedParameter) -> None:
+    """Rejected, naming the tensor and the mend, unless its gradients can be sent and its weights written in place."""
+    reason = _why_unfit(entry.parameter)
+    if reason:
+        raise Rejected(f"parameter '{entry.name}' {reason}")
+
+
+def _why_unfit(p: Tensor) -> str | None:
+    sharded = _sharded_by(p)
+    if sharded:
+        return f"is sharded by {sharded}: sharded models are not supported; give the plain module's parameters"
+    if p.layout != torch.strided:
+        return f"has layout {p.layout}: only dense tensors can be trained; make it dense (to_dense(), sparse=False)"
+    if p.is_meta:
+        return "is on the meta device: give it memory first (to_empty, then its weights)"
+    if p.dtype not in FORMATS:
+        return f"has dtype {p.dtype}: convert the model to torch.float32, bfloat16 or float16, or freeze it"
+    if not p.is_leaf:
+        return "is not a leaf of the graph: give the nn.Parameter that it was computed from"
+    if p.numel() == 0:
+        return f"has no elements (shape {tuple(p.shape)}): leave it out"
+    if not p.is_contiguous():
+        return "is not contiguous: set p.data = p.data.contiguous() before making the optimizer"
+    if type(p) not in (Tensor, torch.nn.Parameter) and hasattr(p, "__tensor_flatten__"):
+        return f"is a {type(p).__name__} without memory of its own: give plain parameters"
+    return None
+
+
+def _sharded_by(p: Tensor) -> str | None:
+    kinds = {base.__name__ for base in type(p).__mro__}
+    if "DTensor" in kinds:
+        return "DTensor (FSDP2 or tensor parallelism)"
+    if "FlatParameter" in kinds or getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):
+        return "FSDP"
+    return None
+
+
+def check_overlap(entries: Iterable[NamedParameter]) -> None:
+    """Rejected if two tensors share bytes: each would overwrite the other's weights."""
+    spans = sorted((str(p.device), p.data_ptr(), p.nbytes, entry.name) for entry in entries for p in (entry.parameter,))
+    for (device, start, nbytes, name), (next_device, next_start, _, next_name) in zip(spans, spans[1:]):
+        if device == next_device and next_start < start + nbytes:
+            raise Rejected(
+                f"parameters '{name}' and '{next_name}' share memory: tie them by using one nn.Parameter in both places"
+            )

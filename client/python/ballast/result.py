@@ -1,0 +1,61 @@
+"""How a step ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """What moved when, in one step. Bytes are payload; "in backward" is before step() was called."""
+
+    pushed_bytes: int
+    pulled_bytes: int
+    pushed_bytes_in_backward: int
+    pulled_bytes_in_backward: int
+    backward_s: float  # from the first gradient to step()
+    wait_s: float  # from step() to the last weight
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The daemon's account of one step.
+
+    outcome: "APPLIED", "SKIPPED", "ABORTED" (no tensor changed) or "PARTIAL" (those in `not_applied` did not change, the
+        others did). Every outcome consumes the step's number.
+    reason: why it was not APPLIED; one of a closed set, such as "rank_lost".
+    grad_norm: L2 norm over all gradients, before any clipping.
+    not_applied: names of the tensors that had a gradient, or were still awaited, and were not updated.
+    nonfinite_tensors: how many tensors had a NaN or an infinity in their gradient.
+    rejected_blocks: how many blocks of 32 elements kept their old contents for that.
+    durable_step: the highest step that survives a crash of the daemon; 0 without checkpoints.
+    timing: None for the result of a step of an earlier trainer.
+    """
+
+    step: int
+    outcome: str
+    reason: str
+    grad_norm: float
+    clip_coefficient: float
+    not_applied: tuple[str, ...]
+    nonfinite_tensors: int
+    rejected_blocks: int
+    warnings: tuple[str, ...]
+    durable_step: int
+    timing: StepTiming | None
+
+    @property
+    def applied(self) -> bool:
+        """Whether every tensor with a gradient was updated."""
+        return self.outcome == "APPLIED"
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], names: Sequence[str]) -> StepResult:
+        """From the wire's fields; `names` are the run's tensors by index."""
+        own = {key: fields[key] for key in cls.__dataclass_fields__ if key in fields}
+        own["not_applied"] = tuple(names[tensor] for tensor in fields["tensors_not_applied"])
+        own["warnings"] = tuple(fields["warnings"])
+        own["timing"] = StepTiming(**fields["timing"]) if "timing" in fields else None
+        return cls(**own)

@@ -1,0 +1,201 @@
+"""A trainer's place in a run: attaching to it, agreeing on the weights, and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ballast import _core
+from ballast.binding import Binding
+from ballast.errors import Rejected
+from ballast.parameters import NamedParameter
+from ballast.result import StepResult
+
+# A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
+_LEASE_WAIT_S = 12.0
+# Between two looks for Ctrl-C.
+_WAIT_SLICE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank of which run this process is."""
+
+    run: str
+    rank: int = 0
+    world: int = 1
+    takeover: bool = False
+
+
+class Session:
+    """One attachment, from Attach to close. One thread at a time."""
+
+    def __init__(self, client: _core.Client, place: Place, spec: str, tensors: Sequence[NamedParameter]):
+        self._client = client
+        self._place = place
+        self._names = [tensor.name for tensor in tensors]
+        self._bindings = [Binding(index, tensor) for index, tensor in enumerate(tensors)]
+        self._by_id = {id(binding.parameter): binding for binding in self._bindings}
+        client.create_run(spec)
+        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S)
+        self._digests: list[int] = attached["digests"]
+        self._weights_loaded: bool = attached["weights_loaded"]
+        self._settled = False
+        self._unlike: set[int] = set()  # tensors whose weights the daemon serves otherwise than they are here
+        self._pushed: set[int] = set()  # in the open step
+        self._pending: _core.PendingStep | None = None
+        self.step_open = False
+        self.last_result: StepResult | None = None
+        if attached["last_result"] is not None:
+            self.last_result = StepResult.from_fields(attached["last_result"], self._names)
+
+    def __contains__(self, parameter: object) -> bool:
+        return id(parameter) in self._by_id
+
+    @property
+    def step(self) -> int:
+        """The number of the step that is open, or comes next."""
+        return self._client.step
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def settle(self, policy: str | None) -> None:
+        """Makes the weights here and there the same, before the first gradient; nothing when that was done.
+
+        policy: "client" uploads, "match" and "server" compare; None uploads to a run that made no step, else compares.
+        """
+        if self._settled:
+            return
+        fresh = not self._weights_loaded or self.step == 1
+        if policy == "client" or (policy is None and fresh):
+            self._upload()
+        else:
+            self._compare()
+        for binding in self._bindings:
+            self._bind(binding)
+        self._settled = True
+
+    def _upload(self) -> None:
+        if self.step > 1:
+            raise Rejected(
+                f"run '{self._place.run}' is at step {self.step}: weights can be uploaded before its first step only; "
+                "take the daemon's with weights='server', or give another run",
+                "FAILED_PRECONDITION",
+            )
+        ours = [binding.digest() for binding in self._bindings]
+        served = self._client.load_weights(
+            [(b.index, b.format, b.landing.data_ptr(), b.landing.nbytes) for b in self._bindings]
+        )
+        self._unlike = {index for index, (one, other) in enumerate(zip(ours, served)) if one != other}
+        self._weights_loaded, self._digests = True, served
+
+    def _compare(self) -> None:
+        self.require_weights()
+        for binding, theirs in zip(self._bindings, self._digests):
+            ours = binding.digest()
+            if ours != theirs:
+                raise Rejected(
+                    f"the weights of '{binding.name}' differ from those of run '{self._place.run}' at step "
+                    f"{self.step - 1}: digest {ours:016x} here, {theirs:016x} there. Take the daemon's with "
+                    "weights='server', delete the run (ballastctl), or give another run",
+                    "FAILED_PRECONDITION",
+                )
+
+    def require_weights(self) -> None:
+        """Rejected if the daemon has no weights of this run yet."""
+        if not self._weights_loaded:
+            raise Rejected(
+                f"run '{self._place.run}' has no weights yet: upload them with weights='client'", "FAILED_PRECONDITION"
+            )
+
+    def pull(self) -> int:
+        """Overwrites every weight in place with the daemon's; returns the last step that they are of."""
+        if self.step_open:
+            raise Rejected(f"step {self.step} is open: call step() first, then pull", "FAILED_PRECONDITION")
+        return self._pull(self._bindings)
+
+    def _pull(self, bindings: Iterable[Binding]) -> int:
+        wanted = list(bindings)
+        for binding in wanted:
+            binding.follow()
+        places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted]
+        steps = self._client.pull(self._place.run, places)
+        for binding in wanted:
+            binding.store()
+            torch.autograd.graph.increment_version(binding.parameter)
+        self._unlike.difference_update(binding.index for binding in wanted)
+        return max(steps.values(), default=0)
+
+    # --- one step ---------------------------------------------------------------------------------------------------
+
+    def begin(self, groups: list[dict[str, float]]) -> None:
+        self._client.begin_step(groups)
+        self.step_open = True
+
+    def check_push(self, parameter: Tensor, name: str) -> None:
+        """Rejected, before anything is sent, if `parameter` is not to have a gradient now."""
+        binding = self._by_id.get(id(parameter))
+        if binding is None:
+            raise Rejected(
+                f"parameter '{name}' has a gradient but is not part of run '{self._place.run}': it was frozen when the "
+                "run was created. Unfreeze before the first gradient, or make an optimizer with another run",
+                "FAILED_PRECONDITION",
+            )
+        if self._pending is not None:
+            self._client.check_status()
+            raise Rejected(
+                f"parameter '{name}' got a gradient while step {self.step} is not finished: call step() again to wait "
+                "for its weights",
+                "FAILED_PRECONDITION",
+            )
+        if binding.index in self._pushed:
+            raise Rejected(
+                f"parameter '{name}' got a second gradient in step {self.step}: its first has left already and "
+                "gradients are not accumulated. Call step() after every backward(), or sum the micro-batches' losses "
+                "before one backward()",
+                "FAILED_PRECONDITION",
+            )
+
+    def push(self, parameter: Tensor, grad: Tensor) -> None:
+        """Sends a gradient. From here on the parameter may be overwritten at any time until the step's end."""
+        binding = self._by_id[id(parameter)]
+        gradient = binding.gradient(grad)
+        if binding.follow():
+            self._bind(binding)
+        self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
+        self._pushed.add(binding.index)
+        torch.autograd.graph.increment_version(parameter)
+
+    def _bind(self, binding: Binding) -> None:
+        self._client.bind_weights(binding.index, binding.landing.data_ptr(), binding.landing.nbytes)
+
+    def finish(self, loss: Callable[[], float | None]) -> StepResult:
+        """Ends the step and waits for its weights. After an interrupted wait, waits on."""
+        if self._pending is None:
+            self._pending = self._client.end_step(loss())
+        fields = None
+        while fields is None:
+            fields = self._pending.wait(_WAIT_SLICE_S)
+        result = StepResult.from_fields(fields, self._names)
+        self._take_weights(fields)
+        self._pending = None
+        self._pushed.clear()
+        self.step_open = False
+        self.last_result = result
+        return result
+
+    def _take_weights(self, fields: Mapping[str, Any]) -> None:
+        updated: set[int] = set()
+        if fields["outcome"] in ("APPLIED", "PARTIAL"):
+            # Other ranks may have had gradients of tensors that had none here.
+            sent = self._pushed if self._place.world == 1 else set(range(len(self._bindings)))
+            updated = sent.difference(fields["tensors_not_applied"])
+        for index in updated:
+            self._bindings[index].store()
+        self._unlike -= updated
+        if self._unlike:
+            self._pull([self._bindings[index] for index in sorted(self._unlike)])

@@ -1,0 +1,307 @@
+// ballast._core: ballast::Client for Python, one method each. Memory is given as (address, bytes) and stays the
+// caller's. A spec comes as Protobuf's JSON; answers go as dictionaries.
+
+#include <google/protobuf/util/json_util.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/client.h"
+#include "client/python/core/interruptible.h"
+#include "client/python/core/message.h"
+#include "client/python/core/status_error.h"
+#include "proto/checksum.h"
+
+namespace ballast {
+namespace {
+
+namespace nb = nanobind;
+namespace json = google::protobuf::util;
+
+using Address = uintptr_t;
+
+v1::RunSpec ParseSpec(const std::string& text) {
+  v1::RunSpec spec;
+  const auto status = json::JsonStringToMessage(text, &spec);
+  if (!status.ok()) {
+    throw StatusError(absl::InvalidArgumentError(absl::StrCat("the run's spec: ", std::string(status.message()))));
+  }
+  return spec;
+}
+
+absl::Span<const std::byte> Bytes(Address address, uint64_t bytes) {
+  return {reinterpret_cast<const std::byte*>(address), bytes};
+}
+
+template <typename Call>
+auto Unlocked(Call call) {
+  nb::gil_scoped_release unlocked;
+  return call();
+}
+
+// The fields of v1::StepResult, and "timing".
+nb::dict DescribeStep(const StepResult& result) {
+  nb::dict timing;
+  timing["pushed_bytes"] = result.timing.pushed_bytes;
+  timing["pulled_bytes"] = result.timing.pulled_bytes;
+  timing["pushed_bytes_in_backward"] = result.timing.pushed_bytes_in_backward;
+  timing["pulled_bytes_in_backward"] = result.timing.pulled_bytes_in_backward;
+  timing["backward_s"] = result.timing.backward_s;
+  timing["wait_s"] = result.timing.wait_s;
+  nb::dict out = ToDict(result.result);
+  out["timing"] = timing;
+  return out;
+}
+
+// The step that EndStep closed, until its result is in.
+class PendingStep {
+ public:
+  explicit PendingStep(std::future<absl::StatusOr<StepResult>> result) : result_(std::move(result)) {}
+
+  // The result, again at every call; None when it is not in after `timeout_s`.
+  std::optional<nb::dict> Wait(double timeout_s) {
+    if (!arrived_) {
+      nb::gil_scoped_release unlocked;
+      if (result_.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready) {
+        arrived_ = result_.get();
+      }
+    }
+    if (!arrived_) return std::nullopt;
+    return DescribeStep(OrThrow(*arrived_));
+  }
+
+ private:
+  std::future<absl::StatusOr<StepResult>> result_;
+  std::optional<absl::StatusOr<StepResult>> arrived_;
+};
+
+// Weights on their way to where the caller wants them.
+class Landing {
+ public:
+  explicit Landing(const std::vector<std::tuple<uint32_t, Address, uint64_t>>& places) {
+    for (const auto& [tensor, address, bytes] : places) places_[tensor] = {address, bytes};
+  }
+
+  std::vector<uint32_t> tensors() const {
+    std::vector<uint32_t> tensors;
+    for (const auto& [tensor, place] : places_) tensors.push_back(tensor);
+    return tensors;
+  }
+
+  absl::Status Write(uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece) {
+    const auto found = places_.find(tensor);
+    if (found == places_.end()) return absl::InternalError(absl::StrCat("tensor ", tensor, " was not asked for"));
+    const auto [address, bytes] = found->second;
+    if (offset + piece.size() > bytes) {
+      return absl::InvalidArgumentError(absl::StrCat("pull of tensor ", tensor, ": the daemon serves at least ",
+                                                     offset + piece.size(), " bytes, the destination has ", bytes));
+    }
+    std::copy(piece.begin(), piece.end(), reinterpret_cast<std::byte*>(address) + offset);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::map<uint32_t, std::pair<Address, uint64_t>> places_;
+};
+
+// ballast::Client, and the process that it lives in: its threads do not survive a fork, so a child neither uses it nor
+// takes it down.
+class PyClient {
+ private:
+  // Ahead of their use: their return types are deduced.
+  std::shared_ptr<Client> Get() const {
+    if (!client_) throw StatusError(absl::FailedPreconditionError("the connection is closed"));
+    if (getpid() == process_) return client_;
+    throw StatusError(absl::FailedPreconditionError(
+        absl::StrCat("this connection belongs to process ", process_, " and does not work in its fork ", getpid(),
+                     ": make the optimizer in the process that trains")));
+  }
+
+  template <typename Call>
+  auto Ask(Call call) const {
+    return Interruptible([client = Get(), call = std::move(call)] { return call(*client); });
+  }
+
+  // Asks again when the connection was dead: one that lay idle is found to be so by the next call only. For calls that
+  // may reach the daemon twice.
+  template <typename Call>
+  nb::dict AskForDict(Call call) const {
+    auto answer = Ask(call);
+    if (absl::IsUnavailable(answer.status())) answer = Ask(std::move(call));
+    return ToDict(OrThrow(std::move(answer)));
+  }
+
+ public:
+  static PyClient Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s) {
+    ClientOptions options{
+        .server = server, .connect_timeout_s = connect_timeout_s, .reconnect_timeout_s = reconnect_timeout_s};
+    auto client = Interruptible([options] { return Client::Connect(options); });
+    return PyClient(OrThrow(std::move(client)));
+  }
+
+  PyClient(PyClient&&) = default;
+  ~PyClient() { Close(); }
+
+  void Close() {
+    if (!client_) return;
+    if (getpid() != process_) {
+      new std::shared_ptr<Client>(std::move(client_));  // the parent's: never destroyed here
+      return;
+    }
+    nb::gil_scoped_release unlocked;
+    client_.reset();
+  }
+
+  std::string Server() const { return Get()->server(); }
+  nb::dict GetServer() const { return AskForDict([](Client& client) { return client.GetServer(); }); }
+  nb::dict CreateRun(const std::string& spec_json) const {
+    return AskForDict([spec = ParseSpec(spec_json)](Client& client) { return client.CreateRun(spec); });
+  }
+  nb::dict Plan(const std::string& spec_json) const {
+    return AskForDict([spec = ParseSpec(spec_json)](Client& client) { return client.Plan(spec); });
+  }
+  nb::dict GetRun(const std::string& run_id) const {
+    return AskForDict([run_id](Client& client) { return client.GetRun(run_id); });
+  }
+  nb::dict ListRuns() const { return AskForDict([](Client& client) { return client.ListRuns(); }); }
+  nb::dict DeleteRun(const std::string& run_id, bool force) const {
+    return AskForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); });
+  }
+
+  nb::dict Attach(const std::string& run_id, uint32_t rank, uint32_t world, bool takeover, double wait_s) const {
+    const AttachOptions options{
+        .run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
+    const Attachment attachment = OrThrow(Ask([options](Client& client) { return client.Attach(options); }));
+    nb::dict out;
+    out["resume_step"] = attachment.resume_step;
+    out["weights_loaded"] = attachment.weights_loaded;
+    out["digests"] = nb::cast(attachment.digests);
+    out["last_result"] = attachment.last_result ? nb::object(ToDict(*attachment.last_result)) : nb::object(nb::none());
+    return out;
+  }
+
+  std::vector<uint64_t> LoadWeights(
+      const std::vector<std::tuple<uint32_t, std::string, Address, uint64_t>>& weights) const {
+    std::vector<TensorView> views;
+    for (const auto& [tensor, format, address, bytes] : weights) {
+      views.push_back({.tensor = tensor, .format = format, .bytes = Bytes(address, bytes)});
+    }
+    return OrThrow(Unlocked([&] { return Get()->LoadWeights(views); }));
+  }
+
+  // Returns the step that the pulled weights are of, by tensor.
+  std::map<uint32_t, uint64_t> Pull(const std::string& run_id,
+                                    const std::vector<std::tuple<uint32_t, Address, uint64_t>>& places) const {
+    Landing landing(places);
+    std::map<uint32_t, uint64_t> steps;
+    const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t step) {
+      steps[tensor] = step;
+      return landing.Write(tensor, offset, piece);
+    };
+    const std::vector<uint32_t> tensors = landing.tensors();
+    if (!tensors.empty()) OrThrow(Unlocked([&] { return Get()->Pull(run_id, tensors, sink); }));
+    return steps;
+  }
+
+  void BindWeights(uint32_t tensor, Address address, uint64_t bytes) const {
+    OrThrow(Unlocked([&] { return Get()->BindWeights(tensor, reinterpret_cast<void*>(address), bytes); }));
+  }
+
+  void BeginStep(const std::vector<std::map<std::string, double>>& groups, double loss_scale) const {
+    StepValues values{.loss_scale = loss_scale};
+    for (const auto& group : groups) values.groups.push_back(MakeGroupValues(group));
+    OrThrow(Unlocked([&] { return Get()->BeginStep(values); }));
+  }
+
+  void Push(uint32_t tensor, Address address, uint64_t bytes) const {
+    OrThrow(Unlocked([&] { return Get()->Push(tensor, Bytes(address, bytes)); }));
+  }
+
+  PendingStep EndStep(std::optional<double> loss) const {
+    return PendingStep(Unlocked([&] { return Get()->EndStep(loss); }));
+  }
+
+  uint64_t Step() const { return Get()->step(); }
+  void CheckStatus() const { OrThrow(Get()->status()); }
+
+ private:
+  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), process_(getpid()) {}
+
+  static GroupValues MakeGroupValues(const std::map<std::string, double>& group) {
+    GroupValues values;
+    for (const auto& [name, value] : group) {
+      std::optional<double>* field = name == "lr"             ? &values.lr
+                                     : name == "weight_decay" ? &values.weight_decay
+                                     : name == "beta1"        ? &values.beta1
+                                     : name == "beta2"        ? &values.beta2
+                                     : name == "momentum"     ? &values.momentum
+                                                              : nullptr;
+      if (field == nullptr) throw StatusError(absl::InvalidArgumentError("no step value is named '" + name + "'"));
+      *field = value;
+    }
+    return values;
+  }
+
+  std::shared_ptr<Client> client_;
+  pid_t process_;
+};
+
+void BindClient(nb::module_& module) {
+  using nb::arg;
+  nb::class_<PyClient>(module, "Client")
+      .def_static("connect", &PyClient::Connect, arg("server"), arg("connect_timeout_s"), arg("reconnect_timeout_s"))
+      .def("close", &PyClient::Close)
+      .def_prop_ro("server", &PyClient::Server)
+      .def_prop_ro("step", &PyClient::Step)
+      .def("check_status", &PyClient::CheckStatus)
+      .def("get_server", &PyClient::GetServer)
+      .def("create_run", &PyClient::CreateRun, arg("spec_json"))
+      .def("plan", &PyClient::Plan, arg("spec_json"))
+      .def("get_run", &PyClient::GetRun, arg("run_id"))
+      .def("list_runs", &PyClient::ListRuns)
+      .def("delete_run", &PyClient::DeleteRun, arg("run_id"), arg("force") = false)
+      .def("attach", &PyClient::Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"))
+      .def("load_weights", &PyClient::LoadWeights, arg("weights"))
+      .def("pull", &PyClient::Pull, arg("run_id"), arg("places"))
+      .def("bind_weights", &PyClient::BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
+      .def("begin_step", &PyClient::BeginStep, arg("groups"), arg("loss_scale") = 1.0)
+      .def("push", &PyClient::Push, arg("tensor"), arg("address"), arg("nbytes"))
+      .def("end_step", &PyClient::EndStep, arg("loss").none());
+}
+
+}  // namespace
+}  // namespace ballast
+
+NB_MODULE(_core, module) {
+  namespace nb = nanobind;
+  // What is still alive when the interpreter ends was closed before, by ballast.optimizer.
+  nb::set_leak_warnings(false);
+  ballast::RegisterStatusError();
+  nb::class_<ballast::PendingStep>(module, "PendingStep").def("wait", &ballast::PendingStep::Wait, nb::arg("timeout_s"));
+  ballast::BindClient(module);
+  module.def(
+      "digest",
+      [](ballast::Address address, uint64_t bytes) {
+        nb::gil_scoped_release unlocked;
+        return ballast::WeightDigest(ballast::Bytes(address, bytes));
+      },
+      nb::arg("address"), nb::arg("nbytes"), "xxh3_64 of the bytes.");
+}
