@@ -1,7 +1,7 @@
 // The CPU driver: one fused pass over a tensor, a block of 32 at a time. It loads and widens, has the rule and the
 // formats compute over a lane type, takes the block's maximum, decides whether the block is accepted, stores, and adds
 // up the statistics. A block in which a gradient is not finite, or in which |m|, sqrt(v) or |x| comes out above 2^119,
-// keeps its old contents, is counted, and adds nothing else.
+// keeps its old contents and is counted; of its figures only the largest finite gradient is kept.
 #pragma once
 
 #include <algorithm>
@@ -97,6 +97,7 @@ class CpuKernel {
     Apply(&b);
     ClearTail(count, &b);
     out_.nonfinite += nonfinite;
+    out_.grad_absmax = std::max(out_.grad_absmax, std::bit_cast<float>(FiniteAbsMax(b.grad)));
     if (nonfinite > 0 || !Acceptable(b)) {
       ++out_.rejected;
       return;
@@ -113,6 +114,7 @@ class CpuKernel {
     constexpr Loader kLoaders[] = {&DecodeWire<WireFp32>, &DecodeWire<WireBf16>, &DecodeWire<WireFp16>};
     kLoaders[u_.grad_format](u_.grad, first, count, grad);
     for (uint64_t i = 0; i < kBlock; ++i) grad[i] *= u_.grad_scale;
+    std::fill(grad + count, grad + kBlock, 0.0f);  // even where the scale is not finite
     uint32_t nonfinite = 0;
     for (uint64_t i = 0; i < kBlock; ++i) {
       nonfinite += (std::bit_cast<uint32_t>(grad[i]) & 0x7fffffffu) >= kInfinityBits ? 1 : 0;
@@ -190,6 +192,15 @@ class CpuKernel {
     return most;
   }
 
+  static uint32_t FiniteAbsMax(const float* x) {
+    uint32_t most = 0;
+    for (uint64_t i = 0; i < kBlock; ++i) {
+      const uint32_t magnitude = std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu;
+      most = std::max(most, magnitude < kInfinityBits ? magnitude : 0);
+    }
+    return most;
+  }
+
   static bool Acceptable(const Block& b) {
     uint32_t most = AbsMax(b.next);
     for (int s = 0; s < kSlotCount; ++s) most = std::max(most, AbsMax(b.root[s]));
@@ -230,7 +241,6 @@ class CpuKernel {
     for (uint64_t i = 0; i < kBlock; ++i) terms[i] = b.delta[i] * b.delta[i];
     sums_.Add(TileSums::kUpdateSq, block, terms);
     sums_.Add(TileSums::kRmsSq, block, b.rms);
-    out_.grad_absmax = std::max(out_.grad_absmax, std::bit_cast<float>(AbsMax(b.grad)));
   }
 
   void AddFull(uint64_t block, uint64_t count, const Block& b) {

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Sets a fresh machine up for Ballast. Every part asks first whether its work is done, so a second run is quick.
+#
+#   deploy/setup.sh                       everything below, in this order
+#   deploy/setup.sh packages [GROUP...]   the distribution's packages (deploy/packages.sh)
+#   deploy/setup.sh python                .venv with torch, numpy and the test tools (deploy/requirements.txt)
+#   deploy/setup.sh build PRESET [TARGET...]   configure and build one CMake preset into build/PRESET
+#   deploy/setup.sh client                the Python package `ballast`, compiled and installed into .venv
+#
+# PYTHON names the Python to make .venv from; otherwise python3, then /usr/bin/python3, is taken. A torch that
+# this Python can import is used as it is. Where pip has to fetch one, an ordinary Linux machine gets the build with
+# CUDA (about 3 GB); set PIP_INDEX_URL to PyTorch's CPU index for the small one.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly ROOT
+readonly VENV="$ROOT/.venv"
+readonly VENV_PYTHON="$VENV/bin/python"
+readonly STAMPS="$ROOT/build/stamps"
+readonly REQUIREMENTS="$ROOT/deploy/requirements.txt"
+
+fail() {
+  printf 'setup.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+# done_before NAME KEY: whether NAME was last completed with this very KEY. mark_done records it.
+done_before() { [[ -f $STAMPS/$1 && $(<"$STAMPS/$1") == "$2" ]]; }
+mark_done() { mkdir -p "$STAMPS" && printf '%s\n' "$2" >"$STAMPS/$1"; }
+
+# One hash over the names and contents of all files under the given paths, build products left out.
+content_hash() {
+  cd "$ROOT" && find "$@" -type f -not -path '*/__pycache__/*' -not -path '*/build/*' -not -path '*.egg-info/*' \
+    -not -path '*/examples/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1
+}
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+
+# Can this Python make an environment in which an extension module can be compiled? Prints why not.
+python_is_fit() {
+  "$1" - <<'PY'
+import os, sys, sysconfig
+if sys.version_info < (3, 11):
+    sys.exit(f"{sys.executable} is {sys.version.split()[0]}; 3.11 or later is needed")
+if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    sys.exit(f"{sys.executable} has no Python.h (package python3-dev)")
+try:
+    import ensurepip, venv
+except ImportError as error:
+    sys.exit(f"{sys.executable} cannot make environments: {error} (package python3-venv)")
+PY
+}
+
+find_python() {
+  local candidate reason reasons=""
+  for candidate in ${PYTHON:+"$PYTHON"} python3 /usr/bin/python3; do
+    command -v "$candidate" >/dev/null || continue
+    if reason=$(python_is_fit "$candidate" 2>&1); then
+      "$candidate" -c 'import sys; print(sys.executable)'
+      return
+    fi
+    reasons+="; $reason"
+  done
+  fail "no usable Python 3${reasons}"
+}
+
+make_venv() {
+  local python flags=()
+  # An environment whose Python is gone (an upgrade, a moved tree) is made anew.
+  if [[ -x $VENV_PYTHON ]] && "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then return; fi
+  python=$(find_python)
+  if "$python" -c 'import torch' 2>/dev/null; then flags+=(--system-site-packages); fi
+  echo "making .venv from $python ${flags[*]}"
+  "$python" -m venv --clear "${flags[@]}" "$VENV"
+  rm -f "$STAMPS/python" "$STAMPS/client"
+}
+
+torch_version() {
+  "$VENV_PYTHON" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null
+}
+
+setup_python() {
+  local key
+  make_venv
+  key="$("$VENV_PYTHON" --version) $(sha256sum <"$REQUIREMENTS")"
+  if done_before python "$key"; then
+    echo "python: .venv is up to date ($("$VENV_PYTHON" --version), torch $(torch_version))"
+    return
+  fi
+  if ! torch_version >/dev/null; then
+    "$VENV_PYTHON" -m pip install --quiet "$(grep '^torch==' "$REQUIREMENTS")"
+  fi
+  "$VENV_PYTHON" -m pip install --quiet --requirement <(grep -v '^torch==' "$REQUIREMENTS")
+  mark_done python "$key"
+  echo "python: $("$VENV_PYTHON" --version), torch $(torch_version)"
+}
+
+# --- builds ---------------------------------------------------------------------------------------------------------
+
+setup_build() {
+  local preset=${1:?setup.sh build needs the name of a preset} target targets=()
+  shift
+  for target in "$@"; do targets+=(--target "$target"); done
+  cd "$ROOT"
+  cmake --preset "$preset"
+  cmake --build --preset "$preset" --parallel "$(nproc)" "${targets[@]}"
+}
+
+setup_client() {
+  local key
+  [[ -x $VENV_PYTHON ]] || fail "there is no .venv yet: run deploy/setup.sh python"
+  key="$("$VENV_PYTHON" --version) $(content_hash client/cpp client/python proto kernels CMakeLists.txt)"
+  if done_before client "$key" && "$VENV_PYTHON" -c 'import ballast' 2>/dev/null; then
+    echo "client: the Python package is up to date"
+    return
+  fi
+  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$VENV_PYTHON" -m pip install "$ROOT/client/python"
+  mark_done client "$key"
+}
+
+main() {
+  local part=${1:-all}
+  [[ $# -eq 0 ]] || shift
+  case "$part" in
+    packages) "$ROOT/deploy/packages.sh" "$@" ;;
+    python) setup_python ;;
+    build) setup_build "$@" ;;
+    client) setup_client ;;
+    all)
+      "$ROOT/deploy/packages.sh"
+      setup_python
+      setup_build dev
+      setup_client
+      ;;
+    -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" ;;
+    *) fail "unknown part '$part' (packages, python, build, client; see --help)" ;;
+  esac
+}
+
+main "$@"

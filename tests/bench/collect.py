@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Runs the benchmarks listed in benchmarks.json and writes one row a figure. tests/bench/run.sh calls it.
+
+    collect.py --build FOLDER [--quick] [--json FILE] [--record]
+
+An entry is a Google Benchmark program of the build (`program`; `bound` is a part of the name of that one of its
+benchmarks, measured in the same run, that the others are held against) or a `script` beside this file, which takes
+--quick and --json FILE and writes rows of its own. A row: name, value, unit, bound, ratio (value / bound), n, machine,
+device, date, commit. --record also writes results/results.json and results/results.md, which the README quotes.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def machine() -> str:
+    text = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    return f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores"
+
+
+def commit() -> str:
+    def git(*arguments):
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    if head.returncode != 0:
+        return "uncommitted"
+    return head.stdout.strip() + ("-dirty" if git("status", "--porcelain").stdout.strip() else "")
+
+
+def throughput(entry: dict) -> tuple[float, str]:
+    if "bytes_per_second" in entry:
+        return entry["bytes_per_second"] / 1e9, "GB/s"
+    if "items_per_second" in entry:
+        return entry["items_per_second"] / 1e9, "G/s"
+    return entry["real_time"], entry["time_unit"]
+
+
+def google_rows(report: dict, bound_name: str, repetitions: int) -> list[dict]:
+    """The median of each benchmark, as a share of the one whose name contains `bound_name`."""
+    medians = [entry for entry in report["benchmarks"] if entry.get("aggregate_name", "median") == "median"]
+    values = {entry.get("run_name", entry["name"]): throughput(entry) for entry in medians}
+    bounds = [value for name, value in values.items() if bound_name and bound_name.lower() in name.lower()]
+    rows = []
+    for name, (value, unit) in values.items():
+        # Held against the bound in the same unit; without one, the row says so.
+        bound = next((bound for bound, bound_unit in bounds if bound_unit == unit), None)
+        ratio = value / bound if bound else None
+        rows.append({"name": name, "value": value, "unit": unit, "bound": bound, "ratio": ratio, "n": repetitions})
+    return rows
+
+
+def run_program(entry: dict, build: Path, quick: bool) -> list[dict]:
+    repetitions = 3 if quick else 9
+    command = [build / entry["program"], f"--benchmark_repetitions={repetitions}"]
+    command += ["--benchmark_report_aggregates_only=true", "--benchmark_format=json"]
+    if quick:
+        command.append("--benchmark_min_time=0.05")
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return google_rows(json.loads(printed), entry.get("bound", ""), repetitions)
+
+
+def run_script(entry: dict, build: Path, quick: bool) -> list[dict]:
+    with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
+        file = Path(folder) / "rows.json"
+        command = [sys.executable, HERE / entry["script"], "--json", file] + (["--quick"] if quick else [])
+        environment = os.environ | {"BALLAST_BUILD": str(build), "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=environment)
+        return json.loads(file.read_text())
+
+
+def markdown(rows: list[dict]) -> str:
+    first = rows[0]
+    lines = [
+        "# Measured",
+        "",
+        f"By `tests/bench/run.sh --record` on {first['machine']}; {first['date']}, commit {first['commit']}. "
+        "`bound` was measured in the same run.",
+        "",
+        "| benchmark | figure | value | unit | bound | ratio | n |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        bound = "-" if row["bound"] is None else f"{row['bound']:.4g}"
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3g}"
+        cells = [row["benchmark"], row["name"], f"{row['value']:.4g}", row["unit"], bound, ratio, str(row["n"])]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+
+    about = {"machine": machine(), "device": "cpu", "date": datetime.date.today().isoformat(), "commit": commit()}
+    rows, failed = [], []
+    for entry in json.loads((HERE / "benchmarks.json").read_text()):
+        print(f"== {entry['name']}", flush=True)
+        runner = run_program if "program" in entry else run_script
+        try:
+            found = runner(entry, options.build.resolve(), options.quick)
+        except (subprocess.CalledProcessError, OSError) as error:
+            print(f"   failed: {error}", flush=True)
+            failed.append(entry["name"])
+            continue
+        rows += [{"benchmark": entry["name"], **row, **about, "quick": options.quick} for row in found]
+    if rows:
+        print(markdown(rows))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.record and not failed:
+        (HERE / "results").mkdir(exist_ok=True)
+        (HERE / "results" / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (HERE / "results" / "results.md").write_text(markdown(rows))
+    for name in failed:
+        print(f"FAILED: {name}")
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

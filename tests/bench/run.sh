@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds the preset release and runs every benchmark of tests/bench/benchmarks.json.
+#
+#   tests/bench/run.sh [--quick] [--json FILE] [--record]
+#
+#   --quick       short runs, for trying the benchmarks themselves out
+#   --json FILE   one row a figure: name, value, unit, bound, ratio, n, machine, device, date, commit
+#   --record      also write tests/bench/results/, which the README quotes
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+readonly ROOT
+readonly LOGS="$ROOT/build/bench-logs"
+
+# shellcheck source=deploy/stages.sh
+. "$ROOT/deploy/stages.sh"
+
+main() {
+  local argument
+  for argument in "$@"; do
+    case "$argument" in
+      -h | --help)
+        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+        exit 0
+        ;;
+    esac
+  done
+  trap stop_children EXIT
+  trap 'exit 130' INT TERM HUP
+  "$ROOT/deploy/packages.sh"
+  stage "python" "$ROOT/deploy/setup.sh" python
+  stage "build release" "$ROOT/deploy/setup.sh" build release
+  stage "python client" "$ROOT/deploy/setup.sh" client
+  run_child "$ROOT/.venv/bin/python" "$ROOT/tests/bench/collect.py" --build "$ROOT/build/release" "$@"
+}
+
+main "$@"

@@ -1,0 +1,87 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+
+#include "tests/client/fake_daemon.h"
+#include "tests/client/trainer.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const grpc::Status kTaken(grpc::StatusCode::ALREADY_EXISTS, "a live session holds the rank");
+
+TEST(AttachTest, NobodyThereIsSaidWithServerTimeAndMend) {
+  std::string address;
+  {
+    FakeDaemon daemon;
+    address = daemon.address();
+  }
+  const auto client = Client::Connect({.server = address, .connect_timeout_s = 0.2});
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client.status().message(), "no ballastd answers at " + address +
+                                           " within 0.2 s (connection refused): start one with `ballastd`, or give "
+                                           "server=\"host:port\"");
+}
+
+TEST(AttachTest, AsksForDigestsAndSpeaksProtocolOne) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  EXPECT_EQ(trainer.attachment->resume_step, 1u);
+  const auto attach = daemon.seen().attaches.at(0);
+  EXPECT_TRUE(attach.want_digests());
+  EXPECT_FALSE(attach.takeover());
+  EXPECT_EQ(attach.protocol_max(), 1u);
+}
+
+TEST(AttachTest, WaitsForTheLeaseOfALostPredecessor) {
+  FakeDaemon daemon;
+  daemon.RefuseAttach({kTaken, 30});
+  daemon.RefuseAttach({kTaken, 5});
+  Trainer trainer(daemon.address());
+  const absl::Time began = absl::Now();
+  ASSERT_TRUE(trainer.Attach().ok());
+  EXPECT_GE(absl::Now() - began, absl::Milliseconds(35));
+  EXPECT_EQ(daemon.seen().attaches.size(), 3u);
+  EXPECT_THAT(trainer.Lines(), ElementsAre(HasSubstr("waiting")));
+}
+
+TEST(AttachTest, DoesNotWaitLongerThanAllowed) {
+  FakeDaemon daemon;
+  daemon.RefuseAttach({kTaken, 60000});
+  Trainer trainer(daemon.address());
+  const auto attached = trainer.client->Attach({.run_id = "r", .wait_s = 0.5});
+  EXPECT_EQ(attached.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(daemon.seen().attaches.size(), 1u);
+}
+
+TEST(AttachTest, ALiveSessionIsRefusedAtOnceWithTheMend) {
+  FakeDaemon daemon;
+  daemon.RefuseAttach({kTaken, 0});
+  Trainer trainer(daemon.address());
+  const absl::Status status = trainer.Attach();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 0 of run 'r'"), HasSubstr("takeover=true")));
+  EXPECT_TRUE(trainer.Attach().ok()) << "a refused Attach leaves the client as it was";
+}
+
+TEST(AttachTest, TakeoverIsSaidToTheDaemon) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.client->Attach({.run_id = "r", .takeover = true}).ok());
+  EXPECT_TRUE(daemon.seen().attaches.at(0).takeover());
+}
+
+TEST(AttachTest, ARefusedStreamFailsTheAttach) {
+  FakeDaemon daemon({.cut_at_received = 0});
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0);
+  EXPECT_EQ(trainer.Attach().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace ballast

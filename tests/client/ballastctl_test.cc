@@ -1,0 +1,128 @@
+// The program itself, against a real daemon: its exit codes and what it prints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/client/least_squares.h"
+#include "tests/client/real_daemon.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+
+struct Answer {
+  int code = 0;
+  std::string text;  // both streams
+};
+
+class BallastctlTest : public ::testing::Test {
+ protected:
+  Answer Ballastctl(const std::string& words) const {
+    const std::string command = absl::StrCat("BALLAST_SERVER=", daemon_.address(), " " BALLASTCTL " ", words, " 2>&1");
+    FILE* pipe = popen(command.c_str(), "r");
+    Answer answer;
+    char buffer[4096];
+    for (size_t n = 0; (n = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) answer.text.append(buffer, n);
+    answer.code = WEXITSTATUS(pclose(pipe));
+    return answer;
+  }
+
+  // Three steps of training; the trainer stays attached.
+  void Train() {
+    client_ = Client::Connect({.server = daemon_.address()}).value();
+    ASSERT_TRUE(problem_.Join(*client_).ok());
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(problem_.Step(*client_).ok());
+  }
+
+  RealDaemon daemon_;
+  LeastSquares problem_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_F(BallastctlTest, StatusShowsVersionDeviceAndMemory) {
+  const Answer answer = Ballastctl("status");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_THAT(answer.text, AllOf(HasSubstr("serving"), HasSubstr("cpu"), HasSubstr("of 1.00 GiB"),
+                                 HasSubstr("http://" + daemon_.ops_address()), HasSubstr("companded8")));
+}
+
+TEST_F(BallastctlTest, StatusAsJson) {
+  const Answer answer = Ballastctl("status --json");
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_THAT(answer.text,
+              AllOf(HasSubstr("\"memory_limit_bytes\": \"1073741824\""), HasSubstr("\"state\": \"serving\"")));
+}
+
+TEST_F(BallastctlTest, RunsListsEachRun) {
+  EXPECT_THAT(Ballastctl("runs").text, HasSubstr("no runs"));
+  Train();
+  const Answer answer = Ballastctl("runs");
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_THAT(answer.text, AllOf(HasSubstr("least-squares  training     3"), HasSubstr("B/param")));
+}
+
+TEST_F(BallastctlTest, RunShowsProgressMemoryLayersAndRanks) {
+  Train();
+  const Answer answer = Ballastctl("run least-squares");
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_THAT(answer.text, AllOf(HasSubstr("3 closed: 3 applied, 0 partial, 0 aborted"), HasSubstr("12,416 parameters"),
+                                 HasSubstr("momentum"), HasSubstr("GRADIENT NORM"), HasSubstr("connected")));
+}
+
+TEST_F(BallastctlTest, AnUnknownRunIsRefusedByName) {
+  const Answer answer = Ballastctl("run nowhere");
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_THAT(answer.text, HasSubstr("nowhere"));
+}
+
+TEST_F(BallastctlTest, PlanSaysWhatIsReservedAndWhetherItFits) {
+  const Answer fits = Ballastctl("plan --parameters 1e6 --tensors 10 --dtype fp32");
+  EXPECT_EQ(fits.code, 0) << fits.text;
+  EXPECT_THAT(fits.text, AllOf(HasSubstr("1,000,000 parameters in 10 tensors of fp32"), HasSubstr("4,000,000"),
+                               HasSubstr("fits: ")));
+  const Answer too_large = Ballastctl("plan --parameters 8e9");
+  EXPECT_EQ(too_large.code, 1);
+  EXPECT_THAT(too_large.text, HasSubstr("does not fit: "));
+  EXPECT_EQ(Ballastctl("plan --parameters 1e6 --state nothing").code, 1);
+}
+
+TEST_F(BallastctlTest, DeleteWantsForceWhileATrainerIsAttached) {
+  Train();
+  EXPECT_EQ(Ballastctl("delete least-squares").code, 1);
+  const Answer answer = Ballastctl("delete least-squares --force");
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_THAT(answer.text, HasSubstr("deleted run 'least-squares', freed "));
+}
+
+TEST_F(BallastctlTest, HealthIsServing) {
+  const Answer answer = Ballastctl("health");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_EQ(answer.text, "SERVING\n");
+}
+
+TEST_F(BallastctlTest, DoctorFindsNothingToFail) {
+  const Answer answer = Ballastctl("doctor");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_THAT(answer.text, AllOf(HasSubstr("OK    reachable"), HasSubstr("OK    protocol"),
+                                 HasSubstr("/readyz is ready"), HasSubstr("WARN  processors"), HasSubstr("mend: ")));
+  EXPECT_THAT(Ballastctl("doctor --json").text, HasSubstr("\"level\": \"OK\""));
+}
+
+TEST_F(BallastctlTest, DoctorNamesAnOpsPortThatDoesNotAnswer) {
+  Config config = RealDaemon::Small();
+  Metrics metrics{BuildInfo{}};
+  const auto server = Server::Start(config, &metrics, "127.0.0.1:1").value();
+  const Answer answer = Ballastctl("doctor --server " + server->address());
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_THAT(answer.text, HasSubstr("FAIL  metrics"));
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,148 @@
+// What ballastctl makes of its command line, without a daemon.
+#include "client/cpp/ctl/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "client/cpp/ctl/plan_spec.h"
+#include "client/cpp/ctl/table.h"
+#include "tests/client/fake_daemon.h"
+
+namespace ballast::ctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Answer {
+  int code = 0;
+  std::string out, err;
+};
+
+Answer Ballastctl(const std::vector<std::string>& words, const std::string& server_variable = "") {
+  std::ostringstream out, err;
+  const auto environment = [&](const std::string& name) -> std::optional<std::string> {
+    if (name == "BALLAST_SERVER" && !server_variable.empty()) return server_variable;
+    return std::nullopt;
+  };
+  const int code = Main(words, environment, out, err);
+  return {code, out.str(), err.str()};
+}
+
+TEST(CommandLineTest, HelpNamesEveryCommandAndExitCode) {
+  const Answer answer = Ballastctl({"--help"});
+  EXPECT_EQ(answer.code, kOk);
+  for (const char* word :
+       {"status", "runs", "run RUN", "plan", "doctor", "delete RUN", "health", "--json", "64", "69"}) {
+    EXPECT_THAT(answer.out, HasSubstr(word));
+  }
+}
+
+TEST(CommandLineTest, NothingIsWrongUsage) {
+  const Answer answer = Ballastctl({});
+  EXPECT_EQ(answer.code, kUsage);
+  EXPECT_THAT(answer.out, IsEmpty());
+  EXPECT_THAT(answer.err, HasSubstr("usage:"));
+}
+
+TEST(CommandLineTest, AnUnknownCommandIsNamedWithTheNearest) {
+  const Answer answer = Ballastctl({"docter"});
+  EXPECT_EQ(answer.code, kUsage);
+  EXPECT_THAT(answer.err, HasSubstr("unknown command 'docter'; did you mean doctor?"));
+  EXPECT_THAT(Ballastctl({"xyzzy"}).err, HasSubstr("there are: status, runs"));
+}
+
+TEST(CommandLineTest, AnUnknownFlagIsNamedWithTheNearest) {
+  const Answer answer = Ballastctl({"plan", "--parameter", "8e9"});
+  EXPECT_EQ(answer.code, kUsage);
+  EXPECT_THAT(answer.err, HasSubstr("unknown flag '--parameter'; did you mean --parameters?"));
+  EXPECT_EQ(Ballastctl({"runs", "--force"}).code, kUsage) << "a flag of another command";
+}
+
+TEST(CommandLineTest, WrongValuesAreNamed) {
+  EXPECT_THAT(Ballastctl({"runs", "--timeout", "soon"}).err, HasSubstr("--timeout is 'soon'"));
+  EXPECT_THAT(Ballastctl({"runs", "--server"}).err, HasSubstr("--server needs a value"));
+  EXPECT_THAT(Ballastctl({"runs", "--json=yes"}).err, HasSubstr("--json is a switch"));
+  EXPECT_THAT(Ballastctl({"run"}).err, HasSubstr("got 0 arguments, wanted 1: ballastctl run RUN"));
+  EXPECT_THAT(Ballastctl({"run", "a", "b"}).err, HasSubstr("got 2 arguments"));
+}
+
+TEST(CommandLineTest, NobodyThereIsUnreachable) {
+  for (const char* command : {"status", "runs", "doctor", "health"}) {
+    const Answer answer = Ballastctl({command, "--server", "127.0.0.1:1", "--timeout=0.05"});
+    EXPECT_EQ(answer.code, kUnreachable) << command;
+    EXPECT_THAT(answer.out + answer.err,
+                AllOf(HasSubstr("no ballastd answers at 127.0.0.1:1"), HasSubstr("--server HOST:PORT")));
+  }
+}
+
+TEST(CommandLineTest, TheServerComesFromTheFlagElseTheEnvironment) {
+  FakeDaemon daemon;
+  EXPECT_EQ(Ballastctl({"run", "r"}, daemon.address()).code, kOk);
+  EXPECT_EQ(Ballastctl({"--server", daemon.address(), "run", "r"}, "127.0.0.1:1").code, kOk);
+}
+
+Invocation Plan(std::map<std::string, std::string> flags) {
+  static std::ostringstream nowhere;
+  return {.flags = std::move(flags), .out = nowhere, .err = nowhere};
+}
+
+TEST(PlanSpecTest, SpreadsParametersEvenly) {
+  const auto spec = PlanSpec(Plan({{"parameters", "1e3"}, {"tensors", "3"}, {"dtype", "fp32"}}));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->tensors(0).shape(0), 334);
+  EXPECT_EQ(spec->tensors(2).shape(0), 333);
+  EXPECT_EQ(spec->tensors(2).dtype(), "fp32");
+  EXPECT_EQ(spec->groups(0).state(), "companded8");
+}
+
+TEST(PlanSpecTest, ReadsAShapeList) {
+  const std::string path = ::testing::TempDir() + "shapes.txt";
+  std::ofstream(path) << "# comment\nembed 100x64\n\nnorm 64\n";
+  const auto spec = PlanSpec(Plan({{"shape-list", path}}));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->tensors_size(), 2);
+  EXPECT_THAT(spec->tensors(0).shape(), ElementsAre(100, 64));
+  std::ofstream(path) << "embed 100x\n";
+  EXPECT_THAT(std::string(PlanSpec(Plan({{"shape-list", path}})).status().message()),
+              HasSubstr("shapes.txt line 1: shape '100x'"));
+}
+
+TEST(PlanSpecTest, NamesWhatIsWrong) {
+  for (const auto& flags : std::vector<std::map<std::string, std::string>>{{},
+                                                                           {{"parameters", "0"}},
+                                                                           {{"parameters", "many"}},
+                                                                           {{"parameters", "3"}, {"tensors", "4"}},
+                                                                           {{"parameters", "3"}, {"shape-list", "x"}},
+                                                                           {{"shape-list", "/nowhere"}}}) {
+    EXPECT_EQ(PlanSpec(Plan(flags)).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(TableTest, AlignsColumnsWithoutTrailingBlanks) {
+  Table table({Table::Align::kLeft, Table::Align::kRight, Table::Align::kLeft});
+  table.Row({"a", "10", "x"});
+  table.Row({"bbb", "5", ""});
+  std::ostringstream out;
+  table.Print(out);
+  EXPECT_EQ(out.str(), "a    10  x\nbbb   5\n");
+}
+
+TEST(TableTest, SpeaksInUnits) {
+  EXPECT_EQ(Bytes(1023), "1023 B");
+  EXPECT_EQ(Bytes(3 << 19), "1.50 MiB");
+  EXPECT_EQ(PerParameter(41, 8), "5.12 B/param");
+  EXPECT_EQ(PerParameter(41, 0), "-");
+  EXPECT_EQ(Grouped(8000000000), "8,000,000,000");
+  EXPECT_EQ(Grouped(12), "12");
+  EXPECT_EQ(Duration(0.0123), "12.3 ms");
+  EXPECT_EQ(Duration(3 * 86400 + 4 * 3600), "3 d 4 h");
+}
+
+}  // namespace
+}  // namespace ballast::ctl

@@ -1,0 +1,40 @@
+// A TCP proxy that cuts its connections after so many bytes, for tests of the whole way with a real daemon.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ballast {
+
+// Thread-safe.
+class CuttingProxy {
+ public:
+  // cuts: after how many bytes, both directions together, the first, second ... connection is reset; later ones live.
+  CuttingProxy(const std::string& target, std::deque<uint64_t> cuts);
+  ~CuttingProxy();
+
+  std::string address() const;
+  int connections() const;
+
+ private:
+  void Serve();
+  void Relay(int near, int far, uint64_t limit);
+
+  const uint16_t target_port_;
+  int listener_ = -1;
+  int stop_[2] = {-1, -1};  // a pipe; readable when it is over
+  uint16_t port_ = 0;
+  mutable absl::Mutex mu_;
+  std::deque<uint64_t> cuts_ ABSL_GUARDED_BY(mu_);
+  int connections_ ABSL_GUARDED_BY(mu_) = 0;
+  std::thread thread_;
+};
+
+}  // namespace ballast

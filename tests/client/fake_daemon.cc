@@ -1,0 +1,346 @@
+#include "tests/client/fake_daemon.h"
+
+#include <algorithm>
+
+#include "proto/checksum.h"
+
+#include "client/cpp/bitmap.h"
+#include "client/cpp/tensor_table.h"
+
+namespace ballast {
+namespace {
+
+grpc::Status Refuse(const std::string& what) { return {grpc::StatusCode::FAILED_PRECONDITION, what}; }
+grpc::Status Cut() { return {grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}; }
+
+}  // namespace
+
+v1::RunSpec FakeSpec() {
+  v1::RunSpec spec;
+  spec.set_run_id("r");
+  const auto add = [&](const char* name, const std::vector<int64_t>& shape, const char* dtype) {
+    v1::TensorSpec* tensor = spec.add_tensors();
+    tensor->set_name(name);
+    tensor->set_dtype(dtype);
+    tensor->mutable_shape()->Add(shape.begin(), shape.end());
+  };
+  add("a", {10}, "fp32");
+  add("b", {2, 2}, "fp32");
+  add("c", {}, "fp32");
+  add("d", {2, 3}, "bf16");
+  spec.add_groups()->set_rule("adamw");
+  return spec;
+}
+
+std::string Updated(const std::string& gradient, uint64_t step) {
+  std::string weights = gradient;
+  for (char& byte : weights) byte = static_cast<char>(static_cast<uint64_t>(byte) + step);
+  return weights;
+}
+
+class FakeDaemon::Admin final : public v1::AdminService::Service {
+ public:
+  explicit Admin(FakeDaemon* daemon) : daemon_(*daemon) {}
+
+ private:
+  grpc::Status GetServer(grpc::ServerContext*, const v1::GetServerRequest*, v1::GetServerResponse* response) override {
+    absl::MutexLock lock(&daemon_.mu_);
+    response->set_version("0.1.0");
+    response->set_uptime_s(daemon_.forgot_ ? 0 : 1e6);
+    return grpc::Status::OK;
+  }
+  grpc::Status GetRun(grpc::ServerContext*, const v1::GetRunRequest* request, v1::GetRunResponse* response) override {
+    if (request->run_id() != "r") return {grpc::StatusCode::NOT_FOUND, "no run '" + request->run_id() + "'"};
+    *response->mutable_spec() = daemon_.options_.spec;
+    return grpc::Status::OK;
+  }
+
+  FakeDaemon& daemon_;
+};
+
+FakeDaemon::FakeDaemon(FakeOptions options) : options_(std::move(options)), admin_(std::make_unique<Admin>(this)) {
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(this);
+  builder.RegisterService(admin_.get());
+  server_ = builder.BuildAndStart();
+  address_ = "127.0.0.1:" + std::to_string(port);
+}
+
+FakeDaemon::~FakeDaemon() { Shutdown(); }
+
+void FakeDaemon::Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+void FakeDaemon::RefuseAttach(Refusal refusal) {
+  absl::MutexLock lock(&mu_);
+  refusals_.push_back(std::move(refusal));
+}
+
+void FakeDaemon::ForgetRun() {
+  absl::MutexLock lock(&mu_);
+  forgot_ = true;
+}
+
+void FakeDaemon::SetStep(uint64_t step) {
+  absl::MutexLock lock(&mu_);
+  step_ = step;
+}
+
+void FakeDaemon::CutNow() {
+  absl::MutexLock lock(&mu_);
+  if (context_ != nullptr) context_->TryCancel();
+}
+
+void FakeDaemon::Inject(v1::TrainResponse response) {
+  absl::MutexLock lock(&mu_);
+  injected_.push_back(std::move(response));
+}
+
+FakeDaemon::Seen FakeDaemon::seen() const {
+  absl::MutexLock lock(&mu_);
+  return seen_;
+}
+
+void FakeDaemon::AwaitReceived(int messages) const {
+  absl::MutexLock lock(&mu_);
+  const auto there = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return seen_.received >= messages; };
+  mu_.Await(absl::Condition(&there));
+}
+
+void FakeDaemon::AwaitStreamEnd() const {
+  absl::MutexLock lock(&mu_);
+  const auto over = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return streams_ == 0; };
+  mu_.Await(absl::Condition(&over));
+}
+
+uint64_t FakeDaemon::elements(uint32_t tensor) const {
+  uint64_t n = 1;
+  for (const int64_t extent : options_.spec.tensors(static_cast<int>(tensor)).shape())
+    n *= static_cast<uint64_t>(extent);
+  return n;
+}
+uint64_t FakeDaemon::element_bytes(uint32_t tensor) const {
+  return FormatBytes(options_.spec.tensors(static_cast<int>(tensor)).dtype());
+}
+uint64_t FakeDaemon::chunks(uint32_t tensor) const {
+  return (elements(tensor) + options_.chunk_elements - 1) / options_.chunk_elements;
+}
+bool FakeDaemon::applies(uint32_t tensor) const {
+  const auto& spared = options_.result.tensors_not_applied();
+  return options_.result.outcome() != v1::STEP_OUTCOME_ABORTED &&
+         std::find(spared.begin(), spared.end(), tensor) == spared.end();
+}
+
+grpc::Status FakeDaemon::CreateRun(grpc::ServerContext*, const v1::CreateRunRequest*, v1::CreateRunResponse* response) {
+  response->set_created(true);
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeDaemon::Attach(grpc::ServerContext* context, const v1::AttachRequest* request,
+                                v1::AttachResponse* response) {
+  absl::MutexLock lock(&mu_);
+  seen_.attaches.push_back(*request);
+  if (forgot_) return {grpc::StatusCode::NOT_FOUND, "no run 'r'"};
+  if (!refusals_.empty()) {
+    const Refusal refusal = refusals_.front();
+    refusals_.pop_front();
+    if (refusal.retry_after_ms > 0) {
+      context->AddTrailingMetadata("ballast-retry-after-ms", std::to_string(refusal.retry_after_ms));
+    }
+    return refusal.status;
+  }
+  response->set_session_token("token");
+  response->set_resume_step(step_);
+  response->set_chunk_elements(options_.chunk_elements);
+  response->set_credit_bytes(options_.credit_bytes);
+  response->set_weights_loaded(true);
+  if (last_result_) *response->mutable_last_result() = *last_result_;
+  response->set_step_open(open_);
+  if (!open_) return grpc::Status::OK;
+  std::vector<bool> applied(static_cast<size_t>(options_.spec.tensors_size()));
+  for (uint32_t tensor = 0; tensor < applied.size(); ++tensor) {
+    applied[tensor] = updated_.contains(tensor);
+    std::vector<bool> bits(chunks(tensor));
+    for (uint64_t k = 0; k < bits.size(); ++k) bits[k] = held_.contains({tensor, k});
+    v1::ChunksHeld* held = response->add_held();
+    held->set_tensor(tensor);
+    held->set_chunks(PackBits(bits));
+  }
+  response->set_tensors_applied(PackBits(applied));
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeDaemon::LoadState(grpc::ServerContext*, grpc::ServerReader<v1::LoadStateRequest>* reader,
+                                   v1::LoadStateResponse* response) {
+  std::map<uint32_t, std::string> uploaded;
+  bool first = true;
+  for (v1::LoadStateRequest request; reader->Read(&request); first = false) {
+    if (first && request.session_token() != "token") return {grpc::StatusCode::NOT_FOUND, "no such session"};
+    if (Crc32c(BytesOf(request.data())) != request.crc32c()) return {grpc::StatusCode::DATA_LOSS, "checksum differs"};
+    uploaded[request.tensor()] += request.data();
+  }
+  for (const auto& [tensor, bytes] : uploaded) response->add_digests(WeightDigest(BytesOf(bytes)));
+  absl::MutexLock lock(&mu_);
+  seen_.uploaded = std::move(uploaded);
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeDaemon::Pull(grpc::ServerContext*, const v1::PullRequest* request,
+                              grpc::ServerWriter<v1::Weights>* writer) {
+  Responses responses;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [tensor, bytes] : updated_) {
+      const auto& wanted = request->tensors();
+      if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), tensor) == wanted.end()) continue;
+      SendWeights(tensor, step_ - 1, &responses);
+    }
+  }
+  for (const v1::TrainResponse& response : responses) writer->Write(response.weights());
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {
+  {
+    absl::MutexLock lock(&mu_);
+    ++streams_;
+    under_way_ = 0;
+    context_ = context;
+  }
+  grpc::Status status = grpc::Status::OK;
+  v1::TrainRequest request;
+  while (status.ok() && stream->Read(&request)) {
+    Responses responses;
+    {
+      absl::MutexLock lock(&mu_);
+      status = Take(request, &responses);
+      for (const v1::TrainResponse& response : responses) {
+        if (seen_.sent++ == options_.cut_at_sent) status = Cut();
+        if (status.ok()) stream->Write(response);
+      }
+    }
+  }
+  absl::MutexLock lock(&mu_);
+  --streams_;
+  if (context_ == context) context_ = nullptr;
+  if (status.ok() && !context->IsCancelled()) ++seen_.clean_ends;
+  return status;
+}
+
+grpc::Status FakeDaemon::Take(const v1::TrainRequest& request, Responses* out) {
+  if (seen_.received++ == options_.cut_at_received || forgot_) return Cut();
+  v1::TrainRequest record = request;
+  if (record.has_gradient()) record.mutable_gradient()->clear_data();
+  seen_.requests.push_back(std::move(record));
+  out->assign(injected_.begin(), injected_.end());
+  injected_.clear();
+  switch (request.message_case()) {
+    case v1::TrainRequest::kOpen:
+      return OnOpen(request.open(), out);
+    case v1::TrainRequest::kStepBegin:
+      return OnBegin(request.step_begin());
+    case v1::TrainRequest::kGradient:
+      return OnGradient(request.gradient(), out);
+    case v1::TrainRequest::kMicroEnd:
+      return OnMicroEnd(request.micro_end());
+    case v1::TrainRequest::kStepEnd:
+      if (!open_) return Refuse("StepEnd without an open step");
+      if (options_.answers_step_end) Close(out);
+      return grpc::Status::OK;
+    default:
+      return grpc::Status::OK;
+  }
+}
+
+grpc::Status FakeDaemon::OnOpen(const v1::Open& open, Responses* out) {
+  if (open.session_token() != "token") return {grpc::StatusCode::NOT_FOUND, "no such session"};
+  if (!options_.answers_open) return grpc::Status::OK;
+  out->emplace_back().mutable_opened();
+  const uint64_t step = open_ ? step_ : step_ - 1;
+  const std::vector<bool> received = UnpackBits(open.weights_received(), 64);
+  for (const auto& [tensor, bytes] : updated_) {
+    if (open.weights_step() != step || !received[tensor]) SendWeights(tensor, step, out);
+  }
+  if (!open_ && last_result_) *out->emplace_back().mutable_step_result() = *last_result_;
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeDaemon::OnBegin(const v1::StepBegin& begin) {
+  const std::string content = begin.SerializeAsString();
+  if (begin.step() != step_) return Refuse("StepBegin of another step");
+  if (open_ && content != begin_) return Refuse("StepBegin came again with other values");
+  if (!open_) updated_.clear();
+  open_ = true;
+  begin_ = content;
+  return grpc::Status::OK;
+}
+
+grpc::Status FakeDaemon::OnGradient(const v1::Gradient& gradient, Responses* out) {
+  if (!open_) return Refuse("a gradient without an open step");
+  if (Crc32c(BytesOf(gradient.data())) != gradient.crc32c()) return {grpc::StatusCode::DATA_LOSS, "checksum differs"};
+  const uint32_t tensor = gradient.tensor();
+  const uint64_t first = gradient.chunk() * options_.chunk_elements;
+  const uint64_t wanted = std::min(options_.chunk_elements, elements(tensor) - first) * element_bytes(tensor);
+  if (gradient.data().size() != wanted) return Refuse("a chunk of the wrong size");
+  under_way_ += wanted;
+  seen_.most_under_way = std::max(seen_.most_under_way, under_way_);
+  if (!held_.emplace(std::pair(tensor, gradient.chunk()), gradient.data()).second) ++seen_.duplicates;
+  Credit(wanted, out);
+  std::string whole;
+  for (uint64_t k = 0; k < chunks(tensor); ++k) {
+    const auto found = held_.find({tensor, k});
+    if (found == held_.end()) return grpc::Status::OK;
+    whole += found->second;
+  }
+  if (!applies(tensor)) return grpc::Status::OK;
+  updated_[tensor] = Updated(whole, step_);
+  SendWeights(tensor, step_, out);
+  return grpc::Status::OK;
+}
+
+void FakeDaemon::Credit(uint64_t bytes, Responses* out) {
+  const uint64_t next_chunk = options_.chunk_elements * 4;
+  if (options_.returns_credit_late && under_way_ + next_chunk <= options_.credit_bytes) return;
+  v1::Credit* credit = out->emplace_back().mutable_credit();
+  credit->set_bytes(options_.returns_credit_late ? under_way_ : bytes);
+  under_way_ -= credit->bytes();
+}
+
+grpc::Status FakeDaemon::OnMicroEnd(const v1::MicroEnd& end) {
+  const std::vector<bool> absent = UnpackBits(end.absent(), static_cast<size_t>(options_.spec.tensors_size()));
+  for (uint32_t tensor = 0; tensor < absent.size(); ++tensor) {
+    uint64_t held = 0;
+    for (uint64_t k = 0; k < chunks(tensor); ++k) held += held_.contains({tensor, k});
+    if (held != (absent[tensor] ? 0 : chunks(tensor))) return Refuse("chunks are missing or too many at MicroEnd");
+  }
+  return grpc::Status::OK;
+}
+
+void FakeDaemon::Close(Responses* out) {
+  v1::StepResult result = options_.result;
+  result.set_step(step_);
+  if (result.outcome() == v1::STEP_OUTCOME_UNSPECIFIED) result.set_outcome(v1::STEP_OUTCOME_APPLIED);
+  *out->emplace_back().mutable_step_result() = result;
+  last_result_ = result;
+  held_.clear();
+  open_ = false;
+  ++step_;
+}
+
+void FakeDaemon::SendWeights(uint32_t tensor, uint64_t step, Responses* out) const {
+  const std::string& bytes = updated_.at(tensor);
+  const uint64_t piece = options_.chunk_elements * element_bytes(tensor);
+  for (uint64_t k = 0; k < chunks(tensor); ++k) {
+    v1::Weights* weights = out->emplace_back().mutable_weights();
+    weights->set_step(step);
+    weights->set_tensor(tensor);
+    weights->set_chunk(k);
+    weights->set_format(options_.spec.tensors(static_cast<int>(tensor)).dtype());
+    weights->set_last(k + 1 == chunks(tensor));
+    weights->set_data(bytes.substr(k * piece, piece));
+    weights->set_crc32c(Crc32c(BytesOf(weights->data())) + (options_.damages_weights ? 1 : 0));
+  }
+}
+
+}  // namespace ballast

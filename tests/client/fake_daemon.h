@@ -1,0 +1,131 @@
+// A scripted daemon for the client's tests: one run, one rank, chunks of a few elements, and a cut, a refusal or a
+// silence wherever a test wants one. Its "optimizer" adds the step's number to every byte of the gradient.
+// Thread-safe.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "ballast/v1/admin.grpc.pb.h"
+#include "ballast/v1/trainer.grpc.pb.h"
+
+namespace ballast {
+
+// The run "r" of all tests: a [10] fp32, b [2,2] fp32, c scalar fp32, d [2,3] bf16.
+v1::RunSpec FakeSpec();
+
+// What the fake's optimizer makes of a gradient.
+std::string Updated(const std::string& gradient, uint64_t step);
+
+struct FakeOptions {
+  v1::RunSpec spec = FakeSpec();
+  uint64_t chunk_elements = 4;
+  uint64_t credit_bytes = 1 << 20;
+  static constexpr int kNever = std::numeric_limits<int>::max();
+  // The stream ends with UNAVAILABLE at this message of all Train streams, counted from 0.
+  int cut_at_received = kNever;  // it is lost
+  int cut_at_sent = kNever;      // likewise
+  // Outcome of every step; those of tensors_not_applied get no weights.
+  v1::StepResult result = {};
+  bool answers_open = true;
+  bool answers_step_end = true;
+  bool returns_credit_late = false;  // only when the window is full
+  bool damages_weights = false;
+};
+
+class FakeDaemon final : public v1::TrainerService::Service {
+ public:
+  explicit FakeDaemon(FakeOptions options = {});
+  ~FakeDaemon() override;
+
+  const std::string& address() const { return address_; }
+  void Shutdown();  // as if it was killed
+
+  // Answers to the next Attach calls, before the ordinary ones. retry_after_ms: trailing metadata; 0: none.
+  struct Refusal {
+    grpc::Status status;
+    int retry_after_ms = 0;
+  };
+  void RefuseAttach(Refusal refusal);
+  // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
+  void ForgetRun();
+  void SetStep(uint64_t step);  // as if others had trained on
+  void CutNow();                // ends the open stream with CANCELLED
+  // Goes out before the answer to the next message.
+  void Inject(v1::TrainResponse response);
+
+  struct Seen {
+    std::vector<v1::AttachRequest> attaches;
+    std::vector<v1::TrainRequest> requests;  // without the gradients' data
+    int received = 0;
+    int sent = 0;
+    int duplicates = 0;           // chunks sent although held
+    int clean_ends = 0;           // streams ended by WritesDone
+    uint64_t most_under_way = 0;  // bytes received and not credited
+    std::map<uint32_t, std::string> uploaded;
+  };
+  Seen seen() const;
+  void AwaitReceived(int messages) const;
+  void AwaitStreamEnd() const;
+
+ private:
+  class Admin;
+  using Stream = grpc::ServerReaderWriter<v1::TrainResponse, v1::TrainRequest>;
+
+  grpc::Status CreateRun(grpc::ServerContext*, const v1::CreateRunRequest*, v1::CreateRunResponse*) override;
+  grpc::Status Attach(grpc::ServerContext*, const v1::AttachRequest*, v1::AttachResponse*) override;
+  grpc::Status LoadState(grpc::ServerContext*, grpc::ServerReader<v1::LoadStateRequest>*,
+                         v1::LoadStateResponse*) override;
+  grpc::Status Train(grpc::ServerContext*, Stream*) override;
+  grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest*, grpc::ServerWriter<v1::Weights>*) override;
+
+  using Responses = std::vector<v1::TrainResponse>;
+  grpc::Status Take(const v1::TrainRequest& request, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  grpc::Status OnOpen(const v1::Open& open, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  grpc::Status OnBegin(const v1::StepBegin& begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  grpc::Status OnGradient(const v1::Gradient& gradient, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  grpc::Status OnMicroEnd(const v1::MicroEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Close(Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Credit(uint64_t bytes, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendWeights(uint32_t tensor, uint64_t step, Responses* out) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool applies(uint32_t tensor) const;
+  uint64_t chunks(uint32_t tensor) const;
+  uint64_t element_bytes(uint32_t tensor) const;
+  uint64_t elements(uint32_t tensor) const;
+
+  const FakeOptions options_;
+  mutable absl::Mutex mu_;
+  Seen seen_ ABSL_GUARDED_BY(mu_);
+  std::deque<Refusal> refusals_ ABSL_GUARDED_BY(mu_);
+  std::deque<v1::TrainResponse> injected_ ABSL_GUARDED_BY(mu_);
+  bool forgot_ ABSL_GUARDED_BY(mu_) = false;
+  int streams_ ABSL_GUARDED_BY(mu_) = 0;
+  grpc::ServerContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the latest stream
+
+  uint64_t step_ ABSL_GUARDED_BY(mu_) = 1;
+  bool open_ ABSL_GUARDED_BY(mu_) = false;
+  std::string begin_ ABSL_GUARDED_BY(mu_);
+  std::map<std::pair<uint32_t, uint64_t>, std::string> held_ ABSL_GUARDED_BY(mu_);
+  std::map<uint32_t, std::string> updated_ ABSL_GUARDED_BY(mu_);  // of the open or the last closed step
+  std::optional<v1::StepResult> last_result_ ABSL_GUARDED_BY(mu_);
+  uint64_t under_way_ ABSL_GUARDED_BY(mu_) = 0;
+
+  std::unique_ptr<Admin> admin_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,115 @@
+// A small problem to train on a real daemon: Y = X W + b with known W and b, fp32, W cut into several chunks.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "client/cpp/client.h"
+
+namespace ballast {
+
+class LeastSquares {
+ public:
+  static constexpr size_t kInputs = 96, kOutputs = 128, kSamples = 32;
+
+  LeastSquares() : weights_(kInputs * kOutputs), bias_(kOutputs) {
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    inputs_.resize(kSamples * kInputs);
+    for (float& x : inputs_) x = normal(random);
+    std::vector<float> truth(weights_.size()), bias(kOutputs);
+    for (float& w : truth) w = 0.3f * normal(random);
+    for (float& b : bias) b = normal(random);
+    targets_ = Outputs(truth, bias);
+  }
+
+  static v1::RunSpec Spec() {
+    v1::RunSpec spec;
+    spec.set_run_id("least-squares");
+    const auto add = [&](const char* name, const std::vector<int64_t>& shape) {
+      v1::TensorSpec* tensor = spec.add_tensors();
+      tensor->set_name(name);
+      tensor->set_dtype("fp32");
+      tensor->mutable_shape()->Add(shape.begin(), shape.end());
+    };
+    add("linear.weight", {kInputs, kOutputs});
+    add("linear.bias", {kOutputs});
+    spec.add_groups()->set_rule("adamw");
+    spec.set_seed(3);
+    return spec;
+  }
+
+  // The loss here and now; its gradients by Gradient().
+  double Backward() {
+    const std::vector<float> outputs = Outputs(weights_, bias_);
+    gradient_[0].assign(weights_.size(), 0);
+    gradient_[1].assign(bias_.size(), 0);
+    double loss = 0;
+    for (size_t i = 0; i < kSamples; ++i) {
+      for (size_t k = 0; k < kOutputs; ++k) {
+        const float error = outputs[i * kOutputs + k] - targets_[i * kOutputs + k];
+        loss += error * error / kSamples;
+        gradient_[1][k] += 2 * error / kSamples;
+        for (size_t j = 0; j < kInputs; ++j) {
+          gradient_[0][j * kOutputs + k] += 2 * error * inputs_[i * kInputs + j] / kSamples;
+        }
+      }
+    }
+    return loss;
+  }
+
+  absl::Span<const std::byte> Gradient(uint32_t tensor) const { return Bytes(gradient_[tensor]); }
+  std::vector<float>& weights(uint32_t tensor) { return tensor == 0 ? weights_ : bias_; }
+  absl::Span<const std::byte> WeightBytes(uint32_t tensor) const { return Bytes(tensor == 0 ? weights_ : bias_); }
+
+  // Creates the run, attaches, uploads what is here if need be, binds.
+  absl::StatusOr<Attachment> Join(Client& client, const AttachOptions& options = {.run_id = "least-squares"}) {
+    if (auto created = client.CreateRun(Spec()); !created.ok()) return created.status();
+    auto attachment = client.Attach(options);
+    if (!attachment.ok()) return attachment;
+    if (!attachment->weights_loaded) {
+      const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = WeightBytes(0)},
+                                  {.tensor = 1, .format = "fp32", .bytes = WeightBytes(1)}};
+      if (auto loaded = client.LoadWeights(views); !loaded.ok()) return loaded.status();
+    }
+    for (const uint32_t tensor : {0u, 1u}) {
+      const uint64_t bytes = weights(tensor).size() * sizeof(float);
+      if (auto s = client.BindWeights(tensor, weights(tensor).data(), bytes); !s.ok()) return s;
+    }
+    return attachment;
+  }
+
+  // One step; the loss before it.
+  absl::StatusOr<double> Step(Client& client) {
+    if (auto s = client.BeginStep({.groups = {{.lr = 0.02}}}); !s.ok()) return s;
+    const double loss = Backward();
+    for (const uint32_t tensor : {1u, 0u}) {
+      if (auto s = client.Push(tensor, Gradient(tensor)); !s.ok()) return s;
+    }
+    const auto result = client.EndStep(loss).get();
+    if (!result.ok()) return result.status();
+    return loss;
+  }
+
+ private:
+  static absl::Span<const std::byte> Bytes(const std::vector<float>& values) {
+    return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(float)};
+  }
+  std::vector<float> Outputs(const std::vector<float>& weights, const std::vector<float>& bias) const {
+    std::vector<float> outputs(kSamples * kOutputs);
+    for (size_t i = 0; i < kSamples; ++i) {
+      for (size_t k = 0; k < kOutputs; ++k) {
+        float sum = bias[k];
+        for (size_t j = 0; j < kInputs; ++j) sum += inputs_[i * kInputs + j] * weights[j * kOutputs + k];
+        outputs[i * kOutputs + k] = sum;
+      }
+    }
+    return outputs;
+  }
+
+  std::vector<float> inputs_, targets_, weights_, bias_;
+  std::vector<float> gradient_[2];
+};
+
+}  // namespace ballast

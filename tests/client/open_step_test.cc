@@ -1,0 +1,146 @@
+#include "client/cpp/open_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/cpp/bitmap.h"
+#include "tests/client/fake_daemon.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::ElementsAre;
+
+class OpenStepTest : public ::testing::Test {
+ protected:
+  OpenStepTest() {
+    v1::StepBegin begin;
+    begin.set_step(7);
+    step_ = std::make_unique<OpenStep>(tensors_, begin, absl::UnixEpoch());
+  }
+
+  void Push(uint32_t tensor) {
+    const std::string gradient(tensors_[tensor].gradient_bytes(), 'g');
+    step_->Push(tensor, CutIntoChunks(tensors_, tensor, BytesOf(gradient)));
+  }
+
+  // What the writer would send now, in short.
+  std::vector<std::string> Drain(CreditWindow* credit) {
+    std::vector<std::string> kinds;
+    while (step_->HasRequest(*credit)) {
+      v1::TrainRequest request;
+      step_->NextRequest(credit, &request);
+      kinds.push_back(request.has_gradient()
+                          ? absl::StrCat(request.gradient().tensor(), ".", request.gradient().chunk())
+                          : request.GetDescriptor()->FindFieldByNumber(request.message_case())->name());
+      step_->Sent(&request);
+    }
+    return kinds;
+  }
+
+  const TensorTable tensors_ = TensorTable::Create(FakeSpec(), 4).value();
+  std::unique_ptr<OpenStep> step_;
+  CreditWindow credit_{1 << 20};
+};
+
+TEST_F(OpenStepTest, SendsWhatThereIsAndTheEndLast) {
+  Push(1);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
+  step_->End(std::nullopt, absl::UnixEpoch());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
+}
+
+TEST_F(OpenStepTest, StopsWithoutCredit) {
+  CreditWindow credit(32);
+  Push(0);
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0", "0.1"));
+  credit.Return(16);
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
+}
+
+TEST_F(OpenStepTest, AWantedChunkIsSentWithoutCredit) {
+  CreditWindow credit(16);
+  Push(0);
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0"));
+  step_->Want({.tensor = 0, .chunk = 2});
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
+}
+
+TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
+  for (const uint32_t tensor : {0u, 1u, 3u}) Push(tensor);
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(7);
+  grant.set_step_open(true);
+  v1::ChunksHeld* held = grant.add_held();
+  held->set_tensor(0);
+  held->set_chunks(PackBits({true, false, true}));
+  grant.set_tensors_applied(PackBits({false, true, false, false}));
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.1", "3.0", "3.1"));
+  EXPECT_EQ(open.weights_step(), 7u);
+}
+
+TEST_F(OpenStepTest, ResumeOfAClosedStepSendsNothing) {
+  Push(1);
+  step_->End(std::nullopt, absl::UnixEpoch());
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(8);
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre());
+}
+
+TEST_F(OpenStepTest, ResumeAtAStrangeStepIsRefused) {
+  v1::Open open;
+  for (const uint64_t step : {6, 9}) {
+    v1::AttachResponse grant;
+    grant.set_resume_step(step);
+    EXPECT_EQ(step_->Resume(grant, &open).code(), absl::StatusCode::kFailedPrecondition) << step;
+  }
+}
+
+TEST_F(OpenStepTest, AResultBeforeTheEndStopsTheSendingAndIsKept) {
+  Push(0);
+  v1::StepResult aborted;
+  aborted.set_step(7);
+  aborted.set_outcome(v1::STEP_OUTCOME_ABORTED);
+  ASSERT_TRUE(step_->SetResult(aborted).ok());
+  EXPECT_FALSE(step_->done());
+  Push(1);
+  EXPECT_FALSE(step_->HasRequest(credit_));
+  step_->End(std::nullopt, absl::UnixEpoch() + absl::Seconds(2));
+  EXPECT_TRUE(step_->done());
+  EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.backward_s, 2);
+  EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.wait_s, 1);
+}
+
+TEST(BitmapTest, BitIIsBitIModuloEightOfByteIOverEight) {
+  std::vector<bool> bits(10);
+  bits[0] = bits[9] = true;
+  EXPECT_EQ(PackBits(bits), std::string("\x01\x02"));
+  EXPECT_EQ(UnpackBits("\x01\x02", 10), bits);
+  EXPECT_EQ(UnpackBits("", 2), std::vector<bool>(2));
+}
+
+TEST(TensorTableTest, CountsElementsChunksAndFormats) {
+  v1::RunSpec spec = FakeSpec();
+  spec.mutable_groups(0)->set_serving("bf16");
+  const TensorTable tensors = TensorTable::Create(spec, 4).value();
+  EXPECT_EQ(tensors[0].chunks, 3u);
+  EXPECT_EQ(tensors[2].elements, 1u);
+  EXPECT_EQ(tensors[0].gradient_bytes(), 40u);
+  EXPECT_EQ(tensors[0].weight_bytes(), 20u);
+  EXPECT_EQ(tensors.Name(3), "tensor 3 'd'");
+}
+
+TEST(TensorTableTest, AFormatFromTheFutureIsNamed) {
+  v1::RunSpec spec = FakeSpec();
+  spec.mutable_tensors(1)->set_dtype("fp8");
+  EXPECT_EQ(TensorTable::Create(spec, 4).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace ballast

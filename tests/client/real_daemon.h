@@ -1,0 +1,31 @@
+// A whole daemon in this process, on ports of its own, for the tests that train for real.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/metrics.h"
+#include "server/ops_http.h"
+#include "server/server.h"
+
+namespace ballast {
+
+class RealDaemon {
+ public:
+  explicit RealDaemon(Config config = Small());
+  ~RealDaemon();
+
+  // 16 KiB chunks, so that small tensors have several.
+  static Config Small();
+
+  std::string address() const { return server_->address(); }
+  std::string ops_address() const { return ops_->address(); }
+  Server& server() { return *server_; }
+
+ private:
+  Metrics metrics_{BuildInfo{}};
+  std::unique_ptr<OpsHttp> ops_;
+  std::unique_ptr<Server> server_;
+};
+
+}  // namespace ballast

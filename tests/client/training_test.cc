@@ -1,0 +1,149 @@
+// The client against a real daemon: what it trains, what it may not do, and that a lost connection changes no bit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
+
+#include "tests/client/cutting_proxy.h"
+#include "tests/client/least_squares.h"
+#include "tests/client/real_daemon.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ClientOptions Quiet(const std::string& server) {
+  return {.server = server, .log = [](const std::string&) {}};
+}
+std::unique_ptr<Client> Open(const std::string& server) { return Client::Connect(Quiet(server)).value(); }
+
+TEST(TrainingTest, FiftyStepsLowerTheLossAndPullReturnsTheTrainersWeights) {
+  RealDaemon daemon;
+  LeastSquares problem;
+  const auto client = Open(daemon.address());
+  ASSERT_TRUE(problem.Join(*client).ok());
+  const double first = problem.Step(*client).value();
+  for (int i = 1; i < 50; ++i) ASSERT_TRUE(problem.Step(*client).ok());
+  EXPECT_LT(problem.Backward(), 0.2 * first);
+
+  std::vector<float> pulled[] = {problem.weights(0), problem.weights(1)};
+  for (std::vector<float>& tensor : pulled) std::fill(tensor.begin(), tensor.end(), -1.f);
+  const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t step) {
+    EXPECT_EQ(step, 50u);
+    std::memcpy(reinterpret_cast<std::byte*>(pulled[tensor].data()) + offset, piece.data(), piece.size());
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(client->Pull("least-squares", {}, sink).ok());
+  EXPECT_EQ(pulled[0], problem.weights(0));
+  EXPECT_EQ(pulled[1], problem.weights(1));
+}
+
+TEST(TrainingTest, ASecondProcessGoesOnWhereTheFirstStopped) {
+  RealDaemon daemon;
+  LeastSquares problem;
+  auto client = Open(daemon.address());
+  ASSERT_EQ(problem.Join(*client)->resume_step, 1u);
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(problem.Step(*client).ok());
+  client.reset();  // releases the rank at once
+  client = Open(daemon.address());
+  const auto attachment = problem.Join(*client, {.run_id = "least-squares", .wait_s = 0});
+  ASSERT_TRUE(attachment.ok()) << attachment.status();
+  EXPECT_EQ(attachment->resume_step, 6u);
+  EXPECT_TRUE(attachment->weights_loaded);
+  EXPECT_EQ(attachment->last_result->step(), 5u);
+  EXPECT_THAT(attachment->digests,
+              ElementsAre(WeightDigest(problem.WeightBytes(0)), WeightDigest(problem.WeightBytes(1))));
+  EXPECT_TRUE(problem.Step(*client).ok());
+}
+
+TEST(TrainingTest, ALiveRankIsTakenOverOnlyOnRequest) {
+  RealDaemon daemon;
+  LeastSquares problem, other;
+  const auto first = Open(daemon.address()), second = Open(daemon.address());
+  ASSERT_TRUE(problem.Join(*first).ok());
+  const absl::Status taken = other.Join(*second).status();
+  EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(taken.message()), HasSubstr("takeover=true"));
+  ASSERT_TRUE(other.Join(*second, {.run_id = "least-squares", .takeover = true}).ok());
+  EXPECT_EQ(problem.Step(*first).status().code(), absl::StatusCode::kAborted);
+  EXPECT_TRUE(other.Step(*second).ok());
+}
+
+// Until the daemon has updated the tensor, which Pull shows.
+void AwaitUpdate(Client& client, uint32_t tensor, uint64_t step) {
+  for (uint64_t seen = 0; seen < step;) {
+    const auto sink = [&](uint32_t, uint64_t, absl::Span<const std::byte>, uint64_t of) {
+      seen = of;
+      return absl::OkStatus();
+    };
+    ASSERT_TRUE(client.Pull("least-squares", {&tensor, 1}, sink).ok());
+  }
+}
+
+TEST(TrainingTest, ATornStepIsToldToWhoeverComesNext) {
+  RealDaemon daemon;
+  LeastSquares problem;
+  auto client = Open(daemon.address());
+  ASSERT_TRUE(problem.Join(*client).ok());
+  ASSERT_TRUE(client->BeginStep({}).ok());
+  problem.Backward();
+  ASSERT_TRUE(client->Push(1, problem.Gradient(1)).ok());
+  AwaitUpdate(*client, 1, 1);
+  client.reset();
+  client = Open(daemon.address());
+  const auto attachment = problem.Join(*client, {.run_id = "least-squares", .takeover = true});
+  ASSERT_TRUE(attachment.ok()) << attachment.status();
+  EXPECT_EQ(attachment->resume_step, 2u);
+  EXPECT_EQ(attachment->last_result->outcome(), v1::STEP_OUTCOME_PARTIAL);
+  EXPECT_THAT(attachment->last_result->tensors_not_applied(), ElementsAre(0u));
+}
+
+TEST(TrainingTest, AnUnknownRunIsNotFound) {
+  RealDaemon daemon;
+  EXPECT_EQ(Open(daemon.address())->Attach({.run_id = "nowhere"}).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(TrainingTest, ADeletedRunEndsItsTrainerWithTheReason) {
+  RealDaemon daemon;
+  LeastSquares problem;
+  const auto client = Open(daemon.address()), operators = Open(daemon.address());
+  ASSERT_TRUE(problem.Join(*client).ok());
+  ASSERT_TRUE(operators->DeleteRun("least-squares", /*force=*/true).ok());
+  EXPECT_FALSE(problem.Step(*client).ok());
+  EXPECT_FALSE(client->status().ok());
+}
+
+std::vector<float> TrainThrough(const std::string& server, int steps) {
+  LeastSquares problem;
+  const auto client = Open(server);
+  const auto attachment = problem.Join(*client);
+  EXPECT_TRUE(attachment.ok()) << attachment.status();
+  for (int i = 0; i < steps; ++i) {
+    const auto loss = problem.Step(*client);
+    EXPECT_TRUE(loss.ok()) << loss.status();
+    if (!loss.ok()) break;
+  }
+  return problem.weights(0);
+}
+
+TEST(TrainingTest, LostConnectionsChangeNoBit) {
+  constexpr int kSteps = 6;
+  RealDaemon uncut;
+  const std::vector<float> expected = TrainThrough(uncut.address(), kSteps);
+  // A step moves about 100 KB; the upload before the first 50 KB.
+  for (uint64_t cut = 80'000; cut < 400'000; cut += 17'001) {
+    SCOPED_TRACE(absl::StrCat("connections cut after ", cut, " and 61000 bytes"));
+    RealDaemon daemon;
+    CuttingProxy proxy(daemon.address(), {cut, 61'000});
+    ASSERT_EQ(TrainThrough(proxy.address(), kSteps), expected);
+    EXPECT_EQ(proxy.connections(), 3);
+  }
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,79 @@
+"""Adds the JUnit reports of one run up: names what failed and what was skipped, and prints the closing line.
+
+    count.py FOLDER [FAILED_STAGE...]
+
+A stage that failed without any failed test in a report (a build, a crash of the runner) counts as one failure. Exits
+non-zero if anything failed or no test ran at all.
+"""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+# The stage that writes each report.
+REPORTS = {
+    "ctest": "ctest-dev.xml",
+    "ctest asan": "ctest-asan.xml",
+    "tidy": "pytest-tidy.xml",
+    "pytest": "pytest-python.xml",
+    "end to end": "pytest-e2e.xml",
+}
+
+
+def outcome(case: ElementTree.Element) -> tuple[str, str]:
+    """(passed | failed | skipped, why) of one <testcase>; ctest says it in an attribute, pytest in a child."""
+    for child in case:
+        if child.tag in ("failure", "error"):
+            return "failed", child.get("message") or ""
+        if child.tag == "skipped":
+            return "skipped", child.get("message") or ""
+    status = case.get("status", "run")
+    if status in ("notrun", "disabled"):
+        return "skipped", "not run"
+    return ("failed", "") if status == "fail" else ("passed", "")
+
+
+def read_report(path: Path) -> list[tuple[str, str, str]]:
+    """(outcome, name, why) of every test in one report."""
+    cases = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        result, why = outcome(case)
+        owner = case.get("classname", "")
+        name = case.get("name", "") if owner in ("", case.get("name")) else f"{owner}.{case.get('name')}"
+        cases.append((result, name, why.splitlines()[0] if why else ""))
+    return cases
+
+
+def total(folder: Path, failed_stages: list[str]) -> tuple[dict[str, int], list[str]]:
+    counts, lines = {"passed": 0, "failed": 0, "skipped": 0}, []
+    for stage, file in REPORTS.items():
+        if not (folder / file).exists():
+            continue
+        try:
+            cases = read_report(folder / file)
+        except ElementTree.ParseError as error:
+            counts["failed"] += 1
+            lines.append(f"FAILED   {stage}: {file} cannot be read: {error}")
+            continue
+        for result, name, why in cases:
+            counts[result] += 1
+            if result != "passed":
+                lines.append(f"{result.upper():8} {stage}: {name}" + (f" ({why})" if why else ""))
+        if stage in failed_stages and any(result == "failed" for result, _, _ in cases):
+            failed_stages = [other for other in failed_stages if other != stage]
+    for stage in failed_stages:
+        counts["failed"] += 1
+        lines.append(f"FAILED   the stage '{stage}' itself")
+    return counts, lines
+
+
+def main() -> int:
+    counts, lines = total(Path(sys.argv[1]), sys.argv[2:])
+    for line in sorted(lines, key=lambda line: not line.startswith("SKIPPED")):
+        print(line)
+    print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

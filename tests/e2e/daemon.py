@@ -1,0 +1,82 @@
+"""A real ballastd for a test: started on free ports, stopped at the end of a `with`."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "dev"))
+BALLASTD = BUILD / "server" / "ballastd"
+BALLASTCTL = BUILD / "client" / "cpp" / "ballastctl"
+EXAMPLE = BUILD / "client" / "cpp" / "ballast_example"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def plain_environment() -> dict[str, str]:
+    """Ours without BALLAST_*: a test states its configuration."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("BALLAST_")}
+
+
+class Daemon:
+    """with Daemon(tmp_path) as daemon:
+    daemon.get("/readyz")
+    """
+
+    def __init__(self, folder: Path, *flags: str):
+        self.server = f"127.0.0.1:{free_port()}"
+        self.ops = f"127.0.0.1:{free_port()}"
+        self.log = folder / "ballastd.log"
+        self.flags = ["--listen", self.server, "--ops_http.listen", self.ops, "--device", "cpu", "--threads", "1"]
+        self.flags += ["--log.format", "json", *flags]
+        self.process = None
+
+    def __enter__(self) -> "Daemon":
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [BALLASTD, *self.flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=plain_environment()
+            )
+        deadline = time.monotonic() + 20
+        while self.status("/readyz") != 200:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.__exit__()
+                raise AssertionError(f"the daemon did not become ready; its log:\n{self.log.read_text()}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{self.ops}{path}", timeout=5) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def status(self, path: str) -> int | None:
+        """The HTTP status, or None where nobody answers."""
+        try:
+            return self.get(path)[0]
+        except OSError:
+            return None
+
+    def stop(self, seconds: float = 20) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    def ctl(self, *arguments: str) -> subprocess.CompletedProcess:
+        command = [BALLASTCTL, "--server", self.server, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, env=plain_environment())

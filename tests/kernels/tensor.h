@@ -1,0 +1,161 @@
+// A tensor of some kernel's formats for tests: its planes, with guard bytes around each, and one update of it.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numbers>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.h"
+
+namespace ballast::kernels {
+
+// What a step is given besides the tensor. `hyper` empty: the rule's defaults.
+struct StepOptions {
+  std::vector<double> hyper;
+  uint64_t t = 1;
+  uint64_t tensor_key = 42;
+  bool stochastic = true;
+  bool full = true;
+  float grad_scale = 1;
+};
+
+// A gradient in a wire format.
+struct Payload {
+  WireIndex format = 0;
+  std::vector<std::byte> bytes;
+};
+
+inline std::vector<double> DefaultHypers(const Kernel& kernel) {
+  std::vector<double> hyper;
+  for (const Hyper& h : kernel.hypers) hyper.push_back(h.value);
+  return hyper;
+}
+
+// Encodes by serving an fp32 master, whose codec the wire tests hold against the oracle.
+inline Payload Encoded(WireIndex format, const std::vector<float>& values) {
+  const uint64_t bytes = WireFormats()[static_cast<size_t>(format)].bytes;
+  Payload payload{format, std::vector<std::byte>(PaddedElements(values.size()) * bytes)};
+  std::vector<float> padded(PaddedElements(values.size()));
+  std::copy(values.begin(), values.end(), padded.begin());
+  const std::byte* planes[] = {reinterpret_cast<const std::byte*>(padded.data())};
+  FindMaster("fp32")->serve(planes, format, payload.bytes.data(), 0, values.size());
+  payload.bytes.resize(values.size() * bytes);
+  return payload;
+}
+
+class Tensor {
+ public:
+  Tensor(const Kernel& k, uint64_t elements) : kernel_(&k), n_(elements) {
+    for (const Plane& plane : k.planes) {
+      const uint64_t bytes = PlaneBytes(plane, elements);
+      storage_.emplace_back(bytes + 3 * kGuard, kGuardByte);
+      std::memset(Aligned(storage_.size() - 1), 0, bytes);
+    }
+  }
+
+  const Kernel& kernel() const { return *kernel_; }
+  uint64_t size() const { return n_; }
+  uint64_t tiles() const { return (n_ + kTile - 1) / kTile; }
+  std::byte* plane(size_t p) { return Aligned(p); }
+  const std::byte* plane(size_t p) const { return const_cast<Tensor*>(this)->Aligned(p); }
+
+  void SetWeights(const std::vector<float>& weights) {
+    const Pointers to = Planes();
+    FindMaster(kernel_->master)->load(to.at, 0, weights.data(), 0, n_);
+  }
+  std::vector<float> Weights() const {
+    std::vector<float> weights(n_);
+    const Pointers from = const_cast<Tensor*>(this)->Planes();
+    FindMaster(kernel_->master)->serve(from.at, 0, weights.data(), 0, n_);
+    return weights;
+  }
+
+  // Every plane, without guards.
+  std::vector<std::byte> Bytes() const {
+    std::vector<std::byte> all;
+    for (size_t p = 0; p < storage_.size(); ++p) all.insert(all.end(), plane(p), plane(p) + Size(p));
+    return all;
+  }
+  bool GuardsAreIntact() const {
+    for (size_t p = 0; p < storage_.size(); ++p) {
+      const std::byte *begin = storage_[p].data(), *end = begin + storage_[p].size();
+      for (const std::byte* b = begin; b != plane(p); ++b) {
+        if (*b != kGuardByte) return false;
+      }
+      for (const std::byte* b = plane(p) + Size(p); b != end; ++b) {
+        if (*b != kGuardByte) return false;
+      }
+    }
+    return true;
+  }
+
+  Update MakeUpdate(const Payload& grad, const StepOptions& options) {
+    Update u{};
+    const Pointers planes = Planes();
+    std::copy(planes.at, planes.at + kMaxPlanes, u.planes);
+    u.grad = grad.bytes.data();
+    u.grad_format = grad.format;
+    u.n = n_;
+    u.grad_scale = options.grad_scale;
+    u.random_key = RandomKey(options.tensor_key, options.t);
+    u.stochastic = options.stochastic;
+    u.full_statistics = options.full;
+    kernel_->prepare(options.hyper.empty() ? DefaultHypers(*kernel_) : options.hyper, options.t, u.constants);
+    return u;
+  }
+
+  // One update in one call.
+  std::vector<TileStatistics> Step(const Payload& grad, const StepOptions& options) {
+    std::vector<TileStatistics> stats(tiles());
+    kernel_->update(MakeUpdate(grad, options), 0, tiles(), stats.data());
+    return stats;
+  }
+
+ private:
+  static constexpr size_t kGuard = 64;
+  static constexpr std::byte kGuardByte{0xA5};
+  struct Pointers {
+    std::byte* at[kMaxPlanes];
+  };
+
+  std::byte* Aligned(size_t p) {
+    const uintptr_t start = reinterpret_cast<uintptr_t>(storage_[p].data()) + kGuard;
+    return storage_[p].data() + kGuard + (kGuard - start % kGuard) % kGuard;
+  }
+  Pointers Planes() {
+    Pointers pointers{};
+    for (size_t p = 0; p < storage_.size(); ++p) pointers.at[p] = Aligned(p);
+    return pointers;
+  }
+  size_t Size(size_t p) const { return PlaneBytes(kernel_->planes[p], n_); }
+
+  const Kernel* kernel_;
+  uint64_t n_;
+  std::vector<std::vector<std::byte>> storage_;
+};
+
+inline std::string NameOf(const Kernel& k) { return std::string(k.rule) + "+" + k.master + "+" + k.state; }
+
+// The same normals on every machine: std::normal_distribution's are the library's choice.
+class Normals {
+ public:
+  explicit Normals(uint64_t seed) : engine_(seed) {}
+  double Uniform() { return (static_cast<double>(engine_() >> 11) + 0.5) * 0x1p-53; }
+  double Next() { return std::sqrt(-2 * std::log(Uniform())) * std::cos(2 * std::numbers::pi * Uniform()); }
+  std::vector<float> Vector(uint64_t n, double scale = 1) {
+    std::vector<float> values(n);
+    for (float& x : values) x = static_cast<float>(scale * Next());
+    return values;
+  }
+  uint64_t Word() { return engine_(); }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+}  // namespace ballast::kernels

@@ -1,0 +1,113 @@
+"""One daemon for all tests, a run of its own for each."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ballast
+from ballast import _core
+from daemon import BINARY, Daemon
+
+_numbers = itertools.count(1)
+
+
+def pytest_sessionstart() -> None:
+    if not BINARY.exists():
+        pytest.exit(f"{BINARY} is missing: build it (cmake --build --preset dev), or set BALLASTD", returncode=2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def admin(daemon: Daemon) -> Iterator[_core.Client]:
+    client = _core.Client.connect(daemon.server, 5.0, 5.0)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def run(admin: _core.Client) -> Iterator[str]:
+    """A run that no other test has. It and all runs whose names begin with its own are gone afterwards."""
+    name = f"test-{next(_numbers)}x"
+    yield name
+    for status in admin.list_runs()["runs"]:
+        if status["run_id"].startswith(name):
+            admin.delete_run(status["run_id"], force=True)
+
+
+@pytest.fixture
+def adamw(daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ballast.AdamW]]:
+    """ballast.AdamW on the tests' daemon and this test's run, closed at the end."""
+    monkeypatch.setenv("BALLAST_SERVER", daemon.server)
+    monkeypatch.setenv("BALLAST_RUN", run)
+    made: list[ballast.AdamW] = []
+
+    def make(*args: Any, **kwargs: Any) -> ballast.AdamW:
+        made.append(ballast.AdamW(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for optimizer in made:
+        optimizer.close()
+
+
+class Program:
+    """A function of trainer.py as a process."""
+
+    def __init__(self, *args: str):
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("trainer.py")), *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def send(self, signal: int) -> None:
+        self._process.send_signal(signal)
+
+    def end(self) -> int:
+        return self._process.wait(timeout=30)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def program(daemon: Daemon, run: str) -> Iterator[Callable[..., Program]]:
+    started: list[Program] = []
+
+    def start(name: str, server: str = daemon.server) -> Program:
+        started.append(Program(name, server, run))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()

@@ -1,0 +1,64 @@
+"""A ballastd of the tests' own, on a free port."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("BALLASTD", ROOT / "build" / "dev" / "server" / "ballastd"))
+LEASE_S = 1
+
+
+class Daemon:
+    """Started by the constructor; `server` is its address. Ends with the `with` block."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._process = subprocess.Popen(
+            [
+                BINARY,
+                f"--listen=127.0.0.1:{port}",
+                "--ops_http.listen=127.0.0.1:0",
+                "--device=cpu",
+                "--threads=1",
+                "--memory_limit=256MiB",
+                f"--limits.lease={LEASE_S}s",
+                "--log.level=warn",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={key: value for key, value in os.environ.items() if not key.startswith("BALLAST_")},
+        )
+        self.server = self._read_address()
+        self.port = int(self.server.rpartition(":")[2])
+
+    def _read_address(self) -> str:
+        assert self._process.stdout is not None
+        banner = self._process.stdout.readline()
+        found = re.search(r"grpc (\S+)", banner)
+        if not found:
+            self._process.kill()
+            raise RuntimeError(f"ballastd did not start (exit code {self._process.wait()}, it said {banner!r})")
+        return found[1]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        if self._process.stdout is not None:
+            self._process.stdout.close()

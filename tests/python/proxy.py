@@ -1,0 +1,84 @@
+"""A TCP proxy between trainer and daemon that can be cut."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+
+class Proxy:
+    """Listens on `server` and forwards to `target`. Every connection can be cut; new ones are then accepted again."""
+
+    def __init__(self, target: str):
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.server = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections = 0
+        self.upstream_bytes = 0
+        self._cut_at: int | None = None
+        self.was_cut = threading.Event()
+        self._lock = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_after(self, nbytes: int) -> None:
+        """Cuts every connection, once, when `nbytes` more have gone upstream."""
+        with self._lock:
+            self._cut_at = self.upstream_bytes + nbytes
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+            except OSError:
+                return
+            with self._lock:
+                self.connections += 1
+                self._pairs.append((near, far))
+            threading.Thread(target=self._forward, args=(near, far, True), daemon=True).start()
+            threading.Thread(target=self._forward, args=(far, near, False), daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket, upstream: bool) -> None:
+        try:
+            while piece := source.recv(16384):
+                if upstream and self._is_last(len(piece)):
+                    self._cut()
+                    return
+                sink.sendall(piece)
+        except OSError:
+            pass
+        for end in (source, sink):
+            _hang_up(end)
+
+    def _is_last(self, nbytes: int) -> bool:
+        with self._lock:
+            self.upstream_bytes += nbytes
+            last = self._cut_at is not None and self.upstream_bytes >= self._cut_at
+            if last:
+                self._cut_at = None
+            return last
+
+    def _cut(self) -> None:
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                _hang_up(end)
+        self.was_cut.set()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._cut()
+
+
+def _hang_up(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    end.close()

@@ -1,0 +1,78 @@
+"""torch's tools that work on .grad must raise instead of doing nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_ as imported_before
+
+import ballast
+from models import layered
+
+AdamW = Callable[..., ballast.AdamW]
+originals = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
+
+
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
+def test_clipping_raises_for_the_parameters_of_a_ballast_optimizer(name: str, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    clip = getattr(torch.nn.utils, name)
+    with pytest.raises(ballast.Rejected, match=f"{name[:-1]}.*Remove the call"):
+        clip(model.parameters(), 1.0)
+    with pytest.raises(ballast.Rejected, match="Remove the call"):
+        clip(model[0].weight, 1.0)
+    optimizer.step()
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn.utils.clip_grad, "_clip_grads_with_norm_"), reason="this torch clips in one function"
+)
+def test_a_name_imported_before_raises_too(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    adamw(model.named_parameters())
+    with pytest.raises(ballast.Rejected, match="Remove the call"):
+        imported_before(model.parameters(), 1.0)
+
+
+def test_clipping_of_other_parameters_works(adamw: AdamW) -> None:
+    adamw(layered(seed=1).named_parameters())
+    other = layered(seed=2)
+    other(torch.ones(2, 8)).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_((p for p in other.parameters()), 0.5)
+    assert norm > 0.5
+    grads = [p.grad for p in other.parameters()]
+    assert torch.nn.utils.get_total_norm(grads) == pytest.approx(0.5, rel=1e-3)
+    torch.nn.utils.clip_grad_value_(other.parameters(), 1e-3)
+    assert max(g.abs().max() for g in grads if g is not None) <= 1e-3
+
+
+def test_torchs_functions_are_back_after_the_last_optimizer(adamw: AdamW) -> None:
+    one, other = adamw(layered(seed=1).parameters()), adamw(layered(seed=1).parameters())
+    assert torch.nn.utils.clip_grad_norm_ is not originals[0]
+    one.close()
+    assert torch.nn.utils.clip_grad_norm_ is not originals[0]
+    other.close()
+    assert (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_) == originals
+
+
+def test_an_enabled_grad_scaler_raises(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+    with pytest.raises(ballast.Rejected, match="GradScaler cannot be used.*bfloat16"):
+        scaler.step(optimizer)
+
+
+def test_a_disabled_grad_scaler_works(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.last_result is not None and optimizer.last_result.applied

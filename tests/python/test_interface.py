@@ -1,0 +1,239 @@
+"""ballast.AdamW as a torch.optim.Optimizer."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import ballast
+from models import layered
+
+AdamW = Callable[..., ballast.AdamW]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_it_is_an_optimizer(adamw: AdamW) -> None:
+    optimizer = adamw(layered(seed=1).named_parameters(), lr=0.25)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.defaults["lr"] == 0.25
+    assert optimizer.defaults["betas"] == (0.9, 0.999)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [6]
+    assert "lr: 0.25" in repr(optimizer)
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.5**epoch),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.5),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 1),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 2]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.5)], milestones=[2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 1)]),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 1e-4, 1e-2, step_size_up=2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=1e-2, total_steps=5),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=1e-2),
+}
+
+
+def test_every_scheduler_of_torch_is_tested() -> None:
+    known = {name for name in lr_scheduler.__all__ if name != "LRScheduler"}
+    assert known <= SCHEDULERS.keys()
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_sets_what_each_step_uses(name: str, adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    ours = adamw(model.named_parameters(), lr=1e-2, state_dtype="fp32", master_weight_bits=32)
+    theirs = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    schedulers = SCHEDULERS[name](ours), SCHEDULERS[name](theirs)
+    for _ in range(4):
+        train(model, ours)
+        train(twin, theirs)
+        for scheduler in schedulers:
+            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+    assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_can_be_added_before_the_first_gradient(adamw: AdamW, run: str) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model[0].named_parameters(prefix="0"))
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
+    optimizer.add_param_group({"params": model[2].weight, "weight_decay": 0})
+    before = [layer.weight.detach().clone() for layer in model]
+    train(model, optimizer)
+    assert not any(torch.equal(layer.weight, old) for layer, old in zip(model, before, strict=True))
+    tensors = optimizer._connected().get_run(run)["spec"]["tensors"]
+    assert [tensor["name"] for tensor in tensors] == ["0.weight", "0.bias", "param.2", "param.3", "param.4"]
+
+
+def test_a_group_cannot_be_added_later(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model[:2].parameters())
+    train(model, optimizer)
+    with pytest.raises(ballast.Rejected, match="add parameter groups before the first gradient"):
+        optimizer.add_param_group({"params": model[2].parameters()})
+
+
+def test_a_refused_group_leaves_the_optimizer_as_it_was(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.parameters())
+    for unfit in ({"params": model.parameters()}, {"params": []}, {"params": {nn.Parameter(torch.zeros(1))}}):
+        with pytest.raises(ballast.Rejected):
+            optimizer.add_param_group(unfit)
+    assert len(optimizer.param_groups) == 1
+    train(model, optimizer)
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+def test_state_dict_before_the_first_step(adamw: AdamW) -> None:
+    state = adamw(layered(seed=1).parameters()).state_dict()
+    assert state.keys() == {"state", "param_groups"}
+    assert state["state"] == {}
+    assert state["param_groups"][0]["params"] == list(range(6))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_state_dict_goes_through_a_file(steps: int, adamw: AdamW, run: str) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), lr=0.5)
+    for _ in range(steps):
+        train(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.125
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    pickle.dumps(optimizer.state_dict())
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert state["state"] == {}
+    assert state.get("ballast") == ({"run": run, "step": 1} if steps else None)
+    optimizer.param_groups[0]["lr"] = 0.25
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    train(model, optimizer)
+    assert optimizer.last_result is not None and optimizer.last_result.step == steps + 1
+
+
+def test_torchs_own_state_dict_gives_its_options_but_not_its_moments(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    theirs = torch.optim.AdamW(layered(seed=1).parameters(), lr=0.5)
+    optimizer.load_state_dict(theirs.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.param_groups[0]["state_dtype"] == "companded8"
+    twin = layered(seed=1)
+    theirs = torch.optim.AdamW(twin.parameters())
+    train(twin, theirs)
+    with pytest.raises(ballast.Rejected, match="moments cannot be sent"):
+        optimizer.load_state_dict(theirs.state_dict())
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+
+
+def test_it_cannot_be_copied_or_pickled(adamw: AdamW) -> None:
+    optimizer = adamw(layered(seed=1).parameters())
+    for take in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ballast.Rejected, match="state_dict"):
+            take(optimizer)
+
+
+def test_a_closure_is_evaluated_and_its_loss_returned(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 8)).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = optimizer.step(closure)
+    assert loss.requires_grad
+    assert optimizer.run_status()["loss"] == pytest.approx(loss.item())
+
+
+def test_the_loss_reaches_the_daemon(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.parameters())
+    loss = model(torch.ones(2, 8)).sum()
+    loss.backward()
+    assert optimizer.step(loss=loss) is None
+    status = optimizer.run_status()
+    assert status.loss == pytest.approx(loss.item())
+    assert status["step"] == status.last_result.step == 1
+    assert status.last_result.outcome == "APPLIED"
+    assert status.bytes.weights > 0
+    with pytest.raises(AttributeError, match="no 'los' here; there are run_id"):
+        status.los
+
+
+def test_step_hooks_and_profiler_work(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.parameters())
+    called = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    with torch.profiler.profile() as profile:
+        train(model, optimizer)
+    assert called == ["before", "after"]
+    assert any("Optimizer.step#AdamW.step" in event.key for event in profile.key_averages())
+
+
+def test_closing_leaves_the_run_to_another(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    with adamw(model.named_parameters()) as optimizer:
+        train(model, optimizer)
+    with pytest.raises(ballast.Rejected, match="closed"):
+        optimizer.step()
+    successor = adamw(model.named_parameters())
+    train(model, successor)
+    assert successor.last_result is not None and successor.last_result.step == 2
+
+
+def test_deleting_leaves_the_run_to_another(daemon: Any, run: str) -> None:
+    model = layered(seed=1)
+    optimizer = ballast.AdamW(model.named_parameters(), server=daemon.server, run=run)
+    train(model, optimizer)
+    del optimizer
+    with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run) as successor:
+        train(model, successor)
+        assert successor.last_result is not None and successor.last_result.step == 2
+
+
+def test_a_parameter_has_one_optimizer(adamw: AdamW, run: str) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    with pytest.raises(ballast.Rejected, match=rf"'0\.weight' is trained by another.*'{run}': close\(\) that one"):
+        adamw(model.named_parameters(), run=f"{run}-other")
+    optimizer.close()
+    adamw(model.named_parameters(), run=f"{run}-other")
+
+
+def test_after_closing_torch_has_its_gradients_again(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    adamw(model.named_parameters()).close()
+    model(torch.ones(2, 8)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())

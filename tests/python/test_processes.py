@@ -1,0 +1,45 @@
+"""Forks and exits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import ballast
+from daemon import Daemon
+from models import layered
+
+AdamW = Callable[..., ballast.AdamW]
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_data_loader_forks_its_workers(attached: bool, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    if attached:
+        optimizer.connect()
+    loader = DataLoader(TensorDataset(torch.ones(8, 8)), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):  # workers end and are forked again, then in the middle of training
+        for (batch,) in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+    assert optimizer.last_result is not None
+    assert (optimizer.last_result.step, optimizer.last_result.outcome) == (8, "APPLIED")
+
+
+def test_forked_children_do_no_harm(program: Callable[..., object]) -> None:
+    trainer = program("forks")
+    assert [trainer.hear() for _ in range(5)] == ["exit: 0", "del: 0", "refused: True", "use: 0", "step 2 APPLIED"]
+    assert trainer.end() == 0
+
+
+def test_a_program_that_ends_leaves_its_rank(run: str, daemon: Daemon, program: Callable[..., object]) -> None:
+    trainer = program("left_open")
+    assert trainer.hear() == "done"
+    assert trainer.end() == 0
+    model = layered(seed=1)
+    with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run, weights="server") as optimizer:
+        assert optimizer.last_result is not None and optimizer.last_result.step == 1

@@ -1,0 +1,112 @@
+"""Programs that tests run as processes of their own, to kill or interrupt. One a function; told to go on by a line."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import torch
+
+import ballast
+from models import layered, until
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+def hear() -> None:
+    sys.stdin.readline()
+
+
+class Announced:
+    """A client whose wait for the step's end says so."""
+
+    def __init__(self, target: Any):
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def end_step(self, loss: float | None) -> Announced:
+        return Announced(self._target.end_step(loss))
+
+    def wait(self, timeout_s: float) -> Any:
+        say("waiting")
+        return self._target.wait(timeout_s)
+
+
+def torn(server: str, run: str) -> None:
+    """Pushes the last of three layers, sees its weights return, and hangs."""
+    layers = layered(seed=1)
+    optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run)
+    last = layers[2].weight
+    before = last.detach().clone()
+    (last.sum() + layers[2].bias.sum()).backward()
+    until(lambda: not torch.equal(last, before) and optimizer.run_status().received_bytes > 0)
+    say("pushed")
+    threading.Event().wait()
+
+
+def interrupted(server: str, run: str) -> None:
+    """Is interrupted while it waits in step(), and waits on."""
+    layers = layered(seed=1)
+    optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run, reconnect_timeout=60)
+    layers(torch.ones(2, 8)).sum().backward()
+    assert optimizer._session is not None
+    optimizer._session._client = Announced(optimizer._session._client)
+    say("backward done")
+    hear()
+    try:
+        optimizer.step()
+        say("no interrupt")
+    except KeyboardInterrupt:
+        say("interrupted")
+    optimizer._session._pending = optimizer._session._pending._target
+    hear()
+    optimizer.step()
+    assert optimizer.last_result is not None
+    say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
+
+
+def left_open(server: str, run: str) -> None:
+    """Ends without closing its optimizer."""
+    layers = layered(seed=1)
+    global optimizer
+    optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run)
+    layers(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    say("done")
+
+
+def forks(server: str, run: str) -> None:
+    """Forks children that leave in every way, then trains on."""
+    import os
+
+    layers = layered(seed=1)
+    optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run)
+    layers(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    for leave in ("exit", "del", "use"):
+        child = os.fork()
+        if child == 0:
+            if leave == "del":
+                del optimizer
+            if leave == "use":
+                try:
+                    layers(torch.ones(2, 8)).sum().backward()
+                except ballast.Rejected as error:
+                    say(f"refused: {'fork' in str(error)}")
+            sys.exit(0)
+        _, status = os.waitpid(child, 0)
+        say(f"{leave}: {os.waitstatus_to_exitcode(status)}")
+    layers(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    assert optimizer.last_result is not None
+    say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]](*sys.argv[2:])

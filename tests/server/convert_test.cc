@@ -1,0 +1,194 @@
+#include "server/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "tests/server/specs.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::SmallSpec;
+
+struct Refusal {
+  std::string name;
+  std::function<void(v1::RunSpec&)> spoil;
+  std::vector<std::string> says;  // field, got, wanted
+};
+
+const std::vector<Refusal>& Refusals() {
+  static const auto* const kRefusals = new std::vector<Refusal>{
+      {"NoTensors", [](auto& s) { s.clear_tensors(); }, {"tensors is empty"}},
+      {"TooManyTensors",
+       [](auto& s) {
+         for (int i = 0; i < 100; ++i) *s.add_tensors() = s.tensors(0);
+       },
+       {"103", "at most 50", "limits.tensors"}},
+      {"NoGroups", [](auto& s) { s.clear_groups(); }, {"groups is empty"}},
+      {"RunIdEmpty", [](auto& s) { s.clear_run_id(); }, {"run_id", "a-z"}},
+      {"RunIdUpperCase", [](auto& s) { s.set_run_id("Run"); }, {"run_id", "'Run'"}},
+      {"RunIdDashLast", [](auto& s) { s.set_run_id("r-"); }, {"run_id"}},
+      {"RunIdPath", [](auto& s) { s.set_run_id("../x"); }, {"run_id"}},
+      {"RunIdLong", [](auto& s) { s.set_run_id(std::string(64, 'a')); }, {"run_id", "63"}},
+      {"NameEmpty", [](auto& s) { s.mutable_tensors(1)->clear_name(); }, {"tensors[1].name is empty"}},
+      {"NameTwice", [](auto& s) { s.mutable_tensors(2)->set_name("embed.weight"); }, {"tensors[2]", "there twice"}},
+      {"NameLong",
+       [](auto& s) { s.mutable_tensors(1)->set_name(std::string(513, 'n')); },
+       {"tensors[1].name", "513", "512"}},
+      {"NameNotUtf8", [](auto& s) { s.mutable_tensors(1)->set_name("w\xff"); }, {"tensors[1].name", "UTF-8"}},
+      {"ShapeNegative", [](auto& s) { s.mutable_tensors(0)->set_shape(0, -3); }, {"'embed.weight'", "-3"}},
+      {"ShapeZero", [](auto& s) { s.mutable_tensors(0)->set_shape(1, 0); }, {"'embed.weight'", "leave the tensor out"}},
+      {"ShapeOverflow",
+       [](auto& s) {
+         s.mutable_tensors(0)->set_shape(0, int64_t{1} << 32);
+         s.mutable_tensors(0)->set_shape(1, int64_t{1} << 32);
+       },
+       {"'embed.weight'", "4294967296", "split"}},
+      {"ShapeManyDimensions",
+       [](auto& s) { s.mutable_tensors(0)->mutable_shape()->Resize(40, 1); },
+       {"40 dimensions", "32"}},
+      {"Dtype", [](auto& s) { s.mutable_tensors(0)->set_dtype("bfloat16"); }, {"'bfloat16'", "fp32, bf16, fp16"}},
+      {"Group", [](auto& s) { s.mutable_tensors(0)->set_group(1); }, {"'embed.weight'", "group is 1", "1 groups"}},
+      {"LrScale",
+       [](auto& s) { s.mutable_tensors(0)->set_lr_scale(std::numeric_limits<double>::quiet_NaN()); },
+       {"lr_scale", "nan"}},
+      {"WdScale", [](auto& s) { s.mutable_tensors(0)->set_wd_scale(-1); }, {"wd_scale", "-1"}},
+      {"Rule", [](auto& s) { s.mutable_groups(0)->set_rule("adamv"); }, {"groups[0].rule", "'adamv'", "adamw"}},
+      {"Master", [](auto& s) { s.mutable_groups(0)->set_master("fp8"); }, {"groups[0].master", "split24"}},
+      {"State", [](auto& s) { s.mutable_groups(0)->set_state("int8"); }, {"groups[0].state", "companded8"}},
+      {"Rounding", [](auto& s) { s.mutable_groups(0)->set_rounding("up"); }, {"'up'", "stochastic, nearest"}},
+      {"Serving", [](auto& s) { s.mutable_groups(0)->set_serving("int8"); }, {"'int8'", "fp32, bf16, fp16"}},
+      {"HyperUnknown",
+       [](auto& s) { (*s.mutable_groups(0)->mutable_hyper())["betas"] = 1; },
+       {"groups[0].hyper", "'betas'", "beta1"}},
+      {"HyperHigh",
+       [](auto& s) { (*s.mutable_groups(0)->mutable_hyper())["beta1"] = 1; },
+       {"hyper['beta1'] is 1", "below 1"}},
+      {"HyperLow",
+       [](auto& s) { (*s.mutable_groups(0)->mutable_hyper())["eps"] = 0; },
+       {"hyper['eps'] is 0", "above 0"}},
+      {"HyperNan",
+       [](auto& s) { (*s.mutable_groups(0)->mutable_hyper())["lr"] = std::numeric_limits<double>::quiet_NaN(); },
+       {"hyper['lr'] is nan"}},
+      {"LrPeak", [](auto& s) { s.mutable_groups(0)->set_lr_peak(1); }, {"lr_peak", "not in this version"}},
+      {"Staged", [](auto& s) { s.set_commit(v1::COMMIT_MODE_STAGED); }, {"commit", "not in this version"}},
+      {"Accumulation", [](auto& s) { s.set_accumulation(4); }, {"accumulation = 4", "not in this version"}},
+      {"MaxGradNorm", [](auto& s) { s.set_max_grad_norm(1); }, {"max_grad_norm", "not in this version"}},
+      {"SkipStep", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_SKIP_STEP); }, {"SKIP_STEP", "not in this"}},
+      {"Stop", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_STOP); }, {"STOP", "not in this version"}},
+      {"Rewind", [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); }, {"REWIND", "not in this version"}},
+      {"RankTimeout", [](auto& s) { s.set_rank_timeout_s(-1); }, {"rank_timeout_s", "-1"}},
+      {"UnknownEnum", [](auto& s) { s.set_reduction(static_cast<v1::Reduction>(77)); }, {"reduction"}},
+  };
+  return *kRefusals;
+}
+
+class ConvertRefusalTest : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(ConvertRefusalTest, NamesFieldGotAndWanted) {
+  v1::RunSpec spec = SmallSpec();
+  GetParam().spoil(spec);
+  Config::Limits limits;
+  limits.tensors = 50;
+  const auto made = ToRunSpec(spec, limits);
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
+  for (const std::string& piece : GetParam().says) {
+    EXPECT_THAT(std::string(made.status().message()), HasSubstr(piece));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Spec, ConvertRefusalTest, ::testing::ValuesIn(Refusals()),
+                         [](const auto& row) { return row.param.name; });
+
+TEST(ConvertTest, FillsInDefaults) {
+  const auto made = ToRunSpec(SmallSpec(), {});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->tensors[0].elements, 30000u);
+  EXPECT_STREQ(made->groups[0].master->name, "split24");
+  EXPECT_STREQ(made->groups[0].kernel->state, "companded8");
+  EXPECT_TRUE(made->groups[0].stochastic);
+  EXPECT_EQ(made->stats_every, 10u);
+  EXPECT_EQ(made->rank_timeout_s, 60);
+  EXPECT_EQ(made->chunk_elements, (1u << 20) / 4);
+  EXPECT_EQ(made->tensors[1].serving_format, kernels::FindWireFormat("fp32"));
+  EXPECT_EQ(made->tensors[2].serving_format, kernels::FindWireFormat("bf16"));
+}
+
+TEST(ConvertTest, EmptyShapeIsAScalar) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_tensors(0)->clear_shape();
+  const auto made = ToRunSpec(spec, {});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->tensors[0].elements, 1u);
+}
+
+TEST(ConvertTest, AChunkOfTheWidestFormatFitsAMessage) {
+  Config::Limits limits;
+  limits.message_bytes = 1 << 20;
+  limits.chunk_bytes = 4 << 20;
+  const auto made = ToRunSpec(SmallSpec(), limits);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_LT(made->chunk_elements * 4, limits.message_bytes);
+  EXPECT_EQ(made->chunk_elements % kernels::kTile, 0u);
+}
+
+TEST(ConvertTest, EveryTripleOfTheRegistryIsAccepted) {
+  for (const kernels::Kernel& kernel : kernels::Kernels()) {
+    v1::RunSpec spec = SmallSpec();
+    spec.mutable_groups(0)->set_rule(kernel.rule);
+    spec.mutable_groups(0)->set_master(kernel.master);
+    spec.mutable_groups(0)->set_state(kernel.state);
+    const auto made = ToRunSpec(spec, {});
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(made->groups[0].kernel, &kernel);
+  }
+}
+
+TEST(ConvertTest, StepBeginOverridesOnlyWhatItGives) {
+  const auto spec = ToRunSpec(SmallSpec(), {});
+  ASSERT_TRUE(spec.ok());
+  v1::StepBegin begin;
+  begin.set_step(3);
+  begin.add_groups()->set_lr(0.25);
+  const auto made = ToStepBegin(begin, *spec);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->hyper[0][0], 0.25);
+  EXPECT_EQ(made->hyper[0][2], spec->groups[0].hyper[2]);
+  EXPECT_EQ(made->loss_scale, 1);
+}
+
+TEST(ConvertTest, StepBeginRefusesByName) {
+  const auto spec = ToRunSpec(SmallSpec(), {});
+  ASSERT_TRUE(spec.ok());
+  v1::StepBegin begin;
+  begin.add_groups()->set_momentum(0.9);
+  EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("groups[0].momentum"));
+  begin.mutable_groups(0)->clear_momentum();
+  begin.mutable_groups(0)->set_beta2(1.5);
+  EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("beta2 is 1.5"));
+  begin.mutable_groups(0)->clear_beta2();
+  begin.add_groups();
+  EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("2 groups"));
+  begin.clear_groups();
+  for (const double bad : {-1.0, 1e-300, 1e300, std::numeric_limits<double>::infinity()}) {
+    begin.set_loss_scale(bad);
+    EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("loss_scale")) << bad;
+  }
+}
+
+TEST(ConvertTest, BitmapsGoThereAndBack) {
+  const std::vector<bool> bits = {true, false, false, true, false, false, false, false, true};
+  const auto back = ToBits(FromBits(bits), bits.size(), "bits");
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(*back, bits);
+  EXPECT_EQ(FromBits(bits), std::string("\x09\x01", 2));
+  EXPECT_FALSE(ToBits("\x10", 4, "bits").ok());
+  EXPECT_TRUE(ToBits("", 4, "bits").ok());
+}
+
+}  // namespace
+}  // namespace ballast

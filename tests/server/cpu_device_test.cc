@@ -1,0 +1,185 @@
+#include "server/cpu_device.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
+
+#include "server/plan.h"
+
+namespace ballast {
+namespace {
+
+constexpr uint64_t kElements = 300001;  // 74 tiles, the last one short
+
+// One tensor of the first kernel on a device: load, updates, serve.
+class Tensor {
+ public:
+  explicit Tensor(CpuDevice* device) : queue_(device->NewQueue()) {
+    for (const kernels::Plane& plane : kernel_.planes) {
+      buffers_.push_back(device->Allocate(AlignedPlaneBytes(plane, kElements), Place::kDevice).value());
+      if (plane.kind == kernels::Kind::kWeights) master_planes_[masters_++] = buffers_.back().data();
+    }
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0, 1);
+    for (float& x : weights_) x = normal(random);
+    for (float& x : gradient_) x = normal(random);
+  }
+
+  void Load() {
+    queue_->Submit(LoadTask{.master = Master(),
+                            .planes = master_planes_,
+                            .format = kernels::FindWireFormat("fp32"),
+                            .first = 0,
+                            .last = kElements,
+                            .in = reinterpret_cast<const std::byte*>(weights_.data())},
+                   [](const TaskResult& r) { EXPECT_TRUE(r.finite); });
+  }
+  void Update(uint64_t step) {
+    UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data()};
+    for (size_t i = 0; i < buffers_.size(); ++i) task.update.planes[i] = buffers_[i].data();
+    task.update.grad = gradient_.data();
+    task.update.grad_format = kernels::FindWireFormat("fp32");
+    task.update.n = kElements;
+    task.update.grad_scale = 1;
+    task.update.random_key = kernels::RandomKey(9, step);
+    task.update.stochastic = true;
+    task.update.full_statistics = true;
+    std::vector<double> hyper;
+    for (const kernels::Hyper& h : kernel_.hypers) hyper.push_back(h.value);
+    kernel_.prepare(hyper, step, task.update.constants);
+    queue_->Submit(task, [this](const TaskResult& r) { norms_.push_back(r.statistics.grad_sq); });
+  }
+  std::vector<float> Serve() {
+    std::vector<float> out(kElements);
+    queue_->Submit(ServeTask{.master = Master(),
+                             .planes = master_planes_,
+                             .format = kernels::FindWireFormat("fp32"),
+                             .first = 0,
+                             .last = kElements,
+                             .out = reinterpret_cast<std::byte*>(out.data())},
+                   [](const TaskResult&) {});
+    queue_->WaitIdle();
+    return out;
+  }
+  const std::vector<double>& norms() const { return norms_; }
+  std::vector<float>& weights() { return weights_; }
+  DeviceQueue& queue() { return *queue_; }
+
+ private:
+  const kernels::Master* Master() const { return kernels::FindMaster(kernel_.master); }
+
+  const kernels::Kernel& kernel_ = kernels::Kernels()[0];
+  std::vector<DeviceBuffer> buffers_;
+  std::array<std::byte*, kernels::kMaxPlanes> master_planes_ = {};
+  size_t masters_ = 0;
+  std::vector<float> weights_ = std::vector<float>(kElements);
+  std::vector<float> gradient_ = std::vector<float>(kElements);
+  std::vector<kernels::TileStatistics> tiles_ = std::vector<kernels::TileStatistics>(kElements / kernels::kTile + 1);
+  std::vector<double> norms_;
+  std::unique_ptr<DeviceQueue> queue_;
+};
+
+std::vector<float> Train(uint32_t threads, std::vector<double>* norms) {
+  CpuDevice device({.threads = threads});
+  Tensor tensor(&device);
+  tensor.Load();
+  for (uint64_t step = 1; step <= 3; ++step) tensor.Update(step);
+  std::vector<float> out = tensor.Serve();
+  *norms = tensor.norms();
+  return out;
+}
+
+TEST(CpuDeviceTest, AnyNumberOfThreadsGivesTheSameBits) {
+  std::vector<double> norms_one, norms_many;
+  const std::vector<float> one = Train(1, &norms_one), many = Train(5, &norms_many);
+  EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)), 0);
+  EXPECT_EQ(norms_one, norms_many);
+  EXPECT_EQ(norms_one.size(), 3u);
+}
+
+TEST(CpuDeviceTest, AQueueKeepsItsOrderAndEveryQueueIsServed) {
+  CpuDevice device({.threads = 2});
+  constexpr size_t kQueues = 3;
+  constexpr int kTasks = 200;
+  std::vector<std::unique_ptr<Tensor>> tensors;
+  std::vector<std::vector<int>> order(kQueues);
+  absl::BlockingCounter done(kQueues * kTasks);
+  for (size_t q = 0; q < kQueues; ++q) tensors.push_back(std::make_unique<Tensor>(&device));
+  for (int i = 0; i < kTasks; ++i) {
+    for (size_t q = 0; q < kQueues; ++q) {
+      std::byte* const nothing = nullptr;
+      tensors[q]->queue().Submit(ServeTask{.master = &kernels::Masters()[0], .out = nothing},
+                                 [&order, &done, q, i](const TaskResult&) {
+                                   order[q].push_back(i);
+                                   done.DecrementCount();
+                                 });
+    }
+  }
+  done.Wait();
+  for (const auto& seen : order) {
+    ASSERT_EQ(seen.size(), static_cast<size_t>(kTasks));
+    EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  }
+}
+
+TEST(CpuDeviceTest, ALongQueueDoesNotHoldUpAShortOne) {
+  CpuDevice device({.threads = 2});
+  Tensor busy(&device), brief(&device);
+  busy.Load();
+  brief.Load();
+  brief.Serve();
+  for (uint64_t step = 1; step <= 200; ++step) busy.Update(step);
+  brief.Update(1);
+  brief.Serve();
+  EXPECT_LT(busy.norms().size(), 200u);
+}
+
+TEST(CpuDeviceTest, LoadRefusesNan) {
+  CpuDevice device({.threads = 2});
+  Tensor tensor(&device);
+  tensor.weights()[kElements - 1] = std::numeric_limits<float>::quiet_NaN();
+  absl::Notification done;
+  bool finite = true;
+  std::array<std::byte*, kernels::kMaxPlanes> planes = {};
+  const kernels::Master& master = *kernels::FindMaster("fp32");
+  DeviceBuffer plane = device.Allocate(kernels::PlaneBytes(master.planes[0], kElements), Place::kDevice).value();
+  planes[0] = plane.data();
+  tensor.queue().Submit(LoadTask{.master = &master,
+                                 .planes = planes,
+                                 .format = kernels::FindWireFormat("fp32"),
+                                 .first = 0,
+                                 .last = kElements,
+                                 .in = reinterpret_cast<const std::byte*>(tensor.weights().data())},
+                        [&](const TaskResult& r) {
+                          finite = r.finite;
+                          done.Notify();
+                        });
+  done.WaitForNotification();
+  EXPECT_FALSE(finite);
+}
+
+TEST(CpuDeviceTest, MemoryThatIsNotThereIsAStatus) {
+  CpuDevice device({.threads = 1});
+  const auto buffer = device.Allocate(uint64_t{1} << 60, Place::kDevice);
+  EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(device.allocated_bytes(), 0u);
+}
+
+TEST(CpuDeviceTest, MemoryIsZeroAlignedAndCounted) {
+  CpuDevice device({.threads = 1});
+  {
+    const auto buffer = device.Allocate(10000, Place::kHost).value();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kAlignment, 0u);
+    for (uint64_t i = 0; i < buffer.bytes(); ++i) ASSERT_EQ(buffer.data()[i], std::byte{0});
+    EXPECT_EQ(device.allocated_bytes(), 10000u);
+  }
+  EXPECT_EQ(device.allocated_bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace ballast

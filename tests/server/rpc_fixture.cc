@@ -1,0 +1,309 @@
+#include "tests/server/rpc_fixture.h"
+
+#include <cstring>
+#include <random>
+
+#include "proto/checksum.h"
+
+#include "server/convert.h"
+#include "server/plan.h"
+
+namespace ballast::testing {
+namespace {
+
+absl::Span<const std::byte> Bytes(const std::string& s) {
+  return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
+}
+
+}  // namespace
+
+Wire::~Wire() {
+  if (!finished_) Hang();
+}
+
+bool Wire::Open(const std::string& token, const v1::Open& rest) {
+  v1::TrainRequest request;
+  *request.mutable_open() = rest;
+  request.mutable_open()->set_session_token(token);
+  if (!Send(request)) return false;
+  const auto answer = Read();
+  return answer && answer->has_opened();
+}
+
+bool Wire::Begin(uint64_t step, std::optional<double> lr) {
+  v1::TrainRequest request;
+  request.mutable_step_begin()->set_step(step);
+  if (lr) request.mutable_step_begin()->add_groups()->set_lr(*lr);
+  return Send(request);
+}
+
+bool Wire::Chunk(const v1::Gradient& gradient) {
+  v1::TrainRequest request;
+  *request.mutable_gradient() = gradient;
+  return Send(request);
+}
+
+bool Wire::EndStep(const std::string& absent, std::optional<double> loss) {
+  v1::TrainRequest request;
+  request.mutable_micro_end()->set_absent(absent);
+  if (loss) request.mutable_micro_end()->set_loss(*loss);
+  v1::TrainRequest end;
+  end.mutable_step_end();
+  return Send(request) && Send(end);
+}
+
+std::optional<v1::TrainResponse> Wire::Read() {
+  v1::TrainResponse response;
+  if (!stream_->Read(&response)) return std::nullopt;
+  return response;
+}
+
+grpc::Status Wire::Finish() {
+  while (Read()) {
+  }
+  finished_ = true;
+  return stream_->Finish();
+}
+
+grpc::Status Wire::Hang() {
+  context_.TryCancel();
+  return Finish();
+}
+
+StepAnswer ReadStep(Wire* wire) {
+  StepAnswer answer;
+  while (!answer.result) {
+    const auto response = wire->Read();
+    if (!response) return answer;
+    if (response->has_credit()) answer.credit += response->credit().bytes();
+    if (response->has_step_result()) answer.result = response->step_result();
+    if (!response->has_weights()) continue;
+    const v1::Weights& w = response->weights();
+    std::string& tensor = answer.weights[w.tensor()];
+    if (w.chunk() == 0) tensor.clear();
+    tensor += w.data();
+    answer.labels[w.tensor()] = w.step();
+    answer.checksums_right &= Crc32c(Bytes(w.data())) == w.crc32c();
+  }
+  return answer;
+}
+
+Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.size()) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    for (const kernels::Plane& plane : spec_.groups[spec_.tensors[i].group].kernel->planes) {
+      auto& storage =
+          tensors_[i].storage.emplace_back(AlignedPlaneBytes(plane, spec_.tensors[i].elements) + kAlignment);
+      void* at = storage.data();
+      size_t space = storage.size();
+      auto* aligned = static_cast<std::byte*>(std::align(kAlignment, space - kAlignment, at, space));
+      tensors_[i].planes.push_back(aligned);
+      if (plane.kind == kernels::Kind::kWeights) tensors_[i].master_planes.push_back(aligned);
+    }
+  }
+}
+
+void Reference::Load(uint32_t tensor, const std::vector<float>& weights) {
+  const kernels::Master* master = spec_.groups[spec_.tensors[tensor].group].master;
+  master->load(tensors_[tensor].master_planes.data(), kernels::FindWireFormat("fp32"), weights.data(), 0,
+               weights.size());
+}
+
+void Reference::Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr) {
+  const TensorSpec& spec = spec_.tensors[tensor];
+  const GroupSpec& group = spec_.groups[spec.group];
+  Tensor& t = tensors_[tensor];
+  kernels::Update update = {};
+  for (size_t p = 0; p < t.planes.size(); ++p) update.planes[p] = t.planes[p];
+  update.grad = gradient.data();
+  update.grad_format = spec.gradient_format;
+  update.n = spec.elements;
+  update.grad_scale = 1;
+  update.random_key = kernels::RandomKey(NameKey(spec.name, spec_.seed), step);
+  update.stochastic = group.stochastic;
+  update.full_statistics = true;
+  std::vector<double> hyper = group.hyper;
+  if (lr) hyper[0] = *lr;
+  hyper[0] *= spec.lr_scale;
+  hyper[1] *= spec.wd_scale;
+  group.kernel->prepare(hyper, ++t.t, update.constants);
+  std::vector<kernels::TileStatistics> tiles((spec.elements + kernels::kTile - 1) / kernels::kTile);
+  group.kernel->update(update, 0, tiles.size(), tiles.data());
+  t.statistics = kernels::Combine(tiles, true);
+}
+
+std::string Reference::Serve(uint32_t tensor) const {
+  const TensorSpec& spec = spec_.tensors[tensor];
+  std::string out(ServingBytes(spec), '\0');
+  spec_.groups[spec.group].master->serve(tensors_[tensor].master_planes.data(), spec.serving_format, out.data(), 0,
+                                         spec.elements);
+  return out;
+}
+
+uint64_t Reference::Digest(uint32_t tensor) const { return WeightDigest(Bytes(Serve(tensor))); }
+
+Config RpcTest::DefaultConfig() {
+  Config config;
+  config.listen = "127.0.0.1:0";
+  config.device = "cpu";
+  config.threads = 2;
+  config.memory_limit = 1 << 30;
+  config.limits.chunk_bytes = 16384;  // 4096 elements
+  return config;
+}
+
+void RpcTest::StartServer(const Config& config) {
+  config_ = config;
+  auto server = Server::Start(config, &metrics_, "");
+  ASSERT_TRUE(server.ok()) << server.status();
+  server_ = *std::move(server);
+  channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
+  trainer_ = v1::TrainerService::NewStub(channel_);
+  admin_ = v1::AdminService::NewStub(channel_);
+}
+
+absl::StatusOr<v1::CreateRunResponse> RpcTest::CreateRun(const v1::RunSpec& spec) {
+  grpc::ClientContext context;
+  v1::CreateRunRequest request;
+  *request.mutable_spec() = spec;
+  v1::CreateRunResponse response;
+  const grpc::Status s = trainer_->CreateRun(&context, request, &response);
+  if (!s.ok()) return absl::Status(static_cast<absl::StatusCode>(s.error_code()), s.error_message());
+  return response;
+}
+
+grpc::Status RpcTest::Attach(v1::AttachRequest request, v1::AttachResponse* response, grpc::ClientContext* context) {
+  grpc::ClientContext own;
+  if (request.world() == 0) request.set_world(1);
+  if (request.protocol_max() == 0) {
+    request.set_protocol_min(1);
+    request.set_protocol_max(1);
+  }
+  return trainer_->Attach(context != nullptr ? context : &own, request, response);
+}
+
+v1::AttachResponse RpcTest::AttachFresh(const std::string& run_id, bool takeover) {
+  v1::AttachRequest request;
+  request.set_run_id(run_id);
+  request.set_takeover(takeover);
+  v1::AttachResponse response;
+  const grpc::Status s = Attach(request, &response);
+  EXPECT_TRUE(s.ok()) << s.error_message();
+  return response;
+}
+
+v1::AttachResponse RpcTest::Resume(const std::string& run_id, const std::string& token) {
+  v1::AttachRequest request;
+  request.set_run_id(run_id);
+  request.set_session_token(token);
+  v1::AttachResponse response;
+  const grpc::Status s = Attach(request, &response);
+  EXPECT_TRUE(s.ok()) << s.error_message();
+  return response;
+}
+
+v1::RunStatus RpcTest::Status(const std::string& run_id) {
+  grpc::ClientContext context;
+  v1::GetRunRequest request;
+  request.set_run_id(run_id);
+  v1::GetRunResponse response;
+  const grpc::Status s = admin_->GetRun(&context, request, &response);
+  EXPECT_TRUE(s.ok()) << s.error_message();
+  return response.status();
+}
+
+std::vector<float> RpcTest::Weights(const RunSpec& spec, uint32_t tensor) {
+  std::mt19937 random(tensor + 1);
+  std::normal_distribution<float> normal(0, 0.05f);
+  std::vector<float> weights(spec.tensors[tensor].elements);
+  for (float& w : weights) w = normal(random);
+  return weights;
+}
+
+std::string RpcTest::Gradient(const RunSpec& spec, uint32_t tensor, uint64_t step) {
+  std::mt19937_64 random(step * 1000 + tensor);
+  std::normal_distribution<float> normal(0, 0.01f);
+  const uint64_t bytes = WireBytes(spec.tensors[tensor].gradient_format);
+  std::string gradient;
+  for (uint64_t i = 0; i < spec.tensors[tensor].elements; ++i) {
+    const float x = normal(random);
+    char raw[4];
+    std::memcpy(raw, &x, 4);
+    gradient.append(raw + 4 - bytes, bytes);  // bf16: the upper half
+  }
+  return gradient;
+}
+
+std::vector<v1::Gradient> RpcTest::Chunks(const RunSpec& spec, uint32_t tensor, const std::string& bytes) {
+  const TensorSpec& t = spec.tensors[tensor];
+  const uint64_t width = WireBytes(t.gradient_format);
+  std::vector<v1::Gradient> chunks;
+  for (uint64_t k = 0; k < ChunkCount(spec, t); ++k) {
+    v1::Gradient& g = chunks.emplace_back();
+    g.set_tensor(tensor);
+    g.set_chunk(k);
+    g.set_format(kernels::WireFormats()[static_cast<size_t>(t.gradient_format)].name);
+    g.set_data(bytes.substr(ChunkBegin(spec, k) * width, (ChunkEnd(spec, t, k) - ChunkBegin(spec, k)) * width));
+    g.set_crc32c(Crc32c(Bytes(g.data())));
+  }
+  return chunks;
+}
+
+grpc::Status RpcTest::LoadAll(const RunSpec& spec, const std::string& token, v1::LoadStateResponse* response) {
+  grpc::ClientContext context;
+  const auto writer = trainer_->LoadState(&context, response);
+  for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
+    const std::vector<float> weights = Weights(spec, i);
+    for (uint64_t k = 0; k < ChunkCount(spec, spec.tensors[i]); ++k) {
+      const uint64_t begin = ChunkBegin(spec, k), end = ChunkEnd(spec, spec.tensors[i], k);
+      v1::LoadStateRequest request;
+      request.set_session_token(token);
+      request.set_tensor(i);
+      request.set_chunk(k);
+      request.set_format("fp32");
+      request.set_data(weights.data() + begin, (end - begin) * 4);
+      request.set_crc32c(Crc32c(Bytes(request.data())));
+      if (!writer->Write(request)) return writer->Finish();
+    }
+  }
+  writer->WritesDone();
+  return writer->Finish();
+}
+
+RpcTest::Trainer RpcTest::StartTrainer(const v1::RunSpec& wire_spec) {
+  const auto created = CreateRun(wire_spec);
+  EXPECT_TRUE(created.ok()) << created.status();
+  Trainer t;
+  t.spec = ToRunSpec(wire_spec, config_.limits).value();
+  t.token = AttachFresh(t.spec.run_id).session_token();
+  v1::LoadStateResponse loaded;
+  const grpc::Status s = LoadAll(t.spec, t.token, &loaded);
+  EXPECT_TRUE(s.ok()) << s.error_message();
+  t.reference = std::make_unique<Reference>(t.spec);
+  for (uint32_t i = 0; i < t.spec.tensors.size(); ++i) t.reference->Load(i, Weights(t.spec, i));
+  t.wire = std::make_unique<Wire>(trainer_.get());
+  EXPECT_TRUE(t.wire->Open(t.token));
+  return t;
+}
+
+void RpcTest::SendAll(const Trainer& trainer, uint32_t tensor, uint64_t step) {
+  for (const v1::Gradient& chunk : Chunks(trainer.spec, tensor, Gradient(trainer.spec, tensor, step))) {
+    trainer.wire->Chunk(chunk);
+  }
+}
+
+StepAnswer RpcTest::Step(Trainer* trainer, uint64_t step, std::optional<double> lr) {
+  trainer->wire->Begin(step, lr);
+  for (uint32_t i = static_cast<uint32_t>(trainer->spec.tensors.size()); i-- > 0;) {
+    SendAll(*trainer, i, step);
+    trainer->reference->Update(i, step, Gradient(trainer->spec, i, step), lr);
+  }
+  trainer->wire->EndStep("", 1.5);
+  return ReadStep(trainer->wire.get());
+}
+
+bool RpcTest::Equal(const StepAnswer& answer, const Reference& reference, uint32_t tensor) {
+  const auto got = answer.weights.find(tensor);
+  return got != answer.weights.end() && got->second == reference.Serve(tensor);
+}
+
+}  // namespace ballast::testing

@@ -1,0 +1,118 @@
+// A daemon in this process and a bare client of its stubs, with the helpers that speak the wire. They build and send;
+// the tests assert.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/v1/admin.grpc.pb.h"
+#include "ballast/v1/trainer.grpc.pb.h"
+#include "kernels/registry.h"
+#include "server/run_spec.h"
+#include "server/server.h"
+#include "tests/server/specs.h"
+
+namespace ballast::testing {
+
+// A rank's Train stream, call by call.
+class Wire {
+ public:
+  explicit Wire(v1::TrainerService::Stub* stub) : stream_(stub->Train(&context_)) {}
+  ~Wire();
+
+  bool Open(const std::string& token, const v1::Open& rest = {});  // waits for Opened
+  bool Send(const v1::TrainRequest& request) { return stream_->Write(request); }
+  bool Begin(uint64_t step, std::optional<double> lr = std::nullopt);
+  bool Chunk(const v1::Gradient& gradient);
+  bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt);
+  std::optional<v1::TrainResponse> Read();
+  // Ends the stream: with what the daemon says of it, having read all it still sends.
+  grpc::Status Finish();
+  grpc::Status Hang();  // cancels
+  void CloseInput() { stream_->WritesDone(); }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream_;
+  bool finished_ = false;
+};
+
+// What came back of a step.
+struct StepAnswer {
+  std::map<uint32_t, std::string> weights;  // whole tensors, by index
+  std::map<uint32_t, uint64_t> labels;      // step
+  uint64_t credit = 0;
+  bool checksums_right = true;
+  std::optional<v1::StepResult> result;
+};
+StepAnswer ReadStep(Wire* wire);
+
+// The same training by direct calls of the kernels, tensor by tensor, each in one piece.
+class Reference {
+ public:
+  explicit Reference(const RunSpec& spec);
+  void Load(uint32_t tensor, const std::vector<float>& weights);
+  void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
+  std::string Serve(uint32_t tensor) const;
+  uint64_t Digest(uint32_t tensor) const;
+  const kernels::Statistics& statistics(uint32_t tensor) const { return tensors_[tensor].statistics; }
+
+ private:
+  struct Tensor {
+    std::vector<std::vector<std::byte>> storage;
+    std::vector<std::byte*> planes, master_planes;
+    uint64_t t = 0;
+    kernels::Statistics statistics = {};
+  };
+  const RunSpec spec_;
+  std::vector<Tensor> tensors_;
+};
+
+class RpcTest : public ::testing::Test {
+ protected:
+  // Small chunks, so that tensors have several.
+  static Config DefaultConfig();
+  void StartServer(const Config& config = DefaultConfig());
+
+  absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec);
+  grpc::Status Attach(v1::AttachRequest request, v1::AttachResponse* response, grpc::ClientContext* context = nullptr);
+  v1::AttachResponse AttachFresh(const std::string& run_id, bool takeover = false);
+  v1::AttachResponse Resume(const std::string& run_id, const std::string& token);
+  v1::RunStatus Status(const std::string& run_id);
+
+  static std::vector<float> Weights(const RunSpec& spec, uint32_t tensor);
+  static std::string Gradient(const RunSpec& spec, uint32_t tensor, uint64_t step);
+  static std::vector<v1::Gradient> Chunks(const RunSpec& spec, uint32_t tensor, const std::string& bytes);
+  // Uploads Weights of every tensor as fp32.
+  grpc::Status LoadAll(const RunSpec& spec, const std::string& token, v1::LoadStateResponse* response);
+
+  // A run that is created, attached to, loaded, and has a stream open. Asserted to be so.
+  struct Trainer {
+    RunSpec spec;
+    std::string token;
+    std::unique_ptr<Wire> wire;
+    std::unique_ptr<Reference> reference;
+  };
+  Trainer StartTrainer(const v1::RunSpec& spec);
+  void SendAll(const Trainer& trainer, uint32_t tensor, uint64_t step);
+  // One whole step; returns what came back. The reference does the same.
+  StepAnswer Step(Trainer* trainer, uint64_t step, std::optional<double> lr = std::nullopt);
+
+  static bool Equal(const StepAnswer& answer, const Reference& reference, uint32_t tensor);
+
+  Config config_;
+  Metrics metrics_{BuildInfo{}};
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::TrainerService::Stub> trainer_;
+  std::unique_ptr<v1::AdminService::Stub> admin_;
+};
+
+}  // namespace ballast::testing

@@ -1,0 +1,36 @@
+// Run specs that are right, for tests to use as they are or to spoil.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "ballast/v1/run.pb.h"
+
+namespace ballast::testing {
+
+struct TensorLine {
+  std::string name;
+  std::initializer_list<int64_t> shape;
+  std::string dtype = "bf16";
+};
+
+inline v1::RunSpec MakeSpec(const std::string& run_id, std::initializer_list<TensorLine> tensors) {
+  v1::RunSpec spec;
+  spec.set_run_id(run_id);
+  spec.set_seed(7);
+  spec.add_groups()->set_rule("adamw");
+  for (const TensorLine& line : tensors) {
+    v1::TensorSpec* t = spec.add_tensors();
+    t->set_name(line.name);
+    t->mutable_shape()->Add(line.shape.begin(), line.shape.end());
+    t->set_dtype(line.dtype);
+  }
+  return spec;
+}
+
+inline v1::RunSpec SmallSpec() {
+  return MakeSpec("r1", {{"embed.weight", {300, 100}}, {"layers.0.w", {64, 64}, "fp32"}, {"layers.0.b", {5}}});
+}
+
+}  // namespace ballast::testing

@@ -1,0 +1,94 @@
+"""The soak test: see soak.sh."""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+
+from daemon import Daemon, plain_environment  # noqa: E402
+
+TRAINER = """
+import sys, torch, ballast
+torch.set_num_threads(1)
+torch.manual_seed(int(sys.argv[3]))
+model = torch.nn.Sequential(torch.nn.Linear(64, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 64))
+opt = ballast.AdamW(model.named_parameters(), lr=1e-3, server=sys.argv[1], run=sys.argv[2])
+while True:
+    x = torch.randn(32, 64)
+    loss = ((model(x) - x) ** 2).mean()
+    loss.backward()
+    opt.step(loss=loss)
+    opt.zero_grad()
+"""
+
+RSS_SLACK_KIB = 16 * 1024
+
+
+def held(pid: int) -> dict[str, int]:
+    """What the daemon's process holds."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    fds = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    return {"rss_kib": int(status["VmRSS"].split()[0]), "threads": int(status["Threads"]), "fds": fds}
+
+
+def one_life(daemon: Daemon, chance: random.Random, life: int) -> None:
+    """A trainer that is killed somewhere in its training, and the deletion of its run."""
+    run = f"soak-{life}"
+    command = [sys.executable, "-c", TRAINER, daemon.server, run, str(life)]
+    trainer = subprocess.Popen(command, env=plain_environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        trainer.wait(chance.uniform(3, 15))
+        raise AssertionError(f"the trainer ended by itself: {trainer.stderr.read()}")
+    except subprocess.TimeoutExpired:
+        trainer.kill()
+        trainer.wait()
+    deleted = daemon.ctl("delete", run, "--force")
+    assert deleted.returncode == 0, deleted.stdout + deleted.stderr
+    assert daemon.process.poll() is None, daemon.log.read_text()[-4000:]
+
+
+def errors_in(log: Path) -> list[str]:
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return [json.dumps(line) for line in lines if line.get("level") == "error"]
+
+
+def soak(daemon: Daemon, chance: random.Random, minutes: float) -> None:
+    deadline = time.monotonic() + 60 * minutes
+    baseline, life = None, 0
+    while time.monotonic() < deadline:
+        one_life(daemon, chance, life)
+        life += 1
+        now = held(daemon.process.pid)
+        print(f"life {life}: {now}", flush=True)
+        if life == 5:  # by then every pool has had its first use
+            baseline = now
+    final = held(daemon.process.pid)
+    if baseline:
+        grown = final["rss_kib"] - baseline["rss_kib"]
+        assert grown < RSS_SLACK_KIB, f"resident memory grew by {grown} KiB over {life - 5} lives"
+        assert final["fds"] <= baseline["fds"] + 4, f"file descriptors: {baseline['fds']} -> {final['fds']}"
+        assert final["threads"] <= baseline["threads"] + 4, f"threads: {baseline['threads']} -> {final['threads']}"
+    assert not errors_in(daemon.log), "\n".join(errors_in(daemon.log))
+    assert daemon.stop() == 0
+    print(f"passed: {life} trainers killed in {minutes} minutes")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    options = parser.parse_args()
+    print(f"seed {options.seed}")
+    with tempfile.TemporaryDirectory(prefix="ballast-soak-") as folder, Daemon(Path(folder)) as daemon:
+        soak(daemon, random.Random(options.seed), options.minutes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Trains against one daemon for a long time, killing trainers at random moments, and watches what the daemon holds.
+#
+#   tests/soak.sh [--minutes N] [--seed N]    (default: 10 minutes, a seed that is printed)
+#
+# Expects the build and .venv that tests/run.sh makes. Passes if the daemon outlives it all, its memory, file descriptors
+# and threads are level at the end, its log has no error, and SIGTERM ends it with 0.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly ROOT
+
+case "${1:-}" in
+  -h | --help)
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+    exit 0
+    ;;
+esac
+[[ -x $ROOT/.venv/bin/python && -x $ROOT/build/dev/server/ballastd ]] || {
+  echo "soak.sh: nothing is built yet: run tests/run.sh once" >&2
+  exit 1
+}
+exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"
