@@ -44,7 +44,7 @@ class Proxy:
         try:
             while piece := source.recv(16384):
                 if upstream and self._is_last(len(piece)):
-                    self._cut()
+                    self.cut()
                     return
                 sink.sendall(piece)
         except OSError:
@@ -60,7 +60,8 @@ class Proxy:
                 self._cut_at = None
             return last
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Cuts every connection now."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
@@ -73,7 +74,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._listener.close()
-        self._cut()
+        self.cut()
 
 
 def _hang_up(end: socket.socket) -> None:

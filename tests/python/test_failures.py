@@ -113,6 +113,17 @@ def test_a_cut_connection_changes_no_bit(share: float, run: str, daemon: Daemon)
     assert same_bits(cut, uncut)
 
 
+def test_a_connection_that_died_before_the_first_gradient_is_made_anew(run: str, daemon: Daemon) -> None:
+    model = layered(seed=1)
+    with Proxy(daemon.server) as proxy:
+        with ballast.AdamW(model.named_parameters(), server=proxy.server, run=run) as optimizer:
+            proxy.cut()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            assert optimizer.last_result is not None and optimizer.last_result.applied
+        assert proxy.connections == 2
+
+
 def test_a_second_trainer_is_refused_and_may_take_over(adamw: AdamW, run: str) -> None:
     model, other = layered(seed=1), layered(seed=1)
     first = adamw(model.named_parameters())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import threading
 import warnings
 import weakref
@@ -19,14 +18,12 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.guards import guard_clipping, release_clipping
 from ballast.hooks import GradientHooks
-from ballast.options import FIXED, WEIGHTS, check_group, fixed_values, step_values
+from ballast.options import WEIGHTS, check_fixed, check_group, check_unchanged, fixed_values, step_values
 from ballast.parameters import ParameterList
 from ballast.result import StepResult
-from ballast.session import Place, Session
+from ballast.session import Place, Session, run_id
 from ballast.spec import run_spec
 from ballast.status import Status, readable
-
-_RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 _open: weakref.WeakSet[AdamW] = weakref.WeakSet()
 
@@ -107,7 +104,7 @@ class AdamW(torch.optim.Optimizer):
     ):
         self._client: _core.Client | None = None  # first: close() looks at it, whatever goes wrong below
         self._session: Session | None = None
-        self._place = Place(_run_id(run), rank, world, takeover)
+        self._place = Place(run_id(run), rank, world, takeover)
         if weights not in WEIGHTS:
             raise Rejected(f"weights={weights!r}: it must be 'client', 'server', 'match' or None")
         self._weights = weights
@@ -247,7 +244,7 @@ class AdamW(torch.optim.Optimizer):
             self._skipped = session is None or not session.step_open
             if session is None or not session.step_open:
                 return value
-            self._check_unchanged(session)
+            check_unchanged(self._step_values, self.param_groups, session.step)
             result = session.finish(lambda: _as_loss(value if loss is None else loss))
             self._skipped = result.outcome not in ("APPLIED", "PARTIAL")
         _warn_about(result, self._place.run)
@@ -289,7 +286,7 @@ class AdamW(torch.optim.Optimizer):
         session.check_push(parameter, self._parameters.name_of(parameter))
         if not session.step_open:
             session.settle(self._weights)
-            self._check_fixed()
+            check_fixed(self._fixed, self.param_groups)
             self._step_values = self._read_groups()
             session.begin(self._step_values)
         session.push(parameter, grad)
@@ -298,27 +295,6 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             check_group(group)
         return [step_values(group) for group in self.param_groups]
-
-    def _check_unchanged(self, session: Session) -> None:
-        for number, (sent, group) in enumerate(zip(self._step_values, self.param_groups)):
-            now = step_values(group)
-            if now != sent:
-                key = next(key for key in sent if sent[key] != now[key])
-                raise Rejected(
-                    f"{key} of param_groups[{number}] changed from {sent[key]} to {now[key]} since the first gradient "
-                    f"of step {session.step}, and weights were updated with the old value: change it after step()",
-                    "FAILED_PRECONDITION",
-                )
-
-    def _check_fixed(self) -> None:
-        for number, (created, group) in enumerate(zip(self._fixed, self.param_groups)):
-            for key in FIXED:
-                if group[key] != created[key]:
-                    raise Rejected(
-                        f"{key} of param_groups[{number}] changed from {created[key]!r} to {group[key]!r}: it is fixed "
-                        "when the run is created; set it back, or make an optimizer with another run",
-                        "FAILED_PRECONDITION",
-                    )
 
     # --- torch's interface ------------------------------------------------------------------------------------------
 
@@ -399,15 +375,6 @@ class AdamW(torch.optim.Optimizer):
             "ballast.AdamW cannot be copied or pickled: it is a connection to a daemon. Save its state_dict(), or make "
             "another optimizer"
         )
-
-
-def _run_id(run: str | None) -> str:
-    run = run or os.environ.get("BALLAST_RUN")
-    if not run:
-        raise Rejected("no run is named: give run='my-run' (or set BALLAST_RUN); the same name goes on with that run")
-    if not _RUN_ID.fullmatch(run):
-        raise Rejected(f"run={run!r}: at most 63 of a-z, 0-9 and '-', with a letter or digit at both ends")
-    return run
 
 
 def _as_loss(value: Any) -> float | None:

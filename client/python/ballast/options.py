@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ballast.errors import Rejected
@@ -72,3 +72,28 @@ def step_values(group: Mapping[str, Any]) -> dict[str, float]:
 def fixed_values(group: Mapping[str, Any]) -> dict[str, Any]:
     """What a run fixes of a group."""
     return {option: group[option] for option in FIXED}
+
+
+def check_unchanged(sent: Sequence[Mapping[str, float]], groups: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Rejected if the groups' values are no longer those that the open step was begun with."""
+    for number, (then, group) in enumerate(zip(sent, groups)):
+        now = step_values(group)
+        for key in then:
+            if now[key] != then[key]:
+                raise Rejected(
+                    f"{key} of param_groups[{number}] changed from {then[key]} to {now[key]} since the first gradient "
+                    f"of step {step}, and weights were updated with the old value: change it after step()",
+                    "FAILED_PRECONDITION",
+                )
+
+
+def check_fixed(created: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Rejected if what the run fixed of its groups was changed."""
+    for number, (then, group) in enumerate(zip(created, groups)):
+        for key in FIXED:
+            if group[key] != then[key]:
+                raise Rejected(
+                    f"{key} of param_groups[{number}] changed from {then[key]!r} to {group[key]!r}: it is fixed when "
+                    "the run is created; set it back, or make an optimizer with another run",
+                    "FAILED_PRECONDITION",
+                )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,19 @@ from ballast.result import StepResult
 _LEASE_WAIT_S = 12.0
 # Between two looks for Ctrl-C.
 _WAIT_SLICE_S = 0.1
+
+
+_RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def run_id(run: str | None) -> str:
+    """The run's name as given, else $BALLAST_RUN. Rejected if there is none, or it cannot be one."""
+    run = run or os.environ.get("BALLAST_RUN")
+    if not run:
+        raise Rejected("no run is named: give run='my-run' (or set BALLAST_RUN); the same name goes on with that run")
+    if not _RUN_ID.fullmatch(run):
+        raise Rejected(f"run={run!r}: at most 63 of a-z, 0-9 and '-', with a letter or digit at both ends")
+    return run
 
 
 @dataclass(frozen=True)
