@@ -291,7 +291,7 @@ uint64_t Run::End(absl::Status status) {
   Post([&] {
     if (!ended_ && runner_ != nullptr) {
       runner_->End(status);
-      digests_->Abandon(status);
+      if (digests_ != nullptr) digests_->Abandon(status);
       for (const auto& pull : pulls_) pull->Stop(status);
       closed_ = true;
     }

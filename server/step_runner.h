@@ -5,7 +5,7 @@
 // When no update is under way that would, the stream ends with RESOURCE_EXHAUSTED naming the half-sent tensors: parking
 // never becomes a hang. What is parked is bounded by the stream, which stops reading.
 //
-// Strand-confined, except for what the comments of Run say.
+// Strand-confined.
 #pragma once
 
 #include <deque>
