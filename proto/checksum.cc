@@ -33,8 +33,6 @@ void WeightDigester::Add(absl::Span<const std::byte> piece) {
 }
 uint64_t WeightDigester::Digest() const { return XXH3_64bits_digest(state_->xxh); }
 
-uint64_t NameKey(std::string_view name, uint64_t seed) {
-  return XXH3_64bits_withSeed(name.data(), name.size(), seed);
-}
+uint64_t NameKey(std::string_view name, uint64_t seed) { return XXH3_64bits_withSeed(name.data(), name.size(), seed); }
 
 }  // namespace ballast

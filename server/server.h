@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+
 #include "server/config.h"
 #include "server/metrics.h"
 
@@ -13,16 +14,16 @@ namespace ballast {
 
 class Server {
  public:
-  // Binds config.listen (a port in use is an error naming it and the mend) and the device, and serves. `metrics` outlives
-  // the server. `ops_address`: where the ops HTTP server listens, for GetServer; may be empty.
+  // Binds config.listen (a port in use is an error naming it and the mend) and the device, and serves. `metrics`
+  // outlives the server. `ops_address`: where the ops HTTP server listens, for GetServer; may be empty.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config, Metrics* metrics, std::string ops_address);
   virtual ~Server() = default;
 
-  virtual std::string address() const = 0;       // host:port, the real port
-  virtual std::string device() const = 0;        // one line for people: "cpu, 2 threads, scalar lane (no GPU found)"
+  virtual std::string address() const = 0;  // host:port, the real port
+  virtual std::string device() const = 0;   // one line for people: "cpu, 2 threads, scalar lane (no GPU found)"
   virtual uint64_t memory_limit_bytes() const = 0;
-  virtual bool ready() const = 0;                // serving, not draining
-  virtual bool live() const = 0;                 // the strands and the device answer
+  virtual bool ready() const = 0;  // serving, not draining
+  virtual bool live() const = 0;   // the strands and the device answer
 
   // Not ready any more, no new runs or steps; Drain is sent on every stream; the open steps may finish within
   // timeout_s; then the port is closed. Returns the number of steps left open.

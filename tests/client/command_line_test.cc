@@ -136,7 +136,7 @@ TEST(TableTest, AlignsColumnsWithoutTrailingBlanks) {
 TEST(TableTest, SpeaksInUnits) {
   EXPECT_EQ(Bytes(1023), "1023 B");
   EXPECT_EQ(Bytes(3 << 19), "1.50 MiB");
-  EXPECT_EQ(PerParameter(41, 8), "5.12 B/param");
+  EXPECT_EQ(PerParameter(41, 8), "5.125 B/param");
   EXPECT_EQ(PerParameter(41, 0), "-");
   EXPECT_EQ(Grouped(8000000000), "8,000,000,000");
   EXPECT_EQ(Grouped(12), "12");

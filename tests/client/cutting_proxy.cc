@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -27,6 +28,11 @@ void Reset(int fd) {
   const linger now{.l_onoff = 1, .l_linger = 0};
   setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
   close(fd);
+}
+
+void SendAtOnce(int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
 // Moves what is there; 0 when the connection is over.
@@ -87,6 +93,8 @@ void CuttingProxy::Serve() {
     }
     const int far = socket(AF_INET, SOCK_STREAM, 0);
     const sockaddr_in address = Loopback(target_port_);
+    SendAtOnce(near);
+    SendAtOnce(far);
     if (connect(far, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) Relay(near, far, limit);
     Reset(near);
     Reset(far);

@@ -136,7 +136,7 @@ TEST(TrainingTest, LostConnectionsChangeNoBit) {
   RealDaemon uncut;
   const std::vector<float> expected = TrainThrough(uncut.address(), kSteps);
   // A step moves about 100 KB; the upload before the first 50 KB.
-  for (uint64_t cut = 80'000; cut < 400'000; cut += 17'001) {
+  for (uint64_t cut = 80'000; cut < 400'000; cut += 29'003) {
     SCOPED_TRACE(absl::StrCat("connections cut after ", cut, " and 61000 bytes"));
     RealDaemon daemon;
     CuttingProxy proxy(daemon.address(), {cut, 61'000});

@@ -39,7 +39,7 @@ std::string Bytes(uint64_t bytes) {
 
 std::string PerParameter(uint64_t bytes, uint64_t parameters) {
   if (parameters == 0) return "-";
-  return absl::StrFormat("%.2f B/param", static_cast<double>(bytes) / static_cast<double>(parameters));
+  return absl::StrFormat("%.3f B/param", static_cast<double>(bytes) / static_cast<double>(parameters));
 }
 
 std::string Grouped(uint64_t number) {

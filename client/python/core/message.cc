@@ -37,16 +37,26 @@ class Reader {
   nb::object Single() const {
     const auto& get = *message_.GetReflection();
     switch (field_.cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32: return nb::int_(get.GetInt32(message_, &field_));
-      case FieldDescriptor::CPPTYPE_INT64: return nb::int_(get.GetInt64(message_, &field_));
-      case FieldDescriptor::CPPTYPE_UINT32: return nb::int_(get.GetUInt32(message_, &field_));
-      case FieldDescriptor::CPPTYPE_UINT64: return nb::int_(get.GetUInt64(message_, &field_));
-      case FieldDescriptor::CPPTYPE_DOUBLE: return nb::float_(get.GetDouble(message_, &field_));
-      case FieldDescriptor::CPPTYPE_FLOAT: return nb::float_(get.GetFloat(message_, &field_));
-      case FieldDescriptor::CPPTYPE_BOOL: return nb::bool_(get.GetBool(message_, &field_));
-      case FieldDescriptor::CPPTYPE_ENUM: return ToStr(*get.GetEnum(message_, &field_));
-      case FieldDescriptor::CPPTYPE_STRING: return Text(get.GetString(message_, &field_));
-      case FieldDescriptor::CPPTYPE_MESSAGE: return ToDict(get.GetMessage(message_, &field_));
+      case FieldDescriptor::CPPTYPE_INT32:
+        return nb::int_(get.GetInt32(message_, &field_));
+      case FieldDescriptor::CPPTYPE_INT64:
+        return nb::int_(get.GetInt64(message_, &field_));
+      case FieldDescriptor::CPPTYPE_UINT32:
+        return nb::int_(get.GetUInt32(message_, &field_));
+      case FieldDescriptor::CPPTYPE_UINT64:
+        return nb::int_(get.GetUInt64(message_, &field_));
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        return nb::float_(get.GetDouble(message_, &field_));
+      case FieldDescriptor::CPPTYPE_FLOAT:
+        return nb::float_(get.GetFloat(message_, &field_));
+      case FieldDescriptor::CPPTYPE_BOOL:
+        return nb::bool_(get.GetBool(message_, &field_));
+      case FieldDescriptor::CPPTYPE_ENUM:
+        return ToStr(*get.GetEnum(message_, &field_));
+      case FieldDescriptor::CPPTYPE_STRING:
+        return Text(get.GetString(message_, &field_));
+      case FieldDescriptor::CPPTYPE_MESSAGE:
+        return ToDict(get.GetMessage(message_, &field_));
     }
     return nb::none();
   }
@@ -54,16 +64,26 @@ class Reader {
   nb::object Element(int index) const {
     const auto& get = *message_.GetReflection();
     switch (field_.cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32: return nb::int_(get.GetRepeatedInt32(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_INT64: return nb::int_(get.GetRepeatedInt64(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_UINT32: return nb::int_(get.GetRepeatedUInt32(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_UINT64: return nb::int_(get.GetRepeatedUInt64(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_DOUBLE: return nb::float_(get.GetRepeatedDouble(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_FLOAT: return nb::float_(get.GetRepeatedFloat(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_BOOL: return nb::bool_(get.GetRepeatedBool(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_ENUM: return ToStr(*get.GetRepeatedEnum(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_STRING: return Text(get.GetRepeatedString(message_, &field_, index));
-      case FieldDescriptor::CPPTYPE_MESSAGE: return ToDict(get.GetRepeatedMessage(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_INT32:
+        return nb::int_(get.GetRepeatedInt32(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_INT64:
+        return nb::int_(get.GetRepeatedInt64(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_UINT32:
+        return nb::int_(get.GetRepeatedUInt32(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_UINT64:
+        return nb::int_(get.GetRepeatedUInt64(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        return nb::float_(get.GetRepeatedDouble(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_FLOAT:
+        return nb::float_(get.GetRepeatedFloat(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_BOOL:
+        return nb::bool_(get.GetRepeatedBool(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_ENUM:
+        return ToStr(*get.GetRepeatedEnum(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_STRING:
+        return Text(get.GetRepeatedString(message_, &field_, index));
+      case FieldDescriptor::CPPTYPE_MESSAGE:
+        return ToDict(get.GetRepeatedMessage(message_, &field_, index));
     }
     return nb::none();
   }

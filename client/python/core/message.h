@@ -4,7 +4,6 @@
 #include <google/protobuf/message.h>
 #include <nanobind/nanobind.h>
 
-
 namespace ballast {
 
 // Fields by name: integers and floats as they are, enums by their value's name without the enum's ("APPLIED"), repeated

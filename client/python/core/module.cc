@@ -23,12 +23,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
 
 #include "client/cpp/client.h"
 #include "client/python/core/interruptible.h"
 #include "client/python/core/message.h"
 #include "client/python/core/status_error.h"
-#include "proto/checksum.h"
 
 namespace ballast {
 namespace {
@@ -130,9 +130,9 @@ class PyClient {
   std::shared_ptr<Client> Get() const {
     if (!client_) throw StatusError(absl::FailedPreconditionError("the connection is closed"));
     if (getpid() == process_) return client_;
-    throw StatusError(absl::FailedPreconditionError(
-        absl::StrCat("this connection belongs to process ", process_, " and does not work in its fork ", getpid(),
-                     ": make the optimizer in the process that trains")));
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat("this connection belongs to process ", process_,
+                                                                 " and does not work in its fork ", getpid(),
+                                                                 ": make the optimizer in the process that trains")));
   }
 
   template <typename Call>
@@ -171,7 +171,9 @@ class PyClient {
   }
 
   std::string Server() const { return Get()->server(); }
-  nb::dict GetServer() const { return AskForDict([](Client& client) { return client.GetServer(); }); }
+  nb::dict GetServer() const {
+    return AskForDict([](Client& client) { return client.GetServer(); });
+  }
   nb::dict CreateRun(const std::string& spec_json) const {
     return AskForDict([spec = ParseSpec(spec_json)](Client& client) { return client.CreateRun(spec); });
   }
@@ -181,14 +183,15 @@ class PyClient {
   nb::dict GetRun(const std::string& run_id) const {
     return AskForDict([run_id](Client& client) { return client.GetRun(run_id); });
   }
-  nb::dict ListRuns() const { return AskForDict([](Client& client) { return client.ListRuns(); }); }
+  nb::dict ListRuns() const {
+    return AskForDict([](Client& client) { return client.ListRuns(); });
+  }
   nb::dict DeleteRun(const std::string& run_id, bool force) const {
     return AskForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); });
   }
 
   nb::dict Attach(const std::string& run_id, uint32_t rank, uint32_t world, bool takeover, double wait_s) const {
-    const AttachOptions options{
-        .run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
+    const AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
     const Attachment attachment = OrThrow(Ask([options](Client& client) { return client.Attach(options); }));
     nb::dict out;
     out["resume_step"] = attachment.resume_step;
@@ -295,7 +298,8 @@ NB_MODULE(_core, module) {
   // What is still alive when the interpreter ends was closed before, by ballast.optimizer.
   nb::set_leak_warnings(false);
   ballast::RegisterStatusError();
-  nb::class_<ballast::PendingStep>(module, "PendingStep").def("wait", &ballast::PendingStep::Wait, nb::arg("timeout_s"));
+  nb::class_<ballast::PendingStep>(module, "PendingStep")
+      .def("wait", &ballast::PendingStep::Wait, nb::arg("timeout_s"));
   ballast::BindClient(module);
   module.def(
       "digest",
