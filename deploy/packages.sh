@@ -14,21 +14,22 @@ set -euo pipefail
 readonly PACKAGES_BUILD="g++ cmake ninja-build pkg-config ccache git python3-dev python3-venv"
 
 # What the daemon and the clients link. gRPC and Protobuf: the wire. Abseil: Status, Mutex. prometheus-cpp: the metrics'
-# text format; CivetWeb: the port that serves it. yaml-cpp: the configuration. spdlog: the log. xxHash: digests of
-# weights. ISA-L: CRC32C of chunks. OpenSSL: gRPC's CMake package asks for it.
+# text format; CivetWeb: the port that serves it. yaml-cpp: the configuration. xxHash: digests of weights.
+# ISA-L: CRC32C of chunks. OpenSSL: digests of specs. GoogleTest: the preset dev builds the tests too.
 readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
-  prometheus-cpp-dev libcivetweb-dev libyaml-cpp-dev libspdlog-dev libxxhash-dev libisal-dev libssl-dev"
+  prometheus-cpp-dev libcivetweb-dev libyaml-cpp-dev libxxhash-dev libisal-dev libssl-dev libgtest-dev
+  libgmock-dev"
 
-# GoogleTest and Google Benchmark; promtool comes in the package prometheus, whose service is not started;
+# Google Benchmark; promtool comes in the package prometheus, whose service is not started;
 # clang-format and shellcheck read the sources.
-readonly PACKAGES_TESTS="libgtest-dev libgmock-dev libbenchmark-dev prometheus clang-format shellcheck"
+readonly PACKAGES_TESTS="libbenchmark-dev prometheus clang-format shellcheck"
 
 # The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
 readonly PACKAGES_DATA="bible-kjv"
 
 # What a built ballastd and ballastctl need to run and nothing else; the container installs these. Debian 12's names.
 readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623 libprometheus-cpp-core1.0 libcivetweb1
-  libyaml-cpp0.7 libspdlog1.10 libfmt9 libxxhash0 libisal2 libssl3 libc-ares2 libre2-9 zlib1g libstdc++6"
+  libyaml-cpp0.7 libxxhash0 libisal2 libssl3 libc-ares2 libre2-9 zlib1g libstdc++6"
 
 readonly DEFAULT_GROUPS="build libs tests data"
 readonly GRPC_NEEDED="1.51"

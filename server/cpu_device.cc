@@ -65,12 +65,11 @@ uint32_t ThreadsOr(uint32_t threads) {
   return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Pages must exist before a step needs them. Older kernels lack the call; then each page is written.
+// Pages must exist before a step needs them. Linux before 5.14 lacks the call; then each page is written.
 absl::Status Touch(std::byte* data, uint64_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-  if (madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older C libraries do not name
+  if (madvise(data, bytes, kPopulateWrite) == 0) return absl::OkStatus();
   if (errno != EINVAL) return absl::ResourceExhaustedError(std::strerror(errno));
-#endif
   for (uint64_t i = 0; i < bytes; i += 4096) data[i] = std::byte{0};
   return absl::OkStatus();
 }

@@ -120,7 +120,7 @@ EDGE = {"main", "server", "rpc", "ops_http", "trainer_service", "admin_service"}
 EDGE |= {"load_stream", "pull_stream", "train_stream"}
 # These turn wire messages into values, or read the list of RPCs or of configuration keys; they know Protobuf, no gRPC.
 PROTOBUF = {"convert", "convert_chunk", "convert_spec", "canonical_spec", "config", "config_schema", "metrics"}
-WORLD = re.compile(r"(grpc|grpcpp|yaml-cpp|spdlog|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
+WORLD = re.compile(r"(grpc|grpcpp|yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
 
 
 def ring(path: str) -> str:

@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-import ballast
+import ballast.spec
 import torch
 import trainer
 from trainer import king_james
@@ -39,15 +39,17 @@ def record(steps: int):
     return initial, gradients, weights
 
 
-def feed(initial, gradients, weights, server: str, bits: int) -> tuple[float, str]:
+def feed(initial, gradients, weights, server: str, master: str) -> tuple[float, str]:
     """The largest relative distance over tensors and steps, and the tensor's name."""
+    # The client offers split32 alone, which holds the same bits as the plain fp32 master; here both are asked for.
+    ballast.spec.MASTERS[32] = master
     parameters = {name: torch.nn.Parameter(value.clone()) for name, value in initial.items()}
     optimizer = ballast.AdamW(
         list(parameters.items()),
         **ADAMW,
         server=server,
-        run=f"open-loop-{bits}",
-        master_weight_bits=bits,
+        run=f"open-loop-{master}",
+        master_weight_bits=32,
         state_dtype="fp32",
     )
     worst, where = 0.0, ""
@@ -72,13 +74,16 @@ def main():
     recorded = record(steps)
     rows = []
     with trainer.own_daemon() as daemon:
-        worst, where = feed(*recorded, daemon.server, 32)
-    print(f"master 32 bits, fp32 state: largest |dw|/|w| {worst:.2e} ({where}; allowed {TOLERANCE:.0e})")
-    rows.append({"name": "open loop, largest |dw|/|w| (split32, fp32 state)", "value": worst, "unit": ""})
-    rows[-1] |= {"bound": TOLERANCE, "ratio": worst / TOLERANCE, "n": steps}
+        for master in ("fp32", "split32"):
+            worst, where = feed(*recorded, daemon.server, master)
+            print(f"{master} master, fp32 state: largest |dw|/|w| {worst:.2e} ({where}; allowed {TOLERANCE:.0e})")
+            name = f"open loop, largest |dw|/|w| ({master}, fp32 state)"
+            bound = {"bound": TOLERANCE, "ratio": worst / TOLERANCE, "n": steps}
+            rows.append({"name": name, "value": worst, "unit": ""} | bound)
     if options.json:
         options.json.write_text(json.dumps(rows))
-    assert worst <= TOLERANCE, f"{where}: {worst:.2e} > {TOLERANCE:.0e}"
+    for row in rows:
+        assert row["value"] <= TOLERANCE, f"{row['name']}: {row['value']:.2e} > {TOLERANCE:.0e}"
 
 
 if __name__ == "__main__":
