@@ -17,6 +17,7 @@
 #include "kernels/statistics.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 inline constexpr uint32_t kLargestBits = 0x7b000000u;  // 2^119
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
@@ -97,7 +98,8 @@ class CpuKernel {
     Apply(&b);
     ClearTail(count, &b);
     out_.nonfinite += nonfinite;
-    out_.grad_absmax = std::max(out_.grad_absmax, std::bit_cast<float>(FiniteAbsMax(b.grad)));
+    const uint32_t absmax = nonfinite == 0 ? AbsMax(b.grad) : FiniteAbsMax(b.grad);
+    out_.grad_absmax = std::max(out_.grad_absmax, std::bit_cast<float>(absmax));
     if (nonfinite > 0 || !Acceptable(b)) {
       ++out_.rejected;
       return;
@@ -277,4 +279,5 @@ class CpuKernel {
   TileStatistics out_{};
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

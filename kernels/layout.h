@@ -11,6 +11,7 @@
 #include "kernels/rules/rule.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 inline constexpr Kind kSlotKinds[kMaxSlots] = {Kind::kMomentum, Kind::kVariance};
 inline constexpr const char* kSlotPlaneNames[kMaxSlots][2] = {{"momentum", "momentum.scale"},
@@ -79,4 +80,5 @@ struct Layout {
 template <class Rule, class Master, class State>
 inline constexpr auto kPlanesOf = Layout<Rule, Master, State>::Planes();
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

@@ -1,157 +1,23 @@
 #include "kernels/registry.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstring>
-#include <tuple>
-#include <type_traits>
 
-#include "kernels/cpu_kernels.h"
-#include "kernels/formats/companded8.h"
-#include "kernels/formats/fp32.h"
-#include "kernels/formats/split.h"
-#include "kernels/rules/adamw.h"
+#include "kernels/lanes/tables.h"
+#include "kernels/random.h"
 
 namespace ballast::kernels {
 namespace {
 
-struct ThisUnit {};
-using Lane = ScalarLane<ThisUnit>;
-
-template <class... Ts>
-struct List {};
-
-// The lists. A new rule or format is one more name here.
-using RuleList = List<AdamW>;
-using MasterList = List<Fp32Master, Split24, Split32>;
-using StateList = List<Fp32State, Companded8State>;
-using WireList = List<WireFp32, WireBf16, WireFp16>;
-
-template <class Rule, class MasterFormat, class State>
-constexpr Kernel MakeKernel() {
-  using K = CpuKernel<Lane, Rule, MasterFormat, State>;
-  return {.rule = Rule::kName,
-          .master = MasterFormat::kName,
-          .state = State::kName,
-          .planes = kPlanesOf<Rule, MasterFormat, State>,
-          .hypers = Rule::kHypers,
-          .prepare = &Rule::Prepare,
-          .update = &K::Update};
+const LaneTables& Best() {
+  static const LaneTables& best = *UsableLanes().back();
+  return best;
 }
 
-template <class MasterFormat>
-struct MasterCodec {
-  static constexpr int kPlaneCount = PlaneCount<MasterFormat>();
-  static constexpr auto kPlanes = MasterPlanes<MasterFormat>();
-
-  template <class Wire>
-  static bool LoadFrom(std::byte* const* planes, const void* in, uint64_t first, uint64_t last) {
-    const auto value = [&](uint64_t e) {
-      typename Wire::Word word;
-      std::memcpy(&word, static_cast<const std::byte*>(in) + (e - first) * sizeof word, sizeof word);
-      return Wire::Decode(word);
-    };
-    for (uint64_t e = first; e < last; ++e) {
-      if (!std::isfinite(value(e))) return false;
-    }
-    for (uint64_t block = first; block < last; block += kBlock) {
-      uint32_t stored[2][kBlock] = {};
-      for (uint64_t i = 0; i < std::min(kBlock, last - block); ++i) {
-        const auto w = MasterFormat::template Encode<Lane>(value(block + i), 0, /*stochastic=*/false);
-        for (int p = 0; p < kPlaneCount; ++p) stored[p][i] = w.word[p];
-      }
-      for (int p = 0; p < kPlaneCount; ++p) StoreWords(planes[p], kPlanes[p].bytes, block, stored[p]);
-    }
-    return true;
-  }
-
-  template <class Wire>
-  static void ServeAs(const std::byte* const* planes, void* out, uint64_t first, uint64_t last) {
-    for (uint64_t block = first; block < last; block += kBlock) {
-      uint32_t stored[2][kBlock] = {};
-      for (int p = 0; p < kPlaneCount; ++p) LoadWords(planes[p], kPlanes[p].bytes, block, stored[p]);
-      typename Wire::Word words[kBlock];
-      for (uint64_t i = 0; i < kBlock; ++i) words[i] = ServeOne<Wire>(stored[0][i], stored[1][i]);
-      const uint64_t count = std::min(kBlock, last - block);
-      std::memcpy(static_cast<std::byte*>(out) + (block - first) * sizeof words[0], words, count * sizeof words[0]);
-    }
-  }
-
-  // A master whose first plane is bf16 is served in bf16 as it is.
-  template <class Wire>
-  static typename Wire::Word ServeOne(uint32_t first_word, uint32_t second_word) {
-    if constexpr (kPlanes[0].bytes == 2 && std::is_same_v<Wire, WireBf16>) {
-      return static_cast<uint16_t>(first_word);
-    } else {
-      return Wire::Encode(MasterFormat::template Decode<Lane>(Words<Lane>{{first_word, second_word}}));
-    }
-  }
-
-  static bool Load(std::byte* const* planes, WireIndex format, const void* in, uint64_t first, uint64_t last) {
-    return [&]<class... Wires>(List<Wires...>) {
-      constexpr bool (*kLoaders[])(std::byte* const*, const void*, uint64_t, uint64_t) = {&LoadFrom<Wires>...};
-      return kLoaders[format](planes, in, first, last);
-    }(WireList{});
-  }
-  static void Serve(const std::byte* const* planes, WireIndex format, void* out, uint64_t first, uint64_t last) {
-    [&]<class... Wires>(List<Wires...>) {
-      constexpr void (*kServers[])(const std::byte* const*, void*, uint64_t, uint64_t) = {&ServeAs<Wires>...};
-      kServers[format](planes, out, first, last);
-    }(WireList{});
-  }
-};
-
-template <class Rule, class MasterFormat, class... States>
-constexpr auto KernelsOfStates(List<States...>) {
-  return std::array{MakeKernel<Rule, MasterFormat, States>()...};
+template <class T, class Matches>
+const T* Find(std::span<const T> all, Matches matches) {
+  const auto found = std::find_if(all.begin(), all.end(), matches);
+  return found == all.end() ? nullptr : &*found;
 }
-
-template <class A, class B>
-constexpr auto Concatenate(const A& a, const B& b) {
-  std::array<Kernel, std::tuple_size_v<A> + std::tuple_size_v<B>> all{};
-  std::copy(b.begin(), b.end(), std::copy(a.begin(), a.end(), all.begin()));
-  return all;
-}
-
-template <class... Arrays>
-constexpr auto Join(const Arrays&... arrays) {
-  if constexpr (sizeof...(arrays) == 1) {
-    return (arrays, ...);
-  } else {
-    return [](const auto& head, const auto&... tail) { return Concatenate(head, Join(tail...)); }(arrays...);
-  }
-}
-
-template <class Rule, class... Masters>
-constexpr auto KernelsOfMasters(List<Masters...>) {
-  return Join(KernelsOfStates<Rule, Masters>(StateList{})...);
-}
-
-template <class... Rules>
-constexpr auto AllKernels(List<Rules...>) {
-  return Join(KernelsOfMasters<Rules>(MasterList{})...);
-}
-constexpr auto kKernels = AllKernels(RuleList{});
-
-template <class... Ms>
-constexpr auto AllMasters(List<Ms...>) {
-  return std::array{Master{Ms::kName, MasterCodec<Ms>::kPlanes, &MasterCodec<Ms>::Load, &MasterCodec<Ms>::Serve}...};
-}
-constexpr auto kMasters = AllMasters(MasterList{});
-
-template <class... Ws>
-constexpr auto AllWires(List<Ws...>) {
-  return std::array{WireFormat{Ws::kName, sizeof(typename Ws::Word)}...};
-}
-constexpr auto kWires = AllWires(WireList{});
-
-template <class... Ts>
-constexpr auto Names(List<Ts...>) {
-  return std::array{Ts::kName...};
-}
-constexpr auto kRuleNames = Names(RuleList{});
-constexpr auto kStateNames = Names(StateList{});
 
 }  // namespace
 
@@ -175,29 +41,25 @@ Statistics Combine(std::span<const TileStatistics> tiles, bool full) {
 
 uint64_t RandomKey(uint64_t tensor_key, uint64_t step) { return Fmix64(tensor_key ^ Fmix64(step)); }
 
-std::span<const Kernel> Kernels() { return kKernels; }
-std::span<const Master> Masters() { return kMasters; }
-std::span<const WireFormat> WireFormats() { return kWires; }
-std::span<const char* const> RuleNames() { return kRuleNames; }
-std::span<const char* const> StateNames() { return kStateNames; }
+std::span<const Kernel> Kernels() { return Best().kernels; }
+std::span<const Master> Masters() { return Best().masters; }
+std::span<const WireFormat> WireFormats() { return Best().wires; }
+std::span<const char* const> RuleNames() { return Best().rules; }
+std::span<const char* const> StateNames() { return Best().states; }
 
 const Kernel* FindKernel(std::string_view rule, std::string_view master, std::string_view state) {
-  const auto found = std::find_if(kKernels.begin(), kKernels.end(), [&](const Kernel& k) {
-    return k.rule == rule && k.master == master && k.state == state;
-  });
-  return found == kKernels.end() ? nullptr : &*found;
+  return Find(Kernels(), [&](const Kernel& k) { return k.rule == rule && k.master == master && k.state == state; });
 }
 
 const Master* FindMaster(std::string_view name) {
-  const auto found = std::find_if(kMasters.begin(), kMasters.end(), [&](const Master& m) { return m.name == name; });
-  return found == kMasters.end() ? nullptr : &*found;
+  return Find(Masters(), [&](const Master& m) { return m.name == name; });
 }
 
 WireIndex FindWireFormat(std::string_view name) {
-  const auto found = std::find_if(kWires.begin(), kWires.end(), [&](const WireFormat& w) { return w.name == name; });
-  return found == kWires.end() ? -1 : static_cast<WireIndex>(found - kWires.begin());
+  const WireFormat* found = Find(WireFormats(), [&](const WireFormat& w) { return w.name == name; });
+  return found == nullptr ? -1 : static_cast<WireIndex>(found - WireFormats().data());
 }
 
-const char* LaneName() { return "scalar"; }
+const char* LaneName() { return Best().name; }
 
 }  // namespace ballast::kernels

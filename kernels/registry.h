@@ -2,8 +2,8 @@
 // that are compiled, and the wire formats. The daemon's validation, planner, help and metrics, the tests and the
 // benchmarks all walk these lists; nothing else names an optimizer or a format.
 //
-// To add a state or master format: write kernels/formats/x.h, add it to the lists in registry.cc.
-// To add an optimizer: write kernels/rules/x.h, add it to the lists in registry.cc, write its oracle in
+// To add a state or master format: write kernels/formats/x.h, add it to the lists in cpu_tables.h.
+// To add an optimizer: write kernels/rules/x.h, add it to the lists in cpu_tables.h, write its oracle in
 // tests/oracle/reference.h.
 //
 // Plain functions over caller-owned memory: no allocation, no locks, no I/O. Thread-safe; concurrent updates of one
@@ -130,7 +130,7 @@ const Kernel* FindKernel(std::string_view rule, std::string_view master, std::st
 const Master* FindMaster(std::string_view name);
 WireIndex FindWireFormat(std::string_view name);
 
-// The lane in use: "scalar".
+// The lane in use: "scalar", or "scalar, compiled for avx2" where the processor has it. The bits are the same.
 const char* LaneName();
 
 }  // namespace ballast::kernels

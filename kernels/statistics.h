@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
+#include "kernels/lanes/scalar.h"
 #include "kernels/registry.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 inline constexpr int kLanes = 256;
 
@@ -33,4 +35,5 @@ class TileSums {
   alignas(64) float lanes_[kTerms][kLanes] = {};
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

@@ -2,14 +2,13 @@
 // up to bf16, and codes are taken relative to the stored scale, so its rounding adds no error.
 //
 //   m: level k = k/(254-k) * A with a sign, k = 0..127; position f = 254|m| / (|m|+A).
-//   v: stored as levels of sqrt(v): k * (A/255), k = 0..255; position t = sqrt(v) * (255/A). Code 0 of a live block
-//   decodes
-//      to v = 0.25 (A/255)^2, so that |m|/sqrt(v) stays bounded.
+//   v: stored as levels of sqrt(v): k * (A/255), k = 0..255; position t = sqrt(v) * (255/A).
+//      Code 0 of a live block decodes to v = 0.25 (A/255)^2, so that |m|/sqrt(v) stays bounded.
 //
 // Stochastic rounding is in the value domain: between neighbouring levels the upper one is taken with the probability
 // that makes the expectation of the decoded value exact. With k = floor(position) and u uniform in (0, 1):
-//   m: k+1 if u * 254A < (|m|(254-k) - kA)(253-k);   v: k+1 if u(2k+1) < t^2 - k^2, and for k = 0 if 0.75u < t^2 -
-//   0.25.
+//   m: k+1 if u * 254A < (|m|(254-k) - kA)(253-k)
+//   v: k+1 if u(2k+1) < t^2 - k^2, and for k = 0 if 0.75u < t^2 - 0.25
 // Nearest rounds the position. Deterministic codes stall inside a moving average; stochastic ones do not.
 #pragma once
 
@@ -17,6 +16,7 @@
 #include "kernels/random.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 // The bits of a bf16 number >= the finite non-negative fp32 with these bits.
 BALLAST_FN uint32_t Bf16RoundedUp(uint32_t absmax_bits) { return (absmax_bits + 0xffffu) >> 16; }
@@ -59,7 +59,7 @@ struct Companded8Signed {
     BALLAST_FN U Encode(F x, U random, bool stochastic) const {
       const F a = L::Abs(x);
       const F position = L::Div(L::Mul(L::Set(254.0f), a), L::Add(a, scale));
-      const F bounded = L::Max(L::Min(position, L::Set(127.0f)), L::Set(0.0f));
+      const F bounded = L::Min(position, L::Set(127.0f));  // also where both are 0 and the position is NaN
       const U k = L::Truncate(bounded);
       const F kf = L::FromInteger(k);
       typename L::M up;
@@ -132,4 +132,5 @@ struct Companded8State {
   using NonNegative = Companded8NonNegative;
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

@@ -13,6 +13,7 @@
 #include "kernels/lanes/scalar.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 // A plane as a format declares it: `bytes` bytes for every `per` elements.
 struct StoredPlane {
@@ -27,4 +28,5 @@ struct Words {
   typename L::U word[2];
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

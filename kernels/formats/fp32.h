@@ -4,6 +4,7 @@
 #include "kernels/formats/format.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 struct Fp32Master {
   static constexpr const char* kName = "fp32";
@@ -40,4 +41,5 @@ struct Fp32State {
   using NonNegative = Fp32Slot;
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

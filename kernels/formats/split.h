@@ -12,6 +12,7 @@
 #include "kernels/formats/format.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 // LoBits: 8 or 16.
 template <int LoBits>
@@ -60,4 +61,5 @@ struct Split32 : Split<16> {
   }
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

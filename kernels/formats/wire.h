@@ -10,6 +10,7 @@
 #include "kernels/lanes/scalar.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 struct WireFp32 {
   static constexpr const char* kName = "fp32";
@@ -56,4 +57,5 @@ struct WireFp16 {
   }
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

@@ -2,13 +2,19 @@
 // so a vector lane or a GPU thread runs the very same text. Every operation is one IEEE-754 rounding to nearest even;
 // nothing here may be contracted or reassociated.
 //
-// `Tag` gives each translation unit its own instantiations: linkers merge equal templates, and a test would then
-// compare code with itself. This is the only file of the kernels that looks at the compiler's target.
+// BALLAST_UNIT names an inline namespace around all that a translation unit compiles for itself. Units with compiler
+// options of their own set it: linkers merge equal functions, so code for a newer processor could end up in the unit
+// for any processor, and a test could compare code with itself. This is the only file of the kernels that looks at the
+// compiler's target.
 #pragma once
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
+
+#ifndef BALLAST_UNIT
+#define BALLAST_UNIT unit
+#endif
 
 #ifdef __CUDACC__
 #define BALLAST_FN __host__ __device__ inline
@@ -17,8 +23,8 @@
 #endif
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
-template <class Tag>
 struct ScalarLane {
   using F = float;     // values
   using U = uint32_t;  // bit patterns
@@ -61,8 +67,9 @@ struct ScalarLane {
   static BALLAST_FN M LessEqual(F a, F b) { return a <= b; }
   static BALLAST_FN M EqualBits(U a, U b) { return a == b; }
   static BALLAST_FN M GreaterBits(U a, U b) { return a > b; }  // as unsigned
-  static BALLAST_FN F Select(M m, F a, F b) { return m ? a : b; }
-  static BALLAST_FN U SelectBits(M m, U a, U b) { return m ? a : b; }
+  // By masks: a conditional would be made into branches, which keep a loop from being vectorized.
+  static BALLAST_FN F Select(M m, F a, F b) { return FromBits(SelectBits(m, Bits(a), Bits(b))); }
+  static BALLAST_FN U SelectBits(M m, U a, U b) { return b ^ ((a ^ b) & (0u - static_cast<uint32_t>(m))); }
 
   static BALLAST_FN U AddBits(U a, U b) { return a + b; }
   static BALLAST_FN U SubBits(U a, U b) { return a - b; }
@@ -78,4 +85,5 @@ struct ScalarLane {
   static BALLAST_FN F FromInteger(U x) { return static_cast<float>(static_cast<int32_t>(x)); }
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

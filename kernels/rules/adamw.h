@@ -13,6 +13,7 @@
 #include "kernels/rules/rule.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 struct AdamW {
   static constexpr const char* kName = "adamw";
@@ -53,4 +54,5 @@ struct AdamW {
   }
 };
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

@@ -11,6 +11,7 @@
 #include "kernels/registry.h"
 
 namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
 
 enum class Slot { kSigned, kNonNegative };
 inline constexpr int kMaxSlots = 2;
@@ -39,4 +40,5 @@ inline double Power(double b, uint64_t t) {
   return result;
 }
 
+}  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

@@ -1,14 +1,10 @@
-// What companded8 must hold over thousands of steps, through the kernel itself. BALLAST_LONG=1: eight times the blocks.
+// What companded8 must hold over thousands of steps, through the kernel itself.
 #include <gtest/gtest.h>
-
-#include <cstdlib>
 
 #include "tests/kernels/decoded.h"
 
 namespace ballast::kernels {
 namespace {
-
-uint64_t Times() { return std::getenv("BALLAST_LONG") != nullptr ? 8 : 1; }
 
 // Every v of the tensor is 1: the largest code under a scale of 1.
 void SetVarianceToOne(Tensor* tensor) {
@@ -27,7 +23,7 @@ double Mean(const std::vector<double>& values) {
 // Mean of v after 3000 steps of noise from v = 1, over the exact mean for the same gradients.
 double RatioToExact(double beta2, double deviation) {
   const Kernel& kernel = *FindKernel("adamw", "split24", "companded8");
-  const uint64_t n = 128 * kBlock * Times();
+  const uint64_t n = 128 * kBlock;
   Tensor tensor(kernel, n);
   SetVarianceToOne(&tensor);
   const std::vector<double> hyper = Hypers(kernel, {{"beta2", beta2}, {"lr", 0}});
@@ -67,7 +63,7 @@ struct Steps {
 Steps WorstAfterAnOutlier(uint64_t outlier) {
   constexpr double kLr = 1e-3;
   const Kernel& kernel = *FindKernel("adamw", "fp32", "companded8");
-  const uint64_t n = 64 * kBlock * Times();
+  const uint64_t n = 64 * kBlock;
   Tensor tensor(kernel, n);
   StepOptions options{.hyper = Hypers(kernel, {{"lr", kLr}, {"weight_decay", 0}}), .full = false};
   std::vector<float> quiet(n, 1e-4f), loud = quiet;

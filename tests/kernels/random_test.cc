@@ -11,8 +11,7 @@
 namespace ballast::kernels {
 namespace {
 
-struct ThisTest {};
-using Lane = ScalarLane<ThisTest>;
+using Lane = ScalarLane;
 
 struct Fields {
   uint32_t m, v, master;  // 16, 16 and 16 bits

@@ -12,8 +12,7 @@
 namespace ballast::kernels {
 namespace {
 
-struct ThisTest {};
-using Lane = ScalarLane<ThisTest>;
+using Lane = ScalarLane;
 
 float FromBits(uint32_t bits) { return std::bit_cast<float>(bits); }
 uint32_t BitsOf(float x) { return std::bit_cast<uint32_t>(x); }

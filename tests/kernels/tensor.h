@@ -48,6 +48,7 @@ inline Payload Encoded(WireIndex format, const std::vector<float>& values) {
   return payload;
 }
 
+// Copyable; a copy's buffers are aligned anew, so its planes lie elsewhere in them.
 class Tensor {
  public:
   Tensor(const Kernel& k, uint64_t elements) : kernel_(&k), n_(elements) {
@@ -56,6 +57,16 @@ class Tensor {
       storage_.emplace_back(bytes + 3 * kGuard, kGuardByte);
       std::memset(Aligned(storage_.size() - 1), 0, bytes);
     }
+  }
+  Tensor(const Tensor& other) : Tensor(*other.kernel_, other.n_) {
+    for (size_t p = 0; p < storage_.size(); ++p) std::memcpy(plane(p), other.plane(p), Size(p));
+  }
+  Tensor(Tensor&&) = default;  // keeps the buffers, so the planes stay where they are
+  Tensor& operator=(Tensor other) {
+    kernel_ = other.kernel_;
+    n_ = other.n_;
+    storage_.swap(other.storage_);
+    return *this;
   }
 
   const Kernel& kernel() const { return *kernel_; }

@@ -1,16 +1,10 @@
-// Every kernel a second time, compiled without optimisation (unoptimized_kernels.cc).
+// Every kernel once more, compiled without optimisation (unoptimized_kernels.cc).
 #pragma once
 
-#include <span>
-
-#include "kernels/registry.h"
+#include "kernels/lanes/tables.h"
 
 namespace ballast::kernels {
 
-struct UnoptimizedKernel {
-  const char *rule, *master, *state;
-  void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
-};
-std::span<const UnoptimizedKernel> UnoptimizedKernels();
+const LaneTables& UnoptimizedTables();
 
 }  // namespace ballast::kernels

@@ -1,0 +1,25 @@
+// What each lane's translation unit makes of the lists in cpu_tables.h. The lanes give the same bits; the registry
+// takes the last usable one.
+#pragma once
+
+#include <span>
+
+#include "kernels/registry.h"
+
+namespace ballast::kernels {
+
+struct LaneTables {
+  const char* name;
+  std::span<const Kernel> kernels;
+  std::span<const Master> masters;
+  std::span<const WireFormat> wires;
+  std::span<const char*const> rules, states;
+};
+
+const LaneTables& ScalarTables();
+const LaneTables& ScalarForAvx2Tables();  // x86-64 builds only
+
+// Those this processor can run, the fastest last: choice_x86.cc or choice_other.cc, by the build's target.
+std::span<const LaneTables* const> UsableLanes();
+
+}  // namespace ballast::kernels
