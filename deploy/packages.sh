@@ -140,9 +140,9 @@ install_packages() {
 
 report_cuda() {
   if command -v nvcc >/dev/null; then
-    echo "nvcc: $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') (the CUDA kernels will be compiled)"
+    echo "nvcc: $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') (the formulas are compiled for GPUs as well)"
   else
-    echo "nvcc: not found (it is optional: without it the CPU kernels are built)"
+    echo "nvcc: not found (it is optional: without it nothing is compiled for GPUs)"
   fi
 }
 

@@ -103,9 +103,9 @@ python_suites() {
 
 report_missing_gpu() {
   if ! command -v nvcc >/dev/null; then
-    echo "!! no nvcc: the CUDA kernels are neither compiled nor checked"
+    echo "!! no nvcc: the formulas are NOT compiled for GPUs"
   elif ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
-    echo "!! no GPU: the CUDA kernels are compiled at most; the checks that run them are SKIPPED"
+    echo "!! no GPU: nothing that would run on one was checked"
   fi
 }
 
