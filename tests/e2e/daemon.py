@@ -1,10 +1,9 @@
 """A real ballastd for a test: started on free ports, stopped at the end of a `with`."""
 
 import os
+import re
 import signal
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,12 +13,6 @@ BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "dev"))
 BALLASTD = BUILD / "server" / "ballastd"
 BALLASTCTL = BUILD / "client" / "cpp" / "ballastctl"
 EXAMPLE = BUILD / "client" / "cpp" / "ballast_example"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def plain_environment() -> dict[str, str]:
@@ -33,30 +26,44 @@ class Daemon:
     """
 
     def __init__(self, folder: Path, *flags: str):
-        self.server = f"127.0.0.1:{free_port()}"
-        self.ops = f"127.0.0.1:{free_port()}"
+        self.server = self.ops = ""  # host:port, once it runs
         self.log = folder / "ballastd.log"
-        self.flags = ["--listen", self.server, "--ops_http.listen", self.ops, "--device", "cpu", "--threads", "1"]
+        self.flags = [
+            "--listen",
+            "127.0.0.1:0",
+            "--ops_http.listen",
+            "127.0.0.1:0",
+            "--device",
+            "cpu",
+            "--threads",
+            "1",
+        ]
         self.flags += ["--log.format", "json", *flags]
         self.process = None
 
     def __enter__(self) -> "Daemon":
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [BALLASTD, *self.flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=plain_environment()
+                [BALLASTD, *self.flags],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                env=plain_environment(),
             )
-        deadline = time.monotonic() + 20
-        while self.status("/readyz") != 200:
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.__exit__()
-                raise AssertionError(f"the daemon did not become ready; its log:\n{self.log.read_text()}")
-            time.sleep(0.05)
+        # The daemon prints one line when it serves, or ends.
+        banner = re.search(r"grpc (\S+) \| metrics http://([^/\s]+)", self.process.stdout.readline())
+        if banner is None:
+            self.__exit__()
+            raise AssertionError(f"the daemon did not start; its log:\n{self.log.read_text()}")
+        self.server, self.ops = banner.groups()
         return self
 
     def __exit__(self, *_):
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        self.process.stdout.close()
 
     def get(self, path: str) -> tuple[int, str]:
         try:

@@ -181,6 +181,8 @@ def test_an_interrupted_quick_start_leaves_nothing(number):
         text=True,
         start_new_session=True,
         env=plain_environment(),
+        # A shell ignores Ctrl-C in what it runs in the background, and so would the quick start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as quickstart:
         for line in quickstart.stdout:
             if line.startswith("training, "):

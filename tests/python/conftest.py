@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -68,6 +69,11 @@ def adamw(daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
         optimizer.close()
 
 
+def heed_interrupts() -> None:
+    """For a child: Ctrl-C works, also when these tests run in the background of a shell, which ignores it there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Program:
     """A function of trainer.py as a process."""
 
@@ -77,6 +83,7 @@ class Program:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_interrupts,
         )
 
     def hear(self) -> str:
