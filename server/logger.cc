@@ -91,7 +91,7 @@ struct Line {
 std::string Json(const Line& line) {
   std::string out = absl::StrCat("{\"ts\":\"", Timestamp(line.unix_us), "\",\"level\":\"", LevelName(line.level),
                                  "\",\"event\":", Quoted(line.event), ",\"msg\":", Quoted(line.msg));
-  for (const LogField& field : line.fields) out += "," + Quoted(field.key) + ":" + JsonValue(field);
+  for (const LogField& field : line.fields) absl::StrAppend(&out, ",", Quoted(field.key), ":", JsonValue(field));
   return out + "}\n";
 }
 
