@@ -6,6 +6,7 @@
 #include "server/convert.h"
 #include "server/server.h"
 #include "server/trainer_service.h"
+#include "server/version.h"
 
 namespace ballast {
 

@@ -30,8 +30,4 @@ class Server {
   virtual int Drain(double timeout_s) = 0;
 };
 
-// Version and git revision, filled in by the build.
-std::string Version();
-std::string Revision();
-
 }  // namespace ballast
