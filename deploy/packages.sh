@@ -24,12 +24,16 @@ readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprot
 # clang-format and shellcheck read the sources.
 readonly PACKAGES_TESTS="libbenchmark-dev prometheus clang-format shellcheck"
 
-# The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
-readonly PACKAGES_DATA="bible-kjv"
+# The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB. Fashion-MNIST, 30 MB, for
+# the study of formats (tests/bench/codec_study.py).
+readonly PACKAGES_DATA="bible-kjv dataset-fashion-mnist"
 
 # What a built ballastd and ballastctl need to run and nothing else; the container installs these. Debian 12's names.
 readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623 libprometheus-cpp-core1.0 libcivetweb1
   libyaml-cpp0.7 libxxhash0 libisal2 libssl3 libc-ares2 libre2-9 zlib1g libstdc++6"
+
+# What tests/emulated/run.sh needs to run AVX-512 code on a processor without it; not installed by default.
+readonly PACKAGES_EMULATOR="bochs bochs-term bochsbios isolinux syslinux-common genisoimage cpio busybox-static binutils"
 
 readonly DEFAULT_GROUPS="build libs tests data"
 readonly GRPC_NEEDED="1.51"
@@ -48,7 +52,8 @@ group_packages() {
     tests) echo "$PACKAGES_TESTS" ;;
     data) echo "$PACKAGES_DATA" ;;
     runtime) echo "$PACKAGES_RUNTIME" ;;
-    *) fail "unknown group '$1' (build, libs, tests, data, runtime)" ;;
+    emulator) echo "$PACKAGES_EMULATOR" ;;
+    *) fail "unknown group '$1' (build, libs, tests, data, runtime, emulator)" ;;
   esac
 }
 

@@ -1,158 +1,162 @@
 // The lists of everything that is compiled, and the tables made of them: a lane's translation unit includes this and
-// gives its tables to lanes/tables.h. A new rule or format is one more name in a list.
+// gives Tables<its lane> to lanes/tables.h. A new rule or format is one more name in a list.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstring>
 #include <tuple>
-#include <type_traits>
 
+#include "kernels/cpu_codecs.h"
 #include "kernels/cpu_kernels.h"
+#include "kernels/formats/bf16.h"
 #include "kernels/formats/companded8.h"
+#include "kernels/formats/dynamic8.h"
+#include "kernels/formats/flash.h"
 #include "kernels/formats/fp32.h"
 #include "kernels/formats/split.h"
 #include "kernels/formats/wire.h"
-#include "kernels/rules/adamw.h"
+#include "kernels/lanes/tables.h"
+#include "kernels/rules/adam.h"
+#include "kernels/rules/collage.h"
+#include "kernels/rules/lion.h"
+#include "kernels/rules/sgd.h"
+#include "kernels/rules/stable_adamw.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-using Lane = ScalarLane;
+using RuleList = List<AdamW, Adam, StableAdamW, Sgd, SgdW, Lion, CollageLight, CollagePlus>;
+using MasterList = List<Fp32Master, Split24, Split32, Flash24, Flash32, McfMaster, Bf16Master>;
+using StateList = List<Fp32State, Bf16State, Companded8State, Flash8State, Dynamic8State, McfState>;
+using WireList = List<WireFp32, WireBf16, WireFp16, WireFp8E5M2, WireFp8E4M3, WireInt8Row, WireInt8Tensor>;
 
-template <class... Ts>
-struct List {};
+// The triples that make sense: every rule of each line with every master and every state of the line. Stochastic codes
+// of m need the floor that a coarse v has, so both slots are of one state format; Collage's rules compute in mcf.
+template <class Rules, class Masters, class States>
+struct Family {};
+using Families = List<
+    Family<List<AdamW, Adam, StableAdamW>, List<Fp32Master, Split24, Split32, Bf16Master>,
+           List<Fp32State, Bf16State, Companded8State>>,
+    Family<List<Sgd, SgdW, Lion>, List<Fp32Master, Split24, Split32, Bf16Master>, List<Fp32State, Companded8State>>,
+    Family<List<AdamW>, List<Flash24, Flash32>, List<Fp32State, Companded8State, Flash8State>>,
+    Family<List<AdamW>, List<Fp32Master, Split24>, List<Flash8State, Dynamic8State>>,
+    Family<List<CollageLight>, List<McfMaster>, List<Bf16State>>,
+    Family<List<CollagePlus>, List<McfMaster>, List<McfState>>>;
 
-using RuleList = List<AdamW>;
-using MasterList = List<Fp32Master, Split24, Split32>;
-using StateList = List<Fp32State, Companded8State>;
-using WireList = List<WireFp32, WireBf16, WireFp16>;
+template <class L, class Rule, class Master, class State>
+struct KernelEntry {
+  using K = CpuKernel<L, Rule, Master, State>;
 
-template <class Rule, class MasterFormat, class State>
-constexpr Kernel MakeKernel() {
-  using K = CpuKernel<Lane, Rule, MasterFormat, State>;
-  return {.rule = Rule::kName,
-          .master = MasterFormat::kName,
-          .state = State::kName,
-          .planes = kPlanesOf<Rule, MasterFormat, State>,
-          .hypers = Rule::kHypers,
-          .prepare = &Rule::Prepare,
-          .update = &K::Update};
-}
-
-template <class MasterFormat>
-struct MasterCodec {
-  static constexpr int kPlaneCount = PlaneCount<MasterFormat>();
-  static constexpr auto kPlanes = MasterPlanes<MasterFormat>();
-
-  template <class Wire>
-  static bool LoadFrom(std::byte* const* planes, const void* in, uint64_t first, uint64_t last) {
-    const auto value = [&](uint64_t e) {
-      typename Wire::Word word;
-      std::memcpy(&word, static_cast<const std::byte*>(in) + (e - first) * sizeof word, sizeof word);
-      return Wire::Decode(word);
-    };
-    for (uint64_t e = first; e < last; ++e) {
-      if (!std::isfinite(value(e))) return false;
-    }
-    for (uint64_t block = first; block < last; block += kBlock) {
-      uint32_t stored[2][kBlock] = {};
-      for (uint64_t i = 0; i < std::min(kBlock, last - block); ++i) {
-        const auto w = MasterFormat::template Encode<Lane>(value(block + i), 0, /*stochastic=*/false);
-        for (int p = 0; p < kPlaneCount; ++p) stored[p][i] = w.word[p];
-      }
-      for (int p = 0; p < kPlaneCount; ++p) StoreWords(planes[p], kPlanes[p].bytes, block, stored[p]);
-    }
-    return true;
-  }
-
-  template <class Wire>
-  static void ServeAs(const std::byte* const* planes, void* out, uint64_t first, uint64_t last) {
-    for (uint64_t block = first; block < last; block += kBlock) {
-      uint32_t stored[2][kBlock] = {};
-      for (int p = 0; p < kPlaneCount; ++p) LoadWords(planes[p], kPlanes[p].bytes, block, stored[p]);
-      typename Wire::Word words[kBlock];
-      for (uint64_t i = 0; i < kBlock; ++i) words[i] = ServeOne<Wire>(stored[0][i], stored[1][i]);
-      const uint64_t count = std::min(kBlock, last - block);
-      std::memcpy(static_cast<std::byte*>(out) + (block - first) * sizeof words[0], words, count * sizeof words[0]);
-    }
-  }
-
-  // A master whose first plane is bf16 is served in bf16 as it is.
-  template <class Wire>
-  static typename Wire::Word ServeOne(uint32_t first_word, uint32_t second_word) {
-    if constexpr (kPlanes[0].bytes == 2 && std::is_same_v<Wire, WireBf16>) {
-      return static_cast<uint16_t>(first_word);
-    } else {
-      return Wire::Encode(MasterFormat::template Decode<Lane>(Words<Lane>{{first_word, second_word}}));
-    }
-  }
-
-  static bool Load(std::byte* const* planes, WireIndex format, const void* in, uint64_t first, uint64_t last) {
+  static K Make(const Update& u) {
     return [&]<class... Wires>(List<Wires...>) {
-      constexpr bool (*kLoaders[])(std::byte* const*, const void*, uint64_t, uint64_t) = {&LoadFrom<Wires>...};
-      return kLoaders[format](planes, in, first, last);
+      constexpr GradientLoader kLoaders[] = {&LoadAs<Wires>...};
+      return K(u, kLoaders[u.grad_format]);
     }(WireList{});
   }
-  static void Serve(const std::byte* const* planes, WireIndex format, void* out, uint64_t first, uint64_t last) {
-    [&]<class... Wires>(List<Wires...>) {
-      constexpr void (*kServers[])(const std::byte* const*, void*, uint64_t, uint64_t) = {&ServeAs<Wires>...};
-      kServers[format](planes, out, first, last);
-    }(WireList{});
+  template <class Wire>
+  static uint32_t LoadAs(const std::byte* in, uint64_t first, uint64_t count, float scale, float* row) {
+    if constexpr (Wire::kGradient) return DecodePayload<L, Wire>(in, first, count, scale, row);
+    return kInfinityBits;  // never a gradient's format; callers ask WireFormat first
+  }
+
+  static void RunUpdate(const Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
+    K kernel = Make(u);
+    for (uint64_t tile = first; tile < last; ++tile) stats[tile - first] = kernel.UpdateTile(tile);
+  }
+  static void RunMeasure(const Update& u, uint64_t first, uint64_t last, float* sums) {
+    K kernel = Make(u);
+    for (uint64_t tile = first; tile < last; ++tile) sums[tile - first] = kernel.MeasureTile(tile);
+  }
+  static constexpr Kernel Table() {
+    Kernel kernel{.rule = Rule::kName,
+                  .master = Master::kName,
+                  .state = State::kName,
+                  .planes = kPlanesOf<Rule, Master, State>,
+                  .hypers = Rule::kHypers,
+                  .has_rms = Rule::kHasRms,
+                  .prepare = &Rule::Prepare,
+                  .measure = nullptr,
+                  .finish = nullptr,
+                  .update = &RunUpdate};
+    if constexpr (Rule::kTwoPass) {
+      kernel.measure = &RunMeasure;
+      kernel.finish = &Rule::Finish;
+    }
+    return kernel;
   }
 };
 
-template <class Rule, class MasterFormat, class... States>
-constexpr auto KernelsOfStates(List<States...>) {
-  return std::array{MakeKernel<Rule, MasterFormat, States>()...};
-}
-
-template <class A, class B>
-constexpr auto Concatenate(const A& a, const B& b) {
-  std::array<Kernel, std::tuple_size_v<A> + std::tuple_size_v<B>> all{};
-  std::copy(b.begin(), b.end(), std::copy(a.begin(), a.end(), all.begin()));
+template <class... Arrays>
+constexpr auto Join(const Arrays&... arrays) {
+  std::array<Kernel, (std::tuple_size_v<Arrays> + ...)> all{};
+  auto to = all.begin();
+  ((to = std::copy(arrays.begin(), arrays.end(), to)), ...);
   return all;
 }
 
-template <class... Arrays>
-constexpr auto Join(const Arrays&... arrays) {
-  if constexpr (sizeof...(arrays) == 1) {
-    return (arrays, ...);
-  } else {
-    return [](const auto& head, const auto&... tail) { return Concatenate(head, Join(tail...)); }(arrays...);
+template <class L>
+struct Tables {
+  template <class Rule, class Master, class... States>
+  static constexpr auto OfStates(List<States...>) {
+    return std::array{KernelEntry<L, Rule, Master, States>::Table()...};
   }
-}
+  template <class Rule, class States, class... Masters>
+  static constexpr auto OfMasters(List<Masters...>) {
+    return Join(OfStates<Rule, Masters>(States{})...);
+  }
+  template <class... Rules, class Masters, class States>
+  static constexpr auto OfFamily(Family<List<Rules...>, Masters, States>) {
+    return Join(OfMasters<Rules, States>(Masters{})...);
+  }
+  template <class... Lines>
+  static constexpr auto OfFamilies(List<Lines...>) {
+    return Join(OfFamily(Lines{})...);
+  }
 
-template <class Rule, class... Masters>
-constexpr auto KernelsOfMasters(List<Masters...>) {
-  return Join(KernelsOfStates<Rule, Masters>(StateList{})...);
-}
+  template <class... Ms>
+  static constexpr auto OfMasterList(List<Ms...>) {
+    return std::array{OneMaster<Ms>()...};
+  }
+  template <class M>
+  static constexpr Master OneMaster() {
+    using Codec = MasterCodec<L, M, WireList>;
+    return {M::kName, Codec::kPlanes, &Codec::Load, &Codec::Serve, &Codec::AbsMax};
+  }
 
-template <class... Rules>
-constexpr auto AllKernels(List<Rules...>) {
-  return Join(KernelsOfMasters<Rules>(MasterList{})...);
-}
-inline constexpr auto kKernels = AllKernels(RuleList{});
+  template <class... Ss>
+  static constexpr auto OfStateList(List<Ss...>) {
+    return std::array{OneState<Ss>()...};
+  }
+  template <class S>
+  static constexpr State OneState() {
+    constexpr SlotCodec kMomentum = CpuSlotCodec<L, typename S::Signed, false>::Table();
+    if constexpr (requires { typename S::Residual; }) {
+      return {S::kName, kMomentum, PairCodec<L, McfMaster>::Table()};
+    } else {
+      return {S::kName, kMomentum, CpuSlotCodec<L, typename S::NonNegative, true>::Table()};
+    }
+  }
 
-template <class... Ms>
-constexpr auto AllMasters(List<Ms...>) {
-  return std::array{Master{Ms::kName, MasterCodec<Ms>::kPlanes, &MasterCodec<Ms>::Load, &MasterCodec<Ms>::Serve}...};
-}
-inline constexpr auto kMasters = AllMasters(MasterList{});
+  static constexpr auto kKernels = OfFamilies(Families{});
+  static constexpr auto kMasters = OfMasterList(MasterList{});
+  static constexpr auto kStates = OfStateList(StateList{});
+};
 
 template <class... Ws>
-constexpr auto AllWires(List<Ws...>) {
-  return std::array{WireFormat{Ws::kName, sizeof(typename Ws::Word)}...};
+constexpr auto OfWires(List<Ws...>) {
+  return std::array{WireFormat{Ws::kName, Ws::kBytes, Ws::kGradient, Ws::kServing, Ws::kScaling}...};
 }
-inline constexpr auto kWires = AllWires(WireList{});
+template <class... Rs>
+constexpr auto NamesOf(List<Rs...>) {
+  return std::array{Rs::kName...};
+}
+inline constexpr auto kWires = OfWires(WireList{});
+inline constexpr auto kRuleNames = NamesOf(RuleList{});
 
-template <class... Ts>
-constexpr auto Names(List<Ts...>) {
-  return std::array{Ts::kName...};
+template <class L>
+constexpr LaneTables MakeTables(const char* name) {
+  return {name, Tables<L>::kKernels, Tables<L>::kMasters, Tables<L>::kStates, kWires, kRuleNames};
 }
-inline constexpr auto kRuleNames = Names(RuleList{});
-inline constexpr auto kStateNames = Names(StateList{});
 
 }  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

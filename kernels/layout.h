@@ -2,6 +2,7 @@
 // scales.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <utility>
@@ -13,22 +14,28 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-inline constexpr Kind kSlotKinds[kMaxSlots] = {Kind::kMomentum, Kind::kVariance};
-inline constexpr const char* kSlotPlaneNames[kMaxSlots][2] = {{"momentum", "momentum.scale"},
-                                                              {"variance", "variance.scale"}};
+inline constexpr Kind kSlotKinds[kMaxSlots] = {Kind::kMomentum, Kind::kVariance, Kind::kVariance};
+inline constexpr const char* kSlotPlaneNames[kMaxSlots][2] = {
+    {"momentum", "momentum.scale"}, {"variance", "variance.scale"}, {"variance.lo", ""}};
 
 template <class Format>
 constexpr int PlaneCount() {
   return static_cast<int>(std::size(Format::kPlanes));
 }
 
-template <class State, Slot kKind>
-struct SlotFormat {
+template <class State, Slot kSlot>
+struct SlotFormat;
+template <class State>
+struct SlotFormat<State, Slot::kSigned> {
   using Type = typename State::Signed;
 };
 template <class State>
 struct SlotFormat<State, Slot::kNonNegative> {
   using Type = typename State::NonNegative;
+};
+template <class State>
+struct SlotFormat<State, Slot::kResidual> {
+  using Type = typename State::Residual;
 };
 
 template <class Master>
@@ -40,45 +47,36 @@ constexpr auto MasterPlanes() {
   return planes;
 }
 
-template <class Rule, class Master, class State>
-struct Layout {
-  static constexpr int kSlotCount = static_cast<int>(std::size(Rule::kSlots));
-  template <int I>
-  using SlotType = typename SlotFormat<State, Rule::kSlots[I]>::Type;
-
-  template <int I>
-  static constexpr int FirstPlane() {
-    if constexpr (I == 0) {
-      return PlaneCount<Master>();
-    } else {
-      return FirstPlane<I - 1>() + PlaneCount<SlotType<I - 1>>();
-    }
+// Slot number `slot` of a rule, in the format S.
+template <class S>
+constexpr auto SlotPlanes(int slot) {
+  std::array<Plane, std::size(S::kPlanes)> planes{};
+  for (size_t i = 0; i < planes.size(); ++i) {
+    planes[i] = {kSlotPlaneNames[slot][i], kSlotKinds[slot], S::kPlanes[i].bytes, S::kPlanes[i].per};
   }
+  return planes;
+}
 
-  static constexpr auto Planes() {
-    std::array<Plane, FirstPlane<kSlotCount>()> planes{};
-    const auto master = MasterPlanes<Master>();
-    for (size_t i = 0; i < master.size(); ++i) planes[i] = master[i];
-    AddSlots(planes.data(), std::make_integer_sequence<int, kSlotCount>());
+// The format that slot I of a rule has in a state format.
+template <class Rule, class State, int I>
+using SlotAt = typename SlotFormat<State, Rule::kSlots[I]>::Type;
+
+template <class Rule, class Master, class State>
+constexpr auto MakePlanes() {
+  constexpr int kSlotCount = static_cast<int>(std::size(Rule::kSlots));
+  return []<int... I>(std::integer_sequence<int, I...>) {
+    std::array<Plane, (PlaneCount<Master>() + ... + PlaneCount<SlotAt<Rule, State, I>>())> planes{};
+    auto to = planes.begin();
+    const auto add = [&to](const auto& some) { to = std::copy(some.begin(), some.end(), to); };
+    add(MasterPlanes<Master>());
+    (add(SlotPlanes<SlotAt<Rule, State, I>>(I)), ...);
     return planes;
   }
-
- private:
-  template <int... I>
-  static constexpr void AddSlots(Plane* planes, std::integer_sequence<int, I...>) {
-    (AddSlot<I>(planes + FirstPlane<I>()), ...);
-  }
-  template <int I>
-  static constexpr void AddSlot(Plane* planes) {
-    for (int i = 0; i < PlaneCount<SlotType<I>>(); ++i) {
-      const StoredPlane& p = SlotType<I>::kPlanes[i];
-      planes[i] = {kSlotPlaneNames[I][i], kSlotKinds[I], p.bytes, p.per};
-    }
-  }
-};
+  (std::make_integer_sequence<int, kSlotCount>());
+}
 
 template <class Rule, class Master, class State>
-inline constexpr auto kPlanesOf = Layout<Rule, Master, State>::Planes();
+inline constexpr auto kPlanesOf = MakePlanes<Rule, Master, State>();
 
 }  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

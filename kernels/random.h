@@ -38,26 +38,36 @@ struct RandomWords {
   typename L::U master;  // y: high bits for the master
 };
 
-// The words of elements e, e+1, ... (one a lane position); they must not straddle a multiple of 2^32.
+// The words of the elements around `e`: those that share the upper half of e's index.
 template <class L>
-BALLAST_FN RandomWords<L> Random(uint64_t c, uint64_t e) {
-  const uint64_t keyed = c + (e >> 32) * 0x9E3779B97F4A7C15ULL;
-  const auto c0 = L::SetBits(static_cast<uint32_t>(keyed));
-  const auto c1 = L::SetBits(static_cast<uint32_t>(keyed >> 32));
-  auto x = L::AddBits(c0, L::MulBits(L::Count(static_cast<uint32_t>(e)), L::SetBits(0x9E3779B9u)));
-  x = L::Xor(x, L::ShiftRight(x, 16));
-  x = L::MulBits(x, L::SetBits(0x21F0AAADu));
-  x = L::Xor(x, c1);
-  x = L::Xor(x, L::ShiftRight(x, 15));
-  x = L::MulBits(x, L::SetBits(0xD35A2D97u));
-  x = L::Xor(x, L::ShiftRight(x, 15));
-  return {x, L::MulBits(L::Xor(x, c1), L::SetBits(0x2C1B3C6Du))};
-}
+class RandomStream {
+ public:
+  BALLAST_FN RandomStream(uint64_t c, uint64_t e) {
+    const uint64_t keyed = c + (e >> 32) * 0x9E3779B97F4A7C15ULL;
+    c1_ = L::SetBits(static_cast<uint32_t>(keyed >> 32));
+    start_ = L::AddBits(L::SetBits(static_cast<uint32_t>(keyed)), L::Ramp(0x9E3779B9u));
+  }
+
+  // Of elements e, e+1, ..., one a lane position.
+  BALLAST_FN RandomWords<L> At(uint64_t e) const {
+    auto x = L::AddBits(start_, L::SetBits(static_cast<uint32_t>(e) * 0x9E3779B9u));
+    x = L::Xor(x, L::template ShiftRight<16>(x));
+    x = L::MulBits(x, L::SetBits(0x21F0AAADu));
+    x = L::Xor(x, c1_);
+    x = L::Xor(x, L::template ShiftRight<15>(x));
+    x = L::MulBits(x, L::SetBits(0xD35A2D97u));
+    x = L::Xor(x, L::template ShiftRight<15>(x));
+    return {x, L::MulBits(L::Xor(x, c1_), L::SetBits(0x2C1B3C6Du))};
+  }
+
+ private:
+  typename L::U start_, c1_;
+};
 
 // (bits + 0.5) / 2^16, exactly: uniform in (0, 1).
 template <class L>
 BALLAST_FN typename L::F Uniform(typename L::U bits16) {
-  return L::Mul(L::Add(L::FromInteger(bits16), L::Set(0.5f)), L::Set(0x1p-16f));
+  return L::Fma(L::FromInteger(bits16), L::Set(0x1p-16f), L::Set(0x1p-17f));
 }
 
 }  // namespace BALLAST_UNIT

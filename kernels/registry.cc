@@ -33,7 +33,9 @@ Statistics Combine(std::span<const TileStatistics> tiles, bool full) {
     s.rejected += t.rejected;
     s.weight_sq += t.weight_sq;
     s.stored_dot += t.stored_dot;
+    s.hi_dot += t.hi_dot;
     s.unchanged += t.unchanged;
+    s.hi_unchanged += t.hi_unchanged;
     s.saturated += t.saturated;
   }
   return s;
@@ -43,9 +45,9 @@ uint64_t RandomKey(uint64_t tensor_key, uint64_t step) { return Fmix64(tensor_ke
 
 std::span<const Kernel> Kernels() { return Best().kernels; }
 std::span<const Master> Masters() { return Best().masters; }
+std::span<const State> States() { return Best().states; }
 std::span<const WireFormat> WireFormats() { return Best().wires; }
 std::span<const char* const> RuleNames() { return Best().rules; }
-std::span<const char* const> StateNames() { return Best().states; }
 
 const Kernel* FindKernel(std::string_view rule, std::string_view master, std::string_view state) {
   return Find(Kernels(), [&](const Kernel& k) { return k.rule == rule && k.master == master && k.state == state; });
@@ -53,6 +55,10 @@ const Kernel* FindKernel(std::string_view rule, std::string_view master, std::st
 
 const Master* FindMaster(std::string_view name) {
   return Find(Masters(), [&](const Master& m) { return m.name == name; });
+}
+
+const State* FindState(std::string_view name) {
+  return Find(States(), [&](const State& s) { return s.name == name; });
 }
 
 WireIndex FindWireFormat(std::string_view name) {

@@ -2,9 +2,8 @@
 // that are compiled, and the wire formats. The daemon's validation, planner, help and metrics, the tests and the
 // benchmarks all walk these lists; nothing else names an optimizer or a format.
 //
-// To add a state or master format: write kernels/formats/x.h, add it to the lists in cpu_tables.h.
-// To add an optimizer: write kernels/rules/x.h, add it to the lists in cpu_tables.h, write its oracle in
-// tests/oracle/reference.h.
+// To add a format: write kernels/formats/x.h and name it in cpu_tables.h.
+// To add an optimizer: write kernels/rules/x.h and name it in cpu_tables.h, and write its oracle in tests/oracle.
 //
 // Plain functions over caller-owned memory: no allocation, no locks, no I/O. Thread-safe; concurrent updates of one
 // tensor must be on disjoint tiles.
@@ -36,6 +35,9 @@ struct Plane {
 constexpr uint64_t PaddedElements(uint64_t n) { return (n + kPad - 1) / kPad * kPad; }
 constexpr uint64_t PlaneBytes(const Plane& p, uint64_t n) { return PaddedElements(n) / p.per * p.bytes; }
 
+// Which of a tensor's own scales multiplies a hyperparameter before prepare() sees it.
+enum class ScaledBy : uint8_t { kNothing, kLrScale, kWdScale };
+
 // A hyperparameter of a rule, in the rule's order. Valid: min <= x <= max, and x > min where open_min.
 struct Hyper {
   const char* name;
@@ -43,36 +45,48 @@ struct Hyper {
   double min, max;
   bool open_min;
   bool open_max;
+  ScaledBy scaled_by;
   const char* doc;
 };
 
+// The scale factors that travel beside a payload: none, or one fp32 a row of the tensor, or one a tensor.
+enum class Scaling : uint8_t { kNone, kRow, kTensor };
+
 // A number format of payloads: gradients in, weights out.
 struct WireFormat {
-  const char* name;  // fp32, bf16, fp16
-  uint32_t bytes;    // per element
+  const char* name;
+  uint32_t bytes;  // per element
+  bool gradient;   // fit for gradients and for loading weights
+  bool serving;    // fit for serving weights
+  Scaling scaling;
 };
 // Index into WireFormats().
 using WireIndex = int;
 
+// How much an update measures. Non-finite elements, rejected blocks and the largest gradient are counted always.
+enum class StatisticsLevel : uint8_t { kOff, kCore, kFull };
+
 // Statistics of one tile (numerics, "Statistics and their order"), or of a tensor after Combine. `full` fields are
-// filled at steps with full statistics only.
+// filled at steps with full statistics only; all sums are 0 at kOff, and rms_sq for a rule without a second moment.
 struct TileStatistics {
-  float grad_sq;       // sum g^2
-  float update_sq;     // sum d^2, d = wanted update
-  float rms_sq;        // sum g^2 / max(vhat, eps^2)
-  float grad_absmax;   // max |g| over finite g
-  uint32_t nonfinite;  // gradient elements that are NaN or infinite
-  uint32_t rejected;   // blocks that kept their old contents
-  float weight_sq;     // full: sum x^2 before the update
-  float stored_dot;    // full: sum d * (stored after - stored before)
-  uint32_t unchanged;  // full: elements whose stored weight did not change
-  uint32_t saturated;  // full: state codes at their largest level
+  float grad_sq;          // sum g^2
+  float update_sq;        // sum d^2, d = wanted update
+  float rms_sq;           // sum g^2 / max(vhat, eps^2)
+  float grad_absmax;      // max |g| over finite g
+  uint32_t nonfinite;     // gradient elements that are NaN or infinite
+  uint32_t rejected;      // blocks that kept their old contents
+  float weight_sq;        // full: sum x^2 before the update
+  float stored_dot;       // full: sum d * (stored after - stored before)
+  float hi_dot;           // full: sum d * (first component after - before) of a two-component weight; else stored_dot
+  uint32_t unchanged;     // full: elements whose stored weight did not change
+  uint32_t hi_unchanged;  // full: elements whose first component did not change; else unchanged
+  uint32_t saturated;     // full: state codes at their largest level
 };
 struct Statistics {
   double grad_sq, update_sq, rms_sq, grad_absmax;
   uint64_t nonfinite, rejected;
-  double weight_sq, stored_dot;
-  uint64_t unchanged, saturated;
+  double weight_sq, stored_dot, hi_dot;
+  uint64_t unchanged, hi_unchanged, saturated;
   bool full;
 };
 // Sums tiles in index order, in double.
@@ -87,7 +101,7 @@ struct Update {
   float grad_scale;     // g = RN(decoded * grad_scale)
   uint64_t random_key;  // RandomKey(...)
   bool stochastic;      // rounding of master and state; false: nearest
-  bool full_statistics;
+  StatisticsLevel statistics;
   float constants[kMaxConstants];  // from Kernel::prepare
 };
 
@@ -101,9 +115,15 @@ struct Kernel {
   const char* state;
   std::span<const Plane> planes;
   std::span<const Hyper> hypers;
-  // Host constants in double, rounded to fp32 once. `hyper` in the order of `hypers`, already multiplied by the
-  // tensor's lr_scale and wd_scale; t = this update's number for the tensor, from 1.
+  bool has_rms;  // there is a second moment, so rms_sq means something
+  // Host constants in double, rounded to fp32 once. `hyper` in the order of `hypers`, each already multiplied by the
+  // tensor's scale that `scaled_by` names; t = this update's number for the tensor, from 1.
   void (*prepare)(std::span<const double> hyper, uint64_t t, float* constants);
+  // Rules that take two passes over a tensor (StableAdamW), else nullptr. The first pass writes to sums[0..last-first)
+  // one sum a tile; it stores nothing else. `finish` turns the sum over the tiles, in index order in double, into the
+  // constants that `update` needs.
+  void (*measure)(const Update& update, uint64_t first, uint64_t last, float* sums);
+  void (*finish)(double sum, uint64_t n, float* constants);
   // Updates tiles [first, last) of the tensor; one TileStatistics for each is written to stats[0..last-first).
   void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
 };
@@ -113,24 +133,45 @@ struct Master {
   const char* name;
   std::span<const Plane> planes;
   // Encodes (round to nearest). `in` points at element `first`. Returns false, having stored nothing, if any element is
-  // NaN or infinite.
+  // NaN or infinite. `format` is one with `gradient`.
   bool (*load)(std::byte* const* planes, WireIndex format, const void* in, uint64_t first, uint64_t last);
-  // Decodes into `format` (round to nearest even). `out` points at element `first`.
-  void (*serve)(const std::byte* const* planes, WireIndex format, void* out, uint64_t first, uint64_t last);
+  // Decodes into `format`, one with `serving` (round to nearest even; finite values saturate). `out` points at element
+  // `first`. A format with scales divides by scales[e / row_length] for element e of the tensor: `row_length` is the
+  // length of a row for kRow, n for kTensor; both are ignored for kNone.
+  void (*serve)(const std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length, void* out,
+                uint64_t first, uint64_t last);
+  // The scale of a row or tensor: the largest |weight| of [first, last), any range; 0 when all are 0.
+  float (*absmax)(const std::byte* const* planes, uint64_t first, uint64_t last);
+};
+
+// A slot's codec in a state format, for import, export and study: what the update does to a moment, by itself. Whole
+// tensors; planes are padded as the daemon's are. Codes past the end are those of zeros.
+struct SlotCodec {
+  std::span<const Plane> planes;
+  float largest;  // values beyond are refused by encode, and a block that would need one is rejected by update
+  // Encodes n values (m, or v itself, not its root). Returns false, having stored nothing, if any is not finite, too
+  // large, or negative for a variance. The random bits are those an update with this key would use.
+  bool (*encode)(std::byte* const* planes, const float* in, uint64_t n, uint64_t random_key, bool stochastic);
+  void (*decode)(const std::byte* const* planes, float* out, uint64_t n);
+};
+struct State {
+  const char* name;
+  SlotCodec momentum, variance;
 };
 
 std::span<const Kernel> Kernels();
 std::span<const Master> Masters();
+std::span<const State> States();
 std::span<const WireFormat> WireFormats();
 std::span<const char* const> RuleNames();
-std::span<const char* const> StateNames();
 
 // nullptr or -1 when there is none.
 const Kernel* FindKernel(std::string_view rule, std::string_view master, std::string_view state);
 const Master* FindMaster(std::string_view name);
+const State* FindState(std::string_view name);
 WireIndex FindWireFormat(std::string_view name);
 
-// The lane in use: "scalar", or "scalar, compiled for avx2" where the processor has it. The bits are the same.
+// The lane in use, the widest this processor has: scalar, avx2 or avx512. The bits are the same.
 const char* LaneName();
 
 }  // namespace ballast::kernels

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/lanes/scalar.h"
 #include "kernels/registry.h"
@@ -10,29 +11,31 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-inline constexpr int kLanes = 256;
+inline constexpr uint64_t kRow = 256;
 
-class TileSums {
+// One sum over a tile.
+class TileSum {
  public:
-  enum Term { kGradSq, kUpdateSq, kRmsSq, kWeightSq, kStoredDot, kTerms };
+  float* lanes() { return lanes_; }
+  void Clear() { std::memset(lanes_, 0, sizeof lanes_); }
 
-  // Adds the 32 terms of block `block` of the tile.
-  void Add(Term term, uint64_t block, const float* terms) {
-    float* lanes = lanes_[term] + block % (kLanes / kBlock) * kBlock;
-    for (uint64_t i = 0; i < kBlock; ++i) lanes[i] += terms[i];
+  // Adds one lane type's worth of terms at lane i.
+  template <class L>
+  void Add(uint64_t i, typename L::F terms) {
+    L::Store(lanes_ + i, L::Add(L::Load(lanes_ + i), terms));
   }
 
-  float Total(Term term) const {
-    float sums[kLanes];
-    for (int i = 0; i < kLanes; ++i) sums[i] = lanes_[term][i];
-    for (int stride = 1; stride < kLanes; stride *= 2) {
-      for (int i = 0; i < kLanes; i += 2 * stride) sums[i] += sums[i + stride];
+  float Total() const {
+    float sums[kRow / 2];
+    for (uint64_t i = 0; i < kRow / 2; ++i) sums[i] = lanes_[2 * i] + lanes_[2 * i + 1];
+    for (uint64_t width = kRow / 4; width > 0; width /= 2) {
+      for (uint64_t i = 0; i < width; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
     }
     return sums[0];
   }
 
  private:
-  alignas(64) float lanes_[kTerms][kLanes] = {};
+  alignas(64) float lanes_[kRow] = {};
 };
 
 }  // namespace BALLAST_UNIT

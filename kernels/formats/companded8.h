@@ -12,118 +12,145 @@
 // Nearest rounds the position. Deterministic codes stall inside a moving average; stochastic ones do not.
 #pragma once
 
+#include "kernels/formats/bf16.h"
 #include "kernels/formats/format.h"
 #include "kernels/random.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-// The bits of a bf16 number >= the finite non-negative fp32 with these bits.
-BALLAST_FN uint32_t Bf16RoundedUp(uint32_t absmax_bits) { return (absmax_bits + 0xffffu) >> 16; }
-
-// One more code where `up`, and never more than `largest`.
+// The bits of the least bf16 number >= the finite non-negative fp32 with these bits.
 template <class L>
-BALLAST_FN typename L::U RoundUpIf(typename L::M up, typename L::U k, uint32_t largest) {
-  const auto next = L::SelectBits(up, L::AddBits(k, L::SetBits(1)), k);
-  return L::SelectBits(L::GreaterBits(next, L::SetBits(largest)), L::SetBits(largest), next);
+BALLAST_FN typename L::U Bf16RoundedUp(typename L::U absmax) {
+  return L::template ShiftRight<16>(L::AddBits(absmax, L::SetBits(0xffffu)));
+}
+
+// A position is held to the largest code before it is taken apart, so no code passes it: at the largest code nothing is
+// left over to round up. A block of zeros has the largest code 0.
+template <class L>
+BALLAST_FN typename L::F LargestCode(typename L::U scale, float largest) {
+  return L::Select(L::EqualBits(scale, L::SetBits(0)), L::Set(0.0f), L::Set(largest));
 }
 
 struct Companded8Signed {
-  static constexpr StoredPlane kPlanes[] = {{"code", 1, 1}, {"scale", 2, 32}};
+  static constexpr StoredPlane kPlanes[] = {{"", 1, 1, true}, {"scale", 2, 32}};
+  static constexpr uint32_t kScalePer = 32;
   static constexpr bool kStoresRoot = false;
-
-  static BALLAST_FN uint32_t Scale(uint32_t absmax_bits) { return Bf16RoundedUp(absmax_bits); }
-  static BALLAST_FN bool Saturated(uint32_t code) { return code == 0x7f || code == 0x81; }
+  static constexpr uint32_t kLargestBits = kernels::kLargestBits;
 
   template <class L>
-  struct Block {
-    using F = typename L::F;
-    using U = typename L::U;
-    F scale, scale254;
-    U live;  // all ones, or zero for a block of zeros
+  static BALLAST_FN typename L::U Scale(typename L::U absmax) {
+    return Bf16RoundedUp<L>(absmax);
+  }
 
-    BALLAST_FN explicit Block(uint32_t stored_scale)
-        : scale(L::FromBits(L::SetBits(stored_scale << 16))),
-          scale254(L::Mul(L::Set(254.0f), scale)),
-          live(L::SetBits(stored_scale == 0 ? 0u : ~0u)) {}
+  template <class L>
+  struct Decoder {
+    static constexpr int kNumbers = 1;
+    typename L::F number[kNumbers];  // A
 
-    // The code is an int8 in the low byte of a word.
-    BALLAST_FN F Decode(U code) const {
-      const U negative = L::And(code, L::SetBits(0x80));
-      const U k = L::SelectBits(L::EqualBits(negative, L::SetBits(0)), code, L::SubBits(L::SetBits(256), code));
-      const F kf = L::FromInteger(k);
-      const F magnitude = L::Mul(L::Div(kf, L::Sub(L::Set(254.0f), kf)), scale);
-      return L::FromBits(L::Or(L::Bits(magnitude), L::ShiftLeft(negative, 24)));
+    static BALLAST_FN Decoder Of(typename L::U scale) { return {{FromBf16<L>(scale)}}; }
+    BALLAST_FN typename L::F Decode(typename L::U code) const {
+      const auto k = L::FromInteger(code);
+      return L::Mul(L::Div(k, L::Sub(L::Set(254.0f), L::Abs(k))), number[0]);
     }
+  };
 
-    BALLAST_FN U Encode(F x, U random, bool stochastic) const {
-      const F a = L::Abs(x);
-      const F position = L::Div(L::Mul(L::Set(254.0f), a), L::Add(a, scale));
-      const F bounded = L::Min(position, L::Set(127.0f));  // also where both are 0 and the position is NaN
-      const U k = L::Truncate(bounded);
-      const F kf = L::FromInteger(k);
+  template <class L>
+  struct Encoder {
+    static constexpr int kNumbers = 3;
+    typename L::F number[kNumbers];  // A, 254 A, the largest code
+
+    static BALLAST_FN Encoder Of(typename L::U scale, typename L::U) {
+      const auto a = FromBf16<L>(scale);
+      return {{a, L::Mul(L::Set(254.0f), a), LargestCode<L>(scale, 127.0f)}};
+    }
+    template <bool kStochastic>
+    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U random) const {
+      const auto a = L::Abs(x);
+      const auto position = L::Div(L::Mul(L::Set(254.0f), a), L::Add(a, number[0]));
+      const auto bounded = L::Min(position, number[2]);  // also where both are 0 and the position is NaN
+      const auto k = L::Truncate(bounded);
+      const auto kf = L::FromInteger(k);
       typename L::M up;
-      if (stochastic) {
-        const F u = Uniform<L>(L::And(random, L::SetBits(0xffff)));
-        const F above = L::Sub(L::Mul(a, L::Sub(L::Set(254.0f), kf)), L::Mul(kf, scale));
-        up = L::Less(L::Mul(u, scale254), L::Mul(above, L::Sub(L::Set(253.0f), kf)));
+      if constexpr (kStochastic) {
+        const auto u = Uniform<L>(L::And(random, L::SetBits(0xffff)));
+        const auto above = L::Sub(L::Mul(a, L::Sub(L::Set(254.0f), kf)), L::Mul(kf, number[0]));
+        up = L::Less(L::Mul(u, number[1]), L::Mul(above, L::Sub(L::Set(253.0f), kf)));
       } else {
         up = L::LessEqual(L::Set(0.5f), L::Sub(bounded, kf));
       }
-      const U code = L::And(RoundUpIf<L>(up, k, 127), live);
-      const U negated = L::And(L::SubBits(L::SetBits(256), code), L::SetBits(0xff));
-      return L::SelectBits(L::EqualBits(L::ShiftRight(L::Bits(x), 31), L::SetBits(0)), code, negated);
+      const auto sign = L::template ShiftRightSigned<31>(L::Bits(x));
+      return L::SubBits(L::Xor(L::IncrementIf(up, k), sign), sign);
     }
   };
+
+  template <class L>
+  static BALLAST_FN typename L::M Saturated(typename L::U code) {
+    return L::EqualBits(L::MaxBits(code, L::SubBits(L::SetBits(0), code)), L::SetBits(127));
+  }
 };
 
 struct Companded8NonNegative {
-  static constexpr StoredPlane kPlanes[] = {{"code", 1, 1}, {"scale", 2, 32}};
+  static constexpr StoredPlane kPlanes[] = {{"", 1, 1}, {"scale", 2, 32}};
+  static constexpr uint32_t kScalePer = 32;
   static constexpr bool kStoresRoot = true;
-
-  static BALLAST_FN uint32_t Scale(uint32_t absmax_bits) { return Bf16RoundedUp(absmax_bits); }
-  static BALLAST_FN bool Saturated(uint32_t code) { return code == 255; }
+  static constexpr uint32_t kLargestBits =
+      0x5f7f0000u;  // the last bf16 below 2^64: the largest code's square is finite
 
   template <class L>
-  struct Block {
-    using F = typename L::F;
-    using U = typename L::U;
-    F step;     // A / 255
-    F inverse;  // 255 / A
-    F least;    // what code 0 decodes to
-    U live;
+  static BALLAST_FN typename L::U Scale(typename L::U absmax) {
+    return Bf16RoundedUp<L>(absmax);
+  }
 
-    BALLAST_FN explicit Block(uint32_t stored_scale)
-        : step(L::Div(L::FromBits(L::SetBits(stored_scale << 16)), L::Set(255.0f))),
-          inverse(L::Set(0.0f)),
-          least(L::Mul(L::Set(0.25f), L::Mul(step, step))),
-          live(L::SetBits(stored_scale == 0 ? 0u : ~0u)) {
-      if (stored_scale != 0) inverse = L::Div(L::Set(255.0f), L::FromBits(L::SetBits(stored_scale << 16)));
+  template <class L>
+  struct Decoder {
+    static constexpr int kNumbers = 2;
+    typename L::F number[kNumbers];  // A / 255, what code 0 decodes to
+
+    static BALLAST_FN Decoder Of(typename L::U scale) {
+      const auto step = L::Div(FromBf16<L>(scale), L::Set(255.0f));
+      return {{step, L::Mul(L::Set(0.25f), L::Mul(step, step))}};
     }
-
-    BALLAST_FN F Decode(U code) const {
-      const F root = L::Mul(L::FromInteger(code), step);
-      return L::Select(L::EqualBits(code, L::SetBits(0)), least, L::Mul(root, root));
+    BALLAST_FN typename L::F Decode(typename L::U code) const {
+      const auto root = L::Mul(L::FromInteger(code), number[0]);
+      return L::Max(L::Mul(root, root), number[1]);  // which only code 0 lies below
     }
+  };
 
-    // `root` = sqrt(v).
-    BALLAST_FN U Encode(F root, U random, bool stochastic) const {
-      const F t = L::Min(L::Mul(root, inverse), L::Set(255.0f));
-      const U k = L::Truncate(t);
-      const F kf = L::FromInteger(k);
+  template <class L>
+  struct Encoder {
+    static constexpr int kNumbers = 2;
+    typename L::F number[kNumbers];  // 255 / A, the largest code
+
+    static BALLAST_FN Encoder Of(typename L::U scale, typename L::U) {
+      const auto zero = L::EqualBits(scale, L::SetBits(0));
+      const auto inverse = L::Div(L::Set(255.0f), L::Select(zero, L::Set(1.0f), FromBf16<L>(scale)));
+      return {{inverse, LargestCode<L>(scale, 255.0f)}};
+    }
+    template <bool kStochastic>
+    BALLAST_FN typename L::U Encode(typename L::F root, typename L::U random) const {
+      const auto t = L::Min(L::Mul(root, number[0]), number[1]);
+      const auto k = L::Truncate(t);
+      const auto kf = L::FromInteger(k);
       typename L::M up;
-      if (stochastic) {
-        const F u = Uniform<L>(L::ShiftRight(random, 16));
-        const auto first = L::EqualBits(k, L::SetBits(0));
-        const F width = L::Select(first, L::Set(0.75f), L::Add(L::Mul(L::Set(2.0f), kf), L::Set(1.0f)));
-        const F below = L::Select(first, L::Set(0.25f), L::Mul(kf, kf));
+      if constexpr (kStochastic) {
+        const auto u = Uniform<L>(L::template ShiftRight<16>(random));
+        // The square of the level, 0.25 for k = 0, and the distance to the next: small integers and quarters, exact.
+        const auto level = L::Max(kf, L::Set(0.5f)), next = L::Add(kf, L::Set(1.0f));
+        const auto below = L::Mul(level, level);
+        const auto width = L::Sub(L::Mul(next, next), below);
         up = L::Less(L::Mul(u, width), L::Sub(L::Mul(t, t), below));
       } else {
         up = L::LessEqual(L::Set(0.5f), L::Sub(t, kf));
       }
-      return L::And(RoundUpIf<L>(up, k, 255), live);
+      return L::IncrementIf(up, k);
     }
   };
+
+  template <class L>
+  static BALLAST_FN typename L::M Saturated(typename L::U code) {
+    return L::EqualBits(code, L::SetBits(255));
+  }
 };
 
 struct Companded8State {

@@ -1,11 +1,18 @@
-// What every format is made of.
+// What every format is made of. All of it is pure and written over a lane type; loading, storing, widening, packing and
+// the maximum of a block are the driver's.
 //
-// A master format is kName, kPlanes, Decode(words) and Encode(x, random bits, stochastic): one value to one word for
-// each plane and back. A state format is kName and a slot type for each kind of slot a rule may have (Signed,
-// NonNegative). A slot is kPlanes (a code for every element, then, where there is one, a scale for every block of 32),
-// kStoresRoot (it is given sqrt(x) of a value x and decodes to x), Scale(largest |x| of the block, as bits) and
-// Block(scale), which decodes and encodes. All are pure, over a lane type; loading, storing, widening and the block's
-// maximum are the driver's.
+// A master format: kName, kPlanes, Decode(words) -> value, Encode<L, kStochastic>(value, random bits) -> words, one
+// word a plane. A format of two components (kPaired) decodes to their sum, and has Component(word) for each.
+//
+// A state format: kName and a slot for each kind of slot that a rule may have: Signed (m), NonNegative (v) and, for
+// the second component of a v of two, Residual. A slot has
+//   kPlanes       codes, one an element; then, where kScalePer > 0, scales, one for every kScalePer elements (32 or
+//   256) kStoresRoot   it is given sqrt(v), and decodes to v kLargestBits  a block with a larger magnitude is rejected
+//   Scale(absmax) the stored scale, from the largest magnitude of what is encoded, as bits
+//   Decoder, Encoder: kNumbers numbers a block, made by Of() for several blocks at once, a block in each lane position;
+//                 the driver spreads one block's numbers over a lane, and Decode or Encode then works on its elements
+//   Saturated(code) it is at its largest level
+// Codes are words as the plane stores them, sign-extended where the plane says so.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +27,22 @@ struct StoredPlane {
   const char* suffix;
   uint32_t bytes;
   uint32_t per;
+  bool sign = false;  // words are sign-extended when loaded
 };
 
-// The stored words of one value, one for each of a master's planes, zero-extended.
+inline constexpr uint32_t kLargestBits = 0x7b000000u;        // 2^119
+inline constexpr uint32_t kLargestFiniteBits = 0x7f7fffffu;  // for a v that is stored as it is
+
+// The stored words of one value, one for each of a master's planes.
 template <class L>
 struct Words {
   typename L::U word[2];
+};
+
+// What a slot without scales has in place of Decoder and Encoder numbers.
+template <class L>
+struct NoNumbers {
+  static constexpr int kNumbers = 0;
 };
 
 }  // namespace BALLAST_UNIT

@@ -9,36 +9,47 @@ inline namespace BALLAST_UNIT {
 struct Fp32Master {
   static constexpr const char* kName = "fp32";
   static constexpr StoredPlane kPlanes[] = {{"weight", 4, 1}};
+  static constexpr uint32_t kSaturated = kLargestFiniteBits;
+  static constexpr bool kPaired = false;
 
   template <class L>
   static BALLAST_FN typename L::F Decode(const Words<L>& w) {
     return L::FromBits(w.word[0]);
   }
-  template <class L>
-  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U, bool) {
+  template <class L, bool>
+  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U) {
     return {{L::Bits(x)}};
   }
 };
 
-// Either slot: the value itself, no scale.
+template <uint32_t kLargest>
 struct Fp32Slot {
   static constexpr StoredPlane kPlanes[] = {{"", 4, 1}};
+  static constexpr uint32_t kScalePer = 0;
   static constexpr bool kStoresRoot = false;
+  static constexpr uint32_t kLargestBits = kLargest;
 
-  static BALLAST_FN uint32_t Scale(uint32_t) { return 0; }
   template <class L>
-  struct Block {
-    BALLAST_FN explicit Block(uint32_t) {}
+  struct Decoder : NoNumbers<L> {
     BALLAST_FN typename L::F Decode(typename L::U code) const { return L::FromBits(code); }
-    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U, bool) const { return L::Bits(x); }
   };
-  static BALLAST_FN bool Saturated(uint32_t) { return false; }
+  template <class L>
+  struct Encoder : NoNumbers<L> {
+    template <bool>
+    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U) const {
+      return L::Bits(x);
+    }
+  };
+  template <class L>
+  static BALLAST_FN typename L::M Saturated(typename L::U code) {
+    return L::EqualBits(L::And(code, L::SetBits(kMagnitude)), L::SetBits(kLargestFiniteBits));
+  }
 };
 
 struct Fp32State {
   static constexpr const char* kName = "fp32";
-  using Signed = Fp32Slot;
-  using NonNegative = Fp32Slot;
+  using Signed = Fp32Slot<kLargestBits>;
+  using NonNegative = Fp32Slot<kLargestFiniteBits>;
 };
 
 }  // namespace BALLAST_UNIT

@@ -1,60 +1,107 @@
-// Payload formats: how gradients come in and weights go out. Each is kName, kBytes, Decode(word) and Encode(x), which
-// rounds to nearest even; a finite value beyond the largest finite one saturates to it, so that serving a weight makes
-// no infinity.
+// Payload formats: how gradients come in and weights go out. Each is kName, kBytes, what it is fit for, Decode(word)
+// and Encode(x, scale). Encoding rounds to nearest even; a finite value beyond the largest finite one saturates to it.
+//
+// Formats with scales serve weights: int8 as in SwitchBack (arXiv 2304.13013), q = rint(127 w / s) with s the largest
+// magnitude of the row or tensor, and all codes 0 where s is 0.
 #pragma once
 
-#include <bit>
-#include <cstdint>
-#include <cstring>
-
-#include "kernels/lanes/scalar.h"
+#include "kernels/formats/bf16.h"
+#include "kernels/formats/small_float.h"
+#include "kernels/registry.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-struct WireFp32 {
+// Codes of most formats are plain words; kSigned: integers.
+struct WireWord {
+  static constexpr bool kSigned = false;
+  static constexpr Scaling kScaling = Scaling::kNone;
+};
+
+struct WireFp32 : WireWord {
   static constexpr const char* kName = "fp32";
-  using Word = uint32_t;
-  static BALLAST_FN float Decode(Word w) { return std::bit_cast<float>(w); }
-  static BALLAST_FN Word Encode(float x) { return std::bit_cast<uint32_t>(x); }
+  static constexpr int kBytes = 4;
+  static constexpr bool kGradient = true, kServing = true;
+  template <class L>
+  static BALLAST_FN typename L::F Decode(typename L::U word) {
+    return L::FromBits(word);
+  }
+  template <class L>
+  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F) {
+    return L::Bits(x);
+  }
 };
 
-struct WireBf16 {
+struct WireBf16 : WireWord {
   static constexpr const char* kName = "bf16";
-  using Word = uint16_t;
-  static BALLAST_FN float Decode(Word w) { return std::bit_cast<float>(uint32_t{w} << 16); }
-  static BALLAST_FN Word Encode(float x) {
-    const uint32_t bits = std::bit_cast<uint32_t>(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<Word>((bits >> 16) | 0x40);  // stays NaN
-    if ((bits & 0x7fffffffu) == 0x7f800000u) return static_cast<Word>(bits >> 16);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-    return static_cast<Word>((rounded & 0x7fff) == 0x7f80 ? rounded - 1 : rounded);
+  static constexpr int kBytes = 2;
+  static constexpr bool kGradient = true, kServing = true;
+  template <class L>
+  static BALLAST_FN typename L::F Decode(typename L::U word) {
+    return FromBf16<L>(word);
+  }
+  template <class L>
+  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F) {
+    const auto bits = L::Bits(x);
+    const auto magnitude = L::And(bits, L::SetBits(kMagnitude));
+    const auto upper = L::template ShiftRight<16>(bits);
+    const auto special = L::SelectBits(L::GreaterBits(magnitude, L::SetBits(kInfinityBits)),
+                                       L::Or(upper, L::SetBits(0x40)), upper);  // a NaN stays one
+    const auto finite = L::GreaterBits(L::SetBits(kInfinityBits), magnitude);
+    const auto word = NearestBf16Word<L>(x), largest = L::SetBits(0x7f7f);
+    const auto sign = L::And(word, L::SetBits(0x8000));
+    const auto saturated = L::Or(sign, L::MinBits(L::And(word, L::SetBits(0x7fff)), largest));
+    return L::SelectBits(finite, saturated, special);
   }
 };
 
-struct WireFp16 {
+// A float of a word or less, as it is.
+template <class Float, int kWidth>
+struct WireSmall : WireWord {
+  static constexpr int kBytes = kWidth;
+  template <class L>
+  static BALLAST_FN typename L::F Decode(typename L::U word) {
+    return Float::template Decode<L>(word);
+  }
+  template <class L>
+  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F) {
+    return Float::template Encode<L>(x);
+  }
+};
+struct WireFp16 : WireSmall<Fp16, 2> {
   static constexpr const char* kName = "fp16";
-  using Word = uint16_t;
-  static BALLAST_FN float Decode(Word w) {
-    const uint32_t sign = uint32_t{w & 0x8000u} << 16, exponent = (w >> 10) & 31u, mantissa = w & 0x3ffu;
-    if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-    const float magnitude = exponent == 0 ? static_cast<float>(mantissa) * 0x1p-24f
-                                          : std::bit_cast<float>(((exponent + 112) << 23) | (mantissa << 13));
-    return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+  static constexpr bool kGradient = true, kServing = true;
+};
+// More range than precision: gradients. More precision than range: weights, which unit scaling keeps near 1.
+struct WireFp8E5M2 : WireSmall<Fp8E5M2, 1> {
+  static constexpr const char* kName = "fp8-e5m2";
+  static constexpr bool kGradient = true, kServing = false;
+};
+struct WireFp8E4M3 : WireSmall<Fp8E4M3, 1> {
+  static constexpr const char* kName = "fp8-e4m3";
+  static constexpr bool kGradient = false, kServing = true;
+};
+
+// Codes are bytes in two's complement; a weight is code * s / 127.
+template <Scaling kPer>
+struct WireInt8 {
+  static constexpr int kBytes = 1;
+  static constexpr bool kSigned = true, kGradient = false, kServing = true;
+  static constexpr Scaling kScaling = kPer;
+  template <class L>
+  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F scale) {
+    const auto q = L::Div(L::Mul(L::Set(127.0f), x), scale);
+    const auto bounded = L::Max(L::Min(q, L::Set(127.0f)), L::Set(-127.0f));
+    const auto anchor = L::Set(0x1.8p23f);  // leaves the nearest integer, halves to even, in the low mantissa bits
+    const auto code = L::SubBits(L::Bits(L::Add(bounded, anchor)), L::Bits(anchor));
+    return L::SelectBits(L::EqualBits(L::Bits(scale), L::SetBits(0)), L::SetBits(0), code);
   }
-  static BALLAST_FN Word Encode(float x) {
-    const uint32_t bits = std::bit_cast<uint32_t>(x), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return static_cast<Word>(sign | 0x7e00u);
-    if (magnitude == 0x7f800000u) return static_cast<Word>(sign | 0x7c00u);
-    if (magnitude >= 0x477ff000u) return static_cast<Word>(sign | 0x7bffu);  // 65520 and more: the largest finite
-    if (magnitude < 0x38800000u) {                                           // below 2^-14: subnormal, spacing 2^-24
-      // Adding 2^-1 leaves the value rounded to multiples of 2^-24 in the low mantissa bits.
-      const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-      return static_cast<Word>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
-    }
-    const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1);
-    return static_cast<Word>(sign | ((rounded >> 13) - (112u << 10)));
-  }
+};
+struct WireInt8Row : WireInt8<Scaling::kRow> {
+  static constexpr const char* kName = "int8-row";
+};
+struct WireInt8Tensor : WireInt8<Scaling::kTensor> {
+  static constexpr const char* kName = "int8-tensor";
 };
 
 }  // namespace BALLAST_UNIT

@@ -1,11 +1,10 @@
-// The scalar lane for any processor of the target.
+// The scalar lane: the reference, for any processor of the target.
 #include "kernels/cpu_tables.h"
-#include "kernels/lanes/tables.h"
 
 namespace ballast::kernels {
 
 const LaneTables& ScalarTables() {
-  static constexpr LaneTables kTables = {"scalar", kKernels, kMasters, kWires, kRuleNames, kStateNames};
+  static constexpr LaneTables kTables = MakeTables<ScalarLane>("scalar");
   return kTables;
 }
 

@@ -1,33 +1,19 @@
-// The scalar lane: one float. The formulas in formats/ and rules/ are written over a lane type with these operations,
-// so a vector lane or a GPU thread runs the very same text. Every operation is one IEEE-754 rounding to nearest even;
-// nothing here may be contracted or reassociated.
-//
-// BALLAST_UNIT names an inline namespace around all that a translation unit compiles for itself. Units with compiler
-// options of their own set it: linkers merge equal functions, so code for a newer processor could end up in the unit
-// for any processor, and a test could compare code with itself. This is the only file of the kernels that looks at the
-// compiler's target.
+// The scalar lane: one float. It is the definition of a lane's operations, and what a GPU thread runs.
 #pragma once
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
-#ifndef BALLAST_UNIT
-#define BALLAST_UNIT unit
-#endif
-
-#ifdef __CUDACC__
-#define BALLAST_FN __host__ __device__ inline
-#else
-#define BALLAST_FN inline
-#endif
+#include "kernels/lanes/lane.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
 struct ScalarLane {
   using F = float;     // values
-  using U = uint32_t;  // bit patterns
+  using U = uint32_t;  // bit patterns and integers
   using M = bool;      // masks
   static constexpr int kWidth = 1;
 
@@ -37,8 +23,23 @@ struct ScalarLane {
   static BALLAST_FN void StoreBits(uint32_t* p, U x) { *p = x; }
   static BALLAST_FN F Set(float x) { return x; }
   static BALLAST_FN U SetBits(uint32_t x) { return x; }
-  // Lane i holds x + i.
-  static BALLAST_FN U Count(uint32_t x) { return x; }
+  // Lane i holds i * step.
+  static BALLAST_FN U Ramp(uint32_t) { return 0; }
+  static BALLAST_FN U Gather(const uint32_t* table, U index) { return table[index]; }
+
+  // kWidth integers of Bytes bytes, extended by their sign or by zeros.
+  template <int Bytes, bool kSigned>
+  static BALLAST_FN U LoadWords(const std::byte* p) {
+    U x = 0;
+    std::memcpy(&x, p, Bytes);
+    if constexpr (kSigned) x = static_cast<U>(Signed(x << (32 - 8 * Bytes)) >> (32 - 8 * Bytes));
+    return x;
+  }
+  // kCount * kWidth integers as such words. They fit: what is above the word is its sign or zeros.
+  template <int Bytes, bool kSigned, int kCount>
+  static BALLAST_FN void StoreWords(std::byte* p, const U (&w)[kCount]) {
+    for (int i = 0; i < kCount; ++i) std::memcpy(p + i * Bytes, &w[i], Bytes);
+  }
 
 #ifdef __CUDA_ARCH__
   static BALLAST_FN F Add(F a, F b) { return __fadd_rn(a, b); }
@@ -59,17 +60,18 @@ struct ScalarLane {
   static BALLAST_FN U Bits(F x) { return std::bit_cast<uint32_t>(x); }
   static BALLAST_FN F FromBits(U x) { return std::bit_cast<float>(x); }
 #endif
-  static BALLAST_FN F Abs(F x) { return FromBits(Bits(x) & 0x7fffffffu); }
+  static BALLAST_FN F Abs(F x) { return FromBits(Bits(x) & kMagnitude); }
   // a < b ? a : b, and so on; b where either is NaN.
   static BALLAST_FN F Min(F a, F b) { return a < b ? a : b; }
   static BALLAST_FN F Max(F a, F b) { return a > b ? a : b; }
   static BALLAST_FN M Less(F a, F b) { return a < b; }
   static BALLAST_FN M LessEqual(F a, F b) { return a <= b; }
   static BALLAST_FN M EqualBits(U a, U b) { return a == b; }
-  static BALLAST_FN M GreaterBits(U a, U b) { return a > b; }  // as unsigned
-  // By masks: a conditional would be made into branches, which keep a loop from being vectorized.
-  static BALLAST_FN F Select(M m, F a, F b) { return FromBits(SelectBits(m, Bits(a), Bits(b))); }
-  static BALLAST_FN U SelectBits(M m, U a, U b) { return b ^ ((a ^ b) & (0u - static_cast<uint32_t>(m))); }
+  static BALLAST_FN M GreaterBits(U a, U b) { return Signed(a) > Signed(b); }
+  static BALLAST_FN F Select(M m, F a, F b) { return m ? a : b; }
+  static BALLAST_FN U SelectBits(M m, U a, U b) { return m ? a : b; }
+  // x + 1 where m.
+  static BALLAST_FN U IncrementIf(M m, U x) { return x + (m ? 1 : 0); }
 
   static BALLAST_FN U AddBits(U a, U b) { return a + b; }
   static BALLAST_FN U SubBits(U a, U b) { return a - b; }
@@ -77,12 +79,30 @@ struct ScalarLane {
   static BALLAST_FN U And(U a, U b) { return a & b; }
   static BALLAST_FN U Or(U a, U b) { return a | b; }
   static BALLAST_FN U Xor(U a, U b) { return a ^ b; }
-  static BALLAST_FN U ShiftLeft(U a, int n) { return a << n; }
-  static BALLAST_FN U ShiftRight(U a, int n) { return a >> n; }
-  static BALLAST_FN U MaxBits(U a, U b) { return a > b ? a : b; }
-  // Towards zero; x is an integer code, 0 <= x < 2^24, so every machine agrees.
-  static BALLAST_FN U Truncate(F x) { return static_cast<uint32_t>(static_cast<int32_t>(x)); }
-  static BALLAST_FN F FromInteger(U x) { return static_cast<float>(static_cast<int32_t>(x)); }
+  template <int N>
+  static BALLAST_FN U ShiftLeft(U a) {
+    return a << N;
+  }
+  template <int N>
+  static BALLAST_FN U ShiftRight(U a) {
+    return a >> N;
+  }
+  // The sign bit is copied.
+  template <int N>
+  static BALLAST_FN U ShiftRightSigned(U a) {
+    return static_cast<U>(Signed(a) >> N);
+  }
+  // As signed integers.
+  static BALLAST_FN U MaxBits(U a, U b) { return Signed(a) > Signed(b) ? a : b; }
+  static BALLAST_FN U MinBits(U a, U b) { return Signed(a) < Signed(b) ? a : b; }
+  // The largest of the lane, as signed integers.
+  static BALLAST_FN uint32_t Largest(U a) { return a; }
+  // Towards zero, of |x| < 2^24, so that every machine agrees; and the signed integer's value.
+  static BALLAST_FN U Truncate(F x) { return static_cast<U>(static_cast<int32_t>(x)); }
+  static BALLAST_FN F FromInteger(U x) { return static_cast<float>(Signed(x)); }
+
+ private:
+  static BALLAST_FN int32_t Signed(U x) { return static_cast<int32_t>(x); }
 };
 
 }  // namespace BALLAST_UNIT

@@ -12,12 +12,14 @@ struct LaneTables {
   const char* name;
   std::span<const Kernel> kernels;
   std::span<const Master> masters;
+  std::span<const State> states;
   std::span<const WireFormat> wires;
-  std::span<const char*const> rules, states;
+  std::span<const char* const> rules;
 };
 
 const LaneTables& ScalarTables();
-const LaneTables& ScalarForAvx2Tables();  // x86-64 builds only
+const LaneTables& Avx2Tables();  // x86-64 builds only, and so is the next
+const LaneTables& Avx512Tables();
 
 // Those this processor can run, the fastest last: choice_x86.cc or choice_other.cc, by the build's target.
 std::span<const LaneTables* const> UsableLanes();

@@ -1,5 +1,6 @@
-// What every optimizer rule is made of: kName, kHypers, kSlots, Prepare (host constants, in double, rounded once) and
-// Apply (one element, over a lane type). Rules are element-wise: what needs a whole matrix or a second pass is not one.
+// What every optimizer rule is made of: kName, kHypers, kSlots, kHasRms, Prepare (host constants, in double, rounded
+// once) and Apply (one element, over a lane type). Rules are element-wise. A rule that needs a mean over the tensor
+// first has kTwoPass, MeasureTerm (what one element adds, and the second moment it makes) and Finish.
 #pragma once
 
 #include <cmath>
@@ -13,23 +14,36 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-enum class Slot { kSigned, kNonNegative };
-inline constexpr int kMaxSlots = 2;
+enum class Slot { kSigned, kNonNegative, kResidual };
+inline constexpr int kMaxSlots = 3;
 
-// One element before and after the update.
+// One element before and after the update. `weight_low` is used where the master has two components.
 template <class L>
 struct Element {
-  typename L::F grad, weight;
+  typename L::F grad, weight, weight_low;
   typename L::F slot[kMaxSlots];
 };
 template <class L>
 struct Updated {
-  typename L::F weight;
+  typename L::F weight, weight_low;
   typename L::F delta;  // d: the update wanted, before any rounding of the weight
   typename L::F slot[kMaxSlots];
   typename L::F root[kMaxSlots];  // sqrt of a NonNegative slot
-  typename L::F rms_term;         // g^2 / max(vhat, eps^2)
+  typename L::F rms_term;         // g^2 / max(vhat, eps^2), where kHasRms
 };
+
+// x = fma(-lr, u, RN(x d)) and the update wanted, fma(-lr, u, RN((d-1) x)); without decoupled decay d = 1.
+template <class L, bool kDecoupled = true>
+BALLAST_FN void TakeStep(typename L::F minus_lr, typename L::F u, typename L::F x, typename L::F d,
+                         typename L::F d_less_one, Updated<L>* r) {
+  if constexpr (kDecoupled) {
+    r->weight = L::Fma(minus_lr, u, L::Mul(x, d));
+    r->delta = L::Fma(minus_lr, u, L::Mul(x, d_less_one));
+  } else {
+    r->weight = L::Fma(minus_lr, u, x);
+    r->delta = L::Fma(minus_lr, u, L::Set(0.0f));
+  }
+}
 
 // b^t by square-and-multiply, since pow differs between C libraries.
 inline double Power(double b, uint64_t t) {
@@ -38,6 +52,49 @@ inline double Power(double b, uint64_t t) {
     if (t & 1) result *= b;
   }
   return result;
+}
+
+// An eps that has not vanished in fp32: nothing is divided by zero.
+inline float AtLeastLeastNormal(double eps) {
+  return std::max(static_cast<float>(eps), std::numeric_limits<float>::min());
+}
+
+// How much a decoupled decay takes off a weight at this step. lr_peak > 0: weight_decay * lr / lr_peak, so that the
+// decay does not depend on the scale of lr (FlashOptim's decouple_lr, u-muP's independent decay); else lr *
+// weight_decay.
+inline double DecoupledDecay(double lr, double weight_decay, double lr_peak) {
+  return lr_peak > 0 ? weight_decay * lr / lr_peak : lr * weight_decay;
+}
+
+// Hyperparameters that several rules share.
+constexpr Hyper HyperLr(double value) {
+  return {"lr", value, 0, 1e6, false, false, ScaledBy::kLrScale, "learning rate"};
+}
+constexpr Hyper HyperL2Decay() {
+  return {"weight_decay", 0, 0, 1e6, false, false, ScaledBy::kWdScale, "L2 penalty, added to the gradient"};
+}
+constexpr Hyper HyperDecay(double value) {
+  return {
+      "weight_decay", value, 0, 1e6, false, false, ScaledBy::kWdScale, "decoupled weight decay, times lr each step"};
+}
+constexpr Hyper HyperBeta1(double value) {
+  return {"beta1", value, 0, 1, false, true, ScaledBy::kNothing, "decay of the mean of gradients"};
+}
+constexpr Hyper HyperBeta2(double value) {
+  return {"beta2", value, 0, 1, false, true, ScaledBy::kNothing, "decay of the mean of squared gradients"};
+}
+constexpr Hyper HyperEps(double value) {
+  return {"eps", value, 0, 1e6, true, false, ScaledBy::kNothing, "added to the root of the mean of squares"};
+}
+constexpr Hyper HyperLrPeak() {
+  return {"lr_peak",
+          0,
+          0,
+          1e6,
+          false,
+          false,
+          ScaledBy::kLrScale,
+          "above 0: the weight decay is multiplied by lr / lr_peak instead of lr"};
 }
 
 }  // namespace BALLAST_UNIT

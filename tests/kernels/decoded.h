@@ -1,4 +1,4 @@
-// A tensor's stored state as values, read from its planes by the oracle's definitions.
+// A tensor's stored weights and moments as values, read from its planes by the oracle's definitions.
 #pragma once
 
 #include <cmath>
@@ -6,64 +6,118 @@
 #include <vector>
 
 #include "tests/kernels/tensor.h"
-#include "tests/oracle/reference.h"
+#include "tests/oracle/collage.h"
+#include "tests/oracle/formats.h"
 
 namespace ballast::kernels {
 
+template <class T>
+T ReadAt(const std::byte* plane, uint64_t index) {
+  T x;
+  std::memcpy(&x, plane + index * sizeof x, sizeof x);
+  return x;
+}
+template <class T>
+T ReadPlane(const Tensor& tensor, size_t plane, uint64_t index) {
+  return ReadAt<T>(tensor.plane(plane), index);
+}
+
+// The index of the slot's first plane, of `kind`; kMaxPlanes where the rule has no such slot.
+inline size_t SlotPlane(const Kernel& kernel, Kind kind) {
+  for (size_t p = 0; p < kernel.planes.size(); ++p) {
+    if (kernel.planes[p].kind == kind) return p;
+  }
+  return kMaxPlanes;
+}
+
+inline bool IsCollage(const Kernel& kernel) { return std::string_view(kernel.rule).starts_with("collage"); }
+
+// A weight from its master planes.
+inline double WeightAt(std::string_view master, const std::byte* const* planes, uint64_t i) {
+  if (master == "fp32") return static_cast<double>(ReadAt<float>(planes[0], i));
+  const uint32_t hi = ReadAt<uint16_t>(planes[0], i);
+  if (master == "bf16") return oracle::WeightOf(master, hi, 0);
+  const bool narrow = master == "split24" || master == "flash24";
+  return oracle::WeightOf(master, hi, narrow ? ReadAt<int8_t>(planes[1], i) : ReadAt<int16_t>(planes[1], i));
+}
+inline std::vector<double> DecodeWeights(const Tensor& tensor) {
+  const std::byte* planes[2] = {tensor.plane(0), tensor.plane(1)};
+  std::vector<double> values(tensor.size());
+  for (uint64_t i = 0; i < tensor.size(); ++i) values[i] = WeightAt(tensor.kernel().master, planes, i);
+  return values;
+}
+
 struct DecodedSlot {
   std::vector<double> values;
+  std::vector<int> codes;  // where the format has scales
   uint64_t saturated = 0;  // codes at the largest level
 };
 
-template <class T>
-T ReadPlane(const Tensor& tensor, size_t plane, uint64_t index) {
-  T x;
-  std::memcpy(&x, tensor.plane(plane) + index * sizeof x, sizeof x);
-  return x;
+inline oracle::Moment MomentOf(Kind kind) {
+  return kind == Kind::kMomentum ? oracle::Moment::kFirst : oracle::Moment::kSecond;
+}
+inline double ScaleAt(std::string_view state, const std::byte* scales, uint64_t block) {
+  if (state == "dynamic8") return static_cast<double>(ReadAt<float>(scales, block));
+  return oracle::ValueOf(ReadAt<uint16_t>(scales, block), state == "flash8" ? oracle::kFp16 : oracle::kBf16, 16);
+}
+// Codes of dynamic8 are indices; the others' are int8 for m and uint8 for v.
+inline int CodeAt(std::string_view state, Kind kind, const std::byte* codes, uint64_t i) {
+  const bool with_sign = kind == Kind::kMomentum && state != "dynamic8";
+  return with_sign ? static_cast<int>(ReadAt<int8_t>(codes, i)) : static_cast<int>(ReadAt<uint8_t>(codes, i));
+}
+inline bool IsLargest(std::string_view state, Kind kind, int code) {
+  return std::abs(code) == oracle::FormatOf(state, MomentOf(kind)).largest;
 }
 
-// The index of the slot's first plane, of `kind`.
-inline size_t SlotPlane(const Kernel& kernel, Kind kind) {
-  size_t p = 0;
-  while (kernel.planes[p].kind != kind) ++p;
-  return p;
-}
-
-inline DecodedSlot DecodeSlot(const Tensor& tensor, Kind kind) {
-  const size_t p = SlotPlane(tensor.kernel(), kind);
+// planes[0], planes[1]: the slot's own.
+inline DecodedSlot DecodePlanes(std::string_view state, Kind kind, const std::byte* const* planes, uint64_t n) {
+  const oracle::SlotFormat format = oracle::FormatOf(state, MomentOf(kind));
   DecodedSlot slot;
-  for (uint64_t i = 0; i < tensor.size(); ++i) {
-    if (tensor.kernel().state == std::string_view("fp32")) {
-      slot.values.push_back(static_cast<double>(ReadPlane<float>(tensor, p, i)));
+  for (uint64_t i = 0; i < n; ++i) {
+    if (format.block == 0) {
+      slot.values.push_back(state == "fp32" ? static_cast<double>(ReadAt<float>(planes[0], i))
+                                            : oracle::ValueOf(ReadAt<uint16_t>(planes[0], i), oracle::kBf16, 16));
+      if (state == "mcf" && kind == Kind::kVariance) {
+        slot.values.back() += oracle::ValueOf(ReadAt<uint16_t>(planes[1], i), oracle::kBf16, 16);
+      }
       continue;
     }
-    const double scale = oracle::FromHalf(ReadPlane<uint16_t>(tensor, p + 1, i / kBlock), 7);
-    if (kind == Kind::kMomentum) {
-      const int code = ReadPlane<int8_t>(tensor, p, i);
-      slot.values.push_back(oracle::MomentumLevel(code, scale));
-      slot.saturated += std::abs(code) == 127 ? 1 : 0;
-    } else {
-      const int code = ReadPlane<uint8_t>(tensor, p, i);
-      slot.values.push_back(oracle::VarianceLevel(code, scale));
-      slot.saturated += code == 255 ? 1 : 0;
-    }
+    const double scale = ScaleAt(state, planes[1], i / static_cast<uint64_t>(format.block));
+    slot.codes.push_back(CodeAt(state, kind, planes[0], i));
+    slot.values.push_back(format.level(slot.codes.back(), scale));
+    slot.saturated += IsLargest(state, kind, slot.codes.back()) ? 1 : 0;
   }
   return slot;
 }
+// Empty where the rule has no such slot.
+inline DecodedSlot DecodeSlot(const Tensor& tensor, Kind kind) {
+  const size_t p = SlotPlane(tensor.kernel(), kind);
+  if (p == kMaxPlanes) return {};
+  const std::byte* planes[2] = {tensor.plane(p), nullptr};
+  if (p + 1 < tensor.kernel().planes.size()) planes[1] = tensor.plane(p + 1);
+  return DecodePlanes(tensor.kernel().state, kind, planes, tensor.size());
+}
 
-inline oracle::AdamWHyper HyperOf(const Kernel& kernel, const std::vector<double>& hyper) {
-  oracle::AdamWHyper h;
+inline oracle::Hypers HypersOf(const Kernel& kernel, const std::vector<double>& hyper) {
+  const std::pair<std::string_view, double oracle::Hypers::*> known[] = {
+      {"lr", &oracle::Hypers::lr},
+      {"weight_decay", &oracle::Hypers::weight_decay},
+      {"beta1", &oracle::Hypers::beta1},
+      {"beta2", &oracle::Hypers::beta2},
+      {"eps", &oracle::Hypers::eps},
+      {"momentum", &oracle::Hypers::momentum},
+      {"dampening", &oracle::Hypers::dampening},
+      {"nesterov", &oracle::Hypers::nesterov},
+      {"lr_peak", &oracle::Hypers::lr_peak}};
+  oracle::Hypers h;
   for (size_t i = 0; i < hyper.size(); ++i) {
-    const std::string_view name = kernel.hypers[i].name;
-    if (name == "lr") h.lr = hyper[i];
-    if (name == "weight_decay") h.weight_decay = hyper[i];
-    if (name == "beta1") h.beta1 = hyper[i];
-    if (name == "beta2") h.beta2 = hyper[i];
-    if (name == "eps") h.eps = hyper[i];
+    for (const auto& [name, field] : known) {
+      if (name == kernel.hypers[i].name) h.*field = hyper[i];
+    }
   }
   return h;
 }
-// The rule's defaults with some set.
+// The rule's defaults with some set, where the rule has them.
 inline std::vector<double> Hypers(const Kernel& kernel,
                                   std::initializer_list<std::pair<std::string_view, double>> set) {
   std::vector<double> hyper = DefaultHypers(kernel);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "tests/oracle/random.h"
 
 namespace ballast::kernels {
 namespace {
@@ -19,8 +20,12 @@ struct Fields {
 constexpr int kFieldCount = 3;
 uint32_t Field(const Fields& f, int i) { return i == 0 ? f.m : i == 1 ? f.v : f.master; }
 
+RandomWords<Lane> WordsAt(uint64_t tensor_key, uint64_t step, uint64_t element) {
+  return RandomStream<Lane>(RandomKey(tensor_key, step), element).At(element);
+}
+
 Fields At(uint64_t tensor_key, uint64_t step, uint64_t element) {
-  const RandomWords<Lane> w = Random<Lane>(RandomKey(tensor_key, step), element);
+  const RandomWords<Lane> w = WordsAt(tensor_key, step, element);
   return {w.state & 0xffff, w.state >> 16, w.master >> 16};
 }
 
@@ -35,9 +40,12 @@ TEST(RandomTest, WordsAreThoseOfTheIndependentProgram) {
   static_assert(std::size(kVectors) == 64);
   for (const Vector& v : kVectors) {
     SCOPED_TRACE(testing::Message() << v.tensor_key << " " << v.step << " " << v.element);
-    const RandomWords<Lane> w = Random<Lane>(RandomKey(v.tensor_key, v.step), v.element);
+    const RandomWords<Lane> w = WordsAt(v.tensor_key, v.step, v.element);
     EXPECT_EQ(w.state, v.state);
     EXPECT_EQ(w.master, v.master);
+    const oracle::RandomFields oracle = oracle::RandomAt(v.tensor_key, v.step, v.element);
+    EXPECT_EQ(oracle.m | oracle.v << 16, v.state);
+    EXPECT_EQ(oracle.master, v.master >> 16);
   }
 }
 
@@ -106,7 +114,7 @@ TEST(RandomTest, NeighboursDoNotCorrelate) {
 
 // Steps and tensor keys pick one of 2^64 sequences and not places in one: no step repeats another's words, shifted.
 TEST(RandomTest, StepsAreNotShiftsOfOneSequence) {
-  const auto state = [](uint64_t step, uint64_t e) { return Random<Lane>(RandomKey(1, step), e).state; };
+  const auto state = [](uint64_t step, uint64_t e) { return WordsAt(1, step, e).state; };
   for (uint64_t shift = 0; shift < 4096; ++shift) {
     int equal = 0;
     for (uint64_t e = 0; e < 8; ++e) equal += state(2, e + shift) == state(1, e) ? 1 : 0;

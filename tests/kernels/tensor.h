@@ -8,9 +8,12 @@
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/registry.h"
+#include "tests/oracle/numbers.h"
 
 namespace ballast::kernels {
 
@@ -20,7 +23,7 @@ struct StepOptions {
   uint64_t t = 1;
   uint64_t tensor_key = 42;
   bool stochastic = true;
-  bool full = true;
+  StatisticsLevel statistics = StatisticsLevel::kFull;
   float grad_scale = 1;
 };
 
@@ -36,15 +39,41 @@ inline std::vector<double> DefaultHypers(const Kernel& kernel) {
   return hyper;
 }
 
-// Encodes by serving an fp32 master, whose codec the wire tests hold against the oracle.
+// A wire format of binary floating point; nullptr where it is int8 with a scale.
+inline const oracle::Float* FloatOf(const WireFormat& wire) {
+  const std::pair<std::string_view, const oracle::Float*> known[] = {{"fp32", &oracle::kFp32},
+                                                                     {"bf16", &oracle::kBf16},
+                                                                     {"fp16", &oracle::kFp16},
+                                                                     {"fp8-e5m2", &oracle::kE5M2},
+                                                                     {"fp8-e4m3", &oracle::kE4M3}};
+  for (const auto& [name, format] : known) {
+    if (name == wire.name) return format;
+  }
+  return nullptr;
+}
+
+// The oracle's code of a number, saturating. NaN and infinities where the format has them: its topmost exponent.
+inline uint32_t EncodedNumber(double x, const oracle::Float& format, int bits) {
+  const uint32_t sign = std::signbit(x) ? 1u << (bits - 1) : 0;
+  const uint32_t infinity = oracle::CodeOf(format.largest, format, bits) + 1;
+  if (std::isnan(x)) return sign | infinity | 1;
+  if (std::isinf(x)) return sign | infinity;
+  return oracle::CodeOf(oracle::Nearest(x, format), format, bits);
+}
+
+// A gradient, rounded to a wire format by the oracle.
 inline Payload Encoded(WireIndex format, const std::vector<float>& values) {
-  const uint64_t bytes = WireFormats()[static_cast<size_t>(format)].bytes;
-  Payload payload{format, std::vector<std::byte>(PaddedElements(values.size()) * bytes)};
-  std::vector<float> padded(PaddedElements(values.size()));
-  std::copy(values.begin(), values.end(), padded.begin());
-  const std::byte* planes[] = {reinterpret_cast<const std::byte*>(padded.data())};
-  FindMaster("fp32")->serve(planes, format, payload.bytes.data(), 0, values.size());
-  payload.bytes.resize(values.size() * bytes);
+  const WireFormat& wire = WireFormats()[static_cast<size_t>(format)];
+  Payload payload{format, std::vector<std::byte>(values.size() * wire.bytes)};
+  if (wire.bytes == 4) {
+    std::memcpy(payload.bytes.data(), values.data(), payload.bytes.size());
+    return payload;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint32_t code =
+        EncodedNumber(static_cast<double>(values[i]), *FloatOf(wire), static_cast<int>(wire.bytes) * 8);
+    std::memcpy(payload.bytes.data() + i * wire.bytes, &code, wire.bytes);  // little-endian, as every target is
+  }
   return payload;
 }
 
@@ -77,12 +106,12 @@ class Tensor {
 
   void SetWeights(const std::vector<float>& weights) {
     const Pointers to = Planes();
-    FindMaster(kernel_->master)->load(to.at, 0, weights.data(), 0, n_);
+    FindMaster(kernel_->master)->load(to.at, FindWireFormat("fp32"), weights.data(), 0, n_);
   }
   std::vector<float> Weights() const {
     std::vector<float> weights(n_);
     const Pointers from = const_cast<Tensor*>(this)->Planes();
-    FindMaster(kernel_->master)->serve(from.at, 0, weights.data(), 0, n_);
+    FindMaster(kernel_->master)->serve(from.at, FindWireFormat("fp32"), nullptr, 1, weights.data(), 0, n_);
     return weights;
   }
 
@@ -105,6 +134,7 @@ class Tensor {
     return true;
   }
 
+  // With the first pass done, where the rule has one.
   Update MakeUpdate(const Payload& grad, const StepOptions& options) {
     Update u{};
     const Pointers planes = Planes();
@@ -115,8 +145,9 @@ class Tensor {
     u.grad_scale = options.grad_scale;
     u.random_key = RandomKey(options.tensor_key, options.t);
     u.stochastic = options.stochastic;
-    u.full_statistics = options.full;
+    u.statistics = options.statistics;
     kernel_->prepare(options.hyper.empty() ? DefaultHypers(*kernel_) : options.hyper, options.t, u.constants);
+    if (kernel_->measure != nullptr) kernel_->finish(Measured(u), n_, u.constants);
     return u;
   }
 
@@ -125,6 +156,15 @@ class Tensor {
     std::vector<TileStatistics> stats(tiles());
     kernel_->update(MakeUpdate(grad, options), 0, tiles(), stats.data());
     return stats;
+  }
+
+  // The first pass's sum.
+  double Measured(const Update& update) const {
+    std::vector<float> sums(tiles());
+    kernel_->measure(update, 0, tiles(), sums.data());
+    double sum = 0;
+    for (const float tile : sums) sum += static_cast<double>(tile);
+    return sum;
   }
 
  private:
@@ -150,6 +190,15 @@ class Tensor {
   std::vector<std::vector<std::byte>> storage_;
 };
 
+// The gradient formats, and the serving ones.
+inline std::vector<WireIndex> GradientFormats() {
+  std::vector<WireIndex> formats;
+  for (size_t i = 0; i < WireFormats().size(); ++i) {
+    if (WireFormats()[i].gradient) formats.push_back(static_cast<WireIndex>(i));
+  }
+  return formats;
+}
+inline const char* NameOf(WireIndex format) { return WireFormats()[static_cast<size_t>(format)].name; }
 inline std::string NameOf(const Kernel& k) { return std::string(k.rule) + "+" + k.master + "+" + k.state; }
 
 // The same normals on every machine: std::normal_distribution's are the library's choice.

@@ -6,7 +6,7 @@
 namespace ballast::kernels {
 
 const LaneTables& UnoptimizedTables() {
-  static constexpr LaneTables kTables = {"unoptimized", kKernels, kMasters, kWires, kRuleNames, kStateNames};
+  static constexpr LaneTables kTables = MakeTables<ScalarLane>("unoptimized");
   return kTables;
 }
 

@@ -1,0 +1,47 @@
+// Lion (Chen et al., arXiv 2302.06675):
+//
+//   u = sign(RN(RN(b1 m) + RN((1-b1) g))), sign(0) = 0;  m = RN(RN(b2 m) + RN((1-b2) g));  x = fma(-lr, u, RN(x d))
+//   d = 1 - lr wd, or 1 - wd lr/lr_peak
+#pragma once
+
+#include "kernels/rules/rule.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+struct Lion {
+  static constexpr const char* kName = "lion";
+  static constexpr Hyper kHypers[] = {
+      HyperLr(1e-4),
+      HyperDecay(0),
+      HyperBeta1(0.9),
+      {"beta2", 0.99, 0, 1, false, true, ScaledBy::kNothing, "decay of the mean of gradients that is kept"},
+      HyperLrPeak()};
+  static constexpr Slot kSlots[] = {Slot::kSigned};
+  static constexpr bool kHasRms = false;
+  static constexpr bool kTwoPass = false;
+
+  enum Constant { kB1, kC1, kB2, kC2, kMinusLr, kD, kDecay, kConstants };
+
+  static void Prepare(std::span<const double> hyper, uint64_t, float* constants) {
+    const double lr = hyper[0], b1 = hyper[2], b2 = hyper[3];
+    const double taken = DecoupledDecay(lr, hyper[1], hyper[4]);
+    const double values[kConstants] = {b1, 1 - b1, b2, 1 - b2, -lr, 1 - taken, -taken};
+    for (int i = 0; i < kConstants; ++i) constants[i] = static_cast<float>(values[i]);
+  }
+
+  template <class L>
+  static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
+    const auto direction = L::Add(L::Mul(k[kB1], e.slot[0]), L::Mul(k[kC1], e.grad));
+    const auto sign = L::And(L::Bits(direction), L::SetBits(kSignBit));
+    const auto one = L::FromBits(L::Or(L::Bits(L::Set(1.0f)), sign));
+    const auto u = L::Select(L::Less(L::Set(0.0f), L::Abs(direction)), one, L::Set(0.0f));
+    Updated<L> r;
+    TakeStep<L>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
+    r.slot[0] = L::Add(L::Mul(k[kB2], e.slot[0]), L::Mul(k[kC2], e.grad));
+    return r;
+  }
+};
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,83 @@
+// StableAdamW (Wortsman et al., arXiv 2304.13013): AdamW whose learning rate is divided, tensor by tensor, by the root
+// mean square of the update that the gradient alone would ask for, when that is above 1. Two passes over a tensor:
+//
+//   bh = b (1 - b^(t-1)) / (1 - b^t), 0 at t = 1: m and v are debiased as they stand
+//   m = RN(RN(bh1 m) + RN(c1 g));  v = RN(RN(bh2 v) + RN(c2 RN(g g)));  s = sqrt(v)
+//   first pass:  RMS = sqrt(mean of RN(RN(g g) / max(v, eps^2))); a block whose g is not finite or whose v cannot be
+//                stored adds 0
+//   lr_t = lr / max(1, RMS), from lr as fp32;  d = 1 - lr_t wd, or 1 - wd lr_t/lr_peak
+//   second pass: u = RN(m / RN(s + eps));  x = fma(-lr_t, u, RN(x d))
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/rules/rule.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+struct StableAdamW {
+  static constexpr const char* kName = "stable_adamw";
+  static constexpr Hyper kHypers[] = {HyperLr(1e-3),    HyperDecay(1e-2), HyperBeta1(0.9),
+                                      HyperBeta2(0.99), HyperEps(1e-6),   HyperLrPeak()};
+  static constexpr Slot kSlots[] = {Slot::kSigned, Slot::kNonNegative};
+  static constexpr bool kHasRms = true;
+  static constexpr bool kTwoPass = true;
+
+  enum Constant { kB1, kC1, kB2, kC2, kEps, kEps2, kLr, kDecayOfLr, kMinusLr, kD, kDecay, kConstants };
+
+  static void Prepare(std::span<const double> hyper, uint64_t t, float* constants) {
+    const double lr = hyper[0], decay = hyper[1], eps = hyper[4], lr_peak = hyper[5];
+    const auto debiased = [t](double b) { return b * (1 - Power(b, t - 1)) / (1 - Power(b, t)); };
+    const double b1 = debiased(hyper[2]), b2 = debiased(hyper[3]);
+    const double values[] = {b1, 1 - b1, b2, 1 - b2, eps, eps * eps, lr, lr_peak > 0 ? decay / lr_peak : decay};
+    std::transform(std::begin(values), std::end(values), constants, [](double x) { return static_cast<float>(x); });
+    constants[kEps] = AtLeastLeastNormal(eps);
+    constants[kEps2] = AtLeastLeastNormal(eps * eps);
+    Finish(0, 1, constants);
+  }
+
+  static void Finish(double sum, uint64_t n, float* constants) {
+    const double rms = std::sqrt(sum / static_cast<double>(n));
+    const double lr = static_cast<double>(constants[kLr]) / std::max(1.0, rms);
+    const double taken = lr * static_cast<double>(constants[kDecayOfLr]);
+    constants[kMinusLr] = static_cast<float>(-lr);
+    constants[kD] = static_cast<float>(1 - taken);
+    constants[kDecay] = static_cast<float>(-taken);
+  }
+
+  template <class L>
+  static BALLAST_FN typename L::F SecondMoment(const typename L::F* k, typename L::F v, typename L::F g2) {
+    return L::Add(L::Mul(k[kB2], v), L::Mul(k[kC2], g2));
+  }
+  // What the first pass adds, and the second moment.
+  template <class L>
+  struct Measured {
+    typename L::F term, v;
+  };
+  template <class L>
+  static BALLAST_FN Measured<L> Measure(const typename L::F* k, typename L::F g, typename L::F old_v) {
+    const auto g2 = L::Mul(g, g);
+    const auto v = SecondMoment<L>(k, old_v, g2);
+    return {L::Div(g2, L::Max(v, k[kEps2])), v};
+  }
+
+  template <class L>
+  static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
+    const auto g2 = L::Mul(e.grad, e.grad);
+    const auto m = L::Add(L::Mul(k[kB1], e.slot[0]), L::Mul(k[kC1], e.grad));
+    const auto v = SecondMoment<L>(k, e.slot[1], g2);
+    const auto s = L::Sqrt(v);
+    const auto u = L::Div(m, L::Add(s, k[kEps]));
+    Updated<L> r;
+    TakeStep<L>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
+    r.slot[0] = m;
+    r.slot[1] = v;
+    r.root[1] = s;
+    r.rms_term = L::Div(g2, L::Max(v, k[kEps2]));
+    return r;
+  }
+};
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels
