@@ -38,8 +38,12 @@ grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* c
   response->set_ops_address(options_.ops_address);
   for (const char* name : kernels::RuleNames()) response->add_rules(name);
   for (const kernels::Master& master : kernels::Masters()) response->add_masters(master.name);
-  for (const char* name : kernels::StateNames()) response->add_states(name);
-  for (const kernels::WireFormat& format : kernels::WireFormats()) response->add_wire_formats(format.name);
+  for (const kernels::State& state : kernels::States()) response->add_states(state.name);
+  for (const kernels::WireFormat& format : kernels::WireFormats()) {
+    response->add_wire_formats(format.name);
+    if (format.gradient) response->add_gradient_formats(format.name);
+    if (format.serving) response->add_serving_formats(format.name);
+  }
   response->set_state(runs.draining() ? "draining" : "serving");
   response->set_max_runs(runs.max_runs());
   return Answer(context, record, absl::OkStatus());

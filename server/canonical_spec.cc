@@ -11,20 +11,23 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
-#include "kernels/registry.h"
+#include "server/kernel_choice.h"
 
 namespace ballast {
 namespace {
 
 namespace pb = google::protobuf;
 
+// A spec that is not valid is left as it is.
 void FillGroup(v1::GroupSpec* group) {
-  if (group->master().empty()) group->set_master("split24");
-  if (group->state().empty()) group->set_state("companded8");
   if (group->rounding().empty()) group->set_rounding("stochastic");
-  const kernels::Kernel* kernel = kernels::FindKernel(group->rule(), group->master(), group->state());
-  if (kernel == nullptr) return;
-  for (const kernels::Hyper& h : kernel->hypers) group->mutable_hyper()->insert({h.name, h.value});
+  const auto kernel = ChooseKernel(group->rule(), group->master(), group->state(), "");
+  if (!kernel.ok()) return;
+  group->set_master((*kernel)->master);
+  group->set_state((*kernel)->state);
+  if (group->has_lr_peak()) (*group->mutable_hyper())["lr_peak"] = group->lr_peak();
+  group->clear_lr_peak();
+  for (const kernels::Hyper& h : (*kernel)->hypers) group->mutable_hyper()->insert({h.name, h.value});
 }
 
 // Field by field through reflection, so that a field added to the spec is compared without an edit here.

@@ -26,8 +26,7 @@ namespace ballast {
 namespace {
 
 // Read by the clients and tests, which may share the daemon's environment.
-constexpr std::array<absl::string_view, 4> kClientVariables = {"BALLAST_SERVER", "BALLAST_RUN", "BALLAST_LONG",
-                                                               "BALLAST_FAILPOINTS"};
+constexpr std::array<absl::string_view, 3> kClientVariables = {"BALLAST_SERVER", "BALLAST_RUN", "BALLAST_FAILPOINTS"};
 
 v1::DaemonConfig ToMessage(const Config& config) {
   v1::DaemonConfig message;

@@ -22,6 +22,10 @@ v1::ByteCounts FromBytes(const PlanBytes& b) {
   return counts;
 }
 
+std::string NameOf(const kernels::Kernel& kernel) {
+  return absl::StrCat(kernel.rule, "/", kernel.master, "/", kernel.state);
+}
+
 v1::StepOutcome FromOutcome(Outcome outcome) {
   constexpr v1::StepOutcome kOutcomes[] = {v1::STEP_OUTCOME_APPLIED, v1::STEP_OUTCOME_SKIPPED, v1::STEP_OUTCOME_ABORTED,
                                            v1::STEP_OUTCOME_PARTIAL};
@@ -45,11 +49,13 @@ void AddLayers(const Run& run, const RunStatus& status, v1::RunStatus* out) {
     const StepReport::Layer& layer = status.layers[i];
     v1::LayerStatistics* l = out->add_layers();
     l->set_layer(names[i]);
-    l->set_rms_ratio(layer.rms_ratio);
+    if (layer.rms_ratio) l->set_rms_ratio(*layer.rms_ratio);
     l->set_gradient_norm(layer.gradient_norm);
     l->set_update_to_weight_ratio(layer.update_to_weight_ratio.value_or(0));
     l->set_edq_ratio(layer.edq_ratio.value_or(0));
     l->set_unchanged_ratio(layer.unchanged_ratio.value_or(0));
+    if (layer.hi_edq_ratio) l->set_hi_edq_ratio(*layer.hi_edq_ratio);
+    if (layer.hi_unchanged_ratio) l->set_hi_unchanged_ratio(*layer.hi_unchanged_ratio);
   }
 }
 
@@ -90,15 +96,16 @@ absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunS
   return made;
 }
 
-void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, std::string* data, v1::Weights* weights) {
+void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights) {
   const kernels::WireIndex format = spec.tensors[chunk.tensor].serving_format;
   weights->set_step(chunk.step);
   weights->set_tensor(chunk.tensor);
   weights->set_chunk(chunk.chunk);
   weights->set_last(chunk.last);
   weights->set_format(kernels::WireFormats()[static_cast<size_t>(format)].name);
-  weights->set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(data->data()), data->size()}));
-  weights->mutable_data()->swap(*data);
+  weights->mutable_scales()->Assign(piece->scales.begin(), piece->scales.end());
+  weights->set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(piece->data.data()), piece->data.size()}));
+  weights->mutable_data()->swap(piece->data);
 }
 
 v1::StepResult FromClosedStep(const ClosedStep& closed) {
@@ -128,18 +135,22 @@ v1::RunPlan FromPlan(const Plan& plan, uint64_t memory_free_bytes) {
   out.set_trainer_weight_bytes(plan.trainer_weight_bytes);
   out.set_trainer_buffer_bytes(plan.push_bytes);
   out.set_memory_free_bytes(memory_free_bytes);
+  for (const GroupPlan& group : plan.groups) {
+    v1::GroupPlan* g = out.add_groups();
+    g->set_optimizer(NameOf(*group.kernel));
+    g->set_parameters(group.parameters);
+  }
   return out;
 }
 
 v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   const RunStatus status = run.Status();
-  const kernels::Kernel& kernel = *run.spec().groups[0].kernel;
   v1::RunStatus out;
   out.set_run_id(run.spec().run_id);
   out.set_state(FromState(status.state));
   out.set_step(status.step);
   if (status.loss) out.set_loss(*status.loss);
-  out.set_rms_ratio_max(status.rms_ratio_max);
+  if (status.rms_ratio_max) out.set_rms_ratio_max(*status.rms_ratio_max);
   out.set_parameters(run.plan().parameters);
   *out.mutable_bytes() = FromBytes(status.bytes);
   *out.mutable_plan() = FromPlan(run.plan(), memory_free_bytes);
@@ -153,7 +164,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   out.set_steps_applied(status.applied);
   out.set_steps_partial(status.partial);
   out.set_steps_aborted(status.aborted);
-  out.set_optimizer(absl::StrCat(kernel.rule, "/", kernel.master, "/", kernel.state));
+  out.set_optimizer(NameOf(*run.spec().groups[run.spec().tensors[0].group].kernel));
   out.set_received_bytes(status.received_bytes);
   out.set_sent_bytes(status.sent_bytes);
   return out;

@@ -34,14 +34,19 @@ absl::Status CheckMicro(uint32_t micro);
 absl::Status CheckGradient(const v1::Gradient& gradient, const RunSpec& spec, absl::string_view* reason);
 absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSpec& spec);
 
-// Swaps `data` in; the checksum is of it.
-void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, std::string* data, v1::Weights* weights);
+// Swaps the piece's data in, and copies its scales; the checksum is of the data.
+void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
 v1::StepResult FromClosedStep(const ClosedStep& closed);
 v1::RunPlan FromPlan(const Plan& plan, uint64_t memory_free_bytes);
 v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 
-// "fp32, bf16, fp16": what the registry holds, for refusals.
-std::string ListWireFormats();
+// The parts of a spec. `at` names the place in refusals.
+absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
+// A format of this name that is fit for gradients or for serving, by the flag of that name.
+absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool kernels::WireFormat::*fit,
+                                                const std::string& at);
+// Those that the registry holds, for refusals.
+std::string ListWireFormats(bool kernels::WireFormat::*fit);
 
 }  // namespace ballast

@@ -49,8 +49,8 @@ absl::Status CheckFormat(const v1::Gradient& g, const RunSpec& spec) {
       kernels::WireFormats()[static_cast<size_t>(spec.tensors[g.tensor()].gradient_format)].name;
   const ChunkName name{g.tensor(), g.chunk()};
   if (g.format() != wanted) {
-    return InvalidArgumentError(
-        StrCat(NameOf(spec, name), " has the format '", g.format(), "'; wanted: ", wanted, ", the tensor's dtype"));
+    return InvalidArgumentError(StrCat(NameOf(spec, name), " has the format '", g.format(), "'; wanted: ", wanted,
+                                       ", the format of the tensor's gradients"));
   }
   if (g.scale() != 0 && g.scale() != 1) {
     return InvalidArgumentError(StrCat(NameOf(spec, name), " has the scale ", g.scale(), "; wanted: 0 or 1 for ",
@@ -81,11 +81,8 @@ absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSp
     return InvalidArgumentError(
         StrCat(NameOf(spec, name), ": the slot is '", request->slot(), "'; this version loads weights only"));
   }
-  const kernels::WireIndex format = kernels::FindWireFormat(request->format());
-  if (format < 0) {
-    return InvalidArgumentError(
-        StrCat(NameOf(spec, name), " has the format '", request->format(), "'; valid: ", ListWireFormats()));
-  }
+  ASSIGN_OR_RETURN(const kernels::WireIndex format, ToWireFormat(request->format(), &kernels::WireFormat::gradient,
+                                                                 NameOf(spec, name) + ": the format"));
   RETURN_IF_ERROR(CheckSize(spec, name, format, request->data().size()));
   const uint32_t crc = Crc32c({reinterpret_cast<const std::byte*>(request->data().data()), request->data().size()});
   if (crc != request->crc32c()) {

@@ -22,15 +22,6 @@ constexpr int64_t kMostElements = int64_t{1} << 40;
 constexpr int kMostDimensions = 32;
 constexpr int kMostGroups = 1024;
 
-std::string NotOneOf(absl::string_view field, absl::string_view got, const std::string& names) {
-  return StrCat(field, " is '", got, "'; valid: ", names);
-}
-
-template <typename Items>
-std::string ListNames(const Items& items) {
-  return absl::StrJoin(items, ", ", [](std::string* out, const auto& item) { absl::StrAppend(out, item.name); });
-}
-
 absl::Status NotInThisVersion(absl::string_view field, absl::string_view got, absl::string_view mend) {
   return InvalidArgumentError(StrCat(field, " = ", got, " is not in this version; ", mend));
 }
@@ -67,76 +58,6 @@ absl::Status CheckPolicies(const v1::RunSpec& spec) {
         StrCat("rank_timeout_s is ", spec.rank_timeout_s(), "; wanted: 0 (the default, 60) to 1000000 seconds"));
   }
   return absl::OkStatus();
-}
-
-std::string ListTriples() {
-  return absl::StrJoin(kernels::Kernels(), ", ", [](std::string* out, const kernels::Kernel& k) {
-    absl::StrAppend(out, k.rule, "/", k.master, "/", k.state);
-  });
-}
-
-absl::StatusOr<const kernels::Kernel*> ToKernel(const v1::GroupSpec& group, const std::string& at) {
-  const std::string master = group.master().empty() ? "split24" : group.master();
-  const std::string state = group.state().empty() ? "companded8" : group.state();
-  const auto rules = kernels::RuleNames();
-  const auto states = kernels::StateNames();
-  if (std::find(rules.begin(), rules.end(), group.rule()) == rules.end()) {
-    return InvalidArgumentError(NotOneOf(at + ".rule", group.rule(), absl::StrJoin(rules, ", ")));
-  }
-  if (kernels::FindMaster(master) == nullptr) {
-    return InvalidArgumentError(NotOneOf(at + ".master", master, ListNames(kernels::Masters())));
-  }
-  if (std::find(states.begin(), states.end(), state) == states.end()) {
-    return InvalidArgumentError(NotOneOf(at + ".state", state, absl::StrJoin(states, ", ")));
-  }
-  const kernels::Kernel* kernel = kernels::FindKernel(group.rule(), master, state);
-  if (kernel != nullptr) return kernel;
-  return InvalidArgumentError(StrCat(at, " asks for rule/master/state ", group.rule(), "/", master, "/", state,
-                                     ", which is not among those built: ", ListTriples()));
-}
-
-absl::Status CheckHyper(const kernels::Hyper& h, double value, const std::string& at) {
-  const bool low = h.open_min ? value > h.min : value >= h.min;
-  const bool high = h.open_max ? value < h.max : value <= h.max;
-  if (low && high) return absl::OkStatus();  // a NaN is neither
-  return InvalidArgumentError(StrCat(at, " is ", value, "; wanted: ", h.open_min ? "above " : "at least ", h.min, ", ",
-                                     h.open_max ? "below " : "at most ", h.max));
-}
-
-absl::StatusOr<std::vector<double>> ToHyper(const v1::GroupSpec& group, const kernels::Kernel& kernel,
-                                            const std::string& at) {
-  for (const auto& [name, _] : group.hyper()) {
-    const auto known = [&, n = name](const kernels::Hyper& h) { return n == h.name; };
-    if (std::none_of(kernel.hypers.begin(), kernel.hypers.end(), known)) {
-      return InvalidArgumentError(
-          StrCat(at, ".hyper has '", name, "', which rule ", kernel.rule, " lacks; valid: ", ListNames(kernel.hypers)));
-    }
-  }
-  std::vector<double> values;
-  for (const kernels::Hyper& h : kernel.hypers) {
-    const auto given = group.hyper().find(h.name);
-    values.push_back(given == group.hyper().end() ? h.value : given->second);
-    RETURN_IF_ERROR(CheckHyper(h, values.back(), StrCat(at, ".hyper['", h.name, "']")));
-  }
-  return values;
-}
-
-absl::StatusOr<GroupSpec> ToGroup(const v1::GroupSpec& group, const std::string& at) {
-  GroupSpec made;
-  ASSIGN_OR_RETURN(made.kernel, ToKernel(group, at));
-  made.master = kernels::FindMaster(made.kernel->master);
-  ASSIGN_OR_RETURN(made.hyper, ToHyper(group, *made.kernel, at));
-  if (!group.rounding().empty() && group.rounding() != "stochastic" && group.rounding() != "nearest") {
-    return InvalidArgumentError(NotOneOf(at + ".rounding", group.rounding(), "stochastic, nearest"));
-  }
-  made.stochastic = group.rounding() != "nearest";
-  if (!group.serving().empty() && kernels::FindWireFormat(group.serving()) < 0) {
-    return InvalidArgumentError(NotOneOf(at + ".serving", group.serving(), ListWireFormats()));
-  }
-  if (group.has_lr_peak()) {
-    return NotInThisVersion(at + ".lr_peak (decouple_lr)", StrCat(group.lr_peak()), "leave it unset");
-  }
-  return made;
 }
 
 absl::StatusOr<uint64_t> CountElements(const v1::TensorSpec& t, const std::string& at) {
@@ -176,18 +97,33 @@ absl::Status CheckScale(const std::string& at, double scale) {
   return InvalidArgumentError(StrCat(at, " is ", scale, "; wanted: a finite number, at least 0"));
 }
 
+// Elements that share a scale: a row, that is the last dimension. What has no rows worth the name, a tensor of one
+// dimension or of rows of one element, is one row.
+uint64_t RowLength(const v1::TensorSpec& t, uint64_t elements, kernels::Scaling scaling) {
+  if (scaling == kernels::Scaling::kNone) return 0;
+  const bool rows = scaling == kernels::Scaling::kRow && t.shape_size() > 1 && t.shape(t.shape_size() - 1) > 1;
+  return rows ? static_cast<uint64_t>(t.shape(t.shape_size() - 1)) : elements;
+}
+
+absl::Status ResolveFormats(const v1::TensorSpec& t, const v1::GroupSpec& group, const std::string& at,
+                            TensorSpec* made) {
+  ASSIGN_OR_RETURN(made->dtype, ToWireFormat(t.dtype(), &kernels::WireFormat::gradient, at + ".dtype"));
+  made->gradient_format = group.gradient().empty() ? made->dtype : kernels::FindWireFormat(group.gradient());
+  const std::string& serving = group.serving().empty() ? t.dtype() : group.serving();
+  const std::string field = group.serving().empty() ? at + ".dtype, and so the group's serving," : at + ".serving";
+  ASSIGN_OR_RETURN(made->serving_format, ToWireFormat(serving, &kernels::WireFormat::serving, field));
+  const auto index = static_cast<size_t>(made->serving_format);
+  made->row_length = RowLength(t, made->elements, kernels::WireFormats()[index].scaling);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TensorSpec> ToTensor(const v1::TensorSpec& t, const v1::RunSpec& spec, const std::string& at) {
   TensorSpec made{.name = t.name(), .group = t.group()};
   ASSIGN_OR_RETURN(made.elements, CountElements(t, at));
-  made.gradient_format = kernels::FindWireFormat(t.dtype());
-  if (made.gradient_format < 0) {
-    return InvalidArgumentError(NotOneOf(at + ".dtype", t.dtype(), ListWireFormats()));
-  }
   if (t.group() >= static_cast<uint32_t>(spec.groups_size())) {
     return InvalidArgumentError(StrCat(at, ".group is ", t.group(), ", but there are ", spec.groups_size(), " groups"));
   }
-  const std::string& serving = spec.groups(static_cast<int>(t.group())).serving();
-  made.serving_format = serving.empty() ? made.gradient_format : kernels::FindWireFormat(serving);
+  RETURN_IF_ERROR(ResolveFormats(t, spec.groups(static_cast<int>(t.group())), at, &made));
   if (t.has_lr_scale()) made.lr_scale = t.lr_scale();
   if (t.has_wd_scale()) made.wd_scale = t.wd_scale();
   RETURN_IF_ERROR(CheckScale(at + ".lr_scale", made.lr_scale));
@@ -223,8 +159,6 @@ uint64_t ChunkElements(const Config::Limits& limits) {
 
 }  // namespace
 
-std::string ListWireFormats() { return ListNames(kernels::WireFormats()); }
-
 absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits) {
   RETURN_IF_ERROR(CheckCounts(spec, limits));
   RETURN_IF_ERROR(CheckPolicies(spec));
@@ -236,7 +170,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   made.lease_s = limits.lease_s;
   made.layer_groups = limits.layer_groups;
   for (int i = 0; i < spec.groups_size(); ++i) {
-    ASSIGN_OR_RETURN(GroupSpec group, ToGroup(spec.groups(i), StrCat("groups[", i, "]")));
+    ASSIGN_OR_RETURN(GroupSpec group, ToGroupSpec(spec.groups(i), StrCat("groups[", i, "]")));
     made.groups.push_back(std::move(group));
   }
   std::unordered_set<std::string> names;
@@ -250,49 +184,6 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
     ASSIGN_OR_RETURN(TensorSpec tensor, ToTensor(t, spec, StrCat("tensors[", i, "] '", t.name(), "'")));
     made.tensors.push_back(std::move(tensor));
   }
-  return made;
-}
-
-absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec) {
-  message::StepBegin made{.step = begin.step()};
-  if (begin.loss_scale() != 0) made.loss_scale = begin.loss_scale();
-  const float inverse = static_cast<float>(1 / made.loss_scale);
-  if (!(made.loss_scale > 0) || !std::isfinite(inverse) || inverse == 0) {
-    return InvalidArgumentError(StrCat("loss_scale is ", begin.loss_scale(),
-                                       "; wanted: a positive number whose inverse is a float, or 0 for 1"));
-  }
-  if (static_cast<size_t>(begin.groups_size()) > spec.groups.size()) {
-    return InvalidArgumentError(
-        StrCat("StepBegin has values of ", begin.groups_size(), " groups, but the run has ", spec.groups.size()));
-  }
-  for (size_t i = 0; i < spec.groups.size(); ++i) {
-    std::vector<double>& hyper = made.hyper.emplace_back(spec.groups[i].hyper);
-    if (i >= static_cast<size_t>(begin.groups_size())) continue;
-    const v1::GroupStep& g = begin.groups(static_cast<int>(i));
-    const struct {
-      absl::string_view name;
-      bool given;
-      double value;
-    } values[] = {{"lr", g.has_lr(), g.lr()},
-                  {"weight_decay", g.has_weight_decay(), g.weight_decay()},
-                  {"beta1", g.has_beta1(), g.beta1()},
-                  {"beta2", g.has_beta2(), g.beta2()},
-                  {"momentum", g.has_momentum(), g.momentum()}};
-    const kernels::Kernel& kernel = *spec.groups[i].kernel;
-    for (const auto& v : values) {
-      if (!v.given) continue;
-      const auto h = std::find_if(kernel.hypers.begin(), kernel.hypers.end(),
-                                  [&](const kernels::Hyper& one) { return v.name == one.name; });
-      const std::string at = StrCat("StepBegin of step ", begin.step(), ", groups[", i, "].", v.name);
-      if (h == kernel.hypers.end()) {
-        return InvalidArgumentError(
-            StrCat(at, " is given, but rule ", kernel.rule, " has only ", ListNames(kernel.hypers)));
-      }
-      RETURN_IF_ERROR(CheckHyper(*h, v.value, at));
-      hyper[static_cast<size_t>(h - kernel.hypers.begin())] = v.value;
-    }
-  }
-  begin.SerializeToString(&made.content);
   return made;
 }
 

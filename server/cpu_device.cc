@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,13 +23,15 @@ using kernels::kTile;
 constexpr uint64_t kGrainTiles = 8;
 constexpr uint64_t kLeastSharedTiles = 16;
 
+uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
+
 struct Extent {
   uint64_t first = 0, last = 0;  // elements
-  uint64_t tiles() const { return (last - first + kTile - 1) / kTile; }
 };
 
 Extent ExtentOf(const DeviceTask& task) {
   if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
+  if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
   if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
   const auto& l = std::get<LoadTask>(task);
   return {l.first, l.last};
@@ -45,14 +49,28 @@ uint64_t CostBytes(const DeviceTask& task) {
   return 4096 + (extent.last - extent.first) * per_element;
 }
 
-bool RunTiles(const UpdateTask& t, uint64_t first, uint64_t last) {
-  t.kernel->update(t.update, first, last, t.tiles + first);
+// Maxima do not depend on the order in which they are taken.
+void Raise(float* at, float value) {
+  std::atomic_ref<float> most(*at);
+  float seen = most.load(std::memory_order_relaxed);
+  while (value > seen && !most.compare_exchange_weak(seen, value, std::memory_order_relaxed)) continue;
+}
+
+// Work on tiles [first, last) of a task's elements.
+bool RunTiles(const ScaleTask& t, uint64_t first, uint64_t last) {
+  const uint64_t end = std::min(t.elements, last * kTile);
+  for (uint64_t e = first * kTile; e < end;) {
+    const uint64_t row = e / t.row_length, row_end = std::min(end, (row + 1) * t.row_length);
+    Raise(t.scales + row, t.master->absmax(t.planes.data(), e, row_end));
+    e = row_end;
+  }
   return true;
 }
 bool RunTiles(const ServeTask& t, uint64_t first, uint64_t last) {
   const uint64_t begin = t.first + first * kTile;
   std::byte* out = t.out + (begin - t.first) * FormatBytes(t.format);
-  t.master->serve(t.planes.data(), t.format, out, begin, std::min(t.last, t.first + last * kTile));
+  t.master->serve(t.planes.data(), t.format, t.scales, t.row_length, out, begin,
+                  std::min(t.last, t.first + last * kTile));
   return true;
 }
 bool RunTiles(const LoadTask& t, uint64_t first, uint64_t last) {
@@ -60,6 +78,15 @@ bool RunTiles(const LoadTask& t, uint64_t first, uint64_t last) {
   const std::byte* in = t.in + (begin - t.first) * FormatBytes(t.format);
   return t.master->load(t.planes.data(), t.format, in, begin, std::min(t.last, t.first + last * kTile));
 }
+
+// What comes before the tiles.
+void Prepare(const ScaleTask& t) { std::fill_n(t.scales, t.elements / t.row_length, 0.0f); }
+void Prepare(const ServeTask& t) {
+  if (t.scales == nullptr || t.first == t.last) return;
+  const uint64_t first = t.first / t.row_length, last = (t.last - 1) / t.row_length + 1;
+  std::copy(t.scales + first, t.scales + last, t.scales_out);
+}
+void Prepare(const LoadTask&) {}
 
 uint32_t ThreadsOr(uint32_t threads) {
   return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
@@ -202,11 +229,47 @@ void CpuDevice::DispatchLoop() {
   }
 }
 
-TaskResult CpuDevice::RunTask(const DeviceTask& task) {
+TaskResult CpuDevice::RunTask(DeviceTask& task) {
   const double begin_s = MonotonicSeconds();
-  const uint64_t tiles = ExtentOf(task).tiles();
+  const Extent extent = ExtentOf(task);
+  TaskResult result;
+  std::visit(
+      [&](auto& t) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(t)>, UpdateTask>) {
+          result.statistics = Run(t);
+        } else {
+          Prepare(t);
+          result.finite = Share(TilesOf(extent.last - extent.first),
+                                [&t](uint64_t first, uint64_t last) { return RunTiles(t, first, last); });
+        }
+      },
+      task);
+  result.seconds = MonotonicSeconds() - begin_s;
+  return result;
+}
+
+kernels::Statistics CpuDevice::Run(UpdateTask& task) {
+  const kernels::Kernel& kernel = *task.kernel;
+  const uint64_t tiles = TilesOf(task.update.n);
+  if (kernel.measure != nullptr) {
+    float* const sums = reinterpret_cast<float*>(task.tiles);
+    Share(tiles, [&](uint64_t first, uint64_t last) {
+      kernel.measure(task.update, first, last, sums + first);
+      return true;
+    });
+    kernel.finish(std::accumulate(sums, sums + tiles, 0.0), task.update.n, task.update.constants);
+  }
+  Share(tiles, [&](uint64_t first, uint64_t last) {
+    kernel.update(task.update, first, last, task.tiles + first);
+    return true;
+  });
+  return kernels::Combine({task.tiles, tiles}, task.update.statistics == kernels::StatisticsLevel::kFull);
+}
+
+bool CpuDevice::Share(uint64_t tiles, TileWork work) {
   const bool shared = !workers_.empty() && tiles >= kLeastSharedTiles;
-  section_.task = &task;
+  section_.work = &work;
+  section_.tiles = tiles;
   section_.grain_tiles = shared ? kGrainTiles : tiles;
   section_.grains = shared ? (tiles + kGrainTiles - 1) / kGrainTiles : 1;
   section_.next.store(0, std::memory_order_relaxed);
@@ -222,23 +285,16 @@ TaskResult CpuDevice::RunTask(const DeviceTask& task) {
     absl::MutexLock lock(&section_mu_);
     section_mu_.Await(absl::Condition(&done));
   }
-  TaskResult result{.finite = section_.finite.load(std::memory_order_relaxed)};
-  if (const auto* u = std::get_if<UpdateTask>(&task)) {
-    result.statistics = kernels::Combine({u->tiles, tiles}, u->update.full_statistics);
-  }
-  result.seconds = MonotonicSeconds() - begin_s;
-  return result;
+  return section_.finite.load(std::memory_order_relaxed);
 }
 
 void CpuDevice::WorkOn(Section* section) {
-  const uint64_t tiles = ExtentOf(*section->task).tiles();
   while (true) {
     const uint64_t grain = section->next.fetch_add(1, std::memory_order_relaxed);
     if (grain >= section->grains) return;
     const uint64_t first = grain * section->grain_tiles;
-    const uint64_t last = std::min(tiles, first + section->grain_tiles);
-    const bool finite = std::visit([&](const auto& task) { return RunTiles(task, first, last); }, *section->task);
-    if (!finite) section->finite.store(false, std::memory_order_relaxed);
+    const uint64_t last = std::min(section->tiles, first + section->grain_tiles);
+    if (!(*section->work)(first, last)) section->finite.store(false, std::memory_order_relaxed);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 
 #include "server/device.h"
@@ -42,9 +43,12 @@ class CpuDevice final : public Device {
     DeviceQueue::Completion done;
     uint64_t cost_bytes = 0;
   };
-  // A task while threads share it: grains are taken by counter.
+  // Work on tiles [first, last); false: a NaN or infinity was met.
+  using TileWork = absl::FunctionRef<bool(uint64_t first, uint64_t last)>;
+  // Work while threads share it: grains are taken by counter.
   struct Section {
-    const DeviceTask* task = nullptr;
+    const TileWork* work = nullptr;
+    uint64_t tiles = 0;
     uint64_t grains = 0;
     uint64_t grain_tiles = 0;
     std::atomic<uint64_t> next = 0;
@@ -55,7 +59,10 @@ class CpuDevice final : public Device {
   void DispatchLoop();
   void WorkerLoop();
   Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  TaskResult RunTask(const DeviceTask& task);
+  TaskResult RunTask(DeviceTask& task);
+  // The threads share the tiles; false if any of them met a NaN or infinity.
+  bool Share(uint64_t tiles, TileWork work);
+  kernels::Statistics Run(UpdateTask& task);
   void WorkOn(Section* section);
 
   const uint32_t threads_;

@@ -51,19 +51,30 @@ class DeviceBuffer {
   uint64_t bytes_ = 0;
 };
 
-// One tensor's update. `tiles` has room for all of its tiles until the task is done.
+// One tensor's update, in one pass over it or two, as its kernel says. `tiles` has room for all of its tiles until the
+// task is done; between the passes it holds the sums of the first.
 struct UpdateTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::Update update = {};
   kernels::TileStatistics* tiles = nullptr;
 };
-// Encodes elements [first, last) of the master into caller memory.
+// Computes the scales that the master is served with: of each row of `row_length` elements the largest |weight|.
+struct ScaleTask {
+  const kernels::Master* master = nullptr;
+  std::array<std::byte*, kernels::kMaxPlanes> planes = {};
+  uint64_t elements = 0, row_length = 0;
+  float* scales = nullptr;  // elements / row_length
+};
+// Encodes elements [first, last) of the master into caller memory, and copies the scales that they need, if any.
 struct ServeTask {
   const kernels::Master* master = nullptr;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   kernels::WireIndex format = 0;
   uint64_t first = 0, last = 0;
   std::byte* out = nullptr;
+  const float* scales = nullptr;  // of the tensor, by a ScaleTask; nullptr: a format without
+  uint64_t row_length = 0;
+  float* scales_out = nullptr;
 };
 // Decodes caller memory into elements [first, last) of the master.
 struct LoadTask {
@@ -73,7 +84,7 @@ struct LoadTask {
   uint64_t first = 0, last = 0;
   const std::byte* in = nullptr;
 };
-using DeviceTask = std::variant<UpdateTask, ServeTask, LoadTask>;
+using DeviceTask = std::variant<UpdateTask, ScaleTask, ServeTask, LoadTask>;
 
 struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask

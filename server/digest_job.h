@@ -1,5 +1,6 @@
-// The digests of all weights in their serving format, computed chunk by chunk through the run's queue. One at a time: a
-// second request takes the place of the first, which is answered ABORTED.
+// The digests of all weights in their serving format, computed chunk by chunk through the run's queue. Of a format with
+// scales it is the digest of two digests, that of the codes and that of the scales in order. One at a time: a second
+// request takes the place of the first, which is answered ABORTED.
 //
 // Strand-confined. Memory: one scratch chunk, from the constructor on.
 #pragma once
@@ -20,27 +21,28 @@ namespace ballast {
 class DigestJob {
  public:
   using Done = absl::AnyInvocable<void(absl::StatusOr<std::vector<uint64_t>>)>;
-  DigestJob(const RunSpec* spec, ParameterStore* store, uint64_t scratch_bytes);
+  DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& plan);
 
   void Start(Done done);
   void Abandon(absl::Status why);
-  uint64_t scratch_bytes() const { return scratch_bytes_; }
+  uint64_t scratch_bytes() const { return scratch_.reserved_bytes(); }
 
  private:
   void Restart();
   void NextChunk();
   void OnChunk();
+  void AddChunk();
+  uint64_t TensorDigest() const;
 
   const RunSpec* const spec_;
   ParameterStore* const store_;
-  std::string scratch_;
-  uint64_t scratch_bytes_ = 0;
+  WeightPiece scratch_;
   Done done_;
   bool encoding_ = false;
   bool restart_ = false;
   uint32_t tensor_ = 0;
   uint64_t chunk_ = 0;
-  std::optional<WeightDigester> digester_;
+  std::optional<WeightDigester> digester_, scale_digester_;
   std::vector<uint64_t> digests_;
 };
 

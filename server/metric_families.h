@@ -50,7 +50,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
 
     {"Runs and steps", "ballast_runs", MetricType::kGauge, "state=waiting|training|failed", "Runs by state."},
     {"Runs and steps", "ballast_run_info", MetricType::kGauge, "run_id optimizer master state_format serving",
-     "Constant 1; formats and optimizer of the first parameter group."},
+     "Constant 1; formats and optimizer of the first tensor."},
     {"Runs and steps", "ballast_run_state", MetricType::kGauge, "run_id state=waiting|training|failed|done",
      "The run's state: one of the series is 1. done: it has ended, and its series are about to."},
     {"Runs and steps", "ballast_run_parameters", MetricType::kGauge, "run_id", "Parameters owned."},
@@ -76,7 +76,9 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "At the last step for which the trainer sent one."},
 
     {"Optimizer health", "ballast_rms_ratio", MetricType::kGauge, "run_id layer",
-     "RMS_t = sqrt(mean(g^2 / max(v, eps^2))) at the last step, maximum over the layer's tensors."},
+     "RMS_t = sqrt(mean(g^2 / max(v, eps^2))) at the last step, maximum over the layer's tensors; none for rules "
+     "without "
+     "a second moment."},
     {"Optimizer health", "ballast_rms_ratio_recent_max", MetricType::kGauge, "run_id layer",
      "Maximum of ballast_rms_ratio over the last 60 s, and never less than at the last step."},
     {"Optimizer health", "ballast_rms_ratio_distribution", MetricType::kHistogram, "run_id",
@@ -95,6 +97,9 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "step with full statistics."},
     {"Optimizer health", "ballast_unchanged_ratio", MetricType::kGauge, "run_id layer",
      "Part of the layer's weights that the update left bit for bit the same, at the last step with full statistics."},
+    {"Optimizer health", "ballast_hi_edq_ratio", MetricType::kGauge, "run_id layer",
+     "ballast_edq_ratio of the first component alone, where weights are stored in two (mcf): what bf16 weights by "
+     "themselves would have taken up."},
     {"Optimizer health", "ballast_gradients_nonfinite_total", MetricType::kCounter, "run_id",
      "Tensors whose gradient had a NaN or an infinity."},
     {"Optimizer health", "ballast_blocks_rejected_total", MetricType::kCounter, "run_id",

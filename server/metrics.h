@@ -30,17 +30,18 @@ struct StepReport {
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;
   struct Layer {
-    double rms_ratio = 0;                                                      // max over the layer's tensors; finite
-    std::optional<double> update_to_weight_ratio, edq_ratio, unchanged_ratio;  // at steps with full statistics
+    std::optional<double> rms_ratio;  // max over the layer's tensors; finite; none: no rule with a second moment
+    // At steps with full statistics. hi: of the first component of a weight that has two, else none.
+    std::optional<double> update_to_weight_ratio, edq_ratio, unchanged_ratio, hi_edq_ratio, hi_unchanged_ratio;
     double gradient_norm = 0;
   };
   std::vector<Layer> layers;       // by index into RunLabels::layers; tensors without an update this step left out
-  std::vector<double> tensor_rms;  // RMS_t of every tensor updated; for the distribution
+  std::vector<double> tensor_rms;  // RMS_t of every tensor updated that has one; for the distribution
 };
 
 struct RunLabels {
   std::string run_id;
-  std::string optimizer, master, state, serving;  // of the first group
+  std::string optimizer, master, state, serving;  // of the first tensor
   uint64_t parameters = 0;
   std::vector<std::string> layers;
 };

@@ -1,8 +1,6 @@
 #include "server/parameter_store.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "server/status_macros.h"
@@ -14,6 +12,11 @@ const kernels::Kernel& KernelOf(const RunSpec& spec, uint32_t tensor) {
   return *spec.groups[spec.tensors[tensor].group].kernel;
 }
 size_t Index(kernels::Kind kind) { return static_cast<size_t>(kind); }
+
+double ScaleOf(const TensorSpec& t, kernels::ScaledBy scaled_by) {
+  const double scales[] = {1, t.lr_scale, t.wd_scale};
+  return scales[static_cast<size_t>(scaled_by)];
+}
 
 }  // namespace
 
@@ -37,8 +40,11 @@ ParameterStore::~ParameterStore() = default;
 
 void ParameterStore::LayOut() {
   std::array<uint64_t, 3> end = {};
+  uint64_t scales = 0;
   for (uint32_t i = 0; i < placements_.size(); ++i) {
     const auto planes = KernelOf(*environment_.spec, i).planes;
+    placements_[i].first_scale = scales;
+    scales += ScaleCount(environment_.spec->tensors[i]);
     for (size_t p = 0; p < planes.size(); ++p) {
       uint64_t& offset = end[Index(planes[p].kind)];
       placements_[i].offset[p] = offset;
@@ -55,6 +61,8 @@ absl::Status ParameterStore::Allocate() {
   }
   const uint64_t tile_bytes = AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
   ASSIGN_OR_RETURN(tiles_, environment_.device->Allocate(tile_bytes, Place::kDevice));
+  const uint64_t scale_bytes = AlignUp(plan.scales * sizeof(float));
+  ASSIGN_OR_RETURN(scales_, environment_.device->Allocate(scale_bytes, Place::kDevice));
   return absl::OkStatus();
 }
 
@@ -63,7 +71,7 @@ PlanBytes ParameterStore::bytes() const {
           .momentum = buffers_[1].bytes(),
           .variance = buffers_[2].bytes(),
           .gradients = 0,
-          .staging = tiles_.bytes(),
+          .staging = tiles_.bytes() + scales_.bytes(),
           .padding = 0};
 }
 
@@ -91,11 +99,7 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const GroupSpec& group = environment_.spec->groups[t.group];
   hyper_.assign(values.hyper.begin(), values.hyper.end());
-  for (size_t h = 0; h < hyper_.size(); ++h) {
-    const std::string_view name = group.kernel->hypers[h].name;
-    if (name == "lr") hyper_[h] *= t.lr_scale;
-    if (name == "weight_decay") hyper_[h] *= t.wd_scale;
-  }
+  for (size_t h = 0; h < hyper_.size(); ++h) hyper_[h] *= ScaleOf(t, group.kernel->hypers[h].scaled_by);
   UpdateTask task{.kernel = group.kernel, .tiles = reinterpret_cast<kernels::TileStatistics*>(tiles_.data())};
   for (size_t p = 0; p < group.kernel->planes.size(); ++p) task.update.planes[p] = PlaneAt(tensor, p);
   task.update.grad = values.gradient;
@@ -104,25 +108,49 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   task.update.grad_scale = static_cast<float>(1 / values.loss_scale);
   task.update.random_key = kernels::RandomKey(t.key, values.step);
   task.update.stochastic = group.stochastic;
-  task.update.full_statistics = values.full_statistics;
+  task.update.statistics = values.statistics;
   group.kernel->prepare(hyper_, ++updates_[tensor], task.update.constants);
   step_of_[tensor] = values.step;
+  placements_[tensor].scales_present = false;
   queue_->Submit(task, OnStrand(std::move(done)));
 }
 
-void ParameterStore::Serve(TensorRange range, std::byte* out, Done done) {
+float* ParameterStore::PresentScales(uint32_t tensor) {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  if (t.row_length == 0) return nullptr;
+  Placement& placement = placements_[tensor];
+  float* const scales = reinterpret_cast<float*>(scales_.data()) + placement.first_scale;
+  if (!std::exchange(placement.scales_present, true)) {
+    queue_->Submit(ScaleTask{.master = environment_.spec->groups[t.group].master,
+                             .planes = MasterPlanes(tensor),
+                             .elements = t.elements,
+                             .row_length = t.row_length,
+                             .scales = scales},
+                   [](const TaskResult&) {});
+  }
+  return scales;
+}
+
+void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
+  out->data.resize((range.last - range.first) * WireBytes(t.serving_format));
+  out->scales.resize(ScalesOf(t, range.first, range.last).size());
+  const float* const scales = PresentScales(range.tensor);
   queue_->Submit(ServeTask{.master = environment_.spec->groups[t.group].master,
                            .planes = MasterPlanes(range.tensor),
                            .format = t.serving_format,
                            .first = range.first,
                            .last = range.last,
-                           .out = out},
+                           .out = reinterpret_cast<std::byte*>(out->data.data()),
+                           .scales = scales,
+                           .row_length = t.row_length,
+                           .scales_out = out->scales.data()},
                  OnStrand(std::move(done)));
 }
 
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
+  placements_[range.tensor].scales_present = false;
   queue_->Submit(LoadTask{.master = environment_.spec->groups[t.group].master,
                           .planes = MasterPlanes(range.tensor),
                           .format = format,

@@ -17,6 +17,7 @@
 #include "server/plan.h"
 #include "server/run_spec.h"
 #include "server/strand.h"
+#include "server/weight_piece.h"
 
 namespace ballast {
 
@@ -33,7 +34,7 @@ class ParameterStore {
   struct UpdateValues {
     uint64_t step = 0;
     double loss_scale = 1;
-    bool full_statistics = false;
+    kernels::StatisticsLevel statistics = kernels::StatisticsLevel::kCore;
     absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
     const std::byte* gradient = nullptr;
   };
@@ -47,8 +48,9 @@ class ParameterStore {
   ~ParameterStore();
 
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
-  // In the tensor's serving format; `out` stays valid until done.
-  void Serve(TensorRange range, std::byte* out, Done done);
+  // In the tensor's serving format, with the scales of the tensor's present weights; `out` stays valid until done, and
+  // is resized to fit.
+  void Serve(TensorRange range, WeightPiece* out, Done done);
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
 
@@ -68,12 +70,17 @@ class ParameterStore {
   // The planes a master reads: the kernel's planes that hold weights, in order.
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
+  // Where the tensor's scales are, brought up to its weights by a task of their own where those have changed.
+  float* PresentScales(uint32_t tensor);
 
   const Environment environment_;
   std::array<DeviceBuffer, 3> buffers_;  // by kernels::Kind
   DeviceBuffer tiles_;                   // statistics scratch of the update in hand
+  DeviceBuffer scales_;                  // that tensors are served with
   struct Placement {
     std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
+    uint64_t first_scale = 0;                               // in scales_
+    bool scales_present = false;                            // of the weights as they are
   };
   std::vector<Placement> placements_;
   std::vector<uint64_t> updates_;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "server/run_spec.h"
 
@@ -20,14 +21,22 @@ struct PlanBytes {
   bool operator==(const PlanBytes&) const = default;
 };
 
+struct GroupPlan {
+  const kernels::Kernel* kernel = nullptr;
+  uint64_t parameters = 0;
+};
+
 struct Plan {
   uint64_t parameters = 0;
   uint64_t tensors = 0;
   PlanBytes bytes = {};
+  std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
-  uint64_t send_slot_bytes = 0;   // of each of kSendSlots
+  uint64_t send_slot_bytes = 0;   // of each of kSlots
+  uint64_t send_slot_scales = 0;  // likewise
+  uint64_t scales = 0;            // of all tensors
   uint64_t statistics_tiles = 0;  // of the largest tensor: a run's tasks are done one at a time
 };
 

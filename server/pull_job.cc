@@ -18,10 +18,8 @@ void PullJob::EncodeNext() {
   }
   const TensorSpec& t = spec_->tensors[tensor];
   const TensorRange range{tensor, ChunkBegin(*spec_, chunk_), ChunkEnd(*spec_, t, chunk_)};
-  buffer_.resize((range.last - range.first) * WireBytes(t.serving_format));
-  store_->Serve(
-      range, reinterpret_cast<std::byte*>(buffer_.data()),
-      [self = shared_from_this(), last = range.last == t.elements](const TaskResult&) { self->OnEncoded(last); });
+  const bool last = range.last == t.elements;
+  store_->Serve(range, &piece_, [self = shared_from_this(), last](const TaskResult&) { self->OnEncoded(last); });
 }
 
 void PullJob::OnEncoded(bool last) {
@@ -32,12 +30,12 @@ void PullJob::OnEncoded(bool last) {
     ++next_;
     chunk_ = 0;
   }
-  if (!sink_->WriteWeights(chunk, &buffer_)) stopped_ = true;
+  if (!sink_->WriteWeights(chunk, &piece_)) stopped_ = true;
 }
 
 void PullJob::OnWritten() {
   if (stopped_) return;
-  sink_->TakeBack(&buffer_);
+  sink_->TakeBack(&piece_);
   EncodeNext();
 }
 

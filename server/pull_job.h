@@ -36,7 +36,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   uint64_t chunk_ = 0;
   uint64_t label_ = 0;  // step of the tensor's last update when its chunk 0 was encoded
   bool stopped_ = false;
-  std::string buffer_;
+  WeightPiece piece_;
 };
 
 }  // namespace ballast

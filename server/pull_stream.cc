@@ -38,15 +38,15 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
   return absl::OkStatus();
 }
 
-bool PullStream::WriteWeights(const WeightsChunk& chunk, std::string* data) {
-  FillWeights(chunk, run_->spec(), data, &weights_);
+bool PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+  FillWeights(chunk, run_->spec(), piece, &weights_);
   absl::MutexLock lock(&mu_);
   if (finished_) return false;
   StartWrite(&weights_);
   return true;
 }
 
-void PullStream::TakeBack(std::string* data) { weights_.mutable_data()->swap(*data); }
+void PullStream::TakeBack(WeightPiece* piece) { weights_.mutable_data()->swap(piece->data); }
 
 void PullStream::Finish(absl::Status status) {
   absl::MutexLock lock(&mu_);

@@ -23,8 +23,8 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
  public:
   static PullStream* Start(const RpcEnvironment& environment, const v1::PullRequest& request);
 
-  bool WriteWeights(const WeightsChunk& chunk, std::string* data) override;
-  void TakeBack(std::string* data) override;
+  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
+  void TakeBack(WeightPiece* piece) override;
   void Finish(absl::Status status) override;
 
   void OnWriteDone(bool ok) override;

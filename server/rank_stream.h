@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 
 #include "server/step_machine.h"
+#include "server/weight_piece.h"
 
 namespace ballast {
 
@@ -78,10 +79,10 @@ using StreamOutput = std::variant<output::Opened, output::Credit, output::Drain,
 class WeightSink {
  public:
   virtual ~WeightSink() = default;
-  // Swaps `data` into the message and writes it. One write at a time, each answered once by OnWritten of the run, after
-  // which TakeBack swaps the memory back. False: the stream is over, `data` stays, no answer comes.
-  virtual bool WriteWeights(const WeightsChunk& chunk, std::string* data) = 0;
-  virtual void TakeBack(std::string* data) = 0;
+  // Swaps the piece's data into the message and writes it. One write at a time, each answered once by OnWritten of the
+  // run, after which TakeBack swaps the memory back. False: the stream is over, `piece` stays, no answer comes.
+  virtual bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) = 0;
+  virtual void TakeBack(WeightPiece* piece) = 0;
   // Ends the stream. Later writes return false. Idempotent: the first status stands.
   virtual void Finish(absl::Status status) = 0;
 };

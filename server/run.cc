@@ -22,10 +22,8 @@ std::vector<std::string> Names(const RunSpec& spec) {
 }
 
 RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layers) {
-  const kernels::Kernel& kernel = *spec.groups[0].kernel;
-  const auto of_first =
-      std::find_if(spec.tensors.begin(), spec.tensors.end(), [](const auto& t) { return t.group == 0; });
-  const TensorSpec& tensor = of_first == spec.tensors.end() ? spec.tensors[0] : *of_first;
+  const TensorSpec& tensor = spec.tensors[0];
+  const kernels::Kernel& kernel = *spec.groups[tensor.group].kernel;
   return {.run_id = spec.run_id,
           .optimizer = kernel.rule,
           .master = kernel.master,
@@ -78,10 +76,10 @@ absl::Status Run::Allocate(Device* device) try {
                                                                  .layers = &layers_,
                                                                  .store = store_.get(),
                                                                  .pool = std::move(pool),
-                                                                 .slot_bytes = plan_.send_slot_bytes,
+                                                                 .plan = &plan_,
                                                                  .metrics = metrics_.get(),
                                                                  .board = &board_});
-  digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_.send_slot_bytes);
+  digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   PlanBytes live = store_->bytes();
   live.gradients = runner_->pool_bytes();
   live.staging += runner_->slot_bytes() + digests_->scratch_bytes();

@@ -104,14 +104,15 @@ void RunSeries::ObserveRms(const std::vector<double>& tensor_rms) {
 }
 
 void RunSeries::SetLayer(size_t layer, const StepReport::Layer& report) {
-  Set(&rms_ratio_, layer, report.rms_ratio);
-  if (std::isfinite(report.rms_ratio)) {
-    options_.recent_max->Observe(layer, report.rms_ratio, options_.clock.steady_s());
+  if (report.rms_ratio && std::isfinite(*report.rms_ratio)) {
+    Set(&rms_ratio_, layer, *report.rms_ratio);
+    options_.recent_max->Observe(layer, *report.rms_ratio, options_.clock.steady_s());
   }
   Set(&layer_gradient_norm_, layer, report.gradient_norm);
   if (report.update_to_weight_ratio) Set(&update_to_weight_, layer, *report.update_to_weight_ratio);
   if (report.edq_ratio) Set(&edq_, layer, *report.edq_ratio);
   if (report.unchanged_ratio) Set(&unchanged_, layer, *report.unchanged_ratio);
+  if (report.hi_edq_ratio) Set(&hi_edq_, layer, *report.hi_edq_ratio);
 }
 
 void RunSeries::Set(LateGauge* late, double value) {

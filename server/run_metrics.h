@@ -83,6 +83,7 @@ class RunSeries final : public RunMetrics {
   LateLayerGauges rms_ratio_{"ballast_rms_ratio"}, layer_gradient_norm_{"ballast_layer_gradient_norm"};
   LateLayerGauges update_to_weight_{"ballast_update_to_weight_ratio"};
   LateLayerGauges edq_{"ballast_edq_ratio"}, unchanged_{"ballast_unchanged_ratio"};
+  LateLayerGauges hi_edq_{"ballast_hi_edq_ratio"};
 
   std::string current_state_;
 };

@@ -12,9 +12,12 @@ namespace ballast {
 
 struct TensorSpec {
   std::string name;
-  uint64_t elements = 0;  // at least 1
+  uint64_t elements = 0;         // at least 1
+  kernels::WireIndex dtype = 0;  // what the trainer computes in
   kernels::WireIndex gradient_format = 0;
   kernels::WireIndex serving_format = 0;
+  uint64_t row_length =
+      0;  // elements that share a scale when served, a divisor of `elements`; 0: served without scales
   uint32_t group = 0;
   double lr_scale = 1;
   double wd_scale = 1;
@@ -47,6 +50,7 @@ inline uint64_t WireBytes(kernels::WireIndex format) {
 }
 inline uint64_t GradientBytes(const TensorSpec& t) { return t.elements * WireBytes(t.gradient_format); }
 inline uint64_t ServingBytes(const TensorSpec& t) { return t.elements * WireBytes(t.serving_format); }
+inline uint64_t ScaleCount(const TensorSpec& t) { return t.row_length == 0 ? 0 : t.elements / t.row_length; }
 
 // Chunk k of a tensor is elements [ChunkBegin, ChunkEnd).
 inline uint64_t ChunkCount(const RunSpec& spec, const TensorSpec& t) {
@@ -56,6 +60,16 @@ inline uint64_t ChunkBegin(const RunSpec& spec, uint64_t chunk) { return chunk *
 inline uint64_t ChunkEnd(const RunSpec& spec, const TensorSpec& t, uint64_t chunk) {
   const uint64_t end = (chunk + 1) * spec.chunk_elements;
   return end < t.elements ? end : t.elements;
+}
+
+// The scales that elements [first, last) need, by index into the tensor's.
+struct ScaleRange {
+  uint64_t first = 0, last = 0;
+  uint64_t size() const { return last - first; }
+};
+inline ScaleRange ScalesOf(const TensorSpec& t, uint64_t first, uint64_t last) {
+  if (t.row_length == 0) return {};
+  return {first / t.row_length, (last - 1) / t.row_length + 1};
 }
 
 }  // namespace ballast

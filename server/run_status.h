@@ -21,7 +21,7 @@ struct RunStatus {
   bool weights_loaded = false;
   uint64_t step = 0;  // last closed
   std::optional<double> loss;
-  double rms_ratio_max = 0;
+  std::optional<double> rms_ratio_max = {};
   PlanBytes bytes;  // live
   // By layer group, at the last step that updated it; the optional parts at its last step with full statistics.
   std::vector<StepReport::Layer> layers;

@@ -5,10 +5,10 @@
 
 namespace ballast {
 
-Sender::Sender(Environment environment, uint64_t slot_bytes) : environment_(std::move(environment)) {
+Sender::Sender(Environment environment, const Plan& plan) : environment_(std::move(environment)) {
   for (Slot& slot : slots_) {
-    slot.data.reserve(slot_bytes);
-    slot_bytes_ += slot.data.capacity();
+    slot.piece.Reserve(plan.send_slot_bytes, plan.send_slot_scales);
+    slot_bytes_ += slot.piece.reserved_bytes();
   }
 }
 
@@ -56,7 +56,6 @@ void Sender::EncodeNextChunk(Slot* slot) {
   const TensorRange range{tensor, ChunkBegin(spec, next_chunk_), ChunkEnd(spec, t, next_chunk_)};
   const bool last = range.last == t.elements;
   slot->chunk = {.step = step, .tensor = tensor, .chunk = next_chunk_, .last = last};
-  slot->data.resize((range.last - range.first) * WireBytes(t.serving_format));
   slot->state = SlotState::kEncoding;
   slot->stale = false;
   slot->order = encoded_++;
@@ -65,7 +64,7 @@ void Sender::EncodeNextChunk(Slot* slot) {
     tensors_.pop_front();
     next_chunk_ = 0;
   }
-  environment_.store->Serve(range, reinterpret_cast<std::byte*>(slot->data.data()), [this, slot](const TaskResult&) {
+  environment_.store->Serve(range, &slot->piece, [this, slot](const TaskResult&) {
     slot->state = slot->stale ? SlotState::kFree : SlotState::kReady;
     Pump();
   });
@@ -93,8 +92,8 @@ void Sender::WriteNext() {
     return;
   }
   if (Slot* slot = NextReady(); slot != nullptr) {
-    const uint64_t bytes = slot->data.size();
-    writing_ = stream_->WriteWeights(slot->chunk, &slot->data);
+    const uint64_t bytes = slot->piece.bytes();
+    writing_ = stream_->WriteWeights(slot->chunk, &slot->piece);
     slot->state = writing_ ? SlotState::kWriting : SlotState::kFree;
     slot->writer = writing_ ? stream_ : nullptr;
     if (writing_) environment_.on_sent(bytes);
@@ -113,7 +112,7 @@ bool Sender::AnySlotBusy() const {
 void Sender::OnWritten(const RankStream* stream) {
   for (Slot& slot : slots_) {
     if (slot.state != SlotState::kWriting || slot.writer.get() != stream) continue;
-    slot.writer->TakeBack(&slot.data);
+    slot.writer->TakeBack(&slot.piece);
     slot.writer.reset();
     slot.state = SlotState::kFree;
   }

@@ -26,7 +26,7 @@ class Sender {
     ParameterStore* store;
     std::function<void(uint64_t bytes)> on_sent;  // payload of a weights chunk left
   };
-  Sender(Environment environment, uint64_t slot_bytes);
+  Sender(Environment environment, const Plan& plan);
 
   void Bind(std::shared_ptr<RankStream> stream);  // what was queued for the stream before is dropped
   void Unbind();
@@ -54,7 +54,7 @@ class Sender {
     bool stale = false;  // of a stream or step that is over: free it instead of sending it
     uint64_t order = 0;  // chunks go out in the order they were begun
     WeightsChunk chunk;
-    std::string data;
+    WeightPiece piece;
     std::shared_ptr<RankStream> writer;  // kWriting
   };
   struct Published {

@@ -36,6 +36,16 @@ double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
   return 0;
 }
 
+// What is measured only now and then stays until it is measured again.
+StepReport::Layer Latest(const StepReport::Layer& before, StepReport::Layer now) {
+  for (auto field :
+       {&StepReport::Layer::update_to_weight_ratio, &StepReport::Layer::edq_ratio, &StepReport::Layer::unchanged_ratio,
+        &StepReport::Layer::hi_edq_ratio, &StepReport::Layer::hi_unchanged_ratio}) {
+    if (!(now.*field)) now.*field = before.*field;
+  }
+  return now;
+}
+
 }  // namespace
 
 StepRunner::StepRunner(Environment environment)
@@ -49,7 +59,7 @@ StepRunner::StepRunner(Environment environment)
                      environment_.metrics->OnSent(bytes);
                      environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
                    }},
-              environment_.slot_bytes),
+              *environment_.plan),
       statistics_(environment_.spec, environment_.layers),
       tensors_(environment_.spec->tensors.size()),
       hyper_(SpecHyper(*environment_.spec)) {}
@@ -247,15 +257,17 @@ void StepRunner::Do(const effect::Update& e) {
   const Slab slab = *std::exchange(tensors_[e.tensor].slab, std::nullopt);
   tensors_[e.tensor].begun = true;
   ++updating_;
-  environment_.store->Update(e.tensor,
-                             {.step = e.step,
-                              .loss_scale = loss_scale_,
-                              .full_statistics = e.step == 1 || e.step % spec.stats_every == 0,
-                              .hyper = hyper_[spec.tensors[e.tensor].group],
-                              .gradient = environment_.pool.data() + slab.offset},
-                             [this, step = e.step, tensor = e.tensor, slab](const TaskResult& result) {
-                               OnUpdated(step, tensor, slab, result);
-                             });
+  environment_.store->Update(
+      e.tensor,
+      {.step = e.step,
+       .loss_scale = loss_scale_,
+       .statistics = e.step == 1 || e.step % spec.stats_every == 0 ? kernels::StatisticsLevel::kFull
+                                                                   : kernels::StatisticsLevel::kCore,
+       .hyper = hyper_[spec.tensors[e.tensor].group],
+       .gradient = environment_.pool.data() + slab.offset},
+      [this, step = e.step, tensor = e.tensor, slab](const TaskResult& result) {
+        OnUpdated(step, tensor, slab, result);
+      });
 }
 
 void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result) {
@@ -316,16 +328,10 @@ void StepRunner::Report(const effect::Close& e) {
     s.applied += e.outcome == Outcome::kApplied ? 1 : 0;
     s.partial += e.outcome == Outcome::kPartial ? 1 : 0;
     s.aborted += e.outcome == Outcome::kAborted ? 1 : 0;
-    s.rms_ratio_max = 0;
-    for (double rms : report.tensor_rms) s.rms_ratio_max = std::max(s.rms_ratio_max, rms);
+    s.rms_ratio_max.reset();
+    for (double rms : report.tensor_rms) s.rms_ratio_max = std::max(s.rms_ratio_max.value_or(0), rms);
     s.layers.resize(report.layers.size());
-    for (size_t i = 0; i < report.layers.size(); ++i) {
-      StepReport::Layer layer = report.layers[i];
-      if (!layer.update_to_weight_ratio) layer.update_to_weight_ratio = s.layers[i].update_to_weight_ratio;
-      if (!layer.edq_ratio) layer.edq_ratio = s.layers[i].edq_ratio;
-      if (!layer.unchanged_ratio) layer.unchanged_ratio = s.layers[i].unchanged_ratio;
-      s.layers[i] = layer;
-    }
+    for (size_t i = 0; i < report.layers.size(); ++i) s.layers[i] = Latest(s.layers[i], report.layers[i]);
   });
 }
 

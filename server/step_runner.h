@@ -32,7 +32,7 @@ class StepRunner {
     const LayerGroups* layers;
     ParameterStore* store;
     DeviceBuffer pool;
-    uint64_t slot_bytes;
+    const Plan* plan;
     RunMetrics* metrics;
     RunStatusBoard* board;
   };

@@ -23,15 +23,16 @@ class StepStatistics {
 
   // Fills in grad_norm, nonfinite_tensors and rejected_blocks.
   void Complete(ClosedStep* step) const;
-  // Fills in layers, tensor_rms and what Complete fills in.
+  // Fills in layers, tensor_rms and what Complete fills in. Rules without a second moment have no RMS.
   void Complete(StepReport* report) const;
 
  private:
   struct Sums {
-    double grad_sq = 0, update_sq = 0, weight_sq = 0, stored_dot = 0, rms_max = 0;
-    uint64_t unchanged = 0, elements = 0;
-    bool any = false, full = true;
+    double grad_sq = 0, update_sq = 0, weight_sq = 0, stored_dot = 0, hi_dot = 0, rms_max = 0;
+    uint64_t unchanged = 0, hi_unchanged = 0, elements = 0;
+    bool any = false, full = true, has_rms = false;
   };
+  static StepReport::Layer ToLayer(const Sums& sums);
   std::vector<Sums> SumLayers() const;
 
   const RunSpec* const spec_;

@@ -138,14 +138,14 @@ bool TrainStream::StartWriteUnlessFinished() {
   return true;
 }
 
-bool TrainStream::WriteWeights(const WeightsChunk& chunk, std::string* data) {
-  FillWeights(chunk, run()->spec(), data, response_.mutable_weights());
+bool TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+  FillWeights(chunk, run()->spec(), piece, response_.mutable_weights());
   if (StartWriteUnlessFinished()) return true;
-  TakeBack(data);
+  TakeBack(piece);
   return false;
 }
 
-void TrainStream::TakeBack(std::string* data) { response_.mutable_weights()->mutable_data()->swap(*data); }
+void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mutable_data()->swap(piece->data); }
 
 bool TrainStream::Write(const StreamOutput& output) {
   if (std::holds_alternative<output::Opened>(output)) response_.mutable_opened();

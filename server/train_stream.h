@@ -28,8 +28,8 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
 
   static TrainStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
 
-  bool WriteWeights(const WeightsChunk& chunk, std::string* data) override;
-  void TakeBack(std::string* data) override;
+  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
+  void TakeBack(WeightPiece* piece) override;
   bool Write(const StreamOutput& output) override;
   void Finish(absl::Status status) override;
   void Cancel() override;

@@ -114,11 +114,37 @@ absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const Tenso
 }
 
 absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> tensors, const PieceSink& sink) {
+  std::optional<TensorTable> table;  // once it is needed
+  std::vector<std::byte> decoded;
+  return PullServed(run_id, tensors, [&](const ServedPiece& piece) -> absl::Status {
+    const WireFormat* format = FindFormat(piece.format);
+    if (format->computes) return sink(piece.tensor, piece.first * format->bytes, piece.codes, piece.step);
+    if (!table) {
+      const auto run = GetRun(run_id);
+      if (!run.ok()) return run.status();
+      auto made = TensorTable::Create(run->spec(), 1);
+      if (!made.ok()) return made.status();
+      table = *std::move(made);
+    }
+    if (auto s = table->CheckIndex(piece.tensor); !s.ok()) return s;
+    const WireTensor& tensor = (*table)[piece.tensor];
+    decoded.resize(piece.codes.size() * tensor.landing_element_bytes());
+    if (auto s = Decode(piece, tensor, decoded.data()); !s.ok()) return s;
+    return sink(piece.tensor, piece.first * tensor.landing_element_bytes(), decoded, piece.step);
+  });
+}
+
+absl::Status Client::PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                                const std::function<absl::Status(const ServedPiece&)>& sink) {
   return PullWeights(*impl_->connection, run_id, tensors, sink);
 }
 
 absl::Status Client::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {
   return impl_->stream ? impl_->stream->BindWeights(tensor, destination, bytes) : NotAttached("BindWeights");
+}
+
+absl::Status Client::BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) {
+  return impl_->stream ? impl_->stream->BindServed(tensor, codes, bytes, scales) : NotAttached("BindServed");
 }
 
 absl::Status Client::BeginStep(const StepValues& values) {

@@ -58,7 +58,8 @@ struct AttachOptions {
   double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
 };
 
-// What Attach found. Digests are xxh3_64 of each tensor's bytes in its serving format; empty before weights are loaded.
+// What Attach found. Digests are xxh3_64 of each tensor's bytes in its serving format (AttachResponse.digests says how
+// scales are counted in); empty before weights are loaded.
 struct Attachment {
   uint64_t resume_step = 1;  // the first step to send
   bool weights_loaded = false;
@@ -69,8 +70,19 @@ struct Attachment {
 // A tensor's bytes in memory, row-major and contiguous.
 struct TensorView {
   uint32_t tensor = 0;
-  std::string format;  // fp32 | bf16 | fp16
+  std::string format;  // fp32 | bf16 | fp16 | fp8-e5m2
   absl::Span<const std::byte> bytes;
+};
+
+// Part of a tensor's weights as the daemon serves them: codes in the serving format, and for int8-row and int8-tensor
+// the scales that they need, in order. A weight of int8 is code * scale / 127. Valid during the call that hands it out.
+struct ServedPiece {
+  uint32_t tensor = 0;
+  uint64_t step = 0;   // that the weights are of
+  uint64_t first = 0;  // element
+  std::string format;
+  absl::Span<const std::byte> codes;
+  absl::Span<const float> scales;  // of the rows that the codes have elements of, or the tensor's one
 };
 
 // This step's hyperparameters of one group; those left out keep the spec's.
@@ -117,17 +129,26 @@ class Client {
   // Uploads weights before the first step; returns the digests of what the daemon then serves, by tensor index.
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);
   // Latest weights of the named tensors (empty = all) into `sink`, called from this thread with consecutive pieces of
-  // whole chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0.
+  // whole chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0. Weights that are served in
+  // int8 or fp8 are decoded to the tensor's dtype.
   absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
                     const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
                                                      absl::Span<const std::byte> piece, uint64_t step)>& sink);
+  // The same as the daemon serves them, undecoded.
+  absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                          const std::function<absl::Status(const ServedPiece&)>& sink);
 
-  // Where weights of `tensor` are written when they return, in the serving format. nullptr: dropped. Written by the
-  // client's reader thread between the tensor's Push and the end of the step, at no other time.
+  // Where weights of `tensor` are written when they return: in the serving format where that is fp32, bf16 or fp16,
+  // else decoded to the tensor's dtype. nullptr: dropped. Written by the client's reader thread between the tensor's
+  // Push and the end of the step, at no other time.
   absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes);
+  // Instead: codes and scales as they are served, for who computes in int8 or fp8. `scales`: one for each row of the
+  // last dimension (int8-row), one (int8-tensor), or none.
+  absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales);
 
   absl::Status BeginStep(const StepValues& values);
-  // `gradient` is copied before this returns. Once per tensor and step.
+  // `gradient`, in the group's gradient format or else the tensor's dtype, is copied before this returns. Once per
+  // tensor and step.
   absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
   // Tensors not pushed are sent as absent. The future is ready when the step is closed and every weight is in.
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss);

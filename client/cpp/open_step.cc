@@ -80,7 +80,7 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
 void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
   gradient->set_tensor(id.tensor);
   gradient->set_chunk(id.chunk);
-  gradient->set_format(tensors_[id.tensor].dtype);
+  gradient->set_format(tensors_[id.tensor].gradient);
   *gradient->mutable_data() = outbox_.Lend(id);
   timing_.pushed_bytes += gradient->data().size();
 }
@@ -109,9 +109,14 @@ absl::Status OpenStep::CheckWeights(const v1::Weights& weights) const {
   if (weights.format() != wire.serving) return wrong("as '", weights.format(), "', not '", wire.serving, "'");
   if (weights.chunk() >= wire.chunks) return wrong("with chunk ", weights.chunk(), " of ", wire.chunks);
   const uint64_t first = weights.chunk() * tensors_.chunk_elements();
-  const uint64_t wanted = std::min(tensors_.chunk_elements(), wire.elements - first) * wire.serving_bytes;
+  const uint64_t elements = std::min(tensors_.chunk_elements(), wire.elements - first);
+  const uint64_t wanted = elements * wire.serving_element_bytes;
   if (weights.data().size() != wanted) {
     return wrong("with ", weights.data().size(), " bytes in chunk ", weights.chunk(), " instead of ", wanted);
+  }
+  const uint64_t scales = ScalesNeeded(wire.row_length, first, first + elements);
+  if (static_cast<uint64_t>(weights.scales_size()) != scales) {
+    return wrong("with ", weights.scales_size(), " scales in chunk ", weights.chunk(), " instead of ", scales);
   }
   return absl::OkStatus();
 }
@@ -122,7 +127,7 @@ bool OpenStep::Received(const v1::Weights& weights, std::vector<std::string>* fr
   if (arrivals.chunks[weights.chunk()]) return false;
   arrivals.chunks[weights.chunk()] = true;
   ++arrivals.count;
-  timing_.pulled_bytes += weights.data().size();
+  timing_.pulled_bytes += weights.data().size() + static_cast<uint64_t>(weights.scales_size()) * sizeof(float);
   if (weights_in(weights.tensor())) *freed = outbox_.Free(weights.tensor());
   return true;
 }

@@ -8,7 +8,7 @@ namespace ballast {
 std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
                                        absl::Span<const std::byte> gradient) {
   const WireTensor& wire = tensors[tensor];
-  const size_t chunk_bytes = tensors.chunk_elements() * wire.dtype_bytes;
+  const size_t chunk_bytes = tensors.chunk_elements() * wire.gradient_element_bytes;
   std::vector<std::string> chunks;
   chunks.reserve(wire.chunks);
   for (uint64_t k = 0; k < wire.chunks; ++k) {

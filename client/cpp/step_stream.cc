@@ -41,7 +41,7 @@ StepStream::StepStream(Connection& connection, AttachOptions options, TensorTabl
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       attached_at_(absl::Now()),
-      bound_(tensors_.size(), nullptr) {}
+      bound_(tensors_.size()) {}
 
 absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connection, AttachOptions options,
                                                               const v1::AttachResponse& grant, TensorTable tensors) {
@@ -105,15 +105,30 @@ absl::Status StepStream::BindWeights(uint32_t tensor, void* destination, uint64_
   if (destination != nullptr && bytes != wire.weight_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("BindWeights of ", tensors_.Name(tensor), ": got ", bytes,
                                                    " bytes, wanted ", wire.weight_bytes(), " (", wire.elements, " x ",
-                                                   wire.serving, ")"));
+                                                   wire.landing(), ")"));
   }
+  return Bind(tensor, {.weights = static_cast<std::byte*>(destination), .as_served = wire.landing() == wire.serving});
+}
+
+absl::Status StepStream::BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  const WireTensor& wire = tensors_[tensor];
+  if (bytes != wire.served_bytes() || scales.size() != wire.scales()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "BindServed of ", tensors_.Name(tensor), ": got ", bytes, " bytes and ", scales.size(), " scales, wanted ",
+        wire.served_bytes(), " and ", wire.scales(), " (", wire.elements, " x ", wire.serving, ")"));
+  }
+  return Bind(tensor, {.weights = static_cast<std::byte*>(codes), .scales = scales.data(), .as_served = true});
+}
+
+absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
   absl::MutexLock lock(&mu_);
   if (step_ && step_->pushed(tensor)) {
     return absl::FailedPreconditionError(absl::StrCat("BindWeights of ", tensors_.Name(tensor),
                                                       ": its weights of step ", step_number_,
                                                       " are on their way; bind before Push or after the step"));
   }
-  bound_[tensor] = static_cast<std::byte*>(destination);
+  bound_[tensor] = destination;
   return absl::OkStatus();
 }
 
@@ -139,7 +154,7 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
   if (gradient.size() != wire.gradient_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("gradient of ", tensors_.Name(tensor), ": got ", gradient.size(),
                                                    " bytes, wanted ", wire.gradient_bytes(), " (", wire.elements, " x ",
-                                                   wire.dtype, ")"));
+                                                   wire.gradient, ")"));
   }
   const auto admitted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!status_.ok()) return status_;

@@ -46,6 +46,7 @@ class StepStream {
   std::string token() const;
 
   absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes);
+  absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales);
   absl::Status BeginStep(const StepValues& values);
   absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss);
@@ -54,6 +55,12 @@ class StepStream {
   absl::Status status() const;
 
  private:
+  // Where a tensor's weights go; nowhere where `weights` is nullptr.
+  struct Destination {
+    std::byte* weights = nullptr;
+    float* scales = nullptr;
+    bool as_served = false;
+  };
   struct Call {
     const absl::Time began = absl::Now();
     grpc::ClientContext context;
@@ -67,6 +74,7 @@ class StepStream {
 
   StepStream(Connection& connection, AttachOptions options, TensorTable tensors);
 
+  absl::Status Bind(uint32_t tensor, const Destination& destination);
   absl::Status AwaitOpened();
   void Fail(absl::Status status);
 
@@ -78,6 +86,7 @@ class StepStream {
   absl::Status Handle(const v1::TrainResponse& response);
   absl::Status OnOpened();
   absl::Status OnWeights(const v1::Weights& weights);
+  absl::Status Land(const v1::Weights& weights, const Destination& destination) const;
   absl::Status OnResult(const v1::StepResult& result);
   absl::Status OnCredit(const v1::Credit& credit);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
@@ -104,7 +113,7 @@ class StepStream {
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;        // 0 until the first grant
   std::unique_ptr<OpenStep> step_ ABSL_GUARDED_BY(mu_);  // set and reset only between BeginStep and its result
-  std::vector<std::byte*> bound_ ABSL_GUARDED_BY(mu_);   // by tensor
+  std::vector<Destination> bound_ ABSL_GUARDED_BY(mu_);  // by tensor
   CreditWindow credit_ ABSL_GUARDED_BY(mu_);
 
   std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mu_);                   // to write to and to cancel

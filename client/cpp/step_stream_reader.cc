@@ -16,6 +16,7 @@
 #include "client/cpp/bitmap.h"
 #include "client/cpp/session.h"
 #include "client/cpp/step_stream.h"
+#include "client/cpp/weight_transfer.h"
 
 namespace ballast {
 namespace {
@@ -149,7 +150,7 @@ absl::Status StepStream::OnOpened() {
 
 absl::Status StepStream::OnWeights(const v1::Weights& weights) {
   const auto data = BytesOf(weights.data());
-  std::byte* destination = nullptr;
+  Destination destination;
   {
     absl::MutexLock lock(&mu_);
     if (!step_ || step_->number() != weights.step()) return absl::OkStatus();  // repeated of a step that is over here
@@ -160,11 +161,25 @@ absl::Status StepStream::OnWeights(const v1::Weights& weights) {
     return absl::DataLossError(absl::StrCat("weights of ", tensors_.Name(weights.tensor()), " in step ", weights.step(),
                                             " arrived damaged (chunk ", weights.chunk(), ", checksum differs)"));
   }
-  const uint64_t offset = weights.chunk() * tensors_.chunk_elements() * tensors_[weights.tensor()].serving_bytes;
-  if (destination != nullptr) std::copy(data.begin(), data.end(), destination + offset);
+  if (auto s = Land(weights, destination); !s.ok()) return s;
   std::vector<std::string> freed;  // outlives the lock
   absl::MutexLock lock(&mu_);
   if (step_->Received(weights, &freed)) Progress();
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::Land(const v1::Weights& weights, const Destination& destination) const {
+  if (destination.weights == nullptr) return absl::OkStatus();
+  const WireTensor& tensor = tensors_[weights.tensor()];
+  const uint64_t first = weights.chunk() * tensors_.chunk_elements();
+  const auto data = BytesOf(weights.data());
+  if (!destination.as_served) {
+    return Decode({.first = first, .format = weights.format(), .codes = data, .scales = weights.scales()}, tensor,
+                  destination.weights + first * tensor.landing_element_bytes());
+  }
+  std::copy(data.begin(), data.end(), destination.weights + first * tensor.serving_element_bytes);
+  if (destination.scales == nullptr || tensor.row_length == 0) return absl::OkStatus();
+  std::copy(weights.scales().begin(), weights.scales().end(), destination.scales + first / tensor.row_length);
   return absl::OkStatus();
 }
 

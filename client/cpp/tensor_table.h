@@ -12,11 +12,9 @@
 #include "absl/types/span.h"
 
 #include "ballast/v1/run.pb.h"
+#include "client/cpp/wire_format.h"
 
 namespace ballast {
-
-// Bytes of one element of fp32, bf16 or fp16; 0 for any other name.
-uint64_t FormatBytes(absl::string_view format);
 
 // A payload as the protobuf messages hold it.
 inline absl::Span<const std::byte> BytesOf(const std::string& data) {
@@ -26,13 +24,20 @@ inline absl::Span<const std::byte> BytesOf(const std::string& data) {
 struct WireTensor {
   std::string name;
   uint64_t elements = 0;
-  uint64_t chunks = 1;         // an empty tensor is one empty chunk
-  std::string dtype;           // of its gradients
-  uint64_t dtype_bytes = 0;    // of one element
-  std::string serving;         // of its weights as they return
-  uint64_t serving_bytes = 0;  // of one element
-  uint64_t gradient_bytes() const { return elements * dtype_bytes; }
-  uint64_t weight_bytes() const { return elements * serving_bytes; }
+  uint64_t chunks = 1;   // an empty tensor is one empty chunk
+  std::string dtype;     // what the trainer computes in
+  std::string gradient;  // of its gradients
+  std::string serving;   // of its weights as they return
+  uint64_t gradient_element_bytes = 0;
+  uint64_t serving_element_bytes = 0;
+  uint64_t row_length = 0;  // elements that share a scale when served; 0: none
+  uint64_t gradient_bytes() const { return elements * gradient_element_bytes; }
+  uint64_t served_bytes() const { return elements * serving_element_bytes; }
+  uint64_t scales() const { return row_length == 0 ? 0 : elements / row_length; }
+  // What its weights are for the trainer: as they return, or decoded to its dtype when it does not compute in that.
+  const std::string& landing() const { return FindFormat(serving)->computes ? serving : dtype; }
+  uint64_t landing_element_bytes() const { return FormatBytes(landing()); }
+  uint64_t weight_bytes() const { return elements * landing_element_bytes(); }
 };
 
 class TensorTable {

@@ -14,7 +14,7 @@ absl::Status CheckView(const TensorTable& tensors, const TensorView& view) {
   const uint64_t element_bytes = FormatBytes(view.format);
   if (element_bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat("weights of ", tensors.Name(view.tensor), " have format '",
-                                                   view.format, "'; wanted fp32, bf16 or fp16"));
+                                                   view.format, "'; wanted fp32, bf16, fp16 or fp8-e5m2"));
   }
   const uint64_t wanted = tensors[view.tensor].elements * element_bytes;
   if (view.bytes.size() == wanted) return absl::OkStatus();
@@ -40,22 +40,22 @@ bool SendTensor(grpc::ClientWriter<v1::LoadStateRequest>& writer, const TensorTa
   return true;
 }
 
-// Pieces come tensor by tensor in the order of their chunks, so the offset is what came before.
+// Pieces come tensor by tensor in the order of their chunks, so a piece begins where the last one ended.
 class Arrivals {
  public:
-  // Where this piece belongs.
-  absl::StatusOr<uint64_t> Place(const v1::Weights& weights) {
+  // The piece's first element.
+  absl::StatusOr<uint64_t> Place(const v1::Weights& weights, uint64_t element_bytes) {
     Tensor& tensor = tensors_[weights.tensor()];
     if (weights.chunk() == 0) tensor = {};
     if (weights.chunk() != tensor.chunks) {
       return absl::InternalError(absl::StrCat("pull of tensor ", weights.tensor(), ": got chunk ", weights.chunk(),
                                               ", wanted ", tensor.chunks));
     }
-    const uint64_t offset = tensor.bytes;
+    const uint64_t first = tensor.elements;
     ++tensor.chunks;
-    tensor.bytes += weights.data().size();
+    tensor.elements += weights.data().size() / element_bytes;
     tensor.whole = weights.last();
-    return offset;
+    return first;
   }
   bool whole(uint32_t tensor) const {
     const auto found = tensors_.find(tensor);
@@ -65,23 +65,42 @@ class Arrivals {
  private:
   struct Tensor {
     uint64_t chunks = 0;
-    uint64_t bytes = 0;
+    uint64_t elements = 0;
     bool whole = false;
   };
   std::unordered_map<uint32_t, Tensor> tensors_;
 };
 
-absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const PieceSink& sink) {
+absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const ServedSink& sink) {
   if (Crc32c(BytesOf(weights.data())) != weights.crc32c()) {
     return absl::DataLossError(
         absl::StrCat("pull of tensor ", weights.tensor(), ": chunk ", weights.chunk(), " arrived damaged; pull again"));
   }
-  const auto offset = arrivals->Place(weights);
-  if (!offset.ok()) return offset.status();
-  return sink(weights.tensor(), *offset, BytesOf(weights.data()), weights.step());
+  const uint64_t element_bytes = FormatBytes(weights.format());
+  if (element_bytes == 0) {
+    return absl::UnimplementedError(absl::StrCat("pull of tensor ", weights.tensor(), ": it is served in '",
+                                                 weights.format(), "', which this client does not know: update it"));
+  }
+  const auto first = arrivals->Place(weights, element_bytes);
+  if (!first.ok()) return first.status();
+  return sink({.tensor = weights.tensor(),
+               .step = weights.step(),
+               .first = *first,
+               .format = weights.format(),
+               .codes = BytesOf(weights.data()),
+               .scales = weights.scales()});
 }
 
 }  // namespace
+
+absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out) {
+  return DecodeWeights({.format = piece.format,
+                        .first = piece.first,
+                        .row_length = tensor.row_length,
+                        .codes = piece.codes,
+                        .scales = piece.scales},
+                       tensor.landing(), out);
+}
 
 absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, const TensorTable& tensors,
                                                     const std::string& token, absl::Span<const TensorView> views) {
@@ -101,7 +120,7 @@ absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, cons
 }
 
 absl::Status PullWeights(Connection& connection, const std::string& run_id, absl::Span<const uint32_t> tensors,
-                         const PieceSink& sink) {
+                         const ServedSink& sink) {
   v1::PullRequest request;
   request.set_run_id(run_id);
   request.mutable_tensors()->Add(tensors.begin(), tensors.end());

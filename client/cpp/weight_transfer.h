@@ -22,7 +22,12 @@ absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, cons
 
 using PieceSink = std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes, absl::Span<const std::byte> piece,
                                              uint64_t step)>;
+// Checked, and of formats that FindFormat knows.
+using ServedSink = std::function<absl::Status(const ServedPiece&)>;
 absl::Status PullWeights(Connection& connection, const std::string& run_id, absl::Span<const uint32_t> tensors,
-                         const PieceSink& sink);
+                         const ServedSink& sink);
+
+// A piece in the tensor's landing format, which is not the serving format.
+absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out);
 
 }  // namespace ballast

@@ -98,7 +98,17 @@ TEST(PlanSpecTest, SpreadsParametersEvenly) {
   EXPECT_EQ(spec->tensors(0).shape(0), 334);
   EXPECT_EQ(spec->tensors(2).shape(0), 333);
   EXPECT_EQ(spec->tensors(2).dtype(), "fp32");
-  EXPECT_EQ(spec->groups(0).state(), "companded8");
+  EXPECT_EQ(spec->groups(0).rule(), "adamw");
+}
+
+TEST(PlanSpecTest, TakesFormatsByName) {
+  const auto spec =
+      PlanSpec(Plan({{"parameters", "20"}, {"tensors", "20"}, {"formats", "*.1=fp32/fp32,*.1?=mcf/mcf"}}));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  ASSERT_EQ(spec->groups_size(), 3);
+  EXPECT_EQ(spec->groups(static_cast<int>(spec->tensors(1).group())).master(), "fp32");
+  EXPECT_EQ(spec->groups(static_cast<int>(spec->tensors(12).group())).state(), "mcf");
+  EXPECT_EQ(spec->tensors(2).group(), 0u);
 }
 
 TEST(PlanSpecTest, ReadsAShapeList) {
@@ -114,12 +124,15 @@ TEST(PlanSpecTest, ReadsAShapeList) {
 }
 
 TEST(PlanSpecTest, NamesWhatIsWrong) {
-  for (const auto& flags : std::vector<std::map<std::string, std::string>>{{},
-                                                                           {{"parameters", "0"}},
-                                                                           {{"parameters", "many"}},
-                                                                           {{"parameters", "3"}, {"tensors", "4"}},
-                                                                           {{"parameters", "3"}, {"shape-list", "x"}},
-                                                                           {{"shape-list", "/nowhere"}}}) {
+  for (const auto& flags :
+       std::vector<std::map<std::string, std::string>>{{},
+                                                       {{"parameters", "0"}},
+                                                       {{"parameters", "many"}},
+                                                       {{"parameters", "3"}, {"tensors", "4"}},
+                                                       {{"parameters", "3"}, {"shape-list", "x"}},
+                                                       {{"parameters", "900"}, {"formats", "a=b"}},
+                                                       {{"parameters", "900"}, {"formats", "a=b/c"}},
+                                                       {{"shape-list", "/nowhere"}}}) {
     EXPECT_EQ(PlanSpec(Plan(flags)).status().code(), absl::StatusCode::kInvalidArgument);
   }
 }

@@ -68,16 +68,23 @@ class LeastSquares {
     if (auto created = client.CreateRun(Spec()); !created.ok()) return created.status();
     auto attachment = client.Attach(options);
     if (!attachment.ok()) return attachment;
-    if (!attachment->weights_loaded) {
-      const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = WeightBytes(0)},
-                                  {.tensor = 1, .format = "fp32", .bytes = WeightBytes(1)}};
-      if (auto loaded = client.LoadWeights(views); !loaded.ok()) return loaded.status();
-    }
+    if (auto s = attachment->weights_loaded ? Bind(client) : UploadAndBind(client); !s.ok()) return s;
+    return attachment;
+  }
+
+  absl::Status UploadAndBind(Client& client) {
+    const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = WeightBytes(0)},
+                                {.tensor = 1, .format = "fp32", .bytes = WeightBytes(1)}};
+    if (auto loaded = client.LoadWeights(views); !loaded.ok()) return loaded.status();
+    return Bind(client);
+  }
+
+  absl::Status Bind(Client& client) {
     for (const uint32_t tensor : {0u, 1u}) {
       const uint64_t bytes = weights(tensor).size() * sizeof(float);
       if (auto s = client.BindWeights(tensor, weights(tensor).data(), bytes); !s.ok()) return s;
     }
-    return attachment;
+    return absl::OkStatus();
   }
 
   // One step; the loss before it.

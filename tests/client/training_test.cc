@@ -103,6 +103,63 @@ TEST(TrainingTest, ATornStepIsToldToWhoeverComesNext) {
   EXPECT_THAT(attachment->last_result->tensors_not_applied(), ElementsAre(0u));
 }
 
+// Trains with weights that return in int8, decoded here; a second client takes the codes.
+TEST(TrainingTest, NarrowWeightsLandDecodedOrAsTheyAreServed) {
+  for (const char* serving : {"int8-row", "int8-tensor", "fp8-e4m3"}) {
+    SCOPED_TRACE(serving);
+    RealDaemon daemon;
+    LeastSquares problem;
+    v1::RunSpec spec = LeastSquares::Spec();
+    spec.mutable_groups(0)->set_serving(serving);
+    const auto client = Open(daemon.address());
+    ASSERT_TRUE(client->CreateRun(spec).ok());
+    ASSERT_TRUE(client->Attach({.run_id = "least-squares"}).ok());
+    ASSERT_TRUE(problem.UploadAndBind(*client).ok());
+    const double first = problem.Step(*client).value();
+    for (int i = 1; i < 50; ++i) ASSERT_TRUE(problem.Step(*client).ok());
+    EXPECT_LT(problem.Backward(), 0.3 * first);
+
+    const uint64_t elements = problem.weights(0).size(), rows = LeastSquares::kInputs;
+    std::vector<std::byte> codes(elements);
+    std::vector<float> scales(serving == std::string("int8-row") ? rows : serving == std::string("fp8-e4m3") ? 0 : 1);
+    EXPECT_EQ(client->BindServed(0, codes.data(), elements - 1, absl::MakeSpan(scales)).code(),
+              absl::StatusCode::kInvalidArgument);
+    ASSERT_TRUE(client->BindServed(0, codes.data(), elements, absl::MakeSpan(scales)).ok());
+    ASSERT_TRUE(problem.Step(*client).ok());
+
+    std::vector<std::byte> pulled;
+    std::vector<float> decoded(elements);
+    const uint32_t tensor = 0;
+    ASSERT_TRUE(client
+                    ->PullServed("least-squares", {&tensor, 1},
+                                 [&](const ServedPiece& piece) {
+                                   EXPECT_EQ(piece.first, pulled.size());
+                                   EXPECT_EQ(piece.format, serving);
+                                   pulled.insert(pulled.end(), piece.codes.begin(), piece.codes.end());
+                                   const uint64_t row =
+                                       scales.size() == rows ? piece.first / LeastSquares::kOutputs : 0;
+                                   for (size_t i = 0; i < piece.scales.size(); ++i) {
+                                     EXPECT_EQ(piece.scales[i], scales[row + i]);
+                                   }
+                                   return absl::OkStatus();
+                                 })
+                    .ok());
+    EXPECT_EQ(pulled, codes);
+    ASSERT_TRUE(client
+                    ->Pull("least-squares", {&tensor, 1},
+                           [&](uint32_t, uint64_t offset, absl::Span<const std::byte> piece, uint64_t) {
+                             std::memcpy(reinterpret_cast<std::byte*>(decoded.data()) + offset, piece.data(),
+                                         piece.size());
+                             return absl::OkStatus();
+                           })
+                    .ok());
+    for (uint64_t i = 0; i < elements && !scales.empty(); ++i) {
+      const float scale = scales[scales.size() == rows ? i / LeastSquares::kOutputs : 0];
+      ASSERT_EQ(decoded[i], static_cast<float>(static_cast<int8_t>(codes[i])) * scale / 127) << i;
+    }
+  }
+}
+
 TEST(TrainingTest, AnUnknownRunIsNotFound) {
   RealDaemon daemon;
   EXPECT_EQ(Open(daemon.address())->Attach({.run_id = "nowhere"}).status().code(), absl::StatusCode::kNotFound);

@@ -23,6 +23,11 @@ TEST(CanonicalSpecTest, DefaultsWrittenOutAreTheSameSpec) {
   written.set_accumulation(1);
   written.mutable_tensors(0)->set_lr_scale(1);
   EXPECT_EQ(Difference(SmallSpec(), written), "none");
+  v1::RunSpec peak = SmallSpec(), peak_as_hyper = SmallSpec();
+  peak.mutable_groups(0)->set_lr_peak(0.5);
+  (*peak_as_hyper.mutable_groups(0)->mutable_hyper())["lr_peak"] = 0.5;
+  EXPECT_EQ(Difference(peak, peak_as_hyper), "none");
+  EXPECT_NE(Difference(peak, SmallSpec()), "none");
   EXPECT_EQ(Sha256Hex(SerializeCanonical(Canonical(SmallSpec()))), Sha256Hex(SerializeCanonical(Canonical(written))));
 }
 

@@ -205,7 +205,6 @@ TEST_F(ConfigTest, UnknownVariablesAreWarnedAboutAndThoseOfClientsAreNot) {
   const auto line = ParseCommandLine({}, {{"BALLAST_LISTN", "x"},
                                           {"BALLAST_SERVER", "x"},
                                           {"BALLAST_RUN", "x"},
-                                          {"BALLAST_LONG", "1"},
                                           {"BALLAST_FAILPOINTS", ""},
                                           {"PATH", "x"}});
   ASSERT_TRUE(line.ok()) << line.status();

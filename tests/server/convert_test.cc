@@ -20,7 +20,7 @@ struct Refusal {
   std::vector<std::string> says;  // field, got, wanted
 };
 
-const std::vector<Refusal>& Refusals() {
+const std::vector<Refusal>& RefusalsOfTheRun() {
   static const auto* const kRefusals = new std::vector<Refusal>{
       {"NoTensors", [](auto& s) { s.clear_tensors(); }, {"tensors is empty"}},
       {"TooManyTensors",
@@ -57,6 +57,20 @@ const std::vector<Refusal>& Refusals() {
        [](auto& s) { s.mutable_tensors(0)->set_lr_scale(std::numeric_limits<double>::quiet_NaN()); },
        {"lr_scale", "nan"}},
       {"WdScale", [](auto& s) { s.mutable_tensors(0)->set_wd_scale(-1); }, {"wd_scale", "-1"}},
+      {"Staged", [](auto& s) { s.set_commit(v1::COMMIT_MODE_STAGED); }, {"commit", "not in this version"}},
+      {"Accumulation", [](auto& s) { s.set_accumulation(4); }, {"accumulation = 4", "not in this version"}},
+      {"MaxGradNorm", [](auto& s) { s.set_max_grad_norm(1); }, {"max_grad_norm", "not in this version"}},
+      {"SkipStep", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_SKIP_STEP); }, {"SKIP_STEP", "not in this"}},
+      {"Stop", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_STOP); }, {"STOP", "not in this version"}},
+      {"Rewind", [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); }, {"REWIND", "not in this version"}},
+      {"RankTimeout", [](auto& s) { s.set_rank_timeout_s(-1); }, {"rank_timeout_s", "-1"}},
+      {"UnknownEnum", [](auto& s) { s.set_reduction(static_cast<v1::Reduction>(77)); }, {"reduction"}},
+  };
+  return *kRefusals;
+}
+
+const std::vector<Refusal>& RefusalsOfAGroup() {
+  static const auto* const kRefusals = new std::vector<Refusal>{
       {"Rule", [](auto& s) { s.mutable_groups(0)->set_rule("adamv"); }, {"groups[0].rule", "'adamv'", "adamw"}},
       {"Master", [](auto& s) { s.mutable_groups(0)->set_master("fp8"); }, {"groups[0].master", "split24"}},
       {"State", [](auto& s) { s.mutable_groups(0)->set_state("int8"); }, {"groups[0].state", "companded8"}},
@@ -74,15 +88,47 @@ const std::vector<Refusal>& Refusals() {
       {"HyperNan",
        [](auto& s) { (*s.mutable_groups(0)->mutable_hyper())["lr"] = std::numeric_limits<double>::quiet_NaN(); },
        {"hyper['lr'] is nan"}},
-      {"LrPeak", [](auto& s) { s.mutable_groups(0)->set_lr_peak(1); }, {"lr_peak", "not in this version"}},
-      {"Staged", [](auto& s) { s.set_commit(v1::COMMIT_MODE_STAGED); }, {"commit", "not in this version"}},
-      {"Accumulation", [](auto& s) { s.set_accumulation(4); }, {"accumulation = 4", "not in this version"}},
-      {"MaxGradNorm", [](auto& s) { s.set_max_grad_norm(1); }, {"max_grad_norm", "not in this version"}},
-      {"SkipStep", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_SKIP_STEP); }, {"SKIP_STEP", "not in this"}},
-      {"Stop", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_STOP); }, {"STOP", "not in this version"}},
-      {"Rewind", [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); }, {"REWIND", "not in this version"}},
-      {"RankTimeout", [](auto& s) { s.set_rank_timeout_s(-1); }, {"rank_timeout_s", "-1"}},
-      {"UnknownEnum", [](auto& s) { s.set_reduction(static_cast<v1::Reduction>(77)); }, {"reduction"}},
+      {"LrPeak", [](auto& s) { s.mutable_groups(0)->set_lr_peak(0); }, {"groups[0].lr_peak is 0", "above 0"}},
+      {"LrPeakOfAnotherRule",
+       [](auto& s) {
+         s.mutable_groups(0)->set_rule("adam");
+         s.mutable_groups(0)->set_lr_peak(1);
+       },
+       {"groups[0].lr_peak", "rule adam does not decouple", "unset"}},
+      {"LrPeakTwice",
+       [](auto& s) {
+         s.mutable_groups(0)->set_lr_peak(1);
+         (*s.mutable_groups(0)->mutable_hyper())["lr_peak"] = 1;
+       },
+       {"groups[0].lr_peak", "twice"}},
+      {"MasterOfAnotherRule",
+       [](auto& s) {
+         s.mutable_groups(0)->set_rule("collage_plus");
+         s.mutable_groups(0)->set_master("split24");
+       },
+       {"groups[0]: rule collage_plus is not built for master split24", "it needs master mcf"}},
+      {"StateOfAnotherMaster",
+       [](auto& s) {
+         s.mutable_groups(0)->set_master("split32");
+         s.mutable_groups(0)->set_state("flash8");
+       },
+       {"rule adamw with master split32 is not built for state flash8", "states fp32, bf16, companded8",
+        "state flash8 with masters flash24, flash32, fp32, split24"}},
+      {"StateOfAnotherRule",
+       [](auto& s) {
+         s.mutable_groups(0)->set_rule("lion");
+         s.mutable_groups(0)->set_state("mcf");
+       },
+       {"rule lion is not built for state mcf", "it goes with states fp32, companded8"}},
+      {"ServingOnlyForGradients",
+       [](auto& s) { s.mutable_groups(0)->set_serving("fp8-e5m2"); },
+       {"groups[0].serving", "'fp8-e5m2'", "fp8-e4m3, int8-row, int8-tensor"}},
+      {"GradientOnlyForServing",
+       [](auto& s) { s.mutable_groups(0)->set_gradient("int8-row"); },
+       {"groups[0].gradient", "'int8-row'", "fp32, bf16, fp16, fp8-e5m2"}},
+      {"DtypeThatCannotBeServed",
+       [](auto& s) { s.mutable_tensors(0)->set_dtype("fp8-e5m2"); },
+       {"'embed.weight'", "the group's serving, is 'fp8-e5m2'"}},
   };
   return *kRefusals;
 }
@@ -101,7 +147,9 @@ TEST_P(ConvertRefusalTest, NamesFieldGotAndWanted) {
     EXPECT_THAT(std::string(made.status().message()), HasSubstr(piece));
   }
 }
-INSTANTIATE_TEST_SUITE_P(Spec, ConvertRefusalTest, ::testing::ValuesIn(Refusals()),
+INSTANTIATE_TEST_SUITE_P(Group, ConvertRefusalTest, ::testing::ValuesIn(RefusalsOfAGroup()),
+                         [](const auto& row) { return row.param.name; });
+INSTANTIATE_TEST_SUITE_P(Spec, ConvertRefusalTest, ::testing::ValuesIn(RefusalsOfTheRun()),
                          [](const auto& row) { return row.param.name; });
 
 TEST(ConvertTest, FillsInDefaults) {
@@ -116,6 +164,52 @@ TEST(ConvertTest, FillsInDefaults) {
   EXPECT_EQ(made->chunk_elements, (1u << 20) / 4);
   EXPECT_EQ(made->tensors[1].serving_format, kernels::FindWireFormat("fp32"));
   EXPECT_EQ(made->tensors[2].serving_format, kernels::FindWireFormat("bf16"));
+}
+
+TEST(ConvertTest, FormatsLeftOutAreThoseTheRuleHas) {
+  for (const auto& [rule, master, state] : std::vector<std::array<std::string, 3>>{{"adamw", "split24", "companded8"},
+                                                                                   {"lion", "split24", "companded8"},
+                                                                                   {"collage_light", "mcf", "bf16"},
+                                                                                   {"collage_plus", "mcf", "mcf"}}) {
+    v1::RunSpec spec = SmallSpec();
+    spec.mutable_groups(0)->set_rule(rule);
+    const auto made = ToRunSpec(spec, {});
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(made->groups[0].kernel->master, master);
+    EXPECT_EQ(made->groups[0].kernel->state, state);
+  }
+}
+
+TEST(ConvertTest, RowsAreTheLastDimension) {
+  v1::RunSpec spec = testing::MakeSpec("r1", {{"w", {6, 5, 4}}, {"b", {7}}, {"s", {}}, {"thin", {9, 1}}});
+  const auto rows = [&](const char* serving) {
+    spec.mutable_groups(0)->set_serving(serving);
+    std::vector<uint64_t> lengths;
+    const RunSpec made = ToRunSpec(spec, {}).value();
+    for (const TensorSpec& t : made.tensors) lengths.push_back(t.row_length);
+    return lengths;
+  };
+  EXPECT_EQ(rows("int8-row"), (std::vector<uint64_t>{4, 7, 1, 9}));
+  EXPECT_EQ(rows("int8-tensor"), (std::vector<uint64_t>{120, 7, 1, 9}));
+  EXPECT_EQ(rows("fp8-e4m3"), (std::vector<uint64_t>{0, 0, 0, 0}));
+}
+
+TEST(ConvertTest, GradientsMayHaveAFormatOfTheirOwn) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_groups(0)->set_gradient("fp8-e5m2");
+  const auto made = ToRunSpec(spec, {});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->tensors[1].gradient_format, kernels::FindWireFormat("fp8-e5m2"));
+  EXPECT_EQ(made->tensors[1].serving_format, kernels::FindWireFormat("fp32"));
+  EXPECT_EQ(made->tensors[1].dtype, kernels::FindWireFormat("fp32"));
+}
+
+TEST(ConvertTest, LrPeakIsAHyperparameter) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_groups(0)->set_lr_peak(0.25);
+  const auto made = ToRunSpec(spec, {});
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->groups[0].hyper.back(), 0.25);
 }
 
 TEST(ConvertTest, EmptyShapeIsAScalar) {
@@ -171,6 +265,9 @@ TEST(ConvertTest, StepBeginRefusesByName) {
   begin.mutable_groups(0)->set_beta2(1.5);
   EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("beta2 is 1.5"));
   begin.mutable_groups(0)->clear_beta2();
+  begin.mutable_groups(0)->set_lr(std::numeric_limits<double>::quiet_NaN());
+  EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("groups[0].lr is nan"));
+  begin.mutable_groups(0)->clear_lr();
   begin.add_groups();
   EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("2 groups"));
   begin.clear_groups();

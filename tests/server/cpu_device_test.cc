@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "absl/synchronization/blocking_counter.h"
@@ -16,10 +19,11 @@ namespace {
 
 constexpr uint64_t kElements = 300001;  // 74 tiles, the last one short
 
-// One tensor of the first kernel on a device: load, updates, serve.
+// One tensor on a device: load, updates, serve.
 class Tensor {
  public:
-  explicit Tensor(CpuDevice* device) : queue_(device->NewQueue()) {
+  explicit Tensor(CpuDevice* device, const kernels::Kernel& kernel = kernels::Kernels()[0])
+      : kernel_(kernel), queue_(device->NewQueue()) {
     for (const kernels::Plane& plane : kernel_.planes) {
       buffers_.push_back(device->Allocate(AlignedPlaneBytes(plane, kElements), Place::kDevice).value());
       if (plane.kind == kernels::Kind::kWeights) master_planes_[masters_++] = buffers_.back().data();
@@ -39,7 +43,7 @@ class Tensor {
                             .in = reinterpret_cast<const std::byte*>(weights_.data())},
                    [](const TaskResult& r) { EXPECT_TRUE(r.finite); });
   }
-  void Update(uint64_t step) {
+  UpdateTask MakeUpdate(uint64_t step) {
     UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data()};
     for (size_t i = 0; i < buffers_.size(); ++i) task.update.planes[i] = buffers_[i].data();
     task.update.grad = gradient_.data();
@@ -48,11 +52,14 @@ class Tensor {
     task.update.grad_scale = 1;
     task.update.random_key = kernels::RandomKey(9, step);
     task.update.stochastic = true;
-    task.update.full_statistics = true;
+    task.update.statistics = kernels::StatisticsLevel::kFull;
     std::vector<double> hyper;
     for (const kernels::Hyper& h : kernel_.hypers) hyper.push_back(h.value);
     kernel_.prepare(hyper, step, task.update.constants);
-    queue_->Submit(task, [this](const TaskResult& r) { norms_.push_back(r.statistics.grad_sq); });
+    return task;
+  }
+  void Update(uint64_t step) {
+    queue_->Submit(MakeUpdate(step), [this](const TaskResult& r) { norms_.push_back(r.statistics.grad_sq); });
   }
   std::vector<float> Serve() {
     std::vector<float> out(kElements);
@@ -66,6 +73,17 @@ class Tensor {
     queue_->WaitIdle();
     return out;
   }
+  std::vector<float> Scales(uint64_t row_length) {
+    std::vector<float> scales(kElements / row_length, -1.0f);
+    queue_->Submit(ScaleTask{.master = Master(),
+                             .planes = master_planes_,
+                             .elements = kElements,
+                             .row_length = row_length,
+                             .scales = scales.data()},
+                   [](const TaskResult&) {});
+    queue_->WaitIdle();
+    return scales;
+  }
   const std::vector<double>& norms() const { return norms_; }
   std::vector<float>& weights() { return weights_; }
   DeviceQueue& queue() { return *queue_; }
@@ -73,7 +91,7 @@ class Tensor {
  private:
   const kernels::Master* Master() const { return kernels::FindMaster(kernel_.master); }
 
-  const kernels::Kernel& kernel_ = kernels::Kernels()[0];
+  const kernels::Kernel& kernel_;
   std::vector<DeviceBuffer> buffers_;
   std::array<std::byte*, kernels::kMaxPlanes> master_planes_ = {};
   size_t masters_ = 0;
@@ -84,22 +102,72 @@ class Tensor {
   std::unique_ptr<DeviceQueue> queue_;
 };
 
-std::vector<float> Train(uint32_t threads, std::vector<double>* norms) {
+struct Trained {
+  std::vector<float> weights;
+  std::vector<double> norms;
+};
+
+Trained Train(uint32_t threads, const kernels::Kernel& kernel) {
   CpuDevice device({.threads = threads});
-  Tensor tensor(&device);
+  Tensor tensor(&device, kernel);
   tensor.Load();
   for (uint64_t step = 1; step <= 3; ++step) tensor.Update(step);
-  std::vector<float> out = tensor.Serve();
-  *norms = tensor.norms();
-  return out;
+  return {tensor.Serve(), tensor.norms()};
 }
 
-TEST(CpuDeviceTest, AnyNumberOfThreadsGivesTheSameBits) {
-  std::vector<double> norms_one, norms_many;
-  const std::vector<float> one = Train(1, &norms_one), many = Train(5, &norms_many);
-  EXPECT_EQ(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)), 0);
-  EXPECT_EQ(norms_one, norms_many);
-  EXPECT_EQ(norms_one.size(), 3u);
+class CpuDeviceRuleTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(CpuDeviceRuleTest, AnyNumberOfThreadsGivesTheSameBits) {
+  const auto all = kernels::Kernels();
+  const kernels::Kernel& kernel =
+      *std::find_if(all.begin(), all.end(), [](const auto& k) { return std::string_view(k.rule) == GetParam(); });
+  const Trained one = Train(1, kernel), many = Train(5, kernel);
+  EXPECT_EQ(std::memcmp(one.weights.data(), many.weights.data(), one.weights.size() * sizeof(float)), 0);
+  EXPECT_EQ(one.norms, many.norms);
+  EXPECT_EQ(one.norms.size(), 3u);
+}
+INSTANTIATE_TEST_SUITE_P(Rules, CpuDeviceRuleTest,
+                         ::testing::ValuesIn(kernels::RuleNames().begin(), kernels::RuleNames().end()));
+
+// The same by hand: the first pass, its sums in order, then the second.
+TEST(CpuDeviceTest, ARuleOfTwoPassesSeesTheWholeTensorBeforeItsUpdate) {
+  const auto all = kernels::Kernels();
+  const auto found = std::find_if(all.begin(), all.end(), [](const auto& k) { return k.measure != nullptr; });
+  ASSERT_NE(found, all.end());
+  CpuDevice device({.threads = 3});
+  Tensor shared(&device, *found), by_hand(&device, *found);
+  shared.Load();
+  by_hand.Load();
+  by_hand.Serve();  // waits
+  for (uint64_t step = 1; step <= 2; ++step) {
+    shared.Update(step);
+    UpdateTask task = by_hand.MakeUpdate(step);
+    const uint64_t tiles = kElements / kernels::kTile + 1;
+    std::vector<float> sums(tiles);
+    for (uint64_t tile = tiles; tile-- > 0;) found->measure(task.update, tile, tile + 1, &sums[tile]);
+    double sum = 0;
+    for (const float s : sums) sum += s;
+    found->finish(sum, kElements, task.update.constants);
+    found->update(task.update, 0, tiles, task.tiles);
+  }
+  EXPECT_EQ(shared.Serve(), by_hand.Serve());
+}
+
+TEST(CpuDeviceTest, ScalesAreTheLargestMagnitudesOfRowsForAnyNumberOfThreads) {
+  static_assert(kElements % 13 == 0);
+  CpuDevice one({.threads = 1}), many({.threads = 5});
+  Tensor a(&one), b(&many);
+  a.Load();
+  b.Load();
+  const std::vector<float> weights = a.Serve();
+  for (const uint64_t row_length : {uint64_t{1}, uint64_t{13}, kElements / 13, kElements}) {
+    std::vector<float> wanted(kElements / row_length);
+    for (uint64_t e = 0; e < kElements; ++e) {
+      wanted[e / row_length] = std::max(wanted[e / row_length], std::abs(weights[e]));
+    }
+    EXPECT_EQ(a.Scales(row_length), wanted) << row_length;
+    EXPECT_EQ(b.Scales(row_length), wanted) << row_length;
+  }
 }
 
 TEST(CpuDeviceTest, AQueueKeepsItsOrderAndEveryQueueIsServed) {

@@ -59,6 +59,7 @@ class MetricsTest : public testing::Test {
                                   .update_to_weight_ratio = 0.001,
                                   .edq_ratio = 0.9,
                                   .unchanged_ratio = 0.25,
+                                  .hi_edq_ratio = 0.5,
                                   .gradient_norm = 3};
     return {.step = step,
             .outcome = Outcome::kApplied,

@@ -45,6 +45,25 @@ TEST(PlanTest, ThePoolHoldsTwiceTheLargestOrTheCredit) {
   EXPECT_EQ(MakePlan(spec).bytes.gradients, 3 * AlignUp(2000000) + 128);
 }
 
+TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
+  v1::RunSpec wire = MakeSpec("r1", {{"w", {1000, 300}, "fp32"}, {"b", {64}, "fp32"}});
+  const uint64_t without = [&] {
+    wire.mutable_groups(0)->set_serving("fp8-e4m3");
+    return MakePlan(Made(wire)).bytes.staging;
+  }();
+  wire.mutable_groups(0)->set_serving("int8-row");
+  RunSpec spec = Made(wire);
+  const Plan plan = MakePlan(spec);
+  EXPECT_EQ(plan.scales, 1001u);
+  EXPECT_EQ(plan.trainer_weight_bytes, 4u * 300064);
+  // Chunks of 262144 elements: rows 0..873, of which the last is cut, and 873..999.
+  EXPECT_EQ(plan.send_slot_scales, 874u);
+  EXPECT_EQ(plan.pull_bytes, 300064u + 4 * (874 + 127 + 1));
+  EXPECT_EQ(plan.bytes.staging, without + kSlots * 874 * 4 + AlignUp(1001 * 4));
+  wire.mutable_groups(0)->set_gradient("fp8-e5m2");
+  EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
+}
+
 TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
   CpuDevice device({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
@@ -52,6 +71,7 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     wire.mutable_groups(0)->set_rule(kernel.rule);
     wire.mutable_groups(0)->set_master(kernel.master);
     wire.mutable_groups(0)->set_state(kernel.state);
+    wire.mutable_groups(0)->set_serving("int8-row");
     const RunSpec spec = Made(wire);
     Strand strand({.name = "t"});
     const auto store = ParameterStore::Create({.spec = &spec, .device = &device, .strand = &strand});

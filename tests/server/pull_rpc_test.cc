@@ -15,12 +15,7 @@ class PullRpcTest : public RpcTest {
     grpc::ClientContext context;
     const auto reader = trainer_->Pull(&context, request);
     v1::Weights w;
-    while (reader->Read(&w)) {
-      std::string& tensor = answer->weights[w.tensor()];
-      if (w.chunk() == 0) tensor.clear();
-      tensor += w.data();
-      answer->labels[w.tensor()] = w.step();
-    }
+    while (reader->Read(&w)) Take(w, answer);
     return reader->Finish();
   }
 };
@@ -43,6 +38,22 @@ TEST_F(PullRpcTest, GivesTheLatestWeightsLabelledWithTheirStep) {
   EXPECT_EQ(answer.weights.size(), 1u);
   EXPECT_TRUE(Equal(answer, *t.reference, 1));
   EXPECT_EQ(answer.labels.at(1), 2u);
+}
+
+TEST_F(PullRpcTest, WeightsWithScalesComeWithThoseOfTheirStep) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_groups(0)->set_serving("int8-row");
+  Trainer t = StartTrainer(spec);
+  v1::PullRequest request;
+  request.set_run_id("r1");
+  for (uint64_t step = 0; step < 3; ++step) {
+    if (step > 0) Step(&t, step);
+    StepAnswer answer;
+    ASSERT_TRUE(Pull(request, &answer).ok());
+    for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(answer, *t.reference, i)) << i << ", step " << step;
+    EXPECT_EQ(t.reference->Scales(0).size(), 300u);
+    EXPECT_EQ(t.reference->Scales(2).size(), 1u);
+  }
 }
 
 TEST_F(PullRpcTest, EachTensorIsOfOneStepWhileTrainingGoesOn) {

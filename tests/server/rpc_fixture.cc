@@ -1,6 +1,7 @@
 #include "tests/server/rpc_fixture.h"
 
 #include <cstring>
+#include <numeric>
 #include <random>
 
 #include "proto/checksum.h"
@@ -77,15 +78,19 @@ StepAnswer ReadStep(Wire* wire) {
     if (!response) return answer;
     if (response->has_credit()) answer.credit += response->credit().bytes();
     if (response->has_step_result()) answer.result = response->step_result();
-    if (!response->has_weights()) continue;
-    const v1::Weights& w = response->weights();
-    std::string& tensor = answer.weights[w.tensor()];
-    if (w.chunk() == 0) tensor.clear();
-    tensor += w.data();
-    answer.labels[w.tensor()] = w.step();
-    answer.checksums_right &= Crc32c(Bytes(w.data())) == w.crc32c();
+    if (response->has_weights()) Take(response->weights(), &answer);
   }
   return answer;
+}
+
+void Take(const v1::Weights& w, StepAnswer* answer) {
+  std::string& tensor = answer->weights[w.tensor()];
+  std::vector<float>& scales = answer->scales[w.tensor()];
+  if (w.chunk() == 0) tensor.clear(), scales.clear();
+  tensor += w.data();
+  scales.insert(scales.end(), w.scales().begin(), w.scales().end());
+  answer->labels[w.tensor()] = w.step();
+  answer->checksums_right &= Crc32c(Bytes(w.data())) == w.crc32c();
 }
 
 Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.size()) {
@@ -120,13 +125,21 @@ void Reference::Update(uint32_t tensor, uint64_t step, const std::string& gradie
   update.grad_scale = 1;
   update.random_key = kernels::RandomKey(NameKey(spec.name, spec_.seed), step);
   update.stochastic = group.stochastic;
-  update.full_statistics = true;
+  update.statistics = kernels::StatisticsLevel::kFull;
   std::vector<double> hyper = group.hyper;
   if (lr) hyper[0] = *lr;
-  hyper[0] *= spec.lr_scale;
-  hyper[1] *= spec.wd_scale;
+  for (size_t h = 0; h < hyper.size(); ++h) {
+    const kernels::ScaledBy by = group.kernel->hypers[h].scaled_by;
+    if (by == kernels::ScaledBy::kLrScale) hyper[h] *= spec.lr_scale;
+    if (by == kernels::ScaledBy::kWdScale) hyper[h] *= spec.wd_scale;
+  }
   group.kernel->prepare(hyper, ++t.t, update.constants);
   std::vector<kernels::TileStatistics> tiles((spec.elements + kernels::kTile - 1) / kernels::kTile);
+  if (group.kernel->measure != nullptr) {
+    std::vector<float> sums(tiles.size());
+    group.kernel->measure(update, 0, tiles.size(), sums.data());
+    group.kernel->finish(std::accumulate(sums.begin(), sums.end(), 0.0), spec.elements, update.constants);
+  }
   group.kernel->update(update, 0, tiles.size(), tiles.data());
   t.statistics = kernels::Combine(tiles, true);
 }
@@ -134,12 +147,41 @@ void Reference::Update(uint32_t tensor, uint64_t step, const std::string& gradie
 std::string Reference::Serve(uint32_t tensor) const {
   const TensorSpec& spec = spec_.tensors[tensor];
   std::string out(ServingBytes(spec), '\0');
-  spec_.groups[spec.group].master->serve(tensors_[tensor].master_planes.data(), spec.serving_format, out.data(), 0,
-                                         spec.elements);
+  const std::vector<float> scales = Scales(tensor);
+  spec_.groups[spec.group].master->serve(tensors_[tensor].master_planes.data(), spec.serving_format, scales.data(),
+                                         spec.row_length, out.data(), 0, spec.elements);
   return out;
 }
 
-uint64_t Reference::Digest(uint32_t tensor) const { return WeightDigest(Bytes(Serve(tensor))); }
+std::vector<float> Reference::Scales(uint32_t tensor) const {
+  const TensorSpec& spec = spec_.tensors[tensor];
+  std::vector<float> scales;
+  for (uint64_t first = 0; spec.row_length > 0 && first < spec.elements; first += spec.row_length) {
+    scales.push_back(
+        spec_.groups[spec.group].master->absmax(tensors_[tensor].master_planes.data(), first, first + spec.row_length));
+  }
+  return scales;
+}
+
+std::vector<float> Reference::ScalesOfChunks(uint32_t tensor) const {
+  const TensorSpec& spec = spec_.tensors[tensor];
+  const std::vector<float> scales = Scales(tensor);
+  std::vector<float> sent;
+  for (uint64_t k = 0; k < ChunkCount(spec_, spec); ++k) {
+    const ScaleRange range = ScalesOf(spec, ChunkBegin(spec_, k), ChunkEnd(spec_, spec, k));
+    for (uint64_t i = range.first; i < range.last; ++i) sent.push_back(scales[i]);
+  }
+  return sent;
+}
+
+uint64_t Reference::Digest(uint32_t tensor) const {
+  const std::vector<float> scales = Scales(tensor);
+  const uint64_t codes = WeightDigest(Bytes(Serve(tensor)));
+  if (scales.empty()) return codes;
+  const uint64_t both[] = {
+      codes, WeightDigest({reinterpret_cast<const std::byte*>(scales.data()), scales.size() * sizeof(float)})};
+  return WeightDigest({reinterpret_cast<const std::byte*>(both), sizeof both});
+}
 
 Config RpcTest::DefaultConfig() {
   Config config;
@@ -303,7 +345,8 @@ StepAnswer RpcTest::Step(Trainer* trainer, uint64_t step, std::optional<double> 
 
 bool RpcTest::Equal(const StepAnswer& answer, const Reference& reference, uint32_t tensor) {
   const auto got = answer.weights.find(tensor);
-  return got != answer.weights.end() && got->second == reference.Serve(tensor);
+  return got != answer.weights.end() && got->second == reference.Serve(tensor) &&
+         answer.scales.at(tensor) == reference.ScalesOfChunks(tensor);
 }
 
 }  // namespace ballast::testing

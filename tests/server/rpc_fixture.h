@@ -46,13 +46,15 @@ class Wire {
 
 // What came back of a step.
 struct StepAnswer {
-  std::map<uint32_t, std::string> weights;  // whole tensors, by index
-  std::map<uint32_t, uint64_t> labels;      // step
+  std::map<uint32_t, std::string> weights;        // whole tensors, by index
+  std::map<uint32_t, std::vector<float>> scales;  // as they came, chunk after chunk
+  std::map<uint32_t, uint64_t> labels;            // step
   uint64_t credit = 0;
   bool checksums_right = true;
   std::optional<v1::StepResult> result;
 };
 StepAnswer ReadStep(Wire* wire);
+void Take(const v1::Weights& weights, StepAnswer* answer);
 
 // The same training by direct calls of the kernels, tensor by tensor, each in one piece.
 class Reference {
@@ -61,6 +63,8 @@ class Reference {
   void Load(uint32_t tensor, const std::vector<float>& weights);
   void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
   std::string Serve(uint32_t tensor) const;
+  std::vector<float> Scales(uint32_t tensor) const;
+  std::vector<float> ScalesOfChunks(uint32_t tensor) const;  // as they are sent
   uint64_t Digest(uint32_t tensor) const;
   const kernels::Statistics& statistics(uint32_t tensor) const { return tensors_[tensor].statistics; }
 

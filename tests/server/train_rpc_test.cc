@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "proto/checksum.h"
 
@@ -13,10 +14,27 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class TrainRpcTest : public RpcTest {
  protected:
   void SetUp() override { StartServer(); }
+
+  // Two steps, to the bit.
+  void TrainAndDelete(const v1::RunSpec& spec) {
+    Trainer t = StartTrainer(spec);
+    for (uint64_t step = 1; step <= 2; ++step) {
+      const StepAnswer answer = Step(&t, step);
+      for (uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(Equal(answer, *t.reference, i)) << "tensor " << i;
+    }
+    t.wire->Hang();
+    grpc::ClientContext context;
+    v1::DeleteRunRequest request;
+    request.set_run_id(spec.run_id());
+    request.set_force(true);
+    v1::DeleteRunResponse response;
+    ASSERT_TRUE(admin_->DeleteRun(&context, request, &response).ok());
+  }
 };
 
 TEST_F(TrainRpcTest, StepsGiveTheBitsOfTheKernels) {
@@ -39,34 +57,82 @@ TEST_F(TrainRpcTest, StepsGiveTheBitsOfTheKernels) {
   }
 }
 
-TEST_F(TrainRpcTest, EveryKernelRoundingAndServingFormatTrains) {
-  int n = 0;
+// Every kernel with one format each way, every master with every serving format, every gradient format.
+TEST_F(TrainRpcTest, EveryKernelRoundingAndFormatTrains) {
+  std::vector<const char*> servings, gradients;
+  for (const kernels::WireFormat& format : kernels::WireFormats()) {
+    if (format.serving) servings.push_back(format.name);
+    if (format.gradient) gradients.push_back(format.name);
+  }
+  std::set<std::string> masters;
+  size_t n = 0;
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
-    for (const kernels::WireFormat& serving : kernels::WireFormats()) {
-      SCOPED_TRACE(std::string(kernel.rule) + "/" + kernel.master + "/" + kernel.state + " served " + serving.name);
+    const size_t times = masters.insert(kernel.master).second ? servings.size() : 1;
+    for (size_t i = 0; i < times; ++i) {
       v1::RunSpec spec = SmallSpec();
       spec.set_run_id("r" + std::to_string(++n));
-      spec.mutable_groups(0)->set_rule(kernel.rule);
-      spec.mutable_groups(0)->set_master(kernel.master);
-      spec.mutable_groups(0)->set_state(kernel.state);
-      spec.mutable_groups(0)->set_serving(serving.name);
-      if (n % 2 == 0) spec.mutable_groups(0)->set_rounding("nearest");
+      v1::GroupSpec* group = spec.mutable_groups(0);
+      group->set_rule(kernel.rule);
+      group->set_master(kernel.master);
+      group->set_state(kernel.state);
+      group->set_serving(servings[n % servings.size()]);
+      if (n % 3 != 0) group->set_gradient(gradients[n % gradients.size()]);
+      if (n % 2 == 0) group->set_rounding("nearest");
       spec.mutable_tensors(0)->set_lr_scale(0.5);
       spec.mutable_tensors(1)->set_wd_scale(0);
-      Trainer t = StartTrainer(spec);
-      for (uint64_t step = 1; step <= 2; ++step) {
-        const StepAnswer answer = Step(&t, step);
-        for (uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(Equal(answer, *t.reference, i)) << "tensor " << i;
-      }
-      t.wire->Hang();
-      grpc::ClientContext context;
-      v1::DeleteRunRequest request;
-      request.set_run_id(spec.run_id());
-      request.set_force(true);
-      v1::DeleteRunResponse response;
-      ASSERT_TRUE(admin_->DeleteRun(&context, request, &response).ok());
+      SCOPED_TRACE(group->ShortDebugString());
+      ASSERT_NO_FATAL_FAILURE(TrainAndDelete(spec));
     }
   }
+}
+
+TEST_F(TrainRpcTest, DigestsCoverCodesAndScales) {
+  for (const char* serving : {"int8-row", "int8-tensor", "fp8-e4m3"}) {
+    v1::RunSpec spec = SmallSpec();
+    spec.set_run_id(serving);
+    spec.mutable_groups(0)->set_serving(serving);
+    Trainer t = StartTrainer(spec);
+    Step(&t, 1);
+    v1::AttachRequest request;
+    request.set_run_id(serving);
+    request.set_takeover(true);
+    request.set_want_digests(true);
+    v1::AttachResponse response;
+    ASSERT_TRUE(Attach(request, &response).ok());
+    ASSERT_EQ(response.digests_size(), 3);
+    for (uint32_t i = 0; i < 3; ++i)
+      EXPECT_EQ(response.digests(static_cast<int>(i)), t.reference->Digest(i)) << serving;
+  }
+}
+
+TEST_F(TrainRpcTest, ARuleWithoutASecondMomentHasNoRms) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_groups(0)->set_rule("lion");
+  Trainer t = StartTrainer(spec);
+  Step(&t, 1);
+  const v1::RunStatus status = Status("r1");
+  EXPECT_FALSE(status.has_rms_ratio_max());
+  ASSERT_EQ(status.layers_size(), 2);
+  for (const v1::LayerStatistics& layer : status.layers()) {
+    EXPECT_FALSE(layer.has_rms_ratio()) << layer.layer();
+    EXPECT_GT(layer.gradient_norm(), 0) << layer.layer();
+  }
+  EXPECT_THAT(metrics_.Serialize(), Not(HasSubstr("ballast_rms_ratio{")));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_rms_ratio_distribution_count{run_id=\"r1\"} 0"));
+}
+
+TEST_F(TrainRpcTest, WeightsOfTwoComponentsReportTheFirstAlone) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_groups(0)->set_rule("collage_plus");
+  Trainer t = StartTrainer(spec);
+  Step(&t, 1, 1e-5);
+  const v1::RunStatus status = Status("r1");
+  EXPECT_EQ(status.optimizer(), "collage_plus/mcf/mcf");
+  for (const v1::LayerStatistics& layer : status.layers()) {
+    EXPECT_TRUE(layer.has_hi_edq_ratio()) << layer.layer();
+    EXPECT_GT(layer.hi_unchanged_ratio(), layer.unchanged_ratio()) << layer.layer();
+  }
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_hi_edq_ratio{"));
 }
 
 TEST_F(TrainRpcTest, InterleavedChunksInAnyOrderGiveTheSameBits) {

@@ -9,10 +9,13 @@ namespace ballast::ctl {
 namespace {
 
 void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) {
-  const v1::GroupSpec& group = spec.groups(0);
   out << Grouped(plan.parameters()) << " parameters in " << Grouped(plan.tensors()) << " tensors of "
-      << spec.tensors(0).dtype() << ", " << group.rule() << ", master " << group.master() << ", state " << group.state()
-      << ", rounding " << group.rounding() << "\n\n";
+      << spec.tensors(0).dtype() << ", rounding " << spec.groups(0).rounding() << "\n";
+  for (const v1::GroupPlan& group : plan.groups()) {
+    if (group.parameters() == 0) continue;
+    out << "  " << Grouped(group.parameters()) << " with " << group.optimizer() << " (rule/master/state)\n";
+  }
+  out << "\n";
   constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
   Table table({kLeft, kLeft, kRight, kRight, kRight});
   const auto row = [&](const char* where, const char* what, uint64_t bytes) {

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "client/cpp/format_rules.h"
+
 namespace ballast::ctl {
 namespace {
 
@@ -66,6 +68,19 @@ absl::Status AddShapesOf(const std::string& path, v1::RunSpec* spec) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<FormatRule>> FormatRules(const std::string& text) {
+  std::vector<FormatRule> rules;
+  for (const auto part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> sides = absl::StrSplit(part, '=');
+    const std::vector<std::string> formats = absl::StrSplit(sides.back(), '/');
+    if (sides.size() != 2 || sides[0].empty() || formats.size() != 2) {
+      return absl::InvalidArgumentError(absl::StrCat("--formats has '", part, "'; wanted PATTERN=MASTER/STATE"));
+    }
+    rules.push_back({.pattern = sides[0], .master = formats[0], .state = formats[1]});
+  }
+  return rules;
+}
+
 }  // namespace
 
 std::vector<Flag> PlanFlags() {
@@ -73,11 +88,13 @@ std::vector<Flag> PlanFlags() {
           {"tensors", "N", "default 100"},
           {"shape-list", "FILE", "instead of both: a line a tensor, NAME SHAPE, as `layers.0.w 4096x1024`"},
           {"dtype", "FORMAT", "what the trainer computes in: fp32, bf16 (default), fp16"},
-          {"serving", "FORMAT", "what weights return in; default: the dtype"},
+          {"serving", "FORMAT", "what weights return in: also fp8-e4m3, int8-row, int8-tensor; default: the dtype"},
+          {"gradient", "FORMAT", "what gradients are sent in: also fp8-e5m2; default: the dtype"},
           {"rule", "NAME", "the optimizer; default adamw"},
-          {"master", "FORMAT", "of the weights in the daemon; default split24"},
-          {"state", "FORMAT", "of momentum and variance; default companded8"},
-          {"rounding", "MODE", "stochastic (default) or nearest"}};
+          {"master", "FORMAT", "of the weights in the daemon; default split24, where the rule has it"},
+          {"state", "FORMAT", "of momentum and variance; default companded8, where the rule has it"},
+          {"rounding", "MODE", "stochastic (default) or nearest"},
+          {"formats", "RULES", "by name, first match: PATTERN=MASTER/STATE,..., as `*embed*=fp32/fp32`"}};
 }
 
 absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
@@ -92,10 +109,14 @@ absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
   for (v1::TensorSpec& tensor : *spec.mutable_tensors()) tensor.set_dtype(invocation.Get("dtype", "bf16"));
   v1::GroupSpec* group = spec.add_groups();
   group->set_rule(invocation.Get("rule", "adamw"));
-  group->set_master(invocation.Get("master", "split24"));
-  group->set_state(invocation.Get("state", "companded8"));
+  group->set_master(invocation.Get("master", ""));
+  group->set_state(invocation.Get("state", ""));
   group->set_serving(invocation.Get("serving", ""));
+  group->set_gradient(invocation.Get("gradient", ""));
   group->set_rounding(invocation.Get("rounding", "stochastic"));
+  const auto rules = FormatRules(invocation.Get("formats", ""));
+  if (!rules.ok()) return rules.status();
+  if (auto applied = ApplyFormatRules(*rules, &spec); !applied.ok()) return applied.status();
   return spec;
 }
 

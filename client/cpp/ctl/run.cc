@@ -25,7 +25,9 @@ void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
   table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
   if (run.step() > 0) {
     table.Row({"gradient norm", Number(run.grad_norm())});
-    table.Row({"update RMS", absl::StrCat(Number(run.rms_ratio_max()), " (highest of all tensors)")});
+    const bool has_rms = run.has_rms_ratio_max();
+    table.Row({"update RMS", has_rms ? absl::StrCat(Number(run.rms_ratio_max()), " (highest of all tensors)")
+                                     : "none: the rule has no second moment"});
   }
   table.Row({"ranks", run.ranks().empty() ? "none attached" : absl::StrJoin(run.ranks(), "; ")});
   table.Row({"traffic", absl::StrCat(Bytes(run.received_bytes()), " received, ", Bytes(run.sent_bytes()), " sent")});
@@ -54,7 +56,7 @@ void PrintLayers(const v1::RunStatus& run, std::ostream& out) {
   Table table({kLeft, kRight, kRight, kRight, kRight, kRight});
   table.Row({"LAYER", "UPDATE RMS", "GRADIENT NORM", "UPDATE/WEIGHT", "EDQ", "UNCHANGED"});
   for (const v1::LayerStatistics& layer : run.layers()) {
-    table.Row({layer.layer(), Number(layer.rms_ratio()), Number(layer.gradient_norm()),
+    table.Row({layer.layer(), layer.has_rms_ratio() ? Number(layer.rms_ratio()) : "-", Number(layer.gradient_norm()),
                Number(layer.update_to_weight_ratio()), Number(layer.edq_ratio()), Number(layer.unchanged_ratio())});
   }
   out << "\n";
