@@ -24,9 +24,11 @@ readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprot
 # clang-format and shellcheck read the sources.
 readonly PACKAGES_TESTS="libbenchmark-dev prometheus clang-format shellcheck"
 
-# The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB. Fashion-MNIST, 30 MB, for
-# the study of formats (tests/bench/codec_study.py).
-readonly PACKAGES_DATA="bible-kjv dataset-fashion-mnist"
+# The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
+readonly PACKAGES_DATA="bible-kjv"
+
+# Fashion-MNIST, 30 MB, for the study of formats, tests/bench/codec_study.py; not installed by default.
+readonly PACKAGES_STUDY="dataset-fashion-mnist"
 
 # What a built ballastd and ballastctl need to run and nothing else; the container installs these. Debian 12's names.
 readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623 libprometheus-cpp-core1.0 libcivetweb1
@@ -34,6 +36,9 @@ readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623
 
 # What tests/emulated/run.sh needs to run AVX-512 code on a processor without it; not installed by default.
 readonly PACKAGES_EMULATOR="bochs bochs-term bochsbios isolinux syslinux-common genisoimage cpio busybox-static binutils"
+
+# llvm-mca, for tests/bench/port_pressure.py; not installed by default.
+readonly PACKAGES_BENCH="llvm"
 
 readonly DEFAULT_GROUPS="build libs tests data"
 readonly GRPC_NEEDED="1.51"
@@ -52,8 +57,10 @@ group_packages() {
     tests) echo "$PACKAGES_TESTS" ;;
     data) echo "$PACKAGES_DATA" ;;
     runtime) echo "$PACKAGES_RUNTIME" ;;
+    study) echo "$PACKAGES_STUDY" ;;
     emulator) echo "$PACKAGES_EMULATOR" ;;
-    *) fail "unknown group '$1' (build, libs, tests, data, runtime, emulator)" ;;
+    bench) echo "$PACKAGES_BENCH" ;;
+    *) fail "unknown group '$1' (build, libs, tests, data, runtime, emulator, bench)" ;;
   esac
 }
 

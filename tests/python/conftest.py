@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,25 @@ def run(admin: _core.Client) -> Iterator[str]:
 @pytest.fixture
 def adamw(daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ballast.AdamW]]:
     """ballast.AdamW on the tests' daemon and this test's run, closed at the end."""
+    with _maker(daemon, run, monkeypatch) as make:
+        yield lambda *args, **kwargs: make(ballast.AdamW, *args, **kwargs)
+
+
+@pytest.fixture
+def make(daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """The same for any of the optimizers: make(ballast.SGD, parameters, lr=...)."""
+    with _maker(daemon, run, monkeypatch) as maker:
+        yield maker
+
+
+@contextmanager
+def _maker(daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setenv("BALLAST_SERVER", daemon.server)
     monkeypatch.setenv("BALLAST_RUN", run)
-    made: list[ballast.AdamW] = []
+    made: list[ballast.Optimizer] = []
 
-    def make(*args: Any, **kwargs: Any) -> ballast.AdamW:
-        made.append(ballast.AdamW(*args, **kwargs))
+    def make(kind: Callable[..., ballast.Optimizer], *args: Any, **kwargs: Any) -> ballast.Optimizer:
+        made.append(kind(*args, **kwargs))
         return made[-1]
 
     yield make

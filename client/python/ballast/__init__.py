@@ -1,17 +1,49 @@
-"""Ballast: an optimizer that lives on another device. See ballast.AdamW."""
+"""Ballast: an optimizer that lives on another device. See ballast.AdamW and ballast.Optimizer.
 
+ballast.numerics is imported by itself and needs numpy alone; what trains needs torch, and imports it when first used.
+"""
+
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from ballast.errors import BallastError, Rejected, RunFenced, Unavailable
-
-try:
-    from ballast.optimizer import AdamW
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ImportError("ballast needs torch 2.2 or later: pip install torch (or ballast-optim[torch])") from error
 from ballast.result import StepResult, StepTiming
+from ballast.scales import umup_scales
+
+if TYPE_CHECKING:
+    from ballast.optimizer import Optimizer
+    from ballast.rules import SGD, Adam, AdamW, CollageLight, CollagePlus, Lion, StableAdamW
 
 __version__ = version("ballast-optim")
 
-__all__ = ["AdamW", "BallastError", "Rejected", "RunFenced", "StepResult", "StepTiming", "Unavailable", "__version__"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "BallastError",
+    "CollageLight",
+    "CollagePlus",
+    "Lion",
+    "Optimizer",
+    "Rejected",
+    "RunFenced",
+    "StableAdamW",
+    "StepResult",
+    "StepTiming",
+    "Unavailable",
+    "__version__",
+    "umup_scales",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'ballast' has no attribute '{name}'")
+    try:
+        module = import_module("ballast.optimizer" if name == "Optimizer" else "ballast.rules")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError("ballast needs torch 2.2 or later: pip install torch (or ballast-optim[torch])") from error
+    return getattr(module, name)

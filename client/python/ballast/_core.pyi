@@ -29,3 +29,41 @@ class Client:
     def end_step(self, loss: float | None) -> PendingStep: ...
 
 def digest(address: int, nbytes: int) -> int: ...
+
+class numerics:
+    """A submodule: kernels/registry.h as it is. Indices are positions in the lists of registry()."""
+
+    @staticmethod
+    def registry() -> dict[str, Any]: ...
+    @staticmethod
+    def update(
+        kernel: int,
+        planes: list[int],
+        grad: int,
+        grad_format: int,
+        n: int,
+        grad_scale: float,
+        hyper: list[float],
+        t: int,
+        random_key: int,
+        stochastic: bool,
+        statistics: int,
+    ) -> dict[str, Any]: ...
+    @staticmethod
+    def load(master: int, planes: list[int], format: int, source: int, n: int) -> bool: ...
+    @staticmethod
+    def serve(
+        master: int, planes: list[int], format: int, scales: int, row_length: int, target: int, n: int
+    ) -> None: ...
+    @staticmethod
+    def absmax(master: int, planes: list[int], first: int, last: int) -> float: ...
+    @staticmethod
+    def encode_slot(
+        state: int, variance: bool, planes: list[int], source: int, n: int, random_key: int, stochastic: bool
+    ) -> bool: ...
+    @staticmethod
+    def decode_slot(state: int, variance: bool, planes: list[int], target: int, n: int) -> None: ...
+    @staticmethod
+    def random_key(tensor_key: int, step: int) -> int: ...
+    @staticmethod
+    def tensor_key(name: str, seed: int) -> int: ...

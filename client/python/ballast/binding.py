@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ballast import _core
 from ballast.errors import Rejected
-from ballast.parameters import FORMATS, NamedParameter, check_trainable
+from ballast.parameters import DTYPES, NamedParameter, check_trainable
+
+# What a gradient may travel in, by the wire's name.
+_GRADIENTS = {name: dtype for dtype, name in DTYPES.items()} | {"fp8-e5m2": torch.float8_e5m2}
 
 
 class Binding:
@@ -17,11 +23,13 @@ class Binding:
     Keeps that memory alive, and sees when the parameter was given other memory (p.data = ..., model.to(...)).
     """
 
-    def __init__(self, index: int, entry: NamedParameter):
+    def __init__(self, index: int, entry: NamedParameter, formats: Mapping[str, Any]):
         self.index = index
         self.name = entry.name
         self.parameter = entry.parameter
-        self.format = FORMATS[entry.parameter.dtype]
+        self.format = DTYPES[entry.parameter.dtype]
+        self.served_narrower = formats["serving"] is not None  # the daemon's digest is of codes, not of these weights
+        self._gradient = _GRADIENTS.get(formats["gradient_dtype"], entry.parameter.dtype)
         self._shape = entry.parameter.shape
         self._group = entry.group
         self._memory: Tensor | None = None  # the parameter's, when landing was made
@@ -36,7 +44,7 @@ class Binding:
         p = self.parameter
         if self._memory is not None and self._memory.data_ptr() == p.data_ptr() and self._memory.device == p.device:
             return False
-        if FORMATS.get(p.dtype) != self.format or p.shape != self._shape:
+        if DTYPES.get(p.dtype) != self.format or p.shape != self._shape:
             raise Rejected(
                 f"parameter '{self.name}' became {p.dtype} {tuple(p.shape)}; its run has {self.format} "
                 f"{tuple(self._shape)}: convert the model before making the optimizer"
@@ -64,12 +72,13 @@ class Binding:
                 self.parameter.copy_(self.landing)
 
     def digest(self) -> int:
-        """xxh3_64 of the weights, as the daemon computes it of those it serves."""
+        """xxh3_64 of the weights, as the daemon computes it of those that it serves in the parameter's dtype."""
         self.load()
         return _core.digest(self.landing.data_ptr(), self.landing.nbytes)
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """The gradient as it is sent: in host memory, contiguous. Rejected if it is not of the parameter's kind."""
+        """The gradient as it is sent: in its wire format, in host memory, contiguous. What is too large for that format
+        becomes an infinity. Rejected if it is not of the parameter's kind."""
         if grad.layout != torch.strided:
             raise Rejected(
                 f"the gradient of '{self.name}' has layout {grad.layout}: only dense gradients are supported "
@@ -80,4 +89,4 @@ class Binding:
                 f"the gradient of '{self.name}' is {grad.dtype} {tuple(grad.shape)}, its weights are "
                 f"{self.parameter.dtype} {tuple(self._shape)}: both must be the same"
             )
-        return grad.detach().to("cpu").contiguous()
+        return grad.detach().to(self._gradient).to("cpu").contiguous()

@@ -65,7 +65,7 @@ def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if any(owner.owns(parameter) for owner in _owners for parameter in given):
             raise Rejected(
-                f"{original.__name__.strip('_')} cannot clip parameters of ballast.AdamW: their gradients have left for "
+                f"{original.__name__.strip('_')} cannot clip parameters of a ballast optimizer: their gradients have left for "
                 "the daemon during backward, .grad is None. Remove the call; this version does not clip"
             )
         return original(given, *args, **kwargs)

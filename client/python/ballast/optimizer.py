@@ -1,57 +1,81 @@
-"""ballast.AdamW: torch's optimizer interface to a run on a daemon."""
+"""ballast.Optimizer: torch's optimizer interface to a run on a daemon."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.formats import FormatRules, Grouping
 from ballast.guards import guard_clipping, release_clipping
 from ballast.hooks import GradientHooks
-from ballast.options import WEIGHTS, check_fixed, check_group, check_unchanged, fixed_values, step_values
+from ballast.options import (
+    COMMON,
+    WEIGHTS,
+    Rule,
+    RunOptions,
+    check_fixed,
+    check_group,
+    check_names,
+    check_scales,
+    check_unchanged,
+    fix_peak,
+    fixed_values,
+    step_values,
+)
 from ballast.parameters import ParameterList
-from ballast.result import StepResult
+from ballast.result import StepResult, as_loss, warn_about
 from ballast.session import Place, Session, run_id
 from ballast.spec import run_spec
 from ballast.status import Status, readable
 
-_open: weakref.WeakSet[AdamW] = weakref.WeakSet()
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+_open: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
-class AdamW(torch.optim.Optimizer):
-    """AdamW whose master weights and moments live in a daemon, `ballastd`.
+class Optimizer(torch.optim.Optimizer):
+    """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
+    ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 
-        optimizer = ballast.AdamW(model.named_parameters(), lr=1e-3, server="node7:7700", run="my-run")
-        for batch in batches:
-            loss = model(batch)
-            loss.backward()           # each gradient leaves as it is made; p.grad is None afterwards
-            optimizer.step(loss=loss) # returns when every new weight is in place
-
-    Any torch LR scheduler works on it. A step() reads lr, weight_decay and betas when the step's first gradient is made.
+    Any torch LR scheduler works on it. A step() reads lr, weight_decay, betas and momentum when the step's first gradient
+    is made; a rule's other hyperparameters are fixed for the run.
 
     Args:
-        params: parameters, (name, parameter) pairs, or dicts as torch's with "params" and any of "name", "lr", "betas",
-            "eps", "weight_decay", "lr_scale", "wd_scale", "state_dtype", "master_weight_bits", "rounding". Dense, of
-            dtype float32, bfloat16 or float16, contiguous. Frozen ones are skipped. A parameter without a name is
-            "param.<i>", i its place among all parameters given, so that a restarted trainer that gives the same list
-            finds the same tensors; named_parameters() is safer. A parameter under two names is sent once, under the
-            first.
-        lr, betas, eps, weight_decay: as torch.optim.AdamW's (decoupled weight decay). eps is fixed for the run.
+        params: parameters, (name, parameter) pairs, or dicts as torch's with "params" and any of "name", the rule's
+            hyperparameters, "lr_scale", "wd_scale", "decouple_lr", "lr_peak" and the formats below. Dense, of dtype
+            float32, bfloat16 or float16, contiguous. Frozen ones are skipped. A parameter without a name is "param.<i>",
+            i its place among all parameters given, so that a restarted trainer that gives the same list finds the same
+            tensors; named_parameters() is safer. A parameter under two names is sent once, under the first.
         server: "host:port" or "unix:path" of the daemon. Default: $BALLAST_SERVER, else "localhost:7700".
         run: the run's name on the daemon, [a-z0-9-], at most 63 characters. Default: $BALLAST_RUN. Needed.
-        master_weight_bits: 24 (fp32 rounded to 24 bits, stochastically) or 32 (fp32 exactly) for the daemon's weights.
-        state_dtype: "companded8" (1 byte and a shared scale an element) or "fp32" for each of the two moments.
+        master, state: how the daemon stores weights ("split24", "split32", "fp32", "bf16", ...) and moments
+            ("companded8", "bf16", "fp32", ...). None: as the two aliases say. Collage needs "mcf", its default.
+        master_weight_bits: alias of master: 24 (split24, fp32 rounded to 24 bits) or 32 (split32, fp32 exactly).
+        state_dtype: alias of state.
         rounding: "stochastic" or "nearest", of the compressed formats.
+        serving: None, weights return in the parameter's dtype, or what they return in to save traffic: "fp8-e4m3",
+            "int8-row", "int8-tensor". They are decoded to the parameter's dtype on arrival.
+        gradient_dtype: None, gradients leave in the parameter's dtype, or what they are converted to: "fp8-e5m2", "bf16",
+            "fp16", "fp32". What is too large for it becomes an infinity, and its block is not updated.
+        formats: {pattern: {"master": ..., "state": ..., "rounding": ..., "serving": ..., "gradient_dtype": ...}} for
+            parameters by name (fnmatch; the first pattern that matches), over what their group says, as
+            {"*embed*": {"master": "fp32", "state": "fp32"}}. A pattern that matches nothing is refused.
+        lr_scales: {name: factor of lr}, on top of the group's lr_scale; see ballast.umup_scales.
+        decouple_lr, lr_peak: weight decay is multiplied by lr / lr_peak instead of lr, so that it does not depend on the
+            scale of lr. For rules with decoupled decay; the peak is by default the lr that the group begins with.
+        loss_scale: what the loss was multiplied by before backward(), to keep narrow gradients in range: the daemon
+            divides by it. The attribute may be set between steps.
         weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
             "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
             trainer's weights in place with the daemon's. None: "client" for a run without a step, else "match".
@@ -81,59 +105,39 @@ class AdamW(torch.optim.Optimizer):
     it, such as a DataLoader's worker, does no harm.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *,
-        server: str | None = None,
-        run: str | None = None,
-        master_weight_bits: Literal[24, 32] = 24,
-        state_dtype: Literal["companded8", "fp32"] = "companded8",
-        rounding: Literal["stochastic", "nearest"] = "stochastic",
-        weights: Literal["client", "server", "match"] | None = None,
-        takeover: bool = False,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        connect_timeout: float = 3.0,
-        reconnect_timeout: float = 15.0,
-    ):
+    def __init__(self, params: Iterable[Any], rule: Rule, values: Mapping[str, Any], **options: Unpack[RunOptions]):
         self._client: _core.Client | None = None  # first: close() looks at it, whatever goes wrong below
         self._session: Session | None = None
-        self._place = Place(run_id(run), rank, world, takeover)
-        if weights not in WEIGHTS:
-            raise Rejected(f"weights={weights!r}: it must be 'client', 'server', 'match' or None")
-        self._weights = weights
-        self._seed = seed
+        check_names(options, RunOptions.__annotations__, type(self).__name__)
+        self._rule = rule
+        self._place = Place(
+            run_id(options.get("run")), options.get("rank", 0), options.get("world", 1), options.get("takeover", False)
+        )
+        self._weights = options.get("weights")
+        if self._weights not in WEIGHTS:
+            raise Rejected(f"weights={self._weights!r}: it must be 'client', 'server', 'match' or None")
+        self._seed = options.get("seed", 0)
+        self._formats = FormatRules(options.get("formats"))
+        self._grouping = Grouping([], [])
+        self._lr_scales = dict(options.get("lr_scales") or {})
+        self.loss_scale = options.get("loss_scale", 1.0)
         self._parameters = ParameterList()
         self._hooks = GradientHooks(self._receive)
         self._lock = threading.RLock()
-        self._step_values: list[dict[str, float]] = []  # as sent with the open step
+        self._step_values: list[dict[str, float]] = []  # as sent with the open step, by param_group
         self._fixed: list[dict[str, Any]] = []  # as the run was created with
         self._skipped = False
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "lr_scale": 1.0,
-            "wd_scale": 1.0,
-            "state_dtype": state_dtype,
-            "master_weight_bits": master_weight_bits,
-            "rounding": rounding,
-        }
-        super().__init__([params] if isinstance(params, dict) else params, defaults)
+        common = {option: options.get(option, default) for option, default in COMMON.items()}
+        super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
         self._client = _core.Client.connect(
-            server or os.environ.get("BALLAST_SERVER") or "localhost:7700", connect_timeout, reconnect_timeout
+            options.get("server") or os.environ.get("BALLAST_SERVER") or "localhost:7700",
+            options.get("connect_timeout", 3.0),
+            options.get("reconnect_timeout", 15.0),
         )
         _open.add(self)
         self._hooks.cover(entry.parameter for entry in self._parameters)
         guard_clipping(self)
-        if weights == "server":
+        if self._weights == "server":
             self._pull_at_once()
 
     # --- the run ----------------------------------------------------------------------------------------------------
@@ -155,9 +159,17 @@ class AdamW(torch.optim.Optimizer):
                 return
             client = self._connected()
             tensors = self._parameters.trainable()
-            spec = run_spec(self._place.run, tensors, self.param_groups, self._seed)
-            self._session = Session(client, self._place, spec, tensors)
-            self._fixed = [fixed_values(group) for group in self.param_groups]
+            names = [entry.name for entry in self._parameters]
+            self._formats.check_used(names)
+            check_scales(self._lr_scales, names)
+            grouping = self._formats.group(tensors, self.param_groups)
+            spec = run_spec(
+                self._place.run, self._rule, tensors, self.param_groups, grouping, self._lr_scales, self._seed
+            )
+            formats = [grouping.groups[group].formats for group in grouping.of_tensor]
+            self._session = Session(client, self._place, spec, tensors, formats)
+            self._grouping = grouping
+            self._fixed = [fixed_values(group, self._rule) for group in self.param_groups]
             self._hooks.cover(tensor.parameter for tensor in tensors)
 
     def pull(self) -> int:
@@ -183,7 +195,7 @@ class AdamW(torch.optim.Optimizer):
         self._session = None
         client.close()
 
-    def __enter__(self) -> AdamW:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -244,10 +256,10 @@ class AdamW(torch.optim.Optimizer):
             self._skipped = session is None or not session.step_open
             if session is None or not session.step_open:
                 return value
-            check_unchanged(self._step_values, self.param_groups, session.step)
-            result = session.finish(lambda: _as_loss(value if loss is None else loss))
+            check_unchanged(self._step_values, self.param_groups, self._rule, session.step)
+            result = session.finish(lambda: as_loss(value if loss is None else loss))
             self._skipped = result.outcome not in ("APPLIED", "PARTIAL")
-        _warn_about(result, self._place.run)
+        warn_about(result, self._place.run)
         return value
 
     @property
@@ -288,13 +300,14 @@ class AdamW(torch.optim.Optimizer):
             session.settle(self._weights)
             check_fixed(self._fixed, self.param_groups)
             self._step_values = self._read_groups()
-            session.begin(self._step_values)
+            scale = float(self.loss_scale)
+            session.begin([self._step_values[group.origin] for group in self._grouping.groups], scale)
         session.push(parameter, grad)
 
     def _read_groups(self) -> list[dict[str, float]]:
         for group in self.param_groups:
-            check_group(group)
-        return [step_values(group) for group in self.param_groups]
+            check_group(group, self._rule)
+        return [step_values(group, self._rule) for group in self.param_groups]
 
     # --- torch's interface ------------------------------------------------------------------------------------------
 
@@ -310,7 +323,8 @@ class AdamW(torch.optim.Optimizer):
         given = group["params"]
         if isinstance(given, set):
             raise Rejected("'params' is a set, whose order changes between runs: give a list")
-        check_group(group)
+        check_group(group, self._rule)
+        fix_peak(group)
         group["params"] = self._parameters.add([given] if isinstance(given, Tensor) else given, len(self.param_groups))
         if not group["params"]:
             raise Rejected(
@@ -326,7 +340,7 @@ class AdamW(torch.optim.Optimizer):
             for parameter in parameters:
                 if other is not self and other.owns(parameter):
                     raise Rejected(
-                        f"parameter '{other._parameters.name_of(parameter)}' is trained by another ballast.AdamW, with "
+                        f"parameter '{other._parameters.name_of(parameter)}' is trained by another ballast optimizer, with "
                         f"run '{other.run}': close() that one first",
                         "FAILED_PRECONDITION",
                     )
@@ -354,7 +368,7 @@ class AdamW(torch.optim.Optimizer):
         if len(saved) == len(kept):  # else torch says what is wrong
             saved = [{**ours, **theirs} for ours, theirs in zip(kept, saved)]
         for group in saved:
-            check_group(group)
+            check_group(group, self._rule)
         super().load_state_dict({"state": {}, "param_groups": saved})
 
     def owns(self, parameter: Tensor) -> bool:
@@ -365,31 +379,16 @@ class AdamW(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> NoReturn:
         # torch's GradScaler asks for this first of all in step().
         raise Rejected(
-            "GradScaler cannot be used with ballast.AdamW: gradients leave during backward, before it can unscale them, "
+            f"GradScaler cannot be used with ballast.{type(self).__name__}: gradients leave during backward, before it can unscale them, "
             "so the step just made was made with scaled gradients. Use bfloat16, or float32 parameters under autocast, "
             "without a GradScaler (enabled=False), and start from a new run"
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Rejected(
-            "ballast.AdamW cannot be copied or pickled: it is a connection to a daemon. Save its state_dict(), or make "
+            f"ballast.{type(self).__name__} cannot be copied or pickled: it is a connection to a daemon. Save its state_dict(), or make "
             "another optimizer"
         )
-
-
-def _as_loss(value: Any) -> float | None:
-    if isinstance(value, Tensor):
-        return float(value.detach()) if value.numel() == 1 else None
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _warn_about(result: StepResult, run: str) -> None:
-    where = f"run '{run}', step {result.step}"
-    if not result.applied:
-        untouched = f"; not applied: {', '.join(result.not_applied)}" if result.not_applied else ""
-        warnings.warn(f"{where} ended {result.outcome} ({result.reason}){untouched}", stacklevel=4)
-    for warning in result.warnings:
-        warnings.warn(f"{where}: {warning}", stacklevel=4)
 
 
 @atexit.register

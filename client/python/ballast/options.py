@@ -2,19 +2,94 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
 
+from ballast import _core
 from ballast.errors import Rejected
 
+# The aliases of `master` and `state`, which win where they are given.
 MASTERS = {24: "split24", 32: "split32"}
-STATES = ("companded8", "fp32")
 ROUNDINGS = ("stochastic", "nearest")
 WEIGHTS = (None, "client", "server", "match")
 
-# Options of a group that the run fixes when it is created; lr, weight_decay and betas may change from step to step.
-FIXED = ("eps", "lr_scale", "wd_scale", "state_dtype", "master_weight_bits", "rounding")
+# Where a tensor is stored and what it travels in: what `formats` may choose by name.
+FORMATS = ("master", "state", "rounding", "serving", "gradient_dtype")
+# Options that every rule has and that the run fixes when it is created.
+COMMON = {
+    "lr_scale": 1.0,
+    "wd_scale": 1.0,
+    "master_weight_bits": 24,
+    "state_dtype": "companded8",
+    "master": None,
+    "state": None,
+    "rounding": "stochastic",
+    "serving": None,
+    "gradient_dtype": None,
+    "decouple_lr": False,
+    "lr_peak": None,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer as the daemon knows it, and the options of a param_group that are its hyperparameters."""
+
+    name: str
+    steps: tuple[str, ...]  # may change from step to step
+    fixed: tuple[str, ...] = ()  # the run fixes them when it is created
+    decoupled: bool = False  # its decay is multiplied by lr, or by lr / lr_peak
+
+
+class RunOptions(TypedDict, total=False):
+    """The arguments that all optimizers have."""
+
+    server: str | None
+    run: str | None
+    master: str | None
+    state: str | None
+    master_weight_bits: Literal[24, 32]
+    state_dtype: str
+    rounding: Literal["stochastic", "nearest"]
+    serving: str | None
+    gradient_dtype: str | None
+    formats: Mapping[str, Mapping[str, Any]] | None
+    lr_scales: Mapping[str, float] | None
+    decouple_lr: bool
+    lr_peak: float | None
+    loss_scale: float
+    weights: Literal["client", "server", "match"] | None
+    takeover: bool
+    seed: int
+    rank: int
+    world: int
+    connect_timeout: float
+    reconnect_timeout: float
+
+
+@functools.cache
+def _registry() -> dict[str, Any]:
+    return _core.numerics.registry()
+
+
+def _masters() -> list[str]:
+    return [master["name"] for master in _registry()["masters"]]
+
+
+def _states() -> list[str]:
+    return [state["name"] for state in _registry()["states"]]
+
+
+def _gradients() -> list[str]:
+    return [wire["name"] for wire in _registry()["wires"] if wire["gradient"]]
+
+
+def _servings() -> list[str]:
+    """Those that a trainer does not compute in: they are decoded on arrival."""
+    return [wire["name"] for wire in _registry()["wires"] if wire["serving"] and not wire["gradient"]]
 
 
 def _number(test: Callable[[float], bool]) -> Callable[[Any], bool]:
@@ -31,53 +106,117 @@ def _is_betas(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_number(lambda x: 0 <= x < 1), value))
 
 
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "lr": (_number(lambda x: x >= 0), "a finite number of at least 0"),
+_AT_LEAST_0 = (_number(lambda x: x >= 0), "a finite number of at least 0")
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
+    "lr": _AT_LEAST_0,
     "betas": (_is_betas, "two numbers, each at least 0 and below 1"),
     "eps": (_number(lambda x: x > 0), "a finite number above 0"),
-    "weight_decay": (_number(lambda x: x >= 0), "a finite number of at least 0"),
-    "lr_scale": (_number(lambda x: x >= 0), "a finite number of at least 0"),
-    "wd_scale": (_number(lambda x: x >= 0), "a finite number of at least 0"),
+    "weight_decay": _AT_LEAST_0,
+    "momentum": (_number(lambda x: 0 <= x < 1), "a number of at least 0 and below 1"),
+    "dampening": (_number(lambda x: 0 <= x <= 1), "a number between 0 and 1"),
+    "nesterov": (lambda x: isinstance(x, bool), "True or False"),
+    "lr_scale": _AT_LEAST_0,
+    "wd_scale": _AT_LEAST_0,
     "master_weight_bits": (lambda x: x in MASTERS, "24 or 32"),
-    "state_dtype": (lambda x: x in STATES, "'companded8' or 'fp32'"),
+    "state_dtype": (lambda x: x in _states(), lambda: _one_of(_states())),
+    "master": (lambda x: x is None or x in _masters(), lambda: f"None or {_one_of(_masters())}"),
+    "state": (lambda x: x is None or x in _states(), lambda: f"None or {_one_of(_states())}"),
     "rounding": (lambda x: x in ROUNDINGS, "'stochastic' or 'nearest'"),
+    "serving": (lambda x: x is None or x in _servings(), lambda: f"None or {_one_of(_servings())}"),
+    "gradient_dtype": (lambda x: x is None or x in _gradients(), lambda: f"None or {_one_of(_gradients())}"),
+    "decouple_lr": (lambda x: isinstance(x, bool), "True or False"),
+    "lr_peak": (lambda x: x is None or _number(lambda y: y > 0)(x), "None or a finite number above 0"),
 }
 
-# torch.optim.AdamW's switches that change what is computed, and that this rule does not have.
+# Switches of torch's optimizers that change what is computed, and that these rules do not have.
 _ABSENT = ("amsgrad", "maximize", "differentiable")
 
 
-def check_group(group: Mapping[str, Any]) -> None:
+def _one_of(names: Sequence[str]) -> str:
+    return "one of " + ", ".join(repr(name) for name in names)
+
+
+def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """As Python does for arguments."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{where}() got an unexpected keyword argument '{name}'")
+
+
+def check_option(option: str, value: Any, where: str) -> None:
     """Rejected, naming the option, what it is and what it may be."""
+    holds, wanted = _CHECKS[option]
+    if not holds(value):
+        raise Rejected(f"{option}={value!r}{where}: it must be {wanted if isinstance(wanted, str) else wanted()}")
+
+
+def check_group(group: Mapping[str, Any], rule: Rule) -> None:
     where = f" of group '{group['name']}'" if "name" in group else ""
-    for option, (holds, wanted) in _RULES.items():
-        if not holds(group[option]):
-            raise Rejected(f"{option}={group[option]!r}{where}: it must be {wanted}")
+    for option in (*rule.steps, *rule.fixed, *COMMON):
+        check_option(option, group[option], where)
     for option in _ABSENT:
         if group.get(option):
             raise Rejected(f"{option}=True{where} is not supported: leave it out")
+    if (group["decouple_lr"] or group["lr_peak"] is not None) and not rule.decoupled:
+        raise Rejected(
+            f"decouple_lr and lr_peak{where} are for rules with decoupled weight decay, which {rule.name} lacks"
+        )
+    if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+        raise Rejected(f"nesterov=True{where}: Nesterov momentum needs a momentum and no dampening")
 
 
-def step_values(group: Mapping[str, Any]) -> dict[str, float]:
+def fix_peak(group: dict[str, Any]) -> None:
+    """decouple_lr without a peak takes the lr that the group begins with."""
+    if group["decouple_lr"] and group["lr_peak"] is None and float(group["lr"]) > 0:
+        group["lr_peak"] = float(group["lr"])
+
+
+def step_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
     """What a step sends of a group."""
-    beta1, beta2 = group["betas"]
-    return {
-        "lr": float(group["lr"]),
-        "weight_decay": float(group["weight_decay"]),
-        "beta1": float(beta1),
-        "beta2": float(beta2),
-    }
+    values: dict[str, float] = {}
+    for option in rule.steps:
+        if option == "betas":
+            values["beta1"], values["beta2"] = map(float, group["betas"])
+        else:
+            values[option] = float(group[option])
+    return values
 
 
-def fixed_values(group: Mapping[str, Any]) -> dict[str, Any]:
+def hyper_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
+    """The hyperparameters that a run fixes of a group."""
+    values = {option: float(group[option]) for option in rule.fixed}
+    if group["lr_peak"] is not None:
+        values["lr_peak"] = float(group["lr_peak"])
+    return values
+
+
+def format_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The FORMATS of a group, the aliases resolved."""
+    values = {option: group[option] for option in FORMATS}
+    values["master"] = values["master"] or MASTERS[group["master_weight_bits"]]
+    values["state"] = values["state"] or group["state_dtype"]
+    return values
+
+
+def fixed_values(group: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
     """What a run fixes of a group."""
-    return {option: group[option] for option in FIXED}
+    return {option: group[option] for option in (*rule.fixed, *COMMON)}
 
 
-def check_unchanged(sent: Sequence[Mapping[str, float]], groups: Sequence[Mapping[str, Any]], step: int) -> None:
+def check_scales(scales: Mapping[str, float], names: Sequence[str]) -> None:
+    """Rejected unless each is a factor of lr for a parameter that is there."""
+    for name, scale in scales.items():
+        check_option("lr_scale", scale, f" of lr_scales[{name!r}]")
+        if name not in names:
+            raise Rejected(f"lr_scales has '{name}', and there is no such parameter")
+
+
+def check_unchanged(
+    sent: Sequence[Mapping[str, float]], groups: Sequence[Mapping[str, Any]], rule: Rule, step: int
+) -> None:
     """Rejected if the groups' values are no longer those that the open step was begun with."""
     for number, (then, group) in enumerate(zip(sent, groups)):
-        now = step_values(group)
+        now = step_values(group, rule)
         for key in then:
             if now[key] != then[key]:
                 raise Rejected(
@@ -90,7 +229,7 @@ def check_unchanged(sent: Sequence[Mapping[str, float]], groups: Sequence[Mappin
 def check_fixed(created: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
     """Rejected if what the run fixed of its groups was changed."""
     for number, (then, group) in enumerate(zip(created, groups)):
-        for key in FIXED:
+        for key in then:
             if group[key] != then[key]:
                 raise Rejected(
                     f"{key} of param_groups[{number}] changed from {then[key]!r} to {group[key]!r}: it is fixed when "

@@ -12,7 +12,7 @@ from torch import Tensor
 from ballast.errors import Rejected
 
 # What a tensor may be computed in, by the wire's name.
-FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _why_unfit(p: Tensor) -> str | None:
         return f"has layout {p.layout}: only dense tensors can be trained; make it dense (to_dense(), sparse=False)"
     if p.is_meta:
         return "is on the meta device: give it memory first (to_empty, then its weights)"
-    if p.dtype not in FORMATS:
+    if p.dtype not in DTYPES:
         return f"has dtype {p.dtype}: convert the model to torch.float32, bfloat16 or float16, or freeze it"
     if not p.is_leaf:
         return "is not a leaf of the graph: give the nn.Parameter that it was computed from"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,3 +60,20 @@ class StepResult:
         own["warnings"] = tuple(fields["warnings"])
         own["timing"] = StepTiming(**fields["timing"]) if "timing" in fields else None
         return cls(**own)
+
+
+def warn_about(result: StepResult, run: str) -> None:
+    """Python warnings for what a person should see of a step."""
+    where = f"run '{run}', step {result.step}"
+    if not result.applied:
+        untouched = f"; not applied: {', '.join(result.not_applied)}" if result.not_applied else ""
+        warnings.warn(f"{where} ended {result.outcome} ({result.reason}){untouched}", stacklevel=4)
+    for warning in result.warnings:
+        warnings.warn(f"{where}: {warning}", stacklevel=4)
+
+
+def as_loss(value: Any) -> float | None:
+    """A loss to tell the daemon, if that is one number."""
+    if hasattr(value, "detach"):  # a tensor; torch need not be imported to know
+        return float(value.detach()) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) else None

@@ -49,11 +49,18 @@ class Place:
 class Session:
     """One attachment, from Attach to close. One thread at a time."""
 
-    def __init__(self, client: _core.Client, place: Place, spec: str, tensors: Sequence[NamedParameter]):
+    def __init__(
+        self,
+        client: _core.Client,
+        place: Place,
+        spec: str,
+        tensors: Sequence[NamedParameter],
+        formats: Sequence[Mapping[str, Any]],
+    ):
         self._client = client
         self._place = place
         self._names = [tensor.name for tensor in tensors]
-        self._bindings = [Binding(index, tensor) for index, tensor in enumerate(tensors)]
+        self._bindings = [Binding(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         client.create_run(spec)
         attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S)
@@ -110,8 +117,8 @@ class Session:
 
     def _compare(self) -> None:
         self.require_weights()
-        for binding, theirs in zip(self._bindings, self._digests):
-            ours = binding.digest()
+        for binding, served in zip(self._bindings, self._digests):
+            ours, theirs = binding.digest(), self._digest_there(binding) if binding.served_narrower else served
             if ours != theirs:
                 raise Rejected(
                     f"the weights of '{binding.name}' differ from those of run '{self._place.run}' at step "
@@ -119,6 +126,12 @@ class Session:
                     "weights='server', delete the run (ballastctl), or give another run",
                     "FAILED_PRECONDITION",
                 )
+
+    def _digest_there(self, binding: Binding) -> int:
+        """Of the daemon's weights, decoded to the parameter's dtype."""
+        decoded = torch.empty_like(binding.landing)
+        self._client.pull(self._place.run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
+        return _core.digest(decoded.data_ptr(), decoded.nbytes)
 
     def require_weights(self) -> None:
         """Rejected if the daemon has no weights of this run yet."""
@@ -147,8 +160,8 @@ class Session:
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
-    def begin(self, groups: list[dict[str, float]]) -> None:
-        self._client.begin_step(groups)
+    def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
+        self._client.begin_step(groups, loss_scale)
         self.step_open = True
 
     def check_push(self, parameter: Tensor, name: str) -> None:

@@ -1,7 +1,7 @@
 """A run's description as the daemon is given it: ballast.v1.RunSpec in Protobuf's JSON.
 
-lr, weight_decay and betas are left out: each step sends its own, so a trainer that is started again in the middle of a
-schedule describes the same run.
+What may change from step to step (lr, weight_decay, betas, momentum) is left out: each step sends its own, so a trainer
+that is started again in the middle of a schedule describes the same run.
 """
 
 from __future__ import annotations
@@ -10,37 +10,52 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ballast.options import MASTERS
-from ballast.parameters import FORMATS, NamedParameter
+from ballast.formats import Grouping, WireGroup
+from ballast.options import Rule, hyper_values
+from ballast.parameters import DTYPES, NamedParameter
 
 
-def run_spec(run: str, tensors: Sequence[NamedParameter], groups: Sequence[Mapping[str, Any]], seed: int) -> str:
+def run_spec(
+    run: str,
+    rule: Rule,
+    tensors: Sequence[NamedParameter],
+    param_groups: Sequence[Mapping[str, Any]],
+    grouping: Grouping,
+    lr_scales: Mapping[str, float],
+    seed: int,
+) -> str:
     return json.dumps(
         {
             "run_id": run,
-            "tensors": [_tensor(tensor, groups[tensor.group]) for tensor in tensors],
-            "groups": [_group(group) for group in groups],
+            "tensors": [
+                _tensor(tensor, index, param_groups[tensor.group], lr_scales.get(tensor.name, 1.0))
+                for tensor, index in zip(tensors, grouping.of_tensor)
+            ],
+            "groups": [_group(rule, group, param_groups[group.origin]) for group in grouping.groups],
             "seed": str(seed),
         }
     )
 
 
-def _tensor(tensor: NamedParameter, group: Mapping[str, Any]) -> dict[str, Any]:
+def _tensor(tensor: NamedParameter, group: int, options: Mapping[str, Any], lr_scale: float) -> dict[str, Any]:
     spec = {
         "name": tensor.name,
         "shape": [str(extent) for extent in tensor.parameter.shape],
-        "dtype": FORMATS[tensor.parameter.dtype],
-        "group": tensor.group,
+        "dtype": DTYPES[tensor.parameter.dtype],
+        "group": group,
     }
-    scales = {key: float(group[key]) for key in ("lr_scale", "wd_scale") if group[key] != 1}
-    return spec | scales
+    scales = {"lr_scale": float(options["lr_scale"]) * lr_scale, "wd_scale": float(options["wd_scale"])}
+    return spec | {key: scale for key, scale in scales.items() if scale != 1}
 
 
-def _group(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "rule": "adamw",
-        "hyper": {"eps": float(group["eps"])},
-        "master": MASTERS[group["master_weight_bits"]],
-        "state": group["state_dtype"],
-        "rounding": group["rounding"],
+def _group(rule: Rule, group: WireGroup, options: Mapping[str, Any]) -> dict[str, Any]:
+    wire = {
+        "rule": rule.name,
+        "hyper": hyper_values(options, rule),
+        "master": group.formats["master"],
+        "state": group.formats["state"],
+        "rounding": group.formats["rounding"],
+        "serving": group.formats["serving"],
+        "gradient": group.formats["gradient_dtype"],
     }
+    return {key: value for key, value in wire.items() if value is not None}

@@ -28,6 +28,7 @@
 #include "client/cpp/client.h"
 #include "client/python/core/interruptible.h"
 #include "client/python/core/message.h"
+#include "client/python/core/numerics.h"
 #include "client/python/core/status_error.h"
 
 namespace ballast {
@@ -140,8 +141,8 @@ class PyClient {
     return Interruptible([client = Get(), call = std::move(call)] { return call(*client); });
   }
 
-  // Asks again when the connection was dead: one that lay idle is found to be so by the next call only. For calls that
-  // may reach the daemon twice.
+  // Asks again when the connection was dead: one that was lost while no call was open is found to be so by the next
+  // call only. For calls that may reach the daemon twice.
   template <typename Call>
   nb::dict AskForDict(Call call) const {
     auto answer = Ask(call);
@@ -301,6 +302,7 @@ NB_MODULE(_core, module) {
   nb::class_<ballast::PendingStep>(module, "PendingStep")
       .def("wait", &ballast::PendingStep::Wait, nb::arg("timeout_s"));
   ballast::BindClient(module);
+  ballast::BindNumerics(module);
   module.def(
       "digest",
       [](ballast::Address address, uint64_t bytes) {

@@ -1,0 +1,158 @@
+"""The optimizers. Each has its rule's arguments as torch names them, where torch has the rule, and those of
+ballast.Optimizer: server, run, master, state, formats, weights and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ballast.optimizer import Optimizer
+from ballast.options import Rule, RunOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_ADAM_STEPS = ("lr", "weight_decay", "betas")
+_SGD_STEPS = ("lr", "weight_decay", "momentum")
+
+
+class Adam(Optimizer):
+    """torch.optim.Adam's rule: weight_decay is an L2 penalty, added to the gradient."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **options: Unpack[RunOptions],
+    ):
+        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, Rule("adam", _ADAM_STEPS, ("eps",)), values, **options)
+
+
+class AdamW(Optimizer):
+    """torch.optim.AdamW's rule: weight decay is decoupled from the gradient.
+
+        optimizer = ballast.AdamW(model.named_parameters(), lr=1e-3, server="node7:7700", run="my-run")
+        for batch in batches:
+            loss = model(batch)
+            loss.backward()           # each gradient leaves as it is made; p.grad is None afterwards
+            optimizer.step(loss=loss) # returns when every new weight is in place
+
+    Its other arguments are those of ballast.Optimizer.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **options: Unpack[RunOptions],
+    ):
+        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, Rule("adamw", _ADAM_STEPS, ("eps",), decoupled=True), values, **options)
+
+
+class StableAdamW(Optimizer):
+    """AdamW whose lr is divided, tensor by tensor, by the root mean square of its update where that is above 1
+    (arXiv 2304.13013): in place of gradient clipping, and without a global norm."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-6,
+        weight_decay: float = 1e-2,
+        **options: Unpack[RunOptions],
+    ):
+        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, Rule("stable_adamw", _ADAM_STEPS, ("eps",), decoupled=True), values, **options)
+
+
+class SGD(Optimizer):
+    """torch.optim.SGD's rule: weight_decay is an L2 penalty. decoupled=True: it is decoupled from the gradient, as
+    AdamW's (SGDW of arXiv 1711.05101)."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        decoupled: bool = False,
+        **options: Unpack[RunOptions],
+    ):
+        values = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
+        rule = Rule("sgdw" if decoupled else "sgd", _SGD_STEPS, ("dampening", "nesterov"), decoupled)
+        super().__init__(params, rule, values, **options)
+
+
+class Lion(Optimizer):
+    """The sign of a mean of gradients (arXiv 2302.06675), with decoupled weight decay. One moment only. Its lr wants to
+    be 3 to 10 times smaller than AdamW's, and its weight_decay as much larger."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        **options: Unpack[RunOptions],
+    ):
+        values = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        super().__init__(params, Rule("lion", _ADAM_STEPS, decoupled=True), values, **options)
+
+
+class _Collage(Optimizer):
+    def __init__(
+        self, params: Iterable[Any], rule: str, values: dict[str, Any], state: str, options: RunOptions
+    ) -> None:
+        formats: RunOptions = {"master": "mcf", "state": state}
+        super().__init__(params, Rule(rule, _ADAM_STEPS, ("eps",)), values, **(formats | options))
+
+
+class CollageLight(_Collage):
+    """AdamW in bf16 alone, with weights of two bf16 components (arXiv 2405.03637). Its master is mcf, its state bf16."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **options: Unpack[RunOptions],
+    ):
+        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, "collage_light", values, "bf16", options)
+
+
+class CollagePlus(_Collage):
+    """CollageLight whose second moment and beta2 have two components too, which beta2 above .99 needs. Its master and
+    state are mcf."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **options: Unpack[RunOptions],
+    ):
+        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, "collage_plus", values, "mcf", options)
