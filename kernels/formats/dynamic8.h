@@ -2,7 +2,8 @@
 // magnitude of a block of 256, kept in fp32. For import, export and comparison.
 //
 // The values are the dynamic tree's: in the decade 10^(i-6), i = 0..6, the centres of n equal parts of [0.1, 1], with
-// n = 2^i and both signs (m), or n = 2^(i+1) (v); and 0 and 1. A value in the middle goes to the lower neighbour.
+// n = 2^i and both signs (m), or n = 2^(i+1) (v); and 0 and 1. The parts' ends are computed as torch.linspace does,
+// from the nearer end. A value in the middle goes to the lower neighbour.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,13 @@ inline namespace BALLAST_UNIT {
 
 using DynamicMap = std::array<float, 256>;
 
+// End j of `parts` equal parts of [0.1, 1].
+constexpr float DynamicEnd(int j, int parts) {
+  const double step = static_cast<double>((1.0f - 0.1f) / static_cast<float>(parts));
+  return 2 * j < parts + 1 ? static_cast<float>(static_cast<double>(0.1f) + step * j)
+                           : static_cast<float>(1.0 - step * (parts - j));
+}
+
 constexpr DynamicMap MakeDynamicMap(bool both_signs) {
   DynamicMap map{};
   size_t size = 0;
@@ -23,8 +31,7 @@ constexpr DynamicMap MakeDynamicMap(bool both_signs) {
   for (int i = 0; i < 7; ++i) {
     const int parts = both_signs ? 1 << i : 2 << i;
     for (int j = 0; j < parts; ++j) {
-      const float low = static_cast<float>(0.1 + 0.9 * j / parts),
-                  high = static_cast<float>(0.1 + 0.9 * (j + 1) / parts);
+      const float low = DynamicEnd(j, parts), high = DynamicEnd(j + 1, parts);
       const float value = static_cast<float>(decades[i] * static_cast<double>((low + high) / 2));
       map[size++] = value;
       if (both_signs) map[size++] = -value;

@@ -63,16 +63,19 @@ class Gradients {
 
 using Stepper = std::vector<TileStatistics> (*)(Tensor*, const Payload&, const StepOptions&);
 
-// The tensor's tiles and measure tiles shared by two threads, in pieces of one and two tiles, back to front.
+// The tensor's tiles shared by two threads, one of which goes back to front, tile by tile. On a single processor (an
+// emulated one may not switch threads) one after the other.
 std::vector<TileStatistics> StepInPieces(Tensor* tensor, const Payload& grad, const StepOptions& options) {
   Update u = tensor->MakeUpdate(grad, options);
   const Kernel& kernel = tensor->kernel();
   const uint64_t tiles = tensor->tiles(), half = tiles / 2;
   std::vector<TileStatistics> stats(tiles);
   const auto in_pieces = [&](const auto& run) {
-    std::thread other([&] { run(half, tiles); });
+    const bool one = std::thread::hardware_concurrency() == 1;
+    if (one) run(half, tiles);
+    std::thread other(one ? std::thread() : std::thread([&] { run(half, tiles); }));
     for (uint64_t tile = half; tile-- > 0;) run(tile, tile + 1);
-    other.join();
+    if (other.joinable()) other.join();
   };
   if (kernel.measure != nullptr) {
     std::vector<float> sums(tiles);
