@@ -34,6 +34,9 @@ readonly PACKAGES_STUDY="dataset-fashion-mnist"
 readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623 libprometheus-cpp-core1.0 libcivetweb1
   libyaml-cpp0.7 libxxhash0 libisal2 libssl3 libc-ares2 libre2-9 zlib1g libstdc++6"
 
+# clang with libFuzzer, for tests/fuzz; not installed by default.
+readonly PACKAGES_FUZZ="clang libclang-rt-14-dev"
+
 # What tests/emulated/run.sh needs to run AVX-512 code on a processor without it; not installed by default.
 readonly PACKAGES_EMULATOR="bochs bochs-term bochsbios isolinux syslinux-common genisoimage cpio busybox-static binutils"
 
@@ -58,9 +61,10 @@ group_packages() {
     data) echo "$PACKAGES_DATA" ;;
     runtime) echo "$PACKAGES_RUNTIME" ;;
     study) echo "$PACKAGES_STUDY" ;;
+    fuzz) echo "$PACKAGES_FUZZ" ;;
     emulator) echo "$PACKAGES_EMULATOR" ;;
     bench) echo "$PACKAGES_BENCH" ;;
-    *) fail "unknown group '$1' (build, libs, tests, data, runtime, emulator, bench)" ;;
+    *) fail "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, bench)" ;;
   esac
 }
 

@@ -6,6 +6,8 @@
 #   deploy/setup.sh python                .venv with torch, numpy and the test tools (deploy/requirements.txt)
 #   deploy/setup.sh build PRESET [TARGET...]   configure and build one CMake preset into build/PRESET
 #   deploy/setup.sh client                the Python package `ballast`, compiled and installed into .venv
+#   deploy/setup.sh peers                 not part of everything: build/bench-venv with the optimizers that the
+#                                         benchmarks compare with (deploy/requirements-peers.txt; about 1.5 GB)
 #
 # PYTHON names the Python to make .venv from; otherwise python3, then /usr/bin/python3, is taken. A torch that
 # this Python can import is used as it is. Where pip has to fetch one, an ordinary Linux machine gets the build with
@@ -118,6 +120,19 @@ setup_client() {
   mark_done client "$key"
 }
 
+setup_peers() {
+  local venv="$ROOT/build/bench-venv" wanted="$ROOT/deploy/requirements-peers.txt" key
+  key="$(find_python) $(sha256sum <"$wanted")"
+  if done_before peers "$key" && [[ -x $venv/bin/python ]]; then
+    echo "peers: build/bench-venv is up to date"
+    return
+  fi
+  "$(find_python)" -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet "$(grep '^torch==' "$wanted")"
+  "$venv/bin/python" -m pip install --quiet --no-deps --requirement <(grep -v '^torch==' "$wanted")
+  mark_done peers "$key"
+}
+
 main() {
   local part=${1:-all}
   [[ $# -eq 0 ]] || shift
@@ -126,6 +141,7 @@ main() {
     python) setup_python ;;
     build) setup_build "$@" ;;
     client) setup_client ;;
+    peers) setup_peers ;;
     all)
       "$ROOT/deploy/packages.sh"
       setup_python
@@ -133,7 +149,7 @@ main() {
       setup_client
       ;;
     -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" ;;
-    *) fail "unknown part '$part' (packages, python, build, client; see --help)" ;;
+    *) fail "unknown part '$part' (packages, python, build, client, peers; see --help)" ;;
   esac
 }
 

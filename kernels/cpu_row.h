@@ -110,7 +110,7 @@ class CpuRow {
   static constexpr auto kFirstPlanes = [] {
     std::array<int, kSlotCount + 1> first{PlaneCount<Master>()};
     constexpr int kCounts[] = {PlaneCount<Slots>()...};
-    for (int i = 0; i < kSlotCount; ++i) first[i + 1] = first[i] + kCounts[i];
+    for (size_t i = 0; i < kSlotCount; ++i) first[i + 1] = first[i] + kCounts[i];
     return first;
   }();
   template <int I>

@@ -5,8 +5,9 @@
 
 An entry is a Google Benchmark program of the build (`program`; `bound` is a part of the name of that one of its
 benchmarks, measured in the same run, that the others are held against) or a `script` beside this file, which takes
---quick and --json FILE and writes rows of its own. A row: name, value, unit, bound, ratio (value / bound), n, machine,
-device, date, commit. --record also writes results/results.json and results/results.md, which the README quotes.
+--quick and --json FILE and writes rows of its own; one with `records` takes --record too and keeps a file of its own in
+results/. A row: name, value, unit, bound, ratio (value / bound), n, machine, device, date, commit. --record also writes
+results/results.json and results/results.md, which the README quotes.
 """
 
 import argparse
@@ -72,10 +73,11 @@ def run_program(entry: dict, build: Path, quick: bool) -> list[dict]:
     return google_rows(json.loads(printed), entry.get("bound", ""), repetitions)
 
 
-def run_script(entry: dict, build: Path, quick: bool) -> list[dict]:
+def run_script(entry: dict, build: Path, quick: bool, record: bool) -> list[dict]:
     with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, HERE / entry["script"], "--json", file] + (["--quick"] if quick else [])
+        command += ["--record"] if record and entry.get("records") else []
         environment = os.environ | {"BALLAST_BUILD": str(build), "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, env=environment)
         return json.loads(file.read_text())
@@ -112,9 +114,12 @@ def main() -> int:
     rows, failed = [], []
     for entry in json.loads((HERE / "benchmarks.json").read_text()):
         print(f"== {entry['name']}", flush=True)
-        runner = run_program if "program" in entry else run_script
+        build = options.build.resolve()
         try:
-            found = runner(entry, options.build.resolve(), options.quick)
+            if "program" in entry:
+                found = run_program(entry, build, options.quick)
+            else:
+                found = run_script(entry, build, options.quick, options.record)
         except (subprocess.CalledProcessError, OSError) as error:
             print(f"   failed: {error}", flush=True)
             failed.append(entry["name"])

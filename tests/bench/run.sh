@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Builds the preset release and runs every benchmark of tests/bench/benchmarks.json.
 #
-#   tests/bench/run.sh [--quick] [--json FILE] [--record]
+#   tests/bench/run.sh [--quick] [--json FILE] [--record] [--peers]
 #
 #   --quick       short runs, for trying the benchmarks themselves out
 #   --json FILE   one row a figure: name, value, unit, bound, ratio, n, machine, device, date, commit
 #   --record      also write tests/bench/results/, which the README quotes
+#   --peers       first fetch the optimizers of others that the CPU kernels are compared with (deploy/setup.sh peers);
+#                 without it those that are there already take part
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -16,13 +18,15 @@ readonly LOGS="$ROOT/build/bench-logs"
 . "$ROOT/deploy/stages.sh"
 
 main() {
-  local argument
+  local argument peers=no passed=()
   for argument in "$@"; do
     case "$argument" in
+      --peers) peers=yes ;;
       -h | --help)
         sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
         exit 0
         ;;
+      *) passed+=("$argument") ;;
     esac
   done
   trap stop_children EXIT
@@ -31,7 +35,8 @@ main() {
   stage "python" "$ROOT/deploy/setup.sh" python
   stage "build release" "$ROOT/deploy/setup.sh" build release
   stage "python client" "$ROOT/deploy/setup.sh" client
-  run_child "$ROOT/.venv/bin/python" "$ROOT/tests/bench/collect.py" --build "$ROOT/build/release" "$@"
+  if [[ $peers == yes ]]; then stage "peers" "$ROOT/deploy/setup.sh" peers; fi
+  run_child "$ROOT/.venv/bin/python" "$ROOT/tests/bench/collect.py" --build "$ROOT/build/release" "${passed[@]}"
 }
 
 main "$@"

@@ -1,0 +1,61 @@
+// What the divider alone allows: three divisions and one square root an element, as AdamW with companded8 takes, on
+// values in the first-level cache. port_pressure.py compiles it with a lane's options, with BALLAST_LANE naming the
+// lane and its header included. Prints nanoseconds an element, and the clock in GHz by a chain of additions of one
+// cycle each.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "kernels/lanes/lane.h"
+
+namespace ballast::kernels {
+namespace {
+
+using L = BALLAST_LANE;
+constexpr int kElements = 1024;
+constexpr int kPasses = 4000;
+alignas(64) float a[kElements], b[kElements], c[kElements], out[kElements];
+
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double DividerNanoseconds() {
+  for (int i = 0; i < kElements; ++i) {
+    a[i] = 1.0f + 0.001f * static_cast<float>(i);
+    b[i] = 3.0f - a[i] * 0.3f;
+    c[i] = a[i] * b[i];
+  }
+  const double started = Now();
+  for (int pass = 0; pass < kPasses; ++pass) {
+    for (int i = 0; i < kElements; i += L::kWidth) {
+      const auto x = L::Load(a + i), y = L::Load(b + i), z = L::Load(c + i);
+      const auto sum = L::Add(L::Add(L::Div(x, y), L::Div(y, z)), L::Add(L::Div(z, x), L::Sqrt(z)));
+      L::Store(out + i, sum);
+    }
+    asm volatile("" ::: "memory");
+  }
+  return 1e9 * (Now() - started) / (double{kElements} * kPasses);
+}
+
+double Gigahertz() {
+  constexpr int kChain = 4'000'000;
+  uint64_t x = 0;
+  const double started = Now();
+  for (int i = 0; i < kChain; ++i) {
+    asm volatile("add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0"
+                 : "+r"(x));
+  }
+  return 8e-9 * kChain / (Now() - started);
+}
+
+}  // namespace
+}  // namespace ballast::kernels
+
+// The best of many: whatever else runs can only make these worse.
+int main() {
+  double nanoseconds = 1e9, gigahertz = 0;
+  for (int i = 0; i < 15; ++i) {
+    nanoseconds = std::min(nanoseconds, ballast::kernels::DividerNanoseconds());
+    gigahertz = std::max(gigahertz, ballast::kernels::Gigahertz());
+  }
+  std::printf("%.4f %.3f\n", nanoseconds, gigahertz);
+}
