@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains against one daemon for a long time, killing trainers at random moments, and watches what the daemon holds.
+# Trains against one daemon for a long time, killing trainers at random moments, and watches what the daemon holds;
+# before that, a million random inputs for the kernels (some minutes; tests/fuzz says how to let libFuzzer look).
 #
 #   tests/soak.sh [--minutes N] [--seed N]    (default: 10 minutes, a seed that is printed)
 #
@@ -20,4 +21,5 @@ esac
   echo "soak.sh: nothing is built yet: run tests/run.sh once" >&2
   exit 1
 }
+"$ROOT/build/dev/tests/fuzz/kernels_fuzz" 1000000 "$((RANDOM * 1000000))"
 exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"

@@ -221,7 +221,7 @@ TEST(ClientTest, WeightsBeforeThePushAreNotWritten) {
   ASSERT_TRUE(trainer.Attach().ok());
   daemon.Inject(WeightsOf(1, 1, std::string(16, '!')));
   ASSERT_TRUE(trainer.client->BeginStep({}).ok());
-  ASSERT_TRUE(trainer.Push(0).ok());
+  trainer.Push(0).IgnoreError();  // the weights may have ended the stream before it or after it
   daemon.AwaitStreamEnd();
   const auto result = trainer.client->EndStep({}).get();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);

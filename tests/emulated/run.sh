@@ -36,6 +36,7 @@ kernel=
 verbose=no
 work=
 emulator=
+display_reader=
 started_at=$SECONDS
 
 fail() {
@@ -50,6 +51,7 @@ usage() {
 # shellcheck disable=SC2317  # the trap calls it
 clean_up() {
   [[ -z $emulator ]] || kill -KILL "$emulator" 2>/dev/null || true
+  [[ -z $display_reader ]] || kill "$display_reader" 2>/dev/null || true
   [[ -z $work ]] || rm -rf "$work"
 }
 
@@ -155,11 +157,24 @@ start_emulator() {
   emulator=$!
 }
 
+# Bochs draws its text display on a pseudo-terminal that it names and nobody reads: once that is full, the machine
+# stands still for ever. Reads it, from the moment it is named until the emulator ends.
+drain_display() {
+  local terminal
+  [[ -z $display_reader ]] || return 0
+  terminal=$(sed -n 's/.*connected to screen "\([^"]*\)".*/\1/p' "$work/display" | head -n 1)
+  [[ -c $terminal ]] || return 0
+  cat "$terminal" >/dev/null 2>&1 &
+  display_reader=$!
+  disown "$display_reader"
+}
+
 # Sets program_exit, or leaves it empty: the emulator ended, the kernel panicked or time is up.
 await_end() {
   program_exit=
   while [[ -z $program_exit ]] && kill -0 "$emulator" 2>/dev/null; do
     sleep 0.2
+    drain_display
     program_exit=$(tr -d '\r' <"$work/console" | sed -n "s/^$END_LINE \([0-9]*\)$/\1/p")
     ! grep -qa 'Kernel panic' "$work/console" || break
     ((SECONDS - started_at < timeout_seconds)) || break
