@@ -6,12 +6,10 @@
 
 #include "kernels/cpu_rows.h"
 #include "kernels/layout.h"
+#include "kernels/lists.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
-
-template <class... Ts>
-struct List {};
 
 template <class L, class Format, class WireFormats>
 struct MasterCodec {

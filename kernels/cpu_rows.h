@@ -51,13 +51,6 @@ inline void StoreBlock(std::byte* plane, uint64_t first, const BlockWords<L>& wo
   L::template StoreWords<kStored.bytes, kStored.sign>(plane + first * kStored.bytes, words);
 }
 
-// The largest value that a slot takes: where it stores roots, the square of its bound.
-template <class S>
-inline constexpr float kLargestValue = [] {
-  const double bound = static_cast<double>(std::bit_cast<float>(S::kLargestBits));
-  return static_cast<float>(S::kStoresRoot ? bound * bound : bound);
-}();
-
 // The scales of the row's blocks, and back.
 template <class S>
 inline void LoadScales(const std::byte* plane, uint64_t first, RowBlocks* scales) {

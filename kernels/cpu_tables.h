@@ -1,47 +1,16 @@
-// The lists of everything that is compiled, and the tables made of them: a lane's translation unit includes this and
-// gives Tables<its lane> to lanes/tables.h. A new rule or format is one more name in a list.
+// The tables that a lane's translation unit makes of the lists in lists.h: it includes this and gives Tables<its lane>
+// to lanes/tables.h.
 #pragma once
 
-#include <algorithm>
 #include <array>
-#include <tuple>
 
 #include "kernels/cpu_codecs.h"
 #include "kernels/cpu_kernels.h"
-#include "kernels/formats/bf16.h"
-#include "kernels/formats/companded8.h"
-#include "kernels/formats/dynamic8.h"
-#include "kernels/formats/flash.h"
-#include "kernels/formats/fp32.h"
-#include "kernels/formats/split.h"
-#include "kernels/formats/wire.h"
 #include "kernels/lanes/tables.h"
-#include "kernels/rules/adam.h"
-#include "kernels/rules/collage.h"
-#include "kernels/rules/lion.h"
-#include "kernels/rules/sgd.h"
-#include "kernels/rules/stable_adamw.h"
+#include "kernels/lists.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
-
-using RuleList = List<AdamW, Adam, StableAdamW, Sgd, SgdW, Lion, CollageLight, CollagePlus>;
-using MasterList = List<Fp32Master, Split24, Split32, Flash24, Flash32, McfMaster, Bf16Master>;
-using StateList = List<Fp32State, Bf16State, Companded8State, Flash8State, Dynamic8State, McfState>;
-using WireList = List<WireFp32, WireBf16, WireFp16, WireFp8E5M2, WireFp8E4M3, WireInt8Row, WireInt8Tensor>;
-
-// The triples that make sense: every rule of each line with every master and every state of the line. Stochastic codes
-// of m need the floor that a coarse v has, so both slots are of one state format; Collage's rules compute in mcf.
-template <class Rules, class Masters, class States>
-struct Family {};
-using Families = List<
-    Family<List<AdamW, Adam, StableAdamW>, List<Fp32Master, Split24, Split32, Bf16Master>,
-           List<Fp32State, Bf16State, Companded8State>>,
-    Family<List<Sgd, SgdW, Lion>, List<Fp32Master, Split24, Split32, Bf16Master>, List<Fp32State, Companded8State>>,
-    Family<List<AdamW>, List<Flash24, Flash32>, List<Fp32State, Companded8State, Flash8State>>,
-    Family<List<AdamW>, List<Fp32Master, Split24>, List<Flash8State, Dynamic8State>>,
-    Family<List<CollageLight>, List<McfMaster>, List<Bf16State>>,
-    Family<List<CollagePlus>, List<McfMaster>, List<McfState>>>;
 
 template <class L, class Rule, class Master, class State>
 struct KernelEntry {
@@ -86,31 +55,11 @@ struct KernelEntry {
   }
 };
 
-template <class... Arrays>
-constexpr auto Join(const Arrays&... arrays) {
-  std::array<Kernel, (std::tuple_size_v<Arrays> + ...)> all{};
-  auto to = all.begin();
-  ((to = std::copy(arrays.begin(), arrays.end(), to)), ...);
-  return all;
-}
-
 template <class L>
 struct Tables {
-  template <class Rule, class Master, class... States>
-  static constexpr auto OfStates(List<States...>) {
-    return std::array{KernelEntry<L, Rule, Master, States>::Table()...};
-  }
-  template <class Rule, class States, class... Masters>
-  static constexpr auto OfMasters(List<Masters...>) {
-    return Join(OfStates<Rule, Masters>(States{})...);
-  }
-  template <class... Rules, class Masters, class States>
-  static constexpr auto OfFamily(Family<List<Rules...>, Masters, States>) {
-    return Join(OfMasters<Rules, States>(Masters{})...);
-  }
-  template <class... Lines>
-  static constexpr auto OfFamilies(List<Lines...>) {
-    return Join(OfFamily(Lines{})...);
+  template <class... Ts>
+  static constexpr auto OfTriples(List<Ts...>) {
+    return std::array{KernelEntry<L, typename Ts::Rule, typename Ts::Master, typename Ts::State>::Table()...};
   }
 
   template <class... Ms>
@@ -137,7 +86,7 @@ struct Tables {
     }
   }
 
-  static constexpr auto kKernels = OfFamilies(Families{});
+  static constexpr auto kKernels = OfTriples(TripleList{});
   static constexpr auto kMasters = OfMasterList(MasterList{});
   static constexpr auto kStates = OfStateList(StateList{});
 };

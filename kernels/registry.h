@@ -2,8 +2,8 @@
 // that are compiled, and the wire formats. The daemon's validation, planner, help and metrics, the tests and the
 // benchmarks all walk these lists; nothing else names an optimizer or a format.
 //
-// To add a format: write kernels/formats/x.h and name it in cpu_tables.h.
-// To add an optimizer: write kernels/rules/x.h and name it in cpu_tables.h, and write its oracle in tests/oracle.
+// To add a format: write kernels/formats/x.h and name it in lists.h.
+// To add an optimizer: write kernels/rules/x.h and name it in lists.h, and write its oracle in tests/oracle.
 //
 // Plain functions over caller-owned memory: no allocation, no locks, no I/O. Thread-safe; concurrent updates of one
 // tensor must be on disjoint tiles.

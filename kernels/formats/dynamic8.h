@@ -57,6 +57,11 @@ constexpr DynamicTables MakeDynamicTables(bool both_signs) {
   return tables;
 }
 
+#ifdef __CUDACC__
+template <bool kBothSigns>
+__device__ const DynamicTables kDeviceTables = MakeDynamicTables(kBothSigns);
+#endif
+
 template <bool kBothSigns, uint32_t kLargest>
 struct Dynamic8Slot {
   static constexpr StoredPlane kPlanes[] = {{"", 1, 1}, {"scale", 4, 256}};
@@ -64,6 +69,14 @@ struct Dynamic8Slot {
   static constexpr bool kStoresRoot = false;
   static constexpr uint32_t kLargestBits = kLargest;
   static constexpr DynamicTables kTables = MakeDynamicTables(kBothSigns);
+
+  static BALLAST_FN const DynamicTables& Tables() {
+#ifdef __CUDA_ARCH__
+    return kDeviceTables<kBothSigns>;
+#else
+    return kTables;
+#endif
+  }
 
   template <class L>
   static BALLAST_FN typename L::U Scale(typename L::U absmax) {
@@ -77,7 +90,7 @@ struct Dynamic8Slot {
 
     static BALLAST_FN Decoder Of(typename L::U scale) { return {{L::FromBits(scale)}}; }
     BALLAST_FN typename L::F Decode(typename L::U code) const {
-      return L::Mul(L::FromBits(L::Gather(kTables.values.data(), code)), number[0]);
+      return L::Mul(L::FromBits(L::Gather(Tables().values.data(), code)), number[0]);
     }
   };
 
@@ -95,7 +108,7 @@ struct Dynamic8Slot {
       const auto z = L::Div(x, number[0]);
       auto code = L::SetBits(0);
       for (uint32_t step = 128; step > 0; step /= 2) {
-        const auto middle = L::Gather(kTables.middles.data(), L::AddBits(code, L::SetBits(step - 1)));
+        const auto middle = L::Gather(Tables().middles.data(), L::AddBits(code, L::SetBits(step - 1)));
         const auto further = L::AddBits(code, L::SetBits(step));
         code = L::SelectBits(L::Less(L::FromBits(middle), z), further, code);
       }

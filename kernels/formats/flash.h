@@ -39,6 +39,7 @@ BALLAST_FN typename L::U FloorOfHalfMore(typename L::F y) {
 template <int N>
 struct Flash {
   static constexpr bool kPaired = false;
+  static constexpr bool kManyRegisters = true;
   static constexpr uint32_t kSaturated = kSaturatedBf16;
 
   // Two powers of two whose product is h = 2^(E-8), of the biased exponent e >= 1 of n; or of 1/h.

@@ -3,6 +3,7 @@
 //
 // A master format: kName, kPlanes, Decode(words) -> value, Encode<L, kStochastic>(value, random bits) -> words, one
 // word a plane. A format of two components (kPaired) decodes to their sum, and has Component(word) for each.
+// kManyRegisters, where it is there: on a GPU an update over it needs more than 168.
 //
 // A state format: kName and a slot for each kind of slot that a rule may have: Signed (m), NonNegative (v) and, for
 // the second component of a v of two, Residual. A slot has
@@ -15,6 +16,7 @@
 // Codes are words as the plane stores them, sign-extended where the plane says so.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/lanes/scalar.h"
@@ -38,6 +40,13 @@ template <class L>
 struct Words {
   typename L::U word[2];
 };
+
+// The largest value that a slot takes: where it stores roots, the square of its bound.
+template <class S>
+inline constexpr float kLargestValue = [] {
+  const double bound = static_cast<double>(std::bit_cast<float>(S::kLargestBits));
+  return static_cast<float>(S::kStoresRoot ? bound * bound : bound);
+}();
 
 // What a slot without scales has in place of Decoder and Encoder numbers.
 template <class L>

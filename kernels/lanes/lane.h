@@ -14,10 +14,13 @@
 #define BALLAST_UNIT unit
 #endif
 
+// BALLAST_UNROLL stands before a loop whose arrays a GPU must hold in registers: they cannot be indexed by a variable.
 #ifdef __CUDACC__
 #define BALLAST_FN __host__ __device__ inline
+#define BALLAST_UNROLL _Pragma("unroll")
 #else
 #define BALLAST_FN inline
+#define BALLAST_UNROLL
 #endif
 
 namespace ballast::kernels {

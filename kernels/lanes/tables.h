@@ -1,4 +1,4 @@
-// What each lane's translation unit makes of the lists in cpu_tables.h. The lanes give the same bits; the registry
+// What each lane's translation unit makes of the lists in lists.h. The lanes give the same bits; the registry
 // takes the last usable one.
 #pragma once
 

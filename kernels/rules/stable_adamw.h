@@ -37,9 +37,9 @@ struct StableAdamW {
     Finish(0, 1, constants);
   }
 
-  static void Finish(double sum, uint64_t n, float* constants) {
+  static BALLAST_FN void Finish(double sum, uint64_t n, float* constants) {
     const double rms = std::sqrt(sum / static_cast<double>(n));
-    const double lr = static_cast<double>(constants[kLr]) / std::max(1.0, rms);
+    const double lr = static_cast<double>(constants[kLr]) / (rms > 1 ? rms : 1.0);
     const double taken = lr * static_cast<double>(constants[kDecayOfLr]);
     constants[kMinusLr] = static_cast<float>(-lr);
     constants[kD] = static_cast<float>(1 - taken);
