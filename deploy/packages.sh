@@ -156,7 +156,7 @@ install_packages() {
 
 report_cuda() {
   if command -v nvcc >/dev/null; then
-    echo "nvcc: $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') (the formulas are compiled for GPUs as well)"
+    echo "nvcc: $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') (kernels for GPUs are built as well)"
   else
     echo "nvcc: not found (it is optional: without it nothing is compiled for GPUs)"
   fi

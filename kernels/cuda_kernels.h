@@ -1,0 +1,62 @@
+// The kernels on NVIDIA GPUs: the registry's triples and masters, in its order, with its bits. Each function launches
+// on the calling thread's current device, in a stream, and returns at once; it gives a cudaError_t, 0 when launched.
+// One launch serves a batch of tensors, so that small ones do not cost a launch each.
+//
+// All pointers in batches and the batches themselves are memory of the device, 16-byte aligned (planes 64); payloads in
+// either direction have room for whole rows of 256 elements. What is there past a tensor's end does not matter.
+// Bits are the CPU's but for those of a NaN, which reaches a statistic only where infinities cancel. Compute capability
+// 8.0 or later. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/registry.h"
+
+struct CUstream_st;
+
+namespace ballast::kernels {
+
+using CudaStream = CUstream_st*;  // cudaStream_t
+
+// One tensor of a batch. `first_tile`: the tiles of all tensors before it in the batch.
+struct DeviceUpdate {
+  Update update;
+  uint64_t first_tile;
+  TileStatistics* tiles;  // of each of its tiles, written
+  float* sums;            // as many; used by rules of two passes
+};
+
+// Elements [first, last) of a tensor's master on their way out or in; first is a multiple of kBlock.
+struct DeviceCopy {
+  std::byte* planes[2];
+  uint64_t first, last;
+  uint64_t first_tile;  // counted from `first`
+  std::byte* payload;
+  float* scales;  // of the whole tensor; see Master::serve
+  uint64_t row_length;
+  uint32_t* refused;  // of a load: 0 before; 1 after, and nothing is stored, if an element is NaN or infinite
+};
+
+constexpr uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
+
+struct CudaKernel {
+  // Both passes, where the rule has two; then `constants` in the batch are those of the second.
+  int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream);
+};
+struct CudaMaster {
+  // Of one batch, all in wire format `format`.
+  int (*load)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
+  int (*serve)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
+  // Raises scales, which are >= 0 before.
+  int (*raise_scales)(const DeviceCopy* batch, int count, uint64_t tiles, CudaStream stream);
+};
+
+// sum[i] = decoded in[i] where `first`, else RN(sum[i] + decoded in[i]); n elements, with room for
+// whole rows in `sum` too. Ranks and micro-batches are added in their order, so the launches are in one stream.
+int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, bool first, CudaStream stream);
+
+std::span<const CudaKernel> CudaKernels();
+std::span<const CudaMaster> CudaMasters();
+
+}  // namespace ballast::kernels

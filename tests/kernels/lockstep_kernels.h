@@ -1,0 +1,28 @@
+// The GPU's driver as it runs on a CPU (lockstep.h), in the registry's order. Payloads have room for whole rows of 256
+// elements; all else is as of kernels/registry.h.
+#pragma once
+
+#include <span>
+
+#include "kernels/registry.h"
+
+namespace ballast::kernels {
+
+struct LockstepKernel {
+  void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
+  void (*measure)(const Update& update, uint64_t first, uint64_t last, float* sums);
+};
+struct LockstepMaster {
+  bool (*load)(std::byte* const* planes, WireIndex format, const std::byte* in, uint64_t first, uint64_t last);
+  void (*serve)(std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length, std::byte* out,
+                uint64_t first, uint64_t last);
+  void (*raise)(std::byte* const* planes, float* scales, uint64_t row_length, uint64_t first, uint64_t last);
+};
+
+std::span<const LockstepKernel> LockstepKernels();
+std::span<const LockstepMaster> LockstepMasters();
+
+// What the last update or measure of this thread loaded and stored, without the warp's shared memory.
+uint64_t LockstepBytesMoved();
+
+}  // namespace ballast::kernels
