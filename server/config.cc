@@ -19,7 +19,6 @@
 #include "server/config_check.h"
 #include "server/config_file.h"
 #include "server/config_schema.h"
-#include "server/machine.h"
 #include "server/status_macros.h"
 
 namespace ballast {
@@ -222,7 +221,6 @@ absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environm
 
 // Defaults that the machine decides.
 Config Resolve(Config config) {
-  if (config.memory_limit == 0) config.memory_limit = MachineMemoryBytes() / 5 * 4;
   if (config.log.format.empty()) config.log.format = isatty(STDERR_FILENO) != 0 ? "text" : "json";
   return config;
 }

@@ -184,7 +184,9 @@ void CpuDevice::Free(std::byte* data, uint64_t bytes) {
   allocated_.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
-std::unique_ptr<DeviceQueue> CpuDevice::NewQueue() { return std::make_unique<Queue>(this); }
+absl::StatusOr<std::unique_ptr<DeviceQueue>> CpuDevice::NewQueue(const QueueNeeds&) {
+  return std::make_unique<Queue>(this);
+}
 
 std::string CpuDevice::description() const {
   return absl::StrCat("cpu, ", threads_, threads_ == 1 ? " thread, " : " threads, ", kernels::LaneName(), " lane",

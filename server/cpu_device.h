@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "server/device.h"
+#include "server/machine.h"
 
 namespace ballast {
 
@@ -30,9 +31,10 @@ class CpuDevice final : public Device {
   ~CpuDevice() override;
 
   absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) override;
-  std::unique_ptr<DeviceQueue> NewQueue() override;
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> NewQueue(const QueueNeeds& needs) override;
   std::string description() const override;
   std::string label() const override { return "cpu"; }
+  uint64_t memory_bytes() const override { return MachineMemoryBytes(); }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   double busy_s() const override;
 

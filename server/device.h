@@ -2,7 +2,7 @@
 // queue, and the queues are served round robin by bytes. The step path calls Submit, once a chunk or a tensor.
 //
 //   ASSIGN_OR_RETURN(DeviceBuffer planes, device->Allocate(bytes, Place::kDevice));
-//   auto queue = device->NewQueue();
+//   ASSIGN_OR_RETURN(auto queue, device->NewQueue({.tiles = 1000}));
 //   queue->Submit(ServeTask{...}, [](const TaskResult&) {...});   // the completion runs on a thread of the device
 //
 // To add a kind of device, derive from Device and choose it in server.cc.
@@ -41,6 +41,9 @@ class DeviceBuffer {
     return *this;
   }
   ~DeviceBuffer();
+
+  // The memory is no longer this owner's.
+  std::byte* Release() { return std::exchange(data_, nullptr); }
 
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
@@ -102,15 +105,24 @@ class DeviceQueue {
   virtual void WaitIdle() = 0;
 };
 
+// What a queue's tasks may need at most: their staging is reserved when the queue is made.
+struct QueueNeeds {
+  uint64_t tiles = 0;          // of an update
+  uint64_t payload_bytes = 0;  // of a load or of what is served, without scales
+  uint64_t scales = 0;         // that go out with what is served
+};
+
 // Thread-safe. Outlives its buffers and queues.
 class Device {
  public:
   virtual ~Device() = default;
   // RESOURCE_EXHAUSTED when the machine refuses; admission against the configured limit comes before.
   virtual absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) = 0;
-  virtual std::unique_ptr<DeviceQueue> NewQueue() = 0;
+  // RESOURCE_EXHAUSTED as of Allocate.
+  virtual absl::StatusOr<std::unique_ptr<DeviceQueue>> NewQueue(const QueueNeeds& needs) = 0;
   virtual std::string description() const = 0;  // one line for people
-  virtual std::string label() const = 0;        // for metrics: cpu
+  virtual std::string label() const = 0;        // for metrics: cpu, cuda:0
+  virtual uint64_t memory_bytes() const = 0;    // in all
   virtual uint64_t allocated_bytes() const = 0;
   virtual double busy_s() const = 0;  // for how long the task in hand has been running; 0 when idle
 

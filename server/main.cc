@@ -1,5 +1,5 @@
-// ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 75 stopped by a second
-// signal before it was drained, 78 bad configuration.
+// ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 70 a GPU failed,
+// 75 stopped by a second signal before it was drained, 78 bad configuration.
 #include <grpc/support/log.h>
 #include <malloc.h>
 #include <signal.h>
@@ -31,7 +31,14 @@ extern char** environ;
 namespace ballast {
 namespace {
 
-enum ExitCode { kDrained = 0, kCannotStart = 1, kBadFlag = 64, kSecondSignal = 75, kBadConfig = 78 };
+enum ExitCode {
+  kDrained = 0,
+  kCannotStart = 1,
+  kBadFlag = 64,
+  kDeviceFailed = 70,
+  kSecondSignal = 75,
+  kBadConfig = 78
+};
 
 // glibc gives freed receive buffers back to the kernel at once and faults them in again for the next chunk: 1.6 to 1.85
 // times slower receiving. 32 MiB is the most that glibc takes for the mmap threshold.
@@ -106,6 +113,13 @@ int CannotStart(const absl::Status& why) {
   return kCannotStart;
 }
 
+// A failed GPU answers nothing any more, and what it held is lost; a supervisor may start the daemon anew.
+void EndOnFailure(const absl::Status& why) {
+  Log(LogLevel::kError, "device", "a GPU failed: the daemon ends, and its runs must be created anew from the trainers",
+      {{"err", std::string(why.message())}});
+  _exit(kDeviceFailed);
+}
+
 // The daemon from start to exit. The ops port is up first and gone last, so that a start and a drain can be watched.
 class Daemon {
  public:
@@ -116,7 +130,7 @@ class Daemon {
     metrics_.SetState("starting");
     auto ops = OpsHttp::Start(config_.ops_http.listen, Content());
     if (!ops.ok()) return CannotStart(ops.status());
-    auto server = Server::Start(config_, &metrics_, (*ops)->address());
+    auto server = Server::Start(config_, &metrics_, (*ops)->address(), EndOnFailure);
     if (!server.ok()) return CannotStart(server.status());
     server_ = server->get();
     absl::PrintF("%s\n", Banner(**server, (*ops)->address()));

@@ -30,8 +30,7 @@ ParameterStore::ParameterStore(Environment environment)
     : environment_(environment),
       placements_(environment.spec->tensors.size()),
       updates_(environment.spec->tensors.size()),
-      step_of_(environment.spec->tensors.size()),
-      queue_(environment.device->NewQueue()) {
+      step_of_(environment.spec->tensors.size()) {
   hyper_.reserve(kernels::kMaxConstants);
   LayOut();
 }
@@ -63,6 +62,10 @@ absl::Status ParameterStore::Allocate() {
   ASSIGN_OR_RETURN(tiles_, environment_.device->Allocate(tile_bytes, Place::kDevice));
   const uint64_t scale_bytes = AlignUp(plan.scales * sizeof(float));
   ASSIGN_OR_RETURN(scales_, environment_.device->Allocate(scale_bytes, Place::kDevice));
+  ASSIGN_OR_RETURN(queue_,
+                   environment_.device->NewQueue({.tiles = plan.statistics_tiles,
+                                                  .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
+                                                  .scales = plan.send_slot_scales}));
   return absl::OkStatus();
 }
 

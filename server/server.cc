@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -16,8 +15,10 @@
 
 #include "server/admin_service.h"
 #include "server/cpu_device.h"
+#include "server/device_check.h"
+#include "server/gpu_device.h"
+#include "server/gpus.h"
 #include "server/log.h"
-#include "server/machine.h"
 #include "server/status_macros.h"
 #include "server/trainer_service.h"
 
@@ -42,20 +43,34 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
   const bool enabled_;
 };
 
-std::string WhyNoGpu() {
-  std::error_code ignored;
-  const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", ignored);
-  return driver ? "GPU support not in this build" : "no GPU found";
+std::unique_ptr<Device> OnCpu(const Config& config, std::string remark) {
+  return std::make_unique<CpuDevice>(CpuDevice::Options{.threads = config.threads, .remark = std::move(remark)});
 }
 
-absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const Config& config) {
-  if (config.device == "cpu") return std::make_unique<CpuDevice>(CpuDevice::Options{.threads = config.threads});
-  if (config.device == "auto" || config.device.empty()) {
-    return std::make_unique<CpuDevice>(CpuDevice::Options{.threads = config.threads, .remark = WhyNoGpu()});
-  }
-  return absl::FailedPreconditionError(absl::StrCat("device is '", config.device,
-                                                    "', but this build has no GPU support (", WhyNoGpu(),
-                                                    "); set device to cpu or auto"));
+// A GPU that gives the CPU's bits. Its failures are its user's only from then on.
+absl::StatusOr<std::unique_ptr<Device>> CheckedGpu(int number, Server::OnDeviceFailure on_failure) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Gpu> gpu, OpenGpu(number));
+  const auto checked = std::make_shared<std::atomic<bool>>(false);
+  auto device = std::make_unique<GpuDevice>(std::move(gpu),
+                                            [checked, on_failure = std::move(on_failure)](const absl::Status& why) {
+                                              if (*checked) on_failure(why);
+                                            });
+  RETURN_IF_ERROR(CheckDevice(device.get()));
+  *checked = true;
+  return device;
+}
+
+// auto: the first GPU, or the CPU with the reason.
+absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const Config& config, Server::OnDeviceFailure on_failure) {
+  if (config.device == "cpu") return OnCpu(config, "");
+  int number = 0;
+  absl::string_view name = config.device;
+  const bool named = absl::ConsumePrefix(&name, "cuda:") && absl::SimpleAtoi(name, &number);
+  absl::StatusOr<std::unique_ptr<Device>> gpu = CheckedGpu(number, std::move(on_failure));
+  if (gpu.ok()) return gpu;
+  if (!named) return OnCpu(config, std::string(gpu.status().message()));
+  return absl::FailedPreconditionError(
+      absl::StrCat("device is '", config.device, "', but ", gpu.status().message(), "; set device to cpu or auto"));
 }
 
 class GrpcServer final : public Server {
@@ -156,17 +171,22 @@ void GrpcServer::Stop() {
   server_->Wait();
 }
 
-// Without a memory limit of the configuration: 80 % of the machine, as the configuration's default is.
-uint64_t MemoryLimit(const Config& config) {
-  return config.memory_limit != 0 ? config.memory_limit : MachineMemoryBytes() / 10 * 8;
+uint64_t MemoryLimit(const Config& config, const Device& device) {
+  return config.memory_limit != 0 ? config.memory_limit : device.memory_bytes() / 5 * 4;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, Metrics* metrics, std::string ops_address) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, MakeDevice(config));
-  auto server =
-      std::make_unique<GrpcServer>(config, metrics, std::move(device), MemoryLimit(config), std::move(ops_address));
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, Metrics* metrics, std::string ops_address,
+                                                      OnDeviceFailure on_device_failure) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, MakeDevice(config, std::move(on_device_failure)));
+  return StartOn(std::move(device), config, metrics, std::move(ops_address));
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::unique_ptr<Device> device, const Config& config,
+                                                        Metrics* metrics, std::string ops_address) {
+  const uint64_t limit = MemoryLimit(config, *device);
+  auto server = std::make_unique<GrpcServer>(config, metrics, std::move(device), limit, std::move(ops_address));
   RETURN_IF_ERROR(server->Listen(config));
   return server;
 }

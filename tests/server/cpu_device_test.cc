@@ -23,7 +23,7 @@ constexpr uint64_t kElements = 300001;  // 74 tiles, the last one short
 class Tensor {
  public:
   explicit Tensor(CpuDevice* device, const kernels::Kernel& kernel = kernels::Kernels()[0])
-      : kernel_(kernel), queue_(device->NewQueue()) {
+      : kernel_(kernel), queue_(*device->NewQueue({})) {
     for (const kernels::Plane& plane : kernel_.planes) {
       buffers_.push_back(device->Allocate(AlignedPlaneBytes(plane, kElements), Place::kDevice).value());
       if (plane.kind == kernels::Kind::kWeights) master_planes_[masters_++] = buffers_.back().data();

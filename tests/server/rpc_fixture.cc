@@ -195,7 +195,7 @@ Config RpcTest::DefaultConfig() {
 
 void RpcTest::StartServer(const Config& config) {
   config_ = config;
-  auto server = Server::Start(config, &metrics_, "");
+  auto server = StartOnTestDevice(config, &metrics_);
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());

@@ -21,6 +21,9 @@
 
 namespace ballast::testing {
 
+// A server on the device that the executable tests with: rpc_on_cpu.cc or rpc_on_gpu.cc.
+absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics);
+
 // A rank's Train stream, call by call.
 class Wire {
  public:

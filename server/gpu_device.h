@@ -1,0 +1,91 @@
+// The device made of one GPU. Weights and state are in its memory; a gradient is written to pinned host memory, which
+// has a twin on the GPU that an update copies it to. A dispatcher thread takes tasks, the run that has been served the
+// fewest bytes first, joins neighbours of a kind into one launch (gpu_batch.h), and gives copies and kernels to three
+// streams, so that the next batch's gradients come in while this one's update runs and the last one's weights go out. A
+// second thread waits for the ends, in order, and runs the completions.
+//
+// Each queue has kStagings sets of staging, reserved when it is made. On the step path nothing is allocated but what
+// lists of tasks grow by, and nothing waits for the device as a whole.
+//
+// When the GPU fails, `on_failure` is called once with the reason, by the second thread; no further completion runs,
+// and what is submitted afterwards is dropped. Thread-safe.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/device.h"
+#include "server/gpu.h"
+#include "server/gpu_batch.h"
+
+namespace ballast {
+
+class GpuDevice final : public Device {
+ public:
+  using OnFailure = std::function<void(const absl::Status&)>;
+  static constexpr int kStagings = 3;  // one batch comes in, one is at work, one goes out
+
+  GpuDevice(std::unique_ptr<Gpu> gpu, OnFailure on_failure);
+  ~GpuDevice() override;
+
+  absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) override;
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> NewQueue(const QueueNeeds& needs) override;
+  std::string description() const override { return gpu_->name(); }
+  std::string label() const override { return gpu_->label(); }
+  uint64_t memory_bytes() const override { return gpu_->memory_bytes(); }
+  uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
+  double busy_s() const override;
+
+ private:
+  class Queue;
+  struct Job {
+    DeviceTask task;
+    DeviceQueue::Completion done;
+    uint64_t cost_bytes = 0;
+  };
+  // What was given to the GPU together.
+  struct Batch {
+    Queue* queue = nullptr;
+    GpuStaging* staging = nullptr;
+    std::vector<Job> jobs = {};
+    double given_s = 0;
+  };
+
+  void Free(std::byte* data, uint64_t bytes) override;
+  std::byte* TwinOf(const void* pinned) const;
+  void DispatchLoop();
+  void FinishLoop();
+  Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Batch NextBatch(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Fail(const absl::Status& why);
+  static std::vector<const DeviceTask*> TasksOf(const std::vector<Job>& jobs);
+
+  const std::unique_ptr<Gpu> gpu_;
+  const OnFailure on_failure_;
+  std::atomic<uint64_t> allocated_ = 0;
+
+  struct Pinned {
+    std::byte* twin = nullptr;
+    uint64_t bytes = 0;
+  };
+  mutable absl::Mutex buffers_mu_;
+  std::map<const std::byte*, Pinned> pinned_ ABSL_GUARDED_BY(buffers_mu_);
+
+  mutable absl::Mutex mu_;
+  std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);
+  std::deque<Batch> given_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool failed_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::thread dispatcher_, finisher_;
+};
+
+}  // namespace ballast

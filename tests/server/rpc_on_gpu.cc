@@ -1,0 +1,15 @@
+// Every test of the wire once more, on a GPU of host memory and threads.
+#include "server/gpu_device.h"
+#include "tests/server/fake_gpu.h"
+#include "tests/server/rpc_fixture.h"
+
+namespace ballast::testing {
+
+absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics) {
+  static FakeGpuState state;  // of all servers: they outlive no test
+  auto device = std::make_unique<GpuDevice>(std::make_unique<FakeGpu>(&state),
+                                            [](const absl::Status& why) { ADD_FAILURE() << why; });
+  return Server::StartOn(std::move(device), config, metrics, "");
+}
+
+}  // namespace ballast::testing
