@@ -6,6 +6,8 @@
 #   deploy/setup.sh python                .venv with torch, numpy and the test tools (deploy/requirements.txt)
 #   deploy/setup.sh build PRESET [TARGET...]   configure and build one CMake preset into build/PRESET
 #   deploy/setup.sh client                the Python package `ballast`, compiled and installed into .venv
+#   deploy/setup.sh portable              not part of everything: build/portable, ballastd and ballastctl with the shared
+#                                         libraries they need, to be copied to other machines
 #   deploy/setup.sh peers                 not part of everything: build/bench-venv with the optimizers that the
 #                                         benchmarks compare with (deploy/requirements-peers.txt; about 1.5 GB)
 #
@@ -120,6 +122,17 @@ setup_client() {
   mark_done client "$key"
 }
 
+setup_portable() {
+  local folder="$ROOT/build/portable" glibc
+  setup_build release ballastd ballastctl
+  # Made anew: a library of an earlier build must not stay behind.
+  rm -rf "$folder"
+  cmake --install "$ROOT/build/release" --prefix "$folder" --component portable
+  # The newest glibc whose symbols a program or a library asks for; a machine needs that one or a later.
+  glibc=$(grep -rahoE 'GLIBC_2\.[0-9]+' "$folder" | sort -uV | tail -n 1)
+  echo "portable: build/portable, $(du -sh "$folder" | cut -f1), needs x86-64 Linux with glibc ${glibc#GLIBC_} or later"
+}
+
 setup_peers() {
   local venv="$ROOT/build/bench-venv" wanted="$ROOT/deploy/requirements-peers.txt" key
   key="$(find_python) $(sha256sum <"$wanted")"
@@ -141,6 +154,7 @@ main() {
     python) setup_python ;;
     build) setup_build "$@" ;;
     client) setup_client ;;
+    portable) setup_portable ;;
     peers) setup_peers ;;
     all)
       "$ROOT/deploy/packages.sh"
@@ -149,7 +163,7 @@ main() {
       setup_client
       ;;
     -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" ;;
-    *) fail "unknown part '$part' (packages, python, build, client, peers; see --help)" ;;
+    *) fail "unknown part '$part' (packages, python, build, client, portable, peers; see --help)" ;;
   esac
 }
 
