@@ -1,0 +1,243 @@
+#!/usr/bin/env bash
+# What only a GPU can show, in one command and within eight minutes: the CPU's bits, no bad access to memory, the speed.
+#
+#   tests/gpu_check.sh [--build-only] [--arch NN] [--results FILE]
+#
+#   --build-only     compile everything; needs no GPU
+#   --arch NN        for compute capability N.N (default: this GPU's; without one 90)
+#   --results FILE   default tests/bench/results/gpu.md
+#
+# Needs bash, g++, nvcc and python3, nothing else. Builds into build/gpu-check with the options of kernels/CMakeLists.txt,
+# then runs: the identity of CPU and GPU (tests/kernels/gpu_identity.cc), a small part of it under compute-sanitizer's
+# memcheck and racecheck, the benchmark (tests/bench/gpu_bench.cc), optimizers of others as far as python3 can import
+# them (tests/bench/gpu_peers.py), and training against build/portable where that folder is there (`deploy/setup.sh
+# portable`; tests/bench/gpu_training.py). Every part has a budget; what does not fit is stopped, and FILE says so.
+# A part that cannot run is skipped loudly. Logs are in build/gpu-check/logs.
+#
+# Exit codes: 0 all that ran passed, 1 something failed or ran out of time, 77 there is no GPU.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly ROOT
+readonly BUILD="build/gpu-check"
+readonly LOGS="$BUILD/logs"
+readonly FOUND="$BUILD/found" # what gpu_report.py makes the results file of
+readonly SECONDS_MOST=465
+readonly CUDA_PARTS=4
+readonly PYTHON=${PYTHON:-python3}
+
+build_only=no
+arch=""
+results="tests/bench/results/gpu.md"
+failed=no
+
+# shellcheck source=deploy/stages.sh
+. "$ROOT/deploy/stages.sh"
+
+fail() {
+  printf 'gpu_check.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+parse_flags() {
+  while [[ $# -gt 0 ]]; do
+    case "$1" in
+      --build-only) build_only=yes ;;
+      --arch)
+        arch=${2:-}
+        [[ $arch =~ ^[0-9]+[af]?$ ]] || fail "--arch wants a compute capability without its dot, 90 say, not '$arch'"
+        shift
+        ;;
+      --results)
+        results=${2:-}
+        [[ -n $results ]] || fail "--results wants a file"
+        shift
+        ;;
+      -h | --help)
+        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+        exit 0
+        ;;
+      *) fail "unknown flag '$1' (see --help)" ;;
+    esac
+    shift
+  done
+}
+
+has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
+
+ask_gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+
+choose_arch() {
+  [[ -z $arch ]] || return 0
+  if has_gpu; then
+    arch=$(ask_gpu compute_cap | tr -d .)
+    [[ $arch =~ ^[0-9]+$ ]] || fail "nvidia-smi does not say this GPU's compute capability: name it with --arch"
+    ((arch >= 80)) || fail "the kernels need compute capability 8.0, this GPU has $arch"
+  else
+    arch=90
+  fi
+}
+
+# --- the build ------------------------------------------------------------------------------------------------------
+
+# One line a unit, the longest to compile first: object, source, compiler and its options.
+units() {
+  local lane="-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math" host="-O2 -ffp-contract=off -fno-math-errno"
+  local order="-mtune=znver3 -fschedule-insns -fsched-pressure" part name
+  local cuda="nvcc -std=c++20 -O3 -gencode=arch=compute_$arch,code=sm_$arch --fmad=false --expt-relaxed-constexpr
+    -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error -DBALLAST_CUDA_PARTS=$CUDA_PARTS"
+  cuda=$(tr -s ' \n' ' ' <<<"$cuda")
+  for ((part = 0; part < CUDA_PARTS; part++)); do
+    echo "cuda_updates_$part kernels/cuda_updates.cu $cuda -DBALLAST_UNIT=cuda_unit_$part -DBALLAST_PART=$part"
+  done
+  echo "cuda_kernels kernels/cuda_kernels.cu $cuda -DBALLAST_UNIT=cuda_unit"
+  if [[ $(uname -m) == x86_64 ]]; then
+    echo "avx512 kernels/lanes/avx512.cc g++ $lane -DBALLAST_UNIT=avx512_unit -mavx2 -mfma -mavx512f -mavx512bw" \
+      "-mavx512dq -mavx512vl $order -Wno-maybe-uninitialized -Wno-uninitialized"
+    echo "avx2 kernels/lanes/avx2.cc g++ $lane -DBALLAST_UNIT=avx2_unit -mavx2 -mfma $order"
+    echo "choice kernels/lanes/choice_x86.cc g++ $lane"
+  else
+    echo "choice kernels/lanes/choice_other.cc g++ $lane"
+  fi
+  echo "scalar kernels/lanes/scalar.cc g++ $lane -fno-tree-vectorize -DBALLAST_UNIT=scalar_unit"
+  echo "registry kernels/registry.cc g++ $lane"
+  for name in gpu_identity_updates gpu_identity_codecs gpu_identity; do
+    echo "$name tests/kernels/$name.cc g++ $host"
+  done
+  echo "gpu_bench tests/bench/gpu_bench.cc g++ $host"
+}
+
+# OBJECT SOURCE COMPILER OPTION...; nothing where the object is newer than all sources.
+compile() {
+  local object="$OBJECTS/$1.o" source=$2 standard=(-std=c++20 -Wall -Wextra -Wno-missing-field-initializers)
+  shift 2
+  if [[ -f $object && -z $(find kernels tests -name '*.[ch]*' -newer "$object" -print -quit) ]]; then return 0; fi
+  if [[ $1 == nvcc ]]; then standard=(); fi
+  echo "$source -> $object"
+  "$@" "${standard[@]}" -I. -isystem "$CUDA_INCLUDE" -c "$source" -o "$object.new" && mv "$object.new" "$object"
+}
+
+find_cuda() {
+  PATH="$PATH:/usr/local/cuda/bin" # compute-sanitizer too
+  command -v nvcc >/dev/null || fail "no nvcc on PATH or in /usr/local/cuda/bin"
+  CUDA_INCLUDE=$(nvcc --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*INCLUDES="-I\([^" ]*\).*/\1/p')
+  [[ -f $CUDA_INCLUDE/cuda_runtime.h ]] || fail "nvcc names no folder with cuda_runtime.h: '$CUDA_INCLUDE'"
+}
+
+# SECONDS: what compiling may take.
+build_programs() {
+  OBJECTS="$BUILD/sm_$arch"
+  export OBJECTS CUDA_INCLUDE
+  export -f compile
+  mkdir -p "$OBJECTS"
+  units | timeout --kill-after=5 "$1" xargs -P "$(nproc)" -L 1 bash -c 'compile "$@"' compile || return 1
+  local kernels=("$OBJECTS"/{registry,scalar,choice,cuda_kernels}.o "$OBJECTS"/cuda_updates_*.o)
+  if [[ $(uname -m) == x86_64 ]]; then kernels+=("$OBJECTS"/avx{2,512}.o); fi
+  nvcc -o "$BUILD/gpu_identity" "$OBJECTS"/gpu_identity{,_updates,_codecs}.o "${kernels[@]}" || return 1
+  nvcc -o "$BUILD/gpu_bench" "$OBJECTS/gpu_bench.o" "${kernels[@]}"
+}
+
+# --- the parts ------------------------------------------------------------------------------------------------------
+
+note_part() { printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4:-}" >>"$FOUND/parts.tsv"; }
+
+skip_part() {
+  printf '!! SKIPPED: %s: %s\n' "$1" "$2"
+  note_part "$1" skipped "" "$2"
+}
+
+# part NAME SECONDS COMMAND...: within that many seconds, or what is left of all; a failure does not stop the script.
+part() {
+  local name=$1 budget=$2 code=0 started=$SECONDS left=$((SECONDS_MOST - SECONDS)) last
+  shift 2
+  ((left < budget)) && budget=$left
+  if ((budget < 10)); then
+    skip_part "$name" "no time left"
+    failed=yes
+    return 1
+  fi
+  stage "$name" timeout --kill-after=5 "$budget" "$@" || code=$?
+  last=$(tail -n 1 "$LOGS/${name// /-}.log" | tr '\t' ' ')
+  case $code in
+    0) note_part "$name" passed $((SECONDS - started)) "$last" ;;
+    77) skip_part "$name" "$last" ;;
+    124 | 137)
+      note_part "$name" "OUT OF TIME" $((SECONDS - started)) "stopped after its budget of $budget s"
+      failed=yes
+      ;;
+    *)
+      note_part "$name" FAILED $((SECONDS - started)) "exit code $code: $last"
+      failed=yes
+      ;;
+  esac
+  return "$code"
+}
+
+sanitize() {
+  local tool=$1
+  if ! command -v compute-sanitizer >/dev/null; then
+    skip_part "$tool" "no compute-sanitizer on PATH"
+    return 0
+  fi
+  part "$tool" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+    "$BUILD/gpu_identity" --reduced || true
+}
+
+train() {
+  part training 40 "$PYTHON" tests/bench/gpu_training.py build/portable || true
+  if grep -q . "$LOGS/training.log" 2>/dev/null; then cp "$LOGS/training.log" "$FOUND/training.txt"; fi
+}
+
+run_parts() {
+  # With a GPU, these two must run: a driver that does not fit is a failure, not a machine without one.
+  part identity 90 "$BUILD/gpu_identity" --json "$FOUND/identity.json" || failed=yes
+  sanitize memcheck
+  sanitize racecheck
+  part benchmark 75 "$BUILD/gpu_bench" --seconds 55 --json "$FOUND/bench.jsonl" || failed=yes
+  part peers 50 "$PYTHON" tests/bench/gpu_peers.py --seconds 35 --json "$FOUND/peers.jsonl" || true
+  train
+}
+
+describe_machine() {
+  printf 'GPU: %s\n' "$(ask_gpu name)"
+  printf 'its memory: %s\n' "$(ask_gpu memory.total)"
+  printf 'driver: %s\n' "$(ask_gpu driver_version)"
+  printf 'CUDA compiler: %s\n' "$(nvcc --version | sed -n 's/.*release \([^,]*\), \(V[^ ]*\).*/\2/p')"
+  printf 'compiled for: sm_%s\n' "$arch"
+  printf 'C++ compiler: %s\n' "$(g++ --version | head -n 1)"
+  printf 'processor: %s, %s cores\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)"
+  printf 'date: %s\n' "$(date -u +%Y-%m-%d)"
+  printf 'commit: %s\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)"
+}
+
+main() {
+  parse_flags "$@"
+  cd "$ROOT"
+  if [[ $build_only == no ]] && ! has_gpu; then
+    echo "!! NO GPU: NOTHING WAS CHECKED (nvidia-smi lists none; --build-only compiles without one)"
+    exit 77
+  fi
+  trap stop_children EXIT
+  trap 'exit 130' INT TERM HUP
+  rm -rf "$LOGS" "$FOUND"
+  mkdir -p "$LOGS" "$FOUND"
+  find_cuda
+  choose_arch
+  if [[ $build_only == yes ]]; then
+    stage build build_programs 3600
+    exit
+  fi
+  describe_machine >"$FOUND/machine.txt"
+  if stage build build_programs 240; then
+    note_part build passed "$SECONDS"
+    run_parts
+  else
+    note_part build FAILED "$SECONDS" "$(tail -n 1 "$LOGS/build.log")"
+    failed=yes
+  fi
+  "$PYTHON" tests/bench/gpu_report.py "$FOUND" "$results"
+  cat "$results"
+  [[ $failed == no ]]
+}
+
+main "$@"
