@@ -1,6 +1,5 @@
 #include "server/admin_service.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "server/convert.h"
@@ -18,20 +17,17 @@ grpc::ServerUnaryReactor* AdminService::Answer(grpc::CallbackServerContext* cont
   return reactor;
 }
 
-uint64_t AdminService::FreeBytes() const {
-  const Runs& runs = *options_.environment.runs;
-  return runs.memory_limit_bytes() - std::min(runs.memory_limit_bytes(), runs.reserved_bytes());
-}
-
 grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest*,
                                                   v1::GetServerResponse* response) {
   RpcRecord record(options_.environment.metrics, "GetServer");
   const Runs& runs = *options_.environment.runs;
   response->set_version(Version());
   response->set_revision(Revision());
-  response->set_device(options_.device->description());
-  response->set_memory_limit_bytes(runs.memory_limit_bytes());
-  response->set_memory_reserved_bytes(runs.reserved_bytes());
+  const Devices& devices = *options_.environment.devices;
+  response->set_device(devices.description());
+  response->set_memory_limit_bytes(devices.limit_bytes());
+  response->set_memory_reserved_bytes(devices.reserved_bytes());
+  for (const Devices::State& state : devices.Read()) *response->add_devices() = FromDevice(state);
   response->set_uptime_s(MonotonicSeconds() - begin_s_);
   response->set_protocol_min(kProtocolMin);
   response->set_protocol_max(kProtocolMax);
@@ -52,7 +48,7 @@ grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest*,
                                                  v1::ListRunsResponse* response) {
   RpcRecord record(options_.environment.metrics, "ListRuns");
-  const uint64_t free_bytes = FreeBytes();
+  const uint64_t free_bytes = options_.environment.devices->free_bytes();
   for (const auto& run : options_.environment.runs->All()) *response->add_runs() = FromRun(*run, free_bytes);
   return Answer(context, record, absl::OkStatus());
 }
@@ -62,7 +58,7 @@ grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* cont
   RpcRecord record(options_.environment.metrics, "GetRun");
   const auto run = options_.environment.runs->Find(request->run_id());
   if (!run.ok()) return Answer(context, record, run.status());
-  *response->mutable_status() = FromRun(**run, FreeBytes());
+  *response->mutable_status() = FromRun(**run, options_.environment.devices->free_bytes());
   if (!response->mutable_spec()->ParseFromString((*run)->canonical_spec())) {
     return Answer(context, record, absl::InternalError("the stored spec cannot be read"));
   }
@@ -84,11 +80,20 @@ grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* c
   return reactor;
 }
 
+v1::RunPlan AdminService::PlanNow(const RunSpec& spec) const {
+  const Devices& devices = *options_.environment.devices;
+  auto placement = ChoosePlacement(spec, devices.FreeBytes());
+  // What fits nowhere is shown in one piece.
+  if (!placement) return FromPlan(MakePlan(spec), {}, devices.free_bytes());
+  const std::vector<std::string> labels = devices.LabelsOf(*placement);
+  return FromPlan(MakePlan(spec, *std::move(placement)), labels, devices.free_bytes());
+}
+
 grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
                                              v1::PlanResponse* response) {
   RpcRecord record(options_.environment.metrics, "Plan");
   const auto spec = ToRunSpec(request->spec(), options_.limits);
-  if (spec.ok()) *response->mutable_plan() = FromPlan(MakePlan(*spec), FreeBytes());
+  if (spec.ok()) *response->mutable_plan() = PlanNow(*spec);
   return Answer(context, record, spec.status());
 }
 

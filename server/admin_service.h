@@ -8,7 +8,7 @@
 #include "ballast/v1/admin.grpc.pb.h"
 #include "server/clock.h"
 #include "server/config.h"
-#include "server/device.h"
+#include "server/devices.h"
 #include "server/rpc.h"
 
 namespace ballast {
@@ -17,7 +17,6 @@ class AdminService final : public v1::AdminService::CallbackService {
  public:
   struct Options {
     RpcEnvironment environment;
-    const Device* device = nullptr;
     Config::Limits limits;
     std::string ops_address;
   };
@@ -35,8 +34,9 @@ class AdminService final : public v1::AdminService::CallbackService {
                                  v1::PlanResponse* response) override;
 
  private:
+  // As it would be placed now.
+  v1::RunPlan PlanNow(const RunSpec& spec) const;
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, RpcRecord record, const absl::Status& status);
-  uint64_t FreeBytes() const;
 
   const Options options_;
   const double begin_s_ = MonotonicSeconds();

@@ -16,7 +16,7 @@ struct Config {
   std::string listen = "127.0.0.1:7700";
   std::string device = "auto";
   uint32_t threads = 0;       // 0 = all processors
-  uint64_t memory_limit = 0;  // 0 = 80 % of the device's memory
+  uint64_t memory_limit = 0;  // on each device; 0 = 80 % of its memory
   uint32_t max_runs = 16;
   bool reflection = false;
   double drain_timeout_s = 10;

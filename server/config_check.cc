@@ -2,12 +2,14 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
 namespace ballast {
@@ -27,13 +29,8 @@ std::string CheckAddress(const std::string& address) {
 std::string CheckOpsAddress(const std::string& address) { return address == "off" ? "" : CheckAddress(address); }
 
 std::string CheckDevice(const std::string& device) {
-  absl::string_view index = device;
-  uint32_t number = 0;
-  const bool cuda = absl::ConsumePrefix(&index, "cuda:") && !index.empty() &&
-                    index.find_first_not_of("0123456789") == absl::string_view::npos &&
-                    absl::SimpleAtoi(index, &number);
-  if (device == "cpu" || device == "auto" || cuda) return "";
-  return absl::StrCat("'", device, "' is no device; choose cpu, auto or cuda:N");
+  if (device == "cpu" || device == "auto" || device == kAllGpus || GpuNumbers(device)) return "";
+  return absl::StrCat("'", device, "' is no device; choose cpu, auto, cuda:N, cuda:N,M or cuda:all");
 }
 
 std::string CheckOneOf(const std::string& got, std::initializer_list<absl::string_view> valid) {
@@ -181,6 +178,19 @@ bool IsIpLiteral(const std::string& host) {
   std::array<unsigned char, sizeof(in6_addr)> address;
   return inet_pton(AF_INET, host.c_str(), address.data()) == 1 ||
          inet_pton(AF_INET6, host.c_str(), address.data()) == 1;
+}
+
+std::optional<std::vector<uint32_t>> GpuNumbers(absl::string_view device) {
+  if (!absl::ConsumePrefix(&device, "cuda:")) return std::nullopt;
+  std::vector<uint32_t> numbers;
+  for (const absl::string_view digits : absl::StrSplit(device, ',')) {
+    uint32_t number = 0;
+    const bool plain = !digits.empty() && digits.find_first_not_of("0123456789") == absl::string_view::npos;
+    if (!plain || !absl::SimpleAtoi(digits, &number)) return std::nullopt;
+    if (std::find(numbers.begin(), numbers.end(), number) != numbers.end()) return std::nullopt;
+    numbers.push_back(number);
+  }
+  return numbers;
 }
 
 }  // namespace ballast

@@ -1,6 +1,8 @@
 // What a configuration must satisfy beyond the types of its values. Pure functions.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,5 +32,9 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view address);
 bool IsLoopback(const std::string& host);
 // An IPv4 or IPv6 address, no name.
 bool IsIpLiteral(const std::string& host);
+
+inline constexpr absl::string_view kAllGpus = "cuda:all";
+// The GPUs that config.device lists: 0 and 2 of "cuda:0,2". None: it is no such list.
+std::optional<std::vector<uint32_t>> GpuNumbers(absl::string_view device);
 
 }  // namespace ballast

@@ -125,7 +125,7 @@ v1::StepResult FromClosedStep(const ClosedStep& closed) {
   return result;
 }
 
-v1::RunPlan FromPlan(const Plan& plan, uint64_t memory_free_bytes) {
+v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes) {
   v1::RunPlan out;
   out.set_parameters(plan.parameters);
   out.set_tensors(plan.tensors);
@@ -135,11 +135,21 @@ v1::RunPlan FromPlan(const Plan& plan, uint64_t memory_free_bytes) {
   out.set_trainer_weight_bytes(plan.trainer_weight_bytes);
   out.set_trainer_buffer_bytes(plan.push_bytes);
   out.set_memory_free_bytes(memory_free_bytes);
+  for (const std::string& device : devices) out.add_devices(device);
   for (const GroupPlan& group : plan.groups) {
     v1::GroupPlan* g = out.add_groups();
     g->set_optimizer(NameOf(*group.kernel));
     g->set_parameters(group.parameters);
   }
+  return out;
+}
+
+v1::DeviceStatus FromDevice(const Devices::State& state) {
+  v1::DeviceStatus out;
+  out.set_device(state.label);
+  out.set_memory_limit_bytes(state.limit_bytes);
+  out.set_memory_reserved_bytes(state.reserved.total());
+  out.set_failure(std::string(state.failure.message()));
   return out;
 }
 
@@ -153,7 +163,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   if (status.rms_ratio_max) out.set_rms_ratio_max(*status.rms_ratio_max);
   out.set_parameters(run.plan().parameters);
   *out.mutable_bytes() = FromBytes(status.bytes);
-  *out.mutable_plan() = FromPlan(run.plan(), memory_free_bytes);
+  *out.mutable_plan() = FromPlan(run.plan(), run.devices(), memory_free_bytes);
   AddLayers(run, status, &out);
   if (!status.peer.empty()) out.add_ranks(DescribeRank(status));
   if (status.last_result) {
@@ -167,6 +177,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   out.set_optimizer(NameOf(*run.spec().groups[run.spec().tensors[0].group].kernel));
   out.set_received_bytes(status.received_bytes);
   out.set_sent_bytes(status.sent_bytes);
+  out.set_failure(status.failure);
   return out;
 }
 

@@ -10,9 +10,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "ballast/v1/admin.pb.h"
 #include "ballast/v1/run.pb.h"
 #include "ballast/v1/trainer.pb.h"
 #include "server/config.h"
+#include "server/devices.h"
 #include "server/plan.h"
 #include "server/rank_stream.h"
 #include "server/run.h"
@@ -37,7 +39,9 @@ absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSp
 // Swaps the piece's data in, and copies its scales; the checksum is of the data.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
 v1::StepResult FromClosedStep(const ClosedStep& closed);
-v1::RunPlan FromPlan(const Plan& plan, uint64_t memory_free_bytes);
+// `devices`: where it is or would be.
+v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes);
+v1::DeviceStatus FromDevice(const Devices::State& state);
 v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 

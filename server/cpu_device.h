@@ -37,6 +37,7 @@ class CpuDevice final : public Device {
   uint64_t memory_bytes() const override { return MachineMemoryBytes(); }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   double busy_s() const override;
+  void Watch(Watcher) override {}  // a CPU does not fail alone
 
  private:
   class Queue;

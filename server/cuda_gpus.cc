@@ -25,7 +25,7 @@ std::string Gibibytes(uint64_t bytes) { return absl::StrFormat("%.1f GiB", stati
 
 class CudaGpu final : public Gpu {
  public:
-  CudaGpu(int number, std::string model) : number_(number), model_(std::move(model)) {}
+  CudaGpu(uint32_t number, std::string model) : number_(number), model_(std::move(model)) {}
   ~CudaGpu() override {
     Use();
     for (const cudaEvent_t event : events_) cudaEventDestroy(event);
@@ -109,7 +109,7 @@ class CudaGpu final : public Gpu {
 
  private:
   // The current device is the thread's.
-  void Use() const { cudaSetDevice(number_); }
+  void Use() const { cudaSetDevice(static_cast<int>(number_)); }
   cudaStream_t Of(Stream stream) const { return streams_[static_cast<size_t>(stream)]; }
   cudaEvent_t Of(Event event) {
     absl::MutexLock lock(&mu_);
@@ -129,7 +129,7 @@ class CudaGpu final : public Gpu {
   }
   void Launched(int error, const char* what) { Check(static_cast<cudaError_t>(error), what); }
 
-  const int number_;
+  const uint32_t number_;
   const std::string model_;
   uint64_t total_bytes_ = 0;
   std::array<cudaStream_t, kStreams> streams_ = {};
@@ -181,20 +181,20 @@ GpuSurvey SurveyGpus() {
   return survey;
 }
 
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int number) {
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(uint32_t number) {
   const GpuSurvey survey = SurveyGpus();
   if (survey.names.empty()) return absl::NotFoundError(survey.why_none);
-  if (number < 0 || static_cast<size_t>(number) >= survey.names.size()) {
+  if (number >= survey.names.size()) {
     return absl::NotFoundError(absl::StrCat("this machine has cuda:0 to cuda:", survey.names.size() - 1, " (",
                                             absl::StrJoin(survey.names, ", "), ")"));
   }
   int capability = 0;
-  cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, number);
+  cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, static_cast<int>(number));
   if (capability < 8) {
-    return absl::NotFoundError(absl::StrCat("cuda:", number, " (", survey.names[static_cast<size_t>(number)],
-                                            ") has compute capability ", capability, ".x, and 8.0 is needed"));
+    return absl::NotFoundError(absl::StrCat("cuda:", number, " (", survey.names[number], ") has compute capability ",
+                                            capability, ".x, and 8.0 is needed"));
   }
-  auto gpu = std::make_unique<CudaGpu>(number, survey.names[static_cast<size_t>(number)]);
+  auto gpu = std::make_unique<CudaGpu>(number, survey.names[number]);
   if (absl::Status status = gpu->Open(); !status.ok()) return status;
   return gpu;
 }

@@ -1,11 +1,11 @@
-// Where weights and state live and updates are computed. One device serves all runs; each run has its own in-order
-// queue, and the queues are served round robin by bytes. The step path calls Submit, once a chunk or a tensor.
+// Where weights and state live and updates are computed. A device serves many runs; each has its own in-order queue,
+// and the queues are served round robin by bytes. The step path calls Submit, once a chunk or a tensor.
 //
 //   ASSIGN_OR_RETURN(DeviceBuffer planes, device->Allocate(bytes, Place::kDevice));
 //   ASSIGN_OR_RETURN(auto queue, device->NewQueue({.tiles = 1000}));
 //   queue->Submit(ServeTask{...}, [](const TaskResult&) {...});   // the completion runs on a thread of the device
 //
-// To add a kind of device, derive from Device and choose it in server.cc.
+// To add a kind of device, derive from Device and open it in devices.cc.
 #pragma once
 
 #include <array>
@@ -125,6 +125,12 @@ class Device {
   virtual uint64_t memory_bytes() const = 0;    // in all
   virtual uint64_t allocated_bytes() const = 0;
   virtual double busy_s() const = 0;  // for how long the task in hand has been running; 0 when idle
+
+  // A device that has failed for good tells the watcher why, once, from a thread of its own; at once where it has
+  // failed before. Tasks that it had not done, and later ones, are dropped with their completions; queues are idle at
+  // once. The watcher does not block. nullptr: none any more, also under way.
+  using Watcher = absl::AnyInvocable<void(const absl::Status& why)>;
+  virtual void Watch(Watcher watcher) = 0;
 
  private:
   friend class DeviceBuffer;

@@ -85,8 +85,7 @@ class GpuDevice::Queue final : public DeviceQueue {
   GpuDevice* const device_;
 };
 
-GpuDevice::GpuDevice(std::unique_ptr<Gpu> gpu, OnFailure on_failure)
-    : gpu_(std::move(gpu)), on_failure_(std::move(on_failure)) {
+GpuDevice::GpuDevice(std::unique_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
   dispatcher_ = std::thread([this] { DispatchLoop(); });
   finisher_ = std::thread([this] { FinishLoop(); });
   pthread_setname_np(dispatcher_.native_handle(), "gpu-dispatch");
@@ -235,17 +234,25 @@ void GpuDevice::FinishLoop() {
 }
 
 void GpuDevice::Fail(const absl::Status& why) {
-  bool first = false;
   std::deque<Job> dropped;
   {
     absl::MutexLock lock(&mu_);
-    first = !std::exchange(failed_, true);
+    failed_ = true;
     for (Queue* q : queues_) {
       dropped.insert(dropped.end(), std::make_move_iterator(q->jobs.begin()), std::make_move_iterator(q->jobs.end()));
       q->jobs.clear();
     }
   }
-  if (first) on_failure_(why);
+  absl::MutexLock lock(&watch_mu_);
+  if (!failure_.ok()) return;
+  failure_ = why;
+  if (watcher_) watcher_(failure_);
+}
+
+void GpuDevice::Watch(Watcher watcher) {
+  absl::MutexLock lock(&watch_mu_);
+  watcher_ = std::move(watcher);
+  if (watcher_ && !failure_.ok()) watcher_(failure_);
 }
 
 }  // namespace ballast

@@ -7,12 +7,10 @@
 // Each queue has kStagings sets of staging, reserved when it is made. On the step path nothing is allocated but what
 // lists of tasks grow by, and nothing waits for the device as a whole.
 //
-// When the GPU fails, `on_failure` is called once with the reason, by the second thread; no further completion runs,
-// and what is submitted afterwards is dropped. Thread-safe.
+// The GPU's failures are found by the second thread. Thread-safe.
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,10 +28,9 @@ namespace ballast {
 
 class GpuDevice final : public Device {
  public:
-  using OnFailure = std::function<void(const absl::Status&)>;
   static constexpr int kStagings = 3;  // one batch comes in, one is at work, one goes out
 
-  GpuDevice(std::unique_ptr<Gpu> gpu, OnFailure on_failure);
+  explicit GpuDevice(std::unique_ptr<Gpu> gpu);
   ~GpuDevice() override;
 
   absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) override;
@@ -43,6 +40,7 @@ class GpuDevice final : public Device {
   uint64_t memory_bytes() const override { return gpu_->memory_bytes(); }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   double busy_s() const override;
+  void Watch(Watcher watcher) override;
 
  private:
   class Queue;
@@ -69,7 +67,6 @@ class GpuDevice final : public Device {
   static std::vector<const DeviceTask*> TasksOf(const std::vector<Job>& jobs);
 
   const std::unique_ptr<Gpu> gpu_;
-  const OnFailure on_failure_;
   std::atomic<uint64_t> allocated_ = 0;
 
   struct Pinned {
@@ -78,6 +75,10 @@ class GpuDevice final : public Device {
   };
   mutable absl::Mutex buffers_mu_;
   std::map<const std::byte*, Pinned> pinned_ ABSL_GUARDED_BY(buffers_mu_);
+
+  absl::Mutex watch_mu_;  // held while the watcher is called
+  Watcher watcher_ ABSL_GUARDED_BY(watch_mu_);
+  absl::Status failure_ ABSL_GUARDED_BY(watch_mu_) = absl::OkStatus();
 
   mutable absl::Mutex mu_;
   std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);

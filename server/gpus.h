@@ -19,6 +19,6 @@ struct GpuSurvey {
 GpuSurvey SurveyGpus();
 
 // NOT_FOUND says what was found instead.
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int number);
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(uint32_t number);
 
 }  // namespace ballast

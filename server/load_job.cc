@@ -12,19 +12,32 @@ LoadJob::LoadJob(const RunSpec* spec, ParameterStore* store) : spec_(spec), stor
   for (const TensorSpec& t : spec->tensors) held_.emplace_back(ChunkCount(*spec, t));
 }
 
-void LoadJob::Load(LoadChunk chunk, absl::AnyInvocable<void(absl::Status)> done) {
+LoadJob::~LoadJob() { Abandon(absl::AbortedError("this LoadState is over")); }
+
+void LoadJob::Load(LoadChunk chunk, Done done) {
   const TensorSpec& t = spec_->tensors[chunk.tensor];
   const TensorRange range{chunk.tensor, ChunkBegin(*spec_, chunk.chunk), ChunkEnd(*spec_, t, chunk.chunk)};
   held_[chunk.tensor][chunk.chunk] = true;
-  const kernels::WireIndex format = chunk.format;
+  done_ = std::move(done);
   auto owned = std::make_unique<std::string>(std::move(chunk.data));
   const auto* in = reinterpret_cast<const std::byte*>(owned->data());
-  store_->Load(range, format, in, [&t, owned = std::move(owned), done = std::move(done)](const TaskResult& r) mutable {
-    done(r.finite
-             ? absl::OkStatus()
-             : absl::InvalidArgumentError(absl::StrCat(
-                   "tensor '", t.name, "' holds a NaN or an infinity; weights must be finite when they are loaded")));
-  });
+  store_->Load(range, chunk.format, in,
+               [self = weak_from_this(), owned = std::move(owned), tensor = chunk.tensor](const TaskResult& r) {
+                 if (const auto job = self.lock()) job->OnLoaded(tensor, r.finite);
+               });
+}
+
+void LoadJob::OnLoaded(uint32_t tensor, bool finite) {
+  if (!done_) return;
+  std::exchange(done_,
+                nullptr)(finite ? absl::OkStatus()
+                                : absl::InvalidArgumentError(absl::StrCat(
+                                      "tensor '", spec_->tensors[tensor].name,
+                                      "' holds a NaN or an infinity; weights must be finite when they are loaded")));
+}
+
+void LoadJob::Abandon(absl::Status why) {
+  if (done_) std::exchange(done_, nullptr)(std::move(why));
 }
 
 absl::Status LoadJob::Finish() const {

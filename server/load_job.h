@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,19 +31,27 @@ struct LoadChunk {
   std::string data;  // of the chunk's exact size: the edge saw to it
 };
 
-class LoadJob {
+class LoadJob : public std::enable_shared_from_this<LoadJob> {
  public:
+  using Done = absl::AnyInvocable<void(absl::Status)>;
   LoadJob(const RunSpec* spec, ParameterStore* store);
+  ~LoadJob();
 
-  // `done` on the strand: INVALID_ARGUMENT naming the tensor where it holds a NaN or an infinity.
-  void Load(LoadChunk chunk, absl::AnyInvocable<void(absl::Status)> done);
+  // `done` on the strand: INVALID_ARGUMENT naming the tensor where it holds a NaN or an infinity. One chunk at a time:
+  // not before the last one's `done`.
+  void Load(LoadChunk chunk, Done done);
+  // The chunk under way is answered with this, now.
+  void Abandon(absl::Status why);
   // OK, or the first tensor that is not complete.
   absl::Status Finish() const;
 
  private:
+  void OnLoaded(uint32_t tensor, bool finite);
+
   const RunSpec* const spec_;
   ParameterStore* const store_;
   std::vector<std::vector<bool>> held_;  // by tensor, chunk
+  Done done_;                            // of the chunk under way
 };
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-// ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 70 a GPU failed,
+// ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 70 no GPU is left,
 // 75 stopped by a second signal before it was drained, 78 bad configuration.
 #include <grpc/support/log.h>
 #include <malloc.h>
@@ -35,7 +35,7 @@ enum ExitCode {
   kDrained = 0,
   kCannotStart = 1,
   kBadFlag = 64,
-  kDeviceFailed = 70,
+  kDevicesFailed = 70,
   kSecondSignal = 75,
   kBadConfig = 78
 };
@@ -113,13 +113,6 @@ int CannotStart(const absl::Status& why) {
   return kCannotStart;
 }
 
-// A failed GPU answers nothing any more, and what it held is lost; a supervisor may start the daemon anew.
-void EndOnFailure(const absl::Status& why) {
-  Log(LogLevel::kError, "device", "a GPU failed: the daemon ends, and its runs must be created anew from the trainers",
-      {{"err", std::string(why.message())}});
-  _exit(kDeviceFailed);
-}
-
 // The daemon from start to exit. The ops port is up first and gone last, so that a start and a drain can be watched.
 class Daemon {
  public:
@@ -130,7 +123,10 @@ class Daemon {
     metrics_.SetState("starting");
     auto ops = OpsHttp::Start(config_.ops_http.listen, Content());
     if (!ops.ok()) return CannotStart(ops.status());
-    auto server = Server::Start(config_, &metrics_, (*ops)->address(), EndOnFailure);
+    auto server = Server::Start(config_, &metrics_, (*ops)->address(), [this](const absl::Status&) {
+      devices_failed_ = true;
+      if (!draining_) kill(getpid(), SIGTERM);
+    });
     if (!server.ok()) return CannotStart(server.status());
     server_ = server->get();
     absl::PrintF("%s\n", Banner(**server, (*ops)->address()));
@@ -139,6 +135,8 @@ class Daemon {
     const int signal = WaitForStop();
     SdNotify(notify_socket, "STOPPING=1");
     Drain(server->get(), signal);
+    // What the driver still holds may never be given back.
+    if (devices_failed_) _exit(kDevicesFailed);
     ops->reset();  // its threads ask the server
     return kDrained;
   }
@@ -163,9 +161,11 @@ class Daemon {
   }
 
   void Drain(Server* server, int signal) {
+    draining_ = true;
     StopAtOnceOnSignal();
+    const std::string cause = devices_failed_ ? "no device is left" : signal == SIGTERM ? "SIGTERM" : "SIGINT";
     Log(LogLevel::kInfo, "drain", "draining; a second signal stops at once",
-        {{"signal", std::string(signal == SIGTERM ? "SIGTERM" : "SIGINT")}, {"timeout_s", config_.drain_timeout_s}});
+        {{"cause", cause}, {"timeout_s", config_.drain_timeout_s}});
     const int left_open = server->Drain(config_.drain_timeout_s);
     Log(left_open == 0 ? LogLevel::kInfo : LogLevel::kWarn, "drained", "drained",
         {{"steps_left_open", static_cast<int64_t>(left_open)}});
@@ -175,6 +175,7 @@ class Daemon {
   const std::vector<std::string> warnings_;
   Metrics metrics_{ThisBuild()};
   std::atomic<const Server*> server_ = nullptr;
+  std::atomic<bool> devices_failed_ = false, draining_ = false;
 };
 
 int Serve(const CommandLine& line) {

@@ -132,7 +132,10 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "What runs may reserve of it together."},
     {"Memory", "ballast_gpu_memory_used_bytes", MetricType::kGauge,
      "device kind=weights|momentum|variance|gradients|staging", "GPU memory reserved by runs."},
-    {"Memory", "ballast_gpu_memory_limit_bytes", MetricType::kGauge, "device", "What runs may reserve of it together."},
+    {"Memory", "ballast_gpu_memory_limit_bytes", MetricType::kGauge, "device",
+     "What runs may reserve of it together; 0 once the GPU failed."},
+    {"Memory", "ballast_gpu_failures_total", MetricType::kCounter, "device",
+     "GPUs that failed for good; the runs on it are lost."},
 });
 
 #undef BALLAST_STEP_REASONS

@@ -202,6 +202,7 @@ void Metrics::Impl::SetMemory(std::string_view device, const MemoryBytes& reserv
         .Set(static_cast<double>(bytes));
   }
   families.of<prometheus::Gauge>(limit).Add({{"device", device_label}}).Set(static_cast<double>(limit_bytes));
+  if (gpu) families.of<prometheus::Counter>("ballast_gpu_failures_total").Add({{"device", device_label}});
 }
 
 std::string Metrics::Impl::Serialize() {
@@ -238,6 +239,12 @@ void Metrics::OnAdmissionRejected(std::string_view reason) { impl_->admission_re
 
 void Metrics::SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes) {
   impl_->SetMemory(device, reserved, limit_bytes);
+}
+
+void Metrics::OnDeviceFailed(std::string_view device) {
+  impl_->families.of<prometheus::Counter>("ballast_gpu_failures_total")
+      .Add({{"device", std::string(device)}})
+      .Increment();
 }
 
 void Metrics::SetState(std::string_view state) {

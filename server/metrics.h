@@ -94,6 +94,7 @@ class Metrics {
   void OnStreams(int delta);                          // open Train streams
   void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
   void SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes);
+  void OnDeviceFailed(std::string_view device);
   void SetState(std::string_view state);  // starting | serving | draining
 
   // Prometheus text exposition 0.0.4.

@@ -12,7 +12,7 @@ GpuSurvey SurveyGpus() {
   return {.names = {}, .why_none = driver ? "GPU support not in this build" : "no GPU found"};
 }
 
-absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(int) {
+absl::StatusOr<std::unique_ptr<Gpu>> OpenGpu(uint32_t) {
   return absl::NotFoundError(absl::StrCat("this build has no GPU support (", SurveyGpus().why_none, ")"));
 }
 

@@ -21,16 +21,20 @@ double ScaleOf(const TensorSpec& t, kernels::ScaledBy scaled_by) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ParameterStore>> ParameterStore::Create(Environment environment) {
-  std::unique_ptr<ParameterStore> store(new ParameterStore(environment));
-  RETURN_IF_ERROR(store->Allocate());
+  std::unique_ptr<ParameterStore> store(new ParameterStore(std::move(environment)));
+  for (size_t s = 0; s < store->shards_.size(); ++s) {
+    const Environment& e = store->environment_;
+    RETURN_IF_ERROR(store->Allocate(e.plan->shards[s], e.devices[s], &store->shards_[s]));
+  }
   return store;
 }
 
 ParameterStore::ParameterStore(Environment environment)
-    : environment_(environment),
-      placements_(environment.spec->tensors.size()),
-      updates_(environment.spec->tensors.size()),
-      step_of_(environment.spec->tensors.size()) {
+    : environment_(std::move(environment)),
+      spots_(environment_.spec->tensors.size()),
+      updates_(environment_.spec->tensors.size()),
+      step_of_(environment_.spec->tensors.size()),
+      shards_(environment_.plan->shards.size()) {
   hyper_.reserve(kernels::kMaxConstants);
   LayOut();
 }
@@ -38,49 +42,56 @@ ParameterStore::ParameterStore(Environment environment)
 ParameterStore::~ParameterStore() = default;
 
 void ParameterStore::LayOut() {
-  std::array<uint64_t, 3> end = {};
-  uint64_t scales = 0;
-  for (uint32_t i = 0; i < placements_.size(); ++i) {
+  struct End {
+    std::array<uint64_t, 3> of_kind = {};
+    uint64_t scales = 0;
+  };
+  std::vector<End> ends(shards_.size());
+  for (uint32_t i = 0; i < spots_.size(); ++i) {
+    End& end = ends[environment_.plan->placement.shard_of[i]];
     const auto planes = KernelOf(*environment_.spec, i).planes;
-    placements_[i].first_scale = scales;
-    scales += ScaleCount(environment_.spec->tensors[i]);
+    spots_[i].first_scale = end.scales;
+    end.scales += ScaleCount(environment_.spec->tensors[i]);
     for (size_t p = 0; p < planes.size(); ++p) {
-      uint64_t& offset = end[Index(planes[p].kind)];
-      placements_[i].offset[p] = offset;
+      uint64_t& offset = end.of_kind[Index(planes[p].kind)];
+      spots_[i].offset[p] = offset;
       offset += AlignedPlaneBytes(planes[p], environment_.spec->tensors[i].elements);
     }
   }
 }
 
-absl::Status ParameterStore::Allocate() {
-  const Plan plan = MakePlan(*environment_.spec);
+absl::Status ParameterStore::Allocate(const ShardPlan& plan, Device* device, Shard* shard) const {
   const uint64_t bytes[] = {plan.bytes.weights, plan.bytes.momentum, plan.bytes.variance};
-  for (size_t kind = 0; kind < buffers_.size(); ++kind) {
-    ASSIGN_OR_RETURN(buffers_[kind], environment_.device->Allocate(bytes[kind], Place::kDevice));
+  for (size_t kind = 0; kind < shard->buffers.size(); ++kind) {
+    ASSIGN_OR_RETURN(shard->buffers[kind], device->Allocate(bytes[kind], Place::kDevice));
   }
   const uint64_t tile_bytes = AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
-  ASSIGN_OR_RETURN(tiles_, environment_.device->Allocate(tile_bytes, Place::kDevice));
-  const uint64_t scale_bytes = AlignUp(plan.scales * sizeof(float));
-  ASSIGN_OR_RETURN(scales_, environment_.device->Allocate(scale_bytes, Place::kDevice));
-  ASSIGN_OR_RETURN(queue_,
-                   environment_.device->NewQueue({.tiles = plan.statistics_tiles,
-                                                  .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
-                                                  .scales = plan.send_slot_scales}));
+  ASSIGN_OR_RETURN(shard->tiles, device->Allocate(tile_bytes, Place::kDevice));
+  ASSIGN_OR_RETURN(shard->scales, device->Allocate(AlignUp(plan.scales * sizeof(float)), Place::kDevice));
+  ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
+                                                   .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
+                                                   .scales = environment_.plan->send_slot_scales}));
   return absl::OkStatus();
 }
 
 PlanBytes ParameterStore::bytes() const {
-  return {.weights = buffers_[0].bytes(),
-          .momentum = buffers_[1].bytes(),
-          .variance = buffers_[2].bytes(),
-          .gradients = 0,
-          .staging = tiles_.bytes() + scales_.bytes(),
-          .padding = 0};
+  PlanBytes sum;
+  for (const Shard& shard : shards_) {
+    sum += {.weights = shard.buffers[0].bytes(),
+            .momentum = shard.buffers[1].bytes(),
+            .variance = shard.buffers[2].bytes(),
+            .staging = shard.tiles.bytes() + shard.scales.bytes()};
+  }
+  return sum;
+}
+
+void ParameterStore::WaitIdle() {
+  for (const Shard& shard : shards_) shard.queue->WaitIdle();
 }
 
 std::byte* ParameterStore::PlaneAt(uint32_t tensor, size_t plane) const {
   const kernels::Plane& p = KernelOf(*environment_.spec, tensor).planes[plane];
-  return buffers_[Index(p.kind)].data() + placements_[tensor].offset[plane];
+  return ShardOf(tensor).buffers[Index(p.kind)].data() + spots_[tensor].offset[plane];
 }
 
 std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor) const {
@@ -103,7 +114,8 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   const GroupSpec& group = environment_.spec->groups[t.group];
   hyper_.assign(values.hyper.begin(), values.hyper.end());
   for (size_t h = 0; h < hyper_.size(); ++h) hyper_[h] *= ScaleOf(t, group.kernel->hypers[h].scaled_by);
-  UpdateTask task{.kernel = group.kernel, .tiles = reinterpret_cast<kernels::TileStatistics*>(tiles_.data())};
+  UpdateTask task{.kernel = group.kernel,
+                  .tiles = reinterpret_cast<kernels::TileStatistics*>(ShardOf(tensor).tiles.data())};
   for (size_t p = 0; p < group.kernel->planes.size(); ++p) task.update.planes[p] = PlaneAt(tensor, p);
   task.update.grad = values.gradient;
   task.update.grad_format = t.gradient_format;
@@ -114,22 +126,22 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   task.update.statistics = values.statistics;
   group.kernel->prepare(hyper_, ++updates_[tensor], task.update.constants);
   step_of_[tensor] = values.step;
-  placements_[tensor].scales_present = false;
-  queue_->Submit(task, OnStrand(std::move(done)));
+  spots_[tensor].scales_present = false;
+  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
 }
 
 float* ParameterStore::PresentScales(uint32_t tensor) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   if (t.row_length == 0) return nullptr;
-  Placement& placement = placements_[tensor];
-  float* const scales = reinterpret_cast<float*>(scales_.data()) + placement.first_scale;
-  if (!std::exchange(placement.scales_present, true)) {
-    queue_->Submit(ScaleTask{.master = environment_.spec->groups[t.group].master,
-                             .planes = MasterPlanes(tensor),
-                             .elements = t.elements,
-                             .row_length = t.row_length,
-                             .scales = scales},
-                   [](const TaskResult&) {});
+  Spot& spot = spots_[tensor];
+  float* const scales = reinterpret_cast<float*>(ShardOf(tensor).scales.data()) + spot.first_scale;
+  if (!std::exchange(spot.scales_present, true)) {
+    ShardOf(tensor).queue->Submit(ScaleTask{.master = environment_.spec->groups[t.group].master,
+                                            .planes = MasterPlanes(tensor),
+                                            .elements = t.elements,
+                                            .row_length = t.row_length,
+                                            .scales = scales},
+                                  [](const TaskResult&) {});
   }
   return scales;
 }
@@ -139,28 +151,30 @@ void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done) {
   out->data.resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
   const float* const scales = PresentScales(range.tensor);
-  queue_->Submit(ServeTask{.master = environment_.spec->groups[t.group].master,
-                           .planes = MasterPlanes(range.tensor),
-                           .format = t.serving_format,
-                           .first = range.first,
-                           .last = range.last,
-                           .out = reinterpret_cast<std::byte*>(out->data.data()),
-                           .scales = scales,
-                           .row_length = t.row_length,
-                           .scales_out = out->scales.data()},
-                 OnStrand(std::move(done)));
+  ShardOf(range.tensor)
+      .queue->Submit(ServeTask{.master = environment_.spec->groups[t.group].master,
+                               .planes = MasterPlanes(range.tensor),
+                               .format = t.serving_format,
+                               .first = range.first,
+                               .last = range.last,
+                               .out = reinterpret_cast<std::byte*>(out->data.data()),
+                               .scales = scales,
+                               .row_length = t.row_length,
+                               .scales_out = out->scales.data()},
+                     OnStrand(std::move(done)));
 }
 
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
-  placements_[range.tensor].scales_present = false;
-  queue_->Submit(LoadTask{.master = environment_.spec->groups[t.group].master,
-                          .planes = MasterPlanes(range.tensor),
-                          .format = format,
-                          .first = range.first,
-                          .last = range.last,
-                          .in = in},
-                 OnStrand(std::move(done)));
+  spots_[range.tensor].scales_present = false;
+  ShardOf(range.tensor)
+      .queue->Submit(LoadTask{.master = environment_.spec->groups[t.group].master,
+                              .planes = MasterPlanes(range.tensor),
+                              .format = format,
+                              .first = range.first,
+                              .last = range.last,
+                              .in = in},
+                     OnStrand(std::move(done)));
 }
 
 }  // namespace ballast

@@ -1,6 +1,6 @@
-// A run's weights and optimizer state: the planes of all its tensors, in three allocations by kind, and each tensor's
-// count of updates. The bytes are the device's; everything that reads or writes them is a task on the run's queue, so
-// what is submitted later sees what was submitted before.
+// A run's weights and optimizer state: on each of its devices the planes of that shard's tensors, in three allocations
+// by kind, and a queue; and each tensor's count of updates. The bytes are the devices'; everything that reads or writes
+// them is a task on the shard's queue, so what is submitted later for a tensor sees what was submitted for it before.
 //
 // Strand-confined. Completions run on the strand. Nothing here is allocated after Create except completions.
 #pragma once
@@ -40,7 +40,8 @@ class ParameterStore {
   };
   struct Environment {
     const RunSpec* spec;  // outlives the store, like the rest
-    Device* device;
+    const Plan* plan;
+    std::vector<Device*> devices;  // by shard
     Strand* strand;
   };
 
@@ -60,12 +61,27 @@ class ParameterStore {
   uint64_t updates(uint32_t tensor) const { return updates_[tensor]; }
   // Counted from the live allocations. Padding is not: it is a property of the layout.
   PlanBytes bytes() const;
-  void WaitIdle() { queue_->WaitIdle(); }
+  void WaitIdle();
 
  private:
+  // Of one device.
+  struct Shard {
+    std::array<DeviceBuffer, 3> buffers;  // by kernels::Kind
+    DeviceBuffer tiles;                   // statistics scratch of the update in hand
+    DeviceBuffer scales;                  // that tensors are served with
+    std::unique_ptr<DeviceQueue> queue;   // last: its destructor waits for tasks that use the above
+  };
+  struct Spot {
+    std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
+    uint64_t first_scale = 0;                               // in the shard's
+    bool scales_present = false;                            // of the weights as they are
+  };
+
   explicit ParameterStore(Environment environment);
-  absl::Status Allocate();
+  absl::Status Allocate(const ShardPlan& plan, Device* device, Shard* shard) const;
   void LayOut();
+  Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
+  const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   DeviceQueue::Completion OnStrand(Done done);
   // The planes a master reads: the kernel's planes that hold weights, in order.
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor) const;
@@ -74,19 +90,11 @@ class ParameterStore {
   float* PresentScales(uint32_t tensor);
 
   const Environment environment_;
-  std::array<DeviceBuffer, 3> buffers_;  // by kernels::Kind
-  DeviceBuffer tiles_;                   // statistics scratch of the update in hand
-  DeviceBuffer scales_;                  // that tensors are served with
-  struct Placement {
-    std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
-    uint64_t first_scale = 0;                               // in scales_
-    bool scales_present = false;                            // of the weights as they are
-  };
-  std::vector<Placement> placements_;
+  std::vector<Spot> spots_;  // by tensor, like the next two
   std::vector<uint64_t> updates_;
   std::vector<uint64_t> step_of_;
-  std::vector<double> hyper_;           // scratch of Update
-  std::unique_ptr<DeviceQueue> queue_;  // last: its destructor waits for tasks that use the above
+  std::vector<double> hyper_;  // scratch of Update
+  std::vector<Shard> shards_;
 };
 
 }  // namespace ballast

@@ -1,9 +1,13 @@
 #include "server/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ballast {
 namespace {
+
+constexpr uint64_t PlanBytes::*kFields[] = {&PlanBytes::weights,   &PlanBytes::momentum, &PlanBytes::variance,
+                                            &PlanBytes::gradients, &PlanBytes::staging,  &PlanBytes::padding};
 
 // Bytes the plane would take without padding and alignment.
 uint64_t NeededPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
@@ -16,7 +20,6 @@ void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   const uint64_t chunk_bytes = std::min(t.elements, spec.chunk_elements) * WireBytes(t.serving_format);
   plan->send_slot_bytes = std::max(plan->send_slot_bytes, AlignUp(chunk_bytes));
   if (t.row_length == 0) return;
-  plan->scales += ScaleCount(t);
   for (uint64_t k = 0; k < ChunkCount(spec, t); ++k) {
     const uint64_t scales = ScalesOf(t, ChunkBegin(spec, k), ChunkEnd(spec, t, k)).size();
     plan->pull_bytes += scales * sizeof(float);
@@ -29,32 +32,62 @@ uint64_t& OfKind(PlanBytes& bytes, kernels::Kind kind) {
   return *by_kind[static_cast<size_t>(kind)];
 }
 
+// A shard while its tensors are added.
+struct Shard {
+  ShardPlan plan;
+  uint64_t all_slabs = 0, largest_slab = 0, largest_tensor = 0;
+};
+
+void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
+  PlanBytes& bytes = shard->plan.bytes;
+  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
+    const uint64_t aligned = AlignedPlaneBytes(plane, t.elements);
+    OfKind(bytes, plane.kind) += aligned;
+    bytes.padding += aligned - NeededPlaneBytes(plane, t.elements);
+  }
+  shard->plan.scales += ScaleCount(t);
+  shard->all_slabs += SlabBytes(t);
+  shard->largest_slab = std::max(shard->largest_slab, SlabBytes(t));
+  shard->largest_tensor = std::max(shard->largest_tensor, t.elements);
+}
+
+ShardPlan Completed(const RunSpec& spec, Shard shard) {
+  ShardPlan& plan = shard.plan;
+  plan.bytes.gradients = std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
+  plan.statistics_tiles = (shard.largest_tensor + kernels::kTile - 1) / kernels::kTile;
+  plan.bytes.staging =
+      AlignUp(plan.scales * sizeof(float)) + AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
+  return plan;
+}
+
 }  // namespace
 
-Plan MakePlan(const RunSpec& spec) {
-  Plan plan{.tensors = spec.tensors.size()};
-  uint64_t all_slabs = 0, largest_slab = 0, largest_tensor = 0;
+PlanBytes& PlanBytes::operator+=(const PlanBytes& other) {
+  for (const auto field : kFields) this->*field += other.*field;
+  return *this;
+}
+
+PlanBytes& PlanBytes::operator-=(const PlanBytes& other) {
+  for (const auto field : kFields) this->*field -= other.*field;
+  return *this;
+}
+
+Plan MakePlan(const RunSpec& spec, Placement placement) {
+  Plan plan{.tensors = spec.tensors.size(), .placement = std::move(placement)};
+  std::vector<Shard> shards(plan.placement.devices.size());
   for (const GroupSpec& group : spec.groups) plan.groups.push_back({.kernel = group.kernel});
-  for (const TensorSpec& t : spec.tensors) {
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    const TensorSpec& t = spec.tensors[i];
+    AddTensor(spec, t, &shards[plan.placement.shard_of[i]]);
+    AddServing(spec, t, &plan);
     plan.groups[t.group].parameters += t.elements;
-    for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
-      const uint64_t aligned = AlignedPlaneBytes(plane, t.elements);
-      OfKind(plan.bytes, plane.kind) += aligned;
-      plan.bytes.padding += aligned - NeededPlaneBytes(plane, t.elements);
-    }
     plan.parameters += t.elements;
     plan.push_bytes += GradientBytes(t);
     plan.trainer_weight_bytes += t.elements * WireBytes(t.dtype);
-    AddServing(spec, t, &plan);
-    all_slabs += SlabBytes(t);
-    largest_slab = std::max(largest_slab, SlabBytes(t));
-    largest_tensor = std::max(largest_tensor, t.elements);
   }
-  plan.bytes.gradients = std::min(all_slabs, std::max(2 * largest_slab, AlignUp(spec.credit_bytes)));
-  plan.statistics_tiles = (largest_tensor + kernels::kTile - 1) / kernels::kTile;
-  plan.bytes.staging = kSlots * (plan.send_slot_bytes + plan.send_slot_scales * sizeof(float)) +
-                       AlignUp(plan.scales * sizeof(float)) +
-                       AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
+  for (Shard& shard : shards) plan.shards.push_back(Completed(spec, std::move(shard)));
+  plan.shards[0].bytes.staging += kSlots * (plan.send_slot_bytes + plan.send_slot_scales * sizeof(float));
+  for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;
 }
 

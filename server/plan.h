@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "server/placement.h"
 #include "server/run_spec.h"
 
 namespace ballast {
@@ -18,6 +19,8 @@ namespace ballast {
 struct PlanBytes {
   uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0;
   uint64_t total() const { return weights + momentum + variance + gradients + staging; }
+  PlanBytes& operator+=(const PlanBytes& other);
+  PlanBytes& operator-=(const PlanBytes& other);
   bool operator==(const PlanBytes&) const = default;
 };
 
@@ -26,18 +29,25 @@ struct GroupPlan {
   uint64_t parameters = 0;
 };
 
+// What one device holds of the run.
+struct ShardPlan {
+  PlanBytes bytes = {};
+  uint64_t scales = 0;            // of its tensors
+  uint64_t statistics_tiles = 0;  // of its largest tensor: its tasks are done one at a time
+};
+
 struct Plan {
   uint64_t parameters = 0;
   uint64_t tensors = 0;
-  PlanBytes bytes = {};
+  PlanBytes bytes = {};  // of all shards
+  Placement placement = {};
+  std::vector<ShardPlan> shards = {};  // by shard; the first also counts the run's send slots, which are host memory
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
   uint64_t send_slot_bytes = 0;   // of each of kSlots
   uint64_t send_slot_scales = 0;  // likewise
-  uint64_t scales = 0;            // of all tensors
-  uint64_t statistics_tiles = 0;  // of the largest tensor: a run's tasks are done one at a time
 };
 
 // Planes and slabs begin on multiples of this.
@@ -53,6 +63,8 @@ inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements
 }
 inline uint64_t SlabBytes(const TensorSpec& t) { return AlignUp(GradientBytes(t)); }
 
-Plan MakePlan(const RunSpec& spec);
+Plan MakePlan(const RunSpec& spec, Placement placement);
+// On one device.
+inline Plan MakePlan(const RunSpec& spec) { return MakePlan(spec, OnOneDevice(spec)); }
 
 }  // namespace ballast

@@ -18,6 +18,7 @@ namespace ballast {
 
 // What the calls work on; all of it outlives them.
 struct RpcEnvironment {
+  const Devices* devices = nullptr;
   Runs* runs = nullptr;
   Sessions* sessions = nullptr;
   Metrics* metrics = nullptr;

@@ -37,13 +37,20 @@ absl::Status Ended(const RunSpec& spec) {
   return absl::NotFoundError(absl::StrCat("run '", spec.run_id, "' was deleted"));
 }
 
+std::vector<std::string> LabelsOf(const std::vector<Device*>& devices) {
+  std::vector<std::string> labels;
+  for (const Device* device : devices) labels.push_back(device->label());
+  return labels;
+}
+
 }  // namespace
 
 Run::Run(Options options)
     : spec_(std::move(options.spec)),
       canonical_spec_(std::move(options.canonical_spec)),
       spec_sha256_(std::move(options.spec_sha256)),
-      plan_(MakePlan(spec_)),
+      plan_(std::move(options.plan)),
+      devices_(LabelsOf(options.devices)),
       layers_(Names(spec_), spec_.layer_groups),
       strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {
   metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
@@ -52,13 +59,13 @@ Run::Run(Options options)
 Run::~Run() { End(Ended(spec_)); }
 
 absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
-  Device* const device = options.device;
+  const std::vector<Device*> devices = options.devices;
   try {
     std::shared_ptr<Run> run(new Run(std::move(options)));
     absl::Status status;
     absl::Notification allocated;
     run->Post([&] {
-      status = run->Allocate(device);
+      status = run->Allocate(devices);
       allocated.Notify();
     });
     allocated.WaitForNotification();
@@ -69,13 +76,17 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
   }
 }
 
-absl::Status Run::Allocate(Device* device) try {
-  ASSIGN_OR_RETURN(store_, ParameterStore::Create({.spec = &spec_, .device = device, .strand = &strand_}));
-  ASSIGN_OR_RETURN(DeviceBuffer pool, device->Allocate(plan_.bytes.gradients, Place::kHost));
+absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
+  ASSIGN_OR_RETURN(store_,
+                   ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_}));
+  std::vector<DeviceBuffer> pools(devices.size());
+  for (size_t s = 0; s < devices.size(); ++s) {
+    ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].bytes.gradients, Place::kHost));
+  }
   runner_ = std::make_unique<StepRunner>(StepRunner::Environment{.spec = &spec_,
                                                                  .layers = &layers_,
                                                                  .store = store_.get(),
-                                                                 .pool = std::move(pool),
+                                                                 .pools = std::move(pools),
                                                                  .plan = &plan_,
                                                                  .metrics = metrics_.get(),
                                                                  .board = &board_});
@@ -103,7 +114,7 @@ void Run::Attach(AttachRequest request, AttachDone done) {
 }
 
 void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
-  if (ended_ || closed_) return done(Ended(spec_), 0);
+  if (ended_ || closed_) return done(Gone(), 0);
   const auto outcome = runner_->Attach(
       {.session = request.fresh, .resumes = request.resumes, .takeover = request.takeover}, request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
@@ -137,7 +148,7 @@ Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome) const {
 
 void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened) {
   Post([this, stream = std::move(stream), opened = std::move(opened)] {
-    if (ended_ || closed_) return stream->Finish(Ended(spec_));
+    if (ended_ || closed_) return stream->Finish(Gone());
     runner_->OpenStream(stream, opened);
   });
 }
@@ -167,7 +178,7 @@ void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
 }
 
 absl::Status Run::CheckLoad(SessionId session) const {
-  if (ended_ || closed_) return Ended(spec_);
+  if (ended_ || closed_) return Gone();
   const StepMachine& machine = runner_->machine();
   if (machine.session() != session) {
     return absl::AbortedError("this session is over: another process took the rank over");
@@ -191,7 +202,7 @@ void Run::BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done) 
     if (load_ != nullptr && load_call_.session == call.session) {
       return done(absl::FailedPreconditionError("another LoadState of this session is under way"));
     }
-    load_ = std::make_unique<LoadJob>(&spec_, store_.get());
+    load_ = std::make_shared<LoadJob>(&spec_, store_.get());
     load_call_ = call;
     SetWeightsLoaded(false);  // until all of it is in
     done(absl::OkStatus());
@@ -210,7 +221,7 @@ void Run::FinishLoad(LoadCall call, DigestJob::Done done) {
   Post([this, call, done = std::move(done)]() mutable {
     if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
     if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
-    const std::unique_ptr<LoadJob> load = std::move(load_);
+    const std::shared_ptr<LoadJob> load = std::move(load_);
     if (auto s = load->Finish(); !s.ok()) return done(s);
     SetWeightsLoaded(true);
     digests_->Start(std::move(done));
@@ -225,7 +236,7 @@ void Run::AbandonLoad(LoadCall call) {
 
 void Run::Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors) {
   Post([this, sink = std::move(sink), tensors = std::move(tensors)]() mutable {
-    if (ended_ || closed_) return sink->Finish(Ended(spec_));
+    if (ended_ || closed_) return sink->Finish(Gone());
     std::erase_if(pulls_, [](const auto& pull) { return pull->stopped(); });
     if (!weights_loaded_) {
       return sink->Finish(absl::FailedPreconditionError(
@@ -259,18 +270,19 @@ void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
 
 void Run::Drain(std::function<void()> done) {
   Post([this, done = std::move(done)] {
-    if (ended_) return done();
+    if (ended_ || !failure_.ok()) return done();
     runner_->Drain(done);
   });
 }
 
 void Run::AskStepOpen(std::function<void(bool)> done) {
-  Post([this, done = std::move(done)] { done(!ended_ && runner_->machine().step_open()); });
+  Post([this, done = std::move(done)] { done(!ended_ && failure_.ok() && runner_->machine().step_open()); });
 }
 
 void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, done = std::move(done)]() mutable {
-    if (ended_) return done(Ended(spec_));
+    if (ended_) return done(Gone());
+    if (!failure_.ok()) return done(absl::OkStatus());
     const StepMachine& machine = runner_->machine();
     const bool held = machine.connected() || MonotonicSeconds() < machine.disconnected_at_s() + spec_.lease_s;
     if (machine.session() && held) {
@@ -283,16 +295,36 @@ void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
   });
 }
 
+absl::Status Run::Gone() const { return failure_.ok() ? Ended(spec_) : failure_; }
+
+void Run::Dismiss(const absl::Status& why) {
+  runner_->End(why);
+  if (digests_ != nullptr) digests_->Abandon(why);
+  for (const auto& pull : pulls_) pull->Stop(why);
+  if (load_ != nullptr) load_->Abandon(why);
+  closed_ = true;
+}
+
+void Run::Fail(absl::Status why) {
+  Post([this, why = std::move(why)] {
+    if (ended_ || !failure_.ok()) return;
+    failure_ = why;
+    Dismiss(why);
+    metrics_->OnState("failed");
+    metrics_->OnRanks(0, 1);
+    board_.Write([&](RunStatus& s) {
+      s.state = RunStatus::State::kFailed;
+      s.failure = std::string(why.message());
+      s.peer.clear();
+    });
+  });
+}
+
 uint64_t Run::End(absl::Status status) {
   uint64_t freed = 0;
   absl::Notification told;
   Post([&] {
-    if (!ended_ && runner_ != nullptr) {
-      runner_->End(status);
-      if (digests_ != nullptr) digests_->Abandon(status);
-      for (const auto& pull : pulls_) pull->Stop(status);
-      closed_ = true;
-    }
+    if (!ended_ && runner_ != nullptr) Dismiss(status);
     told.Notify();
   });
   told.WaitForNotification();

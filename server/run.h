@@ -32,7 +32,8 @@ class Run {
     RunSpec spec;
     std::string canonical_spec;  // as the edge compares and shows it; opaque here
     std::string spec_sha256;
-    Device* device = nullptr;
+    Plan plan;
+    std::vector<Device*> devices;  // by shard of the plan
     Metrics* metrics = nullptr;
   };
   struct AttachRequest {
@@ -66,6 +67,7 @@ class Run {
 
   const RunSpec& spec() const { return spec_; }
   const Plan& plan() const { return plan_; }
+  const std::vector<std::string>& devices() const { return devices_; }  // labels, by shard
   const LayerGroups& layers() const { return layers_; }
   const std::string& canonical_spec() const { return canonical_spec_; }
   const std::string& spec_sha256() const { return spec_sha256_; }
@@ -96,12 +98,19 @@ class Run {
   void AskStepOpen(std::function<void(bool)> done);
   // The strand's answer that no trainer is attached and no step open; then no trainer may attach any more.
   void Close(absl::AnyInvocable<void(absl::Status)> done);
-  // Ends streams and readers with this status, waits for the device, frees all memory. Returns the bytes freed.
+  // A device of the run has failed: what is there is lost. Streams, readers and uploads end with this status, and who
+  // comes later is told the same; the memory stays until End.
+  void Fail(absl::Status why);
+  // Ends streams and readers with this status, waits for the devices, frees all memory. Returns the bytes freed.
   uint64_t End(absl::Status status);
 
  private:
   explicit Run(Options options);
-  absl::Status Allocate(Device* device);
+  absl::Status Allocate(const std::vector<Device*>& devices);
+  // Streams, readers and uploads end; nobody may attach any more.
+  void Dismiss(const absl::Status& why);
+  // Why nobody may attach.
+  absl::Status Gone() const;
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
   absl::Status CheckLoad(SessionId session) const;
   AttachReply ReplyTo(const StepRunner::AttachOutcome& outcome) const;
@@ -113,6 +122,7 @@ class Run {
   const std::string canonical_spec_;
   const std::string spec_sha256_;
   const Plan plan_;
+  const std::vector<std::string> devices_;
   const LayerGroups layers_;
   RunStatusBoard board_;
   std::unique_ptr<RunMetrics> metrics_;
@@ -120,11 +130,12 @@ class Run {
   // The strand's, from here on.
   bool ended_ = false;   // what follows is gone
   bool closed_ = false;  // no Attach any more
+  absl::Status failure_ = absl::OkStatus();
   bool weights_loaded_ = false;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<DigestJob> digests_;
-  std::unique_ptr<LoadJob> load_;
+  std::shared_ptr<LoadJob> load_;
   LoadCall load_call_;
   std::vector<std::shared_ptr<PullJob>> pulls_;
   Strand strand_;  // last: nothing above is gone while its thread runs

@@ -18,6 +18,7 @@ namespace ballast {
 struct RunStatus {
   enum class State { kWaiting, kTraining, kFailed };
   State state = State::kWaiting;
+  std::string failure;  // why, of kFailed
   bool weights_loaded = false;
   uint64_t step = 0;  // last closed
   std::optional<double> loss;

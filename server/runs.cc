@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -25,9 +26,18 @@ std::string DescribeBytes(const PlanBytes& b) {
 
 }  // namespace
 
-Runs::Runs(Options options) : options_(options), strand_({.name = "runs"}) { ShowMemory(); }
+Runs::Runs(Options options) : options_(std::move(options)), strand_({.name = "runs"}) {
+  ShowMemory();
+  for (size_t d = 0; d < options_.devices->size(); ++d) {
+    options_.devices->at(d)->Watch(
+        [this, d](const absl::Status& why) { strand_.Post([this, d, why] { OnDeviceFailed(d, why); }); });
+  }
+}
 
-Runs::~Runs() { End(absl::UnavailableError("the daemon is shutting down")); }
+Runs::~Runs() {
+  for (size_t d = 0; d < options_.devices->size(); ++d) options_.devices->at(d)->Watch(nullptr);
+  End(absl::UnavailableError("the daemon is shutting down"));
+}
 
 void Runs::Create(CreateRequest request, absl::AnyInvocable<void(absl::StatusOr<Created>)> done) {
   strand_.Post(
@@ -37,32 +47,43 @@ void Runs::Create(CreateRequest request, absl::AnyInvocable<void(absl::StatusOr<
 absl::StatusOr<Runs::Created> Runs::CreateNow(CreateRequest request) {
   const std::string run_id = request.spec.run_id;
   if (auto existing = Find(run_id); existing.ok()) {
-    if ((*existing)->spec_sha256() == request.spec_sha256) return Created{*existing, false};
-    return absl::FailedPreconditionError(absl::StrCat(
-        "run '", run_id,
-        "' exists with another spec: ", request.difference((*existing)->canonical_spec(), request.canonical_spec),
-        "; use another run_id, or delete the run"));
+    if ((*existing)->spec_sha256() != request.spec_sha256) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "run '", run_id,
+          "' exists with another spec: ", request.difference((*existing)->canonical_spec(), request.canonical_spec),
+          "; use another run_id, or delete the run"));
+    }
+    if ((*existing)->Status().state != RunStatus::State::kFailed) return Created{*existing, false};
+    Remove(*existing);  // nothing of it is left to go on from
   }
-  RETURN_IF_ERROR(Admit(request.spec));
+  ASSIGN_OR_RETURN(Placement placement, Admit(request.spec));
+  std::vector<Device*> devices;
+  for (const size_t d : placement.devices) devices.push_back(options_.devices->at(d));
+  Plan plan = MakePlan(request.spec, std::move(placement));
   auto run = Run::Create({.spec = std::move(request.spec),
                           .canonical_spec = std::move(request.canonical_spec),
                           .spec_sha256 = std::move(request.spec_sha256),
-                          .device = options_.device,
+                          .plan = std::move(plan),
+                          .devices = std::move(devices),
                           .metrics = options_.metrics});
   if (!run.ok()) {
     options_.metrics->OnAdmissionRejected("memory");
     return absl::Status(run.status().code(), absl::StrCat("run '", run_id, "': ", run.status().message()));
   }
+  options_.devices->Reserve((*run)->plan());
   {
     absl::MutexLock lock(&mu_);
     runs_[run_id] = *run;
   }
   ShowMemory();
-  Log(LogLevel::kInfo, "run_created", "run created", {{"run_id", run_id}, {"bytes", (*run)->plan().bytes.total()}});
+  Log(LogLevel::kInfo, "run_created", "run created",
+      {{"run_id", run_id},
+       {"bytes", (*run)->plan().bytes.total()},
+       {"devices", absl::StrJoin((*run)->devices(), ",")}});
   return Created{*std::move(run), true};
 }
 
-absl::Status Runs::Admit(const RunSpec& spec) const {
+absl::StatusOr<Placement> Runs::Admit(const RunSpec& spec) const {
   if (draining()) {
     options_.metrics->OnAdmissionRejected("draining");
     return absl::UnavailableError("the daemon is shutting down; no new run begins");
@@ -75,14 +96,21 @@ absl::Status Runs::Admit(const RunSpec& spec) const {
                                                      "; delete a run, or raise max_runs"));
   }
   RETURN_IF_ERROR(AdmitSeries(spec));
-  const PlanBytes need = MakePlan(spec).bytes;
-  const uint64_t reserved = reserved_bytes();
-  const uint64_t free = options_.memory_limit_bytes - std::min(options_.memory_limit_bytes, reserved);
-  if (need.total() <= free) return absl::OkStatus();
+  return AdmitMemory(spec);
+}
+
+absl::StatusOr<Placement> Runs::AdmitMemory(const RunSpec& spec) const {
+  if (auto placement = ChoosePlacement(spec, options_.devices->FreeBytes())) return *std::move(placement);
   options_.metrics->OnAdmissionRejected("memory");
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "run '", spec.run_id, "' needs ", DescribeBytes(need), ", ", free, " of ", options_.memory_limit_bytes,
-      " free; delete a run, choose a smaller state or master format, or raise memory_limit"));
+  const std::string room =
+      absl::StrJoin(options_.devices->Read(), "; ", [&](std::string* out, const Devices::State& state) {
+        if (options_.devices->size() > 1) absl::StrAppend(out, state.label, " has ");
+        absl::StrAppend(out, state.free_bytes(), " of ", state.limit_bytes, " free",
+                        state.failure.ok() ? "" : " (failed)");
+      });
+  return absl::ResourceExhaustedError(
+      absl::StrCat("run '", spec.run_id, "' needs ", DescribeBytes(MakePlan(spec).bytes), ", ", room,
+                   "; delete a run, choose a smaller state or master format, or raise memory_limit"));
 }
 
 absl::Status Runs::AdmitSeries(const RunSpec& spec) const {
@@ -125,6 +153,7 @@ uint64_t Runs::Remove(const std::shared_ptr<Run>& run) {
   }
   options_.sessions->Forget(run_id);
   const uint64_t freed = run->End(absl::NotFoundError(absl::StrCat("run '", run_id, "' was deleted")));
+  options_.devices->Release(run->plan());
   ShowMemory();
   Log(LogLevel::kInfo, "run_deleted", "run deleted", {{"run_id", run_id}, {"bytes", freed}});
   return freed;
@@ -147,10 +176,20 @@ std::vector<std::shared_ptr<Run>> Runs::All() const {
   return all;
 }
 
-uint64_t Runs::reserved_bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& run : All()) bytes += run->plan().bytes.total();
-  return bytes;
+void Runs::OnDeviceFailed(size_t device, const absl::Status& why) {
+  const bool any_left = options_.devices->Fail(device, why);
+  const std::string label = options_.devices->at(device)->label(), reason(why.message());
+  Log(LogLevel::kError, "device_failed", "a device failed: its runs are lost, and must be created anew",
+      {{"device", label}, {"err", reason}});
+  options_.metrics->OnDeviceFailed(label);
+  for (const auto& run : All()) {
+    const auto& devices = run->plan().placement.devices;
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) continue;
+    run->Fail(absl::DataLossError(
+        absl::StrCat("run '", run->spec().run_id, "' is lost: ", reason, "; create it anew and load the weights")));
+  }
+  ShowMemory();
+  if (!any_left && options_.on_last_failure) options_.on_last_failure(why);
 }
 
 bool Runs::draining() const {
@@ -159,16 +198,16 @@ bool Runs::draining() const {
 }
 
 void Runs::ShowMemory() const {
-  MemoryBytes sum;
-  for (const auto& run : All()) {
-    const PlanBytes& b = run->plan().bytes;
-    sum.weights += b.weights;
-    sum.momentum += b.momentum;
-    sum.variance += b.variance;
-    sum.gradients += b.gradients;
-    sum.staging += b.staging;
+  for (const Devices::State& state : options_.devices->Read()) {
+    const PlanBytes& b = state.reserved;
+    options_.metrics->SetMemory(state.label,
+                                {.weights = b.weights,
+                                 .momentum = b.momentum,
+                                 .variance = b.variance,
+                                 .gradients = b.gradients,
+                                 .staging = b.staging},
+                                state.failure.ok() ? state.limit_bytes : 0);
   }
-  options_.metrics->SetMemory(options_.device->label(), sum, options_.memory_limit_bytes);
 }
 
 int Runs::Drain(double timeout_s) {

@@ -1,5 +1,6 @@
-// The runs of a daemon: who may be created, who is there. Creations and deletions happen one after another on a strand
-// of their own, so admission is decided once, against what is really reserved.
+// The runs of a daemon: who may be created, on which of its devices, who is there. Creations and deletions happen one
+// after another on a strand of their own, so admission is decided once, against what is really reserved. When a device
+// fails, its runs fail, and those on others go on.
 //
 // Thread-safe. Callbacks come on that strand.
 #pragma once
@@ -17,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
+#include "server/devices.h"
 #include "server/run.h"
 #include "server/sessions.h"
 
@@ -25,11 +27,11 @@ namespace ballast {
 class Runs {
  public:
   struct Options {
-    Device* device = nullptr;
+    Devices* devices = nullptr;
     Metrics* metrics = nullptr;
     Sessions* sessions = nullptr;
-    uint64_t memory_limit_bytes = 0;
     uint32_t max_runs = 16;
+    std::function<void(const absl::Status&)> on_last_failure = nullptr;  // no device is left, for this last reason
   };
   struct Created {
     std::shared_ptr<Run> run;
@@ -54,8 +56,6 @@ class Runs {
 
   absl::StatusOr<std::shared_ptr<Run>> Find(absl::string_view run_id) const;
   std::vector<std::shared_ptr<Run>> All() const;  // by id
-  uint64_t reserved_bytes() const;
-  uint64_t memory_limit_bytes() const { return options_.memory_limit_bytes; }
   uint32_t max_runs() const { return options_.max_runs; }
   bool draining() const;
 
@@ -68,10 +68,13 @@ class Runs {
 
  private:
   absl::StatusOr<Created> CreateNow(CreateRequest request);
-  absl::Status Admit(const RunSpec& spec) const;
+  // Where it may be created.
+  absl::StatusOr<Placement> Admit(const RunSpec& spec) const;
+  absl::StatusOr<Placement> AdmitMemory(const RunSpec& spec) const;
   absl::Status AdmitSeries(const RunSpec& spec) const;
   uint64_t Remove(const std::shared_ptr<Run>& run);
   void ShowMemory() const;
+  void OnDeviceFailed(size_t device, const absl::Status& why);
 
   const Options options_;
   mutable absl::Mutex mu_;

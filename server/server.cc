@@ -8,16 +8,13 @@
 #include <atomic>
 #include <chrono>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 
 #include "server/admin_service.h"
-#include "server/cpu_device.h"
-#include "server/device_check.h"
-#include "server/gpu_device.h"
-#include "server/gpus.h"
+#include "server/devices.h"
 #include "server/log.h"
 #include "server/status_macros.h"
 #include "server/trainer_service.h"
@@ -43,50 +40,19 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
   const bool enabled_;
 };
 
-std::unique_ptr<Device> OnCpu(const Config& config, std::string remark) {
-  return std::make_unique<CpuDevice>(CpuDevice::Options{.threads = config.threads, .remark = std::move(remark)});
-}
-
-// A GPU that gives the CPU's bits. Its failures are its user's only from then on.
-absl::StatusOr<std::unique_ptr<Device>> CheckedGpu(int number, Server::OnDeviceFailure on_failure) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Gpu> gpu, OpenGpu(number));
-  const auto checked = std::make_shared<std::atomic<bool>>(false);
-  auto device = std::make_unique<GpuDevice>(std::move(gpu),
-                                            [checked, on_failure = std::move(on_failure)](const absl::Status& why) {
-                                              if (*checked) on_failure(why);
-                                            });
-  RETURN_IF_ERROR(CheckDevice(device.get()));
-  *checked = true;
-  return device;
-}
-
-// auto: the first GPU, or the CPU with the reason.
-absl::StatusOr<std::unique_ptr<Device>> MakeDevice(const Config& config, Server::OnDeviceFailure on_failure) {
-  if (config.device == "cpu") return OnCpu(config, "");
-  int number = 0;
-  absl::string_view name = config.device;
-  const bool named = absl::ConsumePrefix(&name, "cuda:") && absl::SimpleAtoi(name, &number);
-  absl::StatusOr<std::unique_ptr<Device>> gpu = CheckedGpu(number, std::move(on_failure));
-  if (gpu.ok()) return gpu;
-  if (!named) return OnCpu(config, std::string(gpu.status().message()));
-  return absl::FailedPreconditionError(
-      absl::StrCat("device is '", config.device, "', but ", gpu.status().message(), "; set device to cpu or auto"));
-}
-
 class GrpcServer final : public Server {
  public:
-  GrpcServer(const Config& config, Metrics* metrics, std::unique_ptr<Device> device, uint64_t memory_limit_bytes,
-             std::string ops_address)
+  GrpcServer(std::vector<std::unique_ptr<Device>> devices, const Config& config, Metrics* metrics,
+             std::string ops_address, OnLastFailure on_last_failure)
       : metrics_(metrics),
-        device_(std::move(device)),
-        runs_({.device = device_.get(),
+        devices_(std::move(devices), config.memory_limit),
+        runs_({.devices = &devices_,
                .metrics = metrics,
                .sessions = &sessions_,
-               .memory_limit_bytes = memory_limit_bytes,
-               .max_runs = config.max_runs}),
-        trainer_({&runs_, &sessions_, metrics}, config.limits),
-        admin_({.environment = {&runs_, &sessions_, metrics},
-                .device = device_.get(),
+               .max_runs = config.max_runs,
+               .on_last_failure = std::move(on_last_failure)}),
+        trainer_({&devices_, &runs_, &sessions_, metrics}, config.limits),
+        admin_({.environment = {&devices_, &runs_, &sessions_, metrics},
                 .limits = config.limits,
                 .ops_address = std::move(ops_address)}) {}
   ~GrpcServer() override { Stop(); }
@@ -94,17 +60,17 @@ class GrpcServer final : public Server {
   absl::Status Listen(const Config& config);
 
   std::string address() const override { return address_; }
-  std::string device() const override { return device_->description(); }
-  uint64_t memory_limit_bytes() const override { return runs_.memory_limit_bytes(); }
+  std::string device() const override { return devices_.description(); }
+  uint64_t memory_limit_bytes() const override { return devices_.limit_bytes(); }
   bool ready() const override { return !stopped_ && !runs_.draining(); }
-  bool live() const override { return runs_.busy_s() < kStuckS && device_->busy_s() < kStuckS; }
+  bool live() const override { return runs_.busy_s() < kStuckS && devices_.busy_s() < kStuckS; }
   int Drain(double timeout_s) override;
 
  private:
   void Stop();
 
   Metrics* const metrics_;
-  const std::unique_ptr<Device> device_;
+  Devices devices_;
   Sessions sessions_;
   Runs runs_;
   TrainerService trainer_;
@@ -171,22 +137,19 @@ void GrpcServer::Stop() {
   server_->Wait();
 }
 
-uint64_t MemoryLimit(const Config& config, const Device& device) {
-  return config.memory_limit != 0 ? config.memory_limit : device.memory_bytes() / 5 * 4;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, Metrics* metrics, std::string ops_address,
-                                                      OnDeviceFailure on_device_failure) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Device> device, MakeDevice(config, std::move(on_device_failure)));
-  return StartOn(std::move(device), config, metrics, std::move(ops_address));
+                                                      OnLastFailure on_last_failure) {
+  ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenDevices(config));
+  return StartOn(std::move(devices), config, metrics, std::move(ops_address), std::move(on_last_failure));
 }
 
-absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::unique_ptr<Device> device, const Config& config,
-                                                        Metrics* metrics, std::string ops_address) {
-  const uint64_t limit = MemoryLimit(config, *device);
-  auto server = std::make_unique<GrpcServer>(config, metrics, std::move(device), limit, std::move(ops_address));
+absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_ptr<Device>> devices,
+                                                        const Config& config, Metrics* metrics, std::string ops_address,
+                                                        OnLastFailure on_last_failure) {
+  auto server = std::make_unique<GrpcServer>(std::move(devices), config, metrics, std::move(ops_address),
+                                             std::move(on_last_failure));
   RETURN_IF_ERROR(server->Listen(config));
   return server;
 }

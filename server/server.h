@@ -1,10 +1,11 @@
-// The assembled daemon without its process: the gRPC port, the runs and the device. main.cc and tests start it.
+// The assembled daemon without its process: the gRPC port, the runs and the devices. main.cc and tests start it.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -16,17 +17,17 @@ namespace ballast {
 
 class Server {
  public:
-  using OnDeviceFailure = std::function<void(const absl::Status&)>;
-  // Binds config.listen (a port in use is an error naming it and the mend) and the device, and serves. `metrics`
+  // No device is left, for this last reason: no step ends any more, and nothing can be saved. Must not block.
+  using OnLastFailure = std::function<void(const absl::Status&)>;
+  // Opens the devices, binds config.listen (a port in use is an error naming it and the mend), and serves. `metrics`
   // outlives the server. `ops_address`: where the ops HTTP server listens, for GetServer; may be empty.
-  // `on_device_failure` is called by a thread of the device when it has failed for good: no step ends any more, and
-  // nothing on it can be saved.
-  static absl::StatusOr<std::unique_ptr<Server>> Start(
-      const Config& config, Metrics* metrics, std::string ops_address,
-      OnDeviceFailure on_device_failure = [](const absl::Status&) {});
-  // The same on a device of the caller's.
-  static absl::StatusOr<std::unique_ptr<Server>> StartOn(std::unique_ptr<Device> device, const Config& config,
-                                                         Metrics* metrics, std::string ops_address);
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config, Metrics* metrics, std::string ops_address,
+                                                       OnLastFailure on_last_failure = nullptr);
+  // The same on devices of the caller's.
+  static absl::StatusOr<std::unique_ptr<Server>> StartOn(std::vector<std::unique_ptr<Device>> devices,
+                                                         const Config& config, Metrics* metrics,
+                                                         std::string ops_address,
+                                                         OnLastFailure on_last_failure = nullptr);
   virtual ~Server() = default;
 
   virtual std::string address() const = 0;  // host:port, the real port

@@ -51,7 +51,6 @@ StepReport::Layer Latest(const StepReport::Layer& before, StepReport::Layer now)
 StepRunner::StepRunner(Environment environment)
     : environment_(std::move(environment)),
       machine_(MachineOptions(*environment_.spec)),
-      pool_(environment_.pool.bytes(), environment_.spec->tensors.size()),
       sender_({.spec = environment_.spec,
                .store = environment_.store,
                .on_sent =
@@ -62,7 +61,18 @@ StepRunner::StepRunner(Environment environment)
               *environment_.plan),
       statistics_(environment_.spec, environment_.layers),
       tensors_(environment_.spec->tensors.size()),
-      hyper_(SpecHyper(*environment_.spec)) {}
+      hyper_(SpecHyper(*environment_.spec)) {
+  for (DeviceBuffer& memory : environment_.pools) {
+    const uint64_t bytes = memory.bytes();
+    pools_.push_back({.memory = std::move(memory), .slabs = ReducePool(bytes, tensors_.size())});
+  }
+}
+
+uint64_t StepRunner::pool_bytes() const {
+  uint64_t bytes = 0;
+  for (const Pool& pool : pools_) bytes += pool.memory.bytes();
+  return bytes;
+}
 
 StepRunner::AttachOutcome StepRunner::Attach(const event::Attach& attach, const std::string& peer) {
   const std::string holder = peer_;
@@ -151,12 +161,13 @@ bool StepRunner::Take(message::StepBegin& m) {
 bool StepRunner::Take(message::Gradient& m) {
   Tensor& t = tensors_[m.tensor];
   const uint64_t slab_bytes = SlabBytes(environment_.spec->tensors[m.tensor]);
-  if (machine_.step_open() && !t.begun && !t.slab && !pool_.Fits(slab_bytes)) {
+  const ReducePool& pool = PoolOf(m.tensor).slabs;
+  if (machine_.step_open() && !t.begun && !t.slab && !pool.Fits(slab_bytes)) {
     if (updating_ > 0) return false;
     EndStream(absl::ResourceExhaustedError(
         absl::StrCat("tensor '", environment_.spec->tensors[m.tensor].name, "': its gradient takes ", slab_bytes,
-                     " bytes, and of the ", pool_.bytes(), " bytes of the reduce pool ", pool_.used(),
-                     " are held by half-sent tensors (", DescribeHalfSent(),
+                     " bytes, and of the ", pool.bytes(), " bytes of the reduce pool ", pool.used(),
+                     " are held by half-sent tensors (", DescribeHalfSent(ShardOf(m.tensor)),
                      "); finish a tensor before beginning others, or raise limits.credit_bytes")));
     return true;
   }
@@ -184,11 +195,11 @@ bool StepRunner::Take(message::Bad& m) {
   return true;
 }
 
-std::string StepRunner::DescribeHalfSent() const {
+std::string StepRunner::DescribeHalfSent(uint32_t shard) const {
   std::string names;
   int shown = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (!tensors_[i].slab) continue;
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (!tensors_[i].slab || ShardOf(i) != shard) continue;
     if (++shown > 8) return names + ", ...";
     absl::StrAppend(&names, names.empty() ? "'" : ", '", environment_.spec->tensors[i].name, "'");
   }
@@ -236,9 +247,9 @@ void StepRunner::Do(const effect::Store& e) {
   const RunSpec& spec = *environment_.spec;
   Tensor& t = tensors_[e.tensor];
   const TensorSpec& tensor = spec.tensors[e.tensor];
-  if (!t.slab) t.slab = pool_.Allocate(SlabBytes(tensor));  // Take saw that it fits
+  if (!t.slab) t.slab = PoolOf(e.tensor).slabs.Allocate(SlabBytes(tensor));  // Take saw that it fits
   const uint64_t offset = ChunkBegin(spec, e.chunk) * WireBytes(tensor.gradient_format);
-  std::memcpy(environment_.pool.data() + t.slab->offset + offset, gradient_->data.data(), gradient_->data.size());
+  std::memcpy(PoolOf(e.tensor).memory.data() + t.slab->offset + offset, gradient_->data.data(), gradient_->data.size());
   const uint64_t bytes = gradient_->data.size();
   clock_.last_byte_s = MonotonicSeconds();
   if (clock_.first_byte_s == 0) clock_.first_byte_s = clock_.last_byte_s;
@@ -264,14 +275,14 @@ void StepRunner::Do(const effect::Update& e) {
        .statistics = e.step == 1 || e.step % spec.stats_every == 0 ? kernels::StatisticsLevel::kFull
                                                                    : kernels::StatisticsLevel::kCore,
        .hyper = hyper_[spec.tensors[e.tensor].group],
-       .gradient = environment_.pool.data() + slab.offset},
+       .gradient = PoolOf(e.tensor).memory.data() + slab.offset},
       [this, step = e.step, tensor = e.tensor, slab](const TaskResult& result) {
         OnUpdated(step, tensor, slab, result);
       });
 }
 
 void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result) {
-  pool_.Free(slab);
+  PoolOf(tensor).slabs.Free(slab);
   --updating_;
   if (machine_.step_open() && machine_.step() == step) {
     statistics_.Add(tensor, result.statistics);
@@ -301,9 +312,9 @@ void StepRunner::Do(const effect::RepeatResult&) {
 void StepRunner::Do(const effect::Discard&) { DropStep(); }
 
 void StepRunner::DropStep() {
-  for (Tensor& t : tensors_) {
-    if (t.slab) pool_.Free(*t.slab);
-    t = {};
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].slab) PoolOf(i).slabs.Free(*tensors_[i].slab);
+    tensors_[i] = {};
   }
 }
 

@@ -1,9 +1,9 @@
 // Carries out what the step machine decides, for one run: stores gradients in the reduce pool, sends updates to the
 // device, publishes weights, reports closed steps. Messages of the rank's stream come in; effects go out to the stream.
 //
-// A gradient whose tensor finds no room in the pool is parked, with all that follows it, until an update frees a slab.
-// When no update is under way that would, the stream ends with RESOURCE_EXHAUSTED naming the half-sent tensors: parking
-// never becomes a hang. What is parked is bounded by the stream, which stops reading.
+// A gradient whose tensor finds no room in its shard's pool is parked, with all that follows it, until an update frees
+// a slab. When no update is under way that would, the stream ends with RESOURCE_EXHAUSTED naming the half-sent tensors:
+// parking never becomes a hang. What is parked is bounded by the stream, which stops reading.
 //
 // Strand-confined.
 #pragma once
@@ -31,7 +31,7 @@ class StepRunner {
     const RunSpec* spec;
     const LayerGroups* layers;
     ParameterStore* store;
-    DeviceBuffer pool;
+    std::vector<DeviceBuffer> pools;  // by shard
     const Plan* plan;
     RunMetrics* metrics;
     RunStatusBoard* board;
@@ -61,13 +61,17 @@ class StepRunner {
 
   const StepMachine& machine() const { return machine_; }
   const std::optional<ClosedStep>& last_result() const { return last_result_; }
-  uint64_t pool_bytes() const { return environment_.pool.bytes(); }
+  uint64_t pool_bytes() const;
   uint64_t slot_bytes() const { return sender_.slot_bytes(); }
 
  private:
   struct Tensor {
     std::optional<Slab> slab;  // while chunks come in
     bool begun = false;        // its update of the open step was submitted
+  };
+  struct Pool {
+    DeviceBuffer memory;
+    ReducePool slabs;
   };
   struct StepClock {
     double begin_s = 0, first_byte_s = 0, last_byte_s = 0, last_update_s = 0, update_s = 0;
@@ -103,11 +107,13 @@ class StepRunner {
   void Settle();
   void FinishWhenDone();
   void ShowRank();
-  std::string DescribeHalfSent() const;
+  std::string DescribeHalfSent(uint32_t shard) const;
+  uint32_t ShardOf(uint32_t tensor) const { return environment_.plan->placement.shard_of[tensor]; }
+  Pool& PoolOf(uint32_t tensor) { return pools_[ShardOf(tensor)]; }
 
   Environment environment_;
   StepMachine machine_;
-  ReducePool pool_;
+  std::vector<Pool> pools_;  // by shard
   Sender sender_;
   StepStatistics statistics_;
   std::vector<Tensor> tensors_;

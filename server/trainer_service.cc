@@ -66,9 +66,8 @@ grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext*
   environment_.runs->Create(*std::move(made), [this, reactor, response, record](auto created) mutable {
     if (created.ok()) {
       const Run& run = *created->run;
-      const uint64_t limit = environment_.runs->memory_limit_bytes(), reserved = environment_.runs->reserved_bytes();
       response->set_created(created->created);
-      *response->mutable_plan() = FromPlan(run.plan(), limit - std::min(limit, reserved));
+      *response->mutable_plan() = FromPlan(run.plan(), run.devices(), environment_.devices->free_bytes());
       response->set_spec_sha256(run.spec_sha256());
     }
     record.Done(created.status().code());

@@ -73,7 +73,8 @@ TEST_F(BallastctlTest, RunShowsProgressMemoryLayersAndRanks) {
   const Answer answer = Ballastctl("run least-squares");
   EXPECT_EQ(answer.code, 0);
   EXPECT_THAT(answer.text, AllOf(HasSubstr("3 closed: 3 applied, 0 partial, 0 aborted"), HasSubstr("12,416 parameters"),
-                                 HasSubstr("momentum"), HasSubstr("GRADIENT NORM"), HasSubstr("connected")));
+                                 HasSubstr("momentum"), HasSubstr("GRADIENT NORM"), HasSubstr("device         cpu"),
+                                 HasSubstr("connected")));
 }
 
 TEST_F(BallastctlTest, AnUnknownRunIsRefusedByName) {
@@ -86,7 +87,7 @@ TEST_F(BallastctlTest, PlanSaysWhatIsReservedAndWhetherItFits) {
   const Answer fits = Ballastctl("plan --parameters 1e6 --tensors 10 --dtype fp32");
   EXPECT_EQ(fits.code, 0) << fits.text;
   EXPECT_THAT(fits.text, AllOf(HasSubstr("1,000,000 parameters in 10 tensors of fp32"), HasSubstr("4,000,000"),
-                               HasSubstr("fits: ")));
+                               HasSubstr("fits: "), HasSubstr("would be on cpu")));
   const Answer too_large = Ballastctl("plan --parameters 8e9");
   EXPECT_EQ(too_large.code, 1);
   EXPECT_THAT(too_large.text, HasSubstr("does not fit: "));

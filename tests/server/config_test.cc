@@ -150,6 +150,9 @@ TEST_F(ConfigTest, ImpossibleValuesAreRefused) {
                           "--device=cuda:",
                           "--device=cuda:x",
                           "--device=cuda:-1",
+                          "--device=cuda:0,",
+                          "--device=cuda:0,0",
+                          "--device=cuda:0,all",
                           "--max_runs=0",
                           "--log.level=loud",
                           "--log.format=xml",
@@ -167,8 +170,9 @@ TEST_F(ConfigTest, ImpossibleValuesAreRefused) {
                           "--drain_timeout=2h"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseCommandLine({bad}, {}).status())) << bad;
   }
-  for (const char* good : {"--listen=[::1]:7700", "--listen=localhost:0", "--ops_http.listen=off", "--device=cuda:12",
-                           "--limits.chunk_bytes=16KiB", "--drain_timeout=0"}) {
+  for (const char* good :
+       {"--listen=[::1]:7700", "--listen=localhost:0", "--ops_http.listen=off", "--device=cuda:12", "--device=cuda:0,3",
+        "--device=cuda:all", "--limits.chunk_bytes=16KiB", "--drain_timeout=0"}) {
     EXPECT_TRUE(ParseCommandLine({good}, {}).ok()) << good;
   }
 }

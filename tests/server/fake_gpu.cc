@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
+
 #include "tests/kernels/lockstep_kernels.h"
 
 namespace ballast {
@@ -11,7 +13,7 @@ namespace ballast {
 using kernels::DeviceCopy;
 using kernels::DeviceUpdate;
 
-FakeGpu::FakeGpu(FakeGpuState* state) : state_(state) {
+FakeGpu::FakeGpu(FakeGpuState* state, int number) : state_(state), label_(absl::StrCat("cuda:", number)) {
   for (size_t s = 0; s < kStreams; ++s) streams_.emplace_back([this, s] { RunStream(s); });
 }
 

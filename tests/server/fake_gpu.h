@@ -33,10 +33,10 @@ struct FakeGpuState {
 
 class FakeGpu final : public Gpu {
  public:
-  explicit FakeGpu(FakeGpuState* state);
+  explicit FakeGpu(FakeGpuState* state, int number = 0);
   ~FakeGpu() override;
-  std::string label() const override { return "cuda:0"; }
-  std::string name() const override { return "cuda:0, a fake"; }
+  std::string label() const override { return label_; }
+  std::string name() const override { return label_ + ", a fake"; }
   uint64_t memory_bytes() const override { return 1 << 30; }
   absl::StatusOr<std::byte*> Allocate(uint64_t bytes, Memory memory) override;
   void Free(std::byte* data, Memory memory) override;
@@ -60,6 +60,7 @@ class FakeGpu final : public Gpu {
   void BlockUntil(Event event, uint64_t recorded);
 
   FakeGpuState* const state_;
+  const std::string label_;
   absl::Mutex mu_;
   std::array<std::deque<Work>, kStreams> work_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -180,7 +180,8 @@ Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
 TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
   CpuDevice cpu({.threads = 2});
   FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state), NoFailure);
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
+  gpu.Watch(NoFailure);
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
     SCOPED_TRACE(std::string(kernel.rule) + " " + kernel.master + " " + kernel.state);
     const Outcome wanted = TrainOn(&cpu, kernel), got = TrainOn(&gpu, kernel);
@@ -196,7 +197,7 @@ TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
 
 TEST(GpuDeviceTest, TheCheckTellsOtherBitsAndSilence) {
   FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state), [](const absl::Status&) {});
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
   EXPECT_EQ(CheckDevice(&gpu), absl::OkStatus());
   state.wrong_bits = true;
   const absl::Status wrong = CheckDevice(&gpu);
@@ -212,7 +213,8 @@ TEST(GpuDeviceTest, TheCheckTellsOtherBitsAndSilence) {
 
 TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) {
   FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state), NoFailure);
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
+  gpu.Watch(NoFailure);
   Model model(&gpu, *kernels::FindKernel("adamw", "split24", "companded8"), std::vector<uint64_t>(200, 100));
   model.Load();
   model.WaitIdle();
@@ -233,7 +235,8 @@ TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) {
 
 TEST(GpuDeviceTest, AQueueKeepsItsOrder) {
   FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state), NoFailure);
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
+  gpu.Watch(NoFailure);
   Model model(&gpu, *kernels::FindKernel("lion", "split24", "companded8"), {100, 200, 300});
   std::vector<int> order;
   for (int i = 0; i < 300; ++i) {
@@ -247,7 +250,8 @@ TEST(GpuDeviceTest, AQueueKeepsItsOrder) {
 
 TEST(GpuDeviceTest, LoadRefusesNan) {
   FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state), NoFailure);
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
+  gpu.Watch(NoFailure);
   const kernels::Master& master = *kernels::FindMaster("fp32");
   const DeviceBuffer plane = gpu.Allocate(4 * 256, Place::kDevice).value();
   const auto queue = gpu.NewQueue({.payload_bytes = 4 * 256}).value();
@@ -274,7 +278,8 @@ TEST(GpuDeviceTest, LoadRefusesNan) {
 TEST(GpuDeviceTest, MemoryThatIsRefusedLeavesNothingBehind) {
   FakeGpuState state;
   {
-    GpuDevice gpu(std::make_unique<FakeGpu>(&state), NoFailure);
+    GpuDevice gpu(std::make_unique<FakeGpu>(&state));
+    gpu.Watch(NoFailure);
     for (int left = 0; left < 2; ++left) {
       state.allocations_left = left;
       const auto buffer = gpu.Allocate(1000, Place::kHost);
@@ -296,10 +301,12 @@ TEST(GpuDeviceTest, AFailedGpuIsReportedOnceAndNothingHangs) {
   FakeGpuState state;
   int reports = 0;
   absl::Status reported;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state), [&](const absl::Status& why) {
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
+  const auto watch = [&](const absl::Status& why) {
     ++reports;
     reported = why;
-  });
+  };
+  gpu.Watch(watch);
   Model model(&gpu, *kernels::FindKernel("adamw", "split24", "companded8"), {5000, 5000});
   model.Load();
   model.WaitIdle();
@@ -314,6 +321,8 @@ TEST(GpuDeviceTest, AFailedGpuIsReportedOnceAndNothingHangs) {
   EXPECT_EQ(reports, 1);
   EXPECT_THAT(std::string(reported.message()), HasSubstr("illegal address"));
   EXPECT_TRUE(model.statistics().empty());
+  gpu.Watch(watch);  // late, and told at once
+  EXPECT_EQ(reports, 2);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   wire.mutable_groups(0)->set_serving("int8-row");
   RunSpec spec = Made(wire);
   const Plan plan = MakePlan(spec);
-  EXPECT_EQ(plan.scales, 1001u);
+  EXPECT_EQ(plan.shards[0].scales, 1001u);
   EXPECT_EQ(plan.trainer_weight_bytes, 4u * 300064);
   // Chunks of 262144 elements: rows 0..873, of which the last is cut, and 873..999.
   EXPECT_EQ(plan.send_slot_scales, 874u);
@@ -73,10 +73,11 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     wire.mutable_groups(0)->set_state(kernel.state);
     wire.mutable_groups(0)->set_serving("int8-row");
     const RunSpec spec = Made(wire);
+    const Plan whole = MakePlan(spec);
     Strand strand({.name = "t"});
-    const auto store = ParameterStore::Create({.spec = &spec, .device = &device, .strand = &strand});
+    const auto store = ParameterStore::Create({.spec = &spec, .plan = &whole, .devices = {&device}, .strand = &strand});
     ASSERT_TRUE(store.ok()) << store.status();
-    const PlanBytes plan = MakePlan(spec).bytes, live = (*store)->bytes();
+    const PlanBytes plan = whole.bytes, live = (*store)->bytes();
     EXPECT_EQ(live.weights, plan.weights);
     EXPECT_EQ(live.momentum, plan.momentum);
     EXPECT_EQ(live.variance, plan.variance);

@@ -193,9 +193,10 @@ Config RpcTest::DefaultConfig() {
   return config;
 }
 
-void RpcTest::StartServer(const Config& config) {
+void RpcTest::StartServer(const Config& config) { Connect(config, StartOnTestDevice(config, &metrics_)); }
+
+void RpcTest::Connect(const Config& config, absl::StatusOr<std::unique_ptr<Server>> server) {
   config_ = config;
-  auto server = StartOnTestDevice(config, &metrics_);
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());

@@ -87,6 +87,7 @@ class RpcTest : public ::testing::Test {
   // Small chunks, so that tensors have several.
   static Config DefaultConfig();
   void StartServer(const Config& config = DefaultConfig());
+  void Connect(const Config& config, absl::StatusOr<std::unique_ptr<Server>> server);
 
   absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec);
   grpc::Status Attach(v1::AttachRequest request, v1::AttachResponse* response, grpc::ClientContext* context = nullptr);

@@ -7,9 +7,10 @@ namespace ballast::testing {
 
 absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics) {
   static FakeGpuState state;  // of all servers: they outlive no test
-  auto device = std::make_unique<GpuDevice>(std::make_unique<FakeGpu>(&state),
-                                            [](const absl::Status& why) { ADD_FAILURE() << why; });
-  return Server::StartOn(std::move(device), config, metrics, "");
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(std::make_unique<GpuDevice>(std::make_unique<FakeGpu>(&state)));
+  return Server::StartOn(std::move(devices), config, metrics, "",
+                         [](const absl::Status& why) { ADD_FAILURE() << why; });
 }
 
 }  // namespace ballast::testing

@@ -65,6 +65,15 @@ Finding CheckMemory(const v1::GetServerResponse& server) {
   return {Level::kWarn, "memory", detail, "delete runs that are over (`ballastctl runs`), or raise memory_limit"};
 }
 
+Finding CheckDevices(const v1::GetServerResponse& server) {
+  for (const v1::DeviceStatus& device : server.devices()) {
+    if (device.failure().empty()) continue;
+    return {Level::kFail, "device", absl::StrCat(device.device(), " failed: ", device.failure()),
+            "see nvidia-smi and the kernel's log; a restart of the daemon takes it again, and ends the other runs"};
+  }
+  return {Level::kOk, "device", server.device(), ""};
+}
+
 Finding CheckRuns(const v1::GetServerResponse& server, int runs) {
   const std::string detail = absl::StrCat(runs, " of at most ", server.max_runs());
   if (static_cast<uint32_t>(runs) < server.max_runs()) return {Level::kOk, "runs", detail, ""};
@@ -133,6 +142,7 @@ std::vector<Finding> Examine(const Invocation& invocation) {
           CheckState(*server),
           CheckProtocol(*server),
           CheckVersion(*server),
+          CheckDevices(*server),
           CheckMemory(*server),
           CheckRuns(*server, runs->runs_size()),
           CheckFailedRuns(*runs),

@@ -1,4 +1,5 @@
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/plan_spec.h"
@@ -39,13 +40,15 @@ void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) 
 }
 
 // Whether the daemon could reserve it now.
+bool Fits(const v1::RunPlan& plan) { return !plan.devices().empty(); }
+
 int PrintVerdict(const Invocation& invocation, const std::string& server, const v1::RunPlan& plan) {
   const uint64_t wanted = TotalBytes(plan.server());
-  const bool fits = wanted <= plan.memory_free_bytes();
   invocation.out << "\n"
-                 << (fits ? "fits: " : "does not fit: ") << Bytes(wanted) << " wanted, "
-                 << Bytes(plan.memory_free_bytes()) << " free on " << server << "\n";
-  return fits ? kOk : kRefused;
+                 << (Fits(plan) ? "fits: " : "does not fit: ") << Bytes(wanted) << " wanted, "
+                 << Bytes(plan.memory_free_bytes()) << " free on " << server
+                 << (Fits(plan) ? absl::StrCat(", would be on ", absl::StrJoin(plan.devices(), ", ")) : "") << "\n";
+  return Fits(plan) ? kOk : kRefused;
 }
 
 int Run(const Invocation& invocation) {
@@ -59,9 +62,8 @@ int Run(const Invocation& invocation) {
   const auto plan = (*client)->Plan(*spec);
   if (!plan.ok()) return Fail(invocation, plan.status());
   if (invocation.json) {
-    const bool fits = TotalBytes(plan->server()) <= plan->memory_free_bytes();
     const int printed = PrintJson(invocation, *plan);
-    return printed == kOk && !fits ? kRefused : printed;
+    return printed == kOk && !Fits(*plan) ? kRefused : printed;
   }
   Print(*spec, *plan, invocation.out);
   return PrintVerdict(invocation, (*client)->server(), *plan);

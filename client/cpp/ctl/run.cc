@@ -13,6 +13,8 @@ constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
 void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
   Table table({kLeft, kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateName(run.state()))});
+  if (!run.failure().empty()) table.Row({"lost", run.failure()});
+  table.Row({"device", absl::StrJoin(run.plan().devices(), ", ")});
   table.Row({"optimizer", run.optimizer()});
   const std::string took = run.step() > 0 ? absl::StrCat(", the last one took ", Duration(run.step_seconds())) : "";
   table.Row({"steps", absl::StrCat(run.step(), " closed: ", run.steps_applied(), " applied, ", run.steps_partial(),

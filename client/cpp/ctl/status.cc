@@ -7,6 +7,17 @@
 namespace ballast::ctl {
 namespace {
 
+// Where there are several.
+void AddDevices(const v1::GetServerResponse& server, Table* table) {
+  if (server.devices_size() < 2) return;
+  for (const v1::DeviceStatus& device : server.devices()) {
+    const std::string failure = device.failure().empty() ? "" : absl::StrCat(", failed: ", device.failure());
+    table->Row(
+        {absl::StrCat("  ", device.device()), absl::StrCat(Bytes(device.memory_reserved_bytes()), " reserved of ",
+                                                           Bytes(device.memory_limit_bytes()), failure)});
+  }
+}
+
 int Run(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
@@ -24,6 +35,7 @@ int Run(const Invocation& invocation) {
   table.Row({"device", server->device()});
   table.Row({"memory", absl::StrCat(Bytes(server->memory_reserved_bytes()), " reserved of ",
                                     Bytes(server->memory_limit_bytes()))});
+  AddDevices(*server, &table);
   table.Row({"runs", absl::StrCat(runs->runs_size(), " of at most ", server->max_runs())});
   table.Row({"metrics", server->ops_address().empty() ? "off" : absl::StrCat("http://", server->ops_address())});
   table.Row({"rules", absl::StrJoin(server->rules(), ", ")});
