@@ -24,7 +24,9 @@ COMMANDS = ROOT / "build" / "dev" / "compile_commands.json"
 DEFAULT = "UpdateTiles<AdamW, Split24, Companded8State>"
 # What ptxas says of one kernel, after its name.
 NAME = re.compile(r"Compiling entry function '(\w+)'")
-SPILLS = re.compile(r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+SPILLS = re.compile(
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+)
 USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?")
 
 
@@ -35,7 +37,14 @@ def commands(arch: str) -> list[list[str]]:
         if not unit["file"].startswith(str(ROOT / "kernels")) or not unit["file"].endswith(".cu"):
             continue
         words = [word for word in shlex.split(unit["command"]) if not word.startswith("--generate-code")]
-        words = words[: words.index("-x")] + ["-x", "cu", unit["file"], "-cubin", "-o", os.devnull]
+        words = words[: words.index("-x")] + [
+            "-x",
+            "cu",
+            unit["file"],
+            "-cubin",
+            "-o",
+            os.devnull,
+        ]
         found.append([*words, f"-arch=sm_{arch}", "-Xptxas=-v"])
     return found
 
@@ -58,7 +67,13 @@ def kernels(arch: str) -> dict[str, dict[str, int]]:
         said = "\n".join(pool.map(compile_unit, commands(arch)))
     _, *words = NAME.split(said)  # name, what is said of it, the next name...
     mangled, texts = words[::2], words[1::2]
-    names = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True)
+    names = subprocess.run(
+        ["c++filt"],
+        input="\n".join(mangled),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = {}
     for name, text in zip(names.stdout.splitlines(), texts, strict=True):
         row = SPILLS.search(text).groupdict() | USED.search(text).groupdict()
@@ -87,7 +102,10 @@ def table(by_arch: dict[str, dict[str, dict[str, int]]]) -> list[str]:
 
 def details(by_arch: dict[str, dict[str, dict[str, int]]]) -> list[str]:
     arches = list(by_arch)
-    lines = ["| kernel | " + " | ".join(f"sm_{arch}" for arch in arches) + " |", "| --- |" + " ---: |" * len(arches)]
+    lines = [
+        "| kernel | " + " | ".join(f"sm_{arch}" for arch in arches) + " |",
+        "| --- |" + " ---: |" * len(arches),
+    ]
     for name in sorted(by_arch[arches[0]]):
         lines.append(f"| {name} | " + " | ".join(str(by_arch[arch][name]["registers"]) for arch in arches) + " |")
     return lines
