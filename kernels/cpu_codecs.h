@@ -135,6 +135,17 @@ struct MasterCodec {
   }
 };
 
+template <class L, class Wire>
+void AccumulatePayload(float* sum, const void* in, uint64_t n, bool first) {
+  const std::byte* payload = static_cast<const std::byte*>(in);
+  alignas(64) float row[kRow];
+  for (uint64_t e = 0; e < n; e += kRow) {
+    const uint64_t count = std::min(kRow, n - e);
+    DecodePayload<L, Wire>(payload, e, count, 1, row);
+    for (uint64_t i = 0; i < count; ++i) sum[e + i] = first ? row[i] : sum[e + i] + row[i];
+  }
+}
+
 // kVariance: values are v, so none is negative, and a format that stores roots is given them.
 template <class L, class S, bool kVariance>
 struct CpuSlotCodec {

@@ -86,25 +86,35 @@ struct Tables {
     }
   }
 
+  template <class... Ws>
+  static constexpr auto OfWires(List<Ws...>) {
+    return std::array{
+        WireFormat{Ws::kName, Ws::kBytes, Ws::kGradient, Ws::kServing, Ws::kScaling, Accumulator<Ws>()}...};
+  }
+  template <class W>
+  static constexpr auto Accumulator() -> void (*)(float*, const void*, uint64_t, bool) {
+    if constexpr (W::kGradient) {
+      return &AccumulatePayload<L, W>;
+    } else {
+      return nullptr;
+    }
+  }
+
   static constexpr auto kKernels = OfTriples(TripleList{});
   static constexpr auto kMasters = OfMasterList(MasterList{});
   static constexpr auto kStates = OfStateList(StateList{});
+  static constexpr auto kWires = OfWires(WireList{});
 };
 
-template <class... Ws>
-constexpr auto OfWires(List<Ws...>) {
-  return std::array{WireFormat{Ws::kName, Ws::kBytes, Ws::kGradient, Ws::kServing, Ws::kScaling}...};
-}
 template <class... Rs>
 constexpr auto NamesOf(List<Rs...>) {
   return std::array{Rs::kName...};
 }
-inline constexpr auto kWires = OfWires(WireList{});
 inline constexpr auto kRuleNames = NamesOf(RuleList{});
 
 template <class L>
 constexpr LaneTables MakeTables(const char* name) {
-  return {name, Tables<L>::kKernels, Tables<L>::kMasters, Tables<L>::kStates, kWires, kRuleNames};
+  return {name, Tables<L>::kKernels, Tables<L>::kMasters, Tables<L>::kStates, Tables<L>::kWires, kRuleNames};
 }
 
 }  // namespace BALLAST_UNIT

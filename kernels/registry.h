@@ -59,6 +59,9 @@ struct WireFormat {
   bool gradient;   // fit for gradients and for loading weights
   bool serving;    // fit for serving weights
   Scaling scaling;
+  // Where fit for gradients, else nullptr: n elements of `in`, decoded, become the sum (`first`) or are added to it,
+  // one rounding to fp32 each. `sum` is 64-byte aligned, `in` need not be.
+  void (*accumulate)(float* sum, const void* in, uint64_t n, bool first);
 };
 // Index into WireFormats().
 using WireIndex = int;

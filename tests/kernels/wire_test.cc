@@ -100,6 +100,26 @@ TEST(WireTest, EveryFiniteCodeIsTheGradientOfItsValue) {
   }
 }
 
+// Sums have one rounding a term: of fp32's sum, which a double rounded once more is.
+TEST(WireTest, SumsAreRoundedOncePerTerm) {
+  for (const char* name : {"bf16", "fp16", "fp8-e5m2"}) {
+    const WireFormat& wire = Format(FindWireFormat(name));
+    const std::vector<uint32_t> codes = CodesOf(wire).finite, mirrored(codes.rbegin(), codes.rend());
+    std::vector<float> sum(codes.size() + 1, 77.0f), wanted(codes.size());
+    for (const std::vector<uint32_t>* terms : {&codes, &mirrored, &codes}) {
+      const bool first = terms == &codes && sum[0] == 77.0f;
+      wire.accumulate(sum.data(), Codes(wire, *terms).data(), codes.size(), first);
+      for (size_t i = 0; i < codes.size(); ++i) {
+        const double term = oracle::ValueOf((*terms)[i], *FloatOf(wire), BitsOf(wire));
+        wanted[i] = static_cast<float>(first ? term : Wide(wanted[i]) + term);
+        ASSERT_EQ(std::bit_cast<uint32_t>(sum[i]), std::bit_cast<uint32_t>(wanted[i])) << name << " " << i;
+      }
+      EXPECT_EQ(sum.back(), 77.0f);  // beyond the end
+    }
+  }
+  for (const WireFormat& wire : WireFormats()) EXPECT_EQ(wire.accumulate != nullptr, wire.gradient) << wire.name;
+}
+
 // Serves fp32 weights and holds each code against the oracle's.
 void ExpectServedAsTheOracle(const char* name, const std::vector<float>& values) {
   const WireFormat& wire = Format(FindWireFormat(name));
