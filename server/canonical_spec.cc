@@ -122,6 +122,7 @@ v1::RunSpec Canonical(const v1::RunSpec& spec) {
   if (canonical.commit() == v1::COMMIT_MODE_UNSPECIFIED) canonical.set_commit(v1::COMMIT_MODE_RELEASE);
   if (canonical.reduction() == v1::REDUCTION_UNSPECIFIED) canonical.set_reduction(v1::REDUCTION_MEAN);
   if (canonical.accumulation() == 0) canonical.set_accumulation(1);
+  if (canonical.ranks() == 0) canonical.set_ranks(1);
   if (canonical.nonfinite() == v1::NONFINITE_POLICY_UNSPECIFIED) {
     canonical.set_nonfinite(v1::NONFINITE_POLICY_SKIP_TENSOR);
   }

@@ -37,10 +37,10 @@ v1::RunState FromState(RunStatus::State state) {
   return kStates[static_cast<size_t>(state)];
 }
 
-std::string DescribeRank(const RunStatus& status) {
-  if (status.connected) return absl::StrCat("rank 0: ", status.peer, ", connected");
+std::string DescribeRank(size_t rank, const RankStatus& status) {
+  if (status.connected) return absl::StrCat("rank ", rank, ": ", status.peer, ", connected");
   const auto gone_s = static_cast<int64_t>(MonotonicSeconds() - status.disconnected_at_s);
-  return absl::StrCat("rank 0: ", status.peer, ", not connected for ", gone_s, " s");
+  return absl::StrCat("rank ", rank, ": ", status.peer, ", not connected for ", gone_s, " s");
 }
 
 void AddLayers(const Run& run, const RunStatus& status, v1::RunStatus* out) {
@@ -82,14 +82,7 @@ std::string FromBits(const std::vector<bool>& bits) {
   return bytes;
 }
 
-absl::Status CheckMicro(uint32_t micro) {
-  if (micro == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("micro-batch ", micro, ": this version takes one micro-batch a step, number 0"));
-}
-
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec) {
-  RETURN_IF_ERROR(CheckMicro(end.micro()));
   message::MicroEnd made{.micro = end.micro()};
   ASSIGN_OR_RETURN(made.absent, ToBits(end.absent(), spec.tensors.size(), "MicroEnd.absent"));
   if (end.has_loss()) made.loss = end.loss();
@@ -106,6 +99,16 @@ void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* pi
   weights->mutable_scales()->Assign(piece->scales.begin(), piece->scales.end());
   weights->set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(piece->data.data()), piece->data.size()}));
   weights->mutable_data()->swap(piece->data);
+}
+
+v1::Credit FromCredit(const output::Credit& credit) {
+  v1::Credit out;
+  out.set_bytes(credit.bytes);
+  if (!credit.wanted) return out;
+  out.mutable_wanted()->set_micro(credit.wanted->micro);
+  out.mutable_wanted()->set_tensor(credit.wanted->tensor);
+  out.mutable_wanted()->set_chunk(credit.wanted->chunk);
+  return out;
 }
 
 v1::StepResult FromClosedStep(const ClosedStep& closed) {
@@ -165,7 +168,9 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   *out.mutable_bytes() = FromBytes(status.bytes);
   *out.mutable_plan() = FromPlan(run.plan(), run.devices(), memory_free_bytes);
   AddLayers(run, status, &out);
-  if (!status.peer.empty()) out.add_ranks(DescribeRank(status));
+  for (size_t rank = 0; rank < status.ranks.size(); ++rank) {
+    if (!status.ranks[rank].peer.empty()) out.add_ranks(DescribeRank(rank, status.ranks[rank]));
+  }
   if (status.last_result) {
     out.set_grad_norm(status.last_result->grad_norm);
     *out.mutable_last_result() = FromClosedStep(*status.last_result);
@@ -194,11 +199,13 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   out.set_step_open(reply.step_open);
   for (const Run::HeldChunks& held : reply.held) {
     v1::ChunksHeld* h = out.add_held();
+    h->set_micro(held.micro);
     h->set_tensor(held.tensor);
     h->set_chunks(FromBits(held.chunks));
   }
   if (reply.step_open) out.set_tensors_applied(FromBits(reply.applied));
   out.set_lease_s(spec.lease_s);
+  out.set_credit_held(reply.credit_held);
   return out;
 }
 

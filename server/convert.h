@@ -28,16 +28,15 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
 absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, absl::string_view field);
 std::string FromBits(const std::vector<bool>& bits);
 
-// `micro` 0 is the only one of this version.
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);
-absl::Status CheckMicro(uint32_t micro);
 // All but the checksum. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, const RunSpec& spec, absl::string_view* reason);
 absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSpec& spec);
 
 // Swaps the piece's data in, and copies its scales; the checksum is of the data.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
+v1::Credit FromCredit(const output::Credit& credit);
 v1::StepResult FromClosedStep(const ClosedStep& closed);
 // `devices`: where it is or would be.
 v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes);

@@ -62,8 +62,6 @@ absl::Status CheckFormat(const v1::Gradient& g, const RunSpec& spec) {
 }  // namespace
 
 absl::Status CheckGradient(const v1::Gradient& g, const RunSpec& spec, absl::string_view* reason) {
-  *reason = "bounds";
-  RETURN_IF_ERROR(CheckMicro(g.micro()));
   *reason = "unknown_tensor";
   RETURN_IF_ERROR(CheckTensor(spec, g.tensor()));
   *reason = "bounds";

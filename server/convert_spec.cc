@@ -21,6 +21,8 @@ using absl::StrCat;
 constexpr int64_t kMostElements = int64_t{1} << 40;
 constexpr int kMostDimensions = 32;
 constexpr int kMostGroups = 1024;
+constexpr uint32_t kMostRanks = 64;
+constexpr uint32_t kMostMicros = 1024;
 
 absl::Status NotInThisVersion(absl::string_view field, absl::string_view got, absl::string_view mend) {
   return InvalidArgumentError(StrCat(field, " = ", got, " is not in this version; ", mend));
@@ -35,10 +37,6 @@ bool ValidRunId(const std::string& id) {
 absl::Status CheckPolicies(const v1::RunSpec& spec) {
   if (spec.commit() == v1::COMMIT_MODE_STAGED) {
     return NotInThisVersion("commit", "staged", "use release");
-  }
-  if (spec.accumulation() > 1) {
-    return NotInThisVersion("accumulation", StrCat(spec.accumulation()),
-                            "sum micro-batches in the trainer and set accumulation to 1");
   }
   if (spec.has_max_grad_norm()) {
     return NotInThisVersion("max_grad_norm", StrCat(spec.max_grad_norm()), "leave it unset");
@@ -56,6 +54,13 @@ absl::Status CheckPolicies(const v1::RunSpec& spec) {
   if (!(spec.rank_timeout_s() >= 0 && spec.rank_timeout_s() <= 1e6)) {
     return InvalidArgumentError(
         StrCat("rank_timeout_s is ", spec.rank_timeout_s(), "; wanted: 0 (the default, 60) to 1000000 seconds"));
+  }
+  if (spec.accumulation() > kMostMicros) {
+    return InvalidArgumentError(
+        StrCat("accumulation is ", spec.accumulation(), "; wanted: at most ", kMostMicros, " micro-batches a step"));
+  }
+  if (spec.ranks() > kMostRanks) {
+    return InvalidArgumentError(StrCat("ranks is ", spec.ranks(), "; wanted: at most ", kMostRanks));
   }
   return absl::OkStatus();
 }
@@ -163,6 +168,9 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   RETURN_IF_ERROR(CheckCounts(spec, limits));
   RETURN_IF_ERROR(CheckPolicies(spec));
   RunSpec made{.run_id = spec.run_id(), .seed = spec.seed()};
+  if (spec.ranks() != 0) made.ranks = spec.ranks();
+  if (spec.accumulation() != 0) made.accumulation = spec.accumulation();
+  made.mean = spec.reduction() != v1::REDUCTION_SUM;
   if (spec.stats_every() != 0) made.stats_every = spec.stats_every();
   if (spec.rank_timeout_s() != 0) made.rank_timeout_s = spec.rank_timeout_s();
   made.chunk_elements = ChunkElements(limits);

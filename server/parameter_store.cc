@@ -118,9 +118,9 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
                   .tiles = reinterpret_cast<kernels::TileStatistics*>(ShardOf(tensor).tiles.data())};
   for (size_t p = 0; p < group.kernel->planes.size(); ++p) task.update.planes[p] = PlaneAt(tensor, p);
   task.update.grad = values.gradient;
-  task.update.grad_format = t.gradient_format;
+  task.update.grad_format = values.gradient_format;
   task.update.n = t.elements;
-  task.update.grad_scale = static_cast<float>(1 / values.loss_scale);
+  task.update.grad_scale = static_cast<float>(1 / values.gradient_divisor);
   task.update.random_key = kernels::RandomKey(t.key, values.step);
   task.update.stochastic = group.stochastic;
   task.update.statistics = values.statistics;

@@ -33,10 +33,11 @@ class ParameterStore {
   // The values of one update.
   struct UpdateValues {
     uint64_t step = 0;
-    double loss_scale = 1;
+    double gradient_divisor = 1;  // loss scale, and the number of ranks where their mean is wanted
     kernels::StatisticsLevel statistics = kernels::StatisticsLevel::kCore;
     absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
     const std::byte* gradient = nullptr;
+    kernels::WireIndex gradient_format = 0;
   };
   struct Environment {
     const RunSpec* spec;  // outlives the store, like the rest

@@ -46,18 +46,29 @@ void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
     bytes.padding += aligned - NeededPlaneBytes(plane, t.elements);
   }
   shard->plan.scales += ScaleCount(t);
-  shard->all_slabs += SlabBytes(t);
-  shard->largest_slab = std::max(shard->largest_slab, SlabBytes(t));
+  shard->all_slabs += SlabBytes(spec, t);
+  shard->largest_slab = std::max(shard->largest_slab, SlabBytes(spec, t));
   shard->largest_tensor = std::max(shard->largest_tensor, t.elements);
 }
 
 ShardPlan Completed(const RunSpec& spec, Shard shard) {
   ShardPlan& plan = shard.plan;
-  plan.bytes.gradients = std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
+  // Several micro-batches keep every sum until the last of them.
+  plan.pool_bytes = spec.accumulation > 1
+                        ? shard.all_slabs
+                        : std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
+  plan.bytes.gradients = plan.pool_bytes;
   plan.statistics_tiles = (shard.largest_tensor + kernels::kTile - 1) / kernels::kTile;
   plan.bytes.staging =
       AlignUp(plan.scales * sizeof(float)) + AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
   return plan;
+}
+
+// No more can wait than is sent.
+uint64_t WindowBytes(const RunSpec& spec, uint64_t push_bytes) {
+  const uint64_t chunk_bytes = spec.chunk_elements * sizeof(float);
+  return std::min(spec.accumulation * push_bytes,
+                  std::max(spec.credit_bytes, chunk_bytes) + kChunksBeyondCredit * chunk_bytes);
 }
 
 }  // namespace
@@ -86,7 +97,9 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
     plan.trainer_weight_bytes += t.elements * WireBytes(t.dtype);
   }
   for (Shard& shard : shards) plan.shards.push_back(Completed(spec, std::move(shard)));
-  plan.shards[0].bytes.staging += kSlots * (plan.send_slot_bytes + plan.send_slot_scales * sizeof(float));
+  plan.window_bytes = WindowBytes(spec, plan.push_bytes);
+  plan.shards[0].bytes.gradients += spec.ranks * plan.window_bytes;
+  plan.shards[0].bytes.staging += SlotCount(spec) * (plan.send_slot_bytes + plan.send_slot_scales * sizeof(float));
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;
 }

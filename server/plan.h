@@ -32,6 +32,7 @@ struct GroupPlan {
 // What one device holds of the run.
 struct ShardPlan {
   PlanBytes bytes = {};
+  uint64_t pool_bytes = 0;        // of bytes.gradients: where gradients are summed
   uint64_t scales = 0;            // of its tensors
   uint64_t statistics_tiles = 0;  // of its largest tensor: its tasks are done one at a time
 };
@@ -41,12 +42,15 @@ struct Plan {
   uint64_t tensors = 0;
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
-  std::vector<ShardPlan> shards = {};  // by shard; the first also counts the run's send slots, which are host memory
+  // By shard. The first also counts what is in host memory: the ranks' send slots, and their windows of gradients that
+  // wait to be summed.
+  std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
-  uint64_t send_slot_bytes = 0;   // of each of kSlots
+  uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank
+  uint64_t send_slot_bytes = 0;   // of each of a rank's kSendSlots, and of one more
   uint64_t send_slot_scales = 0;  // likewise
 };
 
@@ -54,14 +58,22 @@ struct Plan {
 inline constexpr uint64_t kAlignment = 64;
 constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Two in turn for the rank's stream, so that one is encoded while the other is written; one to digest with.
+// Two in turn for a rank's stream, so that one is encoded while the other is written. One more to digest with.
 inline constexpr uint64_t kSendSlots = 2;
-inline constexpr uint64_t kSlots = kSendSlots + 1;
+inline uint64_t SlotCount(const RunSpec& spec) { return spec.ranks * kSendSlots + 1; }
+// What a rank may send beyond its credit: a chunk when nothing else is under way, and those that sums wait for.
+inline constexpr uint64_t kChunksBeyondCredit = 2;
 
 inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
   return AlignUp(kernels::PlaneBytes(plane, elements));
 }
-inline uint64_t SlabBytes(const TensorSpec& t) { return AlignUp(GradientBytes(t)); }
+// What a tensor's gradient takes in the pool: as it came, or as a sum.
+inline kernels::WireIndex SlabFormat(const RunSpec& spec, const TensorSpec& t) {
+  return SumsGradients(spec) ? kernels::FindWireFormat("fp32") : t.gradient_format;
+}
+inline uint64_t SlabBytes(const RunSpec& spec, const TensorSpec& t) {
+  return AlignUp(t.elements * WireBytes(SlabFormat(spec, t)));
+}
 
 Plan MakePlan(const RunSpec& spec, Placement placement);
 // On one device.

@@ -34,6 +34,10 @@ struct StepBegin {
   std::vector<std::vector<double>> hyper = {};  // by group, complete, in the kernel's order
   std::string content = {};                     // canonical bytes
 };
+struct MicroBegin {
+  uint32_t micro = 0;
+  bool last = false;
+};
 struct Gradient {
   uint32_t micro = 0;
   uint32_t tensor = 0;
@@ -47,14 +51,13 @@ struct MicroEnd {
   std::optional<double> loss = {};
 };
 struct StepEnd {};
-struct Ignored {};  // nothing to decide; keeps its place in the order
 // What the edge refused; it ends the stream when its turn comes.
 struct Bad {
   absl::Status status;
 };
 }  // namespace message
-using RankMessage = std::variant<message::StepBegin, message::Gradient, message::MicroEnd, message::StepEnd,
-                                 message::Ignored, message::Bad>;
+using RankMessage = std::variant<message::StepBegin, message::MicroBegin, message::Gradient, message::MicroEnd,
+                                 message::StepEnd, message::Bad>;
 
 // To the rank.
 struct WeightsChunk {
@@ -67,6 +70,7 @@ namespace output {
 struct Opened {};
 struct Credit {
   uint64_t bytes = 0;
+  std::optional<ChunkId> wanted = {};
 };
 struct Drain {
   std::string reason;

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 
 #include "server/clock.h"
@@ -35,6 +36,14 @@ RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layer
 
 absl::Status Ended(const RunSpec& spec) {
   return absl::NotFoundError(absl::StrCat("run '", spec.run_id, "' was deleted"));
+}
+
+std::string Peers(const RunStatus& status) {
+  std::vector<std::string> peers;
+  for (const RankStatus& rank : status.ranks) {
+    if (!rank.peer.empty()) peers.push_back(rank.peer);
+  }
+  return absl::StrJoin(peers, ", ");
 }
 
 std::vector<std::string> LabelsOf(const std::vector<Device*>& devices) {
@@ -81,7 +90,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
                    ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_}));
   std::vector<DeviceBuffer> pools(devices.size());
   for (size_t s = 0; s < devices.size(); ++s) {
-    ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].bytes.gradients, Place::kHost));
+    ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].pool_bytes, Place::kHost));
   }
   runner_ = std::make_unique<StepRunner>(StepRunner::Environment{.spec = &spec_,
                                                                  .layers = &layers_,
@@ -92,12 +101,12 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
                                                                  .board = &board_});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   PlanBytes live = store_->bytes();
-  live.gradients = runner_->pool_bytes();
+  live.gradients = runner_->gradient_bytes();
   live.staging += runner_->slot_bytes() + digests_->scratch_bytes();
   live.padding = plan_.bytes.padding;
   board_.Write([&](RunStatus& s) { s.bytes = live; });
   metrics_->OnState("waiting");
-  metrics_->OnRanks(0, 1);
+  metrics_->OnRanks(0, spec_.ranks);
   return absl::OkStatus();
 } catch (const std::bad_alloc&) {
   return absl::ResourceExhaustedError("the system refused memory for the run's tables");
@@ -115,8 +124,12 @@ void Run::Attach(AttachRequest request, AttachDone done) {
 
 void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
   if (ended_ || closed_) return done(Gone(), 0);
-  const auto outcome = runner_->Attach(
-      {.session = request.fresh, .resumes = request.resumes, .takeover = request.takeover}, request.peer);
+  const auto outcome = runner_->Attach({.session = request.fresh,
+                                        .resumes = request.resumes,
+                                        .takeover = request.takeover,
+                                        .rank = request.rank,
+                                        .world = request.world},
+                                       request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
   AttachReply reply = ReplyTo(outcome);
   if (!request.want_digests || !weights_loaded_) return done(std::move(reply), 0);
@@ -134,13 +147,15 @@ Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome) const {
                     .resume_step = machine.step(),
                     .weights_loaded = weights_loaded_,
                     .last_result = runner_->last_result(),
-                    .step_open = outcome.resumed && machine.step_open()};
+                    .step_open = outcome.resumed && machine.InStep(outcome.rank),
+                    .credit_held = outcome.resumed ? runner_->held_bytes(outcome.rank) : 0};
   if (!reply.step_open) return reply;
   reply.applied = machine.TensorsApplied();
-  for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
-    HeldChunks held{.tensor = i, .chunks = machine.ChunksHeld(i)};
-    if (std::find(held.chunks.begin(), held.chunks.end(), true) != held.chunks.end()) {
-      reply.held.push_back(std::move(held));
+  const Reduction& reduction = machine.reduction();
+  for (uint32_t micro = 0; micro < reduction.micros_begun(outcome.rank); ++micro) {
+    for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
+      if (reduction.count(outcome.rank, micro, i) == 0) continue;
+      reply.held.push_back({.micro = micro, .tensor = i, .chunks = reduction.Delivered(outcome.rank, micro, i)});
     }
   }
   return reply;
@@ -180,7 +195,7 @@ void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
 absl::Status Run::CheckLoad(SessionId session) const {
   if (ended_ || closed_) return Gone();
   const StepMachine& machine = runner_->machine();
-  if (machine.session() != session) {
+  if (!machine.RankOf(session)) {
     return absl::AbortedError("this session is over: another process took the rank over");
   }
   if (machine.step_open() || runner_->last_result()) {
@@ -283,12 +298,10 @@ void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, done = std::move(done)]() mutable {
     if (ended_) return done(Gone());
     if (!failure_.ok()) return done(absl::OkStatus());
-    const StepMachine& machine = runner_->machine();
-    const bool held = machine.connected() || MonotonicSeconds() < machine.disconnected_at_s() + spec_.lease_s;
-    if (machine.session() && held) {
+    if (runner_->AnyRankHeld()) {
       return done(
           absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
-                                                     board_.Read().peer, "); stop it first, or delete with force")));
+                                                     Peers(board_.Read()), "); stop it first, or delete with force")));
     }
     closed_ = true;
     done(absl::OkStatus());
@@ -311,11 +324,11 @@ void Run::Fail(absl::Status why) {
     failure_ = why;
     Dismiss(why);
     metrics_->OnState("failed");
-    metrics_->OnRanks(0, 1);
+    metrics_->OnRanks(0, spec_.ranks);
     board_.Write([&](RunStatus& s) {
       s.state = RunStatus::State::kFailed;
       s.failure = std::string(why.message());
-      s.peer.clear();
+      s.ranks.clear();
     });
   });
 }
@@ -337,7 +350,7 @@ uint64_t Run::End(absl::Status status) {
     digests_.reset();
     runner_.reset();
     store_.reset();
-    metrics_->OnRanks(0, 1);
+    metrics_->OnRanks(0, spec_.ranks);
   });
   strand_.Stop();
   return freed;

@@ -39,11 +39,13 @@ class Run {
   struct AttachRequest {
     SessionId fresh = {};  // the id a new session shall have
     std::optional<SessionId> resumes = {};
+    uint32_t rank = 0, world = 1;
     bool takeover = false;
     bool want_digests = false;
     std::string peer;
   };
   struct HeldChunks {
+    uint32_t micro = 0;
     uint32_t tensor = 0;
     std::vector<bool> chunks;
   };
@@ -55,8 +57,9 @@ class Run {
     std::vector<uint64_t> digests = {};
     std::optional<ClosedStep> last_result = {};
     bool step_open = false;             // and of the open step, when resumed:
-    std::vector<HeldChunks> held = {};  // tensors with any
+    std::vector<HeldChunks> held = {};  // where there are any
     std::vector<bool> applied = {};     // updated, by tensor
+    uint64_t credit_held = 0;           // bytes that wait to be summed
   };
   using AttachDone = absl::AnyInvocable<void(absl::StatusOr<AttachReply>, double retry_after_s)>;
   using Digests = std::vector<uint64_t>;

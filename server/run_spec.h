@@ -36,6 +36,9 @@ struct RunSpec {
   std::vector<TensorSpec> tensors = {};
   std::vector<GroupSpec> groups = {};
   uint64_t seed = 0;
+  uint32_t ranks = 1;         // at most
+  uint32_t accumulation = 1;  // micro-batches a step, at most
+  bool mean = true;           // of the ranks' gradients; false: their sum
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
   // The daemon's limits when the run was created.
@@ -44,6 +47,9 @@ struct RunSpec {
   double lease_s = 10;
   uint32_t layer_groups = 64;
 };
+
+// Whether several contributions make a gradient: they are summed in fp32.
+inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
 
 inline uint64_t WireBytes(kernels::WireIndex format) {
   return kernels::WireFormats()[static_cast<size_t>(format)].bytes;

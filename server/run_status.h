@@ -15,6 +15,12 @@
 
 namespace ballast {
 
+struct RankStatus {
+  std::string peer;  // empty: nobody holds the rank
+  bool connected = false;
+  double disconnected_at_s = 0;  // MonotonicSeconds
+};
+
 struct RunStatus {
   enum class State { kWaiting, kTraining, kFailed };
   State state = State::kWaiting;
@@ -26,10 +32,7 @@ struct RunStatus {
   PlanBytes bytes;  // live
   // By layer group, at the last step that updated it; the optional parts at its last step with full statistics.
   std::vector<StepReport::Layer> layers;
-  // The rank; an empty peer: none.
-  std::string peer;
-  bool connected = false;
-  double disconnected_at_s = 0;  // MonotonicSeconds
+  std::vector<RankStatus> ranks;  // by rank; empty until one has attached
   std::optional<ClosedStep> last_result;
   double step_s = 0;
   uint64_t applied = 0, partial = 0, aborted = 0;

@@ -23,6 +23,7 @@ void Sender::Unbind() {
   writing_ = false;
   opened_ = false;
   credit_bytes_ = 0;
+  wanted_.reset();
   drain_.reset();
 }
 
@@ -72,7 +73,9 @@ void Sender::EncodeNextChunk(Slot* slot) {
 
 std::optional<StreamOutput> Sender::NextControl() {
   if (std::exchange(opened_, false)) return output::Opened{};
-  if (credit_bytes_ > 0) return output::Credit{std::exchange(credit_bytes_, 0)};
+  if (credit_bytes_ > 0 || wanted_) {
+    return output::Credit{std::exchange(credit_bytes_, 0), std::exchange(wanted_, std::nullopt)};
+  }
   if (drain_) return output::Drain{*std::exchange(drain_, std::nullopt)};
   return std::nullopt;
 }
@@ -121,7 +124,8 @@ void Sender::OnWritten(const RankStream* stream) {
 }
 
 bool Sender::idle() const {
-  return !writing_ && !opened_ && credit_bytes_ == 0 && !drain_ && !result_ && tensors_.empty() && !AnySlotBusy();
+  return !writing_ && !opened_ && credit_bytes_ == 0 && !wanted_ && !drain_ && !result_ && tensors_.empty() &&
+         !AnySlotBusy();
 }
 
 }  // namespace ballast

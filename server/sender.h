@@ -33,6 +33,7 @@ class Sender {
 
   void Open() { opened_ = true, Pump(); }
   void Credit(uint64_t bytes) { credit_bytes_ += bytes; }  // goes out with the next Pump
+  void Want(const ChunkId& id) { wanted_ = id; }           // likewise
   void Publish(uint64_t step, uint32_t tensor) { tensors_.push_back({step, tensor}); }
   void Result(ClosedStep result) { result_ = std::move(result); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
@@ -74,6 +75,7 @@ class Sender {
   bool writing_ = false;
   bool opened_ = false;
   uint64_t credit_bytes_ = 0;
+  std::optional<ChunkId> wanted_;
   std::optional<std::string> drain_;
   std::optional<ClosedStep> result_;
   std::deque<Published> tensors_;

@@ -2,17 +2,23 @@
 // in the order they must be carried out. Sockets, threads, payloads, clocks and devices are outside (etcd raft's
 // shape), so that scenarios and a simulator can drive it. The rules are those of the wire protocol:
 //
-//   - exactly one step is open; it closes exactly once, APPLIED, ABORTED or PARTIAL, and every outcome uses its number
-//   up;
-//   - a tensor is complete when all its chunks are in; completing it is the effect Update, at most once a step;
-//   - at the end of the micro-batch every tensor is complete or listed absent;
+//   - exactly one step is open; it closes exactly once, APPLIED, SKIPPED, ABORTED or PARTIAL, and every outcome uses
+//   its
+//     number up; the ranks' StepBegin and their numbers of micro-batches must agree, or it is ABORTED;
+//   - in every micro-batch every rank delivers each tensor whole or lists it absent; what may be summed is the
+//     Reduction's matter;
+//   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect Update;
+//     in staged it is Judge, once all are complete, and the Updates follow a favourable Verdict. At most one a step;
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
 //   session;
 //   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
-//   - a session that is replaced by a new process closes the step if any of its chunks was accepted: ABORTED when no
-//     tensor was updated, PARTIAL otherwise. A tensor whose Update was emitted counts as updated.
+//   - a session that is replaced by a new process, or away for too long, has its contributions to the open step
+//   dropped,
+//     unless some are summed: then the step closes, ABORTED when no tensor was updated, PARTIAL otherwise. A tensor
+//     whose Update was emitted counts as updated;
+//   - what a rank still says of a step that closed without it is ignored, until its next StepBegin.
 //
-// This version: commit mode release, one rank, one micro-batch. Strand-confined: no locks.
+// Strand-confined: no locks.
 #pragma once
 
 #include <cstdint>
@@ -22,27 +28,35 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "server/reduction.h"
 
 namespace ballast {
 
 enum class SessionId : uint64_t {};
 enum class Outcome { kApplied, kSkipped, kAborted, kPartial };
 const char* OutcomeName(Outcome outcome);
+enum class Commit { kRelease, kStaged };
 
 struct StepMachineOptions {
   std::vector<std::string> tensor_names;
-  std::vector<uint64_t> chunks;  // chunk count by tensor; at least 1
+  Reduction::Options reduction;
+  Commit commit = Commit::kRelease;
+  uint32_t most_micros = 1;  // a step
   double lease_s = 10;
   double rank_timeout_s = 60;
   uint64_t first_step = 1;
 };
 
 namespace event {
-// A process asks for the rank. `resumes`: the session whose token it showed.
+// A process asks for a rank of so many. `resumes`: the session whose token it showed.
 struct Attach {
   SessionId session;  // the id it shall have if it is a new one
   std::optional<SessionId> resumes;
   bool takeover = false;
+  uint32_t rank = 0;
+  uint32_t world = 1;
 };
 // The session's stream is up, in place of any it had. weights_received: by tensor, of step weights_step; empty or 0:
 // none.
@@ -52,7 +66,7 @@ struct StreamOpened {
   std::vector<bool> weights_received;
 };
 // The session's current stream is gone (one that was replaced is not reported). `clean`: the client ended it itself;
-// between steps that gives the rank back at once.
+// outside a step of its own that gives the rank back at once.
 struct StreamClosed {
   SessionId session;
   bool clean = false;
@@ -60,7 +74,13 @@ struct StreamClosed {
 struct StepBegin {
   SessionId session;
   uint64_t step = 0;
-  std::string content;  // canonical bytes; must be equal when sent again
+  std::string content;  // canonical bytes; must be equal when sent again, and between ranks
+};
+// A step of one micro-batch may leave it out.
+struct MicroBegin {
+  SessionId session;
+  uint32_t micro = 0;
+  bool last = false;
 };
 struct Chunk {
   SessionId session;
@@ -77,76 +97,108 @@ struct MicroEnd {
 struct StepEnd {
   SessionId session;
 };
+// Answers Update.
 struct TensorApplied {
   uint64_t step = 0;
   uint32_t tensor = 0;
+  Slab slab = {};
+};
+// Answers Judge. `reason`: why it is skipped.
+struct Verdict {
+  uint64_t step = 0;
+  bool apply = true;
+  std::string reason;
 };
 // Time passed; due deadlines are acted on.
 struct Tick {};
 }  // namespace event
 
-using StepEvent = std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin, event::Chunk,
-                               event::MicroEnd, event::StepEnd, event::TensorApplied, event::Tick>;
+using StepEvent =
+    std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin, event::MicroBegin,
+                 event::Chunk, event::MicroEnd, event::StepEnd, event::TensorApplied, event::Verdict, event::Tick>;
 
 namespace effect {
 // The event is refused; the request or stream it came on ends with this status. The first effect where there is one; it
-// stands alone except for DATA_LOSS, after which the session is fenced and the step closed.
+// stands alone, unless a session is fenced beside it.
 struct Reject {
   absl::Status status;
-  double retry_after_s = 0;  // ALREADY_EXISTS: when the lease runs out; 0: not by waiting
+  double retry_after_s = 0;  // ALREADY_EXISTS, UNAVAILABLE: when to ask again; 0: waiting does not help
 };
 // Answer to Attach.
 struct Attached {
+  uint32_t rank = 0;
   SessionId session;
   bool resumed = false;
 };
 // The session is over: end its stream with this status. Its token is void from now on.
 struct Fence {
+  uint32_t rank = 0;
   SessionId session;
   absl::Status status;
 };
-// The step is open (StepBegin). Weights of earlier steps not yet sent need not be.
+// The step is open: its first StepBegin.
 struct Opened {
   uint64_t step = 0;
 };
-// The payload of the Chunk event is new: store it, return its credit.
-struct Store {
-  uint32_t tensor = 0;
-  uint64_t chunk = 0;
+// The rank has begun the open step: weights of earlier steps not yet sent to it need not be.
+struct Begun {
+  uint32_t rank = 0;
 };
-// The payload of the Chunk event is held already: drop it, return its credit.
-struct Duplicate {};
-// The tensor's gradient is complete: update it. Answered by TensorApplied.
+// The payload of the Chunk event is new: hold it, until a Sum, Forget, Discard or Close.
+struct Hold {
+  uint32_t rank = 0;
+  ChunkId id;
+};
+// The payload of the Chunk event is not needed: drop it, return its credit. `again`: it is held or summed already.
+struct Drop {
+  uint32_t rank = 0;
+  bool again = false;
+};
+// Sum payloads that are held; then they are not, and their credit returns.
+using Sum = Reduction::Sum;
+// What is held of the rank's payloads is dropped, their credit returns.
+struct Forget {
+  uint32_t rank = 0;
+};
+// The tensor's gradient is complete, and due: update it. Answered by TensorApplied.
 struct Update {
   uint64_t step = 0;
   uint32_t tensor = 0;
+  Slab slab;
 };
-// Send the tensor's weights of this step to the rank.
+// All gradients of the step are complete, and no tensor is updated yet: judge it. Answered by Verdict.
+struct Judge {
+  uint64_t step = 0;
+  std::vector<std::optional<Slab>> slabs;  // by tensor; none: absent everywhere
+};
+// Send the tensor's weights of this step to the rank, or to all.
 struct Publish {
   uint64_t step = 0;
   uint32_t tensor = 0;
+  std::optional<uint32_t> rank = std::nullopt;
 };
-// The step is closed. Gradients stored and not updated are dropped; updates already begun go on. Send the result after
-// all weights published.
+// The step is closed. What is held is dropped, its credit returns; updates already begun go on.
 struct Close {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;
-  std::string reason;
-  std::vector<uint32_t> not_applied;  // tensors awaited or incomplete
+  std::string reason;                 // a word
+  std::string detail;                 // for people, where there is more to say
+  std::vector<uint32_t> not_applied;  // tensors whose update was awaited
 };
-// Send the result of the closed step again (after a resume), after all weights published.
-struct RepeatResult {
+// Send the result of the closed step to the rank (again, after a resume), or to all, after all weights published.
+struct Result {
   uint64_t step = 0;
+  std::optional<uint32_t> rank = std::nullopt;
 };
-// The chunks stored of the open step are dropped and the step is no longer open; it will be sent again.
+// The step is no longer open, and will be sent again. What is held is dropped.
 struct Discard {
   uint64_t step = 0;
 };
 }  // namespace effect
 
-using StepEffect =
-    std::variant<effect::Reject, effect::Attached, effect::Fence, effect::Opened, effect::Store, effect::Duplicate,
-                 effect::Update, effect::Publish, effect::Close, effect::RepeatResult, effect::Discard>;
+using StepEffect = std::variant<effect::Reject, effect::Attached, effect::Fence, effect::Opened, effect::Begun,
+                                effect::Hold, effect::Drop, effect::Sum, effect::Forget, effect::Update, effect::Judge,
+                                effect::Publish, effect::Close, effect::Result, effect::Discard>;
 using StepEffects = std::vector<StepEffect>;
 
 class StepMachine {
@@ -159,60 +211,94 @@ class StepMachine {
   // The open step, or the one to be sent next.
   uint64_t step() const { return step_; }
   bool step_open() const { return open_; }
-  std::optional<SessionId> session() const { return session_; }
-  bool connected() const { return session_ && connected_; }
+  uint32_t world() const { return static_cast<uint32_t>(ranks_.size()); }  // 0: nobody has attached yet
+  std::optional<SessionId> session(uint32_t rank) const { return ranks_[rank].session; }
+  std::optional<uint32_t> RankOf(SessionId session) const;
+  bool connected(uint32_t rank) const { return ranks_[rank].session && ranks_[rank].connected; }
   // When the rank's stream was lost; meaningful when !connected().
-  double disconnected_at_s() const { return disconnected_at_s_; }
-  // Chunks held and tensors updated of the open step, for a resuming client.
-  std::vector<bool> ChunksHeld(uint32_t tensor) const;
+  double disconnected_at_s(uint32_t rank) const { return ranks_[rank].gone_at_s; }
+  // Whether the rank is in the open step: it has begun it.
+  bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_; }
+  // Whether the rank has ended the step that it began last.
+  bool Ended(uint32_t rank) const { return ranks_[rank].ended; }
+  // What of the open step is in, for a resuming client, and what a rank without credit may send.
+  const Reduction& reduction() const { return reduction_; }
   std::vector<bool> TensorsApplied() const;
 
  private:
-  enum class TensorState : uint8_t { kAwaited, kUpdating, kApplied, kAbsent };
+  enum class TensorState : uint8_t { kAwaited, kSummed, kUpdating, kApplied, kAbsent };
   struct Tensor {
     TensorState state = TensorState::kAwaited;
-    uint64_t held = 0;                         // chunks
-    std::vector<std::optional<uint32_t>> crc;  // by chunk; set when held
+    std::optional<Slab> slab;  // kSummed
     bool updated() const { return state == TensorState::kUpdating || state == TensorState::kApplied; }
+  };
+  struct Rank {
+    std::optional<SessionId> session;
+    bool connected = false;
+    double gone_at_s = 0;
+    uint64_t begun = 0;        // the last step it began
+    bool ended = false;        // that step, by StepEnd
+    bool acknowledged = true;  // it has the weights of closed_step_
   };
 
   StepEffects On(const event::Attach& e, double now_s);
   StepEffects On(const event::StreamOpened& e, double now_s);
   StepEffects On(const event::StreamClosed& e, double now_s);
   StepEffects On(const event::StepBegin& e, double now_s);
+  StepEffects On(const event::MicroBegin& e, double now_s);
   StepEffects On(const event::Chunk& e, double now_s);
   StepEffects On(const event::MicroEnd& e, double now_s);
   StepEffects On(const event::StepEnd& e, double now_s);
   StepEffects On(const event::TensorApplied& e, double now_s);
-  std::string Name(uint32_t tensor) const;
+  StepEffects On(const event::Verdict& e, double now_s);
   StepEffects On(const event::Tick& e, double now_s);
+  std::string Name(uint32_t tensor) const;
 
+  // The rank that the event is of. `stale`: it speaks of a step that closed without it.
+  struct Speaker {
+    uint32_t rank = 0;
+    bool stale = false;
+  };
+  absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
   absl::Status CheckCurrent(SessionId session) const;
-  absl::Status CheckOpen(SessionId session) const;
-  absl::Status CheckChunk(const event::Chunk& e) const;
-  absl::Status CheckComplete(const std::vector<bool>& absent) const;
-  StepEffects EndSession(absl::Status why, const char* reason);
-  void CloseTorn(const char* reason, StepEffects* effects);
+  absl::Status CheckWorld(const event::Attach& e, double now_s) const;
+  absl::Status CheckFree(const Rank& rank, bool takeover, double now_s, double* retry_after_s) const;
+  absl::Status CheckChunk(uint32_t rank, const event::Chunk& e) const;
+  absl::Status CheckMicroNumber(uint32_t micro) const;
+  absl::Status CheckMicro(uint32_t rank, uint32_t micro, bool last) const;
+  absl::Status CheckWhole(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const;
+  // Why another rank's number of micro-batches is not this one's; empty: it may be.
+  std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
+  bool Live(const Rank& rank, double now_s) const;
+  void BeginMicro(uint32_t rank, bool last);
+  void PublishMissing(uint32_t rank, const event::StreamOpened& e, StepEffects* effects) const;
+  void ChangeWorld(uint32_t world, double now_s, StepEffects* effects);
+  void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);
+  void LeaveStep(uint32_t rank, const char* reason, StepEffects* effects);
+  void CloseTorn(const char* reason, std::string detail, StepEffects* effects);
+  // After anything was delivered, ended or released.
+  void Proceed(StepEffects* effects);
+  void JudgeIfDue(StepEffects* effects);
   void CloseIfDone(StepEffects* effects);
-  void Close(Outcome outcome, std::string reason, StepEffects* effects);
+  void PublishClosed(uint32_t tensor, StepEffects* effects);
+  bool AllEnded() const;
+  void Close(Outcome outcome, std::string reason, std::string detail, StepEffects* effects);
   void Reset();
 
   const StepMachineOptions options_;
   uint64_t step_;
   bool open_ = false;
+  double opened_at_s_ = 0;
   std::string begin_content_;
-  bool micro_ended_ = false;
-  std::vector<bool> absent_;
-  bool step_ended_ = false;
+  bool judged_ = false;  // Judge was emitted
+  Reduction reduction_;
   std::vector<Tensor> tensors_;
   size_t unsettled_ = 0;  // tensors neither applied nor absent
-  // Of the last closed step, until the next StepBegin acknowledges it.
-  std::vector<bool> unacknowledged_;
+  // Of the last closed step: the tensors it updated, and those of them whose update goes on. Its result waits for them.
+  std::vector<bool> closed_updated_, closed_updating_;
+  size_t closing_ = 0;
   uint64_t closed_step_ = 0;
-
-  std::optional<SessionId> session_;
-  bool connected_ = false;
-  double disconnected_at_s_ = 0;
+  std::vector<Rank> ranks_;
 };
 
 }  // namespace ballast

@@ -1,8 +1,6 @@
 #include "server/step_runner.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,13 +10,17 @@
 namespace ballast {
 namespace {
 
-StepMachineOptions MachineOptions(const RunSpec& spec) {
+StepMachineOptions MachineOptions(const RunSpec& spec, const Plan& plan) {
   StepMachineOptions options;
   options.lease_s = spec.lease_s;
   options.rank_timeout_s = spec.rank_timeout_s;
+  options.most_micros = spec.accumulation;
+  options.reduction.pool_of = plan.placement.shard_of;
+  for (const ShardPlan& shard : plan.shards) options.reduction.pool_bytes.push_back(shard.pool_bytes);
   for (const TensorSpec& t : spec.tensors) {
     options.tensor_names.push_back(t.name);
-    options.chunks.push_back(ChunkCount(spec, t));
+    options.reduction.chunks.push_back(ChunkCount(spec, t));
+    options.reduction.slab_bytes.push_back(SlabBytes(spec, t));
   }
   return options;
 }
@@ -27,13 +29,6 @@ std::vector<std::vector<double>> SpecHyper(const RunSpec& spec) {
   std::vector<std::vector<double>> hyper;
   for (const GroupSpec& group : spec.groups) hyper.push_back(group.hyper);
   return hyper;
-}
-
-double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
-  for (size_t h = 0; h < hyper.size(); ++h) {
-    if (std::string_view(group.kernel->hypers[h].name) == "lr") return hyper[h];
-  }
-  return 0;
 }
 
 // What is measured only now and then stays until it is measured again.
@@ -50,50 +45,57 @@ StepReport::Layer Latest(const StepReport::Layer& before, StepReport::Layer now)
 
 StepRunner::StepRunner(Environment environment)
     : environment_(std::move(environment)),
-      machine_(MachineOptions(*environment_.spec)),
-      sender_({.spec = environment_.spec,
-               .store = environment_.store,
-               .on_sent =
-                   [this](uint64_t bytes) {
-                     environment_.metrics->OnSent(bytes);
-                     environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
-                   }},
-              *environment_.plan),
+      machine_(MachineOptions(*environment_.spec, *environment_.plan)),
+      pools_(std::move(environment_.pools)),
       statistics_(environment_.spec, environment_.layers),
-      tensors_(environment_.spec->tensors.size()),
+      links_(environment_.spec->ranks),
       hyper_(SpecHyper(*environment_.spec)) {
-  for (DeviceBuffer& memory : environment_.pools) {
-    const uint64_t bytes = memory.bytes();
-    pools_.push_back({.memory = std::move(memory), .slabs = ReducePool(bytes, tensors_.size())});
+  const auto on_sent = [this](uint64_t bytes) {
+    environment_.metrics->OnSent(bytes);
+    environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
+  };
+  for (Link& link : links_) {
+    link.sender = std::make_unique<Sender>(
+        Sender::Environment{.spec = environment_.spec, .store = environment_.store, .on_sent = on_sent},
+        *environment_.plan);
   }
 }
 
-uint64_t StepRunner::pool_bytes() const {
+uint64_t StepRunner::gradient_bytes() const {
+  uint64_t bytes = links_.size() * environment_.plan->window_bytes;
+  for (const DeviceBuffer& pool : pools_) bytes += pool.bytes();
+  return bytes;
+}
+
+uint64_t StepRunner::slot_bytes() const {
   uint64_t bytes = 0;
-  for (const Pool& pool : pools_) bytes += pool.memory.bytes();
+  for (const Link& link : links_) bytes += link.sender->slot_bytes();
   return bytes;
 }
 
 StepRunner::AttachOutcome StepRunner::Attach(const event::Attach& attach, const std::string& peer) {
-  const std::string holder = peer_;
-  const bool connected = machine_.connected();
+  std::string holder;
+  if (attach.rank < machine_.world()) {
+    holder = absl::StrCat("rank ", attach.rank, " of run '", environment_.spec->run_id, "' is held by ",
+                          links_[attach.rank].peer, machine_.connected(attach.rank) ? "" : " (connection lost)", ": ");
+  }
   StepEffects effects = machine_.Handle(attach, MonotonicSeconds());
   AttachOutcome outcome;
   for (const StepEffect& e : effects) {
     if (const auto* reject = std::get_if<effect::Reject>(&e)) outcome.retry_after_s = reject->retry_after_s;
     if (const auto* attached = std::get_if<effect::Attached>(&e)) {
       outcome.session = attached->session;
+      outcome.rank = attached->rank;
       outcome.resumed = attached->resumed;
     }
   }
   outcome.status = Execute(std::move(effects));
   if (absl::IsAlreadyExists(outcome.status)) {
-    outcome.status =
-        absl::AlreadyExistsError(absl::StrCat("rank 0 of run '", environment_.spec->run_id, "' is held by ", holder,
-                                              connected ? "" : " (connection lost)", ": ", outcome.status.message()));
+    outcome.status = absl::AlreadyExistsError(absl::StrCat(holder, outcome.status.message()));
   }
-  if (outcome.status.ok()) peer_ = peer;
-  ShowRank();
+  if (outcome.status.ok()) links_[outcome.rank].peer = peer;
+  if (outcome.resumed) LeaveOldStream(outcome.rank);
+  ShowRanks();
   Settle();
   return outcome;
 }
@@ -104,110 +106,109 @@ void StepRunner::OpenStream(const std::shared_ptr<RankStream>& stream, const eve
     stream->Finish(std::get<effect::Reject>(effects.front()).status);
     return;
   }
-  if (stream_ != nullptr) {
-    // Its own client left it for this one; nobody reads what it would still say.
-    stream_->Cancel();
-    environment_.metrics->OnReconnect();
-  }
-  stream_ = stream;
-  stream_session_ = opened.session;
-  input_closed_ = false;
-  parked_.clear();
-  peer_ = stream->peer();
-  sender_.Bind(stream);
-  sender_.Open();
-  if (draining_) sender_.Drain("the daemon is shutting down");
-  ShowRank();
+  Link& link = links_[*machine_.RankOf(opened.session)];
+  if (link.stream != nullptr) link.stream->Cancel();
+  link.stream = stream;
+  link.session = opened.session;
+  link.input_closed = false;
+  link.parked.clear();
+  link.wanted.reset();
+  link.peer = stream->peer();
+  link.sender->Bind(stream);
+  link.sender->Open();
+  // Summed since the client was told what is held.
+  if (link.held_promised > link.held_bytes) link.sender->Credit(link.held_promised - link.held_bytes);
+  link.held_promised = 0;
+  if (draining_) link.sender->Drain("the daemon is shutting down");
+  ShowRanks();
   Execute(std::move(effects)).IgnoreError();  // no Reject among them: it was the first or is not there
   Settle();
 }
 
+// Its own client left it; nobody reads what it would still say, and what it still brings comes again.
+void StepRunner::LeaveOldStream(uint32_t rank) {
+  Link& link = links_[rank];
+  link.held_promised = link.held_bytes;
+  environment_.metrics->OnReconnect();
+  if (link.stream == nullptr) return;
+  link.stream->Cancel();
+  EndStream(rank, absl::AbortedError("its client attached again"));
+}
+
 void StepRunner::OnMessage(const std::shared_ptr<RankStream>& stream, RankMessage message) {
-  if (stream != stream_) return;
-  parked_.push_back(std::move(message));
-  if (parked_.size() == 1) TakeParked();
+  const auto rank = RankOf(stream.get());
+  if (!rank) return;
+  links_[*rank].parked.push_back(std::move(message));
   Settle();
 }
 
-void StepRunner::TakeParked() {
-  while (!parked_.empty() && stream_ != nullptr) {
-    const auto stream = stream_;
-    RankMessage message = std::move(parked_.front());
-    parked_.pop_front();
-    if (!std::visit([this](auto& m) { return Take(m); }, message)) {
-      parked_.push_front(std::move(message));
-      return;
-    }
+void StepRunner::TakeParked(uint32_t rank) {
+  Link& link = links_[rank];
+  while (!link.parked.empty() && link.stream != nullptr && !MustWait(link, link.parked.front())) {
+    const auto stream = link.stream;
+    RankMessage message = std::move(link.parked.front());
+    link.parked.pop_front();
+    std::visit([&](auto& m) { Take(rank, m); }, message);
     stream->Consumed();
   }
 }
 
-bool StepRunner::Take(message::StepBegin& m) {
+bool StepRunner::MustWait(const Link& link, const RankMessage& message) const {
+  const auto* gradient = std::get_if<message::Gradient>(&message);
+  return gradient != nullptr && link.held_bytes + gradient->data.size() > environment_.plan->window_bytes;
+}
+
+// Nothing else can make room for a rank that sums wait for.
+void StepRunner::RefuseStuck(uint32_t rank) {
+  const Link& link = links_[rank];
+  if (link.parked.empty() || updating_ > 0 || !machine_.InStep(rank)) return;
+  const auto wanted = machine_.reduction().Wanted(rank);
+  if (!wanted) return;
+  EndStream(rank, absl::ResourceExhaustedError(absl::StrCat(
+                      link.held_bytes,
+                      " bytes of gradients wait to be summed, and more were sent without credit, but not chunk ",
+                      wanted->chunk, " of tensor '", environment_.spec->tensors[wanted->tensor].name,
+                      "', which sums wait for; heed Credit, or raise limits.credit_bytes")));
+}
+
+void StepRunner::Take(uint32_t rank, message::StepBegin& m) {
   if (!weights_loaded_) {
-    EndStream(absl::FailedPreconditionError("StepBegin before the weights are loaded; send them with LoadState first"));
+    EndStream(rank,
+              absl::FailedPreconditionError("StepBegin before the weights are loaded; send them with LoadState first"));
   } else if (draining_ && !machine_.step_open()) {
-    EndStream(absl::UnavailableError("the daemon is shutting down; no new step begins"));
+    EndStream(rank, absl::UnavailableError("the daemon is shutting down; no new step begins"));
   } else {
-    const bool opens = !machine_.step_open();
-    if (opens) {
-      hyper_ = std::move(m.hyper);
-      loss_scale_ = m.loss_scale;
-    }
-    HandleFromStream(event::StepBegin{stream_session_, m.step, std::move(m.content)});
+    begin_ = &m;
+    HandleFrom(rank, event::StepBegin{links_[rank].session, m.step, m.content});
+    begin_ = nullptr;
   }
-  return true;
 }
 
-bool StepRunner::Take(message::Gradient& m) {
-  Tensor& t = tensors_[m.tensor];
-  const uint64_t slab_bytes = SlabBytes(environment_.spec->tensors[m.tensor]);
-  const ReducePool& pool = PoolOf(m.tensor).slabs;
-  if (machine_.step_open() && !t.begun && !t.slab && !pool.Fits(slab_bytes)) {
-    if (updating_ > 0) return false;
-    EndStream(absl::ResourceExhaustedError(
-        absl::StrCat("tensor '", environment_.spec->tensors[m.tensor].name, "': its gradient takes ", slab_bytes,
-                     " bytes, and of the ", pool.bytes(), " bytes of the reduce pool ", pool.used(),
-                     " are held by half-sent tensors (", DescribeHalfSent(ShardOf(m.tensor)),
-                     "); finish a tensor before beginning others, or raise limits.credit_bytes")));
-    return true;
-  }
+void StepRunner::Take(uint32_t rank, message::MicroBegin& m) {
+  HandleFrom(rank, event::MicroBegin{links_[rank].session, m.micro, m.last});
+}
+
+void StepRunner::Take(uint32_t rank, message::Gradient& m) {
   gradient_ = &m;
-  HandleFromStream(event::Chunk{stream_session_, m.micro, m.tensor, m.chunk, m.crc});
+  HandleFrom(rank, event::Chunk{links_[rank].session, m.micro, m.tensor, m.chunk, m.crc});
   gradient_ = nullptr;
-  return true;
 }
 
-bool StepRunner::Take(message::MicroEnd& m) {
-  if (m.loss) loss_ = m.loss;
-  HandleFromStream(event::MicroEnd{stream_session_, m.micro, std::move(m.absent)});
-  return true;
-}
-
-bool StepRunner::Take(message::StepEnd&) {
-  HandleFromStream(event::StepEnd{stream_session_});
-  return true;
-}
-
-bool StepRunner::Take(message::Ignored&) { return true; }
-
-bool StepRunner::Take(message::Bad& m) {
-  EndStream(std::move(m.status));
-  return true;
-}
-
-std::string StepRunner::DescribeHalfSent(uint32_t shard) const {
-  std::string names;
-  int shown = 0;
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (!tensors_[i].slab || ShardOf(i) != shard) continue;
-    if (++shown > 8) return names + ", ...";
-    absl::StrAppend(&names, names.empty() ? "'" : ", '", environment_.spec->tensors[i].name, "'");
+void StepRunner::Take(uint32_t rank, message::MicroEnd& m) {
+  Link& link = links_[rank];
+  if (m.loss && machine_.InStep(rank)) {
+    link.loss_sum += *m.loss;
+    ++link.losses;
   }
-  return names;
+  HandleFrom(rank, event::MicroEnd{link.session, m.micro, std::move(m.absent)});
 }
 
-void StepRunner::HandleFromStream(const StepEvent& event) {
-  if (auto s = Execute(machine_.Handle(event, MonotonicSeconds())); !s.ok()) EndStream(std::move(s));
+void StepRunner::Take(uint32_t rank, message::StepEnd&) { HandleFrom(rank, event::StepEnd{links_[rank].session}); }
+
+void StepRunner::Take(uint32_t rank, message::Bad& m) { EndStream(rank, std::move(m.status)); }
+
+void StepRunner::HandleFrom(uint32_t rank, const StepEvent& event) {
+  if (auto s = Execute(machine_.Handle(event, MonotonicSeconds())); !s.ok()) EndStream(rank, std::move(s));
 }
 
 absl::Status StepRunner::Execute(StepEffects effects) {
@@ -224,98 +225,16 @@ absl::Status StepRunner::Execute(StepEffects effects) {
   return refusal;
 }
 
-void StepRunner::Do(const effect::Fence& e) {
-  if (stream_ != nullptr && stream_session_ == e.session) {
-    if (e.status.code() == absl::StatusCode::kDataLoss) environment_.metrics->OnDuplicateChunk(false);
-    Detach(e.status);
+// Of all that the ranks told, each with the same weight.
+std::optional<double> StepRunner::Loss() const {
+  double sum = 0;
+  uint32_t ranks = 0;
+  for (const Link& link : links_) {
+    if (link.losses == 0) continue;
+    sum += link.loss_sum / link.losses;
+    ++ranks;
   }
-  peer_.clear();
-  ShowRank();
-}
-
-void StepRunner::Do(const effect::Opened&) {
-  sender_.DropPublished();
-  statistics_.Begin();
-  loss_.reset();
-  clock_ = {.begin_s = MonotonicSeconds()};
-  learning_rate_ = LearningRate(environment_.spec->groups[0], hyper_[0]);
-  environment_.metrics->OnState("training");
-  environment_.board->Write([](RunStatus& s) { s.state = RunStatus::State::kTraining; });
-}
-
-void StepRunner::Do(const effect::Store& e) {
-  const RunSpec& spec = *environment_.spec;
-  Tensor& t = tensors_[e.tensor];
-  const TensorSpec& tensor = spec.tensors[e.tensor];
-  if (!t.slab) t.slab = PoolOf(e.tensor).slabs.Allocate(SlabBytes(tensor));  // Take saw that it fits
-  const uint64_t offset = ChunkBegin(spec, e.chunk) * WireBytes(tensor.gradient_format);
-  std::memcpy(PoolOf(e.tensor).memory.data() + t.slab->offset + offset, gradient_->data.data(), gradient_->data.size());
-  const uint64_t bytes = gradient_->data.size();
-  clock_.last_byte_s = MonotonicSeconds();
-  if (clock_.first_byte_s == 0) clock_.first_byte_s = clock_.last_byte_s;
-  sender_.Credit(bytes);
-  environment_.metrics->OnReceived(bytes);
-  environment_.board->Write([&](RunStatus& s) { s.received_bytes += bytes; });
-}
-
-void StepRunner::Do(const effect::Duplicate&) {
-  sender_.Credit(gradient_->data.size());
-  environment_.metrics->OnDuplicateChunk(true);
-}
-
-void StepRunner::Do(const effect::Update& e) {
-  const RunSpec& spec = *environment_.spec;
-  const Slab slab = *std::exchange(tensors_[e.tensor].slab, std::nullopt);
-  tensors_[e.tensor].begun = true;
-  ++updating_;
-  environment_.store->Update(
-      e.tensor,
-      {.step = e.step,
-       .loss_scale = loss_scale_,
-       .statistics = e.step == 1 || e.step % spec.stats_every == 0 ? kernels::StatisticsLevel::kFull
-                                                                   : kernels::StatisticsLevel::kCore,
-       .hyper = hyper_[spec.tensors[e.tensor].group],
-       .gradient = PoolOf(e.tensor).memory.data() + slab.offset},
-      [this, step = e.step, tensor = e.tensor, slab](const TaskResult& result) {
-        OnUpdated(step, tensor, slab, result);
-      });
-}
-
-void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result) {
-  PoolOf(tensor).slabs.Free(slab);
-  --updating_;
-  if (machine_.step_open() && machine_.step() == step) {
-    statistics_.Add(tensor, result.statistics);
-    clock_.update_s += result.seconds;
-    clock_.last_update_s = MonotonicSeconds();
-  }
-  Execute(machine_.Handle(event::TensorApplied{step, tensor}, MonotonicSeconds())).IgnoreError();  // never refused
-  TakeParked();
-  Settle();
-}
-
-void StepRunner::Do(const effect::Publish& e) { sender_.Publish(e.step, e.tensor); }
-
-void StepRunner::Do(const effect::Close& e) {
-  ClosedStep closed{.step = e.step, .outcome = e.outcome, .reason = e.reason, .not_applied = e.not_applied};
-  statistics_.Complete(&closed);
-  last_result_ = closed;
-  sender_.Result(std::move(closed));
-  Report(e);
-  DropStep();
-}
-
-void StepRunner::Do(const effect::RepeatResult&) {
-  if (last_result_) sender_.Result(*last_result_);
-}
-
-void StepRunner::Do(const effect::Discard&) { DropStep(); }
-
-void StepRunner::DropStep() {
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].slab) PoolOf(i).slabs.Free(*tensors_[i].slab);
-    tensors_[i] = {};
-  }
+  return ranks == 0 ? std::nullopt : std::optional<double>(sum / ranks);
 }
 
 void StepRunner::Report(const effect::Close& e) {
@@ -324,7 +243,8 @@ void StepRunner::Report(const effect::Close& e) {
   report.step = e.step;
   report.outcome = e.outcome;
   report.reason = e.reason;
-  report.loss = loss_;
+  const std::optional<double> loss = Loss();
+  report.loss = loss;
   report.seconds = (clock_.last_update_s > 0 ? clock_.last_update_s : now_s) - clock_.begin_s;
   report.receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
   report.update_seconds = clock_.update_s;
@@ -333,7 +253,7 @@ void StepRunner::Report(const effect::Close& e) {
   environment_.metrics->OnStep(report);
   environment_.board->Write([&](RunStatus& s) {
     s.step = e.step;
-    s.loss = loss_;
+    s.loss = loss;
     s.last_result = last_result_;
     s.step_s = clock_.first_byte_s > 0 ? now_s - clock_.first_byte_s : now_s - clock_.begin_s;
     s.applied += e.outcome == Outcome::kApplied ? 1 : 0;

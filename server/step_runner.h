@@ -1,15 +1,16 @@
-// Carries out what the step machine decides, for one run: stores gradients in the reduce pool, sends updates to the
-// device, publishes weights, reports closed steps. Messages of the rank's stream come in; effects go out to the stream.
+// Carries out what the step machine decides, for one run: holds and sums gradients in the reduce pool, sends updates to
+// the device, publishes weights, reports closed steps. Messages of the ranks' streams come in; effects go out to them.
 //
-// A gradient whose tensor finds no room in its shard's pool is parked, with all that follows it, until an update frees
-// a slab. When no update is under way that would, the stream ends with RESOURCE_EXHAUSTED naming the half-sent tensors:
-// parking never becomes a hang. What is parked is bounded by the stream, which stops reading.
+// A payload waits in memory until the machine says to sum it, and counts against its rank's credit until then; a rank
+// that is out of credit is told which chunk it may send nevertheless. The stream of one that sends more is not read on
+// until there is room, and ends with RESOURCE_EXHAUSTED where the chunk that sums wait for is behind.
 //
 // Strand-confined.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,7 +18,6 @@
 
 #include "server/parameter_store.h"
 #include "server/rank_stream.h"
-#include "server/reduce_pool.h"
 #include "server/run_status.h"
 #include "server/sender.h"
 #include "server/step_machine.h"
@@ -40,6 +40,7 @@ class StepRunner {
     absl::Status status;
     double retry_after_s = 0;
     SessionId session = {};
+    uint32_t rank = 0;
     bool resumed = false;
   };
 
@@ -56,68 +57,91 @@ class StepRunner {
   void set_weights_loaded(bool loaded) { weights_loaded_ = loaded; }
   // No new step begins; `done` once no step is open and all is sent, or the rank is away.
   void Drain(std::function<void()> done);
-  // Ends the stream with this status, now.
+  // Ends every stream with this status, now.
   void End(absl::Status status);
 
   const StepMachine& machine() const { return machine_; }
+  // Some rank is attached, or its session may still resume.
+  bool AnyRankHeld() const;
   const std::optional<ClosedStep>& last_result() const { return last_result_; }
-  uint64_t pool_bytes() const;
-  uint64_t slot_bytes() const { return sender_.slot_bytes(); }
+  uint64_t held_bytes(uint32_t rank) const { return links_[rank].held_bytes; }
+  // Counted from the live allocations, and what the windows may take.
+  uint64_t gradient_bytes() const;
+  uint64_t slot_bytes() const;
 
  private:
-  struct Tensor {
-    std::optional<Slab> slab;  // while chunks come in
-    bool begun = false;        // its update of the open step was submitted
-  };
-  struct Pool {
-    DeviceBuffer memory;
-    ReducePool slabs;
+  // A rank's connection, and what it has sent that is not summed.
+  struct Link {
+    std::shared_ptr<RankStream> stream;
+    SessionId session = {};  // of the stream
+    bool input_closed = false;
+    std::string peer;
+    std::unique_ptr<Sender> sender;
+    std::deque<RankMessage> parked;  // a gradient that finds no room, and what follows it
+    std::map<ChunkId, std::string> held;
+    uint64_t held_bytes = 0;
+    uint64_t held_promised = 0;     // as the client was told when it resumed, until its stream is open
+    std::optional<ChunkId> wanted;  // was told so
+    // Of the open step.
+    double loss_sum = 0;
+    uint32_t losses = 0;
   };
   struct StepClock {
     double begin_s = 0, first_byte_s = 0, last_byte_s = 0, last_update_s = 0, update_s = 0;
   };
 
-  // Each returns whether the message was taken; false: park it.
-  bool Take(message::StepBegin& m);
-  bool Take(message::Gradient& m);
-  bool Take(message::MicroEnd& m);
-  bool Take(message::StepEnd& m);
-  bool Take(message::Ignored& m);
-  bool Take(message::Bad& m);
-  void TakeParked();
+  void TakeParked(uint32_t rank);
+  // For lack of room.
+  bool MustWait(const Link& link, const RankMessage& message) const;
+  void RefuseStuck(uint32_t rank);
+  void Take(uint32_t rank, message::StepBegin& m);
+  void Take(uint32_t rank, message::MicroBegin& m);
+  void Take(uint32_t rank, message::Gradient& m);
+  void Take(uint32_t rank, message::MicroEnd& m);
+  void Take(uint32_t rank, message::StepEnd& m);
+  void Take(uint32_t rank, message::Bad& m);
 
   // Executes the effects; a refusal ends the stream.
-  void HandleFromStream(const StepEvent& event);
+  void HandleFrom(uint32_t rank, const StepEvent& event);
   absl::Status Execute(StepEffects effects);
   void Do(const effect::Fence& e);
   void Do(const effect::Opened& e);
-  void Do(const effect::Store& e);
-  void Do(const effect::Duplicate& e);
+  void Do(const effect::Begun& e);
+  void Do(const effect::Hold& e);
+  void Do(const effect::Drop& e);
+  void Do(const effect::Sum& e);
+  void Do(const effect::Forget& e);
   void Do(const effect::Update& e);
+  void Do(const effect::Judge& e);
   void Do(const effect::Publish& e);
   void Do(const effect::Close& e);
-  void Do(const effect::RepeatResult& e);
+  void Do(const effect::Result& e);
   void Do(const effect::Discard& e);
 
   void OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result);
-  void DropStep();
-  void Report(const effect::Close& e);
-  void EndStream(absl::Status status);
-  void Detach(absl::Status status);
-  void Settle();
-  void FinishWhenDone();
-  void ShowRank();
-  std::string DescribeHalfSent(uint32_t shard) const;
+  std::string TakeHeld(uint32_t rank, const ChunkId& id);
+  void DropHeld(uint32_t rank);
+  void DropAllHeld();
+  void OfferWanted(uint32_t rank);
+  std::byte* SlabAt(uint32_t tensor, Slab slab) { return pools_[ShardOf(tensor)].data() + slab.offset; }
   uint32_t ShardOf(uint32_t tensor) const { return environment_.plan->placement.shard_of[tensor]; }
-  Pool& PoolOf(uint32_t tensor) { return pools_[ShardOf(tensor)]; }
+  std::optional<double> Loss() const;
+  void Report(const effect::Close& e);
+  std::optional<uint32_t> RankOf(const RankStream* stream) const;
+  void LeaveOldStream(uint32_t rank);
+  void EndStream(uint32_t rank, absl::Status status);
+  void Detach(uint32_t rank, absl::Status status);
+  void Settle();
+  void FinishWhenDone(uint32_t rank);
+  void FinishWhenDrained();
+  void ShowRanks();
 
   Environment environment_;
   StepMachine machine_;
-  std::vector<Pool> pools_;  // by shard
-  Sender sender_;
+  std::vector<DeviceBuffer> pools_;  // by shard
   StepStatistics statistics_;
-  std::vector<Tensor> tensors_;
-  uint32_t updating_ = 0;  // submitted and not done, of any step
+  std::vector<Link> links_;  // by rank
+  uint32_t updating_ = 0;    // submitted and not done, of any step
   bool weights_loaded_ = false;
   bool draining_ = false;
   std::function<void()> drained_;
@@ -125,18 +149,13 @@ class StepRunner {
   // The open step.
   std::vector<std::vector<double>> hyper_;
   double loss_scale_ = 1;
-  std::optional<double> loss_;
   StepClock clock_;
   double learning_rate_ = 0;
   std::optional<ClosedStep> last_result_;
 
-  // The stream, and the message in hand.
-  std::shared_ptr<RankStream> stream_;
-  SessionId stream_session_ = {};
-  bool input_closed_ = false;
-  std::deque<RankMessage> parked_;
+  // The message in hand.
   message::Gradient* gradient_ = nullptr;
-  std::string peer_;
+  message::StepBegin* begin_ = nullptr;
   struct Leaving {
     std::shared_ptr<RankStream> stream;
     double cancel_at_s = 0;

@@ -15,24 +15,33 @@ constexpr double kLeaveS = 1;
 
 }  // namespace
 
+std::optional<uint32_t> StepRunner::RankOf(const RankStream* stream) const {
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+    if (links_[rank].stream.get() == stream) return rank;
+  }
+  return std::nullopt;
+}
+
 void StepRunner::OnWritten(const RankStream* stream) {
-  sender_.OnWritten(stream);
+  for (Link& link : links_) link.sender->OnWritten(stream);
   Settle();
 }
 
 void StepRunner::OnInputClosed(const RankStream* stream) {
-  if (stream != stream_.get()) return;
-  input_closed_ = true;
+  const auto rank = RankOf(stream);
+  if (!rank) return;
+  links_[*rank].input_closed = true;
   Settle();
 }
 
 void StepRunner::OnStreamGone(const RankStream* stream) {
   std::erase_if(leaving_, [&](const Leaving& l) { return l.stream.get() == stream; });
-  if (stream != stream_.get()) return;
-  const SessionId session = stream_session_;
-  Detach(absl::CancelledError("the connection was lost"));
+  const auto rank = RankOf(stream);
+  if (!rank) return;
+  const SessionId session = links_[*rank].session;
+  Detach(*rank, absl::CancelledError("the connection was lost"));
   Execute(machine_.Handle(event::StreamClosed{session, /*clean=*/false}, MonotonicSeconds())).IgnoreError();
-  ShowRank();
+  ShowRanks();
   Settle();
 }
 
@@ -48,64 +57,117 @@ void StepRunner::Tick() {
 void StepRunner::Drain(std::function<void()> done) {
   draining_ = true;
   drained_ = std::move(done);
-  sender_.Drain("the daemon is shutting down");
+  for (Link& link : links_) link.sender->Drain("the daemon is shutting down");
   Settle();
 }
 
 void StepRunner::End(absl::Status status) {
-  if (stream_ != nullptr) Detach(std::move(status));
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+    if (links_[rank].stream != nullptr) Detach(rank, status);
+  }
 }
 
 // The session stays: its client may come back with the token.
-void StepRunner::EndStream(absl::Status status) {
-  if (stream_ == nullptr) return;
-  const SessionId session = stream_session_;
-  Detach(std::move(status));
+void StepRunner::EndStream(uint32_t rank, absl::Status status) {
+  Link& link = links_[rank];
+  if (link.stream == nullptr) return;
+  const SessionId session = link.session;
+  Detach(rank, std::move(status));
   Execute(machine_.Handle(event::StreamClosed{session, /*clean=*/false}, MonotonicSeconds())).IgnoreError();
-  ShowRank();
+  ShowRanks();
 }
 
-void StepRunner::Detach(absl::Status status) {
-  stream_->Finish(std::move(status));
-  leaving_.push_back({stream_, MonotonicSeconds() + kLeaveS});
-  sender_.Unbind();
-  parked_.clear();
-  stream_.reset();
+void StepRunner::Detach(uint32_t rank, absl::Status status) {
+  Link& link = links_[rank];
+  link.stream->Finish(std::move(status));
+  leaving_.push_back({link.stream, MonotonicSeconds() + kLeaveS});
+  link.sender->Unbind();
+  link.parked.clear();
+  link.stream.reset();
 }
 
+bool StepRunner::AnyRankHeld() const {
+  const double now_s = MonotonicSeconds();
+  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
+    const bool resumable = now_s < machine_.disconnected_at_s(rank) + environment_.spec->lease_s;
+    if (machine_.session(rank) && (machine_.connected(rank) || resumable)) return true;
+  }
+  return false;
+}
+
+// After whatever happened.
 void StepRunner::Settle() {
-  sender_.Pump();
-  FinishWhenDone();
-}
-
-// Ends the stream of a client that has nothing more to say, or of a daemon that may not begin another step, once all it
-// is owed has been written.
-void StepRunner::FinishWhenDone() {
-  const bool quiet = updating_ == 0 && parked_.empty() && sender_.idle();
-  if (stream_ != nullptr && input_closed_ && quiet) {
-    if (machine_.step_open()) {
-      EndStream(absl::FailedPreconditionError(
-          absl::StrCat("the client ended the stream with step ", machine_.step(), " open")));
-    } else {
-      const SessionId session = stream_session_;
-      Detach(absl::OkStatus());
-      Execute(machine_.Handle(event::StreamClosed{session, /*clean=*/true}, MonotonicSeconds())).IgnoreError();
-      peer_.clear();
-      ShowRank();
+  // What one rank brings makes room for another.
+  for (bool more = true; more;) {
+    more = false;
+    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+      const size_t before = links_[rank].parked.size();
+      TakeParked(rank);
+      more = more || links_[rank].parked.size() != before;
     }
   }
-  if (!draining_ || machine_.step_open()) return;
-  if (stream_ != nullptr && quiet) EndStream(absl::UnavailableError("the daemon is shutting down"));
-  if (stream_ == nullptr && drained_) std::exchange(drained_, nullptr)();
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+    RefuseStuck(rank);
+    OfferWanted(rank);
+    links_[rank].sender->Pump();
+    FinishWhenDone(rank);
+  }
+  FinishWhenDrained();
 }
 
-void StepRunner::ShowRank() {
-  environment_.metrics->OnRanks(machine_.connected() ? 1 : 0, 1);
-  environment_.board->Write([&](RunStatus& s) {
-    s.peer = machine_.session() ? peer_ : "";
-    s.connected = machine_.connected();
-    s.disconnected_at_s = machine_.disconnected_at_s();
-  });
+// A rank whose next chunk may find no credit is told which one sums wait for.
+void StepRunner::OfferWanted(uint32_t rank) {
+  Link& link = links_[rank];
+  const RunSpec& spec = *environment_.spec;
+  const uint64_t chunk_bytes = spec.chunk_elements * sizeof(float);
+  if (link.stream == nullptr || link.wanted || link.held_bytes + chunk_bytes <= spec.credit_bytes) return;
+  if (!machine_.InStep(rank)) return;
+  link.wanted = machine_.reduction().Wanted(rank);
+  if (link.wanted) link.sender->Want(*link.wanted);
+}
+
+// Ends the stream of a client that has nothing more to say once all it is owed has been written.
+void StepRunner::FinishWhenDone(uint32_t rank) {
+  const Link& link = links_[rank];
+  if (link.stream == nullptr || !link.input_closed || !link.parked.empty() || updating_ > 0 || !link.sender->idle()) {
+    return;
+  }
+  if (machine_.InStep(rank) && machine_.Ended(rank)) return;  // it waits for the other ranks
+  if (machine_.InStep(rank)) {
+    return EndStream(rank, absl::FailedPreconditionError(
+                               absl::StrCat("the client ended the stream with step ", machine_.step(), " open")));
+  }
+  const SessionId session = link.session;
+  Detach(rank, absl::OkStatus());
+  Execute(machine_.Handle(event::StreamClosed{session, /*clean=*/true}, MonotonicSeconds())).IgnoreError();
+  links_[rank].peer.clear();
+  ShowRanks();
+}
+
+// Of a daemon that may not begin another step.
+void StepRunner::FinishWhenDrained() {
+  if (!draining_ || machine_.step_open() || updating_ > 0) return;
+  bool all_gone = true;
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+    if (links_[rank].stream != nullptr && links_[rank].sender->idle()) {
+      EndStream(rank, absl::UnavailableError("the daemon is shutting down"));
+    }
+    all_gone = all_gone && links_[rank].stream == nullptr;
+  }
+  if (all_gone && drained_) std::exchange(drained_, nullptr)();
+}
+
+void StepRunner::ShowRanks() {
+  std::vector<RankStatus> ranks;
+  uint32_t connected = 0;
+  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
+    connected += machine_.connected(rank) ? 1 : 0;
+    ranks.push_back({.peer = machine_.session(rank) ? links_[rank].peer : "",
+                     .connected = machine_.connected(rank),
+                     .disconnected_at_s = machine_.disconnected_at_s(rank)});
+  }
+  environment_.metrics->OnRanks(connected, std::max<uint32_t>(machine_.world(), 1));
+  environment_.board->Write([&](RunStatus& s) { s.ranks = std::move(ranks); });
 }
 
 }  // namespace ballast

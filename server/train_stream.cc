@@ -94,8 +94,7 @@ RankMessage TrainStream::Convert(v1::TrainRequest* request) {
   if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
   if (request->has_step_end()) return message::StepEnd{};
   if (request->has_micro_begin()) {
-    if (auto s = CheckMicro(request->micro_begin().micro()); !s.ok()) return message::Bad{s};
-    return message::Ignored{};
+    return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
   }
   if (request->has_open()) return message::Bad{absl::FailedPreconditionError("Open came twice on one stream")};
   return message::Bad{absl::InvalidArgumentError("an empty message, or one of a later protocol")};
@@ -149,7 +148,7 @@ void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mu
 
 bool TrainStream::Write(const StreamOutput& output) {
   if (std::holds_alternative<output::Opened>(output)) response_.mutable_opened();
-  if (const auto* credit = std::get_if<output::Credit>(&output)) response_.mutable_credit()->set_bytes(credit->bytes);
+  if (const auto* credit = std::get_if<output::Credit>(&output)) *response_.mutable_credit() = FromCredit(*credit);
   if (const auto* drain = std::get_if<output::Drain>(&output)) response_.mutable_drain()->set_reason(drain->reason);
   if (const auto* closed = std::get_if<ClosedStep>(&output)) *response_.mutable_step_result() = FromClosedStep(*closed);
   return StartWriteUnlessFinished();

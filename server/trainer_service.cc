@@ -31,14 +31,14 @@ absl::StatusOr<Runs::CreateRequest> ToCreateRequest(const v1::RunSpec& spec, con
   return made;
 }
 
-absl::Status CheckRank(const v1::AttachRequest& request) {
-  if (request.world() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("world is ", request.world(),
-                                                   "; this version trains with one rank: wanted 1. Reduce gradients "
-                                                   "among the trainers first"));
+absl::Status CheckRank(const v1::AttachRequest& request, const RunSpec& spec) {
+  if (request.world() < 1 || request.world() > spec.ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("world is ", request.world(), "; the run was created for 1 to ",
+                                                   spec.ranks, " ranks (RunSpec.ranks)"));
   }
-  if (request.rank() != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("rank is ", request.rank(), " of world 1; wanted: 0"));
+  if (request.rank() >= request.world()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank is ", request.rank(), " of world ", request.world(), "; ranks count from 0"));
   }
   return absl::OkStatus();
 }
@@ -79,8 +79,8 @@ grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext*
 absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::AttachRequest& request,
                                                                  Run::AttachRequest* made) {
   RETURN_IF_ERROR(CheckProtocol(request));
-  RETURN_IF_ERROR(CheckRank(request));
   ASSIGN_OR_RETURN(auto run, environment_.runs->Find(request.run_id()));
+  RETURN_IF_ERROR(CheckRank(request, run->spec()));
   if (environment_.runs->draining())
     return absl::UnavailableError("the daemon is shutting down; attach to the next one");
   if (request.session_token().empty()) return run;
@@ -98,6 +98,8 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
   auto* reactor = context->DefaultReactor();
   RpcRecord record(environment_.metrics, "Attach");
   Run::AttachRequest made{.fresh = environment_.sessions->NewId(),
+                          .rank = request->rank(),
+                          .world = request->world(),
                           .takeover = request->takeover(),
                           .want_digests = request->want_digests(),
                           .peer = context->peer()};
@@ -116,7 +118,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                                                  : environment_.sessions->Issue({run->spec().run_id, reply->session}));
       Log(LogLevel::kInfo, "attached", "rank attached",
           {{"run_id", run->spec().run_id},
-           {"rank", uint64_t{0}},
+           {"rank", uint64_t{request->rank()}},
            {"step", reply->resume_step},
            {"peer", context->peer()}});
     } else if (retry_after_s > 0) {

@@ -115,7 +115,8 @@ def dependency_direction(sources: list[Source]) -> list[str]:
 
 # The rings of server/. Whatever is in neither set is stateful. Pure code decides: values in, values out. The edge talks
 # to sockets: it alone knows gRPC.
-PURE = {"step_machine", "placement", "plan", "layers", "run_spec", "status_macros", "utf8", "spike_gate"}
+PURE = {"step_machine", "step_machine_step", "reduction", "reduce_pool", "placement", "plan"}
+PURE |= {"layers", "run_spec", "status_macros", "utf8", "spike_gate"}
 EDGE = {"main", "server", "rpc", "ops_http", "trainer_service", "admin_service"}
 EDGE |= {"load_stream", "pull_stream", "train_stream"}
 # These turn wire messages into values, or read the list of RPCs or of configuration keys; they know Protobuf, no gRPC.

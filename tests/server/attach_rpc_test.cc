@@ -37,7 +37,7 @@ TEST_F(AttachRpcTest, TellsAllATrainerNeeds) {
 
 TEST_F(AttachRpcTest, RefusesByName) {
   request_.set_world(2);
-  EXPECT_THAT(Ask().error_message(), HasSubstr("world is 2"));
+  EXPECT_THAT(Ask().error_message(), HasSubstr("world is 2; the run was created for 1 to 1 ranks"));
   request_.set_world(1);
   request_.set_rank(3);
   EXPECT_THAT(Ask().error_message(), HasSubstr("rank is 3"));

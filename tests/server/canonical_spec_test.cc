@@ -21,6 +21,7 @@ TEST(CanonicalSpecTest, DefaultsWrittenOutAreTheSameSpec) {
   (*written.mutable_groups(0)->mutable_hyper())["beta1"] = 0.9;
   written.set_stats_every(10);
   written.set_accumulation(1);
+  written.set_ranks(1);
   written.mutable_tensors(0)->set_lr_scale(1);
   EXPECT_EQ(Difference(SmallSpec(), written), "none");
   v1::RunSpec peak = SmallSpec(), peak_as_hyper = SmallSpec();

@@ -23,7 +23,9 @@ TEST(PlanTest, CountsTheDefaultsOfAnAlignedTensorByHand) {
   EXPECT_EQ(plan.bytes.momentum, kN + kN / 32 * 2);
   EXPECT_EQ(plan.bytes.variance, kN + kN / 32 * 2);
   EXPECT_EQ(plan.bytes.padding, 0u);
-  EXPECT_EQ(plan.bytes.gradients, 2 * kN);  // all of them: less than twice the largest
+  EXPECT_EQ(plan.shards[0].pool_bytes, 2 * kN);  // all of them: less than twice the largest
+  EXPECT_EQ(plan.window_bytes, 2 * kN);          // likewise
+  EXPECT_EQ(plan.bytes.gradients, 4 * kN);
   EXPECT_EQ(plan.push_bytes, 2 * kN);
   EXPECT_EQ(plan.pull_bytes, 2 * kN);
 }
@@ -38,11 +40,26 @@ TEST(PlanTest, PaddingOfATinyTensorIsCounted) {
 TEST(PlanTest, ThePoolHoldsTwiceTheLargestOrTheCredit) {
   RunSpec spec = Made(MakeSpec("r1", {{"a", {1000000}}, {"b", {1000000}}, {"c", {1000000}}, {"d", {64}}}));
   spec.credit_bytes = 64;
-  EXPECT_EQ(MakePlan(spec).bytes.gradients, 2 * AlignUp(2000000));
+  EXPECT_EQ(MakePlan(spec).shards[0].pool_bytes, 2 * AlignUp(2000000));
   spec.credit_bytes = 5000000;
-  EXPECT_EQ(MakePlan(spec).bytes.gradients, AlignUp(5000000));
+  EXPECT_EQ(MakePlan(spec).shards[0].pool_bytes, AlignUp(5000000));
   spec.credit_bytes = 1 << 30;
-  EXPECT_EQ(MakePlan(spec).bytes.gradients, 3 * AlignUp(2000000) + 128);
+  EXPECT_EQ(MakePlan(spec).shards[0].pool_bytes, 3 * AlignUp(2000000) + 128);
+}
+
+TEST(PlanTest, SumsTakeFp32AndSeveralMicroBatchesKeepThemAll) {
+  RunSpec spec = Made(MakeSpec("r1", {{"a", {1000000}}, {"b", {1000000}}, {"c", {1000000}}}));
+  spec.credit_bytes = 64;
+  spec.ranks = 4;
+  Plan plan = MakePlan(spec);
+  EXPECT_EQ(plan.shards[0].pool_bytes, 2 * AlignUp(4000000));
+  // A chunk that may go alone, and two beyond credit, of 1 MiB.
+  EXPECT_EQ(plan.window_bytes, 3u << 20);
+  EXPECT_EQ(plan.bytes.gradients, plan.shards[0].pool_bytes + 4 * plan.window_bytes);
+  spec.ranks = 1;
+  spec.accumulation = 2;
+  plan = MakePlan(spec);
+  EXPECT_EQ(plan.shards[0].pool_bytes, 3 * AlignUp(4000000));
 }
 
 TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
@@ -59,7 +76,7 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   // Chunks of 262144 elements: rows 0..873, of which the last is cut, and 873..999.
   EXPECT_EQ(plan.send_slot_scales, 874u);
   EXPECT_EQ(plan.pull_bytes, 300064u + 4 * (874 + 127 + 1));
-  EXPECT_EQ(plan.bytes.staging, without + kSlots * 874 * 4 + AlignUp(1001 * 4));
+  EXPECT_EQ(plan.bytes.staging, without + SlotCount(spec) * 874 * 4 + AlignUp(1001 * 4));
   wire.mutable_groups(0)->set_gradient("fp8-e5m2");
   EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
 }

@@ -44,13 +44,25 @@ bool Wire::Chunk(const v1::Gradient& gradient) {
   return Send(request);
 }
 
-bool Wire::EndStep(const std::string& absent, std::optional<double> loss) {
+bool Wire::BeginMicro(uint32_t micro, bool last) {
   v1::TrainRequest request;
+  request.mutable_micro_begin()->set_micro(micro);
+  request.mutable_micro_begin()->set_last(last);
+  return Send(request);
+}
+
+bool Wire::EndMicro(uint32_t micro, const std::string& absent, std::optional<double> loss) {
+  v1::TrainRequest request;
+  request.mutable_micro_end()->set_micro(micro);
   request.mutable_micro_end()->set_absent(absent);
   if (loss) request.mutable_micro_end()->set_loss(*loss);
+  return Send(request);
+}
+
+bool Wire::EndStep(const std::string& absent, std::optional<double> loss, uint32_t micro) {
   v1::TrainRequest end;
   end.mutable_step_end();
-  return Send(request) && Send(end);
+  return EndMicro(micro, absent, loss) && Send(end);
 }
 
 std::optional<v1::TrainResponse> Wire::Read() {
@@ -114,15 +126,23 @@ void Reference::Load(uint32_t tensor, const std::vector<float>& weights) {
 }
 
 void Reference::Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr) {
+  UpdateBy(tensor, step, {.data = gradient.data(), .format = spec_.tensors[tensor].gradient_format}, lr);
+}
+
+void Reference::UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale) {
+  UpdateBy(tensor, step, {.data = sum.data(), .format = kernels::FindWireFormat("fp32"), .scale = scale}, std::nullopt);
+}
+
+void Reference::UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr) {
   const TensorSpec& spec = spec_.tensors[tensor];
   const GroupSpec& group = spec_.groups[spec.group];
   Tensor& t = tensors_[tensor];
   kernels::Update update = {};
   for (size_t p = 0; p < t.planes.size(); ++p) update.planes[p] = t.planes[p];
-  update.grad = gradient.data();
-  update.grad_format = spec.gradient_format;
+  update.grad = gradient.data;
+  update.grad_format = gradient.format;
   update.n = spec.elements;
-  update.grad_scale = 1;
+  update.grad_scale = gradient.scale;
   update.random_key = kernels::RandomKey(NameKey(spec.name, spec_.seed), step);
   update.stochastic = group.stochastic;
   update.statistics = kernels::StatisticsLevel::kFull;
@@ -224,9 +244,11 @@ grpc::Status RpcTest::Attach(v1::AttachRequest request, v1::AttachResponse* resp
   return trainer_->Attach(context != nullptr ? context : &own, request, response);
 }
 
-v1::AttachResponse RpcTest::AttachFresh(const std::string& run_id, bool takeover) {
+v1::AttachResponse RpcTest::AttachFresh(const std::string& run_id, bool takeover, uint32_t rank, uint32_t world) {
   v1::AttachRequest request;
   request.set_run_id(run_id);
+  request.set_rank(rank);
+  request.set_world(world);
   request.set_takeover(takeover);
   v1::AttachResponse response;
   const grpc::Status s = Attach(request, &response);

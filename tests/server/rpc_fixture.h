@@ -33,8 +33,11 @@ class Wire {
   bool Open(const std::string& token, const v1::Open& rest = {});  // waits for Opened
   bool Send(const v1::TrainRequest& request) { return stream_->Write(request); }
   bool Begin(uint64_t step, std::optional<double> lr = std::nullopt);
+  bool BeginMicro(uint32_t micro, bool last);
   bool Chunk(const v1::Gradient& gradient);
-  bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt);
+  bool EndMicro(uint32_t micro, const std::string& absent = "", std::optional<double> loss = std::nullopt);
+  // And its last, or only, micro-batch.
+  bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt, uint32_t micro = 0);
   std::optional<v1::TrainResponse> Read();
   // Ends the stream: with what the daemon says of it, having read all it still sends.
   grpc::Status Finish();
@@ -65,6 +68,8 @@ class Reference {
   explicit Reference(const RunSpec& spec);
   void Load(uint32_t tensor, const std::vector<float>& weights);
   void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
+  // By a sum of gradients in fp32, times `scale`.
+  void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale);
   std::string Serve(uint32_t tensor) const;
   std::vector<float> Scales(uint32_t tensor) const;
   std::vector<float> ScalesOfChunks(uint32_t tensor) const;  // as they are sent
@@ -72,6 +77,12 @@ class Reference {
   const kernels::Statistics& statistics(uint32_t tensor) const { return tensors_[tensor].statistics; }
 
  private:
+  struct Payload {
+    const void* data = nullptr;
+    kernels::WireIndex format = 0;
+    float scale = 1;
+  };
+  void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
   struct Tensor {
     std::vector<std::vector<std::byte>> storage;
     std::vector<std::byte*> planes, master_planes;
@@ -91,7 +102,8 @@ class RpcTest : public ::testing::Test {
 
   absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec);
   grpc::Status Attach(v1::AttachRequest request, v1::AttachResponse* response, grpc::ClientContext* context = nullptr);
-  v1::AttachResponse AttachFresh(const std::string& run_id, bool takeover = false);
+  v1::AttachResponse AttachFresh(const std::string& run_id, bool takeover = false, uint32_t rank = 0,
+                                 uint32_t world = 1);
   v1::AttachResponse Resume(const std::string& run_id, const std::string& token);
   v1::RunStatus Status(const std::string& run_id);
 

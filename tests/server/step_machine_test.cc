@@ -4,9 +4,10 @@
 //   ----
 //   the effects, one a line, or nothing
 //
-// Commands: machine chunks=2,1 lease=10 timeout=60 | attach s= resumes= takeover | open s= step= have=0,2 | lost s= |
-// leave s= | begin s= step= content= | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s=
-// | applied step= tensor= | tick | at t=SECONDS (sets the clock; no block follows)
+// Commands: machine chunks=2,1 lease=10 timeout=60 micros=1 pool=CHUNKS staged | attach s= rank= of= resumes= takeover
+// | open s= step= have=0,2 | lost s= | leave s= | begin s= step= content= | micro-begin s= micro= last | chunk s=
+// tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s= | applied step= tensor= | verdict step= skip=
+// | tick | wanted rank= | at t=SECONDS (sets the clock; no block follows). A chunk takes 1 byte of the pool.
 #include "server/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <sstream>
 
 #include "absl/strings/numbers.h"
@@ -26,39 +28,49 @@
 namespace ballast {
 namespace {
 
-std::string Format(const StepEffect& effect) {
-  struct Formatter {
-    std::string operator()(const effect::Reject& e) const {
-      const std::string wait = e.retry_after_s > 0 ? absl::StrCat(" retry_after=", e.retry_after_s) : "";
-      return absl::StrCat("reject ", absl::StatusCodeToString(e.status.code()), wait, ": ",
-                          std::string(e.status.message()));
-    }
-    std::string operator()(const effect::Attached& e) const {
-      return absl::StrCat("attached s=", static_cast<uint64_t>(e.session), e.resumed ? " resumed" : "");
-    }
-    std::string operator()(const effect::Fence& e) const {
-      return absl::StrCat("fence s=", static_cast<uint64_t>(e.session), " ", absl::StatusCodeToString(e.status.code()));
-    }
-    std::string operator()(const effect::Opened& e) const { return absl::StrCat("opened step=", e.step); }
-    std::string operator()(const effect::Store& e) const {
-      return absl::StrCat("store tensor=", e.tensor, " chunk=", e.chunk);
-    }
-    std::string operator()(const effect::Duplicate&) const { return "duplicate"; }
-    std::string operator()(const effect::Update& e) const {
-      return absl::StrCat("update step=", e.step, " tensor=", e.tensor);
-    }
-    std::string operator()(const effect::Publish& e) const {
-      return absl::StrCat("publish step=", e.step, " tensor=", e.tensor);
-    }
-    std::string operator()(const effect::Close& e) const {
-      return absl::StrCat("close step=", e.step, " ", OutcomeName(e.outcome), e.reason.empty() ? "" : " ", e.reason,
-                          e.not_applied.empty() ? "" : " not_applied=", absl::StrJoin(e.not_applied, ","));
-    }
-    std::string operator()(const effect::RepeatResult& e) const { return absl::StrCat("result-again step=", e.step); }
-    std::string operator()(const effect::Discard& e) const { return absl::StrCat("discard step=", e.step); }
-  };
-  return std::visit(Formatter{}, effect);
-}
+struct Formatter {
+  std::string operator()(const effect::Reject& e) const {
+    const std::string wait = e.retry_after_s > 0 ? absl::StrCat(" retry_after=", e.retry_after_s) : "";
+    return absl::StrCat("reject ", absl::StatusCodeToString(e.status.code()), wait, ": ",
+                        std::string(e.status.message()));
+  }
+  std::string operator()(const effect::Attached& e) const {
+    return absl::StrCat("attached s=", static_cast<uint64_t>(e.session), Of(e.rank), e.resumed ? " resumed" : "");
+  }
+  std::string operator()(const effect::Fence& e) const {
+    return absl::StrCat("fence s=", static_cast<uint64_t>(e.session), Of(e.rank), " ",
+                        absl::StatusCodeToString(e.status.code()));
+  }
+  std::string operator()(const effect::Opened& e) const { return absl::StrCat("opened step=", e.step); }
+  std::string operator()(const effect::Begun& e) const { return absl::StrCat("begun rank=", e.rank); }
+  std::string operator()(const effect::Hold& e) const { return absl::StrCat("hold", Of(e.rank), " ", Name(e.id)); }
+  std::string operator()(const effect::Drop& e) const { return e.again ? "drop again" : "drop"; }
+  std::string operator()(const effect::Sum& e) const {
+    return absl::StrCat("sum ", Name(e.id), " ranks=", absl::StrJoin(e.ranks, ","), e.first ? " first" : "");
+  }
+  std::string operator()(const effect::Forget& e) const { return absl::StrCat("forget rank=", e.rank); }
+  std::string operator()(const effect::Update& e) const {
+    return absl::StrCat("update step=", e.step, " tensor=", e.tensor);
+  }
+  std::string operator()(const effect::Judge& e) const { return absl::StrCat("judge step=", e.step); }
+  std::string operator()(const effect::Publish& e) const {
+    return absl::StrCat("publish step=", e.step, " tensor=", e.tensor, e.rank ? absl::StrCat(" to=", *e.rank) : "");
+  }
+  std::string operator()(const effect::Close& e) const {
+    return absl::StrCat("close step=", e.step, " ", OutcomeName(e.outcome), e.reason.empty() ? "" : " ", e.reason,
+                        e.not_applied.empty() ? "" : " not_applied=", absl::StrJoin(e.not_applied, ","),
+                        e.detail.empty() ? "" : ": ", e.detail);
+  }
+  std::string operator()(const effect::Result& e) const {
+    return absl::StrCat("result step=", e.step, e.rank ? absl::StrCat(" to=", *e.rank) : "");
+  }
+  std::string operator()(const effect::Discard& e) const { return absl::StrCat("discard step=", e.step); }
+  static std::string Of(uint32_t rank) { return rank == 0 ? "" : absl::StrCat(" rank=", rank); }
+  static std::string Name(const ChunkId& id) {
+    return absl::StrCat(id.micro == 0 ? "" : absl::StrCat("micro=", id.micro, " "), "tensor=", id.tensor,
+                        " chunk=", id.chunk);
+  }
+};
 
 // One command line, taken apart.
 struct Command {
@@ -102,8 +114,15 @@ class Scenario {
  public:
   std::string Run(const Command& c) {
     if (c.verb == "machine") return Start(c);
+    if (c.verb == "wanted") {
+      const auto id = machine_->reduction().Wanted(static_cast<uint32_t>(c.number("rank")));
+      return id ? Formatter::Name(*id) : "nothing";
+    }
     std::vector<std::string> lines;
-    for (const StepEffect& effect : machine_->Handle(Event(c), now_s_)) lines.push_back(Format(effect));
+    for (const StepEffect& effect : machine_->Handle(Event(c), now_s_)) {
+      lines.push_back(std::visit(Formatter{}, effect));
+      if (const auto* u = std::get_if<effect::Update>(&effect)) slabs_[{u->step, u->tensor}] = u->slab;
+    }
     return absl::StrJoin(lines, "\n");
   }
   void SetClock(double now_s) { now_s_ = now_s; }
@@ -111,10 +130,16 @@ class Scenario {
  private:
   std::string Start(const Command& c) {
     StepMachineOptions options{.tensor_names = {},
-                               .chunks = c.numbers("chunks"),
+                               .reduction = {.chunks = c.numbers("chunks")},
+                               .commit = c.has("staged") ? Commit::kStaged : Commit::kRelease,
+                               .most_micros = static_cast<uint32_t>(c.number("micros", 1)),
                                .lease_s = static_cast<double>(c.number("lease", 10)),
                                .rank_timeout_s = static_cast<double>(c.number("timeout", 60))};
-    for (size_t i = 0; i < options.chunks.size(); ++i) options.tensor_names.push_back(absl::StrCat("w", i));
+    Reduction::Options& r = options.reduction;
+    for (size_t i = 0; i < r.chunks.size(); ++i) options.tensor_names.push_back(absl::StrCat("w", i));
+    r.slab_bytes = r.chunks;
+    r.pool_of.resize(r.chunks.size());
+    r.pool_bytes = {c.number("pool", std::accumulate(r.chunks.begin(), r.chunks.end(), uint64_t{0}))};
     machine_ = std::make_unique<StepMachine>(options);
     return "";
   }
@@ -124,7 +149,11 @@ class Scenario {
     const auto micro = static_cast<uint32_t>(c.number("micro"));
     const auto tensor = static_cast<uint32_t>(c.number("tensor"));
     if (c.verb == "attach") {
-      event::Attach attach{.session = s, .resumes = std::nullopt, .takeover = c.has("takeover")};
+      event::Attach attach{.session = s,
+                           .resumes = std::nullopt,
+                           .takeover = c.has("takeover"),
+                           .rank = static_cast<uint32_t>(c.number("rank")),
+                           .world = static_cast<uint32_t>(c.number("of", 1))};
       if (c.has("resumes")) attach.resumes = SessionId{c.number("resumes")};
       return attach;
     }
@@ -135,6 +164,7 @@ class Scenario {
     if (c.verb == "leave") return event::StreamClosed{.session = s, .clean = true};
     if (c.verb == "begin")
       return event::StepBegin{.session = s, .step = c.number("step"), .content = c.text("content")};
+    if (c.verb == "micro-begin") return event::MicroBegin{.session = s, .micro = micro, .last = c.has("last")};
     if (c.verb == "chunk") {
       return event::Chunk{.session = s,
                           .micro = micro,
@@ -144,12 +174,19 @@ class Scenario {
     }
     if (c.verb == "micro-end") return event::MicroEnd{.session = s, .micro = micro, .absent = c.set("absent")};
     if (c.verb == "step-end") return event::StepEnd{.session = s};
-    if (c.verb == "applied") return event::TensorApplied{.step = c.number("step"), .tensor = tensor};
+    if (c.verb == "applied") {
+      const uint64_t step = c.number("step");
+      return event::TensorApplied{.step = step, .tensor = tensor, .slab = slabs_.at({step, tensor})};
+    }
+    if (c.verb == "verdict") {
+      return event::Verdict{.step = c.number("step"), .apply = !c.has("skip"), .reason = c.text("skip")};
+    }
     EXPECT_EQ(c.verb, "tick") << "unknown command";
     return event::Tick{};
   }
 
   std::unique_ptr<StepMachine> machine_;
+  std::map<std::pair<uint64_t, uint32_t>, Slab> slabs_;  // of updates, by step and tensor
   double now_s_ = 0;
 };
 
@@ -187,17 +224,19 @@ INSTANTIATE_TEST_SUITE_P(All, StepScenarioTest, ::testing::ValuesIn(ScenarioFile
 });
 
 TEST(StepMachineTest, ResumeStateNamesWhatIsHeld) {
-  StepMachine machine({.tensor_names = {"a", "b"}, .chunks = {2, 1}});
+  StepMachine machine({.tensor_names = {"a", "b"},
+                       .reduction = {.chunks = {2, 1}, .slab_bytes = {2, 1}, .pool_of = {0, 0}, .pool_bytes = {3}}});
   const SessionId s{1};
   machine.Handle(event::Attach{.session = s}, 0);
   machine.Handle(event::StreamOpened{.session = s}, 0);
   machine.Handle(event::StepBegin{.session = s, .step = 1}, 0);
   machine.Handle(event::Chunk{.session = s, .tensor = 0, .chunk = 1, .crc = 5}, 0);
   machine.Handle(event::Chunk{.session = s, .tensor = 1, .chunk = 0, .crc = 6}, 0);
-  EXPECT_EQ(machine.ChunksHeld(0), (std::vector<bool>{false, true}));
-  EXPECT_EQ(machine.ChunksHeld(1), (std::vector<bool>{true}));
+  EXPECT_EQ(machine.reduction().micros_begun(0), 1u);
+  EXPECT_EQ(machine.reduction().Delivered(0, 0, 0), (std::vector<bool>{false, true}));
+  EXPECT_EQ(machine.reduction().Delivered(0, 0, 1), (std::vector<bool>{true}));
   EXPECT_EQ(machine.TensorsApplied(), (std::vector<bool>{false, true}));
-  EXPECT_TRUE(machine.step_open());
+  EXPECT_TRUE(machine.InStep(0));
   EXPECT_EQ(machine.step(), 1u);
 }
 

@@ -1,0 +1,133 @@
+// The gradients of the open step on their way to being one: which contributions are in, what may be summed, and where.
+// A contribution is one rank's gradient of one tensor in one micro-batch; it comes in chunks. A chunk is summed once
+// every rank has delivered it or listed its tensor absent, over the ranks in rank order and then over the micro-batches
+// in theirs, whatever the order of arrival: the sum's bits depend on nothing else.
+//
+// A tensor takes a slab of its pool with its first sum, and keeps it until its update has read it. What finds no slab,
+// or waits for another rank, is held and counts against its rank's credit. Wanted names the chunk that a rank may send
+// beyond its credit, so that sums never wait for each other in a circle.
+//
+// Bookkeeping only: payloads and sums are the caller's. Pure; strand-confined.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "server/reduce_pool.h"
+
+namespace ballast {
+
+struct ChunkId {
+  uint32_t micro = 0;
+  uint32_t tensor = 0;
+  uint64_t chunk = 0;
+  auto operator<=>(const ChunkId&) const = default;
+};
+
+class Reduction {
+ public:
+  struct Options {
+    std::vector<uint64_t> chunks;      // by tensor; at least 1
+    std::vector<uint64_t> slab_bytes;  // by tensor
+    std::vector<uint32_t> pool_of;     // by tensor
+    std::vector<uint64_t> pool_bytes;  // by pool; each takes the largest slab of its tensors
+  };
+  // The chunk's payloads of these ranks, in this order, are added to the sum, or begin it; they are held no longer.
+  struct Sum {
+    ChunkId id;
+    Slab slab;
+    std::vector<uint32_t> ranks;
+    bool first = false;
+  };
+  // Every contribution to the tensor is in its sum. No slab: it was absent everywhere.
+  struct Complete {
+    uint32_t tensor = 0;
+    std::optional<Slab> slab = {};
+  };
+  // What became possible, in an order in which it may be carried out: sums first.
+  struct Progress {
+    std::vector<Sum> sums;
+    std::vector<Complete> complete;
+  };
+  enum class Arrival { kNew, kAgain, kOther };  // kAgain: with the same checksum; kOther: with another one
+
+  explicit Reduction(Options options);
+
+  // A new step of this many ranks: nothing is delivered. Slabs of what was not complete are free again.
+  void Begin(uint32_t ranks);
+  // The next micro-batch of the rank. All ranks name the same one as the last: the caller sees to it.
+  void BeginMicro(uint32_t rank, bool last);
+  // In the rank's present micro-batch, or again in one that it has ended.
+  Arrival Deliver(uint32_t rank, ChunkId id, uint32_t crc);
+  // The rank's present micro-batch is over; each tensor was delivered whole or is absent.
+  void EndMicro(uint32_t rank, std::vector<bool> absent);
+  // What the rank has said of this step is as if it had not. False, and nothing is done: some of it is in a sum.
+  bool Forget(uint32_t rank);
+  // A slab of a complete tensor is free.
+  void Release(uint32_t tensor, Slab slab);
+  // After any of the above.
+  Progress Advance();
+
+  // The chunk that brings sums on, if the rank may send one beyond its credit.
+  std::optional<ChunkId> Wanted(uint32_t rank) const;
+
+  uint32_t ranks() const { return static_cast<uint32_t>(ranks_.size()); }
+  bool all_complete() const { return complete_ == tensors_.size(); }
+  bool is_complete(uint32_t tensor) const { return tensors_[tensor].complete; }
+  bool any_summed() const { return any_summed_; }
+  uint32_t micros_begun(uint32_t rank) const { return static_cast<uint32_t>(ranks_[rank].micros.size()); }
+  std::optional<uint32_t> last_micro(uint32_t rank) const { return ranks_[rank].last; }
+  // Of a micro-batch that the rank has begun.
+  bool ended(uint32_t rank, uint32_t micro) const { return ranks_[rank].micros[micro].ended; }
+  const std::vector<bool>& absent(uint32_t rank, uint32_t micro) const { return ranks_[rank].micros[micro].absent; }
+  uint64_t count(uint32_t rank, uint32_t micro, uint32_t tensor) const;               // chunks delivered
+  std::vector<bool> Delivered(uint32_t rank, uint32_t micro, uint32_t tensor) const;  // by chunk
+
+ private:
+  struct Micro {
+    bool ended = false;
+    std::vector<std::optional<uint32_t>> crc;  // by flat chunk; set when delivered
+    std::vector<uint64_t> count;               // by tensor
+    std::vector<bool> absent;                  // by tensor; empty until ended
+  };
+  struct Rank {
+    std::vector<Micro> micros;
+    std::optional<uint32_t> last;
+  };
+  struct Tensor {
+    std::optional<Slab> slab;
+    bool complete = false;
+    uint64_t chunks_left = 0;  // not yet summed through the last micro-batch
+  };
+
+  size_t Flat(uint32_t tensor, uint64_t chunk) const { return first_chunk_[tensor] + chunk; }
+  ReducePool& PoolOf(uint32_t tensor) { return pools_[options_.pool_of[tensor]]; }
+  bool Settled(uint32_t rank, ChunkId id) const;
+  bool Ready(ChunkId id) const;
+  bool DeliveredByAny(ChunkId id) const;
+  // Of one tensor; by_another: that another rank has delivered.
+  std::optional<ChunkId> WantedOf(uint32_t rank, uint32_t tensor, bool by_another) const;
+  bool Started(uint32_t tensor, uint64_t chunk) const;  // its sum has a term
+  // Sums what of the chunk may be summed. False: its tensor finds no slab.
+  bool AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress);
+
+  const Options options_;
+  std::vector<size_t> first_chunk_;  // by tensor: its first flat chunk
+  std::vector<ReducePool> pools_;
+  std::vector<Rank> ranks_;
+  std::vector<Tensor> tensors_;
+  std::vector<uint32_t> summed_;  // by flat chunk: micro-batches
+  struct Spot {
+    uint32_t tensor = 0;
+    uint64_t chunk = 0;
+    auto operator<=>(const Spot&) const = default;
+  };
+  std::vector<Spot> looks_;    // chunks of which something may be summed now
+  std::vector<Spot> waiting_;  // chunks that found no slab
+  size_t complete_ = 0;
+  bool any_summed_ = false;
+};
+
+}  // namespace ballast

@@ -1,0 +1,357 @@
+// What becomes of the open step: the step machine's other half.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/step_machine.h"
+
+namespace ballast {
+namespace {
+
+StepEffects Refuse(absl::Status status) { return {effect::Reject{std::move(status)}}; }
+
+}  // namespace
+
+StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
+  const auto rank = RankOf(e.session);
+  if (!rank) return Refuse(CheckCurrent(e.session));
+  Rank& r = ranks_[*rank];
+  if (e.step <= closed_step_ && r.begun < e.step && !r.acknowledged) {
+    r.begun = e.step;  // it closed without this rank, which has or gets the result
+    r.ended = false;
+    return {};
+  }
+  if (e.step != step_) {
+    return Refuse(absl::FailedPreconditionError(
+        absl::StrCat("StepBegin of step ", e.step, ", but step ", step_, open_ ? " is open" : " is the next")));
+  }
+  if (InStep(*rank)) {
+    if (e.content == begin_content_) return {};
+    return Refuse(absl::FailedPreconditionError(
+        absl::StrCat("step ", step_, " was begun with other values; a resumed step must repeat them to the bit")));
+  }
+  StepEffects effects;
+  if (!open_) {
+    open_ = true;
+    opened_at_s_ = now_s;
+    begin_content_ = e.content;
+    effects.push_back(effect::Opened{step_});
+  }
+  r.begun = step_;
+  r.ended = false;
+  r.acknowledged = true;
+  effects.push_back(effect::Begun{*rank});
+  if (e.content != begin_content_) {
+    Close(Outcome::kAborted, "disagreement",
+          absl::StrCat("rank ", *rank, " began step ", step_,
+                       " with other values than the ranks before it; all must give the same to the bit"),
+          &effects);
+  }
+  return effects;
+}
+
+absl::StatusOr<StepMachine::Speaker> StepMachine::CheckSpeaker(SessionId session) const {
+  const auto rank = RankOf(session);
+  if (!rank) return CheckCurrent(session);
+  if (InStep(*rank)) return Speaker{*rank, false};
+  const Rank& r = ranks_[*rank];
+  if (r.begun != 0 && !r.ended) return Speaker{*rank, true};
+  return absl::FailedPreconditionError(absl::StrCat("no step is open; send StepBegin of step ", step_));
+}
+
+StepEffects StepMachine::On(const event::MicroBegin& e, double) {
+  const auto speaker = CheckSpeaker(e.session);
+  if (!speaker.ok()) return Refuse(speaker.status());
+  if (speaker->stale) return {};
+  const uint32_t rank = speaker->rank;
+  if (auto s = CheckMicro(rank, e.micro, e.last); !s.ok()) return Refuse(s);
+  if (e.micro < reduction_.micros_begun(rank)) return {};
+  if (std::string conflict = MicroConflict(rank, e.micro, e.last); !conflict.empty()) {
+    StepEffects effects;
+    Close(Outcome::kAborted, "disagreement", std::move(conflict), &effects);
+    return effects;
+  }
+  reduction_.BeginMicro(rank, e.last);
+  return {};
+}
+
+absl::Status StepMachine::CheckMicroNumber(uint32_t micro) const {
+  if (micro < options_.most_micros) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("micro-batch ", micro, ", but the run was created for ",
+                                                 options_.most_micros, " a step (RunSpec.accumulation), from 0 on"));
+}
+
+absl::Status StepMachine::CheckMicro(uint32_t rank, uint32_t micro, bool last) const {
+  if (auto s = CheckMicroNumber(micro); !s.ok()) return s;
+  const uint32_t begun = reduction_.micros_begun(rank);
+  const auto known = reduction_.last_micro(rank);
+  if (micro < begun) {
+    if (last == (known == micro)) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("micro-batch ", micro, " came again as ", last ? "the last" : "not the last"));
+  }
+  if (micro > begun) {
+    return absl::FailedPreconditionError(absl::StrCat("micro-batch ", micro, " begins, but ", begun, " is the next"));
+  }
+  if (known) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("micro-batch ", micro, " begins, but ", *known, " was said to be the last"));
+  }
+  if (begun > 0 && !reduction_.ended(rank, begun - 1)) {
+    return absl::FailedPreconditionError(absl::StrCat("micro-batch ", micro, " begins before MicroEnd of ", begun - 1));
+  }
+  return absl::OkStatus();
+}
+
+std::string StepMachine::MicroConflict(uint32_t rank, uint32_t micro, bool last) const {
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (r == rank || !InStep(r)) continue;
+    const auto theirs = reduction_.last_micro(r);
+    const uint32_t begun = reduction_.micros_begun(r);
+    const bool fewer = theirs && (last ? *theirs < micro : *theirs <= micro);
+    const bool more = last && (theirs ? *theirs > micro : begun > micro);
+    if (!fewer && !more) continue;
+    const auto at_least = [](bool exact, uint32_t count) { return absl::StrCat(exact ? "" : "at least ", count); };
+    return absl::StrCat("the ranks' micro-batches differ: rank ", rank, " has ",
+                        at_least(last, last ? micro + 1 : micro + 2), ", rank ", r, " has ",
+                        at_least(theirs.has_value(), theirs ? *theirs + 1 : begun + 1));
+  }
+  return "";
+}
+
+StepEffects StepMachine::On(const event::Chunk& e, double now_s) {
+  const auto speaker = CheckSpeaker(e.session);
+  if (!speaker.ok()) return Refuse(speaker.status());
+  const uint32_t rank = speaker->rank;
+  if (speaker->stale) return {effect::Drop{rank, /*again=*/false}};
+  if (auto s = CheckChunk(rank, e); !s.ok()) return Refuse(s);
+  StepEffects effects;
+  if (reduction_.micros_begun(rank) == 0) {
+    effects = On(event::MicroBegin{e.session, 0, /*last=*/true}, now_s);
+    if (!InStep(rank)) {
+      effects.push_back(effect::Drop{rank, /*again=*/false});
+      return effects;
+    }
+  }
+  const ChunkId id{e.micro, e.tensor, e.chunk};
+  switch (reduction_.Deliver(rank, id, e.crc)) {
+    case Reduction::Arrival::kAgain:
+      return {effect::Drop{rank, /*again=*/true}};
+    case Reduction::Arrival::kOther: {
+      const auto why = absl::DataLossError(absl::StrCat("chunk ", e.chunk, " of ", Name(e.tensor), " in step ", step_,
+                                                        " came twice with different bytes; the session is closed"));
+      effects = Refuse(why);
+      EndSession(rank, why, "data_loss", now_s, &effects);
+      return effects;
+    }
+    case Reduction::Arrival::kNew:
+      effects.push_back(effect::Hold{rank, id});
+      Proceed(&effects);
+  }
+  return effects;
+}
+
+absl::Status StepMachine::CheckChunk(uint32_t rank, const event::Chunk& e) const {
+  if (e.tensor >= tensors_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient of tensor ", e.tensor, ", but the run has ", tensors_.size(), " tensors"));
+  }
+  const uint64_t chunks = options_.reduction.chunks[e.tensor];
+  if (e.chunk >= chunks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk ", e.chunk, " of ", Name(e.tensor), ", which has ", chunks, " chunks"));
+  }
+  if (auto s = CheckMicroNumber(e.micro); !s.ok()) return s;
+  const uint32_t begun = reduction_.micros_begun(rank);
+  if (e.micro == 0 && begun == 0) return absl::OkStatus();
+  if (e.micro >= begun) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("gradient of ", Name(e.tensor), " in micro-batch ", e.micro, " before its MicroBegin"));
+  }
+  if (reduction_.ended(rank, e.micro) && reduction_.absent(rank, e.micro)[e.tensor]) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a gradient of ", Name(e.tensor), " after its micro-batch ended without one"));
+  }
+  return absl::OkStatus();
+}
+
+StepEffects StepMachine::On(const event::MicroEnd& e, double now_s) {
+  const auto speaker = CheckSpeaker(e.session);
+  if (!speaker.ok()) return Refuse(speaker.status());
+  if (speaker->stale) return {};
+  const uint32_t rank = speaker->rank;
+  StepEffects effects;
+  if (e.micro == 0 && reduction_.micros_begun(rank) == 0) {
+    effects = On(event::MicroBegin{e.session, 0, /*last=*/true}, now_s);
+    if (!InStep(rank)) return effects;
+  }
+  if (auto s = CheckMicroNumber(e.micro); !s.ok()) return Refuse(s);
+  if (e.micro >= reduction_.micros_begun(rank)) {
+    return Refuse(absl::FailedPreconditionError(absl::StrCat("MicroEnd of ", e.micro, " before its MicroBegin")));
+  }
+  std::vector<bool> absent = e.absent;
+  absent.resize(tensors_.size());
+  if (reduction_.ended(rank, e.micro)) {
+    if (absent == reduction_.absent(rank, e.micro)) return {};
+    return Refuse(absl::FailedPreconditionError("MicroEnd came again with other absent tensors"));
+  }
+  if (auto s = CheckWhole(rank, e.micro, absent); !s.ok()) return Refuse(s);
+  reduction_.EndMicro(rank, std::move(absent));
+  Proceed(&effects);
+  return effects;
+}
+
+absl::Status StepMachine::CheckWhole(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const {
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const uint64_t delivered = reduction_.count(rank, micro, i), chunks = options_.reduction.chunks[i];
+    if (absent[i] && delivered > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(Name(i), " is listed absent, but a gradient of it was sent"));
+    }
+    if (!absent[i] && delivered < chunks) {
+      return absl::InvalidArgumentError(absl::StrCat(Name(i), ": ", delivered, " of ", chunks,
+                                                     " gradient chunks sent in step ", step_,
+                                                     "; send the rest, or list it absent"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+StepEffects StepMachine::On(const event::StepEnd& e, double) {
+  const auto speaker = CheckSpeaker(e.session);
+  if (!speaker.ok()) return Refuse(speaker.status());
+  const uint32_t rank = speaker->rank;
+  if (speaker->stale) {
+    ranks_[rank].ended = true;
+    return {};
+  }
+  const auto last = reduction_.last_micro(rank);
+  if (!last || !reduction_.ended(rank, *last)) {
+    return Refuse(absl::FailedPreconditionError(
+        absl::StrCat("StepEnd of step ", step_, " before its ", last ? "" : "last ", "MicroEnd")));
+  }
+  ranks_[rank].ended = true;
+  StepEffects effects;
+  JudgeIfDue(&effects);
+  CloseIfDone(&effects);
+  return effects;
+}
+
+StepEffects StepMachine::On(const event::TensorApplied& e, double) {
+  reduction_.Release(e.tensor, e.slab);
+  StepEffects effects;
+  if (open_ && e.step == step_) {
+    tensors_[e.tensor].state = TensorState::kApplied;
+    --unsettled_;
+    effects.push_back(effect::Publish{step_, e.tensor});
+  } else if (e.step == closed_step_ && closed_updating_[e.tensor]) {
+    PublishClosed(e.tensor, &effects);
+  }
+  Proceed(&effects);
+  return effects;
+}
+
+// An update of a step that was torn meanwhile: its ranks still wait for the weights, and the result.
+void StepMachine::PublishClosed(uint32_t tensor, StepEffects* effects) {
+  closed_updating_[tensor] = false;
+  --closing_;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].acknowledged) continue;
+    effects->push_back(effect::Publish{closed_step_, tensor, r});
+    if (closing_ == 0) effects->push_back(effect::Result{closed_step_, r});
+  }
+}
+
+StepEffects StepMachine::On(const event::Verdict& e, double) {
+  if (!open_ || e.step != step_) return {};
+  StepEffects effects;
+  if (!e.apply) {
+    Close(Outcome::kSkipped, e.reason, "", &effects);
+    return effects;
+  }
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].state != TensorState::kSummed) continue;
+    tensors_[i].state = TensorState::kUpdating;
+    effects.push_back(effect::Update{step_, i, *std::exchange(tensors_[i].slab, std::nullopt)});
+  }
+  return effects;
+}
+
+void StepMachine::Proceed(StepEffects* effects) {
+  Reduction::Progress progress = reduction_.Advance();
+  for (Reduction::Sum& sum : progress.sums) effects->push_back(std::move(sum));
+  for (const Reduction::Complete& complete : progress.complete) {
+    Tensor& t = tensors_[complete.tensor];
+    if (!complete.slab) {
+      t.state = TensorState::kAbsent;
+      --unsettled_;
+    } else if (options_.commit == Commit::kStaged) {
+      t = {TensorState::kSummed, complete.slab};
+    } else {
+      t.state = TensorState::kUpdating;
+      effects->push_back(effect::Update{step_, complete.tensor, *complete.slab});
+    }
+  }
+  JudgeIfDue(effects);
+  CloseIfDone(effects);
+}
+
+bool StepMachine::AllEnded() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.begun == step_ && r.ended; });
+}
+
+void StepMachine::JudgeIfDue(StepEffects* effects) {
+  const bool due = open_ && options_.commit == Commit::kStaged && !judged_ && AllEnded() && reduction_.all_complete();
+  if (!due || unsettled_ == 0) return;
+  judged_ = true;
+  effect::Judge judge{.step = step_, .slabs = {}};
+  for (const Tensor& t : tensors_) judge.slabs.push_back(t.slab);
+  effects->push_back(std::move(judge));
+}
+
+void StepMachine::CloseIfDone(StepEffects* effects) {
+  if (open_ && unsettled_ == 0 && AllEnded()) Close(Outcome::kApplied, "", "", effects);
+}
+
+// A process is gone, and some of what it contributed is summed. What was updated stays so.
+void StepMachine::CloseTorn(const char* reason, std::string detail, StepEffects* effects) {
+  const bool any_updated = std::any_of(tensors_.begin(), tensors_.end(), [](const Tensor& t) { return t.updated(); });
+  Close(any_updated ? Outcome::kPartial : Outcome::kAborted, reason, std::move(detail), effects);
+}
+
+void StepMachine::Close(Outcome outcome, std::string reason, std::string detail, StepEffects* effects) {
+  effect::Close close{.step = step_, .outcome = outcome, .reason = std::move(reason), .detail = std::move(detail)};
+  closed_updated_.assign(tensors_.size(), false);
+  closed_updating_.assign(tensors_.size(), false);
+  closing_ = 0;
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const TensorState state = tensors_[i].state;
+    if (state == TensorState::kAwaited || state == TensorState::kSummed) close.not_applied.push_back(i);
+    closed_updated_[i] = tensors_[i].updated();
+    closed_updating_[i] = state == TensorState::kUpdating;
+    closing_ += closed_updating_[i] ? 1 : 0;
+  }
+  effects->push_back(std::move(close));
+  closed_step_ = step_++;
+  if (closing_ == 0) effects->push_back(effect::Result{closed_step_});
+  for (Rank& r : ranks_) r.acknowledged = !r.session.has_value();
+  open_ = false;
+  Reset();
+}
+
+void StepMachine::Reset() {
+  begin_content_.clear();
+  judged_ = false;
+  unsettled_ = tensors_.size();
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].slab) reduction_.Release(i, *tensors_[i].slab);
+    tensors_[i] = {};
+  }
+  reduction_.Begin(world());
+}
+
+std::string StepMachine::Name(uint32_t tensor) const {
+  return absl::StrCat("tensor ", tensor, " '", options_.tensor_names[tensor], "'");
+}
+
+}  // namespace ballast

@@ -1,0 +1,164 @@
+// What the step runner does for each of the step machine's effects.
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/clock.h"
+#include "server/step_runner.h"
+
+namespace ballast {
+namespace {
+
+double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
+  for (size_t h = 0; h < hyper.size(); ++h) {
+    if (std::string_view(group.kernel->hypers[h].name) == "lr") return hyper[h];
+  }
+  return 0;
+}
+
+}  // namespace
+
+void StepRunner::Do(const effect::Fence& e) {
+  Link& link = links_[e.rank];
+  if (link.stream != nullptr && link.session == e.session) {
+    if (e.status.code() == absl::StatusCode::kDataLoss) environment_.metrics->OnDuplicateChunk(false);
+    Detach(e.rank, e.status);
+  }
+  link.peer.clear();
+  ShowRanks();
+}
+
+void StepRunner::Do(const effect::Opened&) {
+  hyper_ = std::move(begin_->hyper);
+  loss_scale_ = begin_->loss_scale;
+  statistics_.Begin();
+  for (Link& link : links_) link.loss_sum = link.losses = 0;
+  clock_ = {.begin_s = MonotonicSeconds()};
+  learning_rate_ = LearningRate(environment_.spec->groups[0], hyper_[0]);
+  environment_.metrics->OnState("training");
+  environment_.board->Write([](RunStatus& s) { s.state = RunStatus::State::kTraining; });
+}
+
+void StepRunner::Do(const effect::Begun& e) { links_[e.rank].sender->DropPublished(); }
+
+void StepRunner::Do(const effect::Hold& e) {
+  Link& link = links_[e.rank];
+  const uint64_t bytes = gradient_->data.size();
+  link.held[e.id] = std::move(gradient_->data);
+  link.held_bytes += bytes;
+  if (link.wanted == e.id) link.wanted.reset();
+  clock_.last_byte_s = MonotonicSeconds();
+  if (clock_.first_byte_s == 0) clock_.first_byte_s = clock_.last_byte_s;
+  environment_.metrics->OnReceived(bytes);
+  environment_.board->Write([&](RunStatus& s) { s.received_bytes += bytes; });
+}
+
+void StepRunner::Do(const effect::Drop& e) {
+  links_[e.rank].sender->Credit(gradient_->data.size());
+  if (e.again) environment_.metrics->OnDuplicateChunk(true);
+}
+
+// In rank order: the bits of the sum.
+void StepRunner::Do(const effect::Sum& e) {
+  const RunSpec& spec = *environment_.spec;
+  const TensorSpec& t = spec.tensors[e.id.tensor];
+  const uint64_t begin = ChunkBegin(spec, e.id.chunk), elements = ChunkEnd(spec, t, e.id.chunk) - begin;
+  const auto& format = kernels::WireFormats()[static_cast<size_t>(t.gradient_format)];
+  std::byte* const to = SlabAt(e.id.tensor, e.slab) + begin * WireBytes(SlabFormat(spec, t));
+  bool first = e.first;
+  for (const uint32_t rank : e.ranks) {
+    const std::string payload = TakeHeld(rank, e.id);
+    if (SumsGradients(spec)) {
+      format.accumulate(reinterpret_cast<float*>(to), payload.data(), elements, std::exchange(first, false));
+    } else {
+      std::memcpy(to, payload.data(), payload.size());
+    }
+  }
+}
+
+std::string StepRunner::TakeHeld(uint32_t rank, const ChunkId& id) {
+  Link& link = links_[rank];
+  auto node = link.held.extract(id);
+  link.held_bytes -= node.mapped().size();
+  link.sender->Credit(node.mapped().size());
+  return std::move(node.mapped());
+}
+
+void StepRunner::DropHeld(uint32_t rank) {
+  Link& link = links_[rank];
+  if (link.held_bytes > 0) link.sender->Credit(link.held_bytes);
+  link.held.clear();
+  link.held_bytes = 0;
+  link.wanted.reset();
+}
+
+void StepRunner::DropAllHeld() {
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) DropHeld(rank);
+}
+
+void StepRunner::Do(const effect::Forget& e) { DropHeld(e.rank); }
+
+void StepRunner::Do(const effect::Update& e) {
+  const RunSpec& spec = *environment_.spec;
+  const TensorSpec& t = spec.tensors[e.tensor];
+  ++updating_;
+  environment_.store->Update(
+      e.tensor,
+      {.step = e.step,
+       .gradient_divisor = loss_scale_ * (spec.mean ? machine_.world() : 1),
+       .statistics = e.step == 1 || e.step % spec.stats_every == 0 ? kernels::StatisticsLevel::kFull
+                                                                   : kernels::StatisticsLevel::kCore,
+       .hyper = hyper_[t.group],
+       .gradient = SlabAt(e.tensor, e.slab),
+       .gradient_format = SlabFormat(spec, t)},
+      [this, step = e.step, tensor = e.tensor, slab = e.slab](const TaskResult& result) {
+        OnUpdated(step, tensor, slab, result);
+      });
+}
+
+void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result) {
+  --updating_;
+  if (machine_.step_open() && machine_.step() == step) {
+    statistics_.Add(tensor, result.statistics);
+    clock_.update_s += result.seconds;
+    clock_.last_update_s = MonotonicSeconds();
+  }
+  Execute(machine_.Handle(event::TensorApplied{step, tensor, slab}, MonotonicSeconds()))
+      .IgnoreError();  // never refused
+  Settle();
+}
+
+// No run of this version is staged.
+void StepRunner::Do(const effect::Judge& e) {
+  Execute(machine_.Handle(event::Verdict{.step = e.step, .apply = true, .reason = ""}, MonotonicSeconds()))
+      .IgnoreError();
+}
+
+void StepRunner::Do(const effect::Publish& e) {
+  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
+    if (!e.rank || *e.rank == rank) links_[rank].sender->Publish(e.step, e.tensor);
+  }
+}
+
+void StepRunner::Do(const effect::Close& e) {
+  DropAllHeld();
+  ClosedStep closed{.step = e.step,
+                    .outcome = e.outcome,
+                    .reason = e.detail.empty() ? e.reason : absl::StrCat(e.reason, ": ", e.detail),
+                    .not_applied = e.not_applied};
+  statistics_.Complete(&closed);
+  last_result_ = std::move(closed);
+  Report(e);
+}
+
+void StepRunner::Do(const effect::Result& e) {
+  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
+    if (!e.rank || *e.rank == rank) links_[rank].sender->Result(*last_result_);
+  }
+}
+
+void StepRunner::Do(const effect::Discard&) { DropAllHeld(); }
+
+}  // namespace ballast
