@@ -155,6 +155,10 @@ absl::Status Client::Push(uint32_t tensor, absl::Span<const std::byte> gradient)
   return impl_->stream ? impl_->stream->Push(tensor, gradient) : NotAttached("Push");
 }
 
+absl::Status Client::EndMicro(std::optional<double> loss) {
+  return impl_->stream ? impl_->stream->EndMicro(loss) : NotAttached("EndMicro");
+}
+
 std::future<absl::StatusOr<StepResult>> Client::EndStep(std::optional<double> loss) {
   if (impl_->stream) return impl_->stream->EndStep(loss);
   std::promise<absl::StatusOr<StepResult>> promise;

@@ -53,7 +53,7 @@ struct ClientOptions {
 struct AttachOptions {
   std::string run_id;
   uint32_t rank = 0;
-  uint32_t world = 1;
+  uint32_t world = 1;     // at most the run's ranks; the same number on every rank
   bool takeover = false;  // fence a live session that holds the rank
   double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
 };
@@ -92,6 +92,7 @@ struct GroupValues {
 struct StepValues {
   std::vector<GroupValues> groups = {};  // by group index; may be shorter
   double loss_scale = 1;
+  uint32_t micro_batches = 1;  // at most the run's accumulation; the same number on every rank
 };
 
 // What moved when, in one step.
@@ -106,6 +107,7 @@ struct StepTiming {
 struct StepResult {
   v1::StepResult result;
   StepTiming timing;
+  std::vector<uint32_t> received;  // tensors whose weights came, ascending; of several ranks, also those absent here
 };
 
 class Client {
@@ -148,9 +150,13 @@ class Client {
 
   absl::Status BeginStep(const StepValues& values);
   // `gradient`, in the group's gradient format or else the tensor's dtype, is copied before this returns. Once per
-  // tensor and step.
+  // tensor and micro-batch.
   absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
-  // Tensors not pushed are sent as absent. The future is ready when the step is closed and every weight is in.
+  // Ends a micro-batch that is not the step's last; what is pushed next is of the next one. Tensors not pushed in it
+  // are sent as absent: they count as zero.
+  absl::Status EndMicro(std::optional<double> loss);
+  // Ends the last micro-batch, and the step. The future is ready when the step is closed and every weight is in: of
+  // several ranks, when all have ended it, or when it was closed without one of them.
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss);
 
   // The step to be sent next (or open now).

@@ -9,6 +9,8 @@ namespace ballast {
 class CreditWindow {
  public:
   explicit CreditWindow(uint64_t window_bytes = 0) : window_(window_bytes), free_(window_bytes) {}
+  // Of which so many are taken already.
+  CreditWindow(uint64_t window_bytes, uint64_t taken_bytes) : CreditWindow(window_bytes) { Spend(taken_bytes); }
 
   // A chunk larger than the whole window may go when nothing else is under way.
   bool Allows(uint64_t bytes) const { return bytes <= free_ || free_ == window_; }

@@ -1,6 +1,7 @@
 #include "client/cpp/open_step.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,17 +11,24 @@
 
 namespace ballast {
 
-OpenStep::OpenStep(const TensorTable& tensors, v1::StepBegin begin, absl::Time now)
-    : tensors_(tensors), begin_(std::move(begin)), outbox_(tensors.size()), arrivals_(tensors.size()), began_at_(now) {}
+OpenStep::OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t micros, absl::Time now)
+    : tensors_(tensors),
+      begin_(std::move(begin)),
+      micros_(micros),
+      outbox_(tensors.size()),
+      arrivals_(tensors.size()),
+      losses_(micros),
+      began_at_(now) {}
 
 absl::Status OpenStep::MayPush(uint32_t tensor) const {
   if (ended()) {
     return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " after EndStep of step ",
                                                       number(), "; wait for its result, then BeginStep"));
   }
-  if (!outbox_.pushed(tensor)) return absl::OkStatus();
+  if (!outbox_.pushed(outbox_.micro(), tensor)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(tensors_.Name(tensor), " was pushed before in step ", number(),
-                                                    "; one gradient per tensor and step"));
+                                                    "; one gradient per tensor and ",
+                                                    micros_ > 1 ? "micro-batch" : "step"));
 }
 
 void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
@@ -28,8 +36,28 @@ void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
   if (result_) outbox_.DropQueue();  // the daemon closed the step already
 }
 
+absl::Status OpenStep::MayEndMicro() const {
+  if (outbox_.micro() + 1 < micros_ && !ended()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("EndMicro in the last of ", micros_, " micro-batches of step ",
+                                                    number(), "; call EndStep, or begin the step with more"));
+}
+
+void OpenStep::EndMicro(std::optional<double> loss) {
+  losses_[outbox_.micro()] = loss;
+  outbox_.BeginMicro();
+}
+
+absl::Status OpenStep::MayEnd() const {
+  if (ended()) {
+    return absl::FailedPreconditionError(absl::StrCat("EndStep of step ", number(), " was called before"));
+  }
+  if (outbox_.micro() + 1 == micros_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("EndStep in micro-batch ", outbox_.micro() + 1, " of ", micros_,
+                                                    " of step ", number(), "; call EndMicro after each but the last"));
+}
+
 std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, absl::Time now) {
-  loss_ = loss;
+  losses_.back() = loss;
   ended_at_ = now;
   timing_.backward_s = absl::ToDoubleSeconds(now - began_at_);
   timing_.pushed_bytes_in_backward = timing_.pushed_bytes;
@@ -42,8 +70,8 @@ bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { ret
 bool OpenStep::HasRequest(const CreditWindow& credit) const {
   if (next_ == Next::kNothing) return false;
   if (next_ != Next::kGradients) return true;
-  if (outbox_.all_sent()) return ended();
-  return MayGo(outbox_.next(), credit) || (wanted_ && outbox_.queued(*wanted_));
+  if (MicroSent()) return MicroEnded();
+  return MayGo(outbox_.next(), credit) || WantedIsQueued();
 }
 
 void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
@@ -53,20 +81,12 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
       next_ = Next::kMicroBegin;
       return;
     case Next::kMicroBegin:
-      request->mutable_micro_begin()->set_last(true);
+      request->mutable_micro_begin()->set_micro(sending_);
+      request->mutable_micro_begin()->set_last(sending_ + 1 == micros_);
       next_ = Next::kGradients;
       return;
     case Next::kGradients:
-      if (outbox_.all_sent()) {
-        FillMicroEnd(request->mutable_micro_end());
-        next_ = Next::kStepEnd;
-      } else if (MayGo(outbox_.next(), *credit)) {
-        credit->Spend(outbox_.Bytes(outbox_.next()));
-        FillGradient(outbox_.next(), request->mutable_gradient());
-      } else {
-        FillGradient(*std::exchange(wanted_, std::nullopt), request->mutable_gradient());
-      }
-      return;
+      return NextGradient(credit, request);
     case Next::kStepEnd:
       request->mutable_step_end();
       next_ = Next::kNothing;
@@ -76,8 +96,22 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
   }
 }
 
+void OpenStep::NextGradient(CreditWindow* credit, v1::TrainRequest* request) {
+  if (MicroSent()) {
+    FillMicroEnd(request->mutable_micro_end());
+    next_ = sending_ + 1 == micros_ ? Next::kStepEnd : Next::kMicroBegin;
+    if (next_ == Next::kMicroBegin) ++sending_;
+  } else if (MayGo(outbox_.next(), *credit)) {
+    credit->Spend(outbox_.Bytes(outbox_.next()));
+    FillGradient(outbox_.next(), request->mutable_gradient());
+  } else {
+    FillGradient(*std::exchange(wanted_, std::nullopt), request->mutable_gradient());
+  }
+}
+
 // `id` by value: lending the chunk takes it out of the queue that it may refer into.
 void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
+  gradient->set_micro(id.micro);
   gradient->set_tensor(id.tensor);
   gradient->set_chunk(id.chunk);
   gradient->set_format(tensors_[id.tensor].gradient);
@@ -87,15 +121,16 @@ void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
 
 void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {
   std::vector<bool> absent(tensors_.size());
-  for (uint32_t i = 0; i < tensors_.size(); ++i) absent[i] = !outbox_.pushed(i);
+  for (uint32_t i = 0; i < tensors_.size(); ++i) absent[i] = !outbox_.pushed(sending_, i);
+  end->set_micro(sending_);
   end->set_absent(PackBits(absent));
-  if (loss_) end->set_loss(*loss_);
+  if (losses_[sending_]) end->set_loss(*losses_[sending_]);
 }
 
 void OpenStep::Sent(v1::TrainRequest* request) {
   if (!request->has_gradient()) return;
   v1::Gradient& gradient = *request->mutable_gradient();
-  outbox_.BringBack({.tensor = gradient.tensor(), .chunk = gradient.chunk()}, std::move(*gradient.mutable_data()));
+  outbox_.BringBack({gradient.micro(), gradient.tensor(), gradient.chunk()}, std::move(*gradient.mutable_data()));
 }
 
 absl::Status OpenStep::CheckWeights(const v1::Weights& weights) const {
@@ -154,6 +189,9 @@ absl::Status OpenStep::SetResult(const v1::StepResult& result) {
 StepResult OpenStep::result(absl::Time now) const {
   StepResult result{.result = *result_, .timing = timing_};
   result.timing.wait_s = absl::ToDoubleSeconds(now - *ended_at_);
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (weights_in(i)) result.received.push_back(i);
+  }
   return result;
 }
 
@@ -169,16 +207,17 @@ absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
 
   const bool closed = grant.resume_step() == number() + 1;
   next_ = closed || result_ ? Next::kNothing : Next::kStepBegin;
+  sending_ = 0;
   wanted_.reset();
   const std::vector<bool> applied = UnpackBits(grant.tensors_applied(), tensors_.size());
-  std::vector<std::vector<bool>> held(tensors_.size());
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<bool>> held;  // by micro-batch and tensor
   for (const v1::ChunksHeld& entry : grant.held()) {
-    if (entry.tensor() < tensors_.size()) {
-      held[entry.tensor()] = UnpackBits(entry.chunks(), tensors_[entry.tensor()].chunks);
-    }
+    if (entry.tensor() >= tensors_.size()) continue;
+    held[{entry.micro(), entry.tensor()}] = UnpackBits(entry.chunks(), tensors_[entry.tensor()].chunks);
   }
   outbox_.Requeue([&](const ChunkRef& id) {
-    return applied[id.tensor] || (id.chunk < held[id.tensor].size() && held[id.tensor][id.chunk]);
+    const auto found = held.find({id.micro, id.tensor});
+    return applied[id.tensor] || (found != held.end() && found->second[id.chunk]);
   });
   if (next_ == Next::kNothing) outbox_.DropQueue();
   return absl::OkStatus();

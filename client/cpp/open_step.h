@@ -1,8 +1,9 @@
 // The open step as the trainer sees it: what was pushed, what was sent, which weights are back. Pure: no threads, no
 // sockets. StepStream guards it by its lock.
 //
-// On the wire a step is StepBegin, MicroBegin, the gradients' chunks, MicroEnd, StepEnd. NextRequest says which of
-// these comes next; after a lost connection Resume starts from the top and leaves out the chunks that the daemon holds.
+// On the wire a step is StepBegin, then for each micro-batch MicroBegin, the gradients' chunks and MicroEnd, and
+// StepEnd. NextRequest says which of these comes next; after a lost connection Resume starts from the top and leaves
+// out the chunks that the daemon holds.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +27,8 @@ namespace ballast {
 
 class OpenStep {
  public:
-  // `tensors` outlives the step.
-  OpenStep(const TensorTable& tensors, v1::StepBegin begin, absl::Time now);
+  // `tensors` outlives the step; micros: its micro-batches, at least 1.
+  OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t micros, absl::Time now);
 
   uint64_t number() const { return begin_.step(); }
 
@@ -35,6 +36,9 @@ class OpenStep {
   absl::Status MayPush(uint32_t tensor) const;
   bool pushed(uint32_t tensor) const { return outbox_.pushed(tensor); }
   void Push(uint32_t tensor, std::vector<std::string> chunks);
+  absl::Status MayEndMicro() const;
+  void EndMicro(std::optional<double> loss);
+  absl::Status MayEnd() const;
   bool ended() const { return ended_at_.has_value(); }
   std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, absl::Time now);
 
@@ -58,6 +62,7 @@ class OpenStep {
   absl::Status Resume(const v1::AttachResponse& grant, v1::Open* open);
 
  private:
+  // kGradients ends with MicroEnd.
   enum class Next { kStepBegin, kMicroBegin, kGradients, kStepEnd, kNothing };
   struct Arrivals {
     std::vector<bool> chunks;  // empty before the first
@@ -65,17 +70,24 @@ class OpenStep {
   };
 
   bool MayGo(const ChunkRef& id, const CreditWindow& credit) const;
+  // All chunks of the micro-batch that is being sent have left.
+  bool MicroSent() const { return outbox_.all_sent() || outbox_.next().micro != sending_; }
+  bool MicroEnded() const { return sending_ < outbox_.micro() || ended(); }
+  bool WantedIsQueued() const { return wanted_ && outbox_.queued(*wanted_); }
   bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
   void FillGradient(ChunkRef id, v1::Gradient* gradient);
   void FillMicroEnd(v1::MicroEnd* end) const;
+  void NextGradient(CreditWindow* credit, v1::TrainRequest* request);
 
   const TensorTable& tensors_;
   const v1::StepBegin begin_;
+  const uint32_t micros_;
   Outbox outbox_;
   Next next_ = Next::kStepBegin;
-  std::optional<ChunkRef> wanted_;  // goes without credit
-  std::vector<Arrivals> arrivals_;  // weights, by tensor
-  std::optional<double> loss_;
+  uint32_t sending_ = 0;                       // the micro-batch on the wire
+  std::optional<ChunkRef> wanted_;             // goes without credit
+  std::vector<Arrivals> arrivals_;             // weights, by tensor
+  std::vector<std::optional<double>> losses_;  // by micro-batch
   std::optional<v1::StepResult> result_;
   std::promise<absl::StatusOr<StepResult>> promise_;
   const absl::Time began_at_;

@@ -1,5 +1,6 @@
-// The host buffer of one step's gradients: what was pushed, cut into chunks, until its weights are back. Chunks leave
-// in the order of the pushes; after a lost connection those that the daemon does not hold are queued once more.
+// The host buffer of one step's gradients: what was pushed in each micro-batch, cut into chunks, until its weights are
+// back. Chunks leave in the order of the pushes; after a lost connection those that the daemon does not hold are queued
+// once more.
 // Thread-compatible.
 #pragma once
 
@@ -16,6 +17,7 @@
 namespace ballast {
 
 struct ChunkRef {
+  uint32_t micro = 0;
   uint32_t tensor = 0;
   uint64_t chunk = 0;
   bool operator==(const ChunkRef&) const = default;
@@ -27,15 +29,20 @@ std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tens
 
 class Outbox {
  public:
-  explicit Outbox(uint32_t tensors) : entries_(tensors) {}
+  // The first micro-batch has begun.
+  explicit Outbox(uint32_t tensors) : tensors_(tensors) { BeginMicro(); }
 
-  bool pushed(uint32_t tensor) const { return entries_[tensor].pushed; }
+  void BeginMicro() { entries_.emplace_back(tensors_); }
+  uint32_t micro() const { return static_cast<uint32_t>(entries_.size()) - 1; }  // the present one
+  bool pushed(uint32_t micro, uint32_t tensor) const { return entries_[micro][tensor].pushed; }
+  bool pushed(uint32_t tensor) const;  // in any of them
+  // In the present micro-batch.
   void Add(uint32_t tensor, std::vector<std::string> chunks);
 
   bool all_sent() const { return queue_.empty(); }
   const ChunkRef& next() const { return queue_.front(); }
   bool queued(const ChunkRef& id) const;
-  uint64_t Bytes(const ChunkRef& id) const { return entries_[id.tensor].chunks[id.chunk].size(); }
+  uint64_t Bytes(const ChunkRef& id) const { return entries_[id.micro][id.tensor].chunks[id.chunk].size(); }
 
   // Lends the bytes of a queued chunk to the writer, who brings them back.
   std::string Lend(const ChunkRef& id);
@@ -52,8 +59,12 @@ class Outbox {
     bool pushed = false;
     std::vector<std::string> chunks;  // empty when freed
   };
-  std::vector<Entry> entries_;   // by tensor
-  std::vector<uint32_t> order_;  // of the pushes
+  struct Push {
+    uint32_t micro = 0, tensor = 0;
+  };
+  const uint32_t tensors_;
+  std::vector<std::vector<Entry>> entries_;  // by micro-batch and tensor
+  std::vector<Push> order_;                  // of the pushes
   std::deque<ChunkRef> queue_;
 };
 

@@ -137,6 +137,9 @@ absl::Status StepStream::BeginStep(const StepValues& values) {
     return absl::InvalidArgumentError(absl::StrCat("BeginStep: got values of ", values.groups.size(),
                                                    " groups, wanted at most the run's ", tensors_.groups()));
   }
+  if (values.micro_batches == 0) {
+    return absl::InvalidArgumentError("BeginStep: micro_batches is 0; a step has at least one");
+  }
   absl::MutexLock lock(&mu_);
   if (!status_.ok()) return status_;
   if (step_) {
@@ -144,7 +147,7 @@ absl::Status StepStream::BeginStep(const StepValues& values) {
         absl::StrCat("BeginStep while step ", step_number_,
                      " is open: ", step_->ended() ? "wait for the result of its EndStep" : "call EndStep first"));
   }
-  step_ = std::make_unique<OpenStep>(tensors_, MakeBegin(step_number_, values), absl::Now());
+  step_ = std::make_unique<OpenStep>(tensors_, MakeBegin(step_number_, values), values.micro_batches, absl::Now());
   return absl::OkStatus();
 }
 
@@ -172,6 +175,15 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
   return absl::OkStatus();
 }
 
+absl::Status StepStream::EndMicro(std::optional<double> loss) {
+  absl::MutexLock lock(&mu_);
+  if (!status_.ok()) return status_;
+  if (!step_) return absl::FailedPreconditionError("EndMicro before BeginStep");
+  if (auto s = step_->MayEndMicro(); !s.ok()) return s;
+  step_->EndMicro(loss);
+  return absl::OkStatus();
+}
+
 std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss) {
   std::unique_ptr<OpenStep> done;
   std::future<absl::StatusOr<StepResult>> future;
@@ -180,9 +192,7 @@ std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double
     absl::MutexLock lock(&mu_);
     if (!status_.ok()) return Ready(status_);
     if (!step_) return Ready(absl::FailedPreconditionError("EndStep before BeginStep"));
-    if (step_->ended()) {
-      return Ready(absl::FailedPreconditionError(absl::StrCat("EndStep of step ", step_number_, " was called before")));
-    }
+    if (auto s = step_->MayEnd(); !s.ok()) return Ready(s);
     future = step_->End(loss, now);
     if (step_->done()) done = TakeStep();
   }

@@ -96,9 +96,10 @@ absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) 
   }
   token_ = grant.session_token();
   open->set_session_token(token_);
-  credit_ = CreditWindow(grant.credit_bytes());
+  credit_ = CreditWindow(grant.credit_bytes(), grant.credit_held());
   if (step_) return step_->Resume(grant, open);
-  if (step_number_ == 0) {
+  // Of several ranks, steps may have closed without this one.
+  if (step_number_ == 0 || (options_.world > 1 && grant.resume_step() > step_number_)) {
     step_number_ = grant.resume_step();
   } else if (grant.resume_step() != step_number_) {
     return absl::FailedPreconditionError(absl::StrCat("the next step here is ", step_number_, ", but the daemon is at ",
@@ -187,7 +188,8 @@ absl::Status StepStream::OnResult(const v1::StepResult& result) {
   std::unique_ptr<OpenStep> done;
   {
     absl::MutexLock lock(&mu_);
-    if (!step_ || step_->number() != result.step()) return absl::OkStatus();  // repeated
+    if (!step_ && result.step() == step_number_) ++step_number_;  // closed before this rank began it
+    if (!step_ || step_->number() != result.step()) return absl::OkStatus();
     if (auto s = step_->SetResult(result); !s.ok()) return s;
     Progress();
     if (step_->done()) done = TakeStep();
@@ -200,7 +202,7 @@ absl::Status StepStream::OnCredit(const v1::Credit& credit) {
   absl::MutexLock lock(&mu_);
   credit_.Return(credit.bytes());
   if (credit.has_wanted() && step_) {
-    step_->Want({.tensor = credit.wanted().tensor(), .chunk = credit.wanted().chunk()});
+    step_->Want({credit.wanted().micro(), credit.wanted().tensor(), credit.wanted().chunk()});
   }
   Progress();
   return absl::OkStatus();

@@ -16,7 +16,7 @@ class OpenStepTest : public ::testing::Test {
   OpenStepTest() {
     v1::StepBegin begin;
     begin.set_step(7);
-    step_ = std::make_unique<OpenStep>(tensors_, begin, absl::UnixEpoch());
+    step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/1, absl::UnixEpoch());
   }
 
   void Push(uint32_t tensor) {
@@ -80,6 +80,51 @@ TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
   ASSERT_TRUE(step_->Resume(grant, &open).ok());
   EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.1", "3.0", "3.1"));
   EXPECT_EQ(open.weights_step(), 7u);
+}
+
+class MicroBatchesTest : public OpenStepTest {
+ protected:
+  MicroBatchesTest() {
+    v1::StepBegin begin;
+    begin.set_step(7);
+    step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/2, absl::UnixEpoch());
+  }
+};
+
+TEST_F(MicroBatchesTest, EachIsSentWholeBeforeTheNext) {
+  Push(1);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
+  EXPECT_EQ(step_->MayEnd().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(step_->MayEndMicro().ok());
+  step_->EndMicro(0.5);
+  Push(1);
+  Push(3);
+  EXPECT_EQ(step_->MayPush(1).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "micro_begin", "1.0", "3.0", "3.1"));
+  ASSERT_TRUE(step_->MayEnd().ok());
+  step_->End(1.5, absl::UnixEpoch());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
+}
+
+TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldOfEach) {
+  Push(0);
+  step_->EndMicro(std::nullopt);
+  Push(0);
+  step_->End(std::nullopt, absl::UnixEpoch());
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(7);
+  grant.set_step_open(true);
+  v1::ChunksHeld* held = grant.add_held();
+  held->set_chunks(PackBits({true, true, true}));
+  held = grant.add_held();
+  held->set_micro(1);
+  held->set_chunks(PackBits({false, true, false}));
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "micro_end", "micro_begin", "0.0", "0.2",
+                                           "micro_end", "step_end"));
 }
 
 TEST_F(OpenStepTest, ResumeOfAClosedStepSendsNothing) {

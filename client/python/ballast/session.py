@@ -217,11 +217,7 @@ class Session:
         return result
 
     def _take_weights(self, fields: Mapping[str, Any]) -> None:
-        updated: set[int] = set()
-        if fields["outcome"] in ("APPLIED", "PARTIAL"):
-            # Other ranks may have had gradients of tensors that had none here.
-            sent = self._pushed if self._place.world == 1 else set(range(len(self._bindings)))
-            updated = sent.difference(fields["tensors_not_applied"])
+        updated = set(fields["tensors_received"])
         for index in updated:
             self._bindings[index].store()
         self._unlike -= updated

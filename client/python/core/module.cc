@@ -58,7 +58,7 @@ auto Unlocked(Call call) {
   return call();
 }
 
-// The fields of v1::StepResult, and "timing".
+// The fields of v1::StepResult, "timing", and "tensors_received".
 nb::dict DescribeStep(const StepResult& result) {
   nb::dict timing;
   timing["pushed_bytes"] = result.timing.pushed_bytes;
@@ -69,6 +69,7 @@ nb::dict DescribeStep(const StepResult& result) {
   timing["wait_s"] = result.timing.wait_s;
   nb::dict out = ToDict(result.result);
   out["timing"] = timing;
+  out["tensors_received"] = result.received;
   return out;
 }
 
