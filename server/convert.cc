@@ -183,6 +183,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   out.set_received_bytes(status.received_bytes);
   out.set_sent_bytes(status.sent_bytes);
   out.set_failure(status.failure);
+  out.set_weights_loaded(status.weights_loaded);
   return out;
 }
 

@@ -13,17 +13,48 @@ Reduction::Reduction(Options options) : options_(std::move(options)), tensors_(o
   }
   summed_.resize(first);
   for (const uint64_t bytes : options_.pool_bytes) pools_.emplace_back(bytes, tensors_.size());
+  std::vector<uint64_t> ends(pools_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    uint64_t& end = ends[options_.pool_of[i]];
+    places_.push_back({.offset = end, .bytes = options_.slab_bytes[i]});
+    end += options_.slab_bytes[i];
+  }
+  for (size_t p = 0; p < pools_.size(); ++p) whole_.push_back(ends[p] <= options_.pool_bytes[p]);
+  taken_.resize(tensors_.size());
+}
+
+bool Reduction::Fits(uint32_t tensor) const {
+  const uint32_t pool = options_.pool_of[tensor];
+  return whole_[pool] ? !taken_[tensor] : pools_[pool].Fits(options_.slab_bytes[tensor]);
+}
+
+std::optional<Slab> Reduction::Allocate(uint32_t tensor) {
+  const uint32_t pool = options_.pool_of[tensor];
+  if (!whole_[pool]) return pools_[pool].Allocate(options_.slab_bytes[tensor]);
+  if (taken_[tensor]) return std::nullopt;  // the last step's update reads it
+  taken_[tensor] = true;
+  return places_[tensor];
+}
+
+void Reduction::Free(uint32_t tensor, Slab slab) {
+  const uint32_t pool = options_.pool_of[tensor];
+  if (whole_[pool]) {
+    taken_[tensor] = false;
+  } else {
+    pools_[pool].Free(slab);
+  }
 }
 
 void Reduction::Begin(uint32_t ranks) {
   ranks_.assign(ranks, {});
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].slab) PoolOf(i).Free(*tensors_[i].slab);
+    if (tensors_[i].slab) Free(i, *tensors_[i].slab);
     tensors_[i] = {.slab = std::nullopt, .chunks_left = options_.chunks[i]};
   }
   std::fill(summed_.begin(), summed_.end(), 0);
   looks_.clear();
   waiting_.clear();
+  wanted_.reset();
   complete_ = 0;
   any_summed_ = false;
 }
@@ -63,7 +94,7 @@ bool Reduction::Forget(uint32_t rank) {
 }
 
 void Reduction::Release(uint32_t tensor, Slab slab) {
-  PoolOf(tensor).Free(slab);
+  Free(tensor, slab);
   looks_.insert(looks_.end(), waiting_.begin(), waiting_.end());
   waiting_.clear();
 }
@@ -84,11 +115,13 @@ bool Reduction::Ready(ChunkId id) const {
 
 Reduction::Progress Reduction::Advance() {
   Progress progress;
-  // In order, so that the same state gives the same sums.
-  std::sort(looks_.begin(), looks_.end());
-  looks_.erase(std::unique(looks_.begin(), looks_.end()), looks_.end());
-  for (const Spot& spot : std::exchange(looks_, {})) {
-    if (!AdvanceChunk(spot.tensor, spot.chunk, &progress)) waiting_.push_back(spot);
+  while (!looks_.empty()) {  // a tensor that turns out to be absent everywhere may free a slab on the way
+    // In order, so that the same state gives the same sums.
+    std::sort(looks_.begin(), looks_.end());
+    looks_.erase(std::unique(looks_.begin(), looks_.end()), looks_.end());
+    for (const Spot& spot : std::exchange(looks_, {})) {
+      if (!AdvanceChunk(spot.tensor, spot.chunk, &progress)) waiting_.push_back(spot);
+    }
   }
   return progress;
 }
@@ -102,10 +135,11 @@ bool Reduction::AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress
       if (ranks_[rank].micros[summed].crc[Flat(tensor, chunk)]) sum.ranks.push_back(rank);
     }
     if (!sum.ranks.empty()) {
-      if (!t.slab) t.slab = PoolOf(tensor).Allocate(options_.slab_bytes[tensor]);
+      if (!t.slab) t.slab = Allocate(tensor);
       if (!t.slab) return false;
       sum.slab = *t.slab;
       sum.first = !Started(tensor, chunk);
+      t.summed = true;
       progress->sums.push_back(std::move(sum));
     }
     any_summed_ = true;
@@ -113,7 +147,9 @@ bool Reduction::AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress
     if (--t.chunks_left > 0) return true;
     t.complete = true;
     ++complete_;
-    progress->complete.push_back({tensor, std::exchange(t.slab, std::nullopt)});
+    const auto slab = std::exchange(t.slab, std::nullopt);
+    if (slab && !t.summed) Release(tensor, *slab);  // who had a gradient is gone, and its next process has none
+    progress->complete.push_back({tensor, t.summed ? slab : std::nullopt});
   }
   return true;
 }
@@ -129,28 +165,43 @@ bool Reduction::Started(uint32_t tensor, uint64_t chunk) const {
   return false;
 }
 
-std::optional<ChunkId> Reduction::Wanted(uint32_t rank) const {
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (!tensors_[i].slab) continue;
-    if (auto id = WantedOf(rank, i, /*by_another=*/false)) return id;
-  }
+std::optional<ChunkId> Reduction::Wanted(uint32_t rank) {
+  ChooseWanted();
+  if (!wanted_ || ranks_[rank].micros.size() <= wanted_->micro || Settled(rank, *wanted_)) return std::nullopt;
+  return wanted_;
+}
+
+// Every rank has begun the micro-batch: each will deliver the chunk or list it absent, whatever its credit.
+void Reduction::ChooseWanted() {
+  if (wanted_ && Due(*wanted_)) return;
+  wanted_ = Lowest(/*with_slab=*/true, /*delivered=*/true);
+  if (!wanted_) wanted_ = Lowest(/*with_slab=*/false, /*delivered=*/true);
+  if (!wanted_) wanted_ = Lowest(/*with_slab=*/true, /*delivered=*/false);
+  if (!wanted_) return;
+  Tensor& t = tensors_[wanted_->tensor];
+  if (!t.slab) t.slab = Allocate(wanted_->tensor);
+}
+
+std::optional<ChunkId> Reduction::Lowest(bool with_slab, bool delivered) const {
   std::optional<ChunkId> lowest;
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].slab || tensors_[i].complete) continue;
-    if (!pools_[options_.pool_of[i]].Fits(options_.slab_bytes[i])) continue;
-    const auto id = WantedOf(rank, i, /*by_another=*/true);
-    if (id && (!lowest || *id < *lowest)) lowest = id;
+    if (tensors_[i].slab.has_value() != with_slab) continue;
+    if (!with_slab && !Fits(i)) continue;
+    for (uint64_t c = 0; c < options_.chunks[i]; ++c) {
+      const ChunkId id{summed_[Flat(i, c)], i, c};
+      if ((lowest && *lowest < id) || !Due(id) || !BegunByAll(id.micro)) continue;
+      if (!delivered || DeliveredByAny(id)) lowest = id;
+    }
   }
   return lowest;
 }
 
-std::optional<ChunkId> Reduction::WantedOf(uint32_t rank, uint32_t tensor, bool by_another) const {
-  for (uint64_t c = 0; c < options_.chunks[tensor]; ++c) {
-    const ChunkId id{summed_[Flat(tensor, c)], tensor, c};
-    if (ranks_[rank].micros.size() <= id.micro || Settled(rank, id)) continue;
-    if (!by_another || DeliveredByAny(id)) return id;
-  }
-  return std::nullopt;
+bool Reduction::BegunByAll(uint32_t micro) const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.micros.size() > micro; });
+}
+
+bool Reduction::Due(ChunkId id) const {
+  return !tensors_[id.tensor].complete && summed_[Flat(id.tensor, id.chunk)] == id.micro;
 }
 
 bool Reduction::DeliveredByAny(ChunkId id) const {

@@ -3,9 +3,11 @@
 // every rank has delivered it or listed its tensor absent, over the ranks in rank order and then over the micro-batches
 // in theirs, whatever the order of arrival: the sum's bits depend on nothing else.
 //
-// A tensor takes a slab of its pool with its first sum, and keeps it until its update has read it. What finds no slab,
-// or waits for another rank, is held and counts against its rank's credit. Wanted names the chunk that a rank may send
-// beyond its credit, so that sums never wait for each other in a circle.
+// A tensor takes a slab of its pool with its first sum, or when it is wanted, and keeps it until its update has read
+// it. What finds no slab, or waits for another rank, is held and counts against its rank's credit. Wanted names the
+// chunk that a rank may send beyond its credit. At any time it is one and the same for all ranks, its slab is taken,
+// and it stays until it is summed: else ranks could spend their one chunk beyond credit on different ones, each waiting
+// for the others'.
 //
 // Bookkeeping only: payloads and sums are the caller's. Pure; strand-confined.
 #pragma once
@@ -32,7 +34,9 @@ class Reduction {
     std::vector<uint64_t> chunks;      // by tensor; at least 1
     std::vector<uint64_t> slab_bytes;  // by tensor
     std::vector<uint32_t> pool_of;     // by tensor
-    std::vector<uint64_t> pool_bytes;  // by pool; each takes the largest slab of its tensors
+    // By pool. Each takes the largest slab of its tensors; where several micro-batches or a verdict come before the
+    // updates, all of them.
+    std::vector<uint64_t> pool_bytes;
   };
   // The chunk's payloads of these ranks, in this order, are added to the sum, or begin it; they are held no longer.
   struct Sum {
@@ -61,7 +65,7 @@ class Reduction {
   void BeginMicro(uint32_t rank, bool last);
   // In the rank's present micro-batch, or again in one that it has ended.
   Arrival Deliver(uint32_t rank, ChunkId id, uint32_t crc);
-  // The rank's present micro-batch is over; each tensor was delivered whole or is absent.
+  // The rank's present micro-batch has no other gradients than these; what is not absent may still be delivered.
   void EndMicro(uint32_t rank, std::vector<bool> absent);
   // What the rank has said of this step is as if it had not. False, and nothing is done: some of it is in a sum.
   bool Forget(uint32_t rank);
@@ -70,8 +74,9 @@ class Reduction {
   // After any of the above.
   Progress Advance();
 
-  // The chunk that brings sums on, if the rank may send one beyond its credit.
-  std::optional<ChunkId> Wanted(uint32_t rank) const;
+  // The chunk that brings sums on, which the rank may send beyond its credit; none: it is not this rank that they wait
+  // for. Costs a walk over all chunks when another than the last is to be wanted.
+  std::optional<ChunkId> Wanted(uint32_t rank);
 
   uint32_t ranks() const { return static_cast<uint32_t>(ranks_.size()); }
   bool all_complete() const { return complete_ == tensors_.size(); }
@@ -98,17 +103,23 @@ class Reduction {
   };
   struct Tensor {
     std::optional<Slab> slab;
+    bool summed = false;  // some of it
     bool complete = false;
     uint64_t chunks_left = 0;  // not yet summed through the last micro-batch
   };
 
   size_t Flat(uint32_t tensor, uint64_t chunk) const { return first_chunk_[tensor] + chunk; }
-  ReducePool& PoolOf(uint32_t tensor) { return pools_[options_.pool_of[tensor]]; }
+  bool Fits(uint32_t tensor) const;
+  std::optional<Slab> Allocate(uint32_t tensor);
+  void Free(uint32_t tensor, Slab slab);
   bool Settled(uint32_t rank, ChunkId id) const;
   bool Ready(ChunkId id) const;
   bool DeliveredByAny(ChunkId id) const;
-  // Of one tensor; by_another: that another rank has delivered.
-  std::optional<ChunkId> WantedOf(uint32_t rank, uint32_t tensor, bool by_another) const;
+  void ChooseWanted();
+  // The lowest chunk that is due, of the tensors that have a slab or that could take one.
+  std::optional<ChunkId> Lowest(bool with_slab, bool delivered) const;
+  bool BegunByAll(uint32_t micro) const;
+  bool Due(ChunkId id) const;                           // not summed, and its micro-batch's turn
   bool Started(uint32_t tensor, uint64_t chunk) const;  // its sum has a term
   // Sums what of the chunk may be summed. False: its tensor finds no slab.
   bool AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress);
@@ -116,6 +127,11 @@ class Reduction {
   const Options options_;
   std::vector<size_t> first_chunk_;  // by tensor: its first flat chunk
   std::vector<ReducePool> pools_;
+  // A pool that takes all of its tensors at once gives each its own place: when none is free until all are complete,
+  // first-fit around slabs that the last step's updates still read could leave holes too small for the rest.
+  std::vector<bool> whole_;   // by pool
+  std::vector<Slab> places_;  // by tensor; of a whole pool
+  std::vector<bool> taken_;   // by tensor; its place
   std::vector<Rank> ranks_;
   std::vector<Tensor> tensors_;
   std::vector<uint32_t> summed_;  // by flat chunk: micro-batches
@@ -126,6 +142,7 @@ class Reduction {
   };
   std::vector<Spot> looks_;    // chunks of which something may be summed now
   std::vector<Spot> waiting_;  // chunks that found no slab
+  std::optional<ChunkId> wanted_;
   size_t complete_ = 0;
   bool any_summed_ = false;
 };

@@ -30,7 +30,7 @@ void Sender::Unbind() {
 void Sender::DropPublished() {
   tensors_.clear();
   next_chunk_ = 0;
-  result_.reset();
+  results_.clear();
   for (Slot& slot : slots_) {
     if (slot.state == SlotState::kReady) slot.state = SlotState::kFree;
     slot.stale = slot.state != SlotState::kFree;
@@ -102,8 +102,9 @@ void Sender::WriteNext() {
     if (writing_) environment_.on_sent(bytes);
     return;
   }
-  if (result_ && tensors_.empty() && !AnySlotBusy()) {
-    writing_ = stream_->Write(*std::exchange(result_, std::nullopt));
+  if (!results_.empty() && tensors_.empty() && !AnySlotBusy()) {
+    writing_ = stream_->Write(results_.front());
+    results_.pop_front();
   }
 }
 
@@ -124,7 +125,7 @@ void Sender::OnWritten(const RankStream* stream) {
 }
 
 bool Sender::idle() const {
-  return !writing_ && !opened_ && credit_bytes_ == 0 && !wanted_ && !drain_ && !result_ && tensors_.empty() &&
+  return !writing_ && !opened_ && credit_bytes_ == 0 && !wanted_ && !drain_ && results_.empty() && tensors_.empty() &&
          !AnySlotBusy();
 }
 

@@ -35,7 +35,7 @@ class Sender {
   void Credit(uint64_t bytes) { credit_bytes_ += bytes; }  // goes out with the next Pump
   void Want(const ChunkId& id) { wanted_ = id; }           // likewise
   void Publish(uint64_t step, uint32_t tensor) { tensors_.push_back({step, tensor}); }
-  void Result(ClosedStep result) { result_ = std::move(result); }
+  void Result(ClosedStep result) { results_.push_back(std::move(result)); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
   // The rank has the weights of all earlier steps: those still queued need not go.
   void DropPublished();
@@ -77,7 +77,7 @@ class Sender {
   uint64_t credit_bytes_ = 0;
   std::optional<ChunkId> wanted_;
   std::optional<std::string> drain_;
-  std::optional<ClosedStep> result_;
+  std::deque<ClosedStep> results_;
   std::deque<Published> tensors_;
   uint64_t next_chunk_ = 0;  // of tensors_.front()
   uint64_t encoded_ = 0;     // chunks so far

@@ -26,7 +26,8 @@ StepMachine::StepMachine(StepMachineOptions options)
     : options_(std::move(options)),
       step_(options_.first_step),
       reduction_(options_.reduction),
-      tensors_(options_.tensor_names.size()) {
+      tensors_(options_.tensor_names.size()),
+      applied_in_(tensors_.size()) {
   Reset();
 }
 
@@ -120,9 +121,13 @@ absl::Status StepMachine::CheckCurrent(SessionId session) const {
 StepEffects StepMachine::On(const event::StreamOpened& e, double) {
   const auto rank = RankOf(e.session);
   if (!rank) return Refuse(CheckCurrent(e.session));
-  ranks_[*rank].connected = true;
+  Rank& r = ranks_[*rank];
+  r.connected = true;
+  r.said_end = false;
+  r.told = r.lacking == 0 ? closed_step_ : r.lacking - 1;
   StepEffects effects;
   PublishMissing(*rank, e, &effects);
+  TellResults(&effects);
   return effects;
 }
 
@@ -135,13 +140,23 @@ void StepMachine::PublishMissing(uint32_t rank, const event::StreamOpened& e, St
       if (tensors_[i].state != TensorState::kApplied || received(step_, i)) continue;
       effects->push_back(effect::Publish{step_, i, rank});
     }
-  } else if (!ranks_[rank].acknowledged) {
-    for (uint32_t i = 0; i < closed_updated_.size(); ++i) {
-      if (closed_updated_[i] && !closed_updating_[i] && !received(closed_step_, i)) {
-        effects->push_back(effect::Publish{closed_step_, i, rank});
-      }
+  } else if (const uint64_t lacking = ranks_[rank].lacking; lacking != 0) {
+    for (uint32_t i = 0; i < applied_in_.size(); ++i) {
+      if (applied_in_[i] < lacking || received(applied_in_[i], i)) continue;
+      effects->push_back(effect::Publish{applied_in_[i], i, rank});
     }
-    if (closing_ == 0) effects->push_back(effect::Result{closed_step_, rank});
+  }
+}
+
+// What is ready of what each rank lacks, in order.
+void StepMachine::TellResults(StepEffects* effects) {
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
+    if (!rank.session || rank.lacking == 0) continue;
+    for (uint64_t s = std::max(rank.lacking, rank.told + 1); s <= closed_step_ && !closing_.contains(s); ++s) {
+      effects->push_back(effect::Result{s, r});
+      rank.told = s;
+    }
   }
 }
 
@@ -181,7 +196,7 @@ void StepMachine::EndSession(uint32_t rank, const absl::Status& why, const char*
   r.session.reset();
   r.connected = false;
   r.gone_at_s = now_s;
-  r.acknowledged = true;  // whoever comes next pulls
+  r.lacking = 0;  // whoever comes next pulls
   if (InStep(rank)) LeaveStep(rank, reason, effects);
 }
 

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <variant>
@@ -89,6 +90,8 @@ struct Chunk {
   uint64_t chunk = 0;
   uint32_t crc = 0;
 };
+// All its gradients are made. Those that wait for credit may follow, until the next MicroBegin or StepEnd: what is
+// absent must be known before, for the other ranks' credit may wait for it.
 struct MicroEnd {
   SessionId session;
   uint32_t micro = 0;
@@ -171,7 +174,7 @@ struct Judge {
   uint64_t step = 0;
   std::vector<std::optional<Slab>> slabs;  // by tensor; none: absent everywhere
 };
-// Send the tensor's weights of this step to the rank, or to all.
+// Send the tensor's weights of this step to the rank, or to all. The step may be closed.
 struct Publish {
   uint64_t step = 0;
   uint32_t tensor = 0;
@@ -185,10 +188,11 @@ struct Close {
   std::string detail;                 // for people, where there is more to say
   std::vector<uint32_t> not_applied;  // tensors whose update was awaited
 };
-// Send the result of the closed step to the rank (again, after a resume), or to all, after all weights published.
+// Send the result of the closed step to the rank (again, after a resume), after all weights published. Each rank gets
+// them in order.
 struct Result {
   uint64_t step = 0;
-  std::optional<uint32_t> rank = std::nullopt;
+  uint32_t rank = 0;
 };
 // The step is no longer open, and will be sent again. What is held is dropped.
 struct Discard {
@@ -221,8 +225,10 @@ class StepMachine {
   bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_; }
   // Whether the rank has ended the step that it began last.
   bool Ended(uint32_t rank) const { return ranks_[rank].ended; }
-  // What of the open step is in, for a resuming client, and what a rank without credit may send.
+  // What of the open step is in, for a resuming client.
   const Reduction& reduction() const { return reduction_; }
+  // What a rank in the step may send beyond its credit.
+  std::optional<ChunkId> Wanted(uint32_t rank) { return InStep(rank) ? reduction_.Wanted(rank) : std::nullopt; }
   std::vector<bool> TensorsApplied() const;
 
  private:
@@ -236,9 +242,11 @@ class StepMachine {
     std::optional<SessionId> session;
     bool connected = false;
     double gone_at_s = 0;
-    uint64_t begun = 0;        // the last step it began
-    bool ended = false;        // that step, by StepEnd
-    bool acknowledged = true;  // it has the weights of closed_step_
+    uint64_t begun = 0;     // the last step it began
+    bool ended = false;     // that step, by StepEnd
+    bool said_end = false;  // the same on its present stream
+    uint64_t lacking = 0;   // the first closed step whose weights and result it may lack; 0: none
+    uint64_t told = 0;      // the last step whose result was sent on its stream
   };
 
   StepEffects On(const event::Attach& e, double now_s);
@@ -266,7 +274,8 @@ class StepMachine {
   absl::Status CheckChunk(uint32_t rank, const event::Chunk& e) const;
   absl::Status CheckMicroNumber(uint32_t micro) const;
   absl::Status CheckMicro(uint32_t rank, uint32_t micro, bool last) const;
-  absl::Status CheckWhole(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const;
+  absl::Status CheckAbsent(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const;
+  absl::Status CheckWhole(uint32_t rank, uint32_t micro) const;
   // Why another rank's number of micro-batches is not this one's; empty: it may be.
   std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
   bool Live(const Rank& rank, double now_s) const;
@@ -280,7 +289,8 @@ class StepMachine {
   void Proceed(StepEffects* effects);
   void JudgeIfDue(StepEffects* effects);
   void CloseIfDone(StepEffects* effects);
-  void PublishClosed(uint32_t tensor, StepEffects* effects);
+  void PublishClosed(const event::TensorApplied& e, StepEffects* effects);
+  void TellResults(StepEffects* effects);
   bool AllEnded() const;
   void Close(Outcome outcome, std::string reason, std::string detail, StepEffects* effects);
   void Reset();
@@ -293,11 +303,10 @@ class StepMachine {
   bool judged_ = false;  // Judge was emitted
   Reduction reduction_;
   std::vector<Tensor> tensors_;
-  size_t unsettled_ = 0;  // tensors neither applied nor absent
-  // Of the last closed step: the tensors it updated, and those of them whose update goes on. Its result waits for them.
-  std::vector<bool> closed_updated_, closed_updating_;
-  size_t closing_ = 0;
-  uint64_t closed_step_ = 0;
+  size_t unsettled_ = 0;                  // tensors neither applied nor absent
+  std::vector<uint64_t> applied_in_;      // by tensor: the last step that updated it, as the device has said
+  std::map<uint64_t, uint64_t> closing_;  // updates that go on, by closed step: its result waits for them
+  uint64_t closed_step_ = 0;              // the last
   std::vector<Rank> ranks_;
 };
 

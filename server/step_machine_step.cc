@@ -17,9 +17,11 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   const auto rank = RankOf(e.session);
   if (!rank) return Refuse(CheckCurrent(e.session));
   Rank& r = ranks_[*rank];
-  if (e.step <= closed_step_ && r.begun < e.step && !r.acknowledged) {
-    r.begun = e.step;  // it closed without this rank, which has or gets the result
-    r.ended = false;
+  const bool may_have_missed = r.begun < e.step || (r.begun == e.step && !r.said_end);
+  if (e.step <= closed_step_ && r.lacking != 0 && may_have_missed) {
+    r.begun = e.step;  // it closed without this rank, or while it was away; it has or gets the result
+    r.said_end = false;
+    r.lacking = std::max(r.lacking, e.step);
     return {};
   }
   if (e.step != step_) {
@@ -39,8 +41,8 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
     effects.push_back(effect::Opened{step_});
   }
   r.begun = step_;
-  r.ended = false;
-  r.acknowledged = true;
+  r.ended = r.said_end = false;
+  r.lacking = 0;
   effects.push_back(effect::Begun{*rank});
   if (e.content != begin_content_) {
     Close(Outcome::kAborted, "disagreement",
@@ -56,7 +58,7 @@ absl::StatusOr<StepMachine::Speaker> StepMachine::CheckSpeaker(SessionId session
   if (!rank) return CheckCurrent(session);
   if (InStep(*rank)) return Speaker{*rank, false};
   const Rank& r = ranks_[*rank];
-  if (r.begun != 0 && !r.ended) return Speaker{*rank, true};
+  if (r.begun != 0 && !r.said_end) return Speaker{*rank, true};
   return absl::FailedPreconditionError(absl::StrCat("no step is open; send StepBegin of step ", step_));
 }
 
@@ -101,7 +103,7 @@ absl::Status StepMachine::CheckMicro(uint32_t rank, uint32_t micro, bool last) c
   if (begun > 0 && !reduction_.ended(rank, begun - 1)) {
     return absl::FailedPreconditionError(absl::StrCat("micro-batch ", micro, " begins before MicroEnd of ", begun - 1));
   }
-  return absl::OkStatus();
+  return begun > 0 ? CheckWhole(rank, begun - 1) : absl::OkStatus();
 }
 
 std::string StepMachine::MicroConflict(uint32_t rank, uint32_t micro, bool last) const {
@@ -196,23 +198,28 @@ StepEffects StepMachine::On(const event::MicroEnd& e, double now_s) {
     if (absent == reduction_.absent(rank, e.micro)) return {};
     return Refuse(absl::FailedPreconditionError("MicroEnd came again with other absent tensors"));
   }
-  if (auto s = CheckWhole(rank, e.micro, absent); !s.ok()) return Refuse(s);
+  if (auto s = CheckAbsent(rank, e.micro, absent); !s.ok()) return Refuse(s);
   reduction_.EndMicro(rank, std::move(absent));
   Proceed(&effects);
   return effects;
 }
 
-absl::Status StepMachine::CheckWhole(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const {
+absl::Status StepMachine::CheckAbsent(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const {
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (!absent[i] || reduction_.count(rank, micro, i) == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(Name(i), " is listed absent, but a gradient of it was sent"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepMachine::CheckWhole(uint32_t rank, uint32_t micro) const {
+  const std::vector<bool>& absent = reduction_.absent(rank, micro);
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     const uint64_t delivered = reduction_.count(rank, micro, i), chunks = options_.reduction.chunks[i];
-    if (absent[i] && delivered > 0) {
-      return absl::InvalidArgumentError(absl::StrCat(Name(i), " is listed absent, but a gradient of it was sent"));
-    }
-    if (!absent[i] && delivered < chunks) {
-      return absl::InvalidArgumentError(absl::StrCat(Name(i), ": ", delivered, " of ", chunks,
-                                                     " gradient chunks sent in step ", step_,
-                                                     "; send the rest, or list it absent"));
-    }
+    if (absent[i] || delivered == chunks) continue;
+    return absl::InvalidArgumentError(absl::StrCat(Name(i), ": ", delivered, " of ", chunks,
+                                                   " gradient chunks sent in step ", step_,
+                                                   "; send the rest, or list it absent"));
   }
   return absl::OkStatus();
 }
@@ -222,7 +229,7 @@ StepEffects StepMachine::On(const event::StepEnd& e, double) {
   if (!speaker.ok()) return Refuse(speaker.status());
   const uint32_t rank = speaker->rank;
   if (speaker->stale) {
-    ranks_[rank].ended = true;
+    ranks_[rank].said_end = true;
     return {};
   }
   const auto last = reduction_.last_micro(rank);
@@ -230,7 +237,8 @@ StepEffects StepMachine::On(const event::StepEnd& e, double) {
     return Refuse(absl::FailedPreconditionError(
         absl::StrCat("StepEnd of step ", step_, " before its ", last ? "" : "last ", "MicroEnd")));
   }
-  ranks_[rank].ended = true;
+  if (auto s = CheckWhole(rank, *last); !s.ok()) return Refuse(s);
+  ranks_[rank].ended = ranks_[rank].said_end = true;
   StepEffects effects;
   JudgeIfDue(&effects);
   CloseIfDone(&effects);
@@ -239,27 +247,29 @@ StepEffects StepMachine::On(const event::StepEnd& e, double) {
 
 StepEffects StepMachine::On(const event::TensorApplied& e, double) {
   reduction_.Release(e.tensor, e.slab);
+  applied_in_[e.tensor] = e.step;
   StepEffects effects;
   if (open_ && e.step == step_) {
     tensors_[e.tensor].state = TensorState::kApplied;
     --unsettled_;
     effects.push_back(effect::Publish{step_, e.tensor});
-  } else if (e.step == closed_step_ && closed_updating_[e.tensor]) {
-    PublishClosed(e.tensor, &effects);
+  } else {
+    PublishClosed(e, &effects);
   }
   Proceed(&effects);
   return effects;
 }
 
-// An update of a step that was torn meanwhile: its ranks still wait for the weights, and the result.
-void StepMachine::PublishClosed(uint32_t tensor, StepEffects* effects) {
-  closed_updating_[tensor] = false;
-  --closing_;
+// An update of a step that closed meanwhile: its ranks still wait for the weights, and the result.
+void StepMachine::PublishClosed(const event::TensorApplied& e, StepEffects* effects) {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (ranks_[r].acknowledged) continue;
-    effects->push_back(effect::Publish{closed_step_, tensor, r});
-    if (closing_ == 0) effects->push_back(effect::Result{closed_step_, r});
+    const Rank& rank = ranks_[r];
+    if (!rank.session || rank.lacking == 0 || rank.lacking > e.step) continue;
+    effects->push_back(effect::Publish{e.step, e.tensor, r});
   }
+  const auto closing = closing_.find(e.step);
+  if (closing != closing_.end() && --closing->second == 0) closing_.erase(closing);
+  TellResults(effects);
 }
 
 StepEffects StepMachine::On(const event::Verdict& e, double) {
@@ -316,25 +326,25 @@ void StepMachine::CloseIfDone(StepEffects* effects) {
 // A process is gone, and some of what it contributed is summed. What was updated stays so.
 void StepMachine::CloseTorn(const char* reason, std::string detail, StepEffects* effects) {
   const bool any_updated = std::any_of(tensors_.begin(), tensors_.end(), [](const Tensor& t) { return t.updated(); });
+  if (any_updated && options_.commit == Commit::kStaged) return Close(Outcome::kApplied, "", "", effects);  // all were
   Close(any_updated ? Outcome::kPartial : Outcome::kAborted, reason, std::move(detail), effects);
 }
 
 void StepMachine::Close(Outcome outcome, std::string reason, std::string detail, StepEffects* effects) {
   effect::Close close{.step = step_, .outcome = outcome, .reason = std::move(reason), .detail = std::move(detail)};
-  closed_updated_.assign(tensors_.size(), false);
-  closed_updating_.assign(tensors_.size(), false);
-  closing_ = 0;
+  uint64_t updating = 0;
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     const TensorState state = tensors_[i].state;
     if (state == TensorState::kAwaited || state == TensorState::kSummed) close.not_applied.push_back(i);
-    closed_updated_[i] = tensors_[i].updated();
-    closed_updating_[i] = state == TensorState::kUpdating;
-    closing_ += closed_updating_[i] ? 1 : 0;
+    updating += state == TensorState::kUpdating ? 1 : 0;
   }
   effects->push_back(std::move(close));
+  if (updating > 0) closing_[step_] = updating;
   closed_step_ = step_++;
-  if (closing_ == 0) effects->push_back(effect::Result{closed_step_});
-  for (Rank& r : ranks_) r.acknowledged = !r.session.has_value();
+  for (Rank& r : ranks_) {
+    if (r.session && r.lacking == 0) r.lacking = closed_step_;
+  }
+  TellResults(effects);
   open_ = false;
   Reset();
 }

@@ -162,7 +162,7 @@ bool StepRunner::MustWait(const Link& link, const RankMessage& message) const {
 void StepRunner::RefuseStuck(uint32_t rank) {
   const Link& link = links_[rank];
   if (link.parked.empty() || updating_ > 0 || !machine_.InStep(rank)) return;
-  const auto wanted = machine_.reduction().Wanted(rank);
+  const auto wanted = machine_.Wanted(rank);
   if (!wanted) return;
   EndStream(rank, absl::ResourceExhaustedError(absl::StrCat(
                       link.held_bytes,
@@ -254,7 +254,7 @@ void StepRunner::Report(const effect::Close& e) {
   environment_.board->Write([&](RunStatus& s) {
     s.step = e.step;
     s.loss = loss;
-    s.last_result = last_result_;
+    s.last_result = last_result();
     s.step_s = clock_.first_byte_s > 0 ? now_s - clock_.first_byte_s : now_s - clock_.begin_s;
     s.applied += e.outcome == Outcome::kApplied ? 1 : 0;
     s.partial += e.outcome == Outcome::kPartial ? 1 : 0;

@@ -63,7 +63,9 @@ class StepRunner {
   const StepMachine& machine() const { return machine_; }
   // Some rank is attached, or its session may still resume.
   bool AnyRankHeld() const;
-  const std::optional<ClosedStep>& last_result() const { return last_result_; }
+  std::optional<ClosedStep> last_result() const {
+    return results_.empty() ? std::nullopt : std::optional<ClosedStep>(results_.back());
+  }
   uint64_t held_bytes(uint32_t rank) const { return links_[rank].held_bytes; }
   // Counted from the live allocations, and what the windows may take.
   uint64_t gradient_bytes() const;
@@ -151,7 +153,7 @@ class StepRunner {
   double loss_scale_ = 1;
   StepClock clock_;
   double learning_rate_ = 0;
-  std::optional<ClosedStep> last_result_;
+  std::deque<ClosedStep> results_;  // of the last steps, oldest first
 
   // The message in hand.
   message::Gradient* gradient_ = nullptr;

@@ -11,6 +11,9 @@
 namespace ballast {
 namespace {
 
+// A rank that lacks more than these has been away for longer than any lease.
+constexpr size_t kResultsKept = 256;
+
 double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
   for (size_t h = 0; h < hyper.size(); ++h) {
     if (std::string_view(group.kernel->hypers[h].name) == "lr") return hyper[h];
@@ -149,13 +152,14 @@ void StepRunner::Do(const effect::Close& e) {
                     .reason = e.detail.empty() ? e.reason : absl::StrCat(e.reason, ": ", e.detail),
                     .not_applied = e.not_applied};
   statistics_.Complete(&closed);
-  last_result_ = std::move(closed);
+  results_.push_back(std::move(closed));
+  if (results_.size() > kResultsKept) results_.pop_front();
   Report(e);
 }
 
 void StepRunner::Do(const effect::Result& e) {
-  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
-    if (!e.rank || *e.rank == rank) links_[rank].sender->Result(*last_result_);
+  for (const ClosedStep& closed : results_) {
+    if (closed.step == e.step) links_[e.rank].sender->Result(closed);
   }
 }
 

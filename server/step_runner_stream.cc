@@ -121,8 +121,7 @@ void StepRunner::OfferWanted(uint32_t rank) {
   const RunSpec& spec = *environment_.spec;
   const uint64_t chunk_bytes = spec.chunk_elements * sizeof(float);
   if (link.stream == nullptr || link.wanted || link.held_bytes + chunk_bytes <= spec.credit_bytes) return;
-  if (!machine_.InStep(rank)) return;
-  link.wanted = machine_.reduction().Wanted(rank);
+  link.wanted = machine_.Wanted(rank);
   if (link.wanted) link.sender->Want(*link.wanted);
 }
 

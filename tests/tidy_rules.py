@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidy_build import tests_are_built
+
 CPP = {".h", ".cc", ".cu", ".cuh"}
 OWN_FOLDERS = {"proto", "kernels", "server", "client", "tests", "ballast"}
 
@@ -115,10 +117,10 @@ def dependency_direction(sources: list[Source]) -> list[str]:
 
 # The rings of server/. Whatever is in neither set is stateful. Pure code decides: values in, values out. The edge talks
 # to sockets: it alone knows gRPC.
-PURE = {"step_machine", "step_machine_step", "reduction", "reduce_pool", "placement", "plan"}
-PURE |= {"layers", "run_spec", "status_macros", "utf8", "spike_gate"}
-EDGE = {"main", "server", "rpc", "ops_http", "trainer_service", "admin_service"}
-EDGE |= {"load_stream", "pull_stream", "train_stream"}
+PURE = set(
+    "step_machine step_machine_step reduction reduce_pool placement plan layers run_spec status_macros utf8".split()
+)
+EDGE = set("main server rpc ops_http trainer_service admin_service load_stream pull_stream train_stream".split())
 # These turn wire messages into values, or read the list of RPCs or of configuration keys; they know Protobuf, no gRPC.
 PROTOBUF = {"convert", "convert_chunk", "convert_spec", "canonical_spec", "config", "config_schema", "metrics"}
 WORLD = re.compile(r"(grpc|grpcpp|yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
@@ -389,6 +391,7 @@ RULES = [
     server_rings,
     include_paths,
     file_length,
+    tests_are_built,
     function_length,
     banned_words,
     vague_names,

@@ -52,6 +52,11 @@ PLANTED = [
     ("forbidden_text", {"deploy/a.sh": "curl https://pypi" ".org/x\n"}, "the host of a package registry"),
     ("forbidden_text", {"README.md": "written by an age" "nt\n"}, "speaks of itself alone"),
     ("forbidden_text", {"server/a.cc": "// see iss" "ue 12\n"}, "speaks of itself alone"),
+    (
+        "tests_are_built",
+        {"tests/server/a_test.cc": "", "tests/server/CMakeLists.txt": "ballast_test(b_test SOURCES b_test.cc)\n"},
+        "tests/server/a_test.cc: tests/server/CMakeLists.txt does not name it",
+    ),
     ("metric_names", {"deploy/prometheus/a.yml": "expr: ballast_x > 1\n"}, "ballast_x is not in server/METRICS.md"),
     ("alerts_have_runbooks", {"deploy/prometheus/alerts.yml": "  - alert: A\n    expr: up\n"}, "A has no summary"),
 ]

@@ -8,18 +8,19 @@ namespace ballast {
 
 class CreditWindow {
  public:
-  explicit CreditWindow(uint64_t window_bytes = 0) : window_(window_bytes), free_(window_bytes) {}
-  // Of which so many are taken already.
-  CreditWindow(uint64_t window_bytes, uint64_t taken_bytes) : CreditWindow(window_bytes) { Spend(taken_bytes); }
+  // Of the window, so many bytes are under way already.
+  explicit CreditWindow(uint64_t window_bytes = 0, uint64_t under_way_bytes = 0)
+      : window_(window_bytes), under_way_(under_way_bytes) {}
 
   // A chunk larger than the whole window may go when nothing else is under way.
-  bool Allows(uint64_t bytes) const { return bytes <= free_ || free_ == window_; }
-  void Spend(uint64_t bytes) { free_ -= std::min(bytes, free_); }
-  void Return(uint64_t bytes) { free_ = std::min(window_, free_ + bytes); }
+  bool Allows(uint64_t bytes) const { return under_way_ + bytes <= window_ || under_way_ == 0; }
+  // Also what goes beyond the window, for the daemon wants it.
+  void Spend(uint64_t bytes) { under_way_ += bytes; }
+  void Return(uint64_t bytes) { under_way_ -= std::min(bytes, under_way_); }
 
  private:
   uint64_t window_;
-  uint64_t free_;
+  uint64_t under_way_;
 };
 
 }  // namespace ballast

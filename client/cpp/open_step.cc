@@ -70,8 +70,7 @@ bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { ret
 bool OpenStep::HasRequest(const CreditWindow& credit) const {
   if (next_ == Next::kNothing) return false;
   if (next_ != Next::kGradients) return true;
-  if (MicroSent()) return MicroEnded();
-  return MayGo(outbox_.next(), credit) || WantedIsQueued();
+  return MicroEndIsDue() || (!MicroSent() && (MayGo(outbox_.next(), credit) || WantedIsQueued()));
 }
 
 void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
@@ -83,10 +82,11 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
     case Next::kMicroBegin:
       request->mutable_micro_begin()->set_micro(sending_);
       request->mutable_micro_begin()->set_last(sending_ + 1 == micros_);
+      micro_end_sent_ = false;
       next_ = Next::kGradients;
       return;
     case Next::kGradients:
-      return NextGradient(credit, request);
+      return NextOfMicro(credit, request);
     case Next::kStepEnd:
       request->mutable_step_end();
       next_ = Next::kNothing;
@@ -96,17 +96,20 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
   }
 }
 
-void OpenStep::NextGradient(CreditWindow* credit, v1::TrainRequest* request) {
-  if (MicroSent()) {
+// The end goes before gradients that wait for credit: the other ranks' credit may wait for what is absent here.
+void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
+  const bool within = !MicroSent() && MayGo(outbox_.next(), *credit);
+  if (!within && MicroEndIsDue()) {
     FillMicroEnd(request->mutable_micro_end());
-    next_ = sending_ + 1 == micros_ ? Next::kStepEnd : Next::kMicroBegin;
-    if (next_ == Next::kMicroBegin) ++sending_;
-  } else if (MayGo(outbox_.next(), *credit)) {
-    credit->Spend(outbox_.Bytes(outbox_.next()));
-    FillGradient(outbox_.next(), request->mutable_gradient());
+    micro_end_sent_ = true;
   } else {
-    FillGradient(*std::exchange(wanted_, std::nullopt), request->mutable_gradient());
+    const ChunkRef id = within ? outbox_.next() : *std::exchange(wanted_, std::nullopt);
+    credit->Spend(outbox_.Bytes(id));
+    FillGradient(id, request->mutable_gradient());
   }
+  if (!micro_end_sent_ || !MicroSent()) return;
+  next_ = sending_ + 1 == micros_ ? Next::kStepEnd : Next::kMicroBegin;
+  if (next_ == Next::kMicroBegin) ++sending_;
 }
 
 // `id` by value: lending the chunk takes it out of the queue that it may refer into.

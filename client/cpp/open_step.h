@@ -1,9 +1,9 @@
 // The open step as the trainer sees it: what was pushed, what was sent, which weights are back. Pure: no threads, no
 // sockets. StepStream guards it by its lock.
 //
-// On the wire a step is StepBegin, then for each micro-batch MicroBegin, the gradients' chunks and MicroEnd, and
-// StepEnd. NextRequest says which of these comes next; after a lost connection Resume starts from the top and leaves
-// out the chunks that the daemon holds.
+// On the wire a step is StepBegin; for each micro-batch MicroBegin, the gradients' chunks and MicroEnd, which does not
+// wait for credit; and StepEnd. NextRequest says which of these comes next; after a lost connection Resume starts from
+// the top and leaves out the chunks that the daemon holds.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ class OpenStep {
   absl::Status Resume(const v1::AttachResponse& grant, v1::Open* open);
 
  private:
-  // kGradients ends with MicroEnd.
+  // kGradients: and MicroEnd, after them or, once the micro-batch has ended, before what waits for credit.
   enum class Next { kStepBegin, kMicroBegin, kGradients, kStepEnd, kNothing };
   struct Arrivals {
     std::vector<bool> chunks;  // empty before the first
@@ -73,11 +73,12 @@ class OpenStep {
   // All chunks of the micro-batch that is being sent have left.
   bool MicroSent() const { return outbox_.all_sent() || outbox_.next().micro != sending_; }
   bool MicroEnded() const { return sending_ < outbox_.micro() || ended(); }
+  bool MicroEndIsDue() const { return MicroEnded() && !micro_end_sent_; }
   bool WantedIsQueued() const { return wanted_ && outbox_.queued(*wanted_); }
   bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
   void FillGradient(ChunkRef id, v1::Gradient* gradient);
   void FillMicroEnd(v1::MicroEnd* end) const;
-  void NextGradient(CreditWindow* credit, v1::TrainRequest* request);
+  void NextOfMicro(CreditWindow* credit, v1::TrainRequest* request);
 
   const TensorTable& tensors_;
   const v1::StepBegin begin_;
@@ -85,6 +86,7 @@ class OpenStep {
   Outbox outbox_;
   Next next_ = Next::kStepBegin;
   uint32_t sending_ = 0;                       // the micro-batch on the wire
+  bool micro_end_sent_ = false;                // its MicroEnd
   std::optional<ChunkRef> wanted_;             // goes without credit
   std::vector<Arrivals> arrivals_;             // weights, by tensor
   std::vector<std::optional<double>> losses_;  // by micro-batch

@@ -147,6 +147,7 @@ absl::Status StepStream::BeginStep(const StepValues& values) {
         absl::StrCat("BeginStep while step ", step_number_,
                      " is open: ", step_->ended() ? "wait for the result of its EndStep" : "call EndStep first"));
   }
+  step_number_ = std::max(step_number_, closed_elsewhere_ + 1);
   step_ = std::make_unique<OpenStep>(tensors_, MakeBegin(step_number_, values), values.micro_batches, absl::Now());
   return absl::OkStatus();
 }

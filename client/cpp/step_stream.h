@@ -113,6 +113,7 @@ class StepStream {
   std::string token_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;        // 0 until the first grant
+  uint64_t closed_elsewhere_ ABSL_GUARDED_BY(mu_) = 0;   // the last step that closed, as far as this rank was told
   std::unique_ptr<OpenStep> step_ ABSL_GUARDED_BY(mu_);  // set and reset only between BeginStep and its result
   std::vector<Destination> bound_ ABSL_GUARDED_BY(mu_);  // by tensor
   CreditWindow credit_ ABSL_GUARDED_BY(mu_);

@@ -188,8 +188,10 @@ absl::Status StepStream::OnResult(const v1::StepResult& result) {
   std::unique_ptr<OpenStep> done;
   {
     absl::MutexLock lock(&mu_);
-    if (!step_ && result.step() == step_number_) ++step_number_;  // closed before this rank began it
-    if (!step_ || step_->number() != result.step()) return absl::OkStatus();
+    if (!step_ || step_->number() != result.step()) {
+      closed_elsewhere_ = std::max(closed_elsewhere_, result.step());  // before this rank began it, or repeated
+      return absl::OkStatus();
+    }
     if (auto s = step_->SetResult(result); !s.ok()) return s;
     Progress();
     if (step_->done()) done = TakeStep();

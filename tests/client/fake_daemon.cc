@@ -243,9 +243,11 @@ grpc::Status FakeDaemon::Take(const v1::TrainRequest& request, Responses* out) {
     case v1::TrainRequest::kGradient:
       return OnGradient(request.gradient(), out);
     case v1::TrainRequest::kMicroEnd:
-      return OnMicroEnd(request.micro_end());
+      absent_ = UnpackBits(request.micro_end().absent(), static_cast<size_t>(options_.spec.tensors_size()));
+      return grpc::Status::OK;
     case v1::TrainRequest::kStepEnd:
       if (!open_) return Refuse("StepEnd without an open step");
+      if (auto s = CheckWhole(); !s.ok()) return s;
       if (options_.answers_step_end) Close(out);
       return grpc::Status::OK;
     default:
@@ -307,12 +309,11 @@ void FakeDaemon::Credit(uint64_t bytes, Responses* out) {
   under_way_ -= credit->bytes();
 }
 
-grpc::Status FakeDaemon::OnMicroEnd(const v1::MicroEnd& end) {
-  const std::vector<bool> absent = UnpackBits(end.absent(), static_cast<size_t>(options_.spec.tensors_size()));
-  for (uint32_t tensor = 0; tensor < absent.size(); ++tensor) {
+grpc::Status FakeDaemon::CheckWhole() {
+  for (uint32_t tensor = 0; tensor < absent_.size(); ++tensor) {
     uint64_t held = 0;
     for (uint64_t k = 0; k < chunks(tensor); ++k) held += held_.contains({tensor, k});
-    if (held != (absent[tensor] ? 0 : chunks(tensor))) return Refuse("chunks are missing or too many at MicroEnd");
+    if (held != (absent_[tensor] ? 0 : chunks(tensor))) return Refuse("chunks are missing or too many at StepEnd");
   }
   return grpc::Status::OK;
 }

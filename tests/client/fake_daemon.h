@@ -97,7 +97,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   grpc::Status OnOpen(const v1::Open& open, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status OnBegin(const v1::StepBegin& begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status OnGradient(const v1::Gradient& gradient, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  grpc::Status OnMicroEnd(const v1::MicroEnd& end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  grpc::Status CheckWhole() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Close(Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Credit(uint64_t bytes, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendWeights(uint32_t tensor, uint64_t step, Responses* out) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -117,6 +117,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
 
   uint64_t step_ ABSL_GUARDED_BY(mu_) = 1;
   bool open_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<bool> absent_ ABSL_GUARDED_BY(mu_);  // as the micro-batch's end said
   std::string begin_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<uint32_t, uint64_t>, std::string> held_ ABSL_GUARDED_BY(mu_);
   std::map<uint32_t, std::string> updated_ ABSL_GUARDED_BY(mu_);  // of the open or the last closed step

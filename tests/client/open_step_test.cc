@@ -58,12 +58,27 @@ TEST_F(OpenStepTest, StopsWithoutCredit) {
   EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
 }
 
+// What is absent may be what the other ranks' credit waits for.
+TEST_F(OpenStepTest, TheEndGoesBeforeWhatWaitsForCredit) {
+  CreditWindow credit(16);
+  Push(0);
+  step_->End(std::nullopt, absl::UnixEpoch());
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0", "micro_end"));
+  credit.Return(16);
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.1"));
+  credit.Return(16);
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2", "step_end"));
+}
+
+// And counts against the window: its credit returns as well.
 TEST_F(OpenStepTest, AWantedChunkIsSentWithoutCredit) {
   CreditWindow credit(16);
   Push(0);
   EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0"));
   step_->Want({.tensor = 0, .chunk = 2});
   EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
+  credit.Return(8);
+  EXPECT_THAT(Drain(&credit), ElementsAre());
 }
 
 TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {

@@ -61,9 +61,7 @@ struct Formatter {
                         e.not_applied.empty() ? "" : " not_applied=", absl::StrJoin(e.not_applied, ","),
                         e.detail.empty() ? "" : ": ", e.detail);
   }
-  std::string operator()(const effect::Result& e) const {
-    return absl::StrCat("result step=", e.step, e.rank ? absl::StrCat(" to=", *e.rank) : "");
-  }
+  std::string operator()(const effect::Result& e) const { return absl::StrCat("result step=", e.step, " to=", e.rank); }
   std::string operator()(const effect::Discard& e) const { return absl::StrCat("discard step=", e.step); }
   static std::string Of(uint32_t rank) { return rank == 0 ? "" : absl::StrCat(" rank=", rank); }
   static std::string Name(const ChunkId& id) {
@@ -115,7 +113,7 @@ class Scenario {
   std::string Run(const Command& c) {
     if (c.verb == "machine") return Start(c);
     if (c.verb == "wanted") {
-      const auto id = machine_->reduction().Wanted(static_cast<uint32_t>(c.number("rank")));
+      const auto id = machine_->Wanted(static_cast<uint32_t>(c.number("rank")));
       return id ? Formatter::Name(*id) : "nothing";
     }
     std::vector<std::string> lines;

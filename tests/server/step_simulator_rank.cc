@@ -1,0 +1,216 @@
+#include "tests/server/step_simulator_rank.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ballast::sim {
+namespace {
+
+// splitmix64's finalizer: what several ranks must draw alike comes from it.
+uint64_t Mix(uint64_t a, uint64_t b) {
+  uint64_t x = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+const char* KindName(Kind kind) {
+  constexpr const char* kNames[] = {"attach",       "resume",        "restart",           "takeover",      "leave",
+                                    "cut",          "death",         "timeout",           "duplicate",     "other_crc",
+                                    "disagreement", "absent_tensor", "absent_everywhere", "wanted_sent",   "clock_jump",
+                                    "world_change", "all_cut",       "verdict_skip",      "verdict_apply", "slab_wait",
+                                    "slow_rank",    "forgotten",     "discarded",         "applied",       "skipped",
+                                    "aborted",      "partial"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kind::kCount));
+  return kNames[static_cast<size_t>(kind)];
+}
+
+SimulatedRank::SimulatedRank(const RunShape& shape, Identity identity, uint64_t step, Random* random, Counts* counts)
+    : shape_(shape),
+      identity_(identity),
+      random_(random),
+      counts_(counts),
+      step_(step),
+      weights_(shape.machine.tensor_names.size()),
+      received_(shape.machine.tensor_names.size()) {
+  MakePlan();
+}
+
+void SimulatedRank::MakePlan() {
+  plan_ = {.content = absl::StrCat("lr of step ", step_), .micros = {}};
+  const uint64_t micros = 1 + Mix(identity_.run_seed, step_) % shape_.machine.most_micros;
+  for (uint32_t m = 0; m < micros; ++m) plan_.micros.push_back(MakeMicro(m));
+  if (std::exchange(disagree_next_, false)) Disagree();
+  producing_ = 0;
+  waiting_ = false;
+  begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = false;
+  micro_ = 0;
+}
+
+SimulatedRank::Micro SimulatedRank::MakeMicro(uint32_t micro) {
+  Micro made;
+  std::vector<uint32_t> tensors(shape_.machine.tensor_names.size());
+  for (uint32_t i = 0; i < tensors.size(); ++i) tensors[i] = i;
+  std::shuffle(tensors.begin(), tensors.end(), *random_);
+  made.absent.resize(tensors.size());
+  for (const uint32_t i : tensors) {
+    const bool everywhere = Mix(Mix(identity_.run_seed, step_), i) % 10 == 0;
+    made.absent[i] = everywhere || Chance(random_, 8);
+    if (made.absent[i]) ++(*counts_)[static_cast<size_t>(everywhere ? Kind::kAbsentEverywhere : Kind::kAbsentTensor)];
+    if (made.absent[i]) continue;
+    for (uint64_t c = 0; c < shape_.machine.reduction.chunks[i]; ++c) made.order.push_back({micro, i, c});
+  }
+  if (Chance(random_, 3)) std::shuffle(made.order.begin(), made.order.end(), *random_);
+  made.sent.resize(made.order.size(), Sent::kNo);
+  return made;
+}
+
+void SimulatedRank::Hook() {
+  Micro& micro = plan_.micros[producing_];
+  micro.produced = std::min(micro.order.size(), micro.produced + 1 + Below(random_, 6));
+}
+
+void SimulatedRank::Disagree() {
+  ++(*counts_)[static_cast<size_t>(Kind::kDisagreement)];
+  if (Chance(random_, 2)) {
+    plan_.content += " and another";
+  } else {
+    plan_.micros.resize(1);
+    if (shape_.machine.most_micros > 1 && Chance(random_, 2)) plan_.micros.push_back(MakeMicro(1));
+  }
+}
+
+std::optional<StepEvent> SimulatedRank::Next(const std::function<std::optional<ChunkId>()>& wanted) {
+  if (waiting_) return std::nullopt;
+  if (!std::exchange(begin_said_, true)) return event::StepBegin{*session, step_, plan_.content};
+  while (true) {
+    Micro& micro = plan_.micros[micro_];
+    const auto number = static_cast<uint32_t>(micro_);
+    const bool last = micro_ + 1 == plan_.micros.size();
+    if (!std::exchange(micro_begin_said_, true) && !(micro_ == 0 && last && Chance(random_, 2))) {
+      return event::MicroBegin{*session, number, last};
+    }
+    if (auto chunk = NextChunk(&micro, wanted)) return chunk;
+    if (micro.produced < micro.order.size()) return std::nullopt;
+    // Ahead of what waits for credit: the others' credit may wait for what is absent here.
+    if (!std::exchange(micro_end_said_, true)) return event::MicroEnd{*session, number, micro.absent};
+    if (micro.first_unsent < micro.order.size()) return std::nullopt;
+    if (last) break;
+    ++micro_;
+    producing_ = std::max(producing_, micro_);
+    micro_begin_said_ = micro_end_said_ = false;
+  }
+  if (!std::exchange(step_end_said_, true)) return event::StepEnd{*session};
+  return std::nullopt;
+}
+
+std::optional<StepEvent> SimulatedRank::NextChunk(Micro* micro, const std::function<std::optional<ChunkId>()>& wanted) {
+  if (micro->first_unsent > 0 && !step_end_said_ && (corrupt_next_ || std::exchange(repeat_next_, false))) {
+    if (auto again = Repeat(*micro)) return again;
+  }
+  for (; micro->first_unsent < micro->produced; ++micro->first_unsent) {
+    Sent& sent = micro->sent[micro->first_unsent];
+    if (sent == Sent::kYes) continue;
+    const uint64_t bytes = shape_.ChunkBytes(micro->order[micro->first_unsent]);
+    if (spent_bytes_ + bytes <= shape_.window_bytes) {
+      spent_bytes_ += bytes;
+      spent_.emplace(micro->order[micro->first_unsent], bytes);
+      return Send(micro, micro->first_unsent);
+    }
+    if (sent == Sent::kNo) break;
+    sent = Sent::kYes;  // what is held already is not worth waiting for credit
+  }
+  if (beyond_ || micro->first_unsent >= micro->produced) return std::nullopt;
+  const auto id = wanted();
+  if (!id) return std::nullopt;
+  for (size_t at = micro->first_unsent; at < micro->produced; ++at) {
+    if (micro->order[at] != *id || micro->sent[at] != Sent::kNo) continue;
+    beyond_ = id;
+    ++(*counts_)[static_cast<size_t>(Kind::kWantedSent)];
+    return Send(micro, at);
+  }
+  return std::nullopt;
+}
+
+event::Chunk SimulatedRank::Send(Micro* micro, size_t at) {
+  const ChunkId id = micro->order[at];
+  if (micro->sent[at] == Sent::kAgain) ++(*counts_)[static_cast<size_t>(Kind::kDuplicate)];
+  micro->sent[at] = Sent::kYes;
+  repeat_next_ = Chance(random_, 15);
+  const uint64_t payload = Mix(Mix(Mix(identity_.process, step_), id.micro), (uint64_t{id.tensor} << 32) + id.chunk);
+  return {*session, id.micro, id.tensor, id.chunk, static_cast<uint32_t>(payload)};
+}
+
+std::optional<StepEvent> SimulatedRank::Repeat(const Micro& micro) {
+  Micro copy = micro;
+  const size_t at = Below(random_, micro.first_unsent);
+  const uint64_t bytes = shape_.ChunkBytes(micro.order[at]);
+  if (spent_bytes_ + bytes > shape_.window_bytes) return std::nullopt;
+  spent_bytes_ += bytes;
+  spent_.emplace(micro.order[at], bytes);
+  event::Chunk chunk = Send(&copy, at);
+  repeat_next_ = false;
+  if (std::exchange(corrupt_next_, false)) {
+    ++(*counts_)[static_cast<size_t>(Kind::kOtherCrc)];
+    chunk.crc ^= 1;
+  } else {
+    ++(*counts_)[static_cast<size_t>(Kind::kDuplicate)];
+  }
+  return chunk;
+}
+
+// --- what it hears ---
+
+void SimulatedRank::Resume(const StepMachine& machine, uint32_t rank, const std::map<ChunkId, uint64_t>& held) {
+  begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = false;
+  micro_ = 0;
+  spent_.clear();
+  spent_bytes_ = 0;
+  if (beyond_ && held.count(*beyond_) == 0) beyond_.reset();
+  for (const auto& [id, bytes] : held) {
+    if (id == beyond_) continue;
+    spent_.emplace(id, bytes);
+    spent_bytes_ += bytes;
+  }
+  waiting_ = machine.step() > step_;
+  const bool in_step = machine.step() == step_ && machine.InStep(rank);
+  for (uint32_t m = 0; m < plan_.micros.size(); ++m) {
+    Micro& micro = plan_.micros[m];
+    micro.first_unsent = 0;
+    for (size_t at = 0; at < micro.order.size(); ++at) {
+      const ChunkId id = micro.order[at];
+      const bool is_in = in_step && m < machine.reduction().micros_begun(rank) &&
+                         machine.reduction().Delivered(rank, m, id.tensor)[id.chunk];
+      micro.sent[at] = !is_in ? Sent::kNo : Chance(random_, 10) ? Sent::kAgain : Sent::kYes;
+    }
+  }
+}
+
+// Where the chunk is under way twice, one within credit, what is left of it counts as that one.
+void SimulatedRank::OnReturned(ChunkId id) {
+  if (beyond_ == id) {
+    beyond_.reset();
+  } else if (const auto spent = spent_.find(id); spent != spent_.end()) {
+    spent_bytes_ -= spent->second;
+    spent_.erase(spent);
+  }
+}
+
+void SimulatedRank::OnWeights(uint64_t step, uint32_t tensor) {
+  weights_[tensor] = std::max(weights_[tensor], step);
+  if (weights_step_ != step) received_.assign(received_.size(), false);
+  weights_step_ = step;
+  received_[tensor] = true;
+}
+
+void SimulatedRank::OnResult(uint64_t step) {
+  if (step != step_) return;  // an earlier one, said again
+  ++step_;
+  MakePlan();
+}
+
+}  // namespace ballast::sim
