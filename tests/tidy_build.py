@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 
-def tests_are_built(sources: list) -> list[str]:
+def unbuilt_tests(sources: list) -> list[str]:
     """A test that no CMakeLists.txt names never runs."""
     lists = {Path(source.path).parent: source.text for source in sources if Path(source.path).name == "CMakeLists.txt"}
     wrong = []

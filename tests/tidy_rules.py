@@ -9,8 +9,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidy_build import tests_are_built
-
 CPP = {".h", ".cc", ".cu", ".cuh"}
 OWN_FOLDERS = {"proto", "kernels", "server", "client", "tests", "ballast"}
 
@@ -391,7 +389,6 @@ RULES = [
     server_rings,
     include_paths,
     file_length,
-    tests_are_built,
     function_length,
     banned_words,
     vague_names,

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import tidy_rules
-from tidy_rules import RULES, cpp_functions, list_files, read_tree
+from tidy_build import unbuilt_tests
+from tidy_rules import cpp_functions, list_files, read_tree
+
+RULES = [*tidy_rules.RULES, unbuilt_tests]
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_BODY = "  f();\n" * 80
@@ -53,7 +56,7 @@ PLANTED = [
     ("forbidden_text", {"README.md": "written by an age" "nt\n"}, "speaks of itself alone"),
     ("forbidden_text", {"server/a.cc": "// see iss" "ue 12\n"}, "speaks of itself alone"),
     (
-        "tests_are_built",
+        "unbuilt_tests",
         {"tests/server/a_test.cc": "", "tests/server/CMakeLists.txt": "ballast_test(b_test SOURCES b_test.cc)\n"},
         "tests/server/a_test.cc: tests/server/CMakeLists.txt does not name it",
     ),
@@ -98,7 +101,7 @@ def test_repository_keeps(rule, repository):
 
 @pytest.mark.parametrize(("rule", "files", "said"), PLANTED, ids=lambda value: value if isinstance(value, str) else "")
 def test_rule_finds_what_is_planted(rule, files, said, tmp_path):
-    violations = getattr(tidy_rules, rule)(plant(tmp_path, files))
+    violations = {own.__name__: own for own in RULES}[rule](plant(tmp_path, files))
     assert any(said in violation for violation in violations), violations
 
 

@@ -81,7 +81,8 @@ class Optimizer(torch.optim.Optimizer):
             trainer's weights in place with the daemon's. None: "client" for a run without a step, else "match".
         takeover: fence a live trainer that holds this rank, instead of being refused.
         seed: of the stochastic rounding. Same gradients, names and seed: same bits.
-        rank, world: which of how many trainers this is.
+        rank, world: which of how many trainers this is. Each step is made of the mean of all ranks' gradients, and
+            step() returns when every rank has ended it. Rank 0 uploads the weights; the others must begin with the same.
         connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for a daemon that was
             lost during a step.
 
@@ -163,9 +164,7 @@ class Optimizer(torch.optim.Optimizer):
             self._formats.check_used(names)
             check_scales(self._lr_scales, names)
             grouping = self._formats.group(tensors, self.param_groups)
-            spec = run_spec(
-                self._place.run, self._rule, tensors, self.param_groups, grouping, self._lr_scales, self._seed
-            )
+            spec = run_spec(self._place, self._rule, tensors, self.param_groups, grouping, self._lr_scales, self._seed)
             formats = [grouping.groups[group].formats for group in grouping.of_tensor]
             self._session = Session(client, self._place, spec, tensors, formats)
             self._grouping = grouping

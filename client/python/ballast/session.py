@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.binding import Binding
-from ballast.errors import Rejected
+from ballast.errors import Rejected, Unavailable
 from ballast.parameters import NamedParameter
 from ballast.result import StepResult
 
@@ -21,6 +22,11 @@ from ballast.result import StepResult
 _LEASE_WAIT_S = 12.0
 # Between two looks for Ctrl-C.
 _WAIT_SLICE_S = 0.1
+# How long rank 0 may take from creating the run to its first gradient, and how often the others look.
+_UPLOAD_WAIT_S = 300.0
+_UPLOAD_POLL_S = 0.05
+# Of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
+_STORED_ERROR = 0.1
 
 
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -93,7 +99,10 @@ class Session:
         if self._settled:
             return
         fresh = not self._weights_loaded or self.step == 1
-        if policy == "client" or (policy is None and fresh):
+        if policy is None and fresh and self._place.rank > 0:
+            self._await_weights()
+            self._compare_stored()
+        elif policy == "client" or (policy is None and fresh):
             self._upload()
         else:
             self._compare()
@@ -115,6 +124,19 @@ class Session:
         self._unlike = {index for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._weights_loaded, self._digests = True, served
 
+    def _await_weights(self) -> None:
+        """Until rank 0 has uploaded."""
+        deadline = time.monotonic() + _UPLOAD_WAIT_S
+        while not self._weights_loaded:
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"rank 0 of run '{self._place.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "
+                    "so at its first gradient. Start it, or look at what it waits for",
+                    "DEADLINE_EXCEEDED",
+                )
+            self._weights_loaded = self._client.get_run(self._place.run)["status"]["weights_loaded"]
+            time.sleep(_UPLOAD_POLL_S)
+
     def _compare(self) -> None:
         self.require_weights()
         for binding, served in zip(self._bindings, self._digests):
@@ -127,10 +149,28 @@ class Session:
                     "FAILED_PRECONDITION",
                 )
 
-    def _digest_there(self, binding: Binding) -> int:
-        """Of the daemon's weights, decoded to the parameter's dtype."""
+    def _compare_stored(self) -> None:
+        """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding."""
+        for binding in self._bindings:
+            binding.load()
+            ours, theirs = binding.landing, self._pulled(binding)
+            if not torch.equal(ours, theirs):
+                self._unlike.add(binding.index)
+            if (ours.float() - theirs.float()).abs().max() > _STORED_ERROR * ours.float().abs().max():
+                raise Rejected(
+                    f"the weights of '{binding.name}' differ from those that rank 0 uploaded to run "
+                    f"'{self._place.run}': make the model from the same seed or checkpoint on every rank",
+                    "FAILED_PRECONDITION",
+                )
+
+    def _pulled(self, binding: Binding) -> Tensor:
+        """The daemon's weights, decoded to the parameter's dtype."""
         decoded = torch.empty_like(binding.landing)
         self._client.pull(self._place.run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
+        return decoded
+
+    def _digest_there(self, binding: Binding) -> int:
+        decoded = self._pulled(binding)
         return _core.digest(decoded.data_ptr(), decoded.nbytes)
 
     def require_weights(self) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 from ballast.formats import Grouping, WireGroup
 from ballast.options import Rule, hyper_values
 from ballast.parameters import DTYPES, NamedParameter
+from ballast.session import Place
 
 
 def run_spec(
-    run: str,
+    place: Place,
     rule: Rule,
     tensors: Sequence[NamedParameter],
     param_groups: Sequence[Mapping[str, Any]],
@@ -26,13 +27,14 @@ def run_spec(
 ) -> str:
     return json.dumps(
         {
-            "run_id": run,
+            "run_id": place.run,
             "tensors": [
                 _tensor(tensor, index, param_groups[tensor.group], lr_scales.get(tensor.name, 1.0))
                 for tensor, index in zip(tensors, grouping.of_tensor)
             ],
             "groups": [_group(rule, group, param_groups[group.origin]) for group in grouping.groups],
             "seed": str(seed),
+            "ranks": place.world,
         }
     )
 

@@ -1,0 +1,105 @@
+"""Several trainers of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ballast
+from daemon import Daemon
+from models import perceptron, spirals
+
+WORLD = 3
+STEPS = 12
+
+
+def batches(rank: int) -> list[tuple[Tensor, Tensor]]:
+    points, labels = spirals(seed=1)
+    own = [(points[i::WORLD], labels[i::WORLD]) for i in range(WORLD)]
+    return [own[(rank + step) % WORLD] for step in range(STEPS)]
+
+
+def same_models() -> list[nn.Module]:
+    """One for each rank, made one after another: torch's seed is the process's."""
+    return [perceptron(seed=1) for _ in range(WORLD)]
+
+
+def together(world: int, trainer: Callable[[int], object]) -> list[object]:
+    """What each rank's trainer returns; they run side by side."""
+    with ThreadPoolExecutor(world) as pool:
+        return [done.result(timeout=60) for done in [pool.submit(trainer, rank) for rank in range(world)]]
+
+
+def train(
+    daemon: Daemon, run: str, rank: int, model: nn.Module, **options: object
+) -> tuple[nn.Module, list[ballast.StepResult]]:
+    results = []
+    with ballast.AdamW(
+        model.named_parameters(), lr=1e-2, server=daemon.server, run=run, rank=rank, world=WORLD, **options
+    ) as optimizer:
+        for points, labels in batches(rank):
+            loss = F.cross_entropy(model(points), labels)
+            loss.backward()
+            optimizer.step(loss=loss)
+            assert optimizer.last_result is not None
+            results.append(optimizer.last_result)
+    return model, results
+
+
+def test_every_rank_has_the_same_weights_and_they_are_torchs_of_the_mean(daemon: Daemon, run: str) -> None:
+    exact = {"state_dtype": "fp32", "master_weight_bits": 32, "betas": (0.9, 0.99), "weight_decay": 0.1}
+    models = same_models()
+    ranks = together(WORLD, lambda rank: train(daemon, run, rank, models[rank], **exact))
+    reference = perceptron(seed=1)
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    for step in range(STEPS):
+        losses = [F.cross_entropy(reference(x), y) for x, y in (batches(rank)[step] for rank in range(WORLD))]
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    first = ranks[0][0]
+    for model, results in ranks:
+        assert [result.outcome for result in results] == ["APPLIED"] * STEPS
+        for ours, others in zip(first.parameters(), model.parameters(), strict=True):
+            assert torch.equal(ours, others)
+    for ours, theirs in zip(first.parameters(), reference.parameters(), strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < 1e-4
+
+
+def test_the_default_recipe_learns(daemon: Daemon, run: str) -> None:
+    models = same_models()
+    ranks = together(WORLD, lambda rank: train(daemon, run, rank, models[rank]))
+    points, labels = spirals(seed=1)
+    losses = {F.cross_entropy(model(points), labels).item() for model, _ in ranks}
+    assert len(losses) == 1
+    assert losses.pop() < F.cross_entropy(perceptron(seed=1)(points), labels).item()
+
+
+def test_a_rank_that_begins_with_other_weights_is_refused(daemon: Daemon, run: str) -> None:
+    points, labels = spirals(seed=1)
+    models = [perceptron(seed=1), perceptron(seed=2)]
+
+    def trainer(rank: int) -> str:
+        model = models[rank]
+        with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run, rank=rank, world=2) as optimizer:
+            if rank == 0:
+                F.cross_entropy(model(points), labels).backward()
+                return "sent"
+            with pytest.raises(ballast.Rejected, match="differ from those that rank 0 uploaded"):
+                F.cross_entropy(model(points), labels).backward()
+            assert optimizer.last_result is None
+            return "refused"
+
+    assert together(2, trainer) == ["sent", "refused"]
+
+
+def test_a_rank_beyond_the_world_is_refused(daemon: Daemon, run: str) -> None:
+    model = perceptron(seed=1)
+    with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run, rank=2, world=2) as optimizer:
+        with pytest.raises(ballast.Rejected, match="rank is 2 of world 2"):
+            optimizer.connect()
