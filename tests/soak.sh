@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains against one daemon for a long time, killing trainers at random moments, and watches what the daemon holds;
-# before that, a million random inputs for the kernels (some minutes; tests/fuzz says how to let libFuzzer look).
+# before that, a million random inputs for the kernels (some minutes; tests/fuzz says how to let libFuzzer look) and
+# 20,000 seeds of the step machine's simulator (a minute).
 #
 #   tests/soak.sh [--minutes N] [--seed N]    (default: 10 minutes, a seed that is printed)
 #
@@ -22,4 +23,5 @@ esac
   exit 1
 }
 "$ROOT/build/dev/tests/fuzz/kernels_fuzz" 1000000 "$((RANDOM * 1000000))"
+"$ROOT/build/dev/tests/server/step_simulator" --seeds "$((RANDOM * 1000000))" 20000
 exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"
