@@ -1,4 +1,4 @@
-# Sourced by quickstart.sh and tests/run.sh: stages that are timed and logged, and children that never outlive the
+# Sourced by quickstart.sh, tests/run.sh and tests/gpu_check.sh: stages that are timed and logged, and children that never outlive the
 # script. The script that sources it sets LOGS (a folder) first and calls `stop_children` from its exit trap.
 #
 #   stage NAME COMMAND...   runs COMMAND with its output in LOGS/NAME.log; on failure shows the log's end, returns its code

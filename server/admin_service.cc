@@ -85,7 +85,7 @@ v1::RunPlan AdminService::PlanNow(const RunSpec& spec) const {
   auto placement = ChoosePlacement(spec, devices.FreeBytes());
   // What fits nowhere is shown in one piece.
   if (!placement) return FromPlan(MakePlan(spec), {}, devices.free_bytes());
-  const std::vector<std::string> labels = devices.LabelsOf(*placement);
+  const std::vector<std::string> labels = DeviceLabels(devices.Of(*placement));
   return FromPlan(MakePlan(spec, *std::move(placement)), labels, devices.free_bytes());
 }
 

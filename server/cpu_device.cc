@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
+#include "server/fair_queue.h"
 
 namespace ballast {
 namespace {
@@ -25,29 +26,7 @@ constexpr uint64_t kLeastSharedTiles = 16;
 
 uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
 
-struct Extent {
-  uint64_t first = 0, last = 0;  // elements
-};
-
-Extent ExtentOf(const DeviceTask& task) {
-  if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
-  if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
-  if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
-  const auto& l = std::get<LoadTask>(task);
-  return {l.first, l.last};
-}
-
 uint64_t FormatBytes(kernels::WireIndex format) { return kernels::WireFormats()[static_cast<size_t>(format)].bytes; }
-
-// Memory a task reads and writes, near enough to share the device fairly.
-uint64_t CostBytes(const DeviceTask& task) {
-  const Extent extent = ExtentOf(task);
-  uint64_t per_element = 8;
-  if (const auto* u = std::get_if<UpdateTask>(&task)) {
-    for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
-  }
-  return 4096 + (extent.last - extent.first) * per_element;
-}
 
 // Maxima do not depend on the order in which they are taken.
 void Raise(float* at, float value) {
@@ -104,7 +83,7 @@ absl::Status Touch(std::byte* data, uint64_t bytes) {
 }  // namespace
 
 // mu_ of the device guards everything here.
-class CpuDevice::Queue final : public DeviceQueue {
+class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
  public:
   explicit Queue(CpuDevice* device) : device_(device) {
     absl::MutexLock lock(&device_->mu_);
@@ -119,26 +98,18 @@ class CpuDevice::Queue final : public DeviceQueue {
   void Submit(DeviceTask task, Completion done) override {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
-    // A queue that was idle starts level with the others: idleness earns no credit.
-    if (jobs.empty() && !running) {
-      for (const Queue* q : device_->queues_) {
-        if (!q->jobs.empty()) served_bytes = std::max(served_bytes, q->served_bytes);
-      }
-    }
-    jobs.push_back({std::move(task), std::move(done), cost_bytes});
+    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->queues_);
     ++device_->pending_;
   }
   void WaitIdle() override {
-    const auto idle = [this] { return jobs.empty() && !running; };
     absl::MutexLock lock(&device_->mu_);
-    device_->mu_.Await(absl::Condition(&idle));
+    device_->mu_.Await(absl::Condition(this, &Queue::idle));
   }
 
-  std::deque<Job> jobs;
   bool running = false;
-  uint64_t served_bytes = 0;
 
  private:
+  bool idle() const { return jobs.empty() && !running; }
   CpuDevice* const device_;
 };
 
@@ -198,28 +169,18 @@ double CpuDevice::busy_s() const {
   return since == 0 ? 0 : MonotonicSeconds() - since;
 }
 
-CpuDevice::Queue* CpuDevice::NextQueue() {
-  Queue* next = nullptr;
-  for (Queue* q : queues_) {
-    if (!q->jobs.empty() && (next == nullptr || q->served_bytes < next->served_bytes)) next = q;
-  }
-  return next;
-}
-
 void CpuDevice::DispatchLoop() {
   const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return pending_ > 0 || stopping_; };
   while (true) {
     Queue* queue = nullptr;
-    Job job;
+    DeviceJob job;
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&ready));
       if (pending_ == 0) return;
-      queue = NextQueue();
-      job = std::move(queue->jobs.front());
-      queue->jobs.pop_front();
+      queue = NextFairQueue(queues_, [](const Queue&) { return true; });
+      job = queue->Take();
       queue->running = true;
-      queue->served_bytes += job.cost_bytes;
       --pending_;
     }
     busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);

@@ -41,11 +41,6 @@ class CpuDevice final : public Device {
 
  private:
   class Queue;
-  struct Job {
-    DeviceTask task;
-    DeviceQueue::Completion done;
-    uint64_t cost_bytes = 0;
-  };
   // Work on tiles [first, last); false: a NaN or infinity was met.
   using TileWork = absl::FunctionRef<bool(uint64_t first, uint64_t last)>;
   // Work while threads share it: grains are taken by counter.
@@ -61,7 +56,6 @@ class CpuDevice final : public Device {
   void Free(std::byte* data, uint64_t bytes) override;
   void DispatchLoop();
   void WorkerLoop();
-  Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   TaskResult RunTask(DeviceTask& task);
   // The threads share the tiles; false if any of them met a NaN or infinity.
   bool Share(uint64_t tiles, TileWork work);

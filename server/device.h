@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -136,6 +137,12 @@ class Device {
   friend class DeviceBuffer;
   virtual void Free(std::byte* data, uint64_t bytes) = 0;
 };
+
+inline std::vector<std::string> DeviceLabels(const std::vector<Device*>& devices) {
+  std::vector<std::string> labels;
+  for (const Device* device : devices) labels.push_back(device->label());
+  return labels;
+}
 
 inline DeviceBuffer::~DeviceBuffer() {
   if (data_ != nullptr) device_->Free(data_, bytes_);

@@ -115,10 +115,10 @@ uint64_t Devices::free_bytes() const {
   return bytes;
 }
 
-std::vector<std::string> Devices::LabelsOf(const Placement& placement) const {
-  std::vector<std::string> labels;
-  for (const size_t d : placement.devices) labels.push_back(devices_[d]->label());
-  return labels;
+std::vector<Device*> Devices::Of(const Placement& placement) const {
+  std::vector<Device*> devices;
+  for (const size_t d : placement.devices) devices.push_back(at(d));
+  return devices;
 }
 
 double Devices::busy_s() const {

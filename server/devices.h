@@ -52,7 +52,7 @@ class Devices {
   uint64_t limit_bytes() const;
   uint64_t reserved_bytes() const;
   uint64_t free_bytes() const;
-  std::vector<std::string> LabelsOf(const Placement& placement) const;  // by shard
+  std::vector<Device*> Of(const Placement& placement) const;  // by shard
   double busy_s() const;            // of the busiest: for how long its task in hand has been running
   std::string description() const;  // one line
 

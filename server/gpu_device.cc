@@ -11,25 +11,8 @@
 #include "server/status_macros.h"
 
 namespace ballast {
-namespace {
-
-// Memory a task moves, near enough to share the device fairly.
-uint64_t CostBytes(const DeviceTask& task) {
-  if (const auto* u = std::get_if<UpdateTask>(&task)) {
-    uint64_t per_element = 4;
-    for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
-    return 4096 + u->update.n * per_element;
-  }
-  if (const auto* s = std::get_if<ScaleTask>(&task)) return 4096 + s->elements * 4;
-  if (const auto* s = std::get_if<ServeTask>(&task)) return 4096 + (s->last - s->first) * 8;
-  const auto& l = std::get<LoadTask>(task);
-  return 4096 + (l.last - l.first) * 8;
-}
-
-}  // namespace
-
 // mu_ of the device guards everything here but what Reserve does before the queue is listed.
-class GpuDevice::Queue final : public DeviceQueue {
+class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
  public:
   Queue(GpuDevice* device, const QueueNeeds& needs) : device_(device) {
     for (auto& staging : stagings) {
@@ -55,18 +38,11 @@ class GpuDevice::Queue final : public DeviceQueue {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
     if (device_->failed_) return;
-    // A queue that was idle starts level with the others: idleness earns no credit.
-    if (jobs.empty() && under_way == 0) {
-      for (const Queue* q : device_->queues_) {
-        if (!q->jobs.empty()) served_bytes = std::max(served_bytes, q->served_bytes);
-      }
-    }
-    jobs.push_back({std::move(task), std::move(done), cost_bytes});
+    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->queues_);
   }
   void WaitIdle() override {
-    const auto idle = [this] { return jobs.empty() && under_way == 0; };
     absl::MutexLock lock(&device_->mu_);
-    device_->mu_.Await(absl::Condition(&idle));
+    device_->mu_.Await(absl::Condition(this, &Queue::idle));
   }
 
   GpuStaging* FreeStaging() const {
@@ -77,11 +53,10 @@ class GpuDevice::Queue final : public DeviceQueue {
   }
 
   std::array<std::unique_ptr<GpuStaging>, kStagings> stagings;
-  std::deque<Job> jobs;
   int under_way = 0;  // batches
-  uint64_t served_bytes = 0;
 
  private:
+  bool idle() const { return jobs.empty() && under_way == 0; }
   GpuDevice* const device_;
 };
 
@@ -153,20 +128,15 @@ double GpuDevice::busy_s() const {
   return given_.empty() ? 0 : MonotonicSeconds() - given_.front().given_s;
 }
 
-std::vector<const DeviceTask*> GpuDevice::TasksOf(const std::vector<Job>& jobs) {
+std::vector<const DeviceTask*> GpuDevice::TasksOf(const std::vector<DeviceJob>& jobs) {
   std::vector<const DeviceTask*> tasks;
   tasks.reserve(jobs.size());
-  for (const Job& job : jobs) tasks.push_back(&job.task);
+  for (const DeviceJob& job : jobs) tasks.push_back(&job.task);
   return tasks;
 }
 
 GpuDevice::Queue* GpuDevice::NextQueue() {
-  Queue* next = nullptr;
-  for (Queue* q : queues_) {
-    if (q->jobs.empty() || q->FreeStaging() == nullptr) continue;
-    if (next == nullptr || q->served_bytes < next->served_bytes) next = q;
-  }
-  return next;
+  return NextFairQueue(queues_, [](const Queue& q) { return q.FreeStaging() != nullptr; });
 }
 
 GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
@@ -174,9 +144,7 @@ GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
   std::vector<const DeviceTask*> tasks;
   batch.jobs.reserve(std::min(queue->jobs.size(), GpuStaging::kMostTasks));  // so that tasks stay where they are
   do {
-    queue->served_bytes += queue->jobs.front().cost_bytes;
-    batch.jobs.push_back(std::move(queue->jobs.front()));
-    queue->jobs.pop_front();
+    batch.jobs.push_back(queue->Take());
     tasks.push_back(&batch.jobs.back().task);
   } while (!queue->jobs.empty() && batch.staging->Fits(tasks, queue->jobs.front().task));
   batch.staging->busy = true;
@@ -234,7 +202,7 @@ void GpuDevice::FinishLoop() {
 }
 
 void GpuDevice::Fail(const absl::Status& why) {
-  std::deque<Job> dropped;
+  std::deque<DeviceJob> dropped;
   {
     absl::MutexLock lock(&mu_);
     failed_ = true;

@@ -21,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "server/device.h"
+#include "server/fair_queue.h"
 #include "server/gpu.h"
 #include "server/gpu_batch.h"
 
@@ -44,16 +45,11 @@ class GpuDevice final : public Device {
 
  private:
   class Queue;
-  struct Job {
-    DeviceTask task;
-    DeviceQueue::Completion done;
-    uint64_t cost_bytes = 0;
-  };
   // What was given to the GPU together.
   struct Batch {
     Queue* queue = nullptr;
     GpuStaging* staging = nullptr;
-    std::vector<Job> jobs = {};
+    std::vector<DeviceJob> jobs = {};
     double given_s = 0;
   };
 
@@ -64,7 +60,7 @@ class GpuDevice final : public Device {
   Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Batch NextBatch(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Fail(const absl::Status& why);
-  static std::vector<const DeviceTask*> TasksOf(const std::vector<Job>& jobs);
+  static std::vector<const DeviceTask*> TasksOf(const std::vector<DeviceJob>& jobs);
 
   const std::unique_ptr<Gpu> gpu_;
   std::atomic<uint64_t> allocated_ = 0;

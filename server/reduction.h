@@ -78,10 +78,7 @@ class Reduction {
   // for. Costs a walk over all chunks when another than the last is to be wanted.
   std::optional<ChunkId> Wanted(uint32_t rank);
 
-  uint32_t ranks() const { return static_cast<uint32_t>(ranks_.size()); }
   bool all_complete() const { return complete_ == tensors_.size(); }
-  bool is_complete(uint32_t tensor) const { return tensors_[tensor].complete; }
-  bool any_summed() const { return any_summed_; }
   uint32_t micros_begun(uint32_t rank) const { return static_cast<uint32_t>(ranks_[rank].micros.size()); }
   std::optional<uint32_t> last_micro(uint32_t rank) const { return ranks_[rank].last; }
   // Of a micro-batch that the rank has begun.
@@ -112,6 +109,7 @@ class Reduction {
   bool Fits(uint32_t tensor) const;
   std::optional<Slab> Allocate(uint32_t tensor);
   void Free(uint32_t tensor, Slab slab);
+  uint32_t ranks() const { return static_cast<uint32_t>(ranks_.size()); }
   bool Settled(uint32_t rank, ChunkId id) const;
   bool Ready(ChunkId id) const;
   bool DeliveredByAny(ChunkId id) const;

@@ -46,12 +46,6 @@ std::string Peers(const RunStatus& status) {
   return absl::StrJoin(peers, ", ");
 }
 
-std::vector<std::string> LabelsOf(const std::vector<Device*>& devices) {
-  std::vector<std::string> labels;
-  for (const Device* device : devices) labels.push_back(device->label());
-  return labels;
-}
-
 }  // namespace
 
 Run::Run(Options options)
@@ -59,7 +53,7 @@ Run::Run(Options options)
       canonical_spec_(std::move(options.canonical_spec)),
       spec_sha256_(std::move(options.spec_sha256)),
       plan_(std::move(options.plan)),
-      devices_(LabelsOf(options.devices)),
+      devices_(DeviceLabels(options.devices)),
       layers_(Names(spec_), spec_.layer_groups),
       strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {
   metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));

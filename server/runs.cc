@@ -57,8 +57,7 @@ absl::StatusOr<Runs::Created> Runs::CreateNow(CreateRequest request) {
     Remove(*existing);  // nothing of it is left to go on from
   }
   ASSIGN_OR_RETURN(Placement placement, Admit(request.spec));
-  std::vector<Device*> devices;
-  for (const size_t d : placement.devices) devices.push_back(options_.devices->at(d));
+  std::vector<Device*> devices = options_.devices->Of(placement);
   Plan plan = MakePlan(request.spec, std::move(placement));
   auto run = Run::Create({.spec = std::move(request.spec),
                           .canonical_spec = std::move(request.canonical_spec),

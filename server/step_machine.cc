@@ -11,10 +11,6 @@ namespace {
 // How soon a process may ask again for a rank whose step is being finished without it.
 constexpr double kFinishS = 0.1;
 
-StepEffects Refuse(absl::Status status, double retry_after_s = 0) {
-  return {effect::Reject{std::move(status), retry_after_s}};
-}
-
 }  // namespace
 
 const char* OutcomeName(Outcome outcome) {

@@ -25,6 +25,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -249,6 +250,9 @@ class StepMachine {
     uint64_t told = 0;      // the last step whose result was sent on its stream
   };
 
+  static StepEffects Refuse(absl::Status status, double retry_after_s = 0) {
+    return {effect::Reject{std::move(status), retry_after_s}};
+  }
   StepEffects On(const event::Attach& e, double now_s);
   StepEffects On(const event::StreamOpened& e, double now_s);
   StepEffects On(const event::StreamClosed& e, double now_s);
@@ -279,7 +283,8 @@ class StepMachine {
   // Why another rank's number of micro-batches is not this one's; empty: it may be.
   std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
   bool Live(const Rank& rank, double now_s) const;
-  void BeginMicro(uint32_t rank, bool last);
+  // Of a rank that sends without MicroBegin. False: that closed the step.
+  bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
   void PublishMissing(uint32_t rank, const event::StreamOpened& e, StepEffects* effects) const;
   void ChangeWorld(uint32_t world, double now_s, StepEffects* effects);
   void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);

@@ -7,11 +7,6 @@
 #include "server/step_machine.h"
 
 namespace ballast {
-namespace {
-
-StepEffects Refuse(absl::Status status) { return {effect::Reject{std::move(status)}}; }
-
-}  // namespace
 
 StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   const auto rank = RankOf(e.session);
@@ -78,6 +73,11 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
   return {};
 }
 
+bool StepMachine::BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects) {
+  if (reduction_.micros_begun(rank) == 0) *effects = On(begin, now_s);
+  return InStep(rank);
+}
+
 absl::Status StepMachine::CheckMicroNumber(uint32_t micro) const {
   if (micro < options_.most_micros) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("micro-batch ", micro, ", but the run was created for ",
@@ -129,12 +129,9 @@ StepEffects StepMachine::On(const event::Chunk& e, double now_s) {
   if (speaker->stale) return {effect::Drop{rank, /*again=*/false}};
   if (auto s = CheckChunk(rank, e); !s.ok()) return Refuse(s);
   StepEffects effects;
-  if (reduction_.micros_begun(rank) == 0) {
-    effects = On(event::MicroBegin{e.session, 0, /*last=*/true}, now_s);
-    if (!InStep(rank)) {
-      effects.push_back(effect::Drop{rank, /*again=*/false});
-      return effects;
-    }
+  if (!BeginImplied(rank, {e.session, 0, /*last=*/true}, now_s, &effects)) {
+    effects.push_back(effect::Drop{rank, /*again=*/false});
+    return effects;
   }
   const ChunkId id{e.micro, e.tensor, e.chunk};
   switch (reduction_.Deliver(rank, id, e.crc)) {
@@ -184,10 +181,7 @@ StepEffects StepMachine::On(const event::MicroEnd& e, double now_s) {
   if (speaker->stale) return {};
   const uint32_t rank = speaker->rank;
   StepEffects effects;
-  if (e.micro == 0 && reduction_.micros_begun(rank) == 0) {
-    effects = On(event::MicroBegin{e.session, 0, /*last=*/true}, now_s);
-    if (!InStep(rank)) return effects;
-  }
+  if (e.micro == 0 && !BeginImplied(rank, {e.session, 0, /*last=*/true}, now_s, &effects)) return effects;
   if (auto s = CheckMicroNumber(e.micro); !s.ok()) return Refuse(s);
   if (e.micro >= reduction_.micros_begun(rank)) {
     return Refuse(absl::FailedPreconditionError(absl::StrCat("MicroEnd of ", e.micro, " before its MicroBegin")));

@@ -274,7 +274,6 @@ TEST_F(TrainRpcTest, RunsDoNotDisturbEachOther) {
   for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(second, *b.reference, i)) << i;
 }
 
-// The pool has room for two of the three: interleaving all three cannot end, tensor after tensor can.
 // A pool of two gradients, three half sent: the daemon names what it waits for, and takes it beyond the credit.
 TEST_F(TrainRpcTest, APoolFullOfHalfSentTensorsNamesTheChunkItWants) {
   server_.reset();

@@ -1,0 +1,78 @@
+// How a device is shared among its queues: whoever has been served the fewest bytes comes next, and idleness earns no
+// credit. The devices' queues derive from FairQueue; the device's lock guards it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "server/device.h"
+
+namespace ballast {
+
+// Elements that a task works on.
+struct Extent {
+  uint64_t first = 0, last = 0;
+};
+
+inline Extent ExtentOf(const DeviceTask& task) {
+  if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
+  if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
+  if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
+  const auto& l = std::get<LoadTask>(task);
+  return {l.first, l.last};
+}
+
+// Memory a task reads and writes, near enough to share the device fairly.
+inline uint64_t CostBytes(const DeviceTask& task) {
+  const Extent extent = ExtentOf(task);
+  uint64_t per_element = 8;
+  if (const auto* u = std::get_if<UpdateTask>(&task)) {
+    for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
+  }
+  return 4096 + (extent.last - extent.first) * per_element;
+}
+
+struct DeviceJob {
+  DeviceTask task;
+  DeviceQueue::Completion done;
+  uint64_t cost_bytes = 0;
+};
+
+struct FairQueue {
+  std::deque<DeviceJob> jobs = {};
+  uint64_t served_bytes = 0;
+
+  // `idle`: nothing of this queue waits or is at work; it starts level with the others.
+  template <typename Queue>
+  void Add(DeviceJob job, bool idle, const std::vector<Queue*>& all) {
+    if (idle) {
+      for (const Queue* q : all) {
+        if (!q->jobs.empty()) served_bytes = std::max(served_bytes, q->served_bytes);
+      }
+    }
+    jobs.push_back(std::move(job));
+  }
+  // There is one.
+  DeviceJob Take() {
+    DeviceJob job = std::move(jobs.front());
+    jobs.pop_front();
+    served_bytes += job.cost_bytes;
+    return job;
+  }
+};
+
+// The next of those with jobs that may be served; nullptr: none.
+template <typename Queue, typename May>
+Queue* NextFairQueue(const std::vector<Queue*>& all, May may) {
+  Queue* next = nullptr;
+  for (Queue* q : all) {
+    if (q->jobs.empty() || !may(*q)) continue;
+    if (next == nullptr || q->served_bytes < next->served_bytes) next = q;
+  }
+  return next;
+}
+
+}  // namespace ballast
