@@ -25,50 +25,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
+#include "tests/server/step_text.h"
+
 namespace ballast {
 namespace {
-
-struct Formatter {
-  std::string operator()(const effect::Reject& e) const {
-    const std::string wait = e.retry_after_s > 0 ? absl::StrCat(" retry_after=", e.retry_after_s) : "";
-    return absl::StrCat("reject ", absl::StatusCodeToString(e.status.code()), wait, ": ",
-                        std::string(e.status.message()));
-  }
-  std::string operator()(const effect::Attached& e) const {
-    return absl::StrCat("attached s=", static_cast<uint64_t>(e.session), Of(e.rank), e.resumed ? " resumed" : "");
-  }
-  std::string operator()(const effect::Fence& e) const {
-    return absl::StrCat("fence s=", static_cast<uint64_t>(e.session), Of(e.rank), " ",
-                        absl::StatusCodeToString(e.status.code()));
-  }
-  std::string operator()(const effect::Opened& e) const { return absl::StrCat("opened step=", e.step); }
-  std::string operator()(const effect::Begun& e) const { return absl::StrCat("begun rank=", e.rank); }
-  std::string operator()(const effect::Hold& e) const { return absl::StrCat("hold", Of(e.rank), " ", Name(e.id)); }
-  std::string operator()(const effect::Drop& e) const { return e.again ? "drop again" : "drop"; }
-  std::string operator()(const effect::Sum& e) const {
-    return absl::StrCat("sum ", Name(e.id), " ranks=", absl::StrJoin(e.ranks, ","), e.first ? " first" : "");
-  }
-  std::string operator()(const effect::Forget& e) const { return absl::StrCat("forget rank=", e.rank); }
-  std::string operator()(const effect::Update& e) const {
-    return absl::StrCat("update step=", e.step, " tensor=", e.tensor);
-  }
-  std::string operator()(const effect::Judge& e) const { return absl::StrCat("judge step=", e.step); }
-  std::string operator()(const effect::Publish& e) const {
-    return absl::StrCat("publish step=", e.step, " tensor=", e.tensor, e.rank ? absl::StrCat(" to=", *e.rank) : "");
-  }
-  std::string operator()(const effect::Close& e) const {
-    return absl::StrCat("close step=", e.step, " ", OutcomeName(e.outcome), e.reason.empty() ? "" : " ", e.reason,
-                        e.not_applied.empty() ? "" : " not_applied=", absl::StrJoin(e.not_applied, ","),
-                        e.detail.empty() ? "" : ": ", e.detail);
-  }
-  std::string operator()(const effect::Result& e) const { return absl::StrCat("result step=", e.step, " to=", e.rank); }
-  std::string operator()(const effect::Discard& e) const { return absl::StrCat("discard step=", e.step); }
-  static std::string Of(uint32_t rank) { return rank == 0 ? "" : absl::StrCat(" rank=", rank); }
-  static std::string Name(const ChunkId& id) {
-    return absl::StrCat(id.micro == 0 ? "" : absl::StrCat("micro=", id.micro, " "), "tensor=", id.tensor,
-                        " chunk=", id.chunk);
-  }
-};
 
 // One command line, taken apart.
 struct Command {
@@ -114,11 +74,11 @@ class Scenario {
     if (c.verb == "machine") return Start(c);
     if (c.verb == "wanted") {
       const auto id = machine_->Wanted(static_cast<uint32_t>(c.number("rank")));
-      return id ? Formatter::Name(*id) : "nothing";
+      return id ? Describe(*id) : "nothing";
     }
     std::vector<std::string> lines;
     for (const StepEffect& effect : machine_->Handle(Event(c), now_s_)) {
-      lines.push_back(std::visit(Formatter{}, effect));
+      lines.push_back(Describe(effect));
       if (const auto* u = std::get_if<effect::Update>(&effect)) slabs_[{u->step, u->tensor}] = u->slab;
     }
     return absl::StrJoin(lines, "\n");

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "tests/server/step_simulator_world.h"
+#include "tests/server/step_text.h"
 
 namespace ballast::sim {
 namespace {

@@ -30,7 +30,4 @@ SimulatorReport Simulate(const SimulatorOptions& options);
 // The run that a seed stands for.
 RunShape DrawRun(Random* random, uint32_t* world);
 
-std::string Describe(const StepEvent& event);
-std::string Describe(const StepEffect& effect);
-
 }  // namespace ballast::sim
