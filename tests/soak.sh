@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Trains against one daemon for a long time, killing trainers at random moments, and watches what the daemon holds;
-# before that, a million random inputs for the kernels (some minutes; tests/fuzz says how to let libFuzzer look) and
-# 20,000 seeds of the step machine's simulator (a minute).
+# before that, a million random inputs for the kernels (some minutes; tests/fuzz says how to let libFuzzer look),
+# 20,000 seeds of the step machine's simulator (a minute), and two trainings of two ranks whose connections are cut a
+# thousand times (a minute each).
 #
 #   tests/soak.sh [--minutes N] [--seed N]    (default: 10 minutes, a seed that is printed)
 #
@@ -24,4 +25,6 @@ esac
 }
 "$ROOT/build/dev/tests/fuzz/kernels_fuzz" 1000000 "$((RANDOM * 1000000))"
 "$ROOT/build/dev/tests/server/step_simulator" --seeds "$((RANDOM * 1000000))" 20000
+"$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000
+"$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000 forgetful
 exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"
