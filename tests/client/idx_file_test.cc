@@ -58,7 +58,7 @@ TEST_F(IdxFileTest, WhatIsWrongIsSaid) {
   const std::pair<std::string, std::string> rows[] = {
       {"", "is no idx file"},
       {"PNG and more", "is no idx file"},
-      {std::string("\0\0\x0d\1\0\0\0\0", 8), "elements of type 13; wanted: 8"},
+      {std::string("\0\0\x0d\1\0\0\0\0", 8), "holds elements of type 13; wanted: 8"},
       {std::string("\0\0\x08\0", 4), "has 0 dimensions"},
       {std::string("\0\0\x08\5", 4), "has 5 dimensions"},
       {std::string("\0\0\x08\1\0\0", 6), "ends within its dimensions"},
