@@ -34,6 +34,7 @@ class Sender {
   void Open() { opened_ = true, Pump(); }
   void Credit(uint64_t bytes) { credit_bytes_ += bytes; }  // goes out with the next Pump
   void Want(const ChunkId& id) { wanted_ = id; }           // likewise
+  void Acknowledge() { ++acknowledged_; }                  // likewise: one more gradient of the stream is taken in
   void Publish(uint64_t step, uint32_t tensor) { tensors_.push_back({step, tensor}); }
   void Result(ClosedStep result) { results_.push_back(std::move(result)); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
@@ -76,6 +77,7 @@ class Sender {
   bool opened_ = false;
   uint64_t credit_bytes_ = 0;
   std::optional<ChunkId> wanted_;
+  uint64_t acknowledged_ = 0, acknowledgement_sent_ = 0;  // gradients of the stream
   std::optional<std::string> drain_;
   std::deque<ClosedStep> results_;
   std::deque<Published> tensors_;
