@@ -44,6 +44,16 @@ void Sender::Pump() {
   if (!writing_) WriteNext();
 }
 
+void Sender::Publish(uint64_t step, uint32_t tensor) {
+  if (NextReceived(tensor, 0)) tensors_.push_back({step, tensor});
+}
+
+std::optional<uint64_t> Sender::NextReceived(uint32_t tensor, uint64_t from) const {
+  const uint64_t chunks = ChunkCount(*environment_.spec, environment_.spec->tensors[tensor]);
+  while (from < chunks && !Contains(receives_, tensor, from)) ++from;
+  return from < chunks ? std::optional<uint64_t>(from) : std::nullopt;
+}
+
 void Sender::Encode() {
   for (Slot& slot : slots_) {
     if (tensors_.empty()) return;
@@ -55,13 +65,14 @@ void Sender::EncodeNextChunk(Slot* slot) {
   const RunSpec& spec = *environment_.spec;
   const auto [step, tensor] = tensors_.front();
   const TensorSpec& t = spec.tensors[tensor];
-  const TensorRange range{tensor, ChunkBegin(spec, next_chunk_), ChunkEnd(spec, t, next_chunk_)};
-  const bool last = range.last == t.elements;
-  slot->chunk = {.step = step, .tensor = tensor, .chunk = next_chunk_, .last = last};
+  const uint64_t chunk = *NextReceived(tensor, next_chunk_);
+  const TensorRange range{tensor, ChunkBegin(spec, chunk), ChunkEnd(spec, t, chunk)};
+  const bool last = !NextReceived(tensor, chunk + 1);
+  slot->chunk = {.step = step, .tensor = tensor, .chunk = chunk, .last = last};
   slot->state = SlotState::kEncoding;
   slot->stale = false;
   slot->order = encoded_++;
-  ++next_chunk_;
+  next_chunk_ = chunk + 1;
   if (last) {
     tensors_.pop_front();
     next_chunk_ = 0;
