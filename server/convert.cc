@@ -114,6 +114,7 @@ void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* pi
 v1::Credit FromCredit(const output::Credit& credit) {
   v1::Credit out;
   out.set_bytes(credit.bytes);
+  out.set_acknowledged(credit.acknowledged);
   if (!credit.wanted) return out;
   out.mutable_wanted()->set_micro(credit.wanted->micro);
   out.mutable_wanted()->set_tensor(credit.wanted->tensor);

@@ -79,6 +79,7 @@ struct Opened {};
 struct Credit {
   uint64_t bytes = 0;
   std::optional<ChunkId> wanted = {};
+  uint64_t acknowledged = 0;  // gradients of the stream, from its start
 };
 struct Drain {
   std::string reason;

@@ -24,6 +24,7 @@ void Sender::Unbind() {
   opened_ = false;
   credit_bytes_ = 0;
   wanted_.reset();
+  acknowledged_ = acknowledgement_sent_ = 0;
   drain_.reset();
 }
 
@@ -84,8 +85,9 @@ void Sender::EncodeNextChunk(Slot* slot) {
 
 std::optional<StreamOutput> Sender::NextControl() {
   if (std::exchange(opened_, false)) return output::Opened{};
-  if (credit_bytes_ > 0 || wanted_) {
-    return output::Credit{std::exchange(credit_bytes_, 0), std::exchange(wanted_, std::nullopt)};
+  if (credit_bytes_ > 0 || wanted_ || acknowledgement_sent_ != acknowledged_) {
+    acknowledgement_sent_ = acknowledged_;
+    return output::Credit{std::exchange(credit_bytes_, 0), std::exchange(wanted_, std::nullopt), acknowledged_};
   }
   if (drain_) return output::Drain{*std::exchange(drain_, std::nullopt)};
   return std::nullopt;

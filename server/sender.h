@@ -34,6 +34,7 @@ class Sender {
   void Open() { opened_ = true, Pump(); }
   void Credit(uint64_t bytes) { credit_bytes_ += bytes; }               // goes out with the next Pump
   void Want(const ChunkId& id) { wanted_ = id; }                        // likewise
+  void Acknowledge() { ++acknowledged_; }                               // likewise: one more gradient is taken in
   void Receive(ChunkSet receives) { receives_ = std::move(receives); }  // what of the weights, from now on
   void Publish(uint64_t step, uint32_t tensor);
   void Result(ClosedStep result) { results_.push_back(std::move(result)); }
@@ -80,6 +81,7 @@ class Sender {
   bool opened_ = false;
   uint64_t credit_bytes_ = 0;
   std::optional<ChunkId> wanted_;
+  uint64_t acknowledged_ = 0, acknowledgement_sent_ = 0;  // gradients of the stream
   std::optional<std::string> drain_;
   std::deque<ClosedStep> results_;
   std::deque<Published> tensors_;

@@ -195,6 +195,7 @@ void StepRunner::Take(uint32_t rank, message::Gradient& m) {
   gradient_ = &m;
   HandleFrom(rank, event::Chunk{links_[rank].session, m.micro, m.tensor, m.chunk, m.crc});
   gradient_ = nullptr;
+  links_[rank].sender->Acknowledge();
 }
 
 void StepRunner::Take(uint32_t rank, message::MicroEnd& m) {

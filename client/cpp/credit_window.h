@@ -1,4 +1,5 @@
-// How many bytes of gradients may be under way: the daemon's bound on what it must buffer. A value.
+// What of the gradients may be under way on one stream, and how many were sent on it: the daemon's bound on what it
+// must buffer. A value.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +16,18 @@ class CreditWindow {
   // A chunk larger than the whole window may go when nothing else is under way.
   bool Allows(uint64_t bytes) const { return under_way_ + bytes <= window_ || under_way_ == 0; }
   // Also what goes beyond the window, for the daemon wants it.
-  void Spend(uint64_t bytes) { under_way_ += bytes; }
+  void Spend(uint64_t bytes) {
+    under_way_ += bytes;
+    ++sent_;
+  }
   void Return(uint64_t bytes) { under_way_ -= std::min(bytes, under_way_); }
+  // Gradients so far; Credit.acknowledged counts the same.
+  uint64_t sent() const { return sent_; }
 
  private:
   uint64_t window_;
   uint64_t under_way_;
+  uint64_t sent_ = 0;
 };
 
 }  // namespace ballast

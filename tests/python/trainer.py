@@ -29,8 +29,8 @@ class Announced:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def end_step(self, loss: float | None) -> Announced:
-        return Announced(self._target.end_step(loss))
+    def end_step(self, *args: Any) -> Announced:
+        return Announced(self._target.end_step(*args))
 
     def wait(self, timeout_s: float) -> Any:
         say("waiting")
