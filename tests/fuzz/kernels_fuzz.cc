@@ -12,29 +12,12 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "tests/fuzz/input.h"
 
 namespace ballast::kernels {
 namespace {
 
-// Reads values off the front; zeros when there is nothing left.
-class Bytes {
- public:
-  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
-  template <class T>
-  T Take() {
-    T value{};
-    const size_t count = std::min(sizeof value, size_);
-    std::memcpy(&value, data_, count);
-    data_ += count;
-    size_ -= count;
-    return value;
-  }
-  size_t left() const { return size_; }
-
- private:
-  const uint8_t* data_;
-  size_t size_;
-};
+using fuzz::Input;
 
 [[noreturn]] void Fail(const Kernel& kernel, const char* what, uint64_t element, double value) {
   std::fprintf(stderr, "%s/%s/%s: %s of element %llu is %g\n", kernel.rule, kernel.master, kernel.state, what,
@@ -43,7 +26,7 @@ class Bytes {
 }
 
 // Within the hyperparameter's bounds: the bound itself, the default, or a value spread over the exponents between.
-double HyperFrom(Bytes* in, const Hyper& h) {
+double HyperFrom(Input* in, const Hyper& h) {
   const uint8_t choice = in->Take<uint8_t>();
   const double fraction = in->Take<uint16_t>() / 65536.0;
   if (choice % 4 == 0) return h.value;
@@ -87,7 +70,7 @@ void CheckStatistics(const Kernel& kernel, const TileStatistics& s) {
   }
 }
 
-void RunOne(Bytes in) {
+void RunOne(Input in) {
   const Kernel& kernel = Kernels()[in.Take<uint8_t>() % Kernels().size()];
   Update u{};
   do {

@@ -7,8 +7,9 @@
 
 namespace ballast::sim {
 
-StepChecker::StepChecker(const RunShape& shape)
+StepChecker::StepChecker(const RunShape& shape, Peers peers)
     : shape_(shape),
+      peers_(peers),
       step_(shape.machine.first_step),
       tensors_(shape.machine.reduction.chunks.size()),
       version_(tensors_.size()),
@@ -161,6 +162,8 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
     return true;
   };
   if (!std::visit(current, *event_)) return code == absl::StatusCode::kAborted;
+  const bool wrong = code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kFailedPrecondition;
+  if (wrong && peers_ == Peers::kAny) return true;
   const auto* chunk = std::get_if<event::Chunk>(event_);
   return chunk != nullptr && known_payload_ && *known_payload_ != chunk->crc && code == absl::StatusCode::kDataLoss;
 }

@@ -40,9 +40,12 @@ inline uint64_t Mix(uint64_t a, uint64_t b) {
   return x ^ (x >> 31);
 }
 
+// Whether ranks keep to the protocol: then no message of theirs may be refused as wrong or out of place.
+enum class Peers { kLawful, kAny };
+
 class StepChecker {
  public:
-  explicit StepChecker(const RunShape& shape);
+  explicit StepChecker(const RunShape& shape, Peers peers = Peers::kLawful);
 
   // What the effects violate; empty: nothing.
   std::string Observe(const StepEvent& event, const StepEffects& effects, const StepMachine& machine);
@@ -132,6 +135,7 @@ class StepChecker {
   void ResetStep();
 
   const RunShape& shape_;
+  const Peers peers_;
   std::string violation_;
   const StepEvent* event_ = nullptr;
   bool refused_ = false;
