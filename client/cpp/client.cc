@@ -24,6 +24,7 @@ Attachment Describe(const v1::AttachResponse& grant) {
   attachment.digests.assign(grant.digests().begin(), grant.digests().end());
   if (grant.has_last_result()) attachment.last_result = grant.last_result();
   attachment.client_state = grant.client_state();
+  attachment.client_state_step = grant.client_state_step();
   return attachment;
 }
 

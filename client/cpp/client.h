@@ -66,8 +66,10 @@ struct Attachment {
   bool weights_loaded = false;
   std::vector<uint64_t> digests;
   std::optional<v1::StepResult> last_result;
-  // What the rank sent with EndStep of the step before resume_step: StepEndValues::client_state. Empty: nothing.
+  // What the rank sent last with EndStep, StepEndValues::client_state, and the step it was; 0: nothing. Where that is not
+  // the step before resume_step, steps have closed without the rank.
   std::string client_state;
+  uint64_t client_state_step = 0;
 };
 
 // A tensor's bytes in memory, row-major and contiguous.
@@ -101,7 +103,7 @@ struct StepValues {
 // What a step ends with.
 struct StepEndValues {
   // The trainer's own, such as the state of its data loader and LR scheduler: given to the process that attaches to
-  // this rank next, if it goes on at the next step.
+  // this rank next. Empty: what was sent last stays.
   std::string client_state = {};
   // Of a staged run: values that win over BeginStep's; the same on every rank.
   std::vector<GroupValues> groups = {};

@@ -157,6 +157,7 @@ grpc::Status FakeDaemon::Attach(grpc::ServerContext* context, const v1::AttachRe
   response->set_credit_bytes(options_.credit_bytes);
   response->set_weights_loaded(true);
   response->set_client_state(client_state_);
+  response->set_client_state_step(client_state_.empty() ? 0 : step_ - 1);
   if (last_result_) *response->mutable_last_result() = *last_result_;
   response->set_step_open(open_);
   if (!open_) return grpc::Status::OK;

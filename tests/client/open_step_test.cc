@@ -222,13 +222,15 @@ TEST_F(MicroBatchesTest, AStepMayEndWithFewer) {
   ASSERT_TRUE(step_->MayEnd().ok());
   step_->End(1.5, {}, absl::UnixEpoch());
   std::vector<bool> last;
+  std::vector<double> losses;
   while (step_->HasRequest(credit_)) {
     v1::TrainRequest request;
     step_->NextRequest(&credit_, &request);
     if (request.has_micro_begin()) last.push_back(request.micro_begin().last());
-    if (request.has_micro_end()) EXPECT_EQ(request.micro_end().loss(), request.micro_end().micro() < 2 ? 0.5 : 1.5);
+    if (request.has_micro_end()) losses.push_back(request.micro_end().loss());
   }
   EXPECT_THAT(last, ElementsAre(false, false, true));
+  EXPECT_THAT(losses, ElementsAre(0.5, 0.5, 1.5));
 }
 
 TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldOfEach) {

@@ -26,6 +26,7 @@ TEST(StepEndTest, StateTravelsWithTheStepsEndAndBackToWhoAttachesNext) {
   Trainer next(daemon.address());
   ASSERT_TRUE(next.Attach().ok());
   EXPECT_EQ(next.attachment->client_state, state);
+  EXPECT_EQ(next.attachment->client_state_step, 1u);
 }
 
 TEST(StepEndTest, AnEndThatIsTooLargeIsRefusedAndTheStepGoesOn) {

@@ -208,7 +208,9 @@ TEST(TrainingTest, TheHostBufferDoesNotGrowWithTheMicroBatches) {
   for (uint32_t micro = 0; micro < kMicros; ++micro) {
     for (const uint32_t tensor : {1u, 0u}) ASSERT_TRUE(client->Push(tensor, problem.Gradient(tensor)).ok());
     while (client->GetRun("least-squares")->status().received_bytes() < (micro + 1) * bytes) continue;
-    if (micro + 1 < kMicros) ASSERT_TRUE(client->EndMicro({}).ok());
+    if (micro + 1 < kMicros) {
+      ASSERT_TRUE(client->EndMicro({}).ok());
+    }
   }
   const auto closed = client->EndStep({}).get();
   ASSERT_TRUE(closed.ok()) << closed.status();

@@ -45,22 +45,6 @@ def test_auto_is_staged_where_something_needs_it(adamw: AdamW, run: str) -> None
     assert commit("asked", commit="staged") == "staged"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"commit": "release", "max_grad_norm": 1.0}, "commit='release' and max_grad_norm=1.0"),
-        ({"commit": "release", "nonfinite": "skip_step"}, "commit='release' and nonfinite='skip_step'"),
-        ({"commit": "sometimes"}, "commit='sometimes': it must be one of 'auto', 'release', 'staged'"),
-        ({"nonfinite": "ignore"}, "nonfinite='ignore': it must be one of 'skip_tensor'"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: it must be None or a finite number above 0"),
-        ({"max_grad_norm": float("inf")}, "max_grad_norm=inf"),
-    ],
-)
-def test_contradictory_and_strange_options_are_refused(options: Any, message: str, adamw: AdamW) -> None:
-    with pytest.raises(ballast.Rejected, match=message):
-        adamw(layered(seed=1).named_parameters(), **options)
-
-
 def test_a_staged_step_gives_the_bits_of_a_released_one(adamw: AdamW) -> None:
     model, twin = layered(seed=1), layered(seed=1)
     released = adamw(model.named_parameters())
@@ -88,7 +72,7 @@ def test_weights_stay_until_the_verdict_and_lr_may_change_until_then(adamw: Adam
 
 def test_a_skipped_step_changes_nothing_and_schedulers_can_tell(adamw: AdamW) -> None:
     model = layered(seed=1)
-    optimizer = adamw(model.named_parameters(), lr=0.1, nonfinite="skip_step")
+    optimizer = adamw(model.named_parameters(), lr=0.1, master_weight_bits=32, nonfinite="skip_step")
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     before = weights_of(model)
     for factor, skipped in ((float("nan"), True), (1.0, False)):
@@ -97,7 +81,7 @@ def test_a_skipped_step_changes_nothing_and_schedulers_can_tell(adamw: AdamW) ->
             warnings.simplefilter("always")
             optimizer.step()
         assert optimizer.step_was_skipped == skipped == result_of(optimizer).skipped == (not result_of(optimizer))
-        assert [str(w.message) for w in told if "SKIPPED (nonfinite)" in str(w.message)] != [] if skipped else not told
+        assert [str(w.message) for w in told if "SKIPPED (nonfinite" in str(w.message)] != [] if skipped else not told
         if not optimizer.step_was_skipped:
             scheduler.step()
         assert same_bits(before, weights_of(model)) == skipped

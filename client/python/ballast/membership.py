@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -69,6 +69,7 @@ class Membership(torch.optim.Optimizer):
         self._parameters = ParameterList()
         self._hooks = GradientHooks(self._receive)
         self._states = ClientStates()
+        self._restored = False  # what the daemon kept of them was asked for
         self._lock = threading.RLock()
         self._step_values: list[dict[str, float]] = []  # as sent with the open step, by param_group
         self._fixed: list[dict[str, Any]] = []  # as the run was created with
@@ -107,7 +108,11 @@ class Membership(torch.optim.Optimizer):
         step() in which it was taken.
         """
         with self._lock:
-            return self._session is None and self._restore(self._join())
+            session = self._joined()
+            if not self._states or self._restored:
+                return False
+            self._restored = True
+            return self._restore(session)
 
     def use_dynamic_loss_scale(self) -> None:
         """For ballast.GradScaler: loss_scale follows the results, and a step with a NaN or an infinity is skipped.
@@ -179,20 +184,26 @@ class Membership(torch.optim.Optimizer):
         set: the function that puts it back. Called in connect(), so register first.
         """
         with self._lock:
-            if self._session is not None:
+            if self._restored or self._step_values:
                 raise Rejected(
-                    f"client state '{name}': run '{self._place.run}' is joined already; register before connect() and the "
-                    "first gradient",
+                    f"client state '{name}': what run '{self._place.run}' has kept was put back already, or a step was "
+                    "made without it; register before connect() and the first gradient",
                     "FAILED_PRECONDITION",
                 )
             self._states.add(name, get, set)
 
     def _restore(self, session: Session) -> bool:
-        if not self._states or not session.client_state:
+        if not session.client_state:
             return False
         lacking = self._states.restore(session.client_state, self.load_state_dict)
         if lacking:
             warnings.warn(f"run '{self._place.run}' has no client state named {', '.join(lacking)}", stacklevel=3)
+        if session.steps_since_state:
+            warnings.warn(
+                f"the client state of run '{self._place.run}' is {session.steps_since_state} steps older than its weights: "
+                "those steps ended without this rank",
+                stacklevel=3,
+            )
         return True
 
     def run_status(self) -> Status:
@@ -233,12 +244,6 @@ class Membership(torch.optim.Optimizer):
         return self._client
 
     def _joined(self) -> Session:
-        if self._session is None and self._states:
-            raise Rejected(
-                "client state is registered: call connect() before the loop, so that an earlier process's is put back "
-                "before the first batch",
-                "FAILED_PRECONDITION",
-            )
         return self._session or self._join()
 
     def _pull_at_once(self) -> None:
@@ -252,7 +257,7 @@ class Membership(torch.optim.Optimizer):
     def _receive(self, parameter: Tensor) -> None:
         raise NotImplementedError
 
-    def _before_forward(self, parameters: Sequence[Tensor]) -> None:
+    def _before_forward(self, parameters: Iterable[Tensor]) -> None:
         raise NotImplementedError
 
     # --- torch's interface ------------------------------------------------------------------------------------------

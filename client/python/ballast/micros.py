@@ -50,7 +50,7 @@ class MicroBatches:
             raise Rejected(
                 "accumulate() within accumulate(): leave the first micro-batch before", "FAILED_PRECONDITION"
             )
-        if self._announced is False:
+        if self._announced is False and open_:
             raise Rejected(
                 f"accumulate() after a backward() of step {step} outside of it: enter it for every micro-batch of a step, "
                 "or for none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ballast.errors import Rejected
 from ballast.membership import Membership
 from ballast.micros import Accumulation
-from ballast.options import check_fixed, check_group, check_unchanged, step_values
+from ballast.options import check_fixed, check_group, check_option, check_unchanged, step_values
 from ballast.result import StepResult, as_loss, warn_about
 from ballast.session import Session
 
@@ -134,7 +134,8 @@ class Optimizer(Membership):
     def step_was_skipped(self) -> bool:
         """Whether the last step() changed no weight: it had no gradient, or ended SKIPPED or ABORTED. LR schedulers are
         stepped unless it is True."""
-        return self._empty or (self.last_result is not None and self.last_result.skipped)
+        made = bool(self._step_values) and self.last_result is not None
+        return self._empty or (made and not self.last_result)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's: drops gradients set by hand. Rejected between backward() and step(), when gradients have left."""
@@ -146,11 +147,14 @@ class Optimizer(Membership):
             )
         super().zero_grad(set_to_none)
 
-    def _before_forward(self, parameters: Sequence[Tensor]) -> None:
+    def _before_forward(self, parameters: Iterable[Tensor]) -> None:
         session = self._session
-        if session is not None and session.ended and any(parameter in session for parameter in parameters):
+        if session is None or not session.ended:
+            return
+        ours = [parameter for parameter in parameters if parameter in session]
+        if ours:  # else this may be a fork, that is not to touch the lock
             with self._lock:
-                session.await_weights(parameters)
+                session.await_weights(ours)
 
     def _receive(self, parameter: Tensor) -> None:
         with self._lock:
@@ -171,6 +175,13 @@ class Optimizer(Membership):
         session.push(parameter, grad)
 
     def _begin(self, session: Session) -> None:
+        if self._states and not self._restored:
+            raise Rejected(
+                "client state is registered: call connect() before the loop, so that an earlier process's is put back "
+                "before the first batch",
+                "FAILED_PRECONDITION",
+            )
+        check_option("loss_scale", self.loss_scale, "")
         session.await_all()
         session.weights.settle(self._weights)
         check_fixed(self._fixed, self.param_groups)

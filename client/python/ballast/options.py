@@ -161,6 +161,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
     "betas": (_is_betas, "two numbers, each at least 0 and below 1"),
     "eps": (_number(lambda x: x > 0), "a finite number above 0"),
     "weight_decay": _AT_LEAST_0,
+    "loss_scale": (_number(lambda x: x > 0), "a finite number above 0"),
     "momentum": (_number(lambda x: 0 <= x < 1), "a number of at least 0 and below 1"),
     "dampening": (_number(lambda x: 0 <= x <= 1), "a number between 0 and 1"),
     "nesterov": (lambda x: isinstance(x, bool), "True or False"),

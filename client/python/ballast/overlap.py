@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ class ForwardWaits:
     modules are called from the forwards that it sees.
     """
 
-    def __init__(self, wait: Callable[[Sequence[Tensor]], None]):
+    def __init__(self, wait: Callable[[Iterable[Tensor]], None]):
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         method, called = weakref.WeakMethod(wait), self._called
 
@@ -26,7 +26,7 @@ class ForwardWaits:
             bound = method()
             if bound is not None:
                 called.add(module)
-                bound(list(_read_by(module, called)))
+                bound(_read_by(module, called))
 
         self._handle = register_module_forward_pre_hook(before)
 

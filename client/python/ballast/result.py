@@ -41,6 +41,7 @@ class StepResult:
     step: int
     outcome: str
     reason: str
+    detail: str
     grad_norm: float
     clip_coefficient: float
     not_applied: tuple[str, ...]
@@ -49,7 +50,6 @@ class StepResult:
     warnings: tuple[str, ...]
     durable_step: int
     timing: StepTiming | None
-    detail: str = ""
 
     def __bool__(self) -> bool:
         return not self.skipped
@@ -78,9 +78,9 @@ def warn_about(result: StepResult, run: str) -> None:
     """Python warnings for what a person should see of a step."""
     where = f"run '{run}', step {result.step}"
     if not result.applied and result.reason != "overflow":  # which is a GradScaler's daily bread
-        detail = f": {result.detail}" if result.detail else ""
         untouched = f"; not applied: {', '.join(result.not_applied)}" if result.not_applied else ""
-        warnings.warn(f"{where} ended {result.outcome} ({result.reason}){detail}{untouched}", stacklevel=4)
+        why = f"{result.reason}: {result.detail}" if result.detail else result.reason
+        warnings.warn(f"{where} ended {result.outcome} ({why}){untouched}", stacklevel=4)
     for warning in result.warnings:
         warnings.warn(f"{where}: {warning}", stacklevel=4)
 

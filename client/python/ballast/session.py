@@ -47,6 +47,7 @@ class Session:
         self.micros = MicroBatches(step_rules.accumulation, client.end_micro)
         self._in_place = not step_rules.staged  # weights may return while backward goes on
         self.client_state: bytes = attached["client_state"]
+        self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
         self._pending: _core.PendingStep | None = None
         self._awaited: set[int] | None = None  # of a step that nobody waited for: tensors whose weights are in

@@ -203,6 +203,7 @@ class PyClient {
     out["weights_loaded"] = attachment.weights_loaded;
     out["digests"] = nb::cast(attachment.digests);
     out["client_state"] = nb::bytes(attachment.client_state.data(), attachment.client_state.size());
+    out["client_state_step"] = attachment.client_state_step;
     out["last_result"] = attachment.last_result ? nb::object(ToDict(*attachment.last_result)) : nb::object(nb::none());
     return out;
   }
@@ -250,7 +251,9 @@ class PyClient {
   PendingStep EndStep(std::optional<double> loss, nb::bytes client_state, const Groups& groups) const {
     const StepEndValues values{.client_state = std::string(client_state.c_str(), client_state.size()),
                                .groups = MakeValues(groups)};
-    return PendingStep(Unlocked([&] { return Get()->EndStep(loss, values); }));
+    PendingStep pending(Unlocked([&] { return Get()->EndStep(loss, values); }));
+    pending.Wait(0);  // throws what refused the call: then the step goes on
+    return pending;
   }
 
   bool AwaitWeights(uint32_t tensor, double timeout_s) const {
