@@ -8,7 +8,8 @@
 //   - in every micro-batch every rank delivers each tensor whole or lists it absent; what may be summed is the
 //     Reduction's matter;
 //   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect Update;
-//     in staged it is Judge, once all are complete, and the Updates follow a favourable Verdict. At most one a step;
+//     in staged it is Judge, once all are complete and the ranks' StepEnds agree, and the Updates follow a favourable
+//     Verdict. At most one a step;
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
 //   session;
 //   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
