@@ -107,7 +107,9 @@ TEST(WarpTest, MeasuringGivesTheSameBits) {
         WireFormats()[static_cast<size_t>(format)].measure(grad.bytes.data(), n, 1.0f / 3, 0, tiles, wanted.data());
         LockstepMeasure(format, roomy.bytes.data(), n, 1.0f / 3, 0, tiles, got.data());
         EXPECT_EQ(std::memcmp(wanted.data(), got.data(), tiles * sizeof got[0]), 0);
-        if (n >= kTile) EXPECT_EQ(wanted[0].nonfinite > 0, adversarial);
+        if (n >= kTile) {
+          EXPECT_EQ(wanted[0].nonfinite > 0, adversarial);
+        }
       }
     }
   }
