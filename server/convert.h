@@ -29,6 +29,7 @@ absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, 
 std::string FromBits(const std::vector<bool>& bits);
 
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec);
+absl::StatusOr<message::StepEnd> ToStepEnd(const v1::StepEnd& end, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);
 // All but the checksum. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, const RunSpec& spec, absl::string_view* reason);
@@ -45,6 +46,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 
 // The parts of a spec. `at` names the place in refusals.
+absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
 // A format of this name that is fit for gradients or for serving, by the flag of that name.
 absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool kernels::WireFormat::*fit,

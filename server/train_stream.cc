@@ -92,7 +92,7 @@ RankMessage TrainStream::Convert(v1::TrainRequest* request) {
   if (request->has_gradient()) return ConvertGradient(request->mutable_gradient());
   if (request->has_step_begin()) return or_bad(ToStepBegin(request->step_begin(), spec));
   if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
-  if (request->has_step_end()) return message::StepEnd{};
+  if (request->has_step_end()) return or_bad(ToStepEnd(request->step_end(), spec));
   if (request->has_micro_begin()) {
     return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
   }
