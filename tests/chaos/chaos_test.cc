@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 namespace ballast {
 namespace {
 
@@ -9,6 +11,8 @@ struct Row {
   const char* name;
   bool staged, forgetful;
 };
+void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
+
 class ChaosTest : public ::testing::TestWithParam<Row> {};
 
 TEST_P(ChaosTest, AHundredCutsChangeNoBit) {
