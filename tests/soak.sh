@@ -2,7 +2,8 @@
 # Trains against one daemon for a long time, killing trainers at random moments, and watches what the daemon holds;
 # before that, a million random inputs for the kernels (some minutes; tests/fuzz says how to let libFuzzer look), a
 # minute of random messages and one of random sessions, 20,000 seeds of the step machine's simulator (a minute), and two
-# trainings of two ranks whose connections are cut a thousand times (a minute each).
+# trainings of two ranks whose connections are cut a thousand times (a minute each). Then the daemon's peak memory with
+# 200 million parameters is compared with the plan.
 #
 #   tests/soak.sh [--minutes N] [--seed N]    (default: 10 minutes, a seed that is printed)
 #
@@ -30,4 +31,5 @@ done
 "$ROOT/build/dev/tests/server/step_simulator" --seeds "$((RANDOM * 1000000))" 20000
 "$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000
 "$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000 forgetful
+"$ROOT/.venv/bin/python" "$ROOT/tests/e2e/memory.py" 200000000
 exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"

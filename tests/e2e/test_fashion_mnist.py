@@ -2,12 +2,14 @@
 
 import gzip
 import re
+import signal
 import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 from daemon import BUILD, Daemon, plain_environment
+from memory import status_bytes
 
 TRAINER = BUILD / "client" / "cpp" / "ballast_fashion_mnist"
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
@@ -76,6 +78,24 @@ def test_a_run_goes_on_where_it_stopped(daemon, stripes):
     halfway = outcome(start(daemon, stripes, "--run", "halves", "--steps", 17))
     assert halfway[0] != whole[0]
     assert outcome(start(daemon, stripes, "--run", "halves")) == whole
+
+
+def test_a_stopped_process_costs_other_runs_nothing(daemon, stripes):
+    """It stands still in the middle of its training, as under a debugger, while another run is trained."""
+    flags = ("--epochs", 40)
+    pair = [start(daemon, stripes, *flags, "--run", "pair", "--rank", rank, "--world", 2) for rank in (0, 1)]
+    while 'ballast_step{run_id="pair"}' not in daemon.get("/metrics")[1]:
+        assert pair[0].poll() is None and pair[1].poll() is None
+    pair[1].send_signal(signal.SIGSTOP)
+    before = status_bytes(daemon.process.pid, "VmRSS")
+    alone = outcome(start(daemon, stripes, "--run", "other"))
+    assert alone[1] == 1.0
+    assert pair[0].poll() is None  # it waits for the other rank
+    assert status_bytes(daemon.process.pid, "VmHWM") < before + (32 << 20)
+    pair[1].send_signal(signal.SIGCONT)
+    assert (
+        outcome(pair[0]) == outcome(pair[1]) == outcome(start(daemon, stripes, *flags, "--run", "one", "--micros", 2))
+    )
 
 
 def test_two_processes_learn_fashion_mnist(daemon):

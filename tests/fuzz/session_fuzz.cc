@@ -5,6 +5,7 @@
 // what it was asked.
 //
 // A libFuzzer target (LLVMFuzzerTestOneInput); random_inputs.cc drives it where there is no clang.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -144,9 +145,12 @@ class Session {
       now_s_ += 0.1 * in_.Take<uint8_t>();
       Handle(event::Tick{});
     } else if (what == 14 && !updates_.empty()) {
-      const size_t which = in_.Below(static_cast<uint32_t>(updates_.size()));
-      const effect::Update update = updates_[which];
-      updates_.erase(updates_.begin() + static_cast<std::ptrdiff_t>(which));
+      // The device takes a tensor's updates in turn.
+      const uint32_t tensor = updates_[in_.Below(static_cast<uint32_t>(updates_.size()))].tensor;
+      const auto first = std::find_if(updates_.begin(), updates_.end(),
+                                      [&](const effect::Update& update) { return update.tensor == tensor; });
+      const effect::Update update = *first;
+      updates_.erase(first);
       Handle(event::TensorApplied{update.step, update.tensor, update.slab});
     } else if (what == 15 && !judged_.empty()) {
       const uint64_t step = judged_.front();
