@@ -66,8 +66,8 @@ struct Attachment {
   bool weights_loaded = false;
   std::vector<uint64_t> digests;
   std::optional<v1::StepResult> last_result;
-  // What the rank sent last with EndStep, StepEndValues::client_state, and the step it was; 0: nothing. Where that is not
-  // the step before resume_step, steps have closed without the rank.
+  // What the rank sent last with EndStep, StepEndValues::client_state, and the step it was; 0: nothing. Where that is
+  // not the step before resume_step, steps have closed without the rank.
   std::string client_state;
   uint64_t client_state_step = 0;
 };
