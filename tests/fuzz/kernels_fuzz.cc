@@ -12,29 +12,10 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "tests/fuzz/bytes.h"
 
 namespace ballast::kernels {
 namespace {
-
-// Reads values off the front; zeros when there is nothing left.
-class Bytes {
- public:
-  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
-  template <class T>
-  T Take() {
-    T value{};
-    const size_t count = std::min(sizeof value, size_);
-    std::memcpy(&value, data_, count);
-    data_ += count;
-    size_ -= count;
-    return value;
-  }
-  size_t left() const { return size_; }
-
- private:
-  const uint8_t* data_;
-  size_t size_;
-};
 
 [[noreturn]] void Fail(const Kernel& kernel, const char* what, uint64_t element, double value) {
   std::fprintf(stderr, "%s/%s/%s: %s of element %llu is %g\n", kernel.rule, kernel.master, kernel.state, what,

@@ -1,11 +1,16 @@
-// Drives a libFuzzer target without libFuzzer:  kernels_fuzz [COUNT [SEED]]. Inputs are random bytes, in half of them
-// floats of moderate size, so that what is behind the first checks is reached too. A failing input's number is printed.
+// Drives a libFuzzer target without libFuzzer:  kernels_fuzz [FOLDER] [COUNT [SEED]]. First the inputs that the folder
+// keeps, then random bytes, in half of them floats of moderate size, so that what is behind the first checks is reached
+// too. A failing input's file or number is printed.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
+#include <string>
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -27,19 +32,42 @@ std::vector<uint8_t> MakeInput(uint64_t seed) {
 
 // For the handler of SIGABRT, with which a target reports a failure.
 volatile uint64_t current = 0;
-void SayWhich(int) { std::fprintf(stderr, "input %llu failed\n", static_cast<unsigned long long>(current)); }
+std::string file;  // when it is one
+void SayWhich(int) {
+  if (!file.empty()) std::fprintf(stderr, "%s failed\n", file.c_str());
+  if (file.empty()) std::fprintf(stderr, "input %llu failed\n", static_cast<unsigned long long>(current));
+}
+
+// How many there are.
+uint64_t Replay(const char* folder) {
+  uint64_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    file = entry.path().string();
+    std::ifstream in(entry.path(), std::ios::binary);
+    const std::string input{std::istreambuf_iterator<char>(in), {}};
+    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+    ++count;
+  }
+  file.clear();
+  return count;
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGABRT, &SayWhich);
+  uint64_t kept = 0;
+  if (argc > 1 && std::filesystem::is_directory(argv[1])) {
+    kept = Replay(argv[1]);
+    --argc, ++argv;
+  }
   const uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 20000;
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  std::signal(SIGABRT, &SayWhich);
   for (uint64_t seed = first; seed < first + count; ++seed) {
     const std::vector<uint8_t> input = MakeInput(seed);
     current = seed;
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }
-  std::printf("%llu inputs, none failed\n", static_cast<unsigned long long>(count));
+  std::printf("%llu inputs, none failed\n", static_cast<unsigned long long>(kept + count));
   return 0;
 }
