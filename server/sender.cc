@@ -32,7 +32,7 @@ void Sender::DropPublished() {
   next_chunk_ = 0;
   results_.clear();
   for (Slot& slot : slots_) {
-    if (slot.state == SlotState::kReady) slot.state = SlotState::kFree;
+    if (slot.state == SlotState::kReady) Discard(&slot);
     slot.stale = slot.state != SlotState::kFree;
   }
 }
@@ -46,8 +46,17 @@ void Sender::Pump() {
 void Sender::Encode() {
   for (Slot& slot : slots_) {
     if (tensors_.empty()) return;
-    if (slot.state == SlotState::kFree) EncodeNextChunk(&slot);
+    if (slot.state != SlotState::kFree) continue;
+    if (!stream_->Lend(&slot.piece)) return;
+    slot.stream = stream_;
+    EncodeNextChunk(&slot);
   }
+}
+
+void Sender::Discard(Slot* slot) {
+  slot->stream->Unlend(&slot->piece);
+  slot->stream.reset();
+  slot->state = SlotState::kFree;
 }
 
 void Sender::EncodeNextChunk(Slot* slot) {
@@ -65,10 +74,16 @@ void Sender::EncodeNextChunk(Slot* slot) {
     tensors_.pop_front();
     next_chunk_ = 0;
   }
-  environment_.store->Serve(range, &slot->piece, [this, slot](const TaskResult&) {
-    slot->state = slot->stale ? SlotState::kFree : SlotState::kReady;
-    Pump();
-  });
+  environment_.store->Serve(range, &slot->piece, [this, slot](const TaskResult&) { Encoded(slot); });
+}
+
+void Sender::Encoded(Slot* slot) {
+  if (slot->stale) {
+    Discard(slot);
+  } else {
+    slot->state = SlotState::kReady;
+  }
+  Pump();
 }
 
 std::optional<StreamOutput> Sender::NextControl() {
@@ -97,9 +112,9 @@ void Sender::WriteNext() {
   if (Slot* slot = NextReady(); slot != nullptr) {
     const uint64_t bytes = slot->piece.bytes();
     writing_ = stream_->WriteWeights(slot->chunk, &slot->piece);
-    slot->state = writing_ ? SlotState::kWriting : SlotState::kFree;
-    slot->writer = writing_ ? stream_ : nullptr;
-    if (writing_) environment_.on_sent(bytes);
+    if (!writing_) return Discard(slot);
+    slot->state = SlotState::kWriting;
+    environment_.on_sent(bytes);
     return;
   }
   if (!results_.empty() && tensors_.empty() && !AnySlotBusy()) {
@@ -115,9 +130,9 @@ bool Sender::AnySlotBusy() const {
 
 void Sender::OnWritten(const RankStream* stream) {
   for (Slot& slot : slots_) {
-    if (slot.state != SlotState::kWriting || slot.writer.get() != stream) continue;
-    slot.writer->TakeBack(&slot.piece);
-    slot.writer.reset();
+    if (slot.state != SlotState::kWriting || slot.stream.get() != stream) continue;
+    slot.stream->TakeBack(&slot.piece);
+    slot.stream.reset();
     slot.state = SlotState::kFree;
   }
   if (stream == stream_.get()) writing_ = false;

@@ -49,10 +49,11 @@ class OpenStep {
   void Want(const ChunkRef& id) { wanted_ = id; }
 
   // The reader's side. INTERNAL when the message is not one that this step can get.
-  absl::Status CheckWeights(const v1::Weights& weights) const;
+  // `data_bytes`: of its payload.
+  absl::Status CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const;
   // They are checked and written where they belong. False: they were in before. *freed: gradients needed no longer, for
   // the caller to destroy without the lock.
-  bool Received(const v1::Weights& weights, std::vector<std::string>* freed);
+  bool Received(const v1::Weights& weights, uint64_t data_bytes, std::vector<std::string>* freed);
   absl::Status SetResult(const v1::StepResult& result);
   bool done() const { return ended() && result_.has_value(); }
   void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
