@@ -34,7 +34,7 @@ from ballast.options import (
 )
 from ballast.parameters import ParameterList
 from ballast.result import StepResult, as_loss, warn_about
-from ballast.session import Place, Session, run_id
+from ballast.session import Place, Session
 from ballast.spec import run_spec
 from ballast.status import Status, readable
 
@@ -83,6 +83,8 @@ class Optimizer(torch.optim.Optimizer):
         seed: of the stochastic rounding. Same gradients, names and seed: same bits.
         rank, world: which of how many trainers this is. Each step is made of the mean of all ranks' gradients, and
             step() returns when every rank has ended it. Rank 0 uploads the weights; the others must begin with the same.
+        lane: "auto": gradients and weights go through memory shared with the daemon where it is on the same host, else
+            over "grpc". "shm": refuse to go on without shared memory.
         connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for a daemon that was
             lost during a step.
 
@@ -111,9 +113,7 @@ class Optimizer(torch.optim.Optimizer):
         self._session: Session | None = None
         check_names(options, RunOptions.__annotations__, type(self).__name__)
         self._rule = rule
-        self._place = Place(
-            run_id(options.get("run")), options.get("rank", 0), options.get("world", 1), options.get("takeover", False)
-        )
+        self._place = Place.of(options)
         self._weights = options.get("weights")
         if self._weights not in WEIGHTS:
             raise Rejected(f"weights={self._weights!r}: it must be 'client', 'server', 'match' or None")

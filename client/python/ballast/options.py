@@ -66,6 +66,7 @@ class RunOptions(TypedDict, total=False):
     seed: int
     rank: int
     world: int
+    lane: Literal["auto", "grpc", "shm"]
     connect_timeout: float
     reconnect_timeout: float
 

@@ -44,12 +44,21 @@ def run_id(run: str | None) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of which run this process is."""
+    """Which rank of which run this process is, and how it gets to the daemon."""
 
     run: str
     rank: int = 0
     world: int = 1
     takeover: bool = False
+    lane: str = "auto"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Place:
+        lane = options.get("lane", "auto")
+        if lane not in ("auto", "grpc", "shm"):
+            raise Rejected(f"lane={lane!r}: it must be 'auto', 'grpc' or 'shm'")
+        run = run_id(options.get("run"))
+        return cls(run, options.get("rank", 0), options.get("world", 1), options.get("takeover", False), lane)
 
 
 class Session:
@@ -69,7 +78,7 @@ class Session:
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         client.create_run(spec)
-        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S)
+        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane)
         self._digests: list[int] = attached["digests"]
         self._weights_loaded: bool = attached["weights_loaded"]
         self._settled = False
