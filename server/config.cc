@@ -36,6 +36,7 @@ v1::DaemonConfig ToMessage(const Config& config) {
   message.set_max_runs(config.max_runs);
   message.set_reflection(config.reflection);
   message.set_drain_timeout(config.drain_timeout_s);
+  message.set_shm_socket(config.shm_socket);
   message.mutable_ops_http()->set_listen(config.ops_http.listen);
   message.mutable_log()->set_level(config.log.level);
   message.mutable_log()->set_format(config.log.format);
@@ -59,6 +60,7 @@ Config FromMessage(const v1::DaemonConfig& message) {
           .max_runs = message.max_runs(),
           .reflection = message.reflection(),
           .drain_timeout_s = message.drain_timeout(),
+          .shm_socket = message.shm_socket(),
           .ops_http = {.listen = message.ops_http().listen()},
           .log = {.level = message.log().level(), .format = message.log().format()},
           .limits = {.tensors = limits.tensors(),
@@ -219,9 +221,16 @@ absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environm
   return absl::OkStatus();
 }
 
+std::string RuntimeFolder(const std::map<std::string, std::string>& environment) {
+  const auto xdg = environment.find("XDG_RUNTIME_DIR");
+  if (xdg != environment.end() && absl::StartsWith(xdg->second, "/")) return absl::StrCat(xdg->second, "/ballast/");
+  return geteuid() == 0 ? "/run/ballast/" : absl::StrCat("/tmp/ballast-", geteuid(), "/");
+}
+
 // Defaults that the machine decides.
-Config Resolve(Config config) {
+Config Resolve(Config config, const std::map<std::string, std::string>& environment) {
   if (config.log.format.empty()) config.log.format = isatty(STDERR_FILENO) != 0 ? "text" : "json";
+  if (config.shm_socket.empty()) config.shm_socket = RuntimeFolder(environment);
   return config;
 }
 
@@ -243,7 +252,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
   for (const Value& flag : flags.values) {
     RETURN_IF_ERROR(sources.Apply(*flag.key, flag.text, absl::StrCat("--", flag.key->path)));
   }
-  line.config = Resolve(sources.config());
+  line.config = Resolve(sources.config(), environment);
   if (const ConfigError error = CheckConfig(line.config); !error.path.empty()) return sources.Error(error);
   for (std::string& warning : ConfigWarnings(line.config)) line.warnings.push_back(std::move(warning));
   return line;

@@ -20,6 +20,9 @@ struct Config {
   uint32_t max_runs = 16;
   bool reflection = false;
   double drain_timeout_s = 10;
+  // Resolved: a path, a folder with / at its end, or off, as when it is empty. Default: $XDG_RUNTIME_DIR/ballast/, or
+  // without that variable /run/ballast/ for root, else /tmp/ballast-UID/.
+  std::string shm_socket;
   struct OpsHttp {
     std::string listen = "127.0.0.1:9464";  // "off": none
   } ops_http;

@@ -28,6 +28,12 @@ std::string CheckAddress(const std::string& address) {
 
 std::string CheckOpsAddress(const std::string& address) { return address == "off" ? "" : CheckAddress(address); }
 
+std::string CheckSocket(const std::string& path) {
+  constexpr size_t kMostBytes = 80;  // of the 107 of a socket's address; a folder gets a name as well
+  if (path.empty() || path == "off" || (path.front() == '/' && path.size() <= kMostBytes)) return "";
+  return absl::StrCat("'", path, "' is no absolute path of at most ", kMostBytes, " bytes; choose one, or off");
+}
+
 std::string CheckDevice(const std::string& device) {
   if (device == "cpu" || device == "auto" || device == kAllGpus || GpuNumbers(device)) return "";
   return absl::StrCat("'", device, "' is no device; choose cpu, auto, cuda:N, cuda:N,M or cuda:all");
@@ -117,6 +123,7 @@ const std::vector<Check>& Checks() {
        [](const Config& c) {
          return CheckRange(c.limits.layer_groups, {1, 256});
        }},
+      {"shm_socket", [](const Config& c) { return CheckSocket(c.shm_socket); }},
       {"drain_timeout",
        [](const Config& c) {
          return CheckRange(c.drain_timeout_s, {0, 3600, "s"});

@@ -38,7 +38,7 @@ v1::RunState FromState(RunStatus::State state) {
 }
 
 std::string DescribeRank(size_t rank, const RankStatus& status) {
-  if (status.connected) return absl::StrCat("rank ", rank, ": ", status.peer, ", connected");
+  if (status.connected) return absl::StrCat("rank ", rank, ": ", status.peer, ", connected, lane ", status.lane);
   const auto gone_s = static_cast<int64_t>(MonotonicSeconds() - status.disconnected_at_s);
   return absl::StrCat("rank ", rank, ": ", status.peer, ", not connected for ", gone_s, " s");
 }
@@ -97,8 +97,8 @@ void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* pi
   weights->set_last(chunk.last);
   weights->set_format(kernels::WireFormats()[static_cast<size_t>(format)].name);
   weights->mutable_scales()->Assign(piece->scales.begin(), piece->scales.end());
-  weights->set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(piece->data.data()), piece->data.size()}));
-  weights->mutable_data()->swap(piece->data);
+  weights->set_crc32c(Crc32c(piece->encoded()));
+  if (piece->place == nullptr) weights->mutable_data()->swap(piece->data);
 }
 
 v1::Credit FromCredit(const output::Credit& credit) {

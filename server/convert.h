@@ -34,10 +34,11 @@ absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunS
 absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);
 // All but the checksum. `reason`: the metrics' word for what is wrong.
-absl::Status CheckGradient(const v1::Gradient& gradient, const RunSpec& spec, absl::string_view* reason);
+absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes, const RunSpec& spec,
+                           absl::string_view* reason);
 absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSpec& spec);
 
-// Swaps the piece's data in, and copies its scales; the checksum is of the data.
+// Swaps the piece's own data in, and copies its scales; the checksum is of what is encoded.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
 v1::Credit FromCredit(const output::Credit& credit);
 v1::StepResult FromClosedStep(const ClosedStep& closed);

@@ -61,14 +61,15 @@ absl::Status CheckFormat(const v1::Gradient& g, const RunSpec& spec) {
 
 }  // namespace
 
-absl::Status CheckGradient(const v1::Gradient& g, const RunSpec& spec, absl::string_view* reason) {
+absl::Status CheckGradient(const v1::Gradient& g, uint64_t payload_bytes, const RunSpec& spec,
+                           absl::string_view* reason) {
   *reason = "unknown_tensor";
   RETURN_IF_ERROR(CheckTensor(spec, g.tensor()));
   *reason = "bounds";
   RETURN_IF_ERROR(CheckChunk(spec, {g.tensor(), g.chunk()}));
   *reason = "malformed";
   RETURN_IF_ERROR(CheckFormat(g, spec));
-  return CheckSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, g.data().size());
+  return CheckSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, payload_bytes);
 }
 
 absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSpec& spec) {

@@ -165,7 +165,7 @@ float* ParameterStore::PresentScales(uint32_t tensor) {
 
 void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
-  out->data.resize((range.last - range.first) * WireBytes(t.serving_format));
+  std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
   const float* const scales = PresentScales(range.tensor);
   ShardOf(range.tensor)
@@ -174,7 +174,7 @@ void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done) {
                                .format = t.serving_format,
                                .first = range.first,
                                .last = range.last,
-                               .out = reinterpret_cast<std::byte*>(out->data.data()),
+                               .out = to,
                                .scales = scales,
                                .row_length = t.row_length,
                                .scales_out = out->scales.data()},

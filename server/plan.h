@@ -50,7 +50,7 @@ struct Plan {
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
-  uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank
+  uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank; lane_shape.h says where
   uint64_t send_slot_bytes = 0;   // of each of a rank's kSendSlots, and of one more
   uint64_t send_slot_scales = 0;  // likewise
 };

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 
+#include "server/payload.h"
 #include "server/step_machine.h"
 #include "server/weight_piece.h"
 
@@ -51,7 +52,7 @@ struct Gradient {
   uint32_t tensor = 0;
   uint64_t chunk = 0;
   uint32_t crc = 0;
-  std::string data;
+  Payload data;
 };
 struct MicroEnd {
   uint32_t micro = 0;
@@ -97,15 +98,20 @@ struct Drain {
 }  // namespace output
 using StreamOutput = std::variant<output::Opened, output::Credit, output::Drain, WeightsChunk, ClosedStep>;
 
-// An outgoing stream as its run sees it. Shared by gRPC (until the call is over) and the run (until it has let go).
+// An outgoing stream as its run sees it. Shared by its lane (until the call is over) and the run (until it has let go).
 // Called on the strand.
 class WeightSink {
  public:
   virtual ~WeightSink() = default;
-  // Swaps the piece's data into the message and writes it. One write at a time, each answered once by OnWritten of the
-  // run, after which TakeBack swaps the memory back. False: the stream is over, `piece` stays, no answer comes.
+  // Swaps the piece's data into the message and writes it, unless it is in the stream's memory already. One write at a
+  // time, each answered once by OnWritten of the run, after which TakeBack swaps the memory back. False: the stream is
+  // over, `piece` stays, no answer comes.
   virtual bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) = 0;
   virtual void TakeBack(WeightPiece* piece) = 0;
+  // Before a piece is encoded: memory of the stream's for it, if it wants it there. False: not now; Run::OnRoom says
+  // when to ask again. Unlend: the piece was not written after all.
+  virtual bool Lend(WeightPiece*) { return true; }
+  virtual void Unlend(WeightPiece*) {}
   // Ends the stream. Later writes return false. Idempotent: the first status stands.
   virtual void Finish(absl::Status status) = 0;
 };
@@ -116,6 +122,9 @@ class RankStream : public WeightSink {
   virtual void Cancel() = 0;                           // ends the stream at once, whatever the peer does
   virtual void Consumed() = 0;                         // one message's memory is free: another may be read
   virtual const std::string& peer() const = 0;
+  virtual const char* lane() const = 0;  // grpc | shm
+  // The rank can send no more before some of what it sent is summed, whatever its credit.
+  virtual bool full() const { return false; }
 };
 
 }  // namespace ballast

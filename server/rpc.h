@@ -22,6 +22,7 @@ struct RpcEnvironment {
   Runs* runs = nullptr;
   Sessions* sessions = nullptr;
   Metrics* metrics = nullptr;
+  const std::string* shm_socket = nullptr;  // where shared memory is to be had; empty: nowhere
 };
 
 // The codes are the same numbers. Messages are cut to fit the 8 KiB of metadata that stock clients accept, in which a

@@ -177,6 +177,12 @@ void Run::OnWritten(std::shared_ptr<RankStream> stream) {
   });
 }
 
+void Run::OnRoom() {
+  Post([this] {
+    if (!ended_) runner_->OnRoom();
+  });
+}
+
 void Run::OnInputClosed(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
     if (!ended_) runner_->OnInputClosed(stream.get());

@@ -86,6 +86,7 @@ class Run {
   void OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened);
   void OnMessage(std::shared_ptr<RankStream> stream, RankMessage message);
   void OnWritten(std::shared_ptr<RankStream> stream);
+  void OnRoom();                                           // a stream that would not lend, will
   void OnInputClosed(std::shared_ptr<RankStream> stream);  // the client has said all it will
   void OnStreamGone(std::shared_ptr<RankStream> stream);
 

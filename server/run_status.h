@@ -17,6 +17,7 @@ namespace ballast {
 
 struct RankStatus {
   std::string peer;  // empty: nobody holds the rank
+  std::string lane;  // of its last stream; empty: none yet
   bool connected = false;
   double disconnected_at_s = 0;  // MonotonicSeconds
 };

@@ -33,7 +33,7 @@ void Sender::DropPublished() {
   next_chunk_ = 0;
   results_.clear();
   for (Slot& slot : slots_) {
-    if (slot.state == SlotState::kReady) slot.state = SlotState::kFree;
+    if (slot.state == SlotState::kReady) Discard(&slot);
     slot.stale = slot.state != SlotState::kFree;
   }
 }
@@ -57,8 +57,17 @@ std::optional<uint64_t> Sender::NextReceived(uint32_t tensor, uint64_t from) con
 void Sender::Encode() {
   for (Slot& slot : slots_) {
     if (tensors_.empty()) return;
-    if (slot.state == SlotState::kFree) EncodeNextChunk(&slot);
+    if (slot.state != SlotState::kFree) continue;
+    if (!stream_->Lend(&slot.piece)) return;
+    slot.stream = stream_;
+    EncodeNextChunk(&slot);
   }
+}
+
+void Sender::Discard(Slot* slot) {
+  slot->stream->Unlend(&slot->piece);
+  slot->stream.reset();
+  slot->state = SlotState::kFree;
 }
 
 void Sender::EncodeNextChunk(Slot* slot) {
@@ -77,10 +86,16 @@ void Sender::EncodeNextChunk(Slot* slot) {
     tensors_.pop_front();
     next_chunk_ = 0;
   }
-  environment_.store->Serve(range, &slot->piece, [this, slot](const TaskResult&) {
-    slot->state = slot->stale ? SlotState::kFree : SlotState::kReady;
-    Pump();
-  });
+  environment_.store->Serve(range, &slot->piece, [this, slot](const TaskResult&) { Encoded(slot); });
+}
+
+void Sender::Encoded(Slot* slot) {
+  if (slot->stale) {
+    Discard(slot);
+  } else {
+    slot->state = SlotState::kReady;
+  }
+  Pump();
 }
 
 std::optional<StreamOutput> Sender::NextControl() {
@@ -110,9 +125,9 @@ void Sender::WriteNext() {
   if (Slot* slot = NextReady(); slot != nullptr) {
     const uint64_t bytes = slot->piece.bytes();
     writing_ = stream_->WriteWeights(slot->chunk, &slot->piece);
-    slot->state = writing_ ? SlotState::kWriting : SlotState::kFree;
-    slot->writer = writing_ ? stream_ : nullptr;
-    if (writing_) environment_.on_sent(bytes);
+    if (!writing_) return Discard(slot);
+    slot->state = SlotState::kWriting;
+    environment_.on_sent(bytes);
     return;
   }
   if (!results_.empty() && tensors_.empty() && !AnySlotBusy()) {
@@ -128,9 +143,9 @@ bool Sender::AnySlotBusy() const {
 
 void Sender::OnWritten(const RankStream* stream) {
   for (Slot& slot : slots_) {
-    if (slot.state != SlotState::kWriting || slot.writer.get() != stream) continue;
-    slot.writer->TakeBack(&slot.piece);
-    slot.writer.reset();
+    if (slot.state != SlotState::kWriting || slot.stream.get() != stream) continue;
+    slot.stream->TakeBack(&slot.piece);
+    slot.stream.reset();
     slot.state = SlotState::kFree;
   }
   if (stream == stream_.get()) writing_ = false;

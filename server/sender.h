@@ -1,6 +1,6 @@
-// What goes out on a run's one rank stream, and in which order: control first, then weights tensor by tensor, then the
+// What goes out on a rank's stream, and in which order: control first, then weights tensor by tensor, then the
 // step's result. Weights are encoded on demand, one chunk ahead of the write, into kSendSlots strings that were
-// reserved with the run: no queue of payload, whatever the reader's pace.
+// reserved with the run, or where the stream lends memory: no queue of payload, whatever the reader's pace.
 //
 // Strand-confined. A slot belongs to the sender, to a device task (encoding) or to the stream (writing), in turn.
 #pragma once
@@ -58,7 +58,7 @@ class Sender {
     uint64_t order = 0;  // chunks go out in the order they were begun
     WeightsChunk chunk;
     WeightPiece piece;
-    std::shared_ptr<RankStream> writer;  // kWriting
+    std::shared_ptr<RankStream> stream;  // whose piece it is, unless kFree
   };
   struct Published {
     uint64_t step = 0;
@@ -69,6 +69,9 @@ class Sender {
   std::optional<uint64_t> NextReceived(uint32_t tensor, uint64_t from) const;
   void Encode();
   void EncodeNextChunk(Slot* slot);
+  void Encoded(Slot* slot);
+  // Not to be written after all.
+  static void Discard(Slot* slot);
   void WriteNext();
   std::optional<StreamOutput> NextControl();
   Slot* NextReady();

@@ -4,9 +4,11 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/server_builder_option.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "server/admin_service.h"
 #include "server/devices.h"
 #include "server/log.h"
+#include "server/shm_listener.h"
 #include "server/status_macros.h"
 #include "server/trainer_service.h"
 
@@ -51,10 +54,8 @@ class GrpcServer final : public Server {
                .sessions = &sessions_,
                .max_runs = config.max_runs,
                .on_last_failure = std::move(on_last_failure)}),
-        trainer_({&devices_, &runs_, &sessions_, metrics}, config.limits),
-        admin_({.environment = {&devices_, &runs_, &sessions_, metrics},
-                .limits = config.limits,
-                .ops_address = std::move(ops_address)}) {}
+        trainer_(environment(), config.limits),
+        admin_({.environment = environment(), .limits = config.limits, .ops_address = std::move(ops_address)}) {}
   ~GrpcServer() override { Stop(); }
 
   absl::Status Listen(const Config& config);
@@ -68,6 +69,8 @@ class GrpcServer final : public Server {
 
  private:
   void Stop();
+  RpcEnvironment environment() { return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_}; }
+  absl::Status OfferSharedMemory(const std::string& where);
 
   Metrics* const metrics_;
   Devices devices_;
@@ -76,7 +79,9 @@ class GrpcServer final : public Server {
   TrainerService trainer_;
   AdminService admin_;
   std::string address_;
+  std::string shm_socket_;  // set before the first call; empty: no shared memory
   std::atomic<bool> stopped_ = false;
+  std::unique_ptr<ShmListener> shm_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -98,6 +103,7 @@ void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
 }
 
 absl::Status GrpcServer::Listen(const Config& config) {
+  RETURN_IF_ERROR(OfferSharedMemory(config.shm_socket));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetArguments(config, &builder);
@@ -112,11 +118,28 @@ absl::Status GrpcServer::Listen(const Config& config) {
                                                ": the address is in use or not this machine's; choose another with "
                                                "listen (port 0 picks a free one), or stop what holds it"));
   }
-  server_->GetHealthCheckService()->SetServingStatus("ballast.v1.TrainerService", true);
   const size_t colon = config.listen.rfind(':');
   const bool local = absl::StartsWith(config.listen, "unix:") || absl::StartsWith(config.listen, "unix-abstract:");
   address_ = local ? config.listen : absl::StrCat(config.listen.substr(0, colon), ":", port);
+  server_->GetHealthCheckService()->SetServingStatus("ballast.v1.TrainerService", true);
   metrics_->SetState("serving");
+  return absl::OkStatus();
+}
+
+// Without it trainers use gRPC; only a socket of the operator's choice that cannot be had is an error.
+absl::Status GrpcServer::OfferSharedMemory(const std::string& where) {
+  if (where.empty() || where == "off") return absl::OkStatus();
+  // Process numbers are not unique where containers share the folder.
+  const std::string name = absl::StrCat(getpid(), "-", absl::Hex(std::random_device{}()));
+  auto listener = ShmListener::Start(environment(), where, name);
+  if (!listener.ok()) {
+    const std::string why = absl::StrCat("no shared memory for trainers: ", listener.status().message());
+    if (where.back() != '/') return absl::UnavailableError(absl::StrCat(why, "; choose another shm_socket, or off"));
+    Log(LogLevel::kWarn, "lane", "trainers of this host use gRPC", {{"err", why}});
+    return absl::OkStatus();
+  }
+  shm_ = *std::move(listener);
+  shm_socket_ = shm_->path();
   return absl::OkStatus();
 }
 
@@ -131,6 +154,7 @@ int GrpcServer::Drain(double timeout_s) {
 void GrpcServer::Stop() {
   if (stopped_.exchange(true)) return;
   runs_.End(absl::UnavailableError("the daemon is shutting down"));
+  shm_.reset();
   if (server_ == nullptr) return;
   // What is left are calls whose status is on its way; the deadline is for peers that do not read.
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
+#include "server/log.h"
 
 namespace ballast {
 namespace {
@@ -118,12 +119,14 @@ void StepRunner::OpenStream(const std::shared_ptr<RankStream>& stream, const eve
   }
   Link& link = links_[*machine_.RankOf(opened.session)];
   if (link.stream != nullptr) link.stream->Cancel();
+  KeepHeld(&link);
   link.stream = stream;
   link.session = opened.session;
   link.input_closed = false;
   link.parked.clear();
   link.wanted.reset();
   link.peer = stream->peer();
+  link.lane = stream->lane();
   link.sender->Bind(stream);
   link.sender->Open();
   // Summed since the client was told what is held.
@@ -131,6 +134,11 @@ void StepRunner::OpenStream(const std::shared_ptr<RankStream>& stream, const eve
   link.held_promised = 0;
   if (draining_) link.sender->Drain("the daemon is shutting down");
   ShowRanks();
+  Log(LogLevel::kInfo, "stream", "rank opened its stream",
+      {{"run_id", environment_.spec->run_id},
+       {"rank", uint64_t{*machine_.RankOf(opened.session)}},
+       {"lane", link.lane},
+       {"peer", link.peer}});
   Execute(std::move(effects)).IgnoreError();  // no Reject among them: it was the first or is not there
   Settle();
 }

@@ -1,9 +1,10 @@
 // Carries out what the step machine decides, for one run: holds and sums gradients in the reduce pool, sends updates to
 // the device, publishes weights, reports closed steps. Messages of the ranks' streams come in; effects go out to them.
 //
-// A payload waits in memory until the machine says to sum it, and counts against its rank's credit until then; a rank
-// that is out of credit is told which chunk it may send nevertheless. The stream of one that sends more is not read on
-// until there is room, and ends with RESOURCE_EXHAUSTED where the chunk that sums wait for is behind.
+// A payload waits, in the memory that it came in, until the machine says to sum it, and counts against its rank's
+// credit until then; a rank that is out of credit is told which chunk it may send nevertheless. The stream of one that
+// sends more is not read on until there is room, and ends with RESOURCE_EXHAUSTED where the chunk that sums wait for is
+// behind.
 //
 // Strand-confined.
 #pragma once
@@ -50,6 +51,7 @@ class StepRunner {
   void OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened);
   void OnMessage(const std::shared_ptr<RankStream>& stream, RankMessage message);
   void OnWritten(const RankStream* stream);
+  void OnRoom() { Settle(); }
   void OnInputClosed(const RankStream* stream);
   void OnStreamGone(const RankStream* stream);
   void Tick();
@@ -79,10 +81,10 @@ class StepRunner {
     std::shared_ptr<RankStream> stream;
     SessionId session = {};  // of the stream
     bool input_closed = false;
-    std::string peer;
+    std::string peer, lane;
     std::unique_ptr<Sender> sender;
     std::deque<RankMessage> parked;  // a gradient that finds no room, and what follows it
-    std::map<ChunkId, std::string> held;
+    std::map<ChunkId, Payload> held;
     uint64_t held_bytes = 0;
     uint64_t held_promised = 0;         // as the client was told when it resumed, until its stream is open
     std::optional<ChunkId> wanted;      // was told so
@@ -129,7 +131,7 @@ class StepRunner {
   void TakeEndValues();
   void Pronounce(uint64_t step);
   void StopIf(std::string why);
-  std::string TakeHeld(uint32_t rank, const ChunkId& id);
+  Payload TakeHeld(uint32_t rank, const ChunkId& id);
   void DropHeld(uint32_t rank);
   void DropAllHeld();
   void OfferWanted(uint32_t rank);
@@ -141,6 +143,7 @@ class StepRunner {
   void LeaveOldStream(uint32_t rank);
   void EndStream(uint32_t rank, absl::Status status);
   void Detach(uint32_t rank, absl::Status status);
+  static void KeepHeld(Link* link);
   void Settle();
   void FinishWhenDone(uint32_t rank);
   void FinishWhenDrained();

@@ -67,16 +67,16 @@ void StepRunner::Do(const effect::Sum& e) {
   if (e.ranks.empty()) std::memset(to, 0, elements * WireBytes(SlabFormat(spec, t)));
   bool first = e.first;
   for (const uint32_t rank : e.ranks) {
-    const std::string payload = TakeHeld(rank, e.id);
+    const Payload payload = TakeHeld(rank, e.id);
     if (SumsGradients(spec)) {
-      format.accumulate(reinterpret_cast<float*>(to), payload.data(), elements, std::exchange(first, false));
+      format.accumulate(reinterpret_cast<float*>(to), payload.bytes().data(), elements, std::exchange(first, false));
     } else {
-      std::memcpy(to, payload.data(), payload.size());
+      std::memcpy(to, payload.bytes().data(), payload.size());
     }
   }
 }
 
-std::string StepRunner::TakeHeld(uint32_t rank, const ChunkId& id) {
+Payload StepRunner::TakeHeld(uint32_t rank, const ChunkId& id) {
   Link& link = links_[rank];
   auto node = link.held.extract(id);
   link.held_bytes -= node.mapped().size();

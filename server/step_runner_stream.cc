@@ -77,12 +77,18 @@ void StepRunner::EndStream(uint32_t rank, absl::Status status) {
   ShowRanks();
 }
 
+// Of a stream that is over: its memory goes with it, what it brought stays. Once in a while, so that it may allocate.
+void StepRunner::KeepHeld(Link* link) {
+  for (auto& [id, payload] : link->held) payload.Keep();
+}
+
 void StepRunner::Detach(uint32_t rank, absl::Status status) {
   Link& link = links_[rank];
   link.stream->Finish(std::move(status));
   leaving_.push_back({link.stream, MonotonicSeconds() + kLeaveS});
   link.sender->Unbind();
   link.parked.clear();
+  KeepHeld(&link);
   link.stream.reset();
 }
 
@@ -120,7 +126,8 @@ void StepRunner::OfferWanted(uint32_t rank) {
   Link& link = links_[rank];
   const RunSpec& spec = *environment_.spec;
   const uint64_t chunk_bytes = spec.chunk_elements * sizeof(float);
-  if (link.stream == nullptr || link.wanted || link.held_bytes + chunk_bytes <= spec.credit_bytes) return;
+  if (link.stream == nullptr || link.wanted) return;
+  if (link.held_bytes + chunk_bytes <= spec.credit_bytes && !link.stream->full()) return;
   link.wanted = machine_.Wanted(rank);
   if (link.wanted) link.sender->Want(*link.wanted);
 }
@@ -162,6 +169,7 @@ void StepRunner::ShowRanks() {
   for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
     connected += machine_.connected(rank) ? 1 : 0;
     ranks.push_back({.peer = machine_.session(rank) ? links_[rank].peer : "",
+                     .lane = links_[rank].lane,
                      .connected = machine_.connected(rank),
                      .disconnected_at_s = machine_.disconnected_at_s(rank)});
   }

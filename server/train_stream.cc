@@ -2,11 +2,9 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "proto/checksum.h"
-
 #include "server/convert.h"
 #include "server/status_macros.h"
+#include "server/train_messages.h"
 
 namespace ballast {
 
@@ -52,7 +50,9 @@ void TrainStream::OnReadDone(bool ok) {
         ok ? Bind(request_) : absl::InvalidArgumentError("the stream ended before its first message");
     if (!s.ok()) return Finish(s);
   } else if (ok) {
-    bound->OnMessage(self, Convert(&request_));
+    Payload payload;
+    if (request_.has_gradient()) payload = Payload(std::move(*request_.mutable_gradient()->mutable_data()));
+    bound->OnMessage(self, ToRankMessage(bound.get(), &request_, std::move(payload)));
   } else if (!cancelled) {
     bound->OnInputClosed(self);
   }
@@ -64,62 +64,13 @@ void TrainStream::OnReadDone(bool ok) {
 }
 
 absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
-  if (!request.has_open()) {
-    return absl::FailedPreconditionError("the first message of a Train stream must be Open, with the token of Attach");
-  }
-  const auto session = environment_.sessions->Find(request.open().session_token());
-  if (!session) return absl::NotFoundError("no session has this token; Attach first");
-  ASSIGN_OR_RETURN(const std::shared_ptr<Run> found, environment_.runs->Find(session->run_id));
-  event::StreamOpened opened;
-  opened.session = session->id;
-  opened.weights_step = request.open().weights_step();
-  ASSIGN_OR_RETURN(opened.weights_received,
-                   ToBits(request.open().weights_received(), found->spec().tensors.size(), "Open.weights_received"));
+  ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request));
   {
     absl::MutexLock lock(&mu_);
-    run_ = found;
+    run_ = binding.run;
   }
-  found->OpenStream(shared_from_this(), std::move(opened));
+  binding.run->OpenStream(shared_from_this(), std::move(binding.opened));
   return absl::OkStatus();
-}
-
-RankMessage TrainStream::Convert(v1::TrainRequest* request) {
-  const RunSpec& spec = run()->spec();
-  const auto or_bad = [](auto converted) -> RankMessage {
-    if (converted.ok()) return *std::move(converted);
-    return message::Bad{converted.status()};
-  };
-  if (request->has_gradient()) return ConvertGradient(request->mutable_gradient());
-  if (request->has_step_begin()) return or_bad(ToStepBegin(request->step_begin(), spec));
-  if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
-  if (request->has_step_end()) return or_bad(ToStepEnd(request->mutable_step_end(), spec));
-  if (request->has_micro_begin()) {
-    return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
-  }
-  if (request->has_open()) return message::Bad{absl::FailedPreconditionError("Open came twice on one stream")};
-  return message::Bad{absl::InvalidArgumentError("an empty message, or one of a later protocol")};
-}
-
-RankMessage TrainStream::ConvertGradient(v1::Gradient* gradient) {
-  const auto bound = run();
-  const auto refuse = [&](absl::string_view reason, absl::Status status) {
-    bound->metrics().OnRejectedChunk(std::string(reason));
-    return message::Bad{std::move(status)};
-  };
-  absl::string_view reason;
-  if (absl::Status s = CheckGradient(*gradient, bound->spec(), &reason); !s.ok()) return refuse(reason, std::move(s));
-  const uint32_t crc = Crc32c({reinterpret_cast<const std::byte*>(gradient->data().data()), gradient->data().size()});
-  if (crc != gradient->crc32c()) {
-    return refuse("checksum", absl::DataLossError(absl::StrCat(
-                                  "chunk ", gradient->chunk(), " of tensor ", gradient->tensor(), " '",
-                                  bound->spec().tensors[gradient->tensor()].name, "': crc32c of the data is ", crc,
-                                  ", the message says ", gradient->crc32c(), "; nothing of it was used")));
-  }
-  return message::Gradient{.micro = gradient->micro(),
-                           .tensor = gradient->tensor(),
-                           .chunk = gradient->chunk(),
-                           .crc = crc,
-                           .data = std::move(*gradient->mutable_data())};
 }
 
 void TrainStream::Consumed() {
@@ -147,10 +98,7 @@ bool TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
 void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mutable_data()->swap(piece->data); }
 
 bool TrainStream::Write(const StreamOutput& output) {
-  if (std::holds_alternative<output::Opened>(output)) response_.mutable_opened();
-  if (const auto* credit = std::get_if<output::Credit>(&output)) *response_.mutable_credit() = FromCredit(*credit);
-  if (const auto* drain = std::get_if<output::Drain>(&output)) response_.mutable_drain()->set_reason(drain->reason);
-  if (const auto* closed = std::get_if<ClosedStep>(&output)) *response_.mutable_step_result() = FromClosedStep(*closed);
+  response_ = FromOutput(output);
   return StartWriteUnlessFinished();
 }
 

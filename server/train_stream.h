@@ -1,5 +1,5 @@
-// One Train call: checks what the rank sends, copies nothing, posts it to the run's strand, and writes what the run
-// says.
+// One Train call, the gRPC lane: checks what the rank sends, copies nothing, posts it to the run's strand, and writes
+// what the run says.
 //
 // gRPC's reactions come on its threads; RankStream is called on the strand. The object is shared by gRPC (until OnDone)
 // and the run (until it lets go). Every path, cancelled at any point or not, comes to Finish exactly once.
@@ -35,6 +35,7 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   void Cancel() override;
   void Consumed() override;
   const std::string& peer() const override { return peer_; }
+  const char* lane() const override { return "grpc"; }
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -46,8 +47,6 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
 
   TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
   absl::Status Bind(const v1::TrainRequest& request);
-  RankMessage Convert(v1::TrainRequest* request);
-  RankMessage ConvertGradient(v1::Gradient* gradient);
   void ReadOn();
   bool StartWriteUnlessFinished();
   std::shared_ptr<Run> run();

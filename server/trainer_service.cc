@@ -43,6 +43,13 @@ absl::Status CheckRank(const v1::AttachRequest& request, const RunSpec& spec) {
   return absl::OkStatus();
 }
 
+// To all: whether its host is the same, the client finds out.
+void OfferSharedMemory(const RpcEnvironment& environment, v1::AttachResponse* response) {
+  if (environment.shm_socket->empty()) return;
+  response->add_lanes("shm");
+  response->set_shm_socket(*environment.shm_socket);
+}
+
 absl::Status CheckProtocol(const v1::AttachRequest& request) {
   if (request.protocol_min() <= kProtocolMax && request.protocol_max() >= kProtocolMin) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -114,6 +121,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                                                         double retry_after_s) mutable {
     if (reply.ok()) {
       *response = FromAttachReply(*reply, run->spec());
+      OfferSharedMemory(environment_, response);
       response->set_protocol(kProtocolMax);
       response->set_session_token(reply->resumed ? request->session_token()
                                                  : environment_.sessions->Issue({run->spec().run_id, reply->session}));

@@ -1,22 +1,42 @@
 // A piece of a tensor's weights in its serving format, on its way out: encoded by the device, then swapped into a
-// message and back. Its memory is reserved once. A movable value.
+// message and back, or encoded where a lane wants it. Its own memory is reserved once. A movable value.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "absl/types/span.h"
 
 namespace ballast {
 
 struct WeightPiece {
   std::string data;
   std::vector<float> scales;  // those that the data needs, in order; none for most formats
+  // Instead of `data`, memory of a lane's that holds any piece of the run, while the lane lends it.
+  std::byte* place = nullptr;
+  uint32_t slot = 0;          // of the lane's, as it counts
+  uint64_t placed_bytes = 0;  // encoded there
 
   void Reserve(uint64_t data_bytes, uint64_t scale_count) {
     data.reserve(data_bytes);
     scales.reserve(scale_count);
   }
-  uint64_t bytes() const { return data.size() + scales.size() * sizeof(float); }
+  // Room for so many encoded bytes.
+  std::byte* Resize(uint64_t data_bytes) {
+    if (place != nullptr) {
+      placed_bytes = data_bytes;
+      return place;
+    }
+    data.resize(data_bytes);
+    return reinterpret_cast<std::byte*>(data.data());
+  }
+  absl::Span<const std::byte> encoded() const {
+    if (place != nullptr) return {place, placed_bytes};
+    return {reinterpret_cast<const std::byte*>(data.data()), data.size()};
+  }
+  uint64_t bytes() const { return encoded().size() + scales.size() * sizeof(float); }
   uint64_t reserved_bytes() const { return data.capacity() + scales.capacity() * sizeof(float); }
 };
 

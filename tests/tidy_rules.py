@@ -118,7 +118,8 @@ def dependency_direction(sources: list[Source]) -> list[str]:
 PURE = set(
     "step_machine step_machine_step reduction reduce_pool placement plan layers run_spec status_macros utf8".split()
 )
-EDGE = set("main server rpc ops_http trainer_service admin_service load_stream pull_stream train_stream".split())
+EDGE = set("main server rpc ops_http trainer_service admin_service load_stream pull_stream".split())
+EDGE_PREFIXES = ("shm_", "train_")
 # These turn wire messages into values, or read the list of RPCs or of configuration keys; they know Protobuf, no gRPC.
 PROTOBUF = {"convert", "convert_chunk", "convert_spec", "canonical_spec", "config", "config_schema", "metrics"}
 WORLD = re.compile(r"(grpc|grpcpp|yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
@@ -126,7 +127,7 @@ WORLD = re.compile(r"(grpc|grpcpp|yaml-cpp|prometheus|absl/synchronization|absl/
 
 def ring(path: str) -> str:
     stem = Path(path).stem
-    if stem in EDGE:
+    if stem in EDGE or stem.startswith(EDGE_PREFIXES):
         return "edge"
     return "pure" if stem in PURE else "stateful"
 

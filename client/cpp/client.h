@@ -51,12 +51,17 @@ struct ClientOptions {
   std::function<void(const std::string& line)> log = {};
 };
 
+// What carries the step stream: kAuto is shared memory with a daemon on this host, else gRPC. kShm: an error where the
+// two do not share memory.
+enum class LaneWish { kAuto, kGrpc, kShm };
+
 struct AttachOptions {
   std::string run_id;
   uint32_t rank = 0;
   uint32_t world = 1;     // at most the run's ranks; the same number on every rank
   bool takeover = false;  // fence a live session that holds the rank
   double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
+  LaneWish lane = LaneWish::kAuto;
 };
 
 // What Attach found. Digests are xxh3_64 of each tensor's bytes in its serving format (AttachResponse.digests says how

@@ -1,9 +1,10 @@
 // What of the gradients may be under way on one stream, and how many were sent on it: the daemon's bound on what it
-// must buffer. A value.
+// must buffer, and the lane's on its slots. A value.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 namespace ballast {
 
@@ -13,8 +14,11 @@ class CreditWindow {
   explicit CreditWindow(uint64_t window_bytes = 0, uint64_t under_way_bytes = 0)
       : window_(window_bytes), under_way_(under_way_bytes) {}
 
-  // A chunk larger than the whole window may go when nothing else is under way.
-  bool Allows(uint64_t bytes) const { return under_way_ + bytes <= window_ || under_way_ == 0; }
+  // A chunk larger than the whole window may go when nothing else is under way. The last slot is for what is wanted.
+  bool Allows(uint64_t bytes) const { return (under_way_ + bytes <= window_ || under_way_ == 0) && slots_free_ > 1; }
+  // What the daemon wants goes beyond the window.
+  bool AllowsWanted() const { return slots_free_ > 0; }
+  void set_slots_free(uint64_t slots) { slots_free_ = slots; }
   // Also what goes beyond the window, for the daemon wants it.
   void Spend(uint64_t bytes) {
     under_way_ += bytes;
@@ -27,6 +31,7 @@ class CreditWindow {
  private:
   uint64_t window_;
   uint64_t under_way_;
+  uint64_t slots_free_ = std::numeric_limits<uint64_t>::max();
   uint64_t sent_ = 0;
 };
 

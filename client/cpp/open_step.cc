@@ -74,7 +74,8 @@ bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { ret
 bool OpenStep::HasRequest(const CreditWindow& credit) const {
   if (next_ == Next::kNothing) return false;
   if (next_ != Next::kGradients) return true;
-  return MicroEndIsDue() || (!MicroSent() && (MayGo(outbox_.next(), credit) || WantedIsQueued()));
+  return MicroEndIsDue() ||
+         (!MicroSent() && (MayGo(outbox_.next(), credit) || (credit.AllowsWanted() && WantedIsQueued())));
 }
 
 void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
@@ -147,7 +148,7 @@ void OpenStep::Acknowledge(uint64_t gradients, std::vector<std::string>* freed) 
   }
 }
 
-absl::Status OpenStep::CheckWeights(const v1::Weights& weights) const {
+absl::Status OpenStep::CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const {
   const auto wrong = [&](const auto&... what) {
     return absl::InternalError(absl::StrCat("the daemon sent weights of ", tensors_.Name(weights.tensor()), " in step ",
                                             number(), " ", what...));
@@ -160,8 +161,8 @@ absl::Status OpenStep::CheckWeights(const v1::Weights& weights) const {
   const uint64_t first = weights.chunk() * tensors_.chunk_elements();
   const uint64_t elements = std::min(tensors_.chunk_elements(), wire.elements - first);
   const uint64_t wanted = elements * wire.serving_element_bytes;
-  if (weights.data().size() != wanted) {
-    return wrong("with ", weights.data().size(), " bytes in chunk ", weights.chunk(), " instead of ", wanted);
+  if (data_bytes != wanted) {
+    return wrong("with ", data_bytes, " bytes in chunk ", weights.chunk(), " instead of ", wanted);
   }
   const uint64_t scales = ScalesNeeded(wire.row_length, first, first + elements);
   if (static_cast<uint64_t>(weights.scales_size()) != scales) {
@@ -170,13 +171,13 @@ absl::Status OpenStep::CheckWeights(const v1::Weights& weights) const {
   return absl::OkStatus();
 }
 
-bool OpenStep::Received(const v1::Weights& weights) {
+bool OpenStep::Received(const v1::Weights& weights, uint64_t data_bytes) {
   Arrivals& arrivals = arrivals_[weights.tensor()];
   arrivals.chunks.resize(tensors_[weights.tensor()].chunks);
   if (arrivals.chunks[weights.chunk()]) return false;
   arrivals.chunks[weights.chunk()] = true;
   ++arrivals.count;
-  timing_.pulled_bytes += weights.data().size() + static_cast<uint64_t>(weights.scales_size()) * sizeof(float);
+  timing_.pulled_bytes += data_bytes + static_cast<uint64_t>(weights.scales_size()) * sizeof(float);
   return true;
 }
 

@@ -53,9 +53,10 @@ class OpenStep {
   void Want(const ChunkRef& id) { wanted_ = id; }
 
   // The reader's side. INTERNAL when the message is not one that this step can get.
-  absl::Status CheckWeights(const v1::Weights& weights) const;
+  // `data_bytes`: of its payload.
+  absl::Status CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const;
   // They are checked and written where they belong. False: they were in before.
-  bool Received(const v1::Weights& weights);
+  bool Received(const v1::Weights& weights, uint64_t data_bytes);
   // *freed: as of Acknowledge.
   absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
   bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }

@@ -69,6 +69,7 @@ StepStream::StepStream(Connection& connection, AttachOptions options, TensorTabl
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       attached_at_(absl::Now()),
+      lane_choice_(connection, options_.lane),
       bound_(tensors_.size()) {}
 
 absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connection, AttachOptions options,
@@ -108,7 +109,7 @@ void StepStream::Cancel() {
     call = call_;
     asking = asking_;
   }
-  if (call) call->context.TryCancel();
+  if (call) call->lane->Cancel();
   if (asking) asking->TryCancel();
 }
 
@@ -260,7 +261,16 @@ void StepStream::Fail(absl::Status status) {
 
 bool StepStream::MayHalfClose() const { return leaving_ && !step_ && !half_closed_; }
 
-bool StepStream::WriterHasWork() const { return open_ && (MayHalfClose() || (step_ && step_->HasRequest(credit_))); }
+bool StepStream::WriterHasWork() const {
+  return open_ && (MayHalfClose() || (step_ && step_->HasRequest(Allowance())));
+}
+
+// With the lane's slots as they are: they become free before the Credit comes that says so.
+CreditWindow StepStream::Allowance() const {
+  CreditWindow credit = credit_;
+  credit.set_slots_free(call_->lane->slots_free());
+  return credit;
+}
 
 void StepStream::Write() {
   for (;;) {
@@ -294,6 +304,7 @@ void StepStream::WriteOne() {
     if (MayHalfClose()) {
       half_closed_ = true;
     } else {
+      credit_ = Allowance();
       step_->NextRequest(&credit_, &request);
     }
   }
@@ -302,7 +313,7 @@ void StepStream::WriteOne() {
     gradient.set_crc32c(Crc32c(BytesOf(gradient.data())));
   }
   const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
-  const bool alive = half_close ? call->stream->WritesDone() : call->stream->Write(request);
+  const bool alive = half_close ? call->lane->WritesDone() : call->lane->Write(&request);
   absl::MutexLock lock(&mu_);
   writing_ = false;
   if (!alive) open_ = false;  // why, the reader finds out

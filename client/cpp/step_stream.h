@@ -6,8 +6,6 @@
 // waits for the writer to let go, and only then asks for the session again.
 #pragma once
 
-#include <grpcpp/grpcpp.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <future>
@@ -28,6 +26,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/credit_window.h"
+#include "client/cpp/lane_choice.h"
 #include "client/cpp/open_step.h"
 #include "client/cpp/tensor_table.h"
 
@@ -66,8 +65,7 @@ class StepStream {
   };
   struct Call {
     const absl::Time began = absl::Now();
-    grpc::ClientContext context;
-    std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream;
+    std::unique_ptr<Lane> lane;
   };
   // How a stream ended.
   struct End {
@@ -86,10 +84,11 @@ class StepStream {
   End Serve(const v1::AttachResponse& grant);
   absl::Status Adopt(const v1::AttachResponse& grant, v1::Open* open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   End Hang(Call& call, absl::Status refused);
-  absl::Status Handle(const v1::TrainResponse& response);
+  // `data`: the payload of weights.
+  absl::Status Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data);
   absl::Status OnOpened();
-  absl::Status OnWeights(const v1::Weights& weights);
-  absl::Status Land(const v1::Weights& weights, const Destination& destination) const;
+  absl::Status OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data);
+  absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, const Destination& destination) const;
   absl::Status OnResult(const v1::StepResult& result);
   absl::Status OnCredit(const v1::Credit& credit);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
@@ -100,6 +99,7 @@ class StepStream {
 
   // The writer's thread.
   void Write();
+  CreditWindow Allowance() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteOne();
   bool MayHalfClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -110,6 +110,7 @@ class StepStream {
   const AttachOptions options_;
   const TensorTable tensors_;
   const absl::Time attached_at_;
+  LaneChoice lane_choice_;  // the reader's
 
   mutable absl::Mutex mu_;
   std::string token_ ABSL_GUARDED_BY(mu_);

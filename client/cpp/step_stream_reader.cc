@@ -47,28 +47,32 @@ void StepStream::Read(v1::AttachResponse grant) {
 
 StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
   auto call = std::make_shared<Call>();
+  auto lane = lane_choice_.Open(grant);
   v1::TrainRequest request;
   {
     absl::MutexLock lock(&mu_);
+    if (!lane.ok()) return {.status = lane.status(), .lost = opened_once_ && IsLost(lane.status())};
+    call->lane = *std::move(lane);
     if (auto s = Adopt(grant, request.mutable_open()); !s.ok()) return {.status = s};
     call_ = call;
     half_closed_ = false;
     opened_by_ = absl::Now() + absl::Seconds(connection_.options().connect_timeout_s);
   }
-  call->stream = connection_.trainer().Train(&call->context);
-  call->stream->Write(request);
+  call->lane->Start(request);
   v1::TrainResponse response;
+  absl::Span<const std::byte> data;
   absl::Status refused;
-  while (refused.ok() && call->stream->Read(&response)) refused = Handle(response);
+  while (refused.ok() && call->lane->Read(&response, &data)) refused = Handle(response, data);
   return Hang(*call, refused);
 }
 
 // Ends a stream of which no more is read, when the writer has let go of it.
 StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
   if (!refused.ok()) {
-    call.context.TryCancel();
+    call.lane->Cancel();
     v1::TrainResponse rest;
-    while (call.stream->Read(&rest)) continue;
+    absl::Span<const std::byte> data;
+    while (call.lane->Read(&rest, &data)) continue;
   }
   bool left = false;
   {
@@ -81,11 +85,11 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
     call_ = nullptr;
     left = leaving_;
   }
-  const grpc::Status status = call.stream->Finish();
+  const absl::Status status = call.lane->Finish();
   if (!refused.ok()) return {.status = refused};
   if (left) return {.status = absl::CancelledError("the client was closed")};
   if (status.ok()) return {.status = absl::UnavailableError("the daemon ended the stream"), .lost = true};
-  return {.status = FromGrpc(status), .lost = IsLost(FromGrpc(status))};
+  return {.status = status, .lost = IsLost(status)};
 }
 
 absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) {
@@ -111,12 +115,12 @@ absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) 
   return absl::OkStatus();
 }
 
-absl::Status StepStream::Handle(const v1::TrainResponse& response) {
+absl::Status StepStream::Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data) {
   switch (response.message_case()) {
     case v1::TrainResponse::kOpened:
       return OnOpened();
     case v1::TrainResponse::kWeights:
-      return OnWeights(response.weights());
+      return OnWeights(response.weights(), data);
     case v1::TrainResponse::kStepResult:
       return OnResult(response.step_result());
     case v1::TrainResponse::kCredit:
@@ -149,30 +153,29 @@ absl::Status StepStream::OnOpened() {
   return absl::OkStatus();
 }
 
-absl::Status StepStream::OnWeights(const v1::Weights& weights) {
-  const auto data = BytesOf(weights.data());
+absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data) {
   Destination destination;
   {
     absl::MutexLock lock(&mu_);
     if (!step_ || step_->number() != weights.step()) return absl::OkStatus();  // repeated of a step that is over here
-    if (auto s = step_->CheckWeights(weights); !s.ok()) return s;
+    if (auto s = step_->CheckWeights(weights, data.size()); !s.ok()) return s;
     destination = bound_[weights.tensor()];
   }
   if (Crc32c(data) != weights.crc32c()) {
     return absl::DataLossError(absl::StrCat("weights of ", tensors_.Name(weights.tensor()), " in step ", weights.step(),
                                             " arrived damaged (chunk ", weights.chunk(), ", checksum differs)"));
   }
-  if (auto s = Land(weights, destination); !s.ok()) return s;
+  if (auto s = Land(weights, data, destination); !s.ok()) return s;
   absl::MutexLock lock(&mu_);
-  if (step_->Received(weights)) Progress();
+  if (step_->Received(weights, data.size())) Progress();
   return absl::OkStatus();
 }
 
-absl::Status StepStream::Land(const v1::Weights& weights, const Destination& destination) const {
+absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::byte> data,
+                              const Destination& destination) const {
   if (destination.weights == nullptr) return absl::OkStatus();
   const WireTensor& tensor = tensors_[weights.tensor()];
   const uint64_t first = weights.chunk() * tensors_.chunk_elements();
-  const auto data = BytesOf(weights.data());
   if (!destination.as_served) {
     return Decode({.first = first, .format = weights.format(), .codes = data, .scales = weights.scales()}, tensor,
                   destination.weights + first * tensor.landing_element_bytes());

@@ -91,7 +91,7 @@ TEST_F(ConfigTest, SizesDurationsAndSwitchesAreRead) {
 TEST_F(ConfigTest, ErrorsInTheFileNameLineAndMend) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
-            "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout");
+            "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket");
   EXPECT_EQ(ErrorOfFile("log:\n  levl: info\n"),
             "ballast.yaml:2: unknown key 'log.levl'; did you mean 'level'? valid: level, format");
   EXPECT_EQ(ErrorOfFile("threads: 1\nthreads: 2\n"),
@@ -167,12 +167,13 @@ TEST_F(ConfigTest, ImpossibleValuesAreRefused) {
                           "--limits.lease=1ms",
                           "--limits.layer_groups=257",
                           "--limits.layer_groups=0",
+                          "--shm_socket=here.sock",
                           "--drain_timeout=2h"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseCommandLine({bad}, {}).status())) << bad;
   }
-  for (const char* good :
-       {"--listen=[::1]:7700", "--listen=localhost:0", "--ops_http.listen=off", "--device=cuda:12", "--device=cuda:0,3",
-        "--device=cuda:all", "--limits.chunk_bytes=16KiB", "--drain_timeout=0"}) {
+  for (const char* good : {"--listen=[::1]:7700", "--listen=localhost:0", "--ops_http.listen=off", "--device=cuda:12",
+                           "--device=cuda:0,3", "--device=cuda:all", "--limits.chunk_bytes=16KiB", "--drain_timeout=0",
+                           "--shm_socket=off", "--shm_socket=/tmp/here/"}) {
     EXPECT_TRUE(ParseCommandLine({good}, {}).ok()) << good;
   }
 }
@@ -222,11 +223,19 @@ TEST_F(ConfigTest, PortsThatOthersReachAreWarnedAbout) {
   EXPECT_THAT(line->warnings, ElementsAre(HasSubstr("neither TLS nor authentication"), HasSubstr("ops_http.listen")));
 }
 
+TEST_F(ConfigTest, SharedMemoryIsOfferedInTheUsersRuntimeFolder) {
+  EXPECT_EQ(ParseCommandLine({}, {{"XDG_RUNTIME_DIR", "/run/user/7"}})->config.shm_socket, "/run/user/7/ballast/");
+  const std::string without = ParseCommandLine({}, {})->config.shm_socket;
+  EXPECT_EQ(without, geteuid() == 0 ? "/run/ballast/" : "/tmp/ballast-" + std::to_string(geteuid()) + "/");
+  EXPECT_EQ(ParseCommandLine({"--shm_socket=off"}, {})->config.shm_socket, "off");
+}
+
 // A value unlike the default for every key: what the mapping between the schema and Config leaves out shows here.
 TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
   const std::string text =
       "listen: \"[::1]:1\"\ndevice: \"cuda:3\"\nthreads: 7\nmemory_limit: 12345\nmax_runs: 5\nreflection: true\n"
-      "drain_timeout: 1.5s\nops_http:\n  listen: \"off\"\nlog:\n  level: \"warn\"\n  format: \"text\"\nlimits:\n"
+      "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nops_http:\n  listen: \"off\"\nlog:\n  level: \"warn\"\n  "
+      "format: \"text\"\nlimits:\n"
       "  tensors: 10\n  name_bytes: 11\n  message_bytes: 1MiB\n  chunk_bytes: 64KiB\n  credit_bytes: 3MiB\n"
       "  lease: 250ms\n  layer_groups: 9\n";
   const auto line = ParseCommandLine({"--config", Write(text)}, {});

@@ -18,49 +18,12 @@
 #include "server/run_spec.h"
 #include "server/server.h"
 #include "tests/server/specs.h"
+#include "tests/server/wire.h"
 
 namespace ballast::testing {
 
 // A server on the device that the executable tests with: rpc_on_cpu.cc or rpc_on_gpu.cc.
 absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics);
-
-// A rank's Train stream, call by call.
-class Wire {
- public:
-  explicit Wire(v1::TrainerService::Stub* stub) : stream_(stub->Train(&context_)) {}
-  ~Wire();
-
-  bool Open(const std::string& token, const v1::Open& rest = {});  // waits for Opened
-  bool Send(const v1::TrainRequest& request) { return stream_->Write(request); }
-  bool Begin(uint64_t step, std::optional<double> lr = std::nullopt);
-  bool BeginMicro(uint32_t micro, bool last);
-  bool Chunk(const v1::Gradient& gradient);
-  bool EndMicro(uint32_t micro, const std::string& absent = "", std::optional<double> loss = std::nullopt);
-  // And its last, or only, micro-batch.
-  bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt, uint32_t micro = 0);
-  std::optional<v1::TrainResponse> Read();
-  // Ends the stream: with what the daemon says of it, having read all it still sends.
-  grpc::Status Finish();
-  grpc::Status Hang();  // cancels
-  void CloseInput() { stream_->WritesDone(); }
-
- private:
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream_;
-  bool finished_ = false;
-};
-
-// What came back of a step.
-struct StepAnswer {
-  std::map<uint32_t, std::string> weights;        // whole tensors, by index
-  std::map<uint32_t, std::vector<float>> scales;  // as they came, chunk after chunk
-  std::map<uint32_t, uint64_t> labels;            // step
-  uint64_t credit = 0;
-  bool checksums_right = true;
-  std::optional<v1::StepResult> result;
-};
-StepAnswer ReadStep(Wire* wire);
-void Take(const v1::Weights& weights, StepAnswer* answer);
 
 // The same training by direct calls of the kernels, tensor by tensor, each in one piece.
 class Reference {

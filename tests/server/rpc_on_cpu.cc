@@ -6,4 +6,6 @@ absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, 
   return Server::Start(config, metrics, "");
 }
 
+absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string&) { return std::unique_ptr<Lane>(); }
+
 }  // namespace ballast::testing

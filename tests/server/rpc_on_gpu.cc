@@ -13,4 +13,6 @@ absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, 
                          [](const absl::Status& why) { ADD_FAILURE() << why; });
 }
 
+absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string&) { return std::unique_ptr<Lane>(); }
+
 }  // namespace ballast::testing

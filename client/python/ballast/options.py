@@ -86,6 +86,8 @@ class RunOptions(TypedDict, total=False):
         of 1. Each step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
         Rank 0 uploads the weights; the others must begin with the same.
     world_size: another name of world.
+    lane: "auto": gradients and weights go through memory shared with the daemon where it is on the same host, else over
+        "grpc". "shm": refuse to go on without shared memory.
     connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for a daemon that was lost
         during a step.
     """
@@ -115,6 +117,7 @@ class RunOptions(TypedDict, total=False):
     rank: int | None
     world: int | None
     world_size: int | None
+    lane: Literal["auto", "grpc", "shm"]
     connect_timeout: float
     reconnect_timeout: float
 

@@ -17,12 +17,13 @@ _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of which run this process is."""
+    """Which rank of which run this process is, and how it gets to the daemon."""
 
     run: str
     rank: int = 0
     world: int = 1
     takeover: bool = False
+    lane: str = "auto"
 
 
 def run_id(run: str | None) -> str:
@@ -36,7 +37,7 @@ def run_id(run: str | None) -> str:
 
 
 def place_of(options: Mapping[str, Any]) -> Place:
-    """From the options run, rank, world or world_size, and takeover. Rank and world that are not given are those of
+    """From the options run, rank, world or world_size, takeover and lane. Rank and world that are not given are those of
     torch.distributed where it is initialized, else 0 and 1."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
@@ -51,7 +52,14 @@ def place_of(options: Mapping[str, Any]) -> Place:
         _count("rank", rank, 0, 0),
         _count("world", world, 1, 1),
         options.get("takeover", False),
+        _lane(options.get("lane", "auto")),
     )
+
+
+def _lane(given: Any) -> str:
+    if given not in ("auto", "grpc", "shm"):
+        raise Rejected(f"lane={given!r}: it must be 'auto', 'grpc' or 'shm'")
+    return given
 
 
 def _count(option: str, given: Any, default: int, least: int) -> int:

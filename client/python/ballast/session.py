@@ -42,7 +42,7 @@ class Session:
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         client.create_run(spec)
-        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S)
+        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane)
         self.weights = Weights(client, place, self._bindings, attached)
         self.micros = MicroBatches(step_rules.accumulation, client.end_micro)
         self._in_place = not step_rules.staged  # weights may return while backward goes on

@@ -195,8 +195,11 @@ class PyClient {
     return AskForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); });
   }
 
-  nb::dict Attach(const std::string& run_id, uint32_t rank, uint32_t world, bool takeover, double wait_s) const {
-    const AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
+  nb::dict Attach(const std::string& run_id, uint32_t rank, uint32_t world, bool takeover, double wait_s,
+                  const std::string& lane) const {
+    const LaneWish wish = lane == "grpc" ? LaneWish::kGrpc : lane == "shm" ? LaneWish::kShm : LaneWish::kAuto;
+    const AttachOptions options{
+        .run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s, .lane = wish};
     const Attachment attachment = OrThrow(Ask([options](Client& client) { return client.Attach(options); }));
     nb::dict out;
     out["resume_step"] = attachment.resume_step;
@@ -305,7 +308,8 @@ void BindClient(nb::module_& module) {
       .def("get_run", &PyClient::GetRun, arg("run_id"))
       .def("list_runs", &PyClient::ListRuns)
       .def("delete_run", &PyClient::DeleteRun, arg("run_id"), arg("force") = false)
-      .def("attach", &PyClient::Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"))
+      .def("attach", &PyClient::Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
+           arg("lane") = "auto")
       .def("load_weights", &PyClient::LoadWeights, arg("weights"))
       .def("pull", &PyClient::Pull, arg("run_id"), arg("places"))
       .def("bind_weights", &PyClient::BindWeights, arg("tensor"), arg("address"), arg("nbytes"))

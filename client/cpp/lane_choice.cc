@@ -1,0 +1,35 @@
+#include "client/cpp/lane_choice.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/grpc_lane.h"
+#include "client/cpp/shm_lane.h"
+
+namespace ballast {
+
+absl::StatusOr<std::unique_ptr<Lane>> LaneChoice::Open(const v1::AttachResponse& grant) {
+  const bool offered = !grant.shm_socket().empty();
+  if (wish_ != LaneWish::kGrpc && offered) {
+    auto lane = ShmLane::Open(grant.shm_socket(), grant.session_token());
+    if (lane.ok()) return std::unique_ptr<Lane>(*std::move(lane));
+    const std::string why(lane.status().message());
+    if (wish_ == LaneWish::kShm) {
+      return absl::UnavailableError(absl::StrCat("no shared memory with the daemon at ", connection_.server(), ": ",
+                                                 why, "; run both on one host as one user, or choose the lane auto"));
+    }
+    if (std::exchange(told_, why) != why) {
+      connection_.Log(
+          absl::StrCat("no shared memory with the daemon at ", connection_.server(), " (", why, "); using gRPC"));
+    }
+  }
+  if (wish_ == LaneWish::kShm) {
+    return absl::FailedPreconditionError(absl::StrCat("the daemon at ", connection_.server(),
+                                                      " offers no shared memory; set its shm_socket, or choose the "
+                                                      "lane auto"));
+  }
+  return std::unique_ptr<Lane>(std::make_unique<GrpcLane>(connection_));
+}
+
+}  // namespace ballast

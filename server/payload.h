@@ -1,0 +1,65 @@
+// The bytes of one gradient chunk on their way to the sum: its own, or borrowed from a lane's memory, where they lie
+// until they are summed. Borrowed bytes may be changed by the trainer at any time, so nothing that is read of them may
+// decide about memory. A movable value; thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/types/span.h"
+
+namespace ballast {
+
+class Payload {
+ public:
+  // Whose memory is borrowed; shared by all that borrow. Thread-safe.
+  class Lender {
+   public:
+    virtual ~Lender() = default;
+    virtual void GiveBack(uint32_t slot) = 0;
+  };
+
+  Payload() = default;
+  explicit Payload(std::string data) : data_(std::move(data)) {}
+  Payload(std::shared_ptr<Lender> lender, uint32_t slot, absl::Span<const std::byte> bytes)
+      : lender_(std::move(lender)), slot_(slot), borrowed_(bytes) {}
+  ~Payload() { GiveBack(); }
+  Payload(Payload&& other) noexcept { Swap(other); }
+  Payload& operator=(Payload&& other) noexcept {
+    Swap(other);
+    return *this;
+  }
+
+  absl::Span<const std::byte> bytes() const {
+    if (lender_ != nullptr) return borrowed_;
+    return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(data_.data()), data_.size());
+  }
+  size_t size() const { return bytes().size(); }
+  // Copies what is borrowed, and gives it back.
+  void Keep() {
+    if (lender_ == nullptr) return;
+    data_.assign(reinterpret_cast<const char*>(borrowed_.data()), borrowed_.size());
+    GiveBack();
+  }
+
+ private:
+  void GiveBack() {
+    if (lender_ != nullptr) std::exchange(lender_, nullptr)->GiveBack(slot_);
+  }
+  void Swap(Payload& other) {
+    data_.swap(other.data_);
+    lender_.swap(other.lender_);
+    std::swap(slot_, other.slot_);
+    std::swap(borrowed_, other.borrowed_);
+  }
+
+  std::string data_;
+  std::shared_ptr<Lender> lender_;
+  uint32_t slot_ = 0;
+  absl::Span<const std::byte> borrowed_;
+};
+
+}  // namespace ballast

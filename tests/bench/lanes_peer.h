@@ -1,0 +1,27 @@
+// The other end for lanes_bench: a process that takes gradients and gives weights as the daemon's edge does, checksums
+// included, without a run behind it.
+//
+// StepBegin{step, loss_scale} asks for `step` chunks of weights of `loss_scale` bytes; gradients are checked and
+// dropped; StepEnd is answered by StepResult when all that was asked for is sent.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace ballast::bench {
+
+struct Peer {
+  std::string server;      // for Connection; empty: none
+  std::string shm_socket;  // for ShmLane; empty: none
+  int raw_port = 0;        // a TCP socket: 8 bytes of size to push, 8 of size to pull, then those bytes
+  pid_t pid = 0;
+};
+
+// Forks; before any thread exists. `kind`: tcp | unix | shm | raw.
+Peer StartPeer(const std::string& kind, const std::string& folder);
+void StopPeer(const Peer& peer);
+// Of the peer so far.
+double CpuSeconds(const Peer& peer);
+
+}  // namespace ballast::bench
