@@ -96,12 +96,12 @@ TEST_F(BallastctlTest, PlanSaysWhatIsReservedAndWhetherItFits) {
 
 // All gradients are kept: 2 bytes a parameter as one rank sends them in bf16, 4 as a sum; beside each rank's window.
 TEST_F(BallastctlTest, PlanCountsTheGradientsOfAStagedRun) {
-  const auto gradients = [](const std::string& flags) {
+  const auto gradients = [this](const std::string& flags) {
     const Answer answer = Ballastctl("plan --parameters 1e8 --tensors 50 --json " + flags);
     const std::string key = "\"gradients\": \"";
     const size_t at = answer.text.find(key);
     EXPECT_NE(at, std::string::npos) << answer.text;
-    return at == std::string::npos ? 0 : std::stoull(answer.text.substr(at + key.size()));
+    return at == std::string::npos ? uint64_t{0} : std::stoull(answer.text.substr(at + key.size()));
   };
   const uint64_t release = gradients(""), one = gradients("--commit staged");
   const uint64_t two = gradients("--commit staged --ranks 2"), micros = gradients("--accumulation 4");

@@ -350,10 +350,10 @@ TEST(ConvertTest, StepEndBringsValuesByPlaceAndName) {
   *wire.add_groups() = wire.groups(0);
   const RunSpec spec = ToRunSpec(wire, {}).value();
   v1::StepEnd end;
-  EXPECT_EQ(ToStepEnd(end, spec).value().content, "");
+  EXPECT_EQ(ToStepEnd(&end, spec).value().content, "");
   end.add_groups();
   end.add_groups()->set_beta2(0.5);
-  const auto made = ToStepEnd(end, spec);
+  const auto made = ToStepEnd(&end, spec);
   ASSERT_TRUE(made.ok()) << made.status();
   ASSERT_EQ(made->values.size(), 1u);
   EXPECT_EQ(made->values[0].group, 1u);
@@ -361,9 +361,9 @@ TEST(ConvertTest, StepEndBringsValuesByPlaceAndName) {
   EXPECT_EQ(made->values[0].value, 0.5);
   EXPECT_EQ(made->content, "groups[1].beta2 = 0.5\n");
   end.mutable_groups(1)->set_beta2(2);
-  EXPECT_THAT(std::string(ToStepEnd(end, spec).status().message()), HasSubstr("StepEnd, groups[1].beta2 is 2"));
+  EXPECT_THAT(std::string(ToStepEnd(&end, spec).status().message()), HasSubstr("StepEnd, groups[1].beta2 is 2"));
   end.add_groups();
-  EXPECT_THAT(std::string(ToStepEnd(end, spec).status().message()), HasSubstr("StepEnd has values of 3 groups"));
+  EXPECT_THAT(std::string(ToStepEnd(&end, spec).status().message()), HasSubstr("StepEnd has values of 3 groups"));
 }
 
 TEST(ConvertTest, BitmapsGoThereAndBack) {
