@@ -18,7 +18,6 @@ class ChaosTest : public ::testing::TestWithParam<Row> {};
 TEST_P(ChaosTest, AHundredCutsChangeNoBit) {
   const ChaosReport report =
       RunChaos({.seed = 1, .staged = GetParam().staged, .forgetful = GetParam().forgetful, .steps = 50, .cuts = 100});
-  if (!report.refused.empty()) GTEST_SKIP() << report.refused;
   EXPECT_EQ(report.failure, "");
   EXPECT_GT(report.late, report.cuts / 4);
 }
