@@ -111,14 +111,19 @@ setup_build() {
 }
 
 setup_client() {
-  local key
+  local key settings=()
   [[ -x $VENV_PYTHON ]] || fail "there is no .venv yet: run deploy/setup.sh python"
   key="$("$VENV_PYTHON" --version) $(content_hash client/cpp client/python proto kernels CMakeLists.txt)"
   if done_before client "$key" && "$VENV_PYTHON" -c 'import ballast' 2>/dev/null; then
     echo "client: the Python package is up to date"
     return
   fi
-  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$VENV_PYTHON" -m pip install "$ROOT/client/python"
+  # The kernels have options of their own, the same in every build without sanitizers: taken from preset dev's.
+  if [[ -f $ROOT/build/dev/CMakeCache.txt ]]; then
+    setup_build dev ballast_kernels
+    settings+=("--config-settings=cmake.define.BALLAST_KERNELS=$ROOT/build/dev/kernels/libballast_kernels.a")
+  fi
+  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$VENV_PYTHON" -m pip install "${settings[@]}" "$ROOT/client/python"
   mark_done client "$key"
 }
 

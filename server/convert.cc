@@ -89,6 +89,16 @@ absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunS
   return made;
 }
 
+absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end) {
+  constexpr size_t kMost = size_t{1} << 20;
+  if (end->client_state().size() > kMost) {
+    return absl::InvalidArgumentError(absl::StrCat("StepEnd.client_state has ", end->client_state().size(),
+                                                   " bytes; wanted: at most ", kMost,
+                                                   "; keep large state in a file, and its name here"));
+  }
+  return message::StepEnd{.client_state = std::move(*end->mutable_client_state())};
+}
+
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights) {
   const kernels::WireIndex format = spec.tensors[chunk.tensor].serving_format;
   weights->set_step(chunk.step);
@@ -104,6 +114,7 @@ void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* pi
 v1::Credit FromCredit(const output::Credit& credit) {
   v1::Credit out;
   out.set_bytes(credit.bytes);
+  out.set_acknowledged(credit.acknowledged);
   if (!credit.wanted) return out;
   out.mutable_wanted()->set_micro(credit.wanted->micro);
   out.mutable_wanted()->set_tensor(credit.wanted->tensor);
@@ -138,6 +149,7 @@ v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, 
   out.set_trainer_weight_bytes(plan.trainer_weight_bytes);
   out.set_trainer_buffer_bytes(plan.push_bytes);
   out.set_memory_free_bytes(memory_free_bytes);
+  out.set_chunk_elements(plan.chunk_elements);
   for (const std::string& device : devices) out.add_devices(device);
   for (const GroupPlan& group : plan.groups) {
     v1::GroupPlan* g = out.add_groups();
@@ -184,12 +196,13 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   out.set_sent_bytes(status.sent_bytes);
   out.set_failure(status.failure);
   out.set_weights_loaded(status.weights_loaded);
+  out.set_generation(status.generation);
   return out;
 }
 
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec) {
   v1::AttachResponse out;
-  out.set_generation(1);
+  out.set_generation(reply.generation);
   out.set_resume_step(reply.resume_step);
   out.set_chunk_elements(spec.chunk_elements);
   out.set_credit_bytes(spec.credit_bytes);
@@ -207,6 +220,10 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   if (reply.step_open) out.set_tensors_applied(FromBits(reply.applied));
   out.set_lease_s(spec.lease_s);
   out.set_credit_held(reply.credit_held);
+  if (reply.client_state) {
+    out.set_client_state(reply.client_state->bytes);
+    out.set_client_state_step(reply.client_state->step);
+  }
   return out;
 }
 

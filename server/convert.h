@@ -29,7 +29,10 @@ absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, 
 std::string FromBits(const std::vector<bool>& bits);
 
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec);
+absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);
+// Takes the state out of the message.
+absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end);
 // All but the checksum. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes, const RunSpec& spec,
                            absl::string_view* reason);

@@ -9,6 +9,7 @@
 #include "server/convert.h"
 #include "server/kernel_choice.h"
 #include "server/status_macros.h"
+#include "server/step_values.h"
 
 namespace ballast {
 namespace {
@@ -151,7 +152,7 @@ absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const
     RETURN_IF_ERROR(TakeValues(begin.groups(static_cast<int>(i)), *spec.groups[i].kernel,
                                StrCat("StepBegin of step ", begin.step(), ", groups[", i, "]."), &hyper));
   }
-  begin.SerializeToString(&made.content);
+  made.content = StepContent(made.loss_scale, made.hyper);
   return made;
 }
 

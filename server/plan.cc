@@ -84,7 +84,7 @@ PlanBytes& PlanBytes::operator-=(const PlanBytes& other) {
 }
 
 Plan MakePlan(const RunSpec& spec, Placement placement) {
-  Plan plan{.tensors = spec.tensors.size(), .placement = std::move(placement)};
+  Plan plan{.tensors = spec.tensors.size(), .chunk_elements = spec.chunk_elements, .placement = std::move(placement)};
   std::vector<Shard> shards(plan.placement.devices.size());
   for (const GroupSpec& group : spec.groups) plan.groups.push_back({.kernel = group.kernel});
   for (size_t i = 0; i < spec.tensors.size(); ++i) {

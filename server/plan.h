@@ -40,6 +40,7 @@ struct ShardPlan {
 struct Plan {
   uint64_t parameters = 0;
   uint64_t tensors = 0;
+  uint64_t chunk_elements = 0;
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
   // By shard. The first also counts what is in host memory: the ranks' send slots, and their windows of gradients that

@@ -27,13 +27,19 @@ struct ClosedStep {
   uint64_t rejected_blocks = 0;
 };
 
+// A trainer's own state, opaque here, and the step that it belongs to.
+struct ClientState {
+  uint64_t step = 0;
+  std::string bytes;
+};
+
 // From the rank, in the order sent; checked by the edge against the run's spec.
 namespace message {
 struct StepBegin {
   uint64_t step = 0;
   double loss_scale = 1;
   std::vector<std::vector<double>> hyper = {};  // by group, complete, in the kernel's order
-  std::string content = {};                     // canonical bytes
+  std::string content = {};                     // StepContent of them
 };
 struct MicroBegin {
   uint32_t micro = 0;
@@ -51,7 +57,9 @@ struct MicroEnd {
   std::vector<bool> absent = {};
   std::optional<double> loss = {};
 };
-struct StepEnd {};
+struct StepEnd {
+  std::string client_state = {};  // empty: none
+};
 // What the edge refused; it ends the stream when its turn comes.
 struct Bad {
   absl::Status status;
@@ -65,13 +73,14 @@ struct WeightsChunk {
   uint64_t step = 0;
   uint32_t tensor = 0;
   uint64_t chunk = 0;
-  bool last = false;
+  bool last = false;  // of the tensor that the rank receives
 };
 namespace output {
 struct Opened {};
 struct Credit {
   uint64_t bytes = 0;
   std::optional<ChunkId> wanted = {};
+  uint64_t acknowledged = 0;  // gradients of the stream, from its start
 };
 struct Drain {
   std::string reason;

@@ -47,6 +47,7 @@ void Reduction::Free(uint32_t tensor, Slab slab) {
 
 void Reduction::Begin(uint32_t ranks) {
   ranks_.assign(ranks, {});
+  if (covers_.size() != ranks) covers_.assign(ranks, {});
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].slab) Free(i, *tensors_[i].slab);
     tensors_[i] = {.slab = std::nullopt, .chunks_left = options_.chunks[i]};
@@ -64,6 +65,12 @@ void Reduction::BeginMicro(uint32_t rank, bool last) {
   if (last) r.last = static_cast<uint32_t>(r.micros.size());
   r.micros.push_back(
       {.crc = std::vector<std::optional<uint32_t>>(summed_.size()), .count = std::vector<uint64_t>(tensors_.size())});
+  if (covers_[rank].empty()) return;
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    for (uint64_t c = 0; c < options_.chunks[i]; ++c) {
+      if (!Contains(covers_[rank], i, c)) looks_.push_back({i, c});
+    }
+  }
 }
 
 Reduction::Arrival Reduction::Deliver(uint32_t rank, ChunkId id, uint32_t crc) {
@@ -102,6 +109,7 @@ void Reduction::Release(uint32_t tensor, Slab slab) {
 bool Reduction::Settled(uint32_t rank, ChunkId id) const {
   const Rank& r = ranks_[rank];
   if (r.micros.size() <= id.micro) return false;
+  if (!Contains(covers_[rank], id.tensor, id.chunk)) return true;
   const Micro& micro = r.micros[id.micro];
   return micro.crc[Flat(id.tensor, id.chunk)].has_value() || (micro.ended && micro.absent[id.tensor]);
 }
@@ -145,13 +153,22 @@ bool Reduction::AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress
     any_summed_ = true;
     if (ranks_[0].last != summed++) continue;
     if (--t.chunks_left > 0) return true;
-    t.complete = true;
-    ++complete_;
-    const auto slab = std::exchange(t.slab, std::nullopt);
-    if (slab && !t.summed) Release(tensor, *slab);  // who had a gradient is gone, and its next process has none
-    progress->complete.push_back({tensor, t.summed ? slab : std::nullopt});
+    Finish(tensor, progress);
   }
   return true;
+}
+
+void Reduction::Finish(uint32_t tensor, Progress* progress) {
+  Tensor& t = tensors_[tensor];
+  t.complete = true;
+  ++complete_;
+  const auto slab = std::exchange(t.slab, std::nullopt);
+  if (slab && !t.summed) Release(tensor, *slab);  // who had a gradient is gone, and its next process has none
+  for (uint64_t c = 0; t.summed && c < options_.chunks[tensor]; ++c) {
+    if (Started(tensor, c)) continue;  // else those that cover it had listed the tensor absent
+    progress->sums.push_back({.id = {*ranks_[0].last, tensor, c}, .slab = *slab, .ranks = {}, .first = true});
+  }
+  progress->complete.push_back({tensor, t.summed ? slab : std::nullopt});
 }
 
 // Of an earlier micro-batch.
@@ -212,6 +229,12 @@ bool Reduction::DeliveredByAny(ChunkId id) const {
 
 uint64_t Reduction::count(uint32_t rank, uint32_t micro, uint32_t tensor) const {
   return ranks_[rank].micros[micro].count[tensor];
+}
+
+uint64_t Reduction::covered(uint32_t rank, uint32_t tensor) const {
+  const ChunkSet& covers = covers_[rank];
+  if (covers.empty() || covers[tensor].empty()) return options_.chunks[tensor];
+  return static_cast<uint64_t>(std::count(covers[tensor].begin(), covers[tensor].end(), true));
 }
 
 std::vector<bool> Reduction::Delivered(uint32_t rank, uint32_t micro, uint32_t tensor) const {

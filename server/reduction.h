@@ -1,7 +1,7 @@
 // The gradients of the open step on their way to being one: which contributions are in, what may be summed, and where.
 // A contribution is one rank's gradient of one tensor in one micro-batch; it comes in chunks. A chunk is summed once
-// every rank has delivered it or listed its tensor absent, over the ranks in rank order and then over the micro-batches
-// in theirs, whatever the order of arrival: the sum's bits depend on nothing else.
+// every rank that covers it has delivered it or listed its tensor absent, over the ranks in rank order and then over
+// the micro-batches in theirs, whatever the order of arrival: the sum's bits depend on nothing else.
 //
 // A tensor takes a slab of its pool with its first sum, or when it is wanted, and keeps it until its update has read
 // it. What finds no slab, or waits for another rank, is held and counts against its rank's credit. Wanted names the
@@ -15,8 +15,10 @@
 #include <compare>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "server/coverage.h"
 #include "server/reduce_pool.h"
 
 namespace ballast {
@@ -38,7 +40,8 @@ class Reduction {
     // updates, all of them.
     std::vector<uint64_t> pool_bytes;
   };
-  // The chunk's payloads of these ranks, in this order, are added to the sum, or begin it; they are held no longer.
+  // The chunk's payloads of these ranks, in this order, are added to the sum, or begin it; they are held no longer. No
+  // ranks: nobody had any, and the sum is 0.
   struct Sum {
     ChunkId id;
     Slab slab;
@@ -59,8 +62,11 @@ class Reduction {
 
   explicit Reduction(Options options);
 
-  // A new step of this many ranks: nothing is delivered. Slabs of what was not complete are free again.
+  // A new step of this many ranks: nothing is delivered. Slabs of what was not complete are free again. Another number
+  // of ranks than before: each covers everything.
   void Begin(uint32_t ranks);
+  // What the rank contributes to from now on. It has said nothing of this step.
+  void Cover(uint32_t rank, ChunkSet contributes) { covers_[rank] = std::move(contributes); }
   // The next micro-batch of the rank. All ranks name the same one as the last: the caller sees to it.
   void BeginMicro(uint32_t rank, bool last);
   // In the rank's present micro-batch, or again in one that it has ended.
@@ -78,6 +84,8 @@ class Reduction {
   // for. Costs a walk over all chunks when another than the last is to be wanted.
   std::optional<ChunkId> Wanted(uint32_t rank);
 
+  const ChunkSet& covers(uint32_t rank) const { return covers_[rank]; }
+  uint64_t covered(uint32_t rank, uint32_t tensor) const;  // its chunks that the rank contributes to
   bool all_complete() const { return complete_ == tensors_.size(); }
   uint32_t micros_begun(uint32_t rank) const { return static_cast<uint32_t>(ranks_[rank].micros.size()); }
   std::optional<uint32_t> last_micro(uint32_t rank) const { return ranks_[rank].last; }
@@ -121,6 +129,7 @@ class Reduction {
   bool Started(uint32_t tensor, uint64_t chunk) const;  // its sum has a term
   // Sums what of the chunk may be summed. False: its tensor finds no slab.
   bool AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress);
+  void Finish(uint32_t tensor, Progress* progress);
 
   const Options options_;
   std::vector<size_t> first_chunk_;  // by tensor: its first flat chunk
@@ -131,6 +140,7 @@ class Reduction {
   std::vector<Slab> places_;  // by tensor; of a whole pool
   std::vector<bool> taken_;   // by tensor; its place
   std::vector<Rank> ranks_;
+  std::vector<ChunkSet> covers_;  // by rank
   std::vector<Tensor> tensors_;
   std::vector<uint32_t> summed_;  // by flat chunk: micro-batches
   struct Spot {

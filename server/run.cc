@@ -122,7 +122,8 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                         .resumes = request.resumes,
                                         .takeover = request.takeover,
                                         .rank = request.rank,
-                                        .world = request.world},
+                                        .world = request.world,
+                                        .coverage = request.coverage},
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
   AttachReply reply = ReplyTo(outcome);
@@ -142,7 +143,9 @@ Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome) const {
                     .weights_loaded = weights_loaded_,
                     .last_result = runner_->last_result(),
                     .step_open = outcome.resumed && machine.InStep(outcome.rank),
-                    .credit_held = outcome.resumed ? runner_->held_bytes(outcome.rank) : 0};
+                    .credit_held = outcome.resumed ? runner_->held_bytes(outcome.rank) : 0,
+                    .client_state = runner_->client_state(outcome.rank),
+                    .generation = machine.generation()};
   if (!reply.step_open) return reply;
   reply.applied = machine.TensorsApplied();
   const Reduction& reduction = machine.reduction();

@@ -43,6 +43,7 @@ class Run {
     bool takeover = false;
     bool want_digests = false;
     std::string peer;
+    Coverage coverage = {};
   };
   struct HeldChunks {
     uint32_t micro = 0;
@@ -60,6 +61,8 @@ class Run {
     std::vector<HeldChunks> held = {};  // where there are any
     std::vector<bool> applied = {};     // updated, by tensor
     uint64_t credit_held = 0;           // bytes that wait to be summed
+    std::optional<ClientState> client_state = {};
+    uint64_t generation = 1;
   };
   using AttachDone = absl::AnyInvocable<void(absl::StatusOr<AttachReply>, double retry_after_s)>;
   using Digests = std::vector<uint64_t>;

@@ -28,6 +28,7 @@ struct RunStatus {
   std::string failure;  // why, of kFailed
   bool weights_loaded = false;
   uint64_t step = 0;  // last closed
+  uint64_t generation = 1;
   std::optional<double> loss;
   std::optional<double> rms_ratio_max = {};
   PlanBytes bytes;  // live

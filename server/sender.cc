@@ -24,6 +24,7 @@ void Sender::Unbind() {
   opened_ = false;
   credit_bytes_ = 0;
   wanted_.reset();
+  acknowledged_ = acknowledgement_sent_ = 0;
   drain_.reset();
 }
 
@@ -41,6 +42,16 @@ void Sender::Pump() {
   if (stream_ == nullptr) return;
   Encode();
   if (!writing_) WriteNext();
+}
+
+void Sender::Publish(uint64_t step, uint32_t tensor) {
+  if (NextReceived(tensor, 0)) tensors_.push_back({step, tensor});
+}
+
+std::optional<uint64_t> Sender::NextReceived(uint32_t tensor, uint64_t from) const {
+  const uint64_t chunks = ChunkCount(*environment_.spec, environment_.spec->tensors[tensor]);
+  while (from < chunks && !Contains(receives_, tensor, from)) ++from;
+  return from < chunks ? std::optional<uint64_t>(from) : std::nullopt;
 }
 
 void Sender::Encode() {
@@ -63,13 +74,14 @@ void Sender::EncodeNextChunk(Slot* slot) {
   const RunSpec& spec = *environment_.spec;
   const auto [step, tensor] = tensors_.front();
   const TensorSpec& t = spec.tensors[tensor];
-  const TensorRange range{tensor, ChunkBegin(spec, next_chunk_), ChunkEnd(spec, t, next_chunk_)};
-  const bool last = range.last == t.elements;
-  slot->chunk = {.step = step, .tensor = tensor, .chunk = next_chunk_, .last = last};
+  const uint64_t chunk = *NextReceived(tensor, next_chunk_);
+  const TensorRange range{tensor, ChunkBegin(spec, chunk), ChunkEnd(spec, t, chunk)};
+  const bool last = !NextReceived(tensor, chunk + 1);
+  slot->chunk = {.step = step, .tensor = tensor, .chunk = chunk, .last = last};
   slot->state = SlotState::kEncoding;
   slot->stale = false;
   slot->order = encoded_++;
-  ++next_chunk_;
+  next_chunk_ = chunk + 1;
   if (last) {
     tensors_.pop_front();
     next_chunk_ = 0;
@@ -88,8 +100,9 @@ void Sender::Encoded(Slot* slot) {
 
 std::optional<StreamOutput> Sender::NextControl() {
   if (std::exchange(opened_, false)) return output::Opened{};
-  if (credit_bytes_ > 0 || wanted_) {
-    return output::Credit{std::exchange(credit_bytes_, 0), std::exchange(wanted_, std::nullopt)};
+  if (credit_bytes_ > 0 || wanted_ || acknowledgement_sent_ != acknowledged_) {
+    acknowledgement_sent_ = acknowledged_;
+    return output::Credit{std::exchange(credit_bytes_, 0), std::exchange(wanted_, std::nullopt), acknowledged_};
   }
   if (drain_) return output::Drain{*std::exchange(drain_, std::nullopt)};
   return std::nullopt;

@@ -32,9 +32,11 @@ class Sender {
   void Unbind();
 
   void Open() { opened_ = true, Pump(); }
-  void Credit(uint64_t bytes) { credit_bytes_ += bytes; }  // goes out with the next Pump
-  void Want(const ChunkId& id) { wanted_ = id; }           // likewise
-  void Publish(uint64_t step, uint32_t tensor) { tensors_.push_back({step, tensor}); }
+  void Credit(uint64_t bytes) { credit_bytes_ += bytes; }               // goes out with the next Pump
+  void Want(const ChunkId& id) { wanted_ = id; }                        // likewise
+  void Acknowledge() { ++acknowledged_; }                               // likewise: one more gradient is taken in
+  void Receive(ChunkSet receives) { receives_ = std::move(receives); }  // what of the weights, from now on
+  void Publish(uint64_t step, uint32_t tensor);
   void Result(ClosedStep result) { results_.push_back(std::move(result)); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
   // The rank has the weights of all earlier steps: those still queued need not go.
@@ -63,6 +65,8 @@ class Sender {
     uint32_t tensor = 0;
   };
 
+  // The first chunk from `from` on that the rank receives; none: the tensor has no more of them.
+  std::optional<uint64_t> NextReceived(uint32_t tensor, uint64_t from) const;
   void Encode();
   void EncodeNextChunk(Slot* slot);
   void Encoded(Slot* slot);
@@ -75,10 +79,12 @@ class Sender {
 
   const Environment environment_;
   std::shared_ptr<RankStream> stream_;
+  ChunkSet receives_;
   bool writing_ = false;
   bool opened_ = false;
   uint64_t credit_bytes_ = 0;
   std::optional<ChunkId> wanted_;
+  uint64_t acknowledged_ = 0, acknowledgement_sent_ = 0;  // gradients of the stream
   std::optional<std::string> drain_;
   std::deque<ClosedStep> results_;
   std::deque<Published> tensors_;

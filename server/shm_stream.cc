@@ -136,7 +136,7 @@ absl::Status ShmStream::TakeMessage(const ShmRecord& record) {
     payload = Payload(std::move(*request_.mutable_gradient()->mutable_data()));
   }
   ++unconsumed_;
-  run_->OnMessage(shared_from_this(), ToRankMessage(run_.get(), request_, std::move(payload)));
+  run_->OnMessage(shared_from_this(), ToRankMessage(run_.get(), &request_, std::move(payload)));
   return absl::OkStatus();
 }
 

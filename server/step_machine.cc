@@ -55,6 +55,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
     return {effect::Attached{*rank, *e.resumes, /*resumed=*/true}};
   }
   if (auto s = CheckWorld(e, now_s); !s.ok()) return Refuse(s);
+  if (auto s = CheckCovered(e); !s.ok()) return Refuse(s);
   StepEffects effects;
   if (e.world != world()) ChangeWorld(e.world, now_s, &effects);
   Rank& rank = ranks_[e.rank];
@@ -72,6 +73,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
     return effects;
   }
   rank = {.session = e.session, .gone_at_s = now_s};
+  reduction_.Cover(e.rank, e.coverage.contributes);
   effects.push_back(effect::Attached{e.rank, e.session, /*resumed=*/false});
   return effects;
 }
@@ -87,12 +89,36 @@ absl::Status StepMachine::CheckWorld(const event::Attach& e, double now_s) const
   return absl::OkStatus();
 }
 
+// By the last rank to attach: all that the ranks contribute to is known then.
+absl::Status StepMachine::CheckCovered(const event::Attach& e) const {
+  const bool same_world = e.world == world();
+  if (!same_world && e.world > 1) return absl::OkStatus();
+  for (uint32_t r = 0; r < e.world; ++r) {
+    if (r != e.rank && !ranks_[r].session) return absl::OkStatus();
+  }
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    for (uint64_t c = 0; c < options_.reduction.chunks[i]; ++c) {
+      bool covered = Contains(e.coverage.contributes, i, c);
+      for (uint32_t r = 0; r < e.world && !covered; ++r) {
+        covered = r != e.rank && Contains(reduction_.covers(r), i, c);
+      }
+      if (covered) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("no rank contributes to chunk ", c, " of ", Name(i), "; the ranks' coverage must leave no gap"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 void StepMachine::ChangeWorld(uint32_t world, double now_s, StepEffects* effects) {
+  outdated_.clear();
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (!ranks_[r].session) continue;
+    outdated_.push_back(*ranks_[r].session);
     EndSession(r, absl::AbortedError("the run was taken up by another number of ranks"), "restarted", now_s, effects);
   }
   if (open_) CloseTorn("restarted", "", effects);
+  if (!ranks_.empty()) ++generation_;
   ranks_.assign(world, {.gone_at_s = now_s});
   Reset();
 }
@@ -109,6 +135,11 @@ absl::Status StepMachine::CheckFree(const Rank& rank, bool takeover, double now_
 
 absl::Status StepMachine::CheckCurrent(SessionId session) const {
   if (RankOf(session)) return absl::OkStatus();
+  if (std::find(outdated_.begin(), outdated_.end(), session) != outdated_.end()) {
+    return absl::FailedPreconditionError(absl::StrCat("this session is of generation ", generation_ - 1,
+                                                      " of the run, which is at generation ", generation_, ", step ",
+                                                      step_, "; attach again without its token"));
+  }
   const bool all_held = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.session.has_value(); });
   if (all_held) return absl::AbortedError("this session is over: another process took the rank over");
   return absl::AbortedError("this session is over: attach again without its token");

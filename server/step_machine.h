@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -49,6 +50,9 @@ struct StepMachineOptions {
   double lease_s = 10;
   double rank_timeout_s = 60;
   uint64_t first_step = 1;
+  // What differs between two contents of StepBegin, for people: a field, and both its values.
+  std::function<std::string(const std::string&, const std::string&)> difference =
+      [](const std::string& a, const std::string& b) { return "'" + a + "' and '" + b + "'"; };
 };
 
 namespace event {
@@ -59,6 +63,7 @@ struct Attach {
   bool takeover = false;
   uint32_t rank = 0;
   uint32_t world = 1;
+  Coverage coverage;  // of a new session
 };
 // The session's stream is up, in place of any it had. weights_received: by tensor, of step weights_step; empty or 0:
 // none.
@@ -76,7 +81,7 @@ struct StreamClosed {
 struct StepBegin {
   SessionId session;
   uint64_t step = 0;
-  std::string content;  // canonical bytes; must be equal when sent again, and between ranks
+  std::string content;  // what must be equal when sent again, and between ranks
 };
 // A step of one micro-batch may leave it out.
 struct MicroBegin {
@@ -216,6 +221,8 @@ class StepMachine {
   // The open step, or the one to be sent next.
   uint64_t step() const { return step_; }
   bool step_open() const { return open_; }
+  // From 1; raised by another world. What a session said in an earlier one is void.
+  uint64_t generation() const { return generation_; }
   uint32_t world() const { return static_cast<uint32_t>(ranks_.size()); }  // 0: nobody has attached yet
   std::optional<SessionId> session(uint32_t rank) const { return ranks_[rank].session; }
   std::optional<uint32_t> RankOf(SessionId session) const;
@@ -274,6 +281,7 @@ class StepMachine {
   absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
   absl::Status CheckCurrent(SessionId session) const;
   absl::Status CheckWorld(const event::Attach& e, double now_s) const;
+  absl::Status CheckCovered(const event::Attach& e) const;
   absl::Status CheckFree(const Rank& rank, bool takeover, double now_s, double* retry_after_s) const;
   absl::Status CheckChunk(uint32_t rank, const event::Chunk& e) const;
   absl::Status CheckMicroNumber(uint32_t micro) const;
@@ -302,10 +310,13 @@ class StepMachine {
 
   const StepMachineOptions options_;
   uint64_t step_;
+  uint64_t generation_ = 1;
+  std::vector<SessionId> outdated_;  // sessions of the generation before
   bool open_ = false;
   double opened_at_s_ = 0;
   std::string begin_content_;
-  bool judged_ = false;  // Judge was emitted
+  uint32_t begun_by_ = 0;  // the first rank
+  bool judged_ = false;    // Judge was emitted
   Reduction reduction_;
   std::vector<Tensor> tensors_;
   size_t unsettled_ = 0;                  // tensors neither applied nor absent

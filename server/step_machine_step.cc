@@ -26,13 +26,15 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   if (InStep(*rank)) {
     if (e.content == begin_content_) return {};
     return Refuse(absl::FailedPreconditionError(
-        absl::StrCat("step ", step_, " was begun with other values; a resumed step must repeat them to the bit")));
+        absl::StrCat("step ", step_, " was begun with other values: ", options_.difference(begin_content_, e.content),
+                     "; a resumed step must repeat them to the bit")));
   }
   StepEffects effects;
   if (!open_) {
     open_ = true;
     opened_at_s_ = now_s;
     begin_content_ = e.content;
+    begun_by_ = *rank;
     effects.push_back(effect::Opened{step_});
   }
   r.begun = step_;
@@ -41,8 +43,8 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   effects.push_back(effect::Begun{*rank});
   if (e.content != begin_content_) {
     Close(Outcome::kAborted, "disagreement",
-          absl::StrCat("rank ", *rank, " began step ", step_,
-                       " with other values than the ranks before it; all must give the same to the bit"),
+          absl::StrCat("ranks ", begun_by_, " and ", *rank, " began step ", step_, " with different values: ",
+                       options_.difference(begin_content_, e.content), "; all must give the same to the bit"),
           &effects);
   }
   return effects;
@@ -70,7 +72,9 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
     return effects;
   }
   reduction_.BeginMicro(rank, e.last);
-  return {};
+  StepEffects effects;
+  Proceed(&effects);  // what it does not cover may be summed
+  return effects;
 }
 
 bool StepMachine::BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects) {
@@ -161,6 +165,10 @@ absl::Status StepMachine::CheckChunk(uint32_t rank, const event::Chunk& e) const
     return absl::InvalidArgumentError(
         absl::StrCat("chunk ", e.chunk, " of ", Name(e.tensor), ", which has ", chunks, " chunks"));
   }
+  if (!Contains(reduction_.covers(rank), e.tensor, e.chunk)) {
+    return absl::InvalidArgumentError(absl::StrCat("chunk ", e.chunk, " of ", Name(e.tensor), ", to which rank ", rank,
+                                                   " does not contribute (AttachRequest.coverage)"));
+  }
   if (auto s = CheckMicroNumber(e.micro); !s.ok()) return s;
   const uint32_t begun = reduction_.micros_begun(rank);
   if (e.micro == 0 && begun == 0) return absl::OkStatus();
@@ -209,7 +217,7 @@ absl::Status StepMachine::CheckAbsent(uint32_t rank, uint32_t micro, const std::
 absl::Status StepMachine::CheckWhole(uint32_t rank, uint32_t micro) const {
   const std::vector<bool>& absent = reduction_.absent(rank, micro);
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    const uint64_t delivered = reduction_.count(rank, micro, i), chunks = options_.reduction.chunks[i];
+    const uint64_t delivered = reduction_.count(rank, micro, i), chunks = reduction_.covered(rank, i);
     if (absent[i] || delivered == chunks) continue;
     return absl::InvalidArgumentError(absl::StrCat(Name(i), ": ", delivered, " of ", chunks,
                                                    " gradient chunks sent in step ", step_,

@@ -7,6 +7,7 @@
 
 #include "server/clock.h"
 #include "server/log.h"
+#include "server/step_values.h"
 
 namespace ballast {
 namespace {
@@ -16,6 +17,7 @@ StepMachineOptions MachineOptions(const RunSpec& spec, const Plan& plan) {
   options.lease_s = spec.lease_s;
   options.rank_timeout_s = spec.rank_timeout_s;
   options.most_micros = spec.accumulation;
+  options.difference = [&spec](const std::string& a, const std::string& b) { return DifferenceOf(spec, a, b); };
   options.reduction.pool_of = plan.placement.shard_of;
   for (const ShardPlan& shard : plan.shards) options.reduction.pool_bytes.push_back(shard.pool_bytes);
   for (const TensorSpec& t : spec.tensors) {
@@ -95,6 +97,7 @@ StepRunner::AttachOutcome StepRunner::Attach(const event::Attach& attach, const 
     outcome.status = absl::AlreadyExistsError(absl::StrCat(holder, outcome.status.message()));
   }
   if (outcome.status.ok()) links_[outcome.rank].peer = peer;
+  if (outcome.status.ok() && !outcome.resumed) links_[outcome.rank].sender->Receive(attach.coverage.receives);
   if (outcome.resumed) LeaveOldStream(outcome.rank);
   ShowRanks();
   Settle();
@@ -200,18 +203,23 @@ void StepRunner::Take(uint32_t rank, message::Gradient& m) {
   gradient_ = &m;
   HandleFrom(rank, event::Chunk{links_[rank].session, m.micro, m.tensor, m.chunk, m.crc});
   gradient_ = nullptr;
+  links_[rank].sender->Acknowledge();
 }
 
 void StepRunner::Take(uint32_t rank, message::MicroEnd& m) {
   Link& link = links_[rank];
-  if (m.loss && machine_.InStep(rank)) {
-    link.loss_sum += *m.loss;
-    ++link.losses;
-  }
+  if (m.loss && machine_.InStep(rank)) link.losses[m.micro] = *m.loss;
   HandleFrom(rank, event::MicroEnd{link.session, m.micro, std::move(m.absent)});
 }
 
-void StepRunner::Take(uint32_t rank, message::StepEnd&) { HandleFrom(rank, event::StepEnd{links_[rank].session}); }
+void StepRunner::Take(uint32_t rank, message::StepEnd& m) {
+  Link& link = links_[rank];
+  if (!m.client_state.empty() && machine_.InStep(rank)) {
+    link.coming_state = ClientState{machine_.step(), std::move(m.client_state)};  // the step may close by this
+  }
+  HandleFrom(rank, event::StepEnd{link.session});
+  if (!machine_.Ended(rank)) link.coming_state.reset();  // it was refused
+}
 
 void StepRunner::Take(uint32_t rank, message::Bad& m) { EndStream(rank, std::move(m.status)); }
 
@@ -238,8 +246,10 @@ std::optional<double> StepRunner::Loss() const {
   double sum = 0;
   uint32_t ranks = 0;
   for (const Link& link : links_) {
-    if (link.losses == 0) continue;
-    sum += link.loss_sum / link.losses;
+    if (link.losses.empty()) continue;
+    double of_rank = 0;
+    for (const auto& [_, loss] : link.losses) of_rank += loss;
+    sum += of_rank / static_cast<double>(link.losses.size());
     ++ranks;
   }
   return ranks == 0 ? std::nullopt : std::optional<double>(sum / ranks);

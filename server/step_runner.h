@@ -68,6 +68,8 @@ class StepRunner {
   std::optional<ClosedStep> last_result() const {
     return results_.empty() ? std::nullopt : std::optional<ClosedStep>(results_.back());
   }
+  // What the rank's process sent last with the StepEnd of a step that has closed.
+  const std::optional<ClientState>& client_state(uint32_t rank) const { return links_[rank].state; }
   uint64_t held_bytes(uint32_t rank) const { return links_[rank].held_bytes; }
   // Counted from the live allocations, and what the windows may take.
   uint64_t gradient_bytes() const;
@@ -84,11 +86,11 @@ class StepRunner {
     std::deque<RankMessage> parked;  // a gradient that finds no room, and what follows it
     std::map<ChunkId, Payload> held;
     uint64_t held_bytes = 0;
-    uint64_t held_promised = 0;     // as the client was told when it resumed, until its stream is open
-    std::optional<ChunkId> wanted;  // was told so
-    // Of the open step.
-    double loss_sum = 0;
-    uint32_t losses = 0;
+    uint64_t held_promised = 0;         // as the client was told when it resumed, until its stream is open
+    std::optional<ChunkId> wanted;      // was told so
+    std::map<uint32_t, double> losses;  // of the open step, by micro-batch
+    // Of the step that it was sent with: of the open one, until that closes; and of the last one that did.
+    std::optional<ClientState> coming_state, state;
   };
   struct StepClock {
     double begin_s = 0, first_byte_s = 0, last_byte_s = 0, last_update_s = 0, update_s = 0;

@@ -37,14 +37,17 @@ void StepRunner::Do(const effect::Opened&) {
   hyper_ = std::move(begin_->hyper);
   loss_scale_ = begin_->loss_scale;
   statistics_.Begin();
-  for (Link& link : links_) link.loss_sum = link.losses = 0;
+  for (Link& link : links_) link.losses.clear();
   clock_ = {.begin_s = MonotonicSeconds()};
   learning_rate_ = LearningRate(environment_.spec->groups[0], hyper_[0]);
   environment_.metrics->OnState("training");
   environment_.board->Write([](RunStatus& s) { s.state = RunStatus::State::kTraining; });
 }
 
-void StepRunner::Do(const effect::Begun& e) { links_[e.rank].sender->DropPublished(); }
+void StepRunner::Do(const effect::Begun& e) {
+  links_[e.rank].sender->DropPublished();
+  links_[e.rank].coming_state.reset();
+}
 
 void StepRunner::Do(const effect::Hold& e) {
   Link& link = links_[e.rank];
@@ -70,6 +73,7 @@ void StepRunner::Do(const effect::Sum& e) {
   const uint64_t begin = ChunkBegin(spec, e.id.chunk), elements = ChunkEnd(spec, t, e.id.chunk) - begin;
   const auto& format = kernels::WireFormats()[static_cast<size_t>(t.gradient_format)];
   std::byte* const to = SlabAt(e.id.tensor, e.slab) + begin * WireBytes(SlabFormat(spec, t));
+  if (e.ranks.empty()) std::memset(to, 0, elements * WireBytes(SlabFormat(spec, t)));
   bool first = e.first;
   for (const uint32_t rank : e.ranks) {
     const Payload payload = TakeHeld(rank, e.id);
@@ -101,7 +105,10 @@ void StepRunner::DropAllHeld() {
   for (uint32_t rank = 0; rank < links_.size(); ++rank) DropHeld(rank);
 }
 
-void StepRunner::Do(const effect::Forget& e) { DropHeld(e.rank); }
+void StepRunner::Do(const effect::Forget& e) {
+  DropHeld(e.rank);
+  links_[e.rank].losses.clear();
+}
 
 void StepRunner::Do(const effect::Update& e) {
   const RunSpec& spec = *environment_.spec;
@@ -147,6 +154,9 @@ void StepRunner::Do(const effect::Publish& e) {
 
 void StepRunner::Do(const effect::Close& e) {
   DropAllHeld();
+  for (Link& link : links_) {
+    if (link.coming_state) link.state = std::exchange(link.coming_state, std::nullopt);
+  }
   ClosedStep closed{.step = e.step,
                     .outcome = e.outcome,
                     .reason = e.detail.empty() ? e.reason : absl::StrCat(e.reason, ": ", e.detail),

@@ -174,7 +174,10 @@ void StepRunner::ShowRanks() {
                      .disconnected_at_s = machine_.disconnected_at_s(rank)});
   }
   environment_.metrics->OnRanks(connected, std::max<uint32_t>(machine_.world(), 1));
-  environment_.board->Write([&](RunStatus& s) { s.ranks = std::move(ranks); });
+  environment_.board->Write([&](RunStatus& s) {
+    s.ranks = std::move(ranks);
+    s.generation = machine_.generation();
+  });
 }
 
 }  // namespace ballast

@@ -52,20 +52,20 @@ absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const 
   return binding;
 }
 
-RankMessage ToRankMessage(Run* run, const v1::TrainRequest& request, Payload payload) {
+RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) {
   const RunSpec& spec = run->spec();
   const auto or_bad = [](auto converted) -> RankMessage {
     if (converted.ok()) return *std::move(converted);
     return message::Bad{converted.status()};
   };
-  if (request.has_gradient()) return ToGradient(run, request.gradient(), std::move(payload));
-  if (request.has_step_begin()) return or_bad(ToStepBegin(request.step_begin(), spec));
-  if (request.has_micro_end()) return or_bad(ToMicroEnd(request.micro_end(), spec));
-  if (request.has_step_end()) return message::StepEnd{};
-  if (request.has_micro_begin()) {
-    return message::MicroBegin{request.micro_begin().micro(), request.micro_begin().last()};
+  if (request->has_gradient()) return ToGradient(run, request->gradient(), std::move(payload));
+  if (request->has_step_begin()) return or_bad(ToStepBegin(request->step_begin(), spec));
+  if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
+  if (request->has_step_end()) return or_bad(ToStepEnd(request->mutable_step_end()));
+  if (request->has_micro_begin()) {
+    return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
   }
-  if (request.has_open()) return message::Bad{absl::FailedPreconditionError("Open came twice on one stream")};
+  if (request->has_open()) return message::Bad{absl::FailedPreconditionError("Open came twice on one stream")};
   return message::Bad{absl::InvalidArgumentError("an empty message, or one of a later protocol")};
 }
 

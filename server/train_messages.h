@@ -19,11 +19,11 @@ struct TrainBinding {
 };
 absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first);
 
-// `payload`: of a gradient, wherever the lane has it; request.gradient().data() is not looked at. What is refused
-// becomes message::Bad, and is counted. The checksum is compared with the payload as it is now: of borrowed memory that
-// its trainer changes afterwards, the sum takes what is there then. That harms the numbers of the trainer's own run, as
-// sending them would have.
-RankMessage ToRankMessage(Run* run, const v1::TrainRequest& request, Payload payload);
+// Takes what is long out of the request. `payload`: of a gradient, wherever the lane has it; request->gradient().data()
+// is not looked at. What is refused becomes message::Bad, and is counted. The checksum is compared with the payload as
+// it is now: of borrowed memory that its trainer changes afterwards, the sum takes what is there then. That harms the
+// numbers of the trainer's own run, as sending them would have.
+RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload);
 
 // Anything but weights.
 v1::TrainResponse FromOutput(const StreamOutput& output);

@@ -52,7 +52,7 @@ void TrainStream::OnReadDone(bool ok) {
   } else if (ok) {
     Payload payload;
     if (request_.has_gradient()) payload = Payload(std::move(*request_.mutable_gradient()->mutable_data()));
-    bound->OnMessage(self, ToRankMessage(bound.get(), request_, std::move(payload)));
+    bound->OnMessage(self, ToRankMessage(bound.get(), &request_, std::move(payload)));
   } else if (!cancelled) {
     bound->OnInputClosed(self);
   }

@@ -23,6 +23,8 @@ Attachment Describe(const v1::AttachResponse& grant) {
   attachment.weights_loaded = grant.weights_loaded();
   attachment.digests.assign(grant.digests().begin(), grant.digests().end());
   if (grant.has_last_result()) attachment.last_result = grant.last_result();
+  attachment.client_state = grant.client_state();
+  attachment.client_state_step = grant.client_state_step();
   return attachment;
 }
 
@@ -155,15 +157,20 @@ absl::Status Client::Push(uint32_t tensor, absl::Span<const std::byte> gradient)
   return impl_->stream ? impl_->stream->Push(tensor, gradient) : NotAttached("Push");
 }
 
-absl::Status Client::EndMicro(std::optional<double> loss) {
-  return impl_->stream ? impl_->stream->EndMicro(loss) : NotAttached("EndMicro");
+absl::Status Client::EndMicro(std::optional<double> loss, bool next_is_last) {
+  return impl_->stream ? impl_->stream->EndMicro(loss, next_is_last) : NotAttached("EndMicro");
 }
 
-std::future<absl::StatusOr<StepResult>> Client::EndStep(std::optional<double> loss) {
-  if (impl_->stream) return impl_->stream->EndStep(loss);
+std::future<absl::StatusOr<StepResult>> Client::EndStep(std::optional<double> loss, const StepEndValues& values) {
+  if (impl_->stream) return impl_->stream->EndStep(loss, values);
   std::promise<absl::StatusOr<StepResult>> promise;
   promise.set_value(NotAttached("EndStep"));
   return promise.get_future();
+}
+
+absl::StatusOr<bool> Client::AwaitWeights(uint32_t tensor, double timeout_s) {
+  if (!impl_->stream) return NotAttached("AwaitWeights");
+  return impl_->stream->AwaitWeights(tensor, absl::Seconds(timeout_s));
 }
 
 uint64_t Client::step() const { return impl_->stream ? impl_->stream->step() : 0; }

@@ -15,10 +15,11 @@
 // the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun, Attach,
 // LoadWeights, Pull and the wait on EndStep's future. A lost connection is resumed by itself for `reconnect_timeout_s`,
 // sending again only what the daemon does not hold; then every call returns UNAVAILABLE naming the server. Memory: Push
-// copies into a host buffer, at most one gradient of the rank, freed as weights return. Errors: absl::Status with the
-// daemon's code and message. A call refused for its arguments or its place in the sequence (INVALID_ARGUMENT,
-// FAILED_PRECONDITION) changes nothing. When the daemon ends the session, or cannot be reached again, the client stays
-// failed and every call says the same.
+// copies into a host buffer, each chunk freed as the daemon acknowledges it: what does not leave as fast as it is
+// pushed is kept, at most the gradients of one step's micro-batches. Errors: absl::Status with the daemon's code and
+// message. A call refused for its arguments or its place in the sequence (INVALID_ARGUMENT, FAILED_PRECONDITION)
+// changes nothing. When the daemon ends the session, or cannot be reached again, the client stays failed and every call
+// says the same.
 #pragma once
 
 #include <atomic>
@@ -70,6 +71,10 @@ struct Attachment {
   bool weights_loaded = false;
   std::vector<uint64_t> digests;
   std::optional<v1::StepResult> last_result;
+  // What the rank sent last with EndStep, StepEndValues::client_state, and the step it was; 0: nothing. Where that is
+  // not the step before resume_step, steps have closed without the rank.
+  std::string client_state;
+  uint64_t client_state_step = 0;
 };
 
 // A tensor's bytes in memory, row-major and contiguous.
@@ -97,18 +102,30 @@ struct GroupValues {
 struct StepValues {
   std::vector<GroupValues> groups = {};  // by group index; may be shorter
   double loss_scale = 1;
-  uint32_t micro_batches = 1;  // at most the run's accumulation; the same number on every rank
+  // At most the run's accumulation; the same number on every rank. EndMicro may end a step with fewer.
+  uint32_t micro_batches = 1;
 };
+// What a step ends with.
+struct StepEndValues {
+  // The trainer's own, such as the state of its data loader and LR scheduler: given to the process that attaches to
+  // this rank next. Empty: what was sent last stays.
+  std::string client_state = {};
+  // Of a staged run: values that win over BeginStep's; the same on every rank.
+  std::vector<GroupValues> groups = {};
+};
+constexpr uint64_t kMostClientStateBytes = 1 << 20;
 
 // What moved when, in one step.
 struct StepTiming {
   uint64_t pushed_bytes = 0, pulled_bytes = 0;
   uint64_t pushed_bytes_in_backward = 0;  // sent before EndStep was called
   uint64_t pulled_bytes_in_backward = 0;  // received before EndStep was called
+  uint64_t buffered_bytes_most = 0;       // of gradients, in the host buffer at one time
   double backward_s = 0;                  // BeginStep to EndStep
   double wait_s = 0;                      // EndStep to its result
 };
 
+// `result` is the same on every rank. SKIPPED and ABORTED: no weight changed, and none was received.
 struct StepResult {
   v1::StepResult result;
   StepTiming timing;
@@ -158,11 +175,16 @@ class Client {
   // tensor and micro-batch.
   absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
   // Ends a micro-batch that is not the step's last; what is pushed next is of the next one. Tensors not pushed in it
-  // are sent as absent: they count as zero.
-  absl::Status EndMicro(std::optional<double> loss);
+  // are sent as absent: they count as zero. next_is_last: though BeginStep announced more.
+  absl::Status EndMicro(std::optional<double> loss, bool next_is_last = false);
   // Ends the last micro-batch, and the step. The future is ready when the step is closed and every weight is in: of
-  // several ranks, when all have ended it, or when it was closed without one of them.
-  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss);
+  // several ranks, when all have ended it, or when it was closed without one of them. INVALID_ARGUMENT, and the step is
+  // still open, if `values` are too large or of more groups than the run has.
+  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values = {});
+
+  // After EndStep: waits up to timeout_s until the weights of `tensor` are in, ahead of the future. False: not yet. Of
+  // a tensor that gets none, true when the step is closed; with no step open, at once. An error: the client failed.
+  absl::StatusOr<bool> AwaitWeights(uint32_t tensor, double timeout_s);
 
   // The step to be sent next (or open now).
   uint64_t step() const;

@@ -1,5 +1,5 @@
-// How many bytes of gradients may be under way: the daemon's bound on what it must buffer; and, where they lie in slots
-// of a lane, how many of these are free. A value.
+// What of the gradients may be under way on one stream, and how many were sent on it: the daemon's bound on what it
+// must buffer, and the lane's on its slots. A value.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,19 @@ class CreditWindow {
   bool AllowsWanted() const { return slots_free_ > 0; }
   void set_slots_free(uint64_t slots) { slots_free_ = slots; }
   // Also what goes beyond the window, for the daemon wants it.
-  void Spend(uint64_t bytes) { under_way_ += bytes; }
+  void Spend(uint64_t bytes) {
+    under_way_ += bytes;
+    ++sent_;
+  }
   void Return(uint64_t bytes) { under_way_ -= std::min(bytes, under_way_); }
+  // Gradients so far; Credit.acknowledged counts the same.
+  uint64_t sent() const { return sent_; }
 
  private:
   uint64_t window_;
   uint64_t under_way_;
   uint64_t slots_free_ = std::numeric_limits<uint64_t>::max();
+  uint64_t sent_ = 0;
 };
 
 }  // namespace ballast

@@ -33,7 +33,9 @@ absl::Status OpenStep::MayPush(uint32_t tensor) const {
 
 void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
   outbox_.Add(tensor, std::move(chunks));
-  if (result_) outbox_.DropQueue();  // the daemon closed the step already
+  if (!result_) return;
+  std::vector<std::string> freed;  // the daemon closed the step already
+  outbox_.FreeAll(&freed);
 }
 
 absl::Status OpenStep::MayEndMicro() const {
@@ -42,9 +44,10 @@ absl::Status OpenStep::MayEndMicro() const {
                                                     number(), "; call EndStep, or begin the step with more"));
 }
 
-void OpenStep::EndMicro(std::optional<double> loss) {
+void OpenStep::EndMicro(std::optional<double> loss, bool next_is_last) {
   losses_[outbox_.micro()] = loss;
   outbox_.BeginMicro();
+  if (next_is_last) micros_ = outbox_.micro() + 1;
 }
 
 absl::Status OpenStep::MayEnd() const {
@@ -56,8 +59,9 @@ absl::Status OpenStep::MayEnd() const {
                                                     " of step ", number(), "; call EndMicro after each but the last"));
 }
 
-std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, absl::Time now) {
-  losses_.back() = loss;
+std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, v1::StepEnd end, absl::Time now) {
+  end_ = std::move(end);
+  losses_[outbox_.micro()] = loss;
   ended_at_ = now;
   timing_.backward_s = absl::ToDoubleSeconds(now - began_at_);
   timing_.pushed_bytes_in_backward = timing_.pushed_bytes;
@@ -89,7 +93,7 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
     case Next::kGradients:
       return NextOfMicro(credit, request);
     case Next::kStepEnd:
-      request->mutable_step_end();
+      *request->mutable_step_end() = end_;
       next_ = Next::kNothing;
       return;
     case Next::kNothing:
@@ -106,6 +110,7 @@ void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
   } else {
     const ChunkRef id = within ? outbox_.next() : *std::exchange(wanted_, std::nullopt);
     credit->Spend(outbox_.Bytes(id));
+    unacknowledged_.push_back({.number = credit->sent(), .id = id});
     FillGradient(id, request->mutable_gradient());
   }
   if (!micro_end_sent_ || !MicroSent()) return;
@@ -134,7 +139,13 @@ void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {
 void OpenStep::Sent(v1::TrainRequest* request) {
   if (!request->has_gradient()) return;
   v1::Gradient& gradient = *request->mutable_gradient();
-  outbox_.BringBack({gradient.micro(), gradient.tensor(), gradient.chunk()}, std::move(*gradient.mutable_data()));
+  outbox_.BringBack({gradient.micro(), gradient.tensor(), gradient.chunk()}, gradient.mutable_data());
+}
+
+void OpenStep::Acknowledge(uint64_t gradients, std::vector<std::string>* freed) {
+  for (; !unacknowledged_.empty() && unacknowledged_.front().number <= gradients; unacknowledged_.pop_front()) {
+    outbox_.Free(unacknowledged_.front().id, freed);
+  }
 }
 
 absl::Status OpenStep::CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const {
@@ -160,18 +171,17 @@ absl::Status OpenStep::CheckWeights(const v1::Weights& weights, uint64_t data_by
   return absl::OkStatus();
 }
 
-bool OpenStep::Received(const v1::Weights& weights, uint64_t data_bytes, std::vector<std::string>* freed) {
+bool OpenStep::Received(const v1::Weights& weights, uint64_t data_bytes) {
   Arrivals& arrivals = arrivals_[weights.tensor()];
   arrivals.chunks.resize(tensors_[weights.tensor()].chunks);
   if (arrivals.chunks[weights.chunk()]) return false;
   arrivals.chunks[weights.chunk()] = true;
   ++arrivals.count;
   timing_.pulled_bytes += data_bytes + static_cast<uint64_t>(weights.scales_size()) * sizeof(float);
-  if (weights_in(weights.tensor())) *freed = outbox_.Free(weights.tensor());
   return true;
 }
 
-absl::Status OpenStep::SetResult(const v1::StepResult& result) {
+absl::Status OpenStep::SetResult(const v1::StepResult& result, std::vector<std::string>* freed) {
   const bool updates = result.outcome() == v1::STEP_OUTCOME_APPLIED || result.outcome() == v1::STEP_OUTCOME_PARTIAL;
   std::vector<bool> expected(tensors_.size());
   for (uint32_t i = 0; i < tensors_.size(); ++i) expected[i] = updates && pushed(i);
@@ -186,12 +196,13 @@ absl::Status OpenStep::SetResult(const v1::StepResult& result) {
   }
   result_ = result;
   next_ = Next::kNothing;
-  outbox_.DropQueue();
+  outbox_.FreeAll(freed);
   return absl::OkStatus();
 }
 
 StepResult OpenStep::result(absl::Time now) const {
   StepResult result{.result = *result_, .timing = timing_};
+  result.timing.buffered_bytes_most = outbox_.most_bytes();
   result.timing.wait_s = absl::ToDoubleSeconds(now - *ended_at_);
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (weights_in(i)) result.received.push_back(i);
@@ -213,18 +224,27 @@ absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
   next_ = closed || result_ ? Next::kNothing : Next::kStepBegin;
   sending_ = 0;
   wanted_.reset();
+  unacknowledged_.clear();
+  if (next_ != Next::kNothing) return RequeueAllBut(grant);
+  std::vector<std::string> freed;
+  outbox_.FreeAll(&freed);
+  return absl::OkStatus();
+}
+
+absl::Status OpenStep::RequeueAllBut(const v1::AttachResponse& grant) {
   const std::vector<bool> applied = UnpackBits(grant.tensors_applied(), tensors_.size());
   std::map<std::pair<uint32_t, uint32_t>, std::vector<bool>> held;  // by micro-batch and tensor
   for (const v1::ChunksHeld& entry : grant.held()) {
     if (entry.tensor() >= tensors_.size()) continue;
     held[{entry.micro(), entry.tensor()}] = UnpackBits(entry.chunks(), tensors_[entry.tensor()].chunks);
   }
-  outbox_.Requeue([&](const ChunkRef& id) {
+  const auto lost = outbox_.Requeue([&](const ChunkRef& id) {
     const auto found = held.find({id.micro, id.tensor});
     return applied[id.tensor] || (found != held.end() && found->second[id.chunk]);
   });
-  if (next_ == Next::kNothing) outbox_.DropQueue();
-  return absl::OkStatus();
+  if (!lost) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("chunk ", lost->chunk, " of ", tensors_.Name(lost->tensor), " in step ",
+                                          number(), ": the daemon acknowledged it and now lacks it"));
 }
 
 }  // namespace ballast

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <future>
 #include <optional>
 #include <string>
@@ -37,24 +38,28 @@ class OpenStep {
   bool pushed(uint32_t tensor) const { return outbox_.pushed(tensor); }
   void Push(uint32_t tensor, std::vector<std::string> chunks);
   absl::Status MayEndMicro() const;
-  void EndMicro(std::optional<double> loss);
+  void EndMicro(std::optional<double> loss, bool next_is_last = false);
   absl::Status MayEnd() const;
   bool ended() const { return ended_at_.has_value(); }
-  std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, absl::Time now);
+  std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, v1::StepEnd end, absl::Time now);
 
   // The writer's side. HasRequest: NextRequest would fill *request. Sent: that request was handed to the transport.
   bool HasRequest(const CreditWindow& credit) const;
   void NextRequest(CreditWindow* credit, v1::TrainRequest* request);
   void Sent(v1::TrainRequest* request);
+  // The daemon has taken in so many gradients of the stream: CreditWindow::sent counts them. *freed: what is needed no
+  // longer, for the caller to destroy without the lock.
+  void Acknowledge(uint64_t gradients, std::vector<std::string>* freed);
   void Want(const ChunkRef& id) { wanted_ = id; }
 
   // The reader's side. INTERNAL when the message is not one that this step can get.
   // `data_bytes`: of its payload.
   absl::Status CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const;
-  // They are checked and written where they belong. False: they were in before. *freed: gradients needed no longer, for
-  // the caller to destroy without the lock.
-  bool Received(const v1::Weights& weights, uint64_t data_bytes, std::vector<std::string>* freed);
-  absl::Status SetResult(const v1::StepResult& result);
+  // They are checked and written where they belong. False: they were in before.
+  bool Received(const v1::Weights& weights, uint64_t data_bytes);
+  // *freed: as of Acknowledge.
+  absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
+  bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
   bool done() const { return ended() && result_.has_value(); }
   void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
   StepResult result(absl::Time now) const;
@@ -76,15 +81,21 @@ class OpenStep {
   bool MicroEnded() const { return sending_ < outbox_.micro() || ended(); }
   bool MicroEndIsDue() const { return MicroEnded() && !micro_end_sent_; }
   bool WantedIsQueued() const { return wanted_ && outbox_.queued(*wanted_); }
-  bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
   void FillGradient(ChunkRef id, v1::Gradient* gradient);
+  absl::Status RequeueAllBut(const v1::AttachResponse& grant);
   void FillMicroEnd(v1::MicroEnd* end) const;
   void NextOfMicro(CreditWindow* credit, v1::TrainRequest* request);
 
   const TensorTable& tensors_;
   const v1::StepBegin begin_;
-  const uint32_t micros_;
+  uint32_t micros_;
+  v1::StepEnd end_;
   Outbox outbox_;
+  struct Unacknowledged {
+    uint64_t number = 0;  // of the stream's gradients, from 1
+    ChunkRef id;
+  };
+  std::deque<Unacknowledged> unacknowledged_;
   Next next_ = Next::kStepBegin;
   uint32_t sending_ = 0;                       // the micro-batch on the wire
   bool micro_end_sent_ = false;                // its MicroEnd

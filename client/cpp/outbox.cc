@@ -1,7 +1,6 @@
 #include "client/cpp/outbox.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace ballast {
@@ -24,8 +23,16 @@ bool Outbox::pushed(uint32_t tensor) const {
 }
 
 void Outbox::Add(uint32_t tensor, std::vector<std::string> chunks) {
-  for (uint64_t k = 0; k < chunks.size(); ++k) queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = k});
-  entries_.back()[tensor] = {.pushed = true, .chunks = std::move(chunks)};
+  Entry& entry = entries_.back()[tensor];
+  entry.pushed = true;
+  entry.chunks.reserve(chunks.size());
+  for (std::string& bytes : chunks) {
+    queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = entry.chunks.size()});
+    bytes_ += bytes.size();
+    const uint64_t size = bytes.size();
+    entry.chunks.push_back({.bytes = std::move(bytes), .size = size});
+  }
+  most_bytes_ = std::max(most_bytes_, bytes_);
   order_.push_back({micro(), tensor});
 }
 
@@ -33,31 +40,41 @@ bool Outbox::queued(const ChunkRef& id) const { return std::find(queue_.begin(),
 
 std::string Outbox::Lend(const ChunkRef& id) {
   queue_.erase(std::find(queue_.begin(), queue_.end(), id));
-  return std::move(entries_[id.micro][id.tensor].chunks[id.chunk]);
+  return std::move(At(id).bytes);
 }
 
-void Outbox::BringBack(const ChunkRef& id, std::string bytes) {
-  std::vector<std::string>& chunks = entries_[id.micro][id.tensor].chunks;
-  if (id.chunk < chunks.size()) chunks[id.chunk] = std::move(bytes);
+void Outbox::BringBack(const ChunkRef& id, std::string* bytes) {
+  if (Chunk& chunk = At(id); !chunk.freed) chunk.bytes = std::move(*bytes);
 }
 
-std::vector<std::string> Outbox::Free(uint32_t tensor) {
-  std::vector<std::string> all;
-  for (std::vector<Entry>& micro : entries_) {
-    std::vector<std::string> chunks = std::exchange(micro[tensor].chunks, {});
-    std::move(chunks.begin(), chunks.end(), std::back_inserter(all));
-  }
-  return all;
+void Outbox::Free(const ChunkRef& id, std::vector<std::string>* freed) {
+  Chunk& chunk = At(id);
+  if (std::exchange(chunk.freed, true)) return;
+  bytes_ -= chunk.size;
+  freed->push_back(std::exchange(chunk.bytes, {}));
 }
 
-void Outbox::Requeue(const std::function<bool(const ChunkRef&)>& held) {
+void Outbox::FreeAll(std::vector<std::string>* freed) {
   queue_.clear();
   for (const auto& [micro, tensor] : order_) {
-    for (uint64_t k = 0; k < entries_[micro][tensor].chunks.size(); ++k) {
+    const uint64_t chunks = entries_[micro][tensor].chunks.size();
+    for (uint64_t k = 0; k < chunks; ++k) Free({.micro = micro, .tensor = tensor, .chunk = k}, freed);
+  }
+}
+
+std::optional<ChunkRef> Outbox::Requeue(const std::function<bool(const ChunkRef&)>& held) {
+  std::optional<ChunkRef> lost;
+  queue_.clear();
+  for (const auto& [micro, tensor] : order_) {
+    const std::vector<Chunk>& chunks = entries_[micro][tensor].chunks;
+    for (uint64_t k = 0; k < chunks.size(); ++k) {
       const ChunkRef id{.micro = micro, .tensor = tensor, .chunk = k};
-      if (!held(id)) queue_.push_back(id);
+      if (held(id)) continue;
+      if (chunks[k].freed) lost = id;
+      queue_.push_back(id);
     }
   }
+  return lost;
 }
 
 }  // namespace ballast

@@ -1,12 +1,12 @@
-// The host buffer of one step's gradients: what was pushed in each micro-batch, cut into chunks, until its weights are
-// back. Chunks leave in the order of the pushes; after a lost connection those that the daemon does not hold are queued
-// once more.
-// Thread-compatible.
+// The host buffer of one step's gradients: what was pushed in each micro-batch, cut into chunks, until the daemon has
+// acknowledged them. Chunks leave in the order of the pushes; after a lost connection those that the daemon does not
+// hold are queued once more. Thread-compatible.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,23 +42,33 @@ class Outbox {
   bool all_sent() const { return queue_.empty(); }
   const ChunkRef& next() const { return queue_.front(); }
   bool queued(const ChunkRef& id) const;
-  uint64_t Bytes(const ChunkRef& id) const { return entries_[id.micro][id.tensor].chunks[id.chunk].size(); }
+  uint64_t Bytes(const ChunkRef& id) const { return entries_[id.micro][id.tensor].chunks[id.chunk].size; }
+  uint64_t most_bytes() const { return most_bytes_; }  // kept at one time, so far
 
-  // Lends the bytes of a queued chunk to the writer, who brings them back.
+  // Lends the bytes of a queued chunk to the writer, who brings them back. They stay in *bytes if they were freed
+  // since.
   std::string Lend(const ChunkRef& id);
-  void BringBack(const ChunkRef& id, std::string bytes);
+  void BringBack(const ChunkRef& id, std::string* bytes);
 
-  // The tensor's chunks, for the caller to destroy where that may take its time.
-  std::vector<std::string> Free(uint32_t tensor);
-  // Queues again all that is not freed and not held by the daemon. Nothing may be lent.
-  void Requeue(const std::function<bool(const ChunkRef&)>& held);
-  void DropQueue() { queue_.clear(); }
+  // No longer needed: one chunk, or all of the step, whose queue is empty then. What is freed is added to *freed, for
+  // the caller to destroy where that may take its time.
+  void Free(const ChunkRef& id, std::vector<std::string>* freed);
+  void FreeAll(std::vector<std::string>* freed);
+  // Queues again all that the daemon does not hold. Nothing may be lent. A chunk that was freed and is not held is
+  // returned: it is lost.
+  std::optional<ChunkRef> Requeue(const std::function<bool(const ChunkRef&)>& held);
 
  private:
+  struct Chunk {
+    std::string bytes;  // empty while lent
+    uint64_t size = 0;
+    bool freed = false;
+  };
   struct Entry {
     bool pushed = false;
-    std::vector<std::string> chunks;  // empty when freed
+    std::vector<Chunk> chunks;
   };
+  Chunk& At(const ChunkRef& id) { return entries_[id.micro][id.tensor].chunks[id.chunk]; }
   struct Push {
     uint32_t micro = 0, tensor = 0;
   };
@@ -66,6 +76,7 @@ class Outbox {
   std::vector<std::vector<Entry>> entries_;  // by micro-batch and tensor
   std::vector<Push> order_;                  // of the pushes
   std::deque<ChunkRef> queue_;
+  uint64_t bytes_ = 0, most_bytes_ = 0;  // kept, those lent too
 };
 
 }  // namespace ballast

@@ -13,19 +13,47 @@ namespace {
 // What the destructor leaves the daemon for answering the end of the stream, so that it never takes a second.
 constexpr absl::Duration kGoodbye = absl::Milliseconds(700);
 
-v1::StepBegin MakeBegin(uint64_t step, const StepValues& values) {
-  v1::StepBegin begin;
-  begin.set_step(step);
-  begin.set_loss_scale(values.loss_scale);
-  for (const GroupValues& group : values.groups) {
-    v1::GroupStep* out = begin.add_groups();
+// `message` has groups: StepBegin or StepEnd.
+template <typename Message>
+void FillGroups(const std::vector<GroupValues>& groups, Message* message) {
+  for (const GroupValues& group : groups) {
+    v1::GroupStep* out = message->add_groups();
     if (group.lr) out->set_lr(*group.lr);
     if (group.weight_decay) out->set_weight_decay(*group.weight_decay);
     if (group.beta1) out->set_beta1(*group.beta1);
     if (group.beta2) out->set_beta2(*group.beta2);
     if (group.momentum) out->set_momentum(*group.momentum);
   }
+}
+
+v1::StepBegin MakeBegin(uint64_t step, const StepValues& values) {
+  v1::StepBegin begin;
+  begin.set_step(step);
+  begin.set_loss_scale(values.loss_scale);
+  FillGroups(values.groups, &begin);
   return begin;
+}
+
+v1::StepEnd MakeEnd(const StepEndValues& values) {
+  v1::StepEnd end;
+  end.set_client_state(values.client_state);
+  FillGroups(values.groups, &end);
+  return end;
+}
+
+absl::Status CheckGroups(const char* call, size_t given, size_t groups) {
+  if (given <= groups) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(call, ": got values of ", given, " groups, wanted at most the run's ", groups));
+}
+
+absl::Status CheckEnd(const StepEndValues& values, size_t groups) {
+  if (values.client_state.size() > kMostClientStateBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("EndStep: client_state has ", values.client_state.size(),
+                                                   " bytes, at most ", kMostClientStateBytes,
+                                                   " are kept; leave out what can be made again"));
+  }
+  return CheckGroups("EndStep", values.groups.size(), groups);
 }
 
 std::future<absl::StatusOr<StepResult>> Ready(absl::Status status) {
@@ -134,10 +162,7 @@ absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
 }
 
 absl::Status StepStream::BeginStep(const StepValues& values) {
-  if (values.groups.size() > tensors_.groups()) {
-    return absl::InvalidArgumentError(absl::StrCat("BeginStep: got values of ", values.groups.size(),
-                                                   " groups, wanted at most the run's ", tensors_.groups()));
-  }
+  if (auto s = CheckGroups("BeginStep", values.groups.size(), tensors_.groups()); !s.ok()) return s;
   if (values.micro_batches == 0) {
     return absl::InvalidArgumentError("BeginStep: micro_batches is 0; a step has at least one");
   }
@@ -177,16 +202,17 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
   return absl::OkStatus();
 }
 
-absl::Status StepStream::EndMicro(std::optional<double> loss) {
+absl::Status StepStream::EndMicro(std::optional<double> loss, bool next_is_last) {
   absl::MutexLock lock(&mu_);
   if (!status_.ok()) return status_;
   if (!step_) return absl::FailedPreconditionError("EndMicro before BeginStep");
   if (auto s = step_->MayEndMicro(); !s.ok()) return s;
-  step_->EndMicro(loss);
+  step_->EndMicro(loss, next_is_last);
   return absl::OkStatus();
 }
 
-std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss) {
+std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss, const StepEndValues& values) {
+  if (auto s = CheckEnd(values, tensors_.groups()); !s.ok()) return Ready(s);
   std::unique_ptr<OpenStep> done;
   std::future<absl::StatusOr<StepResult>> future;
   const absl::Time now = absl::Now();
@@ -195,11 +221,25 @@ std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double
     if (!status_.ok()) return Ready(status_);
     if (!step_) return Ready(absl::FailedPreconditionError("EndStep before BeginStep"));
     if (auto s = step_->MayEnd(); !s.ok()) return Ready(s);
-    future = step_->End(loss, now);
+    future = step_->End(loss, MakeEnd(values), now);
     if (step_->done()) done = TakeStep();
   }
   if (done) done->Finish(done->result(now));
   return future;
+}
+
+absl::StatusOr<bool> StepStream::AwaitWeights(uint32_t tensor, absl::Duration timeout) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  absl::MutexLock lock(&mu_);
+  if (status_.ok() && step_ && !step_->ended()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("AwaitWeights of ", tensors_.Name(tensor), " before EndStep of step ", step_number_));
+  }
+  const auto in = [this, tensor]()
+                      ABSL_NO_THREAD_SAFETY_ANALYSIS { return !status_.ok() || !step_ || step_->weights_in(tensor); };
+  const bool arrived = mu_.AwaitWithTimeout(absl::Condition(&in), timeout);
+  if (!status_.ok()) return status_;
+  return arrived;
 }
 
 std::unique_ptr<OpenStep> StepStream::TakeStep() {

@@ -48,8 +48,10 @@ class StepStream {
   absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales);
   absl::Status BeginStep(const StepValues& values);
   absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
-  absl::Status EndMicro(std::optional<double> loss);
-  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss);
+  absl::Status EndMicro(std::optional<double> loss, bool next_is_last);
+  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values);
+
+  absl::StatusOr<bool> AwaitWeights(uint32_t tensor, absl::Duration timeout);
 
   uint64_t step() const;
   absl::Status status() const;

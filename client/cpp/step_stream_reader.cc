@@ -166,9 +166,8 @@ absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const 
                                             " arrived damaged (chunk ", weights.chunk(), ", checksum differs)"));
   }
   if (auto s = Land(weights, data, destination); !s.ok()) return s;
-  std::vector<std::string> freed;  // outlives the lock
   absl::MutexLock lock(&mu_);
-  if (step_->Received(weights, data.size(), &freed)) Progress();
+  if (step_->Received(weights, data.size())) Progress();
   return absl::OkStatus();
 }
 
@@ -189,13 +188,14 @@ absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::
 
 absl::Status StepStream::OnResult(const v1::StepResult& result) {
   std::unique_ptr<OpenStep> done;
+  std::vector<std::string> freed;
   {
     absl::MutexLock lock(&mu_);
     if (!step_ || step_->number() != result.step()) {
       closed_elsewhere_ = std::max(closed_elsewhere_, result.step());  // before this rank began it, or repeated
       return absl::OkStatus();
     }
-    if (auto s = step_->SetResult(result); !s.ok()) return s;
+    if (auto s = step_->SetResult(result, &freed); !s.ok()) return s;
     Progress();
     if (step_->done()) done = TakeStep();
   }
@@ -204,8 +204,10 @@ absl::Status StepStream::OnResult(const v1::StepResult& result) {
 }
 
 absl::Status StepStream::OnCredit(const v1::Credit& credit) {
+  std::vector<std::string> freed;  // outlives the lock
   absl::MutexLock lock(&mu_);
   credit_.Return(credit.bytes());
+  if (step_) step_->Acknowledge(credit.acknowledged(), &freed);
   if (credit.has_wanted() && step_) {
     step_->Want({credit.wanted().micro(), credit.wanted().tensor(), credit.wanted().chunk()});
   }

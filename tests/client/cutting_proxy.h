@@ -1,8 +1,6 @@
 // A TCP proxy that cuts its connections after so many bytes, for tests of the whole way with a real daemon.
 #pragma once
 
-#include <sys/socket.h>
-
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -10,6 +8,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+
+#include "tests/client/loopback_socket.h"
 
 namespace ballast {
 
@@ -25,12 +25,11 @@ class CuttingProxy {
 
  private:
   void Serve();
-  void Relay(int near, int far, uint64_t limit);
+  void Relay(const LoopbackSocket& near, const LoopbackSocket& far, uint64_t limit);
 
   const uint16_t target_port_;
-  int listener_ = -1;
+  const LoopbackSocket listener_;
   int stop_[2] = {-1, -1};  // a pipe; readable when it is over
-  uint16_t port_ = 0;
   mutable absl::Mutex mu_;
   std::deque<uint64_t> cuts_ ABSL_GUARDED_BY(mu_);
   int connections_ ABSL_GUARDED_BY(mu_) = 0;

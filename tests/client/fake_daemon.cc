@@ -129,6 +129,7 @@ uint64_t FakeDaemon::chunks(uint32_t tensor) const {
 bool FakeDaemon::applies(uint32_t tensor) const {
   const auto& spared = options_.result.tensors_not_applied();
   return options_.result.outcome() != v1::STEP_OUTCOME_ABORTED &&
+         options_.result.outcome() != v1::STEP_OUTCOME_SKIPPED &&
          std::find(spared.begin(), spared.end(), tensor) == spared.end();
 }
 
@@ -155,6 +156,8 @@ grpc::Status FakeDaemon::Attach(grpc::ServerContext* context, const v1::AttachRe
   response->set_chunk_elements(options_.chunk_elements);
   response->set_credit_bytes(options_.credit_bytes);
   response->set_weights_loaded(true);
+  response->set_client_state(client_state_);
+  response->set_client_state_step(client_state_.empty() ? 0 : step_ - 1);
   if (last_result_) *response->mutable_last_result() = *last_result_;
   response->set_step_open(open_);
   if (!open_) return grpc::Status::OK;
@@ -205,7 +208,7 @@ grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {
   {
     absl::MutexLock lock(&mu_);
     ++streams_;
-    under_way_ = 0;
+    under_way_ = taken_ = 0;
     context_ = context;
   }
   grpc::Status status = grpc::Status::OK;
@@ -248,6 +251,7 @@ grpc::Status FakeDaemon::Take(const v1::TrainRequest& request, Responses* out) {
     case v1::TrainRequest::kStepEnd:
       if (!open_) return Refuse("StepEnd without an open step");
       if (auto s = CheckWhole(); !s.ok()) return s;
+      seen_.ends.push_back(request.step_end());
       if (options_.answers_step_end) Close(out);
       return grpc::Status::OK;
     default:
@@ -286,6 +290,7 @@ grpc::Status FakeDaemon::OnGradient(const v1::Gradient& gradient, Responses* out
   const uint64_t wanted = std::min(options_.chunk_elements, elements(tensor) - first) * element_bytes(tensor);
   if (gradient.data().size() != wanted) return Refuse("a chunk of the wrong size");
   under_way_ += wanted;
+  ++taken_;
   seen_.most_under_way = std::max(seen_.most_under_way, under_way_);
   if (!held_.emplace(std::pair(tensor, gradient.chunk()), gradient.data()).second) ++seen_.duplicates;
   Credit(wanted, out);
@@ -305,6 +310,7 @@ void FakeDaemon::Credit(uint64_t bytes, Responses* out) {
   const uint64_t next_chunk = options_.chunk_elements * 4;
   if (options_.returns_credit_late && under_way_ + next_chunk <= options_.credit_bytes) return;
   v1::Credit* credit = out->emplace_back().mutable_credit();
+  if (options_.acknowledges) credit->set_acknowledged(taken_);
   credit->set_bytes(options_.returns_credit_late ? under_way_ : bytes);
   under_way_ -= credit->bytes();
 }
@@ -324,6 +330,7 @@ void FakeDaemon::Close(Responses* out) {
   if (result.outcome() == v1::STEP_OUTCOME_UNSPECIFIED) result.set_outcome(v1::STEP_OUTCOME_APPLIED);
   *out->emplace_back().mutable_step_result() = result;
   last_result_ = result;
+  client_state_ = seen_.ends.back().client_state();
   held_.clear();
   open_ = false;
   ++step_;

@@ -44,6 +44,7 @@ struct FakeOptions {
   bool answers_step_end = true;
   bool returns_credit_late = false;  // only when the window is full
   bool damages_weights = false;
+  bool acknowledges = true;
 };
 
 class FakeDaemon final : public v1::TrainerService::Service {
@@ -76,6 +77,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
     int clean_ends = 0;           // streams ended by WritesDone
     uint64_t most_under_way = 0;  // bytes received and not credited
     std::map<uint32_t, std::string> uploaded;
+    std::vector<v1::StepEnd> ends;
   };
   Seen seen() const;
   void AwaitReceived(int messages) const;
@@ -123,6 +125,8 @@ class FakeDaemon final : public v1::TrainerService::Service {
   std::map<uint32_t, std::string> updated_ ABSL_GUARDED_BY(mu_);  // of the open or the last closed step
   std::optional<v1::StepResult> last_result_ ABSL_GUARDED_BY(mu_);
   uint64_t under_way_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t taken_ ABSL_GUARDED_BY(mu_) = 0;  // gradients of the stream
+  std::string client_state_ ABSL_GUARDED_BY(mu_);
 
   std::unique_ptr<Admin> admin_;
   std::unique_ptr<grpc::Server> server_;

@@ -38,6 +38,26 @@ class OpenStepTest : public ::testing::Test {
     return kinds;
   }
 
+  uint64_t Acknowledge(uint64_t gradients) {
+    std::vector<std::string> freed;
+    step_->Acknowledge(gradients, &freed);
+    return Bytes(freed);
+  }
+  static uint64_t Bytes(const std::vector<std::string>& freed) {
+    uint64_t bytes = 0;
+    for (const std::string& one : freed) bytes += one.size();
+    return bytes;
+  }
+  static v1::AttachResponse Holding(uint32_t tensor, const std::vector<bool>& chunks) {
+    v1::AttachResponse grant;
+    grant.set_resume_step(7);
+    grant.set_step_open(true);
+    v1::ChunksHeld* held = grant.add_held();
+    held->set_tensor(tensor);
+    held->set_chunks(PackBits(chunks));
+    return grant;
+  }
+
   const TensorTable tensors_ = TensorTable::Create(FakeSpec(), 4).value();
   std::unique_ptr<OpenStep> step_;
   CreditWindow credit_{1 << 20};
@@ -46,7 +66,7 @@ class OpenStepTest : public ::testing::Test {
 TEST_F(OpenStepTest, SendsWhatThereIsAndTheEndLast) {
   Push(1);
   EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
-  step_->End(std::nullopt, absl::UnixEpoch());
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
 }
 
@@ -62,7 +82,7 @@ TEST_F(OpenStepTest, StopsWithoutCredit) {
 TEST_F(OpenStepTest, TheEndGoesBeforeWhatWaitsForCredit) {
   CreditWindow credit(16);
   Push(0);
-  step_->End(std::nullopt, absl::UnixEpoch());
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
   EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0", "micro_end"));
   credit.Return(16);
   EXPECT_THAT(Drain(&credit), ElementsAre("0.1"));
@@ -97,6 +117,76 @@ TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
   EXPECT_EQ(open.weights_step(), 7u);
 }
 
+TEST_F(OpenStepTest, WhatIsAcknowledgedIsFreedInTheOrderSent) {
+  Push(0);
+  Push(1);
+  CreditWindow credit(1 << 20);
+  credit.Spend(4);  // the stream's first gradient was of the step before
+  credit.Return(4);
+  Drain(&credit);
+  EXPECT_EQ(Acknowledge(1), 0u);
+  EXPECT_EQ(Acknowledge(3), 32u);
+  EXPECT_EQ(Acknowledge(3), 0u);
+  EXPECT_EQ(Acknowledge(5), 8u + 16);
+}
+
+TEST_F(OpenStepTest, WhatIsAcknowledgedWhileItIsWrittenIsFreedByTheWriter) {
+  Push(1);
+  v1::TrainRequest request;
+  for (int i = 0; i < 3; ++i) step_->NextRequest(&credit_, &request);
+  ASSERT_EQ(request.gradient().data().size(), 16u);
+  EXPECT_EQ(Acknowledge(1), 0u);
+  step_->Sent(&request);
+  EXPECT_EQ(request.gradient().data().size(), 16u);
+}
+
+TEST_F(OpenStepTest, ResumeSendsNothingThatWasAcknowledged) {
+  Push(0);
+  Drain(&credit_);
+  Acknowledge(2);
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(Holding(0, {true, true, false}), &open).ok());
+  EXPECT_EQ(Acknowledge(2), 0u);  // of the stream before
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.2"));
+}
+
+TEST_F(OpenStepTest, ADaemonThatLostWhatItAcknowledgedIsFoundOut) {
+  Push(0);
+  Drain(&credit_);
+  Acknowledge(2);
+  v1::Open open;
+  const absl::Status lost = step_->Resume(Holding(0, {true, false, false}), &open);
+  EXPECT_EQ(lost,
+            absl::InternalError("chunk 1 of tensor 0 'a' in step 7: the daemon acknowledged it and now lacks it"));
+}
+
+TEST_F(OpenStepTest, TheMostThatWasKeptIsTold) {
+  Push(0);
+  Drain(&credit_);
+  Acknowledge(3);
+  Push(1);
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  v1::StepResult skipped;
+  skipped.set_outcome(v1::STEP_OUTCOME_SKIPPED);
+  std::vector<std::string> freed;
+  ASSERT_TRUE(step_->SetResult(skipped, &freed).ok());
+  EXPECT_EQ(Bytes(freed), 16u);
+  EXPECT_EQ(step_->result(absl::UnixEpoch()).timing.buffered_bytes_most, 40u);
+}
+
+TEST_F(OpenStepTest, TheEndIsSentAgainAsItWas) {
+  v1::StepEnd end;
+  end.set_client_state("epoch 3");
+  step_->End(std::nullopt, end, absl::UnixEpoch());
+  for (int i = 0; i < 2; ++i) {
+    v1::TrainRequest request;
+    while (step_->HasRequest(credit_)) step_->NextRequest(&credit_, &request);
+    EXPECT_EQ(request.step_end().client_state(), "epoch 3");
+    v1::Open open;
+    ASSERT_TRUE(step_->Resume(Holding(0, {}), &open).ok());
+  }
+}
+
 class MicroBatchesTest : public OpenStepTest {
  protected:
   MicroBatchesTest() {
@@ -118,15 +208,36 @@ TEST_F(MicroBatchesTest, EachIsSentWholeBeforeTheNext) {
   EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "micro_begin", "1.0", "3.0", "3.1"));
   ASSERT_TRUE(step_->MayEnd().ok());
-  step_->End(1.5, absl::UnixEpoch());
+  step_->End(1.5, {}, absl::UnixEpoch());
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
+}
+
+TEST_F(MicroBatchesTest, AStepMayEndWithFewer) {
+  v1::StepBegin begin;
+  begin.set_step(7);
+  step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/5, absl::UnixEpoch());
+  step_->EndMicro(0.5);
+  step_->EndMicro(0.5, /*next_is_last=*/true);
+  EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(step_->MayEnd().ok());
+  step_->End(1.5, {}, absl::UnixEpoch());
+  std::vector<bool> last;
+  std::vector<double> losses;
+  while (step_->HasRequest(credit_)) {
+    v1::TrainRequest request;
+    step_->NextRequest(&credit_, &request);
+    if (request.has_micro_begin()) last.push_back(request.micro_begin().last());
+    if (request.has_micro_end()) losses.push_back(request.micro_end().loss());
+  }
+  EXPECT_THAT(last, ElementsAre(false, false, true));
+  EXPECT_THAT(losses, ElementsAre(0.5, 0.5, 1.5));
 }
 
 TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldOfEach) {
   Push(0);
   step_->EndMicro(std::nullopt);
   Push(0);
-  step_->End(std::nullopt, absl::UnixEpoch());
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
   Drain(&credit_);
   v1::AttachResponse grant;
   grant.set_resume_step(7);
@@ -144,7 +255,7 @@ TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldOfEach) {
 
 TEST_F(OpenStepTest, ResumeOfAClosedStepSendsNothing) {
   Push(1);
-  step_->End(std::nullopt, absl::UnixEpoch());
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
   Drain(&credit_);
   v1::AttachResponse grant;
   grant.set_resume_step(8);
@@ -167,11 +278,13 @@ TEST_F(OpenStepTest, AResultBeforeTheEndStopsTheSendingAndIsKept) {
   v1::StepResult aborted;
   aborted.set_step(7);
   aborted.set_outcome(v1::STEP_OUTCOME_ABORTED);
-  ASSERT_TRUE(step_->SetResult(aborted).ok());
+  std::vector<std::string> freed;
+  ASSERT_TRUE(step_->SetResult(aborted, &freed).ok());
+  EXPECT_EQ(Bytes(freed), 40u);
   EXPECT_FALSE(step_->done());
   Push(1);
   EXPECT_FALSE(step_->HasRequest(credit_));
-  step_->End(std::nullopt, absl::UnixEpoch() + absl::Seconds(2));
+  step_->End(std::nullopt, {}, absl::UnixEpoch() + absl::Seconds(2));
   EXPECT_TRUE(step_->done());
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.backward_s, 2);
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.wait_s, 1);

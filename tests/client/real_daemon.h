@@ -21,6 +21,7 @@ class RealDaemon {
   std::string address() const { return server_->address(); }
   std::string ops_address() const { return ops_->address(); }
   Server& server() { return *server_; }
+  std::string metrics() const { return metrics_.Serialize(); }
 
  private:
   Metrics metrics_{BuildInfo{}};

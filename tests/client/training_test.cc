@@ -188,6 +188,37 @@ std::vector<float> TrainThrough(const std::string& server, int steps) {
   return problem.weights(0);
 }
 
+// A step of eight micro-batches keeps no more than one of them and what is under way: Push does not wait, so the test
+// waits after each until the daemon has it, which it has once what went before is acknowledged.
+TEST(TrainingTest, TheHostBufferDoesNotGrowWithTheMicroBatches) {
+  constexpr uint32_t kMicros = 8;
+  Config config = RealDaemon::Small();
+  config.limits.credit_bytes = 16 << 10;
+  RealDaemon daemon(config);
+  LeastSquares problem;
+  v1::RunSpec spec = LeastSquares::Spec();
+  spec.set_accumulation(kMicros);
+  const auto client = Open(daemon.address());
+  ASSERT_TRUE(client->CreateRun(spec).ok());
+  ASSERT_TRUE(client->Attach({.run_id = "least-squares"}).ok());
+  ASSERT_TRUE(problem.UploadAndBind(*client).ok());
+  ASSERT_TRUE(client->BeginStep({.micro_batches = kMicros}).ok());
+  problem.Backward();
+  const uint64_t bytes = problem.Gradient(0).size() + problem.Gradient(1).size();
+  for (uint32_t micro = 0; micro < kMicros; ++micro) {
+    for (const uint32_t tensor : {1u, 0u}) ASSERT_TRUE(client->Push(tensor, problem.Gradient(tensor)).ok());
+    while (client->GetRun("least-squares")->status().received_bytes() < (micro + 1) * bytes) continue;
+    if (micro + 1 < kMicros) {
+      ASSERT_TRUE(client->EndMicro({}).ok());
+    }
+  }
+  const auto closed = client->EndStep({}).get();
+  ASSERT_TRUE(closed.ok()) << closed.status();
+  EXPECT_EQ(closed->result.outcome(), v1::STEP_OUTCOME_APPLIED);
+  EXPECT_EQ(closed->timing.pushed_bytes, kMicros * bytes);
+  EXPECT_LE(closed->timing.buffered_bytes_most, bytes + config.limits.credit_bytes);
+}
+
 TEST(TrainingTest, LostConnectionsChangeNoBit) {
   constexpr int kSteps = 6;
   RealDaemon uncut;

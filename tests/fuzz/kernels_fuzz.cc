@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "kernels/registry.h"
-#include "tests/fuzz/bytes.h"
+#include "tests/fuzz/input.h"
 
 namespace ballast::kernels {
 namespace {
+
+using fuzz::Input;
 
 [[noreturn]] void Fail(const Kernel& kernel, const char* what, uint64_t element, double value) {
   std::fprintf(stderr, "%s/%s/%s: %s of element %llu is %g\n", kernel.rule, kernel.master, kernel.state, what,
@@ -24,7 +26,7 @@ namespace {
 }
 
 // Within the hyperparameter's bounds: the bound itself, the default, or a value spread over the exponents between.
-double HyperFrom(Bytes* in, const Hyper& h) {
+double HyperFrom(Input* in, const Hyper& h) {
   const uint8_t choice = in->Take<uint8_t>();
   const double fraction = in->Take<uint16_t>() / 65536.0;
   if (choice % 4 == 0) return h.value;
@@ -68,7 +70,7 @@ void CheckStatistics(const Kernel& kernel, const TileStatistics& s) {
   }
 }
 
-void RunOne(Bytes in) {
+void RunOne(Input in) {
   const Kernel& kernel = Kernels()[in.Take<uint8_t>() % Kernels().size()];
   Update u{};
   do {

@@ -1,6 +1,13 @@
-// Drives a libFuzzer target without libFuzzer:  kernels_fuzz [FOLDER] [COUNT [SEED]]. First the inputs that the folder
-// keeps, then random bytes, in half of them floats of moderate size, so that what is behind the first checks is reached
-// too. A failing input's file or number is printed.
+// Drives a libFuzzer target without libFuzzer:
+//
+//   kernels_fuzz [COUNT [SEED]]           random inputs
+//   session_fuzz --seconds N FOLDER [SEED]   every file of the folder; then, for so long, random inputs and such files
+//                                            with some bytes changed, left out or repeated, in turn
+//
+// Random inputs are random bytes, in half of them floats of moderate size, so that what is behind the first checks is
+// reached too. A failing input's number or file is printed; the same seed gives the same inputs.
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -17,9 +24,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace {
 
-std::vector<uint8_t> MakeInput(uint64_t seed) {
+using Bytes = std::vector<uint8_t>;
+
+Bytes MakeInput(uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::vector<uint8_t> input(64 + random() % 8000);
+  Bytes input(64 + random() % 8000);
   for (uint8_t& byte : input) byte = static_cast<uint8_t>(random());
   if (seed % 2 == 0) return input;
   for (size_t i = 64; i + 4 <= input.size(); i += 4) {
@@ -30,44 +39,84 @@ std::vector<uint8_t> MakeInput(uint64_t seed) {
   return input;
 }
 
-// For the handler of SIGABRT, with which a target reports a failure.
-volatile uint64_t current = 0;
-std::string file;  // when it is one
-void SayWhich(int) {
-  if (!file.empty()) std::fprintf(stderr, "%s failed\n", file.c_str());
-  if (file.empty()) std::fprintf(stderr, "input %llu failed\n", static_cast<unsigned long long>(current));
+Bytes Change(Bytes input, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (uint64_t changes = 1 + random() % 8; changes > 0 && !input.empty(); --changes) {
+    const auto at = input.begin() + static_cast<std::ptrdiff_t>(random() % input.size());
+    const auto end = at + std::min<std::ptrdiff_t>(input.end() - at, static_cast<std::ptrdiff_t>(1 + random() % 16));
+    const Bytes piece(at, end);
+    const auto to = static_cast<std::ptrdiff_t>(random() % input.size());
+    switch (random() % 4) {
+      case 0:
+        input.erase(at, end);
+        break;
+      case 1:
+        input.insert(input.begin() + to, piece.begin(), piece.end());
+        break;
+      default:
+        *at = random() % 2 == 0 ? static_cast<uint8_t>(random()) : static_cast<uint8_t>(random() % 16);
+    }
+  }
+  return input;
 }
 
-// How many there are.
-uint64_t Replay(const char* folder) {
-  uint64_t count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    file = entry.path().string();
-    std::ifstream in(entry.path(), std::ios::binary);
-    const std::string input{std::istreambuf_iterator<char>(in), {}};
-    LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
-    ++count;
+// For the handler of SIGABRT, with which a target reports a failure.
+volatile uint64_t current = 0;
+void SayWhich(int) { std::fprintf(stderr, "input %llu failed\n", static_cast<unsigned long long>(current)); }
+
+void RunInput(const Bytes& input) { LLVMFuzzerTestOneInput(input.data(), input.size()); }
+
+int RunCount(uint64_t count, uint64_t first) {
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    current = seed;
+    RunInput(MakeInput(seed));
   }
-  file.clear();
-  return count;
+  std::printf("%llu inputs, none failed\n", static_cast<unsigned long long>(count));
+  return 0;
+}
+
+std::vector<Bytes> ReadFolder(const char* folder) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  std::vector<Bytes> files;
+  for (const auto& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    files.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  return files;
+}
+
+int RunFolder(double seconds, const char* folder, uint64_t first) {
+  const std::vector<Bytes> files = ReadFolder(folder);
+  if (files.empty()) {
+    std::fprintf(stderr, "%s holds no input\n", folder);
+    return 2;
+  }
+  for (uint64_t i = 0; i < files.size(); ++i) {
+    current = i;
+    RunInput(files[i]);
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  uint64_t seed = first;
+  for (; std::chrono::steady_clock::now() < end; ++seed) {
+    current = seed;
+    RunInput(seed % 8 == 0 ? MakeInput(seed) : Change(files[seed % files.size()], seed));
+  }
+  std::printf("%zu files and %llu inputs from seed %llu on, none failed\n", files.size(),
+              static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(first));
+  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::signal(SIGABRT, &SayWhich);
-  uint64_t kept = 0;
-  if (argc > 1 && std::filesystem::is_directory(argv[1])) {
-    kept = Replay(argv[1]);
-    --argc, ++argv;
+  const auto number = [&](int at, uint64_t otherwise) {
+    return argc > at ? std::strtoull(argv[at], nullptr, 10) : otherwise;
+  };
+  if (argc > 3 && std::strcmp(argv[1], "--seconds") == 0) {
+    return RunFolder(std::strtod(argv[2], nullptr), argv[3], number(4, 1));
   }
-  const uint64_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 20000;
-  const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  for (uint64_t seed = first; seed < first + count; ++seed) {
-    const std::vector<uint8_t> input = MakeInput(seed);
-    current = seed;
-    LLVMFuzzerTestOneInput(input.data(), input.size());
-  }
-  std::printf("%llu inputs, none failed\n", static_cast<unsigned long long>(kept + count));
-  return 0;
+  return RunCount(number(1, 20000), number(2, 1));
 }

@@ -13,10 +13,12 @@
 #include "proto/shm_record.h"
 #include "proto/shm_slots.h"
 
-#include "tests/fuzz/bytes.h"
+#include "tests/fuzz/input.h"
 
 namespace ballast {
 namespace {
+
+using fuzz::Input;
 
 constexpr ShmShape kShape = {
     .pipe_bytes = 1024, .gradient_slots = 5, .weight_slots = 3, .gradient_slot_bytes = 192, .weight_slot_bytes = 64};
@@ -38,7 +40,7 @@ class Ends {
   }
 
   // The trainer's.
-  void WriteRecord(Bytes* in) {
+  void WriteRecord(Input* in) {
     ShmRecord record{.type = in->Take<uint8_t>() % 5u, .slot = in->Take<uint8_t>() % 8u, .payload_bytes = 1};
     record.payload_bytes = in->Take<uint8_t>();
     if (record.slot == 7) record.slot = ShmRecord::kNoSlot, record.payload_bytes = 0;
@@ -46,14 +48,14 @@ class Ends {
     (void)trainer_.Flush().ok();  // its view may be spoilt: that is its own affair
   }
   // Any word of the control page, the marks, or all that is before the slots.
-  void Scribble(Bytes* in) {
+  void Scribble(Input* in) {
     const auto to_pipes = static_cast<uint64_t>(segment_.up_pipe().data() - base());
     const uint64_t bound = in->Take<uint8_t>() % 2 == 0 ? to_pipes : to_pipes + 2 * kShape.pipe_bytes;
     const uint64_t word = in->Take<uint16_t>() % (bound / 4);
     const auto value = in->Take<uint32_t>();
     std::memcpy(base() + word * 4, &value, sizeof value);
   }
-  void MoveCounter(Bytes* in) {
+  void MoveCounter(Input* in) {
     ShmControl& c = segment_.control();
     ShmCounter* const all[] = {&c.up_written,         &c.up_read,         &c.down_written, &c.down_read,
                                &c.gradients_returned, &c.weights_returned};
@@ -72,13 +74,13 @@ class Ends {
     Require(record.body_bytes == reader_.body().size(), "a whole body has another size than its header");
     if (record.slot != ShmRecord::kNoSlot) Borrow(record);
   }
-  void GiveBack(Bytes* in) {
+  void GiveBack(Input* in) {
     if (borrowed_.empty()) return;
     const size_t some = in->Take<uint8_t>() % borrowed_.size();
     borrower_.GiveBack(borrowed_[some]);
     borrowed_.erase(borrowed_.begin() + static_cast<ptrdiff_t>(some));
   }
-  void Encode(Bytes* in) {
+  void Encode(Input* in) {
     if (const auto slot = lender_.Take()) {
       Require(*slot < kShape.weight_slots, "a weight slot that there is not");
       Require(std::find(filling_.begin(), filling_.end(), *slot) == filling_.end(), "a weight slot is filled twice");
@@ -127,7 +129,7 @@ class Ends {
   bool broken_ = false;
 };
 
-void RunOne(Bytes in) {
+void RunOne(Input in) {
   static const std::shared_ptr<ShmSegment> segment = ShmSegment::Create(kShape).value();
   Ends ends(segment.get());
   while (in.left() > 0) {

@@ -104,9 +104,9 @@ class Program:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def go_on(self) -> None:
+    def go_on(self, word: str = "") -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
     def send(self, signal: int) -> None:
@@ -125,7 +125,7 @@ class Program:
 def program(daemon: Daemon, run: str) -> Iterator[Callable[..., Program]]:
     started: list[Program] = []
 
-    def start(name: str, server: str = daemon.server) -> Program:
+    def start(name: str, server: str = daemon.server, run: str = run) -> Program:
         started.append(Program(name, server, run))
         return started[-1]
 

@@ -59,6 +59,29 @@ def test_torchs_functions_are_back_after_the_last_optimizer(adamw: AdamW) -> Non
     assert (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_) == originals
 
 
+def test_a_gradient_set_by_hand_after_the_real_one_left_is_refused(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    model[0].weight.grad = torch.ones(8, 8)
+    with pytest.raises(ballast.Rejected, match="'0.weight' got a second gradient in step 1"):
+        optimizer.step()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+def test_unscaling_and_clipping_as_torchs_recipe_does_raises(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(ballast.Rejected, match="clip_grad_norm.*max_grad_norm="):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(ballast.Rejected, match="ballast.GradScaler\\(optimizer\\)"):
+        scaler.step(optimizer)
+
+
 def test_an_enabled_grad_scaler_raises(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters())

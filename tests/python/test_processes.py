@@ -30,6 +30,33 @@ def test_a_data_loader_forks_its_workers(attached: bool, adamw: AdamW) -> None:
     assert (optimizer.last_result.step, optimizer.last_result.outcome) == (8, "APPLIED")
 
 
+class Scaled(torch.utils.data.Dataset[torch.Tensor]):
+    """Its items pass through a module, in the workers."""
+
+    def __init__(self) -> None:
+        self.scale = torch.nn.Linear(8, 8)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with torch.no_grad():
+            scaled: torch.Tensor = self.scale(torch.ones(8))
+        return scaled
+
+
+def test_workers_that_run_modules_do_not_wait_for_weights(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), overlap_forward=True)
+    loader = DataLoader(Scaled(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):  # the second time, forked while a step is under way
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+    assert optimizer.last_result is not None
+    assert (optimizer.last_result.step, optimizer.last_result.outcome) == (8, "APPLIED")
+
+
 def test_forked_children_do_no_harm(program: Callable[..., object]) -> None:
     trainer = program("forks")
     assert [trainer.hear() for _ in range(5)] == ["exit: 0", "del: 0", "refused: True", "use: 0", "step 2 APPLIED"]

@@ -16,8 +16,8 @@ def say(word: str) -> None:
     print(word, flush=True)
 
 
-def hear() -> None:
-    sys.stdin.readline()
+def hear() -> str:
+    return sys.stdin.readline().strip()
 
 
 class Announced:
@@ -29,8 +29,8 @@ class Announced:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def end_step(self, loss: float | None) -> Announced:
-        return Announced(self._target.end_step(loss))
+    def end_step(self, *args: Any) -> Announced:
+        return Announced(self._target.end_step(*args))
 
     def wait(self, timeout_s: float) -> Any:
         say("waiting")
@@ -105,6 +105,16 @@ def forks(server: str, run: str) -> None:
     optimizer.step()
     assert optimizer.last_result is not None
     say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
+
+
+def with_state(server: str, run: str) -> None:
+    """Makes steps one by one, with a scheduler and dropout, and keeps their state with the daemon."""
+    from stateful import Stateful
+
+    trainer = Stateful(server, run)
+    say(f"restored {trainer.restored}")
+    while hear() == "on":
+        say(f"step {trainer.step()} {trainer.digest()}")
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ TEST_F(RanksRpcTest, RanksThatDisagreeHaveTheStepAbortedAndGoOn) {
     const StepAnswer answer = ReadStep(team.wires[rank].get());
     ASSERT_TRUE(answer.result);
     EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_ABORTED);
-    EXPECT_THAT(answer.result->reason(), HasSubstr("began step 1 with other values"));
+    EXPECT_THAT(answer.result->reason(), HasSubstr("began step 1 with different values: groups[0].lr is 0.00"));
     EXPECT_TRUE(answer.weights.empty());
     team.wires[rank]->EndStep(std::string(1, '\7'));  // too late, and ignored
   }

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/convert.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -58,6 +59,36 @@ TEST_F(ResumeRpcTest, AfterACutOnlyMissingChunksAreSent) {
   for (uint32_t i = 0; i < 3; ++i) {
     t.reference->Update(i, 1, Gradient(t.spec, i, 1));
     EXPECT_TRUE(Equal(answer, *t.reference, i)) << i;
+  }
+}
+
+// Those that wait to be summed, and those that are not needed, too.
+TEST_F(ResumeRpcTest, GradientsAreAcknowledgedByTheirCountOnTheStream) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_ranks(2);
+  ASSERT_TRUE(CreateRun(spec).ok());
+  const RunSpec plain = ToRunSpec(spec, config_.limits).value();
+  const std::string token = AttachFresh("r1", false, 0, 2).session_token();
+  v1::LoadStateResponse loaded;
+  ASSERT_TRUE(LoadAll(plain, token, &loaded).ok());
+  const auto chunks = Chunks(plain, 0, Gradient(plain, 0, 1));
+  for (const uint64_t resent : {0, 2}) {  // the second stream sends one chunk again
+    Wire wire(trainer_.get());
+    ASSERT_TRUE(wire.Open(token));
+    wire.Begin(1);
+    for (uint64_t k = 0; k < 3; ++k) wire.Chunk(chunks[k + resent]);
+    uint64_t acknowledged = 0, credit = 0;
+    while (acknowledged < 3) {
+      const auto response = wire.Read();
+      ASSERT_TRUE(response && response->has_credit());
+      EXPECT_GT(response->credit().acknowledged(), acknowledged);
+      acknowledged = response->credit().acknowledged();
+      credit += response->credit().bytes();
+    }
+    EXPECT_EQ(acknowledged, 3u);
+    EXPECT_EQ(credit, resent == 0 ? 0 : chunks[2].data().size());
+    wire.Hang();
+    EXPECT_EQ(Resume("r1", token).step_open(), true);
   }
 }
 
@@ -124,7 +155,7 @@ TEST_F(ResumeRpcTest, AResumedStepBeginMustBeTheSame) {
   wire.Begin(1, 0.25);
   const grpc::Status s = wire.Finish();
   EXPECT_EQ(s.error_code(), grpc::FAILED_PRECONDITION);
-  EXPECT_THAT(s.error_message(), HasSubstr("other values"));
+  EXPECT_THAT(s.error_message(), HasSubstr("other values: groups[0].lr is 0.5 and 0.25"));
 }
 
 TEST_F(ResumeRpcTest, ANewStreamOfTheSessionReplacesTheOld) {

@@ -5,9 +5,10 @@
 //   the effects, one a line, or nothing
 //
 // Commands: machine chunks=2,1 lease=10 timeout=60 micros=1 pool=CHUNKS staged | attach s= rank= of= resumes= takeover
-// | open s= step= have=0,2 | lost s= | leave s= | begin s= step= content= | micro-begin s= micro= last | chunk s=
-// tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s= | applied step= tensor= | verdict step= skip=
-// | tick | wanted rank= | at t=SECONDS (sets the clock; no block follows). A chunk takes 1 byte of the pool.
+// covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin s= step= content= | micro-begin s=
+// micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s= | applied step=
+// tensor= | verdict step= skip= | tick | wanted rank= | at t=SECONDS (sets the clock; no block follows). A chunk takes
+// 1 byte of the pool.
 #include "server/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -65,6 +66,18 @@ struct Command {
     }
     return bits;
   }
+  // 0.1,1.-: chunk 1 of tensor 0 and none of tensor 1; a tensor that is not named: all.
+  ChunkSet chunks(const std::string& key) const {
+    ChunkSet set;
+    for (const auto word : absl::StrSplit(text(key), ',', absl::SkipEmpty())) {
+      const std::pair<std::string, std::string> at = absl::StrSplit(word, '.');
+      const size_t tensor = std::strtoull(at.first.c_str(), nullptr, 10);
+      if (set.size() < 8) set.resize(8);
+      set[tensor].resize(8);
+      if (at.second != "-") set[tensor][std::strtoull(at.second.c_str(), nullptr, 10)] = true;
+    }
+    return set;
+  }
   SessionId session() const { return SessionId{number("s", 1)}; }
 };
 
@@ -113,6 +126,7 @@ class Scenario {
                            .rank = static_cast<uint32_t>(c.number("rank")),
                            .world = static_cast<uint32_t>(c.number("of", 1))};
       if (c.has("resumes")) attach.resumes = SessionId{c.number("resumes")};
+      if (c.has("covers")) attach.coverage.contributes = c.chunks("covers");
       return attach;
     }
     if (c.verb == "open") {

@@ -108,7 +108,8 @@ void Simulator::Attach(uint32_t rank, uint64_t process, bool takeover) {
   if (places_[rank].process != process || places_[rank].epoch != 0) return;
   const auto& client = places_[rank].client;
   const auto token = client != nullptr ? client->session : std::nullopt;
-  const StepEffects effects = Handle(event::Attach{SessionId{++sessions_}, token, takeover, rank, world_});
+  const StepEffects effects = Handle(
+      event::Attach{SessionId{++sessions_}, token, takeover, rank, world_, {shape_.CoverageOf(rank, world_), {}}});
   if (!report_.violation.empty()) return;
   if (const auto* reject = std::get_if<effect::Reject>(&effects.front())) {
     OnAttachRefused(rank, *reject, takeover);
@@ -132,7 +133,7 @@ void Simulator::OnAttached(uint32_t rank, bool resumed, SessionId session) {
   if (resumed) {
     place.client->Resume(machine, rank, place.held);
   } else {
-    const SimulatedRank::Identity identity{place.process, options_.seed, Chance(&random_, 10)};
+    const SimulatedRank::Identity identity{place.process, options_.seed, rank, world_, Chance(&random_, 10)};
     if (identity.slow) Count(Kind::kSlowRank);
     place.client = std::make_unique<SimulatedRank>(shape_, identity, machine.step(), &random_, &report_.counts);
     place.client->session = session;

@@ -7,8 +7,9 @@
 
 namespace ballast::sim {
 
-StepChecker::StepChecker(const RunShape& shape)
+StepChecker::StepChecker(const RunShape& shape, Peers peers)
     : shape_(shape),
+      peers_(peers),
       step_(shape.machine.first_step),
       tensors_(shape.machine.reduction.chunks.size()),
       version_(tensors_.size()),
@@ -161,6 +162,8 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
     return true;
   };
   if (!std::visit(current, *event_)) return code == absl::StatusCode::kAborted;
+  const bool wrong = code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kFailedPrecondition;
+  if (wrong && peers_ == Peers::kAny) return true;
   const auto* chunk = std::get_if<event::Chunk>(event_);
   return chunk != nullptr && known_payload_ && *known_payload_ != chunk->crc && code == absl::StatusCode::kDataLoss;
 }
@@ -244,8 +247,11 @@ std::optional<std::vector<StepChecker::Term>> StepChecker::Canonical(uint32_t te
 }
 
 bool StepChecker::AbsentEverywhere(uint32_t tensor) const {
-  const auto sum = Canonical(tensor, 0);
-  return sum && sum->empty();
+  for (uint64_t c = 0; c < tensors_[tensor].sums.size(); ++c) {
+    const auto sum = Canonical(tensor, c);
+    if (!sum || !sum->empty()) return false;
+  }
+  return true;
 }
 
 void StepChecker::On(const effect::Update& e) {
@@ -257,6 +263,7 @@ void StepChecker::On(const effect::Update& e) {
     const auto due = Canonical(e.tensor, c);
     if (!due) return Fail("an update before every contribution was in");
     if (tensor.sums[c] != *due) return Fail("a sum is not the canonical one");
+    if (due->empty() != (tensor.zeroed.count(c) > 0)) return Fail("what nobody contributed to is not zero");
   }
   LiveSlab* live = Live(e.step, e.tensor);
   if (live == nullptr || live->slab.offset != e.slab.offset) return Fail("an update from another slab than the sum's");

@@ -23,14 +23,29 @@ struct RunShape {
   StepMachineOptions machine;
   std::vector<uint64_t> last_chunk_bytes;  // by tensor
   uint64_t window_bytes = 0;
+  uint64_t coverage_seed = 0;  // 0: every rank covers everything
+  // Whether the rank of so many contributes to the chunk. Some rank does.
+  bool Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const;
+  ChunkSet CoverageOf(uint32_t rank, uint32_t world) const;
   uint64_t ChunkBytes(ChunkId id) const {
     return id.chunk + 1 < machine.reduction.chunks[id.tensor] ? kChunkBytes : last_chunk_bytes[id.tensor];
   }
 };
 
+// splitmix64's finalizer: what several ranks must draw alike comes from it.
+inline uint64_t Mix(uint64_t a, uint64_t b) {
+  uint64_t x = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// Whether ranks keep to the protocol: then no message of theirs may be refused as wrong or out of place.
+enum class Peers { kLawful, kAny };
+
 class StepChecker {
  public:
-  explicit StepChecker(const RunShape& shape);
+  explicit StepChecker(const RunShape& shape, Peers peers = Peers::kLawful);
 
   // What the effects violate; empty: nothing.
   std::string Observe(const StepEvent& event, const StepEffects& effects, const StepMachine& machine);
@@ -67,6 +82,7 @@ class StepChecker {
   struct Tensor {
     bool updated = false;
     std::vector<std::vector<Term>> sums;  // by chunk
+    std::set<uint64_t> zeroed;            // chunks
   };
   struct LiveSlab {
     uint64_t step;
@@ -110,7 +126,7 @@ class StepChecker {
   void Fail(std::string what);
   Rank* Speaker(SessionId session);  // in the step; null: nobody
   void BeginMicro(Rank* rank, bool last);
-  bool Settled(const Rank& rank, ChunkId id) const;
+  bool Settled(uint32_t rank, ChunkId id) const;
   bool AllSettled(ChunkId id) const;
   bool AbsentEverywhere(uint32_t tensor) const;
   // The sum's terms in the order that the protocol gives; none while a contribution is missing.
@@ -119,6 +135,7 @@ class StepChecker {
   void ResetStep();
 
   const RunShape& shape_;
+  const Peers peers_;
   std::string violation_;
   const StepEvent* event_ = nullptr;
   bool refused_ = false;

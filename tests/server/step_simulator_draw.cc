@@ -6,6 +6,21 @@
 
 namespace ballast::sim {
 
+bool RunShape::Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const {
+  if (coverage_seed == 0) return true;
+  const auto draw = [&](uint64_t who) { return Mix(Mix(coverage_seed * 100 + who, tensor), chunk); };
+  return draw(99) % world == rank || draw(rank) % 4 != 0;
+}
+
+ChunkSet RunShape::CoverageOf(uint32_t rank, uint32_t world) const {
+  ChunkSet set;
+  for (uint32_t i = 0; coverage_seed != 0 && i < machine.reduction.chunks.size(); ++i) {
+    std::vector<bool>& chunks = set.emplace_back();
+    for (uint64_t c = 0; c < machine.reduction.chunks[i]; ++c) chunks.push_back(Covers(rank, world, i, c));
+  }
+  return set;
+}
+
 // A run that updates before its micro-batches are all in, or judges first, has all its sums at once: only a step of one
 // micro-batch in `release` does with a pool that is smaller than the gradient.
 RunShape DrawRun(Random* random, uint32_t* world) {
@@ -33,6 +48,7 @@ RunShape DrawRun(Random* random, uint32_t* world) {
     gradient += bytes;
     largest_tensor = std::max(largest_tensor, bytes);
   }
+  if (Chance(random, 3)) run.coverage_seed = 1 + Below(random, 1000);
   const bool whole = run.machine.commit == Commit::kStaged || run.machine.most_micros > 1;
   for (uint64_t p = 0; p < pools; ++p) {
     reduction.pool_bytes[p] = whole ? all[p] : largest[p] + Below(random, 3) * (all[p] - largest[p]) / 2;

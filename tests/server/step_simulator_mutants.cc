@@ -51,6 +51,13 @@ void DropRankOfSum(StepEffects* effects) {
   });
 }
 
+void NeverZero(StepEffects* effects) {
+  std::erase_if(*effects, [](const StepEffect& e) {
+    const auto* sum = std::get_if<effect::Sum>(&e);
+    return sum != nullptr && sum->ranks.empty();
+  });
+}
+
 void ReverseRanks(StepEffects* effects) {
   ForEach<effect::Sum>(effects, [](effect::Sum* sum) { std::reverse(sum->ranks.begin(), sum->ranks.end()); });
 }
@@ -165,6 +172,7 @@ std::unique_ptr<MachineUnderTest> MakePlain(StepMachineOptions options) {
 
 std::vector<Mutant> Mutants() {
   return {Altering("DropsARankOfASum", DropRankOfSum),
+          Altering("LeavesGapsUnwritten", NeverZero),
           Altering("SumsRanksInReverse", ReverseRanks),
           Altering("BeginsEverySum", BeginEverySum),
           Altering("OverlapsSlabs", MoveSlab),

@@ -6,18 +6,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace ballast::sim {
-namespace {
-
-// splitmix64's finalizer: what several ranks must draw alike comes from it.
-uint64_t Mix(uint64_t a, uint64_t b) {
-  uint64_t x = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-}  // namespace
-
 const char* KindName(Kind kind) {
   constexpr const char* kNames[] = {"attach",       "resume",        "restart",           "takeover",      "leave",
                                     "cut",          "death",         "timeout",           "duplicate",     "other_crc",
@@ -62,7 +50,9 @@ SimulatedRank::Micro SimulatedRank::MakeMicro(uint32_t micro) {
     made.absent[i] = everywhere || Chance(random_, 8);
     if (made.absent[i]) ++(*counts_)[static_cast<size_t>(everywhere ? Kind::kAbsentEverywhere : Kind::kAbsentTensor)];
     if (made.absent[i]) continue;
-    for (uint64_t c = 0; c < shape_.machine.reduction.chunks[i]; ++c) made.order.push_back({micro, i, c});
+    for (uint64_t c = 0; c < shape_.machine.reduction.chunks[i]; ++c) {
+      if (shape_.Covers(identity_.rank, identity_.world, i, c)) made.order.push_back({micro, i, c});
+    }
   }
   if (Chance(random_, 3)) std::shuffle(made.order.begin(), made.order.end(), *random_);
   made.sent.resize(made.order.size(), Sent::kNo);

@@ -57,6 +57,7 @@ class SimulatedRank {
   struct Identity {
     uint64_t process = 0;
     uint64_t run_seed = 0;  // what all ranks know
+    uint32_t rank = 0, world = 1;
     bool slow = false;
   };
   SimulatedRank(const RunShape& shape, Identity identity, uint64_t step, Random* random, Counts* counts);

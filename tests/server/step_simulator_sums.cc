@@ -32,14 +32,18 @@ void StepChecker::On(const effect::Drop& e) {
   if (!e.again && ranks_[e.rank].in_step) Fail("dropped a chunk of the open step");
 }
 
-bool StepChecker::Settled(const Rank& rank, ChunkId id) const {
-  if (rank.micros.size() <= id.micro) return false;
-  const Micro& micro = rank.micros[id.micro];
+bool StepChecker::Settled(uint32_t rank, ChunkId id) const {
+  if (ranks_[rank].micros.size() <= id.micro) return false;
+  if (!shape_.Covers(rank, static_cast<uint32_t>(ranks_.size()), id.tensor, id.chunk)) return true;
+  const Micro& micro = ranks_[rank].micros[id.micro];
   return (micro.ended && micro.absent[id.tensor]) || micro.delivered.count({id.tensor, id.chunk}) > 0;
 }
 
 bool StepChecker::AllSettled(ChunkId id) const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return Settled(rank, id); });
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!Settled(rank, id)) return false;
+  }
+  return true;
 }
 
 void StepChecker::On(const effect::Sum& e) {
@@ -52,8 +56,11 @@ void StepChecker::On(const effect::Sum& e) {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r].micros[e.id.micro].delivered.count({e.id.tensor, e.id.chunk}) > 0) ranks.push_back(r);
   }
-  if (e.ranks != ranks || ranks.empty()) return Fail("a sum is not over the ranks that delivered, in rank order");
+  const bool zeroed = ranks.empty() && e.first && Canonical(e.id.tensor, e.id.chunk) == std::vector<Term>();
+  if (e.ranks != ranks || (ranks.empty() && !zeroed))
+    return Fail("a sum is not over the ranks that delivered, in rank order");
   if (!sum.empty() && sum.back().micro >= e.id.micro) return Fail("a micro-batch was summed again, or out of order");
+  if (zeroed) tensors_[e.id.tensor].zeroed.insert(e.id.chunk);
   for (const uint32_t r : ranks) {
     const auto held = ranks_[r].held.find(e.id);
     if (held == ranks_[r].held.end()) return Fail("a sum of a payload that is not held");

@@ -13,7 +13,9 @@ from ballast.scales import umup_scales
 
 if TYPE_CHECKING:
     from ballast.optimizer import Optimizer
+    from ballast.options import RunOptions
     from ballast.rules import SGD, Adam, AdamW, CollageLight, CollagePlus, Lion, StableAdamW
+    from ballast.scaler import GradScaler
 
 __version__ = version("ballast-optim")
 
@@ -24,10 +26,12 @@ __all__ = [
     "BallastError",
     "CollageLight",
     "CollagePlus",
+    "GradScaler",
     "Lion",
     "Optimizer",
     "Rejected",
     "RunFenced",
+    "RunOptions",
     "StableAdamW",
     "StepResult",
     "StepTiming",
@@ -36,12 +40,14 @@ __all__ = [
     "umup_scales",
 ]
 
+_MODULES = {"Optimizer": "ballast.optimizer", "RunOptions": "ballast.options", "GradScaler": "ballast.scaler"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ballast' has no attribute '{name}'")
     try:
-        module = import_module("ballast.optimizer" if name == "Optimizer" else "ballast.rules")
+        module = import_module(_MODULES.get(name, "ballast.rules"))
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -66,7 +66,8 @@ def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         if any(owner.owns(parameter) for owner in _owners for parameter in given):
             raise Rejected(
                 f"{original.__name__.strip('_')} cannot clip parameters of a ballast optimizer: their gradients have left for "
-                "the daemon during backward, .grad is None. Remove the call; this version does not clip"
+                "the daemon during backward, .grad is None. Remove the call, and give the optimizer max_grad_norm= to clip by "
+                "the norm over all tensors"
             )
         return original(given, *args, **kwargs)
 

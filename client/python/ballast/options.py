@@ -45,7 +45,52 @@ class Rule:
 
 
 class RunOptions(TypedDict, total=False):
-    """The arguments that all optimizers have."""
+    """The arguments that all optimizers have, beside `params` and their rule's.
+
+    server: "host:port" or "unix:path" of the daemon. Default: $BALLAST_SERVER, else "localhost:7700".
+    run: the run's name on the daemon, [a-z0-9-], at most 63 characters. Default: $BALLAST_RUN. Needed.
+    master, state: how the daemon stores weights ("split24", "split32", "fp32", "bf16", ...) and moments ("companded8",
+        "bf16", "fp32", ...). None: as the two aliases say. Collage needs "mcf", its default.
+    master_weight_bits: alias of master: 24 (split24, fp32 rounded to 24 bits) or 32 (split32, fp32 exactly).
+    state_dtype: alias of state.
+    rounding: "stochastic" or "nearest", of the compressed formats.
+    serving: None, weights return in the parameter's dtype, or what they return in to save traffic: "fp8-e4m3",
+        "int8-row", "int8-tensor". They are decoded to the parameter's dtype on arrival.
+    gradient_dtype: None, gradients leave in the parameter's dtype, or what they are converted to: "fp8-e5m2", "bf16",
+        "fp16", "fp32". What is too large for it becomes an infinity, and its block is not updated.
+    formats: {pattern: {"master": ..., "state": ..., "rounding": ..., "serving": ..., "gradient_dtype": ...}} for
+        parameters by name (fnmatch; the first pattern that matches), over what their group says, as
+        {"*embed*": {"master": "fp32", "state": "fp32"}}. A pattern that matches nothing is refused.
+    lr_scales: {name: factor of lr}, on top of the group's lr_scale; see ballast.umup_scales.
+    decouple_lr, lr_peak: weight decay is multiplied by lr / lr_peak instead of lr, so that it does not depend on the
+        scale of lr. For rules with decoupled decay; the peak is by default the lr that the group begins with.
+    loss_scale: what the loss was multiplied by before backward(), to keep narrow gradients in range: the daemon divides by
+        it. The attribute may be set between steps. ballast.GradScaler sets it by itself.
+    commit: "release", each tensor is updated as soon as its gradient is complete, while backward goes on; "staged", all
+        are updated after the verdict over the whole step, or none: atomic also when a trainer dies, at the price of the
+        overlap and of 2 or 4 bytes a parameter in the daemon. "auto": staged if max_grad_norm, nonfinite="skip_step" or
+        a ballast.GradScaler needs it, else release.
+    max_grad_norm: exact clipping by the L2 norm over all tensors of the gradient, summed over micro-batches and averaged
+        over ranks: as torch.nn.utils.clip_grad_norm_. The norm is last_result.grad_norm.
+    nonfinite: what a NaN or an infinity in a gradient does. "skip_tensor": its block of 32 keeps its contents and is
+        counted; "skip_step": the step is SKIPPED; "stop": no later step begins.
+    gradient_accumulation_steps: backward() that make one step, at most; see Optimizer.accumulate. Their gradients are
+        summed, as torch does: divide the loss by their number for a mean.
+    overlap_forward: step() does not wait for the new weights: the next forward does, module by module.
+    weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
+        "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
+        trainer's weights in place with the daemon's. None: "client" for a run without a step, else "match".
+    takeover: fence a live trainer that holds this rank, instead of being refused.
+    seed: of the stochastic rounding. Same gradients, names and seed: same bits.
+    rank, world: which of how many trainers this is; default: those of torch.distributed where it is initialized, else 0
+        of 1. Each step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
+        Rank 0 uploads the weights; the others must begin with the same.
+    world_size: another name of world.
+    lane: "auto": gradients and weights go through memory shared with the daemon where it is on the same host, else over
+        "grpc". "shm": refuse to go on without shared memory.
+    connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for a daemon that was lost
+        during a step.
+    """
 
     server: str | None
     run: str | None
@@ -61,11 +106,17 @@ class RunOptions(TypedDict, total=False):
     decouple_lr: bool
     lr_peak: float | None
     loss_scale: float
+    commit: Literal["auto", "release", "staged"]
+    max_grad_norm: float | None
+    nonfinite: Literal["skip_tensor", "skip_step", "stop"]
+    gradient_accumulation_steps: int
+    overlap_forward: bool
     weights: Literal["client", "server", "match"] | None
     takeover: bool
     seed: int
-    rank: int
-    world: int
+    rank: int | None
+    world: int | None
+    world_size: int | None
     lane: Literal["auto", "grpc", "shm"]
     connect_timeout: float
     reconnect_timeout: float
@@ -113,6 +164,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
     "betas": (_is_betas, "two numbers, each at least 0 and below 1"),
     "eps": (_number(lambda x: x > 0), "a finite number above 0"),
     "weight_decay": _AT_LEAST_0,
+    "loss_scale": (_number(lambda x: x > 0), "a finite number above 0"),
     "momentum": (_number(lambda x: 0 <= x < 1), "a number of at least 0 and below 1"),
     "dampening": (_number(lambda x: 0 <= x <= 1), "a number between 0 and 1"),
     "nesterov": (lambda x: isinstance(x, bool), "True or False"),

@@ -16,18 +16,21 @@ class StepTiming:
     pulled_bytes: int
     pushed_bytes_in_backward: int
     pulled_bytes_in_backward: int
+    buffered_bytes_most: int  # of gradients, in the client's host buffer at one time
     backward_s: float  # from the first gradient to step()
     wait_s: float  # from step() to the last weight
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The daemon's account of one step.
+    """The daemon's account of one step, the same on every rank. True where weights were updated.
 
     outcome: "APPLIED", "SKIPPED", "ABORTED" (no tensor changed) or "PARTIAL" (those in `not_applied` did not change, the
         others did). Every outcome consumes the step's number.
-    reason: why it was not APPLIED; one of a closed set, such as "rank_lost".
-    grad_norm: L2 norm over all gradients, before any clipping.
+    reason: why it was not APPLIED; one of a closed set, such as "overflow", "nonfinite", "rank_lost", "mismatch".
+    detail: the same for people: names the tensor, rank or field, and the mend. May be empty.
+    grad_norm: L2 norm over all tensors of the reduced and unscaled gradient, before any clipping.
+    clip_coefficient: what max_grad_norm multiplied the gradient by; 1 without clipping.
     not_applied: names of the tensors that had a gradient, or were still awaited, and were not updated.
     nonfinite_tensors: how many tensors had a NaN or an infinity in their gradient.
     rejected_blocks: how many blocks of 32 elements kept their old contents for that.
@@ -38,6 +41,7 @@ class StepResult:
     step: int
     outcome: str
     reason: str
+    detail: str
     grad_norm: float
     clip_coefficient: float
     not_applied: tuple[str, ...]
@@ -46,6 +50,14 @@ class StepResult:
     warnings: tuple[str, ...]
     durable_step: int
     timing: StepTiming | None
+
+    def __bool__(self) -> bool:
+        return not self.skipped
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no weight changed: LR schedulers are not to be stepped."""
+        return self.outcome not in ("APPLIED", "PARTIAL")
 
     @property
     def applied(self) -> bool:
@@ -65,9 +77,10 @@ class StepResult:
 def warn_about(result: StepResult, run: str) -> None:
     """Python warnings for what a person should see of a step."""
     where = f"run '{run}', step {result.step}"
-    if not result.applied:
+    if not result.applied and result.reason != "overflow":  # which is a GradScaler's daily bread
         untouched = f"; not applied: {', '.join(result.not_applied)}" if result.not_applied else ""
-        warnings.warn(f"{where} ended {result.outcome} ({result.reason}){untouched}", stacklevel=4)
+        why = f"{result.reason}: {result.detail}" if result.detail else result.reason
+        warnings.warn(f"{where} ended {result.outcome} ({why}){untouched}", stacklevel=4)
     for warning in result.warnings:
         warnings.warn(f"{where}: {warning}", stacklevel=4)
 

@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ballast.commit import StepRules
 from ballast.formats import Grouping, WireGroup
 from ballast.options import Rule, hyper_values
 from ballast.parameters import DTYPES, NamedParameter
-from ballast.session import Place
+from ballast.place import Place
 
 
 def run_spec(
@@ -24,6 +25,7 @@ def run_spec(
     grouping: Grouping,
     lr_scales: Mapping[str, float],
     seed: int,
+    step_rules: StepRules,
 ) -> str:
     return json.dumps(
         {
@@ -35,6 +37,7 @@ def run_spec(
             "groups": [_group(rule, group, param_groups[group.origin]) for group in grouping.groups],
             "seed": str(seed),
             "ranks": place.world,
+            **step_rules.spec(),
         }
     )
 

@@ -65,6 +65,7 @@ nb::dict DescribeStep(const StepResult& result) {
   timing["pulled_bytes"] = result.timing.pulled_bytes;
   timing["pushed_bytes_in_backward"] = result.timing.pushed_bytes_in_backward;
   timing["pulled_bytes_in_backward"] = result.timing.pulled_bytes_in_backward;
+  timing["buffered_bytes_most"] = result.timing.buffered_bytes_most;
   timing["backward_s"] = result.timing.backward_s;
   timing["wait_s"] = result.timing.wait_s;
   nb::dict out = ToDict(result.result);
@@ -152,6 +153,8 @@ class PyClient {
   }
 
  public:
+  using Groups = std::vector<std::map<std::string, double>>;
+
   static PyClient Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s) {
     ClientOptions options{
         .server = server, .connect_timeout_s = connect_timeout_s, .reconnect_timeout_s = reconnect_timeout_s};
@@ -202,6 +205,8 @@ class PyClient {
     out["resume_step"] = attachment.resume_step;
     out["weights_loaded"] = attachment.weights_loaded;
     out["digests"] = nb::cast(attachment.digests);
+    out["client_state"] = nb::bytes(attachment.client_state.data(), attachment.client_state.size());
+    out["client_state_step"] = attachment.client_state_step;
     out["last_result"] = attachment.last_result ? nb::object(ToDict(*attachment.last_result)) : nb::object(nb::none());
     return out;
   }
@@ -233,9 +238,8 @@ class PyClient {
     OrThrow(Unlocked([&] { return Get()->BindWeights(tensor, reinterpret_cast<void*>(address), bytes); }));
   }
 
-  void BeginStep(const std::vector<std::map<std::string, double>>& groups, double loss_scale) const {
-    StepValues values{.loss_scale = loss_scale};
-    for (const auto& group : groups) values.groups.push_back(MakeGroupValues(group));
+  void BeginStep(const Groups& groups, double loss_scale, uint32_t micro_batches) const {
+    const StepValues values{.groups = MakeValues(groups), .loss_scale = loss_scale, .micro_batches = micro_batches};
     OrThrow(Unlocked([&] { return Get()->BeginStep(values); }));
   }
 
@@ -243,8 +247,20 @@ class PyClient {
     OrThrow(Unlocked([&] { return Get()->Push(tensor, Bytes(address, bytes)); }));
   }
 
-  PendingStep EndStep(std::optional<double> loss) const {
-    return PendingStep(Unlocked([&] { return Get()->EndStep(loss); }));
+  void EndMicro(std::optional<double> loss, bool next_is_last) const {
+    OrThrow(Unlocked([&] { return Get()->EndMicro(loss, next_is_last); }));
+  }
+
+  PendingStep EndStep(std::optional<double> loss, nb::bytes client_state, const Groups& groups) const {
+    const StepEndValues values{.client_state = std::string(client_state.c_str(), client_state.size()),
+                               .groups = MakeValues(groups)};
+    PendingStep pending(Unlocked([&] { return Get()->EndStep(loss, values); }));
+    pending.Wait(0);  // throws what refused the call: then the step goes on
+    return pending;
+  }
+
+  bool AwaitWeights(uint32_t tensor, double timeout_s) const {
+    return OrThrow(Unlocked([&] { return Get()->AwaitWeights(tensor, timeout_s); }));
   }
 
   uint64_t Step() const { return Get()->step(); }
@@ -252,6 +268,12 @@ class PyClient {
 
  private:
   explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), process_(getpid()) {}
+
+  static std::vector<GroupValues> MakeValues(const Groups& groups) {
+    std::vector<GroupValues> values;
+    for (const auto& group : groups) values.push_back(MakeGroupValues(group));
+    return values;
+  }
 
   static GroupValues MakeGroupValues(const std::map<std::string, double>& group) {
     GroupValues values;
@@ -291,9 +313,12 @@ void BindClient(nb::module_& module) {
       .def("load_weights", &PyClient::LoadWeights, arg("weights"))
       .def("pull", &PyClient::Pull, arg("run_id"), arg("places"))
       .def("bind_weights", &PyClient::BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
-      .def("begin_step", &PyClient::BeginStep, arg("groups"), arg("loss_scale") = 1.0)
+      .def("begin_step", &PyClient::BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)
       .def("push", &PyClient::Push, arg("tensor"), arg("address"), arg("nbytes"))
-      .def("end_step", &PyClient::EndStep, arg("loss").none());
+      .def("end_micro", &PyClient::EndMicro, arg("loss").none(), arg("next_is_last") = false)
+      .def("end_step", &PyClient::EndStep, arg("loss").none(), arg("client_state") = nb::bytes("", 0),
+           arg("groups") = PyClient::Groups())
+      .def("await_weights", &PyClient::AwaitWeights, arg("tensor"), arg("timeout_s"));
 }
 
 }  // namespace

@@ -1,0 +1,90 @@
+"""When a step's updates are made, and what may keep them from being made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ballast.errors import Rejected
+
+COMMITS = ("auto", "release", "staged")
+NONFINITE = ("skip_tensor", "skip_step", "stop")
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """What a run fixes of its steps.
+
+    commit: "release", each tensor is updated when its gradient is complete, or "staged", all after the verdict.
+    accumulation: micro-batches a step, at most.
+    """
+
+    commit: str
+    max_grad_norm: float | None = None
+    nonfinite: str = "skip_tensor"
+    dynamic_loss_scale: bool = False
+    accumulation: int = 1
+
+    @property
+    def staged(self) -> bool:
+        return self.commit == "staged"
+
+    def spec(self) -> dict[str, Any]:
+        """Its fields of ballast.v1.RunSpec, in Protobuf's JSON; those that are the default left out."""
+        fields: dict[str, Any] = {}
+        if self.staged:
+            fields["commit"] = "COMMIT_MODE_STAGED"
+        if self.max_grad_norm is not None:
+            fields["max_grad_norm"] = self.max_grad_norm
+        if self.nonfinite != "skip_tensor":
+            fields["nonfinite"] = f"NONFINITE_POLICY_{self.nonfinite.upper()}"
+        if self.dynamic_loss_scale:
+            fields["dynamic_loss_scale"] = True
+        if self.accumulation > 1:
+            fields["accumulation"] = self.accumulation
+        return fields
+
+
+def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
+    """From the options commit, max_grad_norm, nonfinite and gradient_accumulation_steps. Rejected if one is wrong, or
+    two contradict each other."""
+    commit, nonfinite = options.get("commit", "auto"), options.get("nonfinite", "skip_tensor")
+    if commit not in COMMITS:
+        raise Rejected(f"commit={commit!r}: it must be one of {', '.join(map(repr, COMMITS))}")
+    if nonfinite not in NONFINITE:
+        raise Rejected(f"nonfinite={nonfinite!r}: it must be one of {', '.join(map(repr, NONFINITE))}")
+    norm = _norm(options.get("max_grad_norm"))
+    staged_for = {
+        f"max_grad_norm={norm}": norm is not None,
+        f"nonfinite={nonfinite!r}": nonfinite == "skip_step",
+        "a GradScaler": dynamic_loss_scale,
+    }
+    needs = [what for what, needed in staged_for.items() if needed]
+    if needs and commit == "release":
+        raise Rejected(
+            f"commit='release' and {needs[0]}: a tensor is updated before the whole step's gradients are known; leave "
+            "commit out, or give commit='staged'"
+        )
+    return StepRules(
+        commit="staged" if needs or commit == "staged" else "release",
+        max_grad_norm=norm,
+        nonfinite=nonfinite,
+        dynamic_loss_scale=dynamic_loss_scale,
+        accumulation=_accumulation(options.get("gradient_accumulation_steps", 1)),
+    )
+
+
+def _norm(given: Any) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, (int, float)) and math.isfinite(given) and given > 0:
+        return float(given)
+    raise Rejected(f"max_grad_norm={given!r}: it must be None or a finite number above 0")
+
+
+def _accumulation(given: Any) -> int:
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return given
+    raise Rejected(f"gradient_accumulation_steps={given!r}: it must be a whole number of at least 1")

@@ -1,0 +1,155 @@
+"""Which micro-batch of a step a gradient belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ballast.errors import Rejected
+from ballast.result import as_loss
+
+
+class MicroBatches:
+    """The micro-batches of one step after another, at most `most` a step.
+
+    A step is made in one of two ways. Implicit: each backward() is a micro-batch, and a step has `most` of them; a tensor
+    whose gradient comes again is of the next. Announced: each is entered with begin(final) before its backward(), and the
+    step ends with the one that is final. Bookkeeping only.
+
+    end_micro(loss, next_is_last): told when a micro-batch is over that is not the step's last.
+    """
+
+    def __init__(self, most: int, end_micro: Callable[[float | None, bool], None]):
+        self._most = most
+        self._end_micro = end_micro
+        self.clear()
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._announced: bool | None = None  # None: not known yet
+        self._inside = False
+        self._again = False  # the present one was broken off before its first gradient
+        self._final = False
+        self._index = 0
+        self._pushed: set[int] = set()
+        self.loss: float | None = None  # of the present one
+
+    @property
+    def count(self) -> int:
+        """How many the step that begins now has, as far as is known."""
+        return 1 if self._announced and self._final else self._most
+
+    @property
+    def last(self) -> bool:
+        """Whether the present one is the step's last: weights may return."""
+        return self._final if self._announced else self._index + 1 == self._most
+
+    def begin(self, final: bool, step: int, open_: bool) -> None:
+        """Enters an announced one. open_: the step has begun."""
+        if self._inside:
+            raise Rejected(
+                "accumulate() within accumulate(): leave the first micro-batch before", "FAILED_PRECONDITION"
+            )
+        if self._announced is False and open_:
+            raise Rejected(
+                f"accumulate() after a backward() of step {step} outside of it: enter it for every micro-batch of a step, "
+                "or for none",
+                "FAILED_PRECONDITION",
+            )
+        again = self._again and open_
+        if again and final != self._final:
+            raise Rejected(
+                f"the micro-batch of step {step} that an exception broke off began with final={self._final}: enter it "
+                "again with the same",
+                "FAILED_PRECONDITION",
+            )
+        if self._final and not self._again:
+            raise Rejected(
+                f"accumulate() after the final micro-batch of step {step}: call step() first", "FAILED_PRECONDITION"
+            )
+        index = self._index + (0 if self._again else 1) if open_ and self._announced else 0
+        if not final and index + 1 == self._most:
+            raise Rejected(
+                f"micro-batch {index + 1} of step {step} must be final=True: gradient_accumulation_steps={self._most} is "
+                "the most a step may have; give a larger one",
+                "FAILED_PRECONDITION",
+            )
+        if index > self._index:
+            self._next(next_is_last=final)
+        self._announced, self._inside, self._final, self._again = True, True, final, False
+
+    def leave(self, failed: bool) -> None:
+        """failed: by an exception. Before its first gradient, the same one may be entered again."""
+        self._inside = False
+        self._again = failed and not self._pushed
+
+    def admit(self, tensor: int, name: str, step: int) -> None:
+        """Before a gradient is sent: it belongs to the present micro-batch from here on. Rejected if it cannot."""
+        if self._announced is None:
+            self._announced = False
+        if self._announced and not self._inside:
+            raise Rejected(
+                f"parameter '{name}' got a gradient outside of accumulate() in step {step}: run each micro-batch's "
+                "backward() within it, and call step() after the final one",
+                "FAILED_PRECONDITION",
+            )
+        if tensor not in self._pushed:
+            return
+        if self._announced or self.last:
+            raise Rejected(self._second(name, step), "FAILED_PRECONDITION")
+        self._next(next_is_last=False)
+
+    def add(self, tensor: int) -> None:
+        self._pushed.add(tensor)
+
+    def check_end(self, step: int) -> None:
+        """Rejected unless step() may end the step now."""
+        if self._inside:
+            raise Rejected("step() within accumulate(): call it after the final micro-batch", "FAILED_PRECONDITION")
+        if self.last:
+            return
+        if self._announced:
+            raise Rejected(
+                f"step() after {self._index + 1} micro-batches of step {step}, none of them final: enter the last one with "
+                "accumulate(final=True)",
+                "FAILED_PRECONDITION",
+            )
+        raise Rejected(
+            f"step() after {self._index + 1} of {self._most} micro-batches of step {step}: call it after "
+            f"{self._most} backward(), or end with fewer by accumulate(final=True)",
+            "FAILED_PRECONDITION",
+        )
+
+    def _next(self, next_is_last: bool) -> None:
+        self._end_micro(self.loss, next_is_last)
+        self.loss = None
+        self._index += 1
+        self._pushed.clear()
+
+    def _second(self, name: str, step: int) -> str:
+        if self._most == 1:
+            return (
+                f"parameter '{name}' got a second gradient in step {step}: its first has left already. Call step() after "
+                "every backward(), sum the losses before one backward(), or make an optimizer with "
+                "gradient_accumulation_steps=N to add up N backward()"
+            )
+        where = f"micro-batch {self._index + 1} of step {step}"
+        mend = (
+            "one backward() for each accumulate()" if self._announced else f"call step() after {self._most} backward()"
+        )
+        return (
+            f"parameter '{name}' got a second gradient in {where}: its first has left already. Make it {mend}; a tensor "
+            "that is used twice under activation checkpointing needs use_reentrant=False"
+        )
+
+
+class Accumulation:
+    """What `with optimizer.accumulate(final=...)` hands out: one micro-batch."""
+
+    def __init__(self, report: Callable[[Any], None]):
+        self._report = report
+
+    def report(self, loss: Any) -> None:
+        """Tells the daemon the micro-batch's loss, a number or a tensor with one element, for its metrics. The step's is
+        the mean over micro-batches and ranks."""
+        self._report(as_loss(loss))

@@ -1,0 +1,69 @@
+"""Which trainer of which run this process is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed
+
+from ballast.errors import Rejected
+
+_RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank of which run this process is, and how it gets to the daemon."""
+
+    run: str
+    rank: int = 0
+    world: int = 1
+    takeover: bool = False
+    lane: str = "auto"
+
+
+def run_id(run: str | None) -> str:
+    """The run's name as given, else $BALLAST_RUN. Rejected if there is none, or it cannot be one."""
+    run = run or os.environ.get("BALLAST_RUN")
+    if not run:
+        raise Rejected("no run is named: give run='my-run' (or set BALLAST_RUN); the same name goes on with that run")
+    if not _RUN_ID.fullmatch(run):
+        raise Rejected(f"run={run!r}: at most 63 of a-z, 0-9 and '-', with a letter or digit at both ends")
+    return run
+
+
+def place_of(options: Mapping[str, Any]) -> Place:
+    """From the options run, rank, world or world_size, takeover and lane. Rank and world that are not given are those of
+    torch.distributed where it is initialized, else 0 and 1."""
+    world, alias = options.get("world"), options.get("world_size")
+    if world is not None and alias is not None and world != alias:
+        raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")
+    world = alias if world is None else world
+    rank = options.get("rank")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank = torch.distributed.get_rank() if rank is None else rank
+        world = torch.distributed.get_world_size() if world is None else world
+    return Place(
+        run_id(options.get("run")),
+        _count("rank", rank, 0, 0),
+        _count("world", world, 1, 1),
+        options.get("takeover", False),
+        _lane(options.get("lane", "auto")),
+    )
+
+
+def _lane(given: Any) -> str:
+    if given not in ("auto", "grpc", "shm"):
+        raise Rejected(f"lane={given!r}: it must be 'auto', 'grpc' or 'shm'")
+    return given
+
+
+def _count(option: str, given: Any, default: int, least: int) -> int:
+    value = default if given is None else given
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise Rejected(f"{option}={given!r}: it must be a whole number of at least {least}")
+    return value

@@ -1,0 +1,150 @@
+"""A run's weights here and there: made the same before the first step, and pulled at any time between steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ballast import _core
+from ballast.binding import Binding
+from ballast.errors import Rejected, Unavailable
+from ballast.place import Place
+
+# How long rank 0 may take from creating the run to its first gradient, and how often the others look.
+_UPLOAD_WAIT_S = 300.0
+_UPLOAD_POLL_S = 0.05
+# Of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
+_STORED_ERROR = 0.1
+
+
+class Weights:
+    """Of one attachment. One thread at a time."""
+
+    def __init__(self, client: _core.Client, place: Place, bindings: Sequence[Binding], attached: Mapping[str, Any]):
+        self._client = client
+        self._place = place
+        self._bindings = bindings
+        self._digests: list[int] = attached["digests"]
+        self._loaded: bool = attached["weights_loaded"]
+        self._settled = False
+        self._unlike: set[int] = set()  # tensors whose weights the daemon serves otherwise than they are here
+
+    def settle(self, policy: str | None) -> None:
+        """Makes the weights here and there the same, before the first gradient; nothing when that was done.
+
+        policy: "client" uploads, "match" and "server" compare; None uploads to a run that made no step, else compares.
+        """
+        if self._settled:
+            return
+        fresh = not self._loaded or self._client.step == 1
+        if policy is None and fresh and self._place.rank > 0:
+            self._await_upload()
+            self._compare_stored()
+        elif policy == "client" or (policy is None and fresh):
+            self._upload()
+        else:
+            self._compare()
+        for binding in self._bindings:
+            self.bind(binding)
+        self._settled = True
+
+    def bind(self, binding: Binding) -> None:
+        """Weights of the tensor land where the parameter is now."""
+        self._client.bind_weights(binding.index, binding.landing.data_ptr(), binding.landing.nbytes)
+
+    def require(self) -> None:
+        """Rejected if the daemon has no weights of this run yet."""
+        if not self._loaded:
+            raise Rejected(
+                f"run '{self._place.run}' has no weights yet: upload them with weights='client'", "FAILED_PRECONDITION"
+            )
+
+    def unlike(self, index: int) -> bool:
+        """Whether the tensor's weights are served otherwise than they are here, until they are pulled or updated."""
+        return index in self._unlike
+
+    def updated(self, indices: Iterable[int]) -> None:
+        """A step has brought these tensors; the others that are unlike are pulled."""
+        self._unlike.difference_update(indices)
+        if self._unlike:
+            self.pull([self._bindings[index] for index in sorted(self._unlike)])
+
+    def pull(self, bindings: Iterable[Binding] | None = None) -> int:
+        """Overwrites in place with the daemon's, all by default; returns the last step that they are of."""
+        wanted = list(self._bindings if bindings is None else bindings)
+        for binding in wanted:
+            binding.follow()
+        places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted]
+        steps = self._client.pull(self._place.run, places)
+        for binding in wanted:
+            binding.store()
+            torch.autograd.graph.increment_version(binding.parameter)
+        self._unlike.difference_update(binding.index for binding in wanted)
+        return max(steps.values(), default=0)
+
+    def _upload(self) -> None:
+        if self._client.step > 1:
+            raise Rejected(
+                f"run '{self._place.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
+                "take the daemon's with weights='server', or give another run",
+                "FAILED_PRECONDITION",
+            )
+        ours = [binding.digest() for binding in self._bindings]
+        served = self._client.load_weights(
+            [(b.index, b.format, b.landing.data_ptr(), b.landing.nbytes) for b in self._bindings]
+        )
+        self._unlike = {index for index, (one, other) in enumerate(zip(ours, served)) if one != other}
+        self._loaded, self._digests = True, served
+
+    def _await_upload(self) -> None:
+        """Until rank 0 has uploaded."""
+        deadline = time.monotonic() + _UPLOAD_WAIT_S
+        while not self._loaded:
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"rank 0 of run '{self._place.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "
+                    "so at its first gradient. Start it, or look at what it waits for",
+                    "DEADLINE_EXCEEDED",
+                )
+            self._loaded = self._client.get_run(self._place.run)["status"]["weights_loaded"]
+            time.sleep(_UPLOAD_POLL_S)
+
+    def _compare(self) -> None:
+        self.require()
+        for binding, served in zip(self._bindings, self._digests):
+            ours, theirs = binding.digest(), self._digest_there(binding) if binding.served_narrower else served
+            if ours != theirs:
+                raise Rejected(
+                    f"the weights of '{binding.name}' differ from those of run '{self._place.run}' at step "
+                    f"{self._client.step - 1}: digest {ours:016x} here, {theirs:016x} there. Take the daemon's with "
+                    "weights='server', delete the run (ballastctl), or give another run",
+                    "FAILED_PRECONDITION",
+                )
+
+    def _compare_stored(self) -> None:
+        """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding."""
+        for binding in self._bindings:
+            binding.load()
+            ours, theirs = binding.landing, self._pulled(binding)
+            if not torch.equal(ours, theirs):
+                self._unlike.add(binding.index)
+            if (ours.float() - theirs.float()).abs().max() > _STORED_ERROR * ours.float().abs().max():
+                raise Rejected(
+                    f"the weights of '{binding.name}' differ from those that rank 0 uploaded to run "
+                    f"'{self._place.run}': make the model from the same seed or checkpoint on every rank",
+                    "FAILED_PRECONDITION",
+                )
+
+    def _pulled(self, binding: Binding) -> Tensor:
+        """The daemon's weights, decoded to the parameter's dtype."""
+        decoded = torch.empty_like(binding.landing)
+        self._client.pull(self._place.run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
+        return decoded
+
+    def _digest_there(self, binding: Binding) -> int:
+        decoded = self._pulled(binding)
+        return _core.digest(decoded.data_ptr(), decoded.nbytes)

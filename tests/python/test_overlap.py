@@ -1,0 +1,118 @@
+"""overlap_forward: the next forward waits for the weights, not step()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ballast
+from models import layered, perceptron, same_bits, spirals, weights_of
+
+AdamW = Callable[..., ballast.AdamW]
+
+
+def train(optimizer: ballast.AdamW, model: nn.Module, steps: int) -> list[torch.Tensor]:
+    points, labels = spirals(seed=1)
+    for _ in range(steps):
+        loss = F.cross_entropy(model(points), labels)
+        loss.backward()
+        optimizer.step(loss=loss)
+    optimizer.wait()
+    return weights_of(model)
+
+
+def test_it_gives_the_same_bits(adamw: AdamW) -> None:
+    model, twin = perceptron(seed=1), perceptron(seed=1)
+    waits = adamw(model.named_parameters(), lr=1e-2)
+    overlaps = adamw(twin.named_parameters(), lr=1e-2, run=f"{waits.run}-twin", overlap_forward=True)
+    assert same_bits(train(waits, model, 30), train(overlaps, twin, 30))
+    assert overlaps.last_result is not None and overlaps.last_result.step == 30
+
+
+def test_it_gives_the_same_bits_with_micro_batches(adamw: AdamW) -> None:
+    model, twin = perceptron(seed=1), perceptron(seed=1)
+    one = adamw(model.named_parameters(), gradient_accumulation_steps=2)
+    other = adamw(twin.named_parameters(), gradient_accumulation_steps=2, run=f"{one.run}-twin", overlap_forward=True)
+    points, labels = spirals(seed=1)
+    for _ in range(5):
+        for net, optimizer in ((model, one), (twin, other)):
+            for final in (False, True):
+                with optimizer.accumulate(final):
+                    F.cross_entropy(net(points), labels).backward()
+            optimizer.step()
+    other.wait()
+    assert same_bits(weights_of(model), weights_of(twin))
+
+
+def test_step_returns_before_the_result_and_asking_for_it_waits(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), overlap_forward=True)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    assert optimizer._session is not None and optimizer._session.ended
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+    assert not optimizer._session.ended and not optimizer.step_was_skipped
+    optimizer.step()
+    assert optimizer.step_was_skipped
+
+
+def test_a_module_that_reads_its_childrens_weights_waits_for_them(adamw: AdamW) -> None:
+    torch.manual_seed(1)
+    model = nn.MultiheadAttention(8, 2, batch_first=True)  # never calls out_proj
+    optimizer = adamw(model.named_parameters(), overlap_forward=True)
+    x = torch.randn(2, 3, 8)
+    for _ in range(3):
+        model(x, x, x)[0].square().sum().backward()
+        optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.step == 3
+
+
+def test_weights_read_outside_of_a_module_are_found_out(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), overlap_forward=True)
+
+    def functional() -> torch.Tensor:
+        return F.linear(torch.ones(2, 8), model[0].weight).sum()
+
+    functional().backward()
+    optimizer.step()
+    with pytest.raises(ballast.Rejected, match="'0.weight' got a gradient.*no module's forward waited.*wait\\(\\)"):
+        functional().backward()
+    optimizer.wait()
+    functional().backward()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.step == 2
+
+
+def test_other_models_and_closed_optimizers_wait_for_nothing(adamw: AdamW) -> None:
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    before = len(hooks)
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), overlap_forward=True)
+    assert len(hooks) == before + 1
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    layered(seed=2)(torch.ones(2, 8))
+    assert optimizer._session is not None and optimizer._session.ended
+    optimizer.close()
+    assert len(hooks) == before
+    model(torch.ones(2, 8))
+
+
+def test_a_compiled_model_has_the_same_weights(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    waits = adamw(model.named_parameters())
+    overlaps = adamw(twin.named_parameters(), run=f"{waits.run}-twin", overlap_forward=True)
+    compiled = torch.compile(twin, backend="aot_eager")
+    for _ in range(4):
+        model(torch.ones(2, 8)).square().sum().backward()
+        waits.step()
+        compiled(torch.ones(2, 8)).square().sum().backward()
+        overlaps.step()
+    overlaps.wait()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)

@@ -1,0 +1,69 @@
+"""ballast.GradScaler: torch's interface. What it does with a daemon's verdict is in test_staged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import ballast
+from models import layered
+
+AdamW = Callable[..., ballast.AdamW]
+
+
+def test_its_state_is_torchs(adamw: AdamW) -> None:
+    scaler = ballast.GradScaler(adamw(layered(seed=1).named_parameters()), init_scale=8.0, growth_interval=5)
+    theirs = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
+    assert scaler.state_dict() == theirs.state_dict()
+    theirs.load_state_dict({**scaler.state_dict(), "scale": 4.0, "_growth_tracker": 3})
+    scaler.load_state_dict(theirs.state_dict())
+    assert (scaler.get_scale(), scaler._optimizer.loss_scale) == (4.0, 4.0)
+    assert scaler.state_dict()["_growth_tracker"] == 3
+    with pytest.raises(ballast.Rejected, match="is empty"):
+        scaler.load_state_dict({})
+
+
+def test_it_scales_tensors_and_collections_of_them(adamw: AdamW) -> None:
+    scaler = ballast.GradScaler(adamw(layered(seed=1).named_parameters()), init_scale=4.0)
+    assert scaler.scale(torch.tensor(2.0)) == 8.0
+    assert scaler.scale([torch.tensor(1.0), (torch.tensor(2.0),)]) == [4.0, (8.0,)]
+
+
+def test_one_that_is_not_enabled_does_nothing(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    scaler = ballast.GradScaler(optimizer, enabled=False)
+    scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+    assert (scaler.get_scale(), scaler.state_dict(), optimizer.loss_scale) == (1.0, {}, 1.0)
+
+
+def test_misuse_is_refused_with_the_mend(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    scaler = ballast.GradScaler(optimizer)
+    with pytest.raises(ballast.Rejected, match="unscale_ cannot reach.*max_grad_norm="):
+        scaler.unscale_(optimizer)
+    with pytest.raises(ballast.Rejected, match="update\\(\\) before step\\(\\)"):
+        scaler.update()
+    with pytest.raises(ballast.Rejected, match="made for another optimizer"):
+        scaler.step(adamw(layered(seed=2).named_parameters()))
+    with pytest.raises(ballast.Rejected, match="GradScaler of a SGD"):
+        ballast.GradScaler(torch.optim.SGD(layered(seed=1).parameters(), lr=1.0))  # type: ignore[arg-type]
+    with pytest.raises(ballast.Rejected, match="growth_factor=1.0"):
+        ballast.GradScaler(optimizer, growth_factor=1.0)
+    with pytest.raises(ballast.Rejected, match="backoff_factor=1.0"):
+        ballast.GradScaler(optimizer, backoff_factor=1.0)
+    with pytest.raises(ballast.Rejected, match="commit='release' and a GradScaler"):
+        ballast.GradScaler(adamw(layered(seed=3).named_parameters(), commit="release"))
+
+
+def test_one_made_after_the_run_was_joined_is_refused(adamw: AdamW) -> None:
+    optimizer = adamw(layered(seed=1).named_parameters())
+    optimizer.connect()
+    with pytest.raises(ballast.Rejected, match="make the GradScaler before connect"):
+        ballast.GradScaler(optimizer)
