@@ -25,7 +25,7 @@ esac
   exit 1
 }
 "$ROOT/build/dev/tests/fuzz/kernels_fuzz" 1000000 "$((RANDOM * 1000000))"
-for target in edge_fuzz session_fuzz; do
+for target in edge_fuzz session_fuzz shm_fuzz; do
   "$ROOT/build/dev/tests/fuzz/$target" --seconds 60 "$ROOT/tests/fuzz/corpus/$target" "$((RANDOM * 1000000))"
 done
 "$ROOT/build/dev/tests/server/step_simulator" --seeds "$((RANDOM * 1000000))" 20000

@@ -69,7 +69,7 @@ uint64_t ElementsOf(uint32_t tensor, uint64_t chunk) {
 
 void Check(const v1::Gradient& g) {
   absl::string_view reason;
-  if (auto s = CheckGradient(g, Run(), &reason); !s.ok()) {
+  if (auto s = CheckGradient(g, g.data().size(), Run(), &reason); !s.ok()) {
     RequireSaid(s);
     return Require(!reason.empty(), "the refusal has no reason for the metrics");
   }
