@@ -253,7 +253,7 @@ void CompareMeasures(std::span<const uint64_t> sizes, bool adversarial, const St
       payload.bytes.resize(std::max<uint64_t>(PaddedElements(n), 1) * Wire(format).bytes, kJunk);
       payloads.push_back(Uploaded(payload.bytes, stream));
       batch.push_back({payloads.back().data(), format, 1.0f / 3, n, wanted.size(), nullptr});
-      const uint64_t tiles = TilesOf(n);
+      const uint64_t tiles = kernels::TilesOf(n);
       wanted.resize(wanted.size() + tiles);
       Wire(format).measure(payload.bytes.data(), n, 1.0f / 3, 0, tiles, wanted.data() + wanted.size() - tiles);
       findings->Compared(n);
