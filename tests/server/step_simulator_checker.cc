@@ -145,23 +145,30 @@ void StepChecker::Note(const event::Verdict& e) {
 
 // --- sessions ---
 
+// Of a session that nobody holds.
+bool StepChecker::SaysOver(SessionId session, absl::StatusCode code) const {
+  return code == absl::StatusCode::kAborted ||
+         (code == absl::StatusCode::kFailedPrecondition && outdated_.count(session) > 0);
+}
+
 bool StepChecker::MayRefuse(absl::StatusCode code) const {
   const auto held_by = [&](SessionId session) {
     return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.session == session; });
   };
   if (const auto* attach = std::get_if<event::Attach>(event_)) {
-    if (attach->resumes) return code == absl::StatusCode::kAborted && !held_by(*attach->resumes);
+    if (attach->resumes) return !held_by(*attach->resumes) && SaysOver(*attach->resumes, code);
     const bool other_world = attach->world != ranks_.size();
     if (code == absl::StatusCode::kFailedPrecondition) return other_world;
     if (other_world) return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
     if (code == absl::StatusCode::kAlreadyExists) return ranks_[attach->rank].session && !attach->takeover;
     return code == absl::StatusCode::kUnavailable && ranks_[attach->rank].in_step;
   }
-  const auto current = [&](const auto& e) {
-    if constexpr (requires { e.session; }) return held_by(e.session);
-    return true;
+  const auto session = [](const auto& e) -> std::optional<SessionId> {
+    if constexpr (requires { e.session; }) return e.session;
+    return std::nullopt;
   };
-  if (!std::visit(current, *event_)) return code == absl::StatusCode::kAborted;
+  const auto speaker = std::visit(session, *event_);
+  if (speaker && !held_by(*speaker)) return SaysOver(*speaker, code);
   const bool wrong = code == absl::StatusCode::kInvalidArgument || code == absl::StatusCode::kFailedPrecondition;
   if (wrong && peers_ == Peers::kAny) return true;
   const auto* chunk = std::get_if<event::Chunk>(event_);
@@ -191,6 +198,8 @@ void StepChecker::On(const effect::Attached& e) {
 void StepChecker::On(const effect::Fence& e) {
   Rank& rank = ranks_[e.rank];
   if (rank.session != e.session) Fail("fenced a session that is over");
+  const auto* attach = std::get_if<event::Attach>(event_);
+  if (attach != nullptr && attach->world != ranks_.size()) outdated_.insert(e.session);
   rank.session.reset();
   rank.connected = false;
   rank.lacking.clear();

@@ -120,6 +120,7 @@ class StepChecker {
   void On(const effect::Discard& e);
 
   bool MayRefuse(absl::StatusCode code) const;
+  bool SaysOver(SessionId session, absl::StatusCode code) const;
   void CheckOutcome(const effect::Close& e);
   void CheckResults();
   void CheckSlab(const effect::Sum& e);
@@ -149,6 +150,7 @@ class StepChecker {
   bool judged_ = false;
   std::optional<bool> verdict_;
   std::vector<Rank> ranks_;
+  std::set<SessionId> outdated_;  // fenced by a change of world
   std::vector<Tensor> tensors_;
   std::vector<LiveSlab> slabs_;
   std::vector<uint64_t> version_, applied_;  // by tensor: the step of the last Update, of the last TensorApplied
