@@ -196,7 +196,8 @@ class InPlaceMover final : public Mover {
 
 class RawMover final : public Mover {
  public:
-  explicit RawMover(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), from_(kArena, 'g'), to_(kArena) {
+  explicit RawMover(int port)
+      : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), from_(kArena, 'g'), to_(kArena, 't') {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
