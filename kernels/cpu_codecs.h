@@ -146,6 +146,39 @@ void AccumulatePayload(float* sum, const void* in, uint64_t n, bool first) {
   }
 }
 
+// What a gradient has in one tile.
+template <class L, class Wire>
+TileStatistics MeasureTile(const std::byte* in, uint64_t n, float scale, uint64_t tile) {
+  TileStatistics out{};
+  TileSum squares;
+  alignas(64) float row[kRow];
+  const uint64_t end = std::min(n, (tile + 1) * kTile);
+  for (uint64_t first = tile * kTile; first < end; first += kRow) {
+    const uint64_t count = std::min(kRow, end - first);
+    uint32_t largest = DecodePayload<L, Wire>(in, first, count, scale, row);
+    if (largest >= kInfinityBits) {
+      const NonFinite found = FindNonFinite(row, count);
+      out.nonfinite += found.count;
+      largest = found.largest;
+      for (uint64_t b = 0; b < kRowBlocks; ++b) {
+        if (found.blocks[b]) std::fill_n(row + b * kBlock, kBlock, 0.0f);
+      }
+    }
+    out.grad_absmax = std::max(out.grad_absmax, std::bit_cast<float>(largest));
+    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
+      const auto g = L::Load(row + i);
+      squares.template Add<L>(i, L::Mul(g, g));
+    }
+  }
+  out.grad_sq = squares.Total();
+  return out;
+}
+template <class L, class Wire>
+void MeasurePayload(const void* in, uint64_t n, float scale, uint64_t first, uint64_t last, TileStatistics* stats) {
+  const std::byte* payload = static_cast<const std::byte*>(in);
+  for (uint64_t tile = first; tile < last; ++tile) stats[tile - first] = MeasureTile<L, Wire>(payload, n, scale, tile);
+}
+
 // kVariance: values are v, so none is negative, and a format that stores roots is given them.
 template <class L, class S, bool kVariance>
 struct CpuSlotCodec {

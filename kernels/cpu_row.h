@@ -42,11 +42,16 @@ class CpuRow {
     for (TileSum& sum : sums_) sum.Clear();
   }
   void StartRow(uint64_t first, uint64_t count) {
-    const uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
+    uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
+    if (u_.clip != 1) largest = Clip();
     rejected_ = {};
-    const bool finite = largest < kInfinityBits;
-    if (!finite) CountNonFinite(count);
-    out_.grad_absmax = std::max(out_.grad_absmax, std::bit_cast<float>(finite ? largest : LargestFinite()));
+    if (largest >= kInfinityBits) {
+      const NonFinite found = FindNonFinite(grad, count);
+      out_.nonfinite += found.count;
+      rejected_ = found.blocks;
+      largest = found.largest;
+    }
+    out_.grad_absmax = std::max(out_.grad_absmax, std::bit_cast<float>(largest));
   }
   bool rejected(uint64_t block) const { return rejected_[block]; }
 
@@ -133,19 +138,16 @@ class CpuRow {
     (SlotNumbers());
   }
 
-  void CountNonFinite(uint64_t count) {
-    for (uint64_t i = 0; i < count; ++i) {
-      if (Magnitude(grad[i]) < kInfinityBits) continue;
-      ++out_.nonfinite;
-      rejected_[i / kBlock] = true;
+  // Returns the largest magnitude after it, as bits. What lies past the tensor's end stays +0.
+  uint32_t Clip() {
+    auto largest = L::SetBits(0);
+    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
+      const auto x = L::Mul(L::Load(grad + i), L::Set(u_.clip));
+      L::Store(grad + i, x);
+      largest = L::MaxBits(largest, L::And(L::Bits(x), L::SetBits(kMagnitude)));
     }
+    return L::Largest(largest);
   }
-  uint32_t LargestFinite() const {
-    uint32_t largest = 0;
-    for (const float g : grad) largest = Magnitude(g) < kInfinityBits ? std::max(largest, Magnitude(g)) : largest;
-    return largest;
-  }
-  static uint32_t Magnitude(float x) { return std::bit_cast<uint32_t>(x) & kMagnitude; }
 
   // What lies past the tensor's end stays zero and takes no part in scales and sums.
   void ClearTail(uint64_t count) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -166,6 +167,26 @@ inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t coun
   }
   std::fill(row + count, row + kRow, 0.0f);  // even where the scale is not finite
   return L::Largest(most);
+}
+
+// The elements of a row of gradients that are not finite.
+struct NonFinite {
+  uint32_t count = 0;
+  std::array<bool, kRowBlocks> blocks = {};  // that have one
+  uint32_t largest = 0;                      // magnitude of the others, as bits
+};
+inline NonFinite FindNonFinite(const float* row, uint64_t count) {
+  NonFinite found;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(row[i]) & kMagnitude;
+    if (magnitude < kInfinityBits) {
+      found.largest = std::max(found.largest, magnitude);
+    } else {
+      ++found.count;
+      found.blocks[i / kBlock] = true;
+    }
+  }
+  return found;
 }
 
 }  // namespace BALLAST_UNIT

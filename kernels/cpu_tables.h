@@ -88,16 +88,16 @@ struct Tables {
 
   template <class... Ws>
   static constexpr auto OfWires(List<Ws...>) {
-    return std::array{
-        WireFormat{Ws::kName, Ws::kBytes, Ws::kGradient, Ws::kServing, Ws::kScaling, Accumulator<Ws>()}...};
+    return std::array{OneWire<Ws>()...};
   }
   template <class W>
-  static constexpr auto Accumulator() -> void (*)(float*, const void*, uint64_t, bool) {
+  static constexpr WireFormat OneWire() {
+    WireFormat wire{W::kName, W::kBytes, W::kGradient, W::kServing, W::kScaling, nullptr, nullptr};
     if constexpr (W::kGradient) {
-      return &AccumulatePayload<L, W>;
-    } else {
-      return nullptr;
+      wire.accumulate = &AccumulatePayload<L, W>;
+      wire.measure = &MeasurePayload<L, W>;
     }
+    return wire;
   }
 
   static constexpr auto kKernels = OfTriples(TripleList{});

@@ -1,4 +1,4 @@
-// Loading, serving and summing on a GPU, and the table of all its kernels.
+// Loading, serving, summing and measuring on a GPU, and the table of all its kernels.
 #include <array>
 #include <utility>
 
@@ -6,6 +6,7 @@
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_parts.h"
 #include "kernels/warp_codecs.h"
+#include "kernels/warp_gradient.h"
 #include "kernels/warp_grid.h"
 
 namespace ballast::kernels {
@@ -70,6 +71,20 @@ __global__ void __launch_bounds__(kGroupThreads)
   }
 }
 
+__global__ void __launch_bounds__(kGroupThreads)
+    MeasureGradients(const DeviceGradient* batch, int count, uint64_t tiles) {
+  __shared__ alignas(16) float rows[kWarpsPerGroup][kRow];
+  float* const row = rows[threadIdx.x / kWarpThreads];
+  ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceGradient& item, uint64_t tile) {
+    WithWire(item.format, WireList{}, [&]<class Wire>() {
+      if constexpr (Wire::kGradient) {
+        MeasureGradientTile<WarpLane, Wire>(static_cast<const std::byte*>(item.grad), item.n, item.scale, tile, row,
+                                            item.tiles + tile);
+      }
+    });
+  });
+}
+
 template <class Format>
 struct Codec {
   static int Load(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream) {
@@ -128,6 +143,10 @@ int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, boo
     }
   });
   return error;
+}
+
+int CudaMeasure(const DeviceGradient* batch, int count, uint64_t tiles, CudaStream stream) {
+  return Launch<&MeasureGradients>(tiles, stream, batch, count, tiles);
 }
 
 }  // namespace ballast::kernels

@@ -38,6 +38,16 @@ struct DeviceCopy {
   uint32_t* refused;  // of a load: 0 before; 1 after, and nothing is stored, if an element is NaN or infinite
 };
 
+// One tensor's gradient of a batch, to be measured; its format is one with `gradient`.
+struct DeviceGradient {
+  const void* grad;
+  WireIndex format;
+  float scale;  // g = RN(decoded * scale)
+  uint64_t n;
+  uint64_t first_tile;
+  TileStatistics* tiles;  // of each of its tiles, written as of WireFormat::measure
+};
+
 constexpr uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
 
 struct CudaKernel {
@@ -55,6 +65,9 @@ struct CudaMaster {
 // sum[i] = decoded in[i] where `first`, else RN(sum[i] + decoded in[i]); n elements, with room for
 // whole rows in `sum` too. Ranks and micro-batches are added in their order, so the launches are in one stream.
 int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, bool first, CudaStream stream);
+
+// What the gradients of a batch have in each of their tiles.
+int CudaMeasure(const DeviceGradient* batch, int count, uint64_t tiles, CudaStream stream);
 
 std::span<const CudaKernel> CudaKernels();
 std::span<const CudaMaster> CudaMasters();

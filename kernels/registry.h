@@ -52,6 +52,8 @@ struct Hyper {
 // The scale factors that travel beside a payload: none, or one fp32 a row of the tensor, or one a tensor.
 enum class Scaling : uint8_t { kNone, kRow, kTensor };
 
+struct TileStatistics;
+
 // A number format of payloads: gradients in, weights out.
 struct WireFormat {
   const char* name;
@@ -62,6 +64,11 @@ struct WireFormat {
   // Where fit for gradients, else nullptr: n elements of `in`, decoded, become the sum (`first`) or are added to it,
   // one rounding to fp32 each. `sum` is 64-byte aligned, `in` need not be.
   void (*accumulate)(float* sum, const void* in, uint64_t n, bool first);
+  // Likewise: what a gradient of n elements has in tiles [first, last), before any clipping: grad_sq, grad_absmax and
+  // nonfinite of g = RN(decoded * scale), all else 0, to stats[0..last-first). The bits are those of the update's
+  // statistics, but that it leaves out blocks it rejects for another reason than a gradient that is not finite, and
+  // more than those where a scale is shared by more than a block. A block with one that is not adds nothing to grad_sq.
+  void (*measure)(const void* in, uint64_t n, float scale, uint64_t first, uint64_t last, TileStatistics* stats);
 };
 // Index into WireFormats().
 using WireIndex = int;
@@ -102,6 +109,7 @@ struct Update {
   WireIndex grad_format;
   uint64_t n;
   float grad_scale;     // g = RN(decoded * grad_scale)
+  float clip;           // at most 1; where it is less, g = RN(RN(decoded * grad_scale) * clip), in the statistics too
   uint64_t random_key;  // RandomKey(...)
   bool stochastic;      // rounding of master and state; false: nearest
   StatisticsLevel statistics;

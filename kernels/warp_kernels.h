@@ -150,22 +150,15 @@ class WarpTile {
     WithWire(u_.grad_format, WireList{}, [&]<class Wire>() {
       if constexpr (Wire::kGradient) DecodeRow<L, Wire>(s.grad, u_.grad_scale, count, grad);
     });
-    auto most = L::SetBits(0);
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = L::MaxBits(most, MagnitudeOf<L>(grad[j]));
-    if (!L::Any(NotFinite(most))) {
-      absmax_ = L::MaxBits(absmax_, most);
-      return L::SetBits(0);
+    if (u_.clip != 1) {
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = L::Mul(grad[j], L::Set(u_.clip));
     }
-    auto nonfinite = L::SetBits(0);
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      const auto magnitude = MagnitudeOf<L>(grad[j]);
-      nonfinite = L::IncrementIf(NotFinite(magnitude), nonfinite);
-      absmax_ = L::MaxBits(absmax_, L::SelectBits(NotFinite(magnitude), L::SetBits(0), magnitude));
-    }
-    Count<kNonfinite>(nonfinite);
-    return L::SelectBits(NotFinite(most), most, L::SetBits(0));
+    const GradientRange<L> range = RangeOf<L>(grad);
+    absmax_ = L::MaxBits(absmax_, range.largest_finite);
+    if (!L::Any(NotFinite<L>(range.most))) return L::SetBits(0);
+    Count<kNonfinite>(range.nonfinite);
+    return L::SelectBits(NotFinite<L>(range.most), range.most, L::SetBits(0));
   }
-  static BALLAST_FN M NotFinite(U magnitude) { return L::GreaterBits(magnitude, L::SetBits(kInfinityBits - 1)); }
 
   template <int I>
   BALLAST_FN void DecodeSlot(const Stored& s, F (&out)[kEach]) const {

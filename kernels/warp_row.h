@@ -110,6 +110,33 @@ BALLAST_FN void DecodeRow(const typename L::U* packed, float scale, uint64_t cou
   BALLAST_UNROLL for (int j = 0; j < kEach; ++j) out[j] = L::Select(Inside<L>(count, j), out[j], L::Set(0.0f));
 }
 
+// Of a magnitude, as bits.
+template <class L>
+BALLAST_FN typename L::M NotFinite(typename L::U magnitude) {
+  return L::GreaterBits(magnitude, L::SetBits(kInfinityBits - 1));
+}
+
+// A thread's gradients: the largest magnitude; where one is not finite, how many are not, and the largest of the rest.
+template <class L>
+struct GradientRange {
+  typename L::U most, nonfinite, largest_finite;
+};
+template <class L>
+BALLAST_FN GradientRange<L> RangeOf(const typename L::F (&grad)[kEach]) {
+  GradientRange<L> range{L::SetBits(0), L::SetBits(0), L::SetBits(0)};
+  BALLAST_UNROLL for (int j = 0; j < kEach; ++j) range.most = L::MaxBits(range.most, MagnitudeOf<L>(grad[j]));
+  range.largest_finite = range.most;
+  if (!L::Any(NotFinite<L>(range.most))) return range;
+  range.largest_finite = L::SetBits(0);
+  BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+    const auto magnitude = MagnitudeOf<L>(grad[j]);
+    range.nonfinite = L::IncrementIf(NotFinite<L>(magnitude), range.nonfinite);
+    range.largest_finite =
+        L::MaxBits(range.largest_finite, L::SelectBits(NotFinite<L>(magnitude), L::SetBits(0), magnitude));
+  }
+  return range;
+}
+
 // Calls act.operator()<Wire>() for the format with this index.
 template <class Act, class... Wires>
 BALLAST_FN void WithWire(WireIndex index, List<Wires...>, Act&& act) {

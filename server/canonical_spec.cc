@@ -124,7 +124,8 @@ v1::RunSpec Canonical(const v1::RunSpec& spec) {
   if (canonical.accumulation() == 0) canonical.set_accumulation(1);
   if (canonical.ranks() == 0) canonical.set_ranks(1);
   if (canonical.nonfinite() == v1::NONFINITE_POLICY_UNSPECIFIED) {
-    canonical.set_nonfinite(v1::NONFINITE_POLICY_SKIP_TENSOR);
+    canonical.set_nonfinite(canonical.dynamic_loss_scale() ? v1::NONFINITE_POLICY_SKIP_STEP
+                                                           : v1::NONFINITE_POLICY_SKIP_TENSOR);
   }
   if (canonical.on_torn() == v1::TORN_POLICY_UNSPECIFIED) canonical.set_on_torn(v1::TORN_POLICY_CLOSE);
   if (canonical.stats_every() == 0) canonical.set_stats_every(10);

@@ -89,16 +89,6 @@ absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunS
   return made;
 }
 
-absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end) {
-  constexpr size_t kMost = size_t{1} << 20;
-  if (end->client_state().size() > kMost) {
-    return absl::InvalidArgumentError(absl::StrCat("StepEnd.client_state has ", end->client_state().size(),
-                                                   " bytes; wanted: at most ", kMost,
-                                                   "; keep large state in a file, and its name here"));
-  }
-  return message::StepEnd{.client_state = std::move(*end->mutable_client_state())};
-}
-
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights) {
   const kernels::WireIndex format = spec.tensors[chunk.tensor].serving_format;
   weights->set_step(chunk.step);
@@ -127,9 +117,10 @@ v1::StepResult FromClosedStep(const ClosedStep& closed) {
   result.set_step(closed.step);
   result.set_outcome(FromOutcome(closed.outcome));
   result.set_reason(closed.reason);
+  result.set_detail(closed.detail);
   for (const uint32_t tensor : closed.not_applied) result.add_tensors_not_applied(tensor);
   result.set_grad_norm(closed.grad_norm);
-  result.set_clip_coefficient(1);
+  result.set_clip_coefficient(closed.clip_coefficient);
   result.set_nonfinite_tensors(closed.nonfinite_tensors);
   result.set_rejected_blocks(closed.rejected_blocks);
   if (closed.rejected_blocks > 0) {
@@ -189,6 +180,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   }
   out.set_step_seconds(status.step_s);
   out.set_steps_applied(status.applied);
+  out.set_steps_skipped(status.skipped);
   out.set_steps_partial(status.partial);
   out.set_steps_aborted(status.aborted);
   out.set_optimizer(NameOf(*run.spec().groups[run.spec().tensors[0].group].kernel));

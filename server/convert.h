@@ -30,9 +30,9 @@ std::string FromBits(const std::vector<bool>& bits);
 
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec);
 absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec);
+// Takes the client state out of the message.
+absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);
-// Takes the state out of the message.
-absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end);
 // All but the checksum. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes, const RunSpec& spec,
                            absl::string_view* reason);
@@ -49,6 +49,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 
 // The parts of a spec. `at` names the place in refusals.
+absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
 // A format of this name that is fit for gradients or for serving, by the flag of that name.
 absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool kernels::WireFormat::*fit,

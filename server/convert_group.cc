@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 #include "server/convert.h"
 #include "server/kernel_choice.h"
 #include "server/status_macros.h"
-#include "server/step_values.h"
 
 namespace ballast {
 namespace {
@@ -29,6 +29,11 @@ std::optional<size_t> FindHyper(const kernels::Kernel& kernel, absl::string_view
     if (kernel.hypers[h].name == name) return h;
   }
   return std::nullopt;
+}
+
+// As many digits as tell two doubles apart.
+void AddLine(absl::string_view name, double value, std::string* content) {
+  absl::StrAppendFormat(content, "%s = %.17g\n", name, value);
 }
 
 absl::Status CheckHyper(const kernels::Hyper& h, double value, const std::string& at) {
@@ -74,9 +79,10 @@ absl::StatusOr<std::vector<double>> ToHyper(const v1::GroupSpec& group, const ke
   return values;
 }
 
-// A step's values of one group, those that were given.
-absl::Status TakeValues(const v1::GroupStep& g, const kernels::Kernel& kernel, const std::string& at,
-                        std::vector<double>* hyper) {
+// A step's values of one group, those that were given, by their place in the kernel. Each adds a line to `content`.
+absl::StatusOr<std::vector<message::GroupValue>> ToValues(const v1::GroupStep& g, uint32_t group, const RunSpec& spec,
+                                                          const std::string& at, std::string* content) {
+  const kernels::Kernel& kernel = *spec.groups[group].kernel;
   const struct {
     absl::string_view name;
     bool given;
@@ -86,17 +92,35 @@ absl::Status TakeValues(const v1::GroupStep& g, const kernels::Kernel& kernel, c
                 {"beta1", g.has_beta1(), g.beta1()},
                 {"beta2", g.has_beta2(), g.beta2()},
                 {"momentum", g.has_momentum(), g.momentum()}};
+  std::vector<message::GroupValue> made;
   for (const auto& v : values) {
     if (!v.given) continue;
+    const std::string field = StrCat("groups[", group, "].", v.name);
     const auto h = FindHyper(kernel, v.name);
     if (!h) {
       return InvalidArgumentError(
-          StrCat(at, v.name, " is given, but rule ", kernel.rule, " has only ", ListNames(kernel.hypers)));
+          StrCat(at, field, " is given, but rule ", kernel.rule, " has only ", ListNames(kernel.hypers)));
     }
-    RETURN_IF_ERROR(CheckHyper(kernel.hypers[*h], v.value, StrCat(at, v.name)));
-    (*hyper)[*h] = v.value;
+    RETURN_IF_ERROR(CheckHyper(kernel.hypers[*h], v.value, at + field));
+    made.push_back({.group = group, .hyper = static_cast<uint32_t>(*h), .value = v.value});
+    AddLine(field, v.value, content);
   }
-  return absl::OkStatus();
+  return made;
+}
+
+absl::StatusOr<std::vector<message::GroupValue>> ToValues(
+    const google::protobuf::RepeatedPtrField<v1::GroupStep>& groups, const RunSpec& spec, const std::string& message,
+    std::string* content) {
+  if (static_cast<size_t>(groups.size()) > spec.groups.size()) {
+    return InvalidArgumentError(
+        StrCat(message, " has values of ", groups.size(), " groups, but the run has ", spec.groups.size()));
+  }
+  std::vector<message::GroupValue> all;
+  for (int i = 0; i < groups.size(); ++i) {
+    ASSIGN_OR_RETURN(const auto values, ToValues(groups[i], static_cast<uint32_t>(i), spec, message + ", ", content));
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
 }
 
 }  // namespace
@@ -136,23 +160,29 @@ absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::str
 
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec) {
   message::StepBegin made{.step = begin.step()};
-  if (begin.loss_scale() != 0) made.loss_scale = begin.loss_scale();
+  if (begin.has_loss_scale()) made.loss_scale = begin.loss_scale();
   const float inverse = static_cast<float>(1 / made.loss_scale);
   if (!(made.loss_scale > 0) || !std::isfinite(inverse) || inverse == 0) {
-    return InvalidArgumentError(StrCat("loss_scale is ", begin.loss_scale(),
-                                       "; wanted: a positive number whose inverse is a float, or 0 for 1"));
+    return InvalidArgumentError(StrCat("StepBegin of step ", begin.step(), ", loss_scale is ", made.loss_scale,
+                                       "; wanted: a positive number whose inverse is a float; leave it unset for 1"));
   }
-  if (static_cast<size_t>(begin.groups_size()) > spec.groups.size()) {
-    return InvalidArgumentError(
-        StrCat("StepBegin has values of ", begin.groups_size(), " groups, but the run has ", spec.groups.size()));
+  AddLine("loss_scale", made.loss_scale, &made.content);
+  for (const GroupSpec& group : spec.groups) made.hyper.push_back(group.hyper);
+  ASSIGN_OR_RETURN(const auto values,
+                   ToValues(begin.groups(), spec, StrCat("StepBegin of step ", begin.step()), &made.content));
+  for (const message::GroupValue& v : values) made.hyper[v.group][v.hyper] = v.value;
+  return made;
+}
+
+absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec) {
+  constexpr size_t kMostState = size_t{1} << 20;
+  if (end->client_state().size() > kMostState) {
+    return InvalidArgumentError(StrCat("StepEnd.client_state has ", end->client_state().size(),
+                                       " bytes; wanted: at most ", kMostState,
+                                       "; keep large state in a file, and its name here"));
   }
-  for (size_t i = 0; i < spec.groups.size(); ++i) {
-    std::vector<double>& hyper = made.hyper.emplace_back(spec.groups[i].hyper);
-    if (i >= static_cast<size_t>(begin.groups_size())) continue;
-    RETURN_IF_ERROR(TakeValues(begin.groups(static_cast<int>(i)), *spec.groups[i].kernel,
-                               StrCat("StepBegin of step ", begin.step(), ", groups[", i, "]."), &hyper));
-  }
-  made.content = StepContent(made.loss_scale, made.hyper);
+  message::StepEnd made{.client_state = std::move(*end->mutable_client_state())};
+  ASSIGN_OR_RETURN(made.values, ToValues(end->groups(), spec, "StepEnd", &made.content));
   return made;
 }
 

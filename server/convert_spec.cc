@@ -21,48 +21,11 @@ using absl::StrCat;
 constexpr int64_t kMostElements = int64_t{1} << 40;
 constexpr int kMostDimensions = 32;
 constexpr int kMostGroups = 1024;
-constexpr uint32_t kMostRanks = 64;
-constexpr uint32_t kMostMicros = 1024;
-
-absl::Status NotInThisVersion(absl::string_view field, absl::string_view got, absl::string_view mend) {
-  return InvalidArgumentError(StrCat(field, " = ", got, " is not in this version; ", mend));
-}
 
 bool ValidRunId(const std::string& id) {
   const auto alphanumeric = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
   return !id.empty() && id.size() <= 63 && alphanumeric(id.front()) && alphanumeric(id.back()) &&
          std::all_of(id.begin(), id.end(), [&](char c) { return alphanumeric(c) || c == '-'; });
-}
-
-absl::Status CheckPolicies(const v1::RunSpec& spec) {
-  if (spec.commit() == v1::COMMIT_MODE_STAGED) {
-    return NotInThisVersion("commit", "staged", "use release");
-  }
-  if (spec.has_max_grad_norm()) {
-    return NotInThisVersion("max_grad_norm", StrCat(spec.max_grad_norm()), "leave it unset");
-  }
-  if (spec.nonfinite() > v1::NONFINITE_POLICY_SKIP_TENSOR) {
-    return NotInThisVersion("nonfinite", v1::NonfinitePolicy_Name(spec.nonfinite()),
-                            "use NONFINITE_POLICY_SKIP_TENSOR");
-  }
-  if (spec.on_torn() > v1::TORN_POLICY_CLOSE) {
-    return NotInThisVersion("on_torn", v1::TornPolicy_Name(spec.on_torn()), "use TORN_POLICY_CLOSE");
-  }
-  const bool unknown = spec.commit() < 0 || spec.commit() > v1::COMMIT_MODE_STAGED || spec.reduction() < 0 ||
-                       spec.reduction() > v1::REDUCTION_SUM || spec.nonfinite() < 0 || spec.on_torn() < 0;
-  if (unknown) return InvalidArgumentError("commit, reduction, nonfinite or on_torn has a value this version lacks");
-  if (!(spec.rank_timeout_s() >= 0 && spec.rank_timeout_s() <= 1e6)) {
-    return InvalidArgumentError(
-        StrCat("rank_timeout_s is ", spec.rank_timeout_s(), "; wanted: 0 (the default, 60) to 1000000 seconds"));
-  }
-  if (spec.accumulation() > kMostMicros) {
-    return InvalidArgumentError(
-        StrCat("accumulation is ", spec.accumulation(), "; wanted: at most ", kMostMicros, " micro-batches a step"));
-  }
-  if (spec.ranks() > kMostRanks) {
-    return InvalidArgumentError(StrCat("ranks is ", spec.ranks(), "; wanted: at most ", kMostRanks));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> CountElements(const v1::TensorSpec& t, const std::string& at) {
@@ -166,13 +129,9 @@ uint64_t ChunkElements(const Config::Limits& limits) {
 
 absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits) {
   RETURN_IF_ERROR(CheckCounts(spec, limits));
-  RETURN_IF_ERROR(CheckPolicies(spec));
   RunSpec made{.run_id = spec.run_id(), .seed = spec.seed()};
-  if (spec.ranks() != 0) made.ranks = spec.ranks();
-  if (spec.accumulation() != 0) made.accumulation = spec.accumulation();
-  made.mean = spec.reduction() != v1::REDUCTION_SUM;
+  RETURN_IF_ERROR(TakePolicies(spec, &made));
   if (spec.stats_every() != 0) made.stats_every = spec.stats_every();
-  if (spec.rank_timeout_s() != 0) made.rank_timeout_s = spec.rank_timeout_s();
   made.chunk_elements = ChunkElements(limits);
   made.credit_bytes = limits.credit_bytes;
   made.lease_s = limits.lease_s;

@@ -198,7 +198,8 @@ TaskResult CpuDevice::RunTask(DeviceTask& task) {
   TaskResult result;
   std::visit(
       [&](auto& t) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(t)>, UpdateTask>) {
+        using Task = std::decay_t<decltype(t)>;
+        if constexpr (std::is_same_v<Task, UpdateTask> || std::is_same_v<Task, MeasureTask>) {
           result.statistics = Run(t);
         } else {
           Prepare(t);
@@ -227,6 +228,16 @@ kernels::Statistics CpuDevice::Run(UpdateTask& task) {
     return true;
   });
   return kernels::Combine({task.tiles, tiles}, task.update.statistics == kernels::StatisticsLevel::kFull);
+}
+
+kernels::Statistics CpuDevice::Run(const MeasureTask& task) {
+  const uint64_t tiles = TilesOf(task.elements);
+  const auto measure = kernels::WireFormats()[static_cast<size_t>(task.format)].measure;
+  Share(tiles, [&](uint64_t first, uint64_t last) {
+    measure(task.gradient, task.elements, task.scale, first, last, task.tiles + first);
+    return true;
+  });
+  return kernels::Combine({task.tiles, tiles}, /*full=*/false);
 }
 
 bool CpuDevice::Share(uint64_t tiles, TileWork work) {

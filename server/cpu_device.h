@@ -60,6 +60,7 @@ class CpuDevice final : public Device {
   // The threads share the tiles; false if any of them met a NaN or infinity.
   bool Share(uint64_t tiles, TileWork work);
   kernels::Statistics Run(UpdateTask& task);
+  kernels::Statistics Run(const MeasureTask& task);
   void WorkOn(Section* section);
 
   const uint32_t threads_;

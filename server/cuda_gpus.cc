@@ -71,6 +71,10 @@ class CudaGpu final : public Gpu {
     Use();
     Launched(kernels::CudaKernels()[kernel].update(batch, count, tiles, Of(Stream::kCompute)), "the update");
   }
+  void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaMeasure(batch, count, tiles, Of(Stream::kCompute)), "measuring");
+  }
   void Load(size_t master, const DeviceCopy* batch, int count, uint64_t tiles, kernels::WireIndex format) override {
     Use();
     Launched(kernels::CudaMasters()[master].load(batch, count, tiles, format, Of(Stream::kCompute)), "a load");

@@ -61,6 +61,15 @@ struct UpdateTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::Update update = {};
   kernels::TileStatistics* tiles = nullptr;
+  bool measured = false;  // by a MeasureTask before it, with this very gradient: the device has it
+};
+// What a gradient has before any update and clipping, as of kernels::WireFormat::measure. `tiles` as of UpdateTask.
+struct MeasureTask {
+  const std::byte* gradient = nullptr;
+  kernels::WireIndex format = 0;
+  uint64_t elements = 0;
+  float scale = 1;
+  kernels::TileStatistics* tiles = nullptr;
 };
 // Computes the scales that the master is served with: of each row of `row_length` elements the largest |weight|.
 struct ScaleTask {
@@ -88,10 +97,10 @@ struct LoadTask {
   uint64_t first = 0, last = 0;
   const std::byte* in = nullptr;
 };
-using DeviceTask = std::variant<UpdateTask, ScaleTask, ServeTask, LoadTask>;
+using DeviceTask = std::variant<UpdateTask, MeasureTask, ScaleTask, ServeTask, LoadTask>;
 
 struct TaskResult {
-  kernels::Statistics statistics = {};  // of an UpdateTask
+  kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
   bool finite = true;                   // of a LoadTask; false: a NaN or infinity was met
   double seconds = 0;                   // the device spent on the task
 };
@@ -108,7 +117,7 @@ class DeviceQueue {
 
 // What a queue's tasks may need at most: their staging is reserved when the queue is made.
 struct QueueNeeds {
-  uint64_t tiles = 0;          // of an update
+  uint64_t tiles = 0;          // of an update or a measure
   uint64_t payload_bytes = 0;  // of a load or of what is served, without scales
   uint64_t scales = 0;         // that go out with what is served
 };

@@ -62,6 +62,7 @@ absl::StatusOr<Outcome> OutcomeOn(Device* device, const kernels::Kernel& kernel)
   update.update.grad_format = fp32;
   update.update.n = kElements;
   update.update.grad_scale = 1;
+  update.update.clip = 1;
   update.update.stochastic = true;
   update.update.statistics = kernels::StatisticsLevel::kFull;
   for (uint64_t t = 1; t <= kSteps; ++t) {

@@ -10,6 +10,7 @@ namespace ballast {
 namespace {
 
 using kernels::DeviceCopy;
+using kernels::DeviceGradient;
 using kernels::DeviceUpdate;
 using kernels::kPad;
 using kernels::TilesOf;
@@ -34,6 +35,17 @@ size_t IndexIn(std::span<const T> all, const T* one) {
 template <class T>
 const T& As(const DeviceTask* task) {
   return std::get<T>(*task);
+}
+
+// Of an UpdateTask or MeasureTask.
+uint64_t TilesOfTask(const DeviceTask& task) {
+  const auto* u = std::get_if<UpdateTask>(&task);
+  return TilesOf(u != nullptr ? u->update.n : std::get<MeasureTask>(task).elements);
+}
+uint64_t TilesOfTasks(Tasks batch) {
+  uint64_t tiles = 0;
+  for (const DeviceTask* task : batch) tiles += TilesOfTask(*task);
+  return tiles;
 }
 
 DeviceCopy CopyOf(const std::array<std::byte*, kernels::kMaxPlanes>& planes, uint64_t first, uint64_t last) {
@@ -63,7 +75,8 @@ GpuStaging::GpuStaging(Gpu* gpu, const QueueNeeds& needs, TwinOf twin_of)
       tile_capacity_(std::max(needs.tiles, kLeastTiles)),
       payload_capacity_(AlignPart(needs.payload_bytes) + kPad * sizeof(float)) {
   items_ = kPartAlignment;
-  tiles_ = items_ + AlignPart(kMostTasks * std::max(sizeof(DeviceUpdate), sizeof(DeviceCopy)));
+  tiles_ =
+      items_ + AlignPart(kMostTasks * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient), sizeof(DeviceCopy)}));
   sums_ = tiles_ + AlignPart(tile_capacity_ * sizeof(TileStatistics));
   payload_ = sums_ + AlignPart(tile_capacity_ * sizeof(float));
   scales_ = payload_ + payload_capacity_;
@@ -87,15 +100,14 @@ absl::Status GpuStaging::Reserve() {
 bool GpuStaging::Fits(Tasks batch, const DeviceTask& next) const {
   if (batch.size() == kMostTasks || batch.front()->index() != next.index()) return false;
   if (const auto* u = std::get_if<UpdateTask>(&next)) {
-    uint64_t tiles = TilesOf(u->update.n);
     for (const DeviceTask* task : batch) {
       const auto& other = As<UpdateTask>(task);
       // A tensor's next update reads what the one before it wrote.
       if (other.kernel != u->kernel || other.update.planes[0] == u->update.planes[0]) return false;
-      tiles += TilesOf(other.update.n);
     }
-    return tiles <= tile_capacity_;
+    return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
   }
+  if (std::holds_alternative<MeasureTask>(next)) return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
   const auto* s = std::get_if<ServeTask>(&next);
   if (s == nullptr || s->scales != nullptr) return false;
   uint64_t bytes = PayloadBytes(*s);
@@ -111,6 +123,8 @@ void GpuStaging::Give(Tasks batch) {
   const DeviceTask& front = *batch.front();
   if (std::holds_alternative<UpdateTask>(front)) {
     GiveUpdates(batch);
+  } else if (std::holds_alternative<MeasureTask>(front)) {
+    GiveMeasures(batch);
   } else if (std::holds_alternative<ServeTask>(front)) {
     GiveServes(batch);
   } else if (const auto* load = std::get_if<LoadTask>(&front)) {
@@ -140,9 +154,9 @@ void GpuStaging::GiveUpdates(Tasks batch) {
   DeviceUpdate* item = OnHost<DeviceUpdate>(items_);
   uint64_t tiles = 0;
   for (const DeviceTask* task : batch) {
-    const kernels::Update& update = As<UpdateTask>(task).update;
+    const auto& [kernel, update, statistics, measured] = As<UpdateTask>(task);
     std::byte* const twin = twin_of_(update.grad);
-    gpu_->Copy(Gpu::Stream::kIn, twin, update.grad, update.n * WireBytes(update.grad_format));
+    if (!measured) gpu_->Copy(Gpu::Stream::kIn, twin, update.grad, update.n * WireBytes(update.grad_format));
     *item = {.update = update,
              .first_tile = tiles,
              .tiles = OnDevice<TileStatistics>(tiles_) + tiles,
@@ -153,6 +167,27 @@ void GpuStaging::GiveUpdates(Tasks batch) {
   StartCompute(batch.size() * sizeof(DeviceUpdate));
   gpu_->Update(IndexIn(kernels::Kernels(), As<UpdateTask>(batch.front()).kernel), OnDevice<DeviceUpdate>(items_),
                static_cast<int>(batch.size()), tiles);
+  StartOut();
+  CopyOut(tiles_, tiles * sizeof(TileStatistics));
+}
+
+void GpuStaging::GiveMeasures(Tasks batch) {
+  DeviceGradient* item = OnHost<DeviceGradient>(items_);
+  uint64_t tiles = 0;
+  for (const DeviceTask* task : batch) {
+    const auto& measure = As<MeasureTask>(task);
+    std::byte* const twin = twin_of_(measure.gradient);
+    gpu_->Copy(Gpu::Stream::kIn, twin, measure.gradient, measure.elements * WireBytes(measure.format));
+    *item++ = {.grad = twin,
+               .format = measure.format,
+               .scale = measure.scale,
+               .n = measure.elements,
+               .first_tile = tiles,
+               .tiles = OnDevice<TileStatistics>(tiles_) + tiles};
+    tiles += TilesOf(measure.elements);
+  }
+  StartCompute(batch.size() * sizeof(DeviceGradient));
+  gpu_->Measure(OnDevice<DeviceGradient>(items_), static_cast<int>(batch.size()), tiles);
   StartOut();
   CopyOut(tiles_, tiles * sizeof(TileStatistics));
 }
@@ -209,11 +244,11 @@ void GpuStaging::GiveScales(const ScaleTask& task) {
 
 TaskResult GpuStaging::Take(Tasks batch, size_t i) {
   TaskResult result;
-  if (const auto* u = std::get_if<UpdateTask>(batch[i])) {
-    uint64_t before = 0;
-    for (const DeviceTask* task : batch.first(i)) before += TilesOf(As<UpdateTask>(task).update.n);
-    result.statistics = kernels::Combine({OnHost<const TileStatistics>(tiles_) + before, TilesOf(u->update.n)},
-                                         u->update.statistics == kernels::StatisticsLevel::kFull);
+  const auto* u = std::get_if<UpdateTask>(batch[i]);
+  if (u != nullptr || std::holds_alternative<MeasureTask>(*batch[i])) {
+    const bool full = u != nullptr && u->update.statistics == kernels::StatisticsLevel::kFull;
+    result.statistics = kernels::Combine(
+        {OnHost<const TileStatistics>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])}, full);
   } else if (const auto* s = std::get_if<ServeTask>(batch[i])) {
     uint64_t at = payload_;
     for (const DeviceTask* task : batch.first(i)) at += PayloadBytes(As<ServeTask>(task));

@@ -34,7 +34,7 @@ inline constexpr std::array kSecondsBuckets = {0.001, 0.0025, 0.005, 0.01, 0.025
 inline constexpr std::array kRmsBuckets = {0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 2.3, 3.0, 5.0, 10.0};
 inline constexpr std::array kNormBuckets = {1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4};
 
-#define BALLAST_STEP_REASONS "reason=restarted|rank_lost|data_loss|other"
+#define BALLAST_TORN_REASONS "restarted|rank_lost|data_loss|other"
 
 inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Process", "ballast_build_info", MetricType::kGauge, "version revision compiler cuda", "Constant 1."},
@@ -57,12 +57,12 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Runs and steps", "ballast_run_ranks", MetricType::kGauge, "run_id", "Ranks connected."},
     {"Runs and steps", "ballast_run_ranks_expected", MetricType::kGauge, "run_id", "Ranks configured."},
     {"Runs and steps", "ballast_steps_applied_total", MetricType::kCounter, "run_id", "Steps applied whole."},
-    {"Runs and steps", "ballast_steps_partial_total", MetricType::kCounter, "run_id " BALLAST_STEP_REASONS,
+    {"Runs and steps", "ballast_steps_partial_total", MetricType::kCounter, "run_id reason=" BALLAST_TORN_REASONS,
      "Steps closed when only some of their tensors were updated."},
-    {"Runs and steps", "ballast_steps_aborted_total", MetricType::kCounter, "run_id " BALLAST_STEP_REASONS,
-     "Steps closed before any tensor was updated."},
-    {"Runs and steps", "ballast_steps_skipped_total", MetricType::kCounter, "run_id reason=nonfinite|operator|other",
-     "Steps not applied, on purpose."},
+    {"Runs and steps", "ballast_steps_aborted_total", MetricType::kCounter,
+     "run_id reason=disagreement|nonfinite|" BALLAST_TORN_REASONS, "Steps closed before any tensor was updated."},
+    {"Runs and steps", "ballast_steps_skipped_total", MetricType::kCounter,
+     "run_id reason=nonfinite|overflow|operator|other", "Steps not applied, on purpose."},
     {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id", "Last step applied, whole or in part."},
     {"Runs and steps", "ballast_last_step_timestamp_seconds", MetricType::kGauge, "run_id",
      "When it was applied (Unix time)."},
@@ -138,7 +138,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "GPUs that failed for good; the runs on it are lost."},
 });
 
-#undef BALLAST_STEP_REASONS
+#undef BALLAST_TORN_REASONS
 
 // A family by its name, checked when compiling.
 class FamilyRef {

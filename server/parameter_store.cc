@@ -18,6 +18,10 @@ double ScaleOf(const TensorSpec& t, kernels::ScaledBy scaled_by) {
   return scales[static_cast<size_t>(scaled_by)];
 }
 
+float GradientScale(const ParameterStore::UpdateValues& values) {
+  return static_cast<float>(1 / values.gradient_divisor);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ParameterStore>> ParameterStore::Create(Environment environment) {
@@ -114,13 +118,13 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   const GroupSpec& group = environment_.spec->groups[t.group];
   hyper_.assign(values.hyper.begin(), values.hyper.end());
   for (size_t h = 0; h < hyper_.size(); ++h) hyper_[h] *= ScaleOf(t, group.kernel->hypers[h].scaled_by);
-  UpdateTask task{.kernel = group.kernel,
-                  .tiles = reinterpret_cast<kernels::TileStatistics*>(ShardOf(tensor).tiles.data())};
+  UpdateTask task{.kernel = group.kernel, .tiles = TilesOf(tensor), .measured = values.measured};
   for (size_t p = 0; p < group.kernel->planes.size(); ++p) task.update.planes[p] = PlaneAt(tensor, p);
   task.update.grad = values.gradient;
   task.update.grad_format = values.gradient_format;
   task.update.n = t.elements;
-  task.update.grad_scale = static_cast<float>(1 / values.gradient_divisor);
+  task.update.grad_scale = GradientScale(values);
+  task.update.clip = values.clip;
   task.update.random_key = kernels::RandomKey(t.key, values.step);
   task.update.stochastic = group.stochastic;
   task.update.statistics = values.statistics;
@@ -128,6 +132,19 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   step_of_[tensor] = values.step;
   spots_[tensor].scales_present = false;
   ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+}
+
+void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done done) {
+  ShardOf(tensor).queue->Submit(MeasureTask{.gradient = values.gradient,
+                                            .format = values.gradient_format,
+                                            .elements = environment_.spec->tensors[tensor].elements,
+                                            .scale = GradientScale(values),
+                                            .tiles = TilesOf(tensor)},
+                                OnStrand(std::move(done)));
+}
+
+kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
+  return reinterpret_cast<kernels::TileStatistics*>(ShardOf(tensor).tiles.data());
 }
 
 float* ParameterStore::PresentScales(uint32_t tensor) {

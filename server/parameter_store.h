@@ -34,10 +34,12 @@ class ParameterStore {
   struct UpdateValues {
     uint64_t step = 0;
     double gradient_divisor = 1;  // loss scale, and the number of ranks where their mean is wanted
+    float clip = 1;               // of the unscaled gradient
     kernels::StatisticsLevel statistics = kernels::StatisticsLevel::kCore;
     absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
     const std::byte* gradient = nullptr;
     kernels::WireIndex gradient_format = 0;
+    bool measured = false;  // by Measure
   };
   struct Environment {
     const RunSpec* spec;  // outlives the store, like the rest
@@ -50,6 +52,8 @@ class ParameterStore {
   ~ParameterStore();
 
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
+  // What the gradient of these values has, unscaled, before any clipping. The weights are not touched.
+  void Measure(uint32_t tensor, const UpdateValues& values, Done done);
   // In the tensor's serving format, with the scales of the tensor's present weights; `out` stays valid until done, and
   // is resized to fit.
   void Serve(TensorRange range, WeightPiece* out, Done done);
@@ -87,6 +91,7 @@ class ParameterStore {
   // The planes a master reads: the kernel's planes that hold weights, in order.
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
+  kernels::TileStatistics* TilesOf(uint32_t tensor) const;
   // Where the tensor's scales are, brought up to its weights by a task of their own where those have changed.
   float* PresentScales(uint32_t tensor);
 

@@ -53,8 +53,8 @@ void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
 
 ShardPlan Completed(const RunSpec& spec, Shard shard) {
   ShardPlan& plan = shard.plan;
-  // Several micro-batches keep every sum until the last of them.
-  plan.pool_bytes = spec.accumulation > 1
+  // Several micro-batches keep every sum until the last of them; staged, every gradient until the verdict.
+  plan.pool_bytes = spec.accumulation > 1 || spec.staged
                         ? shard.all_slabs
                         : std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
   plan.bytes.gradients = plan.pool_bytes;

@@ -20,9 +20,11 @@ namespace ballast {
 struct ClosedStep {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;
-  std::string reason;
+  std::string reason;  // a word
+  std::string detail;  // for people
   std::vector<uint32_t> not_applied;
-  double grad_norm = 0;
+  double grad_norm = 0;  // before clipping
+  double clip_coefficient = 1;
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;
 };
@@ -39,7 +41,7 @@ struct StepBegin {
   uint64_t step = 0;
   double loss_scale = 1;
   std::vector<std::vector<double>> hyper = {};  // by group, complete, in the kernel's order
-  std::string content = {};                     // StepContent of them
+  std::string content = {};                     // of event::StepBegin
 };
 struct MicroBegin {
   uint32_t micro = 0;
@@ -57,8 +59,16 @@ struct MicroEnd {
   std::vector<bool> absent = {};
   std::optional<double> loss = {};
 };
+// One hyperparameter, by its place in the group's kernel.
+struct GroupValue {
+  uint32_t group = 0;
+  uint32_t hyper = 0;
+  double value = 0;
+};
 struct StepEnd {
-  std::string client_state = {};  // empty: none
+  std::string client_state = {};        // empty: none
+  std::vector<GroupValue> values = {};  // that win over StepBegin's
+  std::string content = {};             // of event::StepEnd
 };
 // What the edge refused; it ends the stream when its turn comes.
 struct Bad {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,14 +32,25 @@ struct GroupSpec {
   std::vector<double> hyper;  // in the order of kernel->hypers
 };
 
+// What becomes of a gradient that is not finite. The block it falls in keeps its contents whatever the policy.
+enum class Nonfinite {
+  kSkipTensor,  // nothing more
+  kSkipStep,    // the step is skipped; staged
+  kStop,        // no later step begins; in staged the step is aborted
+};
+
 struct RunSpec {
   std::string run_id;
   std::vector<TensorSpec> tensors = {};
   std::vector<GroupSpec> groups = {};
   uint64_t seed = 0;
-  uint32_t ranks = 1;         // at most
-  uint32_t accumulation = 1;  // micro-batches a step, at most
-  bool mean = true;           // of the ranks' gradients; false: their sum
+  uint32_t ranks = 1;                        // at most
+  uint32_t accumulation = 1;                 // micro-batches a step, at most
+  bool mean = true;                          // of the ranks' gradients; false: their sum
+  bool staged = false;                       // tensors are updated when all gradients are judged
+  std::optional<double> max_grad_norm = {};  // staged; the gradient's norm is clipped to it
+  bool dynamic_loss_scale = false;           // staged, and kSkipStep: the trainers adapt to steps skipped
+  Nonfinite nonfinite = Nonfinite::kSkipTensor;
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
   // The daemon's limits when the run was created.
@@ -50,6 +62,11 @@ struct RunSpec {
 
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
+
+// Whether a step's gradients are measured before any is applied.
+inline bool JudgesGradients(const RunSpec& spec) {
+  return spec.staged && (spec.max_grad_norm || spec.nonfinite != Nonfinite::kSkipTensor);
+}
 
 inline uint64_t WireBytes(kernels::WireIndex format) {
   return kernels::WireFormats()[static_cast<size_t>(format)].bytes;

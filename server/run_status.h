@@ -25,7 +25,7 @@ struct RankStatus {
 struct RunStatus {
   enum class State { kWaiting, kTraining, kFailed };
   State state = State::kWaiting;
-  std::string failure;  // why, of kFailed
+  std::string failure;  // why, of kFailed; otherwise why no step begins any more, if so
   bool weights_loaded = false;
   uint64_t step = 0;  // last closed
   uint64_t generation = 1;
@@ -37,7 +37,7 @@ struct RunStatus {
   std::vector<RankStatus> ranks;  // by rank; empty until one has attached
   std::optional<ClosedStep> last_result;
   double step_s = 0;
-  uint64_t applied = 0, partial = 0, aborted = 0;
+  uint64_t applied = 0, skipped = 0, partial = 0, aborted = 0;
   uint64_t received_bytes = 0, sent_bytes = 0;
 };
 

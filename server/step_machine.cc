@@ -57,6 +57,9 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (auto s = CheckWorld(e, now_s); !s.ok()) return Refuse(s);
   if (auto s = CheckCovered(e); !s.ok()) return Refuse(s);
   StepEffects effects;
+  if (e.world != world() && AwaitsVerdict()) {  // its sums are being read
+    return Refuse(absl::UnavailableError(absl::StrCat("step ", step_, " is being judged; attach again")), kFinishS);
+  }
   if (e.world != world()) ChangeWorld(e.world, now_s, &effects);
   Rank& rank = ranks_[e.rank];
   double retry_after_s = 0;

@@ -8,7 +8,8 @@
 //   - in every micro-batch every rank delivers each tensor whole or lists it absent; what may be summed is the
 //     Reduction's matter;
 //   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect Update;
-//     in staged it is Judge, once all are complete, and the Updates follow a favourable Verdict. At most one a step;
+//     in staged it is Judge, once all are complete and the ranks' StepEnds agree, and the Updates follow a favourable
+//     Verdict. At most one a step;
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
 //   session;
 //   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
@@ -22,7 +23,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -50,9 +50,6 @@ struct StepMachineOptions {
   double lease_s = 10;
   double rank_timeout_s = 60;
   uint64_t first_step = 1;
-  // What differs between two contents of StepBegin, for people: a field, and both its values.
-  std::function<std::string(const std::string&, const std::string&)> difference =
-      [](const std::string& a, const std::string& b) { return "'" + a + "' and '" + b + "'"; };
 };
 
 namespace event {
@@ -78,10 +75,11 @@ struct StreamClosed {
   SessionId session;
   bool clean = false;
 };
+// content: its values, one `name = value` a line; must be equal when sent again, and between ranks.
 struct StepBegin {
   SessionId session;
   uint64_t step = 0;
-  std::string content;  // what must be equal when sent again, and between ranks
+  std::string content;
 };
 // A step of one micro-batch may leave it out.
 struct MicroBegin {
@@ -103,8 +101,10 @@ struct MicroEnd {
   uint32_t micro = 0;
   std::vector<bool> absent;  // by tensor
 };
+// content: as of StepBegin, of values that it brings; staged only.
 struct StepEnd {
   SessionId session;
+  std::string content = {};
 };
 // Answers Update.
 struct TensorApplied {
@@ -112,11 +112,12 @@ struct TensorApplied {
   uint32_t tensor = 0;
   Slab slab = {};
 };
-// Answers Judge. `reason`: why it is skipped.
+// Answers Judge. Applied, skipped or aborted; the latter two with a reason, as of effect::Close.
 struct Verdict {
   uint64_t step = 0;
-  bool apply = true;
-  std::string reason;
+  Outcome outcome = Outcome::kApplied;
+  std::string reason = {};
+  std::string detail = {};
 };
 // Time passed; due deadlines are acted on.
 struct Tick {};
@@ -253,8 +254,9 @@ class StepMachine {
     uint64_t begun = 0;     // the last step it began
     bool ended = false;     // that step, by StepEnd
     bool said_end = false;  // the same on its present stream
-    uint64_t lacking = 0;   // the first closed step whose weights and result it may lack; 0: none
-    uint64_t told = 0;      // the last step whose result was sent on its stream
+    std::string end_content = {};
+    uint64_t lacking = 0;  // the first closed step whose weights and result it may lack; 0: none
+    uint64_t told = 0;     // the last step whose result was sent on its stream
   };
 
   static StepEffects Refuse(absl::Status status, double retry_after_s = 0) {
@@ -288,8 +290,13 @@ class StepMachine {
   absl::Status CheckMicro(uint32_t rank, uint32_t micro, bool last) const;
   absl::Status CheckAbsent(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const;
   absl::Status CheckWhole(uint32_t rank, uint32_t micro) const;
+  absl::Status CheckEnd(uint32_t rank, const std::string& content) const;
+  std::string BeginConflict(uint32_t rank, const std::string& content) const;
   // Why another rank's number of micro-batches is not this one's; empty: it may be.
   std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
+  // Closes the step when another rank ended it with other values.
+  bool EndsConflict(uint32_t rank, StepEffects* effects);
+  bool AwaitsVerdict() const;
   bool Live(const Rank& rank, double now_s) const;
   // Of a rank that sends without MicroBegin. False: that closed the step.
   bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
@@ -315,8 +322,8 @@ class StepMachine {
   bool open_ = false;
   double opened_at_s_ = 0;
   std::string begin_content_;
-  uint32_t begun_by_ = 0;  // the first rank
-  bool judged_ = false;    // Judge was emitted
+  uint32_t begin_rank_ = 0;  // whose content it is
+  bool judged_ = false;      // Judge was emitted
   Reduction reduction_;
   std::vector<Tensor> tensors_;
   size_t unsettled_ = 0;                  // tensors neither applied nor absent

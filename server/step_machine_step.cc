@@ -26,15 +26,14 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   if (InStep(*rank)) {
     if (e.content == begin_content_) return {};
     return Refuse(absl::FailedPreconditionError(
-        absl::StrCat("step ", step_, " was begun with other values: ", options_.difference(begin_content_, e.content),
-                     "; a resumed step must repeat them to the bit")));
+        absl::StrCat("step ", step_, " was begun with other values; a resumed step must repeat them to the bit")));
   }
   StepEffects effects;
   if (!open_) {
     open_ = true;
     opened_at_s_ = now_s;
     begin_content_ = e.content;
-    begun_by_ = *rank;
+    begin_rank_ = *rank;
     effects.push_back(effect::Opened{step_});
   }
   r.begun = step_;
@@ -42,10 +41,7 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   r.lacking = 0;
   effects.push_back(effect::Begun{*rank});
   if (e.content != begin_content_) {
-    Close(Outcome::kAborted, "disagreement",
-          absl::StrCat("ranks ", begun_by_, " and ", *rank, " began step ", step_, " with different values: ",
-                       options_.difference(begin_content_, e.content), "; all must give the same to the bit"),
-          &effects);
+    Close(Outcome::kAborted, "disagreement", BeginConflict(*rank, e.content), &effects);
   }
   return effects;
 }
@@ -108,22 +104,6 @@ absl::Status StepMachine::CheckMicro(uint32_t rank, uint32_t micro, bool last) c
     return absl::FailedPreconditionError(absl::StrCat("micro-batch ", micro, " begins before MicroEnd of ", begun - 1));
   }
   return begun > 0 ? CheckWhole(rank, begun - 1) : absl::OkStatus();
-}
-
-std::string StepMachine::MicroConflict(uint32_t rank, uint32_t micro, bool last) const {
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (r == rank || !InStep(r)) continue;
-    const auto theirs = reduction_.last_micro(r);
-    const uint32_t begun = reduction_.micros_begun(r);
-    const bool fewer = theirs && (last ? *theirs < micro : *theirs <= micro);
-    const bool more = last && (theirs ? *theirs > micro : begun > micro);
-    if (!fewer && !more) continue;
-    const auto at_least = [](bool exact, uint32_t count) { return absl::StrCat(exact ? "" : "at least ", count); };
-    return absl::StrCat("the ranks' micro-batches differ: rank ", rank, " has ",
-                        at_least(last, last ? micro + 1 : micro + 2), ", rank ", r, " has ",
-                        at_least(theirs.has_value(), theirs ? *theirs + 1 : begun + 1));
-  }
-  return "";
 }
 
 StepEffects StepMachine::On(const event::Chunk& e, double now_s) {
@@ -240,8 +220,11 @@ StepEffects StepMachine::On(const event::StepEnd& e, double) {
         absl::StrCat("StepEnd of step ", step_, " before its ", last ? "" : "last ", "MicroEnd")));
   }
   if (auto s = CheckWhole(rank, *last); !s.ok()) return Refuse(s);
+  if (auto s = CheckEnd(rank, e.content); !s.ok()) return Refuse(s);
   ranks_[rank].ended = ranks_[rank].said_end = true;
+  ranks_[rank].end_content = e.content;
   StepEffects effects;
+  if (EndsConflict(rank, &effects)) return effects;
   JudgeIfDue(&effects);
   CloseIfDone(&effects);
   return effects;
@@ -277,8 +260,8 @@ void StepMachine::PublishClosed(const event::TensorApplied& e, StepEffects* effe
 StepEffects StepMachine::On(const event::Verdict& e, double) {
   if (!open_ || e.step != step_) return {};
   StepEffects effects;
-  if (!e.apply) {
-    Close(Outcome::kSkipped, e.reason, "", &effects);
+  if (e.outcome != Outcome::kApplied) {
+    Close(e.outcome, e.reason, e.detail, &effects);
     return effects;
   }
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
@@ -306,6 +289,11 @@ void StepMachine::Proceed(StepEffects* effects) {
   }
   JudgeIfDue(effects);
   CloseIfDone(effects);
+}
+
+bool StepMachine::AwaitsVerdict() const {
+  const auto summed = [](const Tensor& t) { return t.state == TensorState::kSummed; };
+  return judged_ && std::any_of(tensors_.begin(), tensors_.end(), summed);
 }
 
 bool StepMachine::AllEnded() const {

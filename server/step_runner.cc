@@ -1,13 +1,13 @@
 #include "server/step_runner.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
 #include "server/log.h"
-#include "server/step_values.h"
 
 namespace ballast {
 namespace {
@@ -16,8 +16,8 @@ StepMachineOptions MachineOptions(const RunSpec& spec, const Plan& plan) {
   StepMachineOptions options;
   options.lease_s = spec.lease_s;
   options.rank_timeout_s = spec.rank_timeout_s;
+  options.commit = spec.staged ? Commit::kStaged : Commit::kRelease;
   options.most_micros = spec.accumulation;
-  options.difference = [&spec](const std::string& a, const std::string& b) { return DifferenceOf(spec, a, b); };
   options.reduction.pool_of = plan.placement.shard_of;
   for (const ShardPlan& shard : plan.shards) options.reduction.pool_bytes.push_back(shard.pool_bytes);
   for (const TensorSpec& t : spec.tensors) {
@@ -32,6 +32,13 @@ std::vector<std::vector<double>> SpecHyper(const RunSpec& spec) {
   std::vector<std::vector<double>> hyper;
   for (const GroupSpec& group : spec.groups) hyper.push_back(group.hyper);
   return hyper;
+}
+
+double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
+  for (size_t h = 0; h < hyper.size(); ++h) {
+    if (std::string_view(group.kernel->hypers[h].name) == "lr") return hyper[h];
+  }
+  return 0;
 }
 
 // What is measured only now and then stays until it is measured again.
@@ -188,6 +195,8 @@ void StepRunner::Take(uint32_t rank, message::StepBegin& m) {
               absl::FailedPreconditionError("StepBegin before the weights are loaded; send them with LoadState first"));
   } else if (draining_ && !machine_.step_open()) {
     EndStream(rank, absl::UnavailableError("the daemon is shutting down; no new step begins"));
+  } else if (!stopped_.empty() && !machine_.step_open() && m.step == machine_.step()) {
+    EndStream(rank, absl::FailedPreconditionError(stopped_));
   } else {
     begin_ = &m;
     HandleFrom(rank, event::StepBegin{links_[rank].session, m.step, m.content});
@@ -214,11 +223,15 @@ void StepRunner::Take(uint32_t rank, message::MicroEnd& m) {
 
 void StepRunner::Take(uint32_t rank, message::StepEnd& m) {
   Link& link = links_[rank];
-  if (!m.client_state.empty() && machine_.InStep(rank)) {
+  const bool in_step = machine_.InStep(rank);
+  if (in_step && !m.client_state.empty()) {
     link.coming_state = ClientState{machine_.step(), std::move(m.client_state)};  // the step may close by this
   }
-  HandleFrom(rank, event::StepEnd{link.session});
-  if (!machine_.Ended(rank)) link.coming_state.reset();  // it was refused
+  StepEffects effects = machine_.Handle(event::StepEnd{link.session, std::move(m.content)}, MonotonicSeconds());
+  const bool refused = !effects.empty() && std::holds_alternative<effect::Reject>(effects.front());
+  if (refused) link.coming_state.reset();
+  if (in_step && !refused) end_values_ = std::move(m.values);
+  if (auto s = Execute(std::move(effects)); !s.ok()) EndStream(rank, std::move(s));
 }
 
 void StepRunner::Take(uint32_t rank, message::Bad& m) { EndStream(rank, std::move(m.status)); }
@@ -266,7 +279,7 @@ void StepRunner::Report(const effect::Close& e) {
   report.seconds = (clock_.last_update_s > 0 ? clock_.last_update_s : now_s) - clock_.begin_s;
   report.receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
   report.update_seconds = clock_.update_s;
-  report.learning_rate = learning_rate_;
+  report.learning_rate = LearningRate(environment_.spec->groups[0], hyper_[0]);
   statistics_.Complete(&report);
   environment_.metrics->OnStep(report);
   environment_.board->Write([&](RunStatus& s) {
@@ -275,8 +288,10 @@ void StepRunner::Report(const effect::Close& e) {
     s.last_result = last_result();
     s.step_s = clock_.first_byte_s > 0 ? now_s - clock_.first_byte_s : now_s - clock_.begin_s;
     s.applied += e.outcome == Outcome::kApplied ? 1 : 0;
+    s.skipped += e.outcome == Outcome::kSkipped ? 1 : 0;
     s.partial += e.outcome == Outcome::kPartial ? 1 : 0;
     s.aborted += e.outcome == Outcome::kAborted ? 1 : 0;
+    if (e.outcome == Outcome::kSkipped || e.outcome == Outcome::kAborted) return;  // nothing was updated
     s.rms_ratio_max.reset();
     for (double rms : report.tensor_rms) s.rms_ratio_max = std::max(s.rms_ratio_max.value_or(0), rms);
     s.layers.resize(report.layers.size());

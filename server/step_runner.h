@@ -125,6 +125,12 @@ class StepRunner {
   void Do(const effect::Discard& e);
 
   void OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result);
+  // Of an update of the tensor, or of its measure before.
+  ParameterStore::UpdateValues ValuesOf(uint64_t step, uint32_t tensor, Slab slab);
+  void OnMeasured(uint64_t step, uint32_t tensor, const TaskResult& result);
+  void TakeEndValues();
+  void Pronounce(uint64_t step);
+  void StopIf(std::string why);
   Payload TakeHeld(uint32_t rank, const ChunkId& id);
   void DropHeld(uint32_t rank);
   void DropAllHeld();
@@ -151,13 +157,16 @@ class StepRunner {
   uint32_t updating_ = 0;    // submitted and not done, of any step
   bool weights_loaded_ = false;
   bool draining_ = false;
+  std::string stopped_;  // why no step begins any more; empty: it may
   std::function<void()> drained_;
 
   // The open step.
   std::vector<std::vector<double>> hyper_;
+  std::vector<message::GroupValue> end_values_;  // that win over them once the step is judged
   double loss_scale_ = 1;
+  float clip_ = 1;
+  uint32_t measuring_ = 0;  // submitted and not done
   StepClock clock_;
-  double learning_rate_ = 0;
   std::deque<ClosedStep> results_;  // of the last steps, oldest first
 
   // The message in hand.

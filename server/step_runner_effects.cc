@@ -1,9 +1,6 @@
 // What the step runner does for each of the step machine's effects.
 #include <cstring>
-#include <string_view>
 #include <utility>
-
-#include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
 #include "server/step_runner.h"
@@ -13,13 +10,6 @@ namespace {
 
 // A rank that lacks more than these has been away for longer than any lease.
 constexpr size_t kResultsKept = 256;
-
-double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
-  for (size_t h = 0; h < hyper.size(); ++h) {
-    if (std::string_view(group.kernel->hypers[h].name) == "lr") return hyper[h];
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -36,10 +26,11 @@ void StepRunner::Do(const effect::Fence& e) {
 void StepRunner::Do(const effect::Opened&) {
   hyper_ = std::move(begin_->hyper);
   loss_scale_ = begin_->loss_scale;
+  end_values_.clear();
+  clip_ = 1;
   statistics_.Begin();
   for (Link& link : links_) link.losses.clear();
   clock_ = {.begin_s = MonotonicSeconds()};
-  learning_rate_ = LearningRate(environment_.spec->groups[0], hyper_[0]);
   environment_.metrics->OnState("training");
   environment_.board->Write([](RunStatus& s) { s.state = RunStatus::State::kTraining; });
 }
@@ -111,21 +102,25 @@ void StepRunner::Do(const effect::Forget& e) {
 }
 
 void StepRunner::Do(const effect::Update& e) {
-  const RunSpec& spec = *environment_.spec;
-  const TensorSpec& t = spec.tensors[e.tensor];
   ++updating_;
-  environment_.store->Update(
-      e.tensor,
-      {.step = e.step,
-       .gradient_divisor = loss_scale_ * (spec.mean ? machine_.world() : 1),
-       .statistics = e.step == 1 || e.step % spec.stats_every == 0 ? kernels::StatisticsLevel::kFull
-                                                                   : kernels::StatisticsLevel::kCore,
-       .hyper = hyper_[t.group],
-       .gradient = SlabAt(e.tensor, e.slab),
-       .gradient_format = SlabFormat(spec, t)},
-      [this, step = e.step, tensor = e.tensor, slab = e.slab](const TaskResult& result) {
-        OnUpdated(step, tensor, slab, result);
-      });
+  environment_.store->Update(e.tensor, ValuesOf(e.step, e.tensor, e.slab),
+                             [this, step = e.step, tensor = e.tensor, slab = e.slab](const TaskResult& result) {
+                               OnUpdated(step, tensor, slab, result);
+                             });
+}
+
+ParameterStore::UpdateValues StepRunner::ValuesOf(uint64_t step, uint32_t tensor, Slab slab) {
+  const RunSpec& spec = *environment_.spec;
+  const TensorSpec& t = spec.tensors[tensor];
+  const bool full = step == 1 || step % spec.stats_every == 0;
+  return {.step = step,
+          .gradient_divisor = loss_scale_ * (spec.mean ? machine_.world() : 1),
+          .clip = clip_,
+          .statistics = full ? kernels::StatisticsLevel::kFull : kernels::StatisticsLevel::kCore,
+          .hyper = hyper_[t.group],
+          .gradient = SlabAt(tensor, slab),
+          .gradient_format = SlabFormat(spec, t),
+          .measured = JudgesGradients(spec)};
 }
 
 void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result) {
@@ -135,15 +130,12 @@ void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const Task
     clock_.update_s += result.seconds;
     clock_.last_update_s = MonotonicSeconds();
   }
+  if (!environment_.spec->staged && result.statistics.nonfinite > 0) {
+    StopIf(StopReason(*environment_.spec, step, {.nonfinite_tensors = 1, .first_nonfinite = tensor}));
+  }
   Execute(machine_.Handle(event::TensorApplied{step, tensor, slab}, MonotonicSeconds()))
       .IgnoreError();  // never refused
   Settle();
-}
-
-// No run of this version is staged.
-void StepRunner::Do(const effect::Judge& e) {
-  Execute(machine_.Handle(event::Verdict{.step = e.step, .apply = true, .reason = ""}, MonotonicSeconds()))
-      .IgnoreError();
 }
 
 void StepRunner::Do(const effect::Publish& e) {
@@ -159,8 +151,10 @@ void StepRunner::Do(const effect::Close& e) {
   }
   ClosedStep closed{.step = e.step,
                     .outcome = e.outcome,
-                    .reason = e.detail.empty() ? e.reason : absl::StrCat(e.reason, ": ", e.detail),
-                    .not_applied = e.not_applied};
+                    .reason = e.reason,
+                    .detail = e.outcome == Outcome::kApplied ? stopped_ : e.detail,
+                    .not_applied = e.not_applied,
+                    .clip_coefficient = clip_};
   statistics_.Complete(&closed);
   results_.push_back(std::move(closed));
   if (results_.size() > kResultsKept) results_.pop_front();

@@ -16,24 +16,52 @@ bool HasRms(const RunSpec& spec, uint32_t tensor) { return spec.groups[spec.tens
 }  // namespace
 
 StepStatistics::StepStatistics(const RunSpec* spec, const LayerGroups* layers)
-    : spec_(spec), layers_(layers), tensors_(spec->tensors.size()), updated_(spec->tensors.size()) {}
+    : spec_(spec),
+      layers_(layers),
+      tensors_(spec->tensors.size()),
+      updated_(spec->tensors.size()),
+      measured_(spec->tensors.size()) {}
 
-void StepStatistics::Begin() { updated_.assign(updated_.size(), false); }
+void StepStatistics::Begin() {
+  updated_.assign(updated_.size(), false);
+  measured_.assign(measured_.size(), false);
+}
+
+void StepStatistics::AddMeasure(uint32_t tensor, const kernels::Statistics& statistics) {
+  tensors_[tensor] = statistics;
+  measured_[tensor] = true;
+}
 
 void StepStatistics::Add(uint32_t tensor, const kernels::Statistics& statistics) {
+  const kernels::Statistics measure = tensors_[tensor];
   tensors_[tensor] = statistics;
   updated_[tensor] = true;
+  if (!measured_[tensor]) return;
+  tensors_[tensor].grad_sq = measure.grad_sq;
+  tensors_[tensor].grad_absmax = measure.grad_absmax;
+  tensors_[tensor].nonfinite = measure.nonfinite;
+}
+
+GradientFindings StepStatistics::Findings() const {
+  GradientFindings found;
+  double grad_sq = 0;
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (!updated_[i] && !measured_[i]) continue;
+    grad_sq += tensors_[i].grad_sq;
+    if (tensors_[i].nonfinite == 0) continue;
+    if (found.nonfinite_tensors++ == 0) found.first_nonfinite = i;
+  }
+  found.norm = std::sqrt(grad_sq);
+  return found;
 }
 
 void StepStatistics::Complete(ClosedStep* step) const {
-  double grad_sq = 0;
+  const GradientFindings found = Findings();
+  step->grad_norm = found.norm;
+  step->nonfinite_tensors = found.nonfinite_tensors;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (!updated_[i]) continue;
-    grad_sq += tensors_[i].grad_sq;
-    step->nonfinite_tensors += tensors_[i].nonfinite > 0 ? 1 : 0;
-    step->rejected_blocks += tensors_[i].rejected;
+    if (updated_[i]) step->rejected_blocks += tensors_[i].rejected;
   }
-  step->grad_norm = std::sqrt(grad_sq);
 }
 
 std::vector<StepStatistics::Sums> StepStatistics::SumLayers() const {

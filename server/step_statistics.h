@@ -1,5 +1,6 @@
 // What a step's updates measured, tensor by tensor as they finish, summed in the order of the spec when the step
-// closes: the same numbers whatever the order of the updates.
+// closes: the same numbers whatever the order of the updates. Where gradients were measured before, theirs are the
+// numbers of that pass: before clipping, and also of a step that is not applied.
 //
 // Strand-confined. Memory: one Statistics a tensor, from the constructor on.
 #pragma once
@@ -11,6 +12,7 @@
 #include "server/metrics.h"
 #include "server/rank_stream.h"
 #include "server/run_spec.h"
+#include "server/step_verdict.h"
 
 namespace ballast {
 
@@ -19,7 +21,11 @@ class StepStatistics {
   StepStatistics(const RunSpec* spec, const LayerGroups* layers);
 
   void Begin();
+  void AddMeasure(uint32_t tensor, const kernels::Statistics& statistics);
   void Add(uint32_t tensor, const kernels::Statistics& statistics);
+
+  // Of what was measured so far.
+  GradientFindings Findings() const;
 
   // Fills in grad_norm, nonfinite_tensors and rejected_blocks.
   void Complete(ClosedStep* step) const;
@@ -38,7 +44,7 @@ class StepStatistics {
   const RunSpec* const spec_;
   const LayerGroups* const layers_;
   std::vector<kernels::Statistics> tensors_;
-  std::vector<bool> updated_;
+  std::vector<bool> updated_, measured_;
 };
 
 }  // namespace ballast

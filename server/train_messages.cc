@@ -61,7 +61,7 @@ RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) 
   if (request->has_gradient()) return ToGradient(run, request->gradient(), std::move(payload));
   if (request->has_step_begin()) return or_bad(ToStepBegin(request->step_begin(), spec));
   if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
-  if (request->has_step_end()) return or_bad(ToStepEnd(request->mutable_step_end()));
+  if (request->has_step_end()) return or_bad(ToStepEnd(request->mutable_step_end(), spec));
   if (request->has_micro_begin()) {
     return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
   }

@@ -29,7 +29,9 @@ for target in edge_fuzz session_fuzz shm_fuzz; do
   "$ROOT/build/dev/tests/fuzz/$target" --seconds 60 "$ROOT/tests/fuzz/corpus/$target" "$((RANDOM * 1000000))"
 done
 "$ROOT/build/dev/tests/server/step_simulator" --seeds "$((RANDOM * 1000000))" 20000
-"$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000
-"$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000 forgetful
+for kind in "" forgetful staged "staged forgetful"; do
+  # shellcheck disable=SC2086 # words
+  "$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000 $kind
+done
 "$ROOT/.venv/bin/python" "$ROOT/tests/e2e/memory.py" 200000000
 exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"

@@ -216,6 +216,7 @@ class Bench {
                   .grad_format = format_,
                   .n = elements_,
                   .grad_scale = 1,
+                  .clip = 1,
                   .random_key = RandomKey(42, ++tensor.steps),
                   .stochastic = stochastic,
                   .statistics = level};

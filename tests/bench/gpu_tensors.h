@@ -126,6 +126,7 @@ class Tensors {
                .grad_format = FindWireFormat("bf16"),
                .n = work_.sizes[i],
                .grad_scale = 1,
+               .clip = 1,
                .random_key = RandomKey(i, 10),
                .stochastic = asked.stochastic,
                .statistics = asked.statistics};

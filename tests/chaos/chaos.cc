@@ -31,7 +31,7 @@ std::optional<double> Metric(const std::string& exposition, const std::string& n
 }
 
 struct Training {
-  std::string failure, refused, metrics;
+  std::string failure, metrics;
   std::vector<chaos::Weights> weights;  // by rank
 };
 
@@ -44,7 +44,7 @@ Training Train(const ChaosOptions& options, const RealDaemon& daemon, const std:
     ranks.push_back(options.forgetful && r > 0 ? chaos::MakeForgetfulRank(options, r)
                                                : chaos::MakeClientRank(options, r));
     if (const absl::Status joined = ranks[r]->Join(addresses[r]); !joined.ok()) {
-      (options.staged && r == 0 ? made.refused : made.failure) = joined.ToString();
+      made.failure = joined.ToString();
       return made;
     }
   }
@@ -114,8 +114,6 @@ ChaosReport RunChaos(const ChaosOptions& options) {
       report.late += proxy->counts().late;
     }
   }
-  report.refused = cut.refused;
-  if (!report.refused.empty()) return report;
   report.duplicates =
       static_cast<uint64_t>(Metric(cut.metrics, "ballast_chunks_duplicate_total", "match=\"same\",").value_or(0));
   const Training uncut = Train(options, calm, {calm.address(), calm.address()}, [] {});

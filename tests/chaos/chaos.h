@@ -19,7 +19,6 @@ struct ChaosOptions {
 
 struct ChaosReport {
   std::string failure;  // with the seed; empty: none
-  std::string refused;  // why this daemon does not make such a run; empty: it does
   uint64_t cuts = 0, late = 0, duplicates = 0;
 };
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 namespace ballast {
 namespace {
 
@@ -9,12 +11,13 @@ struct Row {
   const char* name;
   bool staged, forgetful;
 };
+void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
+
 class ChaosTest : public ::testing::TestWithParam<Row> {};
 
 TEST_P(ChaosTest, AHundredCutsChangeNoBit) {
   const ChaosReport report =
       RunChaos({.seed = 1, .staged = GetParam().staged, .forgetful = GetParam().forgetful, .steps = 50, .cuts = 100});
-  if (!report.refused.empty()) GTEST_SKIP() << report.refused;
   EXPECT_EQ(report.failure, "");
   EXPECT_GT(report.late, report.cuts / 4);
 }

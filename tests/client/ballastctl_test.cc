@@ -72,9 +72,9 @@ TEST_F(BallastctlTest, RunShowsProgressMemoryLayersAndRanks) {
   Train();
   const Answer answer = Ballastctl("run least-squares");
   EXPECT_EQ(answer.code, 0);
-  EXPECT_THAT(answer.text, AllOf(HasSubstr("3 closed: 3 applied, 0 partial, 0 aborted"), HasSubstr("12,416 parameters"),
-                                 HasSubstr("momentum"), HasSubstr("GRADIENT NORM"), HasSubstr("device         cpu"),
-                                 HasSubstr("connected")));
+  EXPECT_THAT(answer.text, AllOf(HasSubstr("3 closed: 3 applied, 0 skipped, 0 partial, 0 aborted"),
+                                 HasSubstr("12,416 parameters"), HasSubstr("momentum"), HasSubstr("GRADIENT NORM"),
+                                 HasSubstr("device         cpu"), HasSubstr("connected")));
 }
 
 TEST_F(BallastctlTest, AnUnknownRunIsRefusedByName) {
@@ -92,6 +92,26 @@ TEST_F(BallastctlTest, PlanSaysWhatIsReservedAndWhetherItFits) {
   EXPECT_EQ(too_large.code, 1);
   EXPECT_THAT(too_large.text, HasSubstr("does not fit: "));
   EXPECT_EQ(Ballastctl("plan --parameters 1e6 --state nothing").code, 1);
+}
+
+// All gradients are kept: 2 bytes a parameter as one rank sends them in bf16, 4 as a sum; beside each rank's window.
+TEST_F(BallastctlTest, PlanCountsTheGradientsOfAStagedRun) {
+  const auto gradients = [this](const std::string& flags) {
+    const Answer answer = Ballastctl("plan --parameters 1e8 --tensors 50 --json " + flags);
+    const std::string key = "\"gradients\": \"";
+    const size_t at = answer.text.find(key);
+    EXPECT_NE(at, std::string::npos) << answer.text;
+    return at == std::string::npos ? uint64_t{0} : std::stoull(answer.text.substr(at + key.size()));
+  };
+  const uint64_t release = gradients(""), one = gradients("--commit staged");
+  const uint64_t two = gradients("--commit staged --ranks 2"), micros = gradients("--accumulation 4");
+  EXPECT_LT(release, uint64_t{200'000'000});
+  EXPECT_GE(one, uint64_t{200'000'000});
+  EXPECT_GE(two, uint64_t{400'000'000});
+  EXPECT_EQ(micros, gradients("--accumulation 4 --commit staged"));
+  const Answer wrong = Ballastctl("plan --parameters 1e6 --commit atomic");
+  EXPECT_EQ(wrong.code, 64);
+  EXPECT_THAT(wrong.text, HasSubstr("--commit is 'atomic'; wanted release or staged"));
 }
 
 TEST_F(BallastctlTest, DeleteWantsForceWhileATrainerIsAttached) {

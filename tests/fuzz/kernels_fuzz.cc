@@ -81,6 +81,7 @@ void RunOne(Input in) {
   u.stochastic = (flags & 1) != 0;
   u.statistics = static_cast<StatisticsLevel>((flags >> 1) % 3);
   u.grad_scale = (flags & 8) != 0 ? 0x1p-16f : 1;
+  u.clip = (flags & 16) != 0 ? 0.3f : 1;
   u.n = 1 + in.Take<uint16_t>() % 600;
   uint64_t t = 1 + ((flags & 16) != 0 ? in.Take<uint64_t>() >> (in.Take<uint8_t>() % 64) : 0);
   std::vector<double> hyper;

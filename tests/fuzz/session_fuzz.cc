@@ -155,8 +155,10 @@ class Session {
     } else if (what == 15 && !judged_.empty()) {
       const uint64_t step = judged_.front();
       judged_.pop_front();
-      const bool apply = in_.Below(4) != 0;
-      Handle(event::Verdict{.step = step, .apply = apply, .reason = apply ? "" : "overflow"});
+      constexpr Outcome kOutcomes[] = {Outcome::kApplied, Outcome::kApplied, Outcome::kSkipped, Outcome::kAborted};
+      const Outcome outcome = kOutcomes[in_.Below(4)];
+      const std::string reason = outcome == Outcome::kApplied ? "" : "nonfinite";
+      Handle(event::Verdict{.step = step, .outcome = outcome, .reason = reason});
     }
   }
 

@@ -60,6 +60,7 @@ void CompareAll(const Extent& extent, Findings* findings) {
   CompareManyTensors(extent, stream, findings);
   CompareCodecs(extent, stream, findings);
   CompareSums(extent, stream, findings);
+  CompareMeasures(extent, stream, findings);
   CheckRefusals(stream, findings);
 }
 

@@ -58,11 +58,13 @@ class Findings {
   std::string first_;
 };
 
-// gpu_identity_updates.cc: every kernel. gpu_identity_codecs.cc: loading, serving, scales, sums; and what is refused.
+// gpu_identity_updates.cc: every kernel. gpu_identity_codecs.cc: loading, serving, scales, sums, measures; and what is
+// refused.
 void CompareUpdates(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareManyTensors(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareSums(const Extent& extent, const Stream& stream, Findings* findings);
+void CompareMeasures(const Extent& extent, const Stream& stream, Findings* findings);
 void CheckRefusals(const Stream& stream, Findings* findings);
 
 }  // namespace ballast::kernels

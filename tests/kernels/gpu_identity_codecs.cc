@@ -241,6 +241,41 @@ void CompareSum(WireIndex format, uint64_t n, uint64_t ranks, const Stream& stre
   findings->Compared(n * ranks);
 }
 
+// A batch of gradients of all formats and these sizes; past each one's end all bits are set: NaN.
+void CompareMeasures(std::span<const uint64_t> sizes, bool adversarial, const Stream& stream, Findings* findings) {
+  std::vector<DeviceArray> payloads;
+  std::vector<DeviceGradient> batch;
+  std::vector<TileStatistics> wanted;
+  uint64_t seed = 0;
+  for (const WireIndex format : GradientFormats()) {
+    for (const uint64_t n : sizes) {
+      Payload payload = Encoded(format, adversarial ? Adversarial(++seed, n) : Normals(++seed).Vector(n, 1e-3));
+      payload.bytes.resize(std::max<uint64_t>(PaddedElements(n), 1) * Wire(format).bytes, kJunk);
+      payloads.push_back(Uploaded(payload.bytes, stream));
+      batch.push_back({payloads.back().data(), format, 1.0f / 3, n, wanted.size(), nullptr});
+      const uint64_t tiles = kernels::TilesOf(n);
+      wanted.resize(wanted.size() + tiles);
+      Wire(format).measure(payload.bytes.data(), n, 1.0f / 3, 0, tiles, wanted.data() + wanted.size() - tiles);
+      findings->Compared(n);
+    }
+  }
+  DeviceArray tiles(wanted.size() * sizeof(TileStatistics));
+  tiles.Fill(kJunk, stream);
+  for (DeviceGradient& one : batch) one.tiles = tiles.as<TileStatistics>() + one.first_tile;
+  const DeviceArray device_batch = Uploaded(batch, stream);
+  Check(CudaMeasure(device_batch.as<DeviceGradient>(), static_cast<int>(batch.size()), wanted.size(), stream.get()),
+        "measuring");
+  std::vector<TileStatistics> got(wanted.size());
+  tiles.Download(got.data(), got.size() * sizeof(TileStatistics), stream);
+  stream.Wait("measuring");
+  findings->Same(reinterpret_cast<const std::byte*>(wanted.data()), reinterpret_cast<const std::byte*>(got.data()),
+                 got.size() * sizeof(TileStatistics), 4, [&](uint64_t word) {
+                   const uint64_t fields = sizeof(TileStatistics) / 4;
+                   return std::string("measuring, ") + (adversarial ? "adversarial" : "ordinary") + ", tile " +
+                          std::to_string(word / fields) + ", field " + std::to_string(word % fields);
+                 });
+}
+
 }  // namespace
 
 void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings) {
@@ -258,6 +293,11 @@ void CompareSums(const Extent& extent, const Stream& stream, Findings* findings)
       CompareSum(format, n, 4, stream, findings);
     }
   }
+}
+
+void CompareMeasures(const Extent& extent, const Stream& stream, Findings* findings) {
+  const uint64_t sizes[] = {1, 0, 31, 257, 4096, 4097, extent.reduced ? 5001u : 1000003u};
+  for (const bool adversarial : {false, true}) CompareMeasures(sizes, adversarial, stream, findings);
 }
 
 // A refused load stores nothing. No tensors, or tensors without elements, are no work. A format that is not fit for
@@ -288,6 +328,7 @@ void CheckRefusals(const Stream& stream, Findings* findings) {
   }
   findings->Expect(CudaAccumulate(nullptr, nullptr, fp32, 0, true, stream.get()) == cudaSuccess, "a sum of nothing");
   findings->Expect(CudaAccumulate(nullptr, nullptr, -1, 1, true, stream.get()) != cudaSuccess, "a sum in no format");
+  findings->Expect(CudaMeasure(nullptr, 0, 0, stream.get()) == cudaSuccess, "measuring nothing");
   stream.Wait("what is no work");
 }
 

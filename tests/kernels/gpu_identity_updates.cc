@@ -14,6 +14,7 @@ constexpr uint64_t kSteps = 3;
 constexpr StatisticsLevel kLevels[] = {StatisticsLevel::kFull, StatisticsLevel::kOff, StatisticsLevel::kCore};
 constexpr std::array kLevelNames = {"off", "core", "full"};  // in the enumeration's order
 constexpr float kGradScales[] = {1.0f, 0.37f, 1.0f / 3.0f};
+constexpr float kClips[] = {1.0f, 0.3f};
 constexpr std::byte kGuardByte{0xA5}, kUnwritten{0xEE};
 
 // Elements of a batch's tensors. Some tensors have none.
@@ -150,6 +151,7 @@ class Batch {
     u.grad_format = case_.mixed ? formats[i % formats.size()] : case_.format;
     u.n = sizes_[i];
     u.grad_scale = kGradScales[(t + i) % 3];
+    u.clip = kClips[(t + i) % 2];
     u.random_key = RandomKey(1000 + i, t);
     u.stochastic = case_.mixed ? i / 4 % 2 == 0 : case_.stochastic;
     u.statistics = kLevels[(t + (case_.mixed ? i : case_.stochastic)) % 3];

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/warp_codecs.h"
+#include "kernels/warp_gradient.h"
 #include "kernels/warp_kernels.h"
 #include "tests/kernels/lockstep.h"
 
@@ -76,6 +77,18 @@ constexpr auto MastersOf(List<Ms...>) {
 }
 
 }  // namespace
+
+void LockstepMeasure(WireIndex format, const std::byte* grad, uint64_t n, float scale, uint64_t first, uint64_t last,
+                     TileStatistics* stats) {
+  float row[kRow];
+  WithWire(format, WireList{}, [&]<class Wire>() {
+    if constexpr (Wire::kGradient) {
+      for (uint64_t tile = first; tile < last; ++tile) {
+        MeasureGradientTile<LockstepLane, Wire>(grad, n, scale, tile, row, stats + (tile - first));
+      }
+    }
+  });
+}
 
 std::span<const LockstepKernel> LockstepKernels() {
   static constexpr auto kTable = KernelsOf(TripleList{});

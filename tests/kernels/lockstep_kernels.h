@@ -19,6 +19,10 @@ struct LockstepMaster {
   void (*raise)(std::byte* const* planes, float* scales, uint64_t row_length, uint64_t first, uint64_t last);
 };
 
+// WireFormat::measure.
+void LockstepMeasure(WireIndex format, const std::byte* grad, uint64_t n, float scale, uint64_t first, uint64_t last,
+                     TileStatistics* stats);
+
 std::span<const LockstepKernel> LockstepKernels();
 std::span<const LockstepMaster> LockstepMasters();
 

@@ -25,6 +25,7 @@ struct StepOptions {
   bool stochastic = true;
   StatisticsLevel statistics = StatisticsLevel::kFull;
   float grad_scale = 1;
+  float clip = 1;
 };
 
 // A gradient in a wire format.
@@ -143,6 +144,7 @@ class Tensor {
     u.grad_format = grad.format;
     u.n = n_;
     u.grad_scale = options.grad_scale;
+    u.clip = options.clip;
     u.random_key = RandomKey(options.tensor_key, options.t);
     u.stochastic = options.stochastic;
     u.statistics = options.statistics;

@@ -46,7 +46,8 @@ void ExpectSameBits(size_t k, size_t wire, bool stochastic, bool adversarial, ui
   a.SetWeights(Normals(1).Vector(elements, adversarial ? 1 : 0.02));
   Tensor b = a;
   for (uint64_t t = 1; t <= kSteps; ++t) {
-    const StepOptions options{.t = t, .stochastic = stochastic, .statistics = kLevels[t % 3]};
+    const StepOptions options{
+        .t = t, .stochastic = stochastic, .statistics = kLevels[t % 3], .clip = t % 2 == 0 ? 0.3f : 1.0f};
     const auto values = adversarial ? Adversarial(t, elements) : Normals(t).Vector(elements, 1e-3);
     const Payload grad = Encoded(static_cast<WireIndex>(wire), values);
     const auto wanted = a.Step(grad, options), got = WarpStep(k, &b, Roomy(grad), options);
@@ -91,6 +92,26 @@ TEST(WarpTest, EveryLengthOfTheLastRowGivesTheSameBits) {
   for (uint64_t elements = 1; elements <= 2 * kPad; ++elements) {
     ExpectSameBits(k, static_cast<size_t>(FindWireFormat("bf16")), true, true, elements, &totals);
     ASSERT_FALSE(HasFatalFailure()) << elements << " elements";
+  }
+}
+
+TEST(WarpTest, MeasuringGivesTheSameBits) {
+  for (const bool adversarial : {false, true}) {
+    const auto values = adversarial ? Adversarial(9, kElements) : Normals(9).Vector(kElements, 1e-3);
+    for (const WireIndex format : GradientFormats()) {
+      const Payload grad = Encoded(format, values), roomy = Roomy(grad);
+      for (const uint64_t n : {kElements, kElements - 7, kTile, uint64_t{257}, uint64_t{1}}) {
+        SCOPED_TRACE(std::string(NameOf(format)) + ", " + std::to_string(n) + " elements");
+        const uint64_t tiles = (n + kTile - 1) / kTile;
+        std::vector<TileStatistics> wanted(tiles), got(tiles);
+        WireFormats()[static_cast<size_t>(format)].measure(grad.bytes.data(), n, 1.0f / 3, 0, tiles, wanted.data());
+        LockstepMeasure(format, roomy.bytes.data(), n, 1.0f / 3, 0, tiles, got.data());
+        EXPECT_EQ(std::memcmp(wanted.data(), got.data(), tiles * sizeof got[0]), 0);
+        if (n >= kTile) {
+          EXPECT_EQ(wanted[0].nonfinite > 0, adversarial);
+        }
+      }
+    }
   }
 }
 

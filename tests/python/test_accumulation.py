@@ -93,6 +93,15 @@ def test_the_steps_loss_is_the_mean_of_those_reported(adamw: AdamW) -> None:
             micro.report(loss)
     optimizer.step()
     assert optimizer.run_status().loss == 4.0
+    for loss in (1.0, torch.tensor(2.0)):
+        model(batch(0)).sum().backward()
+        optimizer.report_loss(loss)
+    optimizer.step()
+    assert optimizer.run_status().loss == 1.5
+    for _ in range(2):
+        model(batch(0)).sum().backward()
+    optimizer.step(loss=7.0)
+    assert optimizer.run_status().loss == 7.0
 
 
 def test_two_losses_of_one_graph_are_two_micro_batches(adamw: AdamW) -> None:

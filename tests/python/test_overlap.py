@@ -107,6 +107,7 @@ def test_a_compiled_model_has_the_same_weights(adamw: AdamW) -> None:
     model, twin = layered(seed=1), layered(seed=1)
     waits = adamw(model.named_parameters())
     overlaps = adamw(twin.named_parameters(), run=f"{waits.run}-twin", overlap_forward=True)
+    twin(torch.ones(2, 8))  # its modules are known to be called, and will not be
     compiled = torch.compile(twin, backend="aot_eager")
     for _ in range(4):
         model(torch.ones(2, 8)).square().sum().backward()
@@ -116,3 +117,17 @@ def test_a_compiled_model_has_the_same_weights(adamw: AdamW) -> None:
     overlaps.wait()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q)
+
+
+def test_a_module_compiled_in_place_is_not_read_unawaited(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    model.compile(backend="aot_eager")
+    optimizer = adamw(model.named_parameters(), overlap_forward=True)
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+    with pytest.raises(ballast.Rejected, match="no module's forward waited.*wait\\(\\)"):
+        model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.wait()
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.step == 2

@@ -80,6 +80,44 @@ def test_the_default_recipe_learns(daemon: Daemon, run: str) -> None:
     assert losses.pop() < F.cross_entropy(perceptron(seed=1)(points), labels).item()
 
 
+def test_micro_batches_of_two_ranks_give_the_bits_of_one_rank_that_makes_them_all(daemon: Daemon, run: str) -> None:
+    """The sums have one order, by micro-batch and then by rank, and a mean over two is exact."""
+    points, labels = spirals(seed=1)
+    models = [perceptron(seed=1) for _ in range(3)]
+
+    def loss(model: nn.Module, step: int, micro: int, rank: int) -> Tensor:
+        own = slice(8 * (4 * step + 2 * micro + rank), 8 * (4 * step + 2 * micro + rank + 1))
+        return F.cross_entropy(model(points[own]), labels[own])
+
+    def trainer(rank: int) -> None:
+        model = models[rank]
+        with ballast.AdamW(
+            model.named_parameters(),
+            server=daemon.server,
+            run=run,
+            rank=rank,
+            world=2,
+            gradient_accumulation_steps=2,
+        ) as optimizer:
+            for step in range(4):
+                for micro in range(2):
+                    with optimizer.accumulate(final=micro == 1):
+                        loss(model, step, micro, rank).backward()
+                optimizer.step()
+
+    together(2, trainer)
+    with ballast.AdamW(
+        models[2].named_parameters(), server=daemon.server, run=f"{run}-alone", gradient_accumulation_steps=4
+    ) as alone:
+        for step in range(4):
+            for micro in range(2):
+                for rank in range(2):
+                    (loss(models[2], step, micro, rank) / 2).backward()
+            alone.step()
+    for one, other, whole in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other) and torch.equal(one, whole)
+
+
 def test_a_rank_that_begins_with_other_weights_is_refused(daemon: Daemon, run: str) -> None:
     points, labels = spirals(seed=1)
     models = [perceptron(seed=1), perceptron(seed=2)]

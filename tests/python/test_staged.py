@@ -146,3 +146,16 @@ def test_a_scale_gives_the_weights_of_none(adamw: AdamW) -> None:
         scaler.step(scaled)
         scaler.update()
     assert same_bits(weights_of(model), weights_of(twin))
+
+
+def test_overlap_forward_gives_the_same_bits(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    waits = adamw(model.named_parameters(), max_grad_norm=0.5)
+    overlaps = adamw(twin.named_parameters(), max_grad_norm=0.5, run=f"{waits.run}-twin", overlap_forward=True)
+    for _ in range(5):
+        for net, optimizer in ((model, waits), (twin, overlaps)):
+            net(torch.ones(2, 8)).square().sum().backward()
+            optimizer.step()
+    overlaps.wait()
+    assert same_bits(weights_of(model), weights_of(twin))
+    assert result_of(overlaps).grad_norm == result_of(waits).grad_norm > 0.5

@@ -52,6 +52,21 @@ TEST(CanonicalSpecTest, TheFirstDifferenceNamesPathAndBothValues) {
   EXPECT_EQ(Difference(SmallSpec(), other), "seed is 7, asked for is 8");
 }
 
+TEST(CanonicalSpecTest, PoliciesArePartOfIt) {
+  v1::RunSpec other = SmallSpec();
+  other.set_commit(v1::COMMIT_MODE_STAGED);
+  EXPECT_EQ(Difference(SmallSpec(), other), "commit is COMMIT_MODE_RELEASE, asked for is COMMIT_MODE_STAGED");
+  v1::RunSpec clipped = other;
+  clipped.set_max_grad_norm(1);
+  EXPECT_EQ(Difference(other, clipped), "max_grad_norm is unset, asked for is 1");
+  v1::RunSpec dynamic = other;
+  dynamic.set_dynamic_loss_scale(true);
+  EXPECT_NE(Difference(other, dynamic), "none");
+  v1::RunSpec written = dynamic;
+  written.set_nonfinite(v1::NONFINITE_POLICY_SKIP_STEP);
+  EXPECT_EQ(Difference(dynamic, written), "none");
+}
+
 TEST(CanonicalSpecTest, Sha256IsTheStandards) {
   EXPECT_EQ(Sha256Hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }

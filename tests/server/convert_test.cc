@@ -57,15 +57,56 @@ const std::vector<Refusal>& RefusalsOfTheRun() {
        [](auto& s) { s.mutable_tensors(0)->set_lr_scale(std::numeric_limits<double>::quiet_NaN()); },
        {"lr_scale", "nan"}},
       {"WdScale", [](auto& s) { s.mutable_tensors(0)->set_wd_scale(-1); }, {"wd_scale", "-1"}},
-      {"Staged", [](auto& s) { s.set_commit(v1::COMMIT_MODE_STAGED); }, {"commit", "not in this version"}},
       {"Accumulation", [](auto& s) { s.set_accumulation(2000); }, {"accumulation is 2000", "1024"}},
       {"Ranks", [](auto& s) { s.set_ranks(65); }, {"ranks is 65", "64"}},
-      {"MaxGradNorm", [](auto& s) { s.set_max_grad_norm(1); }, {"max_grad_norm", "not in this version"}},
-      {"SkipStep", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_SKIP_STEP); }, {"SKIP_STEP", "not in this"}},
-      {"Stop", [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_STOP); }, {"STOP", "not in this version"}},
       {"Rewind", [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); }, {"REWIND", "not in this version"}},
       {"RankTimeout", [](auto& s) { s.set_rank_timeout_s(-1); }, {"rank_timeout_s", "-1"}},
       {"UnknownEnum", [](auto& s) { s.set_reduction(static_cast<v1::Reduction>(77)); }, {"reduction"}},
+  };
+  return *kRefusals;
+}
+
+// What contradicts itself, by both names.
+const std::vector<Refusal>& RefusalsOfPolicies() {
+  const auto staged = [](auto change) {
+    return [change](v1::RunSpec& s) {
+      s.set_commit(v1::COMMIT_MODE_STAGED);
+      change(s);
+    };
+  };
+  static const auto* const kRefusals = new std::vector<Refusal>{
+      {"ClippingInRelease",
+       [](auto& s) { s.set_max_grad_norm(1.5); },
+       {"max_grad_norm = 1.5 needs commit = COMMIT_MODE_STAGED", "commit is COMMIT_MODE_RELEASE"}},
+      {"DynamicLossScaleInRelease",
+       [](auto& s) { s.set_dynamic_loss_scale(true); },
+       {"dynamic_loss_scale = true needs commit = COMMIT_MODE_STAGED"}},
+      {"SkippedStepsInRelease",
+       [](auto& s) { s.set_nonfinite(v1::NONFINITE_POLICY_SKIP_STEP); },
+       {"nonfinite = NONFINITE_POLICY_SKIP_STEP needs commit", "NONFINITE_POLICY_STOP"}},
+      {"ZeroNorm", staged([](auto& s) { s.set_max_grad_norm(0); }), {"max_grad_norm is 0", "above 0"}},
+      {"NegativeNorm", staged([](auto& s) { s.set_max_grad_norm(-1); }), {"max_grad_norm is -1"}},
+      {"InfiniteNorm",
+       staged([](auto& s) { s.set_max_grad_norm(std::numeric_limits<double>::infinity()); }),
+       {"max_grad_norm is inf", "finite"}},
+      {"NanNorm",
+       staged([](auto& s) { s.set_max_grad_norm(std::numeric_limits<double>::quiet_NaN()); }),
+       {"max_grad_norm is nan"}},
+      {"DynamicLossScaleThatSkipsTensors",
+       staged([](auto& s) {
+         s.set_dynamic_loss_scale(true);
+         s.set_nonfinite(v1::NONFINITE_POLICY_SKIP_TENSOR);
+       }),
+       {"dynamic_loss_scale = true", "nonfinite = NONFINITE_POLICY_SKIP_TENSOR"}},
+      {"DynamicLossScaleThatStops",
+       staged([](auto& s) {
+         s.set_dynamic_loss_scale(true);
+         s.set_nonfinite(v1::NONFINITE_POLICY_STOP);
+       }),
+       {"dynamic_loss_scale = true", "nonfinite = NONFINITE_POLICY_STOP"}},
+      {"UnknownPolicy",
+       [](auto& s) { s.set_nonfinite(static_cast<v1::NonfinitePolicy>(9)); },
+       {"nonfinite", "a value this version lacks"}},
   };
   return *kRefusals;
 }
@@ -150,6 +191,8 @@ TEST_P(ConvertRefusalTest, NamesFieldGotAndWanted) {
 }
 INSTANTIATE_TEST_SUITE_P(Group, ConvertRefusalTest, ::testing::ValuesIn(RefusalsOfAGroup()),
                          [](const auto& row) { return row.param.name; });
+INSTANTIATE_TEST_SUITE_P(Policies, ConvertRefusalTest, ::testing::ValuesIn(RefusalsOfPolicies()),
+                         [](const auto& refusal) { return refusal.param.name; });
 INSTANTIATE_TEST_SUITE_P(Spec, ConvertRefusalTest, ::testing::ValuesIn(RefusalsOfTheRun()),
                          [](const auto& row) { return row.param.name; });
 
@@ -272,10 +315,55 @@ TEST(ConvertTest, StepBeginRefusesByName) {
   begin.add_groups();
   EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("2 groups"));
   begin.clear_groups();
-  for (const double bad : {-1.0, 1e-300, 1e300, std::numeric_limits<double>::infinity()}) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double bad : {0.0, -1.0, 1e-300, 1e300, std::numeric_limits<double>::infinity(), nan}) {
     begin.set_loss_scale(bad);
     EXPECT_THAT(std::string(ToStepBegin(begin, *spec).status().message()), HasSubstr("loss_scale")) << bad;
   }
+}
+
+TEST(ConvertTest, StagedHasItsPolicies) {
+  v1::RunSpec wire = SmallSpec();
+  RunSpec made = ToRunSpec(wire, {}).value();
+  EXPECT_FALSE(made.staged);
+  EXPECT_FALSE(JudgesGradients(made));
+  wire.set_nonfinite(v1::NONFINITE_POLICY_STOP);  // in release too
+  EXPECT_EQ(ToRunSpec(wire, {}).value().nonfinite, Nonfinite::kStop);
+  wire.set_commit(v1::COMMIT_MODE_STAGED);
+  wire.set_max_grad_norm(0.5);
+  made = ToRunSpec(wire, {}).value();
+  EXPECT_TRUE(made.staged);
+  EXPECT_EQ(made.max_grad_norm, 0.5);
+  EXPECT_TRUE(JudgesGradients(made));
+  wire.clear_nonfinite();
+  EXPECT_EQ(ToRunSpec(wire, {}).value().nonfinite, Nonfinite::kSkipTensor);
+  wire.set_dynamic_loss_scale(true);
+  EXPECT_EQ(ToRunSpec(wire, {}).value().nonfinite, Nonfinite::kSkipStep);
+  wire.clear_max_grad_norm();
+  wire.clear_dynamic_loss_scale();
+  EXPECT_FALSE(JudgesGradients(ToRunSpec(wire, {}).value()));
+}
+
+// The values go by name, so that ranks which disagree can be told in what.
+TEST(ConvertTest, StepEndBringsValuesByPlaceAndName) {
+  v1::RunSpec wire = SmallSpec();
+  *wire.add_groups() = wire.groups(0);
+  const RunSpec spec = ToRunSpec(wire, {}).value();
+  v1::StepEnd end;
+  EXPECT_EQ(ToStepEnd(&end, spec).value().content, "");
+  end.add_groups();
+  end.add_groups()->set_beta2(0.5);
+  const auto made = ToStepEnd(&end, spec);
+  ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_EQ(made->values.size(), 1u);
+  EXPECT_EQ(made->values[0].group, 1u);
+  EXPECT_STREQ(spec.groups[1].kernel->hypers[made->values[0].hyper].name, "beta2");
+  EXPECT_EQ(made->values[0].value, 0.5);
+  EXPECT_EQ(made->content, "groups[1].beta2 = 0.5\n");
+  end.mutable_groups(1)->set_beta2(2);
+  EXPECT_THAT(std::string(ToStepEnd(&end, spec).status().message()), HasSubstr("StepEnd, groups[1].beta2 is 2"));
+  end.add_groups();
+  EXPECT_THAT(std::string(ToStepEnd(&end, spec).status().message()), HasSubstr("StepEnd has values of 3 groups"));
 }
 
 TEST(ConvertTest, BitmapsGoThereAndBack) {

@@ -50,6 +50,7 @@ class Tensor {
     task.update.grad_format = kernels::FindWireFormat("fp32");
     task.update.n = kElements;
     task.update.grad_scale = 1;
+    task.update.clip = 1;
     task.update.random_key = kernels::RandomKey(9, step);
     task.update.stochastic = true;
     task.update.statistics = kernels::StatisticsLevel::kFull;
@@ -84,6 +85,18 @@ class Tensor {
     queue_->WaitIdle();
     return scales;
   }
+  kernels::Statistics Measure() {
+    kernels::Statistics measured = {};
+    queue_->Submit(MeasureTask{.gradient = reinterpret_cast<const std::byte*>(gradient_.data()),
+                               .format = kernels::FindWireFormat("fp32"),
+                               .elements = kElements,
+                               .scale = 0.5f,
+                               .tiles = tiles_.data()},
+                   [&measured](const TaskResult& r) { measured = r.statistics; });
+    queue_->WaitIdle();
+    return measured;
+  }
+  const std::vector<float>& gradient() const { return gradient_; }
   const std::vector<double>& norms() const { return norms_; }
   std::vector<float>& weights() { return weights_; }
   DeviceQueue& queue() { return *queue_; }
@@ -168,6 +181,22 @@ TEST(CpuDeviceTest, ScalesAreTheLargestMagnitudesOfRowsForAnyNumberOfThreads) {
     EXPECT_EQ(a.Scales(row_length), wanted) << row_length;
     EXPECT_EQ(b.Scales(row_length), wanted) << row_length;
   }
+}
+
+TEST(CpuDeviceTest, AMeasureIsTheGradientsForAnyNumberOfThreads) {
+  CpuDevice one({.threads = 1}), many({.threads = 5});
+  Tensor a(&one), b(&many);
+  double squares = 0, most = 0;
+  for (const float g : a.gradient()) {
+    const double scaled = 0.5 * static_cast<double>(g);
+    squares += scaled * scaled;
+    most = std::max(most, std::abs(scaled));
+  }
+  const kernels::Statistics measured = a.Measure();
+  EXPECT_NEAR(measured.grad_sq, squares, 1e-6 * squares);
+  EXPECT_EQ(measured.grad_absmax, most);
+  EXPECT_EQ(measured.nonfinite, 0u);
+  EXPECT_EQ(b.Measure().grad_sq, measured.grad_sq);
 }
 
 TEST(CpuDeviceTest, AQueueKeepsItsOrderAndEveryQueueIsServed) {

@@ -97,6 +97,16 @@ void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t) {
   });
 }
 
+void FakeGpu::Measure(const kernels::DeviceGradient* batch, int count, uint64_t) {
+  ++state_->measure_launches;
+  Give(Stream::kCompute, [=] {
+    for (const kernels::DeviceGradient* item = batch; item != batch + count; ++item) {
+      kernels::LockstepMeasure(item->format, static_cast<const std::byte*>(item->grad), item->n, item->scale, 0,
+                               kernels::TilesOf(item->n), item->tiles);
+    }
+  });
+}
+
 void FakeGpu::Load(size_t master, const DeviceCopy* batch, int count, uint64_t, kernels::WireIndex format) {
   Give(Stream::kCompute, [=] {
     for (const DeviceCopy* item = batch; item != batch + count; ++item) {

@@ -68,6 +68,23 @@ class Model {
   }
   // Updates every tensor with gradients of its own and keeps the statistics.
   void Step(uint64_t t) {
+    Fill(t);
+    UpdateAll(t, /*measured=*/false);
+  }
+  // Likewise, but every gradient is measured first.
+  void JudgedStep(uint64_t t) {
+    Fill(t);
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      queue_->Submit(MeasureTask{.gradient = pool_.data() + at_[i],
+                                 .format = kernels::FindWireFormat("fp32"),
+                                 .elements = sizes_[i],
+                                 .scale = 1,
+                                 .tiles = tiles_.data()},
+                     [this](const TaskResult& r) { statistics_.push_back(r.statistics); });
+    }
+    UpdateAll(t, /*measured=*/true);
+  }
+  void Fill(uint64_t t) {
     queue_->WaitIdle();  // the pool's bytes are free
     for (size_t i = 0; i < sizes_.size(); ++i) {
       std::mt19937 random(static_cast<uint32_t>(100 * t + i));
@@ -75,8 +92,12 @@ class Model {
       float* const grad = reinterpret_cast<float*>(pool_.data() + at_[i]);
       for (uint64_t e = 0; e < sizes_[i]; ++e) grad[e] = normal(random);
     }
+  }
+  void UpdateAll(uint64_t t, bool measured) {
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      queue_->Submit(MakeUpdate(i, t), [this](const TaskResult& r) { statistics_.push_back(r.statistics); });
+      UpdateTask task = MakeUpdate(i, t);
+      task.measured = measured;
+      queue_->Submit(task, [this](const TaskResult& r) { statistics_.push_back(r.statistics); });
     }
   }
   void Serve(std::string_view format, uint64_t row_length) {
@@ -129,6 +150,7 @@ class Model {
     task.update.grad_format = kernels::FindWireFormat("fp32");
     task.update.n = sizes_[i];
     task.update.grad_scale = 1;
+    task.update.clip = 1;
     task.update.random_key = kernels::RandomKey(i, t);
     task.update.stochastic = true;
     task.update.statistics = kernels::StatisticsLevel::kFull;
@@ -193,6 +215,34 @@ TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
       EXPECT_EQ(wanted.statistics[i].unchanged, got.statistics[i].unchanged);
     }
   }
+}
+
+TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {
+  CpuDevice cpu({.threads = 2});
+  FakeGpuState state;
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
+  gpu.Watch(NoFailure);
+  const kernels::Kernel& kernel = *kernels::FindKernel("stable_adamw", "split24", "companded8");
+  const std::vector<uint64_t> sizes = {30000, 1, 0, 256, 4096, 5000, 33, 9216};
+  Model a(&cpu, kernel, sizes), b(&gpu, kernel, sizes);
+  for (Model* model : {&a, &b}) {
+    model->Load();
+    for (uint64_t t = 1; t <= 2; ++t) model->JudgedStep(t);
+    model->Serve("fp32", 24);
+    model->WaitIdle();
+  }
+  EXPECT_TRUE(a.served() == b.served());
+  ASSERT_EQ(a.statistics().size(), 4 * sizes.size());
+  ASSERT_EQ(b.statistics().size(), 4 * sizes.size());
+  for (size_t i = 0; i < a.statistics().size(); ++i) {
+    EXPECT_EQ(a.statistics()[i].grad_sq, b.statistics()[i].grad_sq) << i;
+    EXPECT_EQ(a.statistics()[i].grad_absmax, b.statistics()[i].grad_absmax) << i;
+    EXPECT_EQ(a.statistics()[i].update_sq, b.statistics()[i].update_sq) << i;
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) {  // what is measured is what the update then says
+    EXPECT_EQ(b.statistics()[i].grad_sq, b.statistics()[sizes.size() + i].grad_sq) << i;
+  }
+  EXPECT_LT(state.measure_launches, 2 * static_cast<int>(sizes.size()));  // together, where they wait together
 }
 
 TEST(GpuDeviceTest, TheCheckTellsOtherBitsAndSilence) {

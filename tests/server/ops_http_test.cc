@@ -137,8 +137,8 @@ TEST_F(OpsHttpTest, TheMachinesNameIsServedWithAndWithoutItsDomain) {
 
 TEST_F(OpsHttpTest, GarbageIsAnsweredOrDroppedAndTheNextRequestServed) {
   for (const std::string& garbage :
-       {std::string("\r\n\r\n"), std::string("GET\r\n\r\n"), std::string(100, '\0') + "\r\n\r\n",
-        "GET /" + std::string(100000, 'a') + " HTTP/1.1\r\n\r\n"}) {
+       {std::string("\r\n\r\n"), std::string("GET\r\n\r\n"), absl::StrCat(std::string(100, '\0'), "\r\n\r\n"),
+        absl::StrCat("GET /", std::string(100000, 'a'), " HTTP/1.1\r\n\r\n")}) {
     const HostPort at = ParseHostPort(ops_->address()).value();
     EXPECT_NE(at.port, 0);
     const std::string reply = Exchange(ops_->address(), garbage);

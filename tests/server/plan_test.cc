@@ -62,6 +62,20 @@ TEST(PlanTest, SumsTakeFp32AndSeveralMicroBatchesKeepThemAll) {
   EXPECT_EQ(plan.shards[0].pool_bytes, 3 * AlignUp(4000000));
 }
 
+// Two bytes a parameter for one contribution in bf16, four where several are summed.
+TEST(PlanTest, StagedKeepsEveryGradientUntilTheVerdict) {
+  v1::RunSpec wire = MakeSpec("r1", {{"a", {1000000}}, {"b", {1000000}}, {"c", {1000000}}});
+  wire.set_commit(v1::COMMIT_MODE_STAGED);
+  RunSpec spec = Made(wire);
+  spec.credit_bytes = 64;
+  EXPECT_EQ(MakePlan(spec).shards[0].pool_bytes, 3 * AlignUp(2000000));
+  spec.ranks = 2;
+  EXPECT_EQ(MakePlan(spec).shards[0].pool_bytes, 3 * AlignUp(4000000));
+  spec.ranks = 1;
+  spec.accumulation = 2;
+  EXPECT_EQ(MakePlan(spec).shards[0].pool_bytes, 3 * AlignUp(4000000));
+}
+
 TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   v1::RunSpec wire = MakeSpec("r1", {{"w", {1000, 300}, "fp32"}, {"b", {64}, "fp32"}});
   const uint64_t without = [&] {

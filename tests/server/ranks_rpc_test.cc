@@ -2,14 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <bit>
-#include <cstring>
-#include <random>
 #include <thread>
 
-#include "server/convert.h"
-#include "tests/server/rpc_fixture.h"
+#include "tests/server/team_fixture.h"
 
 namespace ballast::testing {
 namespace {
@@ -18,105 +13,7 @@ using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class RanksRpcTest : public RpcTest {
- protected:
-  void SetUp() override { StartServer(); }
-
-  struct Team {
-    RunSpec spec;
-    std::vector<std::string> tokens;
-    std::vector<std::unique_ptr<Wire>> wires;  // by rank
-    std::unique_ptr<Reference> reference;
-  };
-  // Rank 0 loads the weights.
-  Team StartTeam(v1::RunSpec wire_spec, uint32_t world) {
-    wire_spec.set_ranks(std::max(wire_spec.ranks(), world));
-    const auto created = CreateRun(wire_spec);
-    EXPECT_TRUE(created.ok()) << created.status();
-    Team team{.spec = ToRunSpec(wire_spec, config_.limits).value()};
-    team.reference = std::make_unique<Reference>(team.spec);
-    for (uint32_t rank = 0; rank < world; ++rank) {
-      team.tokens.push_back(AttachFresh(team.spec.run_id, false, rank, world).session_token());
-    }
-    v1::LoadStateResponse loaded;
-    EXPECT_TRUE(LoadAll(team.spec, team.tokens[0], &loaded).ok());
-    for (uint32_t i = 0; i < team.spec.tensors.size(); ++i) team.reference->Load(i, Weights(team.spec, i));
-    for (uint32_t rank = 0; rank < world; ++rank) {
-      team.wires.push_back(std::make_unique<Wire>(trainer_.get()));
-      EXPECT_TRUE(team.wires.back()->Open(team.tokens[rank]));
-    }
-    return team;
-  }
-
-  static std::string GradientOf(const RunSpec& spec, uint32_t tensor, uint64_t step, uint32_t rank, uint32_t micro) {
-    return Gradient(spec, tensor, step * 1000 + rank * 16 + micro);
-  }
-  // In fp32, in the order in which they are given.
-  static std::vector<float> Sum(const RunSpec& spec, uint32_t tensor, const std::vector<std::string>& gradients) {
-    const uint64_t bytes = WireBytes(spec.tensors[tensor].gradient_format);
-    std::vector<float> sum(spec.tensors[tensor].elements);
-    for (size_t g = 0; g < gradients.size(); ++g) {
-      for (size_t i = 0; i < sum.size(); ++i) {
-        uint32_t word = 0;  // fp32, or bf16 as its upper half
-        std::memcpy(reinterpret_cast<char*>(&word) + 4 - bytes, gradients[g].data() + i * bytes, bytes);
-        const float x = std::bit_cast<float>(word);
-        sum[i] = g == 0 ? x : sum[i] + x;
-      }
-    }
-    return sum;
-  }
-
-  struct Piece {
-    uint32_t rank = 0;
-    v1::Gradient chunk;
-  };
-  // All ranks send one micro-batch, chunk by chunk, in an order that mixes ranks and tensors.
-  void SendMicro(Team* team, uint64_t step, uint32_t micro, std::mt19937* random) {
-    std::vector<Piece> pieces;
-    for (uint32_t rank = 0; rank < team->wires.size(); ++rank) {
-      for (uint32_t i = 0; i < team->spec.tensors.size(); ++i) {
-        for (v1::Gradient& chunk : Chunks(team->spec, i, GradientOf(team->spec, i, step, rank, micro))) {
-          chunk.set_micro(micro);
-          pieces.push_back({rank, std::move(chunk)});
-        }
-      }
-    }
-    std::shuffle(pieces.begin(), pieces.end(), *random);
-    for (const Piece& piece : pieces) team->wires[piece.rank]->Chunk(piece.chunk);
-  }
-  void UpdateReference(Team* team, uint64_t step, uint32_t micros, float scale) {
-    for (uint32_t i = 0; i < team->spec.tensors.size(); ++i) {
-      std::vector<std::string> gradients;
-      for (uint32_t micro = 0; micro < micros; ++micro) {
-        for (uint32_t rank = 0; rank < team->wires.size(); ++rank) {
-          gradients.push_back(GradientOf(team->spec, i, step, rank, micro));
-        }
-      }
-      team->reference->UpdateBySum(i, step, Sum(team->spec, i, gradients), scale);
-    }
-  }
-  // A whole step, which every rank gets back to the bit.
-  void ExpectStep(Team* team, uint64_t step, uint32_t micros, float scale) {
-    std::mt19937 random(static_cast<uint32_t>(step));
-    for (const auto& wire : team->wires) wire->Begin(step);
-    for (uint32_t micro = 0; micro < micros; ++micro) {
-      const bool last = micro + 1 == micros;
-      for (const auto& wire : team->wires) wire->BeginMicro(micro, last);
-      SendMicro(team, step, micro, &random);
-      for (const auto& wire : team->wires) last ? wire->EndStep("", 1.5, micro) : wire->EndMicro(micro, "", 0.5);
-    }
-    UpdateReference(team, step, micros, scale);
-    for (uint32_t rank = 0; rank < team->wires.size(); ++rank) {
-      const StepAnswer answer = ReadStep(team->wires[rank].get());
-      ASSERT_TRUE(answer.result) << team->wires[rank]->Finish().error_message();
-      EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_APPLIED);
-      EXPECT_TRUE(answer.checksums_right);
-      for (uint32_t i = 0; i < team->spec.tensors.size(); ++i) {
-        ASSERT_TRUE(Equal(answer, *team->reference, i)) << "rank " << rank << ", tensor " << i << ", step " << step;
-      }
-    }
-  }
-};
+class RanksRpcTest : public TeamRpcTest {};
 
 TEST_F(RanksRpcTest, EveryRankGetsTheBitsOfTheMeanInRankOrder) {
   for (const uint32_t world : {2u, 3u, 7u}) {
@@ -155,7 +52,7 @@ TEST_F(RanksRpcTest, TwoRanksAreTwoMicroBatchesOfOne) {
     for (uint32_t micro = 0; micro < 2; ++micro) {
       one.wires[0]->BeginMicro(micro, micro == 1);
       for (uint32_t i = 0; i < 3; ++i) {
-        for (v1::Gradient& chunk : Chunks(one.spec, i, GradientOf(one.spec, i, step, /*rank=*/micro, /*micro=*/0))) {
+        for (v1::Gradient& chunk : Chunks(one.spec, i, GradientOf(one, i, step, /*rank=*/micro, /*micro=*/0))) {
           chunk.set_micro(micro);
           one.wires[0]->Chunk(chunk);
         }
@@ -173,7 +70,7 @@ TEST_F(RanksRpcTest, TwoRanksAreTwoMicroBatchesOfOne) {
 TEST_F(RanksRpcTest, AbsentOnOneRankCountsAsZeroAndAbsentOnAllIsUntouched) {
   Team team = StartTeam(SmallSpec(), 2);
   for (const auto& wire : team.wires) wire->Begin(1);
-  const std::string only = GradientOf(team.spec, 0, 1, 1, 0);
+  const std::string only = GradientOf(team, 0, 1, 1, 0);
   for (const v1::Gradient& chunk : Chunks(team.spec, 0, only)) team.wires[1]->Chunk(chunk);
   team.wires[0]->EndStep(std::string(1, '\7'), 2.0);
   team.wires[1]->EndStep(std::string(1, '\6'), 4.0);
@@ -193,7 +90,7 @@ TEST_F(RanksRpcTest, RanksThatDisagreeHaveTheStepAbortedAndGoOn) {
   spec.set_accumulation(2);
   Team team = StartTeam(spec, 2);
   team.wires[0]->Begin(1, 1e-3);
-  for (const v1::Gradient& chunk : Chunks(team.spec, 0, GradientOf(team.spec, 0, 1, 0, 0))) {
+  for (const v1::Gradient& chunk : Chunks(team.spec, 0, GradientOf(team, 0, 1, 0, 0))) {
     team.wires[0]->Chunk(chunk);
   }
   team.wires[1]->Begin(1, 2e-3);
@@ -201,7 +98,11 @@ TEST_F(RanksRpcTest, RanksThatDisagreeHaveTheStepAbortedAndGoOn) {
     const StepAnswer answer = ReadStep(team.wires[rank].get());
     ASSERT_TRUE(answer.result);
     EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_ABORTED);
-    EXPECT_THAT(answer.result->reason(), HasSubstr("began step 1 with different values: groups[0].lr is 0.00"));
+    EXPECT_EQ(answer.result->reason(), "disagreement");
+    EXPECT_EQ(
+        answer.result->detail(),
+        "StepBegin of step 1: rank 1 gives groups[0].lr = 0.002, rank 0 gives groups[0].lr = 0.001; all must give "
+        "the same to the bit");
     EXPECT_TRUE(answer.weights.empty());
     team.wires[rank]->EndStep(std::string(1, '\7'));  // too late, and ignored
   }
@@ -210,7 +111,7 @@ TEST_F(RanksRpcTest, RanksThatDisagreeHaveTheStepAbortedAndGoOn) {
   team.wires[1]->BeginMicro(0, false);
   for (const auto& wire : team.wires) {
     const StepAnswer answer = ReadStep(wire.get());
-    EXPECT_THAT(answer.result->reason(), AnyOf(HasSubstr("rank 1 has at least 2, rank 0 has 1"),
+    EXPECT_THAT(answer.result->detail(), AnyOf(HasSubstr("rank 1 has at least 2, rank 0 has 1"),
                                                HasSubstr("rank 0 has 1, rank 1 has at least 2")));
   }
   ExpectStep(&team, 3, 2, 0.5f);
@@ -220,7 +121,7 @@ TEST_F(RanksRpcTest, RanksThatDisagreeHaveTheStepAbortedAndGoOn) {
 TEST_F(RanksRpcTest, ACutRankResumesWithinTheStep) {
   Team team = StartTeam(SmallSpec(), 2);
   for (const auto& wire : team.wires) wire->Begin(1);
-  const auto first = Chunks(team.spec, 0, GradientOf(team.spec, 0, 1, 1, 0));
+  const auto first = Chunks(team.spec, 0, GradientOf(team, 0, 1, 1, 0));
   for (size_t k = 0; k < 3; ++k) team.wires[1]->Chunk(first[k]);
   while (Status("r1").received_bytes() < 3 * first[0].data().size()) std::this_thread::yield();
   team.wires[1]->Hang();
@@ -237,7 +138,7 @@ TEST_F(RanksRpcTest, ACutRankResumesWithinTheStep) {
   team.wires[1]->Begin(1);
   for (uint32_t rank = 0; rank < 2; ++rank) {
     for (uint32_t i = 0; i < 3; ++i) {
-      for (const v1::Gradient& chunk : Chunks(team.spec, i, GradientOf(team.spec, i, 1, rank, 0))) {
+      for (const v1::Gradient& chunk : Chunks(team.spec, i, GradientOf(team, i, 1, rank, 0))) {
         team.wires[rank]->Chunk(chunk);
       }
     }
@@ -256,11 +157,11 @@ TEST_F(RanksRpcTest, ARestartedRankTearsTheStepForAll) {
   Team team = StartTeam(SmallSpec(), 2);
   for (const auto& wire : team.wires) wire->Begin(1);
   for (uint32_t rank = 0; rank < 2; ++rank) {
-    for (const v1::Gradient& chunk : Chunks(team.spec, 2, GradientOf(team.spec, 2, 1, rank, 0))) {
+    for (const v1::Gradient& chunk : Chunks(team.spec, 2, GradientOf(team, 2, 1, rank, 0))) {
       team.wires[rank]->Chunk(chunk);
     }
   }
-  std::vector<std::string> gradients = {GradientOf(team.spec, 2, 1, 0, 0), GradientOf(team.spec, 2, 1, 1, 0)};
+  std::vector<std::string> gradients = {GradientOf(team, 2, 1, 0, 0), GradientOf(team, 2, 1, 1, 0)};
   team.reference->UpdateBySum(2, 1, Sum(team.spec, 2, gradients), 0.5f);
   std::optional<v1::TrainResponse> answer;
   do {

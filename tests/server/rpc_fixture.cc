@@ -42,8 +42,10 @@ void Reference::Update(uint32_t tensor, uint64_t step, const std::string& gradie
   UpdateBy(tensor, step, {.data = gradient.data(), .format = spec_.tensors[tensor].gradient_format}, lr);
 }
 
-void Reference::UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale) {
-  UpdateBy(tensor, step, {.data = sum.data(), .format = kernels::FindWireFormat("fp32"), .scale = scale}, std::nullopt);
+void Reference::UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip,
+                            std::optional<double> lr) {
+  const kernels::WireIndex fp32 = kernels::FindWireFormat("fp32");
+  UpdateBy(tensor, step, {.data = sum.data(), .format = fp32, .scale = scale, .clip = clip}, lr);
 }
 
 void Reference::UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr) {
@@ -56,6 +58,7 @@ void Reference::UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient
   update.grad_format = gradient.format;
   update.n = spec.elements;
   update.grad_scale = gradient.scale;
+  update.clip = gradient.clip;
   update.random_key = kernels::RandomKey(NameKey(spec.name, spec_.seed), step);
   update.stochastic = group.stochastic;
   update.statistics = kernels::StatisticsLevel::kFull;

@@ -31,8 +31,9 @@ class Reference {
   explicit Reference(const RunSpec& spec);
   void Load(uint32_t tensor, const std::vector<float>& weights);
   void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
-  // By a sum of gradients in fp32, times `scale`.
-  void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale);
+  // By a sum of gradients in fp32, times `scale`, times `clip`.
+  void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
+                   std::optional<double> lr = std::nullopt);
   std::string Serve(uint32_t tensor) const;
   std::vector<float> Scales(uint32_t tensor) const;
   std::vector<float> ScalesOfChunks(uint32_t tensor) const;  // as they are sent
@@ -43,7 +44,7 @@ class Reference {
   struct Payload {
     const void* data = nullptr;
     kernels::WireIndex format = 0;
-    float scale = 1;
+    float scale = 1, clip = 1;
   };
   void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
   struct Tensor {

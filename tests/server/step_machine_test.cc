@@ -6,9 +6,9 @@
 //
 // Commands: machine chunks=2,1 lease=10 timeout=60 micros=1 pool=CHUNKS staged | attach s= rank= of= resumes= takeover
 // covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin s= step= content= | micro-begin s=
-// micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s= | applied step=
-// tensor= | verdict step= skip= | tick | wanted rank= | at t=SECONDS (sets the clock; no block follows). A chunk takes
-// 1 byte of the pool.
+// micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s= content= | applied
+// step= tensor= | verdict step= skip= abort= | tick | wanted rank= | at t=SECONDS (sets the clock; no block follows). A
+// chunk takes 1 byte of the pool.
 #include "server/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -145,13 +145,17 @@ class Scenario {
                           .crc = static_cast<uint32_t>(c.number("crc", 7))};
     }
     if (c.verb == "micro-end") return event::MicroEnd{.session = s, .micro = micro, .absent = c.set("absent")};
-    if (c.verb == "step-end") return event::StepEnd{.session = s};
+    if (c.verb == "step-end") return event::StepEnd{.session = s, .content = c.text("content")};
     if (c.verb == "applied") {
       const uint64_t step = c.number("step");
       return event::TensorApplied{.step = step, .tensor = tensor, .slab = slabs_.at({step, tensor})};
     }
     if (c.verb == "verdict") {
-      return event::Verdict{.step = c.number("step"), .apply = !c.has("skip"), .reason = c.text("skip")};
+      return event::Verdict{.step = c.number("step"),
+                            .outcome = c.has("skip")    ? Outcome::kSkipped
+                                       : c.has("abort") ? Outcome::kAborted
+                                                        : Outcome::kApplied,
+                            .reason = c.text("skip") + c.text("abort")};
     }
     EXPECT_EQ(c.verb, "tick") << "unknown command";
     return event::Tick{};

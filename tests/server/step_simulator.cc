@@ -290,7 +290,8 @@ void Simulator::Carry(const effect::Judge& e) {
   const bool apply = !Chance(&random_, 4);
   Count(apply ? Kind::kVerdictApply : Kind::kVerdictSkip);
   After(Delay(Chance(&random_, 10) ? 2 : 0.05), [this, e, apply] {
-    Handle(event::Verdict{.step = e.step, .apply = apply, .reason = apply ? "" : "overflow"});
+    Handle(event::Verdict{
+        .step = e.step, .outcome = apply ? Outcome::kApplied : Outcome::kSkipped, .reason = apply ? "" : "overflow"});
   });
 }
 

@@ -140,7 +140,7 @@ void StepChecker::Note(const event::TensorApplied& e) {
 }
 
 void StepChecker::Note(const event::Verdict& e) {
-  if (open_ && e.step == step_) verdict_ = e.apply;
+  if (open_ && e.step == step_) verdict_ = e.outcome == Outcome::kApplied;
 }
 
 // --- sessions ---
@@ -153,7 +153,7 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
     if (attach->resumes) return code == absl::StatusCode::kAborted && !held_by(*attach->resumes);
     const bool other_world = attach->world != ranks_.size();
     if (code == absl::StatusCode::kFailedPrecondition) return other_world;
-    if (other_world) return false;
+    if (other_world) return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
     if (code == absl::StatusCode::kAlreadyExists) return ranks_[attach->rank].session && !attach->takeover;
     return code == absl::StatusCode::kUnavailable && ranks_[attach->rank].in_step;
   }

@@ -44,12 +44,15 @@ struct EventText {
   std::string operator()(const event::MicroEnd& e) const {
     return absl::StrCat("micro-end s=", Id(e.session), " micro=", e.micro, " absent=", Listed(e.absent));
   }
-  std::string operator()(const event::StepEnd& e) const { return absl::StrCat("step-end s=", Id(e.session)); }
+  std::string operator()(const event::StepEnd& e) const {
+    return absl::StrCat("step-end s=", Id(e.session), e.content.empty() ? "" : " content=", e.content);
+  }
   std::string operator()(const event::TensorApplied& e) const {
     return absl::StrCat("applied step=", e.step, " tensor=", e.tensor);
   }
   std::string operator()(const event::Verdict& e) const {
-    return absl::StrCat("verdict step=", e.step, e.apply ? "" : absl::StrCat(" skip=", e.reason));
+    const std::string why = absl::StrCat(" ", e.outcome == Outcome::kSkipped ? "skip=" : "abort=", e.reason);
+    return absl::StrCat("verdict step=", e.step, e.outcome == Outcome::kApplied ? "" : why);
   }
   std::string operator()(const event::Tick&) const { return "tick"; }
 };

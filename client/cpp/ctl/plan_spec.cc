@@ -1,6 +1,8 @@
 #include "client/cpp/ctl/plan_spec.h"
 
+#include <algorithm>
 #include <fstream>
+#include <limits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -81,6 +83,22 @@ absl::StatusOr<std::vector<FormatRule>> FormatRules(const std::string& text) {
   return rules;
 }
 
+absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
+  const auto ranks = Count("ranks", invocation.Get("ranks", "1"));
+  if (!ranks.ok()) return ranks.status();
+  const auto micros = Count("accumulation", invocation.Get("accumulation", "1"));
+  if (!micros.ok()) return micros.status();
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();  // how many are too many is the daemon's to say
+  spec->set_ranks(static_cast<uint32_t>(std::min(*ranks, kMost)));
+  spec->set_accumulation(static_cast<uint32_t>(std::min(*micros, kMost)));
+  const std::string commit = invocation.Get("commit", "release");
+  if (commit != "release" && commit != "staged") {
+    return absl::InvalidArgumentError(absl::StrCat("--commit is '", commit, "'; wanted release or staged"));
+  }
+  spec->set_commit(commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<Flag> PlanFlags() {
@@ -94,7 +112,10 @@ std::vector<Flag> PlanFlags() {
           {"master", "FORMAT", "of the weights in the daemon; default split24, where the rule has it"},
           {"state", "FORMAT", "of momentum and variance; default companded8, where the rule has it"},
           {"rounding", "MODE", "stochastic (default) or nearest"},
-          {"formats", "RULES", "by name, first match: PATTERN=MASTER/STATE,..., as `*embed*=fp32/fp32`"}};
+          {"formats", "RULES", "by name, first match: PATTERN=MASTER/STATE,..., as `*embed*=fp32/fp32`"},
+          {"ranks", "N", "trainers, at most; default 1"},
+          {"accumulation", "N", "micro-batches a step, at most; default 1"},
+          {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"}};
 }
 
 absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
@@ -107,6 +128,7 @@ absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
                                                           : AddShapesOf(invocation.Get("shape-list", ""), &spec);
   if (!added.ok()) return added;
   for (v1::TensorSpec& tensor : *spec.mutable_tensors()) tensor.set_dtype(invocation.Get("dtype", "bf16"));
+  if (auto taken = TakeSteps(invocation, &spec); !taken.ok()) return taken;
   v1::GroupSpec* group = spec.add_groups();
   group->set_rule(invocation.Get("rule", "adamw"));
   group->set_master(invocation.Get("master", ""));

@@ -13,16 +13,18 @@ constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
 void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
   Table table({kLeft, kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateName(run.state()))});
-  if (!run.failure().empty()) table.Row({"lost", run.failure()});
+  if (!run.failure().empty()) table.Row({run.state() == v1::RUN_STATE_FAILED ? "lost" : "stopped", run.failure()});
   table.Row({"device", absl::StrJoin(run.plan().devices(), ", ")});
   table.Row({"optimizer", run.optimizer()});
   const std::string took = run.step() > 0 ? absl::StrCat(", the last one took ", Duration(run.step_seconds())) : "";
-  table.Row({"steps", absl::StrCat(run.step(), " closed: ", run.steps_applied(), " applied, ", run.steps_partial(),
-                                   " partial, ", run.steps_aborted(), " aborted", took)});
+  table.Row(
+      {"steps", absl::StrCat(run.step(), " closed: ", run.steps_applied(), " applied, ", run.steps_skipped(),
+                             " skipped, ", run.steps_partial(), " partial, ", run.steps_aborted(), " aborted", took)});
   if (run.has_last_result()) {
     const v1::StepResult& last = run.last_result();
     const std::string reason = last.reason().empty() ? "" : absl::StrCat(" (", last.reason(), ")");
-    table.Row({"last step", absl::StrCat(last.step(), " ", OutcomeName(last.outcome()), reason)});
+    const std::string detail = last.detail().empty() ? "" : absl::StrCat(": ", last.detail());
+    table.Row({"last step", absl::StrCat(last.step(), " ", OutcomeName(last.outcome()), reason, detail)});
   }
   table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
   if (run.step() > 0) {

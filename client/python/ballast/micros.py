@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ballast.errors import Rejected
-from ballast.result import as_loss
 
 
 class MicroBatches:
@@ -150,6 +149,5 @@ class Accumulation:
         self._report = report
 
     def report(self, loss: Any) -> None:
-        """Tells the daemon the micro-batch's loss, a number or a tensor with one element, for its metrics. The step's is
-        the mean over micro-batches and ranks."""
-        self._report(as_loss(loss))
+        """Optimizer.report_loss of this micro-batch."""
+        self._report(loss)

@@ -119,7 +119,7 @@ class Optimizer(Membership):
             session.micros.begin(final, session.step, session.begun)
         failed = True
         try:
-            yield Accumulation(self._report)
+            yield Accumulation(self.report_loss)
             failed = False
         finally:
             with self._lock:
@@ -127,8 +127,11 @@ class Optimizer(Membership):
                     self._begin(session)
                 session.micros.leave(failed)
 
-    def _report(self, loss: float | None) -> None:
-        self._joined().micros.loss = loss
+    def report_loss(self, loss: Tensor | float) -> None:
+        """Tells the daemon the loss of the micro-batch whose backward() was last, a number or a tensor with one element,
+        for its metrics. The step's is the mean over micro-batches and ranks. step(loss=...) tells the last one's."""
+        with self._lock:
+            self._joined().micros.loss = as_loss(loss)
 
     @property
     def step_was_skipped(self) -> bool:

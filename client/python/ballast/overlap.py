@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -14,8 +15,8 @@ class ForwardWaits:
     """Calls `wait(parameters)` before a module's forward, with the parameters that it may read.
 
     Those are the module's own, and those of modules below it that have not been called themselves: some modules read the
-    weights of their children (nn.MultiheadAttention those of out_proj). Holds `wait`'s object weakly, and learns which
-    modules are called from the forwards that it sees.
+    weights of their children (nn.MultiheadAttention those of out_proj). A compiled module may read all below it. Holds
+    `wait`'s object weakly, and learns which modules are called from the forwards that it sees.
     """
 
     def __init__(self, wait: Callable[[Iterable[Tensor]], None]):
@@ -23,6 +24,8 @@ class ForwardWaits:
         method, called = weakref.WeakMethod(wait), self._called
 
         def before(module: nn.Module, _: Any) -> None:
+            if torch.compiler.is_compiling():
+                return  # traced as part of a compiled module, which was waited for
             bound = method()
             if bound is not None:
                 called.add(module)
@@ -35,6 +38,9 @@ class ForwardWaits:
 
 
 def _read_by(module: nn.Module, called: weakref.WeakSet[nn.Module]) -> Iterator[Tensor]:
+    if hasattr(module, "_orig_mod"):  # what torch.compile makes of a module
+        yield from module.parameters()
+        return
     yield from module.parameters(recurse=False)
     for child in module.children():
         if child not in called:

@@ -191,6 +191,7 @@ nb::dict Update(size_t kernel_index, const Addresses& planes, Address grad, size
   job.update.grad_format = static_cast<kernels::WireIndex>(grad_format);
   job.update.n = n;
   job.update.grad_scale = grad_scale;
+  job.update.clip = 1;
   job.update.random_key = random_key;
   job.update.stochastic = stochastic;
   job.update.statistics = static_cast<kernels::StatisticsLevel>(std::min(statistics, 2u));

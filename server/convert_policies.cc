@@ -1,0 +1,108 @@
+// How a run's steps are made: commit, clipping, policies, numbers of ranks and micro-batches.
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/convert.h"
+#include "server/status_macros.h"
+
+namespace ballast {
+namespace {
+
+using absl::InvalidArgumentError;
+using absl::StrCat;
+
+constexpr uint32_t kMostRanks = 64;
+constexpr uint32_t kMostMicros = 1024;
+
+absl::Status CheckKnown(const v1::RunSpec& spec) {
+  if (spec.on_torn() > v1::TORN_POLICY_CLOSE) {
+    return InvalidArgumentError(
+        StrCat("on_torn = ", v1::TornPolicy_Name(spec.on_torn()), " is not in this version; use TORN_POLICY_CLOSE"));
+  }
+  const bool known = v1::CommitMode_IsValid(spec.commit()) && v1::Reduction_IsValid(spec.reduction()) &&
+                     v1::NonfinitePolicy_IsValid(spec.nonfinite()) && v1::TornPolicy_IsValid(spec.on_torn());
+  if (known) return absl::OkStatus();
+  return InvalidArgumentError("commit, reduction, nonfinite or on_torn has a value this version lacks");
+}
+
+// Of what only a staged run can do.
+absl::Status NeedsStaged(absl::string_view setting, absl::string_view mend) {
+  return InvalidArgumentError(StrCat(setting,
+                                     " needs commit = COMMIT_MODE_STAGED, which keeps all gradients of a step until "
+                                     "they are judged, but commit is COMMIT_MODE_RELEASE: change commit, or ",
+                                     mend));
+}
+
+absl::Status CheckRelease(const v1::RunSpec& spec) {
+  if (spec.has_max_grad_norm()) {
+    return NeedsStaged(StrCat("max_grad_norm = ", spec.max_grad_norm()), "leave max_grad_norm unset");
+  }
+  if (spec.dynamic_loss_scale()) {
+    return NeedsStaged("dynamic_loss_scale = true", "leave it unset and give a constant StepBegin.loss_scale");
+  }
+  if (spec.nonfinite() == v1::NONFINITE_POLICY_SKIP_STEP) {
+    return NeedsStaged("nonfinite = NONFINITE_POLICY_SKIP_STEP",
+                       "set nonfinite to NONFINITE_POLICY_SKIP_TENSOR or NONFINITE_POLICY_STOP");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGradients(const v1::RunSpec& spec) {
+  if (spec.commit() != v1::COMMIT_MODE_STAGED) RETURN_IF_ERROR(CheckRelease(spec));
+  const double norm = spec.max_grad_norm();
+  if (spec.has_max_grad_norm() && !(std::isfinite(norm) && norm > 0)) {
+    return InvalidArgumentError(
+        StrCat("max_grad_norm is ", norm, "; wanted: a finite number above 0; leave it unset for no clipping"));
+  }
+  const bool other_policy =
+      spec.nonfinite() == v1::NONFINITE_POLICY_SKIP_TENSOR || spec.nonfinite() == v1::NONFINITE_POLICY_STOP;
+  if (spec.dynamic_loss_scale() && other_policy) {
+    return InvalidArgumentError(
+        StrCat("dynamic_loss_scale = true skips every step with a non-finite gradient, but "
+               "nonfinite = ",
+               v1::NonfinitePolicy_Name(spec.nonfinite()),
+               ": leave nonfinite unset, or set it to NONFINITE_POLICY_SKIP_STEP"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCounts(const v1::RunSpec& spec) {
+  if (!(spec.rank_timeout_s() >= 0 && spec.rank_timeout_s() <= 1e6)) {
+    return InvalidArgumentError(
+        StrCat("rank_timeout_s is ", spec.rank_timeout_s(), "; wanted: 0 (the default, 60) to 1000000 seconds"));
+  }
+  if (spec.accumulation() > kMostMicros) {
+    return InvalidArgumentError(
+        StrCat("accumulation is ", spec.accumulation(), "; wanted: at most ", kMostMicros, " micro-batches a step"));
+  }
+  if (spec.ranks() > kMostRanks) {
+    return InvalidArgumentError(StrCat("ranks is ", spec.ranks(), "; wanted: at most ", kMostRanks));
+  }
+  return absl::OkStatus();
+}
+
+Nonfinite ToNonfinite(const v1::RunSpec& spec) {
+  if (spec.nonfinite() == v1::NONFINITE_POLICY_STOP) return Nonfinite::kStop;
+  const bool skips = spec.dynamic_loss_scale() || spec.nonfinite() == v1::NONFINITE_POLICY_SKIP_STEP;
+  return skips ? Nonfinite::kSkipStep : Nonfinite::kSkipTensor;
+}
+
+}  // namespace
+
+absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made) {
+  RETURN_IF_ERROR(CheckKnown(spec));
+  RETURN_IF_ERROR(CheckGradients(spec));
+  RETURN_IF_ERROR(CheckCounts(spec));
+  if (spec.ranks() != 0) made->ranks = spec.ranks();
+  if (spec.accumulation() != 0) made->accumulation = spec.accumulation();
+  if (spec.rank_timeout_s() != 0) made->rank_timeout_s = spec.rank_timeout_s();
+  if (spec.has_max_grad_norm()) made->max_grad_norm = spec.max_grad_norm();
+  made->mean = spec.reduction() != v1::REDUCTION_SUM;
+  made->staged = spec.commit() == v1::COMMIT_MODE_STAGED;
+  made->dynamic_loss_scale = spec.dynamic_loss_scale();
+  made->nonfinite = ToNonfinite(spec);
+  return absl::OkStatus();
+}
+
+}  // namespace ballast
