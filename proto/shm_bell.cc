@@ -28,6 +28,15 @@ void Ring(ShmBell* bell) {
 
 ShmWaiter::ShmWaiter(ShmBell* bell) : bell_(bell), several_processors_(SeveralProcessors()) {}
 
+ShmWaiter::Clock::duration ShmWaiter::Patience() {
+  if (took_ < kSpin) {
+    slow_waits_ = kProbeEvery - 1;  // should it be slow next time, it may have been by chance
+    return kSpin;
+  }
+  slow_waits_ = (slow_waits_ + 1) % kProbeEvery;
+  return slow_waits_ < 2 && took_ < kSlow ? Clock::duration(kProbe) : Clock::duration(kLook);
+}
+
 void ShmWaiter::SleepUnlessRung(uint32_t seen, Clock::duration at_most) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(at_most).count();
   if (ns <= 0) return;

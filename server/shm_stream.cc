@@ -71,6 +71,7 @@ void ShmStream::Serve() {
     waiter.Await(kGlance, [this] { return HasWork(); });
     nudged_ = false;
   }
+  if (!cancelled_) ReadRecords();  // what was said before the end counts
   End();
 }
 
@@ -269,6 +270,7 @@ void ShmStream::Finish(absl::Status status) {
 }
 
 void ShmStream::Cancel() {
+  cancelled_ = true;
   gone_ = true;
   Nudge();
 }

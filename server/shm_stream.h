@@ -92,8 +92,9 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   ShmLender lender_;  // the strand's
   std::atomic<int> unconsumed_ = 0;
   std::atomic<bool> nudged_ = false;
-  std::atomic<bool> gone_ = false;     // no peer any more
-  std::atomic<bool> starved_ = false;  // Lend was false
+  std::atomic<bool> gone_ = false;       // no peer any more
+  std::atomic<bool> cancelled_ = false;  // nobody wants to hear the peer any more
+  std::atomic<bool> starved_ = false;    // Lend was false
   std::atomic<uint64_t> returned_then_ = 0;
 
   absl::Mutex mu_;

@@ -14,7 +14,8 @@ ENDLESS_TRAINER = """
 import sys, torch, ballast
 torch.manual_seed(0)
 w = torch.nn.Parameter(torch.randn(200_000))
-opt = ballast.AdamW([("w", w)], lr=1e-3, server=sys.argv[1], run="shared", lane=sys.argv[2], reconnect_timeout=2)
+place = dict(server=sys.argv[1], run="shared", lane=sys.argv[2], weights=sys.argv[3] or None)
+opt = ballast.AdamW([("w", w)], lr=1e-3, reconnect_timeout=2, **place)
 step = 0
 while True:
     (w * w).sum().backward()
@@ -35,10 +36,10 @@ def streams(daemon: Daemon) -> list[dict]:
     return [line for line in lines if line.get("event") == "stream"]
 
 
-def start_trainer(daemon: Daemon, lane: str) -> subprocess.Popen:
+def start_trainer(daemon: Daemon, lane: str, weights: str = "") -> subprocess.Popen:
     """Returns once it has made some steps."""
     trainer = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS_TRAINER, daemon.server, lane],
+        [sys.executable, "-c", ENDLESS_TRAINER, daemon.server, lane, weights],
         env=plain_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -78,7 +79,7 @@ def test_a_killed_trainer_is_noticed_and_its_successor_goes_on(daemon):
     deadline = time.monotonic() + 5
     while "not connected" not in rank_line(daemon):
         assert time.monotonic() < deadline, rank_line(daemon)
-    successor = start_trainer(daemon, "shm")
+    successor = start_trainer(daemon, "shm", weights="server")
     try:
         assert "connected, lane shm" in rank_line(daemon)
     finally:

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "tests/server/team_fixture.h"
 
 namespace ballast::testing {
@@ -120,6 +122,7 @@ TEST_F(RanksRpcTest, ACutRankResumesWithinTheStep) {
   for (const auto& wire : team.wires) wire->Begin(1);
   const auto first = Chunks(team.spec, 0, GradientOf(team, 0, 1, 1, 0));
   for (size_t k = 0; k < 3; ++k) team.wires[1]->Chunk(first[k]);
+  while (Status("r1").received_bytes() < 3 * first[0].data().size()) std::this_thread::yield();
   team.wires[1]->Hang();
   v1::AttachRequest request;
   request.set_run_id("r1");
