@@ -296,7 +296,8 @@ TEST_F(LaneTest, ADaemonThatGoesAwayEndsTheWait) {
   ASSERT_TRUE(client->BeginStep({}).ok());
   daemon.reset();
   const absl::Status lost = client->EndStep(1.0).get().status();
-  EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable) << lost;
+  // A server that is destroyed ends its runs before it stops to answer.
+  EXPECT_TRUE(absl::IsUnavailable(lost) || absl::IsNotFound(lost)) << lost;
   EXPECT_FALSE(std::filesystem::exists(SocketPath()));
 }
 
