@@ -162,6 +162,7 @@ absl::StatusOr<std::shared_ptr<Run>> Runs::Find(absl::string_view run_id) const 
   absl::MutexLock lock(&mu_);
   const auto run = runs_.find(std::string(run_id));
   if (run != runs_.end()) return run->second;
+  if (draining_) return absl::UnavailableError("the daemon is shutting down; ask again when it is back");
   std::string known;
   for (const auto& [id, _] : runs_) absl::StrAppend(&known, known.empty() ? "" : ", ", id);
   return absl::NotFoundError(

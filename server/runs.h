@@ -54,6 +54,7 @@ class Runs {
   enum class Mode { kIdleOnly, kForce };
   void Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)> done);
 
+  // NOT_FOUND, with those that there are; UNAVAILABLE once they end with the daemon.
   absl::StatusOr<std::shared_ptr<Run>> Find(absl::string_view run_id) const;
   std::vector<std::shared_ptr<Run>> All() const;  // by id
   uint32_t max_runs() const { return options_.max_runs; }
