@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""What a whole step costs without a model: client, wire and daemon, against the same bytes pushed and pulled alone.
+
+    steps.py [--quick] [--json FILE] [--record] [--rounds N] [--quiet-wait SECONDS]
+
+Trainers that compute nothing push gradients of plain SGD to a daemon of one thread and get the weights back: by lane, by
+pair of formats, by ranks, by tensors, by commit mode. All cases take turns, beside lanes_bench's push and pull of as many
+bytes on the same lane. The time the daemon's device was busy with updates is told by its metrics and taken off, but for
+the tables. --record writes results/steps.md. Exit code 1: a limit that was measured undisturbed is not kept.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trainer
+from collect import machine
+from turns import QUIET, Answering, Load, busy_seconds, process_seconds, quartiles
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LIMIT = 1.15  # of the whole step without its updates, to push and then pull
+LANES = {"grpc": ("gRPC over TCP", "tcp"), "shm": ("shared memory", "shm")}  # the step's name: ours, lanes_bench's
+LARGE, MEDIUM, SMALL = 25_000_000, 10_000_000, 2_500_000  # parameters
+PAIRS = [
+    ("fp32", "fp32"),
+    ("bf16", "bf16"),
+    ("bf16", "fp8-e4m3"),
+    ("bf16", "int8-row"),
+    ("fp8-e5m2", "bf16"),
+    ("fp8-e5m2", "fp8-e4m3"),
+    ("fp8-e5m2", "int8-row"),
+]
+UPDATE = re.compile(r'^ballast_step_phase_duration_seconds_sum\{[^}]*phase="update"[^}]*\} (\S+)$', re.MULTILINE)
+
+
+@dataclass
+class Case:
+    """One kind of step, or one transfer; seconds of one, a value a round."""
+
+    lane: str
+    parameters: int
+    ranks: int = 1
+    tensors: int = 50
+    gradient: str = "fp32"
+    serving: str = "fp32"
+    commit: str = "release"
+    steps: int = 5
+    seconds: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+
+    def line(self) -> str:
+        shape = f"{self.ranks} {self.tensors} {self.parameters}"
+        return f"{self.lane} {shape} {self.gradient} {self.serving} {self.commit} {self.steps}"
+
+    def run(self, steps: Answering, daemon):
+        before = update_seconds(daemon)
+        self.seconds.append(float(steps.ask(self.line()).split()[0]) / self.steps)
+        # Of the first step, too, which is not timed.
+        self.updates.append((update_seconds(daemon) - before) / (self.steps + 1))
+
+    def ms(self) -> str:
+        return spread([1000 * s for s in self.seconds])
+
+
+def update_seconds(daemon) -> float:
+    """Of all runs: a run's series stay for minutes after it."""
+    return sum(map(float, UPDATE.findall(daemon.get("/metrics")[1])))
+
+
+def spread(values: list[float]) -> str:
+    low, middle, high = quartiles(values)
+    return f"{middle:.4g} ({low:.4g} to {high:.4g})"
+
+
+@dataclass
+class Suite:
+    overhead: dict[str, Case]
+    commit: dict[str, Case]
+    pairs: dict[tuple[str, str, str], Case]
+    ranks: dict[tuple[str, int], Case]
+    tensors: dict[tuple[str, int], Case]
+    transfers: dict[tuple[str, str], list[float]]  # lane, mode
+
+    def cases(self) -> list[Case]:
+        return [
+            case
+            for group in (self.overhead, self.commit, self.pairs, self.ranks, self.tensors)
+            for case in group.values()
+        ]
+
+
+def make_suite(scale: int) -> Suite:
+    return Suite(
+        {lane: Case(lane, LARGE // scale) for lane in LANES},
+        {lane: Case(lane, LARGE // scale, commit="staged") for lane in LANES},
+        {
+            (lane, *pair): Case(lane, LARGE // scale, gradient=pair[0], serving=pair[1])
+            for lane in LANES
+            for pair in PAIRS[1:]
+        },
+        {(lane, ranks): Case(lane, SMALL // scale, ranks=ranks) for lane in LANES for ranks in (1, 2, 4, 8)},
+        {(lane, count): Case(lane, MEDIUM // scale, tensors=count) for lane in LANES for count in (10, 1000, 20000)},
+        {},
+    )
+
+
+def measure(suite: Suite, build: Path, options: argparse.Namespace) -> Load:
+    load = Load()
+    with tempfile.TemporaryDirectory(prefix="ballast-steps-") as folder:
+        with trainer.own_daemon("--shm_socket", f"{folder}/daemon.sock") as daemon:
+            steps = Answering([build / "tests" / "bench" / "steps_bench", daemon.server])
+            lanes = Answering([build / "tests" / "bench" / "lanes_bench", folder])
+            try:
+                for number in range(options.rounds):
+                    one_round(suite, number, (steps, lanes, daemon), load, options)
+            finally:
+                steps.close()
+                lanes.close()
+    return load
+
+
+def one_round(suite: Suite, number: int, programs, load: Load, options: argparse.Namespace):
+    steps, lanes, daemon = programs
+    lanes.ask("memcpy push 1024 1")  # by its answer its peers are there
+    load.wait_until_quiet(options.quiet_wait / options.rounds)
+    children = Path(f"/proc/{lanes.process.pid}/task/{lanes.process.pid}/children").read_text().split()
+    pids = [os.getpid(), steps.process.pid, lanes.process.pid, daemon.process.pid, *map(int, children)]
+    busy, own, wall = busy_seconds(), sum(map(process_seconds, pids)), uptime()
+    nbytes = next(iter(suite.overhead.values())).parameters * 4
+    for lane, (_title, name) in LANES.items():
+        for mode in ("push", "pull", "both"):
+            taken = float(lanes.ask(f"{name} {mode} {nbytes} 5").split()[0]) / 5
+            suite.transfers.setdefault((lane, mode), []).append(taken)
+    for case in suite.cases() if number % 2 == 0 else reversed(suite.cases()):
+        case.run(steps, daemon)
+    others = busy_seconds() - busy - sum(map(process_seconds, pids)) + own
+    load.shares.append(max(0.0, others) / (uptime() - wall))
+    print(f"round {number + 1} of {options.rounds}: others used {load.shares[-1]:.2f} cores", file=sys.stderr)
+
+
+def uptime() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
+def overheads(suite: Suite, lane: str) -> list[float]:
+    """Of the step without its updates, a round each: to push and then pull."""
+    case, push, pull = suite.overhead[lane], suite.transfers[lane, "push"], suite.transfers[lane, "pull"]
+    return [(s - u) / (a + b) for s, u, a, b in zip(case.seconds, case.updates, push, pull)]
+
+
+def relative(case: Case, to: Case) -> str:
+    return f"{statistics.median(a / b for a, b in zip(case.seconds, to.seconds)):.2f}"
+
+
+def report(suite: Suite, load: Load, options: argparse.Namespace) -> str:
+    quiet = statistics.median(load.shares) <= QUIET
+    lines = [
+        "# Whole steps, measured",
+        "",
+        f"`tests/bench/steps.py --rounds {options.rounds}` on {machine()}; {datetime.date.today()}. Trainers that "
+        "compute nothing, in one process, and a daemon of one thread, on the same cores; plain SGD over fp32 weights. "
+        "Medians over rounds in which every case had its turn, quartiles in brackets; ratios within a round.",
+        f"Other processes used {statistics.median(load.shares):.2f} cores (median over rounds, most "
+        f"{max(load.shares):.2f})" + ("." if quiet else ": **disturbed, no figure here is a finding**."),
+        "",
+    ]
+    return "\n".join(lines + overhead_table(suite) + pairs_table(suite) + growth_tables(suite)) + "\n"
+
+
+def overhead_table(suite: Suite) -> list[str]:
+    parameters = next(iter(suite.overhead.values())).parameters
+    lines = [
+        f"## {parameters / 1e6:.3g} M parameters in fp32, {parameters * 4e-6:.0f} MB each way, 50 tensors, 1 rank",
+        "",
+        f"The limit is {LIMIT} for the step without its updates, to the same bytes pushed and then pulled.",
+        "",
+        "| lane | step, ms | updates in it, ms | push, ms | pull, ms | both at once, ms | step without updates / push "
+        "and pull | whole step / push and pull | staged step, ms |",
+        "| --- " * 9 + "|",
+    ]
+    for lane, (title, _name) in LANES.items():
+        case, moved = suite.overhead[lane], [suite.transfers[lane, mode] for mode in ("push", "pull", "both")]
+        whole = [s / (a + b) for s, a, b in zip(case.seconds, moved[0], moved[1])]
+        cells = [title, case.ms(), spread([1000 * u for u in case.updates])]
+        cells += [spread([1000 * t for t in times]) for times in moved]
+        cells += [spread(overheads(suite, lane)), spread(whole), suite.commit[lane].ms()]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines + [""]
+
+
+def pairs_table(suite: Suite) -> list[str]:
+    lines = [
+        "## The same by what gradients and weights travel in",
+        "",
+        "| lane | gradients | weights | bytes a parameter | step, ms | of fp32, fp32 |",
+        "| --- " * 6 + "|",
+    ]
+    width = {"fp32": 4, "bf16": 2}
+    for lane, (title, _name) in LANES.items():
+        for pair in PAIRS:
+            case = suite.overhead[lane] if pair == PAIRS[0] else suite.pairs[lane, *pair]
+            nbytes = sum(width.get(name, 1) for name in pair)
+            share = relative(case, suite.overhead[lane])
+            lines.append(f"| {title} | {pair[0]} | {pair[1]} | {nbytes} | {case.ms()} | {share} |")
+    return lines + [""]
+
+
+def growth_tables(suite: Suite) -> list[str]:
+    small, medium = (next(iter(group.values())).parameters / 1e6 for group in (suite.ranks, suite.tensors))
+    lines = [
+        f"## As ranks grow: {small:.3g} M parameters of fp32 from each",
+        "",
+        "| lane | ranks | step, ms | of one rank | a rank, of one rank |",
+        "| --- " * 5 + "|",
+    ]
+    for (lane, ranks), case in suite.ranks.items():
+        first = suite.ranks[lane, 1]
+        each = statistics.median(a / b / ranks for a, b in zip(case.seconds, first.seconds))
+        lines.append(f"| {LANES[lane][0]} | {ranks} | {case.ms()} | {relative(case, first)} | {each:.2f} |")
+    lines += [
+        "",
+        f"## As tensors grow: {medium:.3g} M parameters of fp32 in all",
+        "",
+        "| lane | tensors | step, ms | of 10 tensors | us a tensor more |",
+        "| --- " * 5 + "|",
+    ]
+    for (lane, count), case in suite.tensors.items():
+        first = suite.tensors[lane, 10]
+        more = statistics.median(a - b for a, b in zip(case.seconds, first.seconds)) / max(1, count - 10)
+        cells = [LANES[lane][0], f"{count:,}", case.ms(), relative(case, first), f"{more * 1e6:.3g}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def rows(suite: Suite, rounds: int) -> list[dict]:
+    made = []
+    for lane, (title, _name) in LANES.items():
+        case = suite.overhead[lane]
+        step = statistics.median(s - u for s, u in zip(case.seconds, case.updates))
+        bound = statistics.median(a + b for a, b in zip(suite.transfers[lane, "push"], suite.transfers[lane, "pull"]))
+        name = f"{title}: step without updates, to push and then pull"
+        made.append({"name": name, "value": 1000 * step, "unit": "ms", "bound": 1000 * bound})
+        made[-1] |= {"ratio": statistics.median(overheads(suite, lane)), "n": rounds}
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of a tenth of the parameters")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quiet-wait", type=float, default=60, help="seconds to wait for a quiet machine, in all")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.quiet_wait = 1, 0
+    suite = make_suite(10 if options.quick else 1)
+    load = measure(suite, Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release")), options)
+    text = report(suite, load, options)
+    print(text)
+    if options.record:
+        (HERE / "results" / "steps.md").write_text(text)
+    if options.json:
+        options.json.write_text(json.dumps(rows(suite, options.rounds)))
+    undisturbed = statistics.median(load.shares) <= QUIET and not options.quick
+    return int(undisturbed and any(statistics.median(overheads(suite, lane)) > LIMIT for lane in LANES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
