@@ -15,10 +15,10 @@ readonly PACKAGES_BUILD="g++ cmake ninja-build pkg-config ccache git python3-dev
 
 # What the daemon and the clients link. gRPC and Protobuf: the wire. Abseil: Status, Mutex. prometheus-cpp: the metrics'
 # text format; CivetWeb: the port that serves it. yaml-cpp: the configuration. xxHash: digests of weights.
-# ISA-L: CRC32C of chunks. OpenSSL: digests of specs. zlib: the example's images. GoogleTest, Google Benchmark: the
+# ISA-L: CRC32C of chunks. OpenSSL: digests of specs. RE2: patterns of layers. zlib: the example's images. GoogleTest, Google Benchmark: the
 # preset dev builds tests and benchmarks too.
 readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
-  prometheus-cpp-dev libcivetweb-dev libyaml-cpp-dev libxxhash-dev libisal-dev libssl-dev zlib1g-dev
+  prometheus-cpp-dev libcivetweb-dev libyaml-cpp-dev libxxhash-dev libisal-dev libssl-dev libre2-dev zlib1g-dev
   libgtest-dev libgmock-dev libbenchmark-dev"
 
 # promtool comes in the package prometheus, whose service is not started;

@@ -69,7 +69,7 @@ struct Tables {
   template <class M>
   static constexpr Master OneMaster() {
     using Codec = MasterCodec<L, M, WireList>;
-    return {M::kName, Codec::kPlanes, &Codec::Load, &Codec::Serve, &Codec::AbsMax};
+    return {M::kName, Codec::kPlanes, M::kPaired, &Codec::Load, &Codec::Serve, &Codec::AbsMax};
   }
 
   template <class... Ss>

@@ -143,6 +143,7 @@ struct Kernel {
 struct Master {
   const char* name;
   std::span<const Plane> planes;
+  bool paired;  // a weight is the sum of two components
   // Encodes (round to nearest). `in` points at element `first`. Returns false, having stored nothing, if any element is
   // NaN or infinite. `format` is one with `gradient`.
   bool (*load)(std::byte* const* planes, WireIndex format, const void* in, uint64_t first, uint64_t last);

@@ -97,4 +97,14 @@ grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* contex
   return Answer(context, record, spec.status());
 }
 
+grpc::ServerUnaryReactor* AdminService::GetHistory(grpc::CallbackServerContext* context,
+                                                   const v1::GetHistoryRequest* request,
+                                                   v1::GetHistoryResponse* response) {
+  RpcRecord record(options_.environment.metrics, "GetHistory");
+  const auto run = options_.environment.runs->Find(request->run_id());
+  const size_t most = request->most_steps() == 0 ? RunHistory::kSteps : request->most_steps();
+  if (run.ok()) *response = FromHistory(**run, request->after_step(), most);
+  return Answer(context, record, run.status());
+}
+
 }  // namespace ballast

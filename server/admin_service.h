@@ -33,6 +33,9 @@ class AdminService final : public v1::AdminService::CallbackService {
   grpc::ServerUnaryReactor* Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
                                  v1::PlanResponse* response) override;
 
+  grpc::ServerUnaryReactor* GetHistory(grpc::CallbackServerContext* context, const v1::GetHistoryRequest* request,
+                                       v1::GetHistoryResponse* response) override;
+
  private:
   // As it would be placed now.
   v1::RunPlan PlanNow(const RunSpec& spec) const;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/kernel_choice.h"
+#include "server/spikes.h"
 
 namespace ballast {
 namespace {
@@ -28,6 +29,19 @@ void FillGroup(v1::GroupSpec* group) {
   if (group->has_lr_peak()) (*group->mutable_hyper())["lr_peak"] = group->lr_peak();
   group->clear_lr_peak();
   for (const kernels::Hyper& h : (*kernel)->hypers) group->mutable_hyper()->insert({h.name, h.value});
+}
+
+// But the threshold of RMS_t: the default may be out of a run's reach, and what is asked for may not.
+void FillSpikes(v1::SpikeSpec* spikes) {
+  const SpikeSettings defaults;
+  if (!spikes->has_warmup_steps()) spikes->set_warmup_steps(defaults.warmup_steps);
+  if (!spikes->has_loss_sigmas()) spikes->set_loss_sigmas(defaults.loss_sigmas);
+  if (!spikes->has_norm_sigmas()) spikes->set_norm_sigmas(defaults.norm_sigmas);
+  if (!spikes->has_rewind_steps()) spikes->set_rewind_steps(defaults.rewind_steps);
+  if (!spikes->has_max_rewinds()) spikes->set_max_rewinds(defaults.most_rewinds);
+  if (!spikes->has_max_skips()) spikes->set_max_skips(defaults.most_skips);
+  if (!spikes->has_cooldown_steps()) spikes->set_cooldown_steps(defaults.cooldown_steps);
+  if (spikes->action() == v1::SPIKE_ACTION_UNSPECIFIED) spikes->set_action(v1::SPIKE_ACTION_WARN);
 }
 
 // Field by field through reflection, so that a field added to the spec is compared without an edit here.
@@ -130,6 +144,7 @@ v1::RunSpec Canonical(const v1::RunSpec& spec) {
   if (canonical.on_torn() == v1::TORN_POLICY_UNSPECIFIED) canonical.set_on_torn(v1::TORN_POLICY_CLOSE);
   if (canonical.stats_every() == 0) canonical.set_stats_every(10);
   if (canonical.rank_timeout_s() == 0) canonical.set_rank_timeout_s(60);
+  FillSpikes(canonical.mutable_spikes());
   return canonical;
 }
 

@@ -1,4 +1,5 @@
-// The one clock of leases, deadlines and durations: seconds that never go back. Thread-safe.
+// The one clock of leases, deadlines and durations: seconds that never go back; and that of calendars, which may, and
+// which nothing but what people read is told by. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -7,6 +8,10 @@ namespace ballast {
 
 inline double MonotonicSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline double UnixSeconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace ballast

@@ -6,6 +6,7 @@
 #include "proto/checksum.h"
 
 #include "server/clock.h"
+#include "server/spike_text.h"
 #include "server/status_macros.h"
 
 namespace ballast {
@@ -24,12 +25,6 @@ v1::ByteCounts FromBytes(const PlanBytes& b) {
 
 std::string NameOf(const kernels::Kernel& kernel) {
   return absl::StrCat(kernel.rule, "/", kernel.master, "/", kernel.state);
-}
-
-v1::StepOutcome FromOutcome(Outcome outcome) {
-  constexpr v1::StepOutcome kOutcomes[] = {v1::STEP_OUTCOME_APPLIED, v1::STEP_OUTCOME_SKIPPED, v1::STEP_OUTCOME_ABORTED,
-                                           v1::STEP_OUTCOME_PARTIAL};
-  return kOutcomes[static_cast<size_t>(outcome)];
 }
 
 v1::RunState FromState(RunStatus::State state) {
@@ -60,6 +55,23 @@ void AddLayers(const Run& run, const RunStatus& status, v1::RunStatus* out) {
 }
 
 }  // namespace
+
+v1::StepOutcome FromOutcome(Outcome outcome) {
+  constexpr v1::StepOutcome kOutcomes[] = {v1::STEP_OUTCOME_APPLIED, v1::STEP_OUTCOME_SKIPPED, v1::STEP_OUTCOME_ABORTED,
+                                           v1::STEP_OUTCOME_PARTIAL};
+  return kOutcomes[static_cast<size_t>(outcome)];
+}
+
+v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec) {
+  v1::SpikeEvent out;
+  out.set_kind(static_cast<v1::SpikeKind>(static_cast<int>(event.kind) + 1));
+  if (event.layer) out.set_layer(spec.layers[*event.layer].name);
+  if (event.tensor) out.set_tensor(spec.tensors[*event.tensor].name);
+  out.set_value(event.value);
+  out.set_threshold(event.threshold);
+  out.set_text(SpikeText(event, spec));
+  return out;
+}
 
 absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, absl::string_view field) {
   std::vector<bool> bits(count);
@@ -112,7 +124,7 @@ v1::Credit FromCredit(const output::Credit& credit) {
   return out;
 }
 
-v1::StepResult FromClosedStep(const ClosedStep& closed) {
+v1::StepResult FromClosedStep(const ClosedStep& closed, const RunSpec& spec) {
   v1::StepResult result;
   result.set_step(closed.step);
   result.set_outcome(FromOutcome(closed.outcome));
@@ -126,6 +138,10 @@ v1::StepResult FromClosedStep(const ClosedStep& closed) {
   if (closed.rejected_blocks > 0) {
     result.add_warnings(absl::StrCat(closed.rejected_blocks, " blocks of 32 elements in ", closed.nonfinite_tensors,
                                      " tensors kept their old contents: their gradient was not finite or too large"));
+  }
+  for (const SpikeEvent& event : closed.spikes) {
+    *result.add_spikes() = FromSpike(event, spec);
+    result.add_warnings(result.spikes().rbegin()->text());
   }
   return result;
 }
@@ -176,7 +192,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   }
   if (status.last_result) {
     out.set_grad_norm(status.last_result->grad_norm);
-    *out.mutable_last_result() = FromClosedStep(*status.last_result);
+    *out.mutable_last_result() = FromClosedStep(*status.last_result, run.spec());
   }
   out.set_step_seconds(status.step_s);
   out.set_steps_applied(status.applied);
@@ -201,7 +217,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   out.add_lanes("grpc");
   out.set_weights_loaded(reply.weights_loaded);
   for (const uint64_t digest : reply.digests) out.add_digests(digest);
-  if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result);
+  if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result, spec);
   out.set_step_open(reply.step_open);
   for (const Run::HeldChunks& held : reply.held) {
     v1::ChunksHeld* h = out.add_held();

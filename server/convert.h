@@ -41,15 +41,20 @@ absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSp
 // Swaps the piece's own data in, and copies its scales; the checksum is of what is encoded.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
 v1::Credit FromCredit(const output::Credit& credit);
-v1::StepResult FromClosedStep(const ClosedStep& closed);
+v1::StepOutcome FromOutcome(Outcome outcome);
+v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec);
+v1::StepResult FromClosedStep(const ClosedStep& closed, const RunSpec& spec);
 // `devices`: where it is or would be.
 v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes);
 v1::DeviceStatus FromDevice(const Devices::State& state);
 v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
+// Steps after `after`, the newest `most`.
+v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 
 // The parts of a spec. `at` names the place in refusals.
 absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
+absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made);  // when all else is there
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
 // A format of this name that is fit for gradients or for serving, by the flag of that name.
 absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool kernels::WireFormat::*fit,

@@ -151,6 +151,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
     ASSIGN_OR_RETURN(TensorSpec tensor, ToTensor(t, spec, StrCat("tensors[", i, "] '", t.name(), "'")));
     made.tensors.push_back(std::move(tensor));
   }
+  RETURN_IF_ERROR(TakeSpikes(spec, &made));
   return made;
 }
 

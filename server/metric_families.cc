@@ -45,14 +45,16 @@ std::vector<MetricLabel> LabelsOf(const MetricFamily& family) {
   return labels;
 }
 
-uint64_t SeriesPerRun(uint64_t layers) {
+uint64_t SeriesPerRun(const RunShape& run) {
   uint64_t series = 0;
   for (const MetricFamily& family : kMetricFamilies) {
     const std::vector<MetricLabel> labels = LabelsOf(family);
-    if (labels.empty() || labels[0].name != "run_id") continue;
+    if (labels.empty() || labels[0].name != "run_id" || (family.two_components && !run.two_components)) continue;
     uint64_t children = 1;
     for (const MetricLabel& label : labels) {
-      children *= label.name == "layer" ? layers : std::max<uint64_t>(label.values.size(), 1);
+      children *= label.name == "layer"  ? run.layers
+                  : label.name == "rank" ? run.ranks
+                                         : std::max<uint64_t>(label.values.size(), 1);
     }
     series += children * SeriesPerChild(family);
   }

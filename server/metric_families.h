@@ -25,15 +25,19 @@ struct MetricFamily {
   const char* labels;
   const char* help;
   std::span<const double> buckets = {};
+  bool two_components = false;  // only runs that store a weight in two components have it
 };
 
 // Steps last from milliseconds (tests, small models) to minutes.
 inline constexpr std::array kSecondsBuckets = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,  0.25,
                                                0.5,   1.0,    2.5,   5.0,  10.0,  30.0, 60.0, 300.0};
+// Coarser, for there are several phases.
+inline constexpr std::array kPhaseBuckets = {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0};
 // Around 1, where RMS_t of a healthy tensor is, and 2.3, from where StableAdamW's authors call it a spike.
 inline constexpr std::array kRmsBuckets = {0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 2.3, 3.0, 5.0, 10.0};
 inline constexpr std::array kNormBuckets = {1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4};
 
+#define BALLAST_PREDICTORS "rms|curvature|gradient_norm"
 #define BALLAST_TORN_REASONS "restarted|rank_lost|data_loss|other"
 
 inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
@@ -62,14 +66,14 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Runs and steps", "ballast_steps_aborted_total", MetricType::kCounter,
      "run_id reason=disagreement|nonfinite|" BALLAST_TORN_REASONS, "Steps closed before any tensor was updated."},
     {"Runs and steps", "ballast_steps_skipped_total", MetricType::kCounter,
-     "run_id reason=nonfinite|overflow|operator|other", "Steps not applied, on purpose."},
+     "run_id reason=nonfinite|overflow|spike|operator|other", "Steps not applied, on purpose."},
     {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id", "Last step applied, whole or in part."},
     {"Runs and steps", "ballast_last_step_timestamp_seconds", MetricType::kGauge, "run_id",
      "When it was applied (Unix time)."},
     {"Runs and steps", "ballast_step_duration_seconds", MetricType::kHistogram, "run_id",
      "From a step's begin to its last update.", kSecondsBuckets},
     {"Runs and steps", "ballast_step_phase_duration_seconds", MetricType::kHistogram, "run_id phase=receive|update",
-     "receive: first gradient byte to last; update: time the device spent on updates.", kSecondsBuckets},
+     "receive: first gradient byte to last; update: time the device spent on updates.", kPhaseBuckets},
     {"Runs and steps", "ballast_learning_rate", MetricType::kGauge, "run_id",
      "Of the first parameter group at the last step, as the trainer gave it."},
     {"Runs and steps", "ballast_loss", MetricType::kGauge, "run_id",
@@ -97,13 +101,44 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "step with full statistics."},
     {"Optimizer health", "ballast_unchanged_ratio", MetricType::kGauge, "run_id layer",
      "Part of the layer's weights that the update left bit for bit the same, at the last step with full statistics."},
-    {"Optimizer health", "ballast_hi_edq_ratio", MetricType::kGauge, "run_id layer",
+    {"Optimizer health",
+     "ballast_hi_edq_ratio",
+     MetricType::kGauge,
+     "run_id layer",
      "ballast_edq_ratio of the first component alone, where weights are stored in two (mcf): what bf16 weights by "
-     "themselves would have taken up."},
+     "themselves would have taken up.",
+     {},
+     true},
     {"Optimizer health", "ballast_gradients_nonfinite_total", MetricType::kCounter, "run_id",
      "Tensors whose gradient had a NaN or an infinity."},
     {"Optimizer health", "ballast_blocks_rejected_total", MetricType::kCounter, "run_id",
      "Blocks of 32 elements left as they were because their update was not finite."},
+
+    {"Loss spikes", "ballast_rms_spike_threshold", MetricType::kGauge, "run_id",
+     "Of RMS_t, for layers that have none of their own."},
+    {"Loss spikes", "ballast_rms_spike_events_total", MetricType::kCounter, "run_id layer",
+     "Times that RMS_t of the layer rose to its threshold; within 10 steps it counts once."},
+    {"Loss spikes", "ballast_curvature_ratio", MetricType::kGauge, "run_id",
+     "Curvature of the loss along the last update as a multiple of what its step size bears, largest layer, where "
+     "spikes.curvature is on."},
+    {"Loss spikes", "ballast_curvature_events_total", MetricType::kCounter, "run_id",
+     "Times that a layer's curvature rose to 1; within 10 steps it counts once."},
+    {"Loss spikes", "ballast_gradient_norm_outliers_total", MetricType::kCounter, "run_id",
+     "Steps whose gradient norm lay above the mean of the last 128 by spikes.norm_sigmas."},
+    {"Loss spikes", "ballast_loss_spikes_total", MetricType::kCounter, "run_id",
+     "Losses above the mean of the last 128 by spikes.loss_sigmas, or not finite; within 10 steps they count once."},
+    {"Loss spikes", "ballast_predictor_hits_total", MetricType::kCounter, "run_id predictor=" BALLAST_PREDICTORS,
+     "Loss spikes that an event of the predictor came 1 to 8 steps before."},
+    {"Loss spikes", "ballast_predictor_misses_total", MetricType::kCounter, "run_id predictor=" BALLAST_PREDICTORS,
+     "Loss spikes that none came before."},
+    {"Loss spikes", "ballast_predictor_false_alarms_total", MetricType::kCounter,
+     "run_id predictor=" BALLAST_PREDICTORS, "Events that no loss spike followed within 8 steps."},
+    {"Loss spikes", "ballast_predictor_lead_steps_total", MetricType::kCounter, "run_id predictor=" BALLAST_PREDICTORS,
+     "Steps from the last event to the loss spike, summed over the hits."},
+    {"Loss spikes", "ballast_predictor_chance_ratio", MetricType::kGauge, "run_id predictor=" BALLAST_PREDICTORS,
+     "Part of all steps that lie 1 to 8 after an event: the hits that chance alone would give."},
+    {"Loss spikes", "ballast_spike_actions_total", MetricType::kCounter, "run_id action=skip|rewind|stop",
+     "What the run's policy did about events."},
 
     {"Protocol", "ballast_rpc_started_total", MetricType::kCounter, "method", "RPCs begun."},
     {"Protocol", "ballast_rpc_handled_total", MetricType::kCounter,
@@ -114,15 +149,20 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Protocol", "ballast_rpc_duration_seconds", MetricType::kHistogram, "method",
      "How long RPCs lasted; a Train stream lasts as long as its trainer.", kSecondsBuckets},
     {"Protocol", "ballast_streams", MetricType::kGauge, "", "Train streams open now."},
-    {"Protocol", "ballast_received_bytes_total", MetricType::kCounter, "run_id transport=grpc", "Gradient payload."},
-    {"Protocol", "ballast_sent_bytes_total", MetricType::kCounter, "run_id transport=grpc", "Weights payload."},
+    {"Protocol", "ballast_received_bytes_total", MetricType::kCounter, "run_id transport=grpc|shm",
+     "Gradient payload."},
+    {"Protocol", "ballast_sent_bytes_total", MetricType::kCounter, "run_id transport=grpc|shm", "Weights payload."},
     {"Protocol", "ballast_chunks_received_total", MetricType::kCounter, "run_id", "Gradient chunks."},
     {"Protocol", "ballast_chunks_rejected_total", MetricType::kCounter,
      "run_id reason=checksum|bounds|unknown_tensor|too_large|malformed", "Gradient chunks refused."},
     {"Protocol", "ballast_chunks_duplicate_total", MetricType::kCounter, "run_id match=same|different",
      "Gradient chunks that came again; different ones end the session and must stay 0."},
-    {"Protocol", "ballast_rank_reconnects_total", MetricType::kCounter, "run_id rank=0",
+    {"Protocol", "ballast_rank_reconnects_total", MetricType::kCounter, "run_id rank",
      "Sessions resumed after their connection was lost."},
+    {"Protocol", "ballast_rank_last_seen_timestamp_seconds", MetricType::kGauge, "run_id rank",
+     "When the rank last began or ended a step (Unix time)."},
+    {"Protocol", "ballast_rank_wait_caused_seconds_total", MetricType::kCounter, "run_id rank",
+     "Time for which all other ranks had ended a step and this one had not."},
     {"Protocol", "ballast_admission_rejected_total", MetricType::kCounter,
      "reason=memory|max_runs|series|draining|other", "Runs refused."},
 
@@ -138,6 +178,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "GPUs that failed for good; the runs on it are lost."},
 });
 
+#undef BALLAST_PREDICTORS
 #undef BALLAST_TORN_REASONS
 
 // A family by its name, checked when compiling.
@@ -164,8 +205,14 @@ struct MetricLabel {
 };
 std::vector<MetricLabel> LabelsOf(const MetricFamily& family);
 
-// Time series (lines of /metrics) of all families with a run_id, for one run with this many layers.
-uint64_t SeriesPerRun(uint64_t layers);
+// What a run's number of series depends on.
+struct RunShape {
+  uint64_t layers = 1;
+  uint64_t ranks = 1;
+  bool two_components = false;  // some weight is stored in two
+};
+// Time series (lines of /metrics) of all families with a run_id, for one run.
+uint64_t SeriesPerRun(const RunShape& run);
 // METRICS.md.
 std::string DescribeFamilies();
 

@@ -254,8 +254,6 @@ void Metrics::SetState(std::string_view state) {
 
 std::string Metrics::Serialize() const { return impl_->Serialize(); }
 
-uint64_t Metrics::SeriesOfRun(uint64_t layers) { return SeriesPerRun(layers); }
-
 std::string Metrics::Describe() { return DescribeFamilies(); }
 
 }  // namespace ballast

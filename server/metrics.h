@@ -4,6 +4,7 @@
 // Thread-safe: the run's strand writes, the ops HTTP threads serialize. No call here waits for a step or a device.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +13,9 @@
 #include <string_view>
 #include <vector>
 
+#include "server/metric_families.h"
+#include "server/spike_score.h"
+#include "server/spikes.h"
 #include "server/step_machine.h"
 
 namespace ballast {
@@ -44,6 +48,15 @@ struct RunLabels {
   std::string optimizer, master, state, serving;  // of the first tensor
   uint64_t parameters = 0;
   std::vector<std::string> layers;
+  uint32_t ranks = 1;  // at most
+  double rms_threshold = 0;
+};
+
+// What a run's detector found at a closed step, and its predictors' scores until then.
+struct SpikeReport {
+  std::vector<SpikeEvent> events;
+  std::array<SpikeScore::Counts, kPredictors> scores;  // by SpikeKind; no count ever falls
+  std::optional<double> curvature;                     // of the layer where it is largest
 };
 
 // Reserved bytes by kind; the same kinds as ByteCounts.
@@ -56,13 +69,17 @@ class RunMetrics {
  public:
   virtual ~RunMetrics() = default;
   virtual void OnStep(const StepReport& report) = 0;
-  virtual void OnReceived(uint64_t bytes) = 0;  // one gradient chunk's payload
-  virtual void OnSent(uint64_t bytes) = 0;      // weights payload
+  virtual void OnSpikes(const SpikeReport& report) = 0;
+  virtual void OnSpikeAction(std::string_view action) = 0;                  // skip | rewind | stop
+  virtual void OnReceived(std::string_view transport, uint64_t bytes) = 0;  // one gradient chunk's payload
+  virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm
   virtual void OnDuplicateChunk(bool same_bytes) = 0;
   virtual void OnRejectedChunk(
       std::string_view reason) = 0;  // checksum | bounds | unknown_tensor | too_large | malformed
   virtual void OnRanks(uint32_t connected, uint32_t expected) = 0;
-  virtual void OnReconnect() = 0;
+  virtual void OnReconnect(uint32_t rank) = 0;
+  virtual void OnRankSeen(uint32_t rank) = 0;
+  virtual void OnWaitCaused(uint32_t rank, double seconds) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | failed
 };
 
@@ -99,8 +116,8 @@ class Metrics {
 
   // Prometheus text exposition 0.0.4.
   std::string Serialize() const;
-  // Series a run with this many layers adds at most; for admission.
-  static uint64_t SeriesOfRun(uint64_t layers);
+  // Series that a run adds at most; for admission.
+  static uint64_t SeriesOfRun(const RunShape& run) { return SeriesPerRun(run); }
   // The table of METRICS.md.
   static std::string Describe();
 

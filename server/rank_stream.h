@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 
 #include "server/payload.h"
+#include "server/spikes.h"
 #include "server/step_machine.h"
 #include "server/weight_piece.h"
 
@@ -27,6 +28,7 @@ struct ClosedStep {
   double clip_coefficient = 1;
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;
+  std::vector<SpikeEvent> spikes = {};
 };
 
 // A trainer's own state, opaque here, and the step that it belongs to.

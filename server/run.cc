@@ -31,7 +31,9 @@ RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layer
           .state = kernel.state,
           .serving = kernels::WireFormats()[static_cast<size_t>(tensor.serving_format)].name,
           .parameters = plan.parameters,
-          .layers = layers.names()};
+          .layers = layers.names(),
+          .ranks = spec.ranks,
+          .rms_threshold = spec.spikes.rms_threshold};
 }
 
 absl::Status Ended(const RunSpec& spec) {
@@ -92,7 +94,8 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
                                                                  .pools = std::move(pools),
                                                                  .plan = &plan_,
                                                                  .metrics = metrics_.get(),
-                                                                 .board = &board_});
+                                                                 .board = &board_,
+                                                                 .history = &history_});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   PlanBytes live = store_->bytes();
   live.gradients = runner_->gradient_bytes();

@@ -20,6 +20,7 @@
 #include "server/layers.h"
 #include "server/load_job.h"
 #include "server/pull_job.h"
+#include "server/run_history.h"
 #include "server/run_status.h"
 #include "server/step_runner.h"
 #include "server/strand.h"
@@ -78,6 +79,7 @@ class Run {
   const std::string& canonical_spec() const { return canonical_spec_; }
   const std::string& spec_sha256() const { return spec_sha256_; }
   RunStatus Status() const { return board_.Read(); }
+  const RunHistory& history() const { return history_; }
   RunMetrics& metrics() { return *metrics_; }
   double busy_s() const { return strand_.busy_s(); }
 
@@ -132,6 +134,7 @@ class Run {
   const std::vector<std::string> devices_;
   const LayerGroups layers_;
   RunStatusBoard board_;
+  RunHistory history_;
   std::unique_ptr<RunMetrics> metrics_;
 
   // The strand's, from here on.

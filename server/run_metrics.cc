@@ -35,8 +35,35 @@ RunSeries::RunSeries(Families* families, Options options)
       chunks_received_(series_.AddCounter("ballast_chunks_received_total")),
       chunks_rejected_(series_.AddCounters("ballast_chunks_rejected_total")),
       chunks_duplicate_(series_.AddCounters("ballast_chunks_duplicate_total")),
-      reconnects_(series_.AddCounters("ballast_rank_reconnects_total")) {
+      rms_events_(AddLayerCounters("ballast_rms_spike_events_total")),
+      curvature_events_(series_.AddCounter("ballast_curvature_events_total")),
+      norm_outliers_(series_.AddCounter("ballast_gradient_norm_outliers_total")),
+      loss_spikes_(series_.AddCounter("ballast_loss_spikes_total")),
+      hits_(series_.AddCounters("ballast_predictor_hits_total")),
+      misses_(series_.AddCounters("ballast_predictor_misses_total")),
+      false_alarms_(series_.AddCounters("ballast_predictor_false_alarms_total")),
+      leads_(series_.AddCounters("ballast_predictor_lead_steps_total")),
+      spike_actions_(series_.AddCounters("ballast_spike_actions_total")),
+      chance_(series_.AddGauges("ballast_predictor_chance_ratio")),
+      ranks_series_(AddRanks()) {
   AddInfo();
+}
+
+std::vector<prometheus::Counter*> RunSeries::AddLayerCounters(FamilyRef family) {
+  std::vector<prometheus::Counter*> counters;
+  for (const std::string& layer : options_.labels.layers)
+    counters.push_back(series_.AddCounter(family, {{"layer", layer}}));
+  return counters;
+}
+
+std::vector<RunSeries::RankSeries> RunSeries::AddRanks() {
+  std::vector<RankSeries> ranks;
+  for (uint32_t rank = 0; rank < options_.labels.ranks; ++rank) {
+    const prometheus::Labels labels = {{"rank", std::to_string(rank)}};
+    ranks.push_back({.reconnects = series_.AddCounter("ballast_rank_reconnects_total", labels),
+                     .wait_caused = series_.AddCounter("ballast_rank_wait_caused_seconds_total", labels)});
+  }
+  return ranks;
 }
 
 RunSeries::~RunSeries() {
@@ -53,6 +80,7 @@ void RunSeries::AddInfo() {
                                      {"serving", labels.serving}})
       ->Set(1);
   series_.AddGauge("ballast_run_parameters")->Set(static_cast<double>(labels.parameters));
+  series_.AddGauge("ballast_rms_spike_threshold")->Set(labels.rms_threshold);
   OnState("waiting");
 }
 
@@ -115,9 +143,35 @@ void RunSeries::SetLayer(size_t layer, const StepReport::Layer& report) {
   if (report.hi_edq_ratio) Set(&hi_edq_, layer, *report.hi_edq_ratio);
 }
 
-void RunSeries::Set(LateGauge* late, double value) {
+void RunSeries::OnSpikes(const SpikeReport& report) {
+  for (const SpikeEvent& event : report.events) {
+    if (event.kind == SpikeKind::kRms) rms_events_[*event.layer]->Increment();
+    if (event.kind == SpikeKind::kCurvature) curvature_events_->Increment();
+    if (event.kind == SpikeKind::kGradientNorm) norm_outliers_->Increment();
+    if (event.kind == SpikeKind::kLoss) loss_spikes_->Increment();
+  }
+  for (size_t i = 0; i < kPredictors; ++i) ShowScore(static_cast<SpikeKind>(i), report.scores[i]);
+  if (report.curvature) Set(&curvature_, *report.curvature);
+}
+
+void RunSeries::ShowScore(SpikeKind predictor, const SpikeScore::Counts& counts) {
+  SpikeScore::Counts& shown = scores_[static_cast<size_t>(predictor)];
+  const std::string_view name = NameOf(predictor);
+  hits_.at(name).Increment(static_cast<double>(counts.hits - shown.hits));
+  misses_.at(name).Increment(static_cast<double>(counts.misses - shown.misses));
+  false_alarms_.at(name).Increment(static_cast<double>(counts.false_alarms - shown.false_alarms));
+  for (size_t lead = 1; lead < counts.leads.size(); ++lead) {
+    leads_.at(name).Increment(static_cast<double>(lead * (counts.leads[lead] - shown.leads[lead])));
+  }
+  chance_.at(name).Set(counts.chance());
+  shown = counts;
+}
+
+void RunSeries::OnSpikeAction(std::string_view action) { spike_actions_.at(action).Increment(); }
+
+void RunSeries::Set(LateGauge* late, double value, const prometheus::Labels& labels) {
   if (!std::isfinite(value)) return;
-  if (late->gauge == nullptr) late->gauge = series_.AddGauge(late->family);
+  if (late->gauge == nullptr) late->gauge = series_.AddGauge(late->family, labels);
   late->gauge->Set(value);
 }
 
@@ -129,12 +183,14 @@ void RunSeries::Set(LateLayerGauges* late, size_t layer, double value) {
   gauge->Set(value);
 }
 
-void RunSeries::OnReceived(uint64_t bytes) {
-  received_bytes_.at("grpc").Increment(static_cast<double>(bytes));
+void RunSeries::OnReceived(std::string_view transport, uint64_t bytes) {
+  received_bytes_.at(transport).Increment(static_cast<double>(bytes));
   chunks_received_->Increment();
 }
 
-void RunSeries::OnSent(uint64_t bytes) { sent_bytes_.at("grpc").Increment(static_cast<double>(bytes)); }
+void RunSeries::OnSent(std::string_view transport, uint64_t bytes) {
+  sent_bytes_.at(transport).Increment(static_cast<double>(bytes));
+}
 
 void RunSeries::OnDuplicateChunk(bool same_bytes) {
   chunks_duplicate_.at(same_bytes ? "same" : "different").Increment();
@@ -147,7 +203,13 @@ void RunSeries::OnRanks(uint32_t connected, uint32_t expected) {
   ranks_expected_->Set(expected);
 }
 
-void RunSeries::OnReconnect() { reconnects_.at("0").Increment(); }
+void RunSeries::OnReconnect(uint32_t rank) { ranks_series_[rank].reconnects->Increment(); }
+
+void RunSeries::OnRankSeen(uint32_t rank) {
+  Set(&ranks_series_[rank].last_seen, options_.clock.unix_s(), {{"rank", std::to_string(rank)}});
+}
+
+void RunSeries::OnWaitCaused(uint32_t rank, double seconds) { ranks_series_[rank].wait_caused->Increment(seconds); }
 
 void RunSeries::OnState(std::string_view state) {
   if (!current_state_.empty()) options_.runs.at(current_state_).Decrement();

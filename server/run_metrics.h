@@ -18,7 +18,7 @@ struct EndedSeries {
   prometheus::Gauge* ranks;
 };
 
-// OnStep, OnState and OnRanks: strand-confined; the others: thread-safe.
+// OnStep, OnSpikes, OnState and OnRanks: strand-confined; the others: thread-safe.
 class RunSeries final : public RunMetrics {
  public:
   struct Options {
@@ -33,12 +33,16 @@ class RunSeries final : public RunMetrics {
   ~RunSeries() override;
 
   void OnStep(const StepReport& report) override;
-  void OnReceived(uint64_t bytes) override;
-  void OnSent(uint64_t bytes) override;
+  void OnSpikes(const SpikeReport& report) override;
+  void OnSpikeAction(std::string_view action) override;
+  void OnReceived(std::string_view transport, uint64_t bytes) override;
+  void OnSent(std::string_view transport, uint64_t bytes) override;
   void OnDuplicateChunk(bool same_bytes) override;
   void OnRejectedChunk(std::string_view reason) override;
   void OnRanks(uint32_t connected, uint32_t expected) override;
-  void OnReconnect() override;
+  void OnReconnect(uint32_t rank) override;
+  void OnRankSeen(uint32_t rank) override;
+  void OnWaitCaused(uint32_t rank, double seconds) override;
   void OnState(std::string_view state) override;
 
  private:
@@ -46,6 +50,11 @@ class RunSeries final : public RunMetrics {
   struct LateGauge {
     FamilyRef family;
     prometheus::Gauge* gauge = nullptr;
+  };
+  // Of each rank.
+  struct RankSeries {
+    prometheus::Counter *reconnects, *wait_caused;
+    LateGauge last_seen{"ballast_rank_last_seen_timestamp_seconds"};
   };
   struct LateLayerGauges {
     FamilyRef family;
@@ -57,7 +66,10 @@ class RunSeries final : public RunMetrics {
   void ObserveStep(const StepReport& report);
   void ObserveRms(const std::vector<double>& tensor_rms);
   void SetLayer(size_t layer, const StepReport::Layer& report);
-  void Set(LateGauge* late, double value);
+  void ShowScore(SpikeKind predictor, const SpikeScore::Counts& counts);
+  std::vector<prometheus::Counter*> AddLayerCounters(FamilyRef family);
+  std::vector<RankSeries> AddRanks();
+  void Set(LateGauge* late, double value, const prometheus::Labels& labels = {});
   void Set(LateLayerGauges* late, size_t layer, double value);
 
   const Options options_;
@@ -76,9 +88,16 @@ class RunSeries final : public RunMetrics {
   prometheus::Counter* const blocks_rejected_;
   const Children<prometheus::Counter> received_bytes_, sent_bytes_;
   prometheus::Counter* const chunks_received_;
-  const Children<prometheus::Counter> chunks_rejected_, chunks_duplicate_, reconnects_;
+  const Children<prometheus::Counter> chunks_rejected_, chunks_duplicate_;
+  const std::vector<prometheus::Counter*> rms_events_;  // by layer
+  prometheus::Counter *const curvature_events_, *const norm_outliers_, *const loss_spikes_;
+  const Children<prometheus::Counter> hits_, misses_, false_alarms_, leads_, spike_actions_;
+  const Children<prometheus::Gauge> chance_;
+  std::array<SpikeScore::Counts, kPredictors> scores_ = {};  // shown
+  std::vector<RankSeries> ranks_series_;
 
   LateGauge step_{"ballast_step"}, last_step_{"ballast_last_step_timestamp_seconds"};
+  LateGauge curvature_{"ballast_curvature_ratio"};
   LateGauge learning_rate_{"ballast_learning_rate"}, loss_{"ballast_loss"}, gradient_norm_{"ballast_gradient_norm"};
   LateLayerGauges rms_ratio_{"ballast_rms_ratio"}, layer_gradient_norm_{"ballast_layer_gradient_norm"};
   LateLayerGauges update_to_weight_{"ballast_update_to_weight_ratio"};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "server/spikes.h"
 
 namespace ballast {
 
@@ -39,6 +40,12 @@ enum class Nonfinite {
   kStop,        // no later step begins; in staged the step is aborted
 };
 
+// What LayerGroups made of the tensors' names.
+struct LayerSpec {
+  std::string name;
+  double rms_threshold = 0;
+};
+
 struct RunSpec {
   std::string run_id;
   std::vector<TensorSpec> tensors = {};
@@ -51,6 +58,8 @@ struct RunSpec {
   std::optional<double> max_grad_norm = {};  // staged; the gradient's norm is clipped to it
   bool dynamic_loss_scale = false;           // staged, and kSkipStep: the trainers adapt to steps skipped
   Nonfinite nonfinite = Nonfinite::kSkipTensor;
+  SpikeSettings spikes = {};
+  std::vector<LayerSpec> layers = {};
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
   // The daemon's limits when the run was created.
@@ -65,7 +74,8 @@ inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.a
 
 // Whether a step's gradients are measured before any is applied.
 inline bool JudgesGradients(const RunSpec& spec) {
-  return spec.staged && (spec.max_grad_norm || spec.nonfinite != Nonfinite::kSkipTensor);
+  return spec.staged &&
+         (spec.max_grad_norm || spec.nonfinite != Nonfinite::kSkipTensor || spec.spikes.action == SpikeAction::kSkip);
 }
 
 inline uint64_t WireBytes(kernels::WireIndex format) {

@@ -22,6 +22,15 @@ struct RankStatus {
   double disconnected_at_s = 0;  // MonotonicSeconds
 };
 
+// What one tensor showed at a step.
+struct TensorStatus {
+  uint32_t tensor = 0;
+  std::optional<double> rms_ratio = {};
+  double gradient_norm = 0, gradient_absmax = 0, update_norm = 0;
+  uint64_t nonfinite = 0;  // elements
+};
+inline constexpr size_t kTensorsShown = 20;
+
 struct RunStatus {
   enum class State { kWaiting, kTraining, kFailed };
   State state = State::kWaiting;
@@ -36,6 +45,7 @@ struct RunStatus {
   std::vector<StepReport::Layer> layers;
   std::vector<RankStatus> ranks;  // by rank; empty until one has attached
   std::optional<ClosedStep> last_result;
+  std::vector<TensorStatus> tensors;  // of the last step that was applied: the kTensorsShown of the largest RMS_t
   double step_s = 0;
   uint64_t applied = 0, skipped = 0, partial = 0, aborted = 0;
   uint64_t received_bytes = 0, sent_bytes = 0;

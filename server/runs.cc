@@ -24,6 +24,13 @@ std::string DescribeBytes(const PlanBytes& b) {
                       ", gradients ", b.gradients, ", staging ", b.staging, ")");
 }
 
+RunShape ShapeOf(const RunSpec& spec) {
+  const auto paired = [](const GroupSpec& group) { return group.master->paired; };
+  return {.layers = spec.layers.size(),
+          .ranks = spec.ranks,
+          .two_components = std::any_of(spec.groups.begin(), spec.groups.end(), paired)};
+}
+
 }  // namespace
 
 Runs::Runs(Options options) : options_(std::move(options)), strand_({.name = "runs"}) {
@@ -113,11 +120,9 @@ absl::StatusOr<Placement> Runs::AdmitMemory(const RunSpec& spec) const {
 }
 
 absl::Status Runs::AdmitSeries(const RunSpec& spec) const {
-  std::vector<std::string> names;
-  for (const TensorSpec& t : spec.tensors) names.push_back(t.name);
-  const uint64_t mine = Metrics::SeriesOfRun(LayerGroups(names, spec.layer_groups).names().size());
+  const uint64_t mine = Metrics::SeriesOfRun(ShapeOf(spec));
   uint64_t all = mine;
-  for (const auto& run : All()) all += Metrics::SeriesOfRun(run->layers().names().size());
+  for (const auto& run : All()) all += Metrics::SeriesOfRun(ShapeOf(run->spec()));
   if (all <= kMostSeries) return absl::OkStatus();
   options_.metrics->OnAdmissionRejected("series");
   return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' needs ", mine, " metric series, ",

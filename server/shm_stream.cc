@@ -222,7 +222,7 @@ bool ShmStream::Send(const ShmRecord& record, absl::string_view body) {
 }
 
 bool ShmStream::Write(const StreamOutput& output) {
-  return Send({.type = ShmRecord::kMessage}, FromOutput(output).SerializeAsString());
+  return Send({.type = ShmRecord::kMessage}, FromOutput(output, run_->spec()).SerializeAsString());
 }
 
 bool ShmStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {

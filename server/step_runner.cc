@@ -34,6 +34,12 @@ std::vector<std::vector<double>> SpecHyper(const RunSpec& spec) {
   return hyper;
 }
 
+std::vector<double> RmsThresholds(const RunSpec& spec) {
+  std::vector<double> thresholds;
+  for (const LayerSpec& layer : spec.layers) thresholds.push_back(layer.rms_threshold);
+  return thresholds;
+}
+
 double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
   for (size_t h = 0; h < hyper.size(); ++h) {
     if (std::string_view(group.kernel->hypers[h].name) == "lr") return hyper[h];
@@ -58,13 +64,16 @@ StepRunner::StepRunner(Environment environment)
       machine_(MachineOptions(*environment_.spec, *environment_.plan)),
       pools_(std::move(environment_.pools)),
       statistics_(environment_.spec, environment_.layers),
+      detector_(environment_.spec->spikes, RmsThresholds(*environment_.spec)),
+      policy_(environment_.spec->spikes),
       links_(environment_.spec->ranks),
       hyper_(SpecHyper(*environment_.spec)) {
-  const auto on_sent = [this](uint64_t bytes) {
-    environment_.metrics->OnSent(bytes);
-    environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
-  };
   for (Link& link : links_) {
+    const auto on_sent = [this, &link](uint64_t bytes) {
+      environment_.metrics->OnSent(link.lane, bytes);
+      sent_bytes_ += bytes;
+      environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
+    };
     link.sender = std::make_unique<Sender>(
         Sender::Environment{.spec = environment_.spec, .store = environment_.store, .on_sent = on_sent},
         *environment_.plan);
@@ -147,7 +156,7 @@ void StepRunner::OpenStream(const std::shared_ptr<RankStream>& stream, const eve
 void StepRunner::LeaveOldStream(uint32_t rank) {
   Link& link = links_[rank];
   link.held_promised = link.held_bytes;
-  environment_.metrics->OnReconnect();
+  environment_.metrics->OnReconnect(rank);
   if (link.stream == nullptr) return;
   link.stream->Cancel();
   EndStream(rank, absl::AbortedError("its client attached again"));
@@ -223,14 +232,17 @@ void StepRunner::Take(uint32_t rank, message::MicroEnd& m) {
 
 void StepRunner::Take(uint32_t rank, message::StepEnd& m) {
   Link& link = links_[rank];
-  const bool in_step = machine_.InStep(rank);
+  const bool in_step = machine_.InStep(rank), again = machine_.Ended(rank);
   if (in_step && !m.client_state.empty()) {
     link.coming_state = ClientState{machine_.step(), std::move(m.client_state)};  // the step may close by this
   }
   StepEffects effects = machine_.Handle(event::StepEnd{link.session, std::move(m.content)}, MonotonicSeconds());
   const bool refused = !effects.empty() && std::holds_alternative<effect::Reject>(effects.front());
   if (refused) link.coming_state.reset();
-  if (in_step && !refused) end_values_ = std::move(m.values);
+  if (in_step && !refused) {
+    end_values_ = std::move(m.values);
+    if (!again) CountWait(rank);
+  }
   if (auto s = Execute(std::move(effects)); !s.ok()) EndStream(rank, std::move(s));
 }
 
@@ -268,23 +280,28 @@ std::optional<double> StepRunner::Loss() const {
   return ranks == 0 ? std::nullopt : std::optional<double>(sum / ranks);
 }
 
-void StepRunner::Report(const effect::Close& e) {
-  const double now_s = MonotonicSeconds();
+StepReport StepRunner::ReportOf(const effect::Close& e) const {
   StepReport report;
   report.step = e.step;
   report.outcome = e.outcome;
   report.reason = e.reason;
-  const std::optional<double> loss = Loss();
-  report.loss = loss;
-  report.seconds = (clock_.last_update_s > 0 ? clock_.last_update_s : now_s) - clock_.begin_s;
+  report.loss = Loss();
+  report.seconds = (clock_.last_update_s > 0 ? clock_.last_update_s : MonotonicSeconds()) - clock_.begin_s;
   report.receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
   report.update_seconds = clock_.update_s;
   report.learning_rate = LearningRate(environment_.spec->groups[0], hyper_[0]);
   statistics_.Complete(&report);
+  return report;
+}
+
+void StepRunner::Report(const effect::Close& e) {
+  const double now_s = MonotonicSeconds();
+  const StepReport report = ReportOf(e);
   environment_.metrics->OnStep(report);
+  Remember(results_.back(), report);
   environment_.board->Write([&](RunStatus& s) {
     s.step = e.step;
-    s.loss = loss;
+    s.loss = report.loss;
     s.last_result = last_result();
     s.step_s = clock_.first_byte_s > 0 ? now_s - clock_.first_byte_s : now_s - clock_.begin_s;
     s.applied += e.outcome == Outcome::kApplied ? 1 : 0;
@@ -292,6 +309,7 @@ void StepRunner::Report(const effect::Close& e) {
     s.partial += e.outcome == Outcome::kPartial ? 1 : 0;
     s.aborted += e.outcome == Outcome::kAborted ? 1 : 0;
     if (e.outcome == Outcome::kSkipped || e.outcome == Outcome::kAborted) return;  // nothing was updated
+    s.tensors = statistics_.First(kTensorsShown);
     s.rms_ratio_max.reset();
     for (double rms : report.tensor_rms) s.rms_ratio_max = std::max(s.rms_ratio_max.value_or(0), rms);
     s.layers.resize(report.layers.size());

@@ -19,8 +19,11 @@
 
 #include "server/parameter_store.h"
 #include "server/rank_stream.h"
+#include "server/run_history.h"
 #include "server/run_status.h"
 #include "server/sender.h"
+#include "server/spike_detector.h"
+#include "server/spike_policy.h"
 #include "server/step_machine.h"
 #include "server/step_statistics.h"
 
@@ -36,6 +39,7 @@ class StepRunner {
     const Plan* plan;
     RunMetrics* metrics;
     RunStatusBoard* board;
+    RunHistory* history;
   };
   struct AttachOutcome {
     absl::Status status;
@@ -94,6 +98,10 @@ class StepRunner {
   };
   struct StepClock {
     double begin_s = 0, first_byte_s = 0, last_byte_s = 0, last_update_s = 0, update_s = 0;
+    double last_end_s = 0;   // a rank's StepEnd
+    uint32_t ended = 0;      // ranks
+    uint32_t last_rank = 0;  // that ended
+    double wait_s = 0;       // of all others for it
   };
 
   void TakeParked(uint32_t rank);
@@ -130,6 +138,13 @@ class StepRunner {
   void OnMeasured(uint64_t step, uint32_t tensor, const TaskResult& result);
   void TakeEndValues();
   void Pronounce(uint64_t step);
+  // What the open step shows, when it is closed or judged.
+  StepFindings FindingsOf(uint64_t step) const;
+  // Skips a step that would else be applied, where the run's policy wants that.
+  void JudgeSpikes(event::Verdict* verdict);
+  void FindSpikes(ClosedStep* closed);
+  // The rank has ended the step. If it is the last, all others have waited for it.
+  void CountWait(uint32_t rank);
   void StopIf(std::string why);
   Payload TakeHeld(uint32_t rank, const ChunkId& id);
   void DropHeld(uint32_t rank);
@@ -138,7 +153,10 @@ class StepRunner {
   std::byte* SlabAt(uint32_t tensor, Slab slab) { return pools_[ShardOf(tensor)].data() + slab.offset; }
   uint32_t ShardOf(uint32_t tensor) const { return environment_.plan->placement.shard_of[tensor]; }
   std::optional<double> Loss() const;
+  StepReport ReportOf(const effect::Close& e) const;
   void Report(const effect::Close& e);
+  // Adds the step to the history.
+  void Remember(const ClosedStep& closed, const StepReport& report);
   std::optional<uint32_t> RankOf(const RankStream* stream) const;
   void LeaveOldStream(uint32_t rank);
   void EndStream(uint32_t rank, absl::Status status);
@@ -153,12 +171,16 @@ class StepRunner {
   StepMachine machine_;
   std::vector<DeviceBuffer> pools_;  // by shard
   StepStatistics statistics_;
+  SpikeDetector detector_;
+  SpikePolicy policy_;
   std::vector<Link> links_;  // by rank
   uint32_t updating_ = 0;    // submitted and not done, of any step
   bool weights_loaded_ = false;
   bool draining_ = false;
   std::string stopped_;  // why no step begins any more; empty: it may
   std::function<void()> drained_;
+
+  uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // payload, since a step was remembered
 
   // The open step.
   std::vector<std::vector<double>> hyper_;

@@ -48,7 +48,8 @@ void StepRunner::Do(const effect::Hold& e) {
   if (link.wanted == e.id) link.wanted.reset();
   clock_.last_byte_s = MonotonicSeconds();
   if (clock_.first_byte_s == 0) clock_.first_byte_s = clock_.last_byte_s;
-  environment_.metrics->OnReceived(bytes);
+  environment_.metrics->OnReceived(link.lane, bytes);
+  received_bytes_ += bytes;
   environment_.board->Write([&](RunStatus& s) { s.received_bytes += bytes; });
 }
 
@@ -156,6 +157,7 @@ void StepRunner::Do(const effect::Close& e) {
                     .not_applied = e.not_applied,
                     .clip_coefficient = clip_};
   statistics_.Complete(&closed);
+  FindSpikes(&closed);
   results_.push_back(std::move(closed));
   if (results_.size() > kResultsKept) results_.pop_front();
   Report(e);

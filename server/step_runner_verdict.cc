@@ -40,6 +40,7 @@ void StepRunner::Pronounce(uint64_t step) {
     const GradientFindings found = statistics_.Findings();
     verdict = JudgeStep(*environment_.spec, step, loss_scale_, found);
     if (verdict.outcome == Outcome::kApplied) clip_ = ClipCoefficient(*environment_.spec, found.norm);
+    if (verdict.outcome == Outcome::kApplied) JudgeSpikes(&verdict);
     if (verdict.outcome == Outcome::kAborted) StopIf(verdict.detail);
   }
   Execute(machine_.Handle(verdict, MonotonicSeconds())).IgnoreError();  // never refused

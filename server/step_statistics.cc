@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace ballast {
 namespace {
@@ -81,9 +82,63 @@ std::vector<StepStatistics::Sums> StepStatistics::SumLayers() const {
     layer.unchanged += t.unchanged;
     layer.hi_unchanged += t.hi_unchanged;
     layer.elements += spec_->tensors[i].elements;
-    if (HasRms(*spec_, i)) layer.rms_max = std::max(layer.rms_max, RmsOf(t, spec_->tensors[i].elements));
+    if (!HasRms(*spec_, i)) continue;
+    const double rms = RmsOf(t, spec_->tensors[i].elements);
+    if (rms > layer.rms_max) layer.rms_tensor = i;
+    layer.rms_max = std::max(layer.rms_max, rms);
   }
   return layers;
+}
+
+std::vector<TensorStatus> StepStatistics::First(size_t count) const {
+  std::vector<TensorStatus> tensors;
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const kernels::Statistics& s = tensors_[i];
+    if (!updated_[i]) continue;
+    tensors.push_back({.tensor = i,
+                       .gradient_norm = std::sqrt(s.grad_sq),
+                       .gradient_absmax = s.grad_absmax,
+                       .update_norm = std::sqrt(s.update_sq),
+                       .nonfinite = s.nonfinite});
+    if (HasRms(*spec_, i)) tensors.back().rms_ratio = RmsOf(s, spec_->tensors[i].elements);
+  }
+  const auto first = [](const TensorStatus& a, const TensorStatus& b) {
+    const auto key = [](const TensorStatus& t) {
+      return std::tuple(t.nonfinite > 0, t.rms_ratio.value_or(0), t.gradient_norm);
+    };
+    return key(a) > key(b);
+  };
+  const size_t shown = std::min(count, tensors.size());
+  std::partial_sort(tensors.begin(), tensors.begin() + static_cast<ptrdiff_t>(shown), tensors.end(), first);
+  tensors.resize(shown);
+  return tensors;
+}
+
+std::vector<LayerValue> StepStatistics::RmsByLayer() const {
+  std::vector<LayerValue> values;
+  for (const Sums& sums : SumLayers()) {
+    values.push_back({.tensor = sums.rms_tensor});
+    if (sums.has_rms && sums.any) values.back().value = sums.rms_max;
+  }
+  return values;
+}
+
+void StepStatistics::AddTo(const Sums& layer, Sums* whole) {
+  if (!layer.any) return;
+  whole->any = true;
+  whole->full &= layer.full;
+  whole->has_rms |= layer.has_rms;
+  whole->rms_max = std::max(whole->rms_max, layer.rms_max);
+  for (const auto sum : {&Sums::grad_sq, &Sums::update_sq, &Sums::weight_sq, &Sums::stored_dot, &Sums::hi_dot}) {
+    whole->*sum += layer.*sum;
+  }
+  for (const auto count : {&Sums::unchanged, &Sums::hi_unchanged, &Sums::elements}) whole->*count += layer.*count;
+}
+
+StepReport::Layer StepStatistics::Whole() const {
+  Sums whole;
+  for (const Sums& layer : SumLayers()) AddTo(layer, &whole);
+  return ToLayer(whole);
 }
 
 StepReport::Layer StepStatistics::ToLayer(const Sums& sums) {

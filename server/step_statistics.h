@@ -12,6 +12,8 @@
 #include "server/metrics.h"
 #include "server/rank_stream.h"
 #include "server/run_spec.h"
+#include "server/run_status.h"
+#include "server/spike_detector.h"
 #include "server/step_verdict.h"
 
 namespace ballast {
@@ -29,6 +31,12 @@ class StepStatistics {
 
   // Fills in grad_norm, nonfinite_tensors and rejected_blocks.
   void Complete(ClosedStep* step) const;
+  // Of the tensors updated the first to look at: those with a gradient that is not finite, then by RMS_t, else by norm.
+  std::vector<TensorStatus> First(size_t count) const;
+  // Of all layers together.
+  StepReport::Layer Whole() const;
+  // RMS_t by layer, of what was updated.
+  std::vector<LayerValue> RmsByLayer() const;
   // Fills in layers, tensor_rms and what Complete fills in. Rules without a second moment have no RMS.
   void Complete(StepReport* report) const;
 
@@ -36,8 +44,10 @@ class StepStatistics {
   struct Sums {
     double grad_sq = 0, update_sq = 0, weight_sq = 0, stored_dot = 0, hi_dot = 0, rms_max = 0;
     uint64_t unchanged = 0, hi_unchanged = 0, elements = 0;
+    uint32_t rms_tensor = 0;  // that has rms_max
     bool any = false, full = true, has_rms = false;
   };
+  static void AddTo(const Sums& layer, Sums* whole);
   static StepReport::Layer ToLayer(const Sums& sums);
   std::vector<Sums> SumLayers() const;
 

@@ -69,12 +69,14 @@ RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) 
   return message::Bad{absl::InvalidArgumentError("an empty message, or one of a later protocol")};
 }
 
-v1::TrainResponse FromOutput(const StreamOutput& output) {
+v1::TrainResponse FromOutput(const StreamOutput& output, const RunSpec& spec) {
   v1::TrainResponse response;
   if (std::holds_alternative<output::Opened>(output)) response.mutable_opened();
   if (const auto* credit = std::get_if<output::Credit>(&output)) *response.mutable_credit() = FromCredit(*credit);
   if (const auto* drain = std::get_if<output::Drain>(&output)) response.mutable_drain()->set_reason(drain->reason);
-  if (const auto* closed = std::get_if<ClosedStep>(&output)) *response.mutable_step_result() = FromClosedStep(*closed);
+  if (const auto* closed = std::get_if<ClosedStep>(&output)) {
+    *response.mutable_step_result() = FromClosedStep(*closed, spec);
+  }
   return response;
 }
 

@@ -26,6 +26,6 @@ absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const 
 RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload);
 
 // Anything but weights.
-v1::TrainResponse FromOutput(const StreamOutput& output);
+v1::TrainResponse FromOutput(const StreamOutput& output, const RunSpec& spec);
 
 }  // namespace ballast

@@ -98,7 +98,7 @@ bool TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
 void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mutable_data()->swap(piece->data); }
 
 bool TrainStream::Write(const StreamOutput& output) {
-  response_ = FromOutput(output);
+  response_ = FromOutput(output, run()->spec());
   return StartWriteUnlessFinished();
 }
 

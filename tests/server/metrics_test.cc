@@ -84,10 +84,11 @@ class MetricsTest : public testing::Test {
 TEST_F(MetricsTest, EveryFamilyIsShown) {
   const auto run = metrics_.AddRun(Labels("a"));
   run->OnStep(Step(1));
+  run->OnRankSeen(0);
+  run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
   metrics_.SetMemory("cpu", {}, 1);
   metrics_.SetMemory("cuda:0", {}, 1);
-  const std::string exposition = metrics_.Serialize();
-  for (const MetricFamily& family : kMetricFamilies) {
+  for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
     EXPECT_THAT(exposition, HasSubstr(absl::StrCat("# TYPE ", family.name, " "))) << family.name;
   }
 }
@@ -220,24 +221,25 @@ TEST_F(MetricsTest, RecentMaxOutlivesItsStepByAMinute) {
 
 TEST_F(MetricsTest, TrafficIsCounted) {
   const auto run = metrics_.AddRun(Labels("a"));
-  run->OnReceived(100);
-  run->OnReceived(50);
-  run->OnSent(7);
+  run->OnReceived("grpc", 100);
+  run->OnReceived("shm", 50);
+  run->OnSent("grpc", 7);
   run->OnDuplicateChunk(true);
   run->OnRejectedChunk("bounds");
   run->OnRanks(1, 2);
-  run->OnReconnect();
+  run->OnReconnect(0);
+  run->OnWaitCaused(0, 1.5);
   metrics_.OnRpcStarted("/ballast.v1.TrainerService/Train");
   metrics_.OnRpcHandled("Train", "ABORTED", 0.5);
   metrics_.OnRpcHandled("/grpc.health.v1.Health/Check", "a code nobody knows", 0.5);
-  metrics_.OnStreams(2);
-  metrics_.OnStreams(-1);
+  for (const int delta : {2, -1}) metrics_.OnStreams(delta);
   metrics_.OnAdmissionRejected("memory");
   metrics_.SetMemory("cpu", {.weights = 10, .staging = 5}, 100);
   metrics_.SetMemory("cuda:0", {.momentum = 3}, 200);
-  const auto samples = Samples();
   const std::map<std::string, std::string> wanted = {
-      {"ballast_received_bytes_total{run_id=\"a\",transport=\"grpc\"}", "150"},
+      {"ballast_received_bytes_total{run_id=\"a\",transport=\"grpc\"}", "100"},
+      {"ballast_received_bytes_total{run_id=\"a\",transport=\"shm\"}", "50"},
+      {"ballast_rank_wait_caused_seconds_total{rank=\"0\",run_id=\"a\"}", "1.5"},
       {"ballast_chunks_received_total{run_id=\"a\"}", "2"},
       {"ballast_sent_bytes_total{run_id=\"a\",transport=\"grpc\"}", "7"},
       {"ballast_chunks_duplicate_total{match=\"same\",run_id=\"a\"}", "1"},
@@ -253,7 +255,7 @@ TEST_F(MetricsTest, TrafficIsCounted) {
       {"ballast_host_memory_used_bytes{device=\"cpu\",kind=\"weights\"}", "10"},
       {"ballast_host_memory_limit_bytes{device=\"cpu\"}", "100"},
       {"ballast_gpu_memory_used_bytes{device=\"cuda:0\",kind=\"momentum\"}", "3"}};
-  for (const auto& [series, value] : wanted) EXPECT_THAT(samples, Contains(Pair(series, value)));
+  for (const auto& [series, value] : wanted) EXPECT_THAT(Samples(), Contains(Pair(series, value)));
 }
 
 TEST_F(MetricsTest, StatesAreOneHot) {
@@ -316,9 +318,7 @@ TEST_F(MetricsTest, ARunMayBeginBeforeItsPredecessorIsLetGo) {
 }
 
 TEST_F(MetricsTest, ARunMayOutliveTheMetrics) {
-  auto metrics = std::make_unique<Metrics>(BuildInfo{});
-  const auto run = metrics->AddRun(Labels("a"));
-  metrics.reset();
+  const auto run = Metrics(BuildInfo{}).AddRun(Labels("a"));
   run->OnStep(Step(1));
 }
 
@@ -328,8 +328,10 @@ TEST_F(MetricsTest, SeriesOfARunAreAsManyAsAdmissionCounts) {
   const size_t before = Samples().size();
   const auto run = metrics_.AddRun(Labels("a", layers));
   run->OnStep(Step(1, layers.size()));
-  EXPECT_EQ(Samples().size() - before, Metrics::SeriesOfRun(layers.size()));
-  EXPECT_LT(before + 16 * Metrics::SeriesOfRun(64), 10000u) << "the budget of a daemon with 16 runs";
+  run->OnRankSeen(0);
+  run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
+  EXPECT_EQ(Samples().size() - before, Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true}));
+  EXPECT_LT(before + 16 * Metrics::SeriesOfRun({.layers = 64}), 10000u) << "the budget of a daemon with 16 runs";
 }
 
 // Bounds far above what it takes (of 16 such runs), so that only another order of growth fails here.
@@ -362,7 +364,7 @@ TEST_F(MetricsTest, ScrapesGoOnWhileRunsComeStepAndGo) {
       const auto run = metrics_.AddRun(Labels("a"));
       run->OnState("training");
       run->OnStep(Step(i));
-      run->OnReceived(i);
+      run->OnReceived("grpc", i);
       metrics_.OnRpcHandled("Train", "OK", 0.1);
     }
     done = true;

@@ -1,0 +1,39 @@
+// How well a predictor's events told of loss spikes: a spike is hit when an event lies 1 to 8 steps before it. A
+// predictor that fires all the time hits all; so its hits are held against chance, the share of steps that lie 1 to 8
+// after an event.
+//
+// A copyable value; thread-compatible.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace ballast {
+
+class SpikeScore {
+ public:
+  static constexpr uint32_t kMostLead = 8;  // steps
+
+  struct Counts {
+    uint64_t hits = 0, misses = 0;  // loss spikes
+    uint64_t false_alarms = 0;      // events that no loss spike followed
+    uint64_t steps = 0, covered = 0;
+    std::array<uint64_t, kMostLead + 1> leads = {};  // hits by steps from the last event to the spike
+    double chance() const { return steps == 0 ? 0 : static_cast<double>(covered) / static_cast<double>(steps); }
+  };
+
+  // Each step once, in order. An event of the same step does not count as told before.
+  void Add(bool event, bool loss_spike);
+  const Counts& counts() const { return counts_; }
+
+ private:
+  struct Past {
+    bool event = false, followed = false;
+  };
+
+  std::array<Past, kMostLead> past_ = {};  // [0]: the step before
+  Counts counts_;
+};
+
+}  // namespace ballast

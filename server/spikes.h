@@ -1,0 +1,60 @@
+// Loss spikes: what may be found at a step, and how a run looks for it and answers.
+//
+// The thresholds 2.3 (RMS) and 3.2 (loss) and the windows of 1 to 8 and 10 steps are those that StableAdamW's authors
+// used (arXiv 2304.13013), taken over as defaults and not as findings. Values; no thread rule.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace ballast {
+
+enum class SpikeKind : uint8_t {
+  kRms,           // RMS_t of a layer's tensor is at its threshold
+  kCurvature,     // the loss curves too much along the last update for its step size
+  kGradientNorm,  // the gradient's norm lies far above those of the steps before
+  kNonfinite,     // a gradient is not finite
+  kLoss,          // the loss lies far above those of the steps before, or is not finite
+};
+inline constexpr size_t kSpikeKinds = 5;
+// Those that tell of a loss spike before it is there, first in SpikeKind.
+inline constexpr size_t kPredictors = 3;
+inline constexpr std::array<std::string_view, kSpikeKinds> kSpikeKindNames = {"rms", "curvature", "gradient_norm",
+                                                                              "nonfinite", "loss"};
+constexpr std::string_view NameOf(SpikeKind kind) { return kSpikeKindNames[static_cast<size_t>(kind)]; }
+
+enum class SpikeAction : uint8_t {
+  kWarn,    // the ranks are told, with the step's result
+  kSkip,    // the step is not applied; staged
+  kRewind,  // the run goes back to a snapshot
+};
+inline constexpr std::array<std::string_view, 3> kSpikeActionNames = {"warn", "skip", "rewind"};
+constexpr std::string_view NameOf(SpikeAction action) { return kSpikeActionNames[static_cast<size_t>(action)]; }
+
+struct SpikeEvent {
+  SpikeKind kind = SpikeKind::kRms;
+  std::optional<uint32_t> layer = {};   // of kRms and kCurvature
+  std::optional<uint32_t> tensor = {};  // the layer's largest, or the first with a gradient that is not finite
+  double value = 0;
+  double threshold = 0;  // that it reached; 0: of kNonfinite, and of a loss that is not finite
+};
+
+struct SpikeSettings {
+  double rms_threshold = 2.3;   // of layers that have none of their own
+  uint32_t warmup_steps = 100;  // in which nothing but kNonfinite is found
+  double loss_sigmas = 3.2;     // standard deviations above the mean of the last steps
+  double norm_sigmas = 6;
+  bool curvature = false;  // is measured
+
+  SpikeAction action = SpikeAction::kWarn;
+  std::array<bool, kSpikeKinds> acts_on = {};  // by kind; of kSkip and kRewind
+  uint32_t rewind_steps = 20;                  // at least so many back
+  uint32_t most_rewinds = 3;                   // of a run; the next one stops it
+  uint32_t most_skips = 5;                     // in a row; the next step is applied
+  uint32_t cooldown_steps = 0;                 // after an action, in which there is no other, but for skips in a row
+};
+
+}  // namespace ballast
