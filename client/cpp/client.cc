@@ -78,6 +78,15 @@ absl::StatusOr<v1::GetRunResponse> Client::GetRun(const std::string& run_id) {
   return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::GetRun, request);
 }
 
+absl::StatusOr<v1::GetHistoryResponse> Client::GetHistory(const std::string& run_id, uint64_t after_step,
+                                                          uint32_t most) {
+  v1::GetHistoryRequest request;
+  request.set_run_id(run_id);
+  request.set_after_step(after_step);
+  request.set_most_steps(most);
+  return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::GetHistory, request);
+}
+
 absl::StatusOr<v1::DeleteRunResponse> Client::DeleteRun(const std::string& run_id, bool force) {
   v1::DeleteRunRequest request;
   request.set_run_id(run_id);

@@ -145,6 +145,9 @@ class Client {
   absl::StatusOr<v1::GetServerResponse> GetServer();
   absl::StatusOr<v1::ListRunsResponse> ListRuns();
   absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run_id);
+  // Its last steps, later ones than `after_step`, the newest `most`; 0: all that are kept.
+  absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step = 0,
+                                                    uint32_t most = 0);
   absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force);
   absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec);
 

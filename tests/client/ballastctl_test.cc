@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 #include "tests/client/least_squares.h"
 #include "tests/client/real_daemon.h"
@@ -16,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::StartsWith;
 
 struct Answer {
   int code = 0;
@@ -75,6 +80,50 @@ TEST_F(BallastctlTest, RunShowsProgressMemoryLayersAndRanks) {
   EXPECT_THAT(answer.text, AllOf(HasSubstr("3 closed: 3 applied, 0 skipped, 0 partial, 0 aborted"),
                                  HasSubstr("12,416 parameters"), HasSubstr("momentum"), HasSubstr("GRADIENT NORM"),
                                  HasSubstr("device         cpu"), HasSubstr("connected")));
+}
+
+TEST_F(BallastctlTest, HistoryIsCsvWithARowAStep) {
+  Train();
+  const Answer answer = Ballastctl("history least-squares --after 1");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const std::vector<std::string> lines = absl::StrSplit(answer.text, '\n', absl::SkipEmpty());
+  ASSERT_EQ(lines.size(), 3u) << answer.text;
+  EXPECT_THAT(lines[0], StartsWith("step,outcome,reason,closed_at_s,loss,"));
+  EXPECT_THAT(lines[1], StartsWith("2,applied,,"));
+  EXPECT_THAT(lines[2], StartsWith("3,applied,,"));
+  const auto columns = [](const std::string& line) { return std::count(line.begin(), line.end(), ','); };
+  EXPECT_EQ(columns(lines[1]), columns(lines[0]));
+  EXPECT_THAT(Ballastctl("history least-squares --json").text, HasSubstr("\"update_seconds\": "));
+  EXPECT_EQ(Ballastctl("history least-squares --after x").code, 64);
+}
+
+TEST_F(BallastctlTest, WatchShowsEachStepAndEnds) {
+  Train();
+  const Answer answer = Ballastctl("watch least-squares --steps 3");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_THAT(answer.text,
+              MatchesRegex(" +STEP +OUTCOME +LOSS.*\n +1 +applied .*\n +2 +applied .*\n +3 +applied .*\n"));
+  EXPECT_EQ(Ballastctl("watch least-squares --interval 0").code, 64);
+}
+
+TEST_F(BallastctlTest, WatchSaysThatTheRunWasDeleted) {
+  Train();
+  ASSERT_TRUE(client_->DeleteRun("least-squares", true).ok());
+  const Answer answer = Ballastctl("watch least-squares");
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_THAT(answer.text, HasSubstr("'least-squares'"));
+}
+
+TEST_F(BallastctlTest, ExplainTellsWhereAStepsTimeWent) {
+  Train();
+  const Answer answer = Ballastctl("explain least-squares 2");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_THAT(answer.text, AllOf(HasSubstr("step 2 was applied"), HasSubstr("times the median of the last 3 steps"),
+                                 HasSubstr("updates"), HasSubstr("nothing was found")));
+  const Answer unknown = Ballastctl("explain least-squares 99");
+  EXPECT_EQ(unknown.code, 1);
+  EXPECT_THAT(unknown.text, HasSubstr("step 99 is not among those remembered: 1 to 3"));
+  EXPECT_EQ(Ballastctl("explain least-squares two").code, 64);
 }
 
 TEST_F(BallastctlTest, AnUnknownRunIsRefusedByName) {

@@ -56,6 +56,9 @@ struct Command {
 Command StatusCommand();
 Command RunsCommand();
 Command RunCommand();
+Command WatchCommand();
+Command ExplainCommand();
+Command HistoryCommand();
 Command PlanCommand();
 Command DoctorCommand();
 Command DeleteCommand();

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ballast.errors import BallastError, Rejected, RunFenced, Unavailable
 from ballast.result import StepResult, StepTiming
 from ballast.scales import umup_scales
+from ballast.spikes import SpikeEvent, Spikes
 
 if TYPE_CHECKING:
     from ballast.optimizer import Optimizer
@@ -32,6 +33,8 @@ __all__ = [
     "Rejected",
     "RunFenced",
     "RunOptions",
+    "SpikeEvent",
+    "Spikes",
     "StableAdamW",
     "StepResult",
     "StepTiming",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ballast.errors import Rejected
+from ballast.spikes import Spikes, as_spikes
 
 COMMITS = ("auto", "release", "staged")
 NONFINITE = ("skip_tensor", "skip_step", "stop")
@@ -26,6 +27,7 @@ class StepRules:
     nonfinite: str = "skip_tensor"
     dynamic_loss_scale: bool = False
     accumulation: int = 1
+    spikes: Spikes = Spikes()
 
     @property
     def staged(self) -> bool:
@@ -44,11 +46,13 @@ class StepRules:
             fields["dynamic_loss_scale"] = True
         if self.accumulation > 1:
             fields["accumulation"] = self.accumulation
+        if spikes := self.spikes.spec():
+            fields["spikes"] = spikes
         return fields
 
 
 def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
-    """From the options commit, max_grad_norm, nonfinite and gradient_accumulation_steps. Rejected if one is wrong, or
+    """From the options commit, max_grad_norm, nonfinite, gradient_accumulation_steps and spikes. Rejected if one is wrong, or
     two contradict each other."""
     commit, nonfinite = options.get("commit", "auto"), options.get("nonfinite", "skip_tensor")
     if commit not in COMMITS:
@@ -56,9 +60,11 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
     if nonfinite not in NONFINITE:
         raise Rejected(f"nonfinite={nonfinite!r}: it must be one of {', '.join(map(repr, NONFINITE))}")
     norm = _norm(options.get("max_grad_norm"))
+    spikes = as_spikes(options.get("spikes"))
     staged_for = {
         f"max_grad_norm={norm}": norm is not None,
         f"nonfinite={nonfinite!r}": nonfinite == "skip_step",
+        "Spikes(action='skip')": spikes.action == "skip",
         "a GradScaler": dynamic_loss_scale,
     }
     needs = [what for what, needed in staged_for.items() if needed]
@@ -73,6 +79,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
         nonfinite=nonfinite,
         dynamic_loss_scale=dynamic_loss_scale,
         accumulation=_accumulation(options.get("gradient_accumulation_steps", 1)),
+        spikes=spikes,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.spikes import Spikes
 
 # The aliases of `master` and `state`, which win where they are given.
 MASTERS = {24: "split24", 32: "split32"}
@@ -68,12 +69,14 @@ class RunOptions(TypedDict, total=False):
         it. The attribute may be set between steps. ballast.GradScaler sets it by itself.
     commit: "release", each tensor is updated as soon as its gradient is complete, while backward goes on; "staged", all
         are updated after the verdict over the whole step, or none: atomic also when a trainer dies, at the price of the
-        overlap and of 2 or 4 bytes a parameter in the daemon. "auto": staged if max_grad_norm, nonfinite="skip_step" or
-        a ballast.GradScaler needs it, else release.
+        overlap and of 2 or 4 bytes a parameter in the daemon. "auto": staged if max_grad_norm, nonfinite="skip_step",
+        Spikes(action="skip") or a ballast.GradScaler needs it, else release.
     max_grad_norm: exact clipping by the L2 norm over all tensors of the gradient, summed over micro-batches and averaged
         over ranks: as torch.nn.utils.clip_grad_norm_. The norm is last_result.grad_norm.
     nonfinite: what a NaN or an infinity in a gradient does. "skip_tensor": its block of 32 keeps its contents and is
         counted; "skip_step": the step is SKIPPED; "stop": no later step begins.
+    spikes: a ballast.Spikes: what counts as a loss spike or its herald, and what is done then. Default: StepResult.spikes
+        and a Python warning tell of it.
     gradient_accumulation_steps: backward() that make one step, at most; see Optimizer.accumulate. Their gradients are
         summed, as torch does: divide the loss by their number for a mean.
     overlap_forward: step() does not wait for the new weights: the next forward does, module by module.
@@ -109,6 +112,7 @@ class RunOptions(TypedDict, total=False):
     commit: Literal["auto", "release", "staged"]
     max_grad_norm: float | None
     nonfinite: Literal["skip_tensor", "skip_step", "stop"]
+    spikes: Spikes | None
     gradient_accumulation_steps: int
     overlap_forward: bool
     weights: Literal["client", "server", "match"] | None

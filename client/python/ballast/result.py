@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ballast.spikes import SpikeEvent
+
 
 @dataclass(frozen=True)
 class StepTiming:
@@ -34,6 +36,7 @@ class StepResult:
     not_applied: names of the tensors that had a gradient, or were still awaited, and were not updated.
     nonfinite_tensors: how many tensors had a NaN or an infinity in their gradient.
     rejected_blocks: how many blocks of 32 elements kept their old contents for that.
+    spikes: loss spikes, and what tells of them, that were found at this step; `warnings` has them as sentences.
     durable_step: the highest step that survives a crash of the daemon; 0 without checkpoints.
     timing: None for the result of a step of an earlier trainer.
     """
@@ -48,6 +51,7 @@ class StepResult:
     nonfinite_tensors: int
     rejected_blocks: int
     warnings: tuple[str, ...]
+    spikes: tuple[SpikeEvent, ...]
     durable_step: int
     timing: StepTiming | None
 
@@ -70,6 +74,7 @@ class StepResult:
         own = {key: fields[key] for key in cls.__dataclass_fields__ if key in fields}
         own["not_applied"] = tuple(names[tensor] for tensor in fields["tensors_not_applied"])
         own["warnings"] = tuple(fields["warnings"])
+        own["spikes"] = tuple(SpikeEvent.from_fields(event) for event in fields["spikes"])
         own["timing"] = StepTiming(**fields["timing"]) if "timing" in fields else None
         return cls(**own)
 

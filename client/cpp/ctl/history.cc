@@ -1,0 +1,38 @@
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/step_text.h"
+
+namespace ballast::ctl {
+namespace {
+
+int Run(const Invocation& invocation) {
+  uint64_t after = 0;
+  if (!absl::SimpleAtoi(invocation.Get("after", "0"), &after)) {
+    invocation.err << "--after wants a step's number, got '" << invocation.Get("after", "") << "'\n";
+    return kUsage;
+  }
+  const auto client = Connect(invocation);
+  if (!client.ok()) return Fail(invocation, client.status());
+  const auto history = (*client)->GetHistory(invocation.arguments[0], after);
+  if (!history.ok()) return Fail(invocation, history.status());
+  if (invocation.json) return PrintJson(invocation, *history);
+  PrintCsv(*history, invocation.out);
+  return kOk;
+}
+
+}  // namespace
+
+Command HistoryCommand() {
+  return {.name = "history",
+          .arguments = {"RUN"},
+          .summary = "a run's last steps as CSV, or with --json as JSON",
+          .details =
+              "One row a step, the last 2,048 at most: outcome, loss, norms, times, what was found, and RMS_t of\n"
+              "every layer. After a rewind a step's number comes again.\n",
+          .flags = {{"after", "STEP", "only later steps"}},
+          .run = Run};
+}
+
+}  // namespace ballast::ctl
