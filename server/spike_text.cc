@@ -31,7 +31,8 @@ std::string NormText(const SpikeEvent& e, const RunSpec&) {
   return absl::StrCat("the gradient's norm is ", Number(e.value), ", expected was at most ", Number(e.threshold));
 }
 std::string NonfiniteText(const SpikeEvent& e, const RunSpec& spec) {
-  return absl::StrCat("gradients of ", Number(e.value), " tensors are not finite, the first of ", Place(e, spec));
+  if (e.value == 1) return absl::StrCat("the gradient of ", Place(e, spec), " is not finite");
+  return absl::StrCat("the gradients of ", Number(e.value), " tensors are not finite, the first ", Place(e, spec));
 }
 std::string LossText(const SpikeEvent& e, const RunSpec&) {
   if (!std::isfinite(e.value)) return "the loss is not finite";

@@ -1,0 +1,100 @@
+"""Loss spikes: what a trainer asks for, and what it is told."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import ballast
+from models import layered, same_bits, weights_of
+
+AdamW = Callable[..., ballast.AdamW]
+CALM = 80  # steps: past the warm-up below, and half a window of norms
+
+
+def step(
+    model: nn.Module, optimizer: ballast.AdamW, factor: float = 1.0, loss: float | None = None
+) -> ballast.StepResult:
+    (factor * model(torch.ones(2, 8)).square().sum()).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.step(loss=loss)
+    assert optimizer.last_result is not None
+    return optimizer.last_result
+
+
+def calm(adamw: AdamW, **options: object) -> tuple[nn.Module, ballast.AdamW]:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), lr=1e-6, betas=(0.9, 0.99), **options)
+    for i in range(CALM):
+        assert step(model, optimizer, 1 + 0.01 * (i % 3), 2 + 0.1 * (i % 3)).spikes == ()
+    return model, optimizer
+
+
+def test_a_gradient_that_outgrows_its_second_moment_is_told_at_once(adamw: AdamW) -> None:
+    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20))
+    result = step(model, optimizer, 100)
+    assert result.applied
+    kinds = [event.kind for event in result.spikes]
+    assert "rms" in kinds and "gradient_norm" in kinds
+    event = result.spikes[kinds.index("rms")]
+    assert event.value >= event.threshold == 2.3
+    assert event.tensor in dict(model.named_parameters()) and event.tensor.startswith(event.layer)
+    assert event.text in result.warnings
+
+
+def test_it_is_a_python_warning_too(adamw: AdamW) -> None:
+    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20))
+    (100 * model(torch.ones(2, 8)).square().sum()).backward()
+    with pytest.warns(UserWarning, match=r"run '.*', step 81: RMS_t of .* is .*, its threshold 2.3"):
+        optimizer.step()
+
+
+def test_a_loss_that_is_no_number_is_a_spike(adamw: AdamW) -> None:
+    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20))
+    assert [event.kind for event in step(model, optimizer, 1, float("nan")).spikes] == ["loss"]
+
+
+def test_a_step_that_would_do_harm_is_skipped(adamw: AdamW) -> None:
+    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20, action="skip"))
+    before = weights_of(model)
+    result = step(model, optimizer, 1e6)
+    assert (result.outcome, result.reason) == ("SKIPPED", "spike")
+    assert result.skipped and optimizer.step_was_skipped
+    assert same_bits(weights_of(model), before)
+    assert step(model, optimizer).applied
+
+
+def test_skipping_makes_the_run_staged(adamw: AdamW) -> None:
+    optimizer = adamw(layered(seed=1).named_parameters(), spikes=ballast.Spikes(action="skip"))
+    optimizer.connect()
+    assert optimizer._step_rules.staged
+    with pytest.raises(ballast.Rejected, match=r"commit='release' and Spikes\(action='skip'\)"):
+        adamw(layered(seed=1).named_parameters(), commit="release", spikes=ballast.Spikes(action="skip"))
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: ballast.Spikes(action="halt"), "action='halt'"),
+        (lambda: ballast.Spikes(action="skip", act_on=["norm"]), "'norm' is none of 'rms'"),
+    ],
+)
+def test_a_wrong_word_is_refused_when_it_is_written(made: Callable[[], object], says: str) -> None:
+    with pytest.raises(ballast.Rejected, match=says):
+        made()
+
+
+def test_what_the_daemon_refuses_names_the_field(adamw: AdamW) -> None:
+    for spikes, says in (
+        (ballast.Spikes(layers={"nothing": 3.0}), "'nothing' matches no layer"),
+        (ballast.Spikes(rms_threshold=1000.0), "never be reached"),
+    ):
+        with pytest.raises(ballast.Rejected, match=says):
+            adamw(layered(seed=1).named_parameters(), spikes=spikes).connect()
+    with pytest.raises(ballast.Rejected, match="it must be None or a ballast.Spikes"):
+        adamw(layered(seed=1).named_parameters(), spikes={"action": "skip"})
