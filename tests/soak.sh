@@ -33,5 +33,7 @@ for kind in "" forgetful staged "staged forgetful"; do
   # shellcheck disable=SC2086 # words
   "$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000 $kind
 done
-"$ROOT/.venv/bin/python" "$ROOT/tests/e2e/memory.py" 200000000
+for commit in release staged; do
+  "$ROOT/.venv/bin/python" "$ROOT/tests/e2e/memory.py" 200000000 "$commit"
+done
 exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"

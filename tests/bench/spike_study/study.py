@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Do RMS_t, curvature and the gradient's norm tell of loss spikes, and what helps against these?
+
+    study.py OUT [--quick] [--stop-after SECONDS] [--report-only] [--record]
+
+Real training through the daemon: a byte-level language model on the King James Bible, a classifier and a contrastive
+image-caption model on Fashion-MNIST, of some ten thousand parameters each, 400 steps a run; beta2, batch and learning
+rate are varied, and spikes are provoked as they come about in practice (cells.py). Each run's outcome is a file in
+OUT/runs; what is there is not run again, so an interrupted study goes on where it was. Then OUT/spike_study.md and
+pictures are written; --record puts them into tests/bench/results as well.
+
+--quick: six runs. --stop-after: no run begins after so many seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import ballast  # noqa: E402
+import report  # noqa: E402
+import torch  # noqa: E402
+import trainer  # noqa: E402
+from cells import STEPS, WARM_UP, Cell, all_cells  # noqa: E402
+from tasks import TASKS  # noqa: E402
+
+CLIPPED, SNAPSHOTS, SNAPSHOT_EVERY = 1.0, 4, 10
+
+
+def make_optimizer(cell: Cell, model: torch.nn.Module, server: str) -> ballast.Optimizer:
+    spikes = {"warmup_steps": WARM_UP, "curvature": True}
+    options: dict = {"lr": cell.lr, "betas": (0.9, cell.beta2), "weight_decay": 0.01}
+    rule = ballast.StableAdamW if cell.arm == "stable_adamw" else ballast.AdamW
+    if cell.arm == "adagc":
+        options["tensor_clip"] = "adagc"
+    if cell.arm == "clipped":
+        options["max_grad_norm"] = CLIPPED
+    if cell.arm == "skip":
+        spikes |= {"action": "skip"}
+    if cell.arm == "rewind":
+        spikes |= {"action": "rewind", "rewind_steps": SNAPSHOT_EVERY, "cooldown_steps": 20}
+        options |= {"snapshots": SNAPSHOTS, "snapshot_every": SNAPSHOT_EVERY}
+    run = cell.name.replace("_", "-").replace(".", "-")
+    return rule(model.named_parameters(), server=server, run=run, spikes=ballast.Spikes(**spikes), **options)
+
+
+def train(cell: Cell, server: str) -> dict:
+    task = TASKS[cell.task]
+    model, random = task.model(cell.seed), torch.Generator().manual_seed(cell.seed)
+    losses: list[float] = []
+    rewinds = 0
+    with make_optimizer(cell, model, server) as optimizer:
+        # Batches go on where they are after a rewind: what was bad is not met twice.
+        for drawn in range(1, STEPS + 1):
+            loss = model.loss(task.draw(random, cell.batch, cell.source(drawn)))
+            losses.append(loss.item())
+            try:
+                loss.backward()
+                optimizer.step(loss=loss)
+                optimizer.zero_grad()
+            except ballast.RunRewound:
+                rewinds += 1
+            except ballast.Rejected as error:  # the run stopped itself, and says why
+                return outcome(cell, losses, rewinds, math.inf, optimizer) | {"stopped": str(error)}
+        with torch.no_grad():
+            held_out = model.loss(task.held_out()).item()
+        return outcome(cell, losses, rewinds, held_out, optimizer)
+
+
+def outcome(cell: Cell, losses: list[float], rewinds: int, held_out: float, optimizer: ballast.Optimizer) -> dict:
+    return {"cell": vars(cell), "losses": losses, "rewinds": rewinds, "held_out": held_out, "run": optimizer.run}
+
+
+def remembered(daemon, run: str) -> list[dict]:
+    printed = daemon.ctl("history", run, "--json")
+    if printed.returncode != 0:
+        raise SystemExit(f"study.py: the history of {run} cannot be had: {printed.stdout}{printed.stderr}")
+    return json.loads(printed.stdout)["steps"]
+
+
+def run_cells(out: Path, cells: list[Cell], stop_after: float) -> None:
+    began, folder = time.monotonic(), out / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [cell for cell in cells if not (folder / f"{cell.name}.json").exists()]
+    with trainer.own_daemon() as daemon:
+        for number, cell in enumerate(missing):
+            if time.monotonic() - began > stop_after:
+                print(f"stopped: {len(missing) - number} of {len(cells)} runs are missing")
+                return
+            started = time.monotonic()
+            made = train(cell, daemon.server)
+            made |= {"steps": remembered(daemon, made["run"]), "seconds": time.monotonic() - started}
+            daemon.ctl("delete", made.pop("run"), "--force")
+            partial = folder / f"{cell.name}.partial"
+            partial.write_text(json.dumps(made))
+            partial.rename(folder / f"{cell.name}.json")
+            print(
+                f"{number + 1} of {len(missing)}: {cell.name}: {made['held_out']:.3f}, {made['seconds']:.0f} s",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--stop-after", type=float, default=math.inf)
+    parser.add_argument("--report-only", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)  # of spikes, which are what this is about
+    torch.set_num_threads(1)
+    cells = all_cells(options.quick)
+    if not options.report_only:
+        run_cells(options.out, cells, options.stop_after)
+    report.write(options.out, cells, HERE.parent / "results" if options.record else None)
+
+
+if __name__ == "__main__":
+    main()
