@@ -90,6 +90,7 @@ class CpuRow {
   void FinishRow(uint64_t first, uint64_t count) {
     if (count < kRow) ClearTail(count);
     const bool all = Reject();
+    if (u_.dry) return FinishDry(all, count);
     if (u_.statistics == StatisticsLevel::kFull) Keep(first, PlaneCount<Master>());
     all ? Encode(first) : EncodeAccepted(first, count);
     if (u_.statistics != StatisticsLevel::kOff) AddCore();
@@ -176,6 +177,11 @@ class CpuRow {
     return !any;
   }
 
+  void FinishDry(bool all, uint64_t count) {
+    if (!all) DropRejected(count);
+    if (u_.statistics != StatisticsLevel::kOff) AddCore();
+  }
+
   void Encode(uint64_t first) { u_.stochastic ? EncodeAs<true>(first) : EncodeAs<false>(first); }
 
   template <bool kStochastic>
@@ -222,18 +228,22 @@ class CpuRow {
   // The seldom path: encodes all with zeros in place of what cannot be stored, then puts the old contents back.
   void EncodeAccepted(uint64_t first, uint64_t count) {
     Keep(first, static_cast<int>(kPlanes.size()));
+    DropRejected(count);
+    Encode(first);
+    for (size_t p = 0; p < kPlanes.size(); ++p) {
+      for (uint64_t b = 0; b < kRowBlocks; ++b) {
+        if (rejected_[b]) PutBack(p, first, b);
+      }
+    }
+  }
+  // Zeros in place of what cannot be stored, and counts it.
+  void DropRejected(uint64_t count) {
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       if (!rejected_[b]) continue;
       if (b * kBlock < count) ++out_.rejected;
       ForEachValue([b](float* row) { std::fill_n(row + b * kBlock, kBlock, 0.0f); });
       std::fill_n(grad + b * kBlock, kBlock, 0.0f);
       for (RowBlocks& blocks : most) blocks.of[b] = 0;
-    }
-    Encode(first);
-    for (size_t p = 0; p < kPlanes.size(); ++p) {
-      for (uint64_t b = 0; b < kRowBlocks; ++b) {
-        if (rejected_[b]) PutBack(p, first, b);
-      }
     }
   }
   void Keep(uint64_t first, int planes) {

@@ -112,6 +112,7 @@ struct Update {
   float clip;           // at most 1; where it is less, g = RN(RN(decoded * grad_scale) * clip), in the statistics too
   uint64_t random_key;  // RandomKey(...)
   bool stochastic;      // rounding of master and state; false: nearest
+  bool dry;             // nothing is stored; the statistics, at most kCore, are those of the update that stores
   StatisticsLevel statistics;
   float constants[kMaxConstants];  // from Kernel::prepare
 };

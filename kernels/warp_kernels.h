@@ -135,6 +135,7 @@ class WarpTile {
     u_.statistics == StatisticsLevel::kOff ? Apply<false>(first, count, &r) : Apply<true>(first, count, &r);
     Reject(count, &r);
     if (u_.statistics != StatisticsLevel::kOff) AddCore();
+    if (u_.dry) return;
     Weights before;
     if (u_.statistics == StatisticsLevel::kFull) ReadWeights(first, &before);
     u_.stochastic ? Encode<true>(first, r) : Encode<false>(first, r);

@@ -41,6 +41,16 @@ struct Totals {
   uint64_t states = 0, blocks = 0, rejected = 0;
 };
 
+// The statistics of an update that is only tried, and that it stores nothing.
+void ExpectDryIsTheSame(size_t k, Tensor* a, Tensor* b, const Payload& grad, StepOptions options) {
+  if (options.statistics == StatisticsLevel::kFull) options.statistics = StatisticsLevel::kCore;
+  options.dry = true;
+  const auto before = b->Bytes();
+  const auto wanted = a->Step(grad, options), got = WarpStep(k, b, Roomy(grad), options);
+  ASSERT_EQ(std::memcmp(wanted.data(), got.data(), got.size() * sizeof got[0]), 0) << "dry, step " << options.t;
+  ASSERT_TRUE(b->Bytes() == before) << "dry, step " << options.t;
+}
+
 void ExpectSameBits(size_t k, size_t wire, bool stochastic, bool adversarial, uint64_t elements, Totals* totals) {
   Tensor a(Kernels()[k], elements);
   a.SetWeights(Normals(1).Vector(elements, adversarial ? 1 : 0.02));
@@ -50,6 +60,7 @@ void ExpectSameBits(size_t k, size_t wire, bool stochastic, bool adversarial, ui
         .t = t, .stochastic = stochastic, .statistics = kLevels[t % 3], .clip = t % 2 == 0 ? 0.3f : 1.0f};
     const auto values = adversarial ? Adversarial(t, elements) : Normals(t).Vector(elements, 1e-3);
     const Payload grad = Encoded(static_cast<WireIndex>(wire), values);
+    ExpectDryIsTheSame(k, &a, &b, grad, options);
     const auto wanted = a.Step(grad, options), got = WarpStep(k, &b, Roomy(grad), options);
     ASSERT_EQ(std::memcmp(wanted.data(), got.data(), got.size() * sizeof got[0]), 0) << "statistics, step " << t;
     ASSERT_TRUE(a.Bytes() == b.Bytes()) << "planes, step " << t;
