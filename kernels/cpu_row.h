@@ -17,9 +17,6 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-// Decodes a row of gradients: DecodePayload of some format.
-using GradientLoader = uint32_t (*)(const std::byte*, uint64_t, uint64_t, float, float*);
-
 // Slots: the formats of the rule's slots, in order.
 template <class L, class Master, class... Slots>
 class CpuRow {
@@ -43,7 +40,7 @@ class CpuRow {
   }
   void StartRow(uint64_t first, uint64_t count) {
     uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
-    if (u_.clip != 1) largest = Clip();
+    if (u_.clip != 1) largest = ClipRow<L>(u_.clip, grad);
     rejected_ = {};
     if (largest >= kInfinityBits) {
       const NonFinite found = FindNonFinite(grad, count);
@@ -137,17 +134,6 @@ class CpuRow {
   static void ForEachSlot(Do&& act) {
     [&]<int... I>(std::integer_sequence<int, I...>) { (act(std::integral_constant<int, I>()), ...); }
     (SlotNumbers());
-  }
-
-  // Returns the largest magnitude after it, as bits. What lies past the tensor's end stays +0.
-  uint32_t Clip() {
-    auto largest = L::SetBits(0);
-    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-      const auto x = L::Mul(L::Load(grad + i), L::Set(u_.clip));
-      L::Store(grad + i, x);
-      largest = L::MaxBits(largest, L::And(L::Bits(x), L::SetBits(kMagnitude)));
-    }
-    return L::Largest(largest);
   }
 
   // What lies past the tensor's end stays zero and takes no part in scales and sums.

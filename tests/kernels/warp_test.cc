@@ -7,6 +7,7 @@
 
 #include "tests/kernels/adversarial.h"
 #include "tests/kernels/lockstep_kernels.h"
+#include "tests/kernels/probe.h"
 #include "tests/kernels/tensor.h"
 
 namespace ballast::kernels {
@@ -120,6 +121,36 @@ TEST(WarpTest, MeasuringGivesTheSameBits) {
         EXPECT_EQ(std::memcmp(wanted.data(), got.data(), tiles * sizeof got[0]), 0);
         if (n >= kTile) {
           EXPECT_EQ(wanted[0].nonfinite > 0, adversarial);
+        }
+      }
+    }
+  }
+}
+
+TEST(WarpTest, ProbingGivesTheSameBits) {
+  for (const bool adversarial : {false, true}) {
+    for (size_t k = 0; k < Kernels().size(); ++k) {
+      const Kernel& kernel = Kernels()[k];
+      ASSERT_EQ(kernel.curvature != nullptr, LockstepKernels()[k].curvature != nullptr);
+      if (kernel.curvature == nullptr) continue;
+      const WireIndex format = GradientFormats()[k % GradientFormats().size()];
+      for (const uint64_t n : {kCurvatureEvery * kTile + 1000 + k, uint64_t{257}, uint64_t{1}}) {
+        SCOPED_TRACE(NameOf(kernel) + ", " + std::to_string(n) + " elements");
+        const auto grad = [&](uint64_t t) {
+          return Encoded(format, adversarial ? Adversarial(t, n) : Normals(t).Vector(n, 1e-3));
+        };
+        Tensor tensor(kernel, n);
+        tensor.Step(grad(1), {.t = 1});
+        Kept a(n), b(n);
+        for (const uint64_t t : {2, 3}) {
+          const StepOptions options{.t = t - 1, .grad_scale = 1.0f / 3, .clip = t == 2 ? 1.0f : 0.3f};
+          const Payload sent = grad(t), roomy = Roomy(sent);
+          const auto wanted = Probe(kernel, &tensor, sent, options, &a);
+          std::vector<TileCurvature> got(wanted.size());
+          const CurvatureProbe probe = MakeProbe(kernel, &tensor, roomy, options, &b);
+          LockstepKernels()[k].curvature(probe, 0, got.size(), got.data());
+          ASSERT_TRUE(SameBits(wanted, got)) << "probe " << t;
+          ASSERT_TRUE(a == b) << "probe " << t;
         }
       }
     }
