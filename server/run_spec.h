@@ -52,6 +52,7 @@ struct RunSpec {
   bool dynamic_loss_scale = false;           // staged, and kSkipStep: the trainers adapt to steps skipped
   Nonfinite nonfinite = Nonfinite::kSkipTensor;
   uint32_t stats_every = 10;
+  bool curvature = false;  // tensors whose kernel has it are probed before their updates
   double rank_timeout_s = 60;
   // The daemon's limits when the run was created.
   uint64_t chunk_elements = 0;  // C of the wire: a multiple of the tile
@@ -62,6 +63,11 @@ struct RunSpec {
 
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
+
+// Whether the tensor's curvature is probed, and its sampled gradients kept for it.
+inline bool ProbesCurvature(const RunSpec& spec, const TensorSpec& t) {
+  return spec.curvature && spec.groups[t.group].kernel->curvature != nullptr;
+}
 
 // Whether a step's gradients are measured before any is applied.
 inline bool JudgesGradients(const RunSpec& spec) {
