@@ -17,9 +17,6 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-// Decodes a row of gradients: DecodePayload of some format.
-using GradientLoader = uint32_t (*)(const std::byte*, uint64_t, uint64_t, float, float*);
-
 // Slots: the formats of the rule's slots, in order.
 template <class L, class Master, class... Slots>
 class CpuRow {
@@ -43,7 +40,7 @@ class CpuRow {
   }
   void StartRow(uint64_t first, uint64_t count) {
     uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
-    if (u_.clip != 1) largest = Clip();
+    if (u_.clip != 1) largest = ClipRow<L>(u_.clip, grad);
     rejected_ = {};
     if (largest >= kInfinityBits) {
       const NonFinite found = FindNonFinite(grad, count);
@@ -90,6 +87,7 @@ class CpuRow {
   void FinishRow(uint64_t first, uint64_t count) {
     if (count < kRow) ClearTail(count);
     const bool all = Reject();
+    if (u_.dry) return FinishDry(all, count);
     if (u_.statistics == StatisticsLevel::kFull) Keep(first, PlaneCount<Master>());
     all ? Encode(first) : EncodeAccepted(first, count);
     if (u_.statistics != StatisticsLevel::kOff) AddCore();
@@ -138,17 +136,6 @@ class CpuRow {
     (SlotNumbers());
   }
 
-  // Returns the largest magnitude after it, as bits. What lies past the tensor's end stays +0.
-  uint32_t Clip() {
-    auto largest = L::SetBits(0);
-    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-      const auto x = L::Mul(L::Load(grad + i), L::Set(u_.clip));
-      L::Store(grad + i, x);
-      largest = L::MaxBits(largest, L::And(L::Bits(x), L::SetBits(kMagnitude)));
-    }
-    return L::Largest(largest);
-  }
-
   // What lies past the tensor's end stays zero and takes no part in scales and sums.
   void ClearTail(uint64_t count) {
     ForEachValue([count](float* row) { std::fill(row + count, row + kRow, 0.0f); });
@@ -174,6 +161,11 @@ class CpuRow {
     ForEachSlot([&](auto i) { shared = shared || SlotType<i>::kScalePer > kBlock; });
     if (any && shared) rejected_.fill(true);
     return !any;
+  }
+
+  void FinishDry(bool all, uint64_t count) {
+    if (!all) DropRejected(count);
+    if (u_.statistics != StatisticsLevel::kOff) AddCore();
   }
 
   void Encode(uint64_t first) { u_.stochastic ? EncodeAs<true>(first) : EncodeAs<false>(first); }
@@ -222,18 +214,22 @@ class CpuRow {
   // The seldom path: encodes all with zeros in place of what cannot be stored, then puts the old contents back.
   void EncodeAccepted(uint64_t first, uint64_t count) {
     Keep(first, static_cast<int>(kPlanes.size()));
+    DropRejected(count);
+    Encode(first);
+    for (size_t p = 0; p < kPlanes.size(); ++p) {
+      for (uint64_t b = 0; b < kRowBlocks; ++b) {
+        if (rejected_[b]) PutBack(p, first, b);
+      }
+    }
+  }
+  // Zeros in place of what cannot be stored, and counts it.
+  void DropRejected(uint64_t count) {
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       if (!rejected_[b]) continue;
       if (b * kBlock < count) ++out_.rejected;
       ForEachValue([b](float* row) { std::fill_n(row + b * kBlock, kBlock, 0.0f); });
       std::fill_n(grad + b * kBlock, kBlock, 0.0f);
       for (RowBlocks& blocks : most) blocks.of[b] = 0;
-    }
-    Encode(first);
-    for (size_t p = 0; p < kPlanes.size(); ++p) {
-      for (uint64_t b = 0; b < kRowBlocks; ++b) {
-        if (rejected_[b]) PutBack(p, first, b);
-      }
     }
   }
   void Keep(uint64_t first, int planes) {

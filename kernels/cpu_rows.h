@@ -169,6 +169,38 @@ inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t coun
   return L::Largest(most);
 }
 
+// Decodes a row of gradients: DecodePayload of some format.
+using GradientLoader = uint32_t (*)(const std::byte*, uint64_t, uint64_t, float, float*);
+
+// That of a gradient's format.
+template <class L, class Wires>
+struct GradientLoaders;
+template <class L, template <class...> class ListOf, class... Wires>
+struct GradientLoaders<L, ListOf<Wires...>> {
+  static GradientLoader Of(WireIndex format) {
+    constexpr GradientLoader kLoaders[] = {&LoadAs<Wires>...};
+    return kLoaders[format];
+  }
+  template <class Wire>
+  static uint32_t LoadAs(const std::byte* in, uint64_t first, uint64_t count, float scale, float* row) {
+    if constexpr (Wire::kGradient) return DecodePayload<L, Wire>(in, first, count, scale, row);
+    return kInfinityBits;  // never a gradient's format; callers ask WireFormat first
+  }
+};
+
+// Multiplies a row of gradients and returns the largest magnitude after it, as bits. What lies past the tensor's end
+// stays +0.
+template <class L>
+inline uint32_t ClipRow(float clip, float* row) {
+  auto largest = L::SetBits(0);
+  for (uint64_t i = 0; i < kRow; i += L::kWidth) {
+    const auto x = L::Mul(L::Load(row + i), L::Set(clip));
+    L::Store(row + i, x);
+    largest = L::MaxBits(largest, L::And(L::Bits(x), L::SetBits(kMagnitude)));
+  }
+  return L::Largest(largest);
+}
+
 // The elements of a row of gradients that are not finite.
 struct NonFinite {
   uint32_t count = 0;

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "kernels/cpu_codecs.h"
+#include "kernels/cpu_curvature.h"
 #include "kernels/cpu_kernels.h"
 #include "kernels/lanes/tables.h"
 #include "kernels/lists.h"
@@ -16,17 +17,7 @@ template <class L, class Rule, class Master, class State>
 struct KernelEntry {
   using K = CpuKernel<L, Rule, Master, State>;
 
-  static K Make(const Update& u) {
-    return [&]<class... Wires>(List<Wires...>) {
-      constexpr GradientLoader kLoaders[] = {&LoadAs<Wires>...};
-      return K(u, kLoaders[u.grad_format]);
-    }(WireList{});
-  }
-  template <class Wire>
-  static uint32_t LoadAs(const std::byte* in, uint64_t first, uint64_t count, float scale, float* row) {
-    if constexpr (Wire::kGradient) return DecodePayload<L, Wire>(in, first, count, scale, row);
-    return kInfinityBits;  // never a gradient's format; callers ask WireFormat first
-  }
+  static K Make(const Update& u) { return K(u, GradientLoaders<L, WireList>::Of(u.grad_format)); }
 
   static void RunUpdate(const Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
     K kernel = Make(u);
@@ -46,10 +37,17 @@ struct KernelEntry {
                   .prepare = &Rule::Prepare,
                   .measure = nullptr,
                   .finish = nullptr,
-                  .update = &RunUpdate};
+                  .update = &RunUpdate,
+                  .precondition = nullptr,
+                  .curvature = nullptr};
     if constexpr (Rule::kTwoPass) {
       kernel.measure = &RunMeasure;
       kernel.finish = &Rule::Finish;
+    }
+    if constexpr (Rule::kHasRms) {
+      static_assert(Rule::kSlots[0] == Slot::kSigned && Rule::kSlots[1] == Slot::kNonNegative);
+      kernel.precondition = &Rule::Precondition;
+      kernel.curvature = &ProbeTiles<L, State>;
     }
     return kernel;
   }

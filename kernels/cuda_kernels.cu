@@ -1,4 +1,4 @@
-// Loading, serving, summing and measuring on a GPU, and the table of all its kernels.
+// Loading, serving, summing, measuring and probing on a GPU, and the table of all its kernels.
 #include <array>
 #include <utility>
 
@@ -6,6 +6,7 @@
 #include "kernels/cuda_launch.h"
 #include "kernels/cuda_parts.h"
 #include "kernels/warp_codecs.h"
+#include "kernels/warp_curvature.h"
 #include "kernels/warp_gradient.h"
 #include "kernels/warp_grid.h"
 
@@ -85,6 +86,20 @@ __global__ void __launch_bounds__(kGroupThreads)
   });
 }
 
+// Compiled once for a state format: neither the master nor the rule takes part.
+template <class State>
+__global__ void __launch_bounds__(kGroupThreads) ProbeStates(const DeviceCurvature* batch, int count, uint64_t tiles) {
+  __shared__ alignas(16) float rows[kWarpsPerGroup][kProbeRows * kRow];
+  float* const mine = rows[threadIdx.x / kWarpThreads];
+  ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceCurvature& item, uint64_t tile) {
+    WarpProbe<WarpLane, State>(item.probe, mine).Run(tile, item.tiles + tile);
+  });
+}
+template <class State>
+int Probe(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream) {
+  return Launch<&ProbeStates<State>>(tiles, stream, batch, count, tiles);
+}
+
 template <class Format>
 struct Codec {
   static int Load(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream) {
@@ -114,9 +129,16 @@ constexpr auto MastersOf(List<Ms...>) {
   return std::array{CudaMaster{&Codec<Ms>::Load, &Codec<Ms>::Serve, &Codec<Ms>::RaiseScales}...};
 }
 
+template <class T>
+void SetProbe(CudaKernel* kernel) {
+  if constexpr (T::Rule::kHasRms) kernel->curvature = &Probe<typename T::State>;
+}
+
 template <class... Ts>
 auto AllKernels(List<Ts...>) {
   std::array<CudaKernel, sizeof...(Ts)> kernels{};
+  CudaKernel* next = kernels.data();
+  (SetProbe<Ts>(next++), ...);
   [&]<int... I>(std::integer_sequence<int, I...>) { (FillCudaPart<I>(kernels.data()), ...); }
   (std::make_integer_sequence<int, kCudaParts>());
   return kernels;

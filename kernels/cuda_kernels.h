@@ -48,11 +48,20 @@ struct DeviceGradient {
   TileStatistics* tiles;  // of each of its tiles, written as of WireFormat::measure
 };
 
+// One tensor's probe of a batch. `first_tile` counts sampled tiles.
+struct DeviceCurvature {
+  CurvatureProbe probe;
+  uint64_t first_tile;
+  TileCurvature* tiles;  // of each of its sampled tiles, written
+};
+
 constexpr uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
 
 struct CudaKernel {
   // Both passes, where the rule has two; then `constants` in the batch are those of the second.
   int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream);
+  // As of Kernel, `tiles` sampled ones; nullptr where that is. Kernels whose Kernel::curvature is the same share it.
+  int (*curvature)(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream);
 };
 struct CudaMaster {
   // Of one batch, all in wire format `format`.

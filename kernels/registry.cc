@@ -41,6 +41,26 @@ Statistics Combine(std::span<const TileStatistics> tiles, bool full) {
   return s;
 }
 
+Curvature Combine(std::span<const TileCurvature> tiles) {
+  Curvature c{};
+  for (const TileCurvature& t : tiles) {
+    c.u_dg += static_cast<double>(t.u_dg);
+    c.u_pu += static_cast<double>(t.u_pu);
+    c.nonfinite += t.nonfinite;
+  }
+  return c;
+}
+
+CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes) {
+  CurvatureProbe probe{};
+  const std::byte **momentum = probe.momentum, **variance = probe.variance;
+  for (size_t p = 0; p < kernel.planes.size(); ++p) {
+    if (kernel.planes[p].kind == Kind::kMomentum) *momentum++ = planes[p];
+    if (kernel.planes[p].kind == Kind::kVariance) *variance++ = planes[p];
+  }
+  return probe;
+}
+
 uint64_t RandomKey(uint64_t tensor_key, uint64_t step) { return Fmix64(tensor_key ^ Fmix64(step)); }
 
 std::span<const Kernel> Kernels() { return Best().kernels; }

@@ -112,9 +112,58 @@ struct Update {
   float clip;           // at most 1; where it is less, g = RN(RN(decoded * grad_scale) * clip), in the statistics too
   uint64_t random_key;  // RandomKey(...)
   bool stochastic;      // rounding of master and state; false: nearest
+  bool dry;             // nothing is stored; the statistics, at most kCore, are those of the update that stores
   StatisticsLevel statistics;
   float constants[kMaxConstants];  // from Kernel::prepare
 };
+
+// The curvature along a tensor's last update d (numerics 8; arXiv 2506.04805) is taken between two updates, from the
+// state as it is stored, the gradient in hand and the one before it, on sampled tiles: number s is the tensor's tile
+// s * kCurvatureEvery. For every rule with two moments, with u = mhat / p and p = sqrt(vhat) + eps,
+//   d = -lr c u  (decay left out; c: what the rule itself holds lr to, 1 but for StableAdamW),  P = diag(p)
+//   lr kappa = lr d.(g - g before) / (d.Pd) = -u_dg / (c u_pu)
+// to the rounding of each rule: Collage's u is rounded to bf16, here it is not. Each operation is one fp32 rounding:
+//   p = fma(sqrt(v), root_debias, eps);  u = RN(RN(m mean_debias) / p)
+//   u_dg = sum RN(u RN(g - g before));  u_pu = sum RN(RN(u u) p)
+inline constexpr uint64_t kCurvatureEvery = 16;
+constexpr uint64_t SampledTiles(uint64_t n) { return (n + kCurvatureEvery * kTile - 1) / (kCurvatureEvery * kTile); }
+// What is kept of a gradient from one probe to the next: its sampled tiles, one after the other, whole rows.
+constexpr uint64_t SampledElements(uint64_t n) {
+  const uint64_t rest = PaddedElements(n) % (kCurvatureEvery * kTile);
+  return PaddedElements(n) / (kCurvatureEvery * kTile) * kTile + (rest < kTile ? rest : kTile);
+}
+
+// The numbers by which a rule's state after some update becomes that update's u and p.
+struct Preconditioner {
+  float mean_debias;  // of m
+  float root_debias;  // of sqrt(v)
+  float eps;
+};
+
+// What one tensor is probed with, before its update; pointers are 64-byte aligned. ProbeOf fills in the state.
+struct CurvatureProbe {
+  const std::byte* momentum[2];  // the planes of m: codes, and scales where the format has them
+  const std::byte* variance[2];  // likewise of v
+  const void* grad;              // this and the next four as of Update: g is what the update takes
+  WireIndex grad_format;
+  uint64_t n;
+  float grad_scale;
+  float clip;
+  Preconditioner preconditioner;  // of the update before
+  float* before;                  // SampledElements(n): g of the last probe, and then this one's, NaN as infinity
+  bool first;                     // nothing is kept yet: g is, and the sums are 0
+};
+
+// The sums over one sampled tile, in the order of statistics; and of a tensor after Combine.
+struct TileCurvature {
+  float u_dg, u_pu;
+  uint32_t nonfinite;  // elements left out, since a term of theirs is not finite: the value means nothing
+};
+struct Curvature {
+  double u_dg, u_pu;  // u_pu = 0: nothing was sampled that moved
+  uint64_t nonfinite;
+};
+Curvature Combine(std::span<const TileCurvature> tiles);
 
 // c of numerics 3: the key of one tensor's random bits at one step. `tensor_key` = xxh3_64(name, seed = run seed).
 uint64_t RandomKey(uint64_t tensor_key, uint64_t step);
@@ -137,7 +186,13 @@ struct Kernel {
   void (*finish)(double sum, uint64_t n, float* constants);
   // Updates tiles [first, last) of the tensor; one TileStatistics for each is written to stats[0..last-first).
   void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
+  // Where has_rms, else nullptr, like the next. `hyper` as of prepare; t: the tensor's updates so far, at least 1.
+  Preconditioner (*precondition)(std::span<const double> hyper, uint64_t t);
+  // Probes sampled tiles [first, last); one TileCurvature for each is written to sums[0..last-first).
+  void (*curvature)(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* sums);
 };
+// A probe of a tensor with these planes, of a kernel with `curvature`; all but the state is the caller's.
+CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes);
 
 // A master format's codec, for loading and serving weights. Elements [first, last), first a multiple of kBlock.
 struct Master {

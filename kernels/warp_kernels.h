@@ -135,6 +135,7 @@ class WarpTile {
     u_.statistics == StatisticsLevel::kOff ? Apply<false>(first, count, &r) : Apply<true>(first, count, &r);
     Reject(count, &r);
     if (u_.statistics != StatisticsLevel::kOff) AddCore();
+    if (u_.dry) return;
     Weights before;
     if (u_.statistics == StatisticsLevel::kFull) ReadWeights(first, &before);
     u_.stochastic ? Encode<true>(first, r) : Encode<false>(first, r);
@@ -165,17 +166,8 @@ class WarpTile {
     using S = SlotType<I>;
     U codes[kEach];
     Unpack<L, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[I], codes);
-    const auto decoder = Decoder<S>(s.scale[I]);
+    const auto decoder = DecoderOf<L, S>(s.scale[I]);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) out[j] = decoder.Decode(codes[j]);
-  }
-  template <class S>
-  static BALLAST_FN auto Decoder(U scale) {
-    using D = typename S::template Decoder<L>;
-    if constexpr (D::kNumbers > 0) {
-      return D::Of(scale);
-    } else {
-      return D{};
-    }
   }
   template <class S>
   static BALLAST_FN auto Encoder(U scale, U most) {

@@ -85,6 +85,17 @@ BALLAST_FN typename L::U MagnitudeOf(typename L::F x) {
   return L::And(L::Bits(x), L::SetBits(kMagnitude));
 }
 
+// A slot's decoder for the thread's block.
+template <class L, class S>
+BALLAST_FN auto DecoderOf(typename L::U scale) {
+  using D = typename S::template Decoder<L>;
+  if constexpr (D::kNumbers > 0) {
+    return D::Of(scale);
+  } else {
+    return D{};
+  }
+}
+
 // The largest over the threads of a block, over a row; as signed integers.
 template <class L>
 BALLAST_FN typename L::U OverBlock(typename L::U x) {

@@ -13,6 +13,7 @@
 
 #include "server/kernel_choice.h"
 #include "server/spikes.h"
+#include "server/tensor_clip.h"
 
 namespace ballast {
 namespace {
@@ -42,6 +43,14 @@ void FillSpikes(v1::SpikeSpec* spikes) {
   if (!spikes->has_max_skips()) spikes->set_max_skips(defaults.most_skips);
   if (!spikes->has_cooldown_steps()) spikes->set_cooldown_steps(defaults.cooldown_steps);
   if (spikes->action() == v1::SPIKE_ACTION_UNSPECIFIED) spikes->set_action(v1::SPIKE_ACTION_WARN);
+}
+
+void FillTensorClip(v1::TensorClipSpec* clip) {
+  const TensorClip::Options defaults;
+  if (!clip->has_absolute()) clip->set_absolute(defaults.absolute);
+  if (!clip->has_relative()) clip->set_relative(defaults.relative);
+  if (!clip->has_beta()) clip->set_beta(defaults.beta);
+  if (!clip->has_warmup_steps()) clip->set_warmup_steps(static_cast<uint32_t>(defaults.warmup));
 }
 
 // Field by field through reflection, so that a field added to the spec is compared without an edit here.
@@ -145,6 +154,7 @@ v1::RunSpec Canonical(const v1::RunSpec& spec) {
   if (canonical.stats_every() == 0) canonical.set_stats_every(10);
   if (canonical.rank_timeout_s() == 0) canonical.set_rank_timeout_s(60);
   FillSpikes(canonical.mutable_spikes());
+  if (canonical.has_tensor_clip()) FillTensorClip(canonical.mutable_tensor_clip());
   return canonical;
 }
 

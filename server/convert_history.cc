@@ -25,6 +25,7 @@ v1::StepRecord FromRecord(const StepRecord& record, const RunSpec& spec) {
   out.set_received_bytes(record.received_bytes);
   out.set_sent_bytes(record.sent_bytes);
   out.mutable_layer_rms()->Assign(record.layer_rms.begin(), record.layer_rms.end());
+  if (record.curvature_ratio) out.set_curvature_ratio(*record.curvature_ratio);
   for (const SpikeEvent& event : record.spikes) *out.add_spikes() = FromSpike(event, spec);
   return out;
 }

@@ -67,6 +67,32 @@ absl::Status CheckGradients(const v1::RunSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckPart(absl::string_view field, double value, bool below1) {
+  if (std::isfinite(value) && value > 0 && (!below1 || value < 1)) return absl::OkStatus();
+  return InvalidArgumentError(
+      StrCat("tensor_clip.", field, " is ", value, "; wanted: a finite number above 0", below1 ? " and below 1" : ""));
+}
+
+absl::Status TakeTensorClip(const v1::RunSpec& spec, RunSpec* made) {
+  if (!spec.has_tensor_clip()) return absl::OkStatus();
+  if (spec.has_max_grad_norm()) {
+    return InvalidArgumentError(
+        "tensor_clip and max_grad_norm are both given: the one clips each tensor by its own norm, the other all by the "
+        "norm of them together; leave one of them out");
+  }
+  TensorClip::Options options;
+  const v1::TensorClipSpec& clip = spec.tensor_clip();
+  if (clip.has_absolute()) options.absolute = clip.absolute();
+  if (clip.has_relative()) options.relative = clip.relative();
+  if (clip.has_beta()) options.beta = clip.beta();
+  if (clip.has_warmup_steps()) options.warmup = clip.warmup_steps();
+  RETURN_IF_ERROR(CheckPart("absolute", options.absolute, false));
+  RETURN_IF_ERROR(CheckPart("relative", options.relative, false));
+  RETURN_IF_ERROR(CheckPart("beta", options.beta, true));
+  made->tensor_clip = options;
+  return absl::OkStatus();
+}
+
 absl::Status CheckCounts(const v1::RunSpec& spec) {
   if (!(spec.rank_timeout_s() >= 0 && spec.rank_timeout_s() <= 1e6)) {
     return InvalidArgumentError(
@@ -94,6 +120,7 @@ absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made) {
   RETURN_IF_ERROR(CheckKnown(spec));
   RETURN_IF_ERROR(CheckGradients(spec));
   RETURN_IF_ERROR(CheckCounts(spec));
+  RETURN_IF_ERROR(TakeTensorClip(spec, made));
   if (spec.ranks() != 0) made->ranks = spec.ranks();
   if (spec.accumulation() != 0) made->accumulation = spec.accumulation();
   if (spec.rank_timeout_s() != 0) made->rank_timeout_s = spec.rank_timeout_s();

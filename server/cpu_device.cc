@@ -201,6 +201,8 @@ TaskResult CpuDevice::RunTask(DeviceTask& task) {
         using Task = std::decay_t<decltype(t)>;
         if constexpr (std::is_same_v<Task, UpdateTask> || std::is_same_v<Task, MeasureTask>) {
           result.statistics = Run(t);
+        } else if constexpr (std::is_same_v<Task, CurvatureTask>) {
+          result.curvature = Run(t);
         } else {
           Prepare(t);
           result.finite = Share(TilesOf(extent.last - extent.first),
@@ -238,6 +240,15 @@ kernels::Statistics CpuDevice::Run(const MeasureTask& task) {
     return true;
   });
   return kernels::Combine({task.tiles, tiles}, /*full=*/false);
+}
+
+kernels::Curvature CpuDevice::Run(const CurvatureTask& task) {
+  const uint64_t tiles = kernels::SampledTiles(task.probe.n);
+  Share(tiles, [&](uint64_t first, uint64_t last) {
+    task.kernel->curvature(task.probe, first, last, task.tiles + first);
+    return true;
+  });
+  return kernels::Combine({task.tiles, tiles});
 }
 
 bool CpuDevice::Share(uint64_t tiles, TileWork work) {

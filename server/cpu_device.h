@@ -61,6 +61,7 @@ class CpuDevice final : public Device {
   bool Share(uint64_t tiles, TileWork work);
   kernels::Statistics Run(UpdateTask& task);
   kernels::Statistics Run(const MeasureTask& task);
+  kernels::Curvature Run(const CurvatureTask& task);
   void WorkOn(Section* section);
 
   const uint32_t threads_;

@@ -75,6 +75,10 @@ class CudaGpu final : public Gpu {
     Use();
     Launched(kernels::CudaMeasure(batch, count, tiles, Of(Stream::kCompute)), "measuring");
   }
+  void Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaKernels()[kernel].curvature(batch, count, tiles, Of(Stream::kCompute)), "a curvature probe");
+  }
   void Load(size_t master, const DeviceCopy* batch, int count, uint64_t tiles, kernels::WireIndex format) override {
     Use();
     Launched(kernels::CudaMasters()[master].load(batch, count, tiles, format, Of(Stream::kCompute)), "a load");

@@ -55,13 +55,13 @@ class DeviceBuffer {
   uint64_t bytes_ = 0;
 };
 
-// One tensor's update, in one pass over it or two, as its kernel says. `tiles` has room for all of its tiles until the
-// task is done; between the passes it holds the sums of the first.
+// One tensor's update, in one pass over it or two, as its kernel says; where update.dry, it is only measured. `tiles`
+// has room for all of its tiles until the task is done; between the passes it holds the sums of the first.
 struct UpdateTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::Update update = {};
   kernels::TileStatistics* tiles = nullptr;
-  bool measured = false;  // by a MeasureTask before it, with this very gradient: the device has it
+  bool measured = false;  // a task before it was of this very gradient: the device has it
 };
 // What a gradient has before any update and clipping, as of kernels::WireFormat::measure. `tiles` as of UpdateTask.
 struct MeasureTask {
@@ -70,6 +70,14 @@ struct MeasureTask {
   uint64_t elements = 0;
   float scale = 1;
   kernels::TileStatistics* tiles = nullptr;
+};
+// One tensor's curvature probe, by a kernel that has it. `tiles` has room for all of its sampled tiles until the task
+// is done; probe.before is memory of the device.
+struct CurvatureTask {
+  const kernels::Kernel* kernel = nullptr;
+  kernels::CurvatureProbe probe = {};
+  kernels::TileCurvature* tiles = nullptr;
+  bool measured = false;  // as of UpdateTask
 };
 // Computes the scales that the master is served with: of each row of `row_length` elements the largest |weight|.
 struct ScaleTask {
@@ -97,10 +105,11 @@ struct LoadTask {
   uint64_t first = 0, last = 0;
   const std::byte* in = nullptr;
 };
-using DeviceTask = std::variant<UpdateTask, MeasureTask, ScaleTask, ServeTask, LoadTask>;
+using DeviceTask = std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, ServeTask, LoadTask>;
 
 struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
+  kernels::Curvature curvature = {};    // of a CurvatureTask
   bool finite = true;                   // of a LoadTask; false: a NaN or infinity was met
   double seconds = 0;                   // the device spent on the task
 };
@@ -117,7 +126,7 @@ class DeviceQueue {
 
 // What a queue's tasks may need at most: their staging is reserved when the queue is made.
 struct QueueNeeds {
-  uint64_t tiles = 0;          // of an update or a measure
+  uint64_t tiles = 0;          // of an update, a measure or, sampled, a probe
   uint64_t payload_bytes = 0;  // of a load or of what is served, without scales
   uint64_t scales = 0;         // that go out with what is served
 };

@@ -20,6 +20,7 @@ struct Extent {
 inline Extent ExtentOf(const DeviceTask& task) {
   if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
   if (const auto* m = std::get_if<MeasureTask>(&task)) return {0, m->elements};
+  if (const auto* c = std::get_if<CurvatureTask>(&task)) return {0, kernels::SampledElements(c->probe.n)};
   if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
   if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
   const auto& l = std::get<LoadTask>(task);

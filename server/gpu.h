@@ -38,6 +38,7 @@ class Gpu {
   // On kCompute; as of kernels/cuda_kernels.h. Kernels and masters by their index in the registry.
   virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles) = 0;
   virtual void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) = 0;
+  virtual void Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) = 0;
   virtual void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
                     kernels::WireIndex format) = 0;
   virtual void Serve(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,

@@ -10,9 +10,11 @@ namespace ballast {
 namespace {
 
 using kernels::DeviceCopy;
+using kernels::DeviceCurvature;
 using kernels::DeviceGradient;
 using kernels::DeviceUpdate;
 using kernels::kPad;
+using kernels::TileCurvature;
 using kernels::TilesOf;
 using kernels::TileStatistics;
 using Tasks = std::span<const DeviceTask* const>;
@@ -37,10 +39,11 @@ const T& As(const DeviceTask* task) {
   return std::get<T>(*task);
 }
 
-// Of an UpdateTask or MeasureTask.
+// Of an UpdateTask, a MeasureTask or, sampled, a CurvatureTask.
 uint64_t TilesOfTask(const DeviceTask& task) {
-  const auto* u = std::get_if<UpdateTask>(&task);
-  return TilesOf(u != nullptr ? u->update.n : std::get<MeasureTask>(task).elements);
+  if (const auto* u = std::get_if<UpdateTask>(&task)) return TilesOf(u->update.n);
+  if (const auto* c = std::get_if<CurvatureTask>(&task)) return kernels::SampledTiles(c->probe.n);
+  return TilesOf(std::get<MeasureTask>(task).elements);
 }
 uint64_t TilesOfTasks(Tasks batch) {
   uint64_t tiles = 0;
@@ -75,8 +78,9 @@ GpuStaging::GpuStaging(Gpu* gpu, const QueueNeeds& needs, TwinOf twin_of)
       tile_capacity_(std::max(needs.tiles, kLeastTiles)),
       payload_capacity_(AlignPart(needs.payload_bytes) + kPad * sizeof(float)) {
   items_ = kPartAlignment;
-  tiles_ =
-      items_ + AlignPart(kMostTasks * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient), sizeof(DeviceCopy)}));
+  tiles_ = items_ + AlignPart(kMostTasks * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient),
+                                                     sizeof(DeviceCurvature), sizeof(DeviceCopy)}));
+  static_assert(sizeof(TileCurvature) <= sizeof(TileStatistics));  // they share a part
   sums_ = tiles_ + AlignPart(tile_capacity_ * sizeof(TileStatistics));
   payload_ = sums_ + AlignPart(tile_capacity_ * sizeof(float));
   scales_ = payload_ + payload_capacity_;
@@ -107,6 +111,13 @@ bool GpuStaging::Fits(Tasks batch, const DeviceTask& next) const {
     }
     return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
   }
+  if (const auto* c = std::get_if<CurvatureTask>(&next)) {
+    for (const DeviceTask* task : batch) {
+      const auto& other = As<CurvatureTask>(task);
+      if (other.kernel->curvature != c->kernel->curvature || other.probe.before == c->probe.before) return false;
+    }
+    return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
+  }
   if (std::holds_alternative<MeasureTask>(next)) return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
   const auto* s = std::get_if<ServeTask>(&next);
   if (s == nullptr || s->scales != nullptr) return false;
@@ -125,6 +136,8 @@ void GpuStaging::Give(Tasks batch) {
     GiveUpdates(batch);
   } else if (std::holds_alternative<MeasureTask>(front)) {
     GiveMeasures(batch);
+  } else if (std::holds_alternative<CurvatureTask>(front)) {
+    GiveProbes(batch);
   } else if (std::holds_alternative<ServeTask>(front)) {
     GiveServes(batch);
   } else if (const auto* load = std::get_if<LoadTask>(&front)) {
@@ -192,6 +205,24 @@ void GpuStaging::GiveMeasures(Tasks batch) {
   CopyOut(tiles_, tiles * sizeof(TileStatistics));
 }
 
+void GpuStaging::GiveProbes(Tasks batch) {
+  DeviceCurvature* item = OnHost<DeviceCurvature>(items_);
+  uint64_t tiles = 0;
+  for (const DeviceTask* task : batch) {
+    const auto& [kernel, probe, sums, measured] = As<CurvatureTask>(task);
+    std::byte* const twin = twin_of_(probe.grad);
+    if (!measured) gpu_->Copy(Gpu::Stream::kIn, twin, probe.grad, probe.n * WireBytes(probe.grad_format));
+    *item = {.probe = probe, .first_tile = tiles, .tiles = OnDevice<TileCurvature>(tiles_) + tiles};
+    item++->probe.grad = twin;
+    tiles += kernels::SampledTiles(probe.n);
+  }
+  StartCompute(batch.size() * sizeof(DeviceCurvature));
+  gpu_->Probe(IndexIn(kernels::Kernels(), As<CurvatureTask>(batch.front()).kernel), OnDevice<DeviceCurvature>(items_),
+              static_cast<int>(batch.size()), tiles);
+  StartOut();
+  CopyOut(tiles_, tiles * sizeof(TileCurvature));
+}
+
 void GpuStaging::GiveServes(Tasks batch) {
   DeviceCopy* item = OnHost<DeviceCopy>(items_);
   uint64_t tiles = 0, payload = payload_;
@@ -249,6 +280,9 @@ TaskResult GpuStaging::Take(Tasks batch, size_t i) {
     const bool full = u != nullptr && u->update.statistics == kernels::StatisticsLevel::kFull;
     result.statistics = kernels::Combine(
         {OnHost<const TileStatistics>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])}, full);
+  } else if (std::holds_alternative<CurvatureTask>(*batch[i])) {
+    result.curvature =
+        kernels::Combine({OnHost<const TileCurvature>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])});
   } else if (const auto* s = std::get_if<ServeTask>(batch[i])) {
     uint64_t at = payload_;
     for (const DeviceTask* task : batch.first(i)) at += PayloadBytes(As<ServeTask>(task));

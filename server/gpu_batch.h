@@ -39,6 +39,7 @@ class GpuStaging {
  private:
   void GiveUpdates(std::span<const DeviceTask* const> batch);
   void GiveMeasures(std::span<const DeviceTask* const> batch);
+  void GiveProbes(std::span<const DeviceTask* const> batch);
   void GiveServes(std::span<const DeviceTask* const> batch);
   void GiveLoad(const LoadTask& task);
   void GiveScales(const ScaleTask& task);

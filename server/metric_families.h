@@ -127,6 +127,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "Steps whose gradient norm lay above the mean of the last 128 by spikes.norm_sigmas."},
     {"Loss spikes", "ballast_loss_spikes_total", MetricType::kCounter, "run_id",
      "Losses above the mean of the last 128 by spikes.loss_sigmas, or not finite; within 10 steps they count once."},
+    {"Loss spikes", "ballast_update_clipped_total", MetricType::kCounter, "run_id",
+     "Updates of a tensor that were scaled down for its own sake: by StableAdamW's RMS_t, or tensor_clip."},
     {"Loss spikes", "ballast_predictor_hits_total", MetricType::kCounter, "run_id predictor=" BALLAST_PREDICTORS,
      "Loss spikes that an event of the predictor came 1 to 8 steps before."},
     {"Loss spikes", "ballast_predictor_misses_total", MetricType::kCounter, "run_id predictor=" BALLAST_PREDICTORS,

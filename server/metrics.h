@@ -57,6 +57,7 @@ struct SpikeReport {
   std::vector<SpikeEvent> events;
   std::array<SpikeScore::Counts, kPredictors> scores;  // by SpikeKind; no count ever falls
   std::optional<double> curvature;                     // of the layer where it is largest
+  uint64_t updates_held = 0;                           // tensors whose update was clipped by itself
 };
 
 // Reserved bytes by kind; the same kinds as ByteCounts.

@@ -48,7 +48,7 @@ ParameterStore::~ParameterStore() = default;
 void ParameterStore::LayOut() {
   struct End {
     std::array<uint64_t, 3> of_kind = {};
-    uint64_t scales = 0;
+    uint64_t scales = 0, kept = 0;
   };
   std::vector<End> ends(shards_.size());
   for (uint32_t i = 0; i < spots_.size(); ++i) {
@@ -56,6 +56,8 @@ void ParameterStore::LayOut() {
     const auto planes = KernelOf(*environment_.spec, i).planes;
     spots_[i].first_scale = end.scales;
     end.scales += ScaleCount(environment_.spec->tensors[i]);
+    spots_[i].first_kept = end.kept;
+    end.kept += KeptBytes(*environment_.spec, environment_.spec->tensors[i]);
     for (size_t p = 0; p < planes.size(); ++p) {
       uint64_t& offset = end.of_kind[Index(planes[p].kind)];
       spots_[i].offset[p] = offset;
@@ -72,6 +74,7 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, Device* device, Sha
   const uint64_t tile_bytes = AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
   ASSIGN_OR_RETURN(shard->tiles, device->Allocate(tile_bytes, Place::kDevice));
   ASSIGN_OR_RETURN(shard->scales, device->Allocate(AlignUp(plan.scales * sizeof(float)), Place::kDevice));
+  ASSIGN_OR_RETURN(shard->kept, device->Allocate(plan.kept_bytes, Place::kDevice));
   ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
                                                    .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
                                                    .scales = environment_.plan->send_slot_scales}));
@@ -84,7 +87,7 @@ PlanBytes ParameterStore::bytes() const {
     sum += {.weights = shard.buffers[0].bytes(),
             .momentum = shard.buffers[1].bytes(),
             .variance = shard.buffers[2].bytes(),
-            .staging = shard.tiles.bytes() + shard.scales.bytes()};
+            .staging = shard.tiles.bytes() + shard.scales.bytes() + shard.kept.bytes()};
   }
   return sum;
 }
@@ -113,22 +116,27 @@ DeviceQueue::Completion ParameterStore::OnStrand(Done done) {
   };
 }
 
-void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
-  const TensorSpec& t = environment_.spec->tensors[tensor];
-  const GroupSpec& group = environment_.spec->groups[t.group];
+UpdateTask ParameterStore::MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t) {
+  const TensorSpec& spec = environment_.spec->tensors[tensor];
+  const GroupSpec& group = environment_.spec->groups[spec.group];
   hyper_.assign(values.hyper.begin(), values.hyper.end());
-  for (size_t h = 0; h < hyper_.size(); ++h) hyper_[h] *= ScaleOf(t, group.kernel->hypers[h].scaled_by);
+  for (size_t h = 0; h < hyper_.size(); ++h) hyper_[h] *= ScaleOf(spec, group.kernel->hypers[h].scaled_by);
   UpdateTask task{.kernel = group.kernel, .tiles = TilesOf(tensor), .measured = values.measured};
   for (size_t p = 0; p < group.kernel->planes.size(); ++p) task.update.planes[p] = PlaneAt(tensor, p);
   task.update.grad = values.gradient;
   task.update.grad_format = values.gradient_format;
-  task.update.n = t.elements;
+  task.update.n = spec.elements;
   task.update.grad_scale = GradientScale(values);
   task.update.clip = values.clip;
-  task.update.random_key = kernels::RandomKey(t.key, values.step);
+  task.update.random_key = kernels::RandomKey(spec.key, values.step);
   task.update.stochastic = group.stochastic;
   task.update.statistics = values.statistics;
-  group.kernel->prepare(hyper_, ++updates_[tensor], task.update.constants);
+  group.kernel->prepare(hyper_, t, task.update.constants);
+  return task;
+}
+
+void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
+  const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
   step_of_[tensor] = values.step;
   spots_[tensor].scales_present = false;
   ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
@@ -141,6 +149,34 @@ void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done d
                                             .scale = GradientScale(values),
                                             .tiles = TilesOf(tensor)},
                                 OnStrand(std::move(done)));
+}
+
+void ParameterStore::Probe(uint32_t tensor, const UpdateValues& values, Done done) {
+  UpdateTask task = MakeUpdate(tensor, values, updates_[tensor] + 1);
+  task.update.dry = true;
+  task.update.statistics = kernels::StatisticsLevel::kCore;
+  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+}
+
+void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done done) {
+  const kernels::Kernel& kernel = KernelOf(*environment_.spec, tensor);
+  Spot& spot = spots_[tensor];
+  const std::byte* planes[kernels::kMaxPlanes] = {};
+  for (size_t p = 0; p < kernel.planes.size(); ++p) planes[p] = PlaneAt(tensor, p);
+  CurvatureTask task{.kernel = &kernel,
+                     .probe = kernels::ProbeOf(kernel, planes),
+                     .tiles = reinterpret_cast<kernels::TileCurvature*>(TilesOf(tensor)),
+                     .measured = values.measured};
+  task.probe.grad = values.gradient;
+  task.probe.grad_format = values.gradient_format;
+  task.probe.n = environment_.spec->tensors[tensor].elements;
+  task.probe.grad_scale = GradientScale(values);
+  task.probe.clip = values.clip;
+  task.probe.before = reinterpret_cast<float*>(ShardOf(tensor).kept.data() + spot.first_kept);
+  task.probe.first = !spot.kept_after || *spot.kept_after + 1 != updates_[tensor];
+  if (!task.probe.first) task.probe.preconditioner = kernel.precondition(values.hyper, updates_[tensor]);
+  spot.kept_after = updates_[tensor];
+  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
 }
 
 kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
@@ -184,6 +220,7 @@ void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done) {
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
   spots_[range.tensor].scales_present = false;
+  spots_[range.tensor].kept_after.reset();
   ShardOf(range.tensor)
       .queue->Submit(LoadTask{.master = environment_.spec->groups[t.group].master,
                               .planes = MasterPlanes(range.tensor),

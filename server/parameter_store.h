@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -39,7 +40,7 @@ class ParameterStore {
     absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
     const std::byte* gradient = nullptr;
     kernels::WireIndex gradient_format = 0;
-    bool measured = false;  // by Measure
+    bool measured = false;  // by Measure, Probe or Curvature, which may themselves be called so
   };
   struct Environment {
     const RunSpec* spec;  // outlives the store, like the rest
@@ -54,6 +55,14 @@ class ParameterStore {
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
   // What the gradient of these values has, unscaled, before any clipping. The weights are not touched.
   void Measure(uint32_t tensor, const UpdateValues& values, Done done);
+  // The core statistics that Update with these values would have next; the weights, the state and their count of
+  // updates are not touched.
+  void Probe(uint32_t tensor, const UpdateValues& values, Done done);
+  // The curvature along the tensor's last update, as of kernels::Kernel::curvature, and keeps the gradient for the next
+  // time: called before the Update, or the skip, of every step. The sums are 0 unless one Update and nothing else came
+  // between this call and the one before it. Betas and eps of `values` are taken for the last update's too. Only where
+  // ProbesCurvature (run_spec.h).
+  void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
   // In the tensor's serving format, with the scales of the tensor's present weights; `out` stays valid until done, and
   // is resized to fit.
   void Serve(TensorRange range, WeightPiece* out, Done done);
@@ -74,15 +83,20 @@ class ParameterStore {
     std::array<DeviceBuffer, 3> buffers;  // by kernels::Kind
     DeviceBuffer tiles;                   // statistics scratch of the update in hand
     DeviceBuffer scales;                  // that tensors are served with
+    DeviceBuffer kept;                    // sampled gradients of the last curvature probes
     std::unique_ptr<DeviceQueue> queue;   // last: its destructor waits for tasks that use the above
   };
   struct Spot {
     std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
     uint64_t first_scale = 0;                               // in the shard's
     bool scales_present = false;                            // of the weights as they are
+    uint64_t first_kept = 0;                                // in the shard's, in bytes
+    std::optional<uint64_t> kept_after = {};                // updates when the gradient was kept; none: it is of no use
   };
 
   explicit ParameterStore(Environment environment);
+  // Update number t of the tensor.
+  UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
   absl::Status Allocate(const ShardPlan& plan, Device* device, Shard* shard) const;
   void LayOut();
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }

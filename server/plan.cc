@@ -46,6 +46,7 @@ void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
     bytes.padding += aligned - NeededPlaneBytes(plane, t.elements);
   }
   shard->plan.scales += ScaleCount(t);
+  shard->plan.kept_bytes += KeptBytes(spec, t);
   shard->all_slabs += SlabBytes(spec, t);
   shard->largest_slab = std::max(shard->largest_slab, SlabBytes(spec, t));
   shard->largest_tensor = std::max(shard->largest_tensor, t.elements);
@@ -59,8 +60,8 @@ ShardPlan Completed(const RunSpec& spec, Shard shard) {
                         : std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
   plan.bytes.gradients = plan.pool_bytes;
   plan.statistics_tiles = (shard.largest_tensor + kernels::kTile - 1) / kernels::kTile;
-  plan.bytes.staging =
-      AlignUp(plan.scales * sizeof(float)) + AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
+  plan.bytes.staging = AlignUp(plan.scales * sizeof(float)) +
+                       AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics)) + plan.kept_bytes;
   return plan;
 }
 

@@ -34,6 +34,7 @@ struct ShardPlan {
   PlanBytes bytes = {};
   uint64_t pool_bytes = 0;        // of bytes.gradients: where gradients are summed
   uint64_t scales = 0;            // of its tensors
+  uint64_t kept_bytes = 0;        // of bytes.staging: sampled gradients that curvature probes keep
   uint64_t statistics_tiles = 0;  // of its largest tensor: its tasks are done one at a time
 };
 
@@ -74,6 +75,11 @@ inline kernels::WireIndex SlabFormat(const RunSpec& spec, const TensorSpec& t) {
 }
 inline uint64_t SlabBytes(const RunSpec& spec, const TensorSpec& t) {
   return AlignUp(t.elements * WireBytes(SlabFormat(spec, t)));
+}
+
+// What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.
+inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {
+  return ProbesCurvature(spec, t) ? kernels::SampledElements(t.elements) * sizeof(float) : 0;
 }
 
 Plan MakePlan(const RunSpec& spec, Placement placement);

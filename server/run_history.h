@@ -29,6 +29,7 @@ struct StepRecord {
   double clip_coefficient = 1;
   // Of all layers together: at steps with full statistics, else none.
   std::optional<double> edq_ratio = {}, unchanged_ratio = {};
+  std::optional<double> curvature_ratio = {};   // of the layer where it is largest
   double seconds = 0;                           // StepBegin to the last update
   double receive_seconds = 0;                   // first gradient byte to last
   double update_seconds = 0;                    // the device was busy with updates

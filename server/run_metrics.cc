@@ -39,6 +39,7 @@ RunSeries::RunSeries(Families* families, Options options)
       curvature_events_(series_.AddCounter("ballast_curvature_events_total")),
       norm_outliers_(series_.AddCounter("ballast_gradient_norm_outliers_total")),
       loss_spikes_(series_.AddCounter("ballast_loss_spikes_total")),
+      updates_clipped_(series_.AddCounter("ballast_update_clipped_total")),
       hits_(series_.AddCounters("ballast_predictor_hits_total")),
       misses_(series_.AddCounters("ballast_predictor_misses_total")),
       false_alarms_(series_.AddCounters("ballast_predictor_false_alarms_total")),
@@ -152,6 +153,7 @@ void RunSeries::OnSpikes(const SpikeReport& report) {
   }
   for (size_t i = 0; i < kPredictors; ++i) ShowScore(static_cast<SpikeKind>(i), report.scores[i]);
   if (report.curvature) Set(&curvature_, *report.curvature);
+  updates_clipped_->Increment(static_cast<double>(report.updates_held));
 }
 
 void RunSeries::ShowScore(SpikeKind predictor, const SpikeScore::Counts& counts) {

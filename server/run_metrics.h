@@ -90,7 +90,7 @@ class RunSeries final : public RunMetrics {
   prometheus::Counter* const chunks_received_;
   const Children<prometheus::Counter> chunks_rejected_, chunks_duplicate_;
   const std::vector<prometheus::Counter*> rms_events_;  // by layer
-  prometheus::Counter *const curvature_events_, *const norm_outliers_, *const loss_spikes_;
+  prometheus::Counter *const curvature_events_, *const norm_outliers_, *const loss_spikes_, *const updates_clipped_;
   const Children<prometheus::Counter> hits_, misses_, false_alarms_, leads_, spike_actions_;
   const Children<prometheus::Gauge> chance_;
   std::array<SpikeScore::Counts, kPredictors> scores_ = {};  // shown

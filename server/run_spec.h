@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/registry.h"
 #include "server/spikes.h"
+#include "server/tensor_clip.h"
 
 namespace ballast {
 
@@ -59,6 +61,7 @@ struct RunSpec {
   bool dynamic_loss_scale = false;           // staged, and kSkipStep: the trainers adapt to steps skipped
   Nonfinite nonfinite = Nonfinite::kSkipTensor;
   SpikeSettings spikes = {};
+  std::optional<TensorClip::Options> tensor_clip = {};
   std::vector<LayerSpec> layers = {};
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
@@ -72,10 +75,23 @@ struct RunSpec {
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
 
+// Whether the tensor's curvature is probed, and its sampled gradients kept for it.
+inline bool ProbesCurvature(const RunSpec& spec, const TensorSpec& t) {
+  return spec.spikes.curvature && spec.groups[t.group].kernel->curvature != nullptr;
+}
+
 // Whether a step's gradients are measured before any is applied.
 inline bool JudgesGradients(const RunSpec& spec) {
   return spec.staged &&
          (spec.max_grad_norm || spec.nonfinite != Nonfinite::kSkipTensor || spec.spikes.action == SpikeAction::kSkip);
+}
+
+// The group's value of the hyperparameter of this name, as this step has it; none: its rule lacks it.
+inline std::optional<double> HyperOf(const GroupSpec& group, const std::vector<double>& values, std::string_view name) {
+  for (size_t h = 0; h < values.size(); ++h) {
+    if (group.kernel->hypers[h].name == name) return values[h];
+  }
+  return std::nullopt;
 }
 
 inline uint64_t WireBytes(kernels::WireIndex format) {

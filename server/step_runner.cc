@@ -40,13 +40,6 @@ std::vector<double> RmsThresholds(const RunSpec& spec) {
   return thresholds;
 }
 
-double LearningRate(const GroupSpec& group, const std::vector<double>& hyper) {
-  for (size_t h = 0; h < hyper.size(); ++h) {
-    if (std::string_view(group.kernel->hypers[h].name) == "lr") return hyper[h];
-  }
-  return 0;
-}
-
 // What is measured only now and then stays until it is measured again.
 StepReport::Layer Latest(const StepReport::Layer& before, StepReport::Layer now) {
   for (auto field :
@@ -66,8 +59,11 @@ StepRunner::StepRunner(Environment environment)
       statistics_(environment_.spec, environment_.layers),
       detector_(environment_.spec->spikes, RmsThresholds(*environment_.spec)),
       policy_(environment_.spec->spikes),
+      last_lr_(environment_.spec->tensors.size()),
       links_(environment_.spec->ranks),
       hyper_(SpecHyper(*environment_.spec)) {
+  if (environment_.spec->tensor_clip)
+    tensor_clip_.emplace(*environment_.spec->tensor_clip, environment_.spec->tensors.size());
   for (Link& link : links_) {
     const auto on_sent = [this, &link](uint64_t bytes) {
       environment_.metrics->OnSent(link.lane, bytes);
@@ -289,7 +285,7 @@ StepReport StepRunner::ReportOf(const effect::Close& e) const {
   report.seconds = (clock_.last_update_s > 0 ? clock_.last_update_s : MonotonicSeconds()) - clock_.begin_s;
   report.receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
   report.update_seconds = clock_.update_s;
-  report.learning_rate = LearningRate(environment_.spec->groups[0], hyper_[0]);
+  report.learning_rate = HyperOf(environment_.spec->groups[0], hyper_[0], "lr").value_or(0);
   statistics_.Complete(&report);
   return report;
 }

@@ -132,12 +132,21 @@ class StepRunner {
   void Do(const effect::Result& e);
   void Do(const effect::Discard& e);
 
-  void OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result);
+  void Submit(const effect::Update& e, ParameterStore::UpdateValues values);
+  void OnUpdated(const effect::Update& e, float clip, const TaskResult& result);
+  // Before the tensor's update with these values, or the skip of its step; `done` once it is known.
+  void ProbeCurvature(uint32_t tensor, const ParameterStore::UpdateValues& values, std::function<void()> done);
   // Of an update of the tensor, or of its measure before.
   ParameterStore::UpdateValues ValuesOf(uint64_t step, uint32_t tensor, Slab slab);
   void OnMeasured(uint64_t step, uint32_t tensor, const TaskResult& result);
   void TakeEndValues();
+  // Tries the updates, or goes on where nothing asks for that.
+  void ProbeOrPronounce(uint64_t step);
+  void Probe(uint64_t step, uint32_t tensor, Slab slab);
+  void OnProbed(uint64_t step);
   void Pronounce(uint64_t step);
+  // Of the gradients by themselves.
+  event::Verdict Verdict(uint64_t step) const;
   // What the open step shows, when it is closed or judged.
   StepFindings FindingsOf(uint64_t step) const;
   // Skips a step that would else be applied, where the run's policy wants that.
@@ -173,8 +182,10 @@ class StepRunner {
   StepStatistics statistics_;
   SpikeDetector detector_;
   SpikePolicy policy_;
-  std::vector<Link> links_;  // by rank
-  uint32_t updating_ = 0;    // submitted and not done, of any step
+  std::optional<TensorClip> tensor_clip_;
+  std::vector<double> last_lr_;  // of the last update, by tensor; 0: none
+  std::vector<Link> links_;      // by rank
+  uint32_t updating_ = 0;        // submitted and not done, of any step
   bool weights_loaded_ = false;
   bool draining_ = false;
   std::string stopped_;  // why no step begins any more; empty: it may
@@ -187,7 +198,9 @@ class StepRunner {
   std::vector<message::GroupValue> end_values_;  // that win over them once the step is judged
   double loss_scale_ = 1;
   float clip_ = 1;
-  uint32_t measuring_ = 0;  // submitted and not done
+  std::vector<std::optional<Slab>> judged_;  // gradients that are to be judged, by tensor
+  uint32_t measuring_ = 0;                   // of these: tasks submitted and not done
+  bool probed_ = false;                      // their updates were tried
   StepClock clock_;
   std::deque<ClosedStep> results_;  // of the last steps, oldest first
 

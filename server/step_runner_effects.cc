@@ -28,6 +28,7 @@ void StepRunner::Do(const effect::Opened&) {
   loss_scale_ = begin_->loss_scale;
   end_values_.clear();
   clip_ = 1;
+  probed_ = false;
   statistics_.Begin();
   for (Link& link : links_) link.losses.clear();
   clock_ = {.begin_s = MonotonicSeconds()};
@@ -100,43 +101,6 @@ void StepRunner::DropAllHeld() {
 void StepRunner::Do(const effect::Forget& e) {
   DropHeld(e.rank);
   links_[e.rank].losses.clear();
-}
-
-void StepRunner::Do(const effect::Update& e) {
-  ++updating_;
-  environment_.store->Update(e.tensor, ValuesOf(e.step, e.tensor, e.slab),
-                             [this, step = e.step, tensor = e.tensor, slab = e.slab](const TaskResult& result) {
-                               OnUpdated(step, tensor, slab, result);
-                             });
-}
-
-ParameterStore::UpdateValues StepRunner::ValuesOf(uint64_t step, uint32_t tensor, Slab slab) {
-  const RunSpec& spec = *environment_.spec;
-  const TensorSpec& t = spec.tensors[tensor];
-  const bool full = step == 1 || step % spec.stats_every == 0;
-  return {.step = step,
-          .gradient_divisor = loss_scale_ * (spec.mean ? machine_.world() : 1),
-          .clip = clip_,
-          .statistics = full ? kernels::StatisticsLevel::kFull : kernels::StatisticsLevel::kCore,
-          .hyper = hyper_[t.group],
-          .gradient = SlabAt(tensor, slab),
-          .gradient_format = SlabFormat(spec, t),
-          .measured = JudgesGradients(spec)};
-}
-
-void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result) {
-  --updating_;
-  if (machine_.step_open() && machine_.step() == step) {
-    statistics_.Add(tensor, result.statistics);
-    clock_.update_s += result.seconds;
-    clock_.last_update_s = MonotonicSeconds();
-  }
-  if (!environment_.spec->staged && result.statistics.nonfinite > 0) {
-    StopIf(StopReason(*environment_.spec, step, {.nonfinite_tensors = 1, .first_nonfinite = tensor}));
-  }
-  Execute(machine_.Handle(event::TensorApplied{step, tensor, slab}, MonotonicSeconds()))
-      .IgnoreError();  // never refused
-  Settle();
 }
 
 void StepRunner::Do(const effect::Publish& e) {

@@ -1,4 +1,5 @@
 // What a step tells of loss spikes, and what the run does about it.
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -9,10 +10,21 @@
 
 namespace ballast {
 
+namespace {
+
+std::optional<double> Highest(const std::vector<LayerValue>& layers) {
+  std::optional<double> highest;
+  for (const LayerValue& layer : layers) highest = std::max(highest, layer.value);  // none is less than any
+  return highest;
+}
+
+}  // namespace
+
 StepFindings StepRunner::FindingsOf(uint64_t step) const {
   const GradientFindings gradients = statistics_.Findings();
   return {.step = step,
           .rms = statistics_.RmsByLayer(),
+          .curvature = statistics_.CurvatureByLayer(),
           .loss = Loss(),
           .grad_norm = gradients.norm,
           .nonfinite_tensors = gradients.nonfinite_tensors,
@@ -35,6 +47,8 @@ void StepRunner::FindSpikes(ClosedStep* closed) {
   closed->spikes = detector_.Observe(found);
   SpikeReport report{.events = closed->spikes};
   for (size_t i = 0; i < kPredictors; ++i) report.scores[i] = detector_.score(static_cast<SpikeKind>(i)).counts();
+  report.curvature = Highest(found.curvature);
+  report.updates_held = statistics_.held();
   environment_.metrics->OnSpikes(report);
   if (closed->reason == "spike") environment_.metrics->OnSpikeAction("skip");
   for (const SpikeEvent& event : closed->spikes) {
@@ -61,6 +75,7 @@ void StepRunner::Remember(const ClosedStep& closed, const StepReport& report) {
                     .received_bytes = std::exchange(received_bytes_, 0),
                     .sent_bytes = std::exchange(sent_bytes_, 0),
                     .spikes = closed.spikes};
+  record.curvature_ratio = Highest(statistics_.CurvatureByLayer());
   const StepReport::Layer whole = statistics_.Whole();
   record.edq_ratio = whole.edq_ratio;
   record.unchanged_ratio = whole.unchanged_ratio;

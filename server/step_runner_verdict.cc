@@ -8,6 +8,7 @@ namespace ballast {
 
 void StepRunner::Do(const effect::Judge& e) {
   TakeEndValues();
+  judged_ = e.slabs;
   if (!JudgesGradients(*environment_.spec)) return Pronounce(e.step);
   for (const auto& slab : e.slabs) measuring_ += slab ? 1 : 0;
   updating_ += measuring_;
@@ -29,20 +30,57 @@ void StepRunner::OnMeasured(uint64_t step, uint32_t tensor, const TaskResult& re
   if (machine_.step_open() && machine_.step() == step) {  // a change of world may have closed it
     statistics_.AddMeasure(tensor, result.statistics);
     clock_.update_s += result.seconds;
-    if (measuring_ == 0) Pronounce(step);
+    if (measuring_ == 0) ProbeOrPronounce(step);
   }
   Settle();
 }
 
-void StepRunner::Pronounce(uint64_t step) {
-  event::Verdict verdict{.step = step};
-  if (JudgesGradients(*environment_.spec)) {
-    const GradientFindings found = statistics_.Findings();
-    verdict = JudgeStep(*environment_.spec, step, loss_scale_, found);
-    if (verdict.outcome == Outcome::kApplied) clip_ = ClipCoefficient(*environment_.spec, found.norm);
-    if (verdict.outcome == Outcome::kApplied) JudgeSpikes(&verdict);
-    if (verdict.outcome == Outcome::kAborted) StopIf(verdict.detail);
+event::Verdict StepRunner::Verdict(uint64_t step) const {
+  if (!JudgesGradients(*environment_.spec)) return {.step = step};
+  return JudgeStep(*environment_.spec, step, loss_scale_, statistics_.Findings());
+}
+
+void StepRunner::ProbeOrPronounce(uint64_t step) {
+  if (environment_.spec->spikes.action != SpikeAction::kSkip || Verdict(step).outcome != Outcome::kApplied) {
+    return Pronounce(step);
   }
+  probed_ = true;
+  clip_ = ClipCoefficient(*environment_.spec, statistics_.Findings().norm);
+  for (uint32_t i = 0; i < judged_.size(); ++i) {
+    if (judged_[i]) Probe(step, i, *judged_[i]);
+  }
+  if (measuring_ == 0) Pronounce(step);
+}
+
+void StepRunner::Probe(uint64_t step, uint32_t tensor, Slab slab) {
+  const ParameterStore::UpdateValues values = ValuesOf(step, tensor, slab);
+  ++measuring_;
+  ++updating_;
+  environment_.store->Probe(tensor, values, [this, step, tensor](const TaskResult& result) {
+    if (machine_.step_open() && machine_.step() == step) statistics_.AddProbe(tensor, result.statistics);
+    OnProbed(step);
+  });
+  if (!ProbesCurvature(*environment_.spec, environment_.spec->tensors[tensor])) return;
+  ++measuring_;
+  ++updating_;
+  ProbeCurvature(tensor, values, [this, step] { OnProbed(step); });
+}
+
+void StepRunner::OnProbed(uint64_t step) {
+  --updating_;
+  if (--measuring_ == 0 && machine_.step_open() && machine_.step() == step) Pronounce(step);
+  Settle();
+}
+
+void StepRunner::Pronounce(uint64_t step) {
+  event::Verdict verdict = Verdict(step);
+  if (verdict.outcome == Outcome::kApplied && JudgesGradients(*environment_.spec)) {
+    clip_ = ClipCoefficient(*environment_.spec, statistics_.Findings().norm);
+    JudgeSpikes(&verdict);
+  }
+  if (verdict.outcome == Outcome::kAborted) StopIf(verdict.detail);
+  // A step that is not applied tells nobody that its gradient was clipped.
+  if (verdict.outcome != Outcome::kApplied) clip_ = 1;
   Execute(machine_.Handle(verdict, MonotonicSeconds())).IgnoreError();  // never refused
 }
 

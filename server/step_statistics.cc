@@ -21,11 +21,17 @@ StepStatistics::StepStatistics(const RunSpec* spec, const LayerGroups* layers)
       layers_(layers),
       tensors_(spec->tensors.size()),
       updated_(spec->tensors.size()),
-      measured_(spec->tensors.size()) {}
+      measured_(spec->tensors.size()),
+      probed_(spec->tensors.size()),
+      curvature_(spec->tensors.size()),
+      held_to_(spec->tensors.size(), 1) {}
 
 void StepStatistics::Begin() {
   updated_.assign(updated_.size(), false);
   measured_.assign(measured_.size(), false);
+  probed_.assign(probed_.size(), false);
+  curvature_.assign(curvature_.size(), std::nullopt);
+  held_ = 0;
 }
 
 void StepStatistics::AddMeasure(uint32_t tensor, const kernels::Statistics& statistics) {
@@ -33,14 +39,27 @@ void StepStatistics::AddMeasure(uint32_t tensor, const kernels::Statistics& stat
   measured_[tensor] = true;
 }
 
-void StepStatistics::Add(uint32_t tensor, const kernels::Statistics& statistics) {
+void StepStatistics::Take(uint32_t tensor, const kernels::Statistics& statistics) {
   const kernels::Statistics measure = tensors_[tensor];
   tensors_[tensor] = statistics;
-  updated_[tensor] = true;
   if (!measured_[tensor]) return;
   tensors_[tensor].grad_sq = measure.grad_sq;
   tensors_[tensor].grad_absmax = measure.grad_absmax;
   tensors_[tensor].nonfinite = measure.nonfinite;
+}
+
+void StepStatistics::AddProbe(uint32_t tensor, const kernels::Statistics& statistics) {
+  Take(tensor, statistics);
+  probed_[tensor] = true;
+}
+
+void StepStatistics::Add(uint32_t tensor, const kernels::Statistics& statistics, float clip) {
+  Take(tensor, statistics);
+  updated_[tensor] = true;
+  // A rule of two passes holds its update to RMS_t of 1.
+  const bool holds = spec_->groups[spec_->tensors[tensor].group].kernel->measure != nullptr;
+  held_to_[tensor] = holds ? 1 / std::max(1.0, RmsOf(statistics, spec_->tensors[tensor].elements)) : 1;
+  held_ += held_to_[tensor] < 1 || clip < 1 ? 1 : 0;
 }
 
 GradientFindings StepStatistics::Findings() const {
@@ -83,9 +102,7 @@ std::vector<StepStatistics::Sums> StepStatistics::SumLayers() const {
     layer.hi_unchanged += t.hi_unchanged;
     layer.elements += spec_->tensors[i].elements;
     if (!HasRms(*spec_, i)) continue;
-    const double rms = RmsOf(t, spec_->tensors[i].elements);
-    if (rms > layer.rms_max) layer.rms_tensor = i;
-    layer.rms_max = std::max(layer.rms_max, rms);
+    layer.rms_max = std::max(layer.rms_max, RmsOf(t, spec_->tensors[i].elements));
   }
   return layers;
 }
@@ -114,13 +131,26 @@ std::vector<TensorStatus> StepStatistics::First(size_t count) const {
   return tensors;
 }
 
-std::vector<LayerValue> StepStatistics::RmsByLayer() const {
-  std::vector<LayerValue> values;
-  for (const Sums& sums : SumLayers()) {
-    values.push_back({.tensor = sums.rms_tensor});
-    if (sums.has_rms && sums.any) values.back().value = sums.rms_max;
+template <typename Value>
+std::vector<LayerValue> StepStatistics::Largest(Value value) const {
+  std::vector<LayerValue> layers(layers_->names().size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const std::optional<double> found = value(i);
+    LayerValue& layer = layers[layers_->group(i)];
+    if (found && !(layer.value >= found)) layer = {.value = found, .tensor = i};
   }
-  return values;
+  return layers;
+}
+
+std::vector<LayerValue> StepStatistics::RmsByLayer() const {
+  return Largest([this](uint32_t i) -> std::optional<double> {
+    if (!HasRms(*spec_, i) || !(updated_[i] || probed_[i])) return std::nullopt;
+    return RmsOf(tensors_[i], spec_->tensors[i].elements);
+  });
+}
+
+std::vector<LayerValue> StepStatistics::CurvatureByLayer() const {
+  return Largest([this](uint32_t i) { return curvature_[i]; });
 }
 
 void StepStatistics::AddTo(const Sums& layer, Sums* whole) {

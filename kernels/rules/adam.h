@@ -36,6 +36,11 @@ struct AdamRule {
     constants[kEps2] = AtLeastLeastNormal(eps * eps);
   }
 
+  static Preconditioner Precondition(std::span<const double> hyper, uint64_t t) {
+    return {static_cast<float>(1 / (1 - Power(hyper[2], t))), static_cast<float>(1 / std::sqrt(1 - Power(hyper[3], t))),
+            AtLeastLeastNormal(hyper[4])};
+  }
+
   template <class L>
   static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
     auto g = e.grad;

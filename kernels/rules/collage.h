@@ -75,6 +75,12 @@ struct CollageRule {
     constants[kEps2] = AtLeastLeastNormal(eps * eps);
   }
 
+  static Preconditioner Precondition(std::span<const double> hyper, uint64_t t) {
+    const double k1 = NearestBf16(1 - Power(hyper[2], t)), k2 = NearestBf16(1 - Power(hyper[3], t));
+    return {static_cast<float>(1 / k1), static_cast<float>(1 / std::sqrt(k2)),
+            AtLeastLeastNormal(NearestBf16(hyper[4]))};
+  }
+
   template <class L>
   static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
     using B = Bf16Math<L>;

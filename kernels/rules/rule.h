@@ -1,6 +1,7 @@
 // What every optimizer rule is made of: kName, kHypers, kSlots, kHasRms, Prepare (host constants, in double, rounded
 // once) and Apply (one element, over a lane type). Rules are element-wise. A rule that needs a mean over the tensor
-// first has kTwoPass, MeasureTerm (what one element adds, and the second moment it makes) and Finish.
+// first has kTwoPass, MeasureTerm (what one element adds, and the second moment it makes) and Finish. A rule with
+// kHasRms has m and v in its first two slots, and Precondition: how they become its update.
 #pragma once
 
 #include <cmath>

@@ -46,6 +46,10 @@ struct StableAdamW {
     constants[kDecay] = static_cast<float>(-taken);
   }
 
+  static Preconditioner Precondition(std::span<const double> hyper, uint64_t) {
+    return {1, 1, AtLeastLeastNormal(hyper[4])};
+  }
+
   template <class L>
   static BALLAST_FN typename L::F SecondMoment(const typename L::F* k, typename L::F v, typename L::F g2) {
     return L::Add(L::Mul(k[kB2], v), L::Mul(k[kC2], g2));

@@ -6,7 +6,9 @@
 // Each line of standard input is answered by one line: a number of seconds, or "error: ..." (and exit code 1 at the
 // end). The threads have equal shares of the tiles, and are started before the clock is.
 //
-//   update LANE RULE MASTER STATE nearest|stochastic off|core|full THREADS   all passes of the rule
+//   update LANE RULE MASTER STATE nearest|stochastic off|core|full|dry THREADS   all passes of the rule; dry: core
+//                                      statistics, and nothing is stored
+//   curvature LANE RULE MASTER STATE THREADS   one probe, not the first, of the tensor as updates left it
 //   mimic RULE MASTER STATE THREADS    the same reads and writes without the arithmetic: the honest bound
 //   memcpy BYTES THREADS               reads BYTES and writes BYTES
 //   lanes                              the usable lanes, the fastest last
@@ -116,11 +118,12 @@ class Bench {
     std::string command;
     in >> command;
     if (command == "update") return Number(UpdateLine(in));
+    if (command == "curvature") return Number(CurvatureLine(in));
     if (command == "mimic") return Number(MimicLine(in));
     if (command == "memcpy") return Number(MemcpyLine(in));
     if (command == "lanes") return Joined(LaneNames());
     if (command == "bytes") return Number(MovedBytes(KernelOf(*UsableLanes().front(), ReadNames(in))));
-    throw BadLine{"unknown command '" + command + "': update, mimic, memcpy, lanes, bytes"};
+    throw BadLine{"unknown command '" + command + "': update, curvature, mimic, memcpy, lanes, bytes"};
   }
 
  private:
@@ -187,6 +190,12 @@ class Bench {
 
   // --- the work ---
 
+  static std::vector<double> Defaults(const Kernel& kernel) {
+    std::vector<double> hyper;
+    for (const Hyper& h : kernel.hypers) hyper.push_back(h.value);
+    return hyper;
+  }
+
   double MovedBytes(const Kernel& kernel) const {
     auto bytes = static_cast<double>(gradient_bytes_);
     for (const Plane& plane : kernel.planes) bytes += 2.0 * plane.bytes / plane.per;
@@ -208,7 +217,7 @@ class Bench {
     const LaneTables& lane = ReadLane(in);
     const Kernel& kernel = KernelOf(lane, ReadNames(in));
     const bool stochastic = OneOf(in, "rounding", {"nearest", "stochastic"}) == 1;
-    const auto level = static_cast<StatisticsLevel>(OneOf(in, "statistics", {"off", "core", "full"}));
+    const size_t level = OneOf(in, "statistics", {"off", "core", "full", "dry"});
     const int threads = ReadThreads(in);
 
     Tensor& tensor = TensorOf(kernel);
@@ -219,11 +228,10 @@ class Bench {
                   .clip = 1,
                   .random_key = RandomKey(42, ++tensor.steps),
                   .stochastic = stochastic,
-                  .statistics = level};
+                  .dry = level == 3,
+                  .statistics = level == 3 ? StatisticsLevel::kCore : static_cast<StatisticsLevel>(level)};
     for (size_t p = 0; p < tensor.planes.size(); ++p) update.planes[p] = tensor.planes[p].data();
-    std::vector<double> hyper;
-    for (const Hyper& h : kernel.hypers) hyper.push_back(h.value);
-    kernel.prepare(hyper, tensor.steps, update.constants);
+    kernel.prepare(Defaults(kernel), tensor.steps, update.constants);
     return TimeUpdate(kernel, update, threads);
   }
 
@@ -249,6 +257,31 @@ class Bench {
       throw BadLine{"a block was rejected: this run's figures mean nothing"};
     }
     return seconds;
+  }
+
+  double CurvatureLine(std::istream& in) {
+    const LaneTables& lane = ReadLane(in);
+    const Kernel& kernel = KernelOf(lane, ReadNames(in));
+    const int threads = ReadThreads(in);
+    if (kernel.curvature == nullptr) throw BadLine{std::string("'") + kernel.rule + "' has no second moment"};
+
+    const Tensor& tensor = TensorOf(kernel);
+    const std::byte* planes[kMaxPlanes];
+    for (size_t p = 0; p < tensor.planes.size(); ++p) planes[p] = tensor.planes[p].data();
+    if (!kept_) kept_ = std::make_unique<Buffer>(SampledElements(elements_) * sizeof(float));
+    CurvatureProbe probe = ProbeOf(kernel, planes);
+    probe.grad = gradient_->data();
+    probe.grad_format = format_;
+    probe.n = elements_;
+    probe.grad_scale = probe.clip = 1;
+    probe.preconditioner = kernel.precondition(Defaults(kernel), std::max<uint64_t>(tensor.steps, 1));
+    probe.before = reinterpret_cast<float*>(kept_->data());
+    const uint64_t tiles = SampledTiles(elements_);
+    std::vector<TileCurvature> sums(tiles);
+    return Time(threads, [&](int i) {
+      const uint64_t first = Share(tiles, threads, i);
+      kernel.curvature(probe, first, Share(tiles, threads, i + 1), sums.data() + first);
+    });
   }
 
   double MimicLine(std::istream& in) {
@@ -288,7 +321,7 @@ class Bench {
   const uint64_t elements_;
   const WireIndex format_;
   uint64_t gradient_bytes_;
-  std::unique_ptr<Buffer> gradient_, from_, to_;
+  std::unique_ptr<Buffer> gradient_, kept_, from_, to_;
   uint64_t copied_ = 0;
   std::map<std::string, Tensor> tensors_;
 };

@@ -7,8 +7,9 @@
 //
 // Walks the registry: every kernel with every gradient format, both roundings and all statistics, tensors of odd sizes
 // in one batch, ordinary and adversarial inputs, over several steps; loading, serving and scales of every master;
-// sums of gradients; and what must be refused. Memory is poisoned before: past a gradient's end with NaN, between
-// arrays with bytes that must still be there afterwards. Exit code 77 where there is no GPU.
+// sums and measures of gradients; curvature probes; and what must be refused. Memory is poisoned before: past a
+// gradient's end with NaN, between arrays with bytes that must still be there afterwards. Exit code 77 where there is
+// no GPU.
 #include "tests/kernels/gpu_identity.h"
 
 #include <fstream>
@@ -61,6 +62,7 @@ void CompareAll(const Extent& extent, Findings* findings) {
   CompareCodecs(extent, stream, findings);
   CompareSums(extent, stream, findings);
   CompareMeasures(extent, stream, findings);
+  CompareProbes(extent, stream, findings);
   CheckRefusals(stream, findings);
 }
 

@@ -1,4 +1,5 @@
 // Updates: batches of tensors, in the same layout in host memory and on the GPU, stepped on both.
+#include <algorithm>
 #include <array>
 #include <map>
 #include <tuple>
@@ -106,8 +107,12 @@ class Batch {
     states_.Upload(stream);
   }
 
-  // Whether all bits were the same.
-  bool Step(uint64_t t) {
+  // Whether all bits were the same. In a mixed batch an update that is only tried comes first.
+  bool Step(uint64_t t) { return (!case_.mixed || Run(t, /*dry=*/true)) && Run(t, /*dry=*/false); }
+
+ private:
+  bool Run(uint64_t t, bool dry) {
+    dry_ = dry;
     Twin figures(places_.figures.size(), kUnwritten);
     figures.Upload(stream_);
     std::vector<DeviceUpdate> batch;
@@ -127,10 +132,9 @@ class Batch {
            SameStates(t);
   }
 
- private:
   std::string Where(uint64_t t, size_t i) const {
-    return TitleOf(case_) + ", step " + std::to_string(t) + ", tensor " + std::to_string(i) + " of " +
-           std::to_string(sizes_[i]) + " elements";
+    return TitleOf(case_) + (dry_ ? ", dry" : "") + ", step " + std::to_string(t) + ", tensor " + std::to_string(i) +
+           " of " + std::to_string(sizes_[i]) + " elements";
   }
 
   void SetWeights(size_t i) {
@@ -155,6 +159,8 @@ class Batch {
     u.random_key = RandomKey(1000 + i, t);
     u.stochastic = case_.mixed ? i / 4 % 2 == 0 : case_.stochastic;
     u.statistics = kLevels[(t + (case_.mixed ? i : case_.stochastic)) % 3];
+    if (dry_) u.statistics = std::min(u.statistics, StatisticsLevel::kCore);
+    u.dry = dry_;
     kernel_.prepare(DefaultHypers(kernel_), t, u.constants);
     return u;
   }
@@ -254,6 +260,7 @@ class Batch {
   Findings& findings_;
   const Places places_;
   Twin states_;
+  bool dry_ = false;  // the update in hand
 };
 
 // The first step that differs is the last of its case: what follows from it says nothing new.

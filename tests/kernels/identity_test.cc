@@ -10,6 +10,7 @@
 
 #include "kernels/lanes/tables.h"
 #include "tests/kernels/adversarial.h"
+#include "tests/kernels/probe.h"
 #include "tests/kernels/tensor.h"
 #include "tests/kernels/unoptimized_kernels.h"
 
@@ -188,6 +189,25 @@ TEST(IdentityTest, UnoptimizedCodeGivesTheSameBits) {
     ExpectSameBits(ScalarTables().kernels[k], slow, two, stochastic, 1, &totals);
   });
   EXPECT_GE(totals.states, Kernels().size() * 2 * kElements);
+}
+
+TEST(IdentityTest, ProbesGiveTheUnoptimizedCodesBits) {
+  const auto gradient = [](uint64_t t) { return Encoded(FindWireFormat("bf16"), Adversarial(t, kElements)); };
+  for (const LaneTables* lane : UsableLanes()) {
+    for (size_t k = 0; k < lane->kernels.size(); ++k) {
+      const Kernel &kernel = lane->kernels[k], &slow = UnoptimizedTables().kernels[k];
+      if (kernel.curvature == nullptr) continue;
+      SCOPED_TRACE(NameOf(kernel) + " " + lane->name);
+      Tensor tensor(kernel, kElements);
+      tensor.Step(gradient(1), {.t = 1});
+      Kept a(kElements), b(kElements);
+      for (const uint64_t t : {2, 3}) {
+        EXPECT_TRUE(SameBits(Probe(kernel, &tensor, gradient(t), {.t = 1, .clip = 0.3f}, &a),
+                             Probe(slow, &tensor, gradient(t), {.t = 1, .clip = 0.3f}, &b)));
+        EXPECT_TRUE(a == b);
+      }
+    }
+  }
 }
 
 // Loads `values` and serves them in every format: all that the master's codec writes, one after the other.

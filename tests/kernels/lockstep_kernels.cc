@@ -4,12 +4,20 @@
 #include <array>
 
 #include "kernels/warp_codecs.h"
+#include "kernels/warp_curvature.h"
 #include "kernels/warp_gradient.h"
 #include "kernels/warp_kernels.h"
 #include "tests/kernels/lockstep.h"
 
 namespace ballast::kernels {
 namespace {
+
+template <class State>
+void Probe(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* out) {
+  float rows[kProbeRows * kRow];
+  WarpProbe<LockstepLane, State> warp(probe, rows);
+  for (uint64_t i = first; i < last; ++i) warp.Run(i, out + (i - first));
+}
 
 template <class T>
 struct Entry {
@@ -28,8 +36,9 @@ struct Entry {
     for (uint64_t i = first; i < last; ++i) LockstepLane::StoreOnce(out + (i - first), tile.Measure(i));
   }
   static constexpr LockstepKernel Table() {
-    LockstepKernel kernel{&Update, nullptr};
+    LockstepKernel kernel{&Update, nullptr, nullptr};
     if constexpr (T::Rule::kTwoPass) kernel.measure = &Measure;
+    if constexpr (T::Rule::kHasRms) kernel.curvature = &Probe<typename T::State>;
     return kernel;
   }
 };

@@ -11,6 +11,7 @@ namespace ballast::kernels {
 struct LockstepKernel {
   void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
   void (*measure)(const Update& update, uint64_t first, uint64_t last, float* sums);
+  void (*curvature)(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* sums);
 };
 struct LockstepMaster {
   bool (*load)(std::byte* const* planes, WireIndex format, const std::byte* in, uint64_t first, uint64_t last);

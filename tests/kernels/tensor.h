@@ -26,6 +26,7 @@ struct StepOptions {
   StatisticsLevel statistics = StatisticsLevel::kFull;
   float grad_scale = 1;
   float clip = 1;
+  bool dry = false;
 };
 
 // A gradient in a wire format.
@@ -147,6 +148,7 @@ class Tensor {
     u.clip = options.clip;
     u.random_key = RandomKey(options.tensor_key, options.t);
     u.stochastic = options.stochastic;
+    u.dry = options.dry;
     u.statistics = options.statistics;
     kernel_->prepare(options.hyper.empty() ? DefaultHypers(*kernel_) : options.hyper, options.t, u.constants);
     if (kernel_->measure != nullptr) kernel_->finish(Measured(u), n_, u.constants);

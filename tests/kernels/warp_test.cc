@@ -7,6 +7,7 @@
 
 #include "tests/kernels/adversarial.h"
 #include "tests/kernels/lockstep_kernels.h"
+#include "tests/kernels/probe.h"
 #include "tests/kernels/tensor.h"
 
 namespace ballast::kernels {
@@ -41,6 +42,16 @@ struct Totals {
   uint64_t states = 0, blocks = 0, rejected = 0;
 };
 
+// The statistics of an update that is only tried, and that it stores nothing.
+void ExpectDryIsTheSame(size_t k, Tensor* a, Tensor* b, const Payload& grad, StepOptions options) {
+  if (options.statistics == StatisticsLevel::kFull) options.statistics = StatisticsLevel::kCore;
+  options.dry = true;
+  const auto before = b->Bytes();
+  const auto wanted = a->Step(grad, options), got = WarpStep(k, b, Roomy(grad), options);
+  ASSERT_EQ(std::memcmp(wanted.data(), got.data(), got.size() * sizeof got[0]), 0) << "dry, step " << options.t;
+  ASSERT_TRUE(b->Bytes() == before) << "dry, step " << options.t;
+}
+
 void ExpectSameBits(size_t k, size_t wire, bool stochastic, bool adversarial, uint64_t elements, Totals* totals) {
   Tensor a(Kernels()[k], elements);
   a.SetWeights(Normals(1).Vector(elements, adversarial ? 1 : 0.02));
@@ -50,6 +61,7 @@ void ExpectSameBits(size_t k, size_t wire, bool stochastic, bool adversarial, ui
         .t = t, .stochastic = stochastic, .statistics = kLevels[t % 3], .clip = t % 2 == 0 ? 0.3f : 1.0f};
     const auto values = adversarial ? Adversarial(t, elements) : Normals(t).Vector(elements, 1e-3);
     const Payload grad = Encoded(static_cast<WireIndex>(wire), values);
+    ExpectDryIsTheSame(k, &a, &b, grad, options);
     const auto wanted = a.Step(grad, options), got = WarpStep(k, &b, Roomy(grad), options);
     ASSERT_EQ(std::memcmp(wanted.data(), got.data(), got.size() * sizeof got[0]), 0) << "statistics, step " << t;
     ASSERT_TRUE(a.Bytes() == b.Bytes()) << "planes, step " << t;
@@ -109,6 +121,36 @@ TEST(WarpTest, MeasuringGivesTheSameBits) {
         EXPECT_EQ(std::memcmp(wanted.data(), got.data(), tiles * sizeof got[0]), 0);
         if (n >= kTile) {
           EXPECT_EQ(wanted[0].nonfinite > 0, adversarial);
+        }
+      }
+    }
+  }
+}
+
+TEST(WarpTest, ProbingGivesTheSameBits) {
+  for (const bool adversarial : {false, true}) {
+    for (size_t k = 0; k < Kernels().size(); ++k) {
+      const Kernel& kernel = Kernels()[k];
+      ASSERT_EQ(kernel.curvature != nullptr, LockstepKernels()[k].curvature != nullptr);
+      if (kernel.curvature == nullptr) continue;
+      const WireIndex format = GradientFormats()[k % GradientFormats().size()];
+      for (const uint64_t n : {kCurvatureEvery * kTile + 1000 + k, uint64_t{257}, uint64_t{1}}) {
+        SCOPED_TRACE(NameOf(kernel) + ", " + std::to_string(n) + " elements");
+        const auto grad = [&](uint64_t t) {
+          return Encoded(format, adversarial ? Adversarial(t, n) : Normals(t).Vector(n, 1e-3));
+        };
+        Tensor tensor(kernel, n);
+        tensor.Step(grad(1), {.t = 1});
+        Kept a(n), b(n);
+        for (const uint64_t t : {2, 3}) {
+          const StepOptions options{.t = t - 1, .grad_scale = 1.0f / 3, .clip = t == 2 ? 1.0f : 0.3f};
+          const Payload sent = grad(t), roomy = Roomy(sent);
+          const auto wanted = Probe(kernel, &tensor, sent, options, &a);
+          std::vector<TileCurvature> got(wanted.size());
+          const CurvatureProbe probe = MakeProbe(kernel, &tensor, roomy, options, &b);
+          LockstepKernels()[k].curvature(probe, 0, got.size(), got.data());
+          ASSERT_TRUE(SameBits(wanted, got)) << "probe " << t;
+          ASSERT_TRUE(a == b) << "probe " << t;
         }
       }
     }

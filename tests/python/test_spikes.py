@@ -98,3 +98,17 @@ def test_what_the_daemon_refuses_names_the_field(adamw: AdamW) -> None:
             adamw(layered(seed=1).named_parameters(), spikes=spikes).connect()
     with pytest.raises(ballast.Rejected, match="it must be None or a ballast.Spikes"):
         adamw(layered(seed=1).named_parameters(), spikes={"action": "skip"})
+
+
+def test_each_tensor_is_held_to_its_own_usual_norm(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), lr=1e-3, betas=(0.9, 0.99), tensor_clip="adagc")
+    twin = layered(seed=1)
+    plain = adamw(twin.named_parameters(), run=f"{optimizer.run}-plain", lr=1e-3, betas=(0.9, 0.99))
+    for _ in range(3):
+        assert step(model, optimizer, 1e3).applied
+        assert step(twin, plain, 1e3).applied
+    assert not optimizer._step_rules.staged
+    assert not same_bits(weights_of(model), weights_of(twin))
+    with pytest.raises(ballast.Rejected, match="tensor_clip='adagc' and max_grad_norm=1.0"):
+        adamw(layered(seed=1).named_parameters(), tensor_clip="adagc", max_grad_norm=1.0)

@@ -55,6 +55,14 @@ const std::vector<Refusal>& RefusalsOfSpikes() {
       {"SkipInRelease",
        [](auto& s) { s.mutable_spikes()->set_action(v1::SPIKE_ACTION_SKIP); },
        {"SPIKE_ACTION_SKIP", "COMMIT_MODE_STAGED", "COMMIT_MODE_RELEASE"}},
+      {"TwoKindsOfClipping",
+       [](auto& s) {
+         s.set_commit(v1::COMMIT_MODE_STAGED);
+         s.set_max_grad_norm(1);
+         s.mutable_tensor_clip();
+       },
+       {"tensor_clip", "max_grad_norm", "leave one of them out"}},
+      {"TensorClip", [](auto& s) { s.mutable_tensor_clip()->set_beta(1); }, {"tensor_clip.beta is 1", "below 1"}},
       {"ActOnWithoutAnAction",
        [](auto& s) { s.mutable_spikes()->add_act_on(v1::SPIKE_KIND_RMS); },
        {"spikes.act_on", "SPIKE_ACTION_WARN"}},

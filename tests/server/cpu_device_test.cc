@@ -54,9 +54,7 @@ class Tensor {
     task.update.random_key = kernels::RandomKey(9, step);
     task.update.stochastic = true;
     task.update.statistics = kernels::StatisticsLevel::kFull;
-    std::vector<double> hyper;
-    for (const kernels::Hyper& h : kernel_.hypers) hyper.push_back(h.value);
-    kernel_.prepare(hyper, step, task.update.constants);
+    kernel_.prepare(Hypers(), step, task.update.constants);
     return task;
   }
   void Update(uint64_t step) {
@@ -96,12 +94,38 @@ class Tensor {
     queue_->WaitIdle();
     return measured;
   }
+  // After so many updates.
+  kernels::Curvature Probe(uint64_t updates) {
+    const std::byte* planes[kernels::kMaxPlanes] = {};
+    for (size_t i = 0; i < buffers_.size(); ++i) planes[i] = buffers_[i].data();
+    CurvatureTask task{.kernel = &kernel_, .probe = kernels::ProbeOf(kernel_, planes), .tiles = sampled_.data()};
+    task.probe.grad = gradient_.data();
+    task.probe.grad_format = kernels::FindWireFormat("fp32");
+    task.probe.n = kElements;
+    task.probe.grad_scale = task.probe.clip = 1;
+    task.probe.preconditioner = kernel_.precondition(Hypers(), updates);
+    task.probe.first = kept_.empty();
+    kept_.resize(kernels::SampledElements(kElements));
+    task.probe.before = kept_.data();
+    kernels::Curvature curvature = {};
+    queue_->Submit(task, [&curvature](const TaskResult& r) { curvature = r.curvature; });
+    queue_->WaitIdle();
+    return curvature;
+  }
+  void NextGradient() {
+    for (float& g : gradient_) g = 0.5f * g + 0.125f;
+  }
   const std::vector<float>& gradient() const { return gradient_; }
   const std::vector<double>& norms() const { return norms_; }
   std::vector<float>& weights() { return weights_; }
   DeviceQueue& queue() { return *queue_; }
 
  private:
+  std::vector<double> Hypers() const {
+    std::vector<double> hyper;
+    for (const kernels::Hyper& h : kernel_.hypers) hyper.push_back(h.value);
+    return hyper;
+  }
   const kernels::Master* Master() const { return kernels::FindMaster(kernel_.master); }
 
   const kernels::Kernel& kernel_;
@@ -111,6 +135,8 @@ class Tensor {
   std::vector<float> weights_ = std::vector<float>(kElements);
   std::vector<float> gradient_ = std::vector<float>(kElements);
   std::vector<kernels::TileStatistics> tiles_ = std::vector<kernels::TileStatistics>(kElements / kernels::kTile + 1);
+  std::vector<kernels::TileCurvature> sampled_ = std::vector<kernels::TileCurvature>(kernels::SampledTiles(kElements));
+  std::vector<float> kept_;
   std::vector<double> norms_;
   std::unique_ptr<DeviceQueue> queue_;
 };
@@ -197,6 +223,23 @@ TEST(CpuDeviceTest, AMeasureIsTheGradientsForAnyNumberOfThreads) {
   EXPECT_EQ(measured.grad_absmax, most);
   EXPECT_EQ(measured.nonfinite, 0u);
   EXPECT_EQ(b.Measure().grad_sq, measured.grad_sq);
+}
+
+// The sampled tiles are shared, and the first probe only keeps the gradient.
+TEST(CpuDeviceTest, AProbeIsTheStatesForAnyNumberOfThreads) {
+  CpuDevice one({.threads = 1}), many({.threads = 5});
+  Tensor a(&one), b(&many);
+  for (Tensor* tensor : {&a, &b}) {
+    tensor->Load();
+    tensor->Update(1);
+    EXPECT_EQ(tensor->Probe(1).u_pu, 0);
+    tensor->NextGradient();
+  }
+  const kernels::Curvature wanted = a.Probe(1), got = b.Probe(1);
+  EXPECT_GT(wanted.u_pu, 0);
+  EXPECT_NE(wanted.u_dg, 0);
+  EXPECT_EQ(wanted.u_pu, got.u_pu);
+  EXPECT_EQ(wanted.u_dg, got.u_dg);
 }
 
 TEST(CpuDeviceTest, AQueueKeepsItsOrderAndEveryQueueIsServed) {

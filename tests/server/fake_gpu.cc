@@ -92,7 +92,7 @@ void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t) {
         kernels::Kernels()[kernel].finish(sum, item->update.n, item->update.constants);
       }
       warp.update(item->update, 0, tiles, item->tiles);
-      if (state_->wrong_bits) item->update.planes[0][1] ^= std::byte{1};
+      if (state_->wrong_bits && !item->update.dry) item->update.planes[0][1] ^= std::byte{1};
     }
   });
 }
@@ -103,6 +103,16 @@ void FakeGpu::Measure(const kernels::DeviceGradient* batch, int count, uint64_t)
     for (const kernels::DeviceGradient* item = batch; item != batch + count; ++item) {
       kernels::LockstepMeasure(item->format, static_cast<const std::byte*>(item->grad), item->n, item->scale, 0,
                                kernels::TilesOf(item->n), item->tiles);
+    }
+  });
+}
+
+void FakeGpu::Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t) {
+  ++state_->probe_launches;
+  Give(Stream::kCompute, [=] {
+    for (const kernels::DeviceCurvature* item = batch; item != batch + count; ++item) {
+      const uint64_t tiles = kernels::SampledTiles(item->probe.n);
+      kernels::LockstepKernels()[kernel].curvature(item->probe, 0, tiles, item->tiles);
     }
   });
 }

@@ -24,7 +24,7 @@ struct FakeGpuState {
   std::atomic<int> allocations_left = 1 << 30;  // then they are refused
   std::atomic<int64_t> live_bytes = 0;
   std::atomic<bool> wrong_bits = false;  // of the first weight
-  std::atomic<int> update_launches = 0, measure_launches = 0, serve_launches = 0;
+  std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
 
   absl::Mutex mu;
   bool held ABSL_GUARDED_BY(mu) = false;  // kCompute stands still
@@ -44,6 +44,7 @@ class FakeGpu final : public Gpu {
   void Zero(Stream stream, void* to, uint64_t bytes) override;
   void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles) override;
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override;
+  void Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override;
   void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
             kernels::WireIndex format) override;
   void Serve(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,

@@ -95,6 +95,21 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
 }
 
+// One tile of 16 in fp32, and at least a row of a tensor, where the rule has a second moment.
+TEST(PlanTest, GradientsThatCurvatureProbesKeepAreStaging) {
+  const RunSpec spec = Made(MakeSpec("r1", {{"w", {1 << 20}}, {"b", {5}}}));
+  RunSpec probed = spec;
+  probed.spikes.curvature = true;
+  EXPECT_EQ(MakePlan(spec).shards[0].kept_bytes, 0u);
+  EXPECT_EQ(MakePlan(probed).shards[0].kept_bytes, (1u << 20) / 16 * 4 + 256 * 4);
+  EXPECT_EQ(MakePlan(probed).bytes.staging, MakePlan(spec).bytes.staging + (1u << 20) / 16 * 4 + 256 * 4);
+  v1::RunSpec wire = MakeSpec("r1", {{"w", {1 << 20}}});
+  wire.mutable_groups(0)->set_rule("sgd");
+  probed = Made(wire);
+  probed.spikes.curvature = true;
+  EXPECT_EQ(MakePlan(probed).shards[0].kept_bytes, 0u);
+}
+
 TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
   CpuDevice device({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
@@ -103,7 +118,8 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     wire.mutable_groups(0)->set_master(kernel.master);
     wire.mutable_groups(0)->set_state(kernel.state);
     wire.mutable_groups(0)->set_serving("int8-row");
-    const RunSpec spec = Made(wire);
+    RunSpec spec = Made(wire);
+    spec.spikes.curvature = true;
     const Plan whole = MakePlan(spec);
     Strand strand({.name = "t"});
     const auto store = ParameterStore::Create({.spec = &spec, .plan = &whole, .devices = {&device}, .strand = &strand});
@@ -112,6 +128,8 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     EXPECT_EQ(live.weights, plan.weights);
     EXPECT_EQ(live.momentum, plan.momentum);
     EXPECT_EQ(live.variance, plan.variance);
+    EXPECT_EQ(live.staging + SlotCount(spec) * (whole.send_slot_bytes + whole.send_slot_scales * sizeof(float)),
+              plan.staging);
     EXPECT_EQ(device.allocated_bytes(), plan.weights + plan.momentum + plan.variance + live.staging);
     strand.Stop();
   }

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "absl/strings/match.h"
@@ -49,10 +51,32 @@ class SpikesRpcTest : public RpcTest {
     }
     // What it applied is what direct calls of the kernels make, and nothing else ever was.
     for (uint32_t i = 0; i < gradients.size(); ++i) {
-      trainer->reference->Update(i, step, gradients[i]);
+      trainer->reference->UpdateBySum(i, step, Floats(gradients[i]), 1, ClipOf(i, gradients[i]));
       EXPECT_TRUE(Equal(answer, *trainer->reference, i)) << "tensor " << i << ", step " << step;
     }
     return *answer.result;
+  }
+  static std::vector<float> Floats(const std::string& bytes) {
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+  // 1 without a clip.
+  float ClipOf(uint32_t tensor, const std::string& gradient) {
+    if (!clip_) return 1;
+    const auto measure = kernels::WireFormats()[static_cast<size_t>(kernels::FindWireFormat("fp32"))].measure;
+    const std::vector<float> values = Floats(gradient);
+    std::vector<kernels::TileStatistics> tiles((values.size() + kernels::kTile - 1) / kernels::kTile);
+    measure(values.data(), values.size(), 1, 0, tiles.size(), tiles.data());
+    return clip_->Next(tensor, std::sqrt(kernels::Combine(tiles, false).grad_sq));
+  }
+  v1::GetHistoryResponse History() {
+    grpc::ClientContext context;
+    v1::GetHistoryRequest request;
+    request.set_run_id("r1");
+    v1::GetHistoryResponse response;
+    EXPECT_TRUE(admin_->GetHistory(&context, request, &response).ok());
+    return response;
   }
   Trainer StartCalm(const v1::RunSpec& spec) {
     StartServer();
@@ -74,6 +98,8 @@ class SpikesRpcTest : public RpcTest {
     }
     return "none";
   }
+
+  std::optional<TensorClip> clip_;  // that the run has, too
 };
 
 TEST_F(SpikesRpcTest, ASecondMomentThatLagsIsToldInTheStepsOwnResult) {
@@ -120,7 +146,7 @@ TEST_F(SpikesRpcTest, AStagedRunSkipsTheStepBeforeItDoesHarm) {
     const v1::StepResult skipped = Send(&trainer, step, 1000);
     EXPECT_EQ(skipped.outcome(), v1::STEP_OUTCOME_SKIPPED);
     EXPECT_EQ(skipped.reason(), "spike");
-    EXPECT_THAT(skipped.detail(), HasSubstr("norm"));
+    EXPECT_THAT(skipped.detail(), HasSubstr("RMS_t"));
     EXPECT_THAT(skipped.tensors_not_applied(), ElementsAre(0, 1));
   }
   const v1::StepResult applied = Send(&trainer, kCalm + 3, 1000);
@@ -128,6 +154,53 @@ TEST_F(SpikesRpcTest, AStagedRunSkipsTheStepBeforeItDoesHarm) {
   Send(&trainer, kCalm + 4);
   EXPECT_EQ(Sample("ballast_spike_actions_total{action=\"skip\",run_id=\"r1\"}"), "2");
   EXPECT_EQ(Sample("ballast_steps_skipped_total{reason=\"spike\",run_id=\"r1\"}"), "2");
+}
+
+TEST_F(SpikesRpcTest, CurvatureIsMeasuredAndChangesNoBit) {
+  for (const v1::CommitMode commit : {v1::COMMIT_MODE_RELEASE, v1::COMMIT_MODE_STAGED}) {
+    v1::RunSpec spec = Spec(commit);
+    spec.mutable_spikes()->set_curvature(true);
+    if (commit == v1::COMMIT_MODE_STAGED) spec.mutable_spikes()->set_action(v1::SPIKE_ACTION_SKIP);
+    spec.mutable_spikes()->set_warmup_steps(1000);  // noise has no curvature to speak of
+    const Trainer trainer = StartCalm(spec);
+    const v1::GetHistoryResponse history = History();
+    ASSERT_EQ(history.steps_size(), static_cast<int>(kCalm));
+    EXPECT_FALSE(history.steps(0).has_curvature_ratio()) << "no update went before";
+    for (int i = 1; i < history.steps_size(); ++i)
+      EXPECT_TRUE(history.steps(i).has_curvature_ratio()) << "step " << i + 1;
+    EXPECT_NE(Sample("ballast_curvature_ratio{run_id=\"r1\"}"), "none");
+    EXPECT_EQ(Status("r1").bytes().SerializeAsString(), Status("r1").plan().server().SerializeAsString());
+  }
+}
+
+TEST_F(SpikesRpcTest, ATensorIsHeldToItsOwnUsualNorm) {
+  for (const v1::CommitMode commit : {v1::COMMIT_MODE_RELEASE, v1::COMMIT_MODE_STAGED}) {
+    v1::RunSpec spec = Spec(commit);
+    spec.mutable_tensor_clip()->set_absolute(0.3);
+    spec.mutable_tensor_clip()->set_warmup_steps(10);
+    if (commit == v1::COMMIT_MODE_STAGED) spec.set_nonfinite(v1::NONFINITE_POLICY_SKIP_STEP);
+    clip_.emplace(TensorClip::Options{.absolute = 0.3, .warmup = 10}, 2);
+    Trainer trainer = StartCalm(spec);
+    EXPECT_EQ(Send(&trainer, kCalm + 1, 1000).outcome(), v1::STEP_OUTCOME_APPLIED);
+    EXPECT_NE(Sample("ballast_update_clipped_total{run_id=\"r1\"}"), "0");
+  }
+}
+
+TEST_F(SpikesRpcTest, TheHistoryTellsStepsLayersAndTensors) {
+  Trainer trainer = StartCalm(Spec(v1::COMMIT_MODE_RELEASE));
+  Send(&trainer, kCalm + 1, 30, 2);
+  const v1::GetHistoryResponse history = History();
+  EXPECT_THAT(history.layers(), ElementsAre("layers.0", "layers.1"));
+  const v1::StepRecord& last = *history.steps().rbegin();
+  EXPECT_EQ(last.step(), kCalm + 1);
+  EXPECT_EQ(last.loss(), 2);
+  EXPECT_EQ(last.layer_rms_size(), 2);
+  EXPECT_GE(last.layer_rms(1), 2.3f);
+  EXPECT_EQ(last.received_bytes(), 4u * (64 * 64 + 32 * 32));
+  ASSERT_EQ(last.spikes_size(), 2);
+  EXPECT_THAT(last.spikes(0).text(), HasSubstr("layers.1.w"));
+  ASSERT_EQ(history.tensors_size(), 2);
+  EXPECT_EQ(history.tensors(0).tensor(), "layers.1.w") << "the first to look at";
 }
 
 }  // namespace

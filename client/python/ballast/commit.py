@@ -11,6 +11,7 @@ from ballast.errors import Rejected
 from ballast.spikes import Spikes, as_spikes
 
 COMMITS = ("auto", "release", "staged")
+TENSOR_CLIPS = (None, "adagc")
 NONFINITE = ("skip_tensor", "skip_step", "stop")
 
 
@@ -27,6 +28,7 @@ class StepRules:
     nonfinite: str = "skip_tensor"
     dynamic_loss_scale: bool = False
     accumulation: int = 1
+    tensor_clip: str | None = None
     spikes: Spikes = Spikes()
 
     @property
@@ -46,20 +48,29 @@ class StepRules:
             fields["dynamic_loss_scale"] = True
         if self.accumulation > 1:
             fields["accumulation"] = self.accumulation
+        if self.tensor_clip is not None:
+            fields["tensor_clip"] = {}
         if spikes := self.spikes.spec():
             fields["spikes"] = spikes
         return fields
 
 
 def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
-    """From the options commit, max_grad_norm, nonfinite, gradient_accumulation_steps and spikes. Rejected if one is wrong, or
+    """From the options commit, max_grad_norm, nonfinite, gradient_accumulation_steps, tensor_clip and spikes. Rejected if one is wrong, or
     two contradict each other."""
     commit, nonfinite = options.get("commit", "auto"), options.get("nonfinite", "skip_tensor")
     if commit not in COMMITS:
         raise Rejected(f"commit={commit!r}: it must be one of {', '.join(map(repr, COMMITS))}")
     if nonfinite not in NONFINITE:
         raise Rejected(f"nonfinite={nonfinite!r}: it must be one of {', '.join(map(repr, NONFINITE))}")
-    norm = _norm(options.get("max_grad_norm"))
+    norm, tensor_clip = _norm(options.get("max_grad_norm")), options.get("tensor_clip")
+    if tensor_clip not in TENSOR_CLIPS:
+        raise Rejected(f"tensor_clip={tensor_clip!r}: it must be one of {', '.join(map(repr, TENSOR_CLIPS))}")
+    if tensor_clip is not None and norm is not None:
+        raise Rejected(
+            f"tensor_clip={tensor_clip!r} and max_grad_norm={norm}: the one clips each tensor by its own norm, the other "
+            "all by the norm of them together; leave one of them out"
+        )
     spikes = as_spikes(options.get("spikes"))
     staged_for = {
         f"max_grad_norm={norm}": norm is not None,
@@ -79,6 +90,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
         nonfinite=nonfinite,
         dynamic_loss_scale=dynamic_loss_scale,
         accumulation=_accumulation(options.get("gradient_accumulation_steps", 1)),
+        tensor_clip=tensor_clip,
         spikes=spikes,
     )
 

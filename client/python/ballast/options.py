@@ -73,6 +73,8 @@ class RunOptions(TypedDict, total=False):
         Spikes(action="skip") or a ballast.GradScaler needs it, else release.
     max_grad_norm: exact clipping by the L2 norm over all tensors of the gradient, summed over micro-batches and averaged
         over ranks: as torch.nn.utils.clip_grad_norm_. The norm is last_result.grad_norm.
+    tensor_clip: "adagc" holds each tensor's gradient to 1.05 times its own usual norm (AdaGC, arXiv 2502.11034), in its
+        first 100 steps to 1; in "release" too. None: does not.
     nonfinite: what a NaN or an infinity in a gradient does. "skip_tensor": its block of 32 keeps its contents and is
         counted; "skip_step": the step is SKIPPED; "stop": no later step begins.
     spikes: a ballast.Spikes: what counts as a loss spike or its herald, and what is done then. Default: StepResult.spikes
@@ -111,6 +113,7 @@ class RunOptions(TypedDict, total=False):
     loss_scale: float
     commit: Literal["auto", "release", "staged"]
     max_grad_norm: float | None
+    tensor_clip: Literal["adagc"] | None
     nonfinite: Literal["skip_tensor", "skip_step", "stop"]
     spikes: Spikes | None
     gradient_accumulation_steps: int
