@@ -116,7 +116,7 @@ def dependency_direction(sources: list[Source]) -> list[str]:
 # The rings of server/. Whatever is in neither set is stateful. Pure code decides: values in, values out. The edge talks
 # to sockets: it alone knows gRPC.
 PURE = set("coverage layers placement plan reduce_pool reduction run_spec status_macros step_verdict utf8".split())
-PURE |= {"step_machine", "step_machine_agreement", "step_machine_step"}
+PURE |= {"step_machine", "step_machine_agreement", "step_machine_rewind", "step_machine_step"}
 EDGE = set("main server rpc ops_http trainer_service admin_service load_stream pull_stream".split())
 EDGE_PREFIXES = ("shm_", "train_")
 # These turn wire messages into values, or read the list of RPCs or of configuration keys; they know Protobuf, no gRPC.
