@@ -48,7 +48,7 @@ struct RunLabels {
 
 // Reserved bytes by kind; the same kinds as ByteCounts.
 struct MemoryBytes {
-  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0;
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, snapshots = 0;
 };
 
 // One run's series. They disappear some minutes after the run's end, so that a last scrape sees them.
@@ -63,6 +63,8 @@ class RunMetrics {
       std::string_view reason) = 0;  // checksum | bounds | unknown_tensor | too_large | malformed
   virtual void OnRanks(uint32_t connected, uint32_t expected) = 0;
   virtual void OnReconnect() = 0;
+  virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike
+  virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | failed
 };
 

@@ -35,7 +35,9 @@ RunSeries::RunSeries(Families* families, Options options)
       chunks_received_(series_.AddCounter("ballast_chunks_received_total")),
       chunks_rejected_(series_.AddCounters("ballast_chunks_rejected_total")),
       chunks_duplicate_(series_.AddCounters("ballast_chunks_duplicate_total")),
-      reconnects_(series_.AddCounters("ballast_rank_reconnects_total")) {
+      reconnects_(series_.AddCounters("ballast_rank_reconnects_total")),
+      rewinds_(series_.AddCounters("ballast_rewinds_total")),
+      snapshots_(series_.AddGauge("ballast_snapshots")) {
   AddInfo();
 }
 

@@ -39,6 +39,8 @@ class RunSeries final : public RunMetrics {
   void OnRejectedChunk(std::string_view reason) override;
   void OnRanks(uint32_t connected, uint32_t expected) override;
   void OnReconnect() override;
+  void OnRewind(std::string_view reason) override { rewinds_.at(reason).Increment(); }
+  void OnSnapshots(size_t kept) override { snapshots_->Set(static_cast<double>(kept)); }
   void OnState(std::string_view state) override;
 
  private:
@@ -77,6 +79,8 @@ class RunSeries final : public RunMetrics {
   const Children<prometheus::Counter> received_bytes_, sent_bytes_;
   prometheus::Counter* const chunks_received_;
   const Children<prometheus::Counter> chunks_rejected_, chunks_duplicate_, reconnects_;
+  const Children<prometheus::Counter> rewinds_;
+  prometheus::Gauge* const snapshots_;
 
   LateGauge step_{"ballast_step"}, last_step_{"ballast_last_step_timestamp_seconds"};
   LateGauge learning_rate_{"ballast_learning_rate"}, loss_{"ballast_loss"}, gradient_norm_{"ballast_gradient_norm"};

@@ -51,6 +51,8 @@ struct RunSpec {
   std::optional<double> max_grad_norm = {};  // staged; the gradient's norm is clipped to it
   bool dynamic_loss_scale = false;           // staged, and kSkipStep: the trainers adapt to steps skipped
   Nonfinite nonfinite = Nonfinite::kSkipTensor;
+  uint32_t snapshots = 0;  // of past steps, kept at most
+  uint32_t snapshot_every = 50;
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
   // The daemon's limits when the run was created.

@@ -103,10 +103,10 @@ void StepRunner::Do(const effect::Forget& e) {
 
 void StepRunner::Do(const effect::Update& e) {
   ++updating_;
-  environment_.store->Update(e.tensor, ValuesOf(e.step, e.tensor, e.slab),
-                             [this, step = e.step, tensor = e.tensor, slab = e.slab](const TaskResult& result) {
-                               OnUpdated(step, tensor, slab, result);
-                             });
+  environment_.snapshots->BeforeUpdate(e.tensor);
+  environment_.store->Update(
+      e.tensor, ValuesOf(e.step, e.tensor, e.slab),
+      [this, e, rewinds = rewinds_](const TaskResult& result) { OnUpdated(e, rewinds, result); });
 }
 
 ParameterStore::UpdateValues StepRunner::ValuesOf(uint64_t step, uint32_t tensor, Slab slab) {
@@ -123,17 +123,18 @@ ParameterStore::UpdateValues StepRunner::ValuesOf(uint64_t step, uint32_t tensor
           .measured = JudgesGradients(spec)};
 }
 
-void StepRunner::OnUpdated(uint64_t step, uint32_t tensor, Slab slab, const TaskResult& result) {
+void StepRunner::OnUpdated(const effect::Update& e, uint64_t rewinds, const TaskResult& result) {
   --updating_;
-  if (machine_.step_open() && machine_.step() == step) {
-    statistics_.Add(tensor, result.statistics);
+  const bool undone = rewinds != rewinds_;
+  if (!undone && machine_.step_open() && machine_.step() == e.step) {
+    statistics_.Add(e.tensor, result.statistics);
     clock_.update_s += result.seconds;
     clock_.last_update_s = MonotonicSeconds();
   }
-  if (!environment_.spec->staged && result.statistics.nonfinite > 0) {
-    StopIf(StopReason(*environment_.spec, step, {.nonfinite_tensors = 1, .first_nonfinite = tensor}));
+  if (!undone && !environment_.spec->staged && result.statistics.nonfinite > 0) {
+    StopIf(StopReason(*environment_.spec, e.step, {.nonfinite_tensors = 1, .first_nonfinite = e.tensor}));
   }
-  Execute(machine_.Handle(event::TensorApplied{step, tensor, slab}, MonotonicSeconds()))
+  Execute(machine_.Handle(event::TensorApplied{e.step, e.tensor, e.slab}, MonotonicSeconds()))
       .IgnoreError();  // never refused
   Settle();
 }
@@ -159,6 +160,7 @@ void StepRunner::Do(const effect::Close& e) {
   results_.push_back(std::move(closed));
   if (results_.size() > kResultsKept) results_.pop_front();
   Report(e);
+  KeepSnapshot();
 }
 
 void StepRunner::Do(const effect::Result& e) {

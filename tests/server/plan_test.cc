@@ -95,6 +95,16 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
 }
 
+TEST(PlanTest, SnapshotsAreAsLargeAsWeightsAndState) {
+  v1::RunSpec wire = MakeSpec("r1", {{"w", {1 << 20}}});
+  const PlanBytes without = MakePlan(Made(wire)).bytes;
+  EXPECT_EQ(without.snapshots, 0u);
+  wire.mutable_rewind()->set_snapshots(3);
+  const PlanBytes with = MakePlan(Made(wire)).bytes;
+  EXPECT_EQ(with.snapshots, 3 * uint64_t{5 * (1 << 20) + 4 * (1 << 15)});  // 5.125 bytes a parameter
+  EXPECT_EQ(with.total(), without.total() + with.snapshots);
+}
+
 TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
   CpuDevice device({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
