@@ -58,6 +58,7 @@ Command RunsCommand();
 Command RunCommand();
 Command PlanCommand();
 Command DoctorCommand();
+Command RewindCommand();
 Command DeleteCommand();
 Command HealthCommand();
 
