@@ -80,9 +80,26 @@ grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* c
   return reactor;
 }
 
+grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
+                                               v1::RewindResponse* response) {
+  RpcRecord record(options_.environment.metrics, "Rewind");
+  const auto run = options_.environment.runs->Find(request->run_id());
+  if (!run.ok()) return Answer(context, record, run.status());
+  auto* reactor = context->DefaultReactor();
+  (*run)->Rewind(ToRewindOrder(*request), [reactor, response, record](const absl::StatusOr<Rewound>& rewound) mutable {
+    if (rewound.ok()) {
+      response->set_step(rewound->step);
+      response->set_generation(rewound->generation);
+    }
+    record.Done(rewound.status().code());
+    reactor->Finish(ToGrpc(rewound.status()));
+  });
+  return reactor;
+}
+
 v1::RunPlan AdminService::PlanNow(const RunSpec& spec) const {
   const Devices& devices = *options_.environment.devices;
-  auto placement = ChoosePlacement(spec, devices.FreeBytes());
+  auto placement = ChoosePlacement(spec, devices.FreeBytes(), devices.host_free_bytes());
   // What fits nowhere is shown in one piece.
   if (!placement) return FromPlan(MakePlan(spec), {}, devices.free_bytes());
   const std::vector<std::string> labels = DeviceLabels(devices.Of(*placement));

@@ -32,6 +32,8 @@ class AdminService final : public v1::AdminService::CallbackService {
                                       v1::DeleteRunResponse* response) override;
   grpc::ServerUnaryReactor* Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
                                  v1::PlanResponse* response) override;
+  grpc::ServerUnaryReactor* Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
+                                   v1::RewindResponse* response) override;
 
   grpc::ServerUnaryReactor* GetHistory(grpc::CallbackServerContext* context, const v1::GetHistoryRequest* request,
                                        v1::GetHistoryResponse* response) override;

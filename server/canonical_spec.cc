@@ -87,6 +87,9 @@ class Comparison {
       if (!has_a) return Say(path, "unset", Print(b, field, index));
       if (!has_b) return Say(path, Print(a, field, index), "unset");
     }
+    if (index < 0 && field->message_type() != nullptr) {
+      return Messages(a.GetReflection()->GetMessage(a, field), b.GetReflection()->GetMessage(b, field), path);
+    }
     const std::string x = Print(a, field, index), y = Print(b, field, index);
     if (x == y) return std::nullopt;
     return Say(path, x, y);
@@ -152,6 +155,11 @@ v1::RunSpec Canonical(const v1::RunSpec& spec) {
   }
   if (canonical.on_torn() == v1::TORN_POLICY_UNSPECIFIED) canonical.set_on_torn(v1::TORN_POLICY_CLOSE);
   if (canonical.stats_every() == 0) canonical.set_stats_every(10);
+  if (canonical.rewind().snapshots() == 0) {
+    canonical.clear_rewind();
+  } else if (canonical.rewind().every() == 0) {
+    canonical.mutable_rewind()->set_every(50);
+  }
   if (canonical.rank_timeout_s() == 0) canonical.set_rank_timeout_s(60);
   FillSpikes(canonical.mutable_spikes());
   if (canonical.has_tensor_clip()) FillTensorClip(canonical.mutable_tensor_clip());

@@ -20,6 +20,7 @@ v1::ByteCounts FromBytes(const PlanBytes& b) {
   counts.set_gradients(b.gradients);
   counts.set_staging(b.staging);
   counts.set_padding(b.padding);
+  counts.set_snapshots(b.snapshots);
   return counts;
 }
 
@@ -172,7 +173,7 @@ v1::DeviceStatus FromDevice(const Devices::State& state) {
   v1::DeviceStatus out;
   out.set_device(state.label);
   out.set_memory_limit_bytes(state.limit_bytes);
-  out.set_memory_reserved_bytes(state.reserved.total());
+  out.set_memory_reserved_bytes(state.reserved_bytes());
   out.set_failure(std::string(state.failure.message()));
   return out;
 }
@@ -207,6 +208,8 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   out.set_failure(status.failure);
   out.set_weights_loaded(status.weights_loaded);
   out.set_generation(status.generation);
+  out.mutable_snapshot_steps()->Add(status.snapshots.begin(), status.snapshots.end());
+  out.set_rewinds(status.rewinds);
   return out;
 }
 

@@ -50,11 +50,13 @@ v1::DeviceStatus FromDevice(const Devices::State& state);
 v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 // Steps after `after`, the newest `most`.
 v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);
+RewindOrder ToRewindOrder(const v1::RewindRequest& request);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 
 // The parts of a spec. `at` names the place in refusals.
 absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made);  // when all else is there
+absl::Status TakeRewind(const v1::RunSpec& spec, RunSpec* made);
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
 // A format of this name that is fit for gradients or for serving, by the flag of that name.
 absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool kernels::WireFormat::*fit,

@@ -82,6 +82,11 @@ absl::Status TakeAction(const v1::RunSpec& spec, SpikeSettings* made) {
         "spikes.action = SPIKE_ACTION_SKIP needs commit = COMMIT_MODE_STAGED, which keeps all gradients of a step "
         "until they are judged, but commit is COMMIT_MODE_RELEASE: change commit, or spikes.action");
   }
+  if (made->action == SpikeAction::kRewind && spec.rewind().snapshots() == 0) {
+    return InvalidArgumentError(
+        "spikes.action = SPIKE_ACTION_REWIND needs snapshots to go back to, but rewind.snapshots is 0: set it to 1 or "
+        "more, or change spikes.action");
+  }
   for (const int kind : spikes.act_on()) {
     RETURN_IF_ERROR(CheckActOn(spikes, static_cast<v1::SpikeKind>(kind), made->action));
     made->acts_on[static_cast<size_t>(kind) - 1] = true;

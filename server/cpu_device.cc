@@ -57,6 +57,17 @@ bool RunTiles(const LoadTask& t, uint64_t first, uint64_t last) {
   const std::byte* in = t.in + (begin - t.first) * FormatBytes(t.format);
   return t.master->load(t.planes.data(), t.format, in, begin, std::min(t.last, t.first + last * kTile));
 }
+// Its pieces one after another; a tile of words is 16 KiB.
+bool RunTiles(const CopyTask& t, uint64_t first, uint64_t last) {
+  constexpr uint64_t kTileBytes = kTile * 4;
+  uint64_t begin = first * kTileBytes, end = last * kTileBytes;
+  for (const CopyTask::Piece& p : t.pieces) {
+    if (begin < std::min(end, p.bytes)) std::memcpy(p.to + begin, p.from + begin, std::min(end, p.bytes) - begin);
+    begin -= std::min(begin, p.bytes);
+    end -= std::min(end, p.bytes);
+  }
+  return true;
+}
 
 // What comes before the tiles.
 void Prepare(const ScaleTask& t) { std::fill_n(t.scales, t.elements / t.row_length, 0.0f); }
@@ -66,6 +77,7 @@ void Prepare(const ServeTask& t) {
   std::copy(t.scales + first, t.scales + last, t.scales_out);
 }
 void Prepare(const LoadTask&) {}
+void Prepare(const CopyTask&) {}
 
 uint32_t ThreadsOr(uint32_t threads) {
   return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());

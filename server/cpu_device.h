@@ -35,6 +35,7 @@ class CpuDevice final : public Device {
   std::string description() const override;
   std::string label() const override { return "cpu"; }
   uint64_t memory_bytes() const override { return MachineMemoryBytes(); }
+  bool on_host() const override { return true; }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   double busy_s() const override;
   void Watch(Watcher) override {}  // a CPU does not fail alone

@@ -26,8 +26,9 @@ namespace ballast {
 
 class Device;
 
-// kDevice: only tasks touch it. kHost: the strand writes it too (gradients), the device reads it.
-enum class Place { kDevice, kHost };
+// kDevice: only tasks touch it. kHost: the strand writes it too (gradients), the device reads it. kAside: the host's,
+// and only CopyTasks touch it.
+enum class Place { kDevice, kHost, kAside };
 
 // Zeroed memory of a device, really there (touched), 64-byte aligned. A movable owner.
 class DeviceBuffer {
@@ -105,7 +106,16 @@ struct LoadTask {
   uint64_t first = 0, last = 0;
   const std::byte* in = nullptr;
 };
-using DeviceTask = std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, ServeTask, LoadTask>;
+// Copies between memory of kDevice and of kAside, either way.
+struct CopyTask {
+  struct Piece {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    uint64_t bytes = 0;
+  };
+  std::array<Piece, kernels::kMaxPlanes> pieces = {};
+};
+using DeviceTask = std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, ServeTask, LoadTask, CopyTask>;
 
 struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
@@ -142,6 +152,7 @@ class Device {
   virtual std::string description() const = 0;  // one line for people
   virtual std::string label() const = 0;        // for metrics: cpu, cuda:0
   virtual uint64_t memory_bytes() const = 0;    // in all
+  virtual bool on_host() const = 0;             // its memory is the host's: kAside is part of it
   virtual uint64_t allocated_bytes() const = 0;
   virtual double busy_s() const = 0;  // for how long the task in hand has been running; 0 when idle
 

@@ -11,6 +11,7 @@
 #include "server/device_check.h"
 #include "server/gpu_device.h"
 #include "server/gpus.h"
+#include "server/machine.h"
 #include "server/status_macros.h"
 
 namespace ballast {
@@ -75,14 +76,15 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& c
 }
 
 uint64_t Devices::State::free_bytes() const {
-  return failure.ok() ? limit_bytes - std::min(limit_bytes, reserved.total()) : 0;
+  return failure.ok() ? limit_bytes - std::min(limit_bytes, reserved_bytes()) : 0;
 }
 
 Devices::Devices(std::vector<std::unique_ptr<Device>> devices, uint64_t limit_bytes) : devices_(std::move(devices)) {
   for (const auto& device : devices_) {
     states_.push_back({.label = device->label(),
                        .description = device->description(),
-                       .limit_bytes = limit_bytes != 0 ? limit_bytes : device->memory_bytes() / 5 * 4});
+                       .limit_bytes = limit_bytes != 0 ? limit_bytes : device->memory_bytes() / 5 * 4,
+                       .on_host = device->on_host()});
   }
 }
 
@@ -105,8 +107,20 @@ uint64_t Devices::limit_bytes() const {
 
 uint64_t Devices::reserved_bytes() const {
   uint64_t bytes = 0;
-  for (const State& state : Read()) bytes += state.failure.ok() ? state.reserved.total() : 0;
+  for (const State& state : Read()) bytes += state.failure.ok() ? state.reserved_bytes() : 0;
   return bytes;
+}
+
+std::optional<uint64_t> Devices::host_limit_bytes() const {
+  return devices_[0]->on_host() ? std::nullopt : std::optional<uint64_t>(MachineMemoryBytes() / 5 * 4);
+}
+
+std::optional<uint64_t> Devices::host_free_bytes() const {
+  const std::optional<uint64_t> limit = host_limit_bytes();
+  if (!limit) return std::nullopt;
+  uint64_t reserved = 0;
+  for (const State& state : Read()) reserved += state.reserved.snapshots;
+  return *limit - std::min(*limit, reserved);
 }
 
 uint64_t Devices::free_bytes() const {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,11 @@ class Devices {
     std::string label;        // "cuda:0"
     std::string description;  // for people
     uint64_t limit_bytes = 0;
+    bool on_host = true;  // else the snapshots are not on the device
     PlanBytes reserved = {};
     absl::Status failure = absl::OkStatus();
 
+    uint64_t reserved_bytes() const { return reserved.total() - (on_host ? 0 : reserved.snapshots); }
     // Of a failed device: none.
     uint64_t free_bytes() const;
   };
@@ -48,6 +51,9 @@ class Devices {
   Device* at(size_t device) const { return devices_[device].get(); }
   std::vector<State> Read() const;
   std::vector<uint64_t> FreeBytes() const;  // by device
+  // Of the host, for snapshots of runs on GPUs: 80 % of its memory. None: the device is the host.
+  std::optional<uint64_t> host_limit_bytes() const;
+  std::optional<uint64_t> host_free_bytes() const;
   // Of all that have not failed.
   uint64_t limit_bytes() const;
   uint64_t reserved_bytes() const;

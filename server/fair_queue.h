@@ -17,12 +17,20 @@ struct Extent {
   uint64_t first = 0, last = 0;
 };
 
+// Of a copy: words of 4 bytes, of which it reads one and writes one.
+inline uint64_t WordsOf(const CopyTask& task) {
+  uint64_t bytes = 0;
+  for (const CopyTask::Piece& piece : task.pieces) bytes += piece.bytes;
+  return (bytes + 3) / 4;
+}
+
 inline Extent ExtentOf(const DeviceTask& task) {
   if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
   if (const auto* m = std::get_if<MeasureTask>(&task)) return {0, m->elements};
   if (const auto* c = std::get_if<CurvatureTask>(&task)) return {0, kernels::SampledElements(c->probe.n)};
   if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
   if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
+  if (const auto* c = std::get_if<CopyTask>(&task)) return {0, WordsOf(*c)};
   const auto& l = std::get<LoadTask>(task);
   return {l.first, l.last};
 }

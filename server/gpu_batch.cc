@@ -142,6 +142,8 @@ void GpuStaging::Give(Tasks batch) {
     GiveServes(batch);
   } else if (const auto* load = std::get_if<LoadTask>(&front)) {
     GiveLoad(*load);
+  } else if (const auto* copy = std::get_if<CopyTask>(&front)) {
+    GiveCopy(*copy);
   } else {
     GiveScales(std::get<ScaleTask>(front));
   }
@@ -270,6 +272,14 @@ void GpuStaging::GiveScales(const ScaleTask& task) {
   StartCompute(sizeof(DeviceCopy));
   gpu_->Zero(Gpu::Stream::kCompute, task.scales, task.elements / task.row_length * sizeof(float));
   gpu_->RaiseScales(IndexIn(kernels::Masters(), task.master), OnDevice<DeviceCopy>(items_), 1, TilesOf(task.elements));
+  StartOut();
+}
+
+// Among the kernels, so that it comes after the update before it and before the one behind it.
+void GpuStaging::GiveCopy(const CopyTask& task) {
+  for (const CopyTask::Piece& p : task.pieces) {
+    if (p.bytes > 0) gpu_->Copy(Gpu::Stream::kCompute, p.to, p.from, p.bytes);
+  }
   StartOut();
 }
 

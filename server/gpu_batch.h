@@ -43,6 +43,7 @@ class GpuStaging {
   void GiveServes(std::span<const DeviceTask* const> batch);
   void GiveLoad(const LoadTask& task);
   void GiveScales(const ScaleTask& task);
+  void GiveCopy(const CopyTask& task);
   void StartCompute(uint64_t item_bytes);
   void StartOut();
   void CopyOut(uint64_t at, uint64_t bytes);

@@ -78,6 +78,7 @@ GpuDevice::~GpuDevice() {
 
 absl::StatusOr<DeviceBuffer> GpuDevice::Allocate(uint64_t bytes, Place place) {
   if (bytes == 0) return DeviceBuffer();
+  if (place == Place::kAside) return AllocateAside(bytes);
   // Room for the last row of a gradient, as kernels/cuda_kernels.h wants it.
   ASSIGN_OR_RETURN(std::byte* const on_device,
                    gpu_->Allocate(bytes + kernels::kPad * sizeof(float), Gpu::Memory::kDevice));
@@ -92,17 +93,27 @@ absl::StatusOr<DeviceBuffer> GpuDevice::Allocate(uint64_t bytes, Place place) {
   return pinned_buffer;
 }
 
+absl::StatusOr<DeviceBuffer> GpuDevice::AllocateAside(uint64_t bytes) {
+  ASSIGN_OR_RETURN(std::byte* const pinned, gpu_->Allocate(bytes, Gpu::Memory::kPinned));
+  allocated_.fetch_add(bytes, std::memory_order_relaxed);
+  absl::MutexLock lock(&buffers_mu_);
+  pinned_[pinned] = {.twin = nullptr, .bytes = bytes};
+  return DeviceBuffer(this, pinned, bytes);
+}
+
 void GpuDevice::Free(std::byte* data, uint64_t bytes) {
   allocated_.fetch_sub(bytes, std::memory_order_relaxed);
   std::byte* twin = nullptr;
+  bool pinned = false;
   {
     absl::MutexLock lock(&buffers_mu_);
     if (const auto found = pinned_.find(data); found != pinned_.end()) {
+      pinned = true;
       twin = found->second.twin;
       pinned_.erase(found);
     }
   }
-  gpu_->Free(data, twin != nullptr ? Gpu::Memory::kPinned : Gpu::Memory::kDevice);
+  gpu_->Free(data, pinned ? Gpu::Memory::kPinned : Gpu::Memory::kDevice);
   if (twin == nullptr) return;
   allocated_.fetch_sub(bytes, std::memory_order_relaxed);
   gpu_->Free(twin, Gpu::Memory::kDevice);

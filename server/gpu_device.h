@@ -39,6 +39,7 @@ class GpuDevice final : public Device {
   std::string description() const override { return gpu_->name(); }
   std::string label() const override { return gpu_->label(); }
   uint64_t memory_bytes() const override { return gpu_->memory_bytes(); }
+  bool on_host() const override { return false; }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   double busy_s() const override;
   void Watch(Watcher watcher) override;
@@ -54,6 +55,7 @@ class GpuDevice final : public Device {
   };
 
   void Free(std::byte* data, uint64_t bytes) override;
+  absl::StatusOr<DeviceBuffer> AllocateAside(uint64_t bytes);
   std::byte* TwinOf(const void* pinned) const;
   void DispatchLoop();
   void FinishLoop();
@@ -66,7 +68,7 @@ class GpuDevice final : public Device {
   std::atomic<uint64_t> allocated_ = 0;
 
   struct Pinned {
-    std::byte* twin = nullptr;
+    std::byte* twin = nullptr;  // none: kAside
     uint64_t bytes = 0;
   };
   mutable absl::Mutex buffers_mu_;

@@ -62,7 +62,7 @@ struct SpikeReport {
 
 // Reserved bytes by kind; the same kinds as ByteCounts.
 struct MemoryBytes {
-  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0;
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, snapshots = 0;
 };
 
 // One run's series. They disappear some minutes after the run's end, so that a last scrape sees them.
@@ -81,6 +81,8 @@ class RunMetrics {
   virtual void OnReconnect(uint32_t rank) = 0;
   virtual void OnRankSeen(uint32_t rank) = 0;
   virtual void OnWaitCaused(uint32_t rank, double seconds) = 0;
+  virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike
+  virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | failed
 };
 

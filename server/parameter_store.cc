@@ -36,6 +36,7 @@ absl::StatusOr<std::unique_ptr<ParameterStore>> ParameterStore::Create(Environme
 ParameterStore::ParameterStore(Environment environment)
     : environment_(std::move(environment)),
       spots_(environment_.spec->tensors.size()),
+      versions_(environment_.spec->tensors.size()),
       updates_(environment_.spec->tensors.size()),
       step_of_(environment_.spec->tensors.size()),
       shards_(environment_.plan->shards.size()) {
@@ -138,6 +139,7 @@ UpdateTask ParameterStore::MakeUpdate(uint32_t tensor, const UpdateValues& value
 void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
   const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
   step_of_[tensor] = values.step;
+  ++versions_[tensor];
   spots_[tensor].scales_present = false;
   ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
 }

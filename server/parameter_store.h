@@ -28,8 +28,19 @@ struct TensorRange {
   uint64_t first = 0, last = 0;
 };
 
+// Room for all of a run's weights and state beside them, in host memory. A movable owner.
+struct StoreImage {
+  std::vector<DeviceBuffer> shards;  // as the store's: weights, momentum, variance
+  uint64_t bytes() const;
+};
+
 class ParameterStore {
  public:
+  // Of a tensor's submitted updates.
+  struct UpdateCount {
+    uint64_t updates = 0;
+    uint64_t step = 0;  // of the last; 0: none
+  };
   using Done = absl::AnyInvocable<void(const TaskResult&)>;
   // The values of one update.
   struct UpdateValues {
@@ -69,6 +80,15 @@ class ParameterStore {
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
 
+  absl::StatusOr<StoreImage> NewImage() const;
+  // Copies the tensor into the image, as what was submitted before leaves it. The image stays where it is until done.
+  void Save(uint32_t tensor, StoreImage* image, Done done);
+  // And back, for what is submitted afterwards.
+  void Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count);
+  UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor]}; }
+  // Another number for other weights, also where a rewind makes the same step twice.
+  uint64_t version(uint32_t tensor) const { return versions_[tensor]; }
+
   // Step of the tensor's last submitted update; 0: none.
   uint64_t step_of(uint32_t tensor) const { return step_of_[tensor]; }
   // Number of the tensor's submitted updates.
@@ -105,12 +125,14 @@ class ParameterStore {
   // The planes a master reads: the kernel's planes that hold weights, in order.
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
+  uint64_t PlaneInImage(uint32_t tensor, size_t plane) const;
   kernels::TileStatistics* TilesOf(uint32_t tensor) const;
   // Where the tensor's scales are, brought up to its weights by a task of their own where those have changed.
   float* PresentScales(uint32_t tensor);
 
   const Environment environment_;
-  std::vector<Spot> spots_;  // by tensor, like the next two
+  std::vector<Spot> spots_;  // by tensor, like the next three
+  std::vector<uint64_t> versions_;
   std::vector<uint64_t> updates_;
   std::vector<uint64_t> step_of_;
   std::vector<double> hyper_;  // scratch of Update

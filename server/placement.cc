@@ -39,11 +39,13 @@ Placement Spread(const RunSpec& spec, absl::Span<const uint64_t> free_bytes, uin
   return placement;
 }
 
-bool Fits(const Plan& plan, absl::Span<const uint64_t> free_bytes) {
+bool Fits(const Plan& plan, absl::Span<const uint64_t> free_bytes, std::optional<uint64_t> host_free_bytes) {
   for (size_t s = 0; s < plan.shards.size(); ++s) {
-    if (plan.shards[s].bytes.total() > free_bytes[plan.placement.devices[s]]) return false;
+    const PlanBytes& bytes = plan.shards[s].bytes;
+    const uint64_t there = bytes.total() - (host_free_bytes ? bytes.snapshots : 0);
+    if (there > free_bytes[plan.placement.devices[s]]) return false;
   }
-  return true;
+  return !host_free_bytes || plan.bytes.snapshots <= *host_free_bytes;
 }
 
 }  // namespace
@@ -52,14 +54,15 @@ Placement OnOneDevice(const RunSpec& spec, size_t device) {
   return {.devices = {device}, .shard_of = std::vector<uint32_t>(spec.tensors.size())};
 }
 
-std::optional<Placement> ChoosePlacement(const RunSpec& spec, absl::Span<const uint64_t> free_bytes) {
+std::optional<Placement> ChoosePlacement(const RunSpec& spec, absl::Span<const uint64_t> free_bytes,
+                                         std::optional<uint64_t> host_free_bytes) {
   const auto roomiest = std::max_element(free_bytes.begin(), free_bytes.end());
   Placement placement = OnOneDevice(spec, static_cast<size_t>(roomiest - free_bytes.begin()));
   const Plan whole = MakePlan(spec, placement);
-  if (Fits(whole, free_bytes)) return placement;
+  if (Fits(whole, free_bytes, host_free_bytes)) return placement;
   if (free_bytes.size() == 1) return std::nullopt;
   placement = Spread(spec, free_bytes, SharedBytes(whole));
-  if (!Fits(MakePlan(spec, placement), free_bytes)) return std::nullopt;
+  if (!Fits(MakePlan(spec, placement), free_bytes, host_free_bytes)) return std::nullopt;
   return placement;
 }
 

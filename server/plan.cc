@@ -7,7 +7,8 @@ namespace ballast {
 namespace {
 
 constexpr uint64_t PlanBytes::*kFields[] = {&PlanBytes::weights,   &PlanBytes::momentum, &PlanBytes::variance,
-                                            &PlanBytes::gradients, &PlanBytes::staging,  &PlanBytes::padding};
+                                            &PlanBytes::gradients, &PlanBytes::staging,  &PlanBytes::padding,
+                                            &PlanBytes::snapshots};
 
 // Bytes the plane would take without padding and alignment.
 uint64_t NeededPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
@@ -59,6 +60,7 @@ ShardPlan Completed(const RunSpec& spec, Shard shard) {
                         ? shard.all_slabs
                         : std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
   plan.bytes.gradients = plan.pool_bytes;
+  plan.bytes.snapshots = spec.snapshots * plan.bytes.stored();
   plan.statistics_tiles = (shard.largest_tensor + kernels::kTile - 1) / kernels::kTile;
   plan.bytes.staging = AlignUp(plan.scales * sizeof(float)) +
                        AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics)) + plan.kept_bytes;

@@ -15,10 +15,11 @@
 
 namespace ballast {
 
-// By kind, as ByteCounts on the wire. `padding` is part of the first three.
+// By kind, as ByteCounts on the wire. `padding` is part of the first three. `snapshots` are in host memory.
 struct PlanBytes {
-  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0;
-  uint64_t total() const { return weights + momentum + variance + gradients + staging; }
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0;
+  uint64_t stored() const { return weights + momentum + variance; }
+  uint64_t total() const { return stored() + gradients + staging + snapshots; }
   PlanBytes& operator+=(const PlanBytes& other);
   PlanBytes& operator-=(const PlanBytes& other);
   bool operator==(const PlanBytes&) const = default;

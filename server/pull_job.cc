@@ -11,10 +11,11 @@ PullJob::PullJob(const RunSpec* spec, ParameterStore* store, std::shared_ptr<Wei
 void PullJob::EncodeNext() {
   if (next_ == tensors_.size()) return Stop(absl::OkStatus());
   const uint32_t tensor = tensors_[next_];
-  const uint64_t step = store_->step_of(tensor);
-  if (chunk_ == 0 || step != label_) {
+  const uint64_t version = store_->version(tensor);
+  if (chunk_ == 0 || version != version_) {
     chunk_ = 0;
-    label_ = step;
+    version_ = version;
+    label_ = store_->step_of(tensor);
   }
   const TensorSpec& t = spec_->tensors[tensor];
   const TensorRange range{tensor, ChunkBegin(*spec_, chunk_), ChunkEnd(*spec_, t, chunk_)};

@@ -34,6 +34,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   const std::vector<uint32_t> tensors_;
   size_t next_ = 0;  // index into tensors_
   uint64_t chunk_ = 0;
+  uint64_t version_ = 0;
   uint64_t label_ = 0;  // step of the tensor's last update when its chunk 0 was encoded
   bool stopped_ = false;
   WeightPiece piece_;

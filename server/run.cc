@@ -88,10 +88,12 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   for (size_t s = 0; s < devices.size(); ++s) {
     ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].pool_bytes, Place::kHost));
   }
+  ASSIGN_OR_RETURN(auto snapshots, SnapshotRing::Create(&spec_, store_.get()));
   runner_ = std::make_unique<StepRunner>(StepRunner::Environment{.spec = &spec_,
                                                                  .layers = &layers_,
                                                                  .store = store_.get(),
                                                                  .pools = std::move(pools),
+                                                                 .snapshots = std::move(snapshots),
                                                                  .plan = &plan_,
                                                                  .metrics = metrics_.get(),
                                                                  .board = &board_,
@@ -101,6 +103,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   live.gradients = runner_->gradient_bytes();
   live.staging += runner_->slot_bytes() + digests_->scratch_bytes();
   live.padding = plan_.bytes.padding;
+  live.snapshots = runner_->snapshot_bytes();
   board_.Write([&](RunStatus& s) { s.bytes = live; });
   metrics_->OnState("waiting");
   metrics_->OnRanks(0, spec_.ranks);
@@ -286,6 +289,13 @@ void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
       if (pull->sink() == sink.get()) pull->Stop(absl::CancelledError("the reader is gone"));
     }
     std::erase_if(pulls_, [](const auto& pull) { return pull->stopped(); });
+  });
+}
+
+void Run::Rewind(RewindOrder order, RewindDone done) {
+  Post([this, order = std::move(order), done = std::move(done)]() mutable {
+    if (ended_ || closed_) return done(Gone());
+    runner_->Rewind(std::move(order), std::move(done));
   });
 }
 

@@ -46,7 +46,9 @@ RunSeries::RunSeries(Families* families, Options options)
       leads_(series_.AddCounters("ballast_predictor_lead_steps_total")),
       spike_actions_(series_.AddCounters("ballast_spike_actions_total")),
       chance_(series_.AddGauges("ballast_predictor_chance_ratio")),
-      ranks_series_(AddRanks()) {
+      ranks_series_(AddRanks()),
+      rewinds_(series_.AddCounters("ballast_rewinds_total")),
+      snapshots_(series_.AddGauge("ballast_snapshots")) {
   AddInfo();
 }
 

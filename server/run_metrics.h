@@ -43,6 +43,8 @@ class RunSeries final : public RunMetrics {
   void OnReconnect(uint32_t rank) override;
   void OnRankSeen(uint32_t rank) override;
   void OnWaitCaused(uint32_t rank, double seconds) override;
+  void OnRewind(std::string_view reason) override { rewinds_.at(reason).Increment(); }
+  void OnSnapshots(size_t kept) override { snapshots_->Set(static_cast<double>(kept)); }
   void OnState(std::string_view state) override;
 
  private:
@@ -95,6 +97,8 @@ class RunSeries final : public RunMetrics {
   const Children<prometheus::Gauge> chance_;
   std::array<SpikeScore::Counts, kPredictors> scores_ = {};  // shown
   std::vector<RankSeries> ranks_series_;
+  const Children<prometheus::Counter> rewinds_;
+  prometheus::Gauge* const snapshots_;
 
   LateGauge step_{"ballast_step"}, last_step_{"ballast_last_step_timestamp_seconds"};
   LateGauge curvature_{"ballast_curvature_ratio"};

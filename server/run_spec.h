@@ -63,6 +63,8 @@ struct RunSpec {
   SpikeSettings spikes = {};
   std::optional<TensorClip::Options> tensor_clip = {};
   std::vector<LayerSpec> layers = {};
+  uint32_t snapshots = 0;  // of past steps, kept at most
+  uint32_t snapshot_every = 50;
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
   // The daemon's limits when the run was created.

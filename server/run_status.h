@@ -49,6 +49,8 @@ struct RunStatus {
   double step_s = 0;
   uint64_t applied = 0, skipped = 0, partial = 0, aborted = 0;
   uint64_t received_bytes = 0, sent_bytes = 0;
+  std::vector<uint64_t> snapshots;  // steps that the run can be rewound to, ascending
+  uint64_t rewinds = 0;
 };
 
 // Thread-safe.

@@ -21,7 +21,7 @@ constexpr uint64_t kMostSeries = 10000;
 
 std::string DescribeBytes(const PlanBytes& b) {
   return absl::StrCat(b.total(), " bytes (weights ", b.weights, ", momentum ", b.momentum, ", variance ", b.variance,
-                      ", gradients ", b.gradients, ", staging ", b.staging, ")");
+                      ", gradients ", b.gradients, ", staging ", b.staging, ", snapshots ", b.snapshots, ")");
 }
 
 RunShape ShapeOf(const RunSpec& spec) {
@@ -106,17 +106,21 @@ absl::StatusOr<Placement> Runs::Admit(const RunSpec& spec) const {
 }
 
 absl::StatusOr<Placement> Runs::AdmitMemory(const RunSpec& spec) const {
-  if (auto placement = ChoosePlacement(spec, options_.devices->FreeBytes())) return *std::move(placement);
+  const std::optional<uint64_t> host_free = options_.devices->host_free_bytes();
+  if (auto placement = ChoosePlacement(spec, options_.devices->FreeBytes(), host_free)) return *std::move(placement);
   options_.metrics->OnAdmissionRejected("memory");
-  const std::string room =
-      absl::StrJoin(options_.devices->Read(), "; ", [&](std::string* out, const Devices::State& state) {
-        if (options_.devices->size() > 1) absl::StrAppend(out, state.label, " has ");
-        absl::StrAppend(out, state.free_bytes(), " of ", state.limit_bytes, " free",
-                        state.failure.ok() ? "" : " (failed)");
-      });
+  std::string room = absl::StrJoin(options_.devices->Read(), "; ", [&](std::string* out, const Devices::State& state) {
+    if (options_.devices->size() > 1) absl::StrAppend(out, state.label, " has ");
+    absl::StrAppend(out, state.free_bytes(), " of ", state.limit_bytes, " free", state.failure.ok() ? "" : " (failed)");
+  });
+  if (host_free && spec.snapshots > 0) {
+    absl::StrAppend(&room, "; the host has ", *host_free, " of ", *options_.devices->host_limit_bytes(),
+                    " free for snapshots");
+  }
   return absl::ResourceExhaustedError(
       absl::StrCat("run '", spec.run_id, "' needs ", DescribeBytes(MakePlan(spec).bytes), ", ", room,
-                   "; delete a run, choose a smaller state or master format, or raise memory_limit"));
+                   "; delete a run, choose a smaller state or master format, ",
+                   spec.snapshots > 0 ? "keep fewer snapshots, " : "", "or raise memory_limit"));
 }
 
 absl::Status Runs::AdmitSeries(const RunSpec& spec) const {
@@ -210,7 +214,8 @@ void Runs::ShowMemory() const {
                                  .momentum = b.momentum,
                                  .variance = b.variance,
                                  .gradients = b.gradients,
-                                 .staging = b.staging},
+                                 .staging = b.staging,
+                                 .snapshots = b.snapshots},
                                 state.failure.ok() ? state.limit_bytes : 0);
   }
 }

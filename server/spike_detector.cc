@@ -66,6 +66,12 @@ std::vector<SpikeEvent> SpikeDetector::Foresee(const StepFindings& found) const 
   return events;
 }
 
+void SpikeDetector::GoBackTo(const SpikeDetector& past) {
+  const std::array<SpikeScore, kPredictors> scores = scores_;
+  *this = past;
+  scores_ = scores;
+}
+
 std::vector<SpikeEvent> SpikeDetector::Observe(const StepFindings& found) {
   std::vector<SpikeEvent> events = Foresee(found);
   // What is high was perhaps so before, or a moment ago.

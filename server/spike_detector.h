@@ -49,6 +49,8 @@ class SpikeDetector {
 
   // Each step once, in order; those that were not applied too.
   std::vector<SpikeEvent> Observe(const StepFindings& found);
+  // Forgets what it has seen since, but for its scores: what was predicted was predicted.
+  void GoBackTo(const SpikeDetector& past);
   // What is high at a step that may still be dropped, whether or not it was so before. Nothing changes.
   std::vector<SpikeEvent> Foresee(const StepFindings& found) const;
 

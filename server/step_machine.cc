@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/rewound.h"
 
 namespace ballast {
 namespace {
@@ -23,7 +24,9 @@ StepMachine::StepMachine(StepMachineOptions options)
       step_(options_.first_step),
       reduction_(options_.reduction),
       tensors_(options_.tensor_names.size()),
-      applied_in_(tensors_.size()) {
+      applied_in_(tensors_.size()),
+      updating_(tensors_.size()),
+      abandoned_(tensors_.size()) {
   Reset();
 }
 
@@ -117,7 +120,7 @@ void StepMachine::ChangeWorld(uint32_t world, double now_s, StepEffects* effects
   outdated_.clear();
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (!ranks_[r].session) continue;
-    outdated_.push_back(*ranks_[r].session);
+    OutdateSession(r, /*rewound=*/false);
     EndSession(r, absl::AbortedError("the run was taken up by another number of ranks"), "restarted", now_s, effects);
   }
   if (open_) CloseTorn("restarted", "", effects);
@@ -138,8 +141,11 @@ absl::Status StepMachine::CheckFree(const Rank& rank, bool takeover, double now_
 
 absl::Status StepMachine::CheckCurrent(SessionId session) const {
   if (RankOf(session)) return absl::OkStatus();
-  if (std::find(outdated_.begin(), outdated_.end(), session) != outdated_.end()) {
-    return absl::FailedPreconditionError(absl::StrCat("this session is of generation ", generation_ - 1,
+  const auto outdated =
+      std::find_if(outdated_.begin(), outdated_.end(), [&](const Outdated& o) { return o.session == session; });
+  if (outdated != outdated_.end() && outdated->rewound) return RewoundError(rewound_to_, generation_);
+  if (outdated != outdated_.end()) {
+    return absl::FailedPreconditionError(absl::StrCat("this session is of generation ", outdated->generation,
                                                       " of the run, which is at generation ", generation_, ", step ",
                                                       step_, "; attach again without its token"));
   }

@@ -17,7 +17,10 @@
 //   dropped,
 //     unless some are summed: then the step closes, ABORTED when no tensor was updated, PARTIAL otherwise. A tensor
 //     whose Update was emitted counts as updated;
-//   - what a rank still says of a step that closed without it is ignored, until its next StepBegin.
+//   - what a rank still says of a step that closed without it is ignored, until its next StepBegin;
+//   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and what the
+//   device
+//     still says of updates from before is of no step any more.
 //
 // Strand-confined: no locks.
 #pragma once
@@ -119,13 +122,18 @@ struct Verdict {
   std::string reason = {};
   std::string detail = {};
 };
+// Weights and state become those after this closed step: whatever the device is given from now on finds them so.
+// Refused with UNAVAILABLE while a step is being judged.
+struct Rewind {
+  uint64_t to_step = 0;
+};
 // Time passed; due deadlines are acted on.
 struct Tick {};
 }  // namespace event
 
-using StepEvent =
-    std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin, event::MicroBegin,
-                 event::Chunk, event::MicroEnd, event::StepEnd, event::TensorApplied, event::Verdict, event::Tick>;
+using StepEvent = std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin,
+                               event::MicroBegin, event::Chunk, event::MicroEnd, event::StepEnd, event::TensorApplied,
+                               event::Verdict, event::Rewind, event::Tick>;
 
 namespace effect {
 // The event is refused; the request or stream it came on ends with this status. The first effect where there is one; it
@@ -201,7 +209,7 @@ struct Result {
   uint64_t step = 0;
   uint32_t rank = 0;
 };
-// The step is no longer open, and will be sent again. What is held is dropped.
+// The step is no longer open, and will be sent again, or others in its place after a Rewind. What is held is dropped.
 struct Discard {
   uint64_t step = 0;
 };
@@ -222,7 +230,7 @@ class StepMachine {
   // The open step, or the one to be sent next.
   uint64_t step() const { return step_; }
   bool step_open() const { return open_; }
-  // From 1; raised by another world. What a session said in an earlier one is void.
+  // From 1; raised by another world and by a rewind. What a session said in an earlier one is void.
   uint64_t generation() const { return generation_; }
   uint32_t world() const { return static_cast<uint32_t>(ranks_.size()); }  // 0: nobody has attached yet
   std::optional<SessionId> session(uint32_t rank) const { return ranks_[rank].session; }
@@ -272,6 +280,7 @@ class StepMachine {
   StepEffects On(const event::StepEnd& e, double now_s);
   StepEffects On(const event::TensorApplied& e, double now_s);
   StepEffects On(const event::Verdict& e, double now_s);
+  StepEffects On(const event::Rewind& e, double now_s);
   StepEffects On(const event::Tick& e, double now_s);
   std::string Name(uint32_t tensor) const;
 
@@ -302,6 +311,8 @@ class StepMachine {
   bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
   void PublishMissing(uint32_t rank, const event::StreamOpened& e, StepEffects* effects) const;
   void ChangeWorld(uint32_t world, double now_s, StepEffects* effects);
+  void OutdateSession(uint32_t rank, bool rewound);
+  void Update(uint32_t tensor, Slab slab, StepEffects* effects);
   void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);
   void LeaveStep(uint32_t rank, const char* reason, StepEffects* effects);
   void CloseTorn(const char* reason, std::string detail, StepEffects* effects);
@@ -318,7 +329,13 @@ class StepMachine {
   const StepMachineOptions options_;
   uint64_t step_;
   uint64_t generation_ = 1;
-  std::vector<SessionId> outdated_;  // sessions of the generation before
+  struct Outdated {
+    SessionId session;
+    uint64_t generation = 0;  // that it was of
+    bool rewound = false;     // by this it ended
+  };
+  std::vector<Outdated> outdated_;  // sessions of earlier generations, oldest first
+  uint64_t rewound_to_ = 0;         // by the last rewind
   bool open_ = false;
   double opened_at_s_ = 0;
   std::string begin_content_;
@@ -328,6 +345,8 @@ class StepMachine {
   std::vector<Tensor> tensors_;
   size_t unsettled_ = 0;                  // tensors neither applied nor absent
   std::vector<uint64_t> applied_in_;      // by tensor: the last step that updated it, as the device has said
+  std::vector<uint32_t> updating_;        // by tensor: updates that the device has not answered, in order
+  std::vector<uint32_t> abandoned_;       // by tensor: the first so many of them are from before a rewind
   std::map<uint64_t, uint64_t> closing_;  // updates that go on, by closed step: its result waits for them
   uint64_t closed_step_ = 0;              // the last
   std::vector<Rank> ranks_;

@@ -232,8 +232,14 @@ StepEffects StepMachine::On(const event::StepEnd& e, double) {
 
 StepEffects StepMachine::On(const event::TensorApplied& e, double) {
   reduction_.Release(e.tensor, e.slab);
-  applied_in_[e.tensor] = e.step;
+  --updating_[e.tensor];
   StepEffects effects;
+  if (abandoned_[e.tensor] > 0) {
+    --abandoned_[e.tensor];
+    Proceed(&effects);
+    return effects;
+  }
+  applied_in_[e.tensor] = e.step;
   if (open_ && e.step == step_) {
     tensors_[e.tensor].state = TensorState::kApplied;
     --unsettled_;
@@ -266,10 +272,15 @@ StepEffects StepMachine::On(const event::Verdict& e, double) {
   }
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].state != TensorState::kSummed) continue;
-    tensors_[i].state = TensorState::kUpdating;
-    effects.push_back(effect::Update{step_, i, *std::exchange(tensors_[i].slab, std::nullopt)});
+    Update(i, *std::exchange(tensors_[i].slab, std::nullopt), &effects);
   }
   return effects;
+}
+
+void StepMachine::Update(uint32_t tensor, Slab slab, StepEffects* effects) {
+  tensors_[tensor].state = TensorState::kUpdating;
+  ++updating_[tensor];
+  effects->push_back(effect::Update{step_, tensor, slab});
 }
 
 void StepMachine::Proceed(StepEffects* effects) {
@@ -283,8 +294,7 @@ void StepMachine::Proceed(StepEffects* effects) {
     } else if (options_.commit == Commit::kStaged) {
       t = {TensorState::kSummed, complete.slab};
     } else {
-      t.state = TensorState::kUpdating;
-      effects->push_back(effect::Update{step_, complete.tensor, *complete.slab});
+      Update(complete.tensor, *complete.slab, effects);
     }
   }
   JudgeIfDue(effects);

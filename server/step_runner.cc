@@ -250,6 +250,7 @@ void StepRunner::HandleFrom(uint32_t rank, const StepEvent& event) {
 
 absl::Status StepRunner::Execute(StepEffects effects) {
   absl::Status refusal;
+  ++executing_;
   for (const StepEffect& e : effects) {
     if (const auto* reject = std::get_if<effect::Reject>(&e)) refusal = reject->status;
     std::visit(
@@ -259,6 +260,7 @@ absl::Status StepRunner::Execute(StepEffects effects) {
         },
         e);
   }
+  --executing_;
   return refusal;
 }
 

@@ -22,12 +22,26 @@
 #include "server/run_history.h"
 #include "server/run_status.h"
 #include "server/sender.h"
+#include "server/snapshot_ring.h"
 #include "server/spike_detector.h"
 #include "server/spike_policy.h"
 #include "server/step_machine.h"
 #include "server/step_statistics.h"
 
 namespace ballast {
+
+// To which snapshot: that of this step, or of so many before the last closed one, or the nearest before; neither: the
+// latest.
+struct RewindOrder {
+  std::optional<uint64_t> to_step = {};
+  std::optional<uint32_t> steps_back = {};
+  std::string reason = "operator";  // of ballast_rewinds_total
+};
+struct Rewound {
+  uint64_t step = 0;        // the run is as when it had closed
+  uint64_t generation = 0;  // since
+};
+using RewindDone = absl::AnyInvocable<void(absl::StatusOr<Rewound>)>;
 
 class StepRunner {
  public:
@@ -36,6 +50,7 @@ class StepRunner {
     const LayerGroups* layers;
     ParameterStore* store;
     std::vector<DeviceBuffer> pools;  // by shard
+    std::unique_ptr<SnapshotRing> snapshots;
     const Plan* plan;
     RunMetrics* metrics;
     RunStatusBoard* board;
@@ -60,6 +75,10 @@ class StepRunner {
   void OnStreamGone(const RankStream* stream);
   void Tick();
 
+  // As soon as the event in hand is done with and no step is being judged. Every session ends with proto/rewound.h's
+  // status; updates under way are done first, and undone. FAILED_PRECONDITION names the snapshots kept.
+  void Rewind(RewindOrder order, RewindDone done);
+
   void set_weights_loaded(bool loaded) { weights_loaded_ = loaded; }
   // No new step begins; `done` once no step is open and all is sent, or the rank is away.
   void Drain(std::function<void()> done);
@@ -78,6 +97,7 @@ class StepRunner {
   // Counted from the live allocations, and what the windows may take.
   uint64_t gradient_bytes() const;
   uint64_t slot_bytes() const;
+  uint64_t snapshot_bytes() const;
 
  private:
   // A rank's connection, and what it has sent that is not summed.
@@ -133,7 +153,8 @@ class StepRunner {
   void Do(const effect::Discard& e);
 
   void Submit(const effect::Update& e, ParameterStore::UpdateValues values);
-  void OnUpdated(const effect::Update& e, float clip, const TaskResult& result);
+  // rewinds: how many there had been when the update was submitted.
+  void OnUpdated(const effect::Update& e, float clip, uint64_t rewinds, const TaskResult& result);
   // Before the tensor's update with these values, or the skip of its step; `done` once it is known.
   void ProbeCurvature(uint32_t tensor, const ParameterStore::UpdateValues& values, std::function<void()> done);
   // Of an update of the tensor, or of its measure before.
@@ -152,9 +173,19 @@ class StepRunner {
   // Skips a step that would else be applied, where the run's policy wants that.
   void JudgeSpikes(event::Verdict* verdict);
   void FindSpikes(ClosedStep* closed);
+  // Goes back to a snapshot, or stops the run, where its policy wants that.
+  void Answer(const ClosedStep& closed);
   // The rank has ended the step. If it is the last, all others have waited for it.
   void CountWait(uint32_t rank);
   void StopIf(std::string why);
+  void KeepSnapshot();
+  void SaveInIdleTime();
+  void ShowSnapshots();
+  void CarryOutRewinds();
+  absl::StatusOr<uint64_t> SnapshotFor(const RewindOrder& order) const;
+  // UNAVAILABLE: a step is being judged.
+  absl::StatusOr<Rewound> RewindNow(const RewindOrder& order);
+  void Remember(const RunMemory& memory);
   Payload TakeHeld(uint32_t rank, const ChunkId& id);
   void DropHeld(uint32_t rank);
   void DropAllHeld();
@@ -190,6 +221,13 @@ class StepRunner {
   bool draining_ = false;
   std::string stopped_;  // why no step begins any more; empty: it may
   std::function<void()> drained_;
+  struct DueRewind {
+    RewindOrder order;
+    RewindDone done;
+  };
+  std::deque<DueRewind> rewinds_due_;
+  uint64_t rewinds_ = 0;  // carried out
+  int executing_ = 0;     // effects
 
   uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // payload, since a step was remembered
 

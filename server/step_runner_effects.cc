@@ -125,6 +125,7 @@ void StepRunner::Do(const effect::Close& e) {
   results_.push_back(std::move(closed));
   if (results_.size() > kResultsKept) results_.pop_front();
   Report(e);
+  KeepSnapshot();
 }
 
 void StepRunner::Do(const effect::Result& e) {

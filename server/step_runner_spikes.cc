@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "server/clock.h"
 #include "server/log.h"
 #include "server/spike_text.h"
@@ -51,10 +53,30 @@ void StepRunner::FindSpikes(ClosedStep* closed) {
   report.updates_held = statistics_.held();
   environment_.metrics->OnSpikes(report);
   if (closed->reason == "spike") environment_.metrics->OnSpikeAction("skip");
+  Answer(*closed);
   for (const SpikeEvent& event : closed->spikes) {
     Log(LogLevel::kWarn, "spike", "a loss spike, or what tells of one",
         {{"run_id", environment_.spec->run_id}, {"step", closed->step}, {"err", SpikeText(event, *environment_.spec)}});
   }
+}
+
+void StepRunner::Answer(const ClosedStep& closed) {
+  const RunSpec& spec = *environment_.spec;
+  const SpikePolicy::Answer answer = policy_.Decide(closed.spikes);
+  if (answer == SpikePolicy::Answer::kGoOn) return;
+  const std::string why = SpikeText(*policy_.ActedOn(closed.spikes), spec);
+  if (answer == SpikePolicy::Answer::kStop) {
+    environment_.metrics->OnSpikeAction("stop");
+    return StopIf(absl::StrCat("run '", spec.run_id, "' stopped itself at step ", closed.step, " after ",
+                               policy_.rewinds(), " rewinds (spikes.max_rewinds): ", why,
+                               "; look at its data and learning rate, then rewind it and go on, or delete it"));
+  }
+  Rewind({.steps_back = spec.spikes.rewind_steps, .reason = "spike"}, [this, why](const absl::StatusOr<Rewound>& done) {
+    if (done.ok()) return environment_.metrics->OnSpikeAction("rewind");
+    Log(LogLevel::kWarn, "spike", "the run cannot be rewound",
+        {{"run_id", environment_.spec->run_id},
+         {"err", absl::StrCat(why, "; ", std::string(done.status().message()))}});
+  });
 }
 
 void StepRunner::Remember(const ClosedStep& closed, const StepReport& report) {

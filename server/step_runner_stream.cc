@@ -65,6 +65,7 @@ void StepRunner::End(absl::Status status) {
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {
     if (links_[rank].stream != nullptr) Detach(rank, status);
   }
+  for (DueRewind& due : std::exchange(rewinds_due_, {})) due.done(status);
 }
 
 // The session stays: its client may come back with the token.
@@ -103,6 +104,7 @@ bool StepRunner::AnyRankHeld() const {
 
 // After whatever happened.
 void StepRunner::Settle() {
+  CarryOutRewinds();
   // What one rank brings makes room for another.
   for (bool more = true; more;) {
     more = false;
@@ -118,6 +120,7 @@ void StepRunner::Settle() {
     links_[rank].sender->Pump();
     FinishWhenDone(rank);
   }
+  SaveInIdleTime();
   FinishWhenDrained();
 }
 

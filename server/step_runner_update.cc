@@ -23,6 +23,7 @@ ParameterStore::UpdateValues StepRunner::ValuesOf(uint64_t step, uint32_t tensor
 
 void StepRunner::Do(const effect::Update& e) {
   ++updating_;
+  environment_.snapshots->BeforeUpdate(e.tensor);
   ParameterStore::UpdateValues values = ValuesOf(e.step, e.tensor, e.slab);
   if (!tensor_clip_) return Submit(e, values);
   if (values.measured) {
@@ -49,11 +50,10 @@ void StepRunner::Submit(const effect::Update& e, ParameterStore::UpdateValues va
   }
   const GroupSpec& group = environment_.spec->groups[environment_.spec->tensors[e.tensor].group];
   last_lr_[e.tensor] = HyperOf(group, {values.hyper.begin(), values.hyper.end()}, "lr").value_or(0);
-  environment_.store->Update(
-      e.tensor, values,
-      [this, step = e.step, tensor = e.tensor, slab = e.slab, clip = values.clip](const TaskResult& result) {
-        OnUpdated({step, tensor, slab}, clip, result);
-      });
+  environment_.store->Update(e.tensor, values,
+                             [this, e, clip = values.clip, rewinds = rewinds_](const TaskResult& result) {
+                               OnUpdated(e, clip, rewinds, result);
+                             });
 }
 
 // What numerics 8 reports, lr kappa (1 - b1) / (2 (1 + b1)), with the learning rate of this step: 1 is the edge of
@@ -74,14 +74,15 @@ void StepRunner::ProbeCurvature(uint32_t tensor, const ParameterStore::UpdateVal
       });
 }
 
-void StepRunner::OnUpdated(const effect::Update& e, float clip, const TaskResult& result) {
+void StepRunner::OnUpdated(const effect::Update& e, float clip, uint64_t rewinds, const TaskResult& result) {
   --updating_;
-  if (machine_.step_open() && machine_.step() == e.step) {
+  const bool undone = rewinds != rewinds_;
+  if (!undone && machine_.step_open() && machine_.step() == e.step) {
     statistics_.Add(e.tensor, result.statistics, tensor_clip_ ? clip : 1);
     clock_.update_s += result.seconds;
     clock_.last_update_s = MonotonicSeconds();
   }
-  if (!environment_.spec->staged && result.statistics.nonfinite > 0) {
+  if (!undone && !environment_.spec->staged && result.statistics.nonfinite > 0) {
     StopIf(StopReason(*environment_.spec, e.step, {.nonfinite_tensors = 1, .first_nonfinite = e.tensor}));
   }
   Execute(machine_.Handle(event::TensorApplied{e.step, e.tensor, e.slab}, MonotonicSeconds()))

@@ -13,6 +13,9 @@
 namespace ballast {
 namespace {
 
+// What the daemon said at once is on its way; a connection that is lost just then is found again within this.
+constexpr absl::Duration kTellTimeout = absl::Seconds(30);
+
 absl::Status NotAttached(const char* call) {
   return absl::FailedPreconditionError(absl::StrCat(call, " before Attach: take a rank of a run first"));
 }
@@ -45,6 +48,7 @@ class Client::Impl {
 
   const std::unique_ptr<Connection> connection;
   std::unique_ptr<StepStream> stream;  // after Attach
+  std::string run_id;                  // likewise
 };
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -102,7 +106,14 @@ absl::StatusOr<v1::RunPlan> Client::Plan(const v1::RunSpec& spec) {
   return response->plan();
 }
 
+absl::StatusOr<v1::RewindResponse> Client::Rewind(const v1::RewindRequest& request) {
+  auto response = impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::Rewind, request);
+  if (response.ok() && impl_->stream && impl_->run_id == request.run_id()) impl_->stream->AwaitEnd(kTellTimeout);
+  return response;
+}
+
 absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
+  if (impl_->stream && RewoundTo(impl_->stream->status())) impl_->stream.reset();
   if (impl_->stream) {
     return absl::FailedPreconditionError("this client is attached already; one client holds one rank of one run");
   }
@@ -115,6 +126,7 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
   auto stream = StepStream::Start(*impl_->connection, options, *grant, *std::move(tensors));
   if (!stream.ok()) return stream.status();
   impl_->stream = *std::move(stream);
+  impl_->run_id = options.run_id;
   return Describe(*grant);
 }
 

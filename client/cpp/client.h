@@ -19,7 +19,7 @@
 // pushed is kept, at most the gradients of one step's micro-batches. Errors: absl::Status with the daemon's code and
 // message. A call refused for its arguments or its place in the sequence (INVALID_ARGUMENT, FAILED_PRECONDITION)
 // changes nothing. When the daemon ends the session, or cannot be reached again, the client stays failed and every call
-// says the same.
+// says the same; where RewoundTo (proto/rewound.h) knows the status, Attach may be called again.
 #pragma once
 
 #include <atomic>
@@ -35,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "proto/rewound.h"
 
 #include "ballast/v1/admin.pb.h"
 #include "ballast/v1/run.pb.h"
@@ -150,8 +151,12 @@ class Client {
                                                     uint32_t most = 0);
   absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force);
   absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec);
+  // Takes a run back to a snapshot, and every session with it: also one of this client's, which has ended by the
+  // return.
+  absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request);
 
-  // Takes the rank and opens the step stream. The spec is the daemon's; it is read back to know the tensors.
+  // Takes the rank and opens the step stream; again after a rewind, when weights are to be bound anew. The spec is the
+  // daemon's; it is read back to know the tensors.
   absl::StatusOr<Attachment> Attach(const AttachOptions& options);
   // Uploads weights before the first step; returns the digests of what the daemon then serves, by tensor index.
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);

@@ -128,6 +128,12 @@ absl::Status StepStream::status() const {
   return status_;
 }
 
+void StepStream::AwaitEnd(absl::Duration timeout) const {
+  absl::MutexLock lock(&mu_);
+  const auto ended = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !status_.ok(); };
+  mu_.AwaitWithTimeout(absl::Condition(&ended), timeout);
+}
+
 absl::Status StepStream::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {
   if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
   const WireTensor& wire = tensors_[tensor];

@@ -55,6 +55,8 @@ class StepStream {
 
   uint64_t step() const;
   absl::Status status() const;
+  // Until the daemon has ended the session, or for so long.
+  void AwaitEnd(absl::Duration timeout) const;
 
  private:
   // Where a tensor's weights go; nowhere where `weights` is nullptr.

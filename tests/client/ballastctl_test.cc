@@ -171,6 +171,36 @@ TEST_F(BallastctlTest, DeleteWantsForceWhileATrainerIsAttached) {
   EXPECT_THAT(answer.text, HasSubstr("deleted run 'least-squares', freed "));
 }
 
+TEST_F(BallastctlTest, RewindListsAndTakesARunBack) {
+  client_ = Client::Connect({.server = daemon_.address()}).value();
+  v1::RunSpec spec = LeastSquares::Spec();
+  spec.mutable_rewind()->set_snapshots(2);
+  spec.mutable_rewind()->set_every(1);
+  ASSERT_TRUE(client_->CreateRun(spec).ok());
+  EXPECT_THAT(Ballastctl("rewind least-squares").text, HasSubstr("is at step 0; it can be rewound to no step yet"));
+  ASSERT_TRUE(client_->Attach({.run_id = "least-squares"}).ok());
+  ASSERT_TRUE(problem_.UploadAndBind(*client_).ok());
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(problem_.Step(*client_).ok());
+  EXPECT_THAT(Ballastctl("rewind least-squares").text, HasSubstr("is at step 4; it can be rewound to step 3, 4\n"));
+  EXPECT_THAT(Ballastctl("run least-squares").text, HasSubstr("3, 4; rewound 0 times"));
+  const Answer refused = Ballastctl("rewind least-squares --to 1");
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.text, HasSubstr("kept are those of steps 3, 4"));
+  EXPECT_EQ(Ballastctl("rewind least-squares --to 1 --back 2").code, 64);
+  EXPECT_EQ(Ballastctl("rewind least-squares --back some").code, 64);
+  const Answer answer = Ballastctl("rewind least-squares --back 1");
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_EQ(answer.text, "run 'least-squares' is back at step 3, generation 2; its trainers go on with step 4\n");
+  EXPECT_EQ(RewoundTo(problem_.Step(*client_).status()), 3u);
+}
+
+TEST_F(BallastctlTest, PlanCountsSnapshots) {
+  const Answer answer = Ballastctl("plan --parameters 1e6 --snapshots 2");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_THAT(answer.text, HasSubstr("snapshots, in host memory"));
+  EXPECT_EQ(Ballastctl("plan --parameters 1e6 --snapshots some").code, 64);
+}
+
 TEST_F(BallastctlTest, HealthIsServing) {
   const Answer answer = Ballastctl("health");
   EXPECT_EQ(answer.code, 0) << answer.text;

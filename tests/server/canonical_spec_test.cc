@@ -67,6 +67,19 @@ TEST(CanonicalSpecTest, PoliciesArePartOfIt) {
   EXPECT_EQ(Difference(dynamic, written), "none");
 }
 
+TEST(CanonicalSpecTest, SnapshotsArePartOfIt) {
+  v1::RunSpec none = SmallSpec(), kept = SmallSpec(), written = SmallSpec();
+  none.mutable_rewind();
+  EXPECT_EQ(Difference(SmallSpec(), none), "none");
+  kept.mutable_rewind()->set_snapshots(2);
+  EXPECT_NE(Difference(SmallSpec(), kept), "none");
+  written.mutable_rewind()->set_snapshots(2);
+  written.mutable_rewind()->set_every(50);
+  EXPECT_EQ(Difference(kept, written), "none");
+  written.mutable_rewind()->set_every(20);
+  EXPECT_EQ(Difference(kept, written), "rewind.every is 50, asked for is 20");
+}
+
 TEST(CanonicalSpecTest, Sha256IsTheStandards) {
   EXPECT_EQ(Sha256Hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }

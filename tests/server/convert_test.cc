@@ -57,6 +57,8 @@ const std::vector<Refusal>& RefusalsOfTheRun() {
        [](auto& s) { s.mutable_tensors(0)->set_lr_scale(std::numeric_limits<double>::quiet_NaN()); },
        {"lr_scale", "nan"}},
       {"WdScale", [](auto& s) { s.mutable_tensors(0)->set_wd_scale(-1); }, {"wd_scale", "-1"}},
+      {"Snapshots", [](auto& s) { s.mutable_rewind()->set_snapshots(17); }, {"rewind.snapshots is 17", "at most 16"}},
+      {"SnapshotsOfNone", [](auto& s) { s.mutable_rewind()->set_every(5); }, {"rewind.every is 5", "set it to 1 or"}},
       {"Accumulation", [](auto& s) { s.set_accumulation(2000); }, {"accumulation is 2000", "1024"}},
       {"Ranks", [](auto& s) { s.set_ranks(65); }, {"ranks is 65", "64"}},
       {"Rewind", [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); }, {"REWIND", "not in this version"}},

@@ -80,5 +80,16 @@ TEST(PlacementTest, AShardOfOneDeviceIsThePlan) {
   EXPECT_EQ(rest.total() + rest.padding, 0u);
 }
 
+TEST(PlacementTest, SnapshotsOfAGpusRunTakeRoomOfTheHostAlone) {
+  RunSpec spec = EightTensors();
+  const uint64_t need = MakePlan(spec).bytes.total();
+  spec.snapshots = 2;
+  const uint64_t snapshots = MakePlan(spec).bytes.snapshots;
+  EXPECT_TRUE(ChoosePlacement(spec, {need}, snapshots));
+  EXPECT_FALSE(ChoosePlacement(spec, {need}, snapshots - 1));
+  EXPECT_FALSE(ChoosePlacement(spec, {need}));  // the device is the host
+  EXPECT_TRUE(ChoosePlacement(spec, {need + snapshots}));
+}
+
 }  // namespace
 }  // namespace ballast

@@ -110,6 +110,16 @@ TEST(PlanTest, GradientsThatCurvatureProbesKeepAreStaging) {
   EXPECT_EQ(MakePlan(probed).shards[0].kept_bytes, 0u);
 }
 
+TEST(PlanTest, SnapshotsAreAsLargeAsWeightsAndState) {
+  v1::RunSpec wire = MakeSpec("r1", {{"w", {1 << 20}}});
+  const PlanBytes without = MakePlan(Made(wire)).bytes;
+  EXPECT_EQ(without.snapshots, 0u);
+  wire.mutable_rewind()->set_snapshots(3);
+  const PlanBytes with = MakePlan(Made(wire)).bytes;
+  EXPECT_EQ(with.snapshots, 3 * uint64_t{5 * (1 << 20) + 4 * (1 << 15)});  // 5.125 bytes a parameter
+  EXPECT_EQ(with.total(), without.total() + with.snapshots);
+}
+
 TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
   CpuDevice device({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {

@@ -97,6 +97,36 @@ TEST_F(SeveralGpusRpcTest, ARunThatIsTooLargeForOneIsSpreadAndKeepsItsBits) {
   EXPECT_EQ(status.bytes().SerializeAsString(), status.plan().server().SerializeAsString());
 }
 
+TEST_F(SeveralGpusRpcTest, ASpreadRunGoesBackOnAllOfThemAndItsSnapshotsTakeNoneOfTheirMemory) {
+  v1::RunSpec spec = SixTensors("large");
+  const uint64_t limit = Need(spec) - 1;
+  spec.mutable_rewind()->set_snapshots(3);
+  spec.mutable_rewind()->set_every(2);
+  Start(limit);
+  Trainer t = StartTrainer(spec);
+  ExpectSteps(&t, 1, 5);
+  uint64_t reserved = 0;
+  for (const v1::DeviceStatus& device : GetServer().devices()) reserved += device.memory_reserved_bytes();
+  const v1::ByteCounts bytes = Status("large").bytes();
+  EXPECT_GT(bytes.snapshots(), 0u);
+  EXPECT_EQ(reserved, bytes.weights() + bytes.momentum() + bytes.variance() + bytes.gradients() + bytes.staging());
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_host_memory_used_bytes{device=\"cuda:0\",kind=\"snapshots\"}"));
+  v1::RewindRequest request;
+  request.set_run_id("large");
+  request.set_to_step(2);
+  grpc::ClientContext context;
+  v1::RewindResponse rewound;
+  ASSERT_TRUE(admin_->Rewind(&context, request, &rewound).ok());
+  t.reference = std::make_unique<Reference>(t.spec);
+  for (uint32_t i = 0; i < t.spec.tensors.size(); ++i) {
+    t.reference->Load(i, Weights(t.spec, i));
+    for (const uint64_t step : {1, 2}) t.reference->Update(i, step, Gradient(t.spec, i, step));
+  }
+  t.wire = std::make_unique<Wire>(trainer_.get());
+  ASSERT_TRUE(t.wire->Open(AttachFresh("large").session_token()));
+  ExpectSteps(&t, 3, 5);
+}
+
 TEST_F(SeveralGpusRpcTest, WhatFitsNowhereIsRefusedWithTheRoomOfEach) {
   const v1::RunSpec spec = SixTensors("large");
   Start(Need(spec) / 4);

@@ -87,6 +87,15 @@ class SpikesRpcTest : public RpcTest {
     }
     return trainer;
   }
+  // After so many calm steps.
+  static std::unique_ptr<Reference> Replayed(const RunSpec& spec, uint64_t steps) {
+    auto reference = std::make_unique<Reference>(spec);
+    for (uint32_t i = 0; i < spec.tensors.size(); ++i) reference->Load(i, Weights(spec, i));
+    for (uint64_t step = 1; step <= steps; ++step) {
+      for (uint32_t i = 0; i < spec.tensors.size(); ++i) reference->Update(i, step, Gradient(spec, i, step));
+    }
+    return reference;
+  }
   static std::vector<v1::SpikeKind> Kinds(const v1::StepResult& result) {
     std::vector<v1::SpikeKind> kinds;
     for (const v1::SpikeEvent& event : result.spikes()) kinds.push_back(event.kind());
@@ -154,6 +163,35 @@ TEST_F(SpikesRpcTest, AStagedRunSkipsTheStepBeforeItDoesHarm) {
   Send(&trainer, kCalm + 4);
   EXPECT_EQ(Sample("ballast_spike_actions_total{action=\"skip\",run_id=\"r1\"}"), "2");
   EXPECT_EQ(Sample("ballast_steps_skipped_total{reason=\"spike\",run_id=\"r1\"}"), "2");
+}
+
+TEST_F(SpikesRpcTest, ARunGoesBackWhenItsLossSpikesAndStopsWhenThatDoesNotHelp) {
+  v1::RunSpec spec = Spec(v1::COMMIT_MODE_RELEASE);
+  spec.mutable_rewind()->set_snapshots(2);
+  spec.mutable_rewind()->set_every(10);
+  spec.mutable_spikes()->set_action(v1::SPIKE_ACTION_REWIND);
+  spec.mutable_spikes()->set_rewind_steps(5);
+  spec.mutable_spikes()->set_max_rewinds(1);
+  Trainer trainer = StartCalm(spec);  // snapshots of steps 70 and 80
+  Send(&trainer, kCalm + 1, 1, 2);
+  EXPECT_THAT(Kinds(Send(&trainer, kCalm + 2, 1, 50)), ElementsAre(v1::SPIKE_KIND_LOSS));
+  const grpc::Status rewound = trainer.wire->Finish();
+  EXPECT_EQ(rewound.error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_EQ(Status("r1").step(), 70u);
+  EXPECT_EQ(Sample("ballast_spike_actions_total{action=\"rewind\",run_id=\"r1\"}"), "1");
+  EXPECT_EQ(Sample("ballast_rewinds_total{reason=\"spike\",run_id=\"r1\"}"), "1");
+
+  trainer.token = AttachFresh("r1").session_token();
+  trainer.wire = std::make_unique<Wire>(trainer_.get());
+  ASSERT_TRUE(trainer.wire->Open(trainer.token));
+  trainer.reference = Replayed(trainer.spec, 70);  // the bits of one that never left that step
+  Send(&trainer, 71, 1, 2);
+  EXPECT_THAT(Kinds(Send(&trainer, 72, 1, 50)), ElementsAre(v1::SPIKE_KIND_LOSS)) << "it has forgotten the first one";
+  trainer.wire->Begin(73);
+  const grpc::Status stopped = trainer.wire->Finish();
+  EXPECT_EQ(stopped.error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_THAT(stopped.error_message(), HasSubstr("after 1 rewinds (spikes.max_rewinds)"));
+  EXPECT_EQ(Sample("ballast_spike_actions_total{action=\"stop\",run_id=\"r1\"}"), "1");
 }
 
 TEST_F(SpikesRpcTest, CurvatureIsMeasuredAndChangesNoBit) {

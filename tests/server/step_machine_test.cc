@@ -7,8 +7,8 @@
 // Commands: machine chunks=2,1 lease=10 timeout=60 micros=1 pool=CHUNKS staged | attach s= rank= of= resumes= takeover
 // covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin s= step= content= | micro-begin s=
 // micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s= content= | applied
-// step= tensor= | verdict step= skip= abort= | tick | wanted rank= | at t=SECONDS (sets the clock; no block follows). A
-// chunk takes 1 byte of the pool.
+// step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | at t=SECONDS (sets the clock; no
+// block follows). A chunk takes 1 byte of the pool.
 #include "server/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -157,6 +157,7 @@ class Scenario {
                                                         : Outcome::kApplied,
                             .reason = c.text("skip") + c.text("abort")};
     }
+    if (c.verb == "rewind") return event::Rewind{.to_step = c.number("to")};
     EXPECT_EQ(c.verb, "tick") << "unknown command";
     return event::Tick{};
   }

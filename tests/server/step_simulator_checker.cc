@@ -29,6 +29,7 @@ std::string StepChecker::Observe(const StepEvent& event, const StepEffects& effe
   }
   if (chunk_ != nullptr && chunk_answers_ != 1) Fail("a chunk was neither held nor dropped, or both");
   CheckResults();
+  CheckRewind(machine);
   if (machine.step() != step_ || machine.step_open() != open_) Fail("another step is open than the effects tell");
   return violation_;
 }
@@ -46,12 +47,12 @@ StepChecker::Rank* StepChecker::Speaker(SessionId session) {
 
 bool StepChecker::updating(uint64_t step) const {
   return std::any_of(slabs_.begin(), slabs_.end(),
-                     [&](const LiveSlab& live) { return live.updating && live.step == step; });
+                     [&](const LiveSlab& live) { return live.updating && !live.abandoned && live.step == step; });
 }
 
 StepChecker::LiveSlab* StepChecker::Live(uint64_t step, uint32_t tensor) {
   for (LiveSlab& live : slabs_) {
-    if (live.step == step && live.tensor == tensor) return &live;
+    if (live.step == step && live.tensor == tensor && !live.abandoned) return &live;
   }
   return nullptr;
 }
@@ -135,6 +136,13 @@ void StepChecker::Note(const event::StepEnd& e) {
 }
 
 void StepChecker::Note(const event::TensorApplied& e) {
+  // The device does a tensor's updates in order.
+  const auto first = std::find_if(slabs_.begin(), slabs_.end(),
+                                  [&](const LiveSlab& live) { return live.tensor == e.tensor && live.updating; });
+  if (first != slabs_.end() && first->abandoned) {
+    slabs_.erase(first);
+    return;
+  }
   std::erase_if(slabs_, [&](const LiveSlab& live) { return live.step == e.step && live.tensor == e.tensor; });
   applied_[e.tensor] = e.step;
 }
@@ -162,6 +170,9 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
     if (other_world) return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
     if (code == absl::StatusCode::kAlreadyExists) return ranks_[attach->rank].session && !attach->takeover;
     return code == absl::StatusCode::kUnavailable && ranks_[attach->rank].in_step;
+  }
+  if (std::holds_alternative<event::Rewind>(*event_)) {
+    return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
   }
   const auto session = [](const auto& e) -> std::optional<SessionId> {
     if constexpr (requires { e.session; }) return e.session;
@@ -199,7 +210,8 @@ void StepChecker::On(const effect::Fence& e) {
   Rank& rank = ranks_[e.rank];
   if (rank.session != e.session) Fail("fenced a session that is over");
   const auto* attach = std::get_if<event::Attach>(event_);
-  if (attach != nullptr && attach->world != ranks_.size()) outdated_.insert(e.session);
+  const bool other_world = attach != nullptr && attach->world != ranks_.size();
+  if (other_world || std::holds_alternative<event::Rewind>(*event_)) outdated_.insert(e.session);
   rank.session.reset();
   rank.connected = false;
   rank.lacking.clear();
@@ -297,6 +309,7 @@ void StepChecker::On(const effect::Publish& e) {
 void StepChecker::On(const effect::Close& e) {
   if (!open_ || e.step != step_) return Fail(absl::StrCat("closed step ", e.step, ", which is not open"));
   CheckOutcome(e);
+  versions_after_[e.step] = version_;
   ResetStep();
   ++step_;
   for (Rank& rank : ranks_) {
@@ -329,6 +342,7 @@ void StepChecker::CheckOutcome(const effect::Close& e) {
 
 void StepChecker::On(const effect::Discard& e) {
   if (!open_ || e.step != step_) Fail("discarded a step that is not open");
+  if (std::holds_alternative<event::Rewind>(*event_)) return ResetStep();
   for (const Tensor& tensor : tensors_) {
     for (const auto& sum : tensor.sums) {
       if (!sum.empty()) Fail("discarded a step with sums");

@@ -89,6 +89,7 @@ class StepChecker {
     uint32_t tensor;
     Slab slab;
     bool updating;
+    bool abandoned = false;  // by a rewind: its update is of no step any more
   };
 
   void Note(const event::Attach&) {}
@@ -101,6 +102,7 @@ class StepChecker {
   void Note(const event::StepEnd& e);
   void Note(const event::TensorApplied& e);
   void Note(const event::Verdict& e);
+  void Note(const event::Rewind& e);
   void Note(const event::Tick&) {}
 
   void On(const effect::Reject& e);
@@ -123,6 +125,7 @@ class StepChecker {
   bool SaysOver(SessionId session, absl::StatusCode code) const;
   void CheckOutcome(const effect::Close& e);
   void CheckResults();
+  void CheckRewind(const StepMachine& machine);
   void CheckSlab(const effect::Sum& e);
   void Fail(std::string what);
   Rank* Speaker(SessionId session);  // in the step; null: nobody
@@ -150,10 +153,12 @@ class StepChecker {
   bool judged_ = false;
   std::optional<bool> verdict_;
   std::vector<Rank> ranks_;
-  std::set<SessionId> outdated_;  // fenced by a change of world
+  uint64_t generation_ = 1;
+  std::set<SessionId> outdated_;  // fenced by a change of world or a rewind
   std::vector<Tensor> tensors_;
   std::vector<LiveSlab> slabs_;
   std::vector<uint64_t> version_, applied_;  // by tensor: the step of the last Update, of the last TensorApplied
+  std::map<uint64_t, std::vector<uint64_t>> versions_after_;  // by closed step
 };
 
 }  // namespace ballast::sim

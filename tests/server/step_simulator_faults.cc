@@ -12,6 +12,8 @@ void Simulator::Fault() {
     for (uint32_t rank = 0; rank < places_.size(); ++rank) Cut(rank, Delay(2));
   } else if (what < 6) {
     ChangeWorld();
+  } else if (what < 9) {
+    Rewind();
   } else if (what < 14) {
     Count(Kind::kClockJump);
     jumped_s_ += Delay(300);

@@ -154,6 +154,29 @@ class BelievesCrcs : public MachineUnderTest {
   std::map<std::tuple<SessionId, uint64_t, uint32_t, uint32_t, uint64_t>, uint32_t> crcs_;
 };
 
+// Lets sessions of before a rewind go on.
+class RewindsInSilence : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    StepEffects effects = MachineUnderTest::Handle(event, now_s);
+    if (std::holds_alternative<event::Rewind>(event)) Drop<effect::Fence>(&effects);
+    return effects;
+  }
+};
+
+// Has the device's answers to updates of before a rewind counted as the new step's.
+class BelievesThePast : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    StepEffects effects = MachineUnderTest::Handle(event, now_s);
+    const auto* applied = std::get_if<event::TensorApplied>(&event);
+    if (applied != nullptr && effects.empty()) effects.push_back(effect::Publish{applied->step, applied->tensor});
+    return effects;
+  }
+};
+
 template <class M>
 Mutant Of(std::string name) {
   return {std::move(name), [](StepMachineOptions options) { return std::make_unique<M>(std::move(options)); }};
@@ -187,7 +210,9 @@ std::vector<Mutant> Mutants() {
           Of<MicrosOutOfOrder>("SumsMicrosOutOfOrder"),
           Of<LosesSlabs>("LosesSlabs"),
           Of<WantsNothing>("WantsNothing"),
-          Of<BelievesCrcs>("AcknowledgesAnotherCrc")};
+          Of<BelievesCrcs>("AcknowledgesAnotherCrc"),
+          Of<RewindsInSilence>("RewindsInSilence"),
+          Of<BelievesThePast>("PublishesOfBeforeARewind")};
 }
 
 }  // namespace ballast::sim

@@ -7,12 +7,34 @@
 
 namespace ballast::sim {
 const char* KindName(Kind kind) {
-  constexpr const char* kNames[] = {"attach",       "resume",        "restart",           "takeover",      "leave",
-                                    "cut",          "death",         "timeout",           "duplicate",     "other_crc",
-                                    "disagreement", "absent_tensor", "absent_everywhere", "wanted_sent",   "clock_jump",
-                                    "world_change", "all_cut",       "verdict_skip",      "verdict_apply", "slab_wait",
-                                    "slow_rank",    "forgotten",     "discarded",         "applied",       "skipped",
-                                    "aborted",      "partial"};
+  constexpr const char* kNames[] = {"attach",
+                                    "resume",
+                                    "restart",
+                                    "takeover",
+                                    "leave",
+                                    "cut",
+                                    "death",
+                                    "timeout",
+                                    "duplicate",
+                                    "other_crc",
+                                    "disagreement",
+                                    "absent_tensor",
+                                    "absent_everywhere",
+                                    "wanted_sent",
+                                    "clock_jump",
+                                    "world_change",
+                                    "rewind",
+                                    "all_cut",
+                                    "verdict_skip",
+                                    "verdict_apply",
+                                    "slab_wait",
+                                    "slow_rank",
+                                    "forgotten",
+                                    "discarded",
+                                    "applied",
+                                    "skipped",
+                                    "aborted",
+                                    "partial"};
   static_assert(std::size(kNames) == static_cast<size_t>(Kind::kCount));
   return kNames[static_cast<size_t>(kind)];
 }

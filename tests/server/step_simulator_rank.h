@@ -36,6 +36,7 @@ enum class Kind {
   kWantedSent,
   kClockJump,
   kWorldChange,
+  kRewind,
   kAllCut,
   kVerdictSkip,
   kVerdictApply,

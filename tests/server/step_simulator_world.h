@@ -74,6 +74,7 @@ class Simulator {
   void Fault();
   void FaultOf(uint32_t rank, uint64_t what);
   void ChangeWorld();
+  void Rewind();
 
   // The daemon's side.
   void Carry(const effect::Fence& e);

@@ -54,6 +54,7 @@ struct EventText {
     const std::string why = absl::StrCat(" ", e.outcome == Outcome::kSkipped ? "skip=" : "abort=", e.reason);
     return absl::StrCat("verdict step=", e.step, e.outcome == Outcome::kApplied ? "" : why);
   }
+  std::string operator()(const event::Rewind& e) const { return absl::StrCat("rewind to=", e.to_step); }
   std::string operator()(const event::Tick&) const { return "tick"; }
 };
 

@@ -61,6 +61,7 @@ Command ExplainCommand();
 Command HistoryCommand();
 Command PlanCommand();
 Command DoctorCommand();
+Command RewindCommand();
 Command DeleteCommand();
 Command HealthCommand();
 

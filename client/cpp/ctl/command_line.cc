@@ -14,8 +14,8 @@ namespace ballast::ctl {
 namespace {
 
 std::vector<Command> Commands() {
-  return {StatusCommand(),  RunsCommand(), RunCommand(),    WatchCommand(),  ExplainCommand(),
-          HistoryCommand(), PlanCommand(), DoctorCommand(), DeleteCommand(), HealthCommand()};
+  return {StatusCommand(), RunsCommand(),   RunCommand(),    WatchCommand(),  ExplainCommand(), HistoryCommand(),
+          PlanCommand(),   DoctorCommand(), RewindCommand(), DeleteCommand(), HealthCommand()};
 }
 
 std::vector<Flag> CommonFlags() {

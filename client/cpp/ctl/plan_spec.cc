@@ -95,6 +95,12 @@ absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
   if (commit != "release" && commit != "staged") {
     return absl::InvalidArgumentError(absl::StrCat("--commit is '", commit, "'; wanted release or staged"));
   }
+  uint32_t snapshots = 0;
+  if (!absl::SimpleAtoi(invocation.Get("snapshots", "0"), &snapshots)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--snapshots is '", invocation.Get("snapshots", ""), "'; wanted a whole number"));
+  }
+  if (snapshots > 0) spec->mutable_rewind()->set_snapshots(snapshots);
   spec->set_commit(commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
   return absl::OkStatus();
 }
@@ -115,7 +121,8 @@ std::vector<Flag> PlanFlags() {
           {"formats", "RULES", "by name, first match: PATTERN=MASTER/STATE,..., as `*embed*=fp32/fp32`"},
           {"ranks", "N", "trainers, at most; default 1"},
           {"accumulation", "N", "micro-batches a step, at most; default 1"},
-          {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"}};
+          {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"},
+          {"snapshots", "N", "of past steps, in host memory, to rewind to; default 0"}};
 }
 
 absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {

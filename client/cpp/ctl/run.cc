@@ -26,6 +26,10 @@ void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
     const std::string detail = last.detail().empty() ? "" : absl::StrCat(": ", last.detail());
     table.Row({"last step", absl::StrCat(last.step(), " ", OutcomeName(last.outcome()), reason, detail)});
   }
+  if (run.bytes().snapshots() > 0) {
+    const std::string kept = run.snapshot_steps().empty() ? "none yet" : absl::StrJoin(run.snapshot_steps(), ", ");
+    table.Row({"snapshots", absl::StrCat(kept, "; rewound ", run.rewinds(), " times")});
+  }
   table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
   if (run.step() > 0) {
     table.Row({"gradient norm", Number(run.grad_norm())});
@@ -50,6 +54,7 @@ void PrintMemory(const v1::RunStatus& run, std::ostream& out) {
   row("stored", StoredBytes(run.bytes()));
   row("gradients under way", run.bytes().gradients());
   row("staging", run.bytes().staging());
+  if (run.bytes().snapshots() > 0) row("snapshots, in host memory", run.bytes().snapshots());
   row("total", TotalBytes(run.bytes()));
   out << "\n" << Grouped(run.parameters()) << " parameters, counted from the live allocations\n";
   table.Print(out);

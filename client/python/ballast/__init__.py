@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ballast.errors import BallastError, Rejected, RunFenced, Unavailable
+from ballast.errors import BallastError, Rejected, RunFenced, RunRewound, Unavailable
 from ballast.result import StepResult, StepTiming
 from ballast.scales import umup_scales
 from ballast.spikes import SpikeEvent, Spikes
@@ -33,6 +33,7 @@ __all__ = [
     "Rejected",
     "RunFenced",
     "RunOptions",
+    "RunRewound",
     "SpikeEvent",
     "Spikes",
     "StableAdamW",

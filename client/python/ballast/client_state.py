@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,16 +47,19 @@ class ClientStates:
             self._try(name, state[name])
         return _write({"optimizer": optimizer(), "registered": state})
 
-    def restore(self, state: bytes, optimizer: Callable[[Any], object]) -> list[str]:
-        """Puts back the optimizer's and what is registered under the names in `state`; returns the registered names that
-        it lacks."""
+    def restore(self, state: bytes, optimizer: Callable[[Any], object]) -> dict[str, Any]:
+        """Puts back the optimizer's and what is registered under the names in `state`; returns the pieces by name."""
         whole = _read(state)
         optimizer(whole["optimizer"])
-        pieces = whole["registered"]
+        pieces: dict[str, Any] = whole["registered"]
         for name, piece in pieces.items():
             if name in self._pieces:
                 self._pieces[name][1](piece)
-        return [name for name in self._pieces if name not in pieces]
+        return pieces
+
+    def lacking(self, pieces: Iterable[str]) -> list[str]:
+        """The registered names that are not among these."""
+        return [name for name in self._pieces if name not in set(pieces)]
 
     def _try(self, name: str, piece: Any) -> None:
         try:

@@ -21,6 +21,7 @@ class StepRules:
 
     commit: "release", each tensor is updated when its gradient is complete, or "staged", all after the verdict.
     accumulation: micro-batches a step, at most.
+    snapshots: of past steps, kept at most; snapshot_every: one after each step that is a multiple of it.
     """
 
     commit: str
@@ -30,6 +31,8 @@ class StepRules:
     accumulation: int = 1
     tensor_clip: str | None = None
     spikes: Spikes = Spikes()
+    snapshots: int = 0
+    snapshot_every: int = 50
 
     @property
     def staged(self) -> bool:
@@ -52,12 +55,14 @@ class StepRules:
             fields["tensor_clip"] = {}
         if spikes := self.spikes.spec():
             fields["spikes"] = spikes
+        if self.snapshots > 0:
+            fields["rewind"] = {"snapshots": self.snapshots, "every": self.snapshot_every}
         return fields
 
 
 def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
-    """From the options commit, max_grad_norm, nonfinite, gradient_accumulation_steps, tensor_clip and spikes. Rejected if one is wrong, or
-    two contradict each other."""
+    """From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes and snapshots.
+    Rejected if one is wrong, or two contradict each other."""
     commit, nonfinite = options.get("commit", "auto"), options.get("nonfinite", "skip_tensor")
     if commit not in COMMITS:
         raise Rejected(f"commit={commit!r}: it must be one of {', '.join(map(repr, COMMITS))}")
@@ -89,7 +94,9 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
         max_grad_norm=norm,
         nonfinite=nonfinite,
         dynamic_loss_scale=dynamic_loss_scale,
-        accumulation=_accumulation(options.get("gradient_accumulation_steps", 1)),
+        accumulation=_whole(options, "gradient_accumulation_steps", 1, least=1),
+        snapshots=_whole(options, "snapshots", 0, least=0),
+        snapshot_every=_whole(options, "snapshot_every", 50, least=1),
         tensor_clip=tensor_clip,
         spikes=spikes,
     )
@@ -103,7 +110,8 @@ def _norm(given: Any) -> float | None:
     raise Rejected(f"max_grad_norm={given!r}: it must be None or a finite number above 0")
 
 
-def _accumulation(given: Any) -> int:
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+def _whole(options: Mapping[str, Any], name: str, default: int, least: int) -> int:
+    given = options.get(name, default)
+    if isinstance(given, int) and not isinstance(given, bool) and given >= least:
         return given
-    raise Rejected(f"gradient_accumulation_steps={given!r}: it must be a whole number of at least 1")
+    raise Rejected(f"{name}={given!r}: it must be a whole number of at least {least}")

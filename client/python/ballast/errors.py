@@ -1,8 +1,16 @@
-"""What can go wrong, as three exceptions with one root.
+"""What can go wrong, as exceptions with one root, and what is no error: that the run went back.
 
 Every message names what was wrong (run, tensor, step, got and wanted) and the mend. `code` is the daemon's word for the
 kind of error, one of gRPC's status codes.
 """
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# As proto/rewound.h.
+_REWOUND = re.compile(r"rewound to step (\d+) ")
 
 
 class BallastError(RuntimeError):
@@ -34,6 +42,30 @@ class RunFenced(BallastError):
         super().__init__(message, code)
 
 
+class RunRewound(BallastError):
+    """The run was taken back to an earlier step, by an operator, another rank or the daemon. Raised by the call that was
+    under way: backward(), step() or whatever found out. By then this trainer has followed: it is a rank of the run again,
+    its parameters hold the weights of that step, and what it registered with register_client_state is as it was in that
+    step(), lr and the other options of param_groups too. The step that was being made is gone.
+
+        try:
+            loss.backward()
+            optimizer.step()
+        except ballast.RunRewound:
+            pass               # the data loader was registered: the next batch is that of the next step
+        scheduler.step()       # which this loop calls after step(), and the state was taken in it
+
+    step: that the run is back at; the next one is step + 1.
+    client_state: what was put back, by the name it is registered under; None if the step had none.
+    """
+
+    def __init__(self, message: str, code: str = "FAILED_PRECONDITION", step: int = 0):
+        super().__init__(message, code)
+        self.step = step
+        self.client_state: dict[str, Any] | None = None
+        self.followed = False  # by this trainer
+
+
 _REJECTIONS = {
     "INVALID_ARGUMENT",
     "FAILED_PRECONDITION",
@@ -47,6 +79,8 @@ _REJECTIONS = {
 
 def from_status(code: str, message: str) -> BallastError:
     """The exception for a status of the daemon or of the client library."""
+    if code == "FAILED_PRECONDITION" and (rewound := _REWOUND.match(message)):
+        return RunRewound(message, code, int(rewound[1]))
     if code in _REJECTIONS:
         return Rejected(message, code)
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):

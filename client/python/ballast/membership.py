@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -74,6 +74,7 @@ class Membership(torch.optim.Optimizer):
         self._step_values: list[dict[str, float]] = []  # as sent with the open step, by param_group
         self._fixed: list[dict[str, Any]] = []  # as the run was created with
         self._empty = False  # the last step() had no gradient
+        self._dead_backward = -1  # the backward() that was under way when the run was rewound
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
         self._client = _core.Client.connect(
@@ -100,19 +101,6 @@ class Membership(torch.optim.Optimizer):
     def run(self) -> str:
         """The run's name."""
         return self._place.run
-
-    def connect(self) -> bool:
-        """Creates the run, or joins it, now instead of at the first gradient. Rejected if its description differs.
-
-        Returns whether registered client state of an earlier process was put back: the loop then goes on after the
-        step() in which it was taken.
-        """
-        with self._lock:
-            session = self._joined()
-            if not self._states or self._restored:
-                return False
-            self._restored = True
-            return self._restore(session)
 
     def use_dynamic_loss_scale(self) -> None:
         """For ballast.GradScaler: loss_scale follows the results, and a step with a NaN or an infinity is skipped.
@@ -147,7 +135,8 @@ class Membership(torch.optim.Optimizer):
         """Overwrites every weight in place with the daemon's. Returns the last step that they are of."""
         with self._lock:
             session = self._joined()
-            session.await_all()
+            with self._following():
+                session.await_all()
             session.weights.require()
             if session.step_open:
                 raise Rejected(f"step {session.step} is open: call step() first, then pull", "FAILED_PRECONDITION")
@@ -156,7 +145,7 @@ class Membership(torch.optim.Optimizer):
     def wait(self) -> None:
         """With overlap_forward: waits for the last step() and all its weights. Call it before weights are read in
         another way than by a module's forward: saved, compared, used in a loss."""
-        with self._lock:
+        with self._lock, self._following():
             if self._session is not None:
                 self._session.await_all()
 
@@ -169,42 +158,6 @@ class Membership(torch.optim.Optimizer):
         if self._overlap is not None:
             self.wait()
         return self._session.last_result
-
-    def register_client_state(self, name: str, get: Any, set: Callable[[Any], object] | None = None) -> None:
-        """State of the trainer that the daemon keeps with each step, at most 1 MiB in all, for the process that takes
-        this rank after this one: of the data loader, the LR scheduler, random numbers, a GradScaler.
-
-            optimizer.register_client_state("scheduler", scheduler)
-            optimizer.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
-            if optimizer.connect():  # an earlier process's was put back, lr and other options of param_groups too
-                scheduler.step()     # which this loop calls after step(), and the state was taken in it
-
-        get: an object with state_dict() and load_state_dict(), or a function that returns the state: containers, numbers,
-            strings, bytes and tensors. Called in step().
-        set: the function that puts it back. Called in connect(), so register first.
-        """
-        with self._lock:
-            if self._restored or self._step_values:
-                raise Rejected(
-                    f"client state '{name}': what run '{self._place.run}' has kept was put back already, or a step was "
-                    "made without it; register before connect() and the first gradient",
-                    "FAILED_PRECONDITION",
-                )
-            self._states.add(name, get, set)
-
-    def _restore(self, session: Session) -> bool:
-        if not session.client_state:
-            return False
-        lacking = self._states.restore(session.client_state, self.load_state_dict)
-        if lacking:
-            warnings.warn(f"run '{self._place.run}' has no client state named {', '.join(lacking)}", stacklevel=3)
-        if session.steps_since_state:
-            warnings.warn(
-                f"the client state of run '{self._place.run}' is {session.steps_since_state} steps older than its weights: "
-                "those steps ended without this rank",
-                stacklevel=3,
-            )
-        return True
 
     def run_status(self) -> Status:
         """What the daemon says of the run: a dict with the fields of ballast.v1.RunStatus, readable as attributes too."""
@@ -253,6 +206,9 @@ class Membership(torch.optim.Optimizer):
         except BaseException:
             self.close()
             raise
+
+    def _following(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
     def _receive(self, parameter: Tensor) -> None:
         raise NotImplementedError

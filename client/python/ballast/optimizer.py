@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
-from ballast.membership import Membership
 from ballast.micros import Accumulation
 from ballast.options import check_fixed, check_group, check_option, check_unchanged, step_values
 from ballast.result import StepResult, as_loss, warn_about
+from ballast.returning import Returning
 from ballast.session import Session
 
 
-class Optimizer(Membership):
+class Optimizer(Returning):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 
@@ -67,6 +67,7 @@ class Optimizer(Membership):
         Raises:
             Unavailable: the daemon was lost and not found again within reconnect_timeout; the message names it.
             RunFenced: another trainer took this rank over.
+            RunRewound: the run was taken back to an earlier step, and this trainer with it.
             Rejected: param_groups were changed since the first gradient of a step that is not staged, micro-batches are
                 missing, or a gradient cannot be sent.
             KeyboardInterrupt: while waiting; calling step() again waits on.
@@ -75,7 +76,7 @@ class Optimizer(Membership):
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
-        with self._lock:
+        with self._lock, self._following():
             self._connected()
             self._send_left_over()
             session = self._session
@@ -114,7 +115,7 @@ class Optimizer(Membership):
         Without it a step has exactly gradient_accumulation_steps backward(); with it, at most that many. Every rank has
         the same number. Gradients are summed. Weights are overwritten in the final backward() alone.
         """
-        with self._lock:
+        with self._lock, self._following():
             session = self._joined()
             session.micros.begin(final, session.step, session.begun)
         failed = True
@@ -122,7 +123,7 @@ class Optimizer(Membership):
             yield Accumulation(self.report_loss)
             failed = False
         finally:
-            with self._lock:
+            with self._lock, self._following():
                 if not failed and not session.begun:  # it had no gradient, and counts nevertheless
                     self._begin(session)
                 session.micros.leave(failed)
@@ -156,12 +157,15 @@ class Optimizer(Membership):
             return
         ours = [parameter for parameter in parameters if parameter in session]
         if ours:  # else this may be a fork, that is not to touch the lock
-            with self._lock:
+            with self._lock, self._following():
                 session.await_weights(ours)
 
     def _receive(self, parameter: Tensor) -> None:
-        with self._lock:
+        with self._lock, self._following():
             grad, parameter.grad = parameter.grad, None
+            backward = torch._C._current_graph_task_id()
+            if backward != -1 and backward == self._dead_backward:
+                return  # on another thread of a backward() that began before the run was rewound
             if grad is not None:
                 self._send(parameter, grad)
 

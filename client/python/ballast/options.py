@@ -81,6 +81,8 @@ class RunOptions(TypedDict, total=False):
         and a Python warning tell of it.
     gradient_accumulation_steps: backward() that make one step, at most; see Optimizer.accumulate. Their gradients are
         summed, as torch does: divide the loss by their number for a mean.
+    snapshots, snapshot_every: how many snapshots of past steps the daemon keeps in its memory, each as large as weights
+        and moments, and of every how many steps; the run can be rewound to them. See Optimizer.rewind.
     overlap_forward: step() does not wait for the new weights: the next forward does, module by module.
     weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
         "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
@@ -117,6 +119,8 @@ class RunOptions(TypedDict, total=False):
     nonfinite: Literal["skip_tensor", "skip_step", "stop"]
     spikes: Spikes | None
     gradient_accumulation_steps: int
+    snapshots: int
+    snapshot_every: int
     overlap_forward: bool
     weights: Literal["client", "server", "match"] | None
     takeover: bool

@@ -11,7 +11,7 @@ from torch import Tensor
 from ballast import _core
 from ballast.binding import Binding
 from ballast.commit import StepRules
-from ballast.errors import Rejected
+from ballast.errors import Rejected, RunRewound
 from ballast.micros import MicroBatches
 from ballast.parameters import NamedParameter
 from ballast.place import Place
@@ -37,15 +37,20 @@ class Session:
         step_rules: StepRules,
     ):
         self._client = client
+        self._place = place
         self._run = place.run
         self._names = [tensor.name for tensor in tensors]
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
-        client.create_run(spec)
-        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane)
-        self.weights = Weights(client, place, self._bindings, attached)
         self.micros = MicroBatches(step_rules.accumulation, client.end_micro)
         self._in_place = not step_rules.staged  # weights may return while backward goes on
+        client.create_run(spec)
+        self._attach()
+
+    def _attach(self) -> None:
+        place, client = self._place, self._client
+        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane)
+        self.weights = Weights(client, place, self._bindings, attached)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
@@ -55,6 +60,17 @@ class Session:
         self.last_result: StepResult | None = None
         if attached["last_result"] is not None:
             self.last_result = StepResult.from_fields(attached["last_result"], self._names)
+
+    def rejoin(self) -> None:
+        """After a rewind: the rank again, with the weights of the step that the run is back at. The open step is gone."""
+        while True:
+            try:
+                self._attach()
+                self.micros.clear()
+                self.weights.take()
+                return
+            except RunRewound:  # once more, meanwhile
+                continue
 
     def __contains__(self, parameter: object) -> bool:
         return id(parameter) in self._by_id

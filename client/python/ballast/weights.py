@@ -52,6 +52,13 @@ class Weights:
             self.bind(binding)
         self._settled = True
 
+    def take(self) -> None:
+        """Instead of settling: the daemon's, for a trainer that follows it."""
+        self.pull()
+        for binding in self._bindings:
+            self.bind(binding)
+        self._settled = True
+
     def bind(self, binding: Binding) -> None:
         """Weights of the tensor land where the parameter is now."""
         self._client.bind_weights(binding.index, binding.landing.data_ptr(), binding.landing.nbytes)

@@ -195,6 +195,16 @@ class PyClient {
     return AskForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); });
   }
 
+  nb::dict Rewind(const std::string& run_id, std::optional<uint64_t> to_step, std::optional<uint32_t> steps_back,
+                  const std::string& reason) const {
+    v1::RewindRequest request;
+    request.set_run_id(run_id);
+    if (to_step) request.set_to_step(*to_step);
+    if (steps_back) request.set_steps_back(*steps_back);
+    request.set_reason(reason);
+    return AskForDict([request](Client& client) { return client.Rewind(request); });
+  }
+
   nb::dict Attach(const std::string& run_id, uint32_t rank, uint32_t world, bool takeover, double wait_s,
                   const std::string& lane) const {
     const LaneWish wish = lane == "grpc" ? LaneWish::kGrpc : lane == "shm" ? LaneWish::kShm : LaneWish::kAuto;
@@ -308,6 +318,7 @@ void BindClient(nb::module_& module) {
       .def("get_run", &PyClient::GetRun, arg("run_id"))
       .def("list_runs", &PyClient::ListRuns)
       .def("delete_run", &PyClient::DeleteRun, arg("run_id"), arg("force") = false)
+      .def("rewind", &PyClient::Rewind, arg("run_id"), arg("to_step").none(), arg("steps_back").none(), arg("reason"))
       .def("attach", &PyClient::Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
            arg("lane") = "auto")
       .def("load_weights", &PyClient::LoadWeights, arg("weights"))

@@ -1,0 +1,74 @@
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "client/cpp/ctl/command.h"
+
+namespace ballast::ctl {
+namespace {
+
+int List(const Invocation& invocation, Client& client) {
+  const auto run = client.GetRun(invocation.arguments[0]);
+  if (!run.ok()) return Fail(invocation, run.status());
+  const v1::RunStatus& status = run->status();
+  if (invocation.json) return PrintJson(invocation, status);
+  invocation.out << "run '" << status.run_id() << "' is at step " << status.step() << "; it can be rewound to "
+                 << (status.snapshot_steps().empty()
+                         ? "no step yet"
+                         : absl::StrCat("step ", absl::StrJoin(status.snapshot_steps(), ", ")));
+  if (!run->spec().has_rewind()) invocation.out << ": it was created without snapshots (RunSpec.rewind)";
+  invocation.out << "\n";
+  return kOk;
+}
+
+int Wrong(const Invocation& invocation, const std::string& what) {
+  invocation.err << "ballastctl: " << what << "\ntry `ballastctl rewind --help`\n";
+  return kUsage;
+}
+
+int Rewind(const Invocation& invocation, Client& client, const v1::RewindRequest& request) {
+  const auto rewound = client.Rewind(request);
+  if (!rewound.ok()) return Fail(invocation, rewound.status());
+  if (invocation.json) return PrintJson(invocation, *rewound);
+  invocation.out << "run '" << request.run_id() << "' is back at step " << rewound->step() << ", generation "
+                 << rewound->generation() << "; its trainers go on with step " << rewound->step() + 1 << "\n";
+  return kOk;
+}
+
+int Run(const Invocation& invocation) {
+  v1::RewindRequest request;
+  request.set_run_id(invocation.arguments[0]);
+  uint64_t step = 0;
+  uint32_t back = 0;
+  if (invocation.Has("to") && invocation.Has("back")) return Wrong(invocation, "rewind wants --to or --back, not both");
+  if (invocation.Has("to")) {
+    if (!absl::SimpleAtoi(invocation.Get("to", ""), &step)) return Wrong(invocation, "--to wants the number of a step");
+    request.set_to_step(step);
+  }
+  if (invocation.Has("back")) {
+    if (!absl::SimpleAtoi(invocation.Get("back", ""), &back))
+      return Wrong(invocation, "--back wants a number of steps");
+    request.set_steps_back(back);
+  }
+  const auto client = Connect(invocation);
+  if (!client.ok()) return Fail(invocation, client.status());
+  const bool lists = request.target_case() == v1::RewindRequest::TARGET_NOT_SET;
+  return lists ? List(invocation, **client) : Rewind(invocation, **client, request);
+}
+
+}  // namespace
+
+Command RewindCommand() {
+  return {
+      .name = "rewind",
+      .arguments = {"RUN"},
+      .summary = "take a run back to a snapshot; without flags: to which steps it can go",
+      .details =
+          "Weights, optimizer state and the trainers' client state become those of that step, to the bit. Trainers\n"
+          "that are attached are told, and go on from there (ballast.RunRewound). Later snapshots are dropped.\n",
+      .flags = {{"to", "STEP", "to this step"},
+                {"back", "N", "to N steps before the last one, or the nearest snapshot before that"}},
+      .run = Run};
+}
+
+}  // namespace ballast::ctl

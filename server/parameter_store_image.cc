@@ -1,0 +1,66 @@
+// Images of the store: all of its weights and state once more, in host memory.
+#include <utility>
+
+#include "server/parameter_store.h"
+#include "server/status_macros.h"
+
+namespace ballast {
+
+uint64_t StoreImage::bytes() const {
+  uint64_t sum = 0;
+  for (const DeviceBuffer& shard : shards) sum += shard.bytes();
+  return sum;
+}
+
+absl::StatusOr<StoreImage> ParameterStore::NewImage() const {
+  StoreImage image;
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    uint64_t bytes = 0;
+    for (const DeviceBuffer& kind : shards_[s].buffers) bytes += kind.bytes();
+    ASSIGN_OR_RETURN(DeviceBuffer room, environment_.devices[s]->Allocate(bytes, Place::kAside));
+    image.shards.push_back(std::move(room));
+  }
+  return image;
+}
+
+// The kinds lie one after another.
+uint64_t ParameterStore::PlaneInImage(uint32_t tensor, size_t plane) const {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const auto kind = static_cast<size_t>(environment_.spec->groups[t.group].kernel->planes[plane].kind);
+  uint64_t offset = spots_[tensor].offset[plane];
+  for (size_t k = 0; k < kind; ++k) offset += ShardOf(tensor).buffers[k].bytes();
+  return offset;
+}
+
+void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const auto planes = environment_.spec->groups[t.group].kernel->planes;
+  std::byte* const room = image->shards[environment_.plan->placement.shard_of[tensor]].data();
+  CopyTask task;
+  for (size_t p = 0; p < planes.size(); ++p) {
+    task.pieces[p] = {.to = room + PlaneInImage(tensor, p),
+                      .from = PlaneAt(tensor, p),
+                      .bytes = kernels::PlaneBytes(planes[p], t.elements)};
+  }
+  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+}
+
+void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count) {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const auto planes = environment_.spec->groups[t.group].kernel->planes;
+  const std::byte* const room = image.shards[environment_.plan->placement.shard_of[tensor]].data();
+  CopyTask task;
+  for (size_t p = 0; p < planes.size(); ++p) {
+    task.pieces[p] = {.to = PlaneAt(tensor, p),
+                      .from = room + PlaneInImage(tensor, p),
+                      .bytes = kernels::PlaneBytes(planes[p], t.elements)};
+  }
+  updates_[tensor] = count.updates;
+  step_of_[tensor] = count.step;
+  ++versions_[tensor];
+  spots_[tensor].scales_present = false;
+  spots_[tensor].kept_after.reset();
+  ShardOf(tensor).queue->Submit(task, [](const TaskResult&) {});
+}
+
+}  // namespace ballast

@@ -1,0 +1,100 @@
+// A client whose run is rewound, by itself or by another: it is told, attaches again, and goes on to the bit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/client/least_squares.h"
+#include "tests/client/real_daemon.h"
+
+namespace ballast {
+namespace {
+
+class RewindTest : public ::testing::TestWithParam<LaneWish> {
+ protected:
+  std::unique_ptr<Client> Open(const std::string& server) {
+    return Client::Connect({.server = server, .log = [](const std::string&) {}}).value();
+  }
+  void Begin(Client& client) {
+    v1::RunSpec spec = LeastSquares::Spec();
+    spec.mutable_rewind()->set_snapshots(2);
+    spec.mutable_rewind()->set_every(4);
+    ASSERT_TRUE(client.CreateRun(spec).ok());
+    ASSERT_TRUE(client.Attach(Rank()).ok());
+    ASSERT_TRUE(problem_.UploadAndBind(client).ok());
+  }
+  static AttachOptions Rank() { return {.run_id = "least-squares", .lane = GetParam()}; }
+  static v1::RewindRequest To(uint64_t step) {
+    v1::RewindRequest request;
+    request.set_run_id("least-squares");
+    request.set_to_step(step);
+    return request;
+  }
+  std::vector<double> Train(Client& client, int steps) {
+    std::vector<double> losses;
+    for (int i = 0; i < steps; ++i) losses.push_back(problem_.Step(client).value());
+    return losses;
+  }
+  // The rank again, with the weights of the step rewound to.
+  void GoBack(Client& client, uint64_t step) {
+    const auto attachment = client.Attach(Rank());
+    ASSERT_TRUE(attachment.ok()) << attachment.status();
+    EXPECT_EQ(attachment->resume_step, step + 1);
+    EXPECT_EQ(attachment->last_result->step(), step);
+    ASSERT_TRUE(problem_.Bind(client).ok());
+    const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t) {
+      std::memcpy(reinterpret_cast<std::byte*>(problem_.weights(tensor).data()) + offset, piece.data(), piece.size());
+      return absl::OkStatus();
+    };
+    ASSERT_TRUE(client.Pull("least-squares", {}, sink).ok());
+  }
+
+  static Config WithSocket() {
+    Config config = RealDaemon::Small();
+    config.shm_socket = absl::StrCat(::testing::TempDir(), "ballast-rewind-", getpid(), ".sock");
+    return config;
+  }
+
+  RealDaemon daemon_{WithSocket()};
+  LeastSquares problem_;
+};
+
+TEST_P(RewindTest, AClientThatAsksForItGoesOnToTheBit) {
+  const auto client = Open(daemon_.address());
+  Begin(*client);
+  Train(*client, 4);
+  const std::vector<double> first = Train(*client, 6);
+  const std::vector<float> weights = problem_.weights(0);
+  const auto rewound = client->Rewind(To(4));
+  ASSERT_TRUE(rewound.ok()) << rewound.status();
+  EXPECT_EQ(RewoundTo(client->status()), 4u);
+  GoBack(*client, 4);
+  EXPECT_EQ(Train(*client, 6), first);
+  EXPECT_EQ(problem_.weights(0), weights);
+}
+
+// While the step waits for its result, and while it is being sent.
+TEST_P(RewindTest, AStepThatIsUnderWaySaysSo) {
+  const auto client = Open(daemon_.address()), other = Open(daemon_.address());
+  Begin(*client);
+  Train(*client, 4);
+  const std::vector<double> first = Train(*client, 2);
+  ASSERT_TRUE(client->BeginStep({}).ok());
+  problem_.Backward();
+  ASSERT_TRUE(client->Push(1, problem_.Gradient(1)).ok());
+  ASSERT_TRUE(other->Rewind(To(4)).ok());
+  const absl::Status told = client->EndStep({}).get().status();
+  EXPECT_EQ(RewoundTo(told), 4u) << told;
+  EXPECT_EQ(RewoundTo(client->BeginStep({})), 4u);
+  GoBack(*client, 4);
+  EXPECT_EQ(Train(*client, 2), first);
+}
+
+INSTANTIATE_TEST_SUITE_P(Lanes, RewindTest, ::testing::Values(LaneWish::kGrpc, LaneWish::kShm),
+                         [](const auto& lane) { return lane.param == LaneWish::kShm ? "Shm" : "Grpc"; });
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,191 @@
+"""A run goes back to a snapshot, and its trainers with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ballast
+from ballast import _core
+from daemon import Daemon
+from models import layered, perceptron, same_bits, spirals, weights_of
+from stateful import Place
+
+AdamW = Callable[..., ballast.AdamW]
+KEPT = {"snapshots": 2, "snapshot_every": 3}
+
+
+class Training:
+    """A loop whose every step depends on weights, moments, a schedule, random numbers and a place in the data."""
+
+    def __init__(self, adamw: AdamW, model: nn.Module | None = None, **options: Any):
+        self.model = nn.Sequential(model or perceptron(seed=1), nn.Dropout(0.2))
+        self.data = Place()
+        self.optimizer = adamw(self.model.named_parameters(), lr=1e-2, **(KEPT | options))
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.optimizer.register_client_state("data", self.data)
+        self.optimizer.register_client_state("scheduler", self.scheduler)
+        self.optimizer.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
+        self.optimizer.connect()
+        self.rewound: list[int] = []
+        self.micros = options.get("gradient_accumulation_steps", 1)
+
+    def step(self) -> str:
+        """Digest of all that the next step depends on."""
+        try:
+            for _ in range(self.micros):
+                points, labels = spirals(seed=self.data.next)
+                self.data.next += 1
+                F.cross_entropy(self.model(points), labels).backward()
+            self.optimizer.step()
+        except ballast.RunRewound as rewound:
+            self.rewound.append(rewound.step)
+            assert rewound.client_state is not None and rewound.client_state["data"] == self.data.state_dict()
+        self.scheduler.step()
+        return self.digest()
+
+    def digest(self) -> str:
+        self.optimizer.wait()
+        whole = hashlib.sha256()
+        for weight in (*weights_of(self.model), torch.get_rng_state()):
+            whole.update(weight.numpy().tobytes())
+        whole.update(repr((self.data.next, self.optimizer.param_groups[0]["lr"])).encode())
+        return whole.hexdigest()
+
+    def steps(self, count: int) -> list[str]:
+        return [self.step() for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"commit": "staged"}, {"gradient_accumulation_steps": 2}, {"overlap_forward": True}],
+    ids=["release", "staged", "accumulation", "overlap"],
+)
+def test_the_one_who_asks_goes_on_to_the_bit(adamw: AdamW, options: dict[str, Any]) -> None:
+    torch.manual_seed(7)
+    training = Training(adamw, **options)
+    first = training.steps(8)
+    assert training.optimizer.rewind(to=3) == 3
+    training.scheduler.step()
+    assert training.digest() == first[2]
+    assert training.steps(5) == first[3:]
+    assert training.optimizer.rewind(3) == 3  # from step 8 to 5, and the nearest that is kept
+    training.scheduler.step()
+    assert training.steps(5) == first[3:]
+    assert training.rewound == []
+
+
+@pytest.mark.parametrize("options", [{}, {"commit": "staged"}, {"overlap_forward": True}], ids=str)
+def test_another_one_follows_with_schedule_data_and_random_numbers(
+    adamw: AdamW, admin: _core.Client, run: str, options: dict[str, Any]
+) -> None:
+    torch.manual_seed(7)
+    training = Training(adamw, **options)
+    first = training.steps(8)
+    admin.rewind(run, 6, None, "operator")
+    assert training.step() == first[5]  # it raised, was caught, and the scheduler was stepped
+    assert training.rewound == [6]
+    assert training.steps(2) == first[6:]
+    admin.rewind(run, 3, None, "operator")
+    assert training.step() == first[2]
+    assert training.steps(5) == first[3:]
+    assert training.rewound == [6, 3]
+
+
+def test_it_is_raised_from_whatever_is_under_way(adamw: AdamW, admin: _core.Client, run: str) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), snapshots=1, snapshot_every=1)
+
+    def backward() -> None:
+        model(torch.ones(2, 8)).sum().backward()
+
+    backward()
+    optimizer.step()
+    after_one = weights_of(model)
+    backward()
+    admin.rewind(run, None, None, "operator")
+    with pytest.raises(ballast.RunRewound, match="rewound to step 1 ") as told:
+        optimizer.step()
+    assert (told.value.step, told.value.client_state, told.value.code) == (1, None, "FAILED_PRECONDITION")
+    assert same_bits(weights_of(model), after_one)
+    admin.rewind(run, None, None, "operator")
+    with pytest.raises(ballast.RunRewound):  # in a hook, or in step() when the hooks were quicker than the news
+        backward()
+        optimizer.step()
+    assert same_bits(weights_of(model), after_one)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    backward()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.step == 2
+    assert optimizer.run_status()["rewinds"] == 2
+
+
+def test_every_rank_follows(daemon: Daemon, run: str) -> None:
+    world, models = 2, [perceptron(seed=1) for _ in range(2)]
+    places = [Place() for _ in range(world)]
+
+    def train(rank: int) -> tuple[list[str], list[int]]:
+        made, rewound = [], []
+        with ballast.AdamW(
+            models[rank].named_parameters(), lr=1e-2, server=daemon.server, run=run, rank=rank, world=world, **KEPT
+        ) as optimizer:
+            optimizer.register_client_state("place", places[rank])
+            optimizer.connect()
+            while places[rank].next < 8:
+                points, labels = spirals(seed=2 * places[rank].next + rank)
+                places[rank].next += 1
+                try:
+                    F.cross_entropy(models[rank](points), labels).backward()
+                    optimizer.step()
+                except ballast.RunRewound as back:
+                    rewound.append(back.step)
+                    continue
+                made.append(hashlib.sha256(b"".join(w.numpy().tobytes() for w in weights_of(models[rank]))).hexdigest())
+                if rank == 1 and len(made) == 7:
+                    rewound.append(optimizer.rewind(1))
+        return made, rewound
+
+    with ThreadPoolExecutor(world) as pool:
+        (zero, told), (one, asked) = [done.result(timeout=60) for done in [pool.submit(train, r) for r in range(world)]]
+    assert told == asked == [6]
+    assert one[:6] + one[7:] == zero[:6] + zero[-2:]
+    assert one[6] == one[7]  # step 7, twice
+    assert [place.next for place in places] == [8, 8]
+
+
+def test_what_cannot_be_gone_back_to_is_refused(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **KEPT)
+    for _ in range(4):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    with pytest.raises(ballast.Rejected, match="kept are those of steps 3"):
+        optimizer.rewind(to=2)
+    with pytest.raises(ballast.Rejected, match="give one of them"):
+        optimizer.rewind(1, to=3)
+    with pytest.raises(ballast.Rejected, match="rewind\\(steps=-1\\): it must be a whole number"):
+        optimizer.rewind(-1)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()  # nothing happened
+
+
+@pytest.mark.parametrize(("option", "value"), [("snapshots", -1), ("snapshots", True), ("snapshot_every", 0)])
+def test_options_are_checked(adamw: AdamW, option: str, value: Any) -> None:
+    with pytest.raises(ballast.Rejected, match=f"{option}={value}: it must be a whole number"):
+        adamw(layered(seed=1).named_parameters(), **{option: value})
+
+
+def test_without_snapshots_the_mend_is_named(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ballast.Rejected, match="keeps no snapshots.*rewind.snapshots of 1 or more"):
+        optimizer.rewind()
