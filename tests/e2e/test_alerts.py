@@ -88,7 +88,7 @@ def test_a_predicted_spike_reaches_the_trainers_webhook(live):
     layers = set()
     while layers != {"body", "head"}:
         try:
-            post = live.hook.received.get(timeout=20)
+            post = live.hook.received.get(timeout=60)
         except queue.Empty:
             pytest.fail(f"alerts of {layers} only came; Prometheus has {live.prometheus.query('ALERTS')}")
         assert post["receiver"] == "trainer-hook" and post["status"] == "firing"
@@ -97,7 +97,7 @@ def test_a_predicted_spike_reaches_the_trainers_webhook(live):
             assert alert["labels"]["run_id"] == "live" and alert["labels"]["severity"] == "warning"
             assert alert["annotations"]["runbook_url"].endswith("#ballastlossspikepredicted")
             layers.add(alert["labels"]["layer"])
-    assert time.monotonic() - live.jumped < 20
+    assert time.monotonic() - live.jumped < 60
 
 
 def test_what_fires_is_what_happened(live):
@@ -132,7 +132,9 @@ def test_promtool_accepts_the_scrape(live):
 
 def test_every_panel_is_answered(live):
     live.prometheus.until('run_id_predictor:ballast_spike_prediction_lead_steps:mean{predictor="rms"} == 3')
-    silent = {title for title, text in expressions() if not live.prometheus.query(resolved(text, "10s"))}
+    live.daemon.ctl("runs")
+    live.prometheus.until('rate(ballast_rpc_handled_total{method="ListRuns"}[5m]) > 0')
+    silent = {title for title, text in expressions() if not live.prometheus.query(resolved(text, "5m"))}
     assert silent == set(SILENT), "a panel without a series, or one that is named silent and is not"
 
 
