@@ -21,9 +21,10 @@ readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprot
   prometheus-cpp-dev libcivetweb-dev libyaml-cpp-dev libxxhash-dev libisal-dev libssl-dev libre2-dev zlib1g-dev
   libgtest-dev libgmock-dev libbenchmark-dev"
 
-# promtool comes in the package prometheus, whose service is not started;
+# promtool comes in the package prometheus, amtool in prometheus-alertmanager; the services of neither are started, the
+# tests run both programs themselves.
 # clang-format and shellcheck read the sources. Fashion-MNIST, 30 MB, for the C++ example.
-readonly PACKAGES_TESTS="prometheus clang-format shellcheck dataset-fashion-mnist"
+readonly PACKAGES_TESTS="prometheus prometheus-alertmanager clang-format shellcheck dataset-fashion-mnist"
 
 # The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
 readonly PACKAGES_DATA="bible-kjv"
@@ -136,10 +137,16 @@ allow_services() {
   as_root rm -f "$POLICY"
 }
 
-# Ballast wants promtool, not a Prometheus that starts at the next boot.
-disable_service() {
+# Ballast wants the programs, not services that start at the next boot. Only those that it has just brought: one that was
+# there before is somebody's.
+disable_services() {
+  local package
   [[ -d /run/systemd/system ]] || return 0
-  as_root systemctl disable --quiet prometheus prometheus-node-exporter 2>/dev/null || true
+  for package in "$@"; do
+    case "$package" in
+      prometheus | prometheus-alertmanager) as_root systemctl disable --quiet "$package" 2>/dev/null || true ;;
+    esac
+  done
 }
 
 install_packages() {
@@ -152,7 +159,7 @@ install_packages() {
   as_root apt-get "${APT_OPTIONS[@]}" install -q -y --no-install-recommends "${packages[@]}" ||
     fail "apt-get failed; its message is above. The command was: apt-get install --no-install-recommends ${packages[*]}"
   allow_services
-  if [[ " ${packages[*]} " == *" prometheus "* ]]; then disable_service; fi
+  disable_services "${packages[@]}"
 }
 
 report_cuda() {

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from daemon import BALLASTCTL, BALLASTD, ROOT
+from monitoring import DEPLOY, HOOK_URL, dashboard, expressions, panels, resolved
 
-DEPLOY = ROOT / "deploy"
+ROWS = ["Overview", "Optimizer health", "Loss spikes", "Trainers", "Memory", "RPC"]
 
 
 def tool(name: str) -> str:
@@ -20,32 +21,131 @@ def tool(name: str) -> str:
 
 
 def check(*command, cwd=ROOT):
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=cwd, timeout=60)
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=cwd, timeout=180)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-def dashboard():
-    return json.loads((DEPLOY / "grafana" / "dashboards" / "ballast.json").read_text())
+METRICS = (ROOT / "server" / "METRICS.md").read_text()
+RULES = [DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml")]
+ALERTS = (DEPLOY / "prometheus" / "alerts.yml").read_text()
+ALERT_NAMES = sorted(set(re.findall(r"- alert: (\w+)", ALERTS)))
+EXPRESSION = r"\n\s+expr:([\s\S]*?)(?=\n\s+(?:for|labels):|\n\n|\Z)"
+CASES = (DEPLOY / "prometheus" / "alerts_test.yml").read_text()
+
+
+def unknown_metrics(text: str) -> set[str]:
+    """The daemon's metrics, and recorded ones, that `text` reads and nobody makes."""
+    listed = set(re.findall(r"^\| `(\w+)` \|", METRICS, re.MULTILINE))
+    recorded = set(re.findall(r"- record: (\S+)", RULES[0].read_text()))
+    read = set(re.findall(r"\b(?:ballast|process)_[a-z0-9_]+(?![\w:]*:)(?<!:)|\b\w+:\w+:\w+\b", text))
+    return {
+        name
+        for name in read
+        if re.sub(r"_(bucket|sum|count)$", "", name) not in listed and name not in listed | recorded
+    }
+
+
+# --- Prometheus -----------------------------------------------------------------------------------------------------
 
 
 def test_prometheus_configuration():
     check(tool("promtool"), "check", "config", DEPLOY / "prometheus" / "prometheus.yml")
 
 
-def test_alert_rules_fire_when_they_should():
-    check(tool("promtool"), "test", "rules", "alerts_test.yml", cwd=DEPLOY / "prometheus")
+@pytest.mark.parametrize("cases", ["alerts_test.yml", "rules_test.yml"])
+def test_rules_say_what_they_should(cases):
+    check(tool("promtool"), "test", "rules", cases, cwd=DEPLOY / "prometheus")
 
 
 def test_a_broken_rule_is_found(tmp_path):
-    broken = (DEPLOY / "prometheus" / "alerts.yml").read_text().replace("== 0", "== == 0")
-    (tmp_path / "alerts.yml").write_text(broken)
+    (tmp_path / "alerts.yml").write_text(ALERTS.replace("== 0", "== == 0"))
     with pytest.raises(AssertionError):
         check(tool("promtool"), "check", "rules", tmp_path / "alerts.yml")
 
 
+@pytest.mark.parametrize("alert", ALERT_NAMES)
+def test_each_alert_is_tested(alert, tmp_path):
+    """It fires in one case and is silent in another; and were it deaf, its cases would say so."""
+    cases = re.findall(rf"alertname: {alert}\n(\s+exp_alerts:)?", CASES)
+    assert any(cases) and not all(cases)
+    deaf, count = re.subn(rf"(- alert: {alert}){EXPRESSION}", r"\1\n        expr: vector(0) > 1", ALERTS)
+    assert count
+    (tmp_path / "alerts.yml").write_text(deaf)
+    shutil.copy(RULES[0], tmp_path)
+    head, *blocks = CASES.split("\n  - name: ")
+    mine = [block for block in blocks if f"alertname: {alert}\n" in block]
+    (tmp_path / "alerts_test.yml").write_text("\n  - name: ".join([head, *mine]))
+    with pytest.raises(AssertionError, match=alert):
+        check(tool("promtool"), "test", "rules", "alerts_test.yml", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("alert", ALERT_NAMES)
+def test_each_alert_has_all_its_words(alert):
+    for block in re.findall(rf"- alert: {alert}\n([\s\S]*?)(?=\n\n|\Z)", ALERTS):
+        assert re.search(r"^\s+severity: (warning|critical|info)$", block, re.MULTILINE), block
+        assert re.search(r"^\s+component: (daemon|run|optimizer)$", block, re.MULTILINE), block
+        assert "summary: " in block and "description: " in block
+        assert f"runbook_url: deploy/README.md#{alert.lower()}" in block
+
+
+def test_the_runbook_has_a_section_for_each_alert_and_no_other():
+    runbook = (DEPLOY / "README.md").read_text().split("# Runbook\n")[1]
+    assert sorted(re.findall(r"^## (\w+)$", runbook, re.MULTILINE)) == ALERT_NAMES
+
+
+def test_rules_read_metrics_that_exist():
+    read = [text for path in RULES for text in re.findall(EXPRESSION, path.read_text())]
+    assert len(read) == sum(len(re.findall("- (?:alert|record): ", path.read_text())) for path in RULES)
+    assert unknown_metrics(" ".join(read)) == set()
+    planted = unknown_metrics("rate(ballast_x_total[1m]) > run_id:ballast_y:sum + ballast_step_duration_seconds_sum")
+    assert planted == {"ballast_x_total", "run_id:ballast_y:sum"}
+
+
+# --- Alertmanager ---------------------------------------------------------------------------------------------------
+
+
 def test_alertmanager_configuration():
     check(tool("amtool"), "check-config", DEPLOY / "alertmanager" / "alertmanager.yml")
+
+
+ROUTES = [
+    ("trainer-hook,warning", "alertname=BallastLossSpikePredicted severity=warning run_id=r layer=l"),
+    ("trainer-hook,warning", "alertname=BallastSpikeActionTaken severity=warning action=skip"),
+    ("trainer-hook,critical", "alertname=BallastSpikeActionTaken severity=critical action=stop"),
+    ("critical", "alertname=BallastDown severity=critical"),
+    ("warning", "alertname=BallastLossSpike severity=warning"),
+    ("info", "alertname=BallastPredictorUseless severity=info"),
+]
+
+
+def route(receivers: str, labels: str) -> str:
+    file = DEPLOY / "alertmanager" / "alertmanager.yml"
+    command = [tool("amtool"), "config", "routes", "test", f"--config.file={file}", f"--verify.receivers={receivers}"]
+    return check(*command, *labels.split())
+
+
+@pytest.mark.parametrize(("receivers", "labels"), ROUTES, ids=[labels for _, labels in ROUTES])
+def test_alerts_go_to_their_receivers(receivers, labels):
+    route(receivers, labels)
+    with pytest.raises(AssertionError):
+        route("nobody", labels)
+
+
+# --- containers -----------------------------------------------------------------------------------------------------
+
+
+def test_compose_mounts_what_is_shipped():
+    compose = (ROOT / "docker-compose.yml").read_text()
+    for folder in re.findall(r"- \./(\S+?):", compose):
+        assert any((ROOT / folder).iterdir()), folder
+    for path in ("prometheus/prometheus.yml", "alertmanager/alertmanager.yml"):
+        assert f"--config.file=/etc/{path}" in compose and (DEPLOY / path).exists()
+    assert "trainer-hook:host-gateway" in compose and "http://trainer-hook:" in HOOK_URL
+    home = re.search(r"GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH: (\S+)", compose)[1]
+    provided = (DEPLOY / "grafana" / "provisioning" / "dashboards" / "ballast.yml").read_text()
+    assert f"path: {home.rsplit('/', 1)[0]}\n" in provided
+    assert (DEPLOY / "grafana" / "dashboards" / home.rsplit("/", 1)[1]).exists()
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
@@ -56,31 +156,70 @@ def test_compose_file(profile):
     check(docker, "compose", "--profile", profile, "config", "--quiet")
 
 
+# --- the dashboard --------------------------------------------------------------------------------------------------
+
+
 def test_dashboard_expressions_parse(tmp_path):
     promtool = tool("promtool")
-    rules = []
-    for panel in dashboard()["panels"]:
-        for target in panel["targets"]:
-            expression = (
-                target["expr"].replace("$__rate_interval", "1m").replace("$instance", ".+").replace("$run_id", ".+")
-            )
-            assert "$" not in expression, expression
-            rules.append({"record": f"panel:{panel['id']}:{target['refId']}", "expr": expression})
-    assert len(rules) > 10
+    rules = [{"record": f"panel:{i}", "expr": resolved(text)} for i, (_, text) in enumerate(expressions())]
+    assert len(rules) > 50
     file = tmp_path / "panels.yml"  # JSON is YAML
     file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
     check(promtool, "check", "rules", file)
+    rules[7]["expr"] += ")"
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    with pytest.raises(AssertionError):
+        check(promtool, "check", "rules", file)
+
+
+def test_dashboard_reads_metrics_that_exist():
+    for title, text in expressions():
+        assert unknown_metrics(text) == set(), title
+    for variable in dashboard()["templating"]["list"]:
+        assert unknown_metrics(variable["query"]) == set()
+
+
+def test_dashboard_filters_by_what_is_chosen():
+    """Every series has an instance, those of a run its id, those of a layer its name: a panel obeys the choice."""
+    for title, text in expressions():
+        for name, selector in re.findall(r"\b((?:ballast|process)_\w+|\w+:ballast_\w+:\w+|up)\{(.*?)\}", text):
+            labels = re.search(rf"`{re.sub('_(bucket|sum|count)$', '', name)}` \| \w+ \| (.*?) \|", METRICS)
+            wanted = ["instance", *(label for label in ("run_id", "layer") if labels and f"`{label}`" in labels[1])]
+            wanted += ["run_id"] if ":" in name else []
+            assert all(f'{label}=~"${label}"' in selector for label in wanted), f"{title}: {name}"
+        assert "rate(" not in text or "[$__rate_interval]" in text, title
 
 
 def test_dashboard_panels_are_complete_and_do_not_overlap():
-    taken = set()
+    taken, ids, titles = set(), [], []
     for panel in dashboard()["panels"]:
-        assert panel["title"] and panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
+        ids.append(panel["id"])
+        titles.append(panel["title"])
+        if panel["type"] != "row":
+            assert panel["title"] and panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
         cells = {(x + place["x"], y + place["y"]) for x in range(place["w"]) for y in range(place["h"])}
         assert not cells & taken, panel["title"]
         taken |= cells
+    assert len(set(ids)) == len(ids) and len(set(titles)) == len(titles)
+
+
+def test_dashboard_is_bound_to_no_installation():
+    """Another Grafana's data source has another uid: every part asks for the one that is chosen."""
+    board = dashboard()
+    assert board["id"] is None and board["uid"] and not board["editable"] and board["timezone"] == "utc"
+    assert [panel["title"] for panel in board["panels"] if panel["type"] == "row"] == ROWS
+    variables = board["templating"]["list"]
+    assert [variable["name"] for variable in variables] == ["datasource", "instance", "run_id", "layer"]
+    asking = [part for panel in panels() for part in (panel, *panel["targets"])]
+    for part in [*asking, *variables[1:], *board["annotations"]["list"]]:
+        assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(board)))
+    assert used == {"datasource", "instance", "run_id", "layer", "__rate_interval", "__all"}
+
+
+# --- the image ------------------------------------------------------------------------------------------------------
 
 
 def test_the_image_installs_every_library_the_programs_link():
