@@ -22,6 +22,12 @@ class AdminService final : public v1::AdminService::CallbackService {
   };
   explicit AdminService(Options options) : options_(std::move(options)) {}
 
+  // What the reading calls answer.
+  v1::GetServerResponse DescribeServer() const;
+  v1::ListRunsResponse DescribeRuns() const;
+  absl::StatusOr<v1::GetRunResponse> DescribeRun(const std::string& run_id) const;
+  absl::StatusOr<v1::GetHistoryResponse> DescribeHistory(const v1::GetHistoryRequest& request) const;
+
   grpc::ServerUnaryReactor* GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest* request,
                                       v1::GetServerResponse* response) override;
   grpc::ServerUnaryReactor* ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest* request,
@@ -32,7 +38,6 @@ class AdminService final : public v1::AdminService::CallbackService {
                                       v1::DeleteRunResponse* response) override;
   grpc::ServerUnaryReactor* Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
                                  v1::PlanResponse* response) override;
-
   grpc::ServerUnaryReactor* GetHistory(grpc::CallbackServerContext* context, const v1::GetHistoryRequest* request,
                                        v1::GetHistoryResponse* response) override;
 
