@@ -42,6 +42,9 @@ readonly PACKAGES_FUZZ="clang libclang-rt-14-dev"
 # What tests/emulated/run.sh needs to run AVX-512 code on a processor without it; not installed by default.
 readonly PACKAGES_EMULATOR="bochs bochs-term bochsbios isolinux syslinux-common genisoimage cpio busybox-static binutils"
 
+# Chromium, for tests/e2e/test_page.py; not installed by default, for Ubuntu has it as a snap alone.
+readonly PACKAGES_BROWSER="chromium-headless-shell"
+
 # llvm-mca, for tests/bench/port_pressure.py; not installed by default.
 readonly PACKAGES_BENCH="llvm"
 
@@ -65,8 +68,9 @@ group_packages() {
     study) echo "$PACKAGES_STUDY" ;;
     fuzz) echo "$PACKAGES_FUZZ" ;;
     emulator) echo "$PACKAGES_EMULATOR" ;;
+    browser) echo "$PACKAGES_BROWSER" ;;
     bench) echo "$PACKAGES_BENCH" ;;
-    *) fail "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, bench)" ;;
+    *) fail "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, browser, bench)" ;;
   esac
 }
 

@@ -4,6 +4,7 @@
 
 #include "server/convert.h"
 #include "server/server.h"
+#include "server/status_macros.h"
 #include "server/trainer_service.h"
 #include "server/version.h"
 
@@ -17,52 +18,76 @@ grpc::ServerUnaryReactor* AdminService::Answer(grpc::CallbackServerContext* cont
   return reactor;
 }
 
+v1::GetServerResponse AdminService::DescribeServer() const {
+  v1::GetServerResponse out;
+  const Runs& runs = *options_.environment.runs;
+  out.set_version(Version());
+  out.set_revision(Revision());
+  const Devices& devices = *options_.environment.devices;
+  out.set_device(devices.description());
+  out.set_memory_limit_bytes(devices.limit_bytes());
+  out.set_memory_reserved_bytes(devices.reserved_bytes());
+  for (const Devices::State& state : devices.Read()) *out.add_devices() = FromDevice(state);
+  out.set_uptime_s(MonotonicSeconds() - begin_s_);
+  out.set_protocol_min(kProtocolMin);
+  out.set_protocol_max(kProtocolMax);
+  out.set_ops_address(options_.ops_address);
+  for (const char* name : kernels::RuleNames()) out.add_rules(name);
+  for (const kernels::Master& master : kernels::Masters()) out.add_masters(master.name);
+  for (const kernels::State& state : kernels::States()) out.add_states(state.name);
+  for (const kernels::WireFormat& format : kernels::WireFormats()) {
+    out.add_wire_formats(format.name);
+    if (format.gradient) out.add_gradient_formats(format.name);
+    if (format.serving) out.add_serving_formats(format.name);
+  }
+  out.set_state(runs.draining() ? "draining" : "serving");
+  out.set_max_runs(runs.max_runs());
+  return out;
+}
+
+v1::ListRunsResponse AdminService::DescribeRuns() const {
+  v1::ListRunsResponse out;
+  const uint64_t free_bytes = options_.environment.devices->free_bytes();
+  for (const auto& run : options_.environment.runs->All()) *out.add_runs() = FromRun(*run, free_bytes);
+  return out;
+}
+
+absl::StatusOr<v1::GetRunResponse> AdminService::DescribeRun(const std::string& run_id) const {
+  ASSIGN_OR_RETURN(const auto run, options_.environment.runs->Find(run_id));
+  v1::GetRunResponse out;
+  *out.mutable_status() = FromRun(*run, options_.environment.devices->free_bytes());
+  if (!out.mutable_spec()->ParseFromString(run->canonical_spec())) {
+    return absl::InternalError("the stored spec cannot be read");
+  }
+  return out;
+}
+
+absl::StatusOr<v1::GetHistoryResponse> AdminService::DescribeHistory(const v1::GetHistoryRequest& request) const {
+  ASSIGN_OR_RETURN(const auto run, options_.environment.runs->Find(request.run_id()));
+  const size_t most = request.most_steps() == 0 ? RunHistory::kSteps : request.most_steps();
+  return FromHistory(*run, request.after_step(), most);
+}
+
 grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest*,
                                                   v1::GetServerResponse* response) {
   RpcRecord record(options_.environment.metrics, "GetServer");
-  const Runs& runs = *options_.environment.runs;
-  response->set_version(Version());
-  response->set_revision(Revision());
-  const Devices& devices = *options_.environment.devices;
-  response->set_device(devices.description());
-  response->set_memory_limit_bytes(devices.limit_bytes());
-  response->set_memory_reserved_bytes(devices.reserved_bytes());
-  for (const Devices::State& state : devices.Read()) *response->add_devices() = FromDevice(state);
-  response->set_uptime_s(MonotonicSeconds() - begin_s_);
-  response->set_protocol_min(kProtocolMin);
-  response->set_protocol_max(kProtocolMax);
-  response->set_ops_address(options_.ops_address);
-  for (const char* name : kernels::RuleNames()) response->add_rules(name);
-  for (const kernels::Master& master : kernels::Masters()) response->add_masters(master.name);
-  for (const kernels::State& state : kernels::States()) response->add_states(state.name);
-  for (const kernels::WireFormat& format : kernels::WireFormats()) {
-    response->add_wire_formats(format.name);
-    if (format.gradient) response->add_gradient_formats(format.name);
-    if (format.serving) response->add_serving_formats(format.name);
-  }
-  response->set_state(runs.draining() ? "draining" : "serving");
-  response->set_max_runs(runs.max_runs());
+  *response = DescribeServer();
   return Answer(context, record, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest*,
                                                  v1::ListRunsResponse* response) {
   RpcRecord record(options_.environment.metrics, "ListRuns");
-  const uint64_t free_bytes = options_.environment.devices->free_bytes();
-  for (const auto& run : options_.environment.runs->All()) *response->add_runs() = FromRun(*run, free_bytes);
+  *response = DescribeRuns();
   return Answer(context, record, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* context, const v1::GetRunRequest* request,
                                                v1::GetRunResponse* response) {
   RpcRecord record(options_.environment.metrics, "GetRun");
-  const auto run = options_.environment.runs->Find(request->run_id());
-  if (!run.ok()) return Answer(context, record, run.status());
-  *response->mutable_status() = FromRun(**run, options_.environment.devices->free_bytes());
-  if (!response->mutable_spec()->ParseFromString((*run)->canonical_spec())) {
-    return Answer(context, record, absl::InternalError("the stored spec cannot be read"));
-  }
-  return Answer(context, record, absl::OkStatus());
+  auto run = DescribeRun(request->run_id());
+  if (run.ok()) *response = *std::move(run);
+  return Answer(context, record, run.status());
 }
 
 grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* context,
@@ -118,10 +143,9 @@ grpc::ServerUnaryReactor* AdminService::GetHistory(grpc::CallbackServerContext* 
                                                    const v1::GetHistoryRequest* request,
                                                    v1::GetHistoryResponse* response) {
   RpcRecord record(options_.environment.metrics, "GetHistory");
-  const auto run = options_.environment.runs->Find(request->run_id());
-  const size_t most = request->most_steps() == 0 ? RunHistory::kSteps : request->most_steps();
-  if (run.ok()) *response = FromHistory(**run, request->after_step(), most);
-  return Answer(context, record, run.status());
+  auto history = DescribeHistory(*request);
+  if (history.ok()) *response = *std::move(history);
+  return Answer(context, record, history.status());
 }
 
 }  // namespace ballast

@@ -22,6 +22,12 @@ class AdminService final : public v1::AdminService::CallbackService {
   };
   explicit AdminService(Options options) : options_(std::move(options)) {}
 
+  // What the reading calls answer.
+  v1::GetServerResponse DescribeServer() const;
+  v1::ListRunsResponse DescribeRuns() const;
+  absl::StatusOr<v1::GetRunResponse> DescribeRun(const std::string& run_id) const;
+  absl::StatusOr<v1::GetHistoryResponse> DescribeHistory(const v1::GetHistoryRequest& request) const;
+
   grpc::ServerUnaryReactor* GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest* request,
                                       v1::GetServerResponse* response) override;
   grpc::ServerUnaryReactor* ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest* request,
@@ -34,7 +40,6 @@ class AdminService final : public v1::AdminService::CallbackService {
                                  v1::PlanResponse* response) override;
   grpc::ServerUnaryReactor* Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
                                    v1::RewindResponse* response) override;
-
   grpc::ServerUnaryReactor* GetHistory(grpc::CallbackServerContext* context, const v1::GetHistoryRequest* request,
                                        v1::GetHistoryResponse* response) override;
 

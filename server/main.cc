@@ -145,7 +145,8 @@ class Daemon {
   OpsContent Content() {
     return {.metrics = [this] { return metrics_.Serialize(); },
             .live = [this] { return Live(); },
-            .ready = [this] { return Ready(); }};
+            .ready = [this] { return Ready(); },
+            .api = [this](const std::string& path, const std::string& query) { return Api(path, query); }};
   }
 
   absl::Status Live() const {
@@ -158,6 +159,12 @@ class Daemon {
     const Server* server = server_;
     if (server == nullptr) return absl::UnavailableError("starting");
     return server->ready() ? absl::OkStatus() : absl::UnavailableError("draining");
+  }
+
+  OpsResponse Api(const std::string& path, const std::string& query) const {
+    Server* server = server_;
+    if (server == nullptr) return {.status = 503, .body = "starting\n"};
+    return server->AnswerApi(path, query);
   }
 
   void Drain(Server* server, int signal) {
@@ -174,7 +181,7 @@ class Daemon {
   const Config config_;
   const std::vector<std::string> warnings_;
   Metrics metrics_{ThisBuild()};
-  std::atomic<const Server*> server_ = nullptr;
+  std::atomic<Server*> server_ = nullptr;
   std::atomic<bool> devices_failed_ = false, draining_ = false;
 };
 

@@ -5,7 +5,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -15,19 +17,33 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
+#include "server/clock.h"
 #include "server/config_check.h"
 #include "server/log.h"
 #include "server/machine.h"
+#include "server/ops_page.h"
 #include "server/status_macros.h"
 
 namespace ballast {
 namespace {
 
-constexpr char kIndex[] =
+constexpr char kHelp[] =
     "ballastd\n\n"
+    "/         the live page: open it in a browser\n"
     "/metrics  Prometheus metrics\n"
     "/livez    200 while the daemon works, 503 with the reason when it should be restarted\n"
-    "/readyz   200 while it takes trainers, 503 with the reason when not\n";
+    "/readyz   200 while it takes trainers, 503 with the reason when not\n"
+    "/api/v1/  what the page shows, as JSON: status, runs, runs/ID, runs/ID/spec, runs/ID/history?after=STEP&most=N\n";
+constexpr char kApi[] = "/api/v1/";
+
+// The page loads from its own origin alone, runs no inline script, and is shown in no other page.
+constexpr char kPagePolicy[] = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+// A client that stands still for kStillMs is cut off. The last piece of an answer begins within kLastPieceS: 5 s in
+// all.
+constexpr char kStillMs[] = "2500";
+constexpr double kLastPieceS = 2.5;
+constexpr size_t kPieceBytes = 16 << 10;
 
 // The header without its port, lower case not needed: names are compared without case.
 std::string HostOf(absl::string_view header) {
@@ -49,16 +65,25 @@ OpsResponse AnswerHealth(const absl::Status& status) {
   return {.status = 503, .body = absl::StrCat(status.message(), "\n")};
 }
 
+OpsResponse AnswerPage(const PageFile& file) {
+  return {
+      .content_type = std::string(file.content_type), .body = std::string(file.body), .content_policy = kPagePolicy};
+}
+
 const char* ReasonPhrase(int status) {
   switch (status) {
     case 200:
       return "OK";
+    case 400:
+      return "Bad Request";
     case 403:
       return "Forbidden";
     case 404:
       return "Not Found";
     case 405:
       return "Method Not Allowed";
+    case 500:
+      return "Internal Server Error";
     default:
       return "Service Unavailable";
   }
@@ -67,9 +92,9 @@ const char* ReasonPhrase(int status) {
 std::string Head(const OpsResponse& response) {
   return absl::StrFormat(
       "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\nCache-Control: no-store\r\n"
-      "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: default-src 'none'\r\n%s\r\n",
+      "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: %s\r\n%s\r\n",
       response.status, ReasonPhrase(response.status), response.content_type, response.body.size(),
-      response.status == 405 ? "Allow: GET, HEAD\r\n" : "");
+      response.content_policy, response.status == 405 ? "Allow: GET, HEAD\r\n" : "");
 }
 
 // Opens a connection and drops it.
@@ -82,6 +107,16 @@ void Knock(const std::string& host, int port) {
   if (fd < 0) return;
   connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to));  // a wildcard address means this machine
   close(fd);
+}
+
+// In pieces, for mg_write waits anew whenever some bytes have gone.
+void Send(mg_connection* connection, std::string_view answer) {
+  const double begin_s = MonotonicSeconds();
+  while (!answer.empty() && MonotonicSeconds() - begin_s < kLastPieceS) {
+    const size_t bytes = std::min(answer.size(), kPieceBytes);
+    if (mg_write(connection, answer.data(), bytes) != static_cast<int>(bytes)) return;
+    answer.remove_prefix(bytes);
+  }
 }
 
 // CivetWeb's C interface: the C++ one throws, and adds nothing needed here.
@@ -110,7 +145,7 @@ class CivetOps final : public OpsHttp {
     const std::string ports = absl::StrCat(bind_host(), ":", port);
     const std::string threads = absl::StrCat(kThreads);
     std::array<const char*, 9> options = {
-        "listening_ports",          ports.c_str(), "num_threads", threads.c_str(), "request_timeout_ms", "5000",
+        "listening_ports",          ports.c_str(), "num_threads", threads.c_str(), "request_timeout_ms", kStillMs,
         "enable_directory_listing", "no",          nullptr};
     mg_callbacks callbacks{};
     callbacks.log_message = OnLog;
@@ -157,11 +192,10 @@ class CivetOps final : public OpsHttp {
     const char* host = mg_get_header(connection, "Host");
     const OpsRequest request{.method = info->request_method,
                              .path = info->local_uri == nullptr ? "" : info->local_uri,
+                             .query = info->query_string == nullptr ? "" : info->query_string,
                              .host = host == nullptr ? "" : host};
     const OpsResponse response = AnswerOps(request, ops->content_, ops->hostname_);
-    const std::string head = Head(response);
-    mg_write(connection, head.data(), head.size());
-    if (request.method != "HEAD") mg_write(connection, response.body.data(), response.body.size());
+    Send(connection, request.method == "HEAD" ? Head(response) : absl::StrCat(Head(response), response.body));
     return response.status;
   }
 
@@ -185,13 +219,16 @@ OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, cons
     return {.status = 403,
             .body = "This Host is not served; use an IP address, localhost or the machine's hostname.\n"};
   }
-  const bool known =
-      request.path == "/" || request.path == "/metrics" || request.path == "/livez" || request.path == "/readyz";
-  if (!known) return {.status = 404, .body = "Not found; see /\n"};
+  const PageFile* page = FindPageFile(request.path);
+  const bool known = page != nullptr || absl::StartsWith(request.path, kApi) || request.path == "/help" ||
+                     request.path == "/metrics" || request.path == "/livez" || request.path == "/readyz";
+  if (!known) return {.status = 404, .body = "Not found; see /help\n"};
   if (request.method != "GET" && request.method != "HEAD") return {.status = 405, .body = "GET or HEAD only.\n"};
+  if (page != nullptr) return AnswerPage(*page);
   if (request.path == "/livez") return AnswerHealth(content.live());
   if (request.path == "/readyz") return AnswerHealth(content.ready());
-  if (request.path == "/") return {.body = kIndex};
+  if (request.path == "/help") return {.body = kHelp};
+  if (absl::StartsWith(request.path, kApi)) return content.api(request.path.substr(strlen(kApi)), request.query);
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = content.metrics()};
 }
 

@@ -1,5 +1,5 @@
-// The HTTP port for machines and people that watch: /metrics, /livez, /readyz and an index of these at /. It changes
-// nothing and knows no secrets; GET and HEAD only.
+// The HTTP port for machines and people that watch: the live page at /, the JSON it polls under /api/v1/, /metrics,
+// /livez, /readyz, and a list of these at /help. It changes nothing and knows no secrets; GET and HEAD only.
 #pragma once
 
 #include <functional>
@@ -12,15 +12,24 @@
 
 namespace ballast {
 
+struct OpsResponse {
+  int status = 200;
+  std::string content_type = "text/plain; charset=utf-8";
+  std::string body;
+  std::string content_policy = "default-src 'none'";  // of a browser that shows it
+};
+
 // What the port shows. Called by the server's threads, several at once; must not block.
 struct OpsContent {
   std::function<std::string()> metrics;  // text exposition 0.0.4
   std::function<absl::Status()> live;    // OK, or what does not answer
   std::function<absl::Status()> ready;   // OK, or why not
+  // /api/v1/PATH?QUERY, as server/ops_api.h lists them.
+  std::function<OpsResponse(const std::string& path, const std::string& query)> api;
 };
 
-// Requests are answered by kThreads threads; one that takes longer than 5 s to say what it wants is cut off.
-// Thread-safe.
+// Requests are answered by kThreads threads. A client that keeps silent for 2 s while it asks, or reads nothing for 2 s
+// while it is answered, is cut off; so is one that has not read its answer after 10 s. Thread-safe.
 class OpsHttp {
  public:
   static constexpr int kThreads = 4;
@@ -38,13 +47,9 @@ class OpsHttp {
 // The part of it without sockets.
 struct OpsRequest {
   std::string method;
-  std::string path;  // without the query
-  std::string host;  // the header; empty: there was none
-};
-struct OpsResponse {
-  int status = 200;
-  std::string content_type = "text/plain; charset=utf-8";
-  std::string body;
+  std::string path;        // without the query
+  std::string query = {};  // without the question mark
+  std::string host;        // the header; empty: there was none
 };
 // `hostname`: the machine's. A Host header is an IP address, localhost or the hostname; anything else is refused, since
 // a web page can point a name of its own at a loopback address (DNS rebinding).

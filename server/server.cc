@@ -18,6 +18,7 @@
 #include "server/admin_service.h"
 #include "server/devices.h"
 #include "server/log.h"
+#include "server/ops_api.h"
 #include "server/shm_listener.h"
 #include "server/status_macros.h"
 #include "server/trainer_service.h"
@@ -65,6 +66,7 @@ class GrpcServer final : public Server {
   uint64_t memory_limit_bytes() const override { return devices_.limit_bytes(); }
   bool ready() const override { return !stopped_ && !runs_.draining(); }
   bool live() const override { return runs_.busy_s() < kStuckS && devices_.busy_s() < kStuckS; }
+  OpsResponse AnswerApi(const std::string& path, const std::string& query) override { return api_.Answer(path, query); }
   int Drain(double timeout_s) override;
 
  private:
@@ -78,6 +80,7 @@ class GrpcServer final : public Server {
   Runs runs_;
   TrainerService trainer_;
   AdminService admin_;
+  OpsApi api_{&admin_};
   std::string address_;
   std::string shm_socket_;  // set before the first call; empty: no shared memory
   std::atomic<bool> stopped_ = false;

@@ -12,6 +12,7 @@
 #include "server/config.h"
 #include "server/device.h"
 #include "server/metrics.h"
+#include "server/ops_http.h"
 
 namespace ballast {
 
@@ -35,6 +36,8 @@ class Server {
   virtual uint64_t memory_limit_bytes() const = 0;
   virtual bool ready() const = 0;  // serving, not draining
   virtual bool live() const = 0;   // the strands and the device answer
+  // As of OpsContent.
+  virtual OpsResponse AnswerApi(const std::string& path, const std::string& query) = 0;
 
   // Not ready any more, no new runs or steps; Drain is sent on every stream; the open steps may finish within
   // timeout_s; then the port is closed. Returns the number of steps left open.

@@ -133,6 +133,7 @@ main() {
   # In the foreground: sudo may have to ask for a password.
   local started=$SECONDS
   "$ROOT/deploy/packages.sh" || FAILED_STAGES+=("packages")
+  "$ROOT/deploy/packages.sh" browser || echo "!! no Chromium: the live page is NOT tested"
   STAGE_TIMES+=("$(printf '%-16s %4d s' packages $((SECONDS - started)))")
   if [[ ${#FAILED_STAGES[@]} -eq 0 ]] && try "python" "$ROOT/deploy/setup.sh" python; then
     cpp_suites

@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+#include "server/clock.h"
 #include "server/config_check.h"
 
 namespace ballast {
@@ -22,10 +23,10 @@ namespace {
 using testing::AllOf;
 using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
-// One exchange over a socket: everything that comes back until the server closes.
-std::string Exchange(const std::string& address, const std::string& request) {
+int Connect(const std::string& address) {
   const HostPort at = ParseHostPort(address).value();
   sockaddr_in to{};
   to.sin_family = AF_INET;
@@ -33,6 +34,12 @@ std::string Exchange(const std::string& address, const std::string& request) {
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0) << address;
+  return fd;
+}
+
+// One exchange over a socket: everything that comes back until the server closes.
+std::string Exchange(const std::string& address, const std::string& request) {
+  const int fd = Connect(address);
   EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
   std::string reply;
   std::array<char, 4096> part;
@@ -46,7 +53,15 @@ class OpsHttpTest : public testing::Test {
   OpsContent Content() {
     return {.metrics = [] { return std::string("a_metric 1\n"); },
             .live = [this] { return live_; },
-            .ready = [this] { return ready_; }};
+            .ready = [this] { return ready_; },
+            .api = [this](const std::string& path, const std::string& query) { return Api(path, query); }};
+  }
+
+  OpsResponse Api(const std::string& path, const std::string& query) const {
+    if (path == "large") return {.body = std::string(64 << 20, 'x')};
+    if (path == "wrong") return {.status = 400, .body = "say it otherwise\n"};
+    return {.content_type = "application/json; charset=utf-8",
+            .body = absl::StrCat("{\"", path, "\":\"", query, "\"}")};
   }
 
   void SetUp() override {
@@ -72,7 +87,7 @@ TEST_F(OpsHttpTest, MetricsAreTextAndEveryAnswerHasItsHeaders) {
   EXPECT_THAT(Ask("GET", "/metrics"), AllOf(StartsWith("HTTP/1.1 200 OK\r\n"),
                                             HasSubstr("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
                                             HasSubstr("Content-Length: 11\r\n"), EndsWith("\r\n\r\na_metric 1\n")));
-  for (const char* path : {"/", "/metrics", "/livez", "/readyz", "/nothing"}) {
+  for (const char* path : {"/metrics", "/livez", "/readyz", "/help", "/nothing", "/api/v1/status"}) {
     EXPECT_THAT(Ask("GET", path),
                 AllOf(HasSubstr("X-Content-Type-Options: nosniff\r\n"), HasSubstr("Cache-Control: no-store\r\n"),
                       HasSubstr("Content-Security-Policy: default-src 'none'\r\n")))
@@ -95,12 +110,62 @@ TEST_F(OpsHttpTest, HealthFollowsTheCallbacks) {
   EXPECT_THAT(Ask("GET", "/livez"), AllOf(StartsWith("HTTP/1.1 503"), EndsWith("stuck\n")));
 }
 
-TEST_F(OpsHttpTest, TheIndexNamesThePaths) {
-  EXPECT_THAT(Ask("GET", "/"), AllOf(StartsWith("HTTP/1.1 200"), HasSubstr("/metrics"), HasSubstr("/readyz")));
+TEST_F(OpsHttpTest, HelpNamesThePaths) {
+  EXPECT_THAT(Ask("GET", "/help"),
+              AllOf(StartsWith("HTTP/1.1 200"), HasSubstr("/metrics"), HasSubstr("/readyz"), HasSubstr("/api/v1/")));
+}
+
+TEST_F(OpsHttpTest, ThePageLoadsFromItsOwnOriginAlone) {
+  const std::vector<std::pair<const char*, const char*>> files = {
+      {"/", "text/html; charset=utf-8"},
+      {"/static/page.css", "text/css; charset=utf-8"},
+      {"/static/page.js", "text/javascript; charset=utf-8"},
+      {"/static/icon.svg", "image/svg+xml"},
+  };
+  for (const auto& [path, type] : files) {
+    EXPECT_THAT(Ask("GET", path),
+                AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr(absl::StrCat("Content-Type: ", type, "\r\n")),
+                      HasSubstr("Content-Security-Policy: default-src 'self'; base-uri 'none'; form-action 'none'; "
+                                "frame-ancestors 'none'\r\n"),
+                      HasSubstr("X-Content-Type-Options: nosniff\r\n"), HasSubstr("Cache-Control: no-store\r\n"),
+                      Not(HasSubstr("Access-Control"))))
+        << path;
+    EXPECT_THAT(Ask("GET", path, "evil.example"), StartsWith("HTTP/1.1 403")) << path;
+    EXPECT_THAT(Ask("POST", path), StartsWith("HTTP/1.1 405")) << path;
+  }
+  // A style or a script within the page would be refused by that policy.
+  EXPECT_THAT(Ask("GET", "/"), AllOf(HasSubstr("<!doctype html>"), Not(HasSubstr("style=")), Not(HasSubstr("<style")),
+                                     Not(HasSubstr("<script>")), Not(HasSubstr("://"))));
+}
+
+TEST_F(OpsHttpTest, TheApiIsAskedForPathAndQuery) {
+  EXPECT_THAT(Ask("GET", "/api/v1/runs/r/history?after=7&most=2"),
+              AllOf(StartsWith("HTTP/1.1 200"), HasSubstr("Content-Type: application/json; charset=utf-8\r\n"),
+                    Not(HasSubstr("Access-Control")), EndsWith("\r\n\r\n{\"runs/r/history\":\"after=7&most=2\"}")));
+  EXPECT_THAT(Ask("GET", "/api/v1/wrong"),
+              AllOf(StartsWith("HTTP/1.1 400 Bad Request\r\n"), EndsWith("say it otherwise\n")));
+  EXPECT_THAT(Ask("HEAD", "/api/v1/status"), AllOf(StartsWith("HTTP/1.1 200"), EndsWith("\r\n\r\n")));
+  EXPECT_THAT(Ask("DELETE", "/api/v1/runs/r"), StartsWith("HTTP/1.1 405"));
+  EXPECT_THAT(Ask("GET", "/api/v1/status", "evil.example"), StartsWith("HTTP/1.1 403"));
+  EXPECT_THAT(Ask("GET", "/api/v1"), StartsWith("HTTP/1.1 404"));
+}
+
+TEST_F(OpsHttpTest, ClientsThatNeverReadAreCutOff) {
+  std::vector<int> silent;
+  for (int i = 0; i < OpsHttp::kThreads; ++i) {
+    silent.push_back(Connect(ops_->address()));
+    const std::string request = "GET /api/v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    EXPECT_EQ(send(silent.back(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  }
+  const double begin_s = MonotonicSeconds();
+  EXPECT_THAT(Ask("GET", "/metrics"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(MonotonicSeconds() - begin_s, 5);
+  for (const int fd : silent) close(fd);
 }
 
 TEST_F(OpsHttpTest, UnknownPathsAre404) {
-  for (const char* path : {"/nothing", "/metrics/", "/metricsx", "/livez/x", "/../etc/passwd", "/%2e%2e/etc/passwd"}) {
+  for (const char* path : {"/nothing", "/metrics/", "/static/", "/static/page.jsx", "/static/../page.js", "/metricsx",
+                           "/livez/x", "/../etc/passwd", "/%2e%2e/etc/passwd"}) {
     EXPECT_THAT(Ask("GET", path), StartsWith("HTTP/1.1 404 Not Found\r\n")) << path;
   }
   EXPECT_THAT(Ask("GET", "/metrics?name=x"), StartsWith("HTTP/1.1 200")) << "a query changes nothing";
@@ -115,8 +180,7 @@ TEST_F(OpsHttpTest, OtherMethodsAre405) {
 
 TEST_F(OpsHttpTest, NamesThatAreNotTheMachinesAreRefused) {
   for (const char* host : {"evil.example", "evil.example:9464", "localhost.evil.example", "127.0.0.1.evil.example"}) {
-    EXPECT_THAT(Ask("GET", "/metrics", host), AllOf(StartsWith("HTTP/1.1 403"), testing::Not(HasSubstr("a_metric"))))
-        << host;
+    EXPECT_THAT(Ask("GET", "/metrics", host), AllOf(StartsWith("HTTP/1.1 403"), Not(HasSubstr("a_metric")))) << host;
   }
   for (const char* host : {"localhost:9464", "LOCALHOST", "127.0.0.1:9464", "10.1.2.3", "[::1]:9464"}) {
     EXPECT_THAT(Ask("GET", "/metrics", host), StartsWith("HTTP/1.1 200")) << host;
@@ -142,7 +206,7 @@ TEST_F(OpsHttpTest, GarbageIsAnsweredOrDroppedAndTheNextRequestServed) {
     const HostPort at = ParseHostPort(ops_->address()).value();
     EXPECT_NE(at.port, 0);
     const std::string reply = Exchange(ops_->address(), garbage);
-    EXPECT_THAT(reply, testing::Not(HasSubstr(" 200 ")));
+    EXPECT_THAT(reply, Not(HasSubstr(" 200 ")));
   }
   EXPECT_THAT(Ask("GET", "/livez"), StartsWith("HTTP/1.1 200"));
 }

@@ -1,0 +1,224 @@
+"""The live page and the JSON under it, against a run in training; the page in a headless Chromium."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+from pathlib import Path
+
+import pytest
+from browser import Browser, find_browser
+from daemon import Daemon, plain_environment
+
+TRAINER = Path(__file__).with_name("page_trainer.py")
+ATTACK = "embed.<img src=x onerror=alert(1)>.weight"
+RUN = "page"
+VIEWERS = 50
+FOCUSED = "document.activeElement.getAttribute('href') ?? document.activeElement.closest('[id]')?.id"
+needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium: deploy/packages.sh browser installs it")
+
+
+def spikes_of(daemon: Daemon) -> set[str]:
+    _, text = daemon.get(f"/api/v1/runs/{RUN}/history")
+    return set(re.findall("SPIKE_KIND_[A-Z_]+", text))
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    """A daemon with a run that is in training until the tests are over, its spikes behind it."""
+    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        trainer = subprocess.Popen(
+            [sys.executable, "-W", "ignore", TRAINER, daemon.server, RUN],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=plain_environment(),
+        )
+        deadline = time.monotonic() + 120  # most of it is torch's import
+        while "SPIKE_KIND_NONFINITE" not in spikes_of(daemon):
+            assert trainer.poll() is None, trainer.stderr.read().decode()
+            assert time.monotonic() < deadline, daemon.log.read_text()
+            threading.Event().wait(0.1)
+        yield daemon
+        trainer.kill()
+        trainer.communicate()
+
+
+def ask(daemon: Daemon, path: str):
+    code, text = daemon.get(f"/api/v1/{path}")
+    assert code == 200, text
+    return json.loads(text)
+
+
+# --- the JSON -------------------------------------------------------------------------------------------------------
+
+
+def test_the_json_is_what_the_calls_answer(training):
+    status = ask(training, "status")
+    assert status["ops_address"] == training.ops and status["state"] == "serving"
+    runs = ask(training, "runs")["runs"]
+    assert [run["run_id"] for run in runs] == [RUN]
+    run = ask(training, f"runs/{RUN}")
+    assert run["state"] == "RUN_STATE_TRAINING" and int(run["step"]) >= 110
+    assert run["steps_aborted"] == "0" and run["failure"] == "", "fields are there when zero"
+    spec = ask(training, f"runs/{RUN}/spec")
+    assert spec["max_grad_norm"] == 5 and spec["tensors"] == []
+
+
+def test_history_brings_what_is_new(training):
+    history = ask(training, f"runs/{RUN}/history?most=500")
+    steps = [int(step["step"]) for step in history["steps"]]
+    assert steps == list(range(1, steps[-1] + 1))
+    infinite = history["steps"][109]
+    assert infinite["loss"] == "Infinity" and infinite["reason"] == "nonfinite"
+    assert any(tensor["tensor"] == ATTACK for tensor in history["tensors"])
+    later = ask(training, f"runs/{RUN}/history?after={steps[-1] - 1}&most=2")
+    assert 1 <= len(later["steps"]) <= 2 and int(later["steps"][0]["step"]) >= steps[-1]
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "says"),
+    [
+        (f"runs/{RUN}/history?after=x", 400, "after wants a step's number, got 'x'"),
+        (f"runs/{RUN}/history?most=-1", 400, "most wants a number of steps, got '-1'"),
+        (f"runs/{RUN}/history?before=1", 400, "history takes after=STEP and most=N, got 'before'"),
+        ("status?verbose=1", 400, "takes no query"),
+        ("runs/nope", 404, f"no run 'nope'; there are: {RUN}"),
+        ("runs/nope/history", 404, "no run 'nope'"),
+        (f"runs/{RUN}/weights", 404, "there are /api/v1/status"),
+    ],
+)
+def test_what_is_wrong_is_said(training, path, code, says):
+    got, text = training.get(f"/api/v1/{path}")
+    assert (got, says in text) == (code, True), text
+
+
+def test_many_viewers_leave_room_for_a_scrape(training):
+    """As many pages as VIEWERS ask every 2 s, all at once; a scrape beside them takes less than a second."""
+    over, codes, problems = threading.Event(), [], []
+
+    def view():
+        query = ""
+        while True:
+            try:
+                for path in ("status", "runs"):
+                    codes.append(training.status(f"/api/v1/{path}"))
+                code, text = training.get(f"/api/v1/runs/{RUN}/history{query}")
+                codes.append(code)
+                if code == 200 and (steps := json.loads(text)["steps"]):
+                    query = f"?after={int(steps[-1]['step']) - 1}"
+            except (OSError, urllib.error.URLError) as error:
+                problems.append(error)
+            if over.wait(2):
+                return
+
+    viewers = [threading.Thread(target=view) for _ in range(VIEWERS)]
+    for viewer in viewers:
+        viewer.start()
+    slowest = 0.0
+    for _ in range(12):
+        began = time.monotonic()
+        assert training.get("/metrics")[0] == 200
+        slowest = max(slowest, time.monotonic() - began)
+        over.wait(0.5)
+    over.set()
+    for viewer in viewers:
+        viewer.join()
+    assert not problems
+    assert slowest < 1, f"a scrape took {slowest:.2f} s"
+    assert set(codes) <= {200, 503} and codes.count(200) > 0.9 * len(codes), {c: codes.count(c) for c in set(codes)}
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(training, tmp_path):
+    with Browser(tmp_path) as browser:
+        browser.show_as("light", 1280)
+        browser.open(f"http://{training.ops}/")
+        browser.wait_for("document.querySelectorAll('#events li').length > 1", 30)
+        yield browser
+        own = [url for url in browser.requests if url.startswith(f"http://{training.ops}/")]
+        assert browser.requests == own, "it asks its own origin alone"
+
+
+@needs_browser
+def test_every_section_says_what_the_run_does(page):
+    assert re.search(r"0\.\d+\.\d+ .* · cpu", page.text("#daemon")), page.text("#daemon")
+    assert re.search(r"memory [\d.]+ KiB of [\d.]+ GiB", page.text("#memory"))
+    assert page.text("#run-title") == f"Run {RUN}" and "1 rank attached" in page.text("#run-state")
+    loss = page.text("#loss")
+    assert re.search(r"a spike is predicted \([1-9]", loss) and re.search(r"loss spike \([1-9]", loss), loss
+    assert page.evaluate("document.querySelectorAll('#loss .mark.real').length") >= 2  # and one in the legend
+    assert "model.layers.3" in page.evaluate("document.querySelector('#rms svg.over').textContent")
+    assert page.evaluate("document.querySelector('#rms canvas:not([width=\"120\"])').width") > 600
+    assert "clipped at 5" in page.evaluate("document.querySelector('#norm svg.chart').textContent")
+    quality = page.evaluate("document.querySelector('#quality svg.chart desc').textContent")
+    assert re.search(r"EDQ: last [\d.]+ %, .*unchanged: last [\d.]+ %", quality), quality
+    assert re.search(r"receive [\d.]+ (ms|µs|s)", page.text("#times .readout")), page.text("#times")
+    assert re.search(r"Push\s+[\d.]+ [KM]?i?B/s", page.text("#throughput")), page.text("#throughput")
+    assert re.search(r"1 weights\s+[\d.]+ KiB", page.text("#bytes"))
+    assert "connected, lane" in page.text("#ranks")
+    events = page.text("#events")
+    assert "Step 110 skipped: nonfinite" in events and "RMS_t of" in events
+    assert page.complaints == []
+
+
+@needs_browser
+def test_it_follows_the_training(page):
+    step = "Number(document.querySelector('#runs tbody td.number').textContent.replace(',', ''))"
+    before = page.evaluate(step)
+    readout = page.text("#loss .readout")
+    page.wait_for(f"{step} > {before}")
+    page.wait_for(f"document.querySelector('#loss .readout').textContent !== {json.dumps(readout)}")
+    assert page.complaints == []
+
+
+@needs_browser
+def test_a_name_that_is_markup_is_text(page):
+    assert ATTACK in page.text("#tensors") and ATTACK in page.text("#events")
+    page.evaluate("location.hash = '#run=' + encodeURIComponent('<img src=x onerror=alert(2)>')")
+    page.wait_for("document.querySelector('#alert').textContent.includes('There is no run \\'<img src=x')")
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert page.complaints == []
+
+
+@needs_browser
+def test_it_is_read_in_light_and_dark_and_on_a_phone(page):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.show_as("dark", 1280)
+    assert page.evaluate(ground) != light
+    for scheme in ("light", "dark"):
+        page.show_as(scheme, 360, 740)
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.complaints == []
+
+
+@needs_browser
+def test_it_is_read_by_keyboard(page):
+    reached = []
+    for _ in range(40):
+        page.press("Tab")
+        reached.append(page.evaluate(FOCUSED))
+        if reached[-1] == "loss":
+            break
+    assert f"#run={RUN}" in reached and reached[-1] == "loss", reached
+    page.press("Home")
+    page.wait_for("document.querySelector('#norm .readout').textContent.startsWith('Step 1:')")
+    page.press("ArrowRight")
+    page.wait_for("document.querySelector('#loss .readout').textContent.startsWith('Step 2:')")
+
+
+@needs_browser
+def test_it_says_when_the_run_or_the_daemon_is_gone(tmp_path):
+    with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
+        browser.open(f"http://{daemon.ops}/#run=gone")
+        browser.wait_for("document.querySelector('#alert').textContent.includes(\"There is no run 'gone'\")")
+        assert "No run yet" in browser.text()
+        daemon.stop()
+        browser.wait_for("document.querySelector('#alert').textContent.includes('does not answer')")
