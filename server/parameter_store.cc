@@ -112,8 +112,8 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
 }
 
 DeviceQueue::Completion ParameterStore::OnStrand(Done done) {
-  return [strand = environment_.strand, done = std::move(done)](const TaskResult& result) mutable {
-    strand->Post([done = std::move(done), result]() mutable { done(result); });
+  return [strand = environment_.strand, done = std::move(done), awaited = awaited_](const TaskResult& result) mutable {
+    strand->Post([done = std::move(done), awaited = std::move(awaited), result]() mutable { done(result); });
   };
 }
 

@@ -96,6 +96,8 @@ class ParameterStore {
   // Counted from the live allocations. Padding is not: it is a property of the layout.
   PlanBytes bytes() const;
   void WaitIdle();
+  // Some completion has neither run nor been dropped. Those that run may submit more.
+  bool awaits_completions() const { return awaited_.use_count() > 1; }
 
  private:
   // Of one device.
@@ -131,7 +133,8 @@ class ParameterStore {
   float* PresentScales(uint32_t tensor);
 
   const Environment environment_;
-  std::vector<Spot> spots_;  // by tensor, like the next three
+  const std::shared_ptr<const bool> awaited_ = std::make_shared<const bool>();  // held by each completion under way
+  std::vector<Spot> spots_;                                                     // by tensor, like the next three
   std::vector<uint64_t> versions_;
   std::vector<uint64_t> updates_;
   std::vector<uint64_t> step_of_;

@@ -357,19 +357,32 @@ uint64_t Run::End(absl::Status status) {
     told.Notify();
   });
   told.WaitForNotification();
-  if (store_ != nullptr) store_->WaitIdle();  // completions may still be posted
-  Post([&] {
-    if (std::exchange(ended_, true)) return;
-    freed = board_.Read().bytes.total();
-    pulls_.clear();
-    load_.reset();
-    digests_.reset();
-    runner_.reset();
-    store_.reset();
-    metrics_->OnRanks(0, spec_.ranks);
-  });
+  // A completion may submit what follows: nothing is freed before the last.
+  for (bool over = false; !over;) {
+    if (store_ != nullptr) store_->WaitIdle();
+    absl::Notification asked;
+    Post([&] {
+      over = EndNow(&freed);
+      asked.Notify();
+    });
+    asked.WaitForNotification();
+  }
   strand_.Stop();
   return freed;
+}
+
+bool Run::EndNow(uint64_t* freed) {
+  if (ended_) return true;
+  if (store_ != nullptr && store_->awaits_completions()) return false;
+  ended_ = true;
+  *freed = board_.Read().bytes.total();
+  pulls_.clear();
+  load_.reset();
+  digests_.reset();
+  runner_.reset();
+  store_.reset();
+  metrics_->OnRanks(0, spec_.ranks);
+  return true;
 }
 
 }  // namespace ballast

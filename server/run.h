@@ -119,6 +119,8 @@ class Run {
  private:
   explicit Run(Options options);
   absl::Status Allocate(const std::vector<Device*>& devices);
+  // Frees all, on the strand; false: not yet, for completions are awaited.
+  bool EndNow(uint64_t* freed);
   // Streams, readers and uploads end; nobody may attach any more.
   void Dismiss(const absl::Status& why);
   // Why nobody may attach.

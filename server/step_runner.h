@@ -164,7 +164,8 @@ class StepRunner {
   // Tries the updates, or goes on where nothing asks for that.
   void ProbeOrPronounce(uint64_t step);
   void Probe(uint64_t step, uint32_t tensor, Slab slab);
-  void OnProbed(uint64_t step);
+  void OnProbed();
+  void JudgeOn();
   void Pronounce(uint64_t step);
   // Of the gradients by themselves.
   event::Verdict Verdict(uint64_t step) const;
@@ -239,6 +240,7 @@ class StepRunner {
   std::vector<std::optional<Slab>> judged_;  // gradients that are to be judged, by tensor
   uint32_t measuring_ = 0;                   // of these: tasks submitted and not done
   bool probed_ = false;                      // their updates were tried
+  uint64_t judging_ = 0;                     // the step that is being judged; 0: none
   StepClock clock_;
   std::deque<ClosedStep> results_;  // of the last steps, oldest first
 

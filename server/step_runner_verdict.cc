@@ -9,6 +9,7 @@ namespace ballast {
 void StepRunner::Do(const effect::Judge& e) {
   TakeEndValues();
   judged_ = e.slabs;
+  judging_ = e.step;
   if (!JudgesGradients(*environment_.spec)) return Pronounce(e.step);
   for (const auto& slab : e.slabs) measuring_ += slab ? 1 : 0;
   updating_ += measuring_;
@@ -30,9 +31,15 @@ void StepRunner::OnMeasured(uint64_t step, uint32_t tensor, const TaskResult& re
   if (machine_.step_open() && machine_.step() == step) {  // a change of world may have closed it
     statistics_.AddMeasure(tensor, result.statistics);
     clock_.update_s += result.seconds;
-    if (measuring_ == 0) ProbeOrPronounce(step);
   }
+  JudgeOn();
   Settle();
+}
+
+// The last answer that is awaited may be to a step that a change of world has closed.
+void StepRunner::JudgeOn() {
+  if (measuring_ > 0 || !machine_.step_open() || machine_.step() != judging_) return;
+  probed_ ? Pronounce(judging_) : ProbeOrPronounce(judging_);
 }
 
 event::Verdict StepRunner::Verdict(uint64_t step) const {
@@ -58,21 +65,23 @@ void StepRunner::Probe(uint64_t step, uint32_t tensor, Slab slab) {
   ++updating_;
   environment_.store->Probe(tensor, values, [this, step, tensor](const TaskResult& result) {
     if (machine_.step_open() && machine_.step() == step) statistics_.AddProbe(tensor, result.statistics);
-    OnProbed(step);
+    OnProbed();
   });
   if (!ProbesCurvature(*environment_.spec, environment_.spec->tensors[tensor])) return;
   ++measuring_;
   ++updating_;
-  ProbeCurvature(tensor, values, [this, step] { OnProbed(step); });
+  ProbeCurvature(tensor, values, [this] { OnProbed(); });
 }
 
-void StepRunner::OnProbed(uint64_t step) {
+void StepRunner::OnProbed() {
   --updating_;
-  if (--measuring_ == 0 && machine_.step_open() && machine_.step() == step) Pronounce(step);
+  --measuring_;
+  JudgeOn();
   Settle();
 }
 
 void StepRunner::Pronounce(uint64_t step) {
+  judging_ = 0;
   event::Verdict verdict = Verdict(step);
   if (verdict.outcome == Outcome::kApplied && JudgesGradients(*environment_.spec)) {
     clip_ = ClipCoefficient(*environment_.spec, statistics_.Findings().norm);

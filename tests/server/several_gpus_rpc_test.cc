@@ -106,7 +106,8 @@ TEST_F(SeveralGpusRpcTest, ASpreadRunGoesBackOnAllOfThemAndItsSnapshotsTakeNoneO
   Trainer t = StartTrainer(spec);
   ExpectSteps(&t, 1, 5);
   uint64_t reserved = 0;
-  for (const v1::DeviceStatus& device : GetServer().devices()) reserved += device.memory_reserved_bytes();
+  const v1::GetServerResponse server = GetServer();
+  for (const v1::DeviceStatus& device : server.devices()) reserved += device.memory_reserved_bytes();
   const v1::ByteCounts bytes = Status("large").bytes();
   EXPECT_GT(bytes.snapshots(), 0u);
   EXPECT_EQ(reserved, bytes.weights() + bytes.momentum() + bytes.variance() + bytes.gradients() + bytes.staging());

@@ -5,8 +5,10 @@
 
 #include <chrono>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 #include "server/convert.h"
 #include "tests/server/rpc_fixture.h"
@@ -71,12 +73,15 @@ class SlowRankRpcTest : public RpcTest {
     return answer.result.value_or(v1::StepResult());
   }
   double SentBytes() const {
-    const std::string series = absl::StrCat("\nballast_sent_bytes_total{run_id=\"", spec_.run_id, "\"");
-    const std::string text = metrics_.Serialize();
-    const size_t at = text.find(series), value = text.find("} ", at) + 2;
-    double bytes = -1;
-    EXPECT_TRUE(absl::SimpleAtod(text.substr(value, text.find('\n', value) - value), &bytes));
-    return bytes;
+    const std::string series = absl::StrCat("ballast_sent_bytes_total{run_id=\"", spec_.run_id, "\"");
+    double sum = 0;  // over the lanes
+    for (const absl::string_view line : absl::StrSplit(metrics_.Serialize(), '\n')) {
+      double bytes = 0;
+      if (!absl::StartsWith(line, series)) continue;
+      EXPECT_TRUE(absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &bytes)) << line;
+      sum += bytes;
+    }
+    return sum;
   }
 
   RunSpec spec_;
