@@ -18,14 +18,13 @@ DigestJob::DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& pla
 }
 
 void DigestJob::Start(Done done) {
-  Abandon(absl::AbortedError("another request for the digests took this one's place"));
-  done_ = std::move(done);
+  waiting_.push_back(std::move(done));
   restart_ = true;
   if (!encoding_) Restart();
 }
 
-void DigestJob::Abandon(absl::Status why) {
-  if (done_) std::exchange(done_, nullptr)(std::move(why));
+void DigestJob::Abandon(const absl::Status& why) {
+  for (Done& done : std::exchange(waiting_, {})) done(why);
 }
 
 void DigestJob::Restart() {
@@ -47,7 +46,7 @@ void DigestJob::NextChunk() {
 
 void DigestJob::OnChunk() {
   encoding_ = false;
-  if (!done_) return;
+  if (waiting_.empty()) return;
   if (restart_) return Restart();
   AddChunk();
   if (++chunk_ == ChunkCount(*spec_, spec_->tensors[tensor_])) {
@@ -55,7 +54,10 @@ void DigestJob::OnChunk() {
     digester_.emplace();
     scale_digester_.emplace();
     chunk_ = 0;
-    if (++tensor_ == spec_->tensors.size()) return std::exchange(done_, nullptr)(std::move(digests_));
+    if (++tensor_ == spec_->tensors.size()) {
+      for (Done& done : std::exchange(waiting_, {})) done(digests_);
+      return;
+    }
   }
   NextChunk();
 }

@@ -1,6 +1,7 @@
 // The digests of all weights in their serving format, computed chunk by chunk through the run's queue. Of a format with
-// scales it is the digest of two digests, that of the codes and that of the scales in order. One at a time: a second
-// request takes the place of the first, which is answered ABORTED.
+// scales it is the digest of two digests, that of the codes and that of the scales in order. Requests that come while
+// one is under way begin it anew, for the weights as they are then, and all are answered together: several ranks attach
+// at once.
 //
 // Strand-confined. Memory: one scratch chunk, from the constructor on.
 #pragma once
@@ -24,7 +25,7 @@ class DigestJob {
   DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& plan);
 
   void Start(Done done);
-  void Abandon(absl::Status why);
+  void Abandon(const absl::Status& why);
   uint64_t scratch_bytes() const { return scratch_.reserved_bytes(); }
 
  private:
@@ -37,7 +38,7 @@ class DigestJob {
   const RunSpec* const spec_;
   ParameterStore* const store_;
   WeightPiece scratch_;
-  Done done_;
+  std::vector<Done> waiting_;
   bool encoding_ = false;
   bool restart_ = false;
   uint32_t tensor_ = 0;
