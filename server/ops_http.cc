@@ -39,10 +39,10 @@ constexpr char kApi[] = "/api/v1/";
 // The page loads from its own origin alone, runs no inline script, and is shown in no other page.
 constexpr char kPagePolicy[] = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-// A client that stands still for kStillMs is cut off. The last piece of an answer begins within kLastPieceS: 5 s in
-// all.
-constexpr char kStillMs[] = "2500";
-constexpr double kLastPieceS = 2.5;
+// CivetWeb waits 2 s for a client to take or to say more. One that took longer than kPieceS for a piece of an answer,
+// even if it took it then, or for all pieces longer than kAnswerS, is cut off.
+constexpr char kStillMs[] = "2000";
+constexpr double kPieceS = 1, kAnswerS = 10;
 constexpr size_t kPieceBytes = 16 << 10;
 
 // The header without its port, lower case not needed: names are compared without case.
@@ -112,10 +112,14 @@ void Knock(const std::string& host, int port) {
 // In pieces, for mg_write waits anew whenever some bytes have gone.
 void Send(mg_connection* connection, std::string_view answer) {
   const double begin_s = MonotonicSeconds();
-  while (!answer.empty() && MonotonicSeconds() - begin_s < kLastPieceS) {
+  double piece_s = begin_s;
+  while (!answer.empty() && piece_s - begin_s < kAnswerS) {
     const size_t bytes = std::min(answer.size(), kPieceBytes);
     if (mg_write(connection, answer.data(), bytes) != static_cast<int>(bytes)) return;
     answer.remove_prefix(bytes);
+    const double now_s = MonotonicSeconds();
+    if (now_s - piece_s > kPieceS) return;
+    piece_s = now_s;
   }
 }
 

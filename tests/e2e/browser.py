@@ -41,6 +41,7 @@ class Browser:
         self.number = 0
         self.unread = b""
         self.session = None
+        self.loaded = False
 
     def __enter__(self) -> "Browser":
         read_end, self.to_browser = os.pipe()
@@ -101,6 +102,7 @@ class Browser:
 
     def note(self, event: dict) -> None:
         method, what = event.get("method"), event.get("params", {})
+        self.loaded = self.loaded or method == "Page.loadEventFired"
         if method == "Network.requestWillBeSent":
             self.requests.append(what["request"]["url"])
         elif method == "Runtime.exceptionThrown":
@@ -115,8 +117,11 @@ class Browser:
 
     # --- what a test does ---------------------------------------------------------------------------------------------
 
-    def open(self, url: str) -> None:
+    def open(self, url: str, seconds: float = 30) -> None:
+        self.loaded = False
         self.call("Page.navigate", url=url)
+        while not self.loaded:
+            self.note(self.read(time.monotonic() + seconds, f"for the end of loading {url}"))
 
     def evaluate(self, expression: str, seconds: float = 20):
         result = self.call(
