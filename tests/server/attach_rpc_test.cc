@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+#include <vector>
+
 #include "tests/server/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -130,6 +133,34 @@ TEST_F(AttachRpcTest, DigestsAreOfWhatIsServed) {
   EXPECT_EQ(response_.last_result().step(), 1u);
   ASSERT_EQ(response_.digests_size(), 3);
   for (uint32_t i = 0; i < 3; ++i) EXPECT_EQ(response_.digests(static_cast<int>(i)), t.reference->Digest(i)) << i;
+}
+
+TEST_F(AttachRpcTest, RanksThatAttachAtOnceAllGetTheDigests) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_run_id("r2");
+  spec.set_ranks(4);
+  Trainer t = StartTrainer(spec);
+  t.wire->CloseInput();
+  EXPECT_TRUE(t.wire->Finish().ok());
+  std::vector<v1::AttachResponse> responses(4);
+  std::vector<grpc::Status> ended(4);
+  std::vector<std::jthread> ranks;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank] {
+      v1::AttachRequest request;
+      request.set_run_id("r2");
+      request.set_rank(rank);
+      request.set_world(4);
+      request.set_want_digests(true);
+      ended[rank] = Attach(request, &responses[rank]);
+    });
+  }
+  ranks.clear();
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(ended[rank].ok()) << ended[rank].error_message();
+    ASSERT_EQ(responses[rank].digests_size(), 3);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(responses[rank].digests(i), t.reference->Digest(static_cast<uint32_t>(i)));
+  }
 }
 
 }  // namespace
