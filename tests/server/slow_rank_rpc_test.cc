@@ -89,8 +89,8 @@ class SlowRankRpcTest : public RpcTest {
 };
 
 TEST_F(SlowRankRpcTest, ARankThatDoesNotReadCostsTheOthersNothingAndTheDaemonLittle) {
-  constexpr double kWeights = 16e6, kUnderWay = 8e6;  // send slots, and the 4 MiB that the transport takes
-  Start(MakeSpec("r1", {{"w", {2000, 2000}, "fp32"}}), /*lease_s=*/10);
+  constexpr double kWeights = 9e6, kUnderWay = 8e6;  // send slots, and the 4 MiB that the transport takes
+  Start(MakeSpec("r1", {{"w", {1500, 1500}, "fp32"}}), /*lease_s=*/10);
   SendStep(0, 1);
   SendStep(1, 1);
   ExpectApplied(0, 1, 1);  // rank 1 has read nothing yet
