@@ -32,15 +32,16 @@ void StepRunner::Do(const effect::Update& e) {
   }
   // The step may be closed, and another one's values be in place, when the norm is known.
   std::vector<double> hyper = hyper_[environment_.spec->tensors[e.tensor].group];
-  environment_.store->Measure(e.tensor, values,
-                              [this, e, values, hyper = std::move(hyper)](const TaskResult& result) mutable {
-                                if (machine_.step_open() && machine_.step() == e.step)
-                                  statistics_.AddMeasure(e.tensor, result.statistics);
-                                values.hyper = hyper;
-                                values.measured = true;
-                                values.clip = tensor_clip_->Next(e.tensor, std::sqrt(result.statistics.grad_sq));
-                                Submit(e, values);
-                              });
+  environment_.store->Measure(
+      e.tensor, values,
+      [this, e, values, hyper = std::move(hyper), rewinds = rewinds_](const TaskResult& result) mutable {
+        if (rewinds != rewinds_) return OnUpdated(e, 1, rewinds, result);  // its step is undone: no update follows
+        if (machine_.step_open() && machine_.step() == e.step) statistics_.AddMeasure(e.tensor, result.statistics);
+        values.hyper = hyper;
+        values.measured = true;
+        values.clip = tensor_clip_->Next(e.tensor, std::sqrt(result.statistics.grad_sq));
+        Submit(e, values);
+      });
 }
 
 void StepRunner::Submit(const effect::Update& e, ParameterStore::UpdateValues values) {

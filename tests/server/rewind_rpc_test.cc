@@ -104,6 +104,23 @@ class RewindRpcTest : public TeamRpcTest {
   uint64_t sends_ = 0;
 };
 
+// Their norms go back with them; and a gradient whose norm is being taken when the run goes back updates nothing.
+TEST_F(RewindRpcTest, TensorsThatAreClippedByThemselvesGoBackToo) {
+  v1::RunSpec spec = KeptSpec(1, 10);
+  spec.mutable_tensor_clip()->set_absolute(0.1);
+  spec.mutable_tensor_clip()->set_warmup_steps(5);
+  Team team = StartTeam(spec, 1);
+  Train(&team, 1, 10);
+  const auto first = Train(&team, 11, 13);
+  for (int times = 0; times < 25; ++times) {
+    SCOPED_TRACE(times);
+    SendStep(&team, 14, {});
+    ASSERT_TRUE(Rewind(To(10)).ok());
+    Rejoin(&team);
+    ExpectSame(first, Train(&team, 11, 13));
+  }
+}
+
 // Steps 21 to 30 twice, then on: in both modes, by one rank and by two, the second time in another order of arrival.
 TEST_F(RewindRpcTest, TheSecondTimeIsTheFirstTimeToTheBit) {
   for (const v1::CommitMode commit : {v1::COMMIT_MODE_RELEASE, v1::COMMIT_MODE_STAGED}) {
