@@ -338,14 +338,15 @@ void Run::Fail(absl::Status why) {
   Post([this, why = std::move(why)] {
     if (ended_ || !failure_.ok()) return;
     failure_ = why;
-    Dismiss(why);
-    metrics_->OnState("failed");
-    metrics_->OnRanks(0, spec_.ranks);
+    // First what is asked for, then the streams: who is told of the failure finds it in the status.
     board_.Write([&](RunStatus& s) {
       s.state = RunStatus::State::kFailed;
       s.failure = std::string(why.message());
       s.ranks.clear();
     });
+    metrics_->OnState("failed");
+    metrics_->OnRanks(0, spec_.ranks);
+    Dismiss(why);
   });
 }
 

@@ -191,13 +191,13 @@ void Runs::OnDeviceFailed(size_t device, const absl::Status& why) {
   Log(LogLevel::kError, "device_failed", "a device failed: its runs are lost, and must be created anew",
       {{"device", label}, {"err", reason}});
   options_.metrics->OnDeviceFailed(label);
+  ShowMemory();
   for (const auto& run : All()) {
     const auto& devices = run->plan().placement.devices;
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) continue;
     run->Fail(absl::DataLossError(
         absl::StrCat("run '", run->spec().run_id, "' is lost: ", reason, "; create it anew and load the weights")));
   }
-  ShowMemory();
   if (!any_left && options_.on_last_failure) options_.on_last_failure(why);
 }
 
