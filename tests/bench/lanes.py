@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from collect import machine
-from turns import QUIET, Answering, Load, busy_seconds, process_seconds, quartiles
+from turns import Answering, Load, children, quartiles
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -59,15 +59,6 @@ def sizes(most: int) -> list[int]:
     return [size for size in (64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30) if size <= most]
 
 
-def others_since(mark: tuple[float, float], pids: list[int]) -> tuple[float, tuple[float, float]]:
-    now = (busy_seconds(), sum(map(process_seconds, pids)))
-    return max(0.0, now[0] - mark[0] - now[1] + mark[1]), now
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def measure(program: Answering, options: argparse.Namespace) -> tuple[dict, dict, Load]:
     figures: dict[tuple[str, str, int], Figure] = {}
     pings: dict[str, list[float]] = {}
@@ -76,8 +67,7 @@ def measure(program: Answering, options: argparse.Namespace) -> tuple[dict, dict
     pids = [program.process.pid, os.getpid(), *children(program.process.pid)]
     for number in range(options.rounds):
         load.wait_until_quiet(options.quiet_wait / options.rounds)
-        mark = others_since((0, 0), pids)[1]
-        wall = busy_wall()
+        load.begin_round(pids)
         for size in sizes(options.most_bytes):
             for mode in ("push", "pull", "both"):
                 count = max(1, min(SHARE, options.most_bytes) // size)
@@ -91,13 +81,9 @@ def measure(program: Answering, options: argparse.Namespace) -> tuple[dict, dict
             count = 2000
             took = float(program.ask(f"{lane} ping 0 {count}").split()[0])
             pings.setdefault(lane, []).append(took / count * 1e6)
-        load.shares.append(others_since(mark, pids)[0] / (busy_wall() - wall))
+        load.end_round()
         print(f"round {number + 1} of {options.rounds}: others used {load.shares[-1]:.2f} cores", file=sys.stderr)
     return figures, pings, load
-
-
-def busy_wall() -> float:
-    return float(Path("/proc/uptime").read_text().split()[0])
 
 
 def ratio(figures: dict, lane: str, bound: str, mode: str, size: int) -> list[float]:
@@ -128,7 +114,6 @@ def verdicts(figures: dict, pings: dict, size: int) -> list[tuple[str, list[floa
 
 def report(figures: dict, pings: dict, load: Load, options: argparse.Namespace) -> str:
     largest = sizes(options.most_bytes)[-1]
-    quiet = statistics.median(load.shares) <= QUIET
     lines = [
         "# The lanes, measured",
         "",
@@ -136,8 +121,7 @@ def report(figures: dict, pings: dict, load: Load, options: argparse.Namespace) 
         f"{datetime.date.today()}. Two processes on the same cores, chunks of 1 MiB, both ends compute or check each "
         "chunk's checksum but for raw TCP and memcpy; GB = 1e9 bytes of payload, of both directions together in "
         "`both`. Medians over rounds in which every lane had its turn, quartiles in brackets; ratios within a round.",
-        f"Other processes used {statistics.median(load.shares):.2f} cores (median over rounds, most "
-        f"{max(load.shares):.2f})" + ("." if quiet else ": **disturbed, no figure here is a finding**."),
+        load.told(),
         "",
         f"| target, at {human(largest)} | ratio | floor | reach | |",
         "| --- | --- | --- | --- | --- |",
@@ -194,8 +178,7 @@ def main() -> int:
     largest = sizes(options.most_bytes)[-1]
     if options.json:
         options.json.write_text(json.dumps(rows(figures, pings, largest, options.rounds)))
-    undisturbed = statistics.median(load.shares) <= QUIET and not options.quick
-    return int(undisturbed and not all(met for *_rest, met in verdicts(figures, pings, largest)))
+    return int(load.quiet and not options.quick and not all(met for *_rest, met in verdicts(figures, pings, largest)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import trainer
 from collect import machine
-from turns import QUIET, Answering, Load, busy_seconds, process_seconds, quartiles
+from turns import Answering, Load, children, quartiles
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -131,9 +131,9 @@ def one_round(suite: Suite, number: int, programs, load: Load, options: argparse
     steps, lanes, daemon = programs
     lanes.ask("memcpy push 1024 1")  # by its answer its peers are there
     load.wait_until_quiet(options.quiet_wait / options.rounds)
-    children = Path(f"/proc/{lanes.process.pid}/task/{lanes.process.pid}/children").read_text().split()
-    pids = [os.getpid(), steps.process.pid, lanes.process.pid, daemon.process.pid, *map(int, children)]
-    busy, own, wall = busy_seconds(), sum(map(process_seconds, pids)), uptime()
+    load.begin_round(
+        [os.getpid(), steps.process.pid, lanes.process.pid, daemon.process.pid, *children(lanes.process.pid)]
+    )
     nbytes = next(iter(suite.overhead.values())).parameters * 4
     for lane, (_title, name) in LANES.items():
         for mode in ("push", "pull", "both"):
@@ -141,13 +141,8 @@ def one_round(suite: Suite, number: int, programs, load: Load, options: argparse
             suite.transfers.setdefault((lane, mode), []).append(taken)
     for case in suite.cases() if number % 2 == 0 else reversed(suite.cases()):
         case.run(steps, daemon)
-    others = busy_seconds() - busy - sum(map(process_seconds, pids)) + own
-    load.shares.append(max(0.0, others) / (uptime() - wall))
+    load.end_round()
     print(f"round {number + 1} of {options.rounds}: others used {load.shares[-1]:.2f} cores", file=sys.stderr)
-
-
-def uptime() -> float:
-    return float(Path("/proc/uptime").read_text().split()[0])
 
 
 def overheads(suite: Suite, lane: str) -> list[float]:
@@ -161,15 +156,13 @@ def relative(case: Case, to: Case) -> str:
 
 
 def report(suite: Suite, load: Load, options: argparse.Namespace) -> str:
-    quiet = statistics.median(load.shares) <= QUIET
     lines = [
         "# Whole steps, measured",
         "",
         f"`tests/bench/steps.py --rounds {options.rounds}` on {machine()}; {datetime.date.today()}. Trainers that "
         "compute nothing, in one process, and a daemon of one thread, on the same cores; plain SGD over fp32 weights. "
         "Medians over rounds in which every case had its turn, quartiles in brackets; ratios within a round.",
-        f"Other processes used {statistics.median(load.shares):.2f} cores (median over rounds, most "
-        f"{max(load.shares):.2f})" + ("." if quiet else ": **disturbed, no figure here is a finding**."),
+        load.told(),
         "",
     ]
     return "\n".join(lines + overhead_table(suite) + pairs_table(suite) + growth_tables(suite)) + "\n"
@@ -270,8 +263,9 @@ def main() -> int:
         (HERE / "results" / "steps.md").write_text(text)
     if options.json:
         options.json.write_text(json.dumps(rows(suite, options.rounds)))
-    undisturbed = statistics.median(load.shares) <= QUIET and not options.quick
-    return int(undisturbed and any(statistics.median(overheads(suite, lane)) > LIMIT for lane in LANES))
+    return int(
+        load.quiet and not options.quick and any(statistics.median(overheads(suite, lane)) > LIMIT for lane in LANES)
+    )
 
 
 if __name__ == "__main__":

@@ -105,12 +105,40 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return tuple(statistics.quantiles(values, n=4, method="inclusive")) if len(values) > 1 else (values[0],) * 3
 
 
+def uptime() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @dataclass
 class Load:
     """How busy others kept the machine."""
 
     shares: list[float] = field(default_factory=list)  # cores used by others, a round each
     waited_s: float = 0.0
+    own: list[int] = field(default_factory=list)  # pids that are no others, of the round begun
+    began: tuple[float, float] = (0.0, 0.0)  # when, and what others had used by then
+
+    def begin_round(self, own: list[int]):
+        self.own = own
+        self.began = (uptime(), self._others())
+
+    def end_round(self):
+        self.shares.append(max(0.0, self._others() - self.began[1]) / (uptime() - self.began[0]))
+
+    def _others(self) -> float:
+        return busy_seconds() - sum(map(process_seconds, self.own))
+
+    @property
+    def quiet(self) -> bool:
+        return statistics.median(self.shares) <= QUIET
+
+    def told(self) -> str:
+        used = f"{statistics.median(self.shares):.2f} cores (median over rounds, most {max(self.shares):.2f})"
+        return f"Other processes used {used}" + ("." if self.quiet else ": **disturbed, no figure here is a finding**.")
 
     def wait_until_quiet(self, limit_s: float):
         """Returns once others use less than a tenth of a core, or after about `limit_s`."""
