@@ -236,11 +236,7 @@ export class LineChart {
   point(index) {
     this.at = index;
     const step = this.steps[index ?? this.steps.length - 1];
-    this.rule?.setAttribute(
-      "d",
-      index === null || !step || !this.scale ?
-        "" :
-        `M${this.scale.at(step.step).toFixed(1)} ${MARGIN.top - 8}V${HEIGHT - MARGIN.bottom}`);
+    drawRule(this, index === null ? null : step, MARGIN.top - 8, HEIGHT);
     setText(this.readout, step ? this.tell(step) : NONE);
   }
 
@@ -257,6 +253,12 @@ export function drawStepAxis(svg, scale, height) {
   for (const tick of niceSteps(scale.first, scale.last, Math.max(2, Math.min(8, room / 80))).filter(Number.isInteger)) {
     svg.append(draw("text", {class: "tick middle", x: scale.at(tick).toFixed(1), y: height - 6}, count(tick)));
   }
+}
+
+// The upright line at the step that is read; at none it is gone.
+export function drawRule({rule, scale}, step, top, height) {
+  rule?.setAttribute(
+    "d", step && scale ? `M${scale.at(step.step).toFixed(1)} ${top}V${height - MARGIN.bottom}` : "");
 }
 
 // Left and right go a step, with shift ten; Home and End to the ends; Escape back to the last.

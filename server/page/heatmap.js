@@ -1,9 +1,9 @@
 // RMS_t by layer and step. Cells are drawn on a canvas, a pixel's column showing the largest of its steps, so that no
 // spike is lost between pixels; what reached the threshold is counted in words beside the layer and listed below it.
 
-import {drawStepAxis, legendMark, MARGIN, moveCursor, SHAPES, stepScale} from "./charts.js";
+import {drawRule, drawStepAxis, legendMark, MARGIN, moveCursor, SHAPES, stepScale} from "./charts.js";
 import {draw, fillTable, make, makeTable, setText} from "./elements.js";
-import {count, number, plural} from "./format.js";
+import {count, NONE, number, plural} from "./format.js";
 import {isFinite} from "./history.js";
 
 const LABELS = 150;  // pixels
@@ -181,7 +181,7 @@ export class Heatmap {
       const where = this.steps.findLast?.((step) => step.rms[layer] === most) ?? null;
       return [
         name, number(isFinite(last?.rms[layer]) ? last.rms[layer] : null), number(isFinite(most) ? most : null),
-        where ? count(where.step) : "–", count(this.reached(layer))
+        where ? count(where.step) : NONE, count(this.reached(layer))
       ];
     });
     fillTable(this.table, rows);
@@ -190,12 +190,8 @@ export class Heatmap {
   point(index) {
     this.at = index;
     const step = this.steps[index ?? this.steps.length - 1];
-    this.rule?.setAttribute(
-      "d",
-      index === null || !step || !this.scale ?
-        "" :
-        `M${this.scale.at(step.step).toFixed(1)} ${TOP}V${this.height - MARGIN.bottom}`);
-    setText(this.readout, step ? this.tell(step) : "–");
+    drawRule(this, index === null ? null : step, TOP, this.height);
+    setText(this.readout, step ? this.tell(step) : NONE);
   }
 
   tell(step) {

@@ -2,7 +2,7 @@
 
 import {LineChart} from "./charts.js";
 import {draw, keepChildren, make, setText} from "./elements.js";
-import {bytes, count, number, parse, seconds} from "./format.js";
+import {bytes, count, NONE, number, parse, seconds} from "./format.js";
 import {Heatmap} from "./heatmap.js";
 import {History} from "./history.js";
 import {Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput} from "./panels.js";
@@ -93,7 +93,7 @@ const normChart = {
   ],
   levels: () => (clipAt() ? [{name: `clipped at ${number(clipAt())}`, value: clipAt()}] : []),
 };
-const percent = (value) => (value === null ? "–" : `${Number((value * 100).toPrecision(3))} %`);
+const percent = (value) => (value === null ? NONE : `${Number((value * 100).toPrecision(3))} %`);
 const qualityChart = {
   title: "Lost arithmetic",
   note: "EDQ: how much of the wanted update reaches the stored weights; 100 % is all of it. Unchanged: elements that " +
