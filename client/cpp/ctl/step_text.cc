@@ -34,6 +34,13 @@ std::string Kinds(const v1::StepRecord& step, absl::string_view between) {
   });
 }
 
+// "-": there is none.
+std::string LargestRms(const v1::StepRecord& step) {
+  float largest = -1;
+  for (const float rms : step.layer_rms()) largest = std::max(largest, std::isfinite(rms) ? rms : -1);
+  return largest < 0 ? "-" : Number(largest);
+}
+
 std::string Exact(double value) { return absl::StrFormat("%.9g", value); }
 std::string Quoted(absl::string_view text) {
   if (text.find_first_of(",\"\n") == absl::string_view::npos) return std::string(text);
@@ -41,12 +48,6 @@ std::string Quoted(absl::string_view text) {
 }
 
 }  // namespace
-
-std::string LargestRms(const v1::StepRecord& step) {
-  float largest = -1;
-  for (const float rms : step.layer_rms()) largest = std::max(largest, std::isfinite(rms) ? rms : -1);
-  return largest < 0 ? "-" : Number(largest);
-}
 
 std::string Slowest(const v1::StepRecord& step) {
   const auto parts = Parts(step);

@@ -8,8 +8,6 @@
 
 namespace ballast::ctl {
 
-// The largest RMS_t of its layers; "-": there is none.
-std::string LargestRms(const v1::StepRecord& step);
 // "wait for rank 3"; what took most of the step's time.
 std::string Slowest(const v1::StepRecord& step);
 // What took how long of the step.

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "absl/strings/numbers.h"
@@ -11,18 +12,24 @@ namespace {
 
 constexpr uint32_t kAtFirst = 10;  // steps that are shown of those before
 
-// Of a step, so that one that closes anew after a rewind is another.
-double MomentOf(const v1::StepRecord& step) { return step.closed_at_s(); }
+// At least the steps that have closed since `last`, a step's number and moment. The last one is asked for again: where
+// it is no longer the same, the run was rewound, and all that is kept may be new.
+absl::StatusOr<v1::GetHistoryResponse> LookAgain(Client& client, const std::string& run, const v1::StepRecord& last) {
+  if (last.step() == 0) return client.GetHistory(run, 0, kAtFirst);
+  auto history = client.GetHistory(run, last.step() - 1);
+  const bool same = history.ok() && !history->steps().empty() && history->steps(0).closed_at_s() == last.closed_at_s();
+  return same || !history.ok() ? history : client.GetHistory(run);
+}
 
 int Watch(const Invocation& invocation, Client& client, double interval_s, uint64_t steps) {
   invocation.out << WatchHead() << "\n";
-  double last_s = 0;
+  v1::StepRecord last;
   for (uint64_t shown = 0;;) {
-    const auto history = client.GetHistory(invocation.arguments[0], 0, last_s == 0 ? kAtFirst : 0);
+    const auto history = LookAgain(client, invocation.arguments[0], last);
     if (!history.ok()) return Fail(invocation, history.status());
     for (const v1::StepRecord& step : history->steps()) {
-      if (MomentOf(step) <= last_s) continue;
-      last_s = MomentOf(step);
+      if (step.closed_at_s() <= last.closed_at_s()) continue;
+      last = step;
       invocation.out << WatchLine(step) << std::endl;
       for (const v1::SpikeEvent& event : step.spikes()) invocation.out << "            " << event.text() << std::endl;
       if (++shown == steps) return kOk;
