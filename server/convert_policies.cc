@@ -41,6 +41,9 @@ absl::Status CheckRelease(const v1::RunSpec& spec) {
   if (spec.dynamic_loss_scale()) {
     return NeedsStaged("dynamic_loss_scale = true", "leave it unset and give a constant StepBegin.loss_scale");
   }
+  if (spec.spikes().action() == v1::SPIKE_ACTION_SKIP) {
+    return NeedsStaged("spikes.action = SPIKE_ACTION_SKIP", "spikes.action");
+  }
   if (spec.nonfinite() == v1::NONFINITE_POLICY_SKIP_STEP) {
     return NeedsStaged("nonfinite = NONFINITE_POLICY_SKIP_STEP",
                        "set nonfinite to NONFINITE_POLICY_SKIP_TENSOR or NONFINITE_POLICY_STOP");

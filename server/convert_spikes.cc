@@ -77,11 +77,6 @@ absl::Status TakeAction(const v1::RunSpec& spec, SpikeSettings* made) {
   }
   if (spikes.action() == v1::SPIKE_ACTION_SKIP) made->action = SpikeAction::kSkip;
   if (spikes.action() == v1::SPIKE_ACTION_REWIND) made->action = SpikeAction::kRewind;
-  if (made->action == SpikeAction::kSkip && spec.commit() != v1::COMMIT_MODE_STAGED) {
-    return InvalidArgumentError(
-        "spikes.action = SPIKE_ACTION_SKIP needs commit = COMMIT_MODE_STAGED, which keeps all gradients of a step "
-        "until they are judged, but commit is COMMIT_MODE_RELEASE: change commit, or spikes.action");
-  }
   if (made->action == SpikeAction::kRewind && spec.rewind().snapshots() == 0) {
     return InvalidArgumentError(
         "spikes.action = SPIKE_ACTION_REWIND needs snapshots to go back to, but rewind.snapshots is 0: set it to 1 or "
@@ -107,10 +102,8 @@ std::vector<double> RmsBounds(const RunSpec& spec, const LayerGroups& layers) {
   for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
     const GroupSpec& group = spec.groups[spec.tensors[i].group];
     if (!group.kernel->has_rms) continue;
-    double bound = kNoBound;
-    for (size_t h = 0; h < group.hyper.size(); ++h) {
-      if (absl::string_view(group.kernel->hypers[h].name) == "beta2") bound = std::sqrt(1 / (1 - group.hyper[h]));
-    }
+    const std::optional<double> beta2 = HyperOf(group, group.hyper, "beta2");
+    const double bound = beta2 ? std::sqrt(1 / (1 - *beta2)) : kNoBound;
     bounds[layers.group(i)] = std::max(bounds[layers.group(i)], bound);
   }
   return bounds;
@@ -167,9 +160,7 @@ absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made) {
   RETURN_IF_ERROR(TakeLimits(spikes, &made->spikes));
   RETURN_IF_ERROR(TakeAction(spec, &made->spikes));
   made->spikes.curvature = spikes.curvature();
-  std::vector<std::string> names;
-  for (const TensorSpec& t : made->tensors) names.push_back(t.name);
-  const LayerGroups layers(names, made->layer_groups);
+  const LayerGroups layers(TensorNames(*made), made->layer_groups);
   const std::vector<double> bounds = RmsBounds(*made, layers);
   const double highest = *std::max_element(bounds.begin(), bounds.end());
   // The default is nobody's wish: where it is out of reach there are no RMS events.

@@ -7,7 +7,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "prometheus/text_serializer.h"
 
 #include "ballast/v1/admin.pb.h"
@@ -62,10 +61,7 @@ prometheus::ClientMetric LayerGauge(const std::string& run_id, const std::string
 
 }  // namespace
 
-MetricsClock MetricsClock::System() {
-  return {.unix_s = [] { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); },
-          .steady_s = MonotonicSeconds};
-}
+MetricsClock MetricsClock::System() { return {.unix_s = UnixSeconds, .steady_s = MonotonicSeconds}; }
 
 class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
  public:

@@ -39,6 +39,7 @@ struct StepReport {
     std::optional<double> update_to_weight_ratio, edq_ratio, unchanged_ratio, hi_edq_ratio, hi_unchanged_ratio;
     double gradient_norm = 0;
   };
+  Layer whole;                     // all layers together
   std::vector<Layer> layers;       // by index into RunLabels::layers; tensors without an update this step left out
   std::vector<double> tensor_rms;  // RMS_t of every tensor updated that has one; for the distribution
 };

@@ -16,12 +16,6 @@ namespace {
 // Readers of weights at one time; each holds a chunk of memory.
 constexpr size_t kMostPulls = 4;
 
-std::vector<std::string> Names(const RunSpec& spec) {
-  std::vector<std::string> names;
-  for (const TensorSpec& t : spec.tensors) names.push_back(t.name);
-  return names;
-}
-
 RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layers) {
   const TensorSpec& tensor = spec.tensors[0];
   const kernels::Kernel& kernel = *spec.groups[tensor.group].kernel;
@@ -56,7 +50,7 @@ Run::Run(Options options)
       spec_sha256_(std::move(options.spec_sha256)),
       plan_(std::move(options.plan)),
       devices_(DeviceLabels(options.devices)),
-      layers_(Names(spec_), spec_.layer_groups),
+      layers_(TensorNames(spec_), spec_.layer_groups),
       strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {
   metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -74,6 +75,12 @@ struct RunSpec {
   uint32_t layer_groups = 64;
 };
 
+inline std::vector<std::string> TensorNames(const RunSpec& spec) {
+  std::vector<std::string> names;
+  for (const TensorSpec& t : spec.tensors) names.push_back(t.name);
+  return names;
+}
+
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
 
@@ -89,7 +96,7 @@ inline bool JudgesGradients(const RunSpec& spec) {
 }
 
 // The group's value of the hyperparameter of this name, as this step has it; none: its rule lacks it.
-inline std::optional<double> HyperOf(const GroupSpec& group, const std::vector<double>& values, std::string_view name) {
+inline std::optional<double> HyperOf(const GroupSpec& group, std::span<const double> values, std::string_view name) {
   for (size_t h = 0; h < values.size(); ++h) {
     if (group.kernel->hypers[h].name == name) return values[h];
   }

@@ -55,7 +55,6 @@ class SpikeDetector {
   std::vector<SpikeEvent> Foresee(const StepFindings& found) const;
 
   const SpikeScore& score(SpikeKind predictor) const { return scores_[static_cast<size_t>(predictor)]; }
-  const std::vector<double>& rms_thresholds() const { return rms_thresholds_; }
 
  private:
   // A value that is watched for crossings.

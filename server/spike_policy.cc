@@ -15,7 +15,7 @@ bool SpikePolicy::Skips(const std::vector<SpikeEvent>& foreseen) {
   if (settings_.action != SpikeAction::kSkip) return false;
   const bool due = ActedOn(foreseen) != nullptr;
   // The first skip needs rest before it; those that follow at once are the same action.
-  if (due && skips_ < settings_.most_skips && (skips_ > 0 || !Resting())) {
+  if (due && skips_ < settings_.most_skips && (skips_ > 0 || rest_ == 0)) {
     ++skips_;
     return true;
   }
@@ -30,7 +30,7 @@ bool SpikePolicy::Skips(const std::vector<SpikeEvent>& foreseen) {
 
 SpikePolicy::Answer SpikePolicy::Decide(const std::vector<SpikeEvent>& found) {
   if (settings_.action != SpikeAction::kRewind) return Answer::kGoOn;
-  if (Resting()) {
+  if (rest_ > 0) {
     --rest_;
     return Answer::kGoOn;
   }

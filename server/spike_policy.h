@@ -29,8 +29,6 @@ class SpikePolicy {
   uint32_t rewinds() const { return rewinds_; }
 
  private:
-  bool Resting() const { return rest_ > 0; }
-
   SpikeSettings settings_;
   uint32_t rest_ = 0;   // steps to come without an action
   uint32_t skips_ = 0;  // in a row, until now

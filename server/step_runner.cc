@@ -292,11 +292,11 @@ StepReport StepRunner::ReportOf(const effect::Close& e) const {
   return report;
 }
 
-void StepRunner::Report(const effect::Close& e) {
+void StepRunner::Report(const effect::Close& e, const StepFindings& found) {
   const double now_s = MonotonicSeconds();
   const StepReport report = ReportOf(e);
   environment_.metrics->OnStep(report);
-  Remember(results_.back(), report);
+  Remember(report, found);
   environment_.board->Write([&](RunStatus& s) {
     s.step = e.step;
     s.loss = report.loss;

@@ -161,19 +161,17 @@ class StepRunner {
   ParameterStore::UpdateValues ValuesOf(uint64_t step, uint32_t tensor, Slab slab);
   void OnMeasured(uint64_t step, uint32_t tensor, const TaskResult& result);
   void TakeEndValues();
-  // Tries the updates, or goes on where nothing asks for that.
-  void ProbeOrPronounce(uint64_t step);
   void Probe(uint64_t step, uint32_t tensor, Slab slab);
   void OnProbed();
   void JudgeOn();
-  void Pronounce(uint64_t step);
-  // Of the gradients by themselves.
-  event::Verdict Verdict(uint64_t step) const;
+  void JudgeMeasured();
+  void Pronounce(event::Verdict verdict);
   // What the open step shows, when it is closed or judged.
   StepFindings FindingsOf(uint64_t step) const;
   // Skips a step that would else be applied, where the run's policy wants that.
   void JudgeSpikes(event::Verdict* verdict);
-  void FindSpikes(ClosedStep* closed);
+  // Returns what it found them in.
+  StepFindings FindSpikes(ClosedStep* closed);
   // Goes back to a snapshot, or stops the run, where its policy wants that.
   void Answer(const ClosedStep& closed);
   // The rank has ended the step. If it is the last, all others have waited for it.
@@ -186,7 +184,7 @@ class StepRunner {
   absl::StatusOr<uint64_t> SnapshotFor(const RewindOrder& order) const;
   // UNAVAILABLE: a step is being judged.
   absl::StatusOr<Rewound> RewindNow(const RewindOrder& order);
-  void Remember(const RunMemory& memory);
+  void Recall(const RunMemory& memory);
   Payload TakeHeld(uint32_t rank, const ChunkId& id);
   void DropHeld(uint32_t rank);
   void DropAllHeld();
@@ -195,9 +193,9 @@ class StepRunner {
   uint32_t ShardOf(uint32_t tensor) const { return environment_.plan->placement.shard_of[tensor]; }
   std::optional<double> Loss() const;
   StepReport ReportOf(const effect::Close& e) const;
-  void Report(const effect::Close& e);
+  void Report(const effect::Close& e, const StepFindings& found);
   // Adds the step to the history.
-  void Remember(const ClosedStep& closed, const StepReport& report);
+  void Remember(const StepReport& report, const StepFindings& found);
   std::optional<uint32_t> RankOf(const RankStream* stream) const;
   void LeaveOldStream(uint32_t rank);
   void EndStream(uint32_t rank, absl::Status status);
@@ -215,7 +213,7 @@ class StepRunner {
   SpikeDetector detector_;
   SpikePolicy policy_;
   std::optional<TensorClip> tensor_clip_;
-  std::vector<double> last_lr_;  // of the last update, by tensor; 0: none
+  std::vector<double> last_lr_;  // of the last update, by tensor, where curvature is probed; 0: none
   std::vector<Link> links_;      // by rank
   uint32_t updating_ = 0;        // submitted and not done, of any step
   bool weights_loaded_ = false;
@@ -241,6 +239,7 @@ class StepRunner {
   uint32_t measuring_ = 0;                   // of these: tasks submitted and not done
   bool probed_ = false;                      // their updates were tried
   uint64_t judging_ = 0;                     // the step that is being judged; 0: none
+  event::Verdict verdict_;                   // of its gradients by themselves
   StepClock clock_;
   std::deque<ClosedStep> results_;  // of the last steps, oldest first
 

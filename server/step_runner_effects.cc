@@ -121,10 +121,10 @@ void StepRunner::Do(const effect::Close& e) {
                     .not_applied = e.not_applied,
                     .clip_coefficient = clip_};
   statistics_.Complete(&closed);
-  FindSpikes(&closed);
+  const StepFindings found = FindSpikes(&closed);
   results_.push_back(std::move(closed));
   if (results_.size() > kResultsKept) results_.pop_front();
-  Report(e);
+  Report(e, found);
   KeepSnapshot();
 }
 

@@ -93,7 +93,7 @@ absl::StatusOr<Rewound> StepRunner::RewindNow(const RewindOrder& order) {
   const uint64_t from_step = machine_.step() - 1;
   if (auto s = Execute(machine_.Handle(event::Rewind{*to_step}, MonotonicSeconds())); !s.ok()) return s;
   ++rewinds_;
-  Remember(environment_.snapshots->Restore(*to_step));
+  Recall(environment_.snapshots->Restore(*to_step));
   environment_.metrics->OnRewind(order.reason);
   ShowSnapshots();
   ShowRanks();
@@ -106,7 +106,7 @@ absl::StatusOr<Rewound> StepRunner::RewindNow(const RewindOrder& order) {
   return Rewound{*to_step, machine_.generation()};
 }
 
-void StepRunner::Remember(const RunMemory& memory) {
+void StepRunner::Recall(const RunMemory& memory) {
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {
     links_[rank].state = memory.client_states[rank];
     links_[rank].coming_state.reset();

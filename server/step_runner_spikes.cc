@@ -11,7 +11,6 @@
 #include "server/step_runner.h"
 
 namespace ballast {
-
 namespace {
 
 std::optional<double> Highest(const std::vector<LayerValue>& layers) {
@@ -41,7 +40,7 @@ void StepRunner::JudgeSpikes(event::Verdict* verdict) {
   verdict->detail = SpikeText(*policy_.ActedOn(foreseen), *environment_.spec);
 }
 
-void StepRunner::FindSpikes(ClosedStep* closed) {
+StepFindings StepRunner::FindSpikes(ClosedStep* closed) {
   StepFindings found = FindingsOf(closed->step);
   // Gradients that a trainer scales up until they overflow are no finding; a step that nobody measured has no norm.
   if (closed->reason == "overflow") found.nonfinite_tensors = 0;
@@ -58,6 +57,7 @@ void StepRunner::FindSpikes(ClosedStep* closed) {
     Log(LogLevel::kWarn, "spike", "a loss spike, or what tells of one",
         {{"run_id", environment_.spec->run_id}, {"step", closed->step}, {"err", SpikeText(event, *environment_.spec)}});
   }
+  return found;
 }
 
 void StepRunner::Answer(const ClosedStep& closed) {
@@ -79,7 +79,8 @@ void StepRunner::Answer(const ClosedStep& closed) {
   });
 }
 
-void StepRunner::Remember(const ClosedStep& closed, const StepReport& report) {
+void StepRunner::Remember(const StepReport& report, const StepFindings& found) {
+  const ClosedStep& closed = results_.back();
   StepRecord record{.step = closed.step,
                     .outcome = closed.outcome,
                     .reason = closed.reason,
@@ -97,11 +98,10 @@ void StepRunner::Remember(const ClosedStep& closed, const StepReport& report) {
                     .received_bytes = std::exchange(received_bytes_, 0),
                     .sent_bytes = std::exchange(sent_bytes_, 0),
                     .spikes = closed.spikes};
-  record.curvature_ratio = Highest(statistics_.CurvatureByLayer());
-  const StepReport::Layer whole = statistics_.Whole();
-  record.edq_ratio = whole.edq_ratio;
-  record.unchanged_ratio = whole.unchanged_ratio;
-  for (const LayerValue& layer : statistics_.RmsByLayer()) {
+  record.curvature_ratio = Highest(found.curvature);
+  record.edq_ratio = report.whole.edq_ratio;
+  record.unchanged_ratio = report.whole.unchanged_ratio;
+  for (const LayerValue& layer : found.rms) {
     record.layer_rms.push_back(layer.value ? static_cast<float>(*layer.value) : std::nanf(""));
   }
   environment_.history->Add(std::move(record));

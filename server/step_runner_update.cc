@@ -45,12 +45,12 @@ void StepRunner::Do(const effect::Update& e) {
 }
 
 void StepRunner::Submit(const effect::Update& e, ParameterStore::UpdateValues values) {
-  if (ProbesCurvature(*environment_.spec, environment_.spec->tensors[e.tensor]) && !probed_) {
-    ProbeCurvature(e.tensor, values, [] {});
+  const TensorSpec& t = environment_.spec->tensors[e.tensor];
+  if (ProbesCurvature(*environment_.spec, t)) {
+    if (!probed_) ProbeCurvature(e.tensor, values, [] {});
     values.measured = true;
+    last_lr_[e.tensor] = HyperOf(environment_.spec->groups[t.group], values.hyper, "lr").value_or(0);
   }
-  const GroupSpec& group = environment_.spec->groups[environment_.spec->tensors[e.tensor].group];
-  last_lr_[e.tensor] = HyperOf(group, {values.hyper.begin(), values.hyper.end()}, "lr").value_or(0);
   environment_.store->Update(e.tensor, values,
                              [this, e, clip = values.clip, rewinds = rewinds_](const TaskResult& result) {
                                OnUpdated(e, clip, rewinds, result);
@@ -62,8 +62,8 @@ void StepRunner::Submit(const effect::Update& e, ParameterStore::UpdateValues va
 void StepRunner::ProbeCurvature(uint32_t tensor, const ParameterStore::UpdateValues& values,
                                 std::function<void()> done) {
   const GroupSpec& group = environment_.spec->groups[environment_.spec->tensors[tensor].group];
-  const std::vector<double> hyper(values.hyper.begin(), values.hyper.end());
-  const double lr = HyperOf(group, hyper, "lr").value_or(0), beta1 = HyperOf(group, hyper, "beta1").value_or(0);
+  const double lr = HyperOf(group, values.hyper, "lr").value_or(0);
+  const double beta1 = HyperOf(group, values.hyper, "beta1").value_or(0);
   const double scale = lr / last_lr_[tensor] * (1 - beta1) / (2 * (1 + beta1)) / statistics_.HeldTo(tensor);
   environment_.store->Curvature(
       tensor, values, [this, step = values.step, tensor, scale, done = std::move(done)](const TaskResult& result) {

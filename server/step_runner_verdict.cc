@@ -10,7 +10,7 @@ void StepRunner::Do(const effect::Judge& e) {
   TakeEndValues();
   judged_ = e.slabs;
   judging_ = e.step;
-  if (!JudgesGradients(*environment_.spec)) return Pronounce(e.step);
+  if (!JudgesGradients(*environment_.spec)) return Pronounce({.step = e.step});
   for (const auto& slab : e.slabs) measuring_ += slab ? 1 : 0;
   updating_ += measuring_;
   for (uint32_t i = 0; i < e.slabs.size(); ++i) {
@@ -39,24 +39,20 @@ void StepRunner::OnMeasured(uint64_t step, uint32_t tensor, const TaskResult& re
 // The last answer that is awaited may be to a step that a change of world has closed.
 void StepRunner::JudgeOn() {
   if (measuring_ > 0 || !machine_.step_open() || machine_.step() != judging_) return;
-  probed_ ? Pronounce(judging_) : ProbeOrPronounce(judging_);
+  probed_ ? Pronounce(verdict_) : JudgeMeasured();
 }
 
-event::Verdict StepRunner::Verdict(uint64_t step) const {
-  if (!JudgesGradients(*environment_.spec)) return {.step = step};
-  return JudgeStep(*environment_.spec, step, loss_scale_, statistics_.Findings());
-}
-
-void StepRunner::ProbeOrPronounce(uint64_t step) {
-  if (environment_.spec->spikes.action != SpikeAction::kSkip || Verdict(step).outcome != Outcome::kApplied) {
-    return Pronounce(step);
-  }
+// A step that is to be applied may first be tried, for what it would do.
+void StepRunner::JudgeMeasured() {
+  const GradientFindings found = statistics_.Findings();
+  verdict_ = JudgeStep(*environment_.spec, judging_, loss_scale_, found);
+  const bool applies = verdict_.outcome == Outcome::kApplied;
+  if (applies) clip_ = ClipCoefficient(*environment_.spec, found.norm);
+  if (!applies || environment_.spec->spikes.action != SpikeAction::kSkip) return Pronounce(verdict_);
   probed_ = true;
-  clip_ = ClipCoefficient(*environment_.spec, statistics_.Findings().norm);
   for (uint32_t i = 0; i < judged_.size(); ++i) {
-    if (judged_[i]) Probe(step, i, *judged_[i]);
+    if (judged_[i]) Probe(judging_, i, *judged_[i]);
   }
-  if (measuring_ == 0) Pronounce(step);
 }
 
 void StepRunner::Probe(uint64_t step, uint32_t tensor, Slab slab) {
@@ -80,13 +76,9 @@ void StepRunner::OnProbed() {
   Settle();
 }
 
-void StepRunner::Pronounce(uint64_t step) {
+void StepRunner::Pronounce(event::Verdict verdict) {
   judging_ = 0;
-  event::Verdict verdict = Verdict(step);
-  if (verdict.outcome == Outcome::kApplied && JudgesGradients(*environment_.spec)) {
-    clip_ = ClipCoefficient(*environment_.spec, statistics_.Findings().norm);
-    JudgeSpikes(&verdict);
-  }
+  if (probed_) JudgeSpikes(&verdict);
   if (verdict.outcome == Outcome::kAborted) StopIf(verdict.detail);
   // A step that is not applied tells nobody that its gradient was clipped.
   if (verdict.outcome != Outcome::kApplied) clip_ = 1;

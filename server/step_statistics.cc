@@ -165,12 +165,6 @@ void StepStatistics::AddTo(const Sums& layer, Sums* whole) {
   for (const auto count : {&Sums::unchanged, &Sums::hi_unchanged, &Sums::elements}) whole->*count += layer.*count;
 }
 
-StepReport::Layer StepStatistics::Whole() const {
-  Sums whole;
-  for (const Sums& layer : SumLayers()) AddTo(layer, &whole);
-  return ToLayer(whole);
-}
-
 StepReport::Layer StepStatistics::ToLayer(const Sums& sums) {
   StepReport::Layer layer;
   if (sums.has_rms) layer.rms_ratio = sums.rms_max;
@@ -201,7 +195,12 @@ void StepStatistics::Complete(StepReport* report) const {
       report->tensor_rms.push_back(RmsOf(tensors_[i], spec_->tensors[i].elements));
     }
   }
-  for (const Sums& sums : SumLayers()) report->layers.push_back(ToLayer(sums));
+  Sums whole;
+  for (const Sums& sums : SumLayers()) {
+    report->layers.push_back(ToLayer(sums));
+    AddTo(sums, &whole);
+  }
+  report->whole = ToLayer(whole);
 }
 
 }  // namespace ballast

@@ -40,8 +40,6 @@ class StepStatistics {
   void Complete(ClosedStep* step) const;
   // Of the tensors updated the first to look at: those with a gradient that is not finite, then by RMS_t, else by norm.
   std::vector<TensorStatus> First(size_t count) const;
-  // Of all layers together.
-  StepReport::Layer Whole() const;
   // RMS_t by layer, of what was updated or tried.
   std::vector<LayerValue> RmsByLayer() const;
   std::vector<LayerValue> CurvatureByLayer() const;
@@ -51,7 +49,7 @@ class StepStatistics {
   double HeldTo(uint32_t tensor) const { return held_to_[tensor]; }
   // Tensors whose update was held to less than the whole.
   uint64_t held() const { return held_; }
-  // Fills in layers, tensor_rms and what Complete fills in. Rules without a second moment have no RMS.
+  // Fills in layers, whole, tensor_rms and what Complete fills in. Rules without a second moment have no RMS.
   void Complete(StepReport* report) const;
 
  private:
