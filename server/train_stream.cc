@@ -1,12 +1,25 @@
 #include "server/train_stream.h"
 
 #include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/batch.h"
 
 #include "server/convert.h"
 #include "server/status_macros.h"
 #include "server/train_messages.h"
 
 namespace ballast {
+namespace {
+
+RankMessage ToMessage(Run* run, v1::TrainRequest* request) {
+  Payload payload;
+  if (request->has_gradient()) payload = Payload(std::move(*request->mutable_gradient()->mutable_data()));
+  return ToRankMessage(run, request, std::move(payload));
+}
+
+}  // namespace
 
 TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context) {
   std::shared_ptr<TrainStream> stream(new TrainStream(environment, context));
@@ -42,7 +55,6 @@ void TrainStream::OnReadDone(bool ok) {
     input_closed_ = !ok;
     bound = run_;
     finished = finished_;
-    unconsumed_ += ok && bound != nullptr ? 1 : 0;
   }
   if (finished) return;
   if (bound == nullptr) {
@@ -50,9 +62,7 @@ void TrainStream::OnReadDone(bool ok) {
         ok ? Bind(request_) : absl::InvalidArgumentError("the stream ended before its first message");
     if (!s.ok()) return Finish(s);
   } else if (ok) {
-    Payload payload;
-    if (request_.has_gradient()) payload = Payload(std::move(*request_.mutable_gradient()->mutable_data()));
-    bound->OnMessage(self, ToRankMessage(bound.get(), &request_, std::move(payload)));
+    Take(bound);
   } else if (!cancelled) {
     bound->OnInputClosed(self);
   }
@@ -63,11 +73,31 @@ void TrainStream::OnReadDone(bool ok) {
   ReadOn();
 }
 
+void TrainStream::Take(const std::shared_ptr<Run>& bound) {
+  std::vector<RankMessage> messages;
+  if (!request_.has_batch()) {
+    messages.push_back(ToMessage(bound.get(), &request_));
+  } else if (const int size = request_.batch().requests_size(); size > kMostBatchMessages) {
+    messages.push_back(message::Bad{absl::InvalidArgumentError(
+        absl::StrCat("a batch of ", size, " messages, wanted at most ", kMostBatchMessages))});
+  } else {
+    for (v1::TrainRequest& request : *request_.mutable_batch()->mutable_requests()) {
+      messages.push_back(ToMessage(bound.get(), &request));
+    }
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    unconsumed_ += static_cast<int>(messages.size());
+  }
+  for (RankMessage& message : messages) bound->OnMessage(shared_from_this(), std::move(message));
+}
+
 absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
   ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request));
   {
     absl::MutexLock lock(&mu_);
     run_ = binding.run;
+    out_.set_takes_batches(request.open().takes_batches());
   }
   binding.run->OpenStream(shared_from_this(), std::move(binding.opened));
   return absl::OkStatus();
@@ -81,16 +111,25 @@ void TrainStream::Consumed() {
   ReadOn();
 }
 
-bool TrainStream::StartWriteUnlessFinished() {
-  absl::MutexLock lock(&mu_);
-  if (finished_) return false;
-  StartWrite(&response_);
+bool TrainStream::Send() {
+  bool taken = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (finished_) return false;
+    taken = out_.Add(&response_);
+    WriteNext();
+  }
+  if (taken) run()->OnWritten(shared_from_this());
   return true;
+}
+
+void TrainStream::WriteNext() {
+  if (const v1::TrainResponse* next = out_.Next(); next != nullptr) StartWrite(next);
 }
 
 bool TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
   FillWeights(chunk, run()->spec(), piece, response_.mutable_weights());
-  if (StartWriteUnlessFinished()) return true;
+  if (Send()) return true;
   TakeBack(piece);
   return false;
 }
@@ -99,14 +138,16 @@ void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mu
 
 bool TrainStream::Write(const StreamOutput& output) {
   response_ = FromOutput(output, run()->spec());
-  return StartWriteUnlessFinished();
+  if (response_.has_opened()) response_.mutable_opened()->set_takes_batches(true);
+  return Send();
 }
 
 void TrainStream::Finish(absl::Status status) {
   absl::MutexLock lock(&mu_);
   if (std::exchange(finished_, true)) return;
   code_ = status.code();
-  Reactor::Finish(ToGrpc(status));
+  if (out_.empty()) return Reactor::Finish(ToGrpc(status));
+  end_ = ToGrpc(status);
 }
 
 void TrainStream::Cancel() {
@@ -114,8 +155,16 @@ void TrainStream::Cancel() {
   if (context_ != nullptr) context_->TryCancel();
 }
 
-void TrainStream::OnWriteDone(bool) {
-  if (const auto bound = run(); bound != nullptr) bound->OnWritten(shared_from_this());
+void TrainStream::OnWriteDone(bool ok) {
+  const auto self = shared_from_this();
+  std::shared_ptr<Run> answered;
+  {
+    absl::MutexLock lock(&mu_);
+    if (out_.Written(ok)) answered = run_;
+    WriteNext();
+    if (end_ && out_.empty()) Reactor::Finish(*std::exchange(end_, std::nullopt));
+  }
+  if (answered != nullptr) answered->OnWritten(self);
 }
 
 void TrainStream::OnCancel() {

@@ -3,12 +3,14 @@
 //
 // gRPC's reactions come on its threads; RankStream is called on the strand. The object is shared by gRPC (until OnDone)
 // and the run (until it lets go). Every path, cancelled at any point or not, comes to Finish exactly once.
-// Memory: at most kMostUnconsumed messages read and not yet consumed by the strand, and one being written.
+// Memory: at most kMostUnconsumed messages read and not yet consumed by the strand, or one batch of them; one that
+// waits to be written, and its ResponseQueue's.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -16,6 +18,7 @@
 
 #include "ballast/v1/trainer.grpc.pb.h"
 #include "server/rank_stream.h"
+#include "server/response_queue.h"
 #include "server/rpc.h"
 
 namespace ballast {
@@ -48,7 +51,10 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
   absl::Status Bind(const v1::TrainRequest& request);
   void ReadOn();
-  bool StartWriteUnlessFinished();
+  void Take(const std::shared_ptr<Run>& bound);
+  // False: the stream is over.
+  bool Send();
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<Run> run();
 
   const RpcEnvironment environment_;
@@ -56,12 +62,14 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   RpcRecord record_;
   std::shared_ptr<TrainStream> self_;  // until OnDone
   v1::TrainRequest request_;           // of the read under way
-  v1::TrainResponse response_;         // of the write under way
+  v1::TrainResponse response_;         // what the strand sends
 
   absl::Mutex mu_;
   grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mu_);  // nullptr after OnDone
   std::shared_ptr<Run> run_ ABSL_GUARDED_BY(mu_);              // from Open on
+  ResponseQueue out_ ABSL_GUARDED_BY(mu_);
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mu_);  // waits for what is in out_
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool input_closed_ ABSL_GUARDED_BY(mu_) = false;
   int unconsumed_ ABSL_GUARDED_BY(mu_) = 0;

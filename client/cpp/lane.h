@@ -22,8 +22,9 @@ class Lane {
   virtual ~Lane() = default;
 
   virtual void Start(const v1::TrainRequest& open) = 0;
-  // Takes the request as it is, and leaves it so. False: the stream is over, the reader hears why.
-  virtual bool Write(v1::TrainRequest* request) = 0;
+  // Takes the request as it is, and leaves it so. `more`: another is to follow at once, so that this one may be kept
+  // until then. False: the stream is over, the reader hears why.
+  virtual bool Write(v1::TrainRequest* request, bool more) = 0;
   virtual bool WritesDone() = 0;
   // Gradients that may be written before others are summed. Any thread.
   virtual uint64_t slots_free() const { return kUnbounded; }

@@ -51,7 +51,7 @@ ShmLane::ShmLane(ShmSocket socket, std::shared_ptr<ShmSegment> segment)
 
 void ShmLane::Start(const v1::TrainRequest& open) { Send({.type = ShmRecord::kMessage}, open.SerializeAsString()); }
 
-bool ShmLane::Write(v1::TrainRequest* request) {
+bool ShmLane::Write(v1::TrainRequest* request, bool /*more*/) {
   ShmRecord record{.type = ShmRecord::kMessage};
   const uint64_t bytes = request->has_gradient() ? request->gradient().data().size() : 0;
   // One that finds no slot, because slots_free was not heeded, goes through the pipe.

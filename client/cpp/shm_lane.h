@@ -25,7 +25,7 @@ class ShmLane final : public Lane {
   static absl::StatusOr<std::unique_ptr<ShmLane>> Open(const std::string& path, const std::string& token);
 
   void Start(const v1::TrainRequest& open) override;
-  bool Write(v1::TrainRequest* request) override;
+  bool Write(v1::TrainRequest* request, bool more) override;
   bool WritesDone() override { return Send({.type = ShmRecord::kHalfClose}, ""); }
   uint64_t slots_free() const override { return lender_.free(); }
   bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) override;

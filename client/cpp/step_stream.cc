@@ -302,6 +302,7 @@ void StepStream::Write() {
 void StepStream::WriteOne() {
   v1::TrainRequest request;
   std::shared_ptr<Call> call;
+  bool more = false;
   {
     absl::MutexLock lock(&mu_);
     if (!WriterHasWork()) return;
@@ -312,6 +313,7 @@ void StepStream::WriteOne() {
     } else {
       credit_ = Allowance();
       step_->NextRequest(&credit_, &request);
+      more = WriterHasWork();
     }
   }
   if (request.has_gradient()) {
@@ -319,7 +321,7 @@ void StepStream::WriteOne() {
     gradient.set_crc32c(Crc32c(BytesOf(gradient.data())));
   }
   const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
-  const bool alive = half_close ? call->lane->WritesDone() : call->lane->Write(&request);
+  const bool alive = half_close ? call->lane->WritesDone() : call->lane->Write(&request, more);
   absl::MutexLock lock(&mu_);
   writing_ = false;
   if (!alive) open_ = false;  // why, the reader finds out

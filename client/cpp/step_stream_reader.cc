@@ -130,6 +130,7 @@ absl::Status StepStream::Handle(const v1::TrainResponse& response, absl::Span<co
       drain_reason_ = response.drain().reason();
       return absl::OkStatus();
     }
+    case v1::TrainResponse::kBatch:
     case v1::TrainResponse::MESSAGE_NOT_SET:
       return absl::OkStatus();  // of a newer daemon
   }

@@ -112,7 +112,7 @@ class LaneMover final : public Mover {
     return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
   }
   void Write(v1::TrainRequest* request) {
-    if (!lane_->Write(request)) Die("the stream ended");
+    if (!lane_->Write(request, /*more=*/false)) Die("the stream ended");
   }
   void AwaitSlot() {
     if (lane_->slots_free() > 1) return;

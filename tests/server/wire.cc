@@ -21,9 +21,19 @@ grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>& Wire::stream() {
 }
 
 bool Wire::Send(const v1::TrainRequest& request) {
+  if (held_) {
+    *held_->add_requests() = request;
+    return true;
+  }
   if (lane_ == nullptr) return stream().Write(request);
   v1::TrainRequest copy = request;
-  return lane_->Write(&copy);
+  return lane_->Write(&copy, /*more=*/false);
+}
+
+bool Wire::Release() {
+  v1::TrainRequest request;
+  *request.mutable_batch() = *std::exchange(held_, std::nullopt);
+  return Send(request);
 }
 
 bool Wire::Open(const std::string& token, const v1::Open& rest) {
@@ -79,9 +89,17 @@ bool Wire::EndStep(const std::string& absent, std::optional<double> loss, uint32
 
 std::optional<v1::TrainResponse> Wire::Read() {
   v1::TrainResponse response;
-  if (lane_ == nullptr) {
+  while (lane_ == nullptr) {
+    if (!batch_.empty()) {
+      response = std::move(batch_.front());
+      batch_.pop_front();
+      return response;
+    }
     if (!refused_.ok() || !stream().Read(&response)) return std::nullopt;
-    return response;
+    ++messages_read_;
+    if (!response.has_batch()) return response;
+    const auto& responses = response.batch().responses();
+    batch_.assign(responses.begin(), responses.end());
   }
   absl::Span<const std::byte> data;
   if (!lane_->Read(&response, &data)) return std::nullopt;

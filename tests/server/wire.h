@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,13 +28,18 @@ class Wire {
 
   bool Open(const std::string& token, const v1::Open& rest = {});  // waits for Opened
   bool Send(const v1::TrainRequest& request);
+  // What is sent from now on waits, and goes as one batch with Release.
+  void Hold() { held_.emplace(); }
+  bool Release();
   bool Begin(uint64_t step, std::optional<double> lr = std::nullopt);
   bool BeginMicro(uint32_t micro, bool last);
   bool Chunk(const v1::Gradient& gradient);
   bool EndMicro(uint32_t micro, const std::string& absent = "", std::optional<double> loss = std::nullopt);
   // And its last, or only, micro-batch.
   bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt, uint32_t micro = 0);
-  std::optional<v1::TrainResponse> Read();
+  std::optional<v1::TrainResponse> Read();  // batches: one by one
+  // That gRPC brought; a batch is one.
+  uint64_t messages_read() const { return messages_read_; }
   // Ends the stream: with what the daemon says of it, having read all it still sends.
   grpc::Status Finish();
   grpc::Status Hang();  // cancels
@@ -47,6 +53,9 @@ class Wire {
   absl::Status refused_;  // by the lane
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream_;
+  std::optional<v1::RequestBatch> held_;
+  std::deque<v1::TrainResponse> batch_;  // read, not returned
+  uint64_t messages_read_ = 0;
   bool finished_ = false;
 };
 

@@ -1,0 +1,13 @@
+// The bounds of RequestBatch and ResponseBatch: what small messages may go as one.
+#pragma once
+
+#include <cstddef>
+
+namespace ballast {
+
+inline constexpr int kMostBatchMessages = 1024;
+inline constexpr size_t kMostBatchBytes = 64 << 10;
+// Of a message in a batch. Larger ones gain nothing from company.
+inline constexpr size_t kMostBatchedBytes = 16 << 10;
+
+}  // namespace ballast
