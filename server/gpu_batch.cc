@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "server/run_spec.h"
 #include "server/status_macros.h"
 
 namespace ballast {
@@ -23,7 +24,6 @@ constexpr uint64_t kLeastTiles = 1024;  // of a batch of small tensors
 constexpr uint64_t kPartAlignment = 256;
 
 uint64_t AlignPart(uint64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
-uint64_t WireBytes(kernels::WireIndex format) { return kernels::WireFormats()[static_cast<size_t>(format)].bytes; }
 
 // Whole rows, as kernels/cuda_kernels.h wants payloads.
 uint64_t PayloadBytes(const ServeTask& t) {

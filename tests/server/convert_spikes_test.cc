@@ -20,14 +20,14 @@ v1::LayerThreshold Threshold(const std::string& layer, double rms) {
   return threshold;
 }
 
-struct Refusal {
+struct SpikesRefusal {
   std::string name;
   std::function<void(v1::RunSpec&)> spoil;
   std::vector<std::string> says;  // field, got, wanted
 };
 
-const std::vector<Refusal>& RefusalsOfSpikes() {
-  static const auto* const kRefusals = new std::vector<Refusal>{
+const std::vector<SpikesRefusal>& RefusalsOfSpikes() {
+  static const auto* const kRefusals = new std::vector<SpikesRefusal>{
       {"Threshold", [](auto& s) { s.mutable_spikes()->set_rms_threshold(-1); }, {"spikes.rms_threshold", "-1"}},
       {"ThresholdOutOfReach",
        [](auto& s) {
@@ -80,7 +80,7 @@ const std::vector<Refusal>& RefusalsOfSpikes() {
   return *kRefusals;
 }
 
-class SpikesRefusalTest : public ::testing::TestWithParam<Refusal> {};
+class SpikesRefusalTest : public ::testing::TestWithParam<SpikesRefusal> {};
 
 TEST_P(SpikesRefusalTest, NamesTheFieldWhatItIsAndTheMend) {
   v1::RunSpec spec = SmallSpec();

@@ -11,9 +11,8 @@
 namespace ballast {
 namespace {
 
+using testing::Made;
 using testing::MakeSpec;
-
-RunSpec Made(const v1::RunSpec& spec) { return ToRunSpec(spec, Config::Limits{}).value(); }
 
 RunSpec EightTensors() {
   return Made(MakeSpec("r1", {{"a", {1000}},

@@ -10,10 +10,9 @@
 namespace ballast {
 namespace {
 
+using testing::Made;
 using testing::MakeSpec;
 using testing::SmallSpec;
-
-RunSpec Made(const v1::RunSpec& spec) { return ToRunSpec(spec, {}).value(); }
 
 TEST(PlanTest, CountsTheDefaultsOfAnAlignedTensorByHand) {
   constexpr uint64_t kN = 1 << 20;

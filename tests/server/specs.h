@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ballast/v1/run.pb.h"
+#include "server/convert.h"
 
 namespace ballast::testing {
 
@@ -28,6 +29,9 @@ inline v1::RunSpec MakeSpec(const std::string& run_id, std::initializer_list<Ten
   }
   return spec;
 }
+
+// By a daemon with the default limits.
+inline RunSpec Made(const v1::RunSpec& spec) { return ToRunSpec(spec, {}).value(); }
 
 inline v1::RunSpec SmallSpec() {
   return MakeSpec("r1", {{"embed.weight", {300, 100}}, {"layers.0.w", {64, 64}, "fp32"}, {"layers.0.b", {5}}});
