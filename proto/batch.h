@@ -6,8 +6,8 @@
 namespace ballast {
 
 inline constexpr int kMostBatchMessages = 1024;
-inline constexpr size_t kMostBatchBytes = 64 << 10;
+inline constexpr size_t kMostBatchBytes = 256 << 10;
 // Of a message in a batch. Larger ones gain nothing from company.
-inline constexpr size_t kMostBatchedBytes = 16 << 10;
+inline constexpr size_t kMostBatchedBytes = 64 << 10;
 
 }  // namespace ballast

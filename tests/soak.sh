@@ -1,39 +1,112 @@
 #!/usr/bin/env bash
-# Trains against one daemon for a long time, killing trainers at random moments, and watches what the daemon holds;
-# before that, a million random inputs for the kernels (some minutes; tests/fuzz says how to let libFuzzer look), a
-# minute of random messages and one of random sessions, 20,000 seeds of the step machine's simulator (a minute), and two
-# trainings of two ranks whose connections are cut a thousand times (a minute each). Then the daemon's peak memory with
-# 200 million parameters is compared with the plan.
+# The long forms of the tests, one after the other, and a table of how they went.
 #
-#   tests/soak.sh [--minutes N] [--seed N]    (default: 10 minutes, a seed that is printed)
+#   tests/soak.sh [--minutes N] [--seed N] [--only PART] [--record]
 #
-# Expects the build and .venv that tests/run.sh makes. Passes if the daemon outlives it all, its memory, file descriptors
-# and threads are level at the end, its log has no error, and SIGTERM ends it with 0.
+#   --minutes N   of the last part, trainers that are killed (default: 10)
+#   --seed N      of all that is drawn (default: one that is printed)
+#   --only PART   only the parts whose name begins so
+#   --record      the table is also written to tests/bench/results/soak.md
+#
+# Parts: random inputs for the kernels and for everything at the edge, 60 s each, under sanitizers; 20,000 seeds of the
+# step machine's simulator; two ranks whose connections are cut a thousand times in 500 steps, in four kinds of run; the
+# daemon's peak memory with 200 million parameters against the plan; and trainers killed at random moments, during which
+# the daemon's memory, file descriptors and threads must stay level and its log free of errors. About 25 minutes.
+#
+# Expects the builds and .venv that tests/run.sh makes. Passes if every part does. Reports are in build/soak.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
+readonly LOGS="$ROOT/build/soak"
+readonly DEV="$ROOT/build/dev/tests" ASAN="$ROOT/build/asan/tests" PYTHON="$ROOT/.venv/bin/python"
 
-case "${1:-}" in
-  -h | --help)
-    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
-    exit 0
-    ;;
-esac
-[[ -x $ROOT/.venv/bin/python && -x $ROOT/build/dev/server/ballastd ]] || {
-  echo "soak.sh: nothing is built yet: run tests/run.sh once" >&2
+minutes=10
+seed=$RANDOM
+only=""
+record=no
+declare -a ROWS=()
+failed=0
+
+fail() {
+  printf 'soak.sh: %s\n' "$*" >&2
   exit 1
 }
-"$ROOT/build/dev/tests/fuzz/kernels_fuzz" 1000000 "$((RANDOM * 1000000))"
-for target in edge_fuzz session_fuzz shm_fuzz; do
-  "$ROOT/build/dev/tests/fuzz/$target" --seconds 60 "$ROOT/tests/fuzz/corpus/$target" "$((RANDOM * 1000000))"
-done
-"$ROOT/build/dev/tests/server/step_simulator" --seeds "$((RANDOM * 1000000))" 20000
-for kind in "" forgetful staged "staged forgetful"; do
-  # shellcheck disable=SC2086 # words
-  "$ROOT/build/dev/tests/chaos/chaos" "$RANDOM" 500 1000 $kind
-done
-for commit in release staged; do
-  "$ROOT/.venv/bin/python" "$ROOT/tests/e2e/memory.py" 200000000 "$commit"
-done
-exec "$ROOT/.venv/bin/python" "$ROOT/tests/soak.py" "$@"
+
+parse_flags() {
+  while [[ $# -gt 0 ]]; do
+    case "$1" in
+      --minutes | --seed)
+        [[ ${2:-} =~ ^[0-9]+$ ]] || fail "$1 wants a whole number, not '${2:-}'"
+        printf -v "${1#--}" '%s' "$2"
+        shift
+        ;;
+      --only)
+        only=${2:?--only wants the name of a part}
+        shift
+        ;;
+      --record) record=yes ;;
+      -h | --help)
+        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+        exit 0
+        ;;
+      *) fail "unknown flag '$1' (see --help)" ;;
+    esac
+    shift
+  done
+}
+
+# part NAME COMMAND...: its last line says what it found.
+part() {
+  local name=$1 log started=$SECONDS verdict=passed
+  shift
+  [[ $name == "$only"* ]] || return 0
+  log="$LOGS/${name// /-}.log"
+  printf '%s ...\n' "$name"
+  if ! "$@" >"$log" 2>&1; then
+    verdict=FAILED
+    failed=1
+    tail -n 20 "$log" >&2
+  fi
+  ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(grep -v '^[[:space:]]*$' "$log" | tail -n 1) |")
+}
+
+all_parts() {
+  local target kind commit
+  part "fuzz kernels" "$ASAN/fuzz/kernels_fuzz" 100000 "$seed"
+  for target in edge session shm; do
+    part "fuzz $target" "$ASAN/fuzz/${target}_fuzz" --seconds 60 "$ROOT/tests/fuzz/corpus/${target}_fuzz" "$seed"
+  done
+  part "simulator" "$DEV/server/step_simulator" --seeds "$seed" 20000
+  for kind in "" " forgetful" " staged" " staged forgetful"; do
+    # shellcheck disable=SC2086 # words
+    part "cuts${kind:- release}" "$DEV/chaos/chaos" "$seed" 500 1000 $kind
+  done
+  for commit in release staged; do
+    part "memory $commit" "$PYTHON" "$ROOT/tests/e2e/memory.py" 200000000 "$commit"
+  done
+  part "killed trainers" "$PYTHON" "$ROOT/tests/soak.py" --minutes "$minutes" --seed "$seed"
+}
+
+table() {
+  printf '# The long tests, last run\n\n`tests/soak.sh --minutes %s --seed %s` on %s; %s.\n\n' "$minutes" "$seed" \
+    "$("$PYTHON" -c 'import sys; sys.path.insert(0, sys.argv[1]); import collect; print(collect.machine())' \
+      "$ROOT/tests/bench")" "$(date +%F)"
+  printf '| part | | took | it says |\n| --- | --- | --- | --- |\n'
+  printf '%s\n' "${ROWS[@]}"
+}
+
+main() {
+  parse_flags "$@"
+  [[ -x $PYTHON && -x $DEV/chaos/chaos && -x $ASAN/fuzz/edge_fuzz ]] || fail "nothing is built yet: run tests/run.sh once"
+  rm -rf "$LOGS"
+  mkdir -p "$LOGS"
+  printf 'seed %s\n' "$seed"
+  all_parts
+  [[ ${#ROWS[@]} -gt 0 ]] || fail "--only $only: no such part"
+  table | tee "$LOGS/soak.md"
+  if [[ $record == yes ]]; then cp "$LOGS/soak.md" "$ROOT/tests/bench/results/soak.md"; fi
+  return "$failed"
+}
+
+main "$@"

@@ -287,12 +287,15 @@ void Simulator::Carry(const effect::Update& e) {
 }
 
 void Simulator::Carry(const effect::Judge& e) {
-  const bool apply = !Chance(&random_, 4);
-  Count(apply ? Kind::kVerdictApply : Kind::kVerdictSkip);
-  After(Delay(Chance(&random_, 10) ? 2 : 0.05), [this, e, apply] {
-    Handle(event::Verdict{
-        .step = e.step, .outcome = apply ? Outcome::kApplied : Outcome::kSkipped, .reason = apply ? "" : "overflow"});
-  });
+  event::Verdict verdict{.step = e.step};
+  if (Chance(&random_, 12)) {
+    verdict = {.step = e.step, .outcome = Outcome::kAborted, .reason = "stopped"};
+  } else if (Chance(&random_, 4)) {
+    verdict = {.step = e.step, .outcome = Outcome::kSkipped, .reason = "overflow"};
+  }
+  constexpr Kind kKinds[] = {Kind::kVerdictApply, Kind::kVerdictSkip, Kind::kVerdictAbort};
+  Count(kKinds[static_cast<size_t>(verdict.outcome)]);
+  After(Delay(Chance(&random_, 10) ? 2 : 0.05), [this, verdict] { Handle(verdict); });
 }
 
 void Simulator::Carry(const effect::Publish& e) {

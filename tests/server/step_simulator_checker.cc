@@ -132,7 +132,10 @@ void StepChecker::Note(const event::MicroEnd& e) {
 }
 
 void StepChecker::Note(const event::StepEnd& e) {
-  if (Rank* rank = Speaker(e.session)) rank->ended = true;
+  Rank* rank = Speaker(e.session);
+  if (rank == nullptr) return;
+  rank->ended = true;
+  rank->end_content = e.content;
 }
 
 void StepChecker::Note(const event::TensorApplied& e) {
@@ -148,7 +151,7 @@ void StepChecker::Note(const event::TensorApplied& e) {
 }
 
 void StepChecker::Note(const event::Verdict& e) {
-  if (open_ && e.step == step_) verdict_ = e.outcome == Outcome::kApplied;
+  if (open_ && e.step == step_) verdict_ = e.outcome;
 }
 
 // --- sessions ---
@@ -279,7 +282,7 @@ void StepChecker::On(const effect::Update& e) {
   if (!open_ || e.step != step_) return Fail("an update outside its step");
   Tensor& tensor = tensors_[e.tensor];
   if (tensor.updated) return Fail("a tensor was updated twice in a step");
-  if (shape_.machine.commit == Commit::kStaged && verdict_ != true) return Fail("an update before the verdict");
+  if (shape_.machine.commit == Commit::kStaged && verdict_ != Outcome::kApplied) return Fail("an update before the verdict");
   for (uint64_t c = 0; c < tensor.sums.size(); ++c) {
     const auto due = Canonical(e.tensor, c);
     if (!due) return Fail("an update before every contribution was in");
@@ -327,11 +330,15 @@ void StepChecker::CheckOutcome(const effect::Close& e) {
   const bool staged = shape_.machine.commit == Commit::kStaged;
   const bool allowed = e.outcome == Outcome::kApplied   ? missing.empty()
                        : e.outcome == Outcome::kPartial ? updated > 0 && !missing.empty() && !staged
-                       : e.outcome == Outcome::kSkipped ? staged && verdict_ == false && updated == 0
+                       : e.outcome == Outcome::kSkipped ? staged && verdict_ == Outcome::kSkipped && updated == 0
                                                         : updated == 0;
   if (!allowed) {
     Fail(absl::StrCat("closed ", OutcomeName(e.outcome), " with ", updated, " tensors updated, ", missing.size(),
                       " missing"));
+  }
+  const auto same_end = [&](const Rank& r) { return !r.ended || r.end_content == ranks_[0].end_content; };
+  if (e.outcome == Outcome::kApplied && ranks_[0].ended && !std::all_of(ranks_.begin(), ranks_.end(), same_end)) {
+    Fail("applied although the ranks ended it with different values");
   }
   if (e.not_applied != missing) Fail("other tensors are named as not applied than were not");
   const bool torn = std::holds_alternative<event::Attach>(*event_) || std::holds_alternative<event::Tick>(*event_) ||

@@ -68,6 +68,7 @@ class StepChecker {
     bool connected = false;
     bool in_step = false;
     bool ended = false;
+    std::string end_content;
     std::vector<Micro> micros;
     std::optional<uint32_t> last;
     std::map<ChunkId, uint32_t> held;  // to payload
@@ -151,7 +152,7 @@ class StepChecker {
   uint64_t step_;
   bool open_ = false;
   bool judged_ = false;
-  std::optional<bool> verdict_;
+  std::optional<Outcome> verdict_;
   std::vector<Rank> ranks_;
   uint64_t generation_ = 1;
   std::set<SessionId> outdated_;  // fenced by a change of world or a rewind

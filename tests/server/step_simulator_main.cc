@@ -27,10 +27,10 @@ int RunSeeds(uint64_t first, uint64_t count) {
     events += report.events;
     for (size_t k = 0; k < counts.size(); ++k) counts[k] += report.counts[k];
   }
-  std::cout << count << " seeds, " << events << " events\n";
   for (size_t k = 0; k < counts.size(); ++k) {
     std::cout << "  " << ballast::sim::KindName(static_cast<Kind>(k)) << " " << counts[k] << "\n";
   }
+  std::cout << count << " seeds, " << events << " events, " << violations << " violations\n";
   return violations == 0 ? 0 : 1;
 }
 

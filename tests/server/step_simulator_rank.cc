@@ -18,6 +18,7 @@ const char* KindName(Kind kind) {
                                     "duplicate",
                                     "other_crc",
                                     "disagreement",
+                                    "end_disagreement",
                                     "absent_tensor",
                                     "absent_everywhere",
                                     "wanted_sent",
@@ -26,6 +27,7 @@ const char* KindName(Kind kind) {
                                     "rewind",
                                     "all_cut",
                                     "verdict_skip",
+                                    "verdict_abort",
                                     "verdict_apply",
                                     "slab_wait",
                                     "slow_rank",
@@ -51,7 +53,9 @@ SimulatedRank::SimulatedRank(const RunShape& shape, Identity identity, uint64_t 
 }
 
 void SimulatedRank::MakePlan() {
-  plan_ = {.content = absl::StrCat("lr of step ", step_), .micros = {}};
+  plan_ = {.content = absl::StrCat("lr of step ", step_), .end_content = {}, .micros = {}};
+  const bool staged = shape_.machine.commit == Commit::kStaged;
+  if (staged && Mix(identity_.run_seed, step_) % 2 == 0) plan_.end_content = absl::StrCat("decay of step ", step_);
   const uint64_t micros = 1 + Mix(identity_.run_seed, step_) % shape_.machine.most_micros;
   for (uint32_t m = 0; m < micros; ++m) plan_.micros.push_back(MakeMicro(m));
   if (std::exchange(disagree_next_, false)) Disagree();
@@ -87,8 +91,11 @@ void SimulatedRank::Hook() {
 }
 
 void SimulatedRank::Disagree() {
-  ++(*counts_)[static_cast<size_t>(Kind::kDisagreement)];
-  if (Chance(random_, 2)) {
+  const bool at_end = shape_.machine.commit == Commit::kStaged && Chance(random_, 2);
+  ++(*counts_)[static_cast<size_t>(at_end ? Kind::kEndDisagreement : Kind::kDisagreement)];
+  if (at_end) {
+    plan_.end_content += " and another";
+  } else if (Chance(random_, 2)) {
     plan_.content += " and another";
   } else {
     plan_.micros.resize(1);
@@ -116,7 +123,7 @@ std::optional<StepEvent> SimulatedRank::Next(const std::function<std::optional<C
     producing_ = std::max(producing_, micro_);
     micro_begin_said_ = micro_end_said_ = false;
   }
-  if (!std::exchange(step_end_said_, true)) return event::StepEnd{*session};
+  if (!std::exchange(step_end_said_, true)) return event::StepEnd{*session, plan_.end_content};
   return std::nullopt;
 }
 

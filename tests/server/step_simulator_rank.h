@@ -31,6 +31,7 @@ enum class Kind {
   kDuplicate,
   kOtherCrc,
   kDisagreement,
+  kEndDisagreement,
   kAbsentTensor,
   kAbsentEverywhere,
   kWantedSent,
@@ -39,6 +40,7 @@ enum class Kind {
   kRewind,
   kAllCut,
   kVerdictSkip,
+  kVerdictAbort,
   kVerdictApply,
   kSlabWait,
   kSlowRank,
@@ -94,7 +96,7 @@ class SimulatedRank {
     std::vector<bool> absent;
   };
   struct Plan {
-    std::string content;
+    std::string content, end_content;
     std::vector<Micro> micros;
   };
 

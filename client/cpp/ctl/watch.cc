@@ -12,13 +12,17 @@ namespace {
 
 constexpr uint32_t kAtFirst = 10;  // steps that are shown of those before
 
+bool BeginsWith(const v1::GetHistoryResponse& history, const v1::StepRecord& step) {
+  return !history.steps().empty() && history.steps(0).step() == step.step() &&
+         history.steps(0).closed_at_s() == step.closed_at_s();
+}
+
 // At least the steps that have closed since `last`, a step's number and moment. The last one is asked for again: where
 // it is no longer the same, the run was rewound, and all that is kept may be new.
 absl::StatusOr<v1::GetHistoryResponse> LookAgain(Client& client, const std::string& run, const v1::StepRecord& last) {
   if (last.step() == 0) return client.GetHistory(run, 0, kAtFirst);
   auto history = client.GetHistory(run, last.step() - 1);
-  const bool same = history.ok() && !history->steps().empty() && history->steps(0).closed_at_s() == last.closed_at_s();
-  return same || !history.ok() ? history : client.GetHistory(run);
+  return !history.ok() || BeginsWith(*history, last) ? history : client.GetHistory(run);
 }
 
 int Watch(const Invocation& invocation, Client& client, double interval_s, uint64_t steps) {
@@ -27,8 +31,10 @@ int Watch(const Invocation& invocation, Client& client, double interval_s, uint6
   for (uint64_t shown = 0;;) {
     const auto history = LookAgain(client, invocation.arguments[0], last);
     if (!history.ok()) return Fail(invocation, history.status());
+    // By number: the daemon's clock may be set back. Only after a rewind does the clock say which are new.
+    const bool rewound = last.step() > 0 && !BeginsWith(*history, last);
     for (const v1::StepRecord& step : history->steps()) {
-      if (step.closed_at_s() <= last.closed_at_s()) continue;
+      if (rewound ? step.closed_at_s() <= last.closed_at_s() : step.step() <= last.step()) continue;
       last = step;
       invocation.out << WatchLine(step) << std::endl;
       for (const v1::SpikeEvent& event : step.spikes()) invocation.out << "            " << event.text() << std::endl;

@@ -114,20 +114,25 @@ def draw_runs(runs: list[dict], file: Path) -> None:
 def draw_scores(runs: list[dict], file: Path) -> None:
     """Recall against chance, by predictor and beta2."""
     figure, axis = plt.subplots(figsize=(6, 5))
-    for kind, marker in zip(KINDS, "osD"):
+    most = 0.1
+    for kind, marker, color in zip(KINDS, "osD", ("#1f77b4", "#d62728", "#777")):
+        points = []
         for beta2 in BETA2:
             made = score([run for run in runs if run["cell"]["beta2"] == beta2], kind)
             if made.spikes and made.steps:
-                x, y = made.covered / made.steps, made.hit / made.spikes
-                axis.plot(
-                    x, y, marker, color="#1f77b4" if kind == "rms" else "#d62728" if kind == "curvature" else "#777"
+                points.append((made.covered / made.steps, made.hit / made.spikes))
+                axis.annotate(
+                    f"{beta2:g}", points[-1], fontsize=8, xytext=(4, 3), textcoords="offset points", color=color
                 )
-                axis.annotate(f"{kind} {beta2}", (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
-    axis.plot([0, 1], [0, 1], ":", color="#999", lw=1)
+                most = max(most, *points[-1])
+        if points:
+            axis.plot(*zip(*points), marker, color=color, label=kind)
+    axis.plot([0, 1], [0, 1], ":", color="#999", lw=1, label="knows nothing")
+    axis.legend(loc="upper left", title="by beta2", frameon=False)
     axis.set_xlabel("chance: steps that lie 1 to 8 after an event")
     axis.set_ylabel("recall: loss spikes with an event 1 to 8 steps before")
-    axis.set_xlim(0, 1)
-    axis.set_ylim(-0.02, 1.02)
+    axis.set_xlim(0, 1.1 * most)
+    axis.set_ylim(-0.01, 1.1 * most)
     figure.tight_layout()
     figure.savefig(file, dpi=80)
     plt.close(figure)
