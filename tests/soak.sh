@@ -89,6 +89,7 @@ all_parts() {
 }
 
 table() {
+  # shellcheck disable=SC2016 # backquotes of Markdown
   printf '# The long tests, last run\n\n`tests/soak.sh --minutes %s --seed %s` on %s; %s.\n\n' "$minutes" "$seed" \
     "$("$PYTHON" -c 'import sys; sys.path.insert(0, sys.argv[1]); import collect; print(collect.machine())' \
       "$ROOT/tests/bench")" "$(date +%F)"

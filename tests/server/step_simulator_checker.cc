@@ -282,7 +282,8 @@ void StepChecker::On(const effect::Update& e) {
   if (!open_ || e.step != step_) return Fail("an update outside its step");
   Tensor& tensor = tensors_[e.tensor];
   if (tensor.updated) return Fail("a tensor was updated twice in a step");
-  if (shape_.machine.commit == Commit::kStaged && verdict_ != Outcome::kApplied) return Fail("an update before the verdict");
+  if (shape_.machine.commit == Commit::kStaged && verdict_ != Outcome::kApplied)
+    return Fail("an update before the verdict");
   for (uint64_t c = 0; c < tensor.sums.size(); ++c) {
     const auto due = Canonical(e.tensor, c);
     if (!due) return Fail("an update before every contribution was in");

@@ -128,7 +128,7 @@ def draw_scores(runs: list[dict], file: Path) -> None:
         if points:
             axis.plot(*zip(*points), marker, color=color, label=kind)
     axis.plot([0, 1], [0, 1], ":", color="#999", lw=1, label="knows nothing")
-    axis.legend(loc="upper left", title="by beta2", frameon=False)
+    axis.legend(loc="lower right", title="by beta2", frameon=False)
     axis.set_xlabel("chance: steps that lie 1 to 8 after an event")
     axis.set_ylabel("recall: loss spikes with an event 1 to 8 steps before")
     axis.set_xlim(0, 1.1 * most)
