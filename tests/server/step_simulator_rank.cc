@@ -41,6 +41,10 @@ void SimulatedRank::MakePlan() {
   plan_ = {.content = absl::StrCat("lr of step ", step_), .end_content = {}, .micros = {}};
   const bool staged = shape_.machine.commit == Commit::kStaged;
   if (staged && Mix(identity_.run_seed, step_) % 2 == 0) plan_.end_content = absl::StrCat("decay of step ", step_);
+  if (staged && identity_.world > 1 && Chance(random_, 40)) {
+    ++(*counts_)[static_cast<size_t>(Kind::kEndDisagreement)];
+    plan_.end_content += " and another";
+  }
   const uint64_t micros = 1 + Mix(identity_.run_seed, step_) % shape_.machine.most_micros;
   for (uint32_t m = 0; m < micros; ++m) plan_.micros.push_back(MakeMicro(m));
   if (std::exchange(disagree_next_, false)) Disagree();
@@ -76,11 +80,8 @@ void SimulatedRank::Hook() {
 }
 
 void SimulatedRank::Disagree() {
-  const bool at_end = shape_.machine.commit == Commit::kStaged && Chance(random_, 2);
-  ++(*counts_)[static_cast<size_t>(at_end ? Kind::kEndDisagreement : Kind::kDisagreement)];
-  if (at_end) {
-    plan_.end_content += " and another";
-  } else if (Chance(random_, 2)) {
+  ++(*counts_)[static_cast<size_t>(Kind::kDisagreement)];
+  if (Chance(random_, 2)) {
     plan_.content += " and another";
   } else {
     plan_.micros.resize(1);
