@@ -11,7 +11,7 @@
 # Parts: random inputs for the kernels and for everything at the edge, 60 s each, under sanitizers; 20,000 seeds of the
 # step machine's simulator; two ranks whose connections are cut a thousand times in 500 steps, in four kinds of run; the
 # daemon's peak memory with 200 million parameters against the plan; and trainers killed at random moments, during which
-# the daemon's memory, file descriptors and threads must stay level and its log free of errors. About 25 minutes.
+# the daemon's memory, file descriptors and threads must stay level and its log free of errors. About 18 minutes.
 #
 # Expects the builds and .venv that tests/run.sh makes. Passes if every part does. Reports are in build/soak.
 set -euo pipefail
