@@ -38,7 +38,6 @@ fail() {
   exit 1
 }
 
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
 
 require_count() { [[ $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 wants a whole number of at least 1, not '$2'"; }
 

@@ -39,7 +39,7 @@ parse_flags() {
         shift
         ;;
       -h | --help)
-        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+        usage
         exit 0
         ;;
       *) fail "unknown flag '$1' (see --help)" ;;

@@ -28,6 +28,9 @@ record=no
 declare -a ROWS=()
 failed=0
 
+# shellcheck source=deploy/stages.sh
+. "$ROOT/deploy/stages.sh"
+
 fail() {
   printf 'soak.sh: %s\n' "$*" >&2
   exit 1
@@ -47,7 +50,7 @@ parse_flags() {
         ;;
       --record) record=yes ;;
       -h | --help)
-        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+        usage
         exit 0
         ;;
       *) fail "unknown flag '$1' (see --help)" ;;
@@ -58,17 +61,13 @@ parse_flags() {
 
 # part NAME COMMAND...: its last line says what it found.
 part() {
-  local name=$1 log started=$SECONDS verdict=passed
-  shift
+  local name=$1 started=$SECONDS verdict=passed
   [[ $name == "$only"* ]] || return 0
-  log="$LOGS/${name// /-}.log"
-  printf '%s ...\n' "$name"
-  if ! "$@" >"$log" 2>&1; then
+  if ! stage "$@"; then
     verdict=FAILED
     failed=1
-    tail -n 20 "$log" >&2
   fi
-  ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(grep -v '^[[:space:]]*$' "$log" | tail -n 1) |")
+  ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(grep -v '^[[:space:]]*$' "$LOGS/${name// /-}.log" | tail -n 1) |")
 }
 
 all_parts() {
@@ -99,6 +98,8 @@ table() {
 
 main() {
   parse_flags "$@"
+  trap stop_children EXIT
+  trap 'exit 130' INT TERM HUP
   [[ -x $PYTHON && -x $DEV/chaos/chaos && -x $ASAN/fuzz/edge_fuzz ]] || fail "nothing is built yet: run tests/run.sh once"
   rm -rf "$LOGS"
   mkdir -p "$LOGS"
