@@ -11,17 +11,12 @@ bool ResponseQueue::Add(const v1::TrainResponse* response) {
   if (takes_batches_ && bytes <= kMostBatchedBytes) {
     *gathered_.mutable_batch()->add_responses() = *response;
     gathered_bytes_ += bytes;
-    owed_ = full();
+    owed_ = BatchIsFull(gathered_.batch().responses_size(), gathered_bytes_);
   } else {
     waiting_ = response;
     owed_ = true;
   }
   return !owed_;
-}
-
-bool ResponseQueue::full() const {
-  return gathered_bytes_ + kMostBatchedBytes > kMostBatchBytes ||
-         gathered_.batch().responses_size() == kMostBatchMessages;
 }
 
 void ResponseQueue::DropGathered() {

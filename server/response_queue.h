@@ -24,7 +24,6 @@ class ResponseQueue {
   bool empty() const { return waiting_ == nullptr && gathered_bytes_ == 0; }
 
  private:
-  bool full() const;
   void DropGathered();
 
   bool takes_batches_ = false;

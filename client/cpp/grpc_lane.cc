@@ -19,9 +19,7 @@ bool GrpcLane::Write(v1::TrainRequest* request, bool more) {
   if (alone) return Flush() && stream_->Write(*request);
   *gathered_.mutable_batch()->add_requests() = *request;
   gathered_bytes_ += bytes;
-  const bool full =
-      gathered_bytes_ + kMostBatchedBytes > kMostBatchBytes || gathered_.batch().requests_size() == kMostBatchMessages;
-  return (more && !full) || Flush();
+  return (more && !BatchIsFull(gathered_.batch().requests_size(), gathered_bytes_)) || Flush();
 }
 
 bool GrpcLane::Flush() {

@@ -73,8 +73,12 @@ TEST_F(BatchRpcTest, AClientThatTakesBatchesGetsFewerMessages) {
 
 // Tensors on both sides of the bound keep their order, and large ones are not copied into company.
 TEST_F(BatchRpcTest, LargeAndSmallTensorsTogether) {
+  Config config = DefaultConfig();
+  config.limits.chunk_bytes = 2 * kMostBatchedBytes;
+  StartServer(config);
   v1::RunSpec spec = MakeSpec("mixed", {});
-  for (uint32_t i = 0; i < 60; ++i) AddTensor(i % 3 == 0 ? 20000 : 100 + i, i % 2 == 0 ? "bf16" : "fp32", &spec);
+  for (uint32_t i = 0; i < 60; ++i)
+    AddTensor(i % 3 == 0 ? 2 * kMostBatchedBytes : 100 + i, i % 2 == 0 ? "bf16" : "fp32", &spec);
   Trainer t = Start(spec);
   for (const uint64_t step : {1, 2}) ExpectWhole(t, Step(&t, step));
 }
