@@ -48,6 +48,7 @@ v1::DaemonConfig ToMessage(const Config& config) {
   limits->set_credit_bytes(config.limits.credit_bytes);
   limits->set_lease(config.limits.lease_s);
   limits->set_layer_groups(config.limits.layer_groups);
+  limits->set_spec_bytes(config.limits.spec_bytes);
   return message;
 }
 
@@ -66,6 +67,7 @@ Config FromMessage(const v1::DaemonConfig& message) {
           .limits = {.tensors = limits.tensors(),
                      .name_bytes = limits.name_bytes(),
                      .message_bytes = limits.message_bytes(),
+                     .spec_bytes = limits.spec_bytes(),
                      .chunk_bytes = limits.chunk_bytes(),
                      .credit_bytes = limits.credit_bytes(),
                      .lease_s = limits.lease(),

@@ -34,6 +34,7 @@ struct Config {
     uint32_t tensors = 100000;
     uint32_t name_bytes = 512;
     uint32_t message_bytes = 2 << 20;
+    uint32_t spec_bytes = 16 << 20;
     uint64_t chunk_bytes = 1 << 20;
     uint64_t credit_bytes = 64 << 20;
     double lease_s = 10;

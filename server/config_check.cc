@@ -20,6 +20,7 @@ constexpr uint64_t kTileBytes = 16384;  // 4096 fp32 elements; chunks are cut be
 // chunk.
 constexpr uint64_t kHeaderRoomBytes = 65536;
 constexpr uint64_t kStockClientMessageBytes = 4 << 20;  // gRPC's default receive limit
+constexpr uint64_t kMostSpecBytes = 64 << 20;           // what our clients send and take
 
 std::string CheckAddress(const std::string& address) {
   const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
@@ -122,6 +123,10 @@ const std::vector<Check>& Checks() {
       {"limits.layer_groups",
        [](const Config& c) {
          return CheckRange(c.limits.layer_groups, {1, 256});
+       }},
+      {"limits.spec_bytes",
+       [](const Config& c) {
+         return CheckRange(c.limits.spec_bytes, {1024, kMostSpecBytes});
        }},
       {"shm_socket", [](const Config& c) { return CheckSocket(c.shm_socket); }},
       {"drain_timeout",

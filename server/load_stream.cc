@@ -56,6 +56,7 @@ absl::Status LoadStream::Bind() {
 }
 
 void LoadStream::LoadRequest() {
+  if (auto s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) return End(s);
   auto chunk = ToLoadChunk(&request_, run_->spec());
   if (!chunk.ok()) return End(chunk.status());
   run_->Load(call_, *std::move(chunk), [self = shared_from_this()](const absl::Status& s) {

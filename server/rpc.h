@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
 #include "server/metrics.h"
@@ -23,7 +24,16 @@ struct RpcEnvironment {
   Sessions* sessions = nullptr;
   Metrics* metrics = nullptr;
   const std::string* shm_socket = nullptr;  // where shared memory is to be had; empty: nowhere
+  uint32_t message_bytes = 0;               // of one message of a stream, at most
 };
+
+// Of a message of a stream. gRPC has one limit for all calls, the longest being those with a RunSpec.
+inline absl::Status CheckMessageBytes(size_t bytes, const RpcEnvironment& environment) {
+  if (bytes <= environment.message_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a message of ", bytes, " bytes is larger than the daemon's limits.message_bytes, ",
+                   environment.message_bytes, "; send chunks of the size that Attach answers"));
+}
 
 // The codes are the same numbers. Messages are cut to fit the 8 KiB of metadata that stock clients accept, in which a
 // byte may take three.

@@ -6,6 +6,7 @@
 #include <grpcpp/impl/server_builder_option.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <random>
@@ -55,6 +56,7 @@ class GrpcServer final : public Server {
                .sessions = &sessions_,
                .max_runs = config.max_runs,
                .on_last_failure = std::move(on_last_failure)}),
+        message_bytes_(config.limits.message_bytes),
         trainer_(environment(), config.limits),
         admin_({.environment = environment(), .limits = config.limits, .ops_address = std::move(ops_address)}) {}
   ~GrpcServer() override { Stop(); }
@@ -71,13 +73,14 @@ class GrpcServer final : public Server {
 
  private:
   void Stop();
-  RpcEnvironment environment() { return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_}; }
+  RpcEnvironment environment() { return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_, message_bytes_}; }
   absl::Status OfferSharedMemory(const std::string& where);
 
   Metrics* const metrics_;
   Devices devices_;
   Sessions sessions_;
   Runs runs_;
+  const uint32_t message_bytes_;
   TrainerService trainer_;
   AdminService admin_;
   OpsApi api_{&admin_};
@@ -90,7 +93,7 @@ class GrpcServer final : public Server {
 
 void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
   // A message that is larger is refused by gRPC before it is in memory.
-  builder->SetMaxReceiveMessageSize(static_cast<int>(config.limits.message_bytes));
+  builder->SetMaxReceiveMessageSize(static_cast<int>(std::max(config.limits.message_bytes, config.limits.spec_bytes)));
   builder->SetMaxSendMessageSize(-1);
   // A port in use is an error instead of a share of its connections.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);

@@ -15,8 +15,6 @@ namespace {
 
 // A trainer that tampers with the bell sleeps its own stream so long.
 constexpr auto kGlance = std::chrono::seconds(1);
-// As of a gRPC message: limits.message_bytes at most, StepEnd.client_state of 1 MiB the longest that is needed.
-constexpr uint32_t kMostBodyBytes = 2 << 20;
 
 std::string FinishBody(const absl::Status& status) {
   const grpc::Status plain = ToGrpc(status);
@@ -39,7 +37,7 @@ ShmStream::ShmStream(const RpcEnvironment& environment, Connection connection)
       connection_(std::move(connection)),
       control_(connection_.segment->control()),
       record_(environment.metrics, "Train"),
-      reader_(UpPipe(*connection_.segment), kMostBodyBytes),
+      reader_(UpPipe(*connection_.segment), environment.message_bytes),
       borrower_(GradientSlots(*connection_.segment)),
       lender_(WeightSlots(*connection_.segment)),
       writer_(DownPipe(*connection_.segment)) {
@@ -133,9 +131,6 @@ absl::Status ShmStream::TakeMessage(const ShmRecord& record) {
     return absl::InvalidArgumentError("a slot of the shared-memory lane goes with a Gradient that has no data itself");
   }
   if (run_ == nullptr) return Bind();
-  if (payload.size() == 0 && request_.has_gradient()) {
-    payload = Payload(std::move(*request_.mutable_gradient()->mutable_data()));
-  }
   ++unconsumed_;
   run_->OnMessage(shared_from_this(), ToRankMessage(run_.get(), &request_, std::move(payload)));
   return absl::OkStatus();

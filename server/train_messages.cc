@@ -58,7 +58,10 @@ RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) 
     if (converted.ok()) return *std::move(converted);
     return message::Bad{converted.status()};
   };
-  if (request->has_gradient()) return ToGradient(run, request->gradient(), std::move(payload));
+  if (request->has_gradient()) {
+    if (payload.size() == 0) payload = Payload(std::move(*request->mutable_gradient()->mutable_data()));
+    return ToGradient(run, request->gradient(), std::move(payload));
+  }
   if (request->has_step_begin()) return or_bad(ToStepBegin(request->step_begin(), spec));
   if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
   if (request->has_step_end()) return or_bad(ToStepEnd(request->mutable_step_end(), spec));

@@ -19,10 +19,10 @@ struct TrainBinding {
 };
 absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first);
 
-// Takes what is long out of the request. `payload`: of a gradient, wherever the lane has it; request->gradient().data()
-// is not looked at. What is refused becomes message::Bad, and is counted. The checksum is compared with the payload as
-// it is now: of borrowed memory that its trainer changes afterwards, the sum takes what is there then. That harms the
-// numbers of the trainer's own run, as sending them would have.
+// Takes what is long out of the request. `payload`: of a gradient, where the lane has it beside the message; otherwise
+// request->gradient().data() is taken. What is refused becomes message::Bad, and is counted. The checksum is compared
+// with the payload as it is now: of borrowed memory that its trainer changes afterwards, the sum takes what is there
+// then. That harms the numbers of the trainer's own run, as sending them would have.
 RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload);
 
 // Anything but weights.

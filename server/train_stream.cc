@@ -11,16 +11,6 @@
 #include "server/train_messages.h"
 
 namespace ballast {
-namespace {
-
-RankMessage ToMessage(Run* run, v1::TrainRequest* request) {
-  Payload payload;
-  if (request->has_gradient()) payload = Payload(std::move(*request->mutable_gradient()->mutable_data()));
-  return ToRankMessage(run, request, std::move(payload));
-}
-
-}  // namespace
-
 TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context) {
   std::shared_ptr<TrainStream> stream(new TrainStream(environment, context));
   stream->self_ = stream;
@@ -75,14 +65,16 @@ void TrainStream::OnReadDone(bool ok) {
 
 void TrainStream::Take(const std::shared_ptr<Run>& bound) {
   std::vector<RankMessage> messages;
-  if (!request_.has_batch()) {
-    messages.push_back(ToMessage(bound.get(), &request_));
+  if (absl::Status s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) {
+    messages.push_back(message::Bad{std::move(s)});
+  } else if (!request_.has_batch()) {
+    messages.push_back(ToRankMessage(bound.get(), &request_, {}));
   } else if (const int size = request_.batch().requests_size(); size > kMostBatchMessages) {
     messages.push_back(message::Bad{absl::InvalidArgumentError(
         absl::StrCat("a batch of ", size, " messages, wanted at most ", kMostBatchMessages))});
   } else {
     for (v1::TrainRequest& request : *request_.mutable_batch()->mutable_requests()) {
-      messages.push_back(ToMessage(bound.get(), &request));
+      messages.push_back(ToRankMessage(bound.get(), &request, {}));
     }
   }
   {

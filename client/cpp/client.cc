@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/connection.h"
@@ -29,6 +30,16 @@ Attachment Describe(const v1::AttachResponse& grant) {
   attachment.client_state = grant.client_state();
   attachment.client_state_step = grant.client_state_step();
   return attachment;
+}
+
+// What gRPC says of a message that is too long names neither the key nor the mend.
+absl::Status ExplainSpec(const absl::Status& status, const v1::RunSpec& spec) {
+  if (!absl::IsResourceExhausted(status) || !absl::StrContains(status.message(), "message larger than max")) {
+    return status;
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the spec of run '", spec.run_id(), "', ", spec.tensors_size(), " tensors, takes ", spec.ByteSizeLong(),
+      " bytes, more than the daemon's limits.spec_bytes; raise it there (", status.message(), ")"));
 }
 
 }  // namespace
@@ -65,7 +76,9 @@ const std::string& Client::server() const { return impl_->connection->server(); 
 absl::StatusOr<v1::CreateRunResponse> Client::CreateRun(const v1::RunSpec& spec) {
   v1::CreateRunRequest request;
   *request.mutable_spec() = spec;
-  return impl_->Call(impl_->connection->trainer(), &v1::TrainerService::Stub::CreateRun, request);
+  auto created = impl_->Call(impl_->connection->trainer(), &v1::TrainerService::Stub::CreateRun, request);
+  if (!created.ok()) return ExplainSpec(created.status(), spec);
+  return created;
 }
 
 absl::StatusOr<v1::GetServerResponse> Client::GetServer() {
@@ -102,7 +115,7 @@ absl::StatusOr<v1::RunPlan> Client::Plan(const v1::RunSpec& spec) {
   v1::PlanRequest request;
   *request.mutable_spec() = spec;
   auto response = impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::Plan, request);
-  if (!response.ok()) return response.status();
+  if (!response.ok()) return ExplainSpec(response.status(), spec);
   return response->plan();
 }
 
