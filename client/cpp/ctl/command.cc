@@ -2,6 +2,8 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 
 namespace ballast::ctl {
@@ -17,6 +19,18 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
 int Fail(const Invocation& invocation, const absl::Status& status) {
   invocation.err << "ballastctl: " << status.message() << "\n";
   return absl::IsUnavailable(status) ? kUnreachable : kRefused;
+}
+
+int Misused(std::ostream& err, const absl::Status& status, const std::string& command) {
+  err << "ballastctl: " << status.message() << "\ntry `ballastctl " << command << (command.empty() ? "" : " ")
+      << "--help`\n";
+  return kUsage;
+}
+
+absl::StatusOr<uint64_t> WholeNumber(const std::string& name, const std::string& text) {
+  uint64_t number = 0;
+  if (absl::SimpleAtoi(text, &number)) return number;
+  return absl::InvalidArgumentError(absl::StrCat(name, " is '", text, "'; wanted a whole number"));
 }
 
 int PrintJson(const Invocation& invocation, const google::protobuf::Message& message) {

@@ -68,6 +68,10 @@ Command HealthCommand();
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
 // Prints the error; its exit code.
 int Fail(const Invocation& invocation, const absl::Status& status);
+// Prints what is wrong with the command line, and whose help to read; its exit code.
+int Misused(std::ostream& err, const absl::Status& status, const std::string& command = "");
+// `name`: of what was typed, as --steps or STEP, for the error.
+absl::StatusOr<uint64_t> WholeNumber(const std::string& name, const std::string& text);
 // A protobuf message as JSON, with the proto's field names and zeros in place.
 int PrintJson(const Invocation& invocation, const google::protobuf::Message& message);
 

@@ -154,11 +154,6 @@ absl::Status CheckArguments(const Sorted& sorted) {
                                                  sorted.command->arguments.size(), ": ", Usage(*sorted.command)));
 }
 
-int Misused(const absl::Status& status, std::ostream& err) {
-  err << "ballastctl: " << status.message() << "\ntry `ballastctl --help`\n";
-  return kUsage;
-}
-
 }  // namespace
 
 std::vector<std::string> Nearest(const std::string& word, const std::vector<std::string>& candidates) {
@@ -179,8 +174,8 @@ int Main(const std::vector<std::string>& words,
          std::ostream& err) {
   const std::vector<Command> commands = Commands();
   const auto sorted = Sort(commands, words);
-  if (!sorted.ok()) return Misused(sorted.status(), err);
-  if (auto s = CheckFlags(*sorted); !s.ok()) return Misused(s, err);
+  if (!sorted.ok()) return Misused(err, sorted.status());
+  if (auto s = CheckFlags(*sorted); !s.ok()) return Misused(err, s);
   if (sorted->flags.contains("version")) {
     out << "ballastctl " BALLAST_CLIENT_VERSION "\n";
     return kOk;
@@ -190,14 +185,14 @@ int Main(const std::vector<std::string>& words,
     sorted->command != nullptr ? PrintHelp(*sorted->command, out) : PrintHelp(asked ? out : err);
     return asked ? kOk : kUsage;
   }
-  if (auto s = CheckArguments(*sorted); !s.ok()) return Misused(s, err);
+  if (auto s = CheckArguments(*sorted); !s.ok()) return Misused(err, s);
   Invocation invocation{.arguments = sorted->rest, .flags = sorted->flags, .out = out, .err = err};
   invocation.server = invocation.Get("server", environment("BALLAST_SERVER").value_or("localhost:7700"));
   invocation.json = invocation.Has("json");
   const std::string timeout = invocation.Get("timeout", "3");
   if (!absl::SimpleAtod(timeout, &invocation.timeout_s) || !(invocation.timeout_s > 0)) {
     return Misused(
-        absl::InvalidArgumentError(absl::StrCat("--timeout is '", timeout, "'; wanted seconds, more than 0")), err);
+        err, absl::InvalidArgumentError(absl::StrCat("--timeout is '", timeout, "'; wanted seconds, more than 0")));
   }
   return sorted->command->run(invocation);
 }

@@ -40,24 +40,20 @@ void Explain(const v1::StepRecord& step, const v1::GetHistoryResponse& history, 
 }
 
 int Run(const Invocation& invocation) {
-  const std::string& wanted = invocation.arguments[1];
-  uint64_t number = 0;
-  if (!absl::SimpleAtoi(wanted, &number)) {
-    invocation.err << "STEP is a step's number, got '" << wanted << "'\n";
-    return kUsage;
-  }
+  const auto number = WholeNumber("STEP", invocation.arguments[1]);
+  if (!number.ok()) return Misused(invocation.err, number.status(), "explain");
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const auto history = (*client)->GetHistory(invocation.arguments[0]);
   if (!history.ok()) return Fail(invocation, history.status());
   const auto step = std::find_if(history->steps().rbegin(), history->steps().rend(),
-                                 [&](const v1::StepRecord& s) { return s.step() == number; });
+                                 [&](const v1::StepRecord& s) { return s.step() == *number; });
   if (step == history->steps().rend()) {
     const std::string kept = history->steps().empty()
                                  ? "none yet"
                                  : absl::StrCat(history->steps(0).step(), " to ", history->steps().rbegin()->step());
     return Fail(invocation,
-                absl::NotFoundError(absl::StrCat("step ", number, " is not among those remembered: ", kept)));
+                absl::NotFoundError(absl::StrCat("step ", *number, " is not among those remembered: ", kept)));
   }
   if (invocation.json) return PrintJson(invocation, *step);
   Explain(*step, *history, invocation.out);

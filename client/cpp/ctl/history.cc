@@ -1,6 +1,3 @@
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/step_text.h"
 
@@ -8,14 +5,11 @@ namespace ballast::ctl {
 namespace {
 
 int Run(const Invocation& invocation) {
-  uint64_t after = 0;
-  if (!absl::SimpleAtoi(invocation.Get("after", "0"), &after)) {
-    invocation.err << "--after wants a step's number, got '" << invocation.Get("after", "") << "'\n";
-    return kUsage;
-  }
+  const auto after = WholeNumber("--after", invocation.Get("after", "0"));
+  if (!after.ok()) return Misused(invocation.err, after.status(), "history");
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
-  const auto history = (*client)->GetHistory(invocation.arguments[0], after);
+  const auto history = (*client)->GetHistory(invocation.arguments[0], *after);
   if (!history.ok()) return Fail(invocation, history.status());
   if (invocation.json) return PrintJson(invocation, *history);
   PrintCsv(*history, invocation.out);

@@ -54,10 +54,7 @@ int PrintVerdict(const Invocation& invocation, const std::string& server, const 
 
 int Run(const Invocation& invocation) {
   const auto spec = PlanSpec(invocation);
-  if (!spec.ok()) {
-    invocation.err << "ballastctl: " << spec.status().message() << "\ntry `ballastctl plan --help`\n";
-    return kUsage;
-  }
+  if (!spec.ok()) return Misused(invocation.err, spec.status(), "plan");
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const auto plan = (*client)->Plan(*spec);

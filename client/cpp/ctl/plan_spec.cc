@@ -95,12 +95,10 @@ absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
   if (commit != "release" && commit != "staged") {
     return absl::InvalidArgumentError(absl::StrCat("--commit is '", commit, "'; wanted release or staged"));
   }
-  uint32_t snapshots = 0;
-  if (!absl::SimpleAtoi(invocation.Get("snapshots", "0"), &snapshots)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--snapshots is '", invocation.Get("snapshots", ""), "'; wanted a whole number"));
-  }
-  if (snapshots > 0) spec->mutable_rewind()->set_snapshots(snapshots);
+  const auto snapshots = WholeNumber("--snapshots", invocation.Get("snapshots", "0"));
+  if (!snapshots.ok()) return snapshots.status();
+  if (*snapshots > 0)
+    spec->mutable_rewind()->set_snapshots(static_cast<uint32_t>(std::min<uint64_t>(*snapshots, kMost)));
   spec->set_commit(commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
   return absl::OkStatus();
 }

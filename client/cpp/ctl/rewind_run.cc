@@ -1,4 +1,6 @@
-#include "absl/strings/numbers.h"
+#include <algorithm>
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -21,11 +23,6 @@ int List(const Invocation& invocation, Client& client) {
   return kOk;
 }
 
-int Wrong(const Invocation& invocation, const std::string& what) {
-  invocation.err << "ballastctl: " << what << "\ntry `ballastctl rewind --help`\n";
-  return kUsage;
-}
-
 int Rewind(const Invocation& invocation, Client& client, const v1::RewindRequest& request) {
   const auto rewound = client.Rewind(request);
   if (!rewound.ok()) return Fail(invocation, rewound.status());
@@ -35,25 +32,33 @@ int Rewind(const Invocation& invocation, Client& client, const v1::RewindRequest
   return kOk;
 }
 
-int Run(const Invocation& invocation) {
+absl::StatusOr<v1::RewindRequest> Request(const Invocation& invocation) {
   v1::RewindRequest request;
   request.set_run_id(invocation.arguments[0]);
-  uint64_t step = 0;
-  uint32_t back = 0;
-  if (invocation.Has("to") && invocation.Has("back")) return Wrong(invocation, "rewind wants --to or --back, not both");
+  if (invocation.Has("to") && invocation.Has("back")) {
+    return absl::InvalidArgumentError("rewind wants --to or --back, not both");
+  }
   if (invocation.Has("to")) {
-    if (!absl::SimpleAtoi(invocation.Get("to", ""), &step)) return Wrong(invocation, "--to wants the number of a step");
-    request.set_to_step(step);
+    const auto step = WholeNumber("--to", invocation.Get("to", ""));
+    if (!step.ok()) return step.status();
+    request.set_to_step(*step);
   }
   if (invocation.Has("back")) {
-    if (!absl::SimpleAtoi(invocation.Get("back", ""), &back))
-      return Wrong(invocation, "--back wants a number of steps");
-    request.set_steps_back(back);
+    const auto steps = WholeNumber("--back", invocation.Get("back", ""));
+    if (!steps.ok()) return steps.status();
+    constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
+    request.set_steps_back(static_cast<uint32_t>(std::min(*steps, kMost)));
   }
+  return request;
+}
+
+int Run(const Invocation& invocation) {
+  const auto request = Request(invocation);
+  if (!request.ok()) return Misused(invocation.err, request.status(), "rewind");
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
-  const bool lists = request.target_case() == v1::RewindRequest::TARGET_NOT_SET;
-  return lists ? List(invocation, **client) : Rewind(invocation, **client, request);
+  const bool lists = request->target_case() == v1::RewindRequest::TARGET_NOT_SET;
+  return lists ? List(invocation, **client) : Rewind(invocation, **client, *request);
 }
 
 }  // namespace

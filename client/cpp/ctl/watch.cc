@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/step_text.h"
@@ -17,24 +18,30 @@ bool BeginsWith(const v1::GetHistoryResponse& history, const v1::StepRecord& ste
          history.steps(0).closed_at_s() == step.closed_at_s();
 }
 
+struct Look {
+  v1::GetHistoryResponse history;
+  bool rewound = false;
+};
+
 // At least the steps that have closed since `last`, a step's number and moment. The last one is asked for again: where
 // it is no longer the same, the run was rewound, and all that is kept may be new.
-absl::StatusOr<v1::GetHistoryResponse> LookAgain(Client& client, const std::string& run, const v1::StepRecord& last) {
-  if (last.step() == 0) return client.GetHistory(run, 0, kAtFirst);
-  auto history = client.GetHistory(run, last.step() - 1);
-  return !history.ok() || BeginsWith(*history, last) ? history : client.GetHistory(run);
+absl::StatusOr<Look> LookAgain(Client& client, const std::string& run, const v1::StepRecord& last) {
+  auto history = last.step() == 0 ? client.GetHistory(run, 0, kAtFirst) : client.GetHistory(run, last.step() - 1);
+  const bool rewound = history.ok() && last.step() > 0 && !BeginsWith(*history, last);
+  if (rewound) history = client.GetHistory(run);
+  if (!history.ok()) return history.status();
+  return Look{*std::move(history), rewound};
 }
 
 int Watch(const Invocation& invocation, Client& client, double interval_s, uint64_t steps) {
   invocation.out << WatchHead() << "\n";
   v1::StepRecord last;
   for (uint64_t shown = 0;;) {
-    const auto history = LookAgain(client, invocation.arguments[0], last);
-    if (!history.ok()) return Fail(invocation, history.status());
+    const auto look = LookAgain(client, invocation.arguments[0], last);
+    if (!look.ok()) return Fail(invocation, look.status());
     // By number: the daemon's clock may be set back. Only after a rewind does the clock say which are new.
-    const bool rewound = last.step() > 0 && !BeginsWith(*history, last);
-    for (const v1::StepRecord& step : history->steps()) {
-      if (rewound ? step.closed_at_s() <= last.closed_at_s() : step.step() <= last.step()) continue;
+    for (const v1::StepRecord& step : look->history.steps()) {
+      if (look->rewound ? step.closed_at_s() <= last.closed_at_s() : step.step() <= last.step()) continue;
       last = step;
       invocation.out << WatchLine(step) << std::endl;
       for (const v1::SpikeEvent& event : step.spikes()) invocation.out << "            " << event.text() << std::endl;
@@ -46,18 +53,16 @@ int Watch(const Invocation& invocation, Client& client, double interval_s, uint6
 
 int Run(const Invocation& invocation) {
   double interval_s = 1;
-  uint64_t steps = 0;
-  if (!absl::SimpleAtod(invocation.Get("interval", "1"), &interval_s) || !(interval_s >= 0.1 && interval_s <= 3600)) {
-    invocation.err << "--interval wants 0.1 to 3600 seconds, got '" << invocation.Get("interval", "") << "'\n";
-    return kUsage;
+  const std::string interval = invocation.Get("interval", "1");
+  if (!absl::SimpleAtod(interval, &interval_s) || !(interval_s >= 0.1 && interval_s <= 3600)) {
+    const std::string what = absl::StrCat("--interval is '", interval, "'; wanted 0.1 to 3600 seconds");
+    return Misused(invocation.err, absl::InvalidArgumentError(what), "watch");
   }
-  if (!absl::SimpleAtoi(invocation.Get("steps", "0"), &steps)) {
-    invocation.err << "--steps wants a number, got '" << invocation.Get("steps", "") << "'\n";
-    return kUsage;
-  }
+  const auto steps = WholeNumber("--steps", invocation.Get("steps", "0"));
+  if (!steps.ok()) return Misused(invocation.err, steps.status(), "watch");
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
-  return Watch(invocation, **client, interval_s, steps);
+  return Watch(invocation, **client, interval_s, *steps);
 }
 
 }  // namespace
