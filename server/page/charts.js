@@ -217,6 +217,8 @@ export class LineChart {
   describe() {
     if (!this.steps.length) return "No steps yet.";
     const range = `Steps ${this.steps[0].step} to ${this.steps.at(-1).step}. `;
+    const backs = this.steps.filter((step) => step.wentBack !== null)
+                    .map((step) => `The run went back from step ${step.wentBack} to ${step.step - 1}. `);
     const lines = this.options.lines.map((line) => {
       const known = this.steps.map(line.of).filter(isFinite);
       const format = line.format ?? number;
@@ -229,7 +231,7 @@ export class LineChart {
                    .map((step) => step.step);
       return `${name}: ${at.length ? `at steps ${at.slice(-20).join(", ")}` : "none"}.`;
     });
-    return range + lines.concat(marks).join(" ");
+    return range + backs.join("") + lines.concat(marks).join(" ");
   }
 
   // Shows a step's figures; null: the last one's.

@@ -39,7 +39,8 @@ function toStep(record) {
     predicted: spikes.filter((spike) => PREDICTORS.has(spike.kind)),
     real: spikes.filter((spike) => spike.kind === "loss"),
     nonfinite: spikes.filter((spike) => spike.kind === "nonfinite"),
-    remade: false,  // a later step has this number or a smaller one: the run went back
+    remade: false,   // a later step has this number or a smaller one: the run went back
+    wentBack: null,  // from which step, where this is the first after a rewind
   };
 }
 
@@ -75,6 +76,7 @@ export class History {
     let next = Infinity;
     for (let i = this.steps.length - 1; i >= 0; i -= 1) {
       this.steps[i].remade = this.steps[i].step >= next;
+      if (i > 0 && this.steps[i].step <= this.steps[i - 1].step) this.steps[i].wentBack = this.steps[i - 1].step;
       next = Math.min(next, this.steps[i].step);
     }
     return true;

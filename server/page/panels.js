@@ -218,7 +218,8 @@ function headline(step) {
   const outcome = step.outcome === "applied" ? [] : [step.reason ? `${step.outcome}: ${step.reason}` : step.outcome];
   const early =
     step.predicted.length && !step.real.length && !step.nonfinite.length ? ["a loss spike is predicted"] : [];
-  return [...outcome, ...early, ...found].join(" · ");
+  const back = step.wentBack === null ? [] : [`the run went back here from step ${count(step.wentBack)}`];
+  return [...back, ...outcome, ...early, ...found].join(" · ");
 }
 
 export class Events {
@@ -230,7 +231,8 @@ export class Events {
   }
 
   update(steps) {
-    const events = steps.filter((step) => step.spikes.length || step.outcome !== "applied").reverse();
+    const happened = (step) => step.spikes.length || step.outcome !== "applied" || step.wentBack !== null;
+    const events = steps.filter(happened).reverse();
     setText(
       this.note,
       events.length ? `Newest first; ${plural(events.length, "step")} of the last ${count(steps.length)}${

@@ -1,5 +1,6 @@
 """Trains a small model for the page's test, SERVER RUN: 130 steps at once, with inputs that make the loss spike at 97 and
-a loss that is infinite at 110, then 20 a second until its input ends. One tensor's name is an attack on a page."""
+a loss that is infinite at 110, then 20 a second until its input ends. It follows a rewind. One tensor's name is an attack
+on a page."""
 
 import math
 import os
@@ -37,7 +38,7 @@ def main() -> None:
     torch.set_num_threads(1)
     weights = make_weights()
     spikes = ballast.Spikes(warmup_steps=20)
-    options = {"max_grad_norm": 5.0, "nonfinite": "skip_step", "spikes": spikes}
+    options = {"max_grad_norm": 5.0, "nonfinite": "skip_step", "spikes": spikes, "snapshots": 2}
     opt = ballast.AdamW(list(weights.items()), lr=3e-3, betas=(0.9, 0.99), server=server, run=run, **options)
     step = 0
     while step < 130 or not select.select([sys.stdin], [], [], 0.05)[0]:
@@ -46,8 +47,11 @@ def main() -> None:
         y = x[:, :4].sum(1, keepdim=True).sin()
         error = predict(weights, x * 6 if step in (97, 98) else x) - y
         loss = (error**2).mean() * (math.inf if step == 110 else 1)
-        loss.backward()
-        opt.step(loss=loss)
+        try:
+            loss.backward()
+            opt.step(loss=loss)
+        except ballast.RunRewound as rewound:
+            step = rewound.step
         opt.zero_grad()
     os._exit(0)  # the run stays, as after a trainer that was stopped
 

@@ -215,6 +215,21 @@ def test_it_is_read_by_keyboard(page):
 
 
 @needs_browser
+def test_a_run_that_goes_back_is_drawn_so(page, training):
+    """The last of this run's tests: afterwards numbers of steps come twice."""
+    before = page.evaluate("document.querySelectorAll('#loss path.remade').length")
+    kept = json.loads(training.ctl("run", RUN, "--json").stdout)["status"]["snapshot_steps"]
+    went_back = training.ctl("rewind", RUN, "--to", kept[0])
+    assert went_back.returncode == 0, went_back.stderr
+    page.wait_for("document.querySelector('#events').textContent.includes('the run went back here from step')")
+    again = f"Step {int(kept[0]) + 1} the run went back here from step"
+    assert again in page.text("#events"), page.text("#events")
+    page.wait_for(f"document.querySelectorAll('#loss path.remade').length > {before}")
+    page.wait_for("document.querySelector('#loss svg.chart desc').textContent.includes('The run went back from step')")
+    assert page.complaints == []
+
+
+@needs_browser
 def test_it_says_when_the_run_or_the_daemon_is_gone(tmp_path):
     with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
         browser.open(f"http://{daemon.ops}/#run=gone")
