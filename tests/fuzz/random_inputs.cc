@@ -1,8 +1,9 @@
 // Drives a libFuzzer target without libFuzzer:
 //
 //   kernels_fuzz [COUNT [SEED]]           random inputs
-//   session_fuzz --seconds N FOLDER [SEED]   every file of the folder; then, for so long, random inputs and such files
-//                                            with some bytes changed, left out or repeated, in turn
+//   session_fuzz --seconds N FOLDER [SEED]   every file of the folder; then, for so long, such files with some bytes
+//                                            changed, left out or repeated, and random inputs up to twice as long as
+//                                            the longest file
 //
 // Random inputs are random bytes, in half of them floats of moderate size, so that what is behind the first checks is
 // reached too. A failing input's number or file is printed; the same seed gives the same inputs.
@@ -26,9 +27,9 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-Bytes MakeInput(uint64_t seed) {
+Bytes MakeInput(uint64_t seed, uint64_t most_bytes) {
   std::mt19937_64 random(seed);
-  Bytes input(64 + random() % 8000);
+  Bytes input(64 + random() % most_bytes);
   for (uint8_t& byte : input) byte = static_cast<uint8_t>(random());
   if (seed % 2 == 0) return input;
   for (size_t i = 64; i + 4 <= input.size(); i += 4) {
@@ -69,7 +70,7 @@ void RunInput(const Bytes& input) { LLVMFuzzerTestOneInput(input.data(), input.s
 int RunCount(uint64_t count, uint64_t first) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     current = seed;
-    RunInput(MakeInput(seed));
+    RunInput(MakeInput(seed, 8000));
   }
   std::printf("%llu inputs, none failed\n", static_cast<unsigned long long>(count));
   return 0;
@@ -87,6 +88,8 @@ std::vector<Bytes> ReadFolder(const char* folder) {
   return files;
 }
 
+bool Shorter(const Bytes& a, const Bytes& b) { return a.size() < b.size(); }
+
 int RunFolder(double seconds, const char* folder, uint64_t first) {
   const std::vector<Bytes> files = ReadFolder(folder);
   if (files.empty()) {
@@ -97,11 +100,12 @@ int RunFolder(double seconds, const char* folder, uint64_t first) {
     current = i;
     RunInput(files[i]);
   }
+  const uint64_t most_bytes = 2 * std::max_element(files.begin(), files.end(), Shorter)->size();
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   uint64_t seed = first;
   for (; std::chrono::steady_clock::now() < end; ++seed) {
     current = seed;
-    RunInput(seed % 8 == 0 ? MakeInput(seed) : Change(files[seed % files.size()], seed));
+    RunInput(seed % 8 == 0 ? MakeInput(seed, most_bytes) : Change(files[seed % files.size()], seed));
   }
   std::printf("%zu files and %llu inputs from seed %llu on, none failed\n", files.size(),
               static_cast<unsigned long long>(seed - first), static_cast<unsigned long long>(first));

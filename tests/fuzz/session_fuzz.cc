@@ -48,13 +48,16 @@ sim::RunShape ShapeFrom(Input* in) {
 
 class Session {
  public:
-  explicit Session(Input in)
-      : in_(in), shape_(ShapeFrom(&in_)), machine_(shape_.machine), checker_(shape_, sim::Peers::kAny) {
+  // `tell`: every event with its effects, to stderr.
+  Session(Input in, bool tell)
+      : in_(in), tell_(tell), shape_(ShapeFrom(&in_)), machine_(shape_.machine), checker_(shape_, sim::Peers::kAny) {
     world_ = 1 + in_.Below(kMostRanks);
   }
 
-  void Run() {
-    while (in_.left() > 0) Act();
+  // What was violated first; empty: nothing.
+  std::string Run() {
+    while (in_.left() > 0 && violation_.empty()) Act();
+    return violation_;
   }
 
  private:
@@ -175,7 +178,7 @@ class Session {
 
   StepEffects Handle(const StepEvent& event) {
     StepEffects effects = machine_.Handle(event, now_s_);
-    said_.emplace_back(event, effects);
+    if (tell_) Tell(event, effects);
     for (const StepEffect& effect : effects) {
       if (const auto* update = std::get_if<effect::Update>(&effect)) updates_.push_back(*update);
       if (const auto* judge = std::get_if<effect::Judge>(&effect)) judged_.push_back(judge->step);
@@ -183,21 +186,17 @@ class Session {
         if (streams_[fence->rank].session == fence->session) streams_[fence->rank].open = false;
       }
     }
-    const std::string violation = checker_.Observe(event, effects, machine_);
-    if (!violation.empty()) Fail(violation);
+    if (violation_.empty()) violation_ = checker_.Observe(event, effects, machine_);
     return effects;
   }
 
-  [[noreturn]] void Fail(const std::string& violation) const {
-    for (const auto& [event, effects] : said_) {
-      std::fprintf(stderr, "%s\n", Describe(event).c_str());
-      for (const StepEffect& effect : effects) std::fprintf(stderr, "    %s\n", Describe(effect).c_str());
-    }
-    std::fprintf(stderr, "%s\n", violation.c_str());
-    std::abort();
+  static void Tell(const StepEvent& event, const StepEffects& effects) {
+    std::fprintf(stderr, "%s\n", Describe(event).c_str());
+    for (const StepEffect& effect : effects) std::fprintf(stderr, "    %s\n", Describe(effect).c_str());
   }
 
   Input in_;
+  const bool tell_;
   const sim::RunShape shape_;
   StepMachine machine_;
   sim::StepChecker checker_;
@@ -207,13 +206,16 @@ class Session {
   double now_s_ = 0;
   std::vector<effect::Update> updates_;  // that the device has not answered
   std::deque<uint64_t> judged_;          // steps whose verdict is due
-  std::vector<std::pair<StepEvent, StepEffects>> said_;
+  std::string violation_;
 };
 
 }  // namespace
 }  // namespace ballast::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  ballast::fuzz::Session({data, size}).Run();
-  return 0;
+  const std::string violation = ballast::fuzz::Session({data, size}, /*tell=*/false).Run();
+  if (violation.empty()) return 0;
+  ballast::fuzz::Session({data, size}, /*tell=*/true).Run();
+  std::fprintf(stderr, "%s\n", violation.c_str());
+  std::abort();
 }
