@@ -71,10 +71,12 @@ run_ctest() {
   ctest --preset "$preset" --parallel "$(nproc)" --timeout 300 --no-tests=error --output-junit "$LOGS/$report" "$@"
 }
 
+# Files side by side, the tests of one in order.
 run_pytest() {
   local report=$1
   shift
-  OMP_NUM_THREADS=1 "$PYTHON" -m pytest -q -p no:cacheprovider --color=no -rs --junitxml "$LOGS/$report" "$@"
+  OMP_NUM_THREADS=1 "$PYTHON" -m pytest -q -p no:cacheprovider --color=no -rs --numprocesses "$(nproc)" --dist loadfile \
+    --junitxml "$LOGS/$report" "$@"
 }
 
 cpp_suites() {

@@ -11,6 +11,8 @@
 
 namespace ballast::kernels {
 
+inline double Wide(float x) { return static_cast<double>(x); }
+
 template <class T>
 T ReadAt(const std::byte* plane, uint64_t index) {
   T x;

@@ -6,7 +6,6 @@
 namespace ballast::kernels {
 namespace {
 
-double Wide(float x) { return static_cast<double>(x); }
 const Kernel& Of(const char* state) { return *FindKernel("adamw", "fp32", state); }
 
 // Every v of the tensor, by the state's own codec.

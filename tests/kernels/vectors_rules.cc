@@ -5,7 +5,6 @@
 namespace ballast::kernels {
 namespace {
 
-double Wide(float x) { return static_cast<double>(x); }
 WireIndex Fp32() { return FindWireFormat("fp32"); }
 
 double Bytes(std::span<const Plane> planes) {

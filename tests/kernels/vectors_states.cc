@@ -7,7 +7,6 @@ namespace ballast::kernels {
 namespace {
 
 constexpr Kind kM = Kind::kMomentum, kV = Kind::kVariance;
-double Wide(float x) { return static_cast<double>(x); }
 std::vector<int> Codes(Slot* slot, const char* state, Kind kind) {
   std::vector<int> codes;
   for (uint64_t i = 0; i < slot->size(); ++i) codes.push_back(CodeAt(state, kind, slot->planes()[0], i));
