@@ -16,7 +16,7 @@ LEASE_S = 1
 class Daemon:
     """Started by the constructor; `server` is its address. Ends with the `with` block."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, lease_s: int = LEASE_S) -> None:
         self._process = subprocess.Popen(
             [
                 BINARY,
@@ -25,7 +25,7 @@ class Daemon:
                 "--device=cpu",
                 "--threads=1",
                 "--memory_limit=256MiB",
-                f"--limits.lease={LEASE_S}s",
+                f"--limits.lease={lease_s}s",
                 "--log.level=warn",
             ],
             stdout=subprocess.PIPE,

@@ -1,13 +1,18 @@
-"""A TCP proxy between trainer and daemon that can be cut."""
+"""A TCP proxy between trainer and daemon that can be cut, and slowed down."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
+
+TURN_S = 0.05
+PIECE = 16384
 
 
 class Proxy:
-    """Listens on `server` and forwards to `target`. Every connection can be cut; new ones are then accepted again."""
+    """Listens on `server` and forwards to `target`. Every connection can be cut; new ones are then accepted again. What the
+    target answers can be slowed down; the proxy then takes from it no more than it passes on, and buffers of 64 KiB."""
 
     def __init__(self, target: str):
         host, _, port = target.rpartition(":")
@@ -15,7 +20,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.server = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
-        self.upstream_bytes = 0
+        self.upstream_bytes = self.downstream_bytes = 0
+        self._rate: int | None = None  # of answers, bytes a second and connection
         self._cut_at: int | None = None
         self.was_cut = threading.Event()
         self._lock = threading.Lock()
@@ -31,7 +37,9 @@ class Proxy:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
+                far = socket.socket()
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * PIECE)
+                far.connect(self._target)
             except OSError:
                 return
             with self._lock:
@@ -42,8 +50,10 @@ class Proxy:
 
     def _forward(self, source: socket.socket, sink: socket.socket, upstream: bool) -> None:
         try:
-            while piece := source.recv(16384):
-                if upstream and self._is_last(len(piece)):
+            while piece := source.recv(PIECE if upstream else self._next_answer()):
+                if not upstream:
+                    self.downstream_bytes += len(piece)
+                elif self._is_last(len(piece)):
                     self.cut()
                     return
                 sink.sendall(piece)
@@ -59,6 +69,17 @@ class Proxy:
             if last:
                 self._cut_at = None
             return last
+
+    def slow_down(self, rate: int | None) -> None:
+        """Answers pass at so many bytes a second from now on; None: at once."""
+        self._rate = rate
+
+    def _next_answer(self) -> int:
+        """How many bytes may pass now."""
+        if self._rate is None:
+            return PIECE
+        time.sleep(TURN_S)
+        return max(1, int(TURN_S * (self._rate or PIECE / TURN_S)))
 
     def cut(self) -> None:
         """Cuts every connection now."""
