@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs the benchmarks listed in benchmarks.json and writes one row a figure. tests/bench/run.sh calls it.
 
-    collect.py --build FOLDER [--quick] [--json FILE] [--record]
+    collect.py --build FOLDER [--only NAME]... [--quick] [--json FILE] [--record]
 
 An entry is a Google Benchmark program of the build (`program`; `bound` is a part of the name of that one of its
 benchmarks, measured in the same run, that the others are held against) or a `script` beside this file, which takes
 --quick and --json FILE and writes rows of its own; one with `records` takes --record too and keeps a file of its own in
 results/. A row: name, value, unit, bound, ratio (value / bound), n, machine, device, date, commit. --record also writes
-results/results.json and results/results.md, which the README quotes.
+results/results.json and results/results.md, which the README quotes; of benchmarks that were not run, the rows that are
+there stay.
 """
 
 import argparse
@@ -84,22 +85,36 @@ def run_script(entry: dict, build: Path, quick: bool, record: bool) -> list[dict
 
 
 def markdown(rows: list[dict]) -> str:
-    first = rows[0]
+    machines = " and ".join(sorted({row["machine"] for row in rows}))
     lines = [
         "# Measured",
         "",
-        f"By `tests/bench/run.sh --record` on {first['machine']}; {first['date']}, commit {first['commit']}. "
-        "`bound` was measured in the same run.",
+        f"By `tests/bench/run.sh --record` on {machines}. `bound` was measured in the same run.",
         "",
-        "| benchmark | figure | value | unit | bound | ratio | n |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| benchmark | figure | value | unit | bound | ratio | n | date | commit |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         bound = "-" if row["bound"] is None else f"{row['bound']:.4g}"
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3g}"
         cells = [row["benchmark"], row["name"], f"{row['value']:.4g}", row["unit"], bound, ratio, str(row["n"])]
+        cells += [row["date"], row["commit"]]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def record(rows: list[dict], names: list[str]):
+    """Beside the rows that are there of the other benchmarks that still exist, in the list's order."""
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    file = folder / "results.json"
+    fresh = {row["benchmark"] for row in rows}
+    kept = [row for row in json.loads(file.read_text()) if row["benchmark"] not in fresh] if file.exists() else []
+    rows = sorted(
+        (row for row in kept + rows if row["benchmark"] in names), key=lambda row: names.index(row["benchmark"])
+    )
+    file.write_text(json.dumps(rows, indent=1) + "\n")
+    (folder / "results.md").write_text(markdown(rows))
 
 
 def main() -> int:
@@ -108,11 +123,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", action="store_true")
+    entries = json.loads((HERE / "benchmarks.json").read_text())
+    names = [entry["name"] for entry in entries]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=", ".join(names))
     options = parser.parse_args()
 
     about = {"machine": machine(), "device": "cpu", "date": datetime.date.today().isoformat(), "commit": commit()}
     rows, failed = [], []
-    for entry in json.loads((HERE / "benchmarks.json").read_text()):
+    for entry in entries:
+        if options.only and entry["name"] not in options.only:
+            continue
         print(f"== {entry['name']}", flush=True)
         build = options.build.resolve()
         try:
@@ -130,9 +150,7 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.record and not failed:
-        (HERE / "results").mkdir(exist_ok=True)
-        (HERE / "results" / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
-        (HERE / "results" / "results.md").write_text(markdown(rows))
+        record(rows, names)
     for name in failed:
         print(f"FAILED: {name}")
     return 1 if failed or not rows else 0

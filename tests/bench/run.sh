@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the preset release and runs every benchmark of tests/bench/benchmarks.json.
 #
-#   tests/bench/run.sh [--quick] [--json FILE] [--record] [--peers]
+#   tests/bench/run.sh [--only NAME]... [--quick] [--json FILE] [--record] [--peers]
 #
+#   --only NAME   of the list, this one alone; several with several
 #   --quick       short runs, for trying the benchmarks themselves out
 #   --json FILE   one row a figure: name, value, unit, bound, ratio, n, machine, device, date, commit
 #   --record      also write tests/bench/results/, which the README quotes
