@@ -24,7 +24,8 @@ class ShmWaiter {
   using Clock = std::chrono::steady_clock;
   static constexpr auto kLook = std::chrono::microseconds(10), kSpin = std::chrono::microseconds(20);
   // A wake-up across processors takes some 60 us in a virtual machine.
-  static constexpr auto kProbe = std::chrono::microseconds(100), kSlow = std::chrono::milliseconds(1);
+  static constexpr auto kProbe = std::chrono::microseconds(100);
+  static constexpr auto kSlow = std::chrono::milliseconds(1);
   static constexpr int kProbeEvery = 64;
 
   explicit ShmWaiter(ShmBell* bell);

@@ -8,18 +8,18 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: random inputs for the kernels and for everything at the edge, 60 s each, under sanitizers; 20,000 seeds of the
+# Parts: libFuzzer on the kernels and on everything at the edge, 60 s each, under sanitizers; 20,000 seeds of the
 # step machine's simulator; two ranks whose connections are cut a thousand times in 500 steps, in four kinds of run; the
 # daemon's peak memory with 200 million parameters against the plan; and trainers killed at random moments, during which
 # the daemon's memory, file descriptors and threads must stay level and its log free of errors. About 18 minutes.
 #
-# Expects the builds and .venv that tests/run.sh makes. Passes if every part does. Reports are in build/soak.
+# Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does. Reports are in build/soak.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
 readonly LOGS="$ROOT/build/soak"
-readonly DEV="$ROOT/build/dev/tests" ASAN="$ROOT/build/asan/tests" PYTHON="$ROOT/.venv/bin/python"
+readonly DEV="$ROOT/build/dev/tests" FUZZ="$ROOT/build/fuzz/tests/fuzz" PYTHON="$ROOT/.venv/bin/python"
 
 minutes=10
 seed=$RANDOM
@@ -70,11 +70,25 @@ part() {
   ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(grep -v '^[[:space:]]*$' "$LOGS/${name// /-}.log" | tail -n 1) |")
 }
 
+build_fuzzers() {
+  "$ROOT/deploy/packages.sh" fuzz
+  "$ROOT/deploy/setup.sh" build fuzz kernels_fuzz edge_fuzz session_fuzz shm_fuzz
+}
+
+# fuzz TARGET MOST_BYTES: from the corpus, which stays as it is.
+fuzz() {
+  local corpus="$ROOT/tests/fuzz/corpus/$1_fuzz" found="$LOGS/found-$1"
+  mkdir -p "$found"
+  [[ -d $corpus ]] || corpus=""
+  "$FUZZ/$1_fuzz" "$found" ${corpus:+"$corpus"} -artifact_prefix="$found/" -max_total_time=60 -max_len="$2" -seed="$seed"
+}
+
 all_parts() {
   local target kind commit
-  part "fuzz kernels" "$ASAN/fuzz/kernels_fuzz" 100000 "$seed"
-  for target in edge session shm; do
-    part "fuzz $target" "$ASAN/fuzz/${target}_fuzz" --seconds 60 "$ROOT/tests/fuzz/corpus/${target}_fuzz" "$seed"
+  part "fuzzers" build_fuzzers
+  for target in "kernels 8192" "edge 1024" "session 200" "shm 1024"; do
+    # shellcheck disable=SC2086 # words
+    part "fuzz ${target% *}" fuzz $target
   done
   part "simulator" "$DEV/server/step_simulator" --seeds "$seed" 20000
   for kind in "" " forgetful" " staged" " staged forgetful"; do
@@ -100,7 +114,7 @@ main() {
   parse_flags "$@"
   trap stop_children EXIT
   trap 'exit 130' INT TERM HUP
-  [[ -x $PYTHON && -x $DEV/chaos/chaos && -x $ASAN/fuzz/edge_fuzz ]] || fail "nothing is built yet: run tests/run.sh once"
+  [[ -x $PYTHON && -x $DEV/chaos/chaos ]] || fail "nothing is built yet: run tests/run.sh once"
   rm -rf "$LOGS"
   mkdir -p "$LOGS"
   printf 'seed %s\n' "$seed"
