@@ -6,6 +6,7 @@
 Nothing outlives its `with`, and nothing is left in the folders that deploy/ ships.
 """
 
+import contextlib
 import json
 import queue
 import re
@@ -119,17 +120,21 @@ class Prometheus(Service):
 
 
 class Webhook:
-    """Collects what Alertmanager posts."""
+    """Collects what Alertmanager posts, and answers; after answers.clear() only when that is set again."""
 
     def __init__(self):
         self.received: queue.SimpleQueue = queue.SimpleQueue()
-        received = self.received
+        self.answers = threading.Event()
+        self.answers.set()
+        received, answers = self.received, self.answers
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 received.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(200)
-                self.end_headers()
+                answers.wait()
+                with contextlib.suppress(OSError):  # who asked has not waited
+                    self.send_response(200)
+                    self.end_headers()
 
             def log_message(self, *_):
                 pass
@@ -143,6 +148,7 @@ class Webhook:
         return self
 
     def __exit__(self, *_):
+        self.answers.set()
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()

@@ -164,3 +164,18 @@ def test_a_daemon_that_is_down_silences_the_rest_of_its_alerts(live):
         )
 
     live.alertmanager.until_true("inhibitions", lambda: inhibited() == [False, True, False, False, True, False])
+
+
+def test_a_webhook_that_hangs_delays_no_other_run_and_is_asked_again(tmp_path):
+    """Alertmanager gives it ten seconds; then the alert is sent anew, and meanwhile another run's comes through."""
+    with Webhook() as hook, Alertmanager(tmp_path, hook.url) as alertmanager:
+
+        def told_of() -> str:
+            return hook.received.get(timeout=60)["groupLabels"]["run_id"]
+
+        hook.answers.clear()
+        alertmanager.post({"alertname": "BallastLossSpikePredicted", "severity": "warning", "run_id": "first"})
+        assert told_of() == "first"
+        alertmanager.post({"alertname": "BallastLossSpikePredicted", "severity": "warning", "run_id": "second"})
+        assert told_of() == "second"
+        assert {told_of(), told_of()} == {"first", "second"}
