@@ -29,8 +29,12 @@ TeamRpcTest::Team TeamRpcTest::StartTeam(v1::RunSpec wire_spec, uint32_t world) 
   v1::LoadStateResponse loaded;
   EXPECT_TRUE(LoadAll(team.spec, team.tokens[0], &loaded).ok());
   for (uint32_t i = 0; i < team.spec.tensors.size(); ++i) team.reference->Load(i, Weights(team.spec, i));
+  grpc::ChannelArguments connections;
+  connections.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // none is shared
   for (uint32_t rank = 0; rank < world; ++rank) {
-    team.wires.push_back(std::make_unique<Wire>(trainer_.get()));
+    team.stubs.push_back(v1::TrainerService::NewStub(
+        grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), connections)));
+    team.wires.push_back(std::make_unique<Wire>(team.stubs.back().get()));
     EXPECT_TRUE(team.wires.back()->Open(team.tokens[rank]));
   }
   return team;

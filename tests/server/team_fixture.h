@@ -18,7 +18,8 @@ class TeamRpcTest : public RpcTest {
   struct Team {
     RunSpec spec;
     std::vector<std::string> tokens;
-    std::vector<std::unique_ptr<Wire>> wires;  // by rank
+    std::vector<std::unique_ptr<v1::TrainerService::Stub>> stubs;  // a connection for each rank
+    std::vector<std::unique_ptr<Wire>> wires;                      // by rank
     std::unique_ptr<Reference> reference;
     std::set<std::pair<uint64_t, uint32_t>> poisoned;  // step and tensor: its first gradient element is infinite
   };
