@@ -26,8 +26,8 @@ namespace ballast {
 
 class Device;
 
-// kDevice: only tasks touch it. kHost: the strand writes it too (gradients), the device reads it. kAside: the host's,
-// and only CopyTasks touch it.
+// kDevice: only tasks touch it. kHost: the strand writes it too (gradients), the device reads it. kAside: the host's;
+// CopyTasks write it, the device can read it, slowly.
 enum class Place { kDevice, kHost, kAside };
 
 // Zeroed memory of a device, really there (touched), 64-byte aligned. A movable owner.

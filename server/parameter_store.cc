@@ -102,11 +102,13 @@ std::byte* ParameterStore::PlaneAt(uint32_t tensor, size_t plane) const {
   return ShardOf(tensor).buffers[Index(p.kind)].data() + spots_[tensor].offset[plane];
 }
 
-std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor) const {
+std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor,
+                                                                         const StoreImage* image) const {
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   const auto all = KernelOf(*environment_.spec, tensor).planes;
   for (size_t p = 0, next = 0; p < all.size(); ++p) {
-    if (all[p].kind == kernels::Kind::kWeights) planes[next++] = PlaneAt(tensor, p);
+    if (all[p].kind != kernels::Kind::kWeights) continue;
+    planes[next++] = image == nullptr ? PlaneAt(tensor, p) : PlaneIn(*image, tensor, p);
   }
   return planes;
 }
@@ -140,7 +142,7 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
   step_of_[tensor] = values.step;
   ++versions_[tensor];
-  spots_[tensor].scales_present = false;
+  spots_[tensor].scales_of = nullptr;
   ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
 }
 
@@ -185,14 +187,15 @@ kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
   return reinterpret_cast<kernels::TileStatistics*>(ShardOf(tensor).tiles.data());
 }
 
-float* ParameterStore::PresentScales(uint32_t tensor) {
+float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   if (t.row_length == 0) return nullptr;
   Spot& spot = spots_[tensor];
   float* const scales = reinterpret_cast<float*>(ShardOf(tensor).scales.data()) + spot.first_scale;
-  if (!std::exchange(spot.scales_present, true)) {
+  const void* const wanted = image == nullptr ? static_cast<const void*>(this) : image;
+  if (std::exchange(spot.scales_of, wanted) != wanted) {
     ShardOf(tensor).queue->Submit(ScaleTask{.master = environment_.spec->groups[t.group].master,
-                                            .planes = MasterPlanes(tensor),
+                                            .planes = MasterPlanes(tensor, image),
                                             .elements = t.elements,
                                             .row_length = t.row_length,
                                             .scales = scales},
@@ -201,14 +204,14 @@ float* ParameterStore::PresentScales(uint32_t tensor) {
   return scales;
 }
 
-void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done) {
+void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
   std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
-  const float* const scales = PresentScales(range.tensor);
+  const float* const scales = PresentScales(range.tensor, image);
   ShardOf(range.tensor)
       .queue->Submit(ServeTask{.master = environment_.spec->groups[t.group].master,
-                               .planes = MasterPlanes(range.tensor),
+                               .planes = MasterPlanes(range.tensor, image),
                                .format = t.serving_format,
                                .first = range.first,
                                .last = range.last,
@@ -221,7 +224,7 @@ void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done) {
 
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
-  spots_[range.tensor].scales_present = false;
+  spots_[range.tensor].scales_of = nullptr;
   spots_[range.tensor].kept_after.reset();
   ShardOf(range.tensor)
       .queue->Submit(LoadTask{.master = environment_.spec->groups[t.group].master,

@@ -75,8 +75,8 @@ class ParameterStore {
   // ProbesCurvature (run_spec.h).
   void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
   // In the tensor's serving format, with the scales of the tensor's present weights; `out` stays valid until done, and
-  // is resized to fit.
-  void Serve(TensorRange range, WeightPiece* out, Done done);
+  // is resized to fit. `image`: what was saved there instead, before this call.
+  void Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
 
@@ -111,7 +111,7 @@ class ParameterStore {
   struct Spot {
     std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
     uint64_t first_scale = 0;                               // in the shard's
-    bool scales_present = false;                            // of the weights as they are
+    const void* scales_of = nullptr;                        // the store's as it is, an image's, or nobody's
     uint64_t first_kept = 0;                                // in the shard's, in bytes
     std::optional<uint64_t> kept_after = {};                // updates when the gradient was kept; none: it is of no use
   };
@@ -125,12 +125,12 @@ class ParameterStore {
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   DeviceQueue::Completion OnStrand(Done done);
   // The planes a master reads: the kernel's planes that hold weights, in order.
-  std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor) const;
+  std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor, const StoreImage* image = nullptr) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
-  uint64_t PlaneInImage(uint32_t tensor, size_t plane) const;
+  std::byte* PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const;
   kernels::TileStatistics* TilesOf(uint32_t tensor) const;
-  // Where the tensor's scales are, brought up to its weights by a task of their own where those have changed.
-  float* PresentScales(uint32_t tensor);
+  // Where the tensor's scales are, brought up to the weights, by a task of their own where others are there.
+  float* PresentScales(uint32_t tensor, const StoreImage* image);
 
   const Environment environment_;
   const std::shared_ptr<const bool> awaited_ = std::make_shared<const bool>();  // held by each completion under way

@@ -24,41 +24,40 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage() const {
 }
 
 // The kinds lie one after another.
-uint64_t ParameterStore::PlaneInImage(uint32_t tensor, size_t plane) const {
+std::byte* ParameterStore::PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto kind = static_cast<size_t>(environment_.spec->groups[t.group].kernel->planes[plane].kind);
   uint64_t offset = spots_[tensor].offset[plane];
   for (size_t k = 0; k < kind; ++k) offset += ShardOf(tensor).buffers[k].bytes();
-  return offset;
+  return image.shards[environment_.plan->placement.shard_of[tensor]].data() + offset;
 }
 
 void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  std::byte* const room = image->shards[environment_.plan->placement.shard_of[tensor]].data();
   CopyTask task;
   for (size_t p = 0; p < planes.size(); ++p) {
-    task.pieces[p] = {.to = room + PlaneInImage(tensor, p),
+    task.pieces[p] = {.to = PlaneIn(*image, tensor, p),
                       .from = PlaneAt(tensor, p),
                       .bytes = kernels::PlaneBytes(planes[p], t.elements)};
   }
+  if (spots_[tensor].scales_of == image) spots_[tensor].scales_of = nullptr;
   ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
 }
 
 void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  const std::byte* const room = image.shards[environment_.plan->placement.shard_of[tensor]].data();
   CopyTask task;
   for (size_t p = 0; p < planes.size(); ++p) {
     task.pieces[p] = {.to = PlaneAt(tensor, p),
-                      .from = room + PlaneInImage(tensor, p),
+                      .from = PlaneIn(image, tensor, p),
                       .bytes = kernels::PlaneBytes(planes[p], t.elements)};
   }
   updates_[tensor] = count.updates;
   step_of_[tensor] = count.step;
   ++versions_[tensor];
-  spots_[tensor].scales_present = false;
+  spots_[tensor].scales_of = nullptr;
   spots_[tensor].kept_after.reset();
   ShardOf(tensor).queue->Submit(task, [](const TaskResult&) {});
 }

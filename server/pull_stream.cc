@@ -34,7 +34,7 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, ": run '", request.run_id(), "' has ", count,
                                                    " tensors, numbered from 0 in the order of its spec"));
   }
-  run_->Pull(shared_from_this(), std::move(tensors));
+  run_->Pull(shared_from_this(), std::move(tensors), request.step());
   return absl::OkStatus();
 }
 

@@ -252,8 +252,8 @@ void Run::AbandonLoad(LoadCall call) {
   });
 }
 
-void Run::Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors) {
-  Post([this, sink = std::move(sink), tensors = std::move(tensors)]() mutable {
+void Run::Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors, uint64_t step) {
+  Post([this, sink = std::move(sink), tensors = std::move(tensors), step]() mutable {
     if (ended_ || closed_) return sink->Finish(Gone());
     std::erase_if(pulls_, [](const auto& pull) { return pull->stopped(); });
     if (!weights_loaded_) {
@@ -264,7 +264,9 @@ void Run::Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors) 
       return sink->Finish(absl::ResourceExhaustedError(
           absl::StrCat(kMostPulls, " Pulls of run '", spec_.run_id, "' are under way; ask again when one has ended")));
     }
-    pulls_.push_back(std::make_shared<PullJob>(&spec_, store_.get(), std::move(sink), std::move(tensors)));
+    const auto source = runner_->SourceOf(step);
+    if (!source.ok()) return sink->Finish(source.status());
+    pulls_.push_back(std::make_shared<PullJob>(&spec_, *source, std::move(sink), std::move(tensors)));
     pulls_.back()->EncodeNext();
   });
 }

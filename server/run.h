@@ -97,7 +97,8 @@ class Run {
   void FinishLoad(LoadCall call, DigestJob::Done done);
   void AbandonLoad(LoadCall call);
 
-  void Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors);
+  // `step`: as of v1::PullRequest.
+  void Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors, uint64_t step);
   void OnPullWritten(std::shared_ptr<WeightSink> sink);
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 

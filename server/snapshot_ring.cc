@@ -39,6 +39,7 @@ void SnapshotRing::Begin(RunMemory memory) {
   Complete();
   current_ = Oldest();
   current_->memory = std::move(memory);
+  current_->id = ++last_id_;
   for (uint32_t i = 0; i < saved_.size(); ++i) current_->counts[i] = store_->count(i);
   saved_.assign(saved_.size(), false);
   next_ = 0;
@@ -86,6 +87,24 @@ std::optional<uint64_t> SnapshotRing::NearestTo(uint64_t step) const {
     if (kept <= step) nearest = kept;
   }
   return nearest;
+}
+
+uint64_t SnapshotRing::IdOf(uint64_t step) const {
+  const auto found = std::find_if(slots_.begin(), slots_.end(),
+                                  [step](const Slot& slot) { return slot.memory && slot.step() == step; });
+  return found->id;
+}
+
+const SnapshotRing::Slot* SnapshotRing::Find(uint64_t id) const {
+  const auto found =
+      std::find_if(slots_.begin(), slots_.end(), [id](const Slot& slot) { return slot.memory && slot.id == id; });
+  return found == slots_.end() ? nullptr : &*found;
+}
+
+void SnapshotRing::Serve(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done) {
+  const Slot* const slot = Find(id);
+  if (slot == current_) BeforeUpdate(range.tensor);  // it is not there yet
+  store_->Serve(range, out, std::move(done), &slot->image);
 }
 
 const RunMemory& SnapshotRing::Restore(uint64_t step) {

@@ -60,6 +60,14 @@ class SnapshotRing {
 
   // Those that Restore can go back to, ascending.
   std::vector<uint64_t> steps() const;
+  // The number of the snapshot of one of them: no two get the same.
+  uint64_t IdOf(uint64_t step) const;
+  // Whether it is still kept; only then may the next two be asked.
+  bool Keeps(uint64_t id) const { return Find(id) != nullptr; }
+  // As of ParameterStore::Serve.
+  void Serve(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done);
+  // The step of the tensor's last update in it; 0: none.
+  uint64_t StepOf(uint64_t id, uint32_t tensor) const { return Find(id)->counts[tensor].step; }
   // The latest of them at or before `step`; none: all are later.
   std::optional<uint64_t> NearestTo(uint64_t step) const;
   // Back to one of steps(); those later are dropped.
@@ -72,16 +80,19 @@ class SnapshotRing {
     StoreImage image;
     std::optional<RunMemory> memory;  // none: it is free
     std::vector<ParameterStore::UpdateCount> counts;
+    uint64_t id = 0;
     uint64_t step() const { return memory->result.step; }
   };
 
   SnapshotRing(const RunSpec* spec, ParameterStore* store) : spec_(spec), store_(store) {}
   Slot* Oldest();
+  const Slot* Find(uint64_t id) const;
   void Save(uint32_t tensor, absl::AnyInvocable<void()> done);
 
   const RunSpec* const spec_;
   ParameterStore* const store_;
   std::vector<Slot> slots_;
+  uint64_t last_id_ = 0;
   // The snapshot under way.
   Slot* current_ = nullptr;
   std::vector<bool> saved_;  // by tensor: submitted

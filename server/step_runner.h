@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "server/parameter_store.h"
+#include "server/pull_job.h"
 #include "server/rank_stream.h"
 #include "server/run_history.h"
 #include "server/run_status.h"
@@ -78,6 +79,8 @@ class StepRunner {
   // As soon as the event in hand is done with and no step is being judged. Every session ends with proto/rewound.h's
   // status; updates under way are done first, and undone. FAILED_PRECONDITION names the snapshots kept.
   void Rewind(RewindOrder order, RewindDone done);
+  // For a PullJob: of the snapshot of `step`, or with 0 the latest weights. FAILED_PRECONDITION as above.
+  absl::StatusOr<PullSource> SourceOf(uint64_t step) const;
 
   void set_weights_loaded(bool loaded) { weights_loaded_ = loaded; }
   // No new step begins; `done` once no step is open and all is sent, or the rank is away.

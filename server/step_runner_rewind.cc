@@ -7,6 +7,7 @@
 
 #include "server/clock.h"
 #include "server/log.h"
+#include "server/status_macros.h"
 #include "server/step_runner.h"
 
 namespace ballast {
@@ -74,7 +75,7 @@ absl::StatusOr<uint64_t> StepRunner::SnapshotFor(const RewindOrder& order) const
   const SnapshotRing& ring = *environment_.snapshots;
   if (spec.snapshots == 0) {
     return absl::FailedPreconditionError(absl::StrCat("run '", spec.run_id,
-                                                      "' keeps no snapshots to rewind to; create it with "
+                                                      "' keeps no snapshots; create it with "
                                                       "RunSpec.rewind.snapshots of 1 or more"));
   }
   const uint64_t closed = machine_.step() - 1, back = order.steps_back.value_or(0);
@@ -85,6 +86,14 @@ absl::StatusOr<uint64_t> StepRunner::SnapshotFor(const RewindOrder& order) const
                                                     ", has no snapshot of step ", wanted,
                                                     order.to_step ? "" : " or before", "; ", Kept(ring.steps()),
                                                     ", and one is taken every ", spec.snapshot_every, " steps"));
+}
+
+absl::StatusOr<PullSource> StepRunner::SourceOf(uint64_t step) const {
+  PullSource source{.store = environment_.store, .snapshots = environment_.snapshots.get()};
+  if (step == 0) return source;
+  ASSIGN_OR_RETURN(step, SnapshotFor({.to_step = step}));
+  source.snapshot = source.snapshots->IdOf(step);
+  return source;
 }
 
 absl::StatusOr<Rewound> StepRunner::RewindNow(const RewindOrder& order) {

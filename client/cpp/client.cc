@@ -149,10 +149,11 @@ absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const Tenso
   return UploadWeights(*impl_->connection, impl_->stream->tensors(), impl_->stream->token(), tensors);
 }
 
-absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> tensors, const PieceSink& sink) {
+absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> tensors, const PieceSink& sink,
+                          uint64_t snapshot) {
   std::optional<TensorTable> table;  // once it is needed
   std::vector<std::byte> decoded;
-  return PullServed(run_id, tensors, [&](const ServedPiece& piece) -> absl::Status {
+  const auto decode = [&](const ServedPiece& piece) -> absl::Status {
     const WireFormat* format = FindFormat(piece.format);
     if (format->computes) return sink(piece.tensor, piece.first * format->bytes, piece.codes, piece.step);
     if (!table) {
@@ -167,12 +168,17 @@ absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> 
     decoded.resize(piece.codes.size() * tensor.landing_element_bytes());
     if (auto s = Decode(piece, tensor, decoded.data()); !s.ok()) return s;
     return sink(piece.tensor, piece.first * tensor.landing_element_bytes(), decoded, piece.step);
-  });
+  };
+  return PullServed(run_id, tensors, decode, snapshot);
 }
 
 absl::Status Client::PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
-                                const std::function<absl::Status(const ServedPiece&)>& sink) {
-  return PullWeights(*impl_->connection, run_id, tensors, sink);
+                                const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot) {
+  v1::PullRequest request;
+  request.set_run_id(run_id);
+  request.mutable_tensors()->Add(tensors.begin(), tensors.end());
+  request.set_step(snapshot);
+  return PullWeights(*impl_->connection, request, sink);
 }
 
 absl::Status Client::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {

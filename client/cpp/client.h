@@ -160,15 +160,17 @@ class Client {
   absl::StatusOr<Attachment> Attach(const AttachOptions& options);
   // Uploads weights before the first step; returns the digests of what the daemon then serves, by tensor index.
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);
-  // Latest weights of the named tensors (empty = all) into `sink`, called from this thread with consecutive pieces of
-  // whole chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0. Weights that are served in
-  // int8 or fp8 are decoded to the tensor's dtype.
+  // Weights of the named tensors (empty = all) into `sink`, called from this thread with consecutive pieces of whole
+  // chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0. `snapshot`: of which step, one of
+  // RunStatus.snapshot_steps; 0: the latest. FAILED_PRECONDITION when that is not, or no longer, kept. Weights that are
+  // served in int8 or fp8 are decoded to the tensor's dtype.
   absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
                     const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
-                                                     absl::Span<const std::byte> piece, uint64_t step)>& sink);
+                                                     absl::Span<const std::byte> piece, uint64_t step)>& sink,
+                    uint64_t snapshot = 0);
   // The same as the daemon serves them, undecoded.
   absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
-                          const std::function<absl::Status(const ServedPiece&)>& sink);
+                          const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0);
 
   // Where weights of `tensor` are written when they return: in the serving format where that is fp32, bf16 or fp16,
   // else decoded to the tensor's dtype. nullptr: dropped. Written by the client's reader thread between the tensor's

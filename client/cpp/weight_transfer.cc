@@ -119,11 +119,7 @@ absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, cons
   return std::vector<uint64_t>(response.digests().begin(), response.digests().end());
 }
 
-absl::Status PullWeights(Connection& connection, const std::string& run_id, absl::Span<const uint32_t> tensors,
-                         const ServedSink& sink) {
-  v1::PullRequest request;
-  request.set_run_id(run_id);
-  request.mutable_tensors()->Add(tensors.begin(), tensors.end());
+absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink) {
   grpc::ClientContext context;
   const auto reader = connection.trainer().Pull(&context, request);
   Arrivals arrivals;
@@ -137,7 +133,7 @@ absl::Status PullWeights(Connection& connection, const std::string& run_id, absl
   const grpc::Status status = reader->Finish();
   if (!refused.ok()) return refused;
   if (!status.ok()) return connection.Explain(status);
-  for (const uint32_t tensor : tensors) {
+  for (const uint32_t tensor : request.tensors()) {
     if (!arrivals.whole(tensor)) {
       return absl::InternalError(absl::StrCat("pull of tensor ", tensor, ": the daemon ended it unfinished"));
     }

@@ -24,8 +24,7 @@ using PieceSink = std::function<absl::Status(uint32_t tensor, uint64_t offset_by
                                              uint64_t step)>;
 // Checked, and of formats that FindFormat knows.
 using ServedSink = std::function<absl::Status(const ServedPiece&)>;
-absl::Status PullWeights(Connection& connection, const std::string& run_id, absl::Span<const uint32_t> tensors,
-                         const ServedSink& sink);
+absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink);
 
 // A piece in the tensor's landing format, which is not the serving format.
 absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out);

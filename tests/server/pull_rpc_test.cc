@@ -95,6 +95,76 @@ TEST_F(PullRpcTest, RefusesByName) {
   EXPECT_THAT(Pull(request, &answer).error_message(), HasSubstr("tensor 9: run 'r1' has 3 tensors"));
 }
 
+// Between pulls of the latest, in formats whose scales are those of the weights served.
+TEST_F(PullRpcTest, ASnapshotsWeightsAreThoseOfItsStep) {
+  for (const char* serving : {"fp32", "int8-row", "int8-tensor"}) {
+    SCOPED_TRACE(serving);
+    v1::RunSpec spec = SmallSpec();
+    spec.set_run_id(serving);
+    spec.mutable_groups(0)->set_serving(serving);
+    spec.mutable_rewind()->set_snapshots(2);
+    spec.mutable_rewind()->set_every(2);
+    Trainer t = StartTrainer(spec);
+    std::map<uint64_t, StepAnswer> of_step;
+    for (uint64_t step = 1; step <= 6; ++step) {
+      of_step[step] = Step(&t, step);
+      for (const uint64_t kept : {step, step - 2}) {
+        if (kept % 2 != 0 || kept == 0 || kept > step) continue;
+        v1::PullRequest request;
+        request.set_run_id(serving);
+        StepAnswer latest, snapshot;
+        ASSERT_TRUE(Pull(request, &latest).ok());
+        request.set_step(kept);
+        ASSERT_TRUE(Pull(request, &snapshot).ok());
+        EXPECT_EQ(latest.weights, of_step[step].weights) << step;
+        EXPECT_EQ(latest.scales, of_step[step].scales) << step;
+        EXPECT_EQ(snapshot.weights, of_step[kept].weights) << kept << " at " << step;
+        EXPECT_EQ(snapshot.scales, of_step[kept].scales) << kept << " at " << step;
+        EXPECT_EQ(snapshot.labels, of_step[kept].labels) << kept << " at " << step;
+      }
+    }
+  }
+}
+
+TEST_F(PullRpcTest, AStepWithoutASnapshotIsRefusedAndTheKeptAreNamed) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_rewind()->set_snapshots(2);
+  spec.mutable_rewind()->set_every(1);
+  Trainer t = StartTrainer(spec);
+  for (uint64_t step = 1; step <= 3; ++step) Step(&t, step);
+  v1::PullRequest request;
+  request.set_run_id("r1");
+  for (const uint64_t step : {1u, 4u}) {
+    request.set_step(step);
+    StepAnswer answer;
+    const grpc::Status refused = Pull(request, &answer);
+    EXPECT_EQ(refused.error_code(), grpc::FAILED_PRECONDITION);
+    EXPECT_THAT(refused.error_message(), HasSubstr("kept are those of steps 2, 3"));
+    EXPECT_TRUE(answer.weights.empty());
+  }
+}
+
+TEST_F(PullRpcTest, ASnapshotThatGoesWhileItIsPulledEndsThePull) {
+  v1::RunSpec spec = MakeSpec("r1", {{"w", {2500000}, "fp32"}});
+  spec.mutable_rewind()->set_snapshots(1);
+  spec.mutable_rewind()->set_every(1);
+  Trainer t = StartTrainer(spec);
+  Step(&t, 1);
+  v1::PullRequest request;
+  request.set_run_id("r1");
+  request.set_step(1);
+  grpc::ClientContext context;
+  const auto reader = trainer_->Pull(&context, request);
+  v1::Weights w;
+  ASSERT_TRUE(reader->Read(&w));
+  EXPECT_EQ(w.step(), 1u);
+  Step(&t, 2);  // more than the transport holds was not read
+  while (reader->Read(&w)) EXPECT_EQ(w.step(), 1u);
+  const grpc::Status ended = reader->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_THAT(ended.error_message(), HasSubstr("is kept no longer"));
+}
+
 TEST_F(PullRpcTest, AReaderThatLeavesHarmsNothing) {
   Trainer t = StartTrainer(MakeSpec("r1", {{"w", {400000}}}));
   for (int i = 0; i < 20; ++i) {
