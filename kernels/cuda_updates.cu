@@ -32,12 +32,16 @@ template <class T, class Act>
 __device__ void ForTiles(const DeviceUpdate* batch, int count, uint64_t tiles, Act&& act) {
   __shared__ alignas(16) float rows[kWarpsPerGroup][kWarpRows * kRow];
   __shared__ Update updates[kWarpsPerGroup];
+  __shared__ const DeviceUpdate* current[kWarpsPerGroup];  // whose they are: not a register's worth
   const uint32_t mine = threadIdx.x / kWarpThreads;
   WarpTile<WarpLane, typename T::Rule, typename T::Master, typename T::State> work(updates[mine], rows[mine]);
-  const DeviceUpdate* current = nullptr;
+  current[mine] = nullptr;
   ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceUpdate& item, uint64_t tile) {
-    if (current != &item) CopyUpdate(item.update, &updates[mine]);
-    current = &item;
+    if (current[mine] != &item) {
+      __syncwarp();  // all have looked
+      current[mine] = &item;
+      CopyUpdate(item.update, &updates[mine]);
+    }
     act(work, item, tile);
   });
 }
