@@ -1,4 +1,4 @@
-// Payload messages: gradients and uploaded weights.
+// Payload messages: gradients, and uploaded weights and state.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,6 +59,33 @@ absl::Status CheckFormat(const v1::Gradient& g, const RunSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<kernels::Kind> ToKind(const std::string& slot, const RunSpec& spec, ChunkName name) {
+  if (slot.empty() || slot == "weights") return kernels::Kind::kWeights;
+  const bool momentum = slot == "momentum";
+  if (!momentum && slot != "variance") {
+    return InvalidArgumentError(
+        StrCat(NameOf(spec, name), ": the slot is '", slot, "'; there are weights, momentum, variance and updates"));
+  }
+  const kernels::Kind kind = momentum ? kernels::Kind::kMomentum : kernels::Kind::kVariance;
+  if (StateCodec(spec, name.tensor, kind) != nullptr) return kind;
+  const kernels::Kernel& kernel = *spec.groups[spec.tensors[name.tensor].group].kernel;
+  return InvalidArgumentError(StrCat(NameOf(spec, name), ": ", kernel.rule, " with state ", kernel.state, " has no ",
+                                     slot, " that can be loaded"));
+}
+
+absl::StatusOr<LoadChunk> ToUpdates(const v1::LoadStateRequest& request, const RunSpec& spec) {
+  const ChunkName name{request.tensor(), request.chunk()};
+  constexpr uint64_t kMost = uint64_t{1} << 53;  // steps are counted in double too
+  if (request.chunk() != 0 || !request.data().empty()) {
+    return InvalidArgumentError(StrCat(NameOf(spec, name), ": the slot updates is one chunk without data"));
+  }
+  if (request.updates() > kMost) {
+    return InvalidArgumentError(
+        StrCat(NameOf(spec, name), ": updates is ", request.updates(), ", wanted at most ", kMost));
+  }
+  return LoadChunk{.tensor = name.tensor, .updates = request.updates()};
+}
+
 }  // namespace
 
 absl::Status CheckGradient(const v1::Gradient& g, uint64_t payload_bytes, const RunSpec& spec,
@@ -76,10 +103,8 @@ absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSp
   const ChunkName name{request->tensor(), request->chunk()};
   RETURN_IF_ERROR(CheckTensor(spec, name.tensor));
   RETURN_IF_ERROR(CheckChunk(spec, name));
-  if (!request->slot().empty() && request->slot() != "weights") {
-    return InvalidArgumentError(
-        StrCat(NameOf(spec, name), ": the slot is '", request->slot(), "'; this version loads weights only"));
-  }
+  if (request->slot() == "updates") return ToUpdates(*request, spec);
+  ASSIGN_OR_RETURN(const kernels::Kind kind, ToKind(request->slot(), spec, name));
   ASSIGN_OR_RETURN(const kernels::WireIndex format, ToWireFormat(request->format(), &kernels::WireFormat::gradient,
                                                                  NameOf(spec, name) + ": the format"));
   RETURN_IF_ERROR(CheckSize(spec, name, format, request->data().size()));
@@ -88,8 +113,11 @@ absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSp
     return absl::DataLossError(StrCat(NameOf(spec, name), ": crc32c of the data is ", crc, ", the message says ",
                                       request->crc32c(), "; send it again"));
   }
-  return LoadChunk{
-      .tensor = name.tensor, .chunk = name.chunk, .format = format, .data = std::move(*request->mutable_data())};
+  return LoadChunk{.tensor = name.tensor,
+                   .chunk = name.chunk,
+                   .kind = kind,
+                   .format = format,
+                   .data = std::move(*request->mutable_data())};
 }
 
 }  // namespace ballast

@@ -1,11 +1,13 @@
-// An upload of weights: each tensor's chunks in any order, any wire format, until all are in. What came is in the
-// master at once; the run counts as loaded only when Finish says so.
+// An upload of weights, and of state for those tensors that have some: each tensor's chunks in any order, any wire
+// format, until all are in. What came is in the store at once; the run counts as loaded only when Finish says so.
 //
 // Strand-confined. The payload lives in the device task's completion: no copy.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +29,10 @@ struct LoadCall {
 struct LoadChunk {
   uint32_t tensor = 0;
   uint64_t chunk = 0;
+  kernels::Kind kind = kernels::Kind::kWeights;  // others where the tensor has such state: ParameterStore::StateCodec
   kernels::WireIndex format = 0;
-  std::string data;  // of the chunk's exact size: the edge saw to it
+  std::string data;                                // of the chunk's exact size: the edge saw to it
+  std::optional<uint64_t> updates = std::nullopt;  // this instead of data
 };
 
 class LoadJob : public std::enable_shared_from_this<LoadJob> {
@@ -37,21 +41,25 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
   LoadJob(const RunSpec* spec, ParameterStore* store);
   ~LoadJob();
 
-  // `done` on the strand: INVALID_ARGUMENT naming the tensor where it holds a NaN or an infinity. One chunk at a time:
-  // not before the last one's `done`.
+  // `done` on the strand: INVALID_ARGUMENT naming the tensor where it holds what its format cannot. One chunk at a
+  // time: not before the last one's `done`.
   void Load(LoadChunk chunk, Done done);
   // The chunk under way is answered with this, now.
   void Abandon(absl::Status why);
-  // OK, or the first tensor that is not complete.
+  // OK, or the first tensor that is not complete, or whose state is not.
   absl::Status Finish() const;
 
  private:
+  void LoadWeights(LoadChunk chunk);
+  void LoadState(const LoadChunk& chunk);
   void OnLoaded(uint32_t tensor, bool finite);
+  absl::Status CheckState(uint32_t tensor) const;
 
   const RunSpec* const spec_;
   ParameterStore* const store_;
-  std::vector<std::vector<bool>> held_;  // by tensor, chunk
-  Done done_;                            // of the chunk under way
+  std::array<std::vector<std::vector<bool>>, 3> held_;  // by kind, tensor, chunk
+  std::vector<bool> counted_;                           // by tensor: its updates were told
+  Done done_;                                           // of the chunk under way
 };
 
 }  // namespace ballast

@@ -34,6 +34,9 @@ struct StoreImage {
   uint64_t bytes() const;
 };
 
+// How the tensor's state of this kind is encoded; nullptr: it has none, or none that is encoded by itself.
+const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::Kind kind);
+
 class ParameterStore {
  public:
   // Of a tensor's submitted updates.
@@ -79,6 +82,15 @@ class ParameterStore {
   void Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
+  // Momentum or variance that has a StateCodec, rounded to nearest, and encoded before this returns: INVALID_ARGUMENT,
+  // and nothing is loaded, where a value is not finite, too large for the format, or a negative variance.
+  // RESOURCE_EXHAUSTED when the device has no room to copy from.
+  absl::Status LoadState(TensorRange range, kernels::Kind kind, kernels::WireIndex format, const std::byte* in,
+                         Done done);
+  // How many updates the tensor's state is of.
+  void SetUpdates(uint32_t tensor, uint64_t updates);
+  // By either of the two above.
+  bool state_loaded(uint32_t tensor) const { return spots_[tensor].state_loaded; }
 
   absl::StatusOr<StoreImage> NewImage() const;
   // Copies the tensor into the image, as what was submitted before leaves it. The image stays where it is until done.
@@ -112,8 +124,9 @@ class ParameterStore {
     std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
     uint64_t first_scale = 0;                               // in the shard's
     const void* scales_of = nullptr;                        // the store's as it is, an image's, or nobody's
-    uint64_t first_kept = 0;                                // in the shard's, in bytes
-    std::optional<uint64_t> kept_after = {};                // updates when the gradient was kept; none: it is of no use
+    bool state_loaded = false;
+    uint64_t first_kept = 0;                  // in the shard's, in bytes
+    std::optional<uint64_t> kept_after = {};  // updates when the gradient was kept; none: it is of no use
   };
 
   explicit ParameterStore(Environment environment);

@@ -83,6 +83,8 @@ struct TensorView {
   uint32_t tensor = 0;
   std::string format;  // fp32 | bf16 | fp16 | fp8-e5m2
   absl::Span<const std::byte> bytes;
+  std::string slot = "weights";  // or momentum, variance: see v1::LoadStateRequest
+  uint64_t updates = 0;          // of the slot "updates", which has neither format nor bytes
 };
 
 // Part of a tensor's weights as the daemon serves them: codes in the serving format, and for int8-row and int8-tensor
@@ -158,7 +160,8 @@ class Client {
   // Takes the rank and opens the step stream; again after a rewind, when weights are to be bound anew. The spec is the
   // daemon's; it is read back to know the tensors.
   absl::StatusOr<Attachment> Attach(const AttachOptions& options);
-  // Uploads weights before the first step; returns the digests of what the daemon then serves, by tensor index.
+  // Uploads weights, and where there is some to go on with state, before the first step; returns the digests of what
+  // the daemon then serves, by tensor index.
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);
   // Weights of the named tensors (empty = all) into `sink`, called from this thread with consecutive pieces of whole
   // chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0. `snapshot`: of which step, one of

@@ -11,25 +11,29 @@ namespace {
 
 absl::Status CheckView(const TensorTable& tensors, const TensorView& view) {
   if (auto s = tensors.CheckIndex(view.tensor); !s.ok()) return s;
+  if (view.slot == "updates") return absl::OkStatus();
   const uint64_t element_bytes = FormatBytes(view.format);
   if (element_bytes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("weights of ", tensors.Name(view.tensor), " have format '",
+    return absl::InvalidArgumentError(absl::StrCat(view.slot, " of ", tensors.Name(view.tensor), " have format '",
                                                    view.format, "'; wanted fp32, bf16, fp16 or fp8-e5m2"));
   }
   const uint64_t wanted = tensors[view.tensor].elements * element_bytes;
   if (view.bytes.size() == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("weights of ", tensors.Name(view.tensor), ": got ", view.bytes.size(),
-                                                 " bytes, wanted ", wanted, " (", tensors[view.tensor].elements, " x ",
-                                                 view.format, ")"));
+  return absl::InvalidArgumentError(absl::StrCat(view.slot, " of ", tensors.Name(view.tensor), ": got ",
+                                                 view.bytes.size(), " bytes, wanted ", wanted, " (",
+                                                 tensors[view.tensor].elements, " x ", view.format, ")"));
 }
 
 // False when the stream is broken; Finish says why.
 bool SendTensor(grpc::ClientWriter<v1::LoadStateRequest>& writer, const TensorTable& tensors, const TensorView& view,
                 v1::LoadStateRequest* request) {
   const size_t chunk_bytes = tensors.chunk_elements() * FormatBytes(view.format);
+  const uint64_t chunks = view.slot == "updates" ? 1 : tensors[view.tensor].chunks;
   request->set_tensor(view.tensor);
+  request->set_slot(view.slot);
   request->set_format(view.format);
-  for (uint64_t k = 0; k < tensors[view.tensor].chunks; ++k) {
+  request->set_updates(view.updates);
+  for (uint64_t k = 0; k < chunks; ++k) {
     const auto piece = view.bytes.subspan(k * chunk_bytes, chunk_bytes);
     request->set_chunk(k);
     request->set_data(piece.data(), piece.size());

@@ -20,9 +20,7 @@ struct BadChunk {
   std::string says;
 };
 
-void Seal(v1::Gradient* g) {
-  g->set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(g->data().data()), g->data().size()}));
-}
+void Seal(v1::Gradient* g) { g->set_crc32c(Crc32c(Bytes(g->data()))); }
 
 class BadChunkRpcTest : public RpcTest, public ::testing::WithParamInterface<BadChunk> {
  protected:

@@ -27,7 +27,7 @@ class LoadRpcTest : public RpcTest {
   }
   void SetData(const std::vector<float>& values) {
     request_.set_data(values.data(), values.size() * 4);
-    request_.set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(request_.data().data()), request_.data().size()}));
+    request_.set_crc32c(Crc32c(Bytes(request_.data())));
   }
   // Sends the one request and ends.
   grpc::Status Upload() {

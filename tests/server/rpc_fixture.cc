@@ -7,16 +7,11 @@
 #include "proto/checksum.h"
 
 #include "server/convert.h"
+#include "server/parameter_store.h"
 #include "server/plan.h"
 
 namespace ballast::testing {
-namespace {
-
-absl::Span<const std::byte> Bytes(const std::string& s) {
-  return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.size()) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -87,6 +82,27 @@ std::string Reference::Serve(uint32_t tensor) const {
   spec_.groups[spec.group].master->serve(tensors_[tensor].master_planes.data(), spec.serving_format, scales.data(),
                                          spec.row_length, out.data(), 0, spec.elements);
   return out;
+}
+
+std::vector<std::byte*> Reference::PlanesOf(uint32_t tensor, kernels::Kind kind) const {
+  std::vector<std::byte*> planes;
+  const auto all = spec_.groups[spec_.tensors[tensor].group].kernel->planes;
+  for (size_t p = 0; p < all.size(); ++p) {
+    if (all[p].kind == kind) planes.push_back(tensors_[tensor].planes[p]);
+  }
+  return planes;
+}
+
+std::vector<float> Reference::State(uint32_t tensor, kernels::Kind kind) const {
+  std::vector<float> values(spec_.tensors[tensor].elements);
+  StateCodec(spec_, tensor, kind)->decode(PlanesOf(tensor, kind).data(), values.data(), values.size());
+  return values;
+}
+
+void Reference::LoadState(uint32_t tensor, kernels::Kind kind, const std::vector<float>& values) {
+  EXPECT_TRUE(StateCodec(spec_, tensor, kind)
+                  ->encode(PlanesOf(tensor, kind).data(), values.data(), values.size(), /*random_key=*/0,
+                           /*stochastic=*/false));
 }
 
 std::vector<float> Reference::Scales(uint32_t tensor) const {
@@ -229,21 +245,26 @@ std::vector<v1::Gradient> RpcTest::Chunks(const RunSpec& spec, uint32_t tensor, 
   return chunks;
 }
 
+v1::LoadStateRequest RpcTest::LoadRequest(const RunSpec& spec, const std::string& token, uint32_t tensor, uint64_t k,
+                                          const std::vector<float>& values) {
+  const uint64_t begin = ChunkBegin(spec, k), end = ChunkEnd(spec, spec.tensors[tensor], k);
+  v1::LoadStateRequest request;
+  request.set_session_token(token);
+  request.set_tensor(tensor);
+  request.set_chunk(k);
+  request.set_format("fp32");
+  request.set_data(values.data() + begin, (end - begin) * 4);
+  request.set_crc32c(Crc32c(Bytes(request.data())));
+  return request;
+}
+
 grpc::Status RpcTest::LoadAll(const RunSpec& spec, const std::string& token, v1::LoadStateResponse* response) {
   grpc::ClientContext context;
   const auto writer = trainer_->LoadState(&context, response);
   for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
     const std::vector<float> weights = Weights(spec, i);
     for (uint64_t k = 0; k < ChunkCount(spec, spec.tensors[i]); ++k) {
-      const uint64_t begin = ChunkBegin(spec, k), end = ChunkEnd(spec, spec.tensors[i], k);
-      v1::LoadStateRequest request;
-      request.set_session_token(token);
-      request.set_tensor(i);
-      request.set_chunk(k);
-      request.set_format("fp32");
-      request.set_data(weights.data() + begin, (end - begin) * 4);
-      request.set_crc32c(Crc32c(Bytes(request.data())));
-      if (!writer->Write(request)) return writer->Finish();
+      if (!writer->Write(LoadRequest(spec, token, i, k, weights))) return writer->Finish();
     }
   }
   writer->WritesDone();

@@ -35,6 +35,8 @@ class Reference {
   void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
                    std::optional<double> lr = std::nullopt);
   std::string Serve(uint32_t tensor) const;
+  std::vector<float> State(uint32_t tensor, kernels::Kind kind) const;                    // decoded
+  void LoadState(uint32_t tensor, kernels::Kind kind, const std::vector<float>& values);  // rounded to nearest
   std::vector<float> Scales(uint32_t tensor) const;
   std::vector<float> ScalesOfChunks(uint32_t tensor) const;  // as they are sent
   uint64_t Digest(uint32_t tensor) const;
@@ -46,6 +48,7 @@ class Reference {
     kernels::WireIndex format = 0;
     float scale = 1, clip = 1;
   };
+  std::vector<std::byte*> PlanesOf(uint32_t tensor, kernels::Kind kind) const;
   void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
   struct Tensor {
     std::vector<std::vector<std::byte>> storage;
@@ -74,6 +77,9 @@ class RpcTest : public ::testing::Test {
   static std::vector<float> Weights(const RunSpec& spec, uint32_t tensor);
   static std::string Gradient(const RunSpec& spec, uint32_t tensor, uint64_t step);
   static std::vector<v1::Gradient> Chunks(const RunSpec& spec, uint32_t tensor, const std::string& bytes);
+  // Chunk `k` of the tensor's values, in fp32.
+  static v1::LoadStateRequest LoadRequest(const RunSpec& spec, const std::string& token, uint32_t tensor, uint64_t k,
+                                          const std::vector<float>& values);
   // Uploads Weights of every tensor as fp32.
   grpc::Status LoadAll(const RunSpec& spec, const std::string& token, v1::LoadStateResponse* response);
 

@@ -212,7 +212,7 @@ TEST_F(TrainRpcTest, OtherBytesUnderTheSameKeyEndTheSession) {
   v1::Gradient chunk = Chunks(t.spec, 0, Gradient(t.spec, 0, 1))[0];
   t.wire->Chunk(chunk);
   (*chunk.mutable_data())[5] = static_cast<char>(chunk.data()[5] ^ 1);
-  chunk.set_crc32c(Crc32c({reinterpret_cast<const std::byte*>(chunk.data().data()), chunk.data().size()}));
+  chunk.set_crc32c(Crc32c(Bytes(chunk.data())));
   t.wire->Chunk(chunk);
   const grpc::Status s = t.wire->Finish();
   EXPECT_EQ(s.error_code(), grpc::DATA_LOSS);

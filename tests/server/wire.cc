@@ -3,13 +3,7 @@
 #include "proto/checksum.h"
 
 namespace ballast::testing {
-namespace {
-
-absl::Span<const std::byte> Bytes(const std::string& s) {
-  return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Wire::~Wire() {
   if (!finished_) Hang();

@@ -20,6 +20,10 @@ namespace ballast::testing {
 // The lane that it tests with, for the session of `token`; nullptr: gRPC.
 absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string& token);
 
+inline absl::Span<const std::byte> Bytes(const std::string& s) {
+  return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
+}
+
 // A rank's Train stream, call by call: over gRPC, or from Open on over the lane of the tests.
 class Wire {
  public:
