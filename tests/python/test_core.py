@@ -60,10 +60,10 @@ def test_wrong_bytes_are_refused(client: _core.Client, run: str) -> None:
     create(client, run)
     w = torch.ones(4)
     with pytest.raises(ballast.Rejected, match="'t0'.*got 12 bytes, wanted 16"):
-        client.load_weights([(0, "fp32", w.data_ptr(), 12)])
+        client.load_weights([(0, "weights", "fp32", w.data_ptr(), 12)])
     with pytest.raises(ballast.Rejected, match="'t0'.*format 'fp8'"):
-        client.load_weights([(0, "fp8", w.data_ptr(), 16)])
-    client.load_weights([(0, "fp32", w.data_ptr(), 16)])
+        client.load_weights([(0, "weights", "fp8", w.data_ptr(), 16)])
+    client.load_weights([(0, "weights", "fp32", w.data_ptr(), 16)])
     with pytest.raises(ballast.Rejected, match="'t0'.*got 8 bytes"):
         client.bind_weights(0, w.data_ptr(), 8)
     client.begin_step([{"lr": 0.5}])
@@ -93,7 +93,9 @@ def test_calls_out_of_order_are_refused(client: _core.Client, run: str) -> None:
 def test_digests_are_of_the_bytes_served(client: _core.Client, run: str) -> None:
     create(client, run, tensors=2)
     one, other = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.zeros(4)
-    digests = client.load_weights([(0, "fp32", one.data_ptr(), 16), (1, "fp32", other.data_ptr(), 16)])
+    digests = client.load_weights(
+        [(0, "weights", "fp32", one.data_ptr(), 16), (1, "weights", "fp32", other.data_ptr(), 16)]
+    )
     assert digests == [_core.digest(one.data_ptr(), 16), _core.digest(other.data_ptr(), 16)]
     landed = torch.empty(4)
     assert client.pull(run, [(0, landed.data_ptr(), 16)]) == {0: 0}

@@ -136,18 +136,13 @@ def test_state_dict_goes_through_a_file(steps: int, adamw: AdamW, run: str) -> N
     assert optimizer.last_result is not None and optimizer.last_result.step == steps + 1
 
 
-def test_torchs_own_state_dict_gives_its_options_but_not_its_moments(adamw: AdamW) -> None:
+def test_torchs_own_state_dict_gives_its_options(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters())
     theirs = torch.optim.AdamW(layered(seed=1).parameters(), lr=0.5)
     optimizer.load_state_dict(theirs.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert optimizer.param_groups[0]["state_dtype"] == "companded8"
-    twin = layered(seed=1)
-    theirs = torch.optim.AdamW(twin.parameters())
-    train(twin, theirs)
-    with pytest.raises(ballast.Rejected, match="moments cannot be sent"):
-        optimizer.load_state_dict(theirs.state_dict())
     with pytest.raises(ValueError, match="different number of parameter groups"):
         optimizer.load_state_dict({"state": {}, "param_groups": []})
 

@@ -139,7 +139,7 @@ def test_a_run_without_a_step_takes_other_weights(adamw: AdamW) -> None:
     first = adamw(model.named_parameters())
     first.connect()
     assert first._session is not None
-    first._session.weights.settle(None)
+    first._session.weights.settle(None, {})
     first.close()
     train(other, adamw(other.named_parameters()))
 

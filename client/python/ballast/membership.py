@@ -21,6 +21,7 @@ from ballast.errors import Rejected
 from ballast.formats import FormatRules, Grouping
 from ballast.guards import guard_clipping, release_clipping
 from ballast.hooks import GradientHooks
+from ballast.moments import Moments, moments_of
 from ballast.options import (
     COMMON,
     WEIGHTS,
@@ -54,6 +55,7 @@ class Membership(torch.optim.Optimizer):
         self._client: _core.Client | None = None  # first: close() looks at it, whatever goes wrong below
         self._session: Session | None = None
         self._overlap: ForwardWaits | None = None
+        self._moments: dict[int, Moments] = {}  # to be uploaded with the weights
         check_names(options, RunOptions.__annotations__, type(self).__name__)
         self._rule = rule
         self._options = options
@@ -262,13 +264,19 @@ class Membership(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes lr and the other options of param_groups over, as LR schedulers need it. Options that it lacks keep
-        their values. Rejected if it holds moments: they cannot be sent to the daemon."""
+        their values.
+
+        Moments that it holds, as torch's optimizers keep them, go to the daemon with the weights, at the first gradient
+        of a new run: training goes on where another optimizer stopped. Every rank gives the same; rank 0's are sent.
+        Rejected once the run has its weights, and of state that the daemon has no place for (amsgrad's).
+        """
         if self._session is not None and self._session.step_open:
             raise Rejected(f"step {self._session.step} is open: call step() first", "FAILED_PRECONDITION")
-        if state_dict["state"]:
+        if state_dict["state"] and self._session is not None and self._session.weights.settled:
             raise Rejected(
-                "this state_dict holds optimizer state, and moments cannot be sent to the daemon: to go on with its "
-                'options alone, load {"state": {}, "param_groups": state_dict["param_groups"]}'
+                f"this state_dict holds moments, and run '{self._place.run}' has its own since its first gradient: load it "
+                'before, or its options alone: {"state": {}, "param_groups": state_dict["param_groups"]}',
+                "FAILED_PRECONDITION",
             )
         saved = list(state_dict["param_groups"])
         kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
@@ -276,7 +284,9 @@ class Membership(torch.optim.Optimizer):
             saved = [{**ours, **theirs} for ours, theirs in zip(kept, saved)]
         for group in saved:
             check_group(group, self._rule)
+        moments = moments_of(state_dict, self.param_groups)
         super().load_state_dict({"state": {}, "param_groups": saved})
+        self._moments = moments
 
     def owns(self, parameter: Tensor) -> bool:
         """Whether this optimizer trains `parameter`."""

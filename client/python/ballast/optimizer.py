@@ -190,7 +190,8 @@ class Optimizer(Returning):
             )
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
-        session.weights.settle(self._weights)
+        session.weights.settle(self._weights, self._moments)
+        self._moments = {}
         check_fixed(self._fixed, self.param_groups)
         self._step_values = self._read_groups()
         session.begin(self._wire_values(self._step_values), float(self.loss_scale))

@@ -12,6 +12,7 @@ from torch import Tensor
 from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected, Unavailable
+from ballast.moments import Moments
 from ballast.place import Place
 
 # How long rank 0 may take from creating the run to its first gradient, and how often the others look.
@@ -33,10 +34,15 @@ class Weights:
         self._settled = False
         self._unlike: set[int] = set()  # tensors whose weights the daemon serves otherwise than they are here
 
-    def settle(self, policy: str | None) -> None:
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    def settle(self, policy: str | None, moments: Mapping[int, Moments]) -> None:
         """Makes the weights here and there the same, before the first gradient; nothing when that was done.
 
         policy: "client" uploads, "match" and "server" compare; None uploads to a run that made no step, else compares.
+        moments: by id(parameter), what is uploaded with its weights.
         """
         if self._settled:
             return
@@ -45,8 +51,9 @@ class Weights:
             self._await_upload()
             self._compare_stored()
         elif policy == "client" or (policy is None and fresh):
-            self._upload()
+            self._upload(moments)
         else:
+            self._refuse(moments)
             self._compare()
         for binding in self._bindings:
             self.bind(binding)
@@ -93,7 +100,15 @@ class Weights:
         self._unlike.difference_update(binding.index for binding in wanted)
         return max(steps.values(), default=0)
 
-    def _upload(self) -> None:
+    def _refuse(self, moments: Mapping[int, Moments]) -> None:
+        if moments:
+            raise Rejected(
+                f"run '{self._place.run}' has weights and moments already, and load_state_dict() was given others: leave "
+                "that call out, or give a new run",
+                "FAILED_PRECONDITION",
+            )
+
+    def _upload(self, moments: Mapping[int, Moments]) -> None:
         if self._client.step > 1:
             raise Rejected(
                 f"run '{self._place.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
@@ -101,9 +116,15 @@ class Weights:
                 "FAILED_PRECONDITION",
             )
         ours = [binding.digest() for binding in self._bindings]
-        served = self._client.load_weights(
-            [(b.index, b.format, b.landing.data_ptr(), b.landing.nbytes) for b in self._bindings]
-        )
+        slots = [(b.index, "weights", b.format, b.landing.data_ptr(), b.landing.nbytes) for b in self._bindings]
+        updates = {}
+        for binding in self._bindings:
+            if (state := moments.get(id(binding.parameter))) is None:
+                continue
+            updates[binding.index] = state.updates
+            for slot, values in state.slots.items():
+                slots.append((binding.index, slot, "fp32", values.data_ptr(), values.nbytes))
+        served = self._client.load_weights(slots, updates)
         self._unlike = {index for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._loaded, self._digests = True, served
 

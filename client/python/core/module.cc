@@ -222,10 +222,14 @@ class PyClient {
   }
 
   std::vector<uint64_t> LoadWeights(
-      const std::vector<std::tuple<uint32_t, std::string, Address, uint64_t>>& weights) const {
+      const std::vector<std::tuple<uint32_t, std::string, std::string, Address, uint64_t>>& slots,
+      const std::map<uint32_t, uint64_t>& updates) const {
     std::vector<TensorView> views;
-    for (const auto& [tensor, format, address, bytes] : weights) {
-      views.push_back({.tensor = tensor, .format = format, .bytes = Bytes(address, bytes)});
+    for (const auto& [tensor, slot, format, address, bytes] : slots) {
+      views.push_back({.tensor = tensor, .format = format, .bytes = Bytes(address, bytes), .slot = slot});
+    }
+    for (const auto& [tensor, count] : updates) {
+      views.push_back({.tensor = tensor, .slot = "updates", .updates = count});
     }
     return OrThrow(Unlocked([&] { return Get()->LoadWeights(views); }));
   }
@@ -321,7 +325,7 @@ void BindClient(nb::module_& module) {
       .def("rewind", &PyClient::Rewind, arg("run_id"), arg("to_step").none(), arg("steps_back").none(), arg("reason"))
       .def("attach", &PyClient::Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
            arg("lane") = "auto")
-      .def("load_weights", &PyClient::LoadWeights, arg("weights"))
+      .def("load_weights", &PyClient::LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>())
       .def("pull", &PyClient::Pull, arg("run_id"), arg("places"))
       .def("bind_weights", &PyClient::BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
       .def("begin_step", &PyClient::BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)

@@ -1,0 +1,92 @@
+"""A run that goes on where one of torch's optimizers stopped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ballast
+from models import layered
+
+EXACT = {"master": "fp32", "state": "fp32"}
+RULES = [
+    (ballast.AdamW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    (ballast.Adam, torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
+    (ballast.SGD, torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+]
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def difference(ours: torch.nn.Module, theirs: torch.nn.Module) -> float:
+    return max(
+        ((one - other).norm() / other.norm()).item() for one, other in zip(ours.parameters(), theirs.parameters())
+    )
+
+
+@pytest.mark.parametrize(("kind", "peer", "options"), RULES, ids=lambda value: getattr(value, "__name__", ""))
+def test_it_goes_on_as_torch_would(make: Callable[..., Any], kind: Any, peer: Any, options: dict[str, Any]) -> None:
+    theirs = layered(seed=1)
+    torch_optimizer = peer(theirs.parameters(), **options)
+    train(theirs, torch_optimizer, range(5))
+    ours, cold = copy.deepcopy(theirs), copy.deepcopy(theirs)
+    optimizer = make(kind, ours.named_parameters(), **options, **EXACT)
+    optimizer.load_state_dict(torch_optimizer.state_dict())
+    train(ours, optimizer, range(5, 10))
+    train(theirs, torch_optimizer, range(5, 10))
+    train(cold, peer(cold.parameters(), **options), range(5, 10))
+    assert difference(ours, theirs) < 1e-6 < 1e-3 < difference(cold, theirs), "the moments make the difference"
+
+
+def test_the_compressed_default_takes_them_too(make: Callable[..., Any]) -> None:
+    theirs = layered(seed=1)
+    torch_optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01)
+    train(theirs, torch_optimizer, range(5))
+    ours, cold = copy.deepcopy(theirs), copy.deepcopy(theirs)
+    optimizer = make(ballast.AdamW, ours.named_parameters(), lr=0.01)
+    optimizer.load_state_dict(torch_optimizer.state_dict())
+    train(ours, optimizer, range(5, 8))
+    train(theirs, torch_optimizer, range(5, 8))
+    train(cold, torch.optim.AdamW(cold.parameters(), lr=0.01), range(5, 8))
+    assert difference(ours, theirs) < 0.2 * difference(cold, theirs)
+
+
+def test_what_cannot_be_taken_over_is_named(make: Callable[..., Any]) -> None:
+    model = layered(seed=1)
+    theirs = torch.optim.AdamW(model.parameters())
+    train(model, theirs, range(1))
+    optimizer = make(ballast.AdamW, model.named_parameters())
+    state = theirs.state_dict()
+    state["state"][0] = {**state["state"][0], "preconditioner": torch.eye(8)}
+    with pytest.raises(ballast.Rejected, match="parameter 0 holds 'preconditioner', which the daemon has no place for"):
+        optimizer.load_state_dict(state)
+    state = theirs.state_dict()
+    state["state"][0] = {**state["state"][0], "exp_avg": torch.zeros(3)}
+    with pytest.raises(ballast.Rejected, match="exp_avg of parameter 0 has shape \\(3,\\)"):
+        optimizer.load_state_dict(state)
+
+
+def test_a_run_that_has_moments_keeps_them(make: Callable[..., Any]) -> None:
+    model = layered(seed=1)
+    theirs = torch.optim.AdamW(model.parameters())
+    train(model, theirs, range(1))
+    optimizer = make(ballast.AdamW, model.named_parameters())
+    train(model, optimizer, range(1))
+    with pytest.raises(ballast.Rejected, match="has its own since its first gradient"):
+        optimizer.load_state_dict(theirs.state_dict())
+    train(model, optimizer, range(1, 2))
+    optimizer.close()
+    again = make(ballast.AdamW, model.named_parameters())
+    again.load_state_dict(theirs.state_dict())
+    with pytest.raises(ballast.Rejected, match="has weights and moments already"):
+        train(model, again, range(2, 3))
