@@ -15,8 +15,6 @@ size_t Held(const std::vector<bool>& chunks) {
   return static_cast<size_t>(std::count(chunks.begin(), chunks.end(), true));
 }
 
-size_t Index(Kind kind) { return static_cast<size_t>(kind); }
-
 std::string Share(const std::vector<bool>& chunks) {
   return absl::StrCat(Held(chunks), " of ", chunks.size(), " chunks");
 }

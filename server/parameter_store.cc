@@ -11,7 +11,6 @@ namespace {
 const kernels::Kernel& KernelOf(const RunSpec& spec, uint32_t tensor) {
   return *spec.groups[spec.tensors[tensor].group].kernel;
 }
-size_t Index(kernels::Kind kind) { return static_cast<size_t>(kind); }
 
 double ScaleOf(const TensorSpec& t, kernels::ScaledBy scaled_by) {
   const double scales[] = {1, t.lr_scale, t.wd_scale};

@@ -34,6 +34,9 @@ struct StoreImage {
   uint64_t bytes() const;
 };
 
+// Where a kind is in arrays by kind.
+constexpr size_t Index(kernels::Kind kind) { return static_cast<size_t>(kind); }
+
 // How the tensor's state of this kind is encoded; nullptr: it has none, or none that is encoded by itself.
 const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::Kind kind);
 

@@ -26,7 +26,7 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage() const {
 // The kinds lie one after another.
 std::byte* ParameterStore::PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const {
   const TensorSpec& t = environment_.spec->tensors[tensor];
-  const auto kind = static_cast<size_t>(environment_.spec->groups[t.group].kernel->planes[plane].kind);
+  const size_t kind = Index(environment_.spec->groups[t.group].kernel->planes[plane].kind);
   uint64_t offset = spots_[tensor].offset[plane];
   for (size_t k = 0; k < kind; ++k) offset += ShardOf(tensor).buffers[k].bytes();
   return image.shards[environment_.plan->placement.shard_of[tensor]].data() + offset;
