@@ -16,10 +16,6 @@ constexpr uint32_t kMostRanks = 64;
 constexpr uint32_t kMostMicros = 1024;
 
 absl::Status CheckKnown(const v1::RunSpec& spec) {
-  if (spec.on_torn() > v1::TORN_POLICY_CLOSE) {
-    return InvalidArgumentError(
-        StrCat("on_torn = ", v1::TornPolicy_Name(spec.on_torn()), " is not in this version; use TORN_POLICY_CLOSE"));
-  }
   const bool known = v1::CommitMode_IsValid(spec.commit()) && v1::Reduction_IsValid(spec.reduction()) &&
                      v1::NonfinitePolicy_IsValid(spec.nonfinite()) && v1::TornPolicy_IsValid(spec.on_torn());
   if (known) return absl::OkStatus();

@@ -67,7 +67,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "run_id reason=disagreement|nonfinite|" BALLAST_TORN_REASONS, "Steps closed before any tensor was updated."},
     {"Runs and steps", "ballast_steps_skipped_total", MetricType::kCounter,
      "run_id reason=nonfinite|overflow|spike|operator|other", "Steps not applied, on purpose."},
-    {"Runs and steps", "ballast_rewinds_total", MetricType::kCounter, "run_id reason=operator|trainer|spike|other",
+    {"Runs and steps", "ballast_rewinds_total", MetricType::kCounter, "run_id reason=operator|trainer|spike|torn|other",
      "Times that the run was taken back to a snapshot, by who asked."},
     {"Runs and steps", "ballast_snapshots", MetricType::kGauge, "run_id", "Steps that the run can be rewound to now."},
     {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id", "Last step applied, whole or in part."},

@@ -66,6 +66,7 @@ struct RunSpec {
   std::vector<LayerSpec> layers = {};
   uint32_t snapshots = 0;  // of past steps, kept at most
   uint32_t snapshot_every = 50;
+  bool rewinds_torn = false;  // a step that closes PARTIAL is undone
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
   // The daemon's limits when the run was created.

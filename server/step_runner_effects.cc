@@ -125,7 +125,8 @@ void StepRunner::Do(const effect::Close& e) {
   results_.push_back(std::move(closed));
   if (results_.size() > kResultsKept) results_.pop_front();
   Report(e, found);
-  KeepSnapshot();
+  if (e.outcome != Outcome::kPartial || !environment_.spec->rewinds_torn) return KeepSnapshot();
+  RewindItself({.steps_back = 1, .reason = "torn"}, absl::StrCat("step ", e.step, " is torn: ", e.reason));
 }
 
 void StepRunner::Do(const effect::Result& e) {

@@ -71,12 +71,7 @@ void StepRunner::Answer(const ClosedStep& closed) {
                                policy_.rewinds(), " rewinds (spikes.max_rewinds): ", why,
                                "; look at its data and learning rate, then rewind it and go on, or delete it"));
   }
-  Rewind({.steps_back = spec.spikes.rewind_steps, .reason = "spike"}, [this, why](const absl::StatusOr<Rewound>& done) {
-    if (done.ok()) return environment_.metrics->OnSpikeAction("rewind");
-    Log(LogLevel::kWarn, "spike", "the run cannot be rewound",
-        {{"run_id", environment_.spec->run_id},
-         {"err", absl::StrCat(why, "; ", std::string(done.status().message()))}});
-  });
+  RewindItself({.steps_back = spec.spikes.rewind_steps, .reason = "spike"}, why);
 }
 
 void StepRunner::Remember(const StepReport& report, const StepFindings& found) {

@@ -20,6 +20,8 @@ AdamW = Callable[..., ballast.AdamW]
         ({"commit": "release", "nonfinite": "skip_step"}, "commit='release' and nonfinite='skip_step'"),
         ({"commit": "sometimes"}, "commit='sometimes': it must be one of 'auto', 'release', 'staged'"),
         ({"nonfinite": "ignore"}, "nonfinite='ignore': it must be one of 'skip_tensor'"),
+        ({"on_torn": "retry"}, "on_torn='retry': it must be one of 'close', 'rewind'"),
+        ({"on_torn": "rewind"}, "on_torn='rewind' goes back to a snapshot, but snapshots=0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: it must be None or a finite number above 0"),
         ({"max_grad_norm": float("inf")}, "max_grad_norm=inf"),
     ],

@@ -61,7 +61,9 @@ const std::vector<Refusal>& RefusalsOfTheRun() {
       {"SnapshotsOfNone", [](auto& s) { s.mutable_rewind()->set_every(5); }, {"rewind.every is 5", "set it to 1 or"}},
       {"Accumulation", [](auto& s) { s.set_accumulation(2000); }, {"accumulation is 2000", "1024"}},
       {"Ranks", [](auto& s) { s.set_ranks(65); }, {"ranks is 65", "64"}},
-      {"Rewind", [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); }, {"REWIND", "not in this version"}},
+      {"Rewind",
+       [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); },
+       {"on_torn = TORN_POLICY_REWIND", "rewind.snapshots is 0"}},
       {"RankTimeout", [](auto& s) { s.set_rank_timeout_s(-1); }, {"rank_timeout_s", "-1"}},
       {"UnknownEnum", [](auto& s) { s.set_reduction(static_cast<v1::Reduction>(77)); }, {"reduction"}},
   };

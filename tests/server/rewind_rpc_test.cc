@@ -310,6 +310,53 @@ TEST_F(RewindRpcTest, AStepThatIsBeingJudgedIsWaitedFor) {
   }
 }
 
+// A process is lost after a tensor was updated: with the policy that is undone, on a step at which a snapshot is due,
+// too.
+TEST_F(RewindRpcTest, ATornStepTakesTheRunBack) {
+  v1::RunSpec spec = KeptSpec(1, 2);
+  spec.set_on_torn(v1::TORN_POLICY_REWIND);
+  Team team = StartTeam(spec, 2);
+  Train(&team, 1, 2);
+  const auto first = Train(&team, 3, 3);
+  for (const auto& wire : team.wires) wire->Begin(4);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    for (const v1::Gradient& chunk : Chunks(team.spec, 2, GradientOf(team, 2, 4, rank, 0))) {
+      team.wires[rank]->Chunk(chunk);
+    }
+  }
+  std::optional<v1::TrainResponse> answer;
+  do {
+    answer = team.wires[1]->Read();
+    ASSERT_TRUE(answer);
+  } while (!answer->has_weights());
+  AttachFresh("r1", /*takeover=*/true, 1, 2);
+  EXPECT_EQ(RewoundTo(FromGrpc(team.wires[0]->Finish())), 2u);
+  for (const v1::AttachResponse& granted : Rejoin(&team)) EXPECT_EQ(granted.resume_step(), 3u);
+  ExpectSame(first, Train(&team, 3, 3));
+  Train(&team, 4, 4);
+  EXPECT_EQ(Status("r1").steps_partial(), 1u);
+  EXPECT_THAT(Status("r1").snapshot_steps(), ElementsAre(4));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_rewinds_total{reason=\"torn\",run_id=\"r1\"} 1"));
+}
+
+// Before the first snapshot there is nothing to go back to: the step stands as it is.
+TEST_F(RewindRpcTest, ATornStepWithoutASnapshotBeforeItStands) {
+  v1::RunSpec spec = KeptSpec(1, 1);
+  spec.set_on_torn(v1::TORN_POLICY_REWIND);
+  Team team = StartTeam(spec, 1);
+  team.wires[0]->Begin(1);
+  for (const v1::Gradient& chunk : Chunks(team.spec, 2, GradientOf(team, 2, 1, 0, 0))) team.wires[0]->Chunk(chunk);
+  std::optional<v1::TrainResponse> answer;
+  do {
+    answer = team.wires[0]->Read();
+    ASSERT_TRUE(answer);
+  } while (!answer->has_weights());
+  const v1::AttachResponse granted = AttachFresh("r1", /*takeover=*/true);
+  EXPECT_EQ(granted.resume_step(), 2u);
+  EXPECT_EQ(granted.last_result().outcome(), v1::STEP_OUTCOME_PARTIAL);
+  EXPECT_EQ(Status("r1").rewinds(), 0u);
+}
+
 TEST_F(RewindRpcTest, MetricsCountRewindsByWhoAsked) {
   Team team = StartTeam(KeptSpec(2, 1), 1);
   Train(&team, 1, 3);

@@ -10,9 +10,11 @@ from typing import Any
 from ballast.errors import Rejected
 from ballast.spikes import Spikes, as_spikes
 
+# The first is the default.
 COMMITS = ("auto", "release", "staged")
 TENSOR_CLIPS = (None, "adagc")
 NONFINITE = ("skip_tensor", "skip_step", "stop")
+ON_TORN = ("close", "rewind")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class StepRules:
     spikes: Spikes = Spikes()
     snapshots: int = 0
     snapshot_every: int = 50
+    on_torn: str = "close"
 
     @property
     def staged(self) -> bool:
@@ -57,20 +60,21 @@ class StepRules:
             fields["spikes"] = spikes
         if self.snapshots > 0:
             fields["rewind"] = {"snapshots": self.snapshots, "every": self.snapshot_every}
+        if self.on_torn != "close":
+            fields["on_torn"] = f"TORN_POLICY_{self.on_torn.upper()}"
         return fields
 
 
 def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
-    """From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes and snapshots.
+    """From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots and on_torn.
     Rejected if one is wrong, or two contradict each other."""
-    commit, nonfinite = options.get("commit", "auto"), options.get("nonfinite", "skip_tensor")
-    if commit not in COMMITS:
-        raise Rejected(f"commit={commit!r}: it must be one of {', '.join(map(repr, COMMITS))}")
-    if nonfinite not in NONFINITE:
-        raise Rejected(f"nonfinite={nonfinite!r}: it must be one of {', '.join(map(repr, NONFINITE))}")
-    norm, tensor_clip = _norm(options.get("max_grad_norm")), options.get("tensor_clip")
-    if tensor_clip not in TENSOR_CLIPS:
-        raise Rejected(f"tensor_clip={tensor_clip!r}: it must be one of {', '.join(map(repr, TENSOR_CLIPS))}")
+    commit, nonfinite = _one_of(options, "commit", COMMITS), _one_of(options, "nonfinite", NONFINITE)
+    norm, tensor_clip = _norm(options.get("max_grad_norm")), _one_of(options, "tensor_clip", TENSOR_CLIPS)
+    on_torn, snapshots = _one_of(options, "on_torn", ON_TORN), _whole(options, "snapshots", 0, least=0)
+    if on_torn == "rewind" and snapshots == 0:
+        raise Rejected(
+            "on_torn='rewind' goes back to a snapshot, but snapshots=0 and none is kept: set it to 1 or more"
+        )
     if tensor_clip is not None and norm is not None:
         raise Rejected(
             f"tensor_clip={tensor_clip!r} and max_grad_norm={norm}: the one clips each tensor by its own norm, the other "
@@ -95,11 +99,19 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
         nonfinite=nonfinite,
         dynamic_loss_scale=dynamic_loss_scale,
         accumulation=_whole(options, "gradient_accumulation_steps", 1, least=1),
-        snapshots=_whole(options, "snapshots", 0, least=0),
+        snapshots=snapshots,
         snapshot_every=_whole(options, "snapshot_every", 50, least=1),
+        on_torn=on_torn,
         tensor_clip=tensor_clip,
         spikes=spikes,
     )
+
+
+def _one_of(options: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
+    given = options.get(name, choices[0])
+    if given not in choices:
+        raise Rejected(f"{name}={given!r}: it must be one of {', '.join(map(repr, choices))}")
+    return given
 
 
 def _norm(given: Any) -> float | None:

@@ -83,6 +83,8 @@ class RunOptions(TypedDict, total=False):
         summed, as torch does: divide the loss by their number for a mean.
     snapshots, snapshot_every: how many snapshots of past steps the daemon keeps in its memory, each as large as weights
         and moments, and of every how many steps; the run can be rewound to them. See Optimizer.rewind.
+    on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
+        stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
     overlap_forward: step() does not wait for the new weights: the next forward does, module by module.
     weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
         "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
@@ -121,6 +123,7 @@ class RunOptions(TypedDict, total=False):
     gradient_accumulation_steps: int
     snapshots: int
     snapshot_every: int
+    on_torn: Literal["close", "rewind"]
     overlap_forward: bool
     weights: Literal["client", "server", "match"] | None
     takeover: bool
