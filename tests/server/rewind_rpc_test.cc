@@ -336,7 +336,7 @@ TEST_F(RewindRpcTest, ATornStepTakesTheRunBack) {
   Train(&team, 4, 4);
   EXPECT_EQ(Status("r1").steps_partial(), 1u);
   EXPECT_THAT(Status("r1").snapshot_steps(), ElementsAre(4));
-  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_rewinds_total{reason=\"torn\",run_id=\"r1\"} 1"));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_rewinds_total{reason=\"other\",run_id=\"r1\"} 1"));
 }
 
 // Before the first snapshot there is nothing to go back to: the step stands as it is.
