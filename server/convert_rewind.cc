@@ -26,9 +26,8 @@ absl::Status TakeRewind(const v1::RunSpec& spec, RunSpec* made) {
   made->rewinds_torn = spec.on_torn() == v1::TORN_POLICY_REWIND;
   if (made->rewinds_torn && rewind.snapshots() == 0) {
     return absl::InvalidArgumentError(
-        "on_torn = TORN_POLICY_REWIND goes back to a snapshot, but rewind.snapshots is 0, and none is kept: set it to "
-        "1 or "
-        "more, or on_torn to TORN_POLICY_CLOSE");
+        "on_torn = TORN_POLICY_REWIND goes back to a snapshot, but rewind.snapshots is 0, and none is kept: set it "
+        "to 1 or more, or on_torn to TORN_POLICY_CLOSE");
   }
   made->snapshots = rewind.snapshots();
   if (rewind.every() != 0) made->snapshot_every = rewind.every();

@@ -38,12 +38,12 @@ void LoadJob::Load(LoadChunk chunk, Done done) {
     return std::exchange(done_, nullptr)(absl::OkStatus());
   }
   held_[Index(chunk.kind)][chunk.tensor][chunk.chunk] = true;
-  chunk.kind == Kind::kWeights ? LoadWeights(std::move(chunk)) : LoadState(chunk);
-}
-
-void LoadJob::LoadWeights(LoadChunk chunk) {
   const TensorSpec& t = spec_->tensors[chunk.tensor];
   const TensorRange range{chunk.tensor, ChunkBegin(*spec_, chunk.chunk), ChunkEnd(*spec_, t, chunk.chunk)};
+  chunk.kind == Kind::kWeights ? LoadWeights(range, std::move(chunk)) : LoadState(range, chunk);
+}
+
+void LoadJob::LoadWeights(TensorRange range, LoadChunk chunk) {
   auto owned = std::make_unique<std::string>(std::move(chunk.data));
   const auto* in = reinterpret_cast<const std::byte*>(owned->data());
   store_->Load(range, chunk.format, in,
@@ -52,9 +52,7 @@ void LoadJob::LoadWeights(LoadChunk chunk) {
                });
 }
 
-void LoadJob::LoadState(const LoadChunk& chunk) {
-  const TensorSpec& t = spec_->tensors[chunk.tensor];
-  const TensorRange range{chunk.tensor, ChunkBegin(*spec_, chunk.chunk), ChunkEnd(*spec_, t, chunk.chunk)};
+void LoadJob::LoadState(TensorRange range, const LoadChunk& chunk) {
   const absl::Status s =
       store_->LoadState(range, chunk.kind, chunk.format, reinterpret_cast<const std::byte*>(chunk.data.data()),
                         [self = weak_from_this(), tensor = chunk.tensor](const TaskResult&) {

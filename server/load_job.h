@@ -1,7 +1,7 @@
 // An upload of weights, and of state for those tensors that have some: each tensor's chunks in any order, any wire
 // format, until all are in. What came is in the store at once; the run counts as loaded only when Finish says so.
 //
-// Strand-confined. The payload lives in the device task's completion: no copy.
+// Strand-confined. Weights live in the device task's completion, without a copy; state is encoded at once.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ struct LoadCall {
 struct LoadChunk {
   uint32_t tensor = 0;
   uint64_t chunk = 0;
-  kernels::Kind kind = kernels::Kind::kWeights;  // others where the tensor has such state: ParameterStore::StateCodec
+  kernels::Kind kind = kernels::Kind::kWeights;  // others where StateCodec has one
   kernels::WireIndex format = 0;
   std::string data;                                // of the chunk's exact size: the edge saw to it
   std::optional<uint64_t> updates = std::nullopt;  // this instead of data
@@ -50,8 +50,8 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
   absl::Status Finish() const;
 
  private:
-  void LoadWeights(LoadChunk chunk);
-  void LoadState(const LoadChunk& chunk);
+  void LoadWeights(TensorRange range, LoadChunk chunk);
+  void LoadState(TensorRange range, const LoadChunk& chunk);
   void OnLoaded(uint32_t tensor, bool finite);
   absl::Status CheckState(uint32_t tensor) const;
 

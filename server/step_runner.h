@@ -184,8 +184,8 @@ class StepRunner {
   void SaveInIdleTime();
   void ShowSnapshots();
   void CarryOutRewinds();
-  // Of the runner's own accord: `why` is for the log, where it cannot be.
-  void RewindItself(RewindOrder order, std::string why);
+  // Of the runner's own accord: `rewound` when it is done; where it cannot be, the log says so, with `why`.
+  void RewindItself(RewindOrder order, std::string why, absl::AnyInvocable<void()> rewound);
   absl::StatusOr<uint64_t> SnapshotFor(const RewindOrder& order) const;
   // UNAVAILABLE: a step is being judged.
   absl::StatusOr<Rewound> RewindNow(const RewindOrder& order);

@@ -126,7 +126,7 @@ void StepRunner::Do(const effect::Close& e) {
   if (results_.size() > kResultsKept) results_.pop_front();
   Report(e, found);
   if (e.outcome != Outcome::kPartial || !environment_.spec->rewinds_torn) return KeepSnapshot();
-  RewindItself({.steps_back = 1, .reason = "torn"}, absl::StrCat("step ", e.step, " is torn: ", e.reason));
+  RewindItself({.steps_back = 1, .reason = "torn"}, absl::StrCat("step ", e.step, " is torn: ", e.reason), [] {});
 }
 
 void StepRunner::Do(const effect::Result& e) {

@@ -59,15 +59,14 @@ void StepRunner::Rewind(RewindOrder order, RewindDone done) {
   if (executing_ == 0) Settle();  // else what follows the effects does
 }
 
-void StepRunner::RewindItself(RewindOrder order, std::string why) {
-  const bool for_spike = order.reason == "spike";
-  Rewind(std::move(order), [this, for_spike, why = std::move(why)](const absl::StatusOr<Rewound>& done) {
-    if (done.ok() && for_spike) environment_.metrics->OnSpikeAction("rewind");
-    if (done.ok()) return;
-    Log(LogLevel::kWarn, "rewound", "the run cannot be rewound",
-        {{"run_id", environment_.spec->run_id},
-         {"err", absl::StrCat(why, "; ", std::string(done.status().message()))}});
-  });
+void StepRunner::RewindItself(RewindOrder order, std::string why, absl::AnyInvocable<void()> rewound) {
+  Rewind(std::move(order),
+         [this, why = std::move(why), rewound = std::move(rewound)](const absl::StatusOr<Rewound>& done) mutable {
+           if (done.ok()) return rewound();
+           Log(LogLevel::kWarn, "rewound", "the run cannot be rewound",
+               {{"run_id", environment_.spec->run_id},
+                {"err", absl::StrCat(why, "; ", std::string(done.status().message()))}});
+         });
 }
 
 // A step that is being judged comes first.

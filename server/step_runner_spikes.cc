@@ -71,7 +71,8 @@ void StepRunner::Answer(const ClosedStep& closed) {
                                policy_.rewinds(), " rewinds (spikes.max_rewinds): ", why,
                                "; look at its data and learning rate, then rewind it and go on, or delete it"));
   }
-  RewindItself({.steps_back = spec.spikes.rewind_steps, .reason = "spike"}, why);
+  RewindItself({.steps_back = spec.spikes.rewind_steps, .reason = "spike"}, why,
+               [this] { environment_.metrics->OnSpikeAction("rewind"); });
 }
 
 void StepRunner::Remember(const StepReport& report, const StepFindings& found) {

@@ -13,7 +13,8 @@
 # daemon's peak memory with 200 million parameters against the plan; and trainers killed at random moments, during which
 # the daemon's memory, file descriptors and threads must stay level and its log free of errors. About 18 minutes.
 #
-# Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does. Reports are in build/soak.
+# Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
+# Reports are in build/soak.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -163,11 +163,7 @@ TEST_F(RanksRpcTest, ARestartedRankTearsTheStepForAll) {
   }
   std::vector<std::string> gradients = {GradientOf(team, 2, 1, 0, 0), GradientOf(team, 2, 1, 1, 0)};
   team.reference->UpdateBySum(2, 1, Sum(team.spec, 2, gradients), 0.5f);
-  std::optional<v1::TrainResponse> answer;
-  do {
-    answer = team.wires[1]->Read();
-    ASSERT_TRUE(answer);
-  } while (!answer->has_weights());
+  ASSERT_TRUE(team.wires[1]->AwaitWeights());
   const v1::AttachResponse again = AttachFresh("r1", /*takeover=*/true, 1, 2);
   EXPECT_EQ(again.resume_step(), 2u);
   EXPECT_EQ(again.last_result().outcome(), v1::STEP_OUTCOME_PARTIAL);

@@ -324,11 +324,7 @@ TEST_F(RewindRpcTest, ATornStepTakesTheRunBack) {
       team.wires[rank]->Chunk(chunk);
     }
   }
-  std::optional<v1::TrainResponse> answer;
-  do {
-    answer = team.wires[1]->Read();
-    ASSERT_TRUE(answer);
-  } while (!answer->has_weights());
+  ASSERT_TRUE(team.wires[1]->AwaitWeights());
   AttachFresh("r1", /*takeover=*/true, 1, 2);
   EXPECT_EQ(RewoundTo(FromGrpc(team.wires[0]->Finish())), 2u);
   for (const v1::AttachResponse& granted : Rejoin(&team)) EXPECT_EQ(granted.resume_step(), 3u);
@@ -346,11 +342,7 @@ TEST_F(RewindRpcTest, ATornStepWithoutASnapshotBeforeItStands) {
   Team team = StartTeam(spec, 1);
   team.wires[0]->Begin(1);
   for (const v1::Gradient& chunk : Chunks(team.spec, 2, GradientOf(team, 2, 1, 0, 0))) team.wires[0]->Chunk(chunk);
-  std::optional<v1::TrainResponse> answer;
-  do {
-    answer = team.wires[0]->Read();
-    ASSERT_TRUE(answer);
-  } while (!answer->has_weights());
+  ASSERT_TRUE(team.wires[0]->AwaitWeights());
   const v1::AttachResponse granted = AttachFresh("r1", /*takeover=*/true);
   EXPECT_EQ(granted.resume_step(), 2u);
   EXPECT_EQ(granted.last_result().outcome(), v1::STEP_OUTCOME_PARTIAL);

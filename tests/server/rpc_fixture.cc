@@ -11,7 +11,6 @@
 #include "server/plan.h"
 
 namespace ballast::testing {
-namespace {}  // namespace
 
 Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.size()) {
   for (size_t i = 0; i < tensors_.size(); ++i) {

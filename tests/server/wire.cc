@@ -3,7 +3,6 @@
 #include "proto/checksum.h"
 
 namespace ballast::testing {
-namespace {}  // namespace
 
 Wire::~Wire() {
   if (!finished_) Hang();
@@ -99,6 +98,14 @@ std::optional<v1::TrainResponse> Wire::Read() {
   if (!lane_->Read(&response, &data)) return std::nullopt;
   if (!data.empty()) response.mutable_weights()->set_data(data.data(), data.size());
   return response;
+}
+
+bool Wire::AwaitWeights() {
+  std::optional<v1::TrainResponse> answer;
+  do {
+    answer = Read();
+  } while (answer && !answer->has_weights());
+  return answer.has_value();
 }
 
 grpc::Status Wire::Finish() {

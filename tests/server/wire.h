@@ -42,6 +42,8 @@ class Wire {
   // And its last, or only, micro-batch.
   bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt, uint32_t micro = 0);
   std::optional<v1::TrainResponse> Read();  // batches: one by one
+  // Reads on until weights come: a tensor is updated. False: the stream ended.
+  bool AwaitWeights();
   // That gRPC brought; a batch is one.
   uint64_t messages_read() const { return messages_read_; }
   // Ends the stream: with what the daemon says of it, having read all it still sends.
