@@ -242,10 +242,12 @@ void GpuStaging::GiveServes(Tasks batch) {
   const auto& front = As<ServeTask>(batch.front());
   gpu_->Serve(IndexIn(kernels::Masters(), front.master), OnDevice<DeviceCopy>(items_), static_cast<int>(batch.size()),
               tiles, front.format);
+  // Among the kernels: the tensor's next ScaleTask may be at work when they go out.
+  const Rows rows = RowsOf(front);
+  gpu_->Copy(Gpu::Stream::kCompute, device_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
   StartOut();
   CopyOut(payload_, payload - payload_);
-  const Rows rows = RowsOf(front);
-  gpu_->Copy(Gpu::Stream::kOut, host_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
+  CopyOut(scales_, rows.count * sizeof(float));
 }
 
 void GpuStaging::GiveLoad(const LoadTask& task) {

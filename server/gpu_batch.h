@@ -1,6 +1,7 @@
 // Tasks that go to a GPU together, and the staging they go through: for one batch at a time, the same layout in pinned
 // host memory and on the GPU. Give() writes what the kernels are told, copies in what they need, launches them and
-// copies out what they make, all in the GPU's streams; when `out` has happened, Take() reads the results.
+// copies out what they make, all in the GPU's streams; when `out` has happened, Take() reads the results. What goes out
+// goes out of the staging alone: later kernels write what they like elsewhere.
 //
 // Neither blocks on the GPU. Give() for one staging comes after Take() of its last batch; no other locks are needed.
 #pragma once

@@ -61,13 +61,18 @@ void FakeGpu::RunStream(size_t stream) {
       work = std::move(work_[stream].front());
       work_[stream].pop_front();
     }
-    if (stream == static_cast<size_t>(Stream::kCompute)) {
-      const auto free = [this] { return !state_->held; };
-      absl::MutexLock lock(&state_->mu);
-      state_->mu.Await(absl::Condition(&free));
-    }
+    AwaitRelease(stream);
     work();
   }
+}
+
+void FakeGpu::AwaitRelease(size_t stream) {
+  const auto free = [this, stream]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
+    if (stream == static_cast<size_t>(Stream::kCompute)) return !state_->held;
+    return stream != static_cast<size_t>(Stream::kOut) || !state_->out_held;
+  };
+  absl::MutexLock lock(&state_->mu);
+  state_->mu.Await(absl::Condition(&free));
 }
 
 void FakeGpu::Copy(Stream stream, void* to, const void* from, uint64_t bytes) {
@@ -137,10 +142,12 @@ void FakeGpu::Serve(size_t master, const DeviceCopy* batch, int count, uint64_t,
 }
 
 void FakeGpu::RaiseScales(size_t master, const DeviceCopy* batch, int count, uint64_t) {
-  Give(Stream::kCompute, [=] {
+  Give(Stream::kCompute, [=, this] {
     for (const DeviceCopy* item = batch; item != batch + count; ++item) {
       kernels::LockstepMasters()[master].raise(item->planes, item->scales, item->row_length, item->first, item->last);
     }
+    absl::MutexLock lock(&state_->mu);
+    ++state_->scales_raised;
   });
 }
 

@@ -27,7 +27,9 @@ struct FakeGpuState {
   std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
 
   absl::Mutex mu;
-  bool held ABSL_GUARDED_BY(mu) = false;  // kCompute stands still
+  bool held ABSL_GUARDED_BY(mu) = false;      // kCompute stands still
+  bool out_held ABSL_GUARDED_BY(mu) = false;  // kOut does
+  int scales_raised ABSL_GUARDED_BY(mu) = 0;  // launches of RaiseScales that are done
   absl::Status failure ABSL_GUARDED_BY(mu) = absl::OkStatus();
 };
 
@@ -59,6 +61,7 @@ class FakeGpu final : public Gpu {
   using Work = std::function<void()>;
   void Give(Stream stream, Work work);
   void RunStream(size_t stream);
+  void AwaitRelease(size_t stream);
   void BlockUntil(Event event, uint64_t recorded);
 
   FakeGpuState* const state_;
