@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/connection.h"
+#include "client/cpp/lane_choice.h"
 #include "client/cpp/session.h"
 #include "client/cpp/step_stream.h"
 #include "client/cpp/tensor_table.h"
@@ -136,7 +137,10 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
   if (!run.ok()) return run.status();
   auto tensors = TensorTable::Create(run->spec(), grant->chunk_elements());
   if (!tensors.ok()) return tensors.status();
-  auto stream = StepStream::Start(*impl_->connection, options, *grant, *std::move(tensors));
+  auto stream = StepStream::Start(*impl_->connection, options, *grant, *std::move(tensors),
+                                  [lanes = LaneChoice(*impl_->connection, options.lane)](const auto& granted) mutable {
+                                    return lanes.Open(granted);
+                                  });
   if (!stream.ok()) return stream.status();
   impl_->stream = *std::move(stream);
   impl_->run_id = options.run_id;

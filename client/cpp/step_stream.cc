@@ -64,17 +64,19 @@ std::future<absl::StatusOr<StepResult>> Ready(absl::Status status) {
 
 }  // namespace
 
-StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors)
+StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, LaneOpener open_lane)
     : connection_(connection),
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       attached_at_(absl::Now()),
-      lane_choice_(connection, options_.lane),
+      open_lane_(std::move(open_lane)),
       bound_(tensors_.size()) {}
 
 absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connection, AttachOptions options,
-                                                              const v1::AttachResponse& grant, TensorTable tensors) {
-  std::unique_ptr<StepStream> stream(new StepStream(connection, std::move(options), std::move(tensors)));
+                                                              const v1::AttachResponse& grant, TensorTable tensors,
+                                                              LaneOpener open_lane) {
+  std::unique_ptr<StepStream> stream(
+      new StepStream(connection, std::move(options), std::move(tensors), std::move(open_lane)));
   StepStream& self = *stream;
   self.reader_ = std::thread([&self, grant] { self.Read(grant); });
   self.writer_ = std::thread([&self] { self.Write(); });
@@ -180,7 +182,7 @@ absl::Status StepStream::BeginStep(const StepValues& values) {
                      " is open: ", step_->ended() ? "wait for the result of its EndStep" : "call EndStep first"));
   }
   step_number_ = std::max(step_number_, closed_elsewhere_ + 1);
-  step_ = std::make_unique<OpenStep>(tensors_, MakeBegin(step_number_, values), values.micro_batches, absl::Now());
+  step_ = std::make_shared<OpenStep>(tensors_, MakeBegin(step_number_, values), values.micro_batches, absl::Now());
   return absl::OkStatus();
 }
 
@@ -219,7 +221,7 @@ absl::Status StepStream::EndMicro(std::optional<double> loss, bool next_is_last)
 
 std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss, const StepEndValues& values) {
   if (auto s = CheckEnd(values, tensors_.groups()); !s.ok()) return Ready(s);
-  std::unique_ptr<OpenStep> done;
+  std::shared_ptr<OpenStep> done;
   std::future<absl::StatusOr<StepResult>> future;
   const absl::Time now = absl::Now();
   {
@@ -248,13 +250,13 @@ absl::StatusOr<bool> StepStream::AwaitWeights(uint32_t tensor, absl::Duration ti
   return arrived;
 }
 
-std::unique_ptr<OpenStep> StepStream::TakeStep() {
+std::shared_ptr<OpenStep> StepStream::TakeStep() {
   ++step_number_;
   return std::exchange(step_, nullptr);
 }
 
 void StepStream::Fail(absl::Status status) {
-  std::unique_ptr<OpenStep> step;
+  std::shared_ptr<OpenStep> step;
   {
     absl::MutexLock lock(&mu_);
     if (status_.ok()) status_ = status;
@@ -302,6 +304,7 @@ void StepStream::Write() {
 void StepStream::WriteOne() {
   v1::TrainRequest request;
   std::shared_ptr<Call> call;
+  std::shared_ptr<OpenStep> step;  // that the request is of
   bool more = false;
   {
     absl::MutexLock lock(&mu_);
@@ -312,6 +315,7 @@ void StepStream::WriteOne() {
       half_closed_ = true;
     } else {
       credit_ = Allowance();
+      step = step_;
       step_->NextRequest(&credit_, &request);
       more = WriterHasWork();
     }
@@ -325,7 +329,7 @@ void StepStream::WriteOne() {
   absl::MutexLock lock(&mu_);
   writing_ = false;
   if (!alive) open_ = false;  // why, the reader finds out
-  if (step_) step_->Sent(&request);
+  if (step != nullptr && step == step_) step_->Sent(&request);
 }
 
 }  // namespace ballast

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -26,7 +27,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/credit_window.h"
-#include "client/cpp/lane_choice.h"
+#include "client/cpp/lane.h"
 #include "client/cpp/open_step.h"
 #include "client/cpp/tensor_table.h"
 
@@ -34,9 +35,14 @@ namespace ballast {
 
 class StepStream {
  public:
+  // The lane for a stream of the session granted, called by the reader's thread for each that it opens. An error that
+  // IsLost is tried again once a stream has been open.
+  using LaneOpener = std::function<absl::StatusOr<std::unique_ptr<Lane>>(const v1::AttachResponse& grant)>;
+
   // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream.
   static absl::StatusOr<std::unique_ptr<StepStream>> Start(Connection& connection, AttachOptions options,
-                                                           const v1::AttachResponse& grant, TensorTable tensors);
+                                                           const v1::AttachResponse& grant, TensorTable tensors,
+                                                           LaneOpener open_lane);
   ~StepStream();  // within a second; ends the stream cleanly when no step is open
   StepStream(const StepStream&) = delete;
   StepStream& operator=(const StepStream&) = delete;
@@ -75,7 +81,7 @@ class StepStream {
     bool lost = false;  // the session may be resumed
   };
 
-  StepStream(Connection& connection, AttachOptions options, TensorTable tensors);
+  StepStream(Connection& connection, AttachOptions options, TensorTable tensors, LaneOpener open_lane);
 
   absl::Status Bind(uint32_t tensor, const Destination& destination);
   absl::Status AwaitOpened();
@@ -97,7 +103,7 @@ class StepStream {
   absl::StatusOr<v1::AttachResponse> AskOnce(absl::Duration timeout);
   void Progress() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { retry_ = {}; }
   // Takes the done step out; the caller finishes it without the lock.
-  std::unique_ptr<OpenStep> TakeStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::shared_ptr<OpenStep> TakeStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The writer's thread.
   void Write();
@@ -112,14 +118,16 @@ class StepStream {
   const AttachOptions options_;
   const TensorTable tensors_;
   const absl::Time attached_at_;
-  LaneChoice lane_choice_;  // the reader's
+  const LaneOpener open_lane_;  // the reader's
 
   mutable absl::Mutex mu_;
   std::string token_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;        // 0 until the first grant
-  uint64_t closed_elsewhere_ ABSL_GUARDED_BY(mu_) = 0;   // the last step that closed, as far as this rank was told
-  std::unique_ptr<OpenStep> step_ ABSL_GUARDED_BY(mu_);  // set and reset only between BeginStep and its result
+  uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;       // 0 until the first grant
+  uint64_t closed_elsewhere_ ABSL_GUARDED_BY(mu_) = 0;  // the last step that closed, as far as this rank was told
+  // Set and reset only between BeginStep and its result. Whoever let go of the lock in between finds the step again by
+  // what it is, not by its number or by there being one: the next may be open by then.
+  std::shared_ptr<OpenStep> step_ ABSL_GUARDED_BY(mu_);
   std::vector<Destination> bound_ ABSL_GUARDED_BY(mu_);  // by tensor
   CreditWindow credit_ ABSL_GUARDED_BY(mu_);
 

@@ -47,7 +47,7 @@ void StepStream::Read(v1::AttachResponse grant) {
 
 StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
   auto call = std::make_shared<Call>();
-  auto lane = lane_choice_.Open(grant);
+  auto lane = open_lane_(grant);
   v1::TrainRequest request;
   {
     absl::MutexLock lock(&mu_);
@@ -156,11 +156,13 @@ absl::Status StepStream::OnOpened() {
 
 absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data) {
   Destination destination;
+  std::shared_ptr<OpenStep> step;
   {
     absl::MutexLock lock(&mu_);
     if (!step_ || step_->number() != weights.step()) return absl::OkStatus();  // repeated of a step that is over here
     if (auto s = step_->CheckWeights(weights, data.size()); !s.ok()) return s;
     destination = bound_[weights.tensor()];
+    step = step_;
   }
   if (Crc32c(data) != weights.crc32c()) {
     return absl::DataLossError(absl::StrCat("weights of ", tensors_.Name(weights.tensor()), " in step ", weights.step(),
@@ -168,7 +170,7 @@ absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const 
   }
   if (auto s = Land(weights, data, destination); !s.ok()) return s;
   absl::MutexLock lock(&mu_);
-  if (step_->Received(weights, data.size())) Progress();
+  if (step == step_ && step_->Received(weights, data.size())) Progress();
   return absl::OkStatus();
 }
 
@@ -188,7 +190,7 @@ absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::
 }
 
 absl::Status StepStream::OnResult(const v1::StepResult& result) {
-  std::unique_ptr<OpenStep> done;
+  std::shared_ptr<OpenStep> done;
   std::vector<std::string> freed;
   {
     absl::MutexLock lock(&mu_);
