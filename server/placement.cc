@@ -10,12 +10,14 @@ namespace {
 
 uint64_t StoredBytes(const RunSpec& spec, const TensorSpec& t) {
   uint64_t bytes = ScaleCount(t) * sizeof(float);
-  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) bytes += AlignedPlaneBytes(plane, t.elements);
+  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
+    Add(&bytes, AlignedPlaneBytes(plane, t.elements));
+  }
   return bytes;
 }
 
 // What every device of the run may need beside the tensors themselves.
-uint64_t SharedBytes(const Plan& whole) { return whole.bytes.gradients + whole.bytes.staging; }
+uint64_t SharedBytes(const Plan& whole) { return Sum(whole.bytes.gradients, whole.bytes.staging); }
 
 Placement Spread(const RunSpec& spec, absl::Span<const uint64_t> free_bytes, uint64_t shared_bytes) {
   std::vector<uint64_t> stored, room;
@@ -42,10 +44,10 @@ Placement Spread(const RunSpec& spec, absl::Span<const uint64_t> free_bytes, uin
 bool Fits(const Plan& plan, absl::Span<const uint64_t> free_bytes, std::optional<uint64_t> host_free_bytes) {
   for (size_t s = 0; s < plan.shards.size(); ++s) {
     const PlanBytes& bytes = plan.shards[s].bytes;
-    const uint64_t there = bytes.total() - (host_free_bytes ? bytes.snapshots : 0);
-    if (there > free_bytes[plan.placement.devices[s]]) return false;
+    const uint64_t there = host_free_bytes ? bytes.without_snapshots() : bytes.total();
+    if (there == kUncountable || there > free_bytes[plan.placement.devices[s]]) return false;
   }
-  return !host_free_bytes || plan.bytes.snapshots <= *host_free_bytes;
+  return !host_free_bytes || (plan.bytes.snapshots != kUncountable && plan.bytes.snapshots <= *host_free_bytes);
 }
 
 }  // namespace

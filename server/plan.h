@@ -4,7 +4,9 @@
 //   Plan plan = MakePlan(spec);
 //   plan.bytes.total();
 //
-// Pure functions; thread-safe.
+// A spec may name more than fits into 64 bits: then a count is kUncountable, and the run is refused.
+//
+// Pure functions, linear in the number of tensors whatever their sizes; thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +14,16 @@
 
 #include "server/placement.h"
 #include "server/run_spec.h"
+#include "server/saturating.h"
 
 namespace ballast {
 
 // By kind, as ByteCounts on the wire. `padding` is part of the first three. `snapshots` are in host memory.
 struct PlanBytes {
   uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0;
-  uint64_t stored() const { return weights + momentum + variance; }
-  uint64_t total() const { return stored() + gradients + staging + snapshots; }
+  uint64_t stored() const { return Sum(Sum(weights, momentum), variance); }
+  uint64_t without_snapshots() const { return Sum(Sum(stored(), gradients), staging); }
+  uint64_t total() const { return Sum(without_snapshots(), snapshots); }
   PlanBytes& operator+=(const PlanBytes& other);
   PlanBytes& operator-=(const PlanBytes& other);
   bool operator==(const PlanBytes&) const = default;
@@ -77,6 +81,13 @@ inline kernels::WireIndex SlabFormat(const RunSpec& spec, const TensorSpec& t) {
 inline uint64_t SlabBytes(const RunSpec& spec, const TensorSpec& t) {
   return AlignUp(t.elements * WireBytes(SlabFormat(spec, t)));
 }
+
+// The scales that a tensor's chunks are sent with, when it is served with some.
+struct ChunkScales {
+  uint64_t most = 0;  // of one chunk
+  uint64_t all = 0;   // of all chunks: a row that is cut counts in each that has a part of it
+};
+ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t);
 
 // What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.
 inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {

@@ -20,7 +20,7 @@ namespace {
 constexpr uint64_t kMostSeries = 10000;
 
 std::string DescribeBytes(const PlanBytes& b) {
-  return absl::StrCat(b.total(), " bytes (weights ", b.weights, ", momentum ", b.momentum, ", variance ", b.variance,
+  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (weights ", b.weights, ", momentum ", b.momentum, ", variance ", b.variance,
                       ", gradients ", b.gradients, ", staging ", b.staging, ", snapshots ", b.snapshots, ")");
 }
 

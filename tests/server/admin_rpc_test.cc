@@ -10,6 +10,7 @@
 namespace ballast::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
@@ -96,6 +97,14 @@ TEST_F(AdminRpcTest, TooMuchMemoryIsRefusedWithBothNumbers) {
   EXPECT_THAT(message, HasSubstr("weights 3221225472"));
   EXPECT_THAT(message, HasSubstr("1073741824 of 1073741824 free"));
   EXPECT_TRUE(CreateRun(SmallSpec()).ok());
+}
+
+TEST_F(AdminRpcTest, MoreThanCanBeCountedIsRefusedWithBothNumbers) {
+  const auto refused = CreateRun(UncountableSpec());
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status().message()),
+              AllOf(HasSubstr("run 'r1' needs at least 18446744073709551615 bytes"), HasSubstr(" free; delete a run")));
+  EXPECT_EQ(GetServer().memory_reserved_bytes(), 0u);
 }
 
 TEST_F(AdminRpcTest, MemoryTheSystemRefusesIsAnErrorAndLeavesNothing) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
+
 #include "server/convert.h"
 #include "server/cpu_device.h"
 #include "server/parameter_store.h"
@@ -13,6 +15,7 @@ namespace {
 using testing::Made;
 using testing::MakeSpec;
 using testing::SmallSpec;
+using testing::UncountableSpec;
 
 TEST(PlanTest, CountsTheDefaultsOfAnAlignedTensorByHand) {
   constexpr uint64_t kN = 1 << 20;
@@ -92,6 +95,63 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   EXPECT_EQ(plan.bytes.staging, without + SlotCount(spec) * 874 * 4 + AlignUp(1001 * 4));
   wire.mutable_groups(0)->set_gradient("fp8-e5m2");
   EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
+}
+
+// All small shapes of rows against chunks, by the loop over chunks that the plan must not need.
+TEST(PlanTest, ScalesOfChunksAreThoseOfALoopOverThem) {
+  RunSpec spec;
+  uint64_t compared = 0;
+  for (spec.chunk_elements = 1; spec.chunk_elements <= 12; ++spec.chunk_elements) {
+    for (uint64_t row = 1; row <= 30; ++row) {
+      for (uint64_t rows = 1; rows <= 15; ++rows) {
+        const TensorSpec t{.name = "w", .elements = row * rows, .row_length = row};
+        uint64_t most = 0, all = 0;
+        for (uint64_t k = 0; k < ChunkCount(spec, t); ++k) {
+          const uint64_t scales = ScalesOf(t, ChunkBegin(spec, k), ChunkEnd(spec, t, k)).size();
+          most = std::max(most, scales);
+          all += scales;
+        }
+        const ChunkScales found = ScalesOfChunks(spec, t);
+        ASSERT_EQ(found.most, most) << "chunks of " << spec.chunk_elements << ", " << rows << " rows of " << row;
+        ASSERT_EQ(found.all, all) << "chunks of " << spec.chunk_elements << ", " << rows << " rows of " << row;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 12u * 30 * 15);
+  EXPECT_EQ(ScalesOfChunks(spec, {.name = "w", .elements = 5}).all, 0u);
+}
+
+// A loop over their chunks would take hours.
+TEST(PlanTest, TheLargestTensorsArePlannedAtOnce) {
+  v1::RunSpec wire = MakeSpec("r1", {});
+  wire.mutable_groups(0)->set_serving("int8-row");
+  for (int i = 0; i < 20000; ++i) {
+    v1::TensorSpec* t = wire.add_tensors();
+    t->set_name(absl::StrCat("w", i));
+    t->mutable_shape()->Add(int64_t{1} << 38);
+    t->mutable_shape()->Add(4);
+    t->set_dtype("bf16");
+  }
+  const Plan plan = MakePlan(Made(wire));
+  EXPECT_EQ(plan.parameters, 20000 * (uint64_t{1} << 40));
+  EXPECT_EQ(plan.pull_bytes, 20000 * ((uint64_t{1} << 40) + 4 * (uint64_t{1} << 38)));
+  EXPECT_EQ(plan.send_slot_scales, (1u << 18) / 4);
+}
+
+// In 64 bits alone the sum would be some TB.
+TEST(PlanTest, WhatDoesNotFitIntoACountFitsNowhere) {
+  const RunSpec spec = Made(UncountableSpec());
+  const Plan plan = MakePlan(spec);
+  EXPECT_EQ(plan.bytes.stored(), spec.tensors.size() * (uint64_t{12} << 40));
+  EXPECT_LT(17 * plan.bytes.stored(), uint64_t{1} << 50) << "it wraps";
+  EXPECT_EQ(plan.bytes.snapshots, 16 * plan.bytes.stored());
+  EXPECT_EQ(plan.bytes.total(), kUncountable);
+  EXPECT_FALSE(ChoosePlacement(spec, {kUncountable}));
+  PlanBytes twice = plan.bytes;
+  twice += plan.bytes;
+  EXPECT_EQ(twice.snapshots, kUncountable);
+  EXPECT_EQ(twice.stored(), 2 * plan.bytes.stored());
 }
 
 // One tile of 16 in fp32, and at least a row of a tensor, where the rule has a second moment.

@@ -30,6 +30,21 @@ inline v1::RunSpec MakeSpec(const std::string& run_id, std::initializer_list<Ten
   return spec;
 }
 
+// Weights, moments and 16 snapshots are some bytes more than 2^64.
+inline v1::RunSpec UncountableSpec() {
+  v1::RunSpec spec = MakeSpec("r1", {});
+  spec.mutable_groups(0)->set_master("fp32");
+  spec.mutable_groups(0)->set_state("fp32");
+  spec.mutable_rewind()->set_snapshots(16);
+  for (int i = 0; i < 82242; ++i) {
+    v1::TensorSpec* t = spec.add_tensors();
+    t->set_name(std::to_string(i));
+    t->add_shape(int64_t{1} << 40);
+    t->set_dtype("fp32");
+  }
+  return spec;
+}
+
 // By a daemon with the default limits.
 inline RunSpec Made(const v1::RunSpec& spec) { return ToRunSpec(spec, {}).value(); }
 
