@@ -40,6 +40,14 @@ std::vector<bool> StepMachine::TensorsApplied() const {
   return applied;
 }
 
+std::optional<ChunkId> StepMachine::Offer(uint32_t rank, bool short_of_credit) {
+  Rank& r = ranks_[rank];
+  if (!short_of_credit || !connected(rank)) return std::nullopt;
+  const auto wanted = Wanted(rank);
+  if (!wanted || wanted == r.offered) return std::nullopt;
+  return r.offered = wanted;
+}
+
 std::optional<uint32_t> StepMachine::RankOf(SessionId session) const {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r].session == session) return r;
@@ -160,6 +168,7 @@ StepEffects StepMachine::On(const event::StreamOpened& e, double) {
   Rank& r = ranks_[*rank];
   r.connected = true;
   r.said_end = false;
+  r.offered.reset();
   r.told = r.lacking == 0 ? closed_step_ : r.lacking - 1;
   StepEffects effects;
   PublishMissing(*rank, e, &effects);

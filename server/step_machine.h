@@ -246,6 +246,9 @@ class StepMachine {
   const Reduction& reduction() const { return reduction_; }
   // What a rank in the step may send beyond its credit.
   std::optional<ChunkId> Wanted(uint32_t rank) { return InStep(rank) ? reduction_.Wanted(rank) : std::nullopt; }
+  // What the rank, when its next chunk may find no credit, is to be told that it must send nevertheless. Once for each
+  // chunk and stream; a later one replaces what was told before, which is summed then, without this rank.
+  std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit);
   std::vector<bool> TensorsApplied() const;
 
  private:
@@ -259,9 +262,10 @@ class StepMachine {
     std::optional<SessionId> session;
     bool connected = false;
     double gone_at_s = 0;
-    uint64_t begun = 0;     // the last step it began
-    bool ended = false;     // that step, by StepEnd
-    bool said_end = false;  // the same on its present stream
+    uint64_t begun = 0;                   // the last step it began
+    bool ended = false;                   // that step, by StepEnd
+    bool said_end = false;                // the same on its present stream
+    std::optional<ChunkId> offered = {};  // last, of that step, on its present stream
     std::string end_content = {};
     uint64_t lacking = 0;  // the first closed step whose weights and result it may lack; 0: none
     uint64_t told = 0;     // the last step whose result was sent on its stream

@@ -38,6 +38,7 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   }
   r.begun = step_;
   r.ended = r.said_end = false;
+  r.offered.reset();
   r.lacking = 0;
   effects.push_back(effect::Begun{*rank});
   if (e.content != begin_content_) {

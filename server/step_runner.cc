@@ -129,7 +129,6 @@ void StepRunner::OpenStream(const std::shared_ptr<RankStream>& stream, const eve
   link.session = opened.session;
   link.input_closed = false;
   link.parked.clear();
-  link.wanted.reset();
   link.peer = stream->peer();
   link.lane = stream->lane();
   link.sender->Bind(stream);

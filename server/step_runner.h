@@ -114,7 +114,6 @@ class StepRunner {
     std::map<ChunkId, Payload> held;
     uint64_t held_bytes = 0;
     uint64_t held_promised = 0;         // as the client was told when it resumed, until its stream is open
-    std::optional<ChunkId> wanted;      // was told so
     std::map<uint32_t, double> losses;  // of the open step, by micro-batch
     // Of the step that it was sent with: of the open one, until that closes; and of the last one that did.
     std::optional<ClientState> coming_state, state;

@@ -46,7 +46,6 @@ void StepRunner::Do(const effect::Hold& e) {
   const uint64_t bytes = gradient_->data.size();
   link.held[e.id] = std::move(gradient_->data);
   link.held_bytes += bytes;
-  if (link.wanted == e.id) link.wanted.reset();
   clock_.last_byte_s = MonotonicSeconds();
   if (clock_.first_byte_s == 0) clock_.first_byte_s = clock_.last_byte_s;
   environment_.metrics->OnReceived(link.lane, bytes);
@@ -91,7 +90,6 @@ void StepRunner::DropHeld(uint32_t rank) {
   if (link.held_bytes > 0) link.sender->Credit(link.held_bytes);
   link.held.clear();
   link.held_bytes = 0;
-  link.wanted.reset();
 }
 
 void StepRunner::DropAllHeld() {

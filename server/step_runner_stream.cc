@@ -129,10 +129,9 @@ void StepRunner::OfferWanted(uint32_t rank) {
   Link& link = links_[rank];
   const RunSpec& spec = *environment_.spec;
   const uint64_t chunk_bytes = spec.chunk_elements * sizeof(float);
-  if (link.stream == nullptr || link.wanted) return;
-  if (link.held_bytes + chunk_bytes <= spec.credit_bytes && !link.stream->full()) return;
-  link.wanted = machine_.Wanted(rank);
-  if (link.wanted) link.sender->Want(*link.wanted);
+  if (link.stream == nullptr) return;
+  const bool short_of_credit = link.held_bytes + chunk_bytes > spec.credit_bytes || link.stream->full();
+  if (const auto wanted = machine_.Offer(rank, short_of_credit)) link.sender->Want(*wanted);
 }
 
 // Ends the stream of a client that has nothing more to say once all it is owed has been written.

@@ -101,6 +101,23 @@ TEST_F(OpenStepTest, AWantedChunkIsSentWithoutCredit) {
   EXPECT_THAT(Drain(&credit), ElementsAre());
 }
 
+// Of the chunk told before nobody waits any more; one that has left is not sent again.
+TEST_F(OpenStepTest, TheLastChunkWantedHoldsUntilItIsSent) {
+  CreditWindow credit(16);
+  Push(0);
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0"));
+  step_->Want({.tensor = 1, .chunk = 0});  // not pushed yet
+  EXPECT_THAT(Drain(&credit), ElementsAre());
+  step_->Want({.tensor = 0, .chunk = 2});
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
+  step_->Want({.tensor = 0, .chunk = 0});
+  EXPECT_THAT(Drain(&credit), ElementsAre());
+  Push(1);
+  EXPECT_THAT(Drain(&credit), ElementsAre());  // wanted once, but no more
+  step_->Want({.tensor = 0, .chunk = 1});
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.1"));
+}
+
 TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
   for (const uint32_t tensor : {0u, 1u, 3u}) Push(tensor);
   Drain(&credit_);

@@ -7,8 +7,8 @@
 // Commands: machine chunks=2,1 lease=10 timeout=60 micros=1 pool=CHUNKS staged | attach s= rank= of= resumes= takeover
 // covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin s= step= content= | micro-begin s=
 // micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s= content= | applied
-// step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | at t=SECONDS (sets the clock; no
-// block follows). A chunk takes 1 byte of the pool.
+// step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | offer rank= short | at t=SECONDS
+// (sets the clock; no block follows). A chunk takes 1 byte of the pool.
 #include "server/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -87,6 +87,10 @@ class Scenario {
     if (c.verb == "machine") return Start(c);
     if (c.verb == "wanted") {
       const auto id = machine_->Wanted(static_cast<uint32_t>(c.number("rank")));
+      return id ? Describe(*id) : "nothing";
+    }
+    if (c.verb == "offer") {
+      const auto id = machine_->Offer(static_cast<uint32_t>(c.number("rank")), c.has("short"));
       return id ? Describe(*id) : "nothing";
     }
     std::vector<std::string> lines;

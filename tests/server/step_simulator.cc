@@ -70,7 +70,8 @@ const StepEffects& Simulator::Handle(const StepEvent& event) {
   for (const StepEffect& effect : effects_) {
     std::visit([this](const auto& e) { Carry(e); }, effect);
   }
-  for (uint32_t rank = 0; rank < places_.size(); ++rank) Pump(rank);  // who waits may be wanted now
+  for (uint32_t rank = 0; rank < machine_->machine().world(); ++rank) Offer(rank);
+  for (uint32_t rank = 0; rank < places_.size(); ++rank) Pump(rank);
   return effects_;
 }
 
@@ -150,13 +151,8 @@ void Simulator::OnAttached(uint32_t rank, bool resumed, SessionId session) {
 void Simulator::Pump(uint32_t rank) {
   Place& place = places_[rank];
   if (place.client == nullptr || !report_.violation.empty()) return;
-  const auto wanted = [&]() -> std::optional<ChunkId> {
-    const StepMachine& machine = machine_->machine();
-    if (!machine.InStep(rank) || machine.step() != place.client->step()) return std::nullopt;
-    return machine_->Wanted(rank);
-  };
   while (place.epoch != 0) {
-    auto event = place.client->Next(wanted);
+    auto event = place.client->Next();
     if (!event) break;
     Up(rank, std::move(*event));
   }
@@ -258,6 +254,16 @@ void Simulator::Carry(const effect::Begun& e) {
     Fail(absl::StrCat("rank ", e.rank, " begins with tensor ", i, " of step ", client->weights()[i], ", not ",
                       checker_.version(i)));
   }
+}
+
+// As the step runner does after each event.
+void Simulator::Offer(uint32_t rank) {
+  const Place& place = places_[rank];
+  if (place.open_epoch == 0) return;
+  uint64_t held = 0;
+  for (const auto& [_, bytes] : place.held) held += bytes;
+  const auto wanted = machine_->Offer(rank, /*short_of_credit=*/held + kChunkBytes > shape_.window_bytes);
+  if (wanted) Down(rank, place.open_epoch, [id = *wanted](SimulatedRank* client) { client->OnWanted(id); });
 }
 
 void Simulator::Return(uint32_t rank, ChunkId id) {

@@ -134,7 +134,35 @@ class LosesSlabs : public MachineUnderTest {
 class WantsNothing : public MachineUnderTest {
  public:
   using MachineUnderTest::MachineUnderTest;
-  std::optional<ChunkId> Wanted(uint32_t) override { return std::nullopt; }
+  std::optional<ChunkId> Offer(uint32_t, bool) override { return std::nullopt; }
+};
+
+// Takes the rank for told as long as it has not sent what it was told, though the chunk is summed without it.
+class OffersOnce : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    StepEffects effects = MachineUnderTest::Handle(event, now_s);
+    if (const auto* opened = std::get_if<event::StreamOpened>(&event)) {
+      if (const auto rank = machine().RankOf(opened->session)) told_.erase(*rank);
+    }
+    ForEach<effect::Hold>(&effects, [&](effect::Hold* hold) {
+      if (const auto told = told_.find(hold->rank); told != told_.end() && told->second == hold->id) told_.erase(told);
+    });
+    ForEach<effect::Forget>(&effects, [&](effect::Forget* forget) { told_.erase(forget->rank); });
+    ForEach<effect::Close>(&effects, [&](effect::Close*) { told_.clear(); });
+    ForEach<effect::Discard>(&effects, [&](effect::Discard*) { told_.clear(); });
+    return effects;
+  }
+  std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit) override {
+    if (told_.count(rank) > 0) return std::nullopt;
+    const auto wanted = MachineUnderTest::Offer(rank, short_of_credit);
+    if (wanted) told_[rank] = *wanted;
+    return wanted;
+  }
+
+ private:
+  std::map<uint32_t, ChunkId> told_;  // by rank
 };
 
 // Takes every repetition for the same bytes.
@@ -210,6 +238,7 @@ std::vector<Mutant> Mutants() {
           Of<MicrosOutOfOrder>("SumsMicrosOutOfOrder"),
           Of<LosesSlabs>("LosesSlabs"),
           Of<WantsNothing>("WantsNothing"),
+          Of<OffersOnce>("OffersOnce"),
           Of<BelievesCrcs>("AcknowledgesAnotherCrc"),
           Of<RewindsInSilence>("RewindsInSilence"),
           Of<BelievesThePast>("PublishesOfBeforeARewind")};

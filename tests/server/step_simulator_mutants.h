@@ -18,7 +18,9 @@ class MachineUnderTest {
   virtual ~MachineUnderTest() = default;
 
   virtual StepEffects Handle(const StepEvent& event, double now_s) { return machine_.Handle(event, now_s); }
-  virtual std::optional<ChunkId> Wanted(uint32_t rank) { return machine_.Wanted(rank); }
+  virtual std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit) {
+    return machine_.Offer(rank, short_of_credit);
+  }
   const StepMachine& machine() const { return machine_; }
 
  private:

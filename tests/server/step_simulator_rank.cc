@@ -50,6 +50,7 @@ void SimulatedRank::MakePlan() {
   if (std::exchange(disagree_next_, false)) Disagree();
   producing_ = 0;
   waiting_ = false;
+  wanted_.reset();
   begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = false;
   micro_ = 0;
 }
@@ -89,7 +90,7 @@ void SimulatedRank::Disagree() {
   }
 }
 
-std::optional<StepEvent> SimulatedRank::Next(const std::function<std::optional<ChunkId>()>& wanted) {
+std::optional<StepEvent> SimulatedRank::Next() {
   if (waiting_) return std::nullopt;
   if (!std::exchange(begin_said_, true)) return event::StepBegin{*session, step_, plan_.content};
   while (true) {
@@ -99,7 +100,7 @@ std::optional<StepEvent> SimulatedRank::Next(const std::function<std::optional<C
     if (!std::exchange(micro_begin_said_, true) && !(micro_ == 0 && last && Chance(random_, 2))) {
       return event::MicroBegin{*session, number, last};
     }
-    if (auto chunk = NextChunk(&micro, wanted)) return chunk;
+    if (auto chunk = NextChunk(&micro)) return chunk;
     if (micro.produced < micro.order.size()) return std::nullopt;
     // Ahead of what waits for credit: the others' credit may wait for what is absent here.
     if (!std::exchange(micro_end_said_, true)) return event::MicroEnd{*session, number, micro.absent};
@@ -113,7 +114,7 @@ std::optional<StepEvent> SimulatedRank::Next(const std::function<std::optional<C
   return std::nullopt;
 }
 
-std::optional<StepEvent> SimulatedRank::NextChunk(Micro* micro, const std::function<std::optional<ChunkId>()>& wanted) {
+std::optional<StepEvent> SimulatedRank::NextChunk(Micro* micro) {
   if (micro->first_unsent > 0 && !step_end_said_ && (corrupt_next_ || std::exchange(repeat_next_, false))) {
     if (auto again = Repeat(*micro)) return again;
   }
@@ -122,23 +123,29 @@ std::optional<StepEvent> SimulatedRank::NextChunk(Micro* micro, const std::funct
     if (sent == Sent::kYes) continue;
     const uint64_t bytes = shape_.ChunkBytes(micro->order[micro->first_unsent]);
     if (spent_bytes_ + bytes <= shape_.window_bytes) {
-      spent_bytes_ += bytes;
-      spent_.emplace(micro->order[micro->first_unsent], bytes);
+      Spend(micro->order[micro->first_unsent]);
       return Send(micro, micro->first_unsent);
     }
     if (sent == Sent::kNo) break;
     sent = Sent::kYes;  // what is held already is not worth waiting for credit
   }
-  if (beyond_ || micro->first_unsent >= micro->produced) return std::nullopt;
-  const auto id = wanted();
-  if (!id) return std::nullopt;
+  return wanted_ ? NextWanted(micro) : std::nullopt;
+}
+
+std::optional<StepEvent> SimulatedRank::NextWanted(Micro* micro) {
   for (size_t at = micro->first_unsent; at < micro->produced; ++at) {
-    if (micro->order[at] != *id || micro->sent[at] != Sent::kNo) continue;
-    beyond_ = id;
+    if (micro->order[at] != *wanted_ || micro->sent[at] != Sent::kNo) continue;
+    Spend(*std::exchange(wanted_, std::nullopt));
     ++(*counts_)[static_cast<size_t>(Kind::kWantedSent)];
     return Send(micro, at);
   }
   return std::nullopt;
+}
+
+void SimulatedRank::Spend(ChunkId id) {
+  const uint64_t bytes = shape_.ChunkBytes(id);
+  spent_bytes_ += bytes;
+  spent_.emplace(id, bytes);
 }
 
 event::Chunk SimulatedRank::Send(Micro* micro, size_t at) {
@@ -155,8 +162,7 @@ std::optional<StepEvent> SimulatedRank::Repeat(const Micro& micro) {
   const size_t at = Below(random_, micro.first_unsent);
   const uint64_t bytes = shape_.ChunkBytes(micro.order[at]);
   if (spent_bytes_ + bytes > shape_.window_bytes) return std::nullopt;
-  spent_bytes_ += bytes;
-  spent_.emplace(micro.order[at], bytes);
+  Spend(micro.order[at]);
   event::Chunk chunk = Send(&copy, at);
   repeat_next_ = false;
   if (std::exchange(corrupt_next_, false)) {
@@ -175,12 +181,8 @@ void SimulatedRank::Resume(const StepMachine& machine, uint32_t rank, const std:
   micro_ = 0;
   spent_.clear();
   spent_bytes_ = 0;
-  if (beyond_ && held.count(*beyond_) == 0) beyond_.reset();
-  for (const auto& [id, bytes] : held) {
-    if (id == beyond_) continue;
-    spent_.emplace(id, bytes);
-    spent_bytes_ += bytes;
-  }
+  wanted_.reset();
+  for (const auto& [id, _] : held) Spend(id);
   waiting_ = machine.step() > step_;
   const bool in_step = machine.step() == step_ && machine.InStep(rank);
   for (uint32_t m = 0; m < plan_.micros.size(); ++m) {
@@ -195,11 +197,8 @@ void SimulatedRank::Resume(const StepMachine& machine, uint32_t rank, const std:
   }
 }
 
-// Where the chunk is under way twice, one within credit, what is left of it counts as that one.
 void SimulatedRank::OnReturned(ChunkId id) {
-  if (beyond_ == id) {
-    beyond_.reset();
-  } else if (const auto spent = spent_.find(id); spent != spent_.end()) {
+  if (const auto spent = spent_.find(id); spent != spent_.end()) {
     spent_bytes_ -= spent->second;
     spent_.erase(spent);
   }

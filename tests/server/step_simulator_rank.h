@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <map>
 #include <optional>
 #include <random>
@@ -65,8 +64,8 @@ class SimulatedRank {
   };
   SimulatedRank(const RunShape& shape, Identity identity, uint64_t step, Random* random, Counts* counts);
 
-  // The next message of its stream; nothing: it waits. `wanted`: what the daemon would take beyond the credit.
-  std::optional<StepEvent> Next(const std::function<std::optional<ChunkId>()>& wanted);
+  // The next message of its stream; nothing: it waits.
+  std::optional<StepEvent> Next();
   bool computing() const { return plan_.micros[producing_].produced < plan_.micros[producing_].order.size(); }
   void Hook();  // the next gradients are there
   bool slow() const { return identity_.slow; }
@@ -75,6 +74,7 @@ class SimulatedRank {
   void Resume(const StepMachine& machine, uint32_t rank, const std::map<ChunkId, uint64_t>& held);
   event::StreamOpened Open() const { return {*session, weights_step_, received_}; }
   void OnReturned(ChunkId id);
+  void OnWanted(ChunkId id) { wanted_ = id; }
   void OnWeights(uint64_t step, uint32_t tensor);
   void OnResult(uint64_t step);
 
@@ -103,7 +103,9 @@ class SimulatedRank {
   void MakePlan();
   void Disagree();
   Micro MakeMicro(uint32_t micro);
-  std::optional<StepEvent> NextChunk(Micro* micro, const std::function<std::optional<ChunkId>()>& wanted);
+  std::optional<StepEvent> NextChunk(Micro* micro);
+  std::optional<StepEvent> NextWanted(Micro* micro);
+  void Spend(ChunkId id);
   event::Chunk Send(Micro* micro, size_t at);
   std::optional<StepEvent> Repeat(const Micro& micro);
 
@@ -123,9 +125,9 @@ class SimulatedRank {
   size_t micro_ = 0;
   bool waiting_ = false;  // for the result of a step that closed without it
   bool repeat_next_ = false, corrupt_next_ = false, disagree_next_ = false;
-  std::multimap<ChunkId, uint64_t> spent_;  // bytes of the window
+  std::multimap<ChunkId, uint64_t> spent_;  // bytes of the window, and of what was sent beyond it
   uint64_t spent_bytes_ = 0;
-  std::optional<ChunkId> beyond_;  // sent without credit, and not returned
+  std::optional<ChunkId> wanted_;  // it was told so last, and has not sent it since
 };
 
 }  // namespace ballast::sim

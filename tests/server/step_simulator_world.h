@@ -90,6 +90,7 @@ class Simulator {
   void Carry(const effect::Discard& e);
   template <class E>
   void Carry(const E&) {}
+  void Offer(uint32_t rank);
   void Return(uint32_t rank, ChunkId id);
   void ReturnAll(uint32_t rank);
 
