@@ -49,6 +49,7 @@ v1::DaemonConfig ToMessage(const Config& config) {
   limits->set_lease(config.limits.lease_s);
   limits->set_layer_groups(config.limits.layer_groups);
   limits->set_spec_bytes(config.limits.spec_bytes);
+  limits->set_connections(config.limits.connections);
   return message;
 }
 
@@ -71,7 +72,8 @@ Config FromMessage(const v1::DaemonConfig& message) {
                      .chunk_bytes = limits.chunk_bytes(),
                      .credit_bytes = limits.credit_bytes(),
                      .lease_s = limits.lease(),
-                     .layer_groups = limits.layer_groups()}};
+                     .layer_groups = limits.layer_groups(),
+                     .connections = limits.connections()}};
 }
 
 struct Value {

@@ -39,6 +39,7 @@ struct Config {
     uint64_t credit_bytes = 64 << 20;
     double lease_s = 10;
     uint32_t layer_groups = 64;
+    uint32_t connections = 0;  // 0 = half the file descriptors, at most 4096
   } limits;
 };
 

@@ -128,6 +128,10 @@ const std::vector<Check>& Checks() {
        [](const Config& c) {
          return CheckRange(c.limits.spec_bytes, {1024, kMostSpecBytes});
        }},
+      {"limits.connections",
+       [](const Config& c) {
+         return CheckRange(c.limits.connections, {0, 1e6});
+       }},
       {"shm_socket", [](const Config& c) { return CheckSocket(c.shm_socket); }},
       {"drain_timeout",
        [](const Config& c) {

@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 
 #include "server/config.h"
+#include "server/descriptors.h"
 #include "server/log.h"
 #include "server/machine.h"
 #include "server/metrics.h"
@@ -151,8 +152,7 @@ class Daemon {
 
   absl::Status Live() const {
     const Server* server = server_;
-    if (server == nullptr || server->live()) return absl::OkStatus();
-    return absl::UnavailableError("a run or the device does not answer");
+    return server == nullptr ? absl::OkStatus() : server->live();
   }
 
   absl::Status Ready() const {
@@ -191,6 +191,10 @@ int Serve(const CommandLine& line) {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ConfigureLog(LevelOf(line.config.log.level), line.config.log.format);
   gpr_set_log_function(LogOfGrpc);
+  const uint64_t before = RaiseDescriptorLimit();
+  if (const uint64_t now = MostDescriptors(); now != before) {
+    Log(LogLevel::kInfo, "descriptors", "the limit of open files was raised", {{"from", before}, {"to", now}});
+  }
   const char* notify_socket = std::getenv("NOTIFY_SOCKET");
   return Daemon(line).Run(notify_socket == nullptr ? "" : notify_socket);
 }

@@ -17,11 +17,14 @@
 #include "absl/strings/strip.h"
 
 #include "server/admin_service.h"
+#include "server/descriptors.h"
 #include "server/devices.h"
 #include "server/log.h"
 #include "server/ops_api.h"
+#include "server/self_check.h"
 #include "server/shm_listener.h"
 #include "server/status_macros.h"
+#include "server/tcp_listener.h"
 #include "server/trainer_service.h"
 
 namespace ballast {
@@ -67,12 +70,14 @@ class GrpcServer final : public Server {
   std::string device() const override { return devices_.description(); }
   uint64_t memory_limit_bytes() const override { return devices_.limit_bytes(); }
   bool ready() const override { return !stopped_ && !runs_.draining(); }
-  bool live() const override { return runs_.busy_s() < kStuckS && devices_.busy_s() < kStuckS; }
+  absl::Status live() const override;
   OpsResponse AnswerApi(const std::string& path, const std::string& query) override { return api_.Answer(path, query); }
   int Drain(double timeout_s) override;
 
  private:
   void Stop();
+  absl::Status AddPort(const Config& config, grpc::ServerBuilder* builder);
+  void Accept(uint32_t connections);
   RpcEnvironment environment() { return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_, message_bytes_}; }
   absl::Status OfferSharedMemory(const std::string& where);
 
@@ -89,14 +94,15 @@ class GrpcServer final : public Server {
   std::atomic<bool> stopped_ = false;
   std::unique_ptr<ShmListener> shm_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  std::unique_ptr<TcpListener> listener_;  // none: a Unix socket, at which gRPC itself accepts
+  std::unique_ptr<SelfCheck> self_check_;
 };
 
 void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
   // A message that is larger is refused by gRPC before it is in memory.
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::max(config.limits.message_bytes, config.limits.spec_bytes)));
   builder->SetMaxSendMessageSize(-1);
-  // A port in use is an error instead of a share of its connections.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // A peer whose machine is gone sends no FIN: pings notice within 8 s, less than a lease. Only while a call is open:
   // an idle client of gRPC looks at its socket every 5 s and would be cut off for answering late.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
@@ -106,6 +112,8 @@ void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  // A connection that has not said that it speaks HTTP/2 is closed.
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000);
 }
 
 absl::Status GrpcServer::Listen(const Config& config) {
@@ -114,22 +122,47 @@ absl::Status GrpcServer::Listen(const Config& config) {
   grpc::ServerBuilder builder;
   SetArguments(config, &builder);
   builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
-  int port = 0;
-  builder.AddListeningPort(config.listen, grpc::InsecureServerCredentials(), &port);
+  RETURN_IF_ERROR(AddPort(config, &builder));
+  ASSIGN_OR_RETURN(const uint32_t connections, MostConnections(config.limits.connections, MostDescriptors()));
   builder.RegisterService(&trainer_);
   builder.RegisterService(&admin_);
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", config.listen,
-                                               ": the address is in use or not this machine's; choose another with "
-                                               "listen (port 0 picks a free one), or stop what holds it"));
-  }
-  const size_t colon = config.listen.rfind(':');
-  const bool local = absl::StartsWith(config.listen, "unix:") || absl::StartsWith(config.listen, "unix-abstract:");
-  address_ = local ? config.listen : absl::StrCat(config.listen.substr(0, colon), ":", port);
+  if (server_ == nullptr) return absl::UnavailableError(absl::StrCat("cannot listen on ", config.listen));
+  if (listener_ != nullptr) Accept(connections);
   server_->GetHealthCheckService()->SetServingStatus("ballast.v1.TrainerService", true);
   metrics_->SetState("serving");
   return absl::OkStatus();
+}
+
+absl::Status GrpcServer::AddPort(const Config& config, grpc::ServerBuilder* builder) {
+  address_ = config.listen;
+  if (absl::StartsWith(config.listen, "unix:") || absl::StartsWith(config.listen, "unix-abstract:")) {
+    builder->AddListeningPort(config.listen, grpc::InsecureServerCredentials());
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(listener_, TcpListener::Bind(config.listen));
+  address_ = absl::StrCat(config.listen.substr(0, config.listen.rfind(':')), ":", listener_->port());
+  using Acceptor = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  acceptor_ =
+      builder->experimental().AddExternalConnectionAcceptor(Acceptor::FROM_FD, grpc::InsecureServerCredentials());
+  return absl::OkStatus();
+}
+
+void GrpcServer::Accept(uint32_t connections) {
+  listener_->Serve(connections, [this](int listener_fd, int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener_fd;
+    connection.fd = fd;
+    acceptor_->HandleNewConnection(&connection);
+  });
+  self_check_ = std::make_unique<SelfCheck>(listener_->dial_address());
+}
+
+absl::Status GrpcServer::live() const {
+  if (runs_.busy_s() >= kStuckS || devices_.busy_s() >= kStuckS) {
+    return absl::UnavailableError("a run or the device does not answer");
+  }
+  return self_check_ == nullptr || stopped_ ? absl::OkStatus() : self_check_->status();
 }
 
 // Without it trainers use gRPC; only a socket of the operator's choice that cannot be had is an error.
@@ -161,6 +194,8 @@ void GrpcServer::Stop() {
   if (stopped_.exchange(true)) return;
   runs_.End(absl::UnavailableError("the daemon is shutting down"));
   shm_.reset();
+  if (self_check_ != nullptr) self_check_->Stop();
+  listener_.reset();
   if (server_ == nullptr) return;
   // What is left are calls whose status is on its way; the deadline is for peers that do not read.
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));

@@ -119,7 +119,7 @@ PURE = set("coverage layers placement plan reduce_pool reduction run_spec status
 PURE |= {"step_machine", "step_machine_agreement", "step_machine_step", "running_window", "spikes", "spike_detector"}
 PURE |= {"spike_policy", "spike_score", "spike_text", "step_machine_rewind", "tensor_clip"}
 EDGE = set("main server rpc ops_api ops_http trainer_service admin_service load_stream pull_stream".split())
-EDGE_PREFIXES = ("shm_", "train_")
+EDGE_PREFIXES = ("self_check", "shm_", "tcp_", "train_")
 # These turn wire messages into values, hold them, or read the list of RPCs or configuration keys: Protobuf, no gRPC.
 PROTOBUF = ("canonical_spec", "config", "convert", "metrics", "response_queue")  # and what these begin
 WORLD = re.compile(r"(grpc|grpcpp|yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import urllib.error
@@ -23,9 +24,11 @@ def plain_environment() -> dict[str, str]:
 class Daemon:
     """with Daemon(tmp_path) as daemon:
     daemon.get("/readyz")
+
+    `descriptors`: how many file descriptors it may have, soft and hard; the test's own limits where None.
     """
 
-    def __init__(self, folder: Path, *flags: str):
+    def __init__(self, folder: Path, *flags: str, descriptors: tuple[int, int] | None = None):
         self.server = self.ops = ""  # host:port, once it runs
         self.log = folder / "ballastd.log"
         self.flags = [
@@ -40,6 +43,11 @@ class Daemon:
         ]
         self.flags += ["--log.format", "json", *flags]
         self.process = None
+        self.descriptors = descriptors
+
+    def limit_descriptors(self) -> None:
+        if self.descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self.descriptors)
 
     def __enter__(self) -> "Daemon":
         with self.log.open("wb") as log:
@@ -50,6 +58,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 text=True,
                 env=plain_environment(),
+                preexec_fn=self.limit_descriptors,
             )
         # The daemon prints one line when it serves, or ends.
         banner = re.search(r"grpc (\S+) \| metrics http://([^/\s]+)", self.process.stdout.readline())

@@ -260,7 +260,7 @@ TEST_F(AdminRpcTest, DrainGivesUpOnAStepThatDoesNotFinish) {
 
 TEST_F(AdminRpcTest, AnIdleServerDrainsAtOnce) {
   EXPECT_TRUE(server_->ready());
-  EXPECT_TRUE(server_->live());
+  EXPECT_TRUE(server_->live().ok());
   EXPECT_EQ(server_->Drain(60), 0);
 }
 

@@ -1,0 +1,79 @@
+#include "server/connection_table.h"
+
+#include <netinet/in.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/clock.h"
+
+namespace ballast {
+namespace {
+
+// A full table is looked through no more often than this, however many knock.
+constexpr double kLookEveryS = 0.02;
+
+// 0: there is no socket.
+uint64_t InodeOf(int fd) {
+  struct stat found {};
+  return fstat(fd, &found) == 0 && S_ISSOCK(found.st_mode) ? found.st_ino : 0;
+}
+
+// The bytes of an IPv4 address, however it is written, or the network part of an IPv6 one: a host has all of the rest.
+std::string KeyOf(const sockaddr_storage& peer) {
+  if (peer.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
+    return {reinterpret_cast<const char*>(&v4.sin_addr), sizeof v4.sin_addr};
+  }
+  if (peer.ss_family != AF_INET6) return "";
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
+  const char* bytes = reinterpret_cast<const char*>(&v6);
+  return IN6_IS_ADDR_V4MAPPED(&v6) ? std::string(bytes + 12, 4) : std::string(bytes, 8);
+}
+
+}  // namespace
+
+void ConnectionTable::Forget(ByFd::iterator connection) {
+  const auto peer = of_peer_.find(connection->second.peer);
+  if (--peer->second == 0) of_peer_.erase(peer);
+  by_fd_.erase(connection);
+}
+
+void ConnectionTable::ForgetClosed() {
+  const double now_s = MonotonicSeconds();
+  if (now_s < looked_at_s_ + kLookEveryS) return;
+  looked_at_s_ = now_s;
+  for (auto it = by_fd_.begin(); it != by_fd_.end();) {
+    const auto next = std::next(it);
+    if (InodeOf(it->first) != it->second.inode) Forget(it);
+    it = next;
+  }
+}
+
+absl::Status ConnectionTable::Check(const std::string& peer) const {
+  if (by_fd_.size() >= most_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("too many connections; this daemon takes ", most_, " (limits.connections)"));
+  }
+  const auto found = of_peer_.find(peer);
+  if (found == of_peer_.end() || found->second < most_of_peer_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("too many connections of this address; one may have ", most_of_peer_,
+                                                   ", three quarters of limits.connections"));
+}
+
+absl::Status ConnectionTable::Admit(int fd, const sockaddr_storage& peer) {
+  // Its number was free, so the connection that had it is closed.
+  if (const auto before = by_fd_.find(fd); before != by_fd_.end()) Forget(before);
+  const std::string key = KeyOf(peer);
+  if (!Check(key).ok()) ForgetClosed();
+  if (absl::Status refused = Check(key); !refused.ok()) return refused;
+  by_fd_[fd] = {.inode = InodeOf(fd), .peer = key};
+  ++of_peer_[key];
+  return absl::OkStatus();
+}
+
+}  // namespace ballast

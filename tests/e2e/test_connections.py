@@ -1,0 +1,108 @@
+"""More connections than the daemon has file descriptors for: it refuses the rest, works on, and recovers."""
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from daemon import Daemon, plain_environment
+
+TRAINER = """
+import sys, torch, ballast
+w = torch.nn.Parameter(torch.ones(1000))
+opt = ballast.AdamW([("w", w)], lr=1e-3, server=sys.argv[1], run=sys.argv[2])
+print("ready", flush=True)
+for line in sys.stdin:
+    (w * w).sum().backward()
+    opt.step()
+    print(opt.last_result.step, flush=True)
+"""
+DESCRIPTORS = 64
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    limit = (DESCRIPTORS, DESCRIPTORS)
+    with Daemon(tmp_path, "--shm_socket", f"{tmp_path}/shared/", descriptors=limit) as running:
+        yield running
+
+
+class Trainer:
+    """A process that makes a step when it is told to."""
+
+    def __init__(self, server: str, run: str):
+        command = [sys.executable, "-c", TRAINER, server, run]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, env=plain_environment(), text=True, **pipes)
+        assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def step(self) -> int:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, self.process.stderr.read()
+        return int(answer)
+
+
+def address(server: str) -> tuple[str, int]:
+    host, port = server.rsplit(":", 1)
+    return host, int(port)
+
+
+def flood(daemon: Daemon, opened: ExitStack, count: int) -> list[socket.socket]:
+    """Idle connections; they are taken, refused, or wait to be either."""
+    return [opened.enter_context(socket.create_connection(address(daemon.server), 10)) for _ in range(count)]
+
+
+def logged(daemon: Daemon, event: str) -> list[dict]:
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == event]
+
+
+def test_idle_connections_beyond_the_descriptors_are_refused_and_the_rest_works_on(daemon):
+    with Trainer(daemon.server, "beside") as beside, ExitStack() as opened:
+        assert beside.step() == 1
+        idle = flood(daemon, opened, 3 * DESCRIPTORS)
+        idle[-1].settimeout(30)
+        assert b"too many connections" in read_all(idle[-1])
+        for step in range(2, 12):
+            assert beside.step() == step
+            assert daemon.get("/livez") == (200, "ok\n")
+            assert daemon.status("/metrics") == 200
+        assert logged(daemon, "connection_refused")
+        assert not [line for line in logged(daemon, "grpc") if "accept" in line["err"]]
+        opened.close()
+        with Trainer(daemon.server, "afterwards") as afterwards:
+            assert afterwards.step() == 1
+        assert beside.step() == 12
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other end closes."""
+    got = b""
+    try:
+        while part := connection.recv(4096):
+            got += part
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path):
+    with Daemon(tmp_path, descriptors=(64, 512)) as daemon:
+        assert "process_max_fds 512\n" in daemon.get("/metrics")[1]
+        assert [line["to"] for line in logged(daemon, "descriptors")] == [512]
+
+
+def test_a_limit_that_does_not_hold_the_connections_asked_for_is_told(tmp_path):
+    with pytest.raises(AssertionError, match=r"limits.connections.*1000.*64"):
+        Daemon(tmp_path, "--limits.connections", "1000", descriptors=(64, 64)).__enter__()

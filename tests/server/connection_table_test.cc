@@ -1,0 +1,102 @@
+#include "server/connection_table.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "server/clock.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::HasSubstr;
+
+sockaddr_storage V4(const char* text) {
+  sockaddr_storage address{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+  v4.sin_family = AF_INET;
+  EXPECT_EQ(inet_pton(AF_INET, text, &v4.sin_addr), 1);
+  return address;
+}
+
+sockaddr_storage V6(const char* text) {
+  sockaddr_storage address{};
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+  v6.sin6_family = AF_INET6;
+  EXPECT_EQ(inet_pton(AF_INET6, text, &v6.sin6_addr), 1);
+  return address;
+}
+
+class ConnectionTableTest : public ::testing::Test {
+ protected:
+  ~ConnectionTableTest() override {
+    for (const int fd : fds_) close(fd);
+  }
+  int NewSocket() { return fds_.emplace_back(socket(AF_INET, SOCK_STREAM, 0)); }
+  void CloseOne() {
+    close(fds_.front());
+    fds_.erase(fds_.begin());
+  }
+  // A full table is looked through every 20 ms.
+  static bool AdmitsInTime(ConnectionTable* table, int fd, const sockaddr_storage& peer) {
+    const double begin_s = MonotonicSeconds();
+    while (!table->Admit(fd, peer).ok()) {
+      if (MonotonicSeconds() - begin_s > 30) return false;
+    }
+    return true;
+  }
+
+  std::vector<int> fds_;
+};
+
+TEST_F(ConnectionTableTest, TakesAsManyAsItMayAndMoreWhenOneIsClosed) {
+  ConnectionTable table(4);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.1")).ok());
+  EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.2")).ok());
+  EXPECT_EQ(table.connections(), 4u);
+  const int next = NewSocket();
+  EXPECT_THAT(std::string(table.Admit(next, V4("10.0.0.3")).message()), HasSubstr("this daemon takes 4"));
+  CloseOne();
+  EXPECT_TRUE(AdmitsInTime(&table, next, V4("10.0.0.3")));
+  EXPECT_EQ(table.connections(), 4u);
+}
+
+TEST_F(ConnectionTableTest, OneAddressLeavesAQuarterToOthers) {
+  ConnectionTable table(8);
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.1")).ok());
+  EXPECT_THAT(std::string(table.Admit(NewSocket(), V4("10.0.0.1")).message()), HasSubstr("one may have 6"));
+  EXPECT_THAT(std::string(table.Admit(NewSocket(), V6("::ffff:10.0.0.1")).message()), HasSubstr("of this address"));
+  EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.2")).ok());
+  CloseOne();
+  EXPECT_TRUE(AdmitsInTime(&table, NewSocket(), V4("10.0.0.1")));
+}
+
+TEST_F(ConnectionTableTest, AHostHasAllAddressesOfItsNetwork) {
+  ConnectionTable table(4);
+  for (const char* each : {"2001:db8::1", "2001:db8::2", "2001:db8::ffff:3"}) {
+    EXPECT_TRUE(table.Admit(NewSocket(), V6(each)).ok());
+  }
+  EXPECT_FALSE(table.Admit(NewSocket(), V6("2001:db8::4")).ok());
+  EXPECT_TRUE(table.Admit(NewSocket(), V6("2001:db8:1::4")).ok());
+}
+
+TEST_F(ConnectionTableTest, ANumberThatIsGivenOutAgainIsCountedOnce) {
+  ConnectionTable table(4);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.1")).ok()) << i;
+    EXPECT_EQ(table.connections(), 1u);
+    CloseOne();
+  }
+}
+
+TEST_F(ConnectionTableTest, ATableOfOneTakesOne) {
+  ConnectionTable table(1);
+  EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.1")).ok());
+  EXPECT_FALSE(table.Admit(NewSocket(), V4("10.0.0.2")).ok());
+}
+
+}  // namespace
+}  // namespace ballast
