@@ -11,8 +11,10 @@
 # then runs: the identity of CPU and GPU (tests/kernels/gpu_identity.cc), a small part of it under compute-sanitizer's
 # memcheck and racecheck, the benchmark (tests/bench/gpu_bench.cc), optimizers of others as far as python3 can import
 # them (tests/bench/gpu_peers.py), and training against build/portable where that folder is there (`deploy/setup.sh
-# portable`; tests/bench/gpu_training.py). Every part has a budget; what does not fit is stopped, and FILE says so.
-# A part that cannot run is skipped loudly. Logs are in build/gpu-check/logs.
+# portable`; tests/bench/gpu_training.py). Every part has a budget; what does not fit is stopped, and FILE says so; a
+# sanitizer that is stopped is "not finished", and no failure unless it had found something. A part that cannot run is
+# skipped loudly. What neither its sources nor its command have changed of is not compiled again. Logs are in
+# build/gpu-check/logs.
 #
 # Exit codes: 0 all that ran passed, 1 something failed or ran out of time, 77 there is no GPU.
 set -euo pipefail
@@ -80,41 +82,80 @@ choose_arch() {
 
 # --- the build ------------------------------------------------------------------------------------------------------
 
-# One line a unit, the longest to compile first: object, source, compiler and its options.
-units() {
-  local lane="-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math" host="-O2 -ffp-contract=off -fno-math-errno"
-  local order="-mtune=znver3 -fschedule-insns -fsched-pressure" part name
-  local cuda="nvcc -std=c++20 -O3 -gencode=arch=compute_$arch,code=sm_$arch --fmad=false --expt-relaxed-constexpr
-    -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error -DBALLAST_CUDA_PARTS=$CUDA_PARTS"
-  cuda=$(tr -s ' \n' ' ' <<<"$cuda")
-  for ((part = 0; part < CUDA_PARTS; part++)); do
-    echo "cuda_updates_$part kernels/cuda_updates.cu $cuda -DBALLAST_UNIT=cuda_unit_$part -DBALLAST_PART=$part"
-  done
-  echo "cuda_kernels kernels/cuda_kernels.cu $cuda -DBALLAST_UNIT=cuda_unit"
-  if [[ $(uname -m) == x86_64 ]]; then
-    echo "avx512 kernels/lanes/avx512.cc g++ $lane -DBALLAST_UNIT=avx512_unit -mavx2 -mfma -mavx512f -mavx512bw" \
-      "-mavx512dq -mavx512vl $order -Wno-maybe-uninitialized -Wno-uninitialized"
-    echo "avx2 kernels/lanes/avx2.cc g++ $lane -DBALLAST_UNIT=avx2_unit -mavx2 -mfma $order"
-    echo "choice kernels/lanes/choice_x86.cc g++ $lane"
-  else
-    echo "choice kernels/lanes/choice_other.cc g++ $lane"
-  fi
-  echo "scalar kernels/lanes/scalar.cc g++ $lane -fno-tree-vectorize -DBALLAST_UNIT=scalar_unit"
-  echo "registry kernels/registry.cc g++ $lane"
-  for name in gpu_identity_updates gpu_identity_codecs gpu_identity; do
-    echo "$name tests/kernels/$name.cc g++ $host"
-  done
-  echo "gpu_bench tests/bench/gpu_bench.cc g++ $host"
+# The options of one lane, as in kernels/CMakeLists.txt; of a new one without any it shows when it is compiled.
+lane_options() {
+  local order="-mtune=znver3 -fschedule-insns -fsched-pressure"
+  case $1 in
+    avx512) echo "-DBALLAST_UNIT=avx512_unit -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl $order" \
+      "-Wno-maybe-uninitialized -Wno-uninitialized" ;;
+    avx2) echo "-DBALLAST_UNIT=avx2_unit -mavx2 -mfma $order" ;;
+    scalar) echo "-fno-tree-vectorize -DBALLAST_UNIT=scalar_unit" ;;
+  esac
 }
 
-# OBJECT SOURCE COMPILER OPTION...; nothing where the object is newer than all sources.
+# Whether this machine's processor has the lane, or the choice among lanes, of that name.
+has_lane() {
+  if [[ $(uname -m) == x86_64 ]]; then [[ $1 != choice_other ]]; else [[ ! $1 =~ ^(avx|choice_x86) ]]; fi
+}
+
+# One line a unit, the longest to compile first: object, source, compiler and its options. Every source there is, so that
+# none is forgotten: an object's folder is the program that it is linked into, or `kernels`, linked into both.
+units() {
+  local lane="-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math" host="-O2 -ffp-contract=off -fno-math-errno"
+  local part name source cuda="nvcc -std=c++20 -O3 -gencode=arch=compute_$arch,code=sm_$arch --fmad=false"
+  cuda+=" --expt-relaxed-constexpr -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"
+  cuda+=" -DBALLAST_CUDA_PARTS=$CUDA_PARTS"
+  for ((part = 0; part < CUDA_PARTS; part++)); do
+    echo "kernels/updates_$part kernels/cuda_updates.cu $cuda -DBALLAST_UNIT=cuda_unit_$part -DBALLAST_PART=$part"
+  done
+  for source in kernels/lanes/*.cc; do
+    name=$(basename "$source" .cc)
+    if has_lane "$name"; then echo "kernels/$name $source g++ $lane $(lane_options "$name")"; fi
+  done
+  for source in kernels/*.cu kernels/*.cc; do
+    name=$(basename "${source%.*}")
+    case $source in
+      kernels/cuda_updates.cu) ;; # in parts
+      *.cu) echo "kernels/$name $source $cuda -DBALLAST_UNIT=cuda_unit" ;;
+      *) echo "kernels/$name $source g++ $lane" ;;
+    esac
+  done
+  for source in tests/kernels/gpu_identity*.cc; do
+    echo "gpu_identity/$(basename "$source" .cc) $source g++ $host"
+  done
+  echo "gpu_bench/gpu_bench tests/bench/gpu_bench.cc g++ $host"
+}
+
+# OBJECT COMMAND...: one hash of the command, its compiler and what the object was made of.
+hash_of_inputs() {
+  local object=$1 sources
+  shift
+  sources=$(sed 's/\\$//' "$object.d" | tr -s ' ' '\n' | sed '/:$/d;/^$/d' | sort -u) || return 0
+  # shellcheck disable=SC2086 # words
+  { printf '%s ' "$@" "$("$1" --version)" && cat $sources; } 2>/dev/null | sha256sum
+}
+
+# OBJECT SOURCE COMPILER OPTION...; nothing where neither the command nor what it reads has changed.
 compile() {
-  local object="$OBJECTS/$1.o" source=$2 standard=(-std=c++20 -Wall -Wextra -Wno-missing-field-initializers)
+  local object="$OBJECTS/$1.o" source=$2 standard=(-std=c++20 -Wall -Wextra -Wno-missing-field-initializers) command
   shift 2
-  if [[ -f $object && -z $(find kernels tests -name '*.[ch]*' -newer "$object" -print -quit) ]]; then return 0; fi
   if [[ $1 == nvcc ]]; then standard=(); fi
+  command=("$@" "${standard[@]}" -I. -isystem "$CUDA_INCLUDE" -MMD -MF "$object.d" -c "$source")
+  if [[ -f $object && -f $object.inputs && $(<"$object.inputs") == "$(hash_of_inputs "$object" "${command[@]}")" ]]; then
+    return 0
+  fi
   echo "$source -> $object"
-  "$@" "${standard[@]}" -I. -isystem "$CUDA_INCLUDE" -c "$source" -o "$object.new" && mv "$object.new" "$object"
+  rm -f "$object.inputs"
+  mkdir -p "$(dirname "$object")"
+  ${CCACHE:+"$CCACHE"} "${command[@]}" -o "$object" || return 1
+  hash_of_inputs "$object" "${command[@]}" >"$object.inputs"
+}
+
+# PROGRAM: from its own objects and those of the kernels.
+link() {
+  local objects
+  mapfile -t objects < <(units | sed -n "s,^\(\($1\|kernels\)/[^ ]*\) .*,$OBJECTS/\1.o,p")
+  nvcc -o "$BUILD/$1" "${objects[@]}"
 }
 
 find_cuda() {
@@ -127,14 +168,11 @@ find_cuda() {
 # SECONDS: what compiling may take.
 build_programs() {
   OBJECTS="$BUILD/sm_$arch"
-  export OBJECTS CUDA_INCLUDE
-  export -f compile
-  mkdir -p "$OBJECTS"
-  units | timeout --kill-after=5 "$1" xargs -P "$(nproc)" -L 1 bash -c 'compile "$@"' compile || return 1
-  local kernels=("$OBJECTS"/{registry,scalar,choice,cuda_kernels}.o "$OBJECTS"/cuda_updates_*.o)
-  if [[ $(uname -m) == x86_64 ]]; then kernels+=("$OBJECTS"/avx{2,512}.o); fi
-  nvcc -o "$BUILD/gpu_identity" "$OBJECTS"/gpu_identity{,_updates,_codecs}.o "${kernels[@]}" || return 1
-  nvcc -o "$BUILD/gpu_bench" "$OBJECTS/gpu_bench.o" "${kernels[@]}"
+  CCACHE=$(command -v ccache || true)
+  export OBJECTS CUDA_INCLUDE CCACHE
+  export -f compile hash_of_inputs
+  units | sed 's/ *$//' | timeout --kill-after=5 "$1" xargs -P "$(nproc)" -L 1 bash -c 'compile "$@"' compile || return 1
+  link gpu_identity && link gpu_bench
 }
 
 # --- the parts ------------------------------------------------------------------------------------------------------
@@ -146,9 +184,22 @@ skip_part() {
   note_part "$1" skipped "" "$2"
 }
 
+within() { timeout --kill-after=5 "$@"; }
+
+# SECONDS TOOL COMMAND...: under a tool that slows it down. Stopped without a finding it is not finished, which is no failure.
+sanitized_within() {
+  local seconds=$1 tool=$2 code=0
+  shift 2
+  timeout --kill-after=5 "$seconds" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" || code=$?
+  [[ $code == 124 || $code == 137 ]] || return "$code"
+  if grep -qE '^========= (Invalid|Error|ERROR|Race|Program hit)' "$LOGS/$tool.log"; then return 9; fi
+  echo "not finished: stopped after $seconds s, without a finding until then"
+}
+
 # part NAME SECONDS COMMAND...: within that many seconds, or what is left of all; a failure does not stop the script.
+# RUNNER SECONDS COMMAND... runs it.
 part() {
-  local name=$1 budget=$2 code=0 started=$SECONDS left=$((SECONDS_MOST - SECONDS)) last
+  local name=$1 budget=$2 code=0 verdict=passed started=$SECONDS left=$((SECONDS_MOST - SECONDS)) last
   shift 2
   ((left < budget)) && budget=$left
   if ((budget < 10)); then
@@ -156,10 +207,13 @@ part() {
     failed=yes
     return 1
   fi
-  stage "$name" timeout --kill-after=5 "$budget" "$@" || code=$?
+  stage "$name" "${RUNNER:-within}" "$budget" "$@" || code=$?
   last=$(tail -n 1 "$LOGS/${name// /-}.log" | tr '\t' ' ')
   case $code in
-    0) note_part "$name" passed $((SECONDS - started)) "$last" ;;
+    0)
+      if [[ $last == "not finished"* ]]; then verdict="not finished"; fi
+      note_part "$name" "$verdict" $((SECONDS - started)) "$last"
+      ;;
     77) skip_part "$name" "$last" ;;
     124 | 137)
       note_part "$name" "OUT OF TIME" $((SECONDS - started)) "stopped after its budget of $budget s"
@@ -179,8 +233,7 @@ sanitize() {
     skip_part "$tool" "no compute-sanitizer on PATH"
     return 0
   fi
-  part "$tool" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
-    "$BUILD/gpu_identity" --reduced || true
+  RUNNER=sanitized_within part "$tool" 75 "$tool" "$BUILD/gpu_identity" --reduced || true
 }
 
 train() {
