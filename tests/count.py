@@ -2,10 +2,11 @@
 
     count.py FOLDER [FAILED_STAGE...]
 
-A stage that failed without any failed test in a report (a build, a crash of the runner) counts as one failure. Exits
-non-zero if anything failed or no test ran at all.
+A stage that failed without any failed test in a report (a build, a crash of the runner) counts as one failure. Of a stage
+that was repeated, "ctest 2" say, the report is ctest-dev-2.xml. Exits non-zero if anything failed or no test ran at all.
 """
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -44,16 +45,26 @@ def read_report(path: Path) -> list[tuple[str, str, str]]:
     return cases
 
 
+def reports(folder: Path) -> list[tuple[str, Path]]:
+    """(stage, its report), the repetitions of a stage in order."""
+    found = []
+    for stage, file in REPORTS.items():
+        times = {}
+        for path in folder.glob(f"{Path(file).stem}*.xml"):
+            if match := re.fullmatch(rf"{Path(file).stem}(?:-(\d+))?", path.stem):
+                times[int(match[1] or 0)] = path
+        found += [(f"{stage} {time}" if time else stage, path) for time, path in sorted(times.items())]
+    return found
+
+
 def total(folder: Path, failed_stages: list[str]) -> tuple[dict[str, int], list[str]]:
     counts, lines = {"passed": 0, "failed": 0, "skipped": 0}, []
-    for stage, file in REPORTS.items():
-        if not (folder / file).exists():
-            continue
+    for stage, path in reports(folder):
         try:
-            cases = read_report(folder / file)
+            cases = read_report(path)
         except ElementTree.ParseError as error:
             counts["failed"] += 1
-            lines.append(f"FAILED   {stage}: {file} cannot be read: {error}")
+            lines.append(f"FAILED   {stage}: {path.name} cannot be read: {error}")
             continue
         for result, name, why in cases:
             counts[result] += 1

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Sets up, builds, and runs every test.
 #
-#   tests/run.sh [--no-asan] [--only STAGE]
+#   tests/run.sh [--no-asan] [--only STAGE] [--repeat N] [--load]
 #
 #   --no-asan      leave out the build with sanitizers (for a quick look; the closing line then counts fewer tests)
-#   --only STAGE   after setting up, only this stage: ctest, asan, python, e2e, tidy
+#   --only STAGE   after setting up, only this stage: ctest, asan, python, e2e, tidy, gpu
+#   --repeat N     ctest, the Python tests and the end-to-end tests N times over, all else once: finds tests that fail now
+#                  and then. A test that failed is listed with the repetition's number; the closing line counts all.
+#   --load         a busy loop on every core beside them, for tests that fail on a busy machine
 #
-# Stages: the packages, .venv, preset dev and its ctest suite, the Python client and its tests, the end-to-end tests
-# against a real daemon, the house rules, and the C++ tests again under address and undefined-behaviour sanitizers.
-# A failing stage does not stop the next. Reports are in build/test-logs. The last line is the total over all suites;
+# Stages: the packages, .venv, preset dev, the build of tests/gpu_check.sh where nvcc is, the house rules, the Python
+# client, the ctest suite, the Python tests, the end-to-end tests against a real daemon, and the C++ tests again under
+# address and undefined-behaviour sanitizers. A failing stage does not stop the next. Reports are in build/test-logs. The last line is the total over all suites;
 # the exit code is 0 only if nothing failed.
 set -euo pipefail
 
@@ -19,7 +22,11 @@ readonly PYTHON="$ROOT/.venv/bin/python"
 
 asan=yes
 only=""
-declare -a FAILED_STAGES=()
+repeat=1
+load=no
+dev=yes    # whether it was built
+client=yes # likewise
+declare -a FAILED_STAGES=() LOAD=()
 
 # shellcheck source=deploy/stages.sh
 . "$ROOT/deploy/stages.sh"
@@ -35,9 +42,16 @@ parse_flags() {
       --no-asan) asan=no ;;
       --only)
         only=${2:-}
-        [[ $only =~ ^(ctest|asan|python|e2e|tidy)$ ]] || fail "--only wants ctest, asan, python, e2e or tidy, not '$only'"
+        [[ $only =~ ^(ctest|asan|python|e2e|tidy|gpu)$ ]] ||
+          fail "--only wants ctest, asan, python, e2e, tidy or gpu, not '$only'"
         shift
         ;;
+      --repeat)
+        repeat=${2:-}
+        [[ $repeat =~ ^[1-9][0-9]*$ ]] || fail "--repeat wants a whole number of at least 1, not '$repeat'"
+        shift
+        ;;
+      --load) load=yes ;;
       -h | --help)
         usage
         exit 0
@@ -46,6 +60,9 @@ parse_flags() {
     esac
     shift
   done
+  if [[ ($repeat != 1 || $load == yes) && $only =~ ^(asan|tidy|gpu)$ ]]; then
+    fail "--repeat and --load are for ctest, python and e2e, not for '$only'"
+  fi
 }
 
 on_signal() {
@@ -79,25 +96,61 @@ run_pytest() {
     --junitxml "$LOGS/$report" "$@"
 }
 
-cpp_suites() {
+needs_dev() { [[ -z $only || $only =~ ^(ctest|python|e2e)$ ]]; }
+needs_client() { [[ -z $only || $only =~ ^(python|e2e)$ ]]; }
+
+gpu_build() {
+  wanted gpu && PATH="$PATH:/usr/local/cuda/bin" command -v nvcc >/dev/null || return 0
+  try "gpu build" "$ROOT/tests/gpu_check.sh" --build-only || true
+}
+
+# What is done once, whatever is repeated.
+build_all() {
+  if needs_dev; then try "build dev" "$ROOT/deploy/setup.sh" build dev || dev=no; fi
+  gpu_build
+  if wanted tidy; then try "tidy" run_pytest pytest-tidy.xml tests/tidy_test.py || true; fi
+  if needs_client; then try "python client" "$ROOT/deploy/setup.sh" client || client=no; fi
+}
+
+# SUFFIX: of the stages' names, " 2" say; of their reports, "-2".
+test_once() {
+  local suffix=$1 of_report=${1/ /-}
+  if wanted ctest && [[ $dev == yes ]]; then try "ctest$suffix" run_ctest dev "ctest-dev$of_report.xml" || true; fi
+  [[ $client == yes ]] || return 0
+  if wanted python; then try "pytest$suffix" run_pytest "pytest-python$of_report.xml" tests/python || true; fi
+  if wanted e2e; then try "end to end$suffix" run_pytest "pytest-e2e$of_report.xml" tests/e2e || true; fi
+}
+
+# Each ends with this script, even when that is killed.
+start_load() {
+  local core
+  for ((core = 0; core < $(nproc); core++)); do
+    start_child setpriv --pdeathsig KILL bash -c 'while :; do :; done'
+    LOAD+=("$CHILD")
+  done
+}
+
+stop_load() {
+  local pid
+  for pid in "${LOAD[@]}"; do stop_child "$pid"; done
+}
+
+test_all() {
+  local round
   [[ -z $only || $only =~ ^(ctest|python|e2e)$ ]] || return 0
-  try "build dev" "$ROOT/deploy/setup.sh" build dev || return 0
-  if wanted ctest; then try "ctest" run_ctest dev ctest-dev.xml || true; fi
+  if [[ $load == yes ]]; then start_load; fi
+  if [[ $repeat == 1 ]]; then
+    test_once ""
+  else
+    for ((round = 1; round <= repeat; round++)); do test_once " $round"; done
+  fi
+  stop_load
 }
 
 asan_suite() {
   wanted asan && [[ $asan == yes ]] || return 0
   try "build asan" "$ROOT/deploy/setup.sh" build asan || return 0
   try "ctest asan" run_ctest asan ctest-asan.xml || true
-}
-
-python_suites() {
-  if wanted tidy; then try "tidy" run_pytest pytest-tidy.xml tests/tidy_test.py || true; fi
-  if [[ -z $only || $only == python || $only == e2e ]]; then
-    try "python client" "$ROOT/deploy/setup.sh" client || return 0
-  fi
-  if wanted python && [[ -d tests/python ]]; then try "pytest" run_pytest pytest-python.xml tests/python || true; fi
-  if wanted e2e; then try "end to end" run_pytest pytest-e2e.xml tests/e2e || true; fi
 }
 
 # --- the closing --------------------------------------------------------------------------------------------------
@@ -138,8 +191,8 @@ main() {
   "$ROOT/deploy/packages.sh" browser || echo "!! no Chromium: the live page is NOT tested"
   STAGE_TIMES+=("$(printf '%-16s %4d s' packages $((SECONDS - started)))")
   if [[ ${#FAILED_STAGES[@]} -eq 0 ]] && try "python" "$ROOT/deploy/setup.sh" python; then
-    cpp_suites
-    python_suites
+    build_all
+    test_all
     asan_suite
   fi
   close

@@ -1,0 +1,95 @@
+"""tests/run.sh itself, in a tree whose ctest is made up: what it repeats, counts and lists, and that its load ends with it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from daemon import ROOT
+
+# Fails the second time, and notes how many busy loops run beside it.
+CTEST = """#!/usr/bin/env bash
+set -euo pipefail
+while [[ $1 != --output-junit ]]; do shift; done
+printf 'x' >>times
+ps -o args= -s "$(ps -o sid= -p $$ | tr -d ' ')" | grep -c '^bash -c while' >>loops || true
+status=run
+if [[ $(<times) == xx ]]; then status=fail; fi
+printf '<testsuite><testcase name="Lane.Cut" status="%s"/><testcase name="Lane.Whole" status="run"/></testsuite>' \
+  "$status" >"$2"
+[[ $status == run ]]
+"""
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("tests/run.sh", "tests/count.py", "deploy/stages.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("deploy/packages.sh", "deploy/setup.sh"):
+        write_program(tmp_path / name, "#!/bin/sh\n")
+    write_program(tmp_path / "bin" / "ctest", CTEST)
+    write_program(tmp_path / ".venv" / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    return tmp_path
+
+
+def run(tree: Path, *flags: str) -> tuple[int, str, list[str]]:
+    """Its exit code, what it printed, and the processes that it left."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # nproc heeds it
+    with subprocess.Popen(
+        [tree / "tests" / "run.sh", *flags],
+        env={**environment, "PATH": f"{tree / 'bin'}:{environment['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as script:
+        said, _ = script.communicate(timeout=60)
+    listed = subprocess.run(["ps", "-o", "args=", "-s", str(script.pid)], capture_output=True, text=True).stdout
+    return script.returncode, said, listed.splitlines()
+
+
+def test_repetitions_are_summed_and_what_failed_is_named_with_its_own(tree):
+    code, said, left = run(tree, "--only", "ctest", "--repeat", "3")
+    lines = said.splitlines()
+    assert code == 1 and left == []
+    assert lines[-1] == "5 passed, 1 failed, 0 skipped", said
+    assert lines[-2] == "FAILED   ctest 2: Lane.Cut", said
+    assert (tree / "loops").read_text().split() == ["0"] * 3
+
+
+def test_once_is_as_without(tree):
+    code, said, _ = run(tree, "--only", "ctest")
+    assert code == 0 and said.splitlines()[-1] == "2 passed, 0 failed, 0 skipped", said
+    assert (tree / "build" / "test-logs" / "ctest-dev.xml").exists()
+
+
+def test_the_load_is_beside_the_tests_and_ends_with_them(tree):
+    code, said, left = run(tree, "--only", "ctest", "--load")
+    assert code == 0, said
+    assert (tree / "loops").read_text().split() == [str(len(os.sched_getaffinity(0)))]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--repeat"], "--repeat wants a whole number of at least 1, not ''"),
+        (["--repeat", "0"], "not '0'"),
+        (["--repeat", "often"], "not 'often'"),
+        (["--only", "tidy", "--repeat", "2"], "not for 'tidy'"),
+        (["--only", "everything"], "--only wants ctest, asan, python, e2e, tidy or gpu, not 'everything'"),
+        (["--loud"], "unknown flag '--loud'"),
+    ],
+)
+def test_wrong_flags_are_named(tree, flags, says):
+    code, said, _ = run(tree, *flags)
+    assert code == 1 and says in said, said
