@@ -13,7 +13,7 @@ namespace ballast {
 grpc::ServerUnaryReactor* AdminService::Answer(grpc::CallbackServerContext* context, RpcRecord record,
                                                const absl::Status& status) {
   auto* reactor = context->DefaultReactor();
-  record.Done(status.code());
+  record.Done(status);
   reactor->Finish(ToGrpc(status));
   return reactor;
 }
@@ -70,21 +70,22 @@ absl::StatusOr<v1::GetHistoryResponse> AdminService::DescribeHistory(const v1::G
 
 grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest*,
                                                   v1::GetServerResponse* response) {
-  RpcRecord record(options_.environment.metrics, "GetServer");
+  RpcRecord record(options_.environment.metrics, "GetServer", context->peer());
   *response = DescribeServer();
   return Answer(context, record, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest*,
                                                  v1::ListRunsResponse* response) {
-  RpcRecord record(options_.environment.metrics, "ListRuns");
+  RpcRecord record(options_.environment.metrics, "ListRuns", context->peer());
   *response = DescribeRuns();
   return Answer(context, record, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* context, const v1::GetRunRequest* request,
                                                v1::GetRunResponse* response) {
-  RpcRecord record(options_.environment.metrics, "GetRun");
+  RpcRecord record(options_.environment.metrics, "GetRun", context->peer());
+  record.set_run_id(request->run_id());
   auto run = DescribeRun(request->run_id());
   if (run.ok()) *response = *std::move(run);
   return Answer(context, record, run.status());
@@ -93,13 +94,14 @@ grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* cont
 grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* context,
                                                   const v1::DeleteRunRequest* request,
                                                   v1::DeleteRunResponse* response) {
-  RpcRecord record(options_.environment.metrics, "DeleteRun");
+  RpcRecord record(options_.environment.metrics, "DeleteRun", context->peer());
+  record.set_run_id(request->run_id());
   auto* reactor = context->DefaultReactor();
   const auto mode = request->force() ? Runs::Mode::kForce : Runs::Mode::kIdleOnly;
   options_.environment.runs->Delete(request->run_id(), mode,
                                     [reactor, response, record](const absl::StatusOr<uint64_t>& freed) mutable {
                                       if (freed.ok()) response->set_freed_bytes(*freed);
-                                      record.Done(freed.status().code());
+                                      record.Done(freed.status());
                                       reactor->Finish(ToGrpc(freed.status()));
                                     });
   return reactor;
@@ -107,7 +109,8 @@ grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
                                                v1::RewindResponse* response) {
-  RpcRecord record(options_.environment.metrics, "Rewind");
+  RpcRecord record(options_.environment.metrics, "Rewind", context->peer());
+  record.set_run_id(request->run_id());
   const auto run = options_.environment.runs->Find(request->run_id());
   if (!run.ok()) return Answer(context, record, run.status());
   auto* reactor = context->DefaultReactor();
@@ -116,7 +119,7 @@ grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* cont
       response->set_step(rewound->step);
       response->set_generation(rewound->generation);
     }
-    record.Done(rewound.status().code());
+    record.Done(rewound.status());
     reactor->Finish(ToGrpc(rewound.status()));
   });
   return reactor;
@@ -133,7 +136,8 @@ v1::RunPlan AdminService::PlanNow(const RunSpec& spec) const {
 
 grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
                                              v1::PlanResponse* response) {
-  RpcRecord record(options_.environment.metrics, "Plan");
+  RpcRecord record(options_.environment.metrics, "Plan", context->peer());
+  record.set_run_id(request->spec().run_id());
   const auto spec = ToRunSpec(request->spec(), options_.limits);
   if (spec.ok()) *response->mutable_plan() = PlanNow(*spec);
   return Answer(context, record, spec.status());
@@ -142,7 +146,8 @@ grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* contex
 grpc::ServerUnaryReactor* AdminService::GetHistory(grpc::CallbackServerContext* context,
                                                    const v1::GetHistoryRequest* request,
                                                    v1::GetHistoryResponse* response) {
-  RpcRecord record(options_.environment.metrics, "GetHistory");
+  RpcRecord record(options_.environment.metrics, "GetHistory", context->peer());
+  record.set_run_id(request->run_id());
   auto history = DescribeHistory(*request);
   if (history.ok()) *response = *std::move(history);
   return Answer(context, record, history.status());

@@ -8,15 +8,16 @@
 
 namespace ballast {
 
-LoadStream* LoadStream::Start(const RpcEnvironment& environment, v1::LoadStateResponse* response) {
-  std::shared_ptr<LoadStream> stream(new LoadStream(environment, response));
+LoadStream* LoadStream::Start(const RpcEnvironment& environment, v1::LoadStateResponse* response,
+                              const std::string& peer) {
+  std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer));
   stream->self_ = stream;
   stream->ReadOn();
   return stream.get();
 }
 
-LoadStream::LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response)
-    : environment_(environment), record_(environment.metrics, "LoadState"), response_(response) {}
+LoadStream::LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer)
+    : environment_(environment), record_(environment.metrics, "LoadState", peer), response_(response) {}
 
 void LoadStream::ReadOn() {
   absl::MutexLock lock(&mu_);
@@ -26,7 +27,7 @@ void LoadStream::ReadOn() {
 void LoadStream::End(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   if (std::exchange(finished_, true)) return;
-  code_ = status.code();
+  ended_with_ = status;
   // Before the client hears of it, so that it may begin another.
   if (begun_) run_->AbandonLoad(call_);
   Finish(ToGrpc(status));
@@ -51,6 +52,7 @@ absl::Status LoadStream::Bind() {
   const auto session = environment_.sessions->Find(request_.session_token());
   if (!session) return absl::NotFoundError("no session has this token; Attach first");
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(session->run_id));
+  record_.set_run_id(session->run_id);
   call_ = {.session = session->id, .number = static_cast<uint64_t>(environment_.sessions->NewId())};
   return absl::OkStatus();
 }
@@ -81,7 +83,7 @@ void LoadStream::OnCancel() { End(absl::CancelledError("the connection was lost"
 void LoadStream::OnDone() {
   const auto self = std::move(self_);
   absl::MutexLock lock(&mu_);
-  record_.Done(code_);
+  record_.Done(ended_with_);
 }
 
 }  // namespace ballast

@@ -18,7 +18,7 @@ namespace ballast {
 class LoadStream final : public grpc::ServerReadReactor<v1::LoadStateRequest>,
                          public std::enable_shared_from_this<LoadStream> {
  public:
-  static LoadStream* Start(const RpcEnvironment& environment, v1::LoadStateResponse* response);
+  static LoadStream* Start(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer);
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
@@ -27,7 +27,7 @@ class LoadStream final : public grpc::ServerReadReactor<v1::LoadStateRequest>,
  private:
   using Reactor = grpc::ServerReadReactor<v1::LoadStateRequest>;
 
-  LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response);
+  LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer);
   absl::Status Bind();
   void LoadRequest();
   void FinishLoad();
@@ -45,7 +45,7 @@ class LoadStream final : public grpc::ServerReadReactor<v1::LoadStateRequest>,
   v1::LoadStateResponse* const response_;  // gRPC's, until finished
   bool begun_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  absl::StatusCode code_ ABSL_GUARDED_BY(mu_) = absl::StatusCode::kOk;
+  absl::Status ended_with_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ballast

@@ -11,17 +11,19 @@
 
 namespace ballast {
 
-PullStream* PullStream::Start(const RpcEnvironment& environment, const v1::PullRequest& request) {
-  std::shared_ptr<PullStream> stream(new PullStream(environment));
+PullStream* PullStream::Start(const RpcEnvironment& environment, const v1::PullRequest& request,
+                              const std::string& peer) {
+  std::shared_ptr<PullStream> stream(new PullStream(environment, peer));
   stream->self_ = stream;
   if (auto s = stream->Begin(request); !s.ok()) stream->Finish(s);
   return stream.get();
 }
 
-PullStream::PullStream(const RpcEnvironment& environment)
-    : record_(environment.metrics, "Pull"), environment_(environment) {}
+PullStream::PullStream(const RpcEnvironment& environment, const std::string& peer)
+    : record_(environment.metrics, "Pull", peer), environment_(environment) {}
 
 absl::Status PullStream::Begin(const v1::PullRequest& request) {
+  record_.set_run_id(request.run_id());
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
   const size_t count = run_->spec().tensors.size();
   std::vector<uint32_t> tensors(request.tensors().begin(), request.tensors().end());
@@ -51,7 +53,7 @@ void PullStream::TakeBack(WeightPiece* piece) { weights_.mutable_data()->swap(pi
 void PullStream::Finish(absl::Status status) {
   absl::MutexLock lock(&mu_);
   if (std::exchange(finished_, true)) return;
-  code_ = status.code();
+  ended_with_ = status;
   Reactor::Finish(ToGrpc(status));
 }
 
@@ -65,7 +67,7 @@ void PullStream::OnDone() {
   const auto self = std::move(self_);
   {
     absl::MutexLock lock(&mu_);
-    record_.Done(code_);
+    record_.Done(ended_with_);
   }
   if (run_ != nullptr) run_->OnPullGone(self);
 }

@@ -21,7 +21,7 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
                          public WeightSink,
                          public std::enable_shared_from_this<PullStream> {
  public:
-  static PullStream* Start(const RpcEnvironment& environment, const v1::PullRequest& request);
+  static PullStream* Start(const RpcEnvironment& environment, const v1::PullRequest& request, const std::string& peer);
 
   bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
@@ -34,7 +34,7 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
  private:
   using Reactor = grpc::ServerWriteReactor<v1::Weights>;
 
-  explicit PullStream(const RpcEnvironment& environment);
+  PullStream(const RpcEnvironment& environment, const std::string& peer);
   absl::Status Begin(const v1::PullRequest& request);
 
   RpcRecord record_;
@@ -44,7 +44,7 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
 
   absl::Mutex mu_;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  absl::StatusCode code_ ABSL_GUARDED_BY(mu_) = absl::StatusCode::kOk;
+  absl::Status ended_with_ ABSL_GUARDED_BY(mu_);
   const RpcEnvironment environment_;
 };
 

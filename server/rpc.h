@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/runs.h"
 #include "server/sessions.h"
@@ -43,20 +44,34 @@ inline grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), ValidUtf8(std::string(status.message()), kMostBytes)};
 }
 
-// One call's line in the metrics, from construction to Done. Done: once.
+// One call's line in the metrics, from construction to Done, and in the log where it is refused. Done: once.
 class RpcRecord {
  public:
-  RpcRecord(Metrics* metrics, std::string method)
-      : metrics_(metrics), method_(std::move(method)), begin_s_(MonotonicSeconds()) {
+  RpcRecord(Metrics* metrics, std::string method, std::string peer)
+      : metrics_(metrics), method_(std::move(method)), peer_(std::move(peer)), begin_s_(MonotonicSeconds()) {
     metrics_->OnRpcStarted(method_);
   }
-  void Done(absl::StatusCode code) {
-    metrics_->OnRpcHandled(method_, absl::StatusCodeToString(code), MonotonicSeconds() - begin_s_);
+  // Whose it is, as soon as that is known.
+  void set_run_id(const std::string& run_id) { run_id_ = run_id.substr(0, kMostRunIdBytes); }
+  void Done(const absl::Status& status) {
+    Count(status);
+    if (status.ok() || absl::IsCancelled(status)) return;
+    Log(LogLevel::kWarn, "refused", "a request was refused",
+        {{"run_id", run_id_},
+         {"reason", absl::StatusCodeToString(status.code())},
+         {"peer", peer_},
+         {"method", method_},
+         {"err", ValidUtf8(std::string(status.message()), kMostReasonBytes)}});
+  }
+  // Without the log, to which the run tells more.
+  void Count(const absl::Status& status) {
+    metrics_->OnRpcHandled(method_, absl::StatusCodeToString(status.code()), MonotonicSeconds() - begin_s_);
   }
 
  private:
+  static constexpr size_t kMostRunIdBytes = 128, kMostReasonBytes = 500;  // of a line
   Metrics* metrics_;
-  std::string method_;
+  std::string method_, peer_, run_id_;
   double begin_s_;
 };
 

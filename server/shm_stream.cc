@@ -36,7 +36,7 @@ ShmStream::ShmStream(const RpcEnvironment& environment, Connection connection)
     : environment_(environment),
       connection_(std::move(connection)),
       control_(connection_.segment->control()),
-      record_(environment.metrics, "Train"),
+      record_(environment.metrics, "Train", connection_.peer),
       reader_(UpPipe(*connection_.segment), environment.message_bytes),
       borrower_(GradientSlots(*connection_.segment)),
       lender_(WeightSlots(*connection_.segment)),
@@ -172,7 +172,7 @@ void ShmStream::End() {
     absl::MutexLock lock(&mu_);
     finished_ = true;
     owed = std::exchange(owed_, false);
-    record_.Done(code_);
+    run_ == nullptr ? record_.Done(ended_with_) : record_.Count(ended_with_);
   }
   connection_.socket.Shutdown();
   control_.let_go.Raise();
@@ -256,7 +256,7 @@ void ShmStream::Finish(absl::Status status) {
   {
     absl::MutexLock lock(&mu_);
     if (std::exchange(finished_, true)) return;
-    code_ = status.code();
+    ended_with_ = status;
     writer_.Add({.type = ShmRecord::kFinish}, FinishBody(status));
     if (FlushLocked()) owed_ = true;  // the write under way is answered by the thread, like one that found no room
   }

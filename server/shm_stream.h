@@ -101,7 +101,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   ShmRecordWriter writer_ ABSL_GUARDED_BY(mu_);
   bool owed_ ABSL_GUARDED_BY(mu_) = false;  // the answer to a write
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  absl::StatusCode code_ ABSL_GUARDED_BY(mu_) = absl::StatusCode::kCancelled;
+  absl::Status ended_with_ ABSL_GUARDED_BY(mu_) = absl::CancelledError("the connection was lost");
   std::atomic<bool> writing_on_ = false;  // writer_ is not empty
 
   std::thread thread_;

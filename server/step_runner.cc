@@ -120,6 +120,7 @@ void StepRunner::OpenStream(const std::shared_ptr<RankStream>& stream, const eve
   StepEffects effects = machine_.Handle(opened, MonotonicSeconds());
   if (!effects.empty() && std::holds_alternative<effect::Reject>(effects.front())) {
     stream->Finish(std::get<effect::Reject>(effects.front()).status);
+    LogRefused(*stream, std::get<effect::Reject>(effects.front()).status);
     return;
   }
   Link& link = links_[*machine_.RankOf(opened.session)];
@@ -295,6 +296,7 @@ void StepRunner::Report(const effect::Close& e, const StepFindings& found) {
   const double now_s = MonotonicSeconds();
   const StepReport report = ReportOf(e);
   environment_.metrics->OnStep(report);
+  LogTorn(e);
   Remember(report, found);
   environment_.board->Write([&](RunStatus& s) {
     s.step = e.step;

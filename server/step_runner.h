@@ -109,6 +109,7 @@ class StepRunner {
     SessionId session = {};  // of the stream
     bool input_closed = false;
     std::string peer, lane;
+    bool lease_over = false;  // and the log was told
     std::unique_ptr<Sender> sender;
     std::deque<RankMessage> parked;  // a gradient that finds no room, and what follows it
     std::map<ChunkId, Payload> held;
@@ -209,6 +210,10 @@ class StepRunner {
   void FinishWhenDone(uint32_t rank);
   void FinishWhenDrained();
   void ShowRanks();
+  void LogRefused(const RankStream& stream, const absl::Status& why) const;
+  void LogEnd(uint32_t rank, const absl::Status& why) const;
+  void LogExpiredLeases(double now_s);
+  void LogTorn(const effect::Close& e) const;
 
   Environment environment_;
   StepMachine machine_;

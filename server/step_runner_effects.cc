@@ -15,6 +15,7 @@ constexpr size_t kResultsKept = 256;
 
 void StepRunner::Do(const effect::Fence& e) {
   Link& link = links_[e.rank];
+  if (link.stream == nullptr) LogEnd(e.rank, e.status);
   if (link.stream != nullptr && link.session == e.session) {
     if (e.status.code() == absl::StatusCode::kDataLoss) environment_.metrics->OnDuplicateChunk(false);
     Detach(e.rank, e.status);

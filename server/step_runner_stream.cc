@@ -50,6 +50,7 @@ void StepRunner::Tick() {
   for (const Leaving& l : leaving_) {
     if (now_s >= l.cancel_at_s) l.stream->Cancel();
   }
+  LogExpiredLeases(now_s);
   Execute(machine_.Handle(event::Tick{}, now_s)).IgnoreError();  // a tick is never refused
   Settle();
 }
@@ -85,6 +86,7 @@ void StepRunner::KeepHeld(Link* link) {
 
 void StepRunner::Detach(uint32_t rank, absl::Status status) {
   Link& link = links_[rank];
+  LogEnd(rank, status);
   link.stream->Finish(std::move(status));
   leaving_.push_back({link.stream, MonotonicSeconds() + kLeaveS});
   link.sender->Unbind();

@@ -19,7 +19,10 @@ TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::Callbac
 }
 
 TrainStream::TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
-    : environment_(environment), peer_(context->peer()), record_(environment.metrics, "Train"), context_(context) {
+    : environment_(environment),
+      peer_(context->peer()),
+      record_(environment.metrics, "Train", peer_),
+      context_(context) {
   environment_.metrics->OnStreams(1);
 }
 
@@ -137,7 +140,7 @@ bool TrainStream::Write(const StreamOutput& output) {
 void TrainStream::Finish(absl::Status status) {
   absl::MutexLock lock(&mu_);
   if (std::exchange(finished_, true)) return;
-  code_ = status.code();
+  ended_with_ = status;
   if (out_.empty()) return Reactor::Finish(ToGrpc(status));
   end_ = ToGrpc(status);
 }
@@ -171,7 +174,7 @@ void TrainStream::OnDone() {
     absl::MutexLock lock(&mu_);
     context_ = nullptr;
     bound = run_;
-    record_.Done(code_);
+    bound == nullptr ? record_.Done(ended_with_) : record_.Count(ended_with_);
   }
   environment_.metrics->OnStreams(-1);
   // Also the one path on which a stream that was cancelled while it was being bound reaches its run.

@@ -73,7 +73,7 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool input_closed_ ABSL_GUARDED_BY(mu_) = false;
   int unconsumed_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::StatusCode code_ ABSL_GUARDED_BY(mu_) = absl::StatusCode::kOk;
+  absl::Status ended_with_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ballast

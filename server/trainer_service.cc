@@ -63,10 +63,11 @@ grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext*
                                                     const v1::CreateRunRequest* request,
                                                     v1::CreateRunResponse* response) {
   auto* reactor = context->DefaultReactor();
-  RpcRecord record(environment_.metrics, "CreateRun");
+  RpcRecord record(environment_.metrics, "CreateRun", context->peer());
+  record.set_run_id(request->spec().run_id());
   auto made = ToCreateRequest(request->spec(), limits_);
   if (!made.ok()) {
-    record.Done(made.status().code());
+    record.Done(made.status());
     reactor->Finish(ToGrpc(made.status()));
     return reactor;
   }
@@ -77,7 +78,7 @@ grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext*
       *response->mutable_plan() = FromPlan(run.plan(), run.devices(), environment_.devices->free_bytes());
       response->set_spec_sha256(run.spec_sha256());
     }
-    record.Done(created.status().code());
+    record.Done(created.status());
     reactor->Finish(ToGrpc(created.status()));
   });
   return reactor;
@@ -104,7 +105,8 @@ absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::Attac
 grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
                                                  v1::AttachResponse* response) {
   auto* reactor = context->DefaultReactor();
-  RpcRecord record(environment_.metrics, "Attach");
+  RpcRecord record(environment_.metrics, "Attach", context->peer());
+  record.set_run_id(request->run_id());
   Run::AttachRequest made{.fresh = environment_.sessions->NewId(),
                           .rank = request->rank(),
                           .world = request->world(),
@@ -113,7 +115,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                           .peer = context->peer()};
   auto run = CheckAttach(*request, &made);
   if (!run.ok()) {
-    record.Done(run.status().code());
+    record.Done(run.status());
     reactor->Finish(ToGrpc(run.status()));
     return reactor;
   }
@@ -133,15 +135,15 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
     } else if (retry_after_s > 0) {
       context->AddTrailingMetadata("ballast-retry-after-ms", absl::StrCat(std::ceil(retry_after_s * 1000)));
     }
-    record.Done(reply.status().code());
+    record.Done(reply.status());
     reactor->Finish(ToGrpc(reply.status()));
   });
   return reactor;
 }
 
-grpc::ServerReadReactor<v1::LoadStateRequest>* TrainerService::LoadState(grpc::CallbackServerContext*,
+grpc::ServerReadReactor<v1::LoadStateRequest>* TrainerService::LoadState(grpc::CallbackServerContext* context,
                                                                          v1::LoadStateResponse* response) {
-  return LoadStream::Start(environment_, response);
+  return LoadStream::Start(environment_, response, context->peer());
 }
 
 grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Train(
@@ -149,9 +151,9 @@ grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Tr
   return TrainStream::Start(environment_, context);
 }
 
-grpc::ServerWriteReactor<v1::Weights>* TrainerService::Pull(grpc::CallbackServerContext*,
+grpc::ServerWriteReactor<v1::Weights>* TrainerService::Pull(grpc::CallbackServerContext* context,
                                                             const v1::PullRequest* request) {
-  return PullStream::Start(environment_, *request);
+  return PullStream::Start(environment_, *request, context->peer());
 }
 
 }  // namespace ballast
