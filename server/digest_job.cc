@@ -13,25 +13,39 @@ absl::Span<const std::byte> BytesOf(const Values& values) {
 
 }  // namespace
 
-DigestJob::DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& plan) : spec_(spec), store_(store) {
+DigestJob::DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& plan)
+    : spec_(spec), store_(store), digests_(spec->tensors.size()), versions_(spec->tensors.size()) {
   scratch_.Reserve(plan.send_slot_bytes, plan.send_slot_scales);
 }
 
 void DigestJob::Start(Done done) {
-  waiting_.push_back(std::move(done));
-  restart_ = true;
-  if (!encoding_) Restart();
+  later_.push_back(std::move(done));
+  if (!encoding_) BeginPass();
 }
 
 void DigestJob::Abandon(const absl::Status& why) {
   for (Done& done : std::exchange(waiting_, {})) done(why);
+  for (Done& done : std::exchange(later_, {})) done(why);
 }
 
-void DigestJob::Restart() {
-  restart_ = false;
+void DigestJob::BeginPass() {
+  waiting_ = std::exchange(later_, {});
   tensor_ = 0;
+  NextTensor();
+}
+
+// Digests the next tensor that has changed; the pass is over where there is none.
+void DigestJob::NextTensor() {
+  while (tensor_ < digests_.size() && versions_[tensor_] == store_->version(tensor_)) ++tensor_;
+  restarts_ = 0;
+  if (tensor_ < digests_.size()) return BeginTensor();
+  for (Done& done : std::exchange(waiting_, {})) done(digests_);
+  if (!later_.empty() && !encoding_) BeginPass();
+}
+
+void DigestJob::BeginTensor() {
   chunk_ = 0;
-  digests_.clear();
+  version_ = store_->version(tensor_);
   digester_.emplace();
   scale_digester_.emplace();
   NextChunk();
@@ -46,20 +60,17 @@ void DigestJob::NextChunk() {
 
 void DigestJob::OnChunk() {
   encoding_ = false;
-  if (waiting_.empty()) return;
-  if (restart_) return Restart();
+  if (waiting_.empty()) return later_.empty() ? void() : BeginPass();
   AddChunk();
-  if (++chunk_ == ChunkCount(*spec_, spec_->tensors[tensor_])) {
-    digests_.push_back(TensorDigest());
-    digester_.emplace();
-    scale_digester_.emplace();
-    chunk_ = 0;
-    if (++tensor_ == spec_->tensors.size()) {
-      for (Done& done : std::exchange(waiting_, {})) done(digests_);
-      return;
-    }
-  }
-  NextChunk();
+  const bool last = ++chunk_ == ChunkCount(*spec_, spec_->tensors[tensor_]);
+  const bool changed = store_->version(tensor_) != version_;
+  if (changed && !last && restarts_++ < kMostRestarts) return BeginTensor();
+  if (!last) return NextChunk();
+  digests_[tensor_] = TensorDigest();
+  versions_[tensor_].reset();
+  if (restarts_ <= kMostRestarts) versions_[tensor_] = version_;
+  ++tensor_;
+  NextTensor();
 }
 
 // A row's scale comes with every chunk that has elements of the row, and is counted with the first.

@@ -223,6 +223,7 @@ void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done, const
 
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
+  ++versions_[range.tensor];
   spots_[range.tensor].scales_of = nullptr;
   spots_[range.tensor].kept_after.reset();
   ShardOf(range.tensor)
