@@ -3,6 +3,7 @@
 #include <openssl/rand.h>
 
 #include <cstdlib>
+#include <utility>
 
 namespace ballast {
 
@@ -17,11 +18,15 @@ std::string Sessions::Issue(const Session& session) {
   if (RAND_bytes(reinterpret_cast<unsigned char*>(token.data()), kTokenBytes) != 1) std::abort();
   absl::MutexLock lock(&mu_);
   by_token_[token] = session;
-  std::deque<std::string>& tokens = of_run_[session.run_id];
-  tokens.push_back(token);
-  if (tokens.size() > kRemembered) {
-    by_token_.erase(tokens.front());
-    tokens.pop_front();
+  Tokens& tokens = of_run_[session.run_id];
+  std::string& latest = tokens.latest[session.rank];
+  std::string over = token;
+  if (latest.empty() || by_token_[latest].id < session.id) std::swap(latest, over);
+  if (over.empty()) return token;
+  tokens.over.push_back(std::move(over));
+  if (tokens.over.size() > kRemembered) {
+    by_token_.erase(tokens.over.front());
+    tokens.over.pop_front();
   }
   return token;
 }
@@ -37,7 +42,8 @@ void Sessions::Forget(absl::string_view run_id) {
   absl::MutexLock lock(&mu_);
   const auto run = of_run_.find(run_id);
   if (run == of_run_.end()) return;
-  for (const std::string& token : run->second) by_token_.erase(token);
+  for (const auto& [rank, token] : run->second.latest) by_token_.erase(token);
+  for (const std::string& token : run->second.over) by_token_.erase(token);
   of_run_.erase(run);
 }
 
