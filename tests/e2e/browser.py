@@ -76,7 +76,7 @@ class Browser:
 
     # --- the protocol -------------------------------------------------------------------------------------------------
 
-    def call(self, method: str, seconds: float = 20, **parameters) -> dict:
+    def call(self, method: str, seconds: float = 60, **parameters) -> dict:
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
@@ -117,20 +117,20 @@ class Browser:
 
     # --- what a test does ---------------------------------------------------------------------------------------------
 
-    def open(self, url: str, seconds: float = 30) -> None:
+    def open(self, url: str, seconds: float = 60) -> None:
         self.loaded = False
         self.call("Page.navigate", url=url)
         while not self.loaded:
             self.note(self.read(time.monotonic() + seconds, f"for the end of loading {url}"))
 
-    def evaluate(self, expression: str, seconds: float = 20):
+    def evaluate(self, expression: str, seconds: float = 60):
         result = self.call(
             "Runtime.evaluate", seconds, expression=expression, returnByValue=True, awaitPromise=True, userGesture=True
         )
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def wait_for(self, condition: str, seconds: float = 15) -> None:
+    def wait_for(self, condition: str, seconds: float = 60) -> None:
         """Until the expression is true in the page."""
         turns = int(seconds / 0.05)
         promise = f"""new Promise((done) => {{

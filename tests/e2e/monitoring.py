@@ -32,7 +32,7 @@ def missing_programs() -> list[str]:
 
 def http_json(url: str, body=None):
     request = urllib.request.Request(url, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, None if body is None else json.dumps(body).encode(), timeout=10) as reply:
+    with urllib.request.urlopen(request, None if body is None else json.dumps(body).encode(), timeout=60) as reply:
         return json.loads(reply.read() or "null")
 
 
@@ -59,7 +59,7 @@ class Service:
         self.process.kill()
         self.process.wait()
 
-    def until_true(self, what: str, probe, seconds: float = 30):
+    def until_true(self, what: str, probe, seconds: float = 120):
         """What the probe returns, once it is true; in vain when the program has ended, or at the deadline."""
         deadline = time.monotonic() + seconds
         while not (found := probe()):
@@ -114,7 +114,7 @@ class Prometheus(Service):
         """Each series' labels and value; of a scalar too."""
         return self.get("query", query=expression)["result"]
 
-    def until(self, expression: str, seconds: float = 30) -> list[dict]:
+    def until(self, expression: str, seconds: float = 120) -> list[dict]:
         """Its series, once there are some."""
         return self.until_true(expression, lambda: self.query(expression), seconds)
 

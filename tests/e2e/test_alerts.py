@@ -88,7 +88,7 @@ def test_a_predicted_spike_reaches_the_trainers_webhook(live):
     layers = set()
     while layers != {"body", "head"}:
         try:
-            post = live.hook.received.get(timeout=60)
+            post = live.hook.received.get(timeout=120)
         except queue.Empty:
             pytest.fail(f"alerts of {layers} only came; Prometheus has {live.prometheus.query('ALERTS')}")
         assert post["receiver"] == "trainer-hook" and post["status"] == "firing"
@@ -97,7 +97,7 @@ def test_a_predicted_spike_reaches_the_trainers_webhook(live):
             assert alert["labels"]["run_id"] == "live" and alert["labels"]["severity"] == "warning"
             assert alert["annotations"]["runbook_url"].endswith("#ballastlossspikepredicted")
             layers.add(alert["labels"]["layer"])
-    assert time.monotonic() - live.jumped < 60
+    assert time.monotonic() - live.jumped < 120, "some 20 s, and what a busy machine adds"
 
 
 def test_what_fires_is_what_happened(live):
@@ -171,7 +171,7 @@ def test_a_webhook_that_hangs_delays_no_other_run_and_is_asked_again(tmp_path):
     with Webhook() as hook, Alertmanager(tmp_path, hook.url) as alertmanager:
 
         def told_of() -> str:
-            return hook.received.get(timeout=60)["groupLabels"]["run_id"]
+            return hook.received.get(timeout=120)["groupLabels"]["run_id"]
 
         hook.answers.clear()
         alertmanager.post({"alertname": "BallastLossSpikePredicted", "severity": "warning", "run_id": "first"})

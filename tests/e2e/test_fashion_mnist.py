@@ -117,11 +117,11 @@ def test_two_processes_learn_fashion_mnist(daemon):
 )
 def test_wrong_flags_are_named(daemon, stripes, flags, says):
     trainer = start(daemon, stripes, *flags)
-    _, err = trainer.communicate(timeout=30)
+    _, err = trainer.communicate(timeout=120)
     assert trainer.returncode == 1 and says in err
 
 
 def test_missing_images_are_named(daemon, tmp_path):
     trainer = start(daemon, tmp_path)
-    _, err = trainer.communicate(timeout=30)
+    _, err = trainer.communicate(timeout=120)
     assert trainer.returncode == 1 and f"{tmp_path}/train-images-idx3-ubyte" in err

@@ -39,7 +39,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def admin(daemon: Daemon) -> Iterator[_core.Client]:
-    client = _core.Client.connect(daemon.server, 5.0, 5.0)
+    client = _core.Client.connect(daemon.server, 60.0, 60.0)
     yield client
     client.close()
 
@@ -113,7 +113,7 @@ class Program:
         self._process.send_signal(signal)
 
     def end(self) -> int:
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=120)
 
     def close(self) -> None:
         if self._process.poll() is None:

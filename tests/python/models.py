@@ -39,7 +39,7 @@ def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+def until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
     """Waits for a condition that nothing announces."""
     give_up = time.monotonic() + timeout_s
     pause = threading.Event()

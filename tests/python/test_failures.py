@@ -30,19 +30,19 @@ def test_a_daemon_killed_in_a_step_is_named_within_seconds(run: str) -> None:
             optimizer.step()
             model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 30  # some 2 s, and what a busy machine adds
         with pytest.raises(ballast.Unavailable, match=doomed.server):
             model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
         started = time.monotonic()
         optimizer.close()
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 30
 
 
 def test_a_daemon_that_was_restarted_says_so(run: str) -> None:
     model = layered(seed=1)
     with Daemon() as first:
-        optimizer = ballast.AdamW(model.named_parameters(), server=first.server, run=run, reconnect_timeout=20)
+        optimizer = ballast.AdamW(model.named_parameters(), server=first.server, run=run, reconnect_timeout=60)
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
         first.kill()

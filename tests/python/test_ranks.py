@@ -32,7 +32,7 @@ def same_models() -> list[nn.Module]:
 def together(world: int, trainer: Callable[[int], object]) -> list[object]:
     """What each rank's trainer returns; they run side by side."""
     with ThreadPoolExecutor(world) as pool:
-        return [done.result(timeout=60) for done in [pool.submit(trainer, rank) for rank in range(world)]]
+        return [done.result(timeout=120) for done in [pool.submit(trainer, rank) for rank in range(world)]]
 
 
 def train(

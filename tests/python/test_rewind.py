@@ -153,7 +153,9 @@ def test_every_rank_follows(daemon: Daemon, run: str) -> None:
         return made, rewound
 
     with ThreadPoolExecutor(world) as pool:
-        (zero, told), (one, asked) = [done.result(timeout=60) for done in [pool.submit(train, r) for r in range(world)]]
+        (zero, told), (one, asked) = [
+            done.result(timeout=120) for done in [pool.submit(train, r) for r in range(world)]
+        ]
     assert told == asked == [6]
     assert one[:6] + one[7:] == zero[:6] + zero[-2:]
     assert one[6] == one[7]  # step 7, twice

@@ -131,7 +131,7 @@ def test_the_scale_is_the_same_on_every_rank(daemon: Daemon, run: str) -> None:
             return scales_of(optimizer, w, 7)
 
     with ThreadPoolExecutor(2) as pool:
-        assert [done.result(timeout=60) for done in [pool.submit(trainer, r) for r in range(2)]] == [SEQUENCE] * 2
+        assert [done.result(timeout=120) for done in [pool.submit(trainer, r) for r in range(2)]] == [SEQUENCE] * 2
 
 
 def test_a_scale_gives_the_weights_of_none(adamw: AdamW) -> None:
