@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # From a fresh machine to a model trained through Ballast, in one command that asks nothing.
 #
-#   deploy/quickstart.sh [--steps N] [--seeds N] [--keep]
+#   deploy/quickstart.sh [--steps N] [--seeds N] [--results FOLDER] [--keep]
 #
-#   --steps N   optimizer steps a training run makes (default 300)
-#   --seeds N   training runs a side, each from its own seed (default 1)
-#   --keep      leave the daemon running at the end
-#   --help      this text
+#   --steps N         optimizer steps a training run makes (default 300)
+#   --seeds N         training runs a side, each from its own seed (default 1)
+#   --results FOLDER  where figures, picture and logs go, in place of an earlier run's (default build/quickstart)
+#   --keep            leave the daemon running at the end
+#   --help            this text
 #
 # It installs what is missing, builds the daemon and the Python client, starts the daemon, trains a small language model
 # on the King James Bible through it, then the same model from the same seed with torch's own AdamW in fp32, and prints
@@ -15,14 +16,14 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-readonly RESULTS="$ROOT/build/quickstart"
-readonly LOGS="$RESULTS/logs"
 readonly PYTHON="$ROOT/.venv/bin/python"
 readonly PRESET=dev # the one that tests/run.sh builds, so that nothing is compiled twice
 readonly BALLASTD="$ROOT/build/$PRESET/server/ballastd"
 readonly BALLASTCTL="$ROOT/build/$PRESET/client/cpp/ballastctl"
 readonly DAEMON_THREADS=1
 
+RESULTS="$ROOT/build/quickstart"
+LOGS="$RESULTS/logs"
 steps=300
 seeds=1
 keep=no
@@ -47,6 +48,12 @@ parse_flags() {
       --steps | --seeds)
         require_count "$1" "${2:-}"
         if [[ $1 == --steps ]]; then steps=$2; else seeds=$2; fi
+        shift
+        ;;
+      --results)
+        [[ -n ${2:-} ]] || fail "--results wants a folder"
+        RESULTS=$(realpath -m -- "$2")
+        LOGS="$RESULTS/logs"
         shift
         ;;
       --keep) keep=yes ;;
@@ -176,7 +183,7 @@ main() {
   trap on_signal INT TERM HUP
   cd "$ROOT"
   mkdir -p "$LOGS"
-  rm -f "$RESULTS"/*.json "$RESULTS"/loss.png
+  rm -f "$RESULTS"/{ballast-,torch-,daemon}*.json "$RESULTS"/loss.png
   prepare
   start_daemon
   rss_before=$(daemon_rss_kib)

@@ -5,6 +5,8 @@ import re
 import resource
 import signal
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,6 +21,15 @@ EXAMPLE = BUILD / "client" / "cpp" / "ballast_example"
 def plain_environment() -> dict[str, str]:
     """Ours without BALLAST_*: a test states its configuration."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BALLAST_")}
+
+
+def until(what: str, probe, seconds: float = 60):
+    """What the probe returns, once it is true: for what is published later than it happens."""
+    deadline = time.monotonic() + seconds
+    while not (found := probe()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        threading.Event().wait(0.05)
+    return found
 
 
 class Daemon:
@@ -76,7 +87,7 @@ class Daemon:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{self.ops}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://{self.ops}{path}", timeout=60) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -88,11 +99,11 @@ class Daemon:
         except OSError:
             return None
 
-    def stop(self, seconds: float = 20) -> int:
+    def stop(self, seconds: float = 60) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
     def ctl(self, *arguments: str) -> subprocess.CompletedProcess:
         command = [BALLASTCTL, "--server", self.server, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, env=plain_environment())
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=plain_environment())

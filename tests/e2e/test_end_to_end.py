@@ -5,13 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from daemon import BALLASTD, EXAMPLE, ROOT, Daemon, plain_environment
+from daemon import BALLASTD, EXAMPLE, ROOT, Daemon, plain_environment, until
 
 
-def run(*command, seconds=60, **more):
+def run(*command, seconds=120, **more):
     command = [str(part) for part in command]
     more.setdefault("env", plain_environment())
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
@@ -107,11 +106,10 @@ def test_health(daemon):
     assert daemon.ctl("health").returncode == 0
 
 
-def test_sigterm_drains_and_exits_0(daemon):
-    started = time.monotonic()
-    assert daemon.stop() == 0, daemon.log.read_text()
-    assert time.monotonic() - started < 10
-    assert daemon.ctl("health").returncode != 0
+def test_sigterm_drains_and_exits_0(tmp_path):
+    with Daemon(tmp_path, "--drain_timeout", "1h") as daemon:  # nothing is open: it is not waited for
+        assert daemon.stop() == 0, daemon.log.read_text()
+        assert daemon.ctl("health").returncode != 0
 
 
 def test_the_metrics_table_is_current():
@@ -124,7 +122,7 @@ def test_the_metrics_table_is_current():
 
 
 def test_a_port_in_use_is_named(daemon):
-    result = run(BALLASTD, "--listen", daemon.server, "--ops_http.listen", "off", seconds=20)
+    result = run(BALLASTD, "--listen", daemon.server, "--ops_http.listen", "off")
     assert result.returncode != 0
     assert daemon.server.split(":")[1] in result.stderr, result.stderr
 
@@ -141,7 +139,7 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, text, line, word):
     file = tmp_path / "ballast.yaml"
     file.write_text(text)
     for flags in (["--check-config"], []):
-        result = run(BALLASTD, "--config", file, *flags, seconds=20)
+        result = run(BALLASTD, "--config", file, *flags)
         assert result.returncode == 78, result.stderr
         assert word in result.stderr
         assert line is None or f"ballast.yaml:{line}" in result.stderr, result.stderr
@@ -158,7 +156,7 @@ def test_check_config_accepts_what_print_config_prints(tmp_path):
 
 
 def test_an_unknown_flag_is_named():
-    result = run(BALLASTD, "--no-such-flag", seconds=20)
+    result = run(BALLASTD, "--no-such-flag")
     assert result.returncode != 0 and "no-such-flag" in result.stderr
 
 
@@ -175,10 +173,18 @@ def test_the_quick_start_names_a_bad_flag():
     assert result.returncode == 1 and "--stepz" in result.stderr
 
 
+def last_results() -> dict[str, int]:
+    """When each file of the user's own last quick start was written."""
+    folder = ROOT / "build" / "quickstart"
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")} if folder.exists() else {}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_quick_start_leaves_nothing(number):
+def test_an_interrupted_quick_start_leaves_nothing(number, tmp_path):
+    before = last_results()
+    log = tmp_path / "logs" / "ballastd.log"
     with subprocess.Popen(
-        [ROOT / "deploy" / "quickstart.sh", "--steps", "1000"],
+        [ROOT / "deploy" / "quickstart.sh", "--steps", "1000000", "--results", tmp_path],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -190,8 +196,9 @@ def test_an_interrupted_quick_start_leaves_nothing(number):
         for line in quickstart.stdout:
             if line.startswith("training, "):
                 break
-        time.sleep(3)
+        until("the trainer is at work", lambda: '"event":"stream"' in log.read_text(), 120)
         assert any("ballastd" in process for process in descendants_of_session(quickstart.pid))
         quickstart.send_signal(number)
-        assert quickstart.wait(30) == 130
+        assert quickstart.wait(60) == 130
     assert descendants_of_session(quickstart.pid) == []
+    assert last_results() == before
