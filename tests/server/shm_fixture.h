@@ -6,7 +6,6 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "proto/shm_bell.h"
 #include "proto/shm_record.h"
@@ -14,6 +13,7 @@
 #include "proto/shm_socket.h"
 
 #include "server/convert.h"
+#include "tests/eventually.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -171,7 +171,7 @@ class ShmRpcTest : public RpcTest {
     for (uint32_t i = 0; i < raw->spec.tensors.size(); ++i) {
       const std::string gradient = Gradient(raw->spec, i, step);
       for (const v1::Gradient& chunk : Chunks(raw->spec, i, gradient)) {
-        while (raw->trainer->lender.free() == 0) std::this_thread::yield();
+        EXPECT_SOON(raw->trainer->lender.free(), ::testing::Gt(0u));
         raw->trainer->Chunk(chunk);
       }
       raw->reference->Update(i, step, gradient);

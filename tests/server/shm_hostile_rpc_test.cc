@@ -7,11 +7,13 @@
 #include <functional>
 #include <thread>
 
+#include "tests/eventually.h"
 #include "tests/server/shm_fixture.h"
 
 namespace ballast::testing {
 namespace {
 
+using ::testing::Ge;
 using ::testing::HasSubstr;
 
 struct Hostile {
@@ -179,7 +181,7 @@ TEST_F(ShmRpcTest, AGradientThatChangesInItsSlotIsSummedAsItIsThen) {
   (*second)->Begin(1);
   const v1::Gradient chunk = Chunks(raw.spec, 2, Gradient(raw.spec, 2, 1))[0];
   const uint32_t slot = raw.trainer->Chunk(chunk);
-  while (Status("r1").received_bytes() < chunk.data().size()) std::this_thread::yield();
+  EXPECT_SOON(Status("r1").received_bytes(), Ge(chunk.data().size()));
   std::memset(raw.trainer->lender.at(slot).data(), 0xff, chunk.data().size());  // NaN, in every format
   (*second)->Chunk(chunk);
   v1::TrainRequest end;

@@ -2,11 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
-#include "absl/strings/match.h"
-
 #include "server/lane_shape.h"
+#include "tests/eventually.h"
 #include "tests/server/shm_fixture.h"
 
 namespace ballast::testing {
@@ -14,6 +11,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Ge;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 
 TEST_F(ShmRpcTest, IsOfferedAndTrainsInPlace) {
@@ -44,11 +43,11 @@ TEST_F(ShmRpcTest, AGradientStaysInItsSlotUntilItIsSummed) {
   const v1::Gradient chunk = Chunks(raw.spec, 0, Gradient(raw.spec, 0, 1))[0];
   raw.trainer->Chunk(chunk);
   raw.trainer->Chunk(Chunks(raw.spec, 0, Gradient(raw.spec, 0, 1))[1]);
-  while (Status("r1").received_bytes() < 2 * chunk.data().size()) std::this_thread::yield();
+  EXPECT_SOON(Status("r1").received_bytes(), Ge(2 * chunk.data().size()));
   EXPECT_EQ(raw.trainer->lender.returned(), 0u);
   (*second)->Chunk(chunk);
-  while ((*second)->lender.returned() == 0) std::this_thread::yield();
-  EXPECT_EQ(raw.trainer->lender.returned(), 1u);
+  EXPECT_SOON((*second)->lender.returned(), 1u);
+  EXPECT_SOON(raw.trainer->lender.returned(), 1u);
 }
 
 TEST_F(ShmRpcTest, OnlyATokenOpensIt) {
@@ -77,7 +76,7 @@ TEST_F(ShmRpcTest, SilentAndNonsensicalGuestsAreDismissedAndDisturbNobody) {
   const ShmSocket silent = ShmSocket::Connect(raw.grant.shm_socket()).value();
   const ShmSocket talks = ShmSocket::Connect(raw.grant.shm_socket()).value();
   ASSERT_EQ(send(talks.fd(), "GET / HTTP/1.0", 14, 0), 14);
-  while (!talks.HungUp()) std::this_thread::yield();
+  EXPECT_SOON(talks.HungUp(), true);
   ExpectStep(&raw, 1);
 }
 
@@ -88,11 +87,9 @@ TEST_F(ShmRpcTest, ATrainerThatIsGoneIsNoticedAndItsGradientsStay) {
   const auto chunks = Chunks(raw.spec, 0, Gradient(raw.spec, 0, 1));
   raw.trainer->Chunk(chunks[0]);
   raw.trainer->Chunk(chunks[1]);
-  while (Status("r1").received_bytes() < 2 * chunks[0].data().size()) std::this_thread::yield();
+  EXPECT_SOON(Status("r1").received_bytes(), Ge(2 * chunks[0].data().size()));
   raw.trainer->HangUp();
-  while (Status("r1").ranks_size() == 0 || !absl::StrContains(Status("r1").ranks(0), "not connected")) {
-    std::this_thread::yield();
-  }
+  EXPECT_SOON(Status("r1").ranks(), ElementsAre(HasSubstr("not connected")));
   const v1::AttachResponse resumed = Resume("r1", raw.grant.session_token());
   ASSERT_EQ(resumed.held_size(), 1);
   EXPECT_EQ(resumed.held(0).chunks(), std::string(1, '\3'));
@@ -121,7 +118,7 @@ TEST_F(ShmRpcTest, AStoppedReaderCostsTheOthersNothing) {
   stopped.trainer->Begin(1);
   for (uint32_t i = 0; i < 3; ++i) {
     for (const v1::Gradient& chunk : Chunks(stopped.spec, i, Gradient(stopped.spec, i, 1))) {
-      while (stopped.trainer->lender.free() == 0) std::this_thread::yield();
+      EXPECT_SOON(stopped.trainer->lender.free(), Gt(0u));
       stopped.trainer->Chunk(chunk);
     }
   }
