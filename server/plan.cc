@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "server/accounts.h"
+
 namespace ballast {
 namespace {
 
@@ -124,6 +126,8 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   Add(&plan.shards[0].bytes.gradients, Product(spec.ranks, plan.window_bytes));
   const uint64_t slot_bytes = plan.send_slot_bytes + plan.send_slot_scales * sizeof(float);
   Add(&plan.shards[0].bytes.staging, Product(SlotCount(spec), slot_bytes));
+  plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
+  Add(&plan.shards[0].bytes.staging, plan.account_bytes);
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;
 }

@@ -49,14 +49,15 @@ struct Plan {
   uint64_t chunk_elements = 0;
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
-  // By shard. The first also counts what is in host memory: the ranks' send slots, and their windows of gradients that
-  // wait to be summed.
+  // By shard. The first also counts what is in host memory: the ranks' send slots, their windows of gradients that
+  // wait to be summed, and the accounts of what came.
   std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
   uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank; lane_shape.h says where
+  uint64_t account_bytes = 0;     // of bytes.staging: what is known of the gradients that came (accounts.h), at most
   uint64_t send_slot_bytes = 0;   // of each of a rank's kSendSlots, and of one more
   uint64_t send_slot_scales = 0;  // likewise
 };

@@ -9,8 +9,10 @@ ReducePool::ReducePool(uint64_t bytes, size_t most_slabs) : bytes_(bytes) {
   holes_.push_back({.offset = 0, .bytes = bytes});
 }
 
-bool ReducePool::Fits(uint64_t bytes) const {
-  return std::any_of(holes_.begin(), holes_.end(), [&](const Slab& hole) { return hole.bytes >= bytes; });
+uint64_t ReducePool::largest_hole() const {
+  uint64_t largest = 0;
+  for (const Slab& hole : holes_) largest = std::max(largest, hole.bytes);
+  return largest;
 }
 
 std::optional<Slab> ReducePool::Allocate(uint64_t bytes) {

@@ -1,7 +1,7 @@
 // The gradients on their way to their update: slabs cut first-fit from one buffer that was reserved with the run. A
 // slab holds one tensor's gradient, from its first chunk until its update has read it.
 //
-// Bookkeeping only; the bytes belong to the caller. Strand-confined. Allocate and Free cost a walk over the holes, of
+// Bookkeeping only; the bytes belong to the caller. Strand-confined. Each costs a walk over the holes, of
 // which there are at most slabs + 1.
 #pragma once
 
@@ -21,7 +21,8 @@ class ReducePool {
   // most_slabs: how many may be live at once, so that nothing is allocated later.
   ReducePool(uint64_t bytes, size_t most_slabs);
 
-  bool Fits(uint64_t bytes) const;
+  bool Fits(uint64_t bytes) const { return bytes <= largest_hole(); }
+  uint64_t largest_hole() const;
   std::optional<Slab> Allocate(uint64_t bytes);
   void Free(Slab slab);
 

@@ -4,14 +4,26 @@
 #include <utility>
 
 namespace ballast {
+namespace {
 
-Reduction::Reduction(Options options) : options_(std::move(options)), tensors_(options_.chunks.size()) {
-  size_t first = 0;
-  for (const uint64_t chunks : options_.chunks) {
-    first_chunk_.push_back(first);
-    first += chunks;
+uint64_t BitBytes(uint64_t bits) { return (bits + 63) / 64 * 8; }
+
+}  // namespace
+
+Reduction::Reduction(Options options)
+    : options_(std::move(options)),
+      live_(std::clamp<uint32_t>(options_.micros, 1, kMostLive)),
+      tensors_(options_.chunks.size()) {
+  size_t chunks = 0;
+  for (const uint64_t of_tensor : options_.chunks) {
+    first_chunk_.push_back(chunks);
+    chunks += of_tensor;
   }
-  summed_.resize(first);
+  summed_.resize(chunks);
+  started_.resize(chunks);
+  tallies_.assign(live_, {std::vector<uint16_t>(chunks), std::vector<bool>(chunks)});
+  turns_.assign(live_ + 1, {IndexSet(chunks), IndexSet(chunks), IndexSet(chunks)});
+  small_ready_ = looks_ = looking_ = waiting_ = IndexSet(chunks);
   for (const uint64_t bytes : options_.pool_bytes) pools_.emplace_back(bytes, tensors_.size());
   std::vector<uint64_t> ends(pools_.size());
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
@@ -19,21 +31,44 @@ Reduction::Reduction(Options options) : options_(std::move(options)), tensors_(o
     places_.push_back({.offset = end, .bytes = options_.slab_bytes[i]});
     end += options_.slab_bytes[i];
   }
-  for (size_t p = 0; p < pools_.size(); ++p) whole_.push_back(ends[p] <= options_.pool_bytes[p]);
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    whole_.push_back(ends[p] <= options_.pool_bytes[p]);
+    fits_.emplace_back(whole_[p] ? 0 : tensors_.size());
+  }
   taken_.resize(tensors_.size());
 }
 
-bool Reduction::Fits(uint32_t tensor) const {
-  const uint32_t pool = options_.pool_of[tensor];
-  return whole_[pool] ? !taken_[tensor] : pools_[pool].Fits(options_.slab_bytes[tensor]);
+uint64_t Reduction::BytesAtMost(const Size& size) {
+  const uint64_t live = std::clamp<uint64_t>(size.micros, 1, kMostLive);
+  const uint64_t of_micro =
+      sizeof(Micro) + size.chunks * sizeof(uint32_t) + BitBytes(size.chunks) + BitBytes(size.tensors);
+  const uint64_t of_rank = sizeof(Rank) + sizeof(ChunkSet) + live * of_micro;
+  const uint64_t tally = sizeof(Tally) + size.chunks * sizeof(uint16_t) + BitBytes(size.chunks);
+  const uint64_t turn = sizeof(Turn) + 3 * IndexSet::Bytes(size.chunks);
+  const uint64_t of_chunks = size.chunks * sizeof(uint32_t) + BitBytes(size.chunks) + 4 * IndexSet::Bytes(size.chunks);
+  const uint64_t of_tensors =
+      size.tensors * (sizeof(Tensor) + sizeof(Slab) + sizeof(size_t) + 3 * sizeof(uint64_t)) + BitBytes(size.tensors);
+  const uint64_t of_pool =
+      sizeof(ReducePool) + sizeof(FirstFit) + (size.tensors + 2) * sizeof(Slab) + FirstFit::Bytes(size.tensors);
+  return size.ranks * of_rank + live * tally + (live + 1) * turn + of_chunks + of_tensors + size.pools * of_pool;
 }
 
-std::optional<Slab> Reduction::Allocate(uint32_t tensor) {
+uint32_t Reduction::TensorOf(size_t flat) const {
+  const auto after = std::upper_bound(first_chunk_.begin(), first_chunk_.end(), flat);
+  return static_cast<uint32_t>(after - first_chunk_.begin()) - 1;
+}
+
+bool Reduction::Allocate(uint32_t tensor) {
   const uint32_t pool = options_.pool_of[tensor];
-  if (!whole_[pool]) return pools_[pool].Allocate(options_.slab_bytes[tensor]);
-  if (taken_[tensor]) return std::nullopt;  // the last step's update reads it
-  taken_[tensor] = true;
-  return places_[tensor];
+  std::optional<Slab>& slab = tensors_[tensor].slab;
+  if (!whole_[pool]) {
+    slab = pools_[pool].Allocate(options_.slab_bytes[tensor]);
+  } else if (!taken_[tensor]) {  // else the last step's update reads it
+    taken_[tensor] = true;
+    slab = places_[tensor];
+  }
+  if (slab) Refile(tensor);
+  return slab.has_value();
 }
 
 void Reduction::Free(uint32_t tensor, Slab slab) {
@@ -46,89 +81,149 @@ void Reduction::Free(uint32_t tensor, Slab slab) {
 }
 
 void Reduction::Begin(uint32_t ranks) {
-  ranks_.assign(ranks, {});
+  ranks_.resize(ranks);
+  for (Rank& rank : ranks_) {
+    rank.begun = 0;
+    rank.last.reset();
+  }
   if (covers_.size() != ranks) covers_.assign(ranks, {});
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].slab) Free(i, *tensors_[i].slab);
     tensors_[i] = {.slab = std::nullopt, .chunks_left = options_.chunks[i]};
   }
   std::fill(summed_.begin(), summed_.end(), 0);
-  looks_.clear();
-  waiting_.clear();
+  std::fill(started_.begin(), started_.end(), false);
+  looks_.Clear();
+  waiting_.Clear();
   wanted_.reset();
+  oldest_ = 0;
   complete_ = 0;
   any_summed_ = false;
+  ClearTallies();
+  CountBegun();
+}
+
+void Reduction::ClearTallies() {
+  for (Tally& tally : tallies_) {
+    std::fill(tally.settled.begin(), tally.settled.end(), 0);
+    std::fill(tally.delivered.begin(), tally.delivered.end(), false);
+    tally.left = summed_.size();
+  }
+  for (Turn& turn : turns_) {
+    for (IndexSet* set : {&turn.placed, &turn.placed_ready, &turn.unplaced_ready}) set->Clear();
+  }
+  small_ready_.Clear();
+  for (FirstFit& fit : fits_) fit.Clear();
+}
+
+void Reduction::CountAgain() {
+  ClearTallies();
+  for (uint32_t rank = 0; rank < ranks(); ++rank) {
+    for (uint32_t micro = 0; micro < ranks_[rank].begun; ++micro) {
+      for (uint32_t i = 0; i < tensors_.size(); ++i) {
+        for (uint64_t c = 0; c < options_.chunks[i]; ++c) {
+          const size_t flat = Flat(i, c);
+          if (Settled(rank, {micro, i, c})) ++TallyOf(micro).settled[flat];
+          if (At(rank, micro).delivered[flat]) TallyOf(micro).delivered[flat] = true;
+        }
+      }
+    }
+  }
+  for (uint32_t i = 0; i < tensors_.size(); ++i) Refile(i);
+  work_ += summed_.size() * ranks() * live_;
+}
+
+void Reduction::CountBegun() {
+  begun_by_all_ = UINT32_MAX;
+  for (const Rank& rank : ranks_) begun_by_all_ = std::min(begun_by_all_, rank.begun);
+  work_ += ranks();
 }
 
 void Reduction::BeginMicro(uint32_t rank, bool last) {
   Rank& r = ranks_[rank];
-  if (last) r.last = static_cast<uint32_t>(r.micros.size());
-  r.micros.push_back(
-      {.crc = std::vector<std::optional<uint32_t>>(summed_.size()), .count = std::vector<uint64_t>(tensors_.size())});
+  const uint32_t micro = r.begun++;
+  if (last) r.last = micro;
+  r.live.resize(live_);
+  Micro& m = At(rank, micro);
+  m.ended = false;
+  m.absent.clear();
+  m.crc.resize(summed_.size());
+  m.delivered.assign(summed_.size(), false);
+  CountBegun();
   if (covers_[rank].empty()) return;
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     for (uint64_t c = 0; c < options_.chunks[i]; ++c) {
-      if (!Contains(covers_[rank], i, c)) looks_.push_back({i, c});
+      if (!Contains(covers_[rank], i, c)) Settle(micro, Flat(i, c));
     }
   }
 }
 
 Reduction::Arrival Reduction::Deliver(uint32_t rank, ChunkId id, uint32_t crc) {
-  Micro& micro = ranks_[rank].micros[id.micro];
-  std::optional<uint32_t>& known = micro.crc[Flat(id.tensor, id.chunk)];
-  if (known) return known == crc ? Arrival::kAgain : Arrival::kOther;
-  known = crc;
-  ++micro.count[id.tensor];
-  looks_.push_back({id.tensor, id.chunk});
+  if (!kept(rank, id.micro)) return Arrival::kAgain;
+  Micro& m = At(rank, id.micro);
+  const size_t flat = Flat(id.tensor, id.chunk);
+  if (m.delivered[flat]) return m.crc[flat] == crc ? Arrival::kAgain : Arrival::kOther;
+  m.delivered[flat] = true;
+  m.crc[flat] = crc;
+  TallyOf(id.micro).delivered[flat] = true;
+  if (summed_[flat] == id.micro) File(id.tensor, flat);
+  Settle(id.micro, flat);
   return Arrival::kNew;
 }
 
 void Reduction::EndMicro(uint32_t rank, std::vector<bool> absent) {
-  Micro& micro = ranks_[rank].micros.back();
+  const uint32_t micro = ranks_[rank].begun - 1;
+  Micro& m = At(rank, micro);
+  m.absent = std::move(absent);
+  m.ended = true;
+  if (micro < oldest_) return;  // nothing that it could deliver is absent
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (!absent[i]) continue;
-    for (uint64_t c = 0; c < options_.chunks[i]; ++c) looks_.push_back({i, c});
+    for (uint64_t c = 0; m.absent[i] && c < options_.chunks[i]; ++c) {
+      if (Contains(covers_[rank], i, c)) Settle(micro, Flat(i, c));
+    }
   }
-  micro.absent = std::move(absent);
-  micro.ended = true;
+}
+
+void Reduction::Settle(uint32_t micro, size_t flat) {
+  ++work_;
+  if (++TallyOf(micro).settled[flat] == ranks() && summed_[flat] == micro) looks_.Insert(flat);
 }
 
 bool Reduction::Forget(uint32_t rank) {
   // A sum has a part of every rank in it, or what the rank said of having none.
   if (any_summed_) return false;
-  ranks_[rank] = {};
+  ranks_[rank].begun = 0;
+  ranks_[rank].last.reset();
+  CountAgain();
+  CountBegun();
   return true;
 }
 
 void Reduction::Release(uint32_t tensor, Slab slab) {
   Free(tensor, slab);
-  looks_.insert(looks_.end(), waiting_.begin(), waiting_.end());
-  waiting_.clear();
+  if (!tensors_[tensor].slab) Refile(tensor);
+  for (auto i = waiting_.Next(0); i; i = waiting_.Next(*i)) {
+    waiting_.Erase(*i);
+    looks_.Insert(*i);
+  }
 }
 
 bool Reduction::Settled(uint32_t rank, ChunkId id) const {
-  const Rank& r = ranks_[rank];
-  if (r.micros.size() <= id.micro) return false;
-  if (!Contains(covers_[rank], id.tensor, id.chunk)) return true;
-  const Micro& micro = r.micros[id.micro];
-  return micro.crc[Flat(id.tensor, id.chunk)].has_value() || (micro.ended && micro.absent[id.tensor]);
-}
-
-bool Reduction::Ready(ChunkId id) const {
-  for (uint32_t rank = 0; rank < ranks(); ++rank) {
-    if (!Settled(rank, id)) return false;
-  }
-  return true;
+  if (ranks_[rank].begun <= id.micro) return false;
+  if (!kept(rank, id.micro) || !Contains(covers_[rank], id.tensor, id.chunk)) return true;
+  const Micro& m = At(rank, id.micro);
+  return m.delivered[Flat(id.tensor, id.chunk)] || (m.ended && m.absent[id.tensor]);
 }
 
 Reduction::Progress Reduction::Advance() {
   Progress progress;
   while (!looks_.empty()) {  // a tensor that turns out to be absent everywhere may free a slab on the way
     // In order, so that the same state gives the same sums.
-    std::sort(looks_.begin(), looks_.end());
-    looks_.erase(std::unique(looks_.begin(), looks_.end()), looks_.end());
-    for (const Spot& spot : std::exchange(looks_, {})) {
-      if (!AdvanceChunk(spot.tensor, spot.chunk, &progress)) waiting_.push_back(spot);
+    std::swap(looks_, looking_);
+    for (auto i = looking_.Next(0); i; i = looking_.Next(*i)) {
+      looking_.Erase(*i);
+      const uint32_t tensor = TensorOf(*i);
+      if (!AdvanceChunk(tensor, *i - first_chunk_[tensor], &progress)) waiting_.Insert(*i);
     }
   }
   return progress;
@@ -136,99 +231,150 @@ Reduction::Progress Reduction::Advance() {
 
 bool Reduction::AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress) {
   Tensor& t = tensors_[tensor];
-  uint32_t& summed = summed_[Flat(tensor, chunk)];
-  while (!t.complete && Ready({summed, tensor, chunk})) {
+  const size_t flat = Flat(tensor, chunk);
+  const uint32_t& summed = summed_[flat];
+  while (!t.complete && MayBegin(summed) && TallyOf(summed).settled[flat] == ranks()) {
     Sum sum{.id = {summed, tensor, chunk}};
     for (uint32_t rank = 0; rank < ranks(); ++rank) {
-      if (ranks_[rank].micros[summed].crc[Flat(tensor, chunk)]) sum.ranks.push_back(rank);
+      if (At(rank, summed).delivered[flat]) sum.ranks.push_back(rank);
     }
+    work_ += ranks();
     if (!sum.ranks.empty()) {
-      if (!t.slab) t.slab = Allocate(tensor);
-      if (!t.slab) return false;
+      if (!t.slab && !Allocate(tensor)) return false;
       sum.slab = *t.slab;
-      sum.first = !Started(tensor, chunk);
+      sum.first = !started_[flat];
+      started_[flat] = true;
       t.summed = true;
       progress->sums.push_back(std::move(sum));
     }
     any_summed_ = true;
-    if (ranks_[0].last != summed++) continue;
+    const bool last = ranks_[0].last == summed;
+    PassOn(tensor, flat);
+    if (!last) continue;
     if (--t.chunks_left > 0) return true;
     Finish(tensor, progress);
   }
   return true;
 }
 
+void Reduction::PassOn(uint32_t tensor, size_t flat) {
+  Unfile(tensor, flat);
+  --TallyOf(summed_[flat]++).left;
+  while (TallyOf(oldest_).left == 0) {
+    Tally& tally = TallyOf(oldest_++);
+    std::fill(tally.settled.begin(), tally.settled.end(), 0);
+    std::fill(tally.delivered.begin(), tally.delivered.end(), false);
+    tally.left = summed_.size();
+  }
+  File(tensor, flat);
+}
+
 void Reduction::Finish(uint32_t tensor, Progress* progress) {
   Tensor& t = tensors_[tensor];
   t.complete = true;
+  Refile(tensor);
   ++complete_;
   const auto slab = std::exchange(t.slab, std::nullopt);
   if (slab && !t.summed) Release(tensor, *slab);  // who had a gradient is gone, and its next process has none
   for (uint64_t c = 0; t.summed && c < options_.chunks[tensor]; ++c) {
-    if (Started(tensor, c)) continue;  // else those that cover it had listed the tensor absent
+    if (started_[Flat(tensor, c)]) continue;  // else those that cover it had listed the tensor absent
     progress->sums.push_back({.id = {*ranks_[0].last, tensor, c}, .slab = *slab, .ranks = {}, .first = true});
   }
+  work_ += options_.chunks[tensor];
   progress->complete.push_back({tensor, t.summed ? slab : std::nullopt});
 }
 
-// Of an earlier micro-batch.
-bool Reduction::Started(uint32_t tensor, uint64_t chunk) const {
-  const uint32_t summed = summed_[Flat(tensor, chunk)];
-  for (const Rank& rank : ranks_) {
-    for (uint32_t m = 0; m < summed; ++m) {
-      if (rank.micros[m].crc[Flat(tensor, chunk)]) return true;
-    }
+// --- what is wanted ---
+
+void Reduction::File(uint32_t tensor, size_t flat) {
+  const Tensor& t = tensors_[tensor];
+  if (t.complete) return;
+  const uint32_t micro = summed_[flat], pool = options_.pool_of[tensor];
+  const bool ready = MayBegin(micro) && TallyOf(micro).delivered[flat];
+  Turn& turn = TurnOf(micro);
+  ++work_;
+  if (t.slab) {
+    turn.placed.Insert(flat);
+    if (ready) turn.placed_ready.Insert(flat);
+  } else if (ready && !whole_[pool]) {
+    small_ready_.Insert(flat);
+    fits_[pool].Set(tensor, options_.slab_bytes[tensor]);
+  } else if (ready && !taken_[tensor]) {
+    turn.unplaced_ready.Insert(flat);
   }
-  return false;
+}
+
+void Reduction::Unfile(uint32_t tensor, size_t flat) {
+  Turn& turn = TurnOf(summed_[flat]);
+  for (IndexSet* set : {&turn.placed, &turn.placed_ready, &turn.unplaced_ready}) set->Erase(flat);
+  ++work_;
+  if (!small_ready_.Contains(flat)) return;
+  small_ready_.Erase(flat);
+  const auto next = small_ready_.Next(first_chunk_[tensor]);
+  if (next && *next < first_chunk_[tensor] + options_.chunks[tensor]) return;
+  fits_[options_.pool_of[tensor]].Set(tensor, FirstFit::kNone);
+}
+
+void Reduction::Refile(uint32_t tensor) {
+  for (uint64_t c = 0; c < options_.chunks[tensor]; ++c) {
+    Unfile(tensor, Flat(tensor, c));
+    File(tensor, Flat(tensor, c));
+  }
 }
 
 std::optional<ChunkId> Reduction::Wanted(uint32_t rank) {
   ChooseWanted();
-  if (!wanted_ || ranks_[rank].micros.size() <= wanted_->micro || Settled(rank, *wanted_)) return std::nullopt;
+  if (!wanted_ || ranks_[rank].begun <= wanted_->micro || Settled(rank, *wanted_)) return std::nullopt;
   return wanted_;
 }
 
 // Every rank has begun the micro-batch: each will deliver the chunk or list it absent, whatever its credit.
 void Reduction::ChooseWanted() {
   if (wanted_ && Due(*wanted_)) return;
-  wanted_ = Lowest(/*with_slab=*/true, /*delivered=*/true);
-  if (!wanted_) wanted_ = Lowest(/*with_slab=*/false, /*delivered=*/true);
-  if (!wanted_) wanted_ = Lowest(/*with_slab=*/true, /*delivered=*/false);
-  if (!wanted_) return;
-  Tensor& t = tensors_[wanted_->tensor];
-  if (!t.slab) t.slab = Allocate(wanted_->tensor);
-}
-
-std::optional<ChunkId> Reduction::Lowest(bool with_slab, bool delivered) const {
-  std::optional<ChunkId> lowest;
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].slab.has_value() != with_slab) continue;
-    if (!with_slab && !Fits(i)) continue;
-    for (uint64_t c = 0; c < options_.chunks[i]; ++c) {
-      const ChunkId id{summed_[Flat(i, c)], i, c};
-      if ((lowest && *lowest < id) || !Due(id) || !BegunByAll(id.micro)) continue;
-      if (!delivered || DeliveredByAny(id)) lowest = id;
-    }
+  wanted_ = First(&Turn::placed_ready);
+  if (!wanted_) {
+    const auto whole = First(&Turn::unplaced_ready), small = FirstOfSmallPools();
+    wanted_ = whole && small ? std::min(whole, small) : whole ? whole : small;
   }
-  return lowest;
+  if (!wanted_) wanted_ = First(&Turn::placed);
+  if (wanted_ && !tensors_[wanted_->tensor].slab) Allocate(wanted_->tensor);
 }
 
-bool Reduction::BegunByAll(uint32_t micro) const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.micros.size() > micro; });
+std::optional<ChunkId> Reduction::First(IndexSet Turn::*of) {
+  for (uint32_t micro = oldest_; MayBegin(micro) && micro < begun_by_all_; ++micro) {
+    ++work_;
+    const auto flat = (TurnOf(micro).*of).Next(0);
+    if (!flat) continue;
+    const uint32_t tensor = TensorOf(*flat);
+    return ChunkId{micro, tensor, *flat - first_chunk_[tensor]};
+  }
+  return std::nullopt;
+}
+
+std::optional<ChunkId> Reduction::FirstOfSmallPools() {
+  std::optional<ChunkId> first;
+  if (begun_by_all_ == 0) return first;
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    if (whole_[p]) continue;
+    ++work_;
+    const auto tensor = fits_[p].First(pools_[p].largest_hole());
+    if (!tensor || (first && first->tensor < *tensor)) continue;
+    const size_t flat = *small_ready_.Next(first_chunk_[*tensor]);
+    first = ChunkId{0, static_cast<uint32_t>(*tensor), flat - first_chunk_[*tensor]};
+  }
+  return first;
 }
 
 bool Reduction::Due(ChunkId id) const {
   return !tensors_[id.tensor].complete && summed_[Flat(id.tensor, id.chunk)] == id.micro;
 }
 
-bool Reduction::DeliveredByAny(ChunkId id) const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-    return rank.micros.size() > id.micro && rank.micros[id.micro].crc[Flat(id.tensor, id.chunk)];
-  });
-}
+// --- what is in ---
 
 uint64_t Reduction::count(uint32_t rank, uint32_t micro, uint32_t tensor) const {
-  return ranks_[rank].micros[micro].count[tensor];
+  if (!kept(rank, micro)) return covered(rank, tensor);
+  const auto first = At(rank, micro).delivered.begin() + static_cast<std::ptrdiff_t>(first_chunk_[tensor]);
+  return static_cast<uint64_t>(std::count(first, first + static_cast<std::ptrdiff_t>(options_.chunks[tensor]), true));
 }
 
 uint64_t Reduction::covered(uint32_t rank, uint32_t tensor) const {
@@ -240,7 +386,8 @@ uint64_t Reduction::covered(uint32_t rank, uint32_t tensor) const {
 std::vector<bool> Reduction::Delivered(uint32_t rank, uint32_t micro, uint32_t tensor) const {
   std::vector<bool> delivered;
   for (uint64_t c = 0; c < options_.chunks[tensor]; ++c) {
-    delivered.push_back(ranks_[rank].micros[micro].crc[Flat(tensor, c)].has_value());
+    delivered.push_back(kept(rank, micro) ? At(rank, micro).delivered[Flat(tensor, c)]
+                                          : Contains(covers_[rank], tensor, c));
   }
   return delivered;
 }

@@ -95,7 +95,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   PlanBytes live = store_->bytes();
   live.gradients = runner_->gradient_bytes();
-  live.staging += runner_->slot_bytes() + digests_->scratch_bytes();
+  live.staging += runner_->slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes;  // as it may come to be
   live.padding = plan_.bytes.padding;
   live.snapshots = runner_->snapshot_bytes();
   board_.Write([&](RunStatus& s) { s.bytes = live; });

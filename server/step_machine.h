@@ -10,8 +10,9 @@
 //   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect Update;
 //     in staged it is Judge, once all are complete and the ranks' StepEnds agree, and the Updates follow a favourable
 //     Verdict. At most one a step;
+//   - a rank may begin the next micro-batch but one only when all of the first is summed (Reduction::kMostLive);
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
-//   session;
+//   session; in a micro-batch that is wholly summed and no more kept account of, its checksum is taken as it is;
 //   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
 //   - a session that is replaced by a new process, or away for too long, has its contributions to the open step
 //   dropped,
@@ -242,6 +243,8 @@ class StepMachine {
   bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_; }
   // Whether the rank has ended the step that it began last.
   bool Ended(uint32_t rank) const { return ranks_[rank].ended; }
+  // Whether the event must be handed in later, after others: the rank is too far ahead of them.
+  bool MustWait(const event::MicroBegin& e) const;
   // What of the open step is in, for a resuming client.
   const Reduction& reduction() const { return reduction_; }
   // What a rank in the step may send beyond its credit.

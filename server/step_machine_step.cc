@@ -63,6 +63,11 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
   const uint32_t rank = speaker->rank;
   if (auto s = CheckMicro(rank, e.micro, e.last); !s.ok()) return Refuse(s);
   if (e.micro < reduction_.micros_begun(rank)) return {};
+  if (MustWait(e)) {
+    return Refuse(absl::FailedPreconditionError(
+        absl::StrCat("micro-batch ", e.micro, " begins, but micro-batch ", reduction_.micros_summed(),
+                     " is not summed yet; its ranks may be ", Reduction::kMostLive, " apart")));
+  }
   if (std::string conflict = MicroConflict(rank, e.micro, e.last); !conflict.empty()) {
     StepEffects effects;
     Close(Outcome::kAborted, "disagreement", std::move(conflict), &effects);
@@ -72,6 +77,11 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
   StepEffects effects;
   Proceed(&effects);  // what it does not cover may be summed
   return effects;
+}
+
+bool StepMachine::MustWait(const event::MicroBegin& e) const {
+  const auto rank = RankOf(e.session);
+  return rank && InStep(*rank) && e.micro == reduction_.micros_begun(*rank) && !reduction_.MayBegin(e.micro);
 }
 
 bool StepMachine::BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects) {
@@ -157,6 +167,7 @@ absl::Status StepMachine::CheckChunk(uint32_t rank, const event::Chunk& e) const
     return absl::FailedPreconditionError(
         absl::StrCat("gradient of ", Name(e.tensor), " in micro-batch ", e.micro, " before its MicroBegin"));
   }
+  if (!reduction_.kept(rank, e.micro)) return absl::OkStatus();
   if (reduction_.ended(rank, e.micro) && reduction_.absent(rank, e.micro)[e.tensor]) {
     return absl::FailedPreconditionError(
         absl::StrCat("a gradient of ", Name(e.tensor), " after its micro-batch ended without one"));
@@ -178,7 +189,7 @@ StepEffects StepMachine::On(const event::MicroEnd& e, double now_s) {
   std::vector<bool> absent = e.absent;
   absent.resize(tensors_.size());
   if (reduction_.ended(rank, e.micro)) {
-    if (absent == reduction_.absent(rank, e.micro)) return {};
+    if (!reduction_.kept(rank, e.micro) || absent == reduction_.absent(rank, e.micro)) return {};
     return Refuse(absl::FailedPreconditionError("MicroEnd came again with other absent tensors"));
   }
   if (auto s = CheckAbsent(rank, e.micro, absent); !s.ok()) return Refuse(s);

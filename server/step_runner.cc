@@ -17,7 +17,7 @@ StepMachineOptions MachineOptions(const RunSpec& spec, const Plan& plan) {
   options.lease_s = spec.lease_s;
   options.rank_timeout_s = spec.rank_timeout_s;
   options.commit = spec.staged ? Commit::kStaged : Commit::kRelease;
-  options.most_micros = spec.accumulation;
+  options.most_micros = options.reduction.micros = spec.accumulation;
   options.reduction.pool_of = plan.placement.shard_of;
   for (const ShardPlan& shard : plan.shards) options.reduction.pool_bytes.push_back(shard.pool_bytes);
   for (const TensorSpec& t : spec.tensors) {
@@ -177,6 +177,9 @@ void StepRunner::TakeParked(uint32_t rank) {
 }
 
 bool StepRunner::MustWait(const Link& link, const RankMessage& message) const {
+  if (const auto* begin = std::get_if<message::MicroBegin>(&message)) {
+    return machine_.MustWait({link.session, begin->micro, begin->last});
+  }
   const auto* gradient = std::get_if<message::Gradient>(&message);
   return gradient != nullptr && link.held_bytes + gradient->data.size() > environment_.plan->window_bytes;
 }
@@ -185,6 +188,7 @@ bool StepRunner::MustWait(const Link& link, const RankMessage& message) const {
 void StepRunner::RefuseStuck(uint32_t rank) {
   const Link& link = links_[rank];
   if (link.parked.empty() || updating_ > 0 || !machine_.InStep(rank)) return;
+  if (!std::holds_alternative<message::Gradient>(link.parked.front())) return;
   const auto wanted = machine_.Wanted(rank);
   if (!wanted) return;
   EndStream(rank, absl::ResourceExhaustedError(absl::StrCat(

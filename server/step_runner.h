@@ -128,7 +128,7 @@ class StepRunner {
   };
 
   void TakeParked(uint32_t rank);
-  // For lack of room.
+  // For lack of room, or for the other ranks.
   bool MustWait(const Link& link, const RankMessage& message) const;
   void RefuseStuck(uint32_t rank);
   void Take(uint32_t rank, message::StepBegin& m);

@@ -5,6 +5,8 @@
 #include <limits>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+
 #include "tests/server/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -104,6 +106,26 @@ TEST_F(AdminRpcTest, MoreThanCanBeCountedIsRefusedWithBothNumbers) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.status().message()),
               AllOf(HasSubstr("run 'r1' needs at least 18446744073709551615 bytes"), HasSubstr(" free; delete a run")));
+  EXPECT_EQ(GetServer().memory_reserved_bytes(), 0u);
+}
+
+// Of little weight, but each of its ranks may bring 100,000 chunks a micro-batch.
+TEST_F(AdminRpcTest, AccountsTooLargeAreRefusedWithBothNumbers) {
+  server_.reset();
+  Config config = DefaultConfig();
+  config.limits.credit_bytes = 1;
+  StartServer(config);
+  v1::RunSpec spec = MakeSpec("many", {});
+  for (int i = 0; i < 100000; ++i) {
+    v1::TensorSpec* tensor = spec.add_tensors();
+    tensor->set_name(absl::StrCat(i));
+    tensor->set_dtype("fp32");
+  }
+  spec.set_ranks(64);
+  spec.set_accumulation(1024);
+  const auto refused = CreateRun(spec);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted) << refused.status();
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("1073741824 of 1073741824 free"));
   EXPECT_EQ(GetServer().memory_reserved_bytes(), 0u);
 }
 

@@ -4,9 +4,11 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/accounts.h"
 #include "server/convert.h"
 #include "server/cpu_device.h"
 #include "server/parameter_store.h"
+#include "server/reduction.h"
 #include "tests/server/specs.h"
 
 namespace ballast {
@@ -179,6 +181,36 @@ TEST(PlanTest, SnapshotsAreAsLargeAsWeightsAndState) {
   EXPECT_EQ(with.total(), without.total() + with.snapshots);
 }
 
+// Chunks of a rank that wait: its window's worth, the smallest first, of so many micro-batches as are kept account of.
+TEST(PlanTest, TheAccountsOfWhatCameAreCounted) {
+  RunSpec spec =
+      Made(MakeSpec("r1", {{"w", {1 << 20}, "fp32"}, {"b", {5}, "fp32"}}));  // 4 chunks of 1 MiB, 1 of 20 bytes
+  EXPECT_EQ(MostHeldChunks(spec, 0), 0u);
+  EXPECT_EQ(MostHeldChunks(spec, 3 << 20), 1u + 2);
+  EXPECT_EQ(MostHeldChunks(spec, 100 << 20), 5u);
+  spec.accumulation = 1000;
+  EXPECT_EQ(MostHeldChunks(spec, 3 << 20), 2u + 2);
+  EXPECT_EQ(MostHeldChunks(spec, 100 << 20), 10u);
+  const uint64_t one = MakePlan(spec).account_bytes;
+  spec.accumulation = 2;
+  EXPECT_EQ(MakePlan(spec).account_bytes, one);
+  spec.ranks = 64;
+  EXPECT_GT(MakePlan(spec).account_bytes, 10 * one);
+}
+
+// 100,000 tensors of one element, 64 ranks, 1,024 micro-batches: what one client may ask for.
+TEST(PlanTest, TheAccountsOfTheLargestRunAreBounded) {
+  RunSpec spec = Made(MakeSpec("r1", {{"w", {1}, "fp32"}}));
+  spec.tensors.resize(100000, spec.tensors[0]);
+  spec.ranks = 64;
+  spec.accumulation = 1024;
+  const Plan plan = MakePlan(spec);
+  EXPECT_GT(plan.account_bytes,
+            Reduction::BytesAtMost({.ranks = 64, .micros = 1024, .tensors = 100000, .chunks = 100000}));
+  EXPECT_LT(plan.account_bytes, uint64_t{3} << 30);
+  EXPECT_GT(plan.bytes.staging, plan.account_bytes);
+}
+
 TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
   CpuDevice device({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
@@ -197,7 +229,8 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     EXPECT_EQ(live.weights, plan.weights);
     EXPECT_EQ(live.momentum, plan.momentum);
     EXPECT_EQ(live.variance, plan.variance);
-    EXPECT_EQ(live.staging + SlotCount(spec) * (whole.send_slot_bytes + whole.send_slot_scales * sizeof(float)),
+    EXPECT_EQ(live.staging + SlotCount(spec) * (whole.send_slot_bytes + whole.send_slot_scales * sizeof(float)) +
+                  whole.account_bytes,
               plan.staging);
     EXPECT_EQ(device.allocated_bytes(), plan.weights + plan.momentum + plan.variance + live.staging);
     strand.Stop();

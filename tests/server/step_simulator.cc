@@ -40,6 +40,7 @@ void Simulator::Advance() {
   queue_.pop();
   now_s_ = std::max(now_s_, action.at_s);
   action.run();
+  TakeParked();
   if (now_s_ > ticked_s_ + 1) {
     ticked_s_ = now_s_;
     Handle(event::Tick{});
@@ -179,7 +180,37 @@ void Simulator::Arrive(uint32_t rank, uint64_t epoch, const StepEvent& event) {
   if (opened != nullptr && machine_->machine().RankOf(opened->session)) {
     places_[rank].open_epoch = epoch;
     places_[rank].open_session = opened->session;
+    places_[rank].parked.clear();
   }
+  if (places_[rank].open_epoch == epoch && (!places_[rank].parked.empty() || MustWait(event))) {
+    places_[rank].parked.push_back(event);
+    return Count(Kind::kParked);
+  }
+  Take(rank, epoch, event);
+}
+
+bool Simulator::MustWait(const StepEvent& event) const {
+  const auto* begin = std::get_if<event::MicroBegin>(&event);
+  return begin != nullptr && machine_->machine().MustWait(*begin);
+}
+
+// As the step runner does after each event.
+void Simulator::TakeParked() {
+  for (bool more = true; more;) {
+    more = false;
+    for (uint32_t rank = 0; rank < places_.size(); ++rank) {
+      Place& place = places_[rank];
+      if (place.open_epoch == 0) place.parked.clear();
+      if (place.parked.empty() || MustWait(place.parked.front())) continue;
+      const StepEvent event = std::move(place.parked.front());
+      place.parked.pop_front();
+      Take(rank, place.open_epoch, event);
+      more = true;
+    }
+  }
+}
+
+void Simulator::Take(uint32_t rank, uint64_t epoch, const StepEvent& event) {
   if (std::holds_alternative<event::StreamClosed>(event)) {
     if (places_[rank].open_epoch != epoch) return;
     places_[rank].open_epoch = 0;

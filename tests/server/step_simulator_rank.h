@@ -43,6 +43,7 @@ enum class Kind {
   kVerdictApply,
   kSlabWait,
   kSlowRank,
+  kParked,
   kForgotten,
   kDiscarded,
   kApplied,

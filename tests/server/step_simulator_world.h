@@ -36,6 +36,7 @@ class Simulator {
     uint64_t open_epoch = 0;  // the stream that the daemon has; 0: none
     SessionId open_session = {};
     std::map<ChunkId, uint64_t> held;  // bytes
+    std::deque<StepEvent> parked;      // of the stream that the daemon has: one that must wait, and what follows it
   };
   struct Action {
     double at_s;
@@ -65,6 +66,9 @@ class Simulator {
   void Pump(uint32_t rank);
   void Up(uint32_t rank, StepEvent event);
   void Arrive(uint32_t rank, uint64_t epoch, const StepEvent& event);
+  void Take(uint32_t rank, uint64_t epoch, const StepEvent& event);
+  bool MustWait(const StepEvent& event) const;
+  void TakeParked();
   void Down(uint32_t rank, uint64_t epoch, std::function<void(SimulatedRank*)> tell);
   void End(uint32_t rank, uint64_t epoch);
   void Result(uint32_t rank, uint64_t step, SimulatedRank* client);
