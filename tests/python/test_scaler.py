@@ -31,6 +31,28 @@ def test_it_scales_tensors_and_collections_of_them(adamw: AdamW) -> None:
     assert scaler.scale([torch.tensor(1.0), (torch.tensor(2.0),)]) == [4.0, (8.0,)]
 
 
+def test_a_float16_loss_is_scaled_in_float32_as_torch_does(adamw: AdamW) -> None:
+    ours = ballast.GradScaler(adamw(layered(seed=1).named_parameters()), init_scale=65536.0)
+    theirs = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    loss, batch = torch.tensor(2.0, dtype=torch.float16), torch.full((2,), 0.25, dtype=torch.float16)
+    for given in (loss, batch, torch.tensor(2.0), torch.tensor(2.0, dtype=torch.bfloat16)):
+        scaled, expected = ours.scale(given), theirs.scale(given)
+        assert scaled.dtype == expected.dtype and torch.equal(scaled, expected)
+    assert ours.scale(loss) == 131072.0
+    scaled = [ours.scale([loss, (loss,)]), *ours.scale(value for value in [loss])]
+    assert scaled == [[131072.0, (131072.0,)], 131072.0]
+    with pytest.raises(ballast.Rejected, match="scale\\(\\) of a float"):
+        ours.scale(2.0)
+
+
+def test_the_scale_is_a_float32_as_torchs_is(adamw: AdamW) -> None:
+    optimizer = adamw(layered(seed=1).named_parameters())
+    scaler = ballast.GradScaler(optimizer, init_scale=1000.1)
+    theirs = torch.amp.GradScaler("cpu", init_scale=1000.1)
+    theirs.scale(torch.tensor(1.0))
+    assert scaler.get_scale() == theirs.get_scale() == optimizer.loss_scale
+
+
 def test_one_that_is_not_enabled_does_nothing(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters())

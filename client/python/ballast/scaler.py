@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
@@ -49,7 +51,7 @@ class GradScaler:
         if not 0 < backoff_factor < 1:
             raise Rejected(f"backoff_factor={backoff_factor!r}: it must be between 0 and 1")
         self._optimizer = optimizer
-        self._scale = float(init_scale)
+        self._scale = _as_float32(init_scale)
         self._growth_factor = growth_factor
         self._backoff_factor = backoff_factor
         self._growth_interval = growth_interval
@@ -61,12 +63,16 @@ class GradScaler:
             self._set(self._scale)
 
     def scale(self, outputs: Any) -> Any:
-        """A tensor, or each of an iterable of tensors, times the scale."""
+        """A tensor, or each of an iterable of tensors, times the scale. As in torch the scale is a tensor of float32 without
+        dimensions: a float16 loss without any comes out in float32, in which 65536 does not overflow."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
-            return outputs * self._scale
-        return type(outputs)(self.scale(output) for output in outputs)
+            return outputs * torch.tensor(self._scale, dtype=torch.float32, device=outputs.device)
+        if not isinstance(outputs, Iterable):
+            raise Rejected(f"scale() of a {type(outputs).__name__}: give a tensor or an iterable of tensors")
+        scaled = map(self.scale, outputs)
+        return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
     def unscale_(self, optimizer: Any) -> NoReturn:
         """Raises: the gradients have left."""
@@ -147,7 +153,13 @@ class GradScaler:
         self._set(float(state_dict["scale"]))
 
     def _set(self, scale: float) -> None:
-        """A scale that fp32 cannot hold, or none, keeps the last one: the daemon takes no other."""
+        """A scale that fp32 cannot hold, or none, keeps the last one: the daemon takes no other. It is rounded to fp32, so
+        that gradients are divided by what the loss was multiplied with."""
+        scale = _as_float32(scale)
         if math.isfinite(scale) and 2.0**-126 <= scale < 2.0**127:
             self._scale = scale
         self._optimizer.loss_scale = self._scale
+
+
+def _as_float32(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float32).item()
