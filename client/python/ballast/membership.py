@@ -36,6 +36,7 @@ from ballast.options import (
 from ballast.overlap import ForwardWaits
 from ballast.parameters import ParameterList
 from ballast.place import place_of
+from ballast.remote_state import RemoteState
 from ballast.result import StepResult
 from ballast.session import Session
 from ballast.spec import run_spec
@@ -79,6 +80,7 @@ class Membership(torch.optim.Optimizer):
         self._dead_backward = -1  # the backward() that was under way when the run was rewound
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
+        self.state = RemoteState(self._place.run)
         self._client = _core.Client.connect(
             options.get("server") or os.environ.get("BALLAST_SERVER") or "localhost:7700",
             options.get("connect_timeout", 3.0),
@@ -286,6 +288,7 @@ class Membership(torch.optim.Optimizer):
             check_group(group, self._rule)
         moments = moments_of(state_dict, self.param_groups)
         super().load_state_dict({"state": {}, "param_groups": saved})
+        self.state = RemoteState(self._place.run)
         self._moments = moments
 
     def owns(self, parameter: Tensor) -> bool:
