@@ -2,27 +2,43 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "server/cpu_device.h"
+#include "server/run_spec.h"
 #include "server/status_macros.h"
 
 namespace ballast {
 namespace {
 
 constexpr uint64_t kElements = kernels::kTile + 300;  // two tiles, the last row short
-constexpr uint64_t kSteps = 2;
+
+// How one update comes. Judged: as in a staged step that clips and probes.
+struct Step {
+  std::string_view format;
+  bool stochastic = false;
+  kernels::StatisticsLevel statistics = kernels::StatisticsLevel::kFull;
+  bool judged = false;
+};
+constexpr Step kSteps[] = {{.format = "fp32", .stochastic = true},
+                           {.format = "bf16", .statistics = kernels::StatisticsLevel::kCore, .judged = true},
+                           {.format = "bf16", .stochastic = true, .judged = true}};
 
 // What a device makes of a kernel's tensor.
 struct Outcome {
   std::vector<float> weights;
   std::vector<kernels::Statistics> statistics;
+  std::vector<kernels::Curvature> curvatures;
 };
 
 // Values of several magnitudes, the same every time.
@@ -30,56 +46,147 @@ float Value(uint64_t i) {
   return static_cast<float>(std::sin(static_cast<double>(i)) * std::exp2(-(static_cast<double>(i % 11))));
 }
 
-absl::StatusOr<Outcome> OutcomeOn(Device* device, const kernels::Kernel& kernel) {
-  const kernels::Master* const master = kernels::FindMaster(kernel.master);
-  const kernels::WireIndex fp32 = kernels::FindWireFormat("fp32");
+// One tensor of a kernel on a device, and what came of its tasks.
+class Subject {
+ public:
+  Subject(Device* device, const kernels::Kernel& kernel)
+      : device_(device), kernel_(kernel), master_(kernels::FindMaster(kernel.master)) {
+    for (const kernels::Hyper& h : kernel.hypers) hyper_.push_back(h.value);
+  }
+  ~Subject() {
+    if (queue_ != nullptr) queue_->WaitIdle();
+  }
+  absl::Status Reserve();
+  void Load();
+  void Take(const Step& step, uint64_t t);
+  // UNAVAILABLE: some tasks were never done.
+  absl::StatusOr<Outcome> Served();
+
+ private:
+  void Fill(const Step& step, uint64_t t);
+  void Judge(const UpdateTask& update, uint64_t t);
+  void Submit(const UpdateTask& update) {
+    ++submitted_;
+    queue_->Submit(update, [this](const TaskResult& r) { outcome_.statistics.push_back(r.statistics); });
+  }
+
+  Device* const device_;
+  const kernels::Kernel& kernel_;
+  const kernels::Master* const master_;
+  std::vector<double> hyper_;
+  std::array<DeviceBuffer, kernels::kMaxPlanes> buffers_;
+  std::array<std::byte*, kernels::kMaxPlanes> planes_ = {};
+  DeviceBuffer gradient_, before_;
+  std::array<kernels::TileStatistics, 2> tiles_;
+  std::array<kernels::TileCurvature, 1> sampled_tiles_;
+  std::vector<float> loaded_ = std::vector<float>(kElements);
+  Outcome outcome_;
+  size_t submitted_ = 0;  // whose statistics are due
+  bool probed_ = false;
+  std::unique_ptr<DeviceQueue> queue_;
+};
+
+absl::Status Subject::Reserve() {
   constexpr uint64_t kBytes = kElements * sizeof(float);
-  std::array<DeviceBuffer, kernels::kMaxPlanes> planes;
-  UpdateTask update{.kernel = &kernel};
-  LoadTask load{.master = master, .format = fp32, .first = 0, .last = kElements};
-  for (size_t p = 0; p < kernel.planes.size(); ++p) {
-    ASSIGN_OR_RETURN(planes[p], device->Allocate(kernels::PlaneBytes(kernel.planes[p], kElements), Place::kDevice));
-    update.update.planes[p] = planes[p].data();
-    if (p < master->planes.size()) load.planes[p] = planes[p].data();
+  for (size_t p = 0; p < kernel_.planes.size(); ++p) {
+    ASSIGN_OR_RETURN(buffers_[p], device_->Allocate(kernels::PlaneBytes(kernel_.planes[p], kElements), Place::kDevice));
+    planes_[p] = buffers_[p].data();
   }
-  ASSIGN_OR_RETURN(const DeviceBuffer gradient, device->Allocate(kBytes, Place::kHost));
-  ASSIGN_OR_RETURN(const auto queue, device->NewQueue({.tiles = 2, .payload_bytes = kBytes}));
+  ASSIGN_OR_RETURN(gradient_, device_->Allocate(kBytes, Place::kHost));
+  ASSIGN_OR_RETURN(before_, device_->Allocate(kernels::SampledElements(kElements) * sizeof(float), Place::kDevice));
+  ASSIGN_OR_RETURN(queue_, device_->NewQueue({.tiles = 2, .payload_bytes = kBytes}));
+  return absl::OkStatus();
+}
 
-  Outcome outcome{.weights = std::vector<float>(kElements)};
-  std::vector<float> values(kElements);
-  for (uint64_t i = 0; i < kElements; ++i) {
-    values[i] = Value(i);
-    reinterpret_cast<float*>(gradient.data())[i] = Value(7 * i + 3) * 0.01f;
-  }
-  load.in = reinterpret_cast<const std::byte*>(values.data());
-  queue->Submit(load, [](const TaskResult&) {});
-
-  std::array<kernels::TileStatistics, 2> tiles;
-  std::vector<double> hyper;
-  for (const kernels::Hyper& h : kernel.hypers) hyper.push_back(h.value);
-  update.tiles = tiles.data();
-  update.update.grad = gradient.data();
-  update.update.grad_format = fp32;
-  update.update.n = kElements;
-  update.update.grad_scale = 1;
-  update.update.clip = 1;
-  update.update.stochastic = true;
-  update.update.statistics = kernels::StatisticsLevel::kFull;
-  for (uint64_t t = 1; t <= kSteps; ++t) {
-    update.update.random_key = kernels::RandomKey(1, t);
-    kernel.prepare(hyper, t, update.update.constants);
-    queue->Submit(update, [&](const TaskResult& r) { outcome.statistics.push_back(r.statistics); });
-  }
-  queue->Submit(ServeTask{.master = master,
-                          .planes = load.planes,
-                          .format = fp32,
+void Subject::Load() {
+  for (uint64_t i = 0; i < kElements; ++i) loaded_[i] = Value(i);
+  queue_->Submit(LoadTask{.master = master_,
+                          .planes = planes_,
+                          .format = kernels::FindWireFormat("fp32"),
                           .first = 0,
                           .last = kElements,
-                          .out = reinterpret_cast<std::byte*>(outcome.weights.data())},
-                [](const TaskResult&) {});
-  queue->WaitIdle();
-  if (outcome.statistics.size() == kSteps) return outcome;
-  return absl::UnavailableError(absl::StrCat(device->label(), " does not answer"));
+                          .in = reinterpret_cast<const std::byte*>(loaded_.data())},
+                 [](const TaskResult&) {});
+}
+
+void Subject::Fill(const Step& step, uint64_t t) {
+  queue_->WaitIdle();  // the gradient before is read
+  const uint64_t bytes = WireBytes(kernels::FindWireFormat(step.format));
+  for (uint64_t i = 0; i < kElements; ++i) {
+    const auto word =
+        std::bit_cast<uint32_t>(Value(7 * i + 3 * t) * 0.01f) >> (32 - 8 * bytes);  // bf16: the upper half
+    std::memcpy(gradient_.data() + i * bytes, &word, bytes);
+  }
+}
+
+void Subject::Take(const Step& step, uint64_t t) {
+  Fill(step, t);
+  UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data(), .measured = step.judged};
+  std::copy(planes_.begin(), planes_.end(), task.update.planes);
+  task.update.grad = gradient_.data();
+  task.update.grad_format = kernels::FindWireFormat(step.format);
+  task.update.n = kElements;
+  task.update.grad_scale = 1;
+  task.update.clip = step.judged ? 0.5f : 1;
+  task.update.random_key = kernels::RandomKey(1, t);
+  task.update.stochastic = step.stochastic;
+  task.update.statistics = step.statistics;
+  kernel_.prepare(hyper_, t, task.update.constants);
+  if (step.judged) Judge(task, t);
+  Submit(task);
+}
+
+// What goes before an update of this gradient: it is measured, probed, and tried.
+void Subject::Judge(const UpdateTask& update, uint64_t t) {
+  ++submitted_;
+  queue_->Submit(MeasureTask{.gradient = gradient_.data(),
+                             .format = update.update.grad_format,
+                             .elements = kElements,
+                             .scale = 1,
+                             .tiles = tiles_.data()},
+                 [this](const TaskResult& r) { outcome_.statistics.push_back(r.statistics); });
+  if (kernel_.curvature != nullptr) {
+    CurvatureTask task{.kernel = &kernel_,
+                       .probe = kernels::ProbeOf(kernel_, planes_.data()),
+                       .tiles = sampled_tiles_.data(),
+                       .measured = true};
+    task.probe.grad = update.update.grad;
+    task.probe.grad_format = update.update.grad_format;
+    task.probe.n = kElements;
+    task.probe.grad_scale = update.update.grad_scale;
+    task.probe.clip = update.update.clip;
+    task.probe.before = reinterpret_cast<float*>(before_.data());
+    task.probe.first = !std::exchange(probed_, true);
+    task.probe.preconditioner = kernel_.precondition(hyper_, t - 1);
+    queue_->Submit(task, [this](const TaskResult& r) { outcome_.curvatures.push_back(r.curvature); });
+  }
+  UpdateTask tried = update;
+  tried.update.dry = true;
+  tried.update.statistics = kernels::StatisticsLevel::kCore;
+  Submit(tried);
+}
+
+absl::StatusOr<Outcome> Subject::Served() {
+  outcome_.weights.resize(kElements);
+  queue_->Submit(ServeTask{.master = master_,
+                           .planes = planes_,
+                           .format = kernels::FindWireFormat("fp32"),
+                           .first = 0,
+                           .last = kElements,
+                           .out = reinterpret_cast<std::byte*>(outcome_.weights.data())},
+                 [](const TaskResult&) {});
+  queue_->WaitIdle();
+  if (outcome_.statistics.size() == submitted_) return std::move(outcome_);
+  return absl::UnavailableError(absl::StrCat(device_->label(), " does not answer"));
+}
+
+absl::StatusOr<Outcome> OutcomeOn(Device* device, const kernels::Kernel& kernel) {
+  Subject subject(device, kernel);
+  RETURN_IF_ERROR(subject.Reserve());
+  subject.Load();
+  uint64_t t = 0;
+  for (const Step& step : kSteps) subject.Take(step, ++t);
+  return subject.Served();
 }
 
 std::string NameOf(const kernels::Kernel& k) { return absl::StrCat(k.rule, " ", k.master, " ", k.state); }
@@ -92,6 +199,17 @@ bool Same(const kernels::Statistics& a, const kernels::Statistics& b) {
   return all(a) == all(b);
 }
 
+bool SameCurvature(const kernels::Curvature& a, const kernels::Curvature& b) {
+  return std::tuple(a.u_dg, a.u_pu, a.nonfinite) == std::tuple(b.u_dg, b.u_pu, b.nonfinite);
+}
+
+// The first kind of result that differs, or nothing.
+std::string WhatDiffers(const Outcome& a, const Outcome& b) {
+  if (std::memcmp(a.weights.data(), b.weights.data(), kElements * sizeof(float)) != 0) return "weights";
+  if (!std::ranges::equal(a.statistics, b.statistics, Same)) return "statistics";
+  return std::ranges::equal(a.curvatures, b.curvatures, SameCurvature) ? "" : "curvatures";
+}
+
 }  // namespace
 
 absl::Status CheckDevice(Device* device) {
@@ -99,13 +217,10 @@ absl::Status CheckDevice(Device* device) {
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
     ASSIGN_OR_RETURN(const Outcome wanted, OutcomeOn(&cpu, kernel));
     ASSIGN_OR_RETURN(const Outcome got, OutcomeOn(device, kernel));
-    if (std::memcmp(wanted.weights.data(), got.weights.data(), kElements * sizeof(float)) != 0) {
-      return absl::DataLossError(absl::StrCat(device->label(), " gives other weights than the CPU: ", NameOf(kernel)));
-    }
-    if (!std::equal(wanted.statistics.begin(), wanted.statistics.end(), got.statistics.begin(), Same)) {
-      return absl::DataLossError(
-          absl::StrCat(device->label(), " gives other statistics than the CPU: ", NameOf(kernel)));
-    }
+    const std::string other = WhatDiffers(wanted, got);
+    if (other.empty()) continue;
+    return absl::DataLossError(
+        absl::StrCat(device->label(), " gives other ", other, " than the CPU: ", NameOf(kernel)));
   }
   return absl::OkStatus();
 }

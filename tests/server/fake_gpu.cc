@@ -84,6 +84,13 @@ void FakeGpu::Zero(Stream stream, void* to, uint64_t bytes) {
   Give(stream, [=] { std::memset(to, 0, bytes); });
 }
 
+bool FakeGpu::IsWrong(const kernels::Update& update) const {
+  if (update.dry) return false;
+  const Wrong wrong = state_->wrong;
+  return wrong == Wrong::kEveryUpdate || (wrong == Wrong::kNearest && !update.stochastic) ||
+         (wrong == Wrong::kBf16 && update.grad_format == kernels::FindWireFormat("bf16"));
+}
+
 void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t) {
   ++state_->update_launches;
   Give(Stream::kCompute, [=, this] {
@@ -97,27 +104,30 @@ void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t) {
         kernels::Kernels()[kernel].finish(sum, item->update.n, item->update.constants);
       }
       warp.update(item->update, 0, tiles, item->tiles);
-      if (state_->wrong_bits && !item->update.dry) item->update.planes[0][1] ^= std::byte{1};
+      if (IsWrong(item->update)) item->update.planes[0][1] ^= std::byte{1};
+      if (state_->wrong == Wrong::kDry && item->update.dry) ++item->tiles->nonfinite;
     }
   });
 }
 
 void FakeGpu::Measure(const kernels::DeviceGradient* batch, int count, uint64_t) {
   ++state_->measure_launches;
-  Give(Stream::kCompute, [=] {
+  Give(Stream::kCompute, [=, this] {
     for (const kernels::DeviceGradient* item = batch; item != batch + count; ++item) {
       kernels::LockstepMeasure(item->format, static_cast<const std::byte*>(item->grad), item->n, item->scale, 0,
                                kernels::TilesOf(item->n), item->tiles);
+      if (state_->wrong == Wrong::kMeasure) ++item->tiles->nonfinite;
     }
   });
 }
 
 void FakeGpu::Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t) {
   ++state_->probe_launches;
-  Give(Stream::kCompute, [=] {
+  Give(Stream::kCompute, [=, this] {
     for (const kernels::DeviceCurvature* item = batch; item != batch + count; ++item) {
       const uint64_t tiles = kernels::SampledTiles(item->probe.n);
       kernels::LockstepKernels()[kernel].curvature(item->probe, 0, tiles, item->tiles);
+      if (state_->wrong == Wrong::kProbe) ++item->tiles->nonfinite;
     }
   });
 }

@@ -19,11 +19,14 @@
 
 namespace ballast {
 
+// What a FakeGpu computes otherwise than the CPU: the first weight of some updates, or a statistic.
+enum class Wrong { kNothing, kEveryUpdate, kNearest, kBf16, kDry, kMeasure, kProbe };
+
 // Outlives the device that uses the FakeGpu; tests look at it.
 struct FakeGpuState {
   std::atomic<int> allocations_left = 1 << 30;  // then they are refused
   std::atomic<int64_t> live_bytes = 0;
-  std::atomic<bool> wrong_bits = false;  // of the first weight
+  std::atomic<Wrong> wrong = Wrong::kNothing;
   std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
 
   absl::Mutex mu;
@@ -60,6 +63,7 @@ class FakeGpu final : public Gpu {
  private:
   using Work = std::function<void()>;
   void Give(Stream stream, Work work);
+  bool IsWrong(const kernels::Update& update) const;
   void RunStream(size_t stream);
   void AwaitRelease(size_t stream);
   void BlockUntil(Event event, uint64_t recorded);

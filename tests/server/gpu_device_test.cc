@@ -12,7 +12,6 @@
 #include "absl/synchronization/notification.h"
 
 #include "server/cpu_device.h"
-#include "server/device_check.h"
 #include "tests/server/fake_gpu.h"
 
 namespace ballast {
@@ -243,22 +242,6 @@ TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {
     EXPECT_EQ(b.statistics()[i].grad_sq, b.statistics()[sizes.size() + i].grad_sq) << i;
   }
   EXPECT_LT(state.measure_launches, 2 * static_cast<int>(sizes.size()));  // together, where they wait together
-}
-
-TEST(GpuDeviceTest, TheCheckTellsOtherBitsAndSilence) {
-  FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
-  EXPECT_EQ(CheckDevice(&gpu), absl::OkStatus());
-  state.wrong_bits = true;
-  const absl::Status wrong = CheckDevice(&gpu);
-  EXPECT_EQ(wrong.code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(wrong.message(), "cuda:0 gives other weights than the CPU: adamw fp32 fp32");
-  state.wrong_bits = false;
-  {
-    absl::MutexLock lock(&state.mu);
-    state.failure = absl::InternalError("an illegal address");
-  }
-  EXPECT_EQ(CheckDevice(&gpu).code(), absl::StatusCode::kUnavailable);
 }
 
 TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) {
