@@ -48,6 +48,7 @@ v1::DaemonConfig ToMessage(const Config& config) {
   limits->set_credit_bytes(config.limits.credit_bytes);
   limits->set_lease(config.limits.lease_s);
   limits->set_layer_groups(config.limits.layer_groups);
+  limits->set_pull_timeout(config.limits.pull_timeout_s);
   limits->set_spec_bytes(config.limits.spec_bytes);
   limits->set_connections(config.limits.connections);
   return message;
@@ -73,7 +74,8 @@ Config FromMessage(const v1::DaemonConfig& message) {
                      .credit_bytes = limits.credit_bytes(),
                      .lease_s = limits.lease(),
                      .layer_groups = limits.layer_groups(),
-                     .connections = limits.connections()}};
+                     .connections = limits.connections(),
+                     .pull_timeout_s = limits.pull_timeout()}};
 }
 
 struct Value {

@@ -40,6 +40,7 @@ struct Config {
     double lease_s = 10;
     uint32_t layer_groups = 64;
     uint32_t connections = 0;  // 0 = half the file descriptors, at most 4096
+    double pull_timeout_s = 60;
   } limits;
 };
 

@@ -124,6 +124,10 @@ const std::vector<Check>& Checks() {
        [](const Config& c) {
          return CheckRange(c.limits.layer_groups, {1, 256});
        }},
+      {"limits.pull_timeout",
+       [](const Config& c) {
+         return CheckRange(c.limits.pull_timeout_s, {0.1, 3600, "s"});
+       }},
       {"limits.spec_bytes",
        [](const Config& c) {
          return CheckRange(c.limits.spec_bytes, {1024, kMostSpecBytes});

@@ -137,6 +137,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   made.credit_bytes = limits.credit_bytes;
   made.lease_s = limits.lease_s;
   made.layer_groups = limits.layer_groups;
+  made.pull_timeout_s = limits.pull_timeout_s;
   for (int i = 0; i < spec.groups_size(); ++i) {
     ASSIGN_OR_RETURN(GroupSpec group, ToGroupSpec(spec.groups(i), StrCat("groups[", i, "]")));
     made.groups.push_back(std::move(group));

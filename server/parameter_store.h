@@ -28,9 +28,10 @@ struct TensorRange {
   uint64_t first = 0, last = 0;
 };
 
-// Room for all of a run's weights and state beside them, in host memory. A movable owner.
+// Room for all of a run's weights and state beside them, in host memory, or for one tensor's weights. A movable owner.
 struct StoreImage {
-  std::vector<DeviceBuffer> shards;  // as the store's: weights, momentum, variance
+  std::vector<DeviceBuffer> shards;   // as the store's: weights, momentum, variance
+  std::optional<uint32_t> only = {};  // this tensor's weights are in shards[0], and nothing else
   uint64_t bytes() const;
 };
 
@@ -96,12 +97,13 @@ class ParameterStore {
   bool state_loaded(uint32_t tensor) const { return spots_[tensor].state_loaded; }
 
   absl::StatusOr<StoreImage> NewImage() const;
+  absl::StatusOr<StoreImage> NewImage(uint32_t only) const;
   // Copies the tensor into the image, as what was submitted before leaves it. The image stays where it is until done.
   void Save(uint32_t tensor, StoreImage* image, Done done);
   // And back, for what is submitted afterwards.
   void Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count);
   UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor]}; }
-  // Another number for other weights, also where a rewind makes the same step twice.
+  // Another number for other weights, also where a rewind makes the same step twice or weights are loaded again.
   uint64_t version(uint32_t tensor) const { return versions_[tensor]; }
 
   // Step of the tensor's last submitted update; 0: none.

@@ -1,6 +1,6 @@
 // Weights for one reader, the latest or a snapshot's: tensor by tensor, chunk by chunk, encoded when the chunk before
-// has been written. A tensor that is updated meanwhile starts again at chunk 0 with its new label; a snapshot that is
-// no longer kept ends the job.
+// has been written. A tensor that is updated meanwhile starts again at chunk 0 with its new label, kMostRestarts times;
+// then a copy of it is sent, so that a job ends however slow its reader is. A snapshot that is no longer kept ends it.
 //
 // Strand-confined. Shared by its run and the device task that fills its buffer. Memory: one chunk while it lasts.
 #pragma once
@@ -14,6 +14,7 @@
 #include "server/parameter_store.h"
 #include "server/rank_stream.h"
 #include "server/snapshot_ring.h"
+#include "server/weight_copies.h"
 
 namespace ballast {
 
@@ -26,27 +27,45 @@ struct PullSource {
 
 class PullJob : public std::enable_shared_from_this<PullJob> {
  public:
-  PullJob(const RunSpec* spec, PullSource source, std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors);
+  static constexpr int kMostRestarts = 2;  // of a tensor
 
-  void EncodeNext();  // begins
+  PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink);
+
+  // Once.
+  void Begin(std::vector<uint32_t> tensors);
   void OnWritten();
   // The reader is told why and hears no more.
   void Stop(absl::Status status);
   bool stopped() const { return stopped_; }
-  const WeightSink* sink() const { return sink_.get(); }
+  WeightSink* sink() const { return sink_.get(); }
+  // Since when the reader has not taken the chunk that it was sent, as of MonotonicSeconds; none: it has, or the job
+  // is stopped.
+  std::optional<double> waits_since_s() const { return waits_since_s_; }
 
  private:
+  void EncodeNext();
+  // Whether the tensor in hand is still what its chunk 0 was of; where not, it starts again.
+  bool Unchanged();
+  void AskForCopy();
+  void OnCopy(absl::StatusOr<const StoreImage*> copy);
+  void GiveCopyBack();
   void Encode(uint32_t tensor);
   void OnEncoded(bool last);
 
   const RunSpec* const spec_;
   const PullSource source_;
+  WeightCopies* const copies_;
   const std::shared_ptr<WeightSink> sink_;
-  const std::vector<uint32_t> tensors_;
+  std::vector<uint32_t> tensors_;
   size_t next_ = 0;  // index into tensors_
   uint64_t chunk_ = 0;
   uint64_t version_ = 0;
   uint64_t label_ = 0;  // step of the tensor's last update when its chunk 0 was encoded
+  int restarts_ = 0;    // of the tensor
+  bool has_copy_ = false;
+  const StoreImage* copy_ = nullptr;  // of the tensor, where it is sent from one
+  bool encoding_ = false;
+  std::optional<double> waits_since_s_;
   bool stopped_ = false;
   WeightPiece piece_;
 };

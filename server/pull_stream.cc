@@ -10,17 +10,33 @@
 #include "server/status_macros.h"
 
 namespace ballast {
+namespace {
 
-PullStream* PullStream::Start(const RpcEnvironment& environment, const v1::PullRequest& request,
-                              const std::string& peer) {
-  std::shared_ptr<PullStream> stream(new PullStream(environment, peer));
+constexpr char kRetryAfterMs[] = "200";
+
+absl::Status CheckDigests(const PullOrder& order) {
+  if (order.digests.empty()) return absl::OkStatus();
+  if (order.step != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("digests are compared with the latest weights, and step is ",
+                                                   order.step, ": leave one of them out"));
+  }
+  if (order.digests.size() == order.tensors.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(order.digests.size(), " digests for ", order.tensors.size(),
+                                                 " tensors; wanted: one for each, or none"));
+}
+
+}  // namespace
+
+PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                              const v1::PullRequest& request) {
+  std::shared_ptr<PullStream> stream(new PullStream(environment, context));
   stream->self_ = stream;
   if (auto s = stream->Begin(request); !s.ok()) stream->Finish(s);
   return stream.get();
 }
 
-PullStream::PullStream(const RpcEnvironment& environment, const std::string& peer)
-    : record_(environment.metrics, "Pull", peer), environment_(environment) {}
+PullStream::PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
+    : record_(environment.metrics, "Pull", context->peer()), context_(context), environment_(environment) {}
 
 absl::Status PullStream::Begin(const v1::PullRequest& request) {
   record_.set_run_id(request.run_id());
@@ -36,7 +52,10 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, ": run '", request.run_id(), "' has ", count,
                                                    " tensors, numbered from 0 in the order of its spec"));
   }
-  run_->Pull(shared_from_this(), std::move(tensors), request.step());
+  PullOrder order{.tensors = std::move(tensors), .step = request.step()};
+  order.digests.assign(request.digests().begin(), request.digests().end());
+  RETURN_IF_ERROR(CheckDigests(order));
+  run_->Pull(shared_from_this(), std::move(order));
   return absl::OkStatus();
 }
 
@@ -54,7 +73,13 @@ void PullStream::Finish(absl::Status status) {
   absl::MutexLock lock(&mu_);
   if (std::exchange(finished_, true)) return;
   ended_with_ = status;
+  if (absl::IsResourceExhausted(status)) context_->AddTrailingMetadata("ballast-retry-after-ms", kRetryAfterMs);
   Reactor::Finish(ToGrpc(status));
+}
+
+void PullStream::Cancel() {
+  absl::MutexLock lock(&mu_);
+  if (context_ != nullptr) context_->TryCancel();
 }
 
 void PullStream::OnWriteDone(bool ok) {
@@ -67,6 +92,7 @@ void PullStream::OnDone() {
   const auto self = std::move(self_);
   {
     absl::MutexLock lock(&mu_);
+    context_ = nullptr;
     record_.Done(ended_with_);
   }
   if (run_ != nullptr) run_->OnPullGone(self);

@@ -21,11 +21,13 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
                          public WeightSink,
                          public std::enable_shared_from_this<PullStream> {
  public:
-  static PullStream* Start(const RpcEnvironment& environment, const v1::PullRequest& request, const std::string& peer);
+  static PullStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                           const v1::PullRequest& request);
 
   bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
   void Finish(absl::Status status) override;
+  void Cancel() override;
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -34,7 +36,7 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
  private:
   using Reactor = grpc::ServerWriteReactor<v1::Weights>;
 
-  PullStream(const RpcEnvironment& environment, const std::string& peer);
+  PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
   absl::Status Begin(const v1::PullRequest& request);
 
   RpcRecord record_;
@@ -43,6 +45,7 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
   v1::Weights weights_;
 
   absl::Mutex mu_;
+  grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mu_);  // until OnDone
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status ended_with_ ABSL_GUARDED_BY(mu_);
   const RpcEnvironment environment_;

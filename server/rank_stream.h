@@ -116,12 +116,13 @@ class WeightSink {
   virtual void Unlend(WeightPiece*) {}
   // Ends the stream. Later writes return false. Idempotent: the first status stands.
   virtual void Finish(absl::Status status) = 0;
+  // Ends it at once, whatever the peer does.
+  virtual void Cancel() = 0;
 };
 
 class RankStream : public WeightSink {
  public:
   virtual bool Write(const StreamOutput& output) = 0;  // anything but WeightsChunk; answered like WriteWeights
-  virtual void Cancel() = 0;                           // ends the stream at once, whatever the peer does
   virtual void Consumed() = 0;                         // one message's memory is free: another may be read
   virtual const std::string& peer() const = 0;
   virtual const char* lane() const = 0;  // grpc | shm

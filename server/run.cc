@@ -13,9 +13,6 @@
 namespace ballast {
 namespace {
 
-// Readers of weights at one time; each holds a chunk of memory.
-constexpr size_t kMostPulls = 4;
-
 RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layers) {
   const TensorSpec& tensor = spec.tensors[0];
   const kernels::Kernel& kernel = *spec.groups[tensor.group].kernel;
@@ -93,6 +90,10 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
                                                                  .board = &board_,
                                                                  .history = &history_});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
+  pulls_ = std::make_unique<Pulls>(Pulls::Environment{
+      .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {
+        return runner_->SourceOf(step);
+      }});
   PlanBytes live = store_->bytes();
   live.gradients = runner_->gradient_bytes();
   live.staging += runner_->slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes;  // as it may come to be
@@ -108,6 +109,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
 
 void Run::Tick() {
   if (runner_ != nullptr) runner_->Tick();
+  if (pulls_ != nullptr) pulls_->Tick(MonotonicSeconds());
 }
 
 void Run::Attach(AttachRequest request, AttachDone done) {
@@ -252,39 +254,26 @@ void Run::AbandonLoad(LoadCall call) {
   });
 }
 
-void Run::Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors, uint64_t step) {
-  Post([this, sink = std::move(sink), tensors = std::move(tensors), step]() mutable {
+void Run::Pull(std::shared_ptr<WeightSink> sink, PullOrder order) {
+  Post([this, sink = std::move(sink), order = std::move(order)]() mutable {
     if (ended_ || closed_) return sink->Finish(Gone());
-    std::erase_if(pulls_, [](const auto& pull) { return pull->stopped(); });
     if (!weights_loaded_) {
       return sink->Finish(absl::FailedPreconditionError(
           absl::StrCat("run '", spec_.run_id, "' has no weights yet; a trainer sends them with LoadState")));
     }
-    if (pulls_.size() == kMostPulls) {
-      return sink->Finish(absl::ResourceExhaustedError(
-          absl::StrCat(kMostPulls, " Pulls of run '", spec_.run_id, "' are under way; ask again when one has ended")));
-    }
-    const auto source = runner_->SourceOf(step);
-    if (!source.ok()) return sink->Finish(source.status());
-    pulls_.push_back(std::make_shared<PullJob>(&spec_, *source, std::move(sink), std::move(tensors)));
-    pulls_.back()->EncodeNext();
+    pulls_->Begin(std::move(order), std::move(sink));
   });
 }
 
 void Run::OnPullWritten(std::shared_ptr<WeightSink> sink) {
   Post([this, sink = std::move(sink)] {
-    for (const auto& pull : pulls_) {
-      if (!ended_ && pull->sink() == sink.get()) pull->OnWritten();
-    }
+    if (!ended_) pulls_->OnWritten(sink.get());
   });
 }
 
 void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
   Post([this, sink = std::move(sink)] {
-    for (const auto& pull : pulls_) {
-      if (pull->sink() == sink.get()) pull->Stop(absl::CancelledError("the reader is gone"));
-    }
-    std::erase_if(pulls_, [](const auto& pull) { return pull->stopped(); });
+    if (!ended_) pulls_->OnGone(sink.get());
   });
 }
 
@@ -325,7 +314,7 @@ absl::Status Run::Gone() const { return failure_.ok() ? Ended(spec_) : failure_;
 void Run::Dismiss(const absl::Status& why) {
   runner_->End(why);
   if (digests_ != nullptr) digests_->Abandon(why);
-  for (const auto& pull : pulls_) pull->Stop(why);
+  if (pulls_ != nullptr) pulls_->End(why);
   if (load_ != nullptr) load_->Abandon(why);
   closed_ = true;
 }
@@ -373,7 +362,7 @@ bool Run::EndNow(uint64_t* freed) {
   if (store_ != nullptr && store_->awaits_completions()) return false;
   ended_ = true;
   *freed = board_.Read().bytes.total();
-  pulls_.clear();
+  pulls_.reset();
   load_.reset();
   digests_.reset();
   runner_.reset();

@@ -19,7 +19,7 @@
 #include "server/digest_job.h"
 #include "server/layers.h"
 #include "server/load_job.h"
-#include "server/pull_job.h"
+#include "server/pulls.h"
 #include "server/run_history.h"
 #include "server/run_status.h"
 #include "server/step_runner.h"
@@ -97,8 +97,7 @@ class Run {
   void FinishLoad(LoadCall call, DigestJob::Done done);
   void AbandonLoad(LoadCall call);
 
-  // `step`: as of v1::PullRequest.
-  void Pull(std::shared_ptr<WeightSink> sink, std::vector<uint32_t> tensors, uint64_t step);
+  void Pull(std::shared_ptr<WeightSink> sink, PullOrder order);
   void OnPullWritten(std::shared_ptr<WeightSink> sink);
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 
@@ -153,7 +152,7 @@ class Run {
   std::unique_ptr<DigestJob> digests_;
   std::shared_ptr<LoadJob> load_;
   LoadCall load_call_;
-  std::vector<std::shared_ptr<PullJob>> pulls_;
+  std::unique_ptr<Pulls> pulls_;
   Strand strand_;  // last: nothing above is gone while its thread runs
 };
 

@@ -74,6 +74,7 @@ struct RunSpec {
   uint64_t credit_bytes = 0;
   double lease_s = 10;
   uint32_t layer_groups = 64;
+  double pull_timeout_s = 60;
 };
 
 inline std::vector<std::string> TensorNames(const RunSpec& spec) {

@@ -153,7 +153,7 @@ grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Tr
 
 grpc::ServerWriteReactor<v1::Weights>* TrainerService::Pull(grpc::CallbackServerContext* context,
                                                             const v1::PullRequest* request) {
-  return PullStream::Start(environment_, *request, context->peer());
+  return PullStream::Start(environment_, context, *request);
 }
 
 }  // namespace ballast

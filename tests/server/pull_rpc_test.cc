@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/pulls.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -163,6 +164,118 @@ TEST_F(PullRpcTest, ASnapshotThatGoesWhileItIsPulledEndsThePull) {
   const grpc::Status ended = reader->Finish();
   EXPECT_EQ(ended.error_code(), grpc::FAILED_PRECONDITION);
   EXPECT_THAT(ended.error_message(), HasSubstr("is kept no longer"));
+}
+
+TEST_F(PullRpcTest, WhatTheReaderHasIsNotSent) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_groups(0)->set_serving("int8-row");
+  Trainer t = StartTrainer(spec);
+  for (uint64_t step = 1; step <= 2; ++step) {
+    v1::PullRequest request;
+    request.set_run_id("r1");
+    for (const uint32_t tensor : {2u, 0u, 1u}) {
+      request.add_tensors(tensor);
+      request.add_digests(t.reference->Digest(tensor) + (tensor == 0 ? 1 : 0));
+    }
+    StepAnswer answer;
+    ASSERT_TRUE(Pull(request, &answer).ok());
+    EXPECT_EQ(answer.weights.size(), 1u);
+    EXPECT_TRUE(Equal(answer, *t.reference, 0));
+    Step(&t, step);
+    answer = {};
+    ASSERT_TRUE(Pull(request, &answer).ok());
+    EXPECT_EQ(answer.weights.size(), 3u);
+    for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(answer, *t.reference, i)) << i;
+  }
+}
+
+TEST_F(PullRpcTest, DigestsThatCannotBeComparedAreRefused) {
+  Trainer t = StartTrainer(SmallSpec());
+  v1::PullRequest request;
+  StepAnswer answer;
+  request.set_run_id("r1");
+  request.add_digests(1);
+  EXPECT_THAT(Pull(request, &answer).error_message(), HasSubstr("1 digests for 3 tensors"));
+  request.add_tensors(0);
+  request.set_step(1);
+  EXPECT_EQ(Pull(request, &answer).error_code(), grpc::INVALID_ARGUMENT);
+}
+
+// A run of one rank with more weights than the transport holds.
+class StalledPullRpcTest : public RpcTest {
+ protected:
+  static constexpr size_t kMost = 1 + Pulls::kMoreReaders;
+  // One that has read its first chunk, and reads no more by itself.
+  struct Reader {
+    std::unique_ptr<grpc::ClientContext> context = std::make_unique<grpc::ClientContext>();
+    std::unique_ptr<grpc::ClientReader<v1::Weights>> stream;
+  };
+
+  void Start(double pull_timeout_s) {
+    Config config = DefaultConfig();
+    config.limits.pull_timeout_s = pull_timeout_s;
+    StartServer(config);
+    training_ = StartTrainer(MakeSpec("r1", {{"w", {2500000}, "fp32"}, {"v", {5000}, "fp32"}}));
+  }
+  Reader Begin(uint32_t tensor = 0) {
+    v1::PullRequest request;
+    request.set_run_id("r1");
+    request.add_tensors(tensor);
+    Reader reader;
+    reader.stream = trainer_->Pull(reader.context.get(), request);
+    return reader;
+  }
+  std::vector<Reader> Stall(size_t count) {
+    std::vector<Reader> readers;
+    v1::Weights w;
+    for (size_t i = 0; i < count; ++i) {
+      readers.push_back(Begin());
+      EXPECT_TRUE(readers[i].stream->Read(&w));
+    }
+    return readers;
+  }
+  static grpc::Status ReadOn(Reader* reader) {
+    v1::Weights w;
+    while (reader->stream->Read(&w)) continue;
+    return reader->stream->Finish();
+  }
+
+  Trainer training_;
+};
+
+TEST_F(StalledPullRpcTest, AsManyAsRanksAndSomeMoreAreServedAndTheNextIsToldWhenToAskAgain) {
+  Start(3600);
+  std::vector<Reader> readers = Stall(kMost);
+  Reader beyond = Begin(1);
+  const grpc::Status refused = ReadOn(&beyond);
+  EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(beyond.context->GetServerTrailingMetadata().count("ballast-retry-after-ms"), 1u);
+  readers.back().context->TryCancel();
+  EXPECT_EQ(ReadOn(&readers.back()).error_code(), grpc::CANCELLED);
+  readers.pop_back();
+  for (grpc::Status s = refused; !s.ok();) {  // until the daemon has heard of it
+    beyond = Begin(1);
+    s = ReadOn(&beyond);
+    ASSERT_TRUE(s.ok() || s.error_code() == grpc::RESOURCE_EXHAUSTED) << s.error_message();
+  }
+  for (Reader& reader : readers) EXPECT_TRUE(ReadOn(&reader).ok());
+}
+
+TEST_F(StalledPullRpcTest, AReaderThatTakesNothingLosesItsPull) {
+  Start(0.1);
+  std::vector<Reader> readers = Stall(kMost);
+  for (grpc::Status s(grpc::RESOURCE_EXHAUSTED, ""); !s.ok();) {  // until their time is up
+    Reader another = Begin(1);
+    s = ReadOn(&another);
+    ASSERT_TRUE(s.ok() || s.error_code() == grpc::RESOURCE_EXHAUSTED) << s.error_message();
+  }
+  EXPECT_TRUE(Equal(Step(&training_, 1), *training_.reference, 1));
+  for (Reader& reader : readers) {
+    const grpc::Status s = ReadOn(&reader);
+    if (s.error_code() == grpc::CANCELLED) continue;  // it came back too late to be told more
+    EXPECT_EQ(s.error_code(), grpc::DEADLINE_EXCEEDED);
+    EXPECT_THAT(s.error_message(), HasSubstr("limits.pull_timeout"));
+  }
 }
 
 TEST_F(PullRpcTest, AReaderThatLeavesHarmsNothing) {

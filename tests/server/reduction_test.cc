@@ -44,7 +44,7 @@ class Pair {
 
   // Returns how often a chunk was wanted.
   int Run(int events) {
-    for (int i = 0; i < events && !testing::Test::HasFailure(); ++i) Event();
+    for (int i = 0; i < events && !::testing::Test::HasFailure(); ++i) Event();
     return wanted_;
   }
 
