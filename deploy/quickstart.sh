@@ -120,7 +120,7 @@ start_daemon() {
   choose_ports
   start_child run_daemon
   daemon_pid=$CHILD
-  for ((attempt = 0; attempt < 100; attempt++)); do
+  for ((attempt = 0; attempt < 600; attempt++)); do
     if daemon_is_ready; then return; fi
     kill -0 "$daemon_pid" 2>/dev/null || break
     sleep 0.1
