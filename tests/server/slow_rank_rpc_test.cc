@@ -64,11 +64,11 @@ class SlowRankRpcTest : public RpcTest {
     EXPECT_EQ(answer.weights.size(), tensors);
     EXPECT_TRUE(answer.checksums_right);
   }
-  // The step ends for rank 0 although the other keeps away, within ten seconds of what the policy allows it.
+  // The step ends for rank 0 although the other keeps away, within half a minute of what the policy allows it.
   v1::StepResult ExpectToldOfLoss() {
     const auto before = std::chrono::steady_clock::now();
     const StepAnswer answer = ReadStep(ranks_[0].wire.get());
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(10));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
     EXPECT_TRUE(answer.result);
     return answer.result.value_or(v1::StepResult());
   }
