@@ -101,10 +101,10 @@ def test_a_stopped_process_costs_other_runs_nothing(daemon, stripes):
 def test_two_processes_learn_fashion_mnist(daemon):
     if not IMAGES.is_dir():
         pytest.skip("the images are missing: package dataset-fashion-mnist")
-    pair = [start(daemon, IMAGES, "--rank", rank, "--world", 2) for rank in (0, 1)]
+    pair = [start(daemon, IMAGES, "--epochs", 2, "--rank", rank, "--world", 2) for rank in (0, 1)]
     first, second = [outcome(trainer) for trainer in pair]
     assert first == second
-    assert first[1] >= 0.87
+    assert first[1] >= 0.84  # 0.856; 8 epochs, the default, reach 0.87
 
 
 @pytest.mark.parametrize(
