@@ -240,4 +240,5 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   return out;
 }
 
+  out.set_loaded_here(reply.loaded_here);
 }  // namespace ballast

@@ -143,6 +143,7 @@ Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome) const {
                     .resumed = outcome.resumed,
                     .resume_step = machine.step(),
                     .weights_loaded = weights_loaded_,
+                    .loaded_here = weights_loaded_ && loaded_by_ == outcome.session,
                     .last_result = runner_->last_result(),
                     .step_open = outcome.resumed && machine.InStep(outcome.rank),
                     .credit_held = outcome.resumed ? runner_->held_bytes(outcome.rank) : 0,
@@ -219,9 +220,7 @@ void Run::SetWeightsLoaded(bool loaded) {
 void Run::BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, call, done = std::move(done)]() mutable {
     if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
-    if (load_ != nullptr && load_call_.session == call.session) {
-      return done(absl::FailedPreconditionError("another LoadState of this session is under way"));
-    }
+    // One that is under way is over: its client may have lost the connection, and know that before the daemon does.
     load_ = std::make_shared<LoadJob>(&spec_, store_.get());
     load_call_ = call;
     SetWeightsLoaded(false);  // until all of it is in
@@ -244,6 +243,7 @@ void Run::FinishLoad(LoadCall call, DigestJob::Done done) {
     const std::shared_ptr<LoadJob> load = std::move(load_);
     if (auto s = load->Finish(); !s.ok()) return done(s);
     SetWeightsLoaded(true);
+    loaded_by_ = call.session;
     digests_->Start(std::move(done));
   });
 }

@@ -57,6 +57,7 @@ class Run {
     uint64_t resume_step = 0;
     bool weights_loaded = false;
     std::vector<uint64_t> digests = {};
+    bool loaded_here = false;  // by this very session
     std::optional<ClosedStep> last_result = {};
     bool step_open = false;             // and of the open step, when resumed:
     std::vector<HeldChunks> held = {};  // where there are any
@@ -153,6 +154,7 @@ class Run {
   std::shared_ptr<LoadJob> load_;
   LoadCall load_call_;
   std::unique_ptr<Pulls> pulls_;
+  std::optional<SessionId> loaded_by_;  // of the weights that there are
   Strand strand_;  // last: nothing above is gone while its thread runs
 };
 

@@ -7,6 +7,7 @@
 
 #include "client/cpp/connection.h"
 #include "client/cpp/lane_choice.h"
+#include "client/cpp/retry.h"
 #include "client/cpp/session.h"
 #include "client/cpp/step_stream.h"
 #include "client/cpp/tensor_table.h"
@@ -54,13 +55,38 @@ class Client::Impl {
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                 const Request& request) {
     Response response;
-    if (auto s = connection->Call(stub, method, request, &response); !s.ok()) return s;
+    if (auto s = connection->Call(stub, method, request, &response); !s.ok()) return connection->Explain(s);
     return response;
+  }
+  // Again while Retry says so. For calls that may reach the daemon twice.
+  template <typename Response, typename Stub, typename Request>
+  absl::StatusOr<Response> CallAgain(const std::string& what, Stub& stub,
+                                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                                     const Request& request) {
+    for (Retry retry(*connection, what);;) {
+      Response response;
+      const absl::Status status = connection->Call(stub, method, request, &response);
+      if (status.ok()) return response;
+      if (!retry.Again(status)) return retry.Explain(status);
+    }
+  }
+
+  // The daemon was found to hold it, by a call that began then.
+  void Found(const std::string& run, absl::Time since) {
+    found_run = run;
+    found_since = since;
+  }
+  // What NOT_FOUND means of a run that was found before, or of its session.
+  absl::Status Explain(const absl::Status& status, const std::string& run) const {
+    if (!absl::IsNotFound(status) || run != found_run || !RestartedSince(*connection, found_since)) return status;
+    return RunLostInRestart(*connection, run);
   }
 
   const std::unique_ptr<Connection> connection;
   std::unique_ptr<StepStream> stream;  // after Attach
   std::string run_id;                  // likewise
+  std::string found_run;
+  absl::Time found_since;
 };
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -75,10 +101,13 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 const std::string& Client::server() const { return impl_->connection->server(); }
 
 absl::StatusOr<v1::CreateRunResponse> Client::CreateRun(const v1::RunSpec& spec) {
+  const absl::Time began = absl::Now();
   v1::CreateRunRequest request;
   *request.mutable_spec() = spec;
-  auto created = impl_->Call(impl_->connection->trainer(), &v1::TrainerService::Stub::CreateRun, request);
+  auto created = impl_->CallAgain(absl::StrCat("creating run '", spec.run_id(), "'"), impl_->connection->trainer(),
+                                  &v1::TrainerService::Stub::CreateRun, request);
   if (!created.ok()) return ExplainSpec(created.status(), spec);
+  impl_->Found(spec.run_id(), began);
   return created;
 }
 
@@ -87,13 +116,17 @@ absl::StatusOr<v1::GetServerResponse> Client::GetServer() {
 }
 
 absl::StatusOr<v1::ListRunsResponse> Client::ListRuns() {
-  return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::ListRuns, v1::ListRunsRequest());
+  return impl_->CallAgain("listing the runs", impl_->connection->admin(), &v1::AdminService::Stub::ListRuns,
+                          v1::ListRunsRequest());
 }
 
 absl::StatusOr<v1::GetRunResponse> Client::GetRun(const std::string& run_id) {
   v1::GetRunRequest request;
   request.set_run_id(run_id);
-  return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::GetRun, request);
+  auto run = impl_->CallAgain(absl::StrCat("asking for run '", run_id, "'"), impl_->connection->admin(),
+                              &v1::AdminService::Stub::GetRun, request);
+  if (!run.ok()) return impl_->Explain(run.status(), run_id);
+  return run;
 }
 
 absl::StatusOr<v1::GetHistoryResponse> Client::GetHistory(const std::string& run_id, uint64_t after_step,
@@ -131,8 +164,10 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
   if (impl_->stream) {
     return absl::FailedPreconditionError("this client is attached already; one client holds one rank of one run");
   }
+  const absl::Time began = absl::Now();
   auto grant = TakeRank(*impl_->connection, options);
-  if (!grant.ok()) return grant.status();
+  if (!grant.ok()) return impl_->Explain(grant.status(), options.run_id);
+  impl_->Found(options.run_id, began);
   auto run = GetRun(options.run_id);
   if (!run.ok()) return run.status();
   auto tensors = TensorTable::Create(run->spec(), grant->chunk_elements());
@@ -150,7 +185,9 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
 absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors) {
   if (!impl_->stream) return NotAttached("LoadWeights");
   if (auto s = impl_->stream->status(); !s.ok()) return s;
-  return UploadWeights(*impl_->connection, impl_->stream->tensors(), impl_->stream->token(), tensors);
+  auto digests = UploadWeights(*impl_->connection, *impl_->stream, tensors);
+  if (!digests.ok()) return impl_->Explain(digests.status(), impl_->run_id);
+  return digests;
 }
 
 absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> tensors, const PieceSink& sink,
@@ -182,7 +219,7 @@ absl::Status Client::PullServed(const std::string& run_id, absl::Span<const uint
   request.set_run_id(run_id);
   request.mutable_tensors()->Add(tensors.begin(), tensors.end());
   request.set_step(snapshot);
-  return PullWeights(*impl_->connection, request, sink);
+  return impl_->Explain(PullWeights(*impl_->connection, request, sink), run_id);
 }
 
 absl::Status Client::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {

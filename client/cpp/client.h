@@ -14,8 +14,9 @@
 // Threads: the calls of one step come from one thread at a time (thread-compatible); a reader and a writer thread of
 // the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun, Attach,
 // LoadWeights, Pull and the wait on EndStep's future. A lost connection is resumed by itself for `reconnect_timeout_s`,
-// sending again only what the daemon does not hold; then every call returns UNAVAILABLE naming the server. Memory: Push
-// copies into a host buffer, each chunk freed as the daemon acknowledges it: what does not leave as fast as it is
+// sending again only what the daemon does not hold; then every call returns UNAVAILABLE naming the server. So are
+// CreateRun, GetRun, ListRuns, Attach, LoadWeights and Pull, which also ask a busy daemon again when it says. Memory:
+// Push copies into a host buffer, each chunk freed as the daemon acknowledges it: what does not leave as fast as it is
 // pushed is kept, at most the gradients of one step's micro-batches. Errors: absl::Status with the daemon's code and
 // message. A call refused for its arguments or its place in the sequence (INVALID_ARGUMENT, FAILED_PRECONDITION)
 // changes nothing. When the daemon ends the session, or cannot be reached again, the client stays failed and every call

@@ -5,11 +5,14 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 namespace ballast {
 namespace {
+
+constexpr char kRetryAfterMs[] = "ballast-retry-after-ms";
 
 std::string WithPort(const std::string& server) {
   if (server.starts_with("unix:") || server.starts_with("unix-abstract:")) return server;
@@ -53,6 +56,23 @@ absl::Status FromGrpc(const grpc::Status& status) {
 }
 
 bool IsLost(const absl::Status& status) {
+absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& context) {
+  absl::Status plain = FromGrpc(status);
+  if (plain.ok()) return plain;
+  const auto& trailing = context.GetServerTrailingMetadata();
+  const auto found = trailing.find(kRetryAfterMs);
+  if (found != trailing.end())
+    plain.SetPayload(kRetryAfterMs, absl::Cord({found->second.data(), found->second.size()}));
+  return plain;
+}
+
+std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
+  int64_t ms = 0;
+  const auto stated = status.GetPayload(kRetryAfterMs);
+  if (!stated || !absl::SimpleAtoi(std::string(*stated), &ms) || ms <= 0) return std::nullopt;
+  return absl::Milliseconds(ms);
+}
+
   return absl::IsUnavailable(status) || absl::IsInternal(status) || absl::IsCancelled(status) ||
          absl::IsUnknown(status) || absl::IsDeadlineExceeded(status);
 }
@@ -89,11 +109,10 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions optio
 
 void Connection::Log(const std::string& line) const { options_.log(line); }
 
-absl::Status Connection::Explain(const grpc::Status& status) const {
-  absl::Status plain = FromGrpc(status);
-  if (!absl::IsUnavailable(plain) && !absl::IsDeadlineExceeded(plain)) return plain;
+absl::Status Connection::Explain(const absl::Status& status) const {
+  if (RetryAfter(status) || (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status))) return status;
   return absl::UnavailableError(
-      absl::StrCat("the daemon at ", server(), " does not answer: ", ConnectionReason(status.error_message())));
+      absl::StrCat("the daemon at ", server(), " does not answer: ", ConnectionReason(std::string(status.message()))));
 }
 
 }  // namespace ballast

@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,6 +21,9 @@ namespace ballast {
 
 // The same code and message.
 absl::Status FromGrpc(const grpc::Status& status);
+// And the delay after which the daemon wants to be asked again, for RetryAfter: trailing metadata of the call.
+absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& context);
+std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
 // Whether trying again may help: the connection or the daemon went away, rather than refused.
 bool IsLost(const absl::Status& status);
@@ -38,15 +42,16 @@ class Connection {
   v1::AdminService::Stub& admin() { return *admin_; }
   void Log(const std::string& line) const;
 
-  // FromGrpc, with the server's name in front where the failure is one of reaching it.
-  absl::Status Explain(const grpc::Status& status) const;
+  // `status` of FromGrpc, with the server's name in front where the failure is one of reaching it.
+  absl::Status Explain(const absl::Status& status) const;
 
+  // The status is that of FromGrpc.
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, absl::Duration timeout = kCallTimeout) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-    return Explain((stub.*method)(&context, request, response));
+    return FromGrpc((stub.*method)(&context, request, response), context);
   }
 
  private:

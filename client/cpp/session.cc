@@ -1,10 +1,9 @@
 #include "client/cpp/session.h"
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+
+#include "client/cpp/retry.h"
 
 namespace ballast {
 namespace {
@@ -25,20 +24,9 @@ v1::AttachRequest Request(const AttachOptions& options) {
   return request;
 }
 
-// How long the lease of the session that holds the rank still runs; none when waiting does not help.
-std::optional<absl::Duration> RetryAfter(const grpc::ClientContext& context) {
-  const auto& metadata = context.GetServerTrailingMetadata();
-  const auto found = metadata.find("ballast-retry-after-ms");
-  int64_t ms = 0;
-  if (found == metadata.end()) return std::nullopt;
-  if (!absl::SimpleAtoi(absl::string_view(found->second.data(), found->second.size()), &ms)) return std::nullopt;
-  if (ms <= 0) return std::nullopt;
-  return absl::Milliseconds(ms);
-}
-
-absl::Status RankTaken(const AttachOptions& options, const grpc::Status& status) {
+absl::Status RankTaken(const AttachOptions& options, const absl::Status& status) {
   return absl::AlreadyExistsError(
-      absl::StrCat("rank ", options.rank, " of run '", options.run_id, "' is taken: ", status.error_message(),
+      absl::StrCat("rank ", options.rank, " of run '", options.run_id, "' is taken: ", status.message(),
                    ". If that trainer is gone for good, attach with takeover=true; else give another run_id"));
 }
 
@@ -48,46 +36,48 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
   v1::AttachRequest request = Request(options);
   request.set_takeover(options.takeover);
   request.set_want_digests(true);
-  const absl::Time give_up = absl::Now() + absl::Seconds(options.wait_s);
-  for (bool waited = false;; waited = true) {
+  Retry retry(connection, absl::StrCat("attaching as rank ", options.rank, " of run '", options.run_id, "'"),
+              absl::Seconds(options.wait_s));
+  for (;;) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + kAttachTimeout));
     v1::AttachResponse response;
-    const grpc::Status status = connection.trainer().Attach(&context, request, &response);
+    const absl::Status status = FromGrpc(connection.trainer().Attach(&context, request, &response), context);
     if (status.ok()) return response;
-    if (status.error_code() != grpc::StatusCode::ALREADY_EXISTS) return connection.Explain(status);
-    const auto retry_after = RetryAfter(context);
-    if (!retry_after || absl::Now() + *retry_after > give_up) return RankTaken(options, status);
-    if (!waited) {
-      connection.Log(
-          absl::StrFormat("rank %d of run '%s' is held by a trainer that was lost; waiting %.1f s for its lease",
-                          options.rank, options.run_id, absl::ToDoubleSeconds(*retry_after)));
-    }
-    absl::SleepFor(*retry_after);
+    if (retry.Again(status)) continue;
+    return absl::IsAlreadyExists(status) ? RankTaken(options, status) : retry.Explain(status);
   }
 }
 
 absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const AttachOptions& options,
-                                                 const std::string& token, grpc::ClientContext* context) {
+                                                 const std::string& token, bool want_digests,
+                                                 grpc::ClientContext* context) {
   v1::AttachRequest request = Request(options);
   request.set_session_token(token);
   v1::AttachResponse response;
-  if (auto s = FromGrpc(connection.trainer().Attach(context, request, &response)); !s.ok()) return s;
+  request.set_want_digests(want_digests);
+  if (auto s = FromGrpc(connection.trainer().Attach(context, request, &response), *context); !s.ok()) return s;
   return response;
+}
+
+bool RestartedSince(Connection& connection, absl::Time since) {
+  v1::GetServerResponse info;
+  const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::GetServer,
+                                              v1::GetServerRequest(), &info, kServerTimeout);
+  return answer.ok() && absl::Seconds(info.uptime_s()) < absl::Now() - since;
+}
+
+absl::Status RunLostInRestart(const Connection& connection, const std::string& run_id) {
+  return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " restarted and no longer holds run '",
+                                          run_id,
+                                          "' (this version keeps runs in memory only): its weights and moments are "
+                                          "gone there. Create the run again and load the weights of your last "
+                                          "checkpoint: start every trainer of the run anew from it"));
 }
 
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,
                                const absl::Status& found) {
-  v1::GetServerResponse info;
-  const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::GetServer,
-                                              v1::GetServerRequest(), &info, kServerTimeout);
-  const bool restarted = answer.ok() && absl::Seconds(info.uptime_s()) < absl::Now() - since;
-  if (restarted) {
-    return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(),
-                                            " restarted and no longer holds run '", run_id,
-                                            "' (this version keeps runs in memory only): create the run again "
-                                            "and load the weights of your last checkpoint"));
-  }
+  if (RestartedSince(connection, since)) return RunLostInRestart(connection, run_id);
   return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " no longer holds run '", run_id,
                                           "', perhaps it was deleted: ", found.message()));
 }

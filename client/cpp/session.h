@@ -15,14 +15,20 @@
 
 namespace ballast {
 
-// Takes the rank; while a lost predecessor's lease holds it, waits for that up to options.wait_s. ALREADY_EXISTS says
-// how to take over.
+// Takes the rank; while a lost predecessor's lease holds it, waits for that up to options.wait_s. Tried again while the
+// connection is lost, or the daemon busy, as Retry says. ALREADY_EXISTS says how to take over.
 absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options);
 
 // One attempt to get the session of `token` back. `context` is the caller's, with its deadline, so that it
 // can be cancelled.
 absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const AttachOptions& options,
-                                                 const std::string& token, grpc::ClientContext* context);
+                                                 const std::string& token, bool want_digests,
+                                                 grpc::ClientContext* context);
+
+// Whether the daemon that answers now started after `since`. False when none does.
+bool RestartedSince(Connection& connection, absl::Time since);
+// What a trainer is told then.
+absl::Status RunLostInRestart(const Connection& connection, const std::string& run_id);
 
 // What NOT_FOUND means to a client whose session began at `since`: the daemon started again, or the run was deleted.
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,

@@ -250,6 +250,21 @@ absl::StatusOr<bool> StepStream::AwaitWeights(uint32_t tensor, absl::Duration ti
   return arrived;
 }
 
+absl::StatusOr<v1::AttachResponse> StepStream::AttachAgain(bool progress) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return status_;
+    if (progress) Progress();
+    attach_again_ = true;
+  }
+  Cancel();
+  absl::MutexLock lock(&mu_);
+  const auto decided = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return attached_again_ || !status_.ok(); };
+  mu_.Await(absl::Condition(&decided));
+  if (!status_.ok()) return status_;
+  return *std::exchange(attached_again_, std::nullopt);
+}
+
 std::shared_ptr<OpenStep> StepStream::TakeStep() {
   ++step_number_;
   return std::exchange(step_, nullptr);

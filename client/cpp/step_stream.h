@@ -59,6 +59,11 @@ class StepStream {
 
   absl::StatusOr<bool> AwaitWeights(uint32_t tensor, absl::Duration timeout);
 
+  // Between steps: drops the stream, resumes the session, and returns the answer, with digests. An error: why the
+  // client failed. What came before it counts as Progress where `progress`; without any, it ends like every lost
+  // connection, after reconnect_timeout_s.
+  absl::StatusOr<v1::AttachResponse> AttachAgain(bool progress);
+
   uint64_t step() const;
   absl::Status status() const;
   // Until the daemon has ended the session, or for so long.
@@ -133,7 +138,9 @@ class StepStream {
 
   std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mu_);                   // to write to and to cancel
   std::shared_ptr<grpc::ClientContext> asking_ ABSL_GUARDED_BY(mu_);  // of a resuming Attach
-  bool open_ ABSL_GUARDED_BY(mu_) = false;                            // Opened came and the stream has not ended
+  bool attach_again_ ABSL_GUARDED_BY(mu_) = false;                    // the next one is AttachAgain's
+  std::optional<v1::AttachResponse> attached_again_ ABSL_GUARDED_BY(mu_);
+  bool open_ ABSL_GUARDED_BY(mu_) = false;  // Opened came and the stream has not ended
   bool opened_once_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;

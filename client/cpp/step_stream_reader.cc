@@ -4,8 +4,6 @@
 // by Open (weights received), never by what was sent before: a message that was written may or may not have arrived.
 
 #include <algorithm>
-#include <cstring>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +12,7 @@
 #include "proto/checksum.h"
 
 #include "client/cpp/bitmap.h"
+#include "client/cpp/retry.h"
 #include "client/cpp/session.h"
 #include "client/cpp/step_stream.h"
 #include "client/cpp/weight_transfer.h"
@@ -21,13 +20,11 @@
 namespace ballast {
 namespace {
 
-// None before the first attempt, then 50 ms doubling to 1 s, each between half and all of it.
-absl::Duration Backoff(int attempt) {
-  if (attempt == 0) return absl::ZeroDuration();
-  thread_local std::minstd_rand random{std::random_device{}()};
-  const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
-  return std::min(absl::Seconds(1), absl::Milliseconds(50) * (1 << std::min(attempt - 1, 10))) * jitter;
-}
+// Of a session's digests, a pass over all weights on the daemon.
+constexpr absl::Duration kDigestTimeout = absl::Seconds(120);
+
+// Whether asking again may help.
+bool MayPass(const absl::Status& status) { return IsLost(status) || RetryAfter(status); }
 
 }  // namespace
 
@@ -52,6 +49,7 @@ StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
   {
     absl::MutexLock lock(&mu_);
     if (!lane.ok()) return {.status = lane.status(), .lost = opened_once_ && IsLost(lane.status())};
+    if (attach_again_) return {.status = absl::CancelledError("attaching again"), .lost = true};
     call->lane = *std::move(lane);
     if (auto s = Adopt(grant, request.mutable_open()); !s.ok()) return {.status = s};
     call_ = call;
@@ -230,13 +228,14 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
     if (announce) lost_at_ = began;
   }
   std::string reason = ConnectionReason(std::string(why.message()));
+  absl::Duration stated;  // by the daemon
   if (announce) {
     connection_.Log(absl::StrFormat("lost the daemon at %s (%s); trying again for %.4g s", connection_.server(), reason,
                                     connection_.options().reconnect_timeout_s));
   }
   for (;; ++retry.attempts) {
     const absl::Duration away = retry.away + (absl::Now() - began);
-    const absl::Duration pause = std::min(Backoff(retry.attempts), allowed - away);
+    const absl::Duration pause = std::min(std::max(Backoff(retry.attempts), stated), allowed - away);
     {
       absl::MutexLock lock(&mu_);
       if (mu_.AwaitWithTimeout(absl::Condition(&leaving_), pause)) return absl::CancelledError("the client was closed");
@@ -252,7 +251,8 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
     if (absl::IsNotFound(grant.status())) {
       return ExplainMissingRun(connection_, options_.run_id, attached_at_, grant.status());
     }
-    if (!IsLost(grant.status())) return grant;
+    if (!MayPass(grant.status())) return grant;
+    stated = RetryAfter(grant.status()).value_or(absl::ZeroDuration());
     reason = ConnectionReason(std::string(grant.status().message()));
   }
   return absl::UnavailableError(absl::StrFormat(
@@ -263,17 +263,22 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
 
 absl::StatusOr<v1::AttachResponse> StepStream::AskOnce(absl::Duration timeout) {
   auto context = std::make_shared<grpc::ClientContext>();
-  context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   std::string token;
+  bool again = false;
   {
     absl::MutexLock lock(&mu_);
     if (leaving_) return absl::CancelledError("the client was closed");
     asking_ = context;
     token = token_;
+    again = attach_again_;
   }
-  auto grant = ResumeSession(connection_, options_, token, context.get());
+  context->set_deadline(absl::ToChronoTime(absl::Now() + (again ? kDigestTimeout : timeout)));
+  auto grant = ResumeSession(connection_, options_, token, /*want_digests=*/again, context.get());
   absl::MutexLock lock(&mu_);
   asking_ = nullptr;
+  if (!again || !grant.ok()) return grant;
+  attach_again_ = false;
+  attached_again_ = *grant;
   return grant;
 }
 

@@ -1,10 +1,14 @@
 #include "client/cpp/weight_transfer.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
 #include "proto/checksum.h"
+
+#include "client/cpp/retry.h"
 
 namespace ballast {
 namespace {
@@ -24,9 +28,9 @@ absl::Status CheckView(const TensorTable& tensors, const TensorView& view) {
                                                  tensors[view.tensor].elements, " x ", view.format, ")"));
 }
 
-// False when the stream is broken; Finish says why.
+// False when the stream is broken; Finish says why. *sent: messages, of this and other tensors.
 bool SendTensor(grpc::ClientWriter<v1::LoadStateRequest>& writer, const TensorTable& tensors, const TensorView& view,
-                v1::LoadStateRequest* request) {
+                v1::LoadStateRequest* request, uint64_t* sent) {
   const size_t chunk_bytes = tensors.chunk_elements() * FormatBytes(view.format);
   const uint64_t chunks = view.slot == "updates" ? 1 : tensors[view.tensor].chunks;
   request->set_tensor(view.tensor);
@@ -39,6 +43,7 @@ bool SendTensor(grpc::ClientWriter<v1::LoadStateRequest>& writer, const TensorTa
     request->set_data(piece.data(), piece.size());
     request->set_crc32c(Crc32c(piece));
     if (!writer.Write(*request)) return false;
+    ++*sent;
     request->clear_session_token();
   }
   return true;
@@ -61,9 +66,19 @@ class Arrivals {
     tensor.whole = weights.last();
     return first;
   }
+  // Those that are not whole, of these; a tensor that came in part begins anew.
+  std::vector<uint32_t> Missing(absl::Span<const uint32_t> wanted) const {
+    std::vector<uint32_t> missing;
+    std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(missing), [&](uint32_t t) { return !whole(t); });
+    return missing;
+  }
   bool whole(uint32_t tensor) const {
     const auto found = tensors_.find(tensor);
     return found != tensors_.end() && found->second.whole;
+  }
+  size_t whole() const {
+    return static_cast<size_t>(
+        std::count_if(tensors_.begin(), tensors_.end(), [](const auto& tensor) { return tensor.second.whole; }));
   }
 
  private:
@@ -95,6 +110,49 @@ absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const Serve
                .scales = weights.scales()});
 }
 
+using Digests = std::vector<uint64_t>;
+
+absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& stream, absl::Span<const TensorView> views,
+                                   uint64_t* messages) {
+  grpc::ClientContext context;
+  v1::LoadStateResponse response;
+  const auto writer = connection.trainer().LoadState(&context, &response);
+  v1::LoadStateRequest request;
+  request.set_session_token(stream.token());
+  const bool sent = std::all_of(views.begin(), views.end(), [&](const TensorView& view) {
+    return SendTensor(*writer, stream.tensors(), view, &request, messages);
+  });
+  if (sent) writer->WritesDone();
+  if (auto s = FromGrpc(writer->Finish(), context); !s.ok()) return s;
+  return Digests(response.digests().begin(), response.digests().end());
+}
+
+// *refused: why the pull ended on this side.
+absl::Status PullOnce(Connection& connection, const v1::PullRequest& request, Arrivals* arrivals,
+                      const ServedSink& sink, absl::Status* refused) {
+  grpc::ClientContext context;
+  const auto reader = connection.trainer().Pull(&context, request);
+  v1::Weights weights;
+  while (refused->ok() && reader->Read(&weights)) *refused = Deliver(weights, arrivals, sink);
+  if (!refused->ok()) {
+    context.TryCancel();
+    while (reader->Read(&weights)) continue;
+  }
+  return FromGrpc(reader->Finish(), context);
+}
+
+// All tensors of the run by number, so that those that are missing can be named.
+absl::StatusOr<std::vector<uint32_t>> NumbersOf(Connection& connection, const std::string& run_id) {
+  v1::GetRunRequest request;
+  request.set_run_id(run_id);
+  v1::GetRunResponse run;
+  const absl::Status status = connection.Call(connection.admin(), &v1::AdminService::Stub::GetRun, request, &run);
+  if (!status.ok()) return status;
+  std::vector<uint32_t> numbers(static_cast<size_t>(run.spec().tensors_size()));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
 }  // namespace
 
 absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out) {
@@ -106,41 +164,43 @@ absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byt
                        tensor.landing(), out);
 }
 
-absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, const TensorTable& tensors,
-                                                    const std::string& token, absl::Span<const TensorView> views) {
+absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream, absl::Span<const TensorView> views) {
   for (const TensorView& view : views) {
-    if (auto s = CheckView(tensors, view); !s.ok()) return s;
+    if (auto s = CheckView(stream.tensors(), view); !s.ok()) return s;
   }
-  grpc::ClientContext context;
-  v1::LoadStateResponse response;
-  const auto writer = connection.trainer().LoadState(&context, &response);
-  v1::LoadStateRequest request;
-  request.set_session_token(token);
-  const bool sent = std::all_of(views.begin(), views.end(),
-                                [&](const TensorView& view) { return SendTensor(*writer, tensors, view, &request); });
-  if (sent) writer->WritesDone();
-  if (auto s = connection.Explain(writer->Finish()); !s.ok()) return s;
-  return std::vector<uint64_t>(response.digests().begin(), response.digests().end());
+  for (uint64_t furthest = 0;;) {
+    uint64_t messages = 0;
+    auto digests = UploadOnce(connection, stream, views, &messages);
+    if (digests.ok() || !IsLost(digests.status())) return digests;
+    const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);
+    if (!resumed.ok()) return resumed.status();
+    // The answer alone was lost. The other ranks may have begun the first step since.
+    if (resumed->loaded_here()) return Digests(resumed->digests().begin(), resumed->digests().end());
+    furthest = std::max(furthest, messages);
+  }
 }
 
 absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink) {
-  grpc::ClientContext context;
-  const auto reader = connection.trainer().Pull(&context, request);
   Arrivals arrivals;
-  absl::Status refused;
-  v1::Weights weights;
-  while (refused.ok() && reader->Read(&weights)) refused = Deliver(weights, &arrivals, sink);
-  if (!refused.ok()) {
-    context.TryCancel();
-    while (reader->Read(&weights)) continue;
-  }
-  const grpc::Status status = reader->Finish();
-  if (!refused.ok()) return refused;
-  if (!status.ok()) return connection.Explain(status);
-  for (const uint32_t tensor : request.tensors()) {
-    if (!arrivals.whole(tensor)) {
-      return absl::InternalError(absl::StrCat("pull of tensor ", tensor, ": the daemon ended it unfinished"));
+  v1::PullRequest rest = request;
+  std::vector<uint32_t> wanted(request.tensors().begin(), request.tensors().end());
+  for (Retry retry(connection, absl::StrCat("pulling weights of run '", request.run_id(), "'"));;) {
+    const size_t whole = arrivals.whole();
+    absl::Status refused;
+    absl::Status status = PullOnce(connection, rest, &arrivals, sink, &refused);
+    if (!refused.ok()) return refused;
+    if (status.ok()) break;
+    if (arrivals.whole() > whole) retry.Progress();
+    if (!retry.Again(status)) return retry.Explain(status);
+    if (wanted.empty()) {
+      if (auto all = NumbersOf(connection, request.run_id()); all.ok()) wanted = *std::move(all);
     }
+    const std::vector<uint32_t> missing = arrivals.Missing(wanted);
+    if (missing.empty() && !wanted.empty()) break;
+    rest.mutable_tensors()->Assign(missing.begin(), missing.end());
+  }
+  if (const auto missing = arrivals.Missing(wanted); !missing.empty()) {
+    return absl::InternalError(absl::StrCat("pull of tensor ", missing[0], ": the daemon ended it unfinished"));
   }
   return absl::OkStatus();
 }

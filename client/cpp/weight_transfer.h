@@ -1,4 +1,5 @@
-// Weights outside the steps: uploaded before the first, pulled at any time. Thread-safe.
+// Weights outside the steps: uploaded before the first, pulled at any time, over as many connections as it takes.
+// Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +14,21 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/step_stream.h"
 #include "client/cpp/tensor_table.h"
 
 namespace ballast {
 
-absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, const TensorTable& tensors,
-                                                    const std::string& token, absl::Span<const TensorView> views);
+// Of the stream's session, all of it again after a lost connection, for as long as the session is resumed and each
+// attempt comes further than those before. Returns the digests of what the daemon serves then.
+absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, StepStream& stream,
+                                                    absl::Span<const TensorView> views);
 
 using PieceSink = std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes, absl::Span<const std::byte> piece,
                                              uint64_t step)>;
 // Checked, and of formats that FindFormat knows.
 using ServedSink = std::function<absl::Status(const ServedPiece&)>;
+// After a lost connection, goes on with the tensor that it was at.
 absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink);
 
 // A piece in the tensor's landing format, which is not the serving format.

@@ -50,9 +50,10 @@ class FakeDaemon::Admin final : public v1::AdminService::Service {
     return grpc::Status::OK;
   }
   grpc::Status GetRun(grpc::ServerContext*, const v1::GetRunRequest* request, v1::GetRunResponse* response) override {
+    if (!daemon_.Passes()) return Cut();
     if (request->run_id() != "r") return {grpc::StatusCode::NOT_FOUND, "no run '" + request->run_id() + "'"};
     *response->mutable_spec() = daemon_.options_.spec;
-    return grpc::Status::OK;
+    return daemon_.Passes() ? grpc::Status::OK : Cut();
   }
 
   FakeDaemon& daemon_;
@@ -75,6 +76,21 @@ void FakeDaemon::Shutdown() { server_->Shutdown(std::chrono::system_clock::now()
 void FakeDaemon::RefuseAttach(Refusal refusal) {
   absl::MutexLock lock(&mu_);
   refusals_.push_back(std::move(refusal));
+}
+
+void FakeDaemon::RefusePull(Refusal refusal) {
+  absl::MutexLock lock(&mu_);
+  pull_refusals_.push_back(std::move(refusal));
+}
+
+void FakeDaemon::CutLoads() {
+  absl::MutexLock lock(&mu_);
+  cuts_loads_ = true;
+}
+
+bool FakeDaemon::Passes() {
+  absl::MutexLock lock(&mu_);
+  return seen_.moments++ != options_.cut_at_moment;
 }
 
 void FakeDaemon::ForgetRun() {
@@ -134,28 +150,43 @@ bool FakeDaemon::applies(uint32_t tensor) const {
 }
 
 grpc::Status FakeDaemon::CreateRun(grpc::ServerContext*, const v1::CreateRunRequest*, v1::CreateRunResponse* response) {
+  if (!Passes()) return Cut();
   response->set_created(true);
-  return grpc::Status::OK;
+  return Passes() ? grpc::Status::OK : Cut();
+}
+
+grpc::Status FakeDaemon::Tell(grpc::ServerContext* context, std::deque<Refusal>* refusals) {
+  const Refusal refusal = refusals->front();
+  refusals->pop_front();
+  if (refusal.retry_after_ms > 0) {
+    context->AddTrailingMetadata("ballast-retry-after-ms", std::to_string(refusal.retry_after_ms));
+  }
+  return refusal.status;
 }
 
 grpc::Status FakeDaemon::Attach(grpc::ServerContext* context, const v1::AttachRequest* request,
                                 v1::AttachResponse* response) {
+  if (!Passes()) return Cut();
+  if (grpc::Status s = Grant(context, *request, response); !s.ok()) return s;
+  if (Passes()) return grpc::Status::OK;
+  // A session that its client never heard of: it has a lease.
+  if (request->session_token().empty()) RefuseAttach({{grpc::StatusCode::ALREADY_EXISTS, "taken"}, 5});
+  return Cut();
+}
+
+grpc::Status FakeDaemon::Grant(grpc::ServerContext* context, const v1::AttachRequest& request,
+                               v1::AttachResponse* response) {
   absl::MutexLock lock(&mu_);
-  seen_.attaches.push_back(*request);
+  seen_.attaches.push_back(request);
   if (forgot_) return {grpc::StatusCode::NOT_FOUND, "no run 'r'"};
-  if (!refusals_.empty()) {
-    const Refusal refusal = refusals_.front();
-    refusals_.pop_front();
-    if (refusal.retry_after_ms > 0) {
-      context->AddTrailingMetadata("ballast-retry-after-ms", std::to_string(refusal.retry_after_ms));
-    }
-    return refusal.status;
-  }
+  if (!refusals_.empty()) return Tell(context, &refusals_);
   response->set_session_token("token");
   response->set_resume_step(step_);
   response->set_chunk_elements(options_.chunk_elements);
   response->set_credit_bytes(options_.credit_bytes);
   response->set_weights_loaded(true);
+  response->set_loaded_here(loaded_here_ && !request.session_token().empty());
+  if (request.want_digests()) response->mutable_digests()->Add(digests_.begin(), digests_.end());
   response->set_client_state(client_state_);
   response->set_client_state_step(client_state_.empty() ? 0 : step_ - 1);
   if (last_result_) *response->mutable_last_result() = *last_result_;
@@ -178,30 +209,45 @@ grpc::Status FakeDaemon::LoadState(grpc::ServerContext*, grpc::ServerReader<v1::
                                    v1::LoadStateResponse* response) {
   std::map<uint32_t, std::string> uploaded;
   bool first = true;
+  if (!Passes()) return Cut();
   for (v1::LoadStateRequest request; reader->Read(&request); first = false) {
+    if (!Passes()) return Cut();
     if (first && request.session_token() != "token") return {grpc::StatusCode::NOT_FOUND, "no such session"};
     if (Crc32c(BytesOf(request.data())) != request.crc32c()) return {grpc::StatusCode::DATA_LOSS, "checksum differs"};
     uploaded[request.tensor()] += request.data();
   }
   for (const auto& [tensor, bytes] : uploaded) response->add_digests(WeightDigest(BytesOf(bytes)));
-  absl::MutexLock lock(&mu_);
-  seen_.uploaded = std::move(uploaded);
-  return grpc::Status::OK;
+  {
+    absl::MutexLock lock(&mu_);
+    if (cuts_loads_) return Cut();
+    if (loaded_here_) return Refuse("these weights are here already");
+    loaded_here_ = true;
+    digests_.assign(response->digests().begin(), response->digests().end());
+    seen_.uploaded = std::move(uploaded);
+  }
+  return Passes() ? grpc::Status::OK : Cut();
 }
 
-grpc::Status FakeDaemon::Pull(grpc::ServerContext*, const v1::PullRequest* request,
+grpc::Status FakeDaemon::Pull(grpc::ServerContext* context, const v1::PullRequest* request,
                               grpc::ServerWriter<v1::Weights>* writer) {
+  if (!Passes()) return Cut();
   Responses responses;
   {
     absl::MutexLock lock(&mu_);
+    if (!pull_refusals_.empty()) return Tell(context, &pull_refusals_);
     for (const auto& [tensor, bytes] : updated_) {
       const auto& wanted = request->tensors();
       if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), tensor) == wanted.end()) continue;
       SendWeights(tensor, step_ - 1, &responses);
     }
   }
-  for (const v1::TrainResponse& response : responses) writer->Write(response.weights());
-  return grpc::Status::OK;
+  for (const v1::TrainResponse& response : responses) {
+    if (!Passes()) return Cut();
+    writer->Write(response.weights());
+    absl::MutexLock lock(&mu_);
+    ++seen_.pulled;
+  }
+  return Passes() ? grpc::Status::OK : Cut();
 }
 
 grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {

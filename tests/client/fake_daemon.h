@@ -38,6 +38,9 @@ struct FakeOptions {
   // The stream ends with UNAVAILABLE at this message of all Train streams, counted from 0.
   int cut_at_received = kNever;  // it is lost
   int cut_at_sent = kNever;      // likewise
+  // Likewise of the other calls, at this moment of all: a request or a message of LoadState comes in, or an answer or a
+  // message of Pull is about to go.
+  int cut_at_moment = kNever;
   // Outcome of every step; those of tensors_not_applied get no weights.
   v1::StepResult result = {};
   bool answers_open = true;
@@ -61,6 +64,8 @@ class FakeDaemon final : public v1::TrainerService::Service {
     int retry_after_ms = 0;
   };
   void RefuseAttach(Refusal refusal);
+  void RefusePull(Refusal refusal);
+  void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
   void SetStep(uint64_t step);  // as if others had trained on
@@ -73,6 +78,8 @@ class FakeDaemon final : public v1::TrainerService::Service {
     std::vector<v1::TrainRequest> requests;  // without the gradients' data
     int received = 0;
     int sent = 0;
+    int moments = 0;              // as of cut_at_moment
+    int pulled = 0;               // messages of Pull
     int duplicates = 0;           // chunks sent although held
     int clean_ends = 0;           // streams ended by WritesDone
     uint64_t most_under_way = 0;  // bytes received and not credited
@@ -94,6 +101,10 @@ class FakeDaemon final : public v1::TrainerService::Service {
   grpc::Status Train(grpc::ServerContext*, Stream*) override;
   grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest*, grpc::ServerWriter<v1::Weights>*) override;
 
+  // False: the call is cut here.
+  bool Passes();
+  grpc::Status Grant(grpc::ServerContext*, const v1::AttachRequest&, v1::AttachResponse*);
+  static grpc::Status Tell(grpc::ServerContext*, std::deque<Refusal>* refusals);
   using Responses = std::vector<v1::TrainResponse>;
   grpc::Status Take(const v1::TrainRequest& request, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status OnOpen(const v1::Open& open, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -112,6 +123,10 @@ class FakeDaemon final : public v1::TrainerService::Service {
   mutable absl::Mutex mu_;
   Seen seen_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> refusals_ ABSL_GUARDED_BY(mu_);
+  std::deque<Refusal> pull_refusals_ ABSL_GUARDED_BY(mu_);
+  bool cuts_loads_ ABSL_GUARDED_BY(mu_) = false;
+  bool loaded_here_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<uint64_t> digests_ ABSL_GUARDED_BY(mu_);
   std::deque<v1::TrainResponse> injected_ ABSL_GUARDED_BY(mu_);
   bool forgot_ ABSL_GUARDED_BY(mu_) = false;
   int streams_ ABSL_GUARDED_BY(mu_) = 0;

@@ -221,6 +221,22 @@ TEST(TrainingTest, TheHostBufferDoesNotGrowWithTheMicroBatches) {
   EXPECT_LE(closed->timing.buffered_bytes_most, bytes + config.limits.credit_bytes);
 }
 
+// The run's creation, the attachment, the upload and the first step: whatever a connection is lost in.
+TEST(TrainingTest, AConnectionLostBeforeTheFirstStepChangesNoBit) {
+  constexpr int kSteps = 2;
+  Config config = RealDaemon::Small();
+  config.limits.lease_s = 0.1;  // of a rank that was granted and never heard of
+  RealDaemon uncut(config);
+  const std::vector<float> expected = TrainThrough(uncut.address(), kSteps);
+  for (uint64_t cut = 300; cut < 60'000; cut += cut < 2'000 ? 151 : 5'003) {
+    SCOPED_TRACE(absl::StrCat("the first connection cut after ", cut, " bytes"));
+    RealDaemon daemon(config);
+    CuttingProxy proxy(daemon.address(), {cut});
+    ASSERT_EQ(TrainThrough(proxy.address(), kSteps), expected);
+    EXPECT_GE(proxy.connections(), 2);
+  }
+}
+
 TEST(TrainingTest, LostConnectionsChangeNoBit) {
   constexpr int kSteps = 6;
   RealDaemon uncut;

@@ -23,6 +23,7 @@ class Proxy:
         self.upstream_bytes = self.downstream_bytes = 0
         self._rate: int | None = None  # of answers, bytes a second and connection
         self._cut_at: int | None = None
+        self._cut_answers_at: int | None = None
         self.was_cut = threading.Event()
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -32,6 +33,11 @@ class Proxy:
         """Cuts every connection, once, when `nbytes` more have gone upstream."""
         with self._lock:
             self._cut_at = self.upstream_bytes + nbytes
+
+    def cut_after_answers(self, nbytes: int) -> None:
+        """Likewise, when `nbytes` more have come downstream; the last of them do not arrive."""
+        with self._lock:
+            self._cut_answers_at = self.downstream_bytes + nbytes
 
     def _accept(self) -> None:
         while True:
@@ -51,9 +57,7 @@ class Proxy:
     def _forward(self, source: socket.socket, sink: socket.socket, upstream: bool) -> None:
         try:
             while piece := source.recv(PIECE if upstream else self._next_answer()):
-                if not upstream:
-                    self.downstream_bytes += len(piece)
-                elif self._is_last(len(piece)):
+                if self._is_last(len(piece)) if upstream else self._is_last_answer(len(piece)):
                     self.cut()
                     return
                 sink.sendall(piece)
@@ -68,6 +72,14 @@ class Proxy:
             last = self._cut_at is not None and self.upstream_bytes >= self._cut_at
             if last:
                 self._cut_at = None
+            return last
+
+    def _is_last_answer(self, nbytes: int) -> bool:
+        with self._lock:
+            self.downstream_bytes += nbytes
+            last = self._cut_answers_at is not None and self.downstream_bytes >= self._cut_answers_at
+            if last:
+                self._cut_answers_at = None
             return last
 
     def slow_down(self, rate: int | None) -> None:

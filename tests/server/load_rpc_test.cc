@@ -119,6 +119,32 @@ TEST_F(LoadRpcTest, AFencedSessionCannotLoad) {
   EXPECT_EQ(Upload().error_code(), grpc::ABORTED);
 }
 
+// Its client may have lost the connection and come back before the daemon knows.
+TEST_F(LoadRpcTest, AnUploadTakesThePlaceOfItsSessionsLastOne) {
+  ASSERT_TRUE(LoadAll(spec_, token_, &response_).ok());
+  grpc::ClientContext context;
+  v1::LoadStateResponse left;
+  const auto writer = trainer_->LoadState(&context, &left);
+  writer->Write(request_);
+  while (Resume("r1", token_).weights_loaded()) continue;  // until it has begun
+  ASSERT_TRUE(LoadAll(spec_, token_, &response_).ok());
+  writer->WritesDone();
+  EXPECT_EQ(writer->Finish().error_code(), grpc::ABORTED);
+  EXPECT_TRUE(Resume("r1", token_).weights_loaded());
+}
+
+TEST_F(LoadRpcTest, AResumedSessionHearsWhetherTheWeightsAreItsOwn) {
+  EXPECT_FALSE(Resume("r1", token_).loaded_here());
+  ASSERT_TRUE(LoadAll(spec_, token_, &response_).ok());
+  EXPECT_TRUE(Resume("r1", token_).loaded_here());
+  EXPECT_FALSE(Upload().ok());
+  EXPECT_FALSE(Resume("r1", token_).loaded_here());
+  ASSERT_TRUE(LoadAll(spec_, token_, &response_).ok());
+  const auto next = AttachFresh("r1", /*takeover=*/true);
+  EXPECT_TRUE(next.weights_loaded());
+  EXPECT_FALSE(next.loaded_here());
+}
+
 TEST_F(LoadRpcTest, AnUploadThatFailsHalfwayLeavesTheRunWithoutWeights) {
   ASSERT_TRUE(LoadAll(spec_, token_, &response_).ok());
   EXPECT_FALSE(Upload().ok());

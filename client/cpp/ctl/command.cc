@@ -9,7 +9,9 @@
 namespace ballast::ctl {
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
-  auto client = Client::Connect({.server = invocation.server, .connect_timeout_s = invocation.timeout_s});
+  auto client = Client::Connect({.server = invocation.server,
+                                 .connect_timeout_s = invocation.timeout_s,
+                                 .reconnect_timeout_s = invocation.timeout_s});
   if (client.ok()) return client;
   // The mend in the words of the command line.
   return absl::Status(client.status().code(),

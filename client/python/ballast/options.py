@@ -97,8 +97,8 @@ class RunOptions(TypedDict, total=False):
     world_size: another name of world.
     lane: "auto": gradients and weights go through memory shared with the daemon where it is on the same host, else over
         "grpc". "shm": refuse to go on without shared memory.
-    connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for a daemon that was lost
-        during a step.
+    connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for one that was lost
+        afterwards, in a step or beside it.
     """
 
     server: str | None

@@ -180,16 +180,16 @@ class PyClient {
     return AskForDict([](Client& client) { return client.GetServer(); });
   }
   nb::dict CreateRun(const std::string& spec_json) const {
-    return AskForDict([spec = ParseSpec(spec_json)](Client& client) { return client.CreateRun(spec); });
+    return ToDict(OrThrow(Ask([spec = ParseSpec(spec_json)](Client& client) { return client.CreateRun(spec); })));
   }
   nb::dict Plan(const std::string& spec_json) const {
     return AskForDict([spec = ParseSpec(spec_json)](Client& client) { return client.Plan(spec); });
   }
   nb::dict GetRun(const std::string& run_id) const {
-    return AskForDict([run_id](Client& client) { return client.GetRun(run_id); });
+    return ToDict(OrThrow(Ask([run_id](Client& client) { return client.GetRun(run_id); })));
   }
   nb::dict ListRuns() const {
-    return AskForDict([](Client& client) { return client.ListRuns(); });
+    return ToDict(OrThrow(Ask([](Client& client) { return client.ListRuns(); })));
   }
   nb::dict DeleteRun(const std::string& run_id, bool force) const {
     return AskForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); });

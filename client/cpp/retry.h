@@ -1,0 +1,55 @@
+// Whether a call that failed is to be made again, and the wait before: the connection was lost, which may last for
+// ClientOptions::reconnect_timeout_s without progress; or the daemon said when to ask again (RetryAfter). For calls
+// that may reach the daemon twice. Blocks the thread that asks; thread-compatible, one for each call.
+//
+//   for (Retry retry(connection, "pulling weights");;) {
+//     const absl::Status status = ...;
+//     if (status.ok()) return status;
+//     if (!retry.Again(status)) return retry.Explain(status);
+//   }
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/connection.h"
+
+namespace ballast {
+
+// None before the first attempt, then 50 ms doubling to 1 s, each between half and all of it.
+absl::Duration Backoff(int attempt);
+
+class Retry {
+ public:
+  // `what`: for the log. lease: how long to wait, from now on, for one that others hold (ALREADY_EXISTS), and
+  // reconnect_timeout_s more once an answer was lost, since then it may be the caller's own.
+  Retry(const Connection& connection, std::string what, absl::Duration lease = absl::ZeroDuration());
+
+  // `failure`: of FromGrpc, as it came. True after the wait; false at once where another attempt does not help or would
+  // be too late.
+  bool Again(const absl::Status& failure);
+  // What came since the last failure counts: the connection was there, and may be lost for as long again.
+  void Progress();
+  // The last failure, for people.
+  absl::Status Explain(const absl::Status& failure) const;
+
+ private:
+  bool WaitForConnection(const absl::Status& failure);
+  bool WaitAsTold(const absl::Status& failure, absl::Duration stated);
+
+  const Connection& connection_;
+  const std::string what_;
+  const absl::Duration allowed_;  // without a connection
+  const absl::Duration lease_;
+  const absl::Time began_ = absl::Now();
+  int attempts_ = 0;
+  std::optional<absl::Time> lost_at_;  // since the last progress
+  bool ever_lost_ = false;
+  bool told_ = false;  // that it waits as the daemon asked
+};
+
+}  // namespace ballast

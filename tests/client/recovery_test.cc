@@ -1,0 +1,161 @@
+// What comes before and beside the steps: a lost connection at every moment of it, and a daemon that is busy. The steps
+// themselves are resume_test's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/checksum.h"
+
+#include "tests/client/fake_daemon.h"
+#include "tests/client/trainer.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Pulled = std::map<uint32_t, std::string>;
+
+absl::Status PullInto(Client& client, absl::Span<const uint32_t> tensors, Pulled* pulled) {
+  const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t) {
+    (*pulled)[tensor].resize(offset);  // it may begin again
+    (*pulled)[tensor].append(reinterpret_cast<const char*>(piece.data()), piece.size());
+    return absl::OkStatus();
+  };
+  return client.Pull("r", tensors, sink);
+}
+
+// Creates, attaches, loads, makes a step and pulls, all of it right.
+void TrainAndPull(FakeDaemon& daemon, std::vector<uint32_t> wanted) {
+  Trainer trainer(daemon.address());
+  const auto created = trainer.client->CreateRun(FakeSpec());
+  ASSERT_TRUE(created.ok()) << created.status();
+  ASSERT_TRUE(trainer.Attach().ok()) << trainer.attachment.status();
+  const std::string a = GradientOf("a", 40, 9), d = GradientOf("d", 24, 9);
+  const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = BytesOf(a)},
+                              {.tensor = 3, .format = "fp32", .bytes = BytesOf(d)}};
+  const auto digests = trainer.client->LoadWeights(views);
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_THAT(*digests, ElementsAre(WeightDigest(BytesOf(a)), WeightDigest(BytesOf(d))));
+  EXPECT_EQ(daemon.seen().uploaded, (Pulled{{0, a}, {3, d}}));
+  const auto result = trainer.Step();
+  ASSERT_TRUE(result.ok()) << result.status();
+  Pulled pulled;
+  const absl::Status status = PullInto(*trainer.client, wanted, &pulled);
+  ASSERT_TRUE(status.ok()) << status;
+  for (const auto& [tensor, bytes] : pulled) EXPECT_EQ(bytes, Updated(trainer.Gradient(tensor, 1), 1)) << tensor;
+  EXPECT_EQ(pulled.size(), wanted.empty() ? 4u : wanted.size());
+}
+
+void CutAtEveryMoment(const std::vector<uint32_t>& wanted) {
+  FakeDaemon uncut;
+  ASSERT_NO_FATAL_FAILURE(TrainAndPull(uncut, wanted));
+  const int moments = uncut.seen().moments;
+  ASSERT_GT(moments, 20);
+  for (int i = 0; i < moments; ++i) {
+    SCOPED_TRACE(absl::StrCat("cut at moment ", i));
+    FakeDaemon daemon({.cut_at_moment = i});
+    ASSERT_NO_FATAL_FAILURE(TrainAndPull(daemon, wanted));
+  }
+}
+
+TEST(RecoveryTest, ACutAtAnyMomentBesideTheStepsIsInvisible) { CutAtEveryMoment({0, 1, 3}); }
+TEST(RecoveryTest, AndWhereAllTensorsArePulled) { CutAtEveryMoment({}); }
+
+TEST(RecoveryTest, APullGoesOnWithTheTensorThatItWasAt) {
+  FakeDaemon uncut;
+  Trainer first(uncut.address());
+  ASSERT_TRUE(first.Attach().ok());
+  ASSERT_TRUE(first.Step().ok());
+  const int before = uncut.seen().moments;
+  FakeDaemon daemon({.cut_at_moment = before + 1 + 4});  // tensor 0 is three messages, tensor 1 one
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
+  Pulled pulled;
+  ASSERT_TRUE(PullInto(*trainer.client, {}, &pulled).ok());
+  EXPECT_EQ(pulled.size(), 4u);
+  EXPECT_EQ(daemon.seen().pulled, 3 + 1 + 1 + 2);
+}
+
+TEST(RecoveryTest, ADaemonThatStaysAwayIsNamedWithWhatWasTried) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.2);
+  daemon.Shutdown();
+  const absl::Time began = absl::Now();
+  const absl::Status created = trainer.client->CreateRun(FakeSpec()).status();
+  EXPECT_GE(absl::Now() - began, absl::Milliseconds(150));
+  EXPECT_EQ(created.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(created.message()), HasSubstr("creating run 'r': the daemon at " + daemon.address()));
+  EXPECT_THAT(std::string(created.message()), HasSubstr("within 0.2 s"));
+  EXPECT_EQ(trainer.Attach().code(), absl::StatusCode::kUnavailable);
+  Pulled pulled;
+  EXPECT_EQ(PullInto(*trainer.client, {}, &pulled).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(RecoveryTest, AnUploadToADaemonThatStaysAwayEnds) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.2);
+  ASSERT_TRUE(trainer.Attach().ok());
+  daemon.Shutdown();
+  const std::string a(40, 'a');
+  const TensorView view{.tensor = 0, .format = "fp32", .bytes = BytesOf(a)};
+  const absl::Status loaded = trainer.client->LoadWeights({&view, 1}).status();
+  EXPECT_EQ(loaded.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(loaded.message()), HasSubstr("lost the daemon at " + daemon.address()));
+}
+
+TEST(RecoveryTest, AnUploadThatNeverComesFurtherEnds) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.2);
+  ASSERT_TRUE(trainer.Attach().ok());
+  daemon.CutLoads();
+  const std::string a(40, 'a');
+  const TensorView view{.tensor = 0, .format = "fp32", .bytes = BytesOf(a)};
+  EXPECT_EQ(trainer.client->LoadWeights({&view, 1}).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// While its predecessor's step is finished, or too many want something at a time.
+TEST(RecoveryTest, ABusyDaemonIsAskedAgainWhenItSays) {
+  using grpc::StatusCode;
+  FakeDaemon daemon;
+  daemon.RefuseAttach({{StatusCode::UNAVAILABLE, "step 1 is being finished; attach again"}, 30});
+  daemon.RefuseAttach({{StatusCode::RESOURCE_EXHAUSTED, "too many attach at a time"}, 5});
+  daemon.RefuseAttach({{StatusCode::ALREADY_EXISTS, "held for another 5 ms"}, 5});
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0);
+  const absl::Time began = absl::Now();
+  ASSERT_TRUE(trainer.Attach().ok()) << trainer.attachment.status();
+  EXPECT_GE(absl::Now() - began, absl::Milliseconds(40));
+  EXPECT_EQ(daemon.seen().attaches.size(), 4u);
+  EXPECT_THAT(trainer.Lines(), ElementsAre(HasSubstr("waiting 0.03 s (step 1 is being finished; attach again)")));
+  ASSERT_TRUE(trainer.Step().ok());
+
+  for (int i = 0; i < 3; ++i) daemon.RefusePull({{StatusCode::RESOURCE_EXHAUSTED, "4 Pulls are under way"}, 5});
+  Pulled pulled;
+  ASSERT_TRUE(PullInto(*trainer.client, {1}, &pulled).ok());
+  EXPECT_EQ(pulled.size(), 1u);
+}
+
+TEST(RecoveryTest, WhatDoesNotFitIsRefusedAtOnce) {
+  FakeDaemon daemon;
+  daemon.RefuseAttach({{grpc::StatusCode::RESOURCE_EXHAUSTED, "does not fit"}, 0});
+  Trainer trainer(daemon.address());
+  EXPECT_EQ(trainer.Attach(), absl::ResourceExhaustedError("does not fit"));
+  EXPECT_EQ(daemon.seen().attaches.size(), 1u);
+  EXPECT_THAT(trainer.Lines(), IsEmpty());
+}
+
+TEST(RecoveryTest, AResumingClientAsksABusyDaemonAgain) {
+  FakeDaemon daemon({.cut_at_received = 6});
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  daemon.RefuseAttach({{grpc::StatusCode::RESOURCE_EXHAUSTED, "too many attach at a time"}, 5});
+  ASSERT_TRUE(trainer.Step().ok());
+  EXPECT_EQ(daemon.seen().attaches.size(), 3u);
+}
+
+}  // namespace
+}  // namespace ballast
