@@ -47,6 +47,7 @@ v1::DaemonConfig ToMessage(const Config& config) {
   limits->set_chunk_bytes(config.limits.chunk_bytes);
   limits->set_credit_bytes(config.limits.credit_bytes);
   limits->set_lease(config.limits.lease_s);
+  limits->set_open_timeout(config.limits.open_timeout_s);
   limits->set_layer_groups(config.limits.layer_groups);
   limits->set_pull_timeout(config.limits.pull_timeout_s);
   limits->set_spec_bytes(config.limits.spec_bytes);
@@ -73,6 +74,7 @@ Config FromMessage(const v1::DaemonConfig& message) {
                      .chunk_bytes = limits.chunk_bytes(),
                      .credit_bytes = limits.credit_bytes(),
                      .lease_s = limits.lease(),
+                     .open_timeout_s = limits.open_timeout(),
                      .layer_groups = limits.layer_groups(),
                      .connections = limits.connections(),
                      .pull_timeout_s = limits.pull_timeout()}};

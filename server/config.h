@@ -38,6 +38,7 @@ struct Config {
     uint64_t chunk_bytes = 1 << 20;
     uint64_t credit_bytes = 64 << 20;
     double lease_s = 10;
+    double open_timeout_s = 30;
     uint32_t layer_groups = 64;
     uint32_t connections = 0;  // 0 = half the file descriptors, at most 4096
     double pull_timeout_s = 60;

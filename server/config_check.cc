@@ -120,6 +120,10 @@ const std::vector<Check>& Checks() {
        [](const Config& c) {
          return CheckRange(c.limits.lease_s, {0.1, 3600, "s"});
        }},
+      {"limits.open_timeout",
+       [](const Config& c) {
+         return CheckRange(c.limits.open_timeout_s, {0.1, 3600, "s"});
+       }},
       {"limits.layer_groups",
        [](const Config& c) {
          return CheckRange(c.limits.layer_groups, {1, 256});

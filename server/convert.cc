@@ -224,6 +224,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   for (const uint64_t digest : reply.digests) out.add_digests(digest);
   if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result, spec);
   out.set_step_open(reply.step_open);
+  out.set_micros_summed(reply.micros_summed);
   for (const Run::HeldChunks& held : reply.held) {
     v1::ChunksHeld* h = out.add_held();
     h->set_micro(held.micro);

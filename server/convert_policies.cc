@@ -97,6 +97,10 @@ absl::Status CheckCounts(const v1::RunSpec& spec) {
     return InvalidArgumentError(
         StrCat("rank_timeout_s is ", spec.rank_timeout_s(), "; wanted: 0 (the default, 60) to 1000000 seconds"));
   }
+  if (!(spec.step_timeout_s() >= 0 && spec.step_timeout_s() <= 1e6)) {
+    return InvalidArgumentError(
+        StrCat("step_timeout_s is ", spec.step_timeout_s(), "; wanted: 0 (the default, none) to 1000000 seconds"));
+  }
   if (spec.accumulation() > kMostMicros) {
     return InvalidArgumentError(
         StrCat("accumulation is ", spec.accumulation(), "; wanted: at most ", kMostMicros, " micro-batches a step"));
@@ -123,6 +127,7 @@ absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made) {
   if (spec.ranks() != 0) made->ranks = spec.ranks();
   if (spec.accumulation() != 0) made->accumulation = spec.accumulation();
   if (spec.rank_timeout_s() != 0) made->rank_timeout_s = spec.rank_timeout_s();
+  made->step_timeout_s = spec.step_timeout_s();
   if (spec.has_max_grad_norm()) made->max_grad_norm = spec.max_grad_norm();
   made->mean = spec.reduction() != v1::REDUCTION_SUM;
   made->staged = spec.commit() == v1::COMMIT_MODE_STAGED;

@@ -26,6 +26,7 @@ struct RpcEnvironment {
   Metrics* metrics = nullptr;
   const std::string* shm_socket = nullptr;  // where shared memory is to be had; empty: nowhere
   uint32_t message_bytes = 0;               // of one message of a stream, at most
+  double open_timeout_s = 30;               // until a Train stream's first message must be there
 };
 
 // Of a message of a stream. gRPC has one limit for all calls, the longest being those with a RunSpec.

@@ -128,7 +128,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                         .coverage = request.coverage},
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
-  AttachReply reply = ReplyTo(outcome);
+  AttachReply reply = ReplyTo(outcome, request.knows_micros_summed);
   if (!request.want_digests || !weights_loaded_) return done(std::move(reply), 0);
   digests_->Start([reply = std::move(reply), done = std::move(done)](absl::StatusOr<Digests> digests) mutable {
     if (!digests.ok()) return done(digests.status(), 0);
@@ -137,7 +137,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
   });
 }
 
-Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome) const {
+Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_micros_summed) const {
   const StepMachine& machine = runner_->machine();
   AttachReply reply{.session = outcome.session,
                     .resumed = outcome.resumed,
@@ -152,7 +152,9 @@ Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome) const {
   if (!reply.step_open) return reply;
   reply.applied = machine.TensorsApplied();
   const Reduction& reduction = machine.reduction();
-  for (uint32_t micro = 0; micro < reduction.micros_begun(outcome.rank); ++micro) {
+  if (knows_micros_summed)
+    reply.micros_summed = std::min(reduction.micros_summed(), reduction.micros_begun(outcome.rank));
+  for (uint32_t micro = reply.micros_summed; micro < reduction.micros_begun(outcome.rank); ++micro) {
     for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
       if (reduction.count(outcome.rank, micro, i) == 0) continue;
       reply.held.push_back({.micro = micro, .tensor = i, .chunks = reduction.Delivered(outcome.rank, micro, i)});

@@ -43,6 +43,7 @@ class Run {
     uint32_t rank = 0, world = 1;
     bool takeover = false;
     bool want_digests = false;
+    bool knows_micros_summed = false;  // AttachResponse.micros_summed
     std::string peer;
     Coverage coverage = {};
   };
@@ -60,6 +61,7 @@ class Run {
     bool loaded_here = false;  // by this very session
     std::optional<ClosedStep> last_result = {};
     bool step_open = false;             // and of the open step, when resumed:
+    uint32_t micros_summed = 0;         // of which `held` says nothing
     std::vector<HeldChunks> held = {};  // where there are any
     std::vector<bool> applied = {};     // updated, by tensor
     uint64_t credit_held = 0;           // bytes that wait to be summed
@@ -128,7 +130,7 @@ class Run {
   absl::Status Gone() const;
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
   absl::Status CheckLoad(SessionId session) const;
-  AttachReply ReplyTo(const StepRunner::AttachOutcome& outcome) const;
+  AttachReply ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_micros_summed) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
   void SetWeightsLoaded(bool loaded);
   void Tick();

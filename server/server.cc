@@ -60,6 +60,7 @@ class GrpcServer final : public Server {
                .max_runs = config.max_runs,
                .on_last_failure = std::move(on_last_failure)}),
         message_bytes_(config.limits.message_bytes),
+        open_timeout_s_(config.limits.open_timeout_s),
         trainer_(environment(), config.limits),
         admin_({.environment = environment(), .limits = config.limits, .ops_address = std::move(ops_address)}) {}
   ~GrpcServer() override { Stop(); }
@@ -78,7 +79,9 @@ class GrpcServer final : public Server {
   void Stop();
   absl::Status AddPort(const Config& config, grpc::ServerBuilder* builder);
   void Accept(uint32_t connections);
-  RpcEnvironment environment() { return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_, message_bytes_}; }
+  RpcEnvironment environment() {
+    return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_, message_bytes_, open_timeout_s_};
+  }
   absl::Status OfferSharedMemory(const std::string& where);
 
   Metrics* const metrics_;
@@ -86,6 +89,7 @@ class GrpcServer final : public Server {
   Sessions sessions_;
   Runs runs_;
   const uint32_t message_bytes_;
+  const double open_timeout_s_;
   TrainerService trainer_;
   AdminService admin_;
   OpsApi api_{&admin_};

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "proto/rewound.h"
 
 namespace ballast {
@@ -11,6 +12,7 @@ namespace {
 
 // How soon a process may ask again for a rank whose step is being finished without it.
 constexpr double kFinishS = 0.1;
+constexpr const char* kRankLost = "rank_lost";
 
 }  // namespace
 
@@ -222,16 +224,24 @@ StepEffects StepMachine::On(const event::Tick&, double now_s) {
     // One that never came is awaited from when the step opened.
     const double since_s = rank.session ? rank.gone_at_s : std::max(rank.gone_at_s, opened_at_s_);
     if (connected(r) || (!rank.session && InStep(r)) || now_s < since_s + patience_s) continue;
-    const std::string detail = absl::StrCat("rank ", r, " was away for longer than its lease and rank_timeout");
     if (rank.session) {
       EndSession(r,
                  absl::AbortedError(absl::StrCat("the rank was away for longer than its lease and rank_timeout; step ",
                                                  step_, " was closed")),
-                 "rank_lost", now_s, &effects);
+                 kRankLost, now_s, &effects);
     }
-    if (open_ && !InStep(r)) CloseTorn("rank_lost", detail, &effects);
+    if (open_ && !InStep(r)) CloseTorn(kRankLost, AwayDetail(r), &effects);
   }
+  CloseOverdue(now_s, &effects);
   return effects;
+}
+
+std::string StepMachine::AwayDetail(uint32_t rank) const {
+  return absl::StrCat("rank ", rank,
+                      " was away for longer than its lease and rank_timeout; until a process attaches to ",
+                      "it again, each step waits ", options_.lease_s + options_.rank_timeout_s,
+                      " s for it and comes to nothing: start one, or stop the run; a run created with a smaller "
+                      "rank_timeout_s waits less");
 }
 
 void StepMachine::EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s,
@@ -252,8 +262,9 @@ void StepMachine::LeaveStep(uint32_t rank, const char* reason, StepEffects* effe
   }
   if (judged_ || (reduction_.all_complete() && ranks_[rank].ended)) return;  // nothing of it is missing
   if (!reduction_.Forget(rank)) {
-    const std::string detail = world() > 1 ? absl::StrCat("rank ", rank, "'s process is gone") : "";
-    return CloseTorn(reason, detail, effects);
+    const bool away = absl::string_view(reason) == kRankLost;
+    const std::string gone = world() > 1 ? absl::StrCat("rank ", rank, "'s process is gone") : "";
+    return CloseTorn(reason, away ? AwayDetail(rank) : gone, effects);
   }
   ranks_[rank].begun = 0;
   const bool any_left = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.begun == step_; });

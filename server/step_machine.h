@@ -18,6 +18,9 @@
 //   dropped,
 //     unless some are summed: then the step closes, ABORTED when no tensor was updated, PARTIAL otherwise. A tensor
 //     whose Update was emitted counts as updated;
+//   - a step that waits for ranks for longer than step_timeout_s closes likewise, whether they are connected or not,
+//   and its
+//     detail says for whom it waited; their sessions go on;
 //   - what a rank still says of a step that closed without it is ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and what the
 //   device
@@ -53,6 +56,7 @@ struct StepMachineOptions {
   uint32_t most_micros = 1;  // a step
   double lease_s = 10;
   double rank_timeout_s = 60;
+  double step_timeout_s = 0;  // from a step's first StepBegin; 0: none
   uint64_t first_step = 1;
 };
 
@@ -312,6 +316,12 @@ class StepMachine {
   std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
   // Closes the step when another rank ended it with other values.
   bool EndsConflict(uint32_t rank, StepEffects* effects);
+  // Closes a step that waits for a rank for too long.
+  void CloseOverdue(double now_s, StepEffects* effects);
+  // What of the rank the open step waits for; empty: nothing.
+  std::string Missing(uint32_t rank) const;
+  std::string MissingOfMicro(uint32_t rank, uint32_t micro) const;
+  std::string AwayDetail(uint32_t rank) const;
   bool AwaitsVerdict() const;
   bool Live(const Rank& rank, double now_s) const;
   // Of a rank that sends without MicroBegin. False: that closed the step.

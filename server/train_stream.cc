@@ -1,5 +1,6 @@
 #include "server/train_stream.h"
 
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,11 @@ namespace ballast {
 TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context) {
   std::shared_ptr<TrainStream> stream(new TrainStream(environment, context));
   stream->self_ = stream;
+  const auto by = std::chrono::system_clock::now() + std::chrono::duration<double>(environment.open_timeout_s);
+  stream->open_alarm_.Set(std::chrono::time_point_cast<std::chrono::system_clock::duration>(by),
+                          [weak = stream->weak_from_this()](bool due) {
+                            if (const auto alive = weak.lock(); alive != nullptr && due) alive->OnOpenOverdue();
+                          });
   stream->ReadOn();
   return stream.get();
 }
@@ -24,6 +30,13 @@ TrainStream::TrainStream(const RpcEnvironment& environment, grpc::CallbackServer
       record_(environment.metrics, "Train", peer_),
       context_(context) {
   environment_.metrics->OnStreams(1);
+}
+
+void TrainStream::OnOpenOverdue() {
+  if (run() != nullptr) return;
+  Finish(absl::InvalidArgumentError(absl::StrCat("no Open came within ", environment_.open_timeout_s,
+                                                 " s of the stream's start (limits.open_timeout); send it first, with "
+                                                 "the token of Attach")));
 }
 
 std::shared_ptr<Run> TrainStream::run() {

@@ -3,10 +3,11 @@
 //
 // gRPC's reactions come on its threads; RankStream is called on the strand. The object is shared by gRPC (until OnDone)
 // and the run (until it lets go). Every path, cancelled at any point or not, comes to Finish exactly once.
-// Memory: at most kMostUnconsumed messages read and not yet consumed by the strand, or one batch of them; one that
-// waits to be written, and its ResponseQueue's.
+// A stream whose first message is not there within open_timeout_s is ended. Memory: at most kMostUnconsumed messages
+// read and not yet consumed by the strand, or one batch of them; one that waits to be written, and its ResponseQueue's.
 #pragma once
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
@@ -49,6 +50,7 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   using Reactor = grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>;
 
   TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
+  void OnOpenOverdue();
   absl::Status Bind(const v1::TrainRequest& request);
   void ReadOn();
   void Take(const std::shared_ptr<Run>& bound);
@@ -61,6 +63,7 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   const std::string peer_;
   RpcRecord record_;
   std::shared_ptr<TrainStream> self_;  // until OnDone
+  grpc::Alarm open_alarm_;             // when the first message is overdue
   v1::TrainRequest request_;           // of the read under way
   v1::TrainResponse response_;         // what the strand sends
 

@@ -1,5 +1,6 @@
 #include "server/trainer_service.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -57,6 +58,11 @@ absl::Status CheckProtocol(const v1::AttachRequest& request) {
       kProtocolMin, " to ", kProtocolMax, "; install a client and a daemon of neighbouring versions"));
 }
 
+bool KnowsMicrosSummed(const v1::AttachRequest& request) {
+  const auto& features = request.features();
+  return std::find(features.begin(), features.end(), "micros_summed") != features.end();
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext* context,
@@ -112,6 +118,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                           .world = request->world(),
                           .takeover = request->takeover(),
                           .want_digests = request->want_digests(),
+                          .knows_micros_summed = KnowsMicrosSummed(*request),
                           .peer = context->peer()};
   auto run = CheckAttach(*request, &made);
   if (!run.ok()) {

@@ -240,7 +240,7 @@ absl::Status OpenStep::RequeueAllBut(const v1::AttachResponse& grant) {
   }
   const auto lost = outbox_.Requeue([&](const ChunkRef& id) {
     const auto found = held.find({id.micro, id.tensor});
-    return applied[id.tensor] || (found != held.end() && found->second[id.chunk]);
+    return id.micro < grant.micros_summed() || applied[id.tensor] || (found != held.end() && found->second[id.chunk]);
   });
   if (!lost) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("chunk ", lost->chunk, " of ", tensors_.Name(lost->tensor), " in step ",

@@ -17,6 +17,7 @@ v1::AttachRequest Request(const AttachOptions& options) {
   v1::AttachRequest request;
   request.set_run_id(options.run_id);
   request.set_rank(options.rank);
+  request.add_features("micros_summed");
   request.set_world(options.world);
   request.set_protocol_min(kProtocol);
   request.set_protocol_max(kProtocol);

@@ -134,6 +134,23 @@ TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
   EXPECT_EQ(open.weights_step(), 7u);
 }
 
+TEST_F(OpenStepTest, ResumeLeavesOutMicroBatchesThatAreSummed) {
+  v1::StepBegin begin;
+  begin.set_step(7);
+  step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/2, absl::UnixEpoch());
+  Push(0);
+  step_->EndMicro(std::nullopt);
+  Push(1);
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(7);
+  grant.set_step_open(true);
+  grant.set_micros_summed(1);
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "micro_end", "micro_begin", "1.0"));
+}
+
 TEST_F(OpenStepTest, WhatIsAcknowledgedIsFreedInTheOrderSent) {
   Push(0);
   Push(1);

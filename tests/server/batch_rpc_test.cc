@@ -45,6 +45,21 @@ class BatchRpcTest : public RpcTest {
   }
 };
 
+// A stream of this lane alone: the other one's begins with a hello of its own.
+TEST_F(BatchRpcTest, AStreamThatNeverSaysAnythingIsEnded) {
+  server_.reset();
+  Config config = DefaultConfig();
+  config.limits.open_timeout_s = 0.2;
+  StartServer(config);
+  grpc::ClientContext context;
+  const auto stream = trainer_->Train(&context);
+  v1::TrainResponse response;
+  EXPECT_FALSE(stream->Read(&response));
+  const grpc::Status ended = stream->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::INVALID_ARGUMENT);
+  EXPECT_THAT(ended.error_message(), HasSubstr("limits.open_timeout"));
+}
+
 TEST_F(BatchRpcTest, AStepInOneMessageIsTheStep) {
   Trainer t = Start(ManySmallTensors());
   for (const uint64_t step : {1, 2, 3}) {

@@ -65,6 +65,7 @@ const std::vector<Refusal>& RefusalsOfTheRun() {
        [](auto& s) { s.set_on_torn(v1::TORN_POLICY_REWIND); },
        {"on_torn = TORN_POLICY_REWIND", "rewind.snapshots is 0"}},
       {"RankTimeout", [](auto& s) { s.set_rank_timeout_s(-1); }, {"rank_timeout_s", "-1"}},
+      {"StepTimeout", [](auto& s) { s.set_step_timeout_s(2e6); }, {"step_timeout_s", "2e+06"}},
       {"UnknownEnum", [](auto& s) { s.set_reduction(static_cast<v1::Reduction>(77)); }, {"reduction"}},
   };
   return *kRefusals;

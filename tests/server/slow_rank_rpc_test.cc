@@ -144,6 +144,28 @@ TEST_F(SlowRankRpcTest, ARankThatNeverCameEndsTheStepForTheOthers) {
   ExpectApplied(1, 2, 3);
 }
 
+TEST_F(SlowRankRpcTest, ARankThatSaysNothingEndsTheStepAndIsNamed) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_step_timeout_s(0.5);
+  Start(spec, /*lease_s=*/10);
+  SendStep(0, 1);
+  ranks_[1].wire->Begin(1);
+  Send(1, 2, 1);
+  const v1::StepResult result = ExpectToldOfLoss();
+  EXPECT_EQ(result.outcome(), v1::STEP_OUTCOME_PARTIAL);
+  EXPECT_EQ(result.reason(), "timeout");
+  EXPECT_THAT(result.detail(),
+              AllOf(HasSubstr("rank 1 lacks 2 of 3 tensors in micro-batch 0, the first tensor 0 'embed"),
+                    HasSubstr("step_timeout"), ::testing::Not(HasSubstr("rank 0"))));
+  const StepAnswer silent = ReadStep(ranks_[1].wire.get());
+  ASSERT_TRUE(silent.result);
+  EXPECT_EQ(silent.result->reason(), "timeout");
+  SendStep(0, 2);  // nobody's session has ended
+  SendStep(1, 2);
+  ExpectApplied(0, 2, 3);
+  ExpectApplied(1, 2, 3);
+}
+
 TEST_F(SlowRankRpcTest, AStepThatIsNotDueIsRefusedAndHarmsNobody) {
   Start(SmallSpec(), /*lease_s=*/10);
   for (const uint64_t step : {0u, 2u, 77u}) {

@@ -44,8 +44,19 @@ void Simulator::Advance() {
   if (now_s_ > ticked_s_ + 1) {
     ticked_s_ = now_s_;
     Handle(event::Tick{});
+    CheckStepTimeout();
   }
   if (last_step_ && report_.events > calm_since_ + kCalmEvents) Fail("no step closes any more");
+}
+
+// Right after a tick.
+void Simulator::CheckStepTimeout() {
+  const StepMachine& machine = machine_->machine();
+  const double timeout_s = shape_.machine.step_timeout_s;
+  if (!machine.step_open() || timeout_s <= 0 || clock_s() < opened_s_ + timeout_s) return;
+  for (uint32_t rank = 0; rank < machine.world(); ++rank) {
+    if (!machine.InStep(rank) || !machine.Ended(rank)) return Fail(absl::StrCat("still waits for rank ", rank));
+  }
 }
 
 void Simulator::Populate() {
@@ -345,6 +356,7 @@ void Simulator::Carry(const effect::Publish& e) {
 void Simulator::Carry(const effect::Close& e) {
   constexpr Kind kKinds[] = {Kind::kApplied, Kind::kSkipped, Kind::kAborted, Kind::kPartial};
   Count(kKinds[static_cast<size_t>(e.outcome)]);
+  if (e.reason == "timeout") Count(Kind::kOverdue);
   for (uint32_t rank = 0; rank < places_.size(); ++rank) ReturnAll(rank);
 }
 

@@ -31,6 +31,7 @@ RunShape DrawRun(Random* random, uint32_t* world) {
   run.machine.most_micros = static_cast<uint32_t>(Chance(random, 2) ? 1 : 1 + Below(random, wide ? 2 : 4));
   run.machine.lease_s = 2;
   run.machine.rank_timeout_s = 10;
+  if (Chance(random, 4)) run.machine.step_timeout_s = static_cast<double>(4 + Below(random, 20));
   Reduction::Options& reduction = run.machine.reduction;
   const uint64_t tensors = 1 + Below(random, wide ? 2 : 8), pools = 1 + Below(random, 3);
   reduction.pool_bytes.resize(pools);

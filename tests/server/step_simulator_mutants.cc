@@ -131,6 +131,17 @@ class LosesSlabs : public MachineUnderTest {
   }
 };
 
+class WaitsForEver : public MachineUnderTest {
+ public:
+  explicit WaitsForEver(StepMachineOptions options) : MachineUnderTest(Patient(std::move(options))) {}
+
+ private:
+  static StepMachineOptions Patient(StepMachineOptions options) {
+    options.step_timeout_s = 0;
+    return options;
+  }
+};
+
 class WantsNothing : public MachineUnderTest {
  public:
   using MachineUnderTest::MachineUnderTest;
@@ -237,6 +248,7 @@ std::vector<Mutant> Mutants() {
           Altering("KeepsWhatItForgot", Drop<effect::Forget>),
           Of<MicrosOutOfOrder>("SumsMicrosOutOfOrder"),
           Of<LosesSlabs>("LosesSlabs"),
+          Of<WaitsForEver>("WaitsForEver"),
           Of<WantsNothing>("WantsNothing"),
           Of<OffersOnce>("OffersOnce"),
           Of<BelievesCrcs>("AcknowledgesAnotherCrc"),

@@ -19,10 +19,10 @@ const char* KindName(Kind kind) {
                                     "all_cut",       "verdict_skip",
                                     "verdict_abort", "verdict_apply",
                                     "slab_wait",     "slow_rank",
-                                    "parked",        "forgotten",
-                                    "discarded",     "applied",
-                                    "skipped",       "aborted",
-                                    "partial"};
+                                    "parked",        "overdue",
+                                    "forgotten",     "discarded",
+                                    "applied",       "skipped",
+                                    "aborted",       "partial"};
   static_assert(std::size(kNames) == static_cast<size_t>(Kind::kCount));
   return kNames[static_cast<size_t>(kind)];
 }

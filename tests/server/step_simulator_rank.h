@@ -44,6 +44,7 @@ enum class Kind {
   kSlabWait,
   kSlowRank,
   kParked,
+  kOverdue,
   kForgotten,
   kDiscarded,
   kApplied,

@@ -69,6 +69,7 @@ class Simulator {
   void Take(uint32_t rank, uint64_t epoch, const StepEvent& event);
   bool MustWait(const StepEvent& event) const;
   void TakeParked();
+  void CheckStepTimeout();
   void Down(uint32_t rank, uint64_t epoch, std::function<void(SimulatedRank*)> tell);
   void End(uint32_t rank, uint64_t epoch);
   void Result(uint32_t rank, uint64_t step, SimulatedRank* client);
@@ -82,6 +83,7 @@ class Simulator {
 
   // The daemon's side.
   void Carry(const effect::Fence& e);
+  void Carry(const effect::Opened&) { opened_s_ = clock_s(); }
   void Carry(const effect::Begun& e);
   void Carry(const effect::Hold& e) { places_[e.rank].held[e.id] = shape_.ChunkBytes(e.id); }
   void Carry(const effect::Sum& e);
@@ -109,6 +111,7 @@ class Simulator {
   const uint64_t fault_every_;
   std::priority_queue<Action> queue_;
   double now_s_ = 0, jumped_s_ = 0, ticked_s_ = 0;
+  double opened_s_ = 0;  // the open step
   uint64_t order_ = 0, epochs_ = 0, processes_ = 0, sessions_ = 0;
   std::optional<uint64_t> last_step_;  // faults are over; it ends with this step
   uint64_t calm_since_ = 0;            // events

@@ -36,6 +36,8 @@ class StepRules:
     snapshots: int = 0
     snapshot_every: int = 50
     on_torn: str = "close"
+    rank_timeout: float = 60.0
+    step_timeout: float | None = None
 
     @property
     def staged(self) -> bool:
@@ -62,12 +64,16 @@ class StepRules:
             fields["rewind"] = {"snapshots": self.snapshots, "every": self.snapshot_every}
         if self.on_torn != "close":
             fields["on_torn"] = f"TORN_POLICY_{self.on_torn.upper()}"
+        if self.rank_timeout != 60:
+            fields["rank_timeout_s"] = self.rank_timeout
+        if self.step_timeout is not None:
+            fields["step_timeout_s"] = self.step_timeout
         return fields
 
 
 def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
-    """From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots and on_torn.
-    Rejected if one is wrong, or two contradict each other."""
+    """From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots, on_torn,
+    rank_timeout and step_timeout. Rejected if one is wrong, or two contradict each other."""
     commit, nonfinite = _one_of(options, "commit", COMMITS), _one_of(options, "nonfinite", NONFINITE)
     norm, tensor_clip = _norm(options.get("max_grad_norm")), _one_of(options, "tensor_clip", TENSOR_CLIPS)
     on_torn, snapshots = _one_of(options, "on_torn", ON_TORN), _whole(options, "snapshots", 0, least=0)
@@ -102,6 +108,8 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
         snapshots=snapshots,
         snapshot_every=_whole(options, "snapshot_every", 50, least=1),
         on_torn=on_torn,
+        rank_timeout=_seconds(options, "rank_timeout", 60.0),
+        step_timeout=_seconds(options, "step_timeout", None),
         tensor_clip=tensor_clip,
         spikes=spikes,
     )
@@ -120,6 +128,15 @@ def _norm(given: Any) -> float | None:
     if isinstance(given, (int, float)) and math.isfinite(given) and given > 0:
         return float(given)
     raise Rejected(f"max_grad_norm={given!r}: it must be None or a finite number above 0")
+
+
+def _seconds(options: Mapping[str, Any], name: str, default: float | None) -> Any:
+    given = options.get(name, default)
+    if given is default:
+        return given
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given <= 1e6:
+        return float(given)
+    raise Rejected(f"{name}={given!r}: it must be {'None or ' if default is None else ''}above 0 and at most 1e6 seconds")
 
 
 def _whole(options: Mapping[str, Any], name: str, default: int, least: int) -> int:

@@ -85,6 +85,11 @@ class RunOptions(TypedDict, total=False):
         and moments, and of every how many steps; the run can be rewound to them. See Optimizer.rewind.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
+    rank_timeout: for how many seconds, after the daemon's lease, a step waits for a trainer that was lost; then it closes
+        PARTIAL or ABORTED, and so does each later one until a process takes that rank.
+    step_timeout: for how many seconds a step, from its first backward() anywhere, waits for trainers, also those that are
+        there and silent, as one in an endless loop; then it closes likewise. None: as long as they are connected, since
+        one that evaluates for half an hour is silent too.
     overlap_forward: step() does not wait for the new weights: the next forward does, module by module.
     weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
         "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
@@ -124,6 +129,8 @@ class RunOptions(TypedDict, total=False):
     snapshots: int
     snapshot_every: int
     on_torn: Literal["close", "rewind"]
+    rank_timeout: float
+    step_timeout: float | None
     overlap_forward: bool
     weights: Literal["client", "server", "match"] | None
     takeover: bool
