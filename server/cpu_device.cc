@@ -110,7 +110,7 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
   void Submit(DeviceTask task, Completion done) override {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
-    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->queues_);
+    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
     ++device_->pending_;
   }
   void WaitIdle() override {
@@ -191,7 +191,7 @@ void CpuDevice::DispatchLoop() {
       mu_.Await(absl::Condition(&ready));
       if (pending_ == 0) return;
       queue = NextFairQueue(queues_, [](const Queue&) { return true; });
-      job = queue->Take();
+      job = queue->Take(&clock_);
       queue->running = true;
       --pending_;
     }

@@ -1,5 +1,8 @@
-// How a device is shared among its queues: whoever has been served the fewest bytes comes next, and idleness earns no
-// credit. The devices' queues derive from FairQueue; the device's lock guards it.
+// How a device is shared among its queues: whoever has been served the fewest bytes comes next. Idleness neither earns
+// credit nor costs any: a queue that has been idle goes on from where the device is by then, which is where the queue
+// stood that was served last, however much either was served before (start-time fair queueing). So between two queues
+// with jobs the shares differ by the cost of two jobs at most. The devices' queues derive from FairQueue; the device's
+// lock guards it.
 #pragma once
 
 #include <algorithm>
@@ -51,24 +54,23 @@ struct DeviceJob {
   uint64_t cost_bytes = 0;
 };
 
+// Of a device: the largest served_bytes at which one of its queues was served.
+using FairClock = uint64_t;
+
 struct FairQueue {
   std::deque<DeviceJob> jobs = {};
   uint64_t served_bytes = 0;
 
-  // `idle`: nothing of this queue waits or is at work; it starts level with the others.
-  template <typename Queue>
-  void Add(DeviceJob job, bool idle, const std::vector<Queue*>& all) {
-    if (idle) {
-      for (const Queue* q : all) {
-        if (!q->jobs.empty()) served_bytes = std::max(served_bytes, q->served_bytes);
-      }
-    }
+  // `idle`: nothing of this queue waits or is at work.
+  void Add(DeviceJob job, bool idle, FairClock clock) {
+    if (idle) served_bytes = std::max(served_bytes, clock);
     jobs.push_back(std::move(job));
   }
   // There is one.
-  DeviceJob Take() {
+  DeviceJob Take(FairClock* clock) {
     DeviceJob job = std::move(jobs.front());
     jobs.pop_front();
+    *clock = std::max(*clock, served_bytes);
     served_bytes += job.cost_bytes;
     return job;
   }

@@ -38,7 +38,7 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
     if (device_->failed_) return;
-    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->queues_);
+    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
   }
   void WaitIdle() override {
     absl::MutexLock lock(&device_->mu_);
@@ -155,7 +155,7 @@ GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
   std::vector<const DeviceTask*> tasks;
   batch.jobs.reserve(std::min(queue->jobs.size(), GpuStaging::kMostTasks));  // so that tasks stay where they are
   do {
-    batch.jobs.push_back(queue->Take());
+    batch.jobs.push_back(queue->Take(&clock_));
     tasks.push_back(&batch.jobs.back().task);
   } while (!queue->jobs.empty() && batch.staging->Fits(tasks, queue->jobs.front().task));
   batch.staging->busy = true;
