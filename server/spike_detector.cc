@@ -50,17 +50,19 @@ std::vector<SpikeEvent> SpikeDetector::Foresee(const StepFindings& found) const 
                       .tensor = found.first_nonfinite,
                       .value = static_cast<double>(found.nonfinite_tensors)});
   }
-  if (found.step <= settings_.warmup_steps) return events;
-  AddHigh(SpikeKind::kRms, found.rms, rms_thresholds_, &events);
-  AddHigh(SpikeKind::kCurvature, found.curvature, edges_, &events);
-  const std::optional<double> most_norm = Limit(norms_, settings_.norm_sigmas);
-  if (most_norm && found.grad_norm && *found.grad_norm > *most_norm) {
-    events.push_back({.kind = SpikeKind::kGradientNorm, .value = *found.grad_norm, .threshold = *most_norm});
+  const bool warm = found.step > settings_.warmup_steps;
+  if (warm) {
+    AddHigh(SpikeKind::kRms, found.rms, rms_thresholds_, &events);
+    AddHigh(SpikeKind::kCurvature, found.curvature, edges_, &events);
+    const std::optional<double> most_norm = Limit(norms_, settings_.norm_sigmas);
+    if (most_norm && found.grad_norm && *found.grad_norm > *most_norm) {
+      events.push_back({.kind = SpikeKind::kGradientNorm, .value = *found.grad_norm, .threshold = *most_norm});
+    }
   }
   const std::optional<double> most_loss = Limit(losses_, settings_.loss_sigmas);
   if (found.loss && !std::isfinite(*found.loss)) {
     events.push_back({.kind = SpikeKind::kLoss, .value = *found.loss});
-  } else if (found.loss && most_loss && *found.loss > *most_loss) {
+  } else if (warm && found.loss && most_loss && *found.loss > *most_loss) {
     events.push_back({.kind = SpikeKind::kLoss, .value = *found.loss, .threshold = *most_loss});
   }
   return events;

@@ -44,7 +44,7 @@ struct SpikeEvent {
 
 struct SpikeSettings {
   double rms_threshold = 2.3;   // of layers that have none of their own
-  uint32_t warmup_steps = 100;  // in which nothing but kNonfinite is found
+  uint32_t warmup_steps = 100;  // in which nothing but kNonfinite and a loss that is not finite is found
   double loss_sigmas = 3.2;     // standard deviations above the mean of the last steps
   double norm_sigmas = 6;
   bool curvature = false;  // is measured

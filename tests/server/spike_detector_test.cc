@@ -101,6 +101,11 @@ TEST_F(SpikeDetectorTest, NothingIsFoundInTheWarmUpButWhatIsNotFinite) {
   EXPECT_EQ(events[0].kind, SpikeKind::kNonfinite);
   EXPECT_EQ(events[0].tensor, 5u);
   EXPECT_EQ(events[0].value, 2);
+  const auto bad_loss = detector.Observe({.step = 2, .loss = std::numeric_limits<double>::quiet_NaN()});
+  ASSERT_EQ(bad_loss.size(), 1u);
+  EXPECT_EQ(bad_loss[0].kind, SpikeKind::kLoss);
+  EXPECT_TRUE(std::isnan(bad_loss[0].value));
+  EXPECT_THAT(detector.Observe({.step = 3, .loss = std::numeric_limits<double>::infinity()}), IsEmpty()) << "the same";
 }
 
 TEST_F(SpikeDetectorTest, CurvatureIsHeldAgainstTheEdgeOfStability) {

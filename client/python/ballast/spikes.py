@@ -45,7 +45,7 @@ class Spikes:
 
     rms_threshold: of RMS_t; 2.3. RMS_t is at most sqrt(1 / (1 - beta2)): one that cannot be reached is refused.
     layers: {pattern: threshold} for layers whose whole name matches the regular expression; the first holds.
-    warmup_steps: in which only "nonfinite" is found; 100.
+    warmup_steps: in which only "nonfinite" is found, and a loss that is not finite; 100.
     loss_sigmas, norm_sigmas: standard deviations above the mean of the last 128 steps; 3.2 and 6.
     curvature: whether it is measured, on a 16th of the parameters.
     action: "warn": StepResult.spikes and a Python warning tell of it; "skip": the step is SKIPPED for "spike" (needs
