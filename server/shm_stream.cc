@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/shm_pulse.h"
 
 #include "server/convert.h"
 #include "server/train_messages.h"
@@ -38,6 +37,7 @@ ShmStream::ShmStream(const RpcEnvironment& environment, Connection connection)
       control_(connection_.segment->control()),
       record_(environment.metrics, "Train", connection_.peer),
       reader_(UpPipe(*connection_.segment), environment.message_bytes),
+      pulse_(&control_.daemon_beats, &control_.trainer_beats),
       borrower_(GradientSlots(*connection_.segment)),
       lender_(WeightSlots(*connection_.segment)),
       writer_(DownPipe(*connection_.segment)) {
@@ -59,9 +59,8 @@ void ShmStream::Nudge() {
 
 void ShmStream::Serve() {
   ShmWaiter waiter(&control_.daemon_bell);
-  ShmPulse pulse(&control_.daemon_beats, &control_.trainer_beats);
-  while (!Over() && !pulse.Lost()) {
-    pulse.Beat();
+  while (!Over() && !pulse_.Lost()) {
+    pulse_.Beat();
     ReadRecords();
     WriteOn();
     TellRoom();
@@ -91,6 +90,7 @@ bool ShmStream::Over() {
 void ShmStream::ReadRecords() {
   while (!input_over_ && unconsumed_ < kMostUnconsumed) {
     ShmRecord record;
+    pulse_.Beat();  // a trainer may write without a pause
     const absl::StatusOr<bool> next = reader_.Next(&record);
     if (control_.up_full.TakeDown()) Ring(&control_.trainer_bell);
     if (next.ok() && !*next) return;

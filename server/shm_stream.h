@@ -18,6 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/shm_bell.h"
+#include "proto/shm_pulse.h"
 #include "proto/shm_record.h"
 #include "proto/shm_slots.h"
 #include "proto/shm_socket.h"
@@ -84,6 +85,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
 
   // The thread's.
   ShmRecordReader reader_;
+  ShmPulse pulse_;
   v1::TrainRequest request_;
   bool input_over_ = false;
   std::shared_ptr<Run> run_;  // from Open on; the strand's too, which hears of the stream by it

@@ -105,6 +105,7 @@ void ShmLane::GiveBack() {
 
 bool ShmLane::Next(ShmRecord* record) {
   for (bool hung_up = false;;) {
+    pulse_.Beat();  // with each record, too: the pipe may not be empty for long
     const auto next = reader_.Next(record);
     if (control_.down_full.TakeDown()) Ring(&control_.daemon_bell);
     if (!next.ok()) return End(absl::InternalError(next.status().message()));
@@ -112,7 +113,6 @@ bool ShmLane::Next(ShmRecord* record) {
     // What was written before the end was there, is read before it is believed.
     if (hung_up) return End(absl::UnavailableError("the daemon closed the shared memory"));
     if (over_) return End(absl::CancelledError("the stream was cancelled"));
-    pulse_.Beat();
     if (pulse_.Lost()) return End(absl::UnavailableError("the daemon does not answer"));
     const auto stirred = [this] { return over_ || control_.let_go.raised != 0; };
     if (!news_.Await(kGlance, [&] { return reader_.HasMore() || stirred(); }) || stirred()) hung_up = socket_.HungUp();

@@ -109,6 +109,20 @@ TEST_F(ShmRpcTest, ATrainerThatIsGoneIsNoticedAndItsGradientsStay) {
   for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(answer, *raw.reference, i)) << i;
 }
 
+// One that writes without a pause keeps its stream's thread from ever waiting, and from nothing else.
+TEST_F(ShmRpcTest, TheDaemonBeatsWithEachRecordThatItReads) {
+  constexpr uint64_t kRecords = 64;
+  Raw raw = StartRaw(SmallSpec());
+  const ShmControl& control = raw.trainer->segment->control();
+  const auto read_all = [&] { return control.up_read.value == control.up_written.value; };
+  while (!read_all()) raw.trainer->Beat();
+  const uint64_t before = control.daemon_beats.value;
+  for (uint64_t i = 0; i < kRecords; ++i) raw.trainer->Begin(1);  // it may come again
+  while (!read_all()) raw.trainer->Beat();
+  EXPECT_GE(control.daemon_beats.value - before, kRecords - 1);
+  ExpectStep(&raw, 1);
+}
+
 // One that does not read: the daemon keeps a pipe and the weight slots for it, and nobody else waits.
 TEST_F(ShmRpcTest, AStoppedReaderCostsTheOthersNothing) {
   v1::RunSpec spec = SmallSpec();
