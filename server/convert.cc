@@ -21,6 +21,7 @@ v1::ByteCounts FromBytes(const PlanBytes& b) {
   counts.set_staging(b.staging);
   counts.set_padding(b.padding);
   counts.set_snapshots(b.snapshots);
+  counts.set_client_state(b.client_state);
   return counts;
 }
 

@@ -175,10 +175,9 @@ absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const
 }
 
 absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec) {
-  constexpr size_t kMostState = size_t{1} << 20;
-  if (end->client_state().size() > kMostState) {
+  if (end->client_state().size() > kMostClientState) {
     return InvalidArgumentError(StrCat("StepEnd.client_state has ", end->client_state().size(),
-                                       " bytes; wanted: at most ", kMostState,
+                                       " bytes; wanted: at most ", kMostClientState,
                                        "; keep large state in a file, and its name here"));
   }
   message::StepEnd made{.client_state = std::move(*end->mutable_client_state())};

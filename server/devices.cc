@@ -119,7 +119,7 @@ std::optional<uint64_t> Devices::host_free_bytes() const {
   const std::optional<uint64_t> limit = host_limit_bytes();
   if (!limit) return std::nullopt;
   uint64_t reserved = 0;
-  for (const State& state : Read()) reserved += state.reserved.snapshots;
+  for (const State& state : Read()) reserved += state.reserved.beside_device();
   return *limit - std::min(*limit, reserved);
 }
 

@@ -35,11 +35,11 @@ class Devices {
     std::string label;        // "cuda:0"
     std::string description;  // for people
     uint64_t limit_bytes = 0;
-    bool on_host = true;  // else the snapshots are not on the device
+    bool on_host = true;  // else snapshots and client_state are not on the device
     PlanBytes reserved = {};
     absl::Status failure = absl::OkStatus();
 
-    uint64_t reserved_bytes() const { return reserved.total() - (on_host ? 0 : reserved.snapshots); }
+    uint64_t reserved_bytes() const { return on_host ? reserved.total() : reserved.on_device(); }
     // Of a failed device: none.
     uint64_t free_bytes() const;
   };
@@ -51,7 +51,7 @@ class Devices {
   Device* at(size_t device) const { return devices_[device].get(); }
   std::vector<State> Read() const;
   std::vector<uint64_t> FreeBytes() const;  // by device
-  // Of the host, for snapshots of runs on GPUs: 80 % of its memory. None: the device is the host.
+  // Of the host, for snapshots and client_state of runs on GPUs: 80 % of its memory. None: the device is the host.
   std::optional<uint64_t> host_limit_bytes() const;
   std::optional<uint64_t> host_free_bytes() const;
   // Of all that have not failed.

@@ -172,8 +172,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "reason=memory|max_runs|series|draining|other", "Runs refused."},
 
     {"Memory", "ballast_host_memory_used_bytes", MetricType::kGauge,
-     "device kind=weights|momentum|variance|gradients|staging|snapshots",
-     "Host memory reserved by runs; of those on a GPU, their snapshots alone."},
+     "device kind=weights|momentum|variance|gradients|staging|snapshots|client_state",
+     "Host memory reserved by runs; of those on a GPU, their snapshots and client_state alone."},
     {"Memory", "ballast_host_memory_limit_bytes", MetricType::kGauge, "device",
      "What runs may reserve of it together."},
     {"Memory", "ballast_gpu_memory_used_bytes", MetricType::kGauge,

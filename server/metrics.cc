@@ -197,9 +197,13 @@ void Metrics::Impl::SetMemory(std::string_view device, const MemoryBytes& reserv
         .Add({{"device", device_label}, {"kind", kind}})
         .Set(static_cast<double>(bytes));
   }
-  families.of<prometheus::Gauge>("ballast_host_memory_used_bytes")
-      .Add({{"device", device_label}, {"kind", "snapshots"}})
-      .Set(static_cast<double>(reserved.snapshots));
+  const std::pair<const char*, uint64_t> beside[] = {{"snapshots", reserved.snapshots},
+                                                     {"client_state", reserved.client_state}};
+  for (const auto& [kind, bytes] : beside) {
+    families.of<prometheus::Gauge>("ballast_host_memory_used_bytes")
+        .Add({{"device", device_label}, {"kind", kind}})
+        .Set(static_cast<double>(bytes));
+  }
   families.of<prometheus::Gauge>(limit).Add({{"device", device_label}}).Set(static_cast<double>(limit_bytes));
   if (gpu) families.of<prometheus::Counter>("ballast_gpu_failures_total").Add({{"device", device_label}});
 }

@@ -63,7 +63,7 @@ struct SpikeReport {
 
 // Reserved bytes by kind; the same kinds as ByteCounts.
 struct MemoryBytes {
-  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, snapshots = 0;
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, snapshots = 0, client_state = 0;
 };
 
 // One run's series. They disappear some minutes after the run's end, so that a last scrape sees them.

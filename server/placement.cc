@@ -44,10 +44,11 @@ Placement Spread(const RunSpec& spec, absl::Span<const uint64_t> free_bytes, uin
 bool Fits(const Plan& plan, absl::Span<const uint64_t> free_bytes, std::optional<uint64_t> host_free_bytes) {
   for (size_t s = 0; s < plan.shards.size(); ++s) {
     const PlanBytes& bytes = plan.shards[s].bytes;
-    const uint64_t there = host_free_bytes ? bytes.without_snapshots() : bytes.total();
+    const uint64_t there = host_free_bytes ? bytes.on_device() : bytes.total();
     if (there == kUncountable || there > free_bytes[plan.placement.devices[s]]) return false;
   }
-  return !host_free_bytes || (plan.bytes.snapshots != kUncountable && plan.bytes.snapshots <= *host_free_bytes);
+  const uint64_t beside = plan.bytes.beside_device();
+  return !host_free_bytes || (beside != kUncountable && beside <= *host_free_bytes);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ struct Placement {
 
 // All of it on one device.
 Placement OnOneDevice(const RunSpec& spec, size_t device = 0);
-// `free_bytes` by device. host_free_bytes: of the host, where snapshots go that the devices have no part in; none: the
-// device is the host. None: it does not fit.
+// `free_bytes` by device. host_free_bytes: of the host, where snapshots and client_state go that the devices have no
+// part in; none: the device is the host. None: it does not fit.
 std::optional<Placement> ChoosePlacement(const RunSpec& spec, absl::Span<const uint64_t> free_bytes,
                                          std::optional<uint64_t> host_free_bytes = std::nullopt);
 

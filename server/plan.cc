@@ -9,9 +9,9 @@
 namespace ballast {
 namespace {
 
-constexpr uint64_t PlanBytes::*kFields[] = {&PlanBytes::weights,   &PlanBytes::momentum, &PlanBytes::variance,
-                                            &PlanBytes::gradients, &PlanBytes::staging,  &PlanBytes::padding,
-                                            &PlanBytes::snapshots};
+constexpr uint64_t PlanBytes::*kFields[] = {&PlanBytes::weights,   &PlanBytes::momentum,    &PlanBytes::variance,
+                                            &PlanBytes::gradients, &PlanBytes::staging,     &PlanBytes::padding,
+                                            &PlanBytes::snapshots, &PlanBytes::client_state};
 
 // Bytes the plane would take without padding and alignment.
 uint64_t NeededPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
@@ -128,6 +128,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   Add(&plan.shards[0].bytes.staging, Product(SlotCount(spec), slot_bytes));
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
+  plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, spec.snapshots);
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;
 }

@@ -18,12 +18,15 @@
 
 namespace ballast {
 
-// By kind, as ByteCounts on the wire. `padding` is part of the first three. `snapshots` are in host memory.
+// By kind, as ByteCounts on the wire. `padding` is part of the first three. `snapshots` and `client_state` are in host
+// memory, wherever the device is.
 struct PlanBytes {
-  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0;
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0,
+           client_state = 0;
   uint64_t stored() const { return Sum(Sum(weights, momentum), variance); }
-  uint64_t without_snapshots() const { return Sum(Sum(stored(), gradients), staging); }
-  uint64_t total() const { return Sum(without_snapshots(), snapshots); }
+  uint64_t on_device() const { return Sum(Sum(stored(), gradients), staging); }
+  uint64_t beside_device() const { return Sum(snapshots, client_state); }
+  uint64_t total() const { return Sum(on_device(), beside_device()); }
   PlanBytes& operator+=(const PlanBytes& other);
   PlanBytes& operator-=(const PlanBytes& other);
   bool operator==(const PlanBytes&) const = default;
@@ -49,8 +52,8 @@ struct Plan {
   uint64_t chunk_elements = 0;
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
-  // By shard. The first also counts what is in host memory: the ranks' send slots, their windows of gradients that
-  // wait to be summed, and the accounts of what came.
+  // By shard. The first also counts what is in host memory: the ranks' send slots, their windows of gradients that wait
+  // to be summed, the accounts of what came, and their client_state.
   std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
@@ -89,6 +92,13 @@ struct ChunkScales {
   uint64_t all = 0;   // of all chunks: a row that is cut counts in each that has a part of it
 };
 ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t);
+
+// Of one StepEnd, at most.
+inline constexpr uint64_t kMostClientState = uint64_t{1} << 20;
+// What the ranks' client_state may take: of each that of the open step, that of the last one, and one in each snapshot.
+inline uint64_t ClientStateBytes(uint64_t ranks, uint64_t snapshots) {
+  return ranks * (2 + snapshots) * kMostClientState;
+}
 
 // What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.
 inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {

@@ -99,6 +99,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   live.staging += runner_->slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes;  // as it may come to be
   live.padding = plan_.bytes.padding;
   live.snapshots = runner_->snapshot_bytes();
+  live.client_state = runner_->client_state_bytes();
   board_.Write([&](RunStatus& s) { s.bytes = live; });
   metrics_->OnState("waiting");
   metrics_->OnRanks(0, spec_.ranks);

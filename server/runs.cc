@@ -20,8 +20,9 @@ namespace {
 constexpr uint64_t kMostSeries = 10000;
 
 std::string DescribeBytes(const PlanBytes& b) {
-  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (weights ", b.weights, ", momentum ", b.momentum, ", variance ", b.variance,
-                      ", gradients ", b.gradients, ", staging ", b.staging, ", snapshots ", b.snapshots, ")");
+  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (weights ", b.weights,
+                      ", momentum ", b.momentum, ", variance ", b.variance, ", gradients ", b.gradients, ", staging ",
+                      b.staging, ", snapshots ", b.snapshots, ", client_state ", b.client_state, ")");
 }
 
 RunShape ShapeOf(const RunSpec& spec) {
@@ -113,9 +114,9 @@ absl::StatusOr<Placement> Runs::AdmitMemory(const RunSpec& spec) const {
     if (options_.devices->size() > 1) absl::StrAppend(out, state.label, " has ");
     absl::StrAppend(out, state.free_bytes(), " of ", state.limit_bytes, " free", state.failure.ok() ? "" : " (failed)");
   });
-  if (host_free && spec.snapshots > 0) {
+  if (host_free) {
     absl::StrAppend(&room, "; the host has ", *host_free, " of ", *options_.devices->host_limit_bytes(),
-                    " free for snapshots");
+                    " free for snapshots and client_state");
   }
   return absl::ResourceExhaustedError(
       absl::StrCat("run '", spec.run_id, "' needs ", DescribeBytes(MakePlan(spec).bytes), ", ", room,
@@ -215,7 +216,8 @@ void Runs::ShowMemory() const {
                                  .variance = b.variance,
                                  .gradients = b.gradients,
                                  .staging = b.staging,
-                                 .snapshots = b.snapshots},
+                                 .snapshots = b.snapshots,
+                                 .client_state = b.client_state},
                                 state.failure.ok() ? state.limit_bytes : 0);
   }
 }

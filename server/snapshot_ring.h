@@ -73,7 +73,8 @@ class SnapshotRing {
   // Back to one of steps(); those later are dropped.
   const RunMemory& Restore(uint64_t step);
 
-  uint64_t bytes() const;  // of the live images
+  uint64_t bytes() const;                          // of the live images
+  uint64_t most() const { return slots_.size(); }  // that are kept
 
  private:
   struct Slot {

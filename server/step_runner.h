@@ -101,6 +101,7 @@ class StepRunner {
   uint64_t gradient_bytes() const;
   uint64_t slot_bytes() const;
   uint64_t snapshot_bytes() const;
+  uint64_t client_state_bytes() const;  // what the ranks' may take
 
  private:
   // A rank's connection, and what it has sent that is not summed.

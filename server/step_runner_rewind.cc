@@ -21,6 +21,10 @@ std::string Kept(const std::vector<uint64_t>& steps) {
 
 uint64_t StepRunner::snapshot_bytes() const { return environment_.snapshots->bytes(); }
 
+uint64_t StepRunner::client_state_bytes() const {
+  return ClientStateBytes(links_.size(), environment_.snapshots->most());
+}
+
 // The step has closed, and all that it updates is submitted.
 void StepRunner::KeepSnapshot() {
   SnapshotRing& ring = *environment_.snapshots;

@@ -83,7 +83,8 @@ TEST_F(AdminRpcTest, LiveBytesAreThePlannedBytes) {
   const v1::ByteCounts live = Status("r1").bytes();
   EXPECT_EQ(live.SerializeAsString(), planned.plan().server().SerializeAsString());
   EXPECT_EQ(live.SerializeAsString(), created->plan().server().SerializeAsString());
-  const uint64_t sum = live.weights() + live.momentum() + live.variance() + live.gradients() + live.staging();
+  const uint64_t sum =
+      live.weights() + live.momentum() + live.variance() + live.gradients() + live.staging() + live.client_state();
   EXPECT_EQ(GetServer().memory_reserved_bytes(), sum);
   v1::DeleteRunResponse deleted;
   ASSERT_TRUE(Delete("r1", false, &deleted).ok());

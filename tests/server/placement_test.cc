@@ -81,13 +81,13 @@ TEST(PlacementTest, AShardOfOneDeviceIsThePlan) {
 
 TEST(PlacementTest, SnapshotsOfAGpusRunTakeRoomOfTheHostAlone) {
   RunSpec spec = EightTensors();
-  const uint64_t need = MakePlan(spec).bytes.total();
   spec.snapshots = 2;
-  const uint64_t snapshots = MakePlan(spec).bytes.snapshots;
-  EXPECT_TRUE(ChoosePlacement(spec, {need}, snapshots));
-  EXPECT_FALSE(ChoosePlacement(spec, {need}, snapshots - 1));
+  const PlanBytes bytes = MakePlan(spec).bytes;
+  const uint64_t need = bytes.on_device(), beside = bytes.snapshots + bytes.client_state;
+  EXPECT_TRUE(ChoosePlacement(spec, {need}, beside));
+  EXPECT_FALSE(ChoosePlacement(spec, {need}, beside - 1));
   EXPECT_FALSE(ChoosePlacement(spec, {need}));  // the device is the host
-  EXPECT_TRUE(ChoosePlacement(spec, {need + snapshots}));
+  EXPECT_TRUE(ChoosePlacement(spec, {need + beside}));
 }
 
 }  // namespace

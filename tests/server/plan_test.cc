@@ -178,7 +178,18 @@ TEST(PlanTest, SnapshotsAreAsLargeAsWeightsAndState) {
   wire.mutable_rewind()->set_snapshots(3);
   const PlanBytes with = MakePlan(Made(wire)).bytes;
   EXPECT_EQ(with.snapshots, 3 * uint64_t{5 * (1 << 20) + 4 * (1 << 15)});  // 5.125 bytes a parameter
-  EXPECT_EQ(with.total(), without.total() + with.snapshots);
+  EXPECT_EQ(with.total(), without.total() + with.snapshots + 3 * kMostClientState);
+}
+
+// Of each rank: of the open step, of the last one, and in each snapshot.
+TEST(PlanTest, ClientStateIsCountedAtItsMost) {
+  v1::RunSpec wire = MakeSpec("r1", {{"w", {64}}});
+  EXPECT_EQ(MakePlan(Made(wire)).bytes.client_state, 2u << 20);
+  wire.set_ranks(3);
+  wire.mutable_rewind()->set_snapshots(4);
+  const PlanBytes bytes = MakePlan(Made(wire)).bytes;
+  EXPECT_EQ(bytes.client_state, 18u << 20);
+  EXPECT_EQ(bytes.total(), bytes.on_device() + bytes.snapshots + bytes.client_state);
 }
 
 // Chunks of a rank that wait: its window's worth, the smallest first, of so many micro-batches as are kept account of.

@@ -55,6 +55,7 @@ void PrintMemory(const v1::RunStatus& run, std::ostream& out) {
   row("gradients under way", run.bytes().gradients());
   row("staging", run.bytes().staging());
   if (run.bytes().snapshots() > 0) row("snapshots, in host memory", run.bytes().snapshots());
+  row("client_state, at most", run.bytes().client_state());
   row("total", TotalBytes(run.bytes()));
   out << "\n" << Grouped(run.parameters()) << " parameters, counted from the live allocations\n";
   table.Print(out);

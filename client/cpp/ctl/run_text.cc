@@ -16,7 +16,7 @@ std::string OutcomeName(v1::StepOutcome outcome) {
 uint64_t StoredBytes(const v1::ByteCounts& bytes) { return bytes.weights() + bytes.momentum() + bytes.variance(); }
 
 uint64_t TotalBytes(const v1::ByteCounts& bytes) {
-  return StoredBytes(bytes) + bytes.gradients() + bytes.staging() + bytes.snapshots();
+  return StoredBytes(bytes) + bytes.gradients() + bytes.staging() + bytes.snapshots() + bytes.client_state();
 }
 
 }  // namespace ballast::ctl
