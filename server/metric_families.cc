@@ -68,10 +68,11 @@ std::string DescribeFamilies() {
       "the\n"
       "two. Names and labels are stable: a change is announced in the release's notes. Counters and histograms of a "
       "run\n"
-      "exist, at zero, from its creation on; a gauge exists from its first value on. A run's series are removed five\n"
-      "minutes after its end. No gauge is ever NaN: non-finite values are counted, and the gauge keeps the last "
-      "finite\n"
-      "one.\n";
+      "exist, at zero, from its creation on; a gauge exists from its first value on. A run's series are removed a\n"
+      "minute after its end, or when more runs than max_runs have ended since. No gauge is ever NaN: non-finite "
+      "values\n"
+      "are counted, and the gauge keeps the last finite one. All runs together have 12,500 series at most: a run that\n"
+      "would have more is refused.\n";
   absl::string_view section;
   for (const MetricFamily& family : kMetricFamilies) {
     if (family.section != section) {

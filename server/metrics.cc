@@ -21,7 +21,7 @@
 namespace ballast {
 namespace {
 
-constexpr double kKeepEndedSeconds = 300;  // long enough for a last scrape
+constexpr double kKeepEndedSeconds = 60;  // long enough for two more scrapes
 
 std::vector<std::string> MethodNames() {
   std::vector<std::string> names;
@@ -71,6 +71,7 @@ class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
   std::unique_ptr<RunMetrics> AddRun(const RunLabels& labels);
   void SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes);
   std::string Serialize();
+  void KeepEnded(size_t most);
 
   const MetricsClock clock;
   Families families;
@@ -84,6 +85,8 @@ class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
  private:
   // identity: names the run among those that had its id.
   void EndRun(const RecentMax* identity, EndedSeries ended);
+  // Takes those that are too many out of ended_, the oldest first.
+  std::list<EndedRun> TakeSurplus() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes the series of ended runs that are due, and of the one with this id.
   void Sweep(std::string_view run_id);
   // The runs whose series are shown.
@@ -93,7 +96,8 @@ class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
   std::map<std::string, Method, std::less<>> methods_;
   mutable absl::Mutex mutex_;
   std::list<Run> runs_ ABSL_GUARDED_BY(mutex_);
-  std::list<EndedRun> ended_ ABSL_GUARDED_BY(mutex_);
+  std::list<EndedRun> ended_ ABSL_GUARDED_BY(mutex_);  // by the time of their end
+  size_t most_ended_ ABSL_GUARDED_BY(mutex_) = 16;
 };
 
 Metrics::Impl::Impl(const BuildInfo& build, MetricsClock clock_source) : clock(std::move(clock_source)) {
@@ -137,6 +141,7 @@ std::unique_ptr<RunMetrics> Metrics::Impl::AddRun(const RunLabels& labels) {
 
 void Metrics::Impl::EndRun(const RecentMax* identity, EndedSeries ended) {
   const double now_s = clock.steady_s();
+  std::list<EndedRun> surplus;  // destroyed, and the series with it, after the lock
   absl::MutexLock lock(&mutex_);
   const auto run =
       std::find_if(runs_.begin(), runs_.end(), [&](const Run& r) { return r.recent_max.get() == identity; });
@@ -145,6 +150,20 @@ void Metrics::Impl::EndRun(const RecentMax* identity, EndedSeries ended) {
   ended.ranks->Set(0);
   ended_.push_back({.run = *run, .ended_at_s = now_s, .series = std::move(ended.series)});
   runs_.erase(run);
+  surplus = TakeSurplus();
+}
+
+std::list<EndedRun> Metrics::Impl::TakeSurplus() {
+  std::list<EndedRun> surplus;
+  while (ended_.size() > most_ended_) surplus.splice(surplus.end(), ended_, ended_.begin());
+  return surplus;
+}
+
+void Metrics::Impl::KeepEnded(size_t most) {
+  std::list<EndedRun> surplus;
+  absl::MutexLock lock(&mutex_);
+  most_ended_ = most;
+  surplus = TakeSurplus();
 }
 
 void Metrics::Impl::Sweep(std::string_view run_id) {
@@ -254,6 +273,8 @@ void Metrics::SetState(std::string_view state) {
   impl_->state.SetOnly(state);
   impl_->ready->Set(state == "serving" ? 1 : 0);
 }
+
+void Metrics::KeepEnded(size_t runs) { impl_->KeepEnded(runs); }
 
 std::string Metrics::Serialize() const { return impl_->Serialize(); }
 

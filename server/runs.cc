@@ -16,8 +16,7 @@
 namespace ballast {
 namespace {
 
-// Of all runs together: what a Prometheus server of common size takes from one target.
-constexpr uint64_t kMostSeries = 10000;
+constexpr uint64_t kMostSeries = Metrics::kMostSeries;
 
 std::string DescribeBytes(const PlanBytes& b) {
   return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (weights ", b.weights,
@@ -35,6 +34,7 @@ RunShape ShapeOf(const RunSpec& spec) {
 }  // namespace
 
 Runs::Runs(Options options) : options_(std::move(options)), strand_({.name = "runs"}) {
+  options_.metrics->KeepEnded(options_.max_runs);
   ShowMemory();
   for (size_t d = 0; d < options_.devices->size(); ++d) {
     options_.devices->at(d)->Watch(

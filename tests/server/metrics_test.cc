@@ -272,13 +272,13 @@ TEST_F(MetricsTest, StatesAreOneHot) {
   EXPECT_EQ(samples["ballast_runs{state=\"waiting\"}"], "0");
 }
 
-TEST_F(MetricsTest, SeriesOfAnEndedRunStayFiveMinutes) {
+TEST_F(MetricsTest, SeriesOfAnEndedRunStayAMinute) {
   auto ended = metrics_.AddRun(Labels("a"));
   const auto stays = metrics_.AddRun(Labels("b"));
   ended->OnStep(Step(1));
   stays->OnStep(Step(1));
   ended.reset();
-  now_s_ += 299;
+  now_s_ += 59;
   auto samples = Samples();
   EXPECT_EQ(samples["ballast_run_state{run_id=\"a\",state=\"done\"}"], "1");
   EXPECT_EQ(samples["ballast_steps_applied_total{run_id=\"a\"}"], "1");
@@ -331,7 +331,6 @@ TEST_F(MetricsTest, SeriesOfARunAreAsManyAsAdmissionCounts) {
   run->OnRankSeen(0);
   run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
   EXPECT_EQ(Samples().size() - before, Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true}));
-  EXPECT_LT(before + 16 * Metrics::SeriesOfRun({.layers = 64}), 10000u) << "the budget of a daemon with 16 runs";
 }
 
 // Bounds far above what it takes (of 16 such runs), so that only another order of growth fails here.
