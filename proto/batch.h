@@ -1,4 +1,4 @@
-// The bounds of RequestBatch and ResponseBatch: what small messages may go as one.
+// The bounds of RequestBatch, ResponseBatch and LoadStateRequest.batch: what small messages may go as one.
 #pragma once
 
 #include <cstddef>

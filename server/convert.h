@@ -36,7 +36,8 @@ absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunS
 // All but the checksum. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes, const RunSpec& spec,
                            absl::string_view* reason);
-absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSpec& spec);
+// Of a batch or of one by itself; takes the data out of the message.
+absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* request, const RunSpec& spec);
 
 // Swaps the piece's own data in, and copies its scales; the checksum is of what is encoded.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/batch.h"
 #include "proto/checksum.h"
 
 #include "server/convert.h"
@@ -86,19 +87,6 @@ absl::StatusOr<LoadChunk> ToUpdates(const v1::LoadStateRequest& request, const R
   return LoadChunk{.tensor = name.tensor, .updates = request.updates()};
 }
 
-}  // namespace
-
-absl::Status CheckGradient(const v1::Gradient& g, uint64_t payload_bytes, const RunSpec& spec,
-                           absl::string_view* reason) {
-  *reason = "unknown_tensor";
-  RETURN_IF_ERROR(CheckTensor(spec, g.tensor()));
-  *reason = "bounds";
-  RETURN_IF_ERROR(CheckChunk(spec, {g.tensor(), g.chunk()}));
-  *reason = "malformed";
-  RETURN_IF_ERROR(CheckFormat(g, spec));
-  return CheckSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, payload_bytes);
-}
-
 absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSpec& spec) {
   const ChunkName name{request->tensor(), request->chunk()};
   RETURN_IF_ERROR(CheckTensor(spec, name.tensor));
@@ -118,6 +106,37 @@ absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSp
                    .kind = kind,
                    .format = format,
                    .data = std::move(*request->mutable_data())};
+}
+
+}  // namespace
+
+absl::Status CheckGradient(const v1::Gradient& g, uint64_t payload_bytes, const RunSpec& spec,
+                           absl::string_view* reason) {
+  *reason = "unknown_tensor";
+  RETURN_IF_ERROR(CheckTensor(spec, g.tensor()));
+  *reason = "bounds";
+  RETURN_IF_ERROR(CheckChunk(spec, {g.tensor(), g.chunk()}));
+  *reason = "malformed";
+  RETURN_IF_ERROR(CheckFormat(g, spec));
+  return CheckSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, payload_bytes);
+}
+
+absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* request, const RunSpec& spec) {
+  std::vector<LoadChunk> chunks;
+  if (request->batch_size() > kMostBatchMessages) {
+    return InvalidArgumentError(
+        StrCat("a batch of ", request->batch_size(), " messages, wanted at most ", kMostBatchMessages));
+  }
+  for (v1::LoadStateRequest& one : *request->mutable_batch()) {
+    if (one.batch_size() > 0)
+      return InvalidArgumentError("a batch in a batch of LoadState; put its messages beside it");
+    ASSIGN_OR_RETURN(LoadChunk chunk, ToLoadChunk(&one, spec));
+    chunks.push_back(std::move(chunk));
+  }
+  if (!chunks.empty()) return chunks;
+  ASSIGN_OR_RETURN(LoadChunk chunk, ToLoadChunk(request, spec));
+  chunks.push_back(std::move(chunk));
+  return chunks;
 }
 
 }  // namespace ballast

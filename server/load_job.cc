@@ -30,44 +30,58 @@ LoadJob::LoadJob(const RunSpec* spec, ParameterStore* store) : spec_(spec), stor
 
 LoadJob::~LoadJob() { Abandon(absl::AbortedError("this LoadState is over")); }
 
-void LoadJob::Load(LoadChunk chunk, Done done) {
+void LoadJob::Load(std::vector<LoadChunk> chunks, Done done) {
   done_ = std::move(done);
+  ++load_;
+  left_ = chunks.size() + 1;
+  for (LoadChunk& chunk : chunks) {
+    if (absl::Status s = LoadOne(std::move(chunk)); !s.ok()) return Abandon(std::move(s));
+  }
+  OnOneLess();
+}
+
+absl::Status LoadJob::LoadOne(LoadChunk chunk) {
   if (chunk.updates) {
     counted_[chunk.tensor] = true;
     store_->SetUpdates(chunk.tensor, *chunk.updates);
-    return std::exchange(done_, nullptr)(absl::OkStatus());
+    OnOneLess();
+    return absl::OkStatus();
   }
   held_[Index(chunk.kind)][chunk.tensor][chunk.chunk] = true;
   const TensorSpec& t = spec_->tensors[chunk.tensor];
   const TensorRange range{chunk.tensor, ChunkBegin(*spec_, chunk.chunk), ChunkEnd(*spec_, t, chunk.chunk)};
-  chunk.kind == Kind::kWeights ? LoadWeights(range, std::move(chunk)) : LoadState(range, chunk);
+  if (chunk.kind != Kind::kWeights) return LoadState(range, chunk);
+  LoadWeights(range, std::move(chunk));
+  return absl::OkStatus();
 }
 
 void LoadJob::LoadWeights(TensorRange range, LoadChunk chunk) {
   auto owned = std::make_unique<std::string>(std::move(chunk.data));
   const auto* in = reinterpret_cast<const std::byte*>(owned->data());
-  store_->Load(range, chunk.format, in,
-               [self = weak_from_this(), owned = std::move(owned), tensor = chunk.tensor](const TaskResult& r) {
-                 if (const auto job = self.lock()) job->OnLoaded(tensor, r.finite);
-               });
+  store_->Load(
+      range, chunk.format, in,
+      [self = weak_from_this(), owned = std::move(owned), load = load_, tensor = chunk.tensor](const TaskResult& r) {
+        if (const auto job = self.lock()) job->OnLoaded(load, tensor, r.finite);
+      });
 }
 
-void LoadJob::LoadState(TensorRange range, const LoadChunk& chunk) {
-  const absl::Status s =
-      store_->LoadState(range, chunk.kind, chunk.format, reinterpret_cast<const std::byte*>(chunk.data.data()),
-                        [self = weak_from_this(), tensor = chunk.tensor](const TaskResult&) {
-                          if (const auto job = self.lock()) job->OnLoaded(tensor, true);
-                        });
-  if (!s.ok()) std::exchange(done_, nullptr)(s);
+absl::Status LoadJob::LoadState(TensorRange range, const LoadChunk& chunk) {
+  return store_->LoadState(range, chunk.kind, chunk.format, reinterpret_cast<const std::byte*>(chunk.data.data()),
+                           [self = weak_from_this(), load = load_, tensor = chunk.tensor](const TaskResult&) {
+                             if (const auto job = self.lock()) job->OnLoaded(load, tensor, true);
+                           });
 }
 
-void LoadJob::OnLoaded(uint32_t tensor, bool finite) {
-  if (!done_) return;
-  std::exchange(done_,
-                nullptr)(finite ? absl::OkStatus()
-                                : absl::InvalidArgumentError(absl::StrCat(
-                                      "tensor '", spec_->tensors[tensor].name,
-                                      "' holds a NaN or an infinity; weights must be finite when they are loaded")));
+void LoadJob::OnLoaded(uint64_t load, uint32_t tensor, bool finite) {
+  if (load != load_) return;  // it was abandoned
+  if (finite) return OnOneLess();
+  Abandon(absl::InvalidArgumentError(
+      absl::StrCat("tensor '", spec_->tensors[tensor].name,
+                   "' holds a NaN or an infinity; weights must be finite when they are loaded")));
+}
+
+void LoadJob::OnOneLess() {
+  if (--left_ == 0 && done_) std::exchange(done_, nullptr)(absl::OkStatus());
 }
 
 void LoadJob::Abandon(absl::Status why) {
@@ -86,7 +100,7 @@ absl::Status LoadJob::Finish() const {
   return absl::OkStatus();
 }
 
-// All of it or none; none only where no earlier upload brought some.
+// All of it or none.
 absl::Status LoadJob::CheckState(uint32_t tensor) const {
   if (!store_->state_loaded(tensor)) return absl::OkStatus();
   bool whole = counted_[tensor];

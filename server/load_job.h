@@ -41,25 +41,29 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
   LoadJob(const RunSpec* spec, ParameterStore* store);
   ~LoadJob();
 
-  // `done` on the strand: INVALID_ARGUMENT naming the tensor where it holds what its format cannot. One chunk at a
-  // time: not before the last one's `done`.
-  void Load(LoadChunk chunk, Done done);
-  // The chunk under way is answered with this, now.
+  // `done` on the strand: INVALID_ARGUMENT naming the tensor where one holds what its format cannot. Not before the
+  // `done` of those before.
+  void Load(std::vector<LoadChunk> chunks, Done done);
+  // The chunks under way are answered with this, now.
   void Abandon(absl::Status why);
   // OK, or the first tensor that is not complete, or whose state is not.
   absl::Status Finish() const;
 
  private:
+  absl::Status LoadOne(LoadChunk chunk);
   void LoadWeights(TensorRange range, LoadChunk chunk);
-  void LoadState(TensorRange range, const LoadChunk& chunk);
-  void OnLoaded(uint32_t tensor, bool finite);
+  absl::Status LoadState(TensorRange range, const LoadChunk& chunk);
+  void OnLoaded(uint64_t load, uint32_t tensor, bool finite);
+  void OnOneLess();
   absl::Status CheckState(uint32_t tensor) const;
 
   const RunSpec* const spec_;
   ParameterStore* const store_;
   std::array<std::vector<std::vector<bool>>, 3> held_;  // by kind, tensor, chunk
   std::vector<bool> counted_;                           // by tensor: its updates were told
-  Done done_;                                           // of the chunk under way
+  Done done_;                                           // of the chunks under way
+  uint64_t load_ = 0;                                   // theirs is this number
+  size_t left_ = 0;                                     // of them
 };
 
 }  // namespace ballast

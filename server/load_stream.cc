@@ -59,9 +59,9 @@ absl::Status LoadStream::Bind() {
 
 void LoadStream::LoadRequest() {
   if (auto s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) return End(s);
-  auto chunk = ToLoadChunk(&request_, run_->spec());
-  if (!chunk.ok()) return End(chunk.status());
-  run_->Load(call_, *std::move(chunk), [self = shared_from_this()](const absl::Status& s) {
+  auto chunks = ToLoadChunks(&request_, run_->spec());
+  if (!chunks.ok()) return End(chunks.status());
+  run_->Load(call_, *std::move(chunks), [self = shared_from_this()](const absl::Status& s) {
     if (!s.ok()) return self->End(s);
     self->ReadOn();
   });

@@ -1,4 +1,5 @@
-// One LoadState call: reads a chunk, has the run load it, reads the next. One message in memory at a time.
+// One LoadState call: reads a chunk, or a batch of small ones, has the run load it, reads the next. One message in
+// memory at a time.
 //
 // Shared by gRPC (until OnDone) and the callbacks of its run that are under way. Every path comes to Finish once.
 #pragma once

@@ -95,6 +95,8 @@ class ParameterStore {
   void SetUpdates(uint32_t tensor, uint64_t updates);
   // By either of the two above.
   bool state_loaded(uint32_t tensor) const { return spots_[tensor].state_loaded; }
+  // All that was loaded so is as before the run's first: 0, and of no updates. RESOURCE_EXHAUSTED as above.
+  absl::Status ForgetLoadedState();
 
   absl::StatusOr<StoreImage> NewImage() const;
   absl::StatusOr<StoreImage> NewImage(uint32_t only) const;
@@ -135,6 +137,7 @@ class ParameterStore {
   };
 
   explicit ParameterStore(Environment environment);
+  absl::Status ClearState(uint32_t tensor);
   // Update number t of the tensor.
   UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
   absl::Status Allocate(const ShardPlan& plan, Device* device, Shard* shard) const;

@@ -1,4 +1,5 @@
 // State that comes from outside: encoded on the host, whose bits are every device's, and copied into its place.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -64,6 +65,37 @@ absl::Status ParameterStore::LoadState(TensorRange range, Kind kind, kernels::Wi
   ShardOf(range.tensor)
       .queue->Submit(
           task, OnStrand([room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
+  return absl::OkStatus();
+}
+
+absl::Status ParameterStore::ForgetLoadedState() {
+  for (uint32_t i = 0; i < spots_.size(); ++i) {
+    if (!spots_[i].state_loaded) continue;
+    RETURN_IF_ERROR(ClearState(i));
+    spots_[i].state_loaded = false;
+    updates_[i] = 0;
+  }
+  return absl::OkStatus();
+}
+
+// Copies zeros over its moments, a chunk at most at a time.
+absl::Status ParameterStore::ClearState(uint32_t tensor) {
+  const uint64_t elements = environment_.spec->tensors[tensor].elements;
+  const auto planes = environment_.spec->groups[environment_.spec->tensors[tensor].group].kernel->planes;
+  const uint64_t most = std::min(elements, environment_.spec->chunk_elements) * sizeof(float);
+  Device* const device = environment_.devices[environment_.plan->placement.shard_of[tensor]];
+  ASSIGN_OR_RETURN(DeviceBuffer allocated, device->Allocate(most, Place::kAside));
+  const auto zeros = std::make_shared<const DeviceBuffer>(std::move(allocated));
+  for (size_t p = 0; p < planes.size(); ++p) {
+    if (planes[p].kind == Kind::kWeights) continue;
+    const uint64_t bytes = kernels::PlaneBytes(planes[p], elements);
+    for (uint64_t begin = 0; begin < bytes; begin += most) {
+      CopyTask task;
+      task.pieces[0] = {
+          .to = PlaneAt(tensor, p) + begin, .from = zeros->data(), .bytes = std::min(most, bytes - begin)};
+      ShardOf(tensor).queue->Submit(task, OnStrand([zeros](const TaskResult&) {}));
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -227,15 +227,15 @@ void Run::BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done) 
     load_ = std::make_shared<LoadJob>(&spec_, store_.get());
     load_call_ = call;
     SetWeightsLoaded(false);  // until all of it is in
-    done(absl::OkStatus());
+    done(store_->ForgetLoadedState());
   });
 }
 
-void Run::Load(LoadCall call, LoadChunk chunk, absl::AnyInvocable<void(absl::Status)> done) {
-  Post([this, call, chunk = std::move(chunk), done = std::move(done)]() mutable {
+void Run::Load(LoadCall call, std::vector<LoadChunk> chunks, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, call, chunks = std::move(chunks), done = std::move(done)]() mutable {
     if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
     if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
-    load_->Load(std::move(chunk), std::move(done));
+    load_->Load(std::move(chunks), std::move(done));
   });
 }
 

@@ -95,8 +95,9 @@ class Run {
   void OnInputClosed(std::shared_ptr<RankStream> stream);  // the client has said all it will
   void OnStreamGone(std::shared_ptr<RankStream> stream);
 
+  // What an earlier call has loaded of weights is to be loaded anew, and of state is forgotten.
   void BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done);
-  void Load(LoadCall call, LoadChunk chunk, absl::AnyInvocable<void(absl::Status)> done);
+  void Load(LoadCall call, std::vector<LoadChunk> chunks, absl::AnyInvocable<void(absl::Status)> done);
   void FinishLoad(LoadCall call, DigestJob::Done done);
   void AbandonLoad(LoadCall call);
 

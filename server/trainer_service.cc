@@ -132,6 +132,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
       *response = FromAttachReply(*reply, run->spec());
       OfferSharedMemory(environment_, response);
       response->set_protocol(kProtocolMax);
+      response->set_takes_load_batches(true);
       const Sessions::Session session{.run_id = run->spec().run_id, .id = reply->session, .rank = request->rank()};
       response->set_session_token(reply->resumed ? request->session_token() : environment_.sessions->Issue(session));
       Log(LogLevel::kInfo, "attached", "rank attached",

@@ -87,6 +87,7 @@ class Client::Impl {
   std::string run_id;                  // likewise
   std::string found_run;
   absl::Time found_since;
+  bool takes_load_batches = false;     // likewise; of the daemon
 };
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -179,13 +180,14 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
   if (!stream.ok()) return stream.status();
   impl_->stream = *std::move(stream);
   impl_->run_id = options.run_id;
+  impl_->takes_load_batches = grant->takes_load_batches();
   return Describe(*grant);
 }
 
 absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors) {
   if (!impl_->stream) return NotAttached("LoadWeights");
   if (auto s = impl_->stream->status(); !s.ok()) return s;
-  auto digests = UploadWeights(*impl_->connection, *impl_->stream, tensors);
+  auto digests = UploadWeights(*impl_->connection, *impl_->stream, impl_->takes_load_batches, tensors);
   if (!digests.ok()) return impl_->Explain(digests.status(), impl_->run_id);
   return digests;
 }

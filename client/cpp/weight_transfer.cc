@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/checksum.h"
 
+#include "client/cpp/load_writer.h"
 #include "client/cpp/retry.h"
 
 namespace ballast {
@@ -28,23 +29,21 @@ absl::Status CheckView(const TensorTable& tensors, const TensorView& view) {
                                                  tensors[view.tensor].elements, " x ", view.format, ")"));
 }
 
-// False when the stream is broken; Finish says why. *sent: messages, of this and other tensors.
-bool SendTensor(grpc::ClientWriter<v1::LoadStateRequest>& writer, const TensorTable& tensors, const TensorView& view,
-                v1::LoadStateRequest* request, uint64_t* sent) {
+// False when the stream is broken; Finish says why.
+bool SendTensor(LoadWriter* writer, const TensorTable& tensors, const TensorView& view) {
   const size_t chunk_bytes = tensors.chunk_elements() * FormatBytes(view.format);
   const uint64_t chunks = view.slot == "updates" ? 1 : tensors[view.tensor].chunks;
-  request->set_tensor(view.tensor);
-  request->set_slot(view.slot);
-  request->set_format(view.format);
-  request->set_updates(view.updates);
   for (uint64_t k = 0; k < chunks; ++k) {
     const auto piece = view.bytes.subspan(k * chunk_bytes, chunk_bytes);
-    request->set_chunk(k);
-    request->set_data(piece.data(), piece.size());
-    request->set_crc32c(Crc32c(piece));
-    if (!writer.Write(*request)) return false;
-    ++*sent;
-    request->clear_session_token();
+    v1::LoadStateRequest request;
+    request.set_tensor(view.tensor);
+    request.set_slot(view.slot);
+    request.set_format(view.format);
+    request.set_updates(view.updates);
+    request.set_chunk(k);
+    request.set_data(piece.data(), piece.size());
+    request.set_crc32c(Crc32c(piece));
+    if (!writer->Write(std::move(request))) return false;
   }
   return true;
 }
@@ -112,18 +111,18 @@ absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const Serve
 
 using Digests = std::vector<uint64_t>;
 
-absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& stream, absl::Span<const TensorView> views,
-                                   uint64_t* messages) {
+absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& stream, bool takes_batches,
+                                   absl::Span<const TensorView> views, uint64_t* messages) {
   grpc::ClientContext context;
   v1::LoadStateResponse response;
-  const auto writer = connection.trainer().LoadState(&context, &response);
-  v1::LoadStateRequest request;
-  request.set_session_token(stream.token());
+  const auto call = connection.trainer().LoadState(&context, &response);
+  LoadWriter writer(call.get(), stream.token(), takes_batches);
   const bool sent = std::all_of(views.begin(), views.end(), [&](const TensorView& view) {
-    return SendTensor(*writer, stream.tensors(), view, &request, messages);
+    return SendTensor(&writer, stream.tensors(), view);
   });
-  if (sent) writer->WritesDone();
-  if (auto s = FromGrpc(writer->Finish(), context); !s.ok()) return s;
+  if (sent && writer.Flush()) call->WritesDone();
+  *messages = writer.sent();
+  if (auto s = FromGrpc(call->Finish(), context); !s.ok()) return s;
   return Digests(response.digests().begin(), response.digests().end());
 }
 
@@ -164,18 +163,20 @@ absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byt
                        tensor.landing(), out);
 }
 
-absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream, absl::Span<const TensorView> views) {
+absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream, bool takes_batches,
+                                      absl::Span<const TensorView> views) {
   for (const TensorView& view : views) {
     if (auto s = CheckView(stream.tensors(), view); !s.ok()) return s;
   }
   for (uint64_t furthest = 0;;) {
     uint64_t messages = 0;
-    auto digests = UploadOnce(connection, stream, views, &messages);
+    auto digests = UploadOnce(connection, stream, takes_batches, views, &messages);
     if (digests.ok() || !IsLost(digests.status())) return digests;
     const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);
     if (!resumed.ok()) return resumed.status();
     // The answer alone was lost. The other ranks may have begun the first step since.
     if (resumed->loaded_here()) return Digests(resumed->digests().begin(), resumed->digests().end());
+    takes_batches = resumed->takes_load_batches();
     furthest = std::max(furthest, messages);
   }
 }

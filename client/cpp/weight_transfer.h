@@ -20,8 +20,9 @@
 namespace ballast {
 
 // Of the stream's session, all of it again after a lost connection, for as long as the session is resumed and each
-// attempt comes further than those before. Returns the digests of what the daemon serves then.
-absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, StepStream& stream,
+// attempt comes further than those before. Returns the digests of what the daemon serves then. takes_batches: as the
+// Attach of the session said.
+absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, StepStream& stream, bool takes_batches,
                                                     absl::Span<const TensorView> views);
 
 using PieceSink = std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes, absl::Span<const std::byte> piece,

@@ -123,14 +123,81 @@ TEST_F(LoadStateRpcTest, StateInPartIsRefusedAndNamed) {
   EXPECT_EQ(refused.error_code(), grpc::INVALID_ARGUMENT);
   EXPECT_THAT(refused.error_message(), AllOf(HasSubstr("'b' has state that was sent in part"), HasSubstr("updates not"),
                                              HasSubstr("momentum 1 of 1 chunks"), HasSubstr("variance 0 of 1 chunks")));
-  upload = Begin(t.spec, t.token);  // what came then is still there
-  SendWeights(upload.get());
-  EXPECT_THAT(upload->End().error_message(), HasSubstr("'b' has state that was sent in part"));
   upload = Begin(t.spec, t.token);
   SendWeights(upload.get());
   for (const char* slot : {"momentum", "variance"}) upload->Send(1, slot, std::vector<float>(5, 0.5f));
   upload->SendUpdates(1, 7);
   EXPECT_TRUE(upload->End().ok());
+}
+
+// The trainer then goes on without moments, as if the first call had never been.
+TEST_F(LoadStateRpcTest, AnUploadAfterOneWithStateStartsAnew) {
+  for (const char* state : {"fp32", "companded8", "dynamic8"}) {
+    for (const bool whole : {false, true}) {
+      SCOPED_TRACE(std::string(state) + (whole ? ", after one that was whole" : ", after one that failed"));
+      Trainer t = Create(Spec(std::string(state) + (whole ? "-whole" : "-part"), state));
+      auto upload = Begin(t.spec, t.token);
+      SendWeights(upload.get());
+      for (uint32_t i = 0; i < 2; ++i) {
+        const std::vector<float> moments(t.spec.tensors[i].elements, 0.5f);
+        for (const char* slot : {"momentum", "variance"}) upload->Send(i, slot, moments);
+        if (whole) upload->SendUpdates(i, 7);
+      }
+      EXPECT_EQ(upload->End().ok(), whole);
+      upload = Begin(t.spec, t.token);
+      SendWeights(upload.get());
+      const grpc::Status loaded = upload->End();
+      ASSERT_TRUE(loaded.ok()) << loaded.error_message();
+      t.reference = std::make_unique<Reference>(t.spec);
+      for (uint32_t i = 0; i < 2; ++i) t.reference->Load(i, Weights(t.spec, i));
+      t.wire = std::make_unique<Wire>(trainer_.get());
+      ASSERT_TRUE(t.wire->Open(t.token));
+      for (uint64_t step = 1; step <= 2; ++step) {
+        const StepAnswer answer = Step(&t, step);
+        for (uint32_t i = 0; i < 2; ++i) EXPECT_TRUE(Equal(answer, *t.reference, i)) << "step " << step;
+      }
+    }
+  }
+}
+
+TEST_F(LoadStateRpcTest, SmallOnesMayComeTogether) {
+  EXPECT_TRUE(CreateRun(Spec("r1", "fp32")).ok());
+  Trainer t{.spec = ToRunSpec(Spec("r1", "fp32"), config_.limits).value()};
+  const v1::AttachResponse attached = AttachFresh("r1");
+  EXPECT_TRUE(attached.takes_load_batches());
+  t.token = attached.session_token();
+  v1::LoadStateRequest all;
+  all.set_session_token(t.token);
+  for (uint32_t i = 0; i < 2; ++i) {
+    for (uint64_t k = 0; k < ChunkCount(t.spec, t.spec.tensors[i]); ++k) {
+      *all.add_batch() = LoadRequest(t.spec, "", i, k, Weights(t.spec, i));
+    }
+  }
+  const auto load = [&](const v1::LoadStateRequest& request) {
+    const auto upload = Begin(t.spec, t.token);
+    upload->writer->Write(request);
+    const grpc::Status status = upload->End();
+    return std::pair(status, upload->response);
+  };
+  const auto [loaded, response] = load(all);
+  ASSERT_TRUE(loaded.ok()) << loaded.error_message();
+  Reference reference(t.spec);
+  for (uint32_t i = 0; i < 2; ++i) {
+    reference.Load(i, Weights(t.spec, i));
+    EXPECT_EQ(response.digests(static_cast<int>(i)), reference.Digest(i));
+  }
+
+  v1::LoadStateRequest spoiled = all;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  *spoiled.mutable_batch(1) = LoadRequest(t.spec, "", 1, 0, {1, nan, 3, 4, 5});
+  EXPECT_THAT(load(spoiled).first.error_message(), HasSubstr("tensor 'b' holds a NaN"));
+  spoiled = all;
+  *spoiled.mutable_batch(0)->add_batch() = all.batch(0);
+  EXPECT_THAT(load(spoiled).first.error_message(), HasSubstr("a batch in a batch"));
+  spoiled.clear_batch();
+  for (int i = 0; i < 1025; ++i) *spoiled.add_batch() = LoadRequest(t.spec, "", 1, 0, Weights(t.spec, 1));
+  EXPECT_THAT(load(spoiled).first.error_message(), HasSubstr("a batch of 1025 messages, wanted at most 1024"));
+  EXPECT_TRUE(load(all).first.ok());
 }
 
 TEST_F(LoadStateRpcTest, ValuesThatTheFormatCannotHoldAreRefusedByTensor) {

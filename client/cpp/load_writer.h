@@ -1,0 +1,38 @@
+// Writes the messages of one LoadState call, small ones together to a daemon that takes them so (LoadStateRequest.batch).
+// One thread.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "ballast/v1/trainer.grpc.pb.h"
+
+namespace ballast {
+
+class LoadWriter {
+ public:
+  // `writer` outlives it. takes_batches: AttachResponse.takes_load_batches.
+  LoadWriter(grpc::ClientWriter<v1::LoadStateRequest>* writer, const std::string& token, bool takes_batches);
+
+  // A message without a token. False when the stream is broken; its Finish says why.
+  bool Write(v1::LoadStateRequest request);
+  // What waits for company goes. False as of Write.
+  bool Flush();
+  // Messages given to the stream so far, those of batches one by one.
+  uint64_t sent() const { return sent_; }
+
+ private:
+  bool Send(v1::LoadStateRequest* request, uint64_t messages);
+
+  grpc::ClientWriter<v1::LoadStateRequest>* const writer_;
+  const bool takes_batches_;
+  std::string token_;  // until the first message has it
+  v1::LoadStateRequest batch_;
+  size_t batch_bytes_ = 0;
+  uint64_t sent_ = 0;
+};
+
+}  // namespace ballast
