@@ -84,11 +84,12 @@ grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* co
 
 grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* context, const v1::GetRunRequest* request,
                                                v1::GetRunResponse* response) {
-  RpcRecord record(options_.environment.metrics, "GetRun", context->peer());
-  record.set_run_id(request->run_id());
-  auto run = DescribeRun(request->run_id());
-  if (run.ok()) *response = *std::move(run);
-  return Answer(context, record, run.status());
+  return AnswerInTurn(options_.environment, context, "GetRun", request->run_id(), *request,
+                      [=, this](PendingCall call, const auto&) {
+                        auto run = DescribeRun(request->run_id());
+                        if (run.ok()) *response = *std::move(run);
+                        call.Finish(run.status());
+                      });
 }
 
 grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* context,
@@ -136,21 +137,23 @@ v1::RunPlan AdminService::PlanNow(const RunSpec& spec) const {
 
 grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
                                              v1::PlanResponse* response) {
-  RpcRecord record(options_.environment.metrics, "Plan", context->peer());
-  record.set_run_id(request->spec().run_id());
-  const auto spec = ToRunSpec(request->spec(), options_.limits);
-  if (spec.ok()) *response->mutable_plan() = PlanNow(*spec);
-  return Answer(context, record, spec.status());
+  return AnswerInTurn(options_.environment, context, "Plan", request->spec().run_id(), *request,
+                      [=, this](PendingCall call, const auto&) {
+                        const auto spec = ToRunSpec(request->spec(), options_.limits);
+                        if (spec.ok()) *response->mutable_plan() = PlanNow(*spec);
+                        call.Finish(spec.status());
+                      });
 }
 
 grpc::ServerUnaryReactor* AdminService::GetHistory(grpc::CallbackServerContext* context,
                                                    const v1::GetHistoryRequest* request,
                                                    v1::GetHistoryResponse* response) {
-  RpcRecord record(options_.environment.metrics, "GetHistory", context->peer());
-  record.set_run_id(request->run_id());
-  auto history = DescribeHistory(*request);
-  if (history.ok()) *response = *std::move(history);
-  return Answer(context, record, history.status());
+  return AnswerInTurn(options_.environment, context, "GetHistory", request->run_id(), *request,
+                      [=, this](PendingCall call, const auto&) {
+                        auto history = DescribeHistory(*request);
+                        if (history.ok()) *response = *std::move(history);
+                        call.Finish(history.status());
+                      });
 }
 
 }  // namespace ballast

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -19,6 +20,11 @@ using absl::InvalidArgumentError;
 using absl::StrCat;
 
 constexpr uint32_t kMostSteps = 1000000;
+// Every pattern may meet every layer's name, so its work is bounded in all of these.
+constexpr int kMostThresholds = 1024;
+constexpr size_t kMostPatternBytes = 256;
+constexpr int64_t kPatternMemory = 64 << 10;  // of one, as RE2 counts it: some 700 instructions
+constexpr int kMostInstructions = 1 << 15;    // of all together
 // RMS_t of tensors whose rule lists no beta2.
 constexpr double kNoBound = std::numeric_limits<double>::infinity();
 
@@ -119,25 +125,44 @@ absl::Status OutOfReach(const std::string& field, double threshold, double bound
                                      bound, ": it would never be reached; lower it, or raise beta2"));
 }
 
+// `left`: instructions that this pattern and those after it may have.
+absl::StatusOr<std::unique_ptr<RE2>> ToPattern(const std::string& layer, const std::string& at, int* left) {
+  if (layer.size() > kMostPatternBytes) {
+    return InvalidArgumentError(StrCat(at, ".layer has ", layer.size(), " bytes; wanted: at most ", kMostPatternBytes));
+  }
+  RE2::Options options(RE2::Quiet);
+  options.set_max_mem(kPatternMemory);
+  auto pattern = std::make_unique<RE2>(layer, options);
+  if (!pattern->ok()) {
+    return InvalidArgumentError(StrCat(at, ".layer '", layer, "' is no regular expression (RE2) of ", kPatternMemory,
+                                       " bytes of memory at most: ", pattern->error()));
+  }
+  if (*left -= pattern->ProgramSize(); *left >= 0) return pattern;
+  return InvalidArgumentError(StrCat(at, ".layer '", layer, "' is one too many: with those before it, it has ",
+                                     kMostInstructions - *left, " instructions; wanted: at most ", kMostInstructions,
+                                     " in all patterns together; make them shorter or fewer"));
+}
+
 // By layer; each pattern must match one.
 absl::StatusOr<std::vector<LayerSpec>> ToLayers(const v1::SpikeSpec& spikes, const SpikeSettings& made,
                                                 const LayerGroups& layers, const std::vector<double>& bounds) {
   std::vector<LayerSpec> specs;
   for (const std::string& name : layers.names()) specs.push_back({name, made.rms_threshold});
   std::vector<bool> named(specs.size());
+  if (spikes.layers_size() > kMostThresholds) {
+    return InvalidArgumentError(
+        StrCat("spikes.layers has ", spikes.layers_size(), " entries; wanted: at most ", kMostThresholds));
+  }
+  int instructions_left = kMostInstructions;
   for (int i = 0; i < spikes.layers_size(); ++i) {
     const std::string at = StrCat("spikes.layers[", i, "]");
     const v1::LayerThreshold& rule = spikes.layers(i);
     RETURN_IF_ERROR(CheckAbove0(StrCat("layers[", i, "].rms_threshold"), rule.rms_threshold()));
-    const RE2 pattern(rule.layer(), RE2::Quiet);
-    if (!pattern.ok()) {
-      return InvalidArgumentError(
-          StrCat(at, ".layer '", rule.layer(), "' is no regular expression (RE2): ", pattern.error()));
-    }
+    ASSIGN_OR_RETURN(const std::unique_ptr<RE2> pattern, ToPattern(rule.layer(), at, &instructions_left));
     bool any = false;
     double bound = 0;
     for (size_t layer = 0; layer < specs.size(); ++layer) {
-      if (!RE2::FullMatch(specs[layer].name, pattern)) continue;
+      if (!RE2::FullMatch(specs[layer].name, *pattern)) continue;
       any = true;
       bound = std::max(bound, bounds[layer]);
       if (!named[layer]) specs[layer].rms_threshold = rule.rms_threshold();

@@ -1,17 +1,21 @@
 // What every call at the edge shares: statuses in gRPC's words, and the count of calls. Thread-safe.
 #pragma once
 
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 
 #include <string>
 #include <utility>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/request_queue.h"
 #include "server/runs.h"
 #include "server/sessions.h"
 #include "server/utf8.h"
@@ -27,6 +31,7 @@ struct RpcEnvironment {
   const std::string* shm_socket = nullptr;  // where shared memory is to be had; empty: nowhere
   uint32_t message_bytes = 0;               // of one message of a stream, at most
   double open_timeout_s = 30;               // until a Train stream's first message must be there
+  RequestQueue* requests = nullptr;
 };
 
 // Of a message of a stream. gRPC has one limit for all calls, the longest being those with a RunSpec.
@@ -75,5 +80,38 @@ class RpcRecord {
   std::string method_, peer_, run_id_;
   double begin_s_;
 };
+
+// Tells the client when to ask again.
+inline void RetryAfter(grpc::CallbackServerContext* context, int64_t ms) {
+  context->AddTrailingMetadata("ballast-retry-after-ms", absl::StrCat(ms));
+}
+
+// A unary call that is to be answered, once.
+struct PendingCall {
+  grpc::ServerUnaryReactor* reactor;
+  RpcRecord record;
+
+  void Finish(const absl::Status& status) {
+    record.Done(status);
+    reactor->Finish(ToGrpc(status));
+  }
+};
+
+// run_id: that the call is about. `answer` finishes the call, on the queue's thread or later; where the queue is full,
+// the call is refused here.
+template <typename Request>
+grpc::ServerUnaryReactor* AnswerInTurn(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                                       const std::string& method, const std::string& run_id, const Request& request,
+                                       absl::AnyInvocable<void(PendingCall, RequestQueue::Place)> answer) {
+  PendingCall call{context->DefaultReactor(), RpcRecord(environment.metrics, method, context->peer())};
+  call.record.set_run_id(run_id);
+  const absl::Status taken = environment.requests->Post(
+      request.ByteSizeLong(),
+      [call, answer = std::move(answer)](RequestQueue::Place place) mutable { answer(call, std::move(place)); });
+  if (taken.ok()) return call.reactor;
+  RetryAfter(context, RequestQueue::kRetryAfterMs);
+  call.Finish(taken);
+  return call.reactor;
+}
 
 }  // namespace ballast

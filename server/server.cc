@@ -80,7 +80,7 @@ class GrpcServer final : public Server {
   absl::Status AddPort(const Config& config, grpc::ServerBuilder* builder);
   void Accept(uint32_t connections);
   RpcEnvironment environment() {
-    return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_, message_bytes_, open_timeout_s_};
+    return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_, message_bytes_, open_timeout_s_, &requests_};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
@@ -88,6 +88,7 @@ class GrpcServer final : public Server {
   Devices devices_;
   Sessions sessions_;
   Runs runs_;
+  RequestQueue requests_;
   const uint32_t message_bytes_;
   const double open_timeout_s_;
   TrainerService trainer_;

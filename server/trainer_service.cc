@@ -68,26 +68,25 @@ bool KnowsMicrosSummed(const v1::AttachRequest& request) {
 grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext* context,
                                                     const v1::CreateRunRequest* request,
                                                     v1::CreateRunResponse* response) {
-  auto* reactor = context->DefaultReactor();
-  RpcRecord record(environment_.metrics, "CreateRun", context->peer());
-  record.set_run_id(request->spec().run_id());
-  auto made = ToCreateRequest(request->spec(), limits_);
-  if (!made.ok()) {
-    record.Done(made.status());
-    reactor->Finish(ToGrpc(made.status()));
-    return reactor;
-  }
-  environment_.runs->Create(*std::move(made), [this, reactor, response, record](auto created) mutable {
+  return AnswerInTurn(environment_, context, "CreateRun", request->spec().run_id(), *request,
+                      [=, this](PendingCall call, const RequestQueue::Place& place) {
+                        Create(request->spec(), call, place, response);
+                      });
+}
+
+void TrainerService::Create(const v1::RunSpec& spec, PendingCall call, RequestQueue::Place place,
+                            v1::CreateRunResponse* response) {
+  auto made = ToCreateRequest(spec, limits_);
+  if (!made.ok()) return call.Finish(made.status());
+  environment_.runs->Create(*std::move(made), [=, this, place = std::move(place)](auto created) mutable {
     if (created.ok()) {
       const Run& run = *created->run;
       response->set_created(created->created);
       *response->mutable_plan() = FromPlan(run.plan(), run.devices(), environment_.devices->free_bytes());
       response->set_spec_sha256(run.spec_sha256());
     }
-    record.Done(created.status());
-    reactor->Finish(ToGrpc(created.status()));
+    call.Finish(created.status());
   });
-  return reactor;
 }
 
 absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::AttachRequest& request,
@@ -141,7 +140,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
            {"step", reply->resume_step},
            {"peer", context->peer()}});
     } else if (retry_after_s > 0) {
-      context->AddTrailingMetadata("ballast-retry-after-ms", absl::StrCat(std::ceil(retry_after_s * 1000)));
+      RetryAfter(context, static_cast<int64_t>(std::ceil(retry_after_s * 1000)));
     }
     record.Done(reply.status());
     reactor->Finish(ToGrpc(reply.status()));

@@ -22,11 +22,12 @@ std::string WithPort(const std::string& server) {
 }
 
 grpc::ChannelArguments ChannelOptions() {
-  // The largest unary messages are specs of 100,000 tensors; stream messages stay below 2 MiB.
-  constexpr int kMessageBytes = 64 << 20;
+  // The largest messages are specs, of at most 64 MiB, which GetRun answers with a status and all defaults filled in.
+  // An answer to Attach has a few bytes for each tensor and chunk, messages of streams stay below 2 MiB.
+  constexpr int kSpecBytes = 64 << 20;
   grpc::ChannelArguments args;
-  args.SetMaxReceiveMessageSize(kMessageBytes);
-  args.SetMaxSendMessageSize(kMessageBytes);
+  args.SetMaxReceiveMessageSize(2 * kSpecBytes);
+  args.SetMaxSendMessageSize(kSpecBytes);
   // Pings while a call, the step stream above all, is open; see the daemon's.
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000);
@@ -55,7 +56,6 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
 }
 
-bool IsLost(const absl::Status& status) {
 absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& context) {
   absl::Status plain = FromGrpc(status);
   if (plain.ok()) return plain;
@@ -73,6 +73,7 @@ std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
   return absl::Milliseconds(ms);
 }
 
+bool IsLost(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsInternal(status) || absl::IsCancelled(status) ||
          absl::IsUnknown(status) || absl::IsDeadlineExceeded(status);
 }

@@ -45,13 +45,19 @@ class Connection {
   // `status` of FromGrpc, with the server's name in front where the failure is one of reaching it.
   absl::Status Explain(const absl::Status& status) const;
 
-  // The status is that of FromGrpc.
+  // The status is that of FromGrpc. A daemon that has too much to do is asked again when it says, within the timeout.
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, absl::Duration timeout = kCallTimeout) {
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
-    return FromGrpc((stub.*method)(&context, request, response), context);
+    for (const absl::Time give_up = absl::Now() + timeout;;) {
+      grpc::ClientContext context;
+      context.set_deadline(absl::ToChronoTime(give_up));
+      absl::Status status = FromGrpc((stub.*method)(&context, request, response), context);
+      const auto retry_after = RetryAfter(status);
+      const bool busy = absl::IsResourceExhausted(status) && retry_after;
+      if (!busy || absl::Now() + *retry_after > give_up) return status;
+      absl::SleepFor(*retry_after);
+    }
   }
 
  private:

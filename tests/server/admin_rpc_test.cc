@@ -2,6 +2,8 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <limits>
 #include <thread>
 
@@ -198,6 +200,52 @@ TEST_F(AdminRpcTest, GetServerTellsWhatTheRegistryHolds) {
   EXPECT_THAT(server.device(), HasSubstr("cpu, 2 threads"));
   EXPECT_EQ(server.state(), "serving");
   EXPECT_EQ(server.memory_limit_bytes(), 1u << 30);
+}
+
+// The most that a spec may ask for: 64 layers with long names, and as many patterns and instructions as are taken.
+v1::RunSpec HostileSpec() {
+  v1::RunSpec spec = MakeSpec("hostile", {});
+  for (int layer = 0; layer < 64; ++layer) {
+    v1::TensorSpec* t = spec.add_tensors();
+    t->set_name(absl::StrCat(std::string(120, 'a'), ".", layer));
+    t->add_shape(64);
+    t->set_dtype("fp32");
+  }
+  for (int i = 0; i < 1024; ++i) {
+    v1::LayerThreshold* t = spec.mutable_spikes()->add_layers();
+    t->set_layer(absl::StrCat("a*(a|aa)*.*[0-9]"));
+    t->set_rms_threshold(3);
+  }
+  return spec;
+}
+
+// gRPC's threads belong to the streams. The bound of a step is far above what it takes.
+TEST_F(AdminRpcTest, StepsGoOnWhileHostilePlansAreMade) {
+  Trainer t = StartTrainer(SmallSpec());
+  v1::PlanRequest request;
+  *request.mutable_spec() = HostileSpec();
+  std::atomic<bool> over = false;
+  std::atomic<int> planned = 0;
+  std::vector<std::thread> hostile;
+  for (int i = 0; i < 6; ++i) {
+    hostile.emplace_back([&] {
+      while (!over) {
+        grpc::ClientContext context;
+        v1::PlanResponse response;
+        const grpc::Status status = admin_->Plan(&context, request, &response);
+        const bool told = context.GetServerTrailingMetadata().contains("ballast-retry-after-ms");
+        EXPECT_TRUE(status.ok() || (status.error_code() == grpc::RESOURCE_EXHAUSTED && told)) << status.error_message();
+        planned += status.ok() ? 1 : 0;
+      }
+    });
+  }
+  for (uint64_t step = 1; step <= 20 || planned < 6; ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    Step(&t, step);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << "step " << step;
+  }
+  over = true;
+  for (std::thread& thread : hostile) thread.join();
 }
 
 TEST_F(AdminRpcTest, HealthIsServedForBothNames) {

@@ -44,6 +44,22 @@ const std::vector<SpikesRefusal>& RefusalsOfSpikes() {
       {"LayerNotARegex",
        [](auto& s) { *s.mutable_spikes()->add_layers() = Threshold("layers.(", 3); },
        {"spikes.layers[0]", "'layers.('", "RE2"}},
+      {"LayersTooMany",
+       [](auto& s) {
+         for (int i = 0; i < 400000; ++i) *s.mutable_spikes()->add_layers() = Threshold("embed", 3);
+       },
+       {"spikes.layers has 400000 entries", "at most 1024"}},
+      {"LayerTooLong",
+       [](auto& s) { *s.mutable_spikes()->add_layers() = Threshold("embed" + std::string(252, '?'), 3); },
+       {"spikes.layers[0].layer has 257 bytes", "at most 256"}},
+      {"LayerTooLargeAProgram",
+       [](auto& s) { *s.mutable_spikes()->add_layers() = Threshold("embed(\\pL{9}){0,90}", 3); },
+       {"spikes.layers[0]", "too large"}},
+      {"LayersTooLargeProgramsTogether",
+       [](auto& s) {
+         for (int i = 0; i < 1024; ++i) *s.mutable_spikes()->add_layers() = Threshold("embed(abcde){0,50}", 3);
+       },
+       {"one too many", "at most 32768"}},
       {"LayerMatchesNothing",
        [](auto& s) { *s.mutable_spikes()->add_layers() = Threshold("layer", 3); },
        {"spikes.layers[0]", "'layer'", "embed, layers.0"}},
