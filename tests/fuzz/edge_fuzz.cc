@@ -108,17 +108,25 @@ void Check(const v1::MicroEnd& end) {
   Require(*ToBits(FromBits(made->absent), made->absent.size(), "absent") == made->absent, "bits do not survive");
 }
 
+void CheckLoaded(const LoadChunk& made, const v1::LoadStateRequest& sent) {
+  Require(made.tensor == sent.tensor() && made.tensor < Run().tensors.size(), "the tensor is not of the run");
+  Require(made.chunk == sent.chunk() && made.chunk < ChunkCount(Run(), Run().tensors[made.tensor]),
+          "the chunk is not of the tensor");
+  Require(made.data == sent.data(), "the payload is another");
+  Require(made.updates.has_value() == (sent.slot() == "updates"), "updates are in their slot alone");
+  if (made.updates) return;
+  Require(kernels::WireFormats()[static_cast<size_t>(made.format)].gradient, "weights cannot come in this format");
+  Require(made.data.size() == ElementsOf(made.tensor, made.chunk) * WireBytes(made.format), "the size is wrong");
+  Require(Crc32c(Bytes(made.data)) == sent.crc32c(), "the checksum is wrong");
+}
+
 void Check(v1::LoadStateRequest request) {
   const v1::LoadStateRequest sent = request;
-  const auto made = ToLoadChunk(&request, Run());
+  const auto made = ToLoadChunks(&request, Run());
   if (!made.ok()) return RequireSaid(made.status());
-  Require(made->tensor == sent.tensor() && made->tensor < Run().tensors.size(), "the tensor is not of the run");
-  Require(made->chunk == sent.chunk() && made->chunk < ChunkCount(Run(), Run().tensors[made->tensor]),
-          "the chunk is not of the tensor");
-  Require(kernels::WireFormats()[static_cast<size_t>(made->format)].gradient, "weights cannot come in this format");
-  Require(made->data == sent.data(), "the payload is another");
-  Require(made->data.size() == ElementsOf(made->tensor, made->chunk) * WireBytes(made->format), "the size is wrong");
-  Require(Crc32c(Bytes(made->data)) == sent.crc32c(), "the checksum is wrong");
+  if (sent.batch().empty()) return CheckLoaded(made->front(), sent);
+  Require(made->size() == static_cast<size_t>(sent.batch_size()), "a batch has another length");
+  for (size_t i = 0; i < made->size(); ++i) CheckLoaded((*made)[i], sent.batch(static_cast<int>(i)));
 }
 
 void Check(const v1::RunSpec& spec) {
