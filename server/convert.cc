@@ -214,6 +214,25 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   return out;
 }
 
+namespace {
+
+void FillHeld(const Run::AttachReply& reply, v1::AttachResponse* out) {
+  if (reply.whole_micros > 0) out->add_held()->set_whole_micros(reply.whole_micros);
+  if (std::find(reply.whole_tensors.begin(), reply.whole_tensors.end(), true) != reply.whole_tensors.end()) {
+    v1::ChunksHeld* h = out->add_held();
+    h->set_micro(reply.whole_micros);
+    h->set_whole_tensors(FromBits(reply.whole_tensors));
+  }
+  for (const Run::HeldChunks& held : reply.held) {
+    v1::ChunksHeld* h = out->add_held();
+    h->set_micro(held.micro);
+    h->set_tensor(held.tensor);
+    h->set_chunks(FromBits(held.chunks));
+  }
+}
+
+}  // namespace
+
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec) {
   v1::AttachResponse out;
   out.set_generation(reply.generation);
@@ -222,16 +241,11 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   out.set_credit_bytes(spec.credit_bytes);
   out.add_lanes("grpc");
   out.set_weights_loaded(reply.weights_loaded);
+  out.set_loaded_here(reply.loaded_here);
   for (const uint64_t digest : reply.digests) out.add_digests(digest);
   if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result, spec);
   out.set_step_open(reply.step_open);
-  out.set_micros_summed(reply.micros_summed);
-  for (const Run::HeldChunks& held : reply.held) {
-    v1::ChunksHeld* h = out.add_held();
-    h->set_micro(held.micro);
-    h->set_tensor(held.tensor);
-    h->set_chunks(FromBits(held.chunks));
-  }
+  FillHeld(reply, &out);
   if (reply.step_open) out.set_tensors_applied(FromBits(reply.applied));
   out.set_lease_s(spec.lease_s);
   out.set_credit_held(reply.credit_held);
@@ -242,5 +256,4 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   return out;
 }
 
-  out.set_loaded_here(reply.loaded_here);
 }  // namespace ballast

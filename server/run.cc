@@ -129,7 +129,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                         .coverage = request.coverage},
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
-  AttachReply reply = ReplyTo(outcome, request.knows_micros_summed);
+  AttachReply reply = ReplyTo(outcome, request.knows_whole);
   if (!request.want_digests || !weights_loaded_) return done(std::move(reply), 0);
   digests_->Start([reply = std::move(reply), done = std::move(done)](absl::StatusOr<Digests> digests) mutable {
     if (!digests.ok()) return done(digests.status(), 0);
@@ -138,7 +138,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
   });
 }
 
-Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_micros_summed) const {
+Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const {
   const StepMachine& machine = runner_->machine();
   AttachReply reply{.session = outcome.session,
                     .resumed = outcome.resumed,
@@ -152,16 +152,26 @@ Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool kno
                     .generation = machine.generation()};
   if (!reply.step_open) return reply;
   reply.applied = machine.TensorsApplied();
-  const Reduction& reduction = machine.reduction();
-  if (knows_micros_summed)
-    reply.micros_summed = std::min(reduction.micros_summed(), reduction.micros_begun(outcome.rank));
-  for (uint32_t micro = reply.micros_summed; micro < reduction.micros_begun(outcome.rank); ++micro) {
+  FillHeld(outcome.rank, knows_whole, &reply);
+  return reply;
+}
+
+// A micro-batch begins when all of the one before is in.
+void Run::FillHeld(uint32_t rank, bool knows_whole, AttachReply* reply) const {
+  const Reduction& reduction = runner_->machine().reduction();
+  const uint32_t begun = reduction.micros_begun(rank);
+  if (knows_whole && begun > 0) reply->whole_micros = begun - 1;
+  reply->whole_tensors.resize(spec_.tensors.size());
+  for (uint32_t micro = reply->whole_micros; micro < begun; ++micro) {
     for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
-      if (reduction.count(outcome.rank, micro, i) == 0) continue;
-      reply.held.push_back({.micro = micro, .tensor = i, .chunks = reduction.Delivered(outcome.rank, micro, i)});
+      const uint64_t count = reduction.count(rank, micro, i);
+      if (count > 0 && knows_whole && count == reduction.covered(rank, i)) {
+        reply->whole_tensors[i] = true;
+      } else if (count > 0) {
+        reply->held.push_back({.micro = micro, .tensor = i, .chunks = reduction.Delivered(rank, micro, i)});
+      }
     }
   }
-  return reply;
 }
 
 void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened) {

@@ -43,7 +43,7 @@ class Run {
     uint32_t rank = 0, world = 1;
     bool takeover = false;
     bool want_digests = false;
-    bool knows_micros_summed = false;  // AttachResponse.micros_summed
+    bool knows_whole = false;  // HeldChunks may be of micro-batches and tensors as a whole
     std::string peer;
     Coverage coverage = {};
   };
@@ -57,14 +57,15 @@ class Run {
     bool resumed = false;
     uint64_t resume_step = 0;
     bool weights_loaded = false;
-    std::vector<uint64_t> digests = {};
     bool loaded_here = false;  // by this very session
+    std::vector<uint64_t> digests = {};
     std::optional<ClosedStep> last_result = {};
-    bool step_open = false;             // and of the open step, when resumed:
-    uint32_t micros_summed = 0;         // of which `held` says nothing
-    std::vector<HeldChunks> held = {};  // where there are any
-    std::vector<bool> applied = {};     // updated, by tensor
-    uint64_t credit_held = 0;           // bytes that wait to be summed
+    bool step_open = false;                // and of the open step, when resumed:
+    uint32_t whole_micros = 0;             // everything of those before is held
+    std::vector<bool> whole_tensors = {};  // and of the next one all that the rank contributes to these
+    std::vector<HeldChunks> held = {};     // besides, where there are any
+    std::vector<bool> applied = {};        // updated, by tensor
+    uint64_t credit_held = 0;              // bytes that wait to be summed
     std::optional<ClientState> client_state = {};
     uint64_t generation = 1;
   };
@@ -131,7 +132,8 @@ class Run {
   absl::Status Gone() const;
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
   absl::Status CheckLoad(SessionId session) const;
-  AttachReply ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_micros_summed) const;
+  AttachReply ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const;
+  void FillHeld(uint32_t rank, bool knows_whole, AttachReply* reply) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
   void SetWeightsLoaded(bool loaded);
   void Tick();
@@ -155,9 +157,9 @@ class Run {
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<DigestJob> digests_;
   std::shared_ptr<LoadJob> load_;
+  std::optional<SessionId> loaded_by_;  // of the weights that there are
   LoadCall load_call_;
   std::unique_ptr<Pulls> pulls_;
-  std::optional<SessionId> loaded_by_;  // of the weights that there are
   Strand strand_;  // last: nothing above is gone while its thread runs
 };
 

@@ -51,16 +51,15 @@ void OfferSharedMemory(const RpcEnvironment& environment, v1::AttachResponse* re
   response->set_shm_socket(*environment.shm_socket);
 }
 
+bool Knows(const v1::AttachRequest& request, const char* feature) {
+  return std::find(request.features().begin(), request.features().end(), feature) != request.features().end();
+}
+
 absl::Status CheckProtocol(const v1::AttachRequest& request) {
   if (request.protocol_min() <= kProtocolMax && request.protocol_max() >= kProtocolMin) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the client speaks protocols ", request.protocol_min(), " to ", request.protocol_max(), ", this daemon ",
       kProtocolMin, " to ", kProtocolMax, "; install a client and a daemon of neighbouring versions"));
-}
-
-bool KnowsMicrosSummed(const v1::AttachRequest& request) {
-  const auto& features = request.features();
-  return std::find(features.begin(), features.end(), "micros_summed") != features.end();
 }
 
 }  // namespace
@@ -117,7 +116,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                           .world = request->world(),
                           .takeover = request->takeover(),
                           .want_digests = request->want_digests(),
-                          .knows_micros_summed = KnowsMicrosSummed(*request),
+                          .knows_whole = Knows(*request, "held_whole"),
                           .peer = context->peer()};
   auto run = CheckAttach(*request, &made);
   if (!run.ok()) {

@@ -87,7 +87,7 @@ class Client::Impl {
   std::string run_id;                  // likewise
   std::string found_run;
   absl::Time found_since;
-  bool takes_load_batches = false;     // likewise; of the daemon
+  bool takes_load_batches = false;  // likewise; of the daemon
 };
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -1,5 +1,5 @@
-// Writes the messages of one LoadState call, small ones together to a daemon that takes them so (LoadStateRequest.batch).
-// One thread.
+// Writes the messages of one LoadState call, small ones together to a daemon that takes them so
+// (LoadStateRequest.batch). One thread.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -234,13 +234,19 @@ absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
 absl::Status OpenStep::RequeueAllBut(const v1::AttachResponse& grant) {
   const std::vector<bool> applied = UnpackBits(grant.tensors_applied(), tensors_.size());
   std::map<std::pair<uint32_t, uint32_t>, std::vector<bool>> held;  // by micro-batch and tensor
+  std::map<uint32_t, std::vector<bool>> whole;                      // tensors, by micro-batch
+  uint32_t whole_micros = 0;
   for (const v1::ChunksHeld& entry : grant.held()) {
-    if (entry.tensor() >= tensors_.size()) continue;
+    whole_micros = std::max(whole_micros, entry.whole_micros());
+    if (!entry.whole_tensors().empty()) whole[entry.micro()] = UnpackBits(entry.whole_tensors(), tensors_.size());
+    if (entry.chunks().empty() || entry.tensor() >= tensors_.size()) continue;
     held[{entry.micro(), entry.tensor()}] = UnpackBits(entry.chunks(), tensors_[entry.tensor()].chunks);
   }
   const auto lost = outbox_.Requeue([&](const ChunkRef& id) {
+    if (applied[id.tensor] || id.micro < whole_micros) return true;
+    if (const auto found = whole.find(id.micro); found != whole.end() && found->second[id.tensor]) return true;
     const auto found = held.find({id.micro, id.tensor});
-    return id.micro < grant.micros_summed() || applied[id.tensor] || (found != held.end() && found->second[id.chunk]);
+    return found != held.end() && found->second[id.chunk];
   });
   if (!lost) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("chunk ", lost->chunk, " of ", tensors_.Name(lost->tensor), " in step ",

@@ -17,10 +17,10 @@ v1::AttachRequest Request(const AttachOptions& options) {
   v1::AttachRequest request;
   request.set_run_id(options.run_id);
   request.set_rank(options.rank);
-  request.add_features("micros_summed");
   request.set_world(options.world);
   request.set_protocol_min(kProtocol);
   request.set_protocol_max(kProtocol);
+  request.add_features("held_whole");
   request.set_client_version("ballast-cpp/" BALLAST_CLIENT_VERSION);
   return request;
 }
@@ -55,8 +55,8 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
                                                  grpc::ClientContext* context) {
   v1::AttachRequest request = Request(options);
   request.set_session_token(token);
-  v1::AttachResponse response;
   request.set_want_digests(want_digests);
+  v1::AttachResponse response;
   if (auto s = FromGrpc(connection.trainer().Attach(context, request, &response), *context); !s.ok()) return s;
   return response;
 }

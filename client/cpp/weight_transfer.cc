@@ -117,9 +117,8 @@ absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& str
   v1::LoadStateResponse response;
   const auto call = connection.trainer().LoadState(&context, &response);
   LoadWriter writer(call.get(), stream.token(), takes_batches);
-  const bool sent = std::all_of(views.begin(), views.end(), [&](const TensorView& view) {
-    return SendTensor(&writer, stream.tensors(), view);
-  });
+  const bool sent = std::all_of(views.begin(), views.end(),
+                                [&](const TensorView& view) { return SendTensor(&writer, stream.tensors(), view); });
   if (sent && writer.Flush()) call->WritesDone();
   *messages = writer.sent();
   if (auto s = FromGrpc(call->Finish(), context); !s.ok()) return s;

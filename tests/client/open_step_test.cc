@@ -134,23 +134,6 @@ TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
   EXPECT_EQ(open.weights_step(), 7u);
 }
 
-TEST_F(OpenStepTest, ResumeLeavesOutMicroBatchesThatAreSummed) {
-  v1::StepBegin begin;
-  begin.set_step(7);
-  step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/2, absl::UnixEpoch());
-  Push(0);
-  step_->EndMicro(std::nullopt);
-  Push(1);
-  Drain(&credit_);
-  v1::AttachResponse grant;
-  grant.set_resume_step(7);
-  grant.set_step_open(true);
-  grant.set_micros_summed(1);
-  v1::Open open;
-  ASSERT_TRUE(step_->Resume(grant, &open).ok());
-  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "micro_end", "micro_begin", "1.0"));
-}
-
 TEST_F(OpenStepTest, WhatIsAcknowledgedIsFreedInTheOrderSent) {
   Push(0);
   Push(1);
@@ -278,6 +261,31 @@ TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldOfEach) {
   grant.set_step_open(true);
   v1::ChunksHeld* held = grant.add_held();
   held->set_chunks(PackBits({true, true, true}));
+  held = grant.add_held();
+  held->set_micro(1);
+  held->set_chunks(PackBits({false, true, false}));
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "micro_end", "micro_begin", "0.0", "0.2",
+                                           "micro_end", "step_end"));
+}
+
+TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldAsAWhole) {
+  Push(0);
+  Push(3);
+  step_->EndMicro(std::nullopt);
+  Push(0);
+  Push(1);
+  Push(3);
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(7);
+  grant.set_step_open(true);
+  grant.add_held()->set_whole_micros(1);
+  v1::ChunksHeld* held = grant.add_held();
+  held->set_micro(1);
+  held->set_whole_tensors(PackBits({false, true, false, true}));
   held = grant.add_held();
   held->set_micro(1);
   held->set_chunks(PackBits({false, true, false}));

@@ -92,6 +92,46 @@ TEST_F(ResumeRpcTest, GradientsAreAcknowledgedByTheirCountOnTheStream) {
   }
 }
 
+// Else it grows with tensors x micro-batches, beyond what a message holds.
+TEST_F(ResumeRpcTest, WhatIsHeldIsToldAsAWholeToWhomeverKnowsThat) {
+  constexpr uint32_t kMicros = 40;
+  v1::RunSpec spec = SmallSpec();
+  spec.set_accumulation(kMicros + 1);
+  Trainer t = StartTrainer(spec);
+  t.wire->Begin(1);
+  uint64_t credit = 0, sent = 0;
+  for (uint32_t micro = 0; micro <= kMicros; ++micro) {
+    t.wire->BeginMicro(micro, micro == kMicros);
+    for (uint32_t i = 0; i < 3; ++i) {
+      auto chunks = Chunks(t.spec, i, Gradient(t.spec, i, 1));
+      if (micro == kMicros && i == 0) chunks.resize(2);
+      for (v1::Gradient& chunk : chunks) {
+        chunk.set_micro(micro);
+        sent += chunk.data().size();
+        t.wire->Chunk(chunk);
+      }
+    }
+    if (micro < kMicros) t.wire->EndMicro(micro);
+    while (credit < sent) credit += t.wire->Read()->credit().bytes();
+  }
+  t.wire->Hang();
+
+  EXPECT_EQ(Resume("r1", t.token).held_size(), 3 * static_cast<int>(kMicros + 1));
+  v1::AttachRequest request;
+  request.set_run_id("r1");
+  request.set_session_token(t.token);
+  request.add_features("held_whole");
+  v1::AttachResponse knowing;
+  ASSERT_TRUE(Attach(request, &knowing).ok());
+  ASSERT_EQ(knowing.held_size(), 3);
+  EXPECT_EQ(knowing.held(0).whole_micros(), kMicros);
+  EXPECT_EQ(knowing.held(1).micro(), kMicros);
+  EXPECT_EQ(knowing.held(1).whole_tensors(), std::string(1, 0b110));
+  EXPECT_EQ(knowing.held(2).micro(), kMicros);
+  EXPECT_EQ(knowing.held(2).tensor(), 0u);
+  EXPECT_EQ(knowing.held(2).chunks(), std::string(1, 0b11));
+}
+
 TEST_F(ResumeRpcTest, WeightsAndResultComeAgainAfterTheStepClosed) {
   Trainer t = StartTrainer(SmallSpec());
   Step(&t, 1);
