@@ -15,9 +15,10 @@ from ballast.errors import Rejected, Unavailable
 from ballast.moments import Moments
 from ballast.place import Place
 
-# How long rank 0 may take from creating the run to its first gradient, and how often the others look.
+# How long rank 0 may take from creating the run to its first gradient; the pauses between two looks of the others, which
+# double.
 _UPLOAD_WAIT_S = 300.0
-_UPLOAD_POLL_S = 0.05
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # Of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
 _STORED_ERROR = 0.1
 
@@ -131,6 +132,7 @@ class Weights:
     def _await_upload(self) -> None:
         """Until rank 0 has uploaded."""
         deadline = time.monotonic() + _UPLOAD_WAIT_S
+        pause_s = _SHORTEST_PAUSE_S
         while not self._loaded:
             if time.monotonic() > deadline:
                 raise Unavailable(
@@ -138,8 +140,18 @@ class Weights:
                     "so at its first gradient. Start it, or look at what it waits for",
                     "DEADLINE_EXCEEDED",
                 )
-            self._loaded = self._client.get_run(self._place.run)["status"]["weights_loaded"]
-            time.sleep(_UPLOAD_POLL_S)
+            self._loaded = self._loaded_there()
+            if not self._loaded:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _loaded_there(self) -> bool:
+        """As the list of runs says, which has no specs: they may take megabytes."""
+        for status in self._client.list_runs()["runs"]:
+            if status["run_id"] == self._place.run:
+                return bool(status["weights_loaded"])
+        self._client.get_run(self._place.run)  # says why there is none
+        return False
 
     def _compare(self) -> None:
         self.require()
