@@ -15,6 +15,7 @@ from pathlib import Path
 REPORTS = {
     "ctest": "ctest-dev.xml",
     "ctest asan": "ctest-asan.xml",
+    "gpu build": "gpu-build.xml",
     "tidy": "pytest-tidy.xml",
     "pytest": "pytest-python.xml",
     "end to end": "pytest-e2e.xml",

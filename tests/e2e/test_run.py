@@ -72,6 +72,16 @@ def test_once_is_as_without(tree):
     assert (tree / "build" / "test-logs" / "ctest-dev.xml").exists()
 
 
+@pytest.mark.parametrize(
+    ("code", "closing"), [(0, "1 passed, 0 failed, 0 skipped"), (1, "0 passed, 1 failed, 0 skipped")]
+)
+def test_the_gpu_build_is_one_test(tree, code, closing):
+    write_program(tree / "bin" / "nvcc", "#!/bin/sh\n")
+    write_program(tree / "tests" / "gpu_check.sh", f"#!/bin/sh\nexit {code}\n")
+    ended, said, _ = run(tree, "--only", "gpu")
+    assert (ended, said.splitlines()[-1]) == (code, closing), said
+
+
 def test_the_load_is_beside_the_tests_and_ends_with_them(tree):
     code, said, left = run(tree, "--only", "ctest", "--load")
     assert code == 0, said
