@@ -35,11 +35,12 @@ __device__ void ForTiles(const DeviceUpdate* batch, int count, uint64_t tiles, A
   __shared__ const DeviceUpdate* current[kWarpsPerGroup];  // whose they are: not a register's worth
   const uint32_t mine = threadIdx.x / kWarpThreads;
   WarpTile<WarpLane, typename T::Rule, typename T::Master, typename T::State> work(updates[mine], rows[mine]);
-  current[mine] = nullptr;
+  if (WarpLane::Thread() == 0) current[mine] = nullptr;
+  __syncwarp();
   ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceUpdate& item, uint64_t tile) {
     if (current[mine] != &item) {
       __syncwarp();  // all have looked
-      current[mine] = &item;
+      if (WarpLane::Thread() == 0) current[mine] = &item;
       CopyUpdate(item.update, &updates[mine]);
     }
     act(work, item, tile);
