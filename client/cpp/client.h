@@ -51,6 +51,9 @@ struct ClientOptions {
   // Gets the few lines that a person should see (connection lost, resumed, waiting for a lease), without a newline,
   // from any thread of the client. Empty: stderr.
   std::function<void(const std::string& line)> log = {};
+  // Asked about ten times a second by calls that wait to try again, on the thread that made the call: true ends them
+  // with what they waited about. Empty: never.
+  std::function<bool()> interrupted = {};
 };
 
 // What carries the step stream: kAuto is shared memory with a daemon on this host, else gRPC. kShm: an error where the

@@ -41,6 +41,9 @@ class Connection {
   v1::TrainerService::Stub& trainer() { return *trainer_; }
   v1::AdminService::Stub& admin() { return *admin_; }
   void Log(const std::string& line) const;
+  // As of ClientOptions.
+  bool Interrupted() const { return options_.interrupted && options_.interrupted(); }
+  static constexpr absl::Duration kInterruptGlance = absl::Milliseconds(100);
 
   // `status` of FromGrpc, with the server's name in front where the failure is one of reaching it.
   absl::Status Explain(const absl::Status& status) const;

@@ -51,8 +51,7 @@ bool Retry::WaitForConnection(const absl::Status& failure) {
                                     absl::ToDoubleSeconds(allowed_)));
   }
   ever_lost_ = true;
-  absl::SleepFor(std::min(Backoff(attempts_++), left));
-  return true;
+  return Sleep(std::min(Backoff(attempts_++), left));
 }
 
 bool Retry::WaitAsTold(const absl::Status& failure, absl::Duration stated) {
@@ -63,7 +62,15 @@ bool Retry::WaitAsTold(const absl::Status& failure, absl::Duration stated) {
     connection_.Log(
         absl::StrFormat("%s: waiting %.3g s (%s)", what_, absl::ToDoubleSeconds(stated), failure.message()));
   }
-  absl::SleepFor(stated);
+  return Sleep(stated);
+}
+
+bool Retry::Sleep(absl::Duration duration) const {
+  const absl::Time until = absl::Now() + duration;
+  for (absl::Duration left = duration; left > absl::ZeroDuration(); left = until - absl::Now()) {
+    if (connection_.Interrupted()) return false;
+    absl::SleepFor(std::min(left, Connection::kInterruptGlance));
+  }
   return true;
 }
 

@@ -29,8 +29,8 @@ class Retry {
   // reconnect_timeout_s more once an answer was lost, since then it may be the caller's own.
   Retry(const Connection& connection, std::string what, absl::Duration lease = absl::ZeroDuration());
 
-  // `failure`: of FromGrpc, as it came. True after the wait; false at once where another attempt does not help or would
-  // be too late.
+  // `failure`: of FromGrpc, as it came. True after the wait; false where the caller is interrupted, and at once where
+  // another attempt does not help or would be too late.
   bool Again(const absl::Status& failure);
   // What came since the last failure counts: the connection was there, and may be lost for as long again.
   void Progress();
@@ -39,6 +39,7 @@ class Retry {
 
  private:
   bool WaitForConnection(const absl::Status& failure);
+  bool Sleep(absl::Duration duration) const;
   bool WaitAsTold(const absl::Status& failure, absl::Duration stated);
 
   const Connection& connection_;

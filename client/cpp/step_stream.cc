@@ -256,13 +256,17 @@ absl::StatusOr<v1::AttachResponse> StepStream::AttachAgain(bool progress) {
     if (!status_.ok()) return status_;
     if (progress) Progress();
     attach_again_ = true;
+    attached_again_.reset();
   }
   Cancel();
-  absl::MutexLock lock(&mu_);
   const auto decided = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return attached_again_ || !status_.ok(); };
-  mu_.Await(absl::Condition(&decided));
-  if (!status_.ok()) return status_;
-  return *std::exchange(attached_again_, std::nullopt);
+  while (!connection_.Interrupted()) {
+    absl::MutexLock lock(&mu_);
+    if (!mu_.AwaitWithTimeout(absl::Condition(&decided), Connection::kInterruptGlance)) continue;
+    if (!status_.ok()) return status_;
+    return *std::exchange(attached_again_, std::nullopt);
+  }
+  return absl::CancelledError("interrupted while the daemon was away");
 }
 
 std::shared_ptr<OpenStep> StepStream::TakeStep() {

@@ -62,6 +62,7 @@ class StepStream {
   // Between steps: drops the stream, resumes the session, and returns the answer, with digests. An error: why the
   // client failed. What came before it counts as Progress where `progress`; without any, it ends like every lost
   // connection, after reconnect_timeout_s.
+  // CANCELLED: the caller was interrupted.
   absl::StatusOr<v1::AttachResponse> AttachAgain(bool progress);
 
   uint64_t step() const;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/checksum.h"
@@ -106,6 +108,25 @@ TEST(RecoveryTest, AnUploadToADaemonThatStaysAwayEnds) {
   const absl::Status loaded = trainer.client->LoadWeights({&view, 1}).status();
   EXPECT_EQ(loaded.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(loaded.message()), HasSubstr("lost the daemon at " + daemon.address()));
+}
+
+TEST(RecoveryTest, AnInterruptEndsTheWaitForADaemonThatIsAway) {
+  FakeDaemon daemon;
+  std::atomic<bool> interrupted = false;
+  const auto client = Client::Connect({.server = daemon.address(),
+                                       .reconnect_timeout_s = 600,
+                                       .log = [&](const std::string&) { interrupted = true; },
+                                       .interrupted = [&] { return interrupted.load(); }})
+                          .value();
+  ASSERT_TRUE(client->Attach({.run_id = "r"}).ok());
+  daemon.Shutdown();
+  const std::string a(40, 'a');
+  const TensorView view{.tensor = 0, .format = "fp32", .bytes = BytesOf(a)};
+  EXPECT_EQ(client->LoadWeights({&view, 1}).status().code(), absl::StatusCode::kCancelled);
+  interrupted = false;
+  Pulled pulled;
+  EXPECT_EQ(PullInto(*client, {}, &pulled).code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(interrupted);
 }
 
 TEST(RecoveryTest, AnUploadThatNeverComesFurtherEnds) {

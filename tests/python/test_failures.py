@@ -70,6 +70,18 @@ def test_ctrl_c_ends_the_wait_and_the_step_can_be_waited_for_again(run: str, pro
         assert trainer.end() == 0
 
 
+def test_ctrl_c_ends_an_upload_that_waits_for_the_daemon(run: str, program: Callable[..., object]) -> None:
+    with Daemon() as daemon:
+        trainer = program("uploads", daemon.server)
+        assert trainer.hear() == "attached"
+        daemon.kill()
+        trainer.go_on()
+        assert trainer.hear() == "uploads"
+        trainer.send(signal.SIGINT)
+        assert trainer.hear() == "interrupted"
+        assert trainer.end() == 0
+
+
 def test_a_trainer_killed_in_a_step_leaves_a_run_that_another_goes_on_with(
     run: str, daemon: Daemon, program: Callable[..., object]
 ) -> None:

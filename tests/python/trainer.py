@@ -117,6 +117,48 @@ def with_state(server: str, run: str) -> None:
         say(f"step {trainer.step()} {trainer.digest()}")
 
 
+def uploads(server: str, run: str) -> None:
+    """Is interrupted while it uploads its weights to a daemon that is away."""
+    layers = layered(seed=1)
+    optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run, reconnect_timeout=600)
+    optimizer.connect()
+    try:
+        say("attached")
+        hear()
+        say("uploads")
+        layers(torch.ones(2, 8)).sum().backward()
+        say("no interrupt")
+    except KeyboardInterrupt:
+        say("interrupted")
+
+
+def _rank(server: str, run: str, rank: int, lane: str) -> None:
+    layers = layered(seed=1)
+    optimizer = ballast.AdamW(
+        layers.named_parameters(), server=server, run=run, rank=rank, world=2, lane=lane, reconnect_timeout=30
+    )
+    try:
+        say("waits")
+        for step in range(1_000_000):
+            layers(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            if step == 2:
+                say("trains")
+        say("ended")
+    except ballast.BallastError as error:
+        say(f"{type(error).__name__} {error}")
+
+
+def rank_0(server: str, run: str) -> None:
+    """Trains, as rank 0 of two, until it hears of an error, and says which."""
+    _rank(server, run, 0, "grpc")
+
+
+def rank_1(server: str, run: str) -> None:
+    """Its peer, which shares memory with the daemon."""
+    _rank(server, run, 1, "shm")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -58,6 +58,26 @@ auto Unlocked(Call call) {
   return call();
 }
 
+// Of a thread that waits in UnlockedTransfer. Others may outlive the interpreter, and do not ask it.
+thread_local bool heeds_signals = false;
+
+// Whether a signal's handler raised: Ctrl-C.
+bool SignalRaised() {
+  if (!heeds_signals) return false;
+  nb::gil_scoped_acquire locked;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Unlocked, for calls that wait to try again: Ctrl-C ends the wait.
+template <typename Call>
+auto UnlockedTransfer(Call call) {
+  heeds_signals = true;
+  auto result = Unlocked(std::move(call));
+  heeds_signals = false;
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return OrThrow(std::move(result));
+}
+
 // The fields of v1::StepResult, "timing", and "tensors_received".
 nb::dict DescribeStep(const StepResult& result) {
   nb::dict timing;
@@ -156,8 +176,10 @@ class PyClient {
   using Groups = std::vector<std::map<std::string, double>>;
 
   static PyClient Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s) {
-    ClientOptions options{
-        .server = server, .connect_timeout_s = connect_timeout_s, .reconnect_timeout_s = reconnect_timeout_s};
+    ClientOptions options{.server = server,
+                          .connect_timeout_s = connect_timeout_s,
+                          .reconnect_timeout_s = reconnect_timeout_s,
+                          .interrupted = SignalRaised};
     auto client = Interruptible([options] { return Client::Connect(options); });
     return PyClient(OrThrow(std::move(client)));
   }
@@ -231,7 +253,7 @@ class PyClient {
     for (const auto& [tensor, count] : updates) {
       views.push_back({.tensor = tensor, .slot = "updates", .updates = count});
     }
-    return OrThrow(Unlocked([&] { return Get()->LoadWeights(views); }));
+    return UnlockedTransfer([&] { return Get()->LoadWeights(views); });
   }
 
   // Returns the step that the pulled weights are of, by tensor.
@@ -244,7 +266,7 @@ class PyClient {
       return landing.Write(tensor, offset, piece);
     };
     const std::vector<uint32_t> tensors = landing.tensors();
-    if (!tensors.empty()) OrThrow(Unlocked([&] { return Get()->Pull(run_id, tensors, sink); }));
+    if (!tensors.empty()) UnlockedTransfer([&] { return Get()->Pull(run_id, tensors, sink); });
     return steps;
   }
 
