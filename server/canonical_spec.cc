@@ -154,6 +154,9 @@ v1::RunSpec Canonical(const v1::RunSpec& spec) {
                                                            : v1::NONFINITE_POLICY_SKIP_TENSOR);
   }
   if (canonical.on_torn() == v1::TORN_POLICY_UNSPECIFIED) canonical.set_on_torn(v1::TORN_POLICY_CLOSE);
+  if (canonical.on_lost_rank() == v1::LOST_RANK_POLICY_UNSPECIFIED) {
+    canonical.set_on_lost_rank(v1::LOST_RANK_POLICY_WAIT);
+  }
   if (canonical.stats_every() == 0) canonical.set_stats_every(10);
   if (canonical.rewind().snapshots() == 0) {
     canonical.clear_rewind();

@@ -133,6 +133,7 @@ v1::StepResult FromClosedStep(const ClosedStep& closed, const RunSpec& spec) {
   result.set_reason(closed.reason);
   result.set_detail(closed.detail);
   for (const uint32_t tensor : closed.not_applied) result.add_tensors_not_applied(tensor);
+  for (const uint32_t rank : closed.left_out) result.add_ranks_left_out(rank);
   result.set_grad_norm(closed.grad_norm);
   result.set_clip_coefficient(closed.clip_coefficient);
   result.set_nonfinite_tensors(closed.nonfinite_tensors);

@@ -17,9 +17,10 @@ constexpr uint32_t kMostMicros = 1024;
 
 absl::Status CheckKnown(const v1::RunSpec& spec) {
   const bool known = v1::CommitMode_IsValid(spec.commit()) && v1::Reduction_IsValid(spec.reduction()) &&
-                     v1::NonfinitePolicy_IsValid(spec.nonfinite()) && v1::TornPolicy_IsValid(spec.on_torn());
+                     v1::NonfinitePolicy_IsValid(spec.nonfinite()) && v1::TornPolicy_IsValid(spec.on_torn()) &&
+                     v1::LostRankPolicy_IsValid(spec.on_lost_rank());
   if (known) return absl::OkStatus();
-  return InvalidArgumentError("commit, reduction, nonfinite or on_torn has a value this version lacks");
+  return InvalidArgumentError("commit, reduction, nonfinite, on_torn or on_lost_rank has a value this version lacks");
 }
 
 // Of what only a staged run can do.
@@ -128,6 +129,7 @@ absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made) {
   if (spec.accumulation() != 0) made->accumulation = spec.accumulation();
   if (spec.rank_timeout_s() != 0) made->rank_timeout_s = spec.rank_timeout_s();
   made->step_timeout_s = spec.step_timeout_s();
+  made->leaves_out_lost = spec.on_lost_rank() == v1::LOST_RANK_POLICY_CONTINUE;
   if (spec.has_max_grad_norm()) made->max_grad_norm = spec.max_grad_norm();
   made->mean = spec.reduction() != v1::REDUCTION_SUM;
   made->staged = spec.commit() == v1::COMMIT_MODE_STAGED;

@@ -24,7 +24,8 @@ struct ClosedStep {
   std::string reason;  // a word
   std::string detail;  // for people
   std::vector<uint32_t> not_applied;
-  double grad_norm = 0;  // before clipping
+  std::vector<uint32_t> left_out = {};  // ranks
+  double grad_norm = 0;                 // before clipping
   double clip_coefficient = 1;
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;

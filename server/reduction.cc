@@ -80,13 +80,15 @@ void Reduction::Free(uint32_t tensor, Slab slab) {
   }
 }
 
-void Reduction::Begin(uint32_t ranks) {
-  ranks_.resize(ranks);
-  for (Rank& rank : ranks_) {
-    rank.begun = 0;
-    rank.last.reset();
+void Reduction::Begin(const std::vector<bool>& left_out) {
+  ranks_.resize(left_out.size());
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    ranks_[r].begun = 0;
+    ranks_[r].left_out = left_out[r];
+    ranks_[r].last.reset();
   }
-  if (covers_.size() != ranks) covers_.assign(ranks, {});
+  taking_part_ = static_cast<uint32_t>(std::count(left_out.begin(), left_out.end(), false));
+  if (covers_.size() != ranks_.size()) covers_.assign(ranks_.size(), {});
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].slab) Free(i, *tensors_[i].slab);
     tensors_[i] = {.slab = std::nullopt, .chunks_left = options_.chunks[i]};
@@ -135,7 +137,7 @@ void Reduction::CountAgain() {
 
 void Reduction::CountBegun() {
   begun_by_all_ = UINT32_MAX;
-  for (const Rank& rank : ranks_) begun_by_all_ = std::min(begun_by_all_, rank.begun);
+  for (const Rank& rank : ranks_) begun_by_all_ = rank.left_out ? begun_by_all_ : std::min(begun_by_all_, rank.begun);
   work_ += ranks();
 }
 
@@ -186,7 +188,7 @@ void Reduction::EndMicro(uint32_t rank, std::vector<bool> absent) {
 
 void Reduction::Settle(uint32_t micro, size_t flat) {
   ++work_;
-  if (++TallyOf(micro).settled[flat] == ranks() && summed_[flat] == micro) looks_.Insert(flat);
+  if (++TallyOf(micro).settled[flat] == taking_part_ && summed_[flat] == micro) looks_.Insert(flat);
 }
 
 bool Reduction::Forget(uint32_t rank) {
@@ -197,6 +199,22 @@ bool Reduction::Forget(uint32_t rank) {
   CountAgain();
   CountBegun();
   return true;
+}
+
+void Reduction::LeaveOut(uint32_t rank) {
+  ranks_[rank].left_out = true;
+  ranks_[rank].begun = 0;
+  --taking_part_;
+  CountAgain();
+  CountBegun();
+  for (size_t flat = 0; flat < summed_.size(); ++flat) {
+    if (TallyOf(0).settled[flat] == taking_part_) looks_.Insert(flat);
+  }
+}
+
+std::optional<uint32_t> Reduction::Last() const {
+  const auto takes_part = [](const Rank& rank) { return !rank.left_out; };
+  return std::find_if(ranks_.begin(), ranks_.end(), takes_part)->last;
 }
 
 void Reduction::Release(uint32_t tensor, Slab slab) {
@@ -233,10 +251,10 @@ bool Reduction::AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress
   Tensor& t = tensors_[tensor];
   const size_t flat = Flat(tensor, chunk);
   const uint32_t& summed = summed_[flat];
-  while (!t.complete && MayBegin(summed) && TallyOf(summed).settled[flat] == ranks()) {
+  while (!t.complete && MayBegin(summed) && TallyOf(summed).settled[flat] == taking_part_) {
     Sum sum{.id = {summed, tensor, chunk}};
     for (uint32_t rank = 0; rank < ranks(); ++rank) {
-      if (At(rank, summed).delivered[flat]) sum.ranks.push_back(rank);
+      if (!ranks_[rank].left_out && At(rank, summed).delivered[flat]) sum.ranks.push_back(rank);
     }
     work_ += ranks();
     if (!sum.ranks.empty()) {
@@ -248,7 +266,7 @@ bool Reduction::AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress
       progress->sums.push_back(std::move(sum));
     }
     any_summed_ = true;
-    const bool last = ranks_[0].last == summed;
+    const bool last = Last() == summed;
     PassOn(tensor, flat);
     if (!last) continue;
     if (--t.chunks_left > 0) return true;
@@ -278,98 +296,11 @@ void Reduction::Finish(uint32_t tensor, Progress* progress) {
   if (slab && !t.summed) Release(tensor, *slab);  // who had a gradient is gone, and its next process has none
   for (uint64_t c = 0; t.summed && c < options_.chunks[tensor]; ++c) {
     if (started_[Flat(tensor, c)]) continue;  // else those that cover it had listed the tensor absent
-    progress->sums.push_back({.id = {*ranks_[0].last, tensor, c}, .slab = *slab, .ranks = {}, .first = true});
+    progress->sums.push_back({.id = {*Last(), tensor, c}, .slab = *slab, .ranks = {}, .first = true});
   }
   work_ += options_.chunks[tensor];
   progress->complete.push_back({tensor, t.summed ? slab : std::nullopt});
 }
-
-// --- what is wanted ---
-
-void Reduction::File(uint32_t tensor, size_t flat) {
-  const Tensor& t = tensors_[tensor];
-  if (t.complete) return;
-  const uint32_t micro = summed_[flat], pool = options_.pool_of[tensor];
-  const bool ready = MayBegin(micro) && TallyOf(micro).delivered[flat];
-  Turn& turn = TurnOf(micro);
-  ++work_;
-  if (t.slab) {
-    turn.placed.Insert(flat);
-    if (ready) turn.placed_ready.Insert(flat);
-  } else if (ready && !whole_[pool]) {
-    small_ready_.Insert(flat);
-    fits_[pool].Set(tensor, options_.slab_bytes[tensor]);
-  } else if (ready && !taken_[tensor]) {
-    turn.unplaced_ready.Insert(flat);
-  }
-}
-
-void Reduction::Unfile(uint32_t tensor, size_t flat) {
-  Turn& turn = TurnOf(summed_[flat]);
-  for (IndexSet* set : {&turn.placed, &turn.placed_ready, &turn.unplaced_ready}) set->Erase(flat);
-  ++work_;
-  if (!small_ready_.Contains(flat)) return;
-  small_ready_.Erase(flat);
-  const auto next = small_ready_.Next(first_chunk_[tensor]);
-  if (next && *next < first_chunk_[tensor] + options_.chunks[tensor]) return;
-  fits_[options_.pool_of[tensor]].Set(tensor, FirstFit::kNone);
-}
-
-void Reduction::Refile(uint32_t tensor) {
-  for (uint64_t c = 0; c < options_.chunks[tensor]; ++c) {
-    Unfile(tensor, Flat(tensor, c));
-    File(tensor, Flat(tensor, c));
-  }
-}
-
-std::optional<ChunkId> Reduction::Wanted(uint32_t rank) {
-  ChooseWanted();
-  if (!wanted_ || ranks_[rank].begun <= wanted_->micro || Settled(rank, *wanted_)) return std::nullopt;
-  return wanted_;
-}
-
-// Every rank has begun the micro-batch: each will deliver the chunk or list it absent, whatever its credit.
-void Reduction::ChooseWanted() {
-  if (wanted_ && Due(*wanted_)) return;
-  wanted_ = First(&Turn::placed_ready);
-  if (!wanted_) {
-    const auto whole = First(&Turn::unplaced_ready), small = FirstOfSmallPools();
-    wanted_ = whole && small ? std::min(whole, small) : whole ? whole : small;
-  }
-  if (!wanted_) wanted_ = First(&Turn::placed);
-  if (wanted_ && !tensors_[wanted_->tensor].slab) Allocate(wanted_->tensor);
-}
-
-std::optional<ChunkId> Reduction::First(IndexSet Turn::*of) {
-  for (uint32_t micro = oldest_; MayBegin(micro) && micro < begun_by_all_; ++micro) {
-    ++work_;
-    const auto flat = (TurnOf(micro).*of).Next(0);
-    if (!flat) continue;
-    const uint32_t tensor = TensorOf(*flat);
-    return ChunkId{micro, tensor, *flat - first_chunk_[tensor]};
-  }
-  return std::nullopt;
-}
-
-std::optional<ChunkId> Reduction::FirstOfSmallPools() {
-  std::optional<ChunkId> first;
-  if (begun_by_all_ == 0) return first;
-  for (size_t p = 0; p < pools_.size(); ++p) {
-    if (whole_[p]) continue;
-    ++work_;
-    const auto tensor = fits_[p].First(pools_[p].largest_hole());
-    if (!tensor || (first && first->tensor < *tensor)) continue;
-    const size_t flat = *small_ready_.Next(first_chunk_[*tensor]);
-    first = ChunkId{0, static_cast<uint32_t>(*tensor), flat - first_chunk_[*tensor]};
-  }
-  return first;
-}
-
-bool Reduction::Due(ChunkId id) const {
-  return !tensors_[id.tensor].complete && summed_[Flat(id.tensor, id.chunk)] == id.micro;
-}
-
-// --- what is in ---
 
 uint64_t Reduction::count(uint32_t rank, uint32_t micro, uint32_t tensor) const {
   if (!kept(rank, micro)) return covered(rank, tensor);

@@ -77,11 +77,16 @@ class Reduction {
   };
   static uint64_t BytesAtMost(const Size& size);
 
-  // A new step of this many ranks: nothing is delivered. Slabs of what was not complete are free again. Another number
-  // of ranks than before: each covers everything.
-  void Begin(uint32_t ranks);
+  // A new step of these ranks, of which some may be left out: nothing is delivered. Slabs of what was not complete are
+  // free again. Another number of ranks than before: each covers everything.
+  void Begin(const std::vector<bool>& left_out);
+  void Begin(uint32_t ranks) { Begin(std::vector<bool>(ranks)); }
   // What the rank contributes to from now on. It has said nothing of this step.
   void Cover(uint32_t rank, ChunkSet contributes) { covers_[rank] = std::move(contributes); }
+  // The step is made without the rank, which has said nothing of it; nothing is summed, and another rank takes part.
+  // Until Begin, which is told of it again.
+  void LeaveOut(uint32_t rank);
+  bool left_out(uint32_t rank) const { return ranks_[rank].left_out; }
   // Whether a rank may begin the micro-batch now, or must wait until an earlier one is wholly summed.
   bool MayBegin(uint32_t micro) const { return micro < oldest_ + live_; }
   // The next micro-batch of the rank, which may begin. All ranks name the same one as the last: the caller sees to it.
@@ -132,6 +137,7 @@ class Reduction {
   };
   struct Rank {
     uint32_t begun = 0;
+    bool left_out = false;
     std::optional<uint32_t> last;
     std::vector<Micro> live;  // by micro-batch, modulo live_
   };
@@ -175,6 +181,7 @@ class Reduction {
   void Unfile(uint32_t tensor, size_t flat);
   void Refile(uint32_t tensor);  // all of its chunks
   void CountBegun();
+  std::optional<uint32_t> Last() const;  // as the ranks have said
   void ChooseWanted();
   std::optional<ChunkId> First(IndexSet Turn::*of);
   std::optional<ChunkId> FirstOfSmallPools();
@@ -201,6 +208,7 @@ class Reduction {
   std::vector<bool> started_;     // by flat chunk: its sum has a term
   uint32_t oldest_ = 0;           // micro-batch that is not wholly summed
   uint32_t begun_by_all_ = 0;     // micro-batches
+  uint32_t taking_part_ = 0;      // ranks
   std::vector<Tally> tallies_;    // by micro-batch, modulo live_; from oldest_ on
   std::vector<Turn> turns_;       // likewise, and one more
   IndexSet small_ready_;          // as unplaced_ready, of tensors in pools that are not whole: one micro-batch

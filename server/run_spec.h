@@ -69,7 +69,8 @@ struct RunSpec {
   bool rewinds_torn = false;  // a step that closes PARTIAL is undone
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
-  double step_timeout_s = 0;  // 0: none
+  double step_timeout_s = 0;     // 0: none
+  bool leaves_out_lost = false;  // steps go on without ranks that were away for too long
   // The daemon's limits when the run was created.
   uint64_t chunk_elements = 0;  // C of the wire: a multiple of the tile
   uint64_t credit_bytes = 0;

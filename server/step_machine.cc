@@ -88,8 +88,10 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
                                   kFinishS});
     return effects;
   }
-  rank = {.session = e.session, .gone_at_s = now_s};
+  const bool later = open_ && reduction_.left_out(e.rank);  // it takes part, and gets this step's result before
+  rank = {.session = e.session, .gone_at_s = now_s, .left_out = later, .lacking = later ? step_ : 0};
   reduction_.Cover(e.rank, e.coverage.contributes);
+  if (!open_ && reduction_.left_out(e.rank)) Reset();
   effects.push_back(effect::Attached{e.rank, e.session, /*resumed=*/false});
   return effects;
 }
@@ -223,7 +225,12 @@ StepEffects StepMachine::On(const event::Tick&, double now_s) {
     const Rank& rank = ranks_[r];
     // One that never came is awaited from when the step opened.
     const double since_s = rank.session ? rank.gone_at_s : std::max(rank.gone_at_s, opened_at_s_);
-    if (connected(r) || (!rank.session && InStep(r)) || now_s < since_s + patience_s) continue;
+    if (connected(r) || reduction_.left_out(r) || (!rank.session && InStep(r)) || now_s < since_s + patience_s)
+      continue;
+    if (MayLeaveOut(r)) {
+      LeaveOut(r, now_s, &effects);
+      continue;
+    }
     if (rank.session) {
       EndSession(r,
                  absl::AbortedError(absl::StrCat("the rank was away for longer than its lease and rank_timeout; step ",
@@ -237,11 +244,16 @@ StepEffects StepMachine::On(const event::Tick&, double now_s) {
 }
 
 std::string StepMachine::AwayDetail(uint32_t rank) const {
-  return absl::StrCat("rank ", rank,
-                      " was away for longer than its lease and rank_timeout; until a process attaches to ",
-                      "it again, each step waits ", options_.lease_s + options_.rank_timeout_s,
-                      " s for it and comes to nothing: start one, or stop the run; a run created with a smaller "
-                      "rank_timeout_s waits less");
+  if (ranks_[rank].left_out) {
+    return absl::StrCat("rank ", rank,
+                        " was away for longer than its lease and rank_timeout; the steps after this one ",
+                        "are made without it, until a process attaches to it again");
+  }
+  return absl::StrCat(
+      "rank ", rank, " was away for longer than its lease and rank_timeout; until a process attaches to ",
+      "it again, each step waits ", options_.lease_s + options_.rank_timeout_s,
+      " s for it and comes to nothing: start one, or stop the run; a run created with a smaller "
+      "rank_timeout_s waits less, and with on_lost_rank = LOST_RANK_POLICY_CONTINUE goes on without it");
 }
 
 void StepMachine::EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s,
@@ -263,8 +275,8 @@ void StepMachine::LeaveStep(uint32_t rank, const char* reason, StepEffects* effe
   if (judged_ || (reduction_.all_complete() && ranks_[rank].ended)) return;  // nothing of it is missing
   if (!reduction_.Forget(rank)) {
     const bool away = absl::string_view(reason) == kRankLost;
-    const std::string gone = world() > 1 ? absl::StrCat("rank ", rank, "'s process is gone") : "";
-    return CloseTorn(reason, away ? AwayDetail(rank) : gone, effects);
+    std::string detail = away ? AwayDetail(rank) : absl::StrCat("rank ", rank, "'s process is gone");
+    return CloseTorn(reason, world() > 1 ? std::move(detail) : "", effects);
   }
   ranks_[rank].begun = 0;
   const bool any_left = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.begun == step_; });

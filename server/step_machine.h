@@ -21,6 +21,11 @@
 //   - a step that waits for ranks for longer than step_timeout_s closes likewise, whether they are connected or not,
 //   and its
 //     detail says for whom it waited; their sessions go on;
+//   - with leaves_out_lost, a rank that was away for too long is left out: of the open step too, if nothing is summed,
+//   and of those
+//     after it, until a process attaches to it again. That one is given the open step's result, whatever it says of it,
+//     and takes part from the next step on. Some rank always takes part, and the others' coverage must leave no gap;
+//     when nobody is attached any more, all are awaited again;
 //   - what a rank still says of a step that closed without it is ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and what the
 //   device
@@ -57,6 +62,7 @@ struct StepMachineOptions {
   double lease_s = 10;
   double rank_timeout_s = 60;
   double step_timeout_s = 0;  // from a step's first StepBegin; 0: none
+  bool leaves_out_lost = false;
   uint64_t first_step = 1;
 };
 
@@ -162,6 +168,11 @@ struct Fence {
 // The step is open: its first StepBegin.
 struct Opened {
   uint64_t step = 0;
+  std::vector<uint32_t> left_out = {};  // it is made without these, ascending
+};
+// The open step goes on without the rank.
+struct LeftOut {
+  uint32_t rank = 0;
 };
 // The rank has begun the open step: weights of earlier steps not yet sent to it need not be.
 struct Begun {
@@ -220,9 +231,9 @@ struct Discard {
 };
 }  // namespace effect
 
-using StepEffect = std::variant<effect::Reject, effect::Attached, effect::Fence, effect::Opened, effect::Begun,
-                                effect::Hold, effect::Drop, effect::Sum, effect::Forget, effect::Update, effect::Judge,
-                                effect::Publish, effect::Close, effect::Result, effect::Discard>;
+using StepEffect = std::variant<effect::Reject, effect::Attached, effect::Fence, effect::Opened, effect::LeftOut,
+                                effect::Begun, effect::Hold, effect::Drop, effect::Sum, effect::Forget, effect::Update,
+                                effect::Judge, effect::Publish, effect::Close, effect::Result, effect::Discard>;
 using StepEffects = std::vector<StepEffect>;
 
 class StepMachine {
@@ -244,7 +255,7 @@ class StepMachine {
   // When the rank's stream was lost; meaningful when !connected().
   double disconnected_at_s(uint32_t rank) const { return ranks_[rank].gone_at_s; }
   // Whether the rank is in the open step: it has begun it.
-  bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_; }
+  bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_ && !reduction_.left_out(rank); }
   // Whether the rank has ended the step that it began last.
   bool Ended(uint32_t rank) const { return ranks_[rank].ended; }
   // Whether the event must be handed in later, after others: the rank is too far ahead of them.
@@ -269,6 +280,7 @@ class StepMachine {
     std::optional<SessionId> session;
     bool connected = false;
     double gone_at_s = 0;
+    bool left_out = false;                // of the next step; of the open one: reduction_.left_out
     uint64_t begun = 0;                   // the last step it began
     bool ended = false;                   // that step, by StepEnd
     bool said_end = false;                // the same on its present stream
@@ -322,6 +334,12 @@ class StepMachine {
   std::string Missing(uint32_t rank) const;
   std::string MissingOfMicro(uint32_t rank, uint32_t micro) const;
   std::string AwayDetail(uint32_t rank) const;
+  // Of the steps to come, and if it can be of the open one.
+  void LeaveOut(uint32_t rank, double now_s, StepEffects* effects);
+  bool MayLeaveOut(uint32_t rank) const;
+  // Those whose processes are back take part again; all, when nobody is attached.
+  void TakeBackIn();
+  std::vector<uint32_t> LeftOutRanks() const;
   bool AwaitsVerdict() const;
   bool Live(const Rank& rank, double now_s) const;
   // Of a rank that sends without MicroBegin. False: that closed the step.

@@ -35,6 +35,7 @@ void StepMachine::CloseOverdue(double now_s, StepEffects* effects) {
 
 std::string StepMachine::Missing(uint32_t rank) const {
   const std::string name = absl::StrCat("rank ", rank, connected(rank) ? "" : " (not connected)");
+  if (reduction_.left_out(rank)) return "";
   if (!InStep(rank)) return absl::StrCat(name, " has not begun it");
   if (ranks_[rank].ended) return "";
   const uint32_t begun = reduction_.micros_begun(rank);

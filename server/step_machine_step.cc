@@ -19,6 +19,11 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
     r.lacking = std::max(r.lacking, e.step);
     return {};
   }
+  if (open_ && e.step == step_ && reduction_.left_out(*rank)) {
+    r.begun = e.step;  // it will get the result
+    r.ended = r.said_end = false;
+    return {};
+  }
   if (e.step != step_) {
     return Refuse(absl::FailedPreconditionError(
         absl::StrCat("StepBegin of step ", e.step, ", but step ", step_, open_ ? " is open" : " is the next")));
@@ -34,7 +39,7 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
     opened_at_s_ = now_s;
     begin_content_ = e.content;
     begin_rank_ = *rank;
-    effects.push_back(effect::Opened{step_});
+    effects.push_back(effect::Opened{step_, LeftOutRanks()});
   }
   r.begun = step_;
   r.ended = r.said_end = false;
@@ -319,7 +324,10 @@ bool StepMachine::AwaitsVerdict() const {
 }
 
 bool StepMachine::AllEnded() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.begun == step_ && r.ended; });
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (!reduction_.left_out(r) && !(ranks_[r].begun == step_ && ranks_[r].ended)) return false;
+  }
+  return true;
 }
 
 void StepMachine::JudgeIfDue(StepEffects* effects) {
@@ -369,7 +377,10 @@ void StepMachine::Reset() {
     if (tensors_[i].slab) reduction_.Release(i, *tensors_[i].slab);
     tensors_[i] = {};
   }
-  reduction_.Begin(world());
+  TakeBackIn();
+  std::vector<bool> left_out;
+  for (const Rank& rank : ranks_) left_out.push_back(rank.left_out);
+  reduction_.Begin(left_out);
 }
 
 std::string StepMachine::Name(uint32_t tensor) const {

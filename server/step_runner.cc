@@ -17,6 +17,7 @@ StepMachineOptions MachineOptions(const RunSpec& spec, const Plan& plan) {
   options.lease_s = spec.lease_s;
   options.rank_timeout_s = spec.rank_timeout_s;
   options.step_timeout_s = spec.step_timeout_s;
+  options.leaves_out_lost = spec.leaves_out_lost;
   options.commit = spec.staged ? Commit::kStaged : Commit::kRelease;
   options.most_micros = options.reduction.micros = spec.accumulation;
   options.reduction.pool_of = plan.placement.shard_of;

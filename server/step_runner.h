@@ -144,6 +144,7 @@ class StepRunner {
   absl::Status Execute(StepEffects effects);
   void Do(const effect::Fence& e);
   void Do(const effect::Opened& e);
+  void Do(const effect::LeftOut& e);
   void Do(const effect::Begun& e);
   void Do(const effect::Hold& e);
   void Do(const effect::Drop& e);
@@ -198,6 +199,7 @@ class StepRunner {
   std::byte* SlabAt(uint32_t tensor, Slab slab) { return pools_[ShardOf(tensor)].data() + slab.offset; }
   uint32_t ShardOf(uint32_t tensor) const { return environment_.plan->placement.shard_of[tensor]; }
   std::optional<double> Loss() const;
+  uint32_t ranks_in_step() const { return machine_.world() - static_cast<uint32_t>(left_out_.size()); }
   StepReport ReportOf(const effect::Close& e) const;
   void Report(const effect::Close& e, const StepFindings& found);
   // Adds the step to the history.
@@ -242,6 +244,7 @@ class StepRunner {
 
   // The open step.
   std::vector<std::vector<double>> hyper_;
+  std::vector<uint32_t> left_out_;               // ranks, ascending
   std::vector<message::GroupValue> end_values_;  // that win over them once the step is judged
   double loss_scale_ = 1;
   float clip_ = 1;

@@ -1,4 +1,5 @@
 // What the step runner does for each of the step machine's effects.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -24,7 +25,12 @@ void StepRunner::Do(const effect::Fence& e) {
   ShowRanks();
 }
 
-void StepRunner::Do(const effect::Opened&) {
+void StepRunner::Do(const effect::LeftOut& e) {
+  left_out_.insert(std::upper_bound(left_out_.begin(), left_out_.end(), e.rank), e.rank);
+}
+
+void StepRunner::Do(const effect::Opened& e) {
+  left_out_ = e.left_out;
   hyper_ = std::move(begin_->hyper);
   loss_scale_ = begin_->loss_scale;
   end_values_.clear();
@@ -118,6 +124,7 @@ void StepRunner::Do(const effect::Close& e) {
                     .reason = e.reason,
                     .detail = e.outcome == Outcome::kApplied ? stopped_ : e.detail,
                     .not_applied = e.not_applied,
+                    .left_out = left_out_,
                     .clip_coefficient = clip_};
   statistics_.Complete(&closed);
   const StepFindings found = FindSpikes(&closed);

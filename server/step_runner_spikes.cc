@@ -105,7 +105,7 @@ void StepRunner::Remember(const StepReport& report, const StepFindings& found) {
 
 void StepRunner::CountWait(uint32_t rank) {
   const double now_s = MonotonicSeconds();
-  if (++clock_.ended == machine_.world() && machine_.world() > 1) {
+  if (++clock_.ended == ranks_in_step() && ranks_in_step() > 1) {
     clock_.wait_s = now_s - clock_.last_end_s;
     environment_.metrics->OnWaitCaused(rank, clock_.wait_s);
   }

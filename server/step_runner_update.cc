@@ -12,7 +12,7 @@ ParameterStore::UpdateValues StepRunner::ValuesOf(uint64_t step, uint32_t tensor
   const TensorSpec& t = spec.tensors[tensor];
   const bool full = step == 1 || step % spec.stats_every == 0;
   return {.step = step,
-          .gradient_divisor = loss_scale_ * (spec.mean ? machine_.world() : 1),
+          .gradient_divisor = loss_scale_ * (spec.mean ? ranks_in_step() : 1),
           .clip = clip_,
           .statistics = full ? kernels::StatisticsLevel::kFull : kernels::StatisticsLevel::kCore,
           .hyper = hyper_[t.group],

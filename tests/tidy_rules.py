@@ -117,8 +117,8 @@ def dependency_direction(sources: list[Source]) -> list[str]:
 # to sockets: it alone knows gRPC.
 PURE = set("coverage layers placement plan reduce_pool reduction run_spec status_macros step_verdict utf8".split())
 PURE |= {"step_machine", "step_machine_agreement", "step_machine_step", "running_window", "spikes", "spike_detector"}
-PURE |= {"accounts", "first_fit", "index_set", "payload", "saturating", "spike_policy", "spike_score", "spike_text"}
-PURE |= {"step_machine_overdue", "step_machine_rewind", "tensor_clip"}
+PURE |= set("accounts first_fit index_set payload reduction_wanted saturating spike_policy spike_score spike_text".split())
+PURE |= {"step_machine_lost", "step_machine_overdue", "step_machine_rewind", "tensor_clip"}
 EDGE = set("main server rpc ops_api ops_http trainer_service admin_service load_stream pull_stream".split())
 EDGE_PREFIXES = ("self_check", "shm_", "tcp_", "train_")
 # These turn wire messages into values, hold them, or read the list of RPCs or configuration keys: Protobuf, no gRPC.

@@ -22,6 +22,7 @@ AdamW = Callable[..., ballast.AdamW]
         ({"nonfinite": "ignore"}, "nonfinite='ignore': it must be one of 'skip_tensor'"),
         ({"on_torn": "retry"}, "on_torn='retry': it must be one of 'close', 'rewind'"),
         ({"on_torn": "rewind"}, "on_torn='rewind' goes back to a snapshot, but snapshots=0"),
+        ({"on_lost_rank": "ignore"}, "on_lost_rank='ignore': it must be one of 'wait', 'continue'"),
         ({"rank_timeout": 0}, "rank_timeout=0: it must be above 0 and at most 1e6 seconds"),
         ({"step_timeout": -1.0}, "step_timeout=-1.0: it must be None or above 0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0: it must be None or a finite number above 0"),

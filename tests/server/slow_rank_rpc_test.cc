@@ -144,6 +144,28 @@ TEST_F(SlowRankRpcTest, ARankThatNeverCameEndsTheStepForTheOthers) {
   ExpectApplied(1, 2, 3);
 }
 
+TEST_F(SlowRankRpcTest, TheStepsGoOnWithoutARankThatIsLostWhereTheRunSaysSo) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_rank_timeout_s(0.5);
+  spec.set_on_lost_rank(v1::LOST_RANK_POLICY_CONTINUE);
+  Start(spec, /*lease_s=*/0.5);
+  ranks_[1].wire->Begin(1);
+  ranks_[1].wire->Hang();
+  for (const uint64_t step : {1, 2}) {
+    SendStep(0, step);
+    const StepAnswer answer = ReadStep(ranks_[0].wire.get());
+    ASSERT_TRUE(answer.result);
+    EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_APPLIED);
+    EXPECT_THAT(answer.result->ranks_left_out(), ElementsAre(1));
+  }
+  ranks_[1].token = AttachFresh("r1", false, 1, 2).session_token();
+  Open(1);
+  SendStep(0, 3);
+  SendStep(1, 3);
+  ExpectApplied(0, 3, 3);
+  ExpectApplied(1, 3, 3);
+}
+
 TEST_F(SlowRankRpcTest, ARankThatSaysNothingEndsTheStepAndIsNamed) {
   v1::RunSpec spec = SmallSpec();
   spec.set_step_timeout_s(0.5);

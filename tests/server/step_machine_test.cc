@@ -4,11 +4,11 @@
 //   ----
 //   the effects, one a line, or nothing
 //
-// Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 micros=1 pool=CHUNKS staged | attach s= rank= of=
-// resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin s= step= content= |
-// micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end s=
-// content= | applied step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | offer rank= short
-// | at t=SECONDS (sets the clock; no block follows). A chunk takes 1 byte of the pool.
+// Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 micros=1 pool=CHUNKS staged leaves_out_lost | attach
+// s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin s= step=
+// content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end
+// s= content= | applied step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | offer rank=
+// short | at t=SECONDS (sets the clock; no block follows). A chunk takes 1 byte of the pool.
 #include "server/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -110,7 +110,8 @@ class Scenario {
                                .most_micros = static_cast<uint32_t>(c.number("micros", 1)),
                                .lease_s = static_cast<double>(c.number("lease", 10)),
                                .rank_timeout_s = static_cast<double>(c.number("timeout", 60)),
-                               .step_timeout_s = static_cast<double>(c.number("step_timeout"))};
+                               .step_timeout_s = static_cast<double>(c.number("step_timeout")),
+                               .leaves_out_lost = c.has("leaves_out_lost")};
     Reduction::Options& r = options.reduction;
     for (size_t i = 0; i < r.chunks.size(); ++i) options.tensor_names.push_back(absl::StrCat("w", i));
     r.slab_bytes = r.chunks;

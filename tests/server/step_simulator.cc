@@ -55,6 +55,7 @@ void Simulator::CheckStepTimeout() {
   const double timeout_s = shape_.machine.step_timeout_s;
   if (!machine.step_open() || timeout_s <= 0 || clock_s() < opened_s_ + timeout_s) return;
   for (uint32_t rank = 0; rank < machine.world(); ++rank) {
+    if (machine.reduction().left_out(rank)) continue;
     if (!machine.InStep(rank) || !machine.Ended(rank)) return Fail(absl::StrCat("still waits for rank ", rank));
   }
 }
@@ -285,6 +286,11 @@ void Simulator::Die(uint32_t rank, double away_s, bool takeover) {
 void Simulator::Carry(const effect::Fence& e) {
   const uint64_t epoch = std::exchange(places_[e.rank].open_epoch, 0);
   Down(e.rank, epoch, [this, rank = e.rank, epoch](SimulatedRank*) { End(rank, epoch); });
+}
+
+void Simulator::Carry(const effect::Opened& e) {
+  opened_s_ = clock_s();
+  if (!e.left_out.empty()) Count(Kind::kWithout);
 }
 
 // Who begins a step has all weights of those before.

@@ -61,6 +61,7 @@ void StepChecker::ResetStep() {
   for (Rank& rank : ranks_) {
     rank = {.session = rank.session,
             .connected = rank.connected,
+            .back = rank.session.has_value(),
             .lacking = std::move(rank.lacking),
             .told = std::move(rank.told)};
   }
@@ -206,7 +207,7 @@ void StepChecker::On(const effect::Attached& e) {
   Rank& rank = ranks_[e.rank];
   if (rank.session || rank.in_step) Fail("a rank was given away that is held");
   if (!rank.held.empty()) Fail("payloads of the rank's last process are held");
-  rank = {.session = e.session};
+  rank = {.session = e.session, .left_out = rank.left_out, .back = !open_ || !rank.left_out};
 }
 
 void StepChecker::On(const effect::Fence& e) {
@@ -224,11 +225,37 @@ void StepChecker::On(const effect::Fence& e) {
 void StepChecker::On(const effect::Opened& e) {
   if (open_ || e.step != step_) Fail(absl::StrCat("opened step ", e.step, ", but ", step_, " is due"));
   open_ = true;
+  for (const uint32_t r : e.left_out) {
+    if (!shape_.machine.leaves_out_lost) Fail("left out a rank of a run that waits for all");
+    if (ranks_[r].back && ranks_[r].session) Fail("left out a rank that is attached");
+    ranks_[r].left_out = true;
+  }
+}
+
+void StepChecker::On(const effect::LeftOut& e) {
+  Rank& rank = ranks_[e.rank];
+  if (!open_ || !shape_.machine.leaves_out_lost) Fail("left out a rank where none may be");
+  if (rank.session || rank.in_step) Fail("left out a rank that is there");
+  for (const Tensor& tensor : tensors_) {
+    for (const auto& sum : tensor.sums) {
+      if (!sum.empty()) Fail("left out a rank in the middle of a sum");
+    }
+  }
+  rank.left_out = true;
+}
+
+const StepChecker::Rank& StepChecker::FirstTakingPart() const {
+  return *std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.left_out; });
+}
+
+bool StepChecker::AllTakingPart(const std::function<bool(const Rank&)>& holds) const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.left_out || holds(rank); });
 }
 
 void StepChecker::On(const effect::Begun& e) {
   const auto* begin = std::get_if<event::StepBegin>(event_);
-  if (begin == nullptr || ranks_[e.rank].session != begin->session || begin->step != step_ || ranks_[e.rank].in_step) {
+  if (begin == nullptr || ranks_[e.rank].session != begin->session || begin->step != step_ || ranks_[e.rank].in_step ||
+      ranks_[e.rank].left_out) {
     Fail("a rank began that did not say so");
   }
   ranks_[e.rank].in_step = true;
@@ -257,16 +284,17 @@ void StepChecker::On(const effect::Result& e) {
 
 std::optional<std::vector<StepChecker::Term>> StepChecker::Canonical(uint32_t tensor, uint64_t chunk) const {
   std::vector<Term> terms;
-  const auto last = ranks_.front().last;
+  const auto last = FirstTakingPart().last;
   for (uint32_t m = 0; last && m <= *last; ++m) {
     if (!AllSettled({m, tensor, chunk})) return std::nullopt;
     for (uint32_t r = 0; r < ranks_.size(); ++r) {
+      if (ranks_[r].left_out) continue;
       const auto& delivered = ranks_[r].micros[m].delivered;
       if (const auto at = delivered.find({tensor, chunk}); at != delivered.end()) terms.push_back({m, r, at->second});
     }
   }
   const auto agrees = [&](const Rank& rank) { return rank.last == last; };
-  if (!last || !std::all_of(ranks_.begin(), ranks_.end(), agrees)) return std::nullopt;
+  if (!last || !AllTakingPart(agrees)) return std::nullopt;
   return terms;
 }
 
@@ -300,7 +328,7 @@ void StepChecker::On(const effect::Update& e) {
 void StepChecker::On(const effect::Judge& e) {
   if (!open_ || e.step != step_ || judged_ || shape_.machine.commit != Commit::kStaged) Fail("a judgement not due");
   judged_ = true;
-  if (!std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.ended; })) Fail("judged before the end");
+  if (!AllTakingPart([](const Rank& r) { return r.ended; })) Fail("judged before the end");
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (e.slabs[i].has_value() == AbsentEverywhere(i)) Fail("judged other tensors than those with a gradient");
   }
@@ -337,14 +365,15 @@ void StepChecker::CheckOutcome(const effect::Close& e) {
     Fail(absl::StrCat("closed ", OutcomeName(e.outcome), " with ", updated, " tensors updated, ", missing.size(),
                       " missing"));
   }
-  const auto same_end = [&](const Rank& r) { return !r.ended || r.end_content == ranks_[0].end_content; };
-  if (e.outcome == Outcome::kApplied && ranks_[0].ended && !std::all_of(ranks_.begin(), ranks_.end(), same_end)) {
+  const Rank& first = FirstTakingPart();
+  const auto same_end = [&](const Rank& r) { return !r.ended || r.end_content == first.end_content; };
+  if (e.outcome == Outcome::kApplied && first.ended && !AllTakingPart(same_end)) {
     Fail("applied although the ranks ended it with different values");
   }
   if (e.not_applied != missing) Fail("other tensors are named as not applied than were not");
   const bool torn = std::holds_alternative<event::Attach>(*event_) || std::holds_alternative<event::Tick>(*event_) ||
                     std::holds_alternative<event::Chunk>(*event_);
-  const bool all_ended = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.ended; });
+  const bool all_ended = AllTakingPart([](const Rank& r) { return r.ended; });
   if (e.outcome == Outcome::kApplied && !torn && (!all_ended || updating(step_))) Fail("applied before the end");
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <compare>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -67,6 +68,8 @@ class StepChecker {
     std::optional<SessionId> session;
     bool connected = false;
     bool in_step = false;
+    bool left_out = false;  // of the open step
+    bool back = true;       // attached when the last step closed, or since, with none open
     bool ended = false;
     std::string end_content;
     std::vector<Micro> micros;
@@ -110,6 +113,7 @@ class StepChecker {
   void On(const effect::Attached& e);
   void On(const effect::Fence& e);
   void On(const effect::Opened& e);
+  void On(const effect::LeftOut& e);
   void On(const effect::Begun& e);
   void On(const effect::Hold& e);
   void On(const effect::Drop& e);
@@ -131,6 +135,8 @@ class StepChecker {
   void Fail(std::string what);
   Rank* Speaker(SessionId session);  // in the step; null: nobody
   void BeginMicro(Rank* rank, bool last);
+  const Rank& FirstTakingPart() const;
+  bool AllTakingPart(const std::function<bool(const Rank&)>& holds) const;
   bool Settled(uint32_t rank, ChunkId id) const;
   bool AllSettled(ChunkId id) const;
   bool AbsentEverywhere(uint32_t tensor) const;

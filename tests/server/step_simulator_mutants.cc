@@ -84,6 +84,10 @@ void PublishEarly(StepEffects* effects) {
   effects->insert(effects->end(), more.begin(), more.end());
 }
 
+void HideWhoIsLeftOut(StepEffects* effects) {
+  ForEach<effect::Opened>(effects, [](effect::Opened* opened) { opened->left_out.clear(); });
+}
+
 void UpdateBeforeVerdict(StepEffects* effects) {
   StepEffects more;
   ForEach<effect::Judge>(effects, [&](effect::Judge* judge) {
@@ -243,6 +247,8 @@ std::vector<Mutant> Mutants() {
           Altering("ClosesPartialAsApplied", PartialAsApplied),
           Altering("PublishesBeforeApplied", PublishEarly),
           Altering("UpdatesBeforeTheVerdict", UpdateBeforeVerdict),
+          Altering("HidesWhoIsLeftOut", HideWhoIsLeftOut),
+          Altering("LeavesOutInSilence", Drop<effect::LeftOut>),
           Altering("LosesResults", Drop<effect::Result>),
           Altering("LosesWeights", Drop<effect::Publish>),
           Altering("KeepsWhatItForgot", Drop<effect::Forget>),

@@ -20,6 +20,7 @@ const char* KindName(Kind kind) {
                                     "verdict_abort", "verdict_apply",
                                     "slab_wait",     "slow_rank",
                                     "parked",        "overdue",
+                                    "left_out",      "without",
                                     "forgotten",     "discarded",
                                     "applied",       "skipped",
                                     "aborted",       "partial"};

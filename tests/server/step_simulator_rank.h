@@ -45,6 +45,8 @@ enum class Kind {
   kSlowRank,
   kParked,
   kOverdue,
+  kLeftOut,
+  kWithout,
   kForgotten,
   kDiscarded,
   kApplied,

@@ -83,7 +83,8 @@ class Simulator {
 
   // The daemon's side.
   void Carry(const effect::Fence& e);
-  void Carry(const effect::Opened&) { opened_s_ = clock_s(); }
+  void Carry(const effect::Opened& e);
+  void Carry(const effect::LeftOut&) { Count(Kind::kLeftOut); }
   void Carry(const effect::Begun& e);
   void Carry(const effect::Hold& e) { places_[e.rank].held[e.id] = shape_.ChunkBytes(e.id); }
   void Carry(const effect::Sum& e);

@@ -70,7 +70,10 @@ struct EffectText {
   std::string operator()(const effect::Fence& e) const {
     return absl::StrCat("fence s=", Id(e.session), Of(e.rank), " ", absl::StatusCodeToString(e.status.code()));
   }
-  std::string operator()(const effect::Opened& e) const { return absl::StrCat("opened step=", e.step); }
+  std::string operator()(const effect::Opened& e) const {
+    return absl::StrCat("opened step=", e.step, e.left_out.empty() ? "" : " without=", absl::StrJoin(e.left_out, ","));
+  }
+  std::string operator()(const effect::LeftOut& e) const { return absl::StrCat("left-out rank=", e.rank); }
   std::string operator()(const effect::Begun& e) const { return absl::StrCat("begun rank=", e.rank); }
   std::string operator()(const effect::Hold& e) const { return absl::StrCat("hold", Of(e.rank), " ", Describe(e.id)); }
   std::string operator()(const effect::Drop& e) const { return e.again ? "drop again" : "drop"; }

@@ -15,6 +15,7 @@ COMMITS = ("auto", "release", "staged")
 TENSOR_CLIPS = (None, "adagc")
 NONFINITE = ("skip_tensor", "skip_step", "stop")
 ON_TORN = ("close", "rewind")
+ON_LOST_RANK = ("wait", "continue")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class StepRules:
     on_torn: str = "close"
     rank_timeout: float = 60.0
     step_timeout: float | None = None
+    on_lost_rank: str = "wait"
 
     @property
     def staged(self) -> bool:
@@ -68,12 +70,14 @@ class StepRules:
             fields["rank_timeout_s"] = self.rank_timeout
         if self.step_timeout is not None:
             fields["step_timeout_s"] = self.step_timeout
+        if self.on_lost_rank != "wait":
+            fields["on_lost_rank"] = f"LOST_RANK_POLICY_{self.on_lost_rank.upper()}"
         return fields
 
 
 def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
     """From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots, on_torn,
-    rank_timeout and step_timeout. Rejected if one is wrong, or two contradict each other."""
+    rank_timeout, step_timeout and on_lost_rank. Rejected if one is wrong, or two contradict each other."""
     commit, nonfinite = _one_of(options, "commit", COMMITS), _one_of(options, "nonfinite", NONFINITE)
     norm, tensor_clip = _norm(options.get("max_grad_norm")), _one_of(options, "tensor_clip", TENSOR_CLIPS)
     on_torn, snapshots = _one_of(options, "on_torn", ON_TORN), _whole(options, "snapshots", 0, least=0)
@@ -109,6 +113,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
         snapshot_every=_whole(options, "snapshot_every", 50, least=1),
         on_torn=on_torn,
         rank_timeout=_seconds(options, "rank_timeout", 60.0),
+        on_lost_rank=_one_of(options, "on_lost_rank", ON_LOST_RANK),
         step_timeout=_seconds(options, "step_timeout", None),
         tensor_clip=tensor_clip,
         spikes=spikes,
@@ -136,7 +141,9 @@ def _seconds(options: Mapping[str, Any], name: str, default: float | None) -> An
         return given
     if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given <= 1e6:
         return float(given)
-    raise Rejected(f"{name}={given!r}: it must be {'None or ' if default is None else ''}above 0 and at most 1e6 seconds")
+    raise Rejected(
+        f"{name}={given!r}: it must be {'None or ' if default is None else ''}above 0 and at most 1e6 seconds"
+    )
 
 
 def _whole(options: Mapping[str, Any], name: str, default: int, least: int) -> int:

@@ -85,6 +85,9 @@ class RunOptions(TypedDict, total=False):
         and moments, and of every how many steps; the run can be rewound to them. See Optimizer.rewind.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
+    on_lost_rank: what becomes of a trainer that is lost for longer than rank_timeout. "wait": each step waits for it as long
+        again, and comes to nothing; "continue": steps go on without it, as the mean over the others, which
+        last_result.ranks_left_out tells, until a process takes its rank; that one takes part from the next step on.
     rank_timeout: for how many seconds, after the daemon's lease, a step waits for a trainer that was lost; then it closes
         PARTIAL or ABORTED, and so does each later one until a process takes that rank.
     step_timeout: for how many seconds a step, from its first backward() anywhere, waits for trainers, also those that are
@@ -129,6 +132,7 @@ class RunOptions(TypedDict, total=False):
     snapshots: int
     snapshot_every: int
     on_torn: Literal["close", "rewind"]
+    on_lost_rank: Literal["wait", "continue"]
     rank_timeout: float
     step_timeout: float | None
     overlap_forward: bool

@@ -36,6 +36,7 @@ class StepResult:
     not_applied: names of the tensors that had a gradient, or were still awaited, and were not updated.
     nonfinite_tensors: how many tensors had a NaN or an infinity in their gradient.
     rejected_blocks: how many blocks of 32 elements kept their old contents for that.
+    ranks_left_out: trainers that the step was made without: on_lost_rank="continue".
     spikes: loss spikes, and what tells of them, that were found at this step; `warnings` has them as sentences.
     durable_step: the highest step that survives a crash of the daemon; 0 without checkpoints.
     timing: None for the result of a step of an earlier trainer.
@@ -48,6 +49,7 @@ class StepResult:
     grad_norm: float
     clip_coefficient: float
     not_applied: tuple[str, ...]
+    ranks_left_out: tuple[int, ...]
     nonfinite_tensors: int
     rejected_blocks: int
     warnings: tuple[str, ...]
@@ -73,6 +75,7 @@ class StepResult:
         """From the wire's fields; `names` are the run's tensors by index."""
         own = {key: fields[key] for key in cls.__dataclass_fields__ if key in fields}
         own["not_applied"] = tuple(names[tensor] for tensor in fields["tensors_not_applied"])
+        own["ranks_left_out"] = tuple(fields["ranks_left_out"])
         own["warnings"] = tuple(fields["warnings"])
         own["spikes"] = tuple(SpikeEvent.from_fields(event) for event in fields["spikes"])
         own["timing"] = StepTiming(**fields["timing"]) if "timing" in fields else None
