@@ -193,7 +193,7 @@ absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const Tenso
 }
 
 absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> tensors, const PieceSink& sink,
-                          uint64_t snapshot) {
+                          uint64_t snapshot, absl::Span<const uint64_t> digests) {
   std::optional<TensorTable> table;  // once it is needed
   std::vector<std::byte> decoded;
   const auto decode = [&](const ServedPiece& piece) -> absl::Status {
@@ -212,15 +212,17 @@ absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> 
     if (auto s = Decode(piece, tensor, decoded.data()); !s.ok()) return s;
     return sink(piece.tensor, piece.first * tensor.landing_element_bytes(), decoded, piece.step);
   };
-  return PullServed(run_id, tensors, decode, snapshot);
+  return PullServed(run_id, tensors, decode, snapshot, digests);
 }
 
 absl::Status Client::PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
-                                const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot) {
+                                const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
+                                absl::Span<const uint64_t> digests) {
   v1::PullRequest request;
   request.set_run_id(run_id);
   request.mutable_tensors()->Add(tensors.begin(), tensors.end());
   request.set_step(snapshot);
+  request.mutable_digests()->Add(digests.begin(), digests.end());
   return impl_->Explain(PullWeights(*impl_->connection, request, sink), run_id);
 }
 

@@ -170,14 +170,16 @@ class Client {
   // Weights of the named tensors (empty = all) into `sink`, called from this thread with consecutive pieces of whole
   // chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0. `snapshot`: of which step, one of
   // RunStatus.snapshot_steps; 0: the latest. FAILED_PRECONDITION when that is not, or no longer, kept. Weights that are
-  // served in int8 or fp8 are decoded to the tensor's dtype.
+  // served in int8 or fp8 are decoded to the tensor's dtype. `digests`, unless empty: what the caller has of each of
+  // `tensors`, as Attachment::digests; those that the daemon has with the same digest are left out.
   absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
                     const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
                                                      absl::Span<const std::byte> piece, uint64_t step)>& sink,
-                    uint64_t snapshot = 0);
+                    uint64_t snapshot = 0, absl::Span<const uint64_t> digests = {});
   // The same as the daemon serves them, undecoded.
   absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
-                          const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0);
+                          const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
+                          absl::Span<const uint64_t> digests = {});
 
   // Where weights of `tensor` are written when they return: in the serving format where that is fp32, bf16 or fp16,
   // else decoded to the tensor's dtype. nullptr: dropped. Written by the client's reader thread between the tensor's

@@ -65,15 +65,19 @@ class Arrivals {
     tensor.whole = weights.last();
     return first;
   }
-  // Those that are not whole, of these; a tensor that came in part begins anew.
-  std::vector<uint32_t> Missing(absl::Span<const uint32_t> wanted) const {
+  // Those that are not whole, of these; a tensor that came in part begins anew. `or_none`: without those of which
+  // nothing came.
+  std::vector<uint32_t> Missing(absl::Span<const uint32_t> wanted, bool or_none) const {
     std::vector<uint32_t> missing;
-    std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(missing), [&](uint32_t t) { return !whole(t); });
+    std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(missing),
+                 [&](uint32_t tensor) { return !whole(tensor, or_none); });
     return missing;
   }
-  bool whole(uint32_t tensor) const {
+  // `or_none`: also where nothing of it came.
+  bool whole(uint32_t tensor, bool or_none) const {
     const auto found = tensors_.find(tensor);
-    return found != tensors_.end() && found->second.whole;
+    if (found == tensors_.end()) return or_none;
+    return found->second.whole;
   }
   size_t whole() const {
     return static_cast<size_t>(
@@ -151,6 +155,20 @@ absl::StatusOr<std::vector<uint32_t>> NumbersOf(Connection& connection, const st
   return numbers;
 }
 
+// The same of the tensors that are missing, in the order of `wanted`, which are all of the request's.
+v1::PullRequest Rest(const v1::PullRequest& request, absl::Span<const uint32_t> wanted,
+                     absl::Span<const uint32_t> missing) {
+  v1::PullRequest rest = request;
+  rest.mutable_tensors()->Assign(missing.begin(), missing.end());
+  rest.clear_digests();
+  for (size_t i = 0, next = 0; i < wanted.size() && request.digests_size() > 0; ++i) {
+    if (next == missing.size() || wanted[i] != missing[next]) continue;
+    rest.add_digests(request.digests(static_cast<int>(i)));
+    ++next;
+  }
+  return rest;
+}
+
 }  // namespace
 
 absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out) {
@@ -195,11 +213,12 @@ absl::Status PullWeights(Connection& connection, const v1::PullRequest& request,
     if (wanted.empty()) {
       if (auto all = NumbersOf(connection, request.run_id()); all.ok()) wanted = *std::move(all);
     }
-    const std::vector<uint32_t> missing = arrivals.Missing(wanted);
+    const std::vector<uint32_t> missing = arrivals.Missing(wanted, /*or_none=*/false);
     if (missing.empty() && !wanted.empty()) break;
-    rest.mutable_tensors()->Assign(missing.begin(), missing.end());
+    rest = Rest(request, wanted, missing);
   }
-  if (const auto missing = arrivals.Missing(wanted); !missing.empty()) {
+  // Of what is compared, nothing comes where it is the same.
+  if (const auto missing = arrivals.Missing(wanted, request.digests_size() > 0); !missing.empty()) {
     return absl::InternalError(absl::StrCat("pull of tensor ", missing[0], ": the daemon ended it unfinished"));
   }
   return absl::OkStatus();

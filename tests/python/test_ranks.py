@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ballast
+from ballast.binding import Binding
+from ballast.weights import Weights
 from daemon import Daemon
 from models import perceptron, spirals
 
@@ -116,6 +119,51 @@ def test_micro_batches_of_two_ranks_give_the_bits_of_one_rank_that_makes_them_al
             alone.step()
     for one, other, whole in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(one, other) and torch.equal(one, whole)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.float32, {}),
+        (torch.float32, {"master_weight_bits": 32}),
+        (torch.float32, {"serving": "fp8-e4m3"}),
+        (torch.float32, {"serving": "int8-row"}),
+        (torch.float32, {"serving": "int8-tensor"}),
+        (torch.float32, {"master": "flash24", "state": "flash8"}),
+        (torch.bfloat16, {}),
+        (torch.float16, {"master": "bf16"}),
+    ],
+    ids=str,
+)
+def test_ranks_that_begin_alike_compare_digests_and_are_sent_what_is_unlike(
+    daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, options: dict[str, object]
+) -> None:
+    points, labels = spirals(seed=1)
+    models = [perceptron(seed=1).to(dtype) for _ in range(3)]
+    with torch.no_grad():  # as another machine's rounding may do
+        models[2][2].weight[3, 4] += 0.05 * models[2][2].weight.abs().max()
+    sent: list[tuple[str, int]] = []
+    lock = threading.Lock()
+
+    def compare_one(weights: Weights, binding: Binding, theirs: Tensor) -> None:
+        with lock:
+            sent.append((binding.name, weights._place.rank))
+        compare(weights, binding, theirs)
+
+    compare = Weights._compare_one
+    monkeypatch.setattr(Weights, "_compare_one", compare_one)
+
+    def trainer(rank: int) -> bytes:
+        model = models[rank]
+        parameters = model.named_parameters()
+        with ballast.AdamW(parameters, server=daemon.server, run=run, rank=rank, world=3, **options) as optimizer:
+            F.cross_entropy(model[:3](points.to(dtype)).float(), labels).backward()  # the last layer has no gradient
+            optimizer.step()
+        return b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters())
+
+    one, *others = together(3, trainer)
+    assert others == [one, one]
+    assert sent == [("2.weight", 2)]
 
 
 def test_a_rank_that_begins_with_other_weights_is_refused(daemon: Daemon, run: str) -> None:

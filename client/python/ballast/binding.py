@@ -29,6 +29,8 @@ class Binding:
         self.parameter = entry.parameter
         self.format = DTYPES[entry.parameter.dtype]
         self.served_narrower = formats["serving"] is not None  # the daemon's digest is of codes, not of these weights
+        self._master = formats["master"]
+        self._serving = formats["serving"] or self.format
         self._gradient = _GRADIENTS.get(formats["gradient_dtype"], entry.parameter.dtype)
         self._shape = entry.parameter.shape
         self._group = entry.group
@@ -75,6 +77,15 @@ class Binding:
         """xxh3_64 of the weights, as the daemon computes it of those that it serves in the parameter's dtype."""
         self.load()
         return _core.digest(self.landing.data_ptr(), self.landing.nbytes)
+
+    def served_digest(self) -> int | None:
+        """The daemon's digest of the weights, had they been uploaded: rounded as it stores and serves them. None where
+        that cannot be said."""
+        self.load()
+        columns = self._shape[-1] if len(self._shape) > 1 else 0
+        return _core.served_digest(
+            self._master, self._serving, self.format, self.landing.numel(), columns, self.landing.data_ptr()
+        )
 
     def gradient(self, grad: Tensor) -> Tensor:
         """The gradient as it is sent: in its wire format, in host memory, contiguous. What is too large for that format

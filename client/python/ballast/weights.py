@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from ballast.place import Place
 # double.
 _UPLOAD_WAIT_S = 300.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+# How much of them is compared at once.
+_COMPARED_BYTES = 64 << 20
 # Of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
 _STORED_ERROR = 0.1
 
@@ -49,8 +51,9 @@ class Weights:
             return
         fresh = not self._loaded or self._client.step == 1
         if policy is None and fresh and self._place.rank > 0:
+            stored = [binding.served_digest() for binding in self._bindings]
             self._await_upload()
-            self._compare_stored()
+            self._compare_stored(stored)
         elif policy == "client" or (policy is None and fresh):
             self._upload(moments)
         else:
@@ -165,19 +168,44 @@ class Weights:
                     "FAILED_PRECONDITION",
                 )
 
-    def _compare_stored(self) -> None:
-        """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding."""
+    def _compare_stored(self, stored: Sequence[int | None]) -> None:
+        """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding.
+
+        stored: the digests of what is here, so rounded. Only what the daemon has otherwise is pulled.
+        """
+        for some in self._portions():
+            decoded = {binding.index: torch.empty_like(binding.landing) for binding in some}
+            places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
+            digests = {binding.index: stored[binding.index] or 0 for binding in some}
+            pulled = self._client.pull(self._place.run, places, digests)
+            for binding in some:
+                if binding.index in pulled:
+                    self._compare_one(binding, decoded[binding.index])
+                elif binding.served_narrower or binding.digest() != stored[binding.index]:
+                    self._unlike.add(binding.index)
+
+    def _portions(self) -> Iterator[list[Binding]]:
+        some: list[Binding] = []
+        nbytes = 0
         for binding in self._bindings:
-            binding.load()
-            ours, theirs = binding.landing, self._pulled(binding)
-            if not torch.equal(ours, theirs):
-                self._unlike.add(binding.index)
-            if (ours.float() - theirs.float()).abs().max() > _STORED_ERROR * ours.float().abs().max():
-                raise Rejected(
-                    f"the weights of '{binding.name}' differ from those that rank 0 uploaded to run "
-                    f"'{self._place.run}': make the model from the same seed or checkpoint on every rank",
-                    "FAILED_PRECONDITION",
-                )
+            nbytes += binding.landing.nbytes
+            if some and nbytes > _COMPARED_BYTES:
+                yield some
+                some, nbytes = [], binding.landing.nbytes
+            some.append(binding)
+        if some:
+            yield some
+
+    def _compare_one(self, binding: Binding, theirs: Tensor) -> None:
+        ours = binding.landing
+        if not torch.equal(ours, theirs):
+            self._unlike.add(binding.index)
+        if (ours.float() - theirs.float()).abs().max() > _STORED_ERROR * ours.float().abs().max():
+            raise Rejected(
+                f"the weights of '{binding.name}' differ from those that rank 0 uploaded to run "
+                f"'{self._place.run}': make the model from the same seed or checkpoint on every rank",
+                "FAILED_PRECONDITION",
+            )
 
     def _pulled(self, binding: Binding) -> Tensor:
         """The daemon's weights, decoded to the parameter's dtype."""

@@ -29,6 +29,7 @@
 #include "client/python/core/interruptible.h"
 #include "client/python/core/message.h"
 #include "client/python/core/numerics.h"
+#include "client/python/core/numerics_digest.h"
 #include "client/python/core/status_error.h"
 
 namespace ballast {
@@ -256,9 +257,10 @@ class PyClient {
     return UnlockedTransfer([&] { return Get()->LoadWeights(views); });
   }
 
-  // Returns the step that the pulled weights are of, by tensor.
+  // Returns the step that the pulled weights are of, by tensor. `digests`, by tensor: what is here already is left out.
   std::map<uint32_t, uint64_t> Pull(const std::string& run_id,
-                                    const std::vector<std::tuple<uint32_t, Address, uint64_t>>& places) const {
+                                    const std::vector<std::tuple<uint32_t, Address, uint64_t>>& places,
+                                    const std::map<uint32_t, uint64_t>& digests) const {
     Landing landing(places);
     std::map<uint32_t, uint64_t> steps;
     const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t step) {
@@ -266,7 +268,11 @@ class PyClient {
       return landing.Write(tensor, offset, piece);
     };
     const std::vector<uint32_t> tensors = landing.tensors();
-    if (!tensors.empty()) UnlockedTransfer([&] { return Get()->Pull(run_id, tensors, sink); });
+    std::vector<uint64_t> have;
+    for (const uint32_t tensor : tensors) {
+      if (!digests.empty()) have.push_back(digests.at(tensor));
+    }
+    if (!tensors.empty()) UnlockedTransfer([&] { return Get()->Pull(run_id, tensors, sink, 0, have); });
     return steps;
   }
 
@@ -348,7 +354,7 @@ void BindClient(nb::module_& module) {
       .def("attach", &PyClient::Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
            arg("lane") = "auto")
       .def("load_weights", &PyClient::LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>())
-      .def("pull", &PyClient::Pull, arg("run_id"), arg("places"))
+      .def("pull", &PyClient::Pull, arg("run_id"), arg("places"), arg("digests") = std::map<uint32_t, uint64_t>())
       .def("bind_weights", &PyClient::BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
       .def("begin_step", &PyClient::BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)
       .def("push", &PyClient::Push, arg("tensor"), arg("address"), arg("nbytes"))
@@ -377,4 +383,15 @@ NB_MODULE(_core, module) {
         return ballast::WeightDigest(ballast::Bytes(address, bytes));
       },
       nb::arg("address"), nb::arg("nbytes"), "xxh3_64 of the bytes.");
+  module.def(
+      "served_digest",
+      [](const std::string& master, const std::string& serving, const std::string& format, uint64_t elements,
+         uint64_t columns, ballast::Address address) {
+        const ballast::ServedAs tensor{
+            .master = master, .serving = serving, .format = format, .elements = elements, .columns = columns};
+        nb::gil_scoped_release unlocked;
+        return ballast::ServedDigest(tensor, reinterpret_cast<const std::byte*>(address));
+      },
+      nb::arg("master"), nb::arg("serving"), nb::arg("format"), nb::arg("elements"), nb::arg("columns"),
+      nb::arg("address"), "The daemon's digest of these weights, had they been uploaded.");
 }
