@@ -10,8 +10,9 @@
 #
 # Parts: libFuzzer on the kernels and on everything at the edge, 60 s each, under sanitizers; 20,000 seeds of the
 # step machine's simulator; two ranks whose connections are cut a thousand times in 500 steps, in four kinds of run; the
-# daemon's peak memory with 200 million parameters against the plan; and trainers killed at random moments, during which
-# the daemon's memory, file descriptors and threads must stay level and its log free of errors. About 18 minutes.
+# daemon's peak memory with 200 million parameters against the plan; 64 ranks of one run as processes, one of them killed
+# and the run rewound, against one trainer; and trainers killed at random moments, during which the daemon's memory, file
+# descriptors and threads must stay level and its log free of errors. About 20 minutes.
 #
 # Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
@@ -98,6 +99,9 @@ all_parts() {
   done
   for commit in release staged; do
     part "memory $commit" "$PYTHON" "$ROOT/tests/e2e/memory.py" 200000000 "$commit"
+  done
+  for target in grpc auto; do
+    part "64 ranks $target" "$PYTHON" "$ROOT/tests/e2e/many_ranks.py" 64 "$target"
   done
   part "killed trainers" "$PYTHON" "$ROOT/tests/soak.py" --minutes "$minutes" --seed "$seed"
 }

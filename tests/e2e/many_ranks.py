@@ -1,0 +1,168 @@
+"""Many trainers of one run, as processes, with the options as they are: one is killed and replaced, and the run is
+rewound. All end with the bits of one trainer that makes every rank's batches by itself.
+
+    many_ranks.py RANKS [grpc | auto]
+
+RANKS is a power of two, so that a mean over them is exact. The lane is by default auto: memory shared with the daemon.
+torch is imported once and the trainers are forks of it.
+"""
+
+import hashlib
+import multiprocessing
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from daemon import Daemon
+from torch import Tensor, nn
+
+import ballast
+
+STEPS = 20
+KILLED_BEFORE = 7  # this step, which the others wait in
+REWOUND_AFTER = 13  # this step, to the 10th
+SNAPSHOTS = {"snapshots": 2, "snapshot_every": 5}
+PATIENCE_S = 240
+
+FORKS = multiprocessing.get_context("fork")
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1))
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(8, 16, generator=random)
+    return nn.functional.mse_loss(model(x), x[:, :4].sum(1, keepdim=True).sin())
+
+
+def weights_of(model: nn.Module) -> str:
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+
+
+def next_step(optimizer: ballast.AdamW) -> int:
+    return optimizer.last_result.step + 1 if optimizer.last_result else 1
+
+
+class Trainer:
+    """A process that trains one rank, and tells the program of it."""
+
+    def __init__(self, place: dict[str, Any], rank: int, world: int, role: str):
+        self.rank = rank
+        self.told, end = FORKS.Pipe(duplex=False)
+        self._process = FORKS.Process(target=guarded, args=(end, train, place, rank, world, role), daemon=True)
+        self._process.start()
+        end.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def guarded(tell: Connection, run: Callable[..., Any], *arguments: Any) -> None:
+    """`tell` gets what `run` returns, or what it raised."""
+    try:
+        tell.send(run(tell, *arguments))
+    except BaseException:
+        tell.send(traceback.format_exc())
+
+
+def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: str) -> dict[str, Any]:
+    model, losses, rewinds = make_model(), {}, 0
+    weights = "server" if role == "successor" else None
+    options = {**place, **SNAPSHOTS, "rank": rank, "world": world, "weights": weights}
+    with ballast.AdamW(model.named_parameters(), lr=1e-2, **options) as optimizer:
+        while (step := next_step(optimizer)) <= STEPS:
+            if role == "victim" and step == KILLED_BEFORE:
+                tell.send("kill me")
+                signal.pause()
+            try:
+                loss = loss_of(model, step, rank)
+                loss.backward()
+                optimizer.step(loss=loss)
+                losses[step] = loss.item()
+                assert optimizer.last_result.outcome == "APPLIED", optimizer.last_result
+                if role == "rewinder" and step == REWOUND_AFTER and not rewinds:
+                    assert optimizer.rewind(1) == 10
+                    rewinds += 1
+            except ballast.RunRewound as back:
+                assert back.step == 10
+                rewinds += 1
+    return {"weights": weights_of(model), "losses": losses, "rewinds": rewinds}
+
+
+def train_alone(_: Connection, place: dict[str, Any], world: int) -> dict[str, Any]:
+    """Every rank's batches as micro-batches of one."""
+    model, losses = make_model(), {}
+    with ballast.AdamW(model.named_parameters(), lr=1e-2, **place, gradient_accumulation_steps=world) as optimizer:
+        for step in range(1, STEPS + 1):
+            for rank in range(world):
+                loss = loss_of(model, step, rank)
+                losses[step, rank] = loss.item()
+                (loss / world).backward()
+            optimizer.step()
+    return {"weights": weights_of(model), "losses": losses}
+
+
+def role_of(rank: int, world: int) -> str:
+    return {world - 2: "victim", 1: "rewinder"}.get(rank, "member")
+
+
+def train_together(place: dict[str, Any], world: int) -> dict[int, dict[str, Any]]:
+    """What each rank told at its end; of the one that was replaced, what its successor told."""
+    trainers = [Trainer(place, rank, world, role_of(rank, world)) for rank in range(world)]
+    ended: dict[int, dict[str, Any]] = {}
+    give_up = time.monotonic() + PATIENCE_S
+    while len(ended) < world:
+        by_pipe = {trainers[rank].told: rank for rank in range(world) if rank not in ended}
+        ready = wait(by_pipe, timeout=max(0.0, give_up - time.monotonic()))
+        assert ready, f"ranks {sorted(by_pipe.values())} did not end"
+        for pipe in ready:
+            rank, told = by_pipe[pipe], pipe.recv()
+            if told == "kill me":
+                trainers[rank].kill()
+                trainers[rank] = Trainer(place, rank, world, "successor")
+                continue
+            assert isinstance(told, dict), f"rank {rank}: {told}"
+            ended[rank] = told
+    return ended
+
+
+def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int) -> None:
+    for rank, told in ranks.items():
+        assert told["weights"] == alone["weights"], f"rank {rank} ended with other weights"
+        assert told["rewinds"] == 1, (rank, told)
+        own = range(KILLED_BEFORE if role_of(rank, world) == "victim" else 1, STEPS + 1)
+        assert told["losses"] == {step: alone["losses"][step, rank] for step in own}, f"rank {rank} had other losses"
+
+
+def main() -> None:
+    world, lane = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto"
+    torch.set_num_threads(1)
+    torch.optim.SGD(make_model().parameters())  # what torch imports for its first optimizer, it need not in each fork
+    with tempfile.TemporaryDirectory(prefix="ballast-ranks-") as folder:
+        flags = ["--limits.lease", "1s", "--shm_socket", f"{folder}/shared/"]
+        with Daemon(Path(folder), *flags) as daemon:
+            place = {"server": daemon.server, "lane": lane}
+            started = time.monotonic()
+            ranks = train_together({**place, "run": "together"}, world)
+            took = time.monotonic() - started
+            told, end = FORKS.Pipe(duplex=False)
+            guarded(end, train_alone, {**place, "run": "alone"}, world)
+            alone = told.recv()
+            assert isinstance(alone, dict), alone
+    check(ranks, alone, world)
+    print(f"{world} ranks, lane {lane}, {STEPS} steps, a kill and a rewind: {took:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
