@@ -49,9 +49,9 @@ v1::DaemonConfig ToMessage(const Config& config) {
   limits->set_lease(config.limits.lease_s);
   limits->set_open_timeout(config.limits.open_timeout_s);
   limits->set_layer_groups(config.limits.layer_groups);
-  limits->set_pull_timeout(config.limits.pull_timeout_s);
   limits->set_spec_bytes(config.limits.spec_bytes);
   limits->set_connections(config.limits.connections);
+  limits->set_pull_timeout(config.limits.pull_timeout_s);
   return message;
 }
 

@@ -170,6 +170,7 @@ TEST_F(ConfigTest, ImpossibleValuesAreRefused) {
                           "--limits.layer_groups=0",
                           "--limits.spec_bytes=100",
                           "--limits.spec_bytes=65MiB",
+                          "--limits.pull_timeout=1ms",
                           "--shm_socket=here.sock",
                           "--drain_timeout=2h"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseCommandLine({bad}, {}).status())) << bad;
@@ -240,8 +241,8 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
       "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nops_http:\n  listen: \"off\"\nlog:\n  level: \"warn\"\n  "
       "format: \"text\"\nlimits:\n"
       "  tensors: 10\n  name_bytes: 11\n  message_bytes: 1MiB\n  chunk_bytes: 64KiB\n  credit_bytes: 3MiB\n"
-      "  lease: 250ms\n  layer_groups: 9\n  open_timeout: 3s\n  pull_timeout: 4s\n  spec_bytes: 2MiB\n  "
-      "connections: 100\n";
+      "  lease: 250ms\n  layer_groups: 9\n  open_timeout: 3s\n  spec_bytes: 2MiB\n  connections: 100\n"
+      "  pull_timeout: 4s\n";
   const auto line = ParseCommandLine({"--config", Write(text)}, {});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(PrintConfig(line->config), text);

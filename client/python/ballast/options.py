@@ -101,7 +101,7 @@ class RunOptions(TypedDict, total=False):
     seed: of the stochastic rounding. Same gradients, names and seed: same bits.
     rank, world: which of how many trainers this is; default: those of torch.distributed where it is initialized, else 0
         of 1. Each step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
-        Rank 0 uploads the weights; the others must begin with the same.
+        Rank 0 uploads the weights; the others must begin with the same, and send their digests.
     world_size: another name of world.
     lane: "auto": gradients and weights go through memory shared with the daemon where it is on the same host, else over
         "grpc". "shm": refuse to go on without shared memory.
