@@ -8,11 +8,19 @@
 #include "client/cpp/shm_lane.h"
 
 namespace ballast {
+namespace {
+
+// For the socket's answer. The daemon makes one rank's memory after another's, and at the beginning all ranks ask at
+// once; nobody waits for a rank that leaves then, as for one that resumes.
+constexpr double kFirstPatienceS = 10, kPatienceS = 0.5;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Lane>> LaneChoice::Open(const v1::AttachResponse& grant) {
   const bool offered = !grant.shm_socket().empty();
   if (wish_ != LaneWish::kGrpc && offered) {
-    auto lane = ShmLane::Open(grant.shm_socket(), grant.session_token());
+    const double patience_s = std::exchange(asked_, true) ? kPatienceS : kFirstPatienceS;
+    auto lane = ShmLane::Open(grant.shm_socket(), grant.session_token(), patience_s);
     if (lane.ok()) return std::unique_ptr<Lane>(*std::move(lane));
     const std::string why(lane.status().message());
     if (wish_ == LaneWish::kShm) {

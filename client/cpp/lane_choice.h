@@ -25,6 +25,7 @@ class LaneChoice {
  private:
   Connection& connection_;
   const LaneWish wish_;
+  bool asked_ = false;
   std::string told_;
 };
 

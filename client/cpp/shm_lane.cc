@@ -11,7 +11,6 @@
 namespace ballast {
 namespace {
 
-constexpr double kAskS = 0.5;
 // How often a sleeper looks whether the daemon is still there.
 constexpr auto kGlance = std::chrono::milliseconds(100);
 // StepResult names at most every tensor, scales are at most those of a chunk's elements.
@@ -26,13 +25,14 @@ absl::Status FromFinishBody(const std::string& body) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ShmLane>> ShmLane::Open(const std::string& path, const std::string& token) {
+absl::StatusOr<std::unique_ptr<ShmLane>> ShmLane::Open(const std::string& path, const std::string& token,
+                                                       double patience_s) {
   ShmHello hello;
   if (token.size() != hello.token.size()) return absl::InternalError("the session's token has another size");
   std::copy(token.begin(), token.end(), hello.token.begin());
   auto socket = ShmSocket::Connect(path);
   if (!socket.ok()) return socket.status();
-  auto segment = socket->Ask(hello, kAskS);
+  auto segment = socket->Ask(hello, patience_s);
   if (!segment.ok()) return segment.status();
   return std::unique_ptr<ShmLane>(new ShmLane(*std::move(socket), *std::move(segment)));
 }

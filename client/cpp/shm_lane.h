@@ -20,9 +20,10 @@ namespace ballast {
 
 class ShmLane final : public Lane {
  public:
-  // Asks the daemon at `path` for the memory of the session of `token`, within a second. The error says what keeps them
-  // apart.
-  static absl::StatusOr<std::unique_ptr<ShmLane>> Open(const std::string& path, const std::string& token);
+  // Asks the daemon at `path` for the memory of the session of `token`, and waits so long for the answer. The error
+  // says what keeps them apart.
+  static absl::StatusOr<std::unique_ptr<ShmLane>> Open(const std::string& path, const std::string& token,
+                                                       double patience_s = 0.5);
 
   void Start(const v1::TrainRequest& open) override;
   bool Write(v1::TrainRequest* request, bool more) override;

@@ -53,6 +53,12 @@ def next_step(optimizer: ballast.AdamW) -> int:
     return optimizer.last_result.step + 1 if optimizer.last_result else 1
 
 
+def lanes_of(optimizer: ballast.AdamW, rank: int) -> set[str]:
+    """The rank's, where the daemon shows one: while a run is rewound it does not."""
+    lines = [line for line in optimizer.run_status()["ranks"] if line.startswith(f"rank {rank}:")]
+    return {line.rpartition("lane ")[2] for line in lines if "lane " in line}
+
+
 class Trainer:
     """A process that trains one rank, and tells the program of it."""
 
@@ -77,7 +83,7 @@ def guarded(tell: Connection, run: Callable[..., Any], *arguments: Any) -> None:
 
 
 def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: str) -> dict[str, Any]:
-    model, losses, rewinds = make_model(), {}, 0
+    model, losses, lanes, rewinds = make_model(), {}, set(), 0
     weights = "server" if role == "successor" else None
     options = {**place, **SNAPSHOTS, "rank": rank, "world": world, "weights": weights}
     with ballast.AdamW(model.named_parameters(), lr=1e-2, **options) as optimizer:
@@ -90,6 +96,7 @@ def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: 
                 loss.backward()
                 optimizer.step(loss=loss)
                 losses[step] = loss.item()
+                lanes |= lanes_of(optimizer, rank)
                 assert optimizer.last_result.outcome == "APPLIED", optimizer.last_result
                 if role == "rewinder" and step == REWOUND_AFTER and not rewinds:
                     assert optimizer.rewind(1) == 10
@@ -97,7 +104,7 @@ def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: 
             except ballast.RunRewound as back:
                 assert back.step == 10
                 rewinds += 1
-    return {"weights": weights_of(model), "losses": losses, "rewinds": rewinds}
+    return {"weights": weights_of(model), "losses": losses, "rewinds": rewinds, "lanes": lanes}
 
 
 def train_alone(_: Connection, place: dict[str, Any], world: int) -> dict[str, Any]:
@@ -137,8 +144,9 @@ def train_together(place: dict[str, Any], world: int) -> dict[int, dict[str, Any
     return ended
 
 
-def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int) -> None:
+def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, lane: str) -> None:
     for rank, told in ranks.items():
+        assert told["lanes"] == {{"auto": "shm"}.get(lane, lane)}, f"rank {rank} took the lanes {told['lanes']}"
         assert told["weights"] == alone["weights"], f"rank {rank} ended with other weights"
         assert told["rewinds"] == 1, (rank, told)
         own = range(KILLED_BEFORE if role_of(rank, world) == "victim" else 1, STEPS + 1)
@@ -160,7 +168,7 @@ def main() -> None:
             guarded(end, train_alone, {**place, "run": "alone"}, world)
             alone = told.recv()
             assert isinstance(alone, dict), alone
-    check(ranks, alone, world)
+    check(ranks, alone, world, lane)
     print(f"{world} ranks, lane {lane}, {STEPS} steps, a kill and a rewind: {took:.1f} s")
 
 
