@@ -137,7 +137,8 @@ class ParameterStore {
   };
 
   explicit ParameterStore(Environment environment);
-  absl::Status ClearState(uint32_t tensor);
+  // Copies zeros over its moments, as many at a time as there are.
+  void ClearState(uint32_t tensor, const std::shared_ptr<const DeviceBuffer>& zeros);
   // Update number t of the tensor.
   UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
   absl::Status Allocate(const ShardPlan& plan, Device* device, Shard* shard) const;

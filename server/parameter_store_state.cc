@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -69,34 +70,35 @@ absl::Status ParameterStore::LoadState(TensorRange range, Kind kind, kernels::Wi
 }
 
 absl::Status ParameterStore::ForgetLoadedState() {
+  const uint64_t chunk_bytes = environment_.spec->chunk_elements * sizeof(float);
+  std::vector<std::shared_ptr<const DeviceBuffer>> zeros(shards_.size());  // by shard, where it is needed
   for (uint32_t i = 0; i < spots_.size(); ++i) {
     if (!spots_[i].state_loaded) continue;
-    RETURN_IF_ERROR(ClearState(i));
+    const uint32_t shard = environment_.plan->placement.shard_of[i];
+    if (zeros[shard] == nullptr) {
+      ASSIGN_OR_RETURN(DeviceBuffer buffer, environment_.devices[shard]->Allocate(chunk_bytes, Place::kAside));
+      zeros[shard] = std::make_shared<const DeviceBuffer>(std::move(buffer));
+    }
+    ClearState(i, zeros[shard]);
     spots_[i].state_loaded = false;
     updates_[i] = 0;
   }
   return absl::OkStatus();
 }
 
-// Copies zeros over its moments, a chunk at most at a time.
-absl::Status ParameterStore::ClearState(uint32_t tensor) {
-  const uint64_t elements = environment_.spec->tensors[tensor].elements;
-  const auto planes = environment_.spec->groups[environment_.spec->tensors[tensor].group].kernel->planes;
-  const uint64_t most = std::min(elements, environment_.spec->chunk_elements) * sizeof(float);
-  Device* const device = environment_.devices[environment_.plan->placement.shard_of[tensor]];
-  ASSIGN_OR_RETURN(DeviceBuffer allocated, device->Allocate(most, Place::kAside));
-  const auto zeros = std::make_shared<const DeviceBuffer>(std::move(allocated));
+void ParameterStore::ClearState(uint32_t tensor, const std::shared_ptr<const DeviceBuffer>& zeros) {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const auto planes = environment_.spec->groups[t.group].kernel->planes;
   for (size_t p = 0; p < planes.size(); ++p) {
     if (planes[p].kind == Kind::kWeights) continue;
-    const uint64_t bytes = kernels::PlaneBytes(planes[p], elements);
-    for (uint64_t begin = 0; begin < bytes; begin += most) {
+    const uint64_t bytes = kernels::PlaneBytes(planes[p], t.elements);
+    for (uint64_t begin = 0; begin < bytes; begin += zeros->bytes()) {
       CopyTask task;
       task.pieces[0] = {
-          .to = PlaneAt(tensor, p) + begin, .from = zeros->data(), .bytes = std::min(most, bytes - begin)};
+          .to = PlaneAt(tensor, p) + begin, .from = zeros->data(), .bytes = std::min(zeros->bytes(), bytes - begin)};
       ShardOf(tensor).queue->Submit(task, OnStrand([zeros](const TaskResult&) {}));
     }
   }
-  return absl::OkStatus();
 }
 
 void ParameterStore::SetUpdates(uint32_t tensor, uint64_t updates) {
