@@ -102,6 +102,10 @@ absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::Attac
     return absl::NotFoundError(
         absl::StrCat("no session of run '", request.run_id(), "' has this token; attach without a token to begin one"));
   }
+  if (session->rank != request.rank()) {
+    return absl::FailedPreconditionError(absl::StrCat("the token is of rank ", session->rank, ", and the request says ",
+                                                      "rank ", request.rank(), "; each rank resumes its own session"));
+  }
   made->resumes = session->id;
   return run;
 }

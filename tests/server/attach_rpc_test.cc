@@ -60,6 +60,21 @@ TEST_F(AttachRpcTest, RefusesByName) {
   EXPECT_THAT(Ask().error_message(), HasSubstr("there are: r1"));
 }
 
+TEST_F(AttachRpcTest, ATokenOfAnotherRankIsRefusedByName) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_run_id("r2");
+  spec.set_ranks(2);
+  ASSERT_TRUE(CreateRun(spec).ok());
+  request_.set_run_id("r2");
+  request_.set_world(2);
+  request_.set_session_token(AttachFresh("r2", false, /*rank=*/0, /*world=*/2).session_token());
+  request_.set_rank(1);
+  EXPECT_EQ(Ask().error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_THAT(Ask().error_message(), HasSubstr("the token is of rank 0, and the request says rank 1"));
+  request_.set_rank(0);
+  EXPECT_TRUE(Ask().ok());
+}
+
 TEST_F(AttachRpcTest, ASecondClientIsRefusedAndToldWhoHoldsTheRank) {
   const std::string token = AttachFresh("r1").session_token();
   Wire wire(trainer_.get());

@@ -74,7 +74,7 @@ TEST_F(ClientStateRpcTest, EachRankHasItsOwnAndTheOneOfAnOpenStepIsNotYetGiven) 
   t.wire = std::move(wires[1]);
   SendMicro(t, 2);
   End(t.wire.get(), "of step 2, which rank 0 has not begun");
-  EXPECT_EQ(Resume("r1", tokens[1]).client_state(), "state of rank 1");
+  EXPECT_EQ(Resume("r1", tokens[1], /*rank=*/1, /*world=*/2).client_state(), "state of rank 1");
   const v1::AttachResponse zero = AttachFresh("r1", /*takeover=*/true, 0, 2);
   EXPECT_EQ(zero.client_state(), "state of rank 0");
   EXPECT_EQ(zero.client_state_step(), 1u);

@@ -187,9 +187,11 @@ v1::AttachResponse RpcTest::AttachFresh(const std::string& run_id, bool takeover
   return response;
 }
 
-v1::AttachResponse RpcTest::Resume(const std::string& run_id, const std::string& token) {
+v1::AttachResponse RpcTest::Resume(const std::string& run_id, const std::string& token, uint32_t rank, uint32_t world) {
   v1::AttachRequest request;
   request.set_run_id(run_id);
+  request.set_rank(rank);
+  request.set_world(world);
   request.set_session_token(token);
   v1::AttachResponse response;
   const grpc::Status s = Attach(request, &response);

@@ -71,7 +71,7 @@ class RpcTest : public ::testing::Test {
   grpc::Status Attach(v1::AttachRequest request, v1::AttachResponse* response, grpc::ClientContext* context = nullptr);
   v1::AttachResponse AttachFresh(const std::string& run_id, bool takeover = false, uint32_t rank = 0,
                                  uint32_t world = 1);
-  v1::AttachResponse Resume(const std::string& run_id, const std::string& token);
+  v1::AttachResponse Resume(const std::string& run_id, const std::string& token, uint32_t rank = 0, uint32_t world = 1);
   v1::RunStatus Status(const std::string& run_id);
 
   static std::vector<float> Weights(const RunSpec& spec, uint32_t tensor);
