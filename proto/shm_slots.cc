@@ -1,33 +1,61 @@
 #include "proto/shm_slots.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
 namespace ballast {
 
+ShmLender::ShmLender(const ShmSlots& slots)
+    : slots_(slots), free_(slots.marks.size()), out_(slots.marks.size() + 1), lent_(slots.marks.size()) {
+  std::iota(free_.rbegin(), free_.rend(), 0u);
+  const auto none = static_cast<uint32_t>(lent_.size());
+  out_[none] = {none, none};
+}
+
 uint64_t ShmLender::free() const {
   const uint64_t out = all_lent_.load(std::memory_order_relaxed) - returned();
-  return state_.size() - std::min<uint64_t>(out, state_.size());
+  return lent_.size() - std::min<uint64_t>(out, lent_.size());
+}
+
+bool ShmLender::IsBack(uint32_t slot) const {
+  return slots_.marks[slot].load(std::memory_order_acquire) == lent_[slot];
+}
+
+uint32_t ShmLender::TakeBack(uint32_t slot) {
+  const Links links = out_[slot];
+  out_[links.before].after = links.after;
+  out_[links.after].before = links.before;
+  ++taken_back_;
+  return slot;
 }
 
 std::optional<uint32_t> ShmLender::Take() {
-  for (uint32_t slot = 0; slot < state_.size(); ++slot) {
-    const bool back = state_[slot] == State::kLent && slots_.marks[slot].load(std::memory_order_acquire) == lent_[slot];
-    if (state_[slot] != State::kFree && !back) continue;
-    state_[slot] = State::kTaken;
+  const auto none = static_cast<uint32_t>(lent_.size());
+  if (oldest() != none && IsBack(oldest())) return TakeBack(oldest());
+  if (!free_.empty()) {
+    const uint32_t slot = free_.back();
+    free_.pop_back();
     return slot;
+  }
+  if (returned() == taken_back_) return std::nullopt;
+  for (uint32_t slot = oldest(); slot != none; slot = out_[slot].after) {
+    if (IsBack(slot)) return TakeBack(slot);
   }
   return std::nullopt;
 }
 
 void ShmLender::Lend(uint32_t slot) {
-  state_[slot] = State::kLent;
+  const auto none = static_cast<uint32_t>(lent_.size());
+  const uint32_t newest = out_[none].before;
+  out_[slot] = {newest, none};
+  out_[newest].after = out_[none].before = slot;
   ++lent_[slot];
   all_lent_.fetch_add(1, std::memory_order_relaxed);
 }
 
-void ShmLender::PutBack(uint32_t slot) { state_[slot] = State::kFree; }
+void ShmLender::PutBack(uint32_t slot) { free_.push_back(slot); }
 
 absl::StatusOr<absl::Span<const std::byte>> ShmBorrower::Borrow(uint32_t slot, uint64_t bytes) {
   if (slot >= slots() || bytes > slots_.slot_bytes) {

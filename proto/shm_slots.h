@@ -34,7 +34,7 @@ inline ShmSlots WeightSlots(const ShmSegment& s) {
 // Thread-compatible, but for free(): any thread.
 class ShmLender {
  public:
-  explicit ShmLender(const ShmSlots& slots) : slots_(slots), state_(slots.marks.size()), lent_(slots.marks.size()) {}
+  explicit ShmLender(const ShmSlots& slots);
 
   uint64_t slot_bytes() const { return slots_.slot_bytes; }
   absl::Span<std::byte> at(uint32_t slot) const {
@@ -43,16 +43,27 @@ class ShmLender {
   // As far as the borrower says; never more than there are.
   uint64_t free() const;
   uint64_t returned() const { return slots_.returned->value.load(std::memory_order_acquire); }
-  // The lowest that is free, to be filled: what was used last is in the caches. None: all are out.
+  // One that is free, to be filled: the one lent longest if it is back, else the lowest that was never lent, so that no
+  // more memory is touched than is needed; else whichever is back. None: all are out. One look where slots come back in
+  // the order they went, or none did.
   std::optional<uint32_t> Take();
   void Lend(uint32_t slot);     // taken and filled; before its record is written
   void PutBack(uint32_t slot);  // taken, and not lent after all
 
  private:
-  enum class State : uint8_t { kFree, kTaken, kLent };
+  // Those that are lent, oldest first: a ring by slot, in which the number of slots is before the first.
+  struct Links {
+    uint32_t before = 0, after = 0;
+  };
+  uint32_t oldest() const { return out_.back().after; }
+  bool IsBack(uint32_t slot) const;
+  uint32_t TakeBack(uint32_t slot);
+
   const ShmSlots slots_;
-  std::vector<State> state_;
+  std::vector<uint32_t> free_;  // never lent, or put back; the next last
+  std::vector<Links> out_;
   std::vector<uint32_t> lent_;  // how often
+  uint64_t taken_back_ = 0;
   std::atomic<uint64_t> all_lent_ = 0;
 };
 

@@ -64,6 +64,18 @@ TEST_F(ShmSlotsTest, OneThatWasTakenAndNotLentIsFreeAgain) {
   EXPECT_EQ(lender_.Take(), 0u);
 }
 
+TEST_F(ShmSlotsTest, WhatCameBackIsUsedBeforeWhatWasNeverUsed) {
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(borrower_.Borrow(Lend(), 1).ok());
+  borrower_.GiveBack(1);
+  borrower_.GiveBack(0);
+  EXPECT_EQ(lender_.Take(), 0u) << "lent longest, so that giving back in order is found at the first look";
+  EXPECT_EQ(lender_.Take(), 1u);
+  EXPECT_EQ(lender_.Take(), 3u) << "never used";
+  EXPECT_EQ(lender_.Take(), std::nullopt) << "2 is out, the others are being filled";
+  borrower_.GiveBack(2);
+  EXPECT_EQ(lender_.Take(), 2u);
+}
+
 TEST_F(ShmSlotsTest, ABorrowerRefusesWhatIsNoSlotTooLongOrOutAlready) {
   EXPECT_THAT(std::string(borrower_.Borrow(4, 1).status().message()), HasSubstr("slot 4"));
   EXPECT_THAT(std::string(borrower_.Borrow(~0u, 1).status().message()), HasSubstr("which has 4 slots"));
