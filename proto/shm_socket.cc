@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -45,7 +46,22 @@ struct Received {
   ShmSocket attached;  // a descriptor, to be closed
 };
 
-// One message, and the descriptor that came with it.
+// Takes over all descriptors that came with a message, of which the system may have put in more than one was asked for:
+// what is aligned has room for two.
+std::vector<ShmSocket> TakeDescriptors(msghdr* message) {
+  std::vector<ShmSocket> taken;
+  for (cmsghdr* header = CMSG_FIRSTHDR(message); header != nullptr; header = CMSG_NXTHDR(message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = CMSG_LEN(0); at + sizeof(int) <= header->cmsg_len; at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, reinterpret_cast<const char*>(header) + at, sizeof fd);
+      taken.emplace_back(fd);
+    }
+  }
+  return taken;
+}
+
+// One message, and the descriptor that came with it, if it was one. Others are closed.
 Received Receive(int fd, void* to, size_t bytes) {
   iovec part{.iov_base = to, .iov_len = bytes};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
@@ -55,14 +71,10 @@ Received Receive(int fd, void* to, size_t bytes) {
   message.msg_control = room.data();
   message.msg_controllen = room.size();
   Received received{.bytes = recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT), .attached = {}};
-  const cmsghdr* header = received.bytes > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int attached = -1;
-    std::memcpy(&attached, CMSG_DATA(header), sizeof attached);
-    received.attached = ShmSocket(attached);
-  }
-  if ((message.msg_flags & MSG_TRUNC) != 0) received.bytes = -1;
+  if (received.bytes < 0) return received;
+  std::vector<ShmSocket> taken = TakeDescriptors(&message);
+  if (taken.size() == 1 && (message.msg_flags & MSG_CTRUNC) == 0) received.attached = std::move(taken.front());
+  if ((message.msg_flags & MSG_TRUNC) != 0) received.bytes = static_cast<ssize_t>(bytes) + 1;  // longer than it may be
   return received;
 }
 
@@ -134,6 +146,8 @@ bool ShmSocket::IsLeft(const std::string& path) {
 
 absl::StatusOr<ShmSocket> ShmSocket::Accept() const {
   ShmSocket made(accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  const bool none_left = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+  if (made.fd_ < 0 && none_left) return absl::ResourceExhaustedError("no file descriptor is left");
   if (made.fd_ < 0) return SystemError("accept");
   return made;
 }

@@ -51,7 +51,7 @@ class ShmSocket {
   // The daemon's side. Listen replaces the socket of a daemon that is gone; ALREADY_EXISTS: one answers there.
   static absl::StatusOr<ShmSocket> Listen(const std::string& path);
   static bool IsLeft(const std::string& path);                       // a socket to which nobody listens any more
-  absl::StatusOr<ShmSocket> Accept() const;                          // UNAVAILABLE: nobody waits
+  absl::StatusOr<ShmSocket> Accept() const;                          // UNAVAILABLE: nobody waits; RESOURCE_EXHAUSTED
   absl::StatusOr<ShmHello> ReceiveHello() const;                     // UNAVAILABLE: it is not there yet
   absl::Status Answer(const ShmGrant& grant, int segment_fd) const;  // -1: none
   absl::StatusOr<ucred> Peer() const;

@@ -22,6 +22,7 @@ namespace ballast {
 namespace {
 
 constexpr absl::string_view kSuffix = ".shm.sock";
+constexpr int kRestMs = 100;
 
 // Ours or root's, and nobody else writes to it: a socket of that name is then ours.
 absl::Status MakeFolder(const std::string& folder) {
@@ -108,8 +109,9 @@ bool ShmListener::Wait(std::vector<bool>* stirred) {
     fds.push_back({.fd = guest.fd(), .events = static_cast<short>(streams ? POLLRDHUP : POLLIN), .revents = 0});
     shy = shy || !streams;
   }
-  if (guests_.size() >= kMostGuests) fds[1].fd = -1;
-  poll(fds.data(), fds.size(), shy ? static_cast<int>(kHelloS * 1000) : -1);
+  if (guests_.size() >= kMostGuests || rest_) fds[1].fd = -1;
+  const bool rest = std::exchange(rest_, false);
+  poll(fds.data(), fds.size(), rest ? kRestMs : shy ? static_cast<int>(kHelloS * 1000) : -1);
   const double now_s = MonotonicSeconds();
   stirred->clear();
   for (size_t i = 0; i < guests_.size(); ++i) {
@@ -120,11 +122,21 @@ bool ShmListener::Wait(std::vector<bool>* stirred) {
 }
 
 void ShmListener::Admit() {
-  while (guests_.size() < kMostGuests) {
-    auto socket = socket_.Accept();
-    if (!socket.ok()) return;
-    guests_.push_back({.socket = *std::move(socket), .stream = nullptr, .since_s = MonotonicSeconds()});
+  while (guests_.size() < kMostGuests && AdmitOne()) {
   }
+}
+
+bool ShmListener::AdmitOne() {
+  auto socket = socket_.Accept();
+  if (absl::IsResourceExhausted(socket.status())) {
+    rest_ = !spare_.Use([&] { socket = socket_.Accept(); });
+  } else if (socket.ok() && LeavesKeptDescriptors(socket->fd())) {
+    guests_.push_back({.socket = *std::move(socket), .stream = nullptr, .since_s = MonotonicSeconds()});
+    return true;
+  }
+  if (!socket.ok()) return false;
+  Log(LogLevel::kWarn, "lane", "shared memory refused", {{"err", "file descriptors run short"}});
+  return true;
 }
 
 bool ShmListener::Answer(Guest* guest) {

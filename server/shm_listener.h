@@ -1,7 +1,8 @@
 // The Unix socket at which trainers of this host ask for shared memory: checks who asks, shapes and hands out the
 // segment, and notices when a trainer's end is closed. One thread, asleep while nobody comes or goes.
 //
-// Thread-safe. Bounded: kMostGuests connections, of which each has kHelloS to say who it is, and two of a session (the
+// Thread-safe. Who comes when file descriptors run short is turned away, and goes on over gRPC (server/descriptors.h).
+// Bounded: kMostGuests connections, of which each has kHelloS to say who it is, and two of a session (the
 // one that was lost, and the next).
 #pragma once
 
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "proto/shm_socket.h"
 
+#include "server/descriptors.h"
 #include "server/rpc.h"
 #include "server/shm_stream.h"
 
@@ -44,6 +46,8 @@ class ShmListener {
   // Which guests have something to say, or hung up; false when it is time to stop.
   bool Wait(std::vector<bool>* stirred);
   void Admit();
+  // False: nobody waits, or nobody can be taken now.
+  bool AdmitOne();
   // False: it is to be dismissed.
   bool Answer(Guest* guest);
   absl::StatusOr<ShmStream::Connection> Grant(const Guest& guest, const ShmHello& hello) const;
@@ -51,7 +55,9 @@ class ShmListener {
   const RpcEnvironment environment_;
   const std::string path_;
   const ShmSocket socket_;
-  int stop_fd_ = -1;  // an eventfd
+  int stop_fd_ = -1;   // an eventfd
+  bool rest_ = false;  // there is not even the spare descriptor
+  SpareDescriptor spare_;
   std::vector<Guest> guests_;
   std::thread thread_;
 };

@@ -5,8 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -79,6 +83,52 @@ TEST_F(ShmSocketTest, WhoSaysNoHelloIsNoClient) {
   EXPECT_EQ(daemon_.ReceiveHello().status().code(), absl::StatusCode::kInvalidArgument);
   trainer_ = ShmSocket();
   EXPECT_EQ(daemon_.ReceiveHello().status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Sends these bytes with so many descriptors.
+void SendWith(int socket, const void* bytes, size_t size, size_t descriptors) {
+  iovec part{.iov_base = const_cast<void*>(bytes), .iov_len = size};
+  std::vector<char> room(CMSG_SPACE(descriptors * sizeof(int)));
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room.data();
+  message.msg_controllen = room.size();
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(descriptors * sizeof(int));
+  const std::vector<int> sent(descriptors, socket);
+  std::memcpy(CMSG_DATA(header), sent.data(), descriptors * sizeof(int));
+  ASSERT_EQ(sendmsg(socket, &message, 0), static_cast<ssize_t>(size));
+}
+
+size_t OpenDescriptors() {
+  const std::filesystem::directory_iterator open("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(open), end(open)));
+}
+
+TEST_F(ShmSocketTest, DescriptorsThatNobodyAskedForAreClosed) {
+  Join();
+  const size_t before = OpenDescriptors();
+  for (const size_t descriptors : {1, 2, 3, 100}) {
+    const ShmHello hello;
+    SendWith(trainer_.fd(), &hello, sizeof hello, descriptors);
+    EXPECT_TRUE(daemon_.ReceiveHello().ok());
+    EXPECT_EQ(OpenDescriptors(), before) << descriptors << " with a hello";
+    SendWith(trainer_.fd(), "x", 1, descriptors);
+    EXPECT_FALSE(daemon_.ReceiveHello().ok());
+    EXPECT_EQ(OpenDescriptors(), before) << descriptors << " with a byte";
+    SendWith(trainer_.fd(), "", 0, descriptors);
+    EXPECT_FALSE(daemon_.ReceiveHello().ok());
+    EXPECT_EQ(OpenDescriptors(), before) << descriptors << " with nothing";
+    const ShmGrant grant{.shape = ShmPair::kShape};
+    SendWith(daemon_.fd(), &grant, sizeof grant, descriptors);
+    const auto asked = trainer_.Ask({}, 10);
+    EXPECT_FALSE(asked.ok()) << "a socket is no segment";
+    EXPECT_EQ(OpenDescriptors(), before) << descriptors << " with a grant";
+    ASSERT_TRUE(daemon_.ReceiveHello().ok());
+  }
 }
 
 TEST_F(ShmSocketTest, EachEndNoticesTheOthers) {
