@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -39,6 +40,7 @@ v1::DaemonConfig ToMessage(const Config& config) {
   message.set_shm_socket(config.shm_socket);
   message.mutable_ops_http()->set_listen(config.ops_http.listen);
   message.mutable_log()->set_level(config.log.level);
+  message.mutable_ops_http()->mutable_hosts()->Assign(config.ops_http.hosts.begin(), config.ops_http.hosts.end());
   message.mutable_log()->set_format(config.log.format);
   v1::LimitsConfig* limits = message.mutable_limits();
   limits->set_tensors(config.limits.tensors);
@@ -65,7 +67,8 @@ Config FromMessage(const v1::DaemonConfig& message) {
           .reflection = message.reflection(),
           .drain_timeout_s = message.drain_timeout(),
           .shm_socket = message.shm_socket(),
-          .ops_http = {.listen = message.ops_http().listen()},
+          .ops_http = {.listen = message.ops_http().listen(),
+                       .hosts = {message.ops_http().hosts().begin(), message.ops_http().hosts().end()}},
           .log = {.level = message.log().level(), .format = message.log().format()},
           .limits = {.tensors = limits.tensors(),
                      .name_bytes = limits.name_bytes(),
@@ -248,6 +251,11 @@ std::string Quoted(const std::string& text) {
 
 }  // namespace
 
+std::string QuotedList(const std::string& text) {
+  const auto append = [](std::string* out, absl::string_view item) { out->append(Quoted(std::string(item))); };
+  return absl::StrCat("[", absl::StrJoin(absl::StrSplit(text, ',', absl::SkipEmpty()), ", ", append), "]");
+}
+
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                              const std::map<std::string, std::string>& environment) {
   ASSIGN_OR_RETURN(const Flags flags, FlagReader(arguments).Read());
@@ -293,6 +301,7 @@ std::string PrintConfig(const Config& config) {
     const std::vector<std::string> parts = absl::StrSplit(key.path, '.');
     if (parts.size() == 1) {
       absl::StrAppend(&plain, parts[0], ": ", text, "\n");
+    if (key.kind == ConfigKey::Kind::kList) text = QuotedList(text);
       continue;
     }
     if (section != parts[0]) absl::StrAppend(&sections, parts[0], ":\n");

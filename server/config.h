@@ -26,6 +26,7 @@ struct Config {
   struct OpsHttp {
     std::string listen = "127.0.0.1:9464";  // "off": none
   } ops_http;
+    std::vector<std::string> hosts;         // "*": any
   struct Log {
     std::string level = "info";
     std::string format;  // resolved: text | json

@@ -6,6 +6,7 @@
 #include <array>
 #include <functional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,6 +29,16 @@ std::string CheckAddress(const std::string& address) {
 }
 
 std::string CheckOpsAddress(const std::string& address) { return address == "off" ? "" : CheckAddress(address); }
+
+std::string CheckHosts(const std::vector<std::string>& hosts) {
+  for (const std::string& host : hosts) {
+    const bool plain = std::all_of(host.begin(), host.end(), [](unsigned char c) {
+      return absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_';
+    });
+    if (host != "*" && !plain) return absl::StrCat("'", host, "' is no host name, which has no port; * is any");
+  }
+  return "";
+}
 
 std::string CheckSocket(const std::string& path) {
   constexpr size_t kMostBytes = 80;  // of the 107 of a socket's address; a folder gets a name as well
@@ -94,6 +105,7 @@ const std::vector<Check>& Checks() {
          return CheckRange(c.max_runs, {1, 1024});
        }},
       {"ops_http.listen", [](const Config& c) { return CheckOpsAddress(c.ops_http.listen); }},
+      {"ops_http.hosts", [](const Config& c) { return CheckHosts(c.ops_http.hosts); }},
       {"log.level",
        [](const Config& c) {
          return CheckOneOf(c.log.level, {"debug", "info", "warn", "error"});
@@ -178,6 +190,9 @@ std::vector<std::string> ConfigWarnings(const Config& config) {
 }
 
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view address) {
+  if (std::find(config.ops_http.hosts.begin(), config.ops_http.hosts.end(), "*") != config.ops_http.hosts.end()) {
+    warnings.push_back("ops_http.hosts allows any name: a web page in a browser that reaches the port can read it");
+  }
   const size_t colon = address.rfind(':');
   HostPort parsed;
   uint32_t port = 0;

@@ -53,8 +53,9 @@ class FileReader {
       return absl::FailedPreconditionError(
           absl::StrCat(where, ": key '", path, "' comes twice, first at ", first->second, "; remove one"));
     }
-    return field->message_type() != nullptr ? EnterSection({path, "", where}, *field->message_type(), value)
-                                            : AddValue({path, "", where}, value);
+    return field->message_type() != nullptr             ? EnterSection({path, "", where}, *field->message_type(), value)
+           : field->is_repeated() && value.IsSequence() ? AddList({path, "", where}, value)
+                                                        : AddValue({path, "", where}, value);
   }
 
   absl::Status EnterSection(const FileValue& at, const Descriptor& section, const YAML::Node& value) {
@@ -71,6 +72,19 @@ class FileReader {
       return absl::FailedPreconditionError(absl::StrCat(at.where, ": '", at.path, "' wants one value and got ", got));
     }
     at.text = value.Scalar();
+    values.push_back(std::move(at));
+    return absl::OkStatus();
+  }
+
+  // As a flag would have it.
+  absl::Status AddList(FileValue at, const YAML::Node& list) {
+    for (const YAML::Node& item : list) {
+      if (!item.IsScalar() || item.Scalar().find(',') != std::string::npos) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(Where(item.Mark()), ": an item of '", at.path, "' must be a plain word without a comma"));
+      }
+      absl::StrAppend(&at.text, at.text.empty() ? "" : ",", item.Scalar());
+    }
     values.push_back(std::move(at));
     return absl::OkStatus();
   }

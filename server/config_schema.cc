@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "ballast_config_schema.h"
 #include "google/protobuf/descriptor.pb.h"
@@ -41,6 +42,7 @@ constexpr std::array<Unit, 9> kUnits = {{{"KiB", 1ULL << 10},
                                          {"B", 1}}};
 
 ConfigKey::Kind KindOf(const FieldDescriptor& field) {
+  if (field.is_repeated()) return ConfigKey::Kind::kList;  // of text: no key is another list
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL:
       return ConfigKey::Kind::kSwitch;
@@ -154,6 +156,24 @@ absl::Status SetNumber(const FieldDescriptor* field, absl::StatusOr<uint64_t> va
   return absl::OkStatus();
 }
 
+// In place of what it was: a list of a stronger source is the whole list.
+void SetList(const FieldDescriptor* field, absl::string_view text, Message* section) {
+  const auto* reflection = section->GetReflection();
+  reflection->ClearField(section, field);
+  for (const absl::string_view item : absl::StrSplit(text, ',')) {
+    const std::string stripped(absl::StripAsciiWhitespace(item));
+    if (!stripped.empty()) reflection->AddString(section, field, stripped);
+  }
+}
+
+std::string ListText(const FieldDescriptor* field, const Message& section) {
+  std::vector<std::string> items;
+  for (int i = 0; i < section.GetReflection()->FieldSize(section, field); ++i) {
+    items.push_back(section.GetReflection()->GetRepeatedString(section, field, i));
+  }
+  return absl::StrJoin(items, ",");
+}
+
 std::string BytesText(uint64_t bytes) {
   for (auto unit = kUnits.begin() + 3;; --unit) {  // TiB down to KiB
     if (bytes > 0 && bytes % unit->bytes == 0) return absl::StrCat(bytes / unit->bytes, unit->name);
@@ -181,7 +201,7 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 std::string ConfigKey::environment() const { return absl::StrCat("BALLAST_", absl::AsciiStrToUpper(Normal(path))); }
 
 absl::string_view ConfigKey::placeholder() const {
-  constexpr std::array<absl::string_view, 5> kPlaceholders = {"TEXT", "true|false", "N", "BYTES", "DURATION"};
+  constexpr std::array<absl::string_view, 6> kPlaceholders = {"TEXT", "true|false", "N", "BYTES", "DURATION", "LIST"};
   return kPlaceholders[static_cast<size_t>(kind)];
 }
 
@@ -223,6 +243,9 @@ absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, v1::Da
       if (on.ok()) reflection->SetBool(section, field, *on);
       return on.status();
     }
+    case ConfigKey::Kind::kList:
+      SetList(field, text, section);
+      return absl::OkStatus();
   }
   return absl::InternalError("unreachable");
 }
@@ -233,6 +256,7 @@ std::string ConfigValueText(const ConfigKey& key, const v1::DaemonConfig& config
   for (size_t i = 0; i + 1 < key.fields.size(); ++i) {
     section = &section->GetReflection()->GetMessage(*section, key.fields[i]);
   }
+  if (key.kind == ConfigKey::Kind::kList) return ListText(field, *section);
   const auto* reflection = section->GetReflection();
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL:

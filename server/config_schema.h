@@ -6,6 +6,7 @@
 //   uint64, *_bytes bytes: 65536, 64KiB, 64MB
 //   double          seconds: 30s, 500ms, 1m30s
 //   other uint32    a whole number
+//   repeated string a list: a,b; in the file also [a, b] or a line each
 //   message         a section; its fields are limits.chunk_bytes in the file and as a flag
 //
 // Thread-safe: all state is immutable.
@@ -22,7 +23,7 @@
 namespace ballast {
 
 struct ConfigKey {
-  enum class Kind { kText, kSwitch, kCount, kBytes, kSeconds };
+  enum class Kind { kText, kSwitch, kCount, kBytes, kSeconds, kList };
 
   std::string path;  // limits.chunk_bytes
   Kind kind = Kind::kText;

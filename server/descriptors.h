@@ -7,10 +7,10 @@
 
 namespace ballast {
 
-// Kept for the daemon's own use: 4 requests of HTTP and 20 that wait (CivetWeb), and 16 for files and self-checks.
-inline constexpr uint64_t kKeptDescriptors = 40;
+// Kept for the daemon's own use: 80 connections of HTTP (OpsHttp's threads and queue), 20 for files and self-checks.
+inline constexpr uint64_t kKeptDescriptors = 100;
 // With less a daemon does not start.
-inline constexpr uint64_t kLeastDescriptors = 64;
+inline constexpr uint64_t kLeastDescriptors = 128;
 
 // How many the process may have open (the soft limit of RLIMIT_NOFILE).
 uint64_t MostDescriptors();

@@ -3,11 +3,17 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace ballast {
 
 // Physical memory, or the control group's limit where that is lower; 0 if neither can be read.
 uint64_t MachineMemoryBytes();
 std::string MachineHostname();
+// Its hostname and what else it is called: the first label, its other names in /etc/hosts, and its names in the domains
+// that /etc/resolv.conf searches. Asks no server of names.
+std::vector<std::string> MachineNames();
+// The same of these texts.
+std::vector<std::string> NamesOf(const std::string& hostname, const std::string& hosts, const std::string& resolv_conf);
 
 }  // namespace ballast

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -119,10 +121,11 @@ class Daemon {
  public:
   explicit Daemon(const CommandLine& line) : config_(line.config), warnings_(line.warnings) {}
 
-  int Run(const std::string& notify_socket) {
+  // tell_every_s: as of TellEverySeconds.
+  int Run(const std::string& notify_socket, double tell_every_s) {
     for (const std::string& warning : warnings_) Log(LogLevel::kWarn, "config", "check this", {{"err", warning}});
     metrics_.SetState("starting");
-    auto ops = OpsHttp::Start(config_.ops_http.listen, Content());
+    auto ops = OpsHttp::Start(config_.ops_http.listen, Content(), config_.ops_http.hosts);
     if (!ops.ok()) return CannotStart(ops.status());
     auto server = Server::Start(config_, &metrics_, (*ops)->address(), [this](const absl::Status&) {
       devices_failed_ = true;
@@ -196,7 +199,8 @@ int Serve(const CommandLine& line) {
     Log(LogLevel::kInfo, "descriptors", "the limit of open files was raised", {{"from", before}, {"to", now}});
   }
   const char* notify_socket = std::getenv("NOTIFY_SOCKET");
-  return Daemon(line).Run(notify_socket == nullptr ? "" : notify_socket);
+  return Daemon(line).Run(notify_socket == nullptr ? "" : notify_socket,
+                          TellEverySeconds(std::getenv("WATCHDOG_USEC")));
 }
 
 int Main(const std::vector<std::string>& arguments) {

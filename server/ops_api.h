@@ -28,7 +28,7 @@ namespace ballast {
 class OpsApi {
  public:
   static constexpr double kFreshS = 0.5;
-  static constexpr int kMakers = OpsHttp::kThreads - 1;
+  static constexpr int kMakers = OpsHttp::kServed - 1;
   static constexpr uint32_t kMostSteps = 500;
 
   explicit OpsApi(const AdminService* admin) : admin_(admin) {}

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
@@ -23,6 +24,7 @@
 #include "server/machine.h"
 #include "server/ops_page.h"
 #include "server/status_macros.h"
+#include "server/utf8.h"
 
 namespace ballast {
 namespace {
@@ -35,6 +37,7 @@ constexpr char kHelp[] =
     "/readyz   200 while it takes trainers, 503 with the reason when not\n"
     "/api/v1/  what the page shows, as JSON: status, runs, runs/ID, runs/ID/spec, runs/ID/history?after=STEP&most=N\n";
 constexpr char kApi[] = "/api/v1/";
+const OpsResponse kTooMany = {.status = 503, .body = "Too many ask at once; ask again in a second.\n"};
 
 // The page loads from its own origin alone, runs no inline script, and is shown in no other page.
 constexpr char kPagePolicy[] = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -51,13 +54,25 @@ std::string HostOf(absl::string_view header) {
   return std::string(header.substr(0, header.find(':')));
 }
 
-bool KnownHost(absl::string_view header, absl::string_view hostname) {
+bool KnownHost(absl::string_view header, const std::vector<std::string>& names) {
   // Only clients that are no browsers leave it out.
   if (header.empty()) return true;
-  const std::string host = HostOf(header);
-  const absl::string_view short_name = hostname.substr(0, hostname.find('.'));
+  std::string host = HostOf(header);
+  if (absl::EndsWith(host, ".")) host.pop_back();  // of a name that is written in full
+  const auto is_it = [&](const std::string& name) {
+    return name == "*" || (!host.empty() && absl::EqualsIgnoreCase(host, name));
+  };
   return IsIpLiteral(host) || absl::EqualsIgnoreCase(host, "localhost") ||
-         (!host.empty() && (absl::EqualsIgnoreCase(host, hostname) || absl::EqualsIgnoreCase(host, short_name)));
+         std::any_of(names.begin(), names.end(), is_it);
+}
+
+OpsResponse RefuseHost(absl::string_view header) {
+  const std::string host = ValidUtf8(HostOf(header), 255);
+  return {.status = 403,
+          .body = absl::StrCat("The name '", host,
+                               "' is not served: use an IP address, localhost or the machine's "
+                               "hostname, or allow it with --ops_http.hosts ",
+                               host, "\n")};
 }
 
 OpsResponse AnswerHealth(const absl::Status& status) {
@@ -110,7 +125,7 @@ void Knock(const std::string& host, int port) {
 }
 
 // In pieces, for mg_write waits anew whenever some bytes have gone.
-void Send(mg_connection* connection, std::string_view answer) {
+void SendPieces(mg_connection* connection, std::string_view answer) {
   const double begin_s = MonotonicSeconds();
   double piece_s = begin_s;
   while (!answer.empty() && piece_s - begin_s < kAnswerS) {
@@ -123,11 +138,37 @@ void Send(mg_connection* connection, std::string_view answer) {
   }
 }
 
+// How many answer at a time, and wait to.
+class Gate {
+ public:
+  // Waits. False: too many do.
+  bool Enter() {
+    absl::MutexLock lock(&mu_);
+    if (waiting_ == OpsHttp::kWaiting) return false;
+    ++waiting_;
+    mu_.Await(absl::Condition(this, &Gate::HasRoom));
+    --waiting_;
+    ++served_;
+    return true;
+  }
+  void Leave() {
+    absl::MutexLock lock(&mu_);
+    --served_;
+  }
+
+ private:
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return served_ < OpsHttp::kServed; }
+  absl::Mutex mu_;
+  int served_ ABSL_GUARDED_BY(mu_) = 0, waiting_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+bool IsHealth(const OpsRequest& request) { return request.path == "/livez" || request.path == "/readyz"; }
+
 // CivetWeb's C interface: the C++ one throws, and adds nothing needed here.
 class CivetOps final : public OpsHttp {
  public:
-  CivetOps(std::string host, OpsContent content)
-      : host_(std::move(host)), content_(std::move(content)), hostname_(MachineHostname()) {}
+  CivetOps(std::string host, std::vector<std::string> names, OpsContent content)
+      : host_(std::move(host)), content_(std::move(content)), names_(std::move(names)) {}
 
   // The thread that accepts looks whether it shall stop every 2 s, and after each connection: so it gets one.
   ~CivetOps() override {
@@ -148,9 +189,18 @@ class CivetOps final : public OpsHttp {
     static_cast<void>(initialized);
     const std::string ports = absl::StrCat(bind_host(), ":", port);
     const std::string threads = absl::StrCat(kThreads);
-    std::array<const char*, 9> options = {
-        "listening_ports",          ports.c_str(), "num_threads", threads.c_str(), "request_timeout_ms", kStillMs,
-        "enable_directory_listing", "no",          nullptr};
+    const std::string queue = absl::StrCat(kQueue);
+    std::array<const char*, 11> options = {"listening_ports",
+                                           ports.c_str(),
+                                           "num_threads",
+                                           threads.c_str(),
+                                           "connection_queue",
+                                           queue.c_str(),
+                                           "request_timeout_ms",
+                                           kStillMs,
+                                           "enable_directory_listing",
+                                           "no",
+                                           nullptr};
     mg_callbacks callbacks{};
     callbacks.log_message = OnLog;
     mg_init_data init{.callbacks = &callbacks, .user_data = this, .configuration_options = options.data()};
@@ -191,21 +241,34 @@ class CivetOps final : public OpsHttp {
   }
 
   static int OnRequest(mg_connection* connection, void* self) {
-    const auto* ops = static_cast<const CivetOps*>(self);
+    auto* ops = static_cast<CivetOps*>(self);
     const mg_request_info* info = mg_get_request_info(connection);
     const char* host = mg_get_header(connection, "Host");
     const OpsRequest request{.method = info->request_method,
                              .path = info->local_uri == nullptr ? "" : info->local_uri,
                              .query = info->query_string == nullptr ? "" : info->query_string,
                              .host = host == nullptr ? "" : host};
-    const OpsResponse response = AnswerOps(request, ops->content_, ops->hostname_);
-    Send(connection, request.method == "HEAD" ? Head(response) : absl::StrCat(Head(response), response.body));
+    if (IsHealth(request)) return ops->Answer(connection, request);
+    if (!ops->gate_.Enter()) return Send(connection, request, kTooMany);
+    const int status = ops->Answer(connection, request);
+    ops->gate_.Leave();
+    return status;
+  }
+
+  int Answer(mg_connection* connection, const OpsRequest& request) const {
+    return Send(connection, request, AnswerOps(request, content_, names_));
+  }
+
+  // Returns the status.
+  static int Send(mg_connection* connection, const OpsRequest& request, const OpsResponse& response) {
+    SendPieces(connection, request.method == "HEAD" ? Head(response) : absl::StrCat(Head(response), response.body));
     return response.status;
   }
 
   const std::string host_;
   const OpsContent content_;
-  const std::string hostname_;
+  const std::vector<std::string> names_;
+  Gate gate_;
   std::string first_log_;  // while starting
   mg_context* context_ = nullptr;
   int port_ = 0;
@@ -218,11 +281,8 @@ class NoOps final : public OpsHttp {
 
 }  // namespace
 
-OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::string& hostname) {
-  if (!KnownHost(request.host, hostname)) {
-    return {.status = 403,
-            .body = "This Host is not served; use an IP address, localhost or the machine's hostname.\n"};
-  }
+OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::vector<std::string>& names) {
+  if (!KnownHost(request.host, names)) return RefuseHost(request.host);
   const PageFile* page = FindPageFile(request.path);
   const bool known = page != nullptr || absl::StartsWith(request.path, kApi) || request.path == "/help" ||
                      request.path == "/metrics" || request.path == "/livez" || request.path == "/readyz";
@@ -236,10 +296,13 @@ OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, cons
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = content.metrics()};
 }
 
-absl::StatusOr<std::unique_ptr<OpsHttp>> OpsHttp::Start(const std::string& listen, OpsContent content) {
+absl::StatusOr<std::unique_ptr<OpsHttp>> OpsHttp::Start(const std::string& listen, OpsContent content,
+                                                        const std::vector<std::string>& hosts) {
   if (listen == "off") return std::make_unique<NoOps>();
   ASSIGN_OR_RETURN(const HostPort at, ParseHostPort(listen));
-  auto ops = std::make_unique<CivetOps>(at.host, std::move(content));
+  std::vector<std::string> names = MachineNames();
+  names.insert(names.end(), hosts.begin(), hosts.end());
+  auto ops = std::make_unique<CivetOps>(at.host, std::move(names), std::move(content));
   RETURN_IF_ERROR(ops->Listen(at.port));
   return ops;
 }

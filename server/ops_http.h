@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,15 +29,20 @@ struct OpsContent {
   std::function<OpsResponse(const std::string& path, const std::string& query)> api;
 };
 
-// Requests are answered by kThreads threads. A client that keeps silent for 2 s while it asks, or reads nothing for 2 s
-// while it is answered, is cut off; so is one that has not read its answer after 10 s. Thread-safe.
+// A connection has a thread, one of kThreads, so that those that say nothing do not keep /livez and /readyz waiting. Of
+// what is more work no more than kServed requests are answered at a time, and kWaiting wait; who comes then gets a 503.
+// A client that keeps silent for 2 s while it asks, or reads nothing for 2 s while it is answered, is cut off; so is
+// one that has not read its answer after 10 s. Thread-safe.
 class OpsHttp {
  public:
-  static constexpr int kThreads = 4;
+  static constexpr int kThreads = 64, kQueue = 16;  // connections that have a thread, and that wait for one
+  static constexpr int kServed = 4, kWaiting = 16;
 
   // listen: "off", or HOST:PORT where HOST is an IPv4 address or localhost and port 0 picks a free one. UNAVAILABLE
   // names the address that cannot be had, and the mend.
-  static absl::StatusOr<std::unique_ptr<OpsHttp>> Start(const std::string& listen, OpsContent content);
+  // `hosts`: what else than MachineNames() a request's Host may be, as of AnswerOps.
+  static absl::StatusOr<std::unique_ptr<OpsHttp>> Start(const std::string& listen, OpsContent content,
+                                                        const std::vector<std::string>& hosts = {});
   // Waits for the requests being answered.
   virtual ~OpsHttp() = default;
 
@@ -51,8 +57,8 @@ struct OpsRequest {
   std::string query = {};  // without the question mark
   std::string host;        // the header; empty: there was none
 };
-// `hostname`: the machine's. A Host header is an IP address, localhost or the hostname; anything else is refused, since
-// a web page can point a name of its own at a loopback address (DNS rebinding).
-OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::string& hostname);
+// A Host header is an IP address, localhost or one of `names`, of which "*" is any; anything else is refused, since a
+// web page can point a name of its own at a loopback address (DNS rebinding). The answer says how to allow it.
+OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::vector<std::string>& names);
 
 }  // namespace ballast

@@ -19,7 +19,7 @@ for line in sys.stdin:
     opt.step()
     print(opt.last_result.step, flush=True)
 """
-DESCRIPTORS = 64
+DESCRIPTORS = 128
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path):
-    with Daemon(tmp_path, descriptors=(64, 512)) as daemon:
+    with Daemon(tmp_path, descriptors=(128, 512)) as daemon:
         assert "process_max_fds 512\n" in daemon.get("/metrics")[1]
         assert [line["to"] for line in logged(daemon, "descriptors")] == [512]
 
 
 def test_a_limit_that_does_not_hold_the_connections_asked_for_is_told(tmp_path):
-    with pytest.raises(AssertionError, match=r"limits.connections.*1000.*64"):
-        Daemon(tmp_path, "--limits.connections", "1000", descriptors=(64, 64)).__enter__()
+    with pytest.raises(AssertionError, match=r"limits.connections.*1000.*128"):
+        Daemon(tmp_path, "--limits.connections", "1000", descriptors=(128, 128)).__enter__()

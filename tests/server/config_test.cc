@@ -235,6 +235,28 @@ TEST_F(ConfigTest, SharedMemoryIsOfferedInTheUsersRuntimeFolder) {
 }
 
 // A value unlike the default for every key: what the mapping between the schema and Config leaves out shows here.
+TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
+  const std::vector<std::string> both = {"vm.lan", "ballast.default.svc"};
+  const auto hosts = [&](const std::string& text, const std::vector<std::string>& flags,
+                         const std::map<std::string, std::string>& environment) {
+    std::vector<std::string> arguments = {"--config", Write(text)};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const auto line = ParseCommandLine(arguments, environment);
+    EXPECT_TRUE(line.ok()) << line.status();
+    return line.ok() ? line->config.ops_http.hosts : std::vector<std::string>();
+  };
+  EXPECT_EQ(hosts("ops_http:\n  hosts: [vm.lan, \"ballast.default.svc\"]\n", {}, {}), both);
+  EXPECT_EQ(hosts("ops_http:\n  hosts:\n    - vm.lan\n    - ballast.default.svc\n", {}, {}), both);
+  EXPECT_EQ(hosts("ops_http:\n  hosts: vm.lan, ballast.default.svc\n", {}, {}), both);
+  EXPECT_EQ(hosts("", {"--ops_http.hosts", "vm.lan,ballast.default.svc"}, {}), both);
+  EXPECT_EQ(hosts("", {}, {{"BALLAST_OPS_HTTP_HOSTS", "vm.lan,ballast.default.svc"}}), both);
+  EXPECT_THAT(hosts("ops_http:\n  hosts: [a]\n", {"--ops_http.hosts", "b"}, {}), testing::ElementsAre("b"));
+  EXPECT_THAT(hosts("ops_http:\n  hosts: []\n", {}, {}), testing::IsEmpty());
+  EXPECT_EQ(ErrorOfFile("ops_http:\n  hosts: [\"a,b\"]\n"),
+            "ballast.yaml:2: an item of 'ops_http.hosts' must be a plain word without a comma");
+  EXPECT_THAT(ErrorOfFile("ops_http:\n  hosts: [\"vm.lan:9464\"]\n"), HasSubstr("'vm.lan:9464' is no host name"));
+}
+
 TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
   const std::string text =
       "listen: \"[::1]:1\"\ndevice: \"cuda:3\"\nthreads: 7\nmemory_limit: 12345\nmax_runs: 5\nreflection: true\n"

@@ -16,6 +16,7 @@
 
 #include "server/clock.h"
 #include "server/config_check.h"
+#include "server/machine.h"
 
 namespace ballast {
 namespace {
@@ -152,7 +153,7 @@ TEST_F(OpsHttpTest, TheApiIsAskedForPathAndQuery) {
 
 TEST_F(OpsHttpTest, ClientsThatNeverReadAreCutOff) {
   std::vector<int> silent;
-  for (int i = 0; i < OpsHttp::kThreads; ++i) {
+  for (int i = 0; i < OpsHttp::kServed; ++i) {
     silent.push_back(Connect(ops_->address()));
     const std::string request = "GET /api/v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n";
     EXPECT_EQ(send(silent.back(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
@@ -160,6 +161,28 @@ TEST_F(OpsHttpTest, ClientsThatNeverReadAreCutOff) {
   const double begin_s = MonotonicSeconds();
   EXPECT_THAT(Ask("GET", "/metrics"), StartsWith("HTTP/1.1 200"));
   EXPECT_LT(MonotonicSeconds() - begin_s, 30) << "3 s, and what a busy machine adds";
+  for (const int fd : silent) close(fd);
+}
+
+TEST_F(OpsHttpTest, HealthDoesNotWaitForIdleConnections) {
+  std::vector<int> idle;
+  for (int i = 0; i < 60; ++i) idle.push_back(Connect(ops_->address()));
+  const double begin_s = MonotonicSeconds();
+  EXPECT_THAT(Ask("GET", "/livez"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(MonotonicSeconds() - begin_s, 10) << "four threads that wait 2 s each took 30 s";
+  for (const int fd : idle) close(fd);
+}
+
+TEST_F(OpsHttpTest, HealthDoesNotWaitForClientsThatNeverRead) {
+  std::vector<int> silent;
+  for (int i = 0; i < 60; ++i) {
+    silent.push_back(Connect(ops_->address()));
+    const std::string request = "GET /api/v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    EXPECT_EQ(send(silent.back(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  }
+  const double begin_s = MonotonicSeconds();
+  EXPECT_THAT(Ask("GET", "/readyz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(MonotonicSeconds() - begin_s, 20) << "four threads that wait 2 to 3 s each took 30 s or more";
   for (const int fd : silent) close(fd);
 }
 
@@ -190,13 +213,37 @@ TEST_F(OpsHttpTest, NamesThatAreNotTheMachinesAreRefused) {
 
 TEST_F(OpsHttpTest, TheMachinesNameIsServedWithAndWithoutItsDomain) {
   const auto status = [&](const std::string& host, const std::string& hostname) {
-    return AnswerOps({.method = "GET", .path = "/", .host = host}, Content(), hostname).status;
+    return AnswerOps({.method = "GET", .path = "/", .host = host}, Content(), NamesOf(hostname, "", "")).status;
   };
   EXPECT_EQ(status("Node1.example:9464", "node1.example"), 200);
+  EXPECT_EQ(status("node1.example.:9464", "node1.example"), 200);
   EXPECT_EQ(status("node1", "node1.example"), 200);
   EXPECT_EQ(status("node2", "node1.example"), 403);
   EXPECT_EQ(status(":9464", ""), 403);
   EXPECT_EQ(status("[::1", "node1"), 200) << "an odd header that still names a loopback address";
+}
+
+TEST_F(OpsHttpTest, NamesThatAreAllowedAreServedAndTheOthersToldHowTo) {
+  const auto answer = [&](const std::string& host, const std::vector<std::string>& names) {
+    return AnswerOps({.method = "GET", .path = "/metrics", .host = host}, Content(), names);
+  };
+  EXPECT_EQ(answer("ballast.default.svc:9464", {"vm.lan", "Ballast.default.svc"}).status, 200);
+  EXPECT_EQ(answer("evil.example", {"*"}).status, 200);
+  const OpsResponse refused = answer("vm.lan:9464", {"vm"});
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_THAT(refused.body, HasSubstr("allow it with --ops_http.hosts vm.lan\n"));
+  const auto allowing = OpsHttp::Start("127.0.0.1:0", Content(), {"vm.lan"});
+  ASSERT_TRUE(allowing.ok());
+  EXPECT_THAT(Exchange((*allowing)->address(), "GET /metrics HTTP/1.1\r\nHost: vm.lan:9464\r\n\r\n"),
+              StartsWith("HTTP/1.1 200"));
+}
+
+TEST(MachineNamesTest, AreThoseOfTheMachinesOwnFiles) {
+  EXPECT_THAT(NamesOf("vm", "127.0.0.1 localhost\n127.0.1.1\tvm.lan vm # it\n10.0.0.1 other.lan other\n",
+                      "nameserver 10.0.0.1\nsearch a.example b.example\n"),
+              testing::ElementsAre("vm", "vm", "vm.lan", "vm", "vm.a.example", "vm.b.example"));
+  EXPECT_THAT(NamesOf("node1.example", "", ""), testing::ElementsAre("node1.example", "node1"));
+  EXPECT_THAT(NamesOf("", "127.0.0.1 localhost\n", "search a.example\n"), testing::IsEmpty());
 }
 
 TEST_F(OpsHttpTest, GarbageIsAnsweredOrDroppedAndTheNextRequestServed) {

@@ -150,13 +150,13 @@ TEST_F(TcpListenerTest, WithoutAFileDescriptorWhoComesIsRefusedAndTheNextIsTaken
 }
 
 TEST(MostConnectionsTest, FollowsFromTheDescriptors) {
-  EXPECT_EQ(*MostConnections(0, 64), 12u);
-  EXPECT_EQ(*MostConnections(0, 1024), 492u);
+  EXPECT_EQ(*MostConnections(0, 128), 14u);
+  EXPECT_EQ(*MostConnections(0, 1024), 462u);
   EXPECT_EQ(*MostConnections(0, 1 << 20), 4096u);
   EXPECT_EQ(*MostConnections(10000, 20000), 10000u);
   EXPECT_THAT(std::string(MostConnections(1000, 1024).status().message()),
               AllOf(HasSubstr("limits.connections: 1000"), HasSubstr("the 1024 files"), HasSubstr("LimitNOFILE")));
-  EXPECT_THAT(std::string(MostConnections(0, 63).status().message()), HasSubstr("needs 64 at least"));
+  EXPECT_THAT(std::string(MostConnections(0, 127).status().message()), HasSubstr("needs 128 at least"));
 }
 
 }  // namespace
