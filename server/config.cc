@@ -38,9 +38,10 @@ v1::DaemonConfig ToMessage(const Config& config) {
   message.set_reflection(config.reflection);
   message.set_drain_timeout(config.drain_timeout_s);
   message.set_shm_socket(config.shm_socket);
+  message.set_watchdog(config.watchdog_s);
   message.mutable_ops_http()->set_listen(config.ops_http.listen);
-  message.mutable_log()->set_level(config.log.level);
   message.mutable_ops_http()->mutable_hosts()->Assign(config.ops_http.hosts.begin(), config.ops_http.hosts.end());
+  message.mutable_log()->set_level(config.log.level);
   message.mutable_log()->set_format(config.log.format);
   v1::LimitsConfig* limits = message.mutable_limits();
   limits->set_tensors(config.limits.tensors);
@@ -66,6 +67,7 @@ Config FromMessage(const v1::DaemonConfig& message) {
           .max_runs = message.max_runs(),
           .reflection = message.reflection(),
           .drain_timeout_s = message.drain_timeout(),
+          .watchdog_s = message.watchdog(),
           .shm_socket = message.shm_socket(),
           .ops_http = {.listen = message.ops_http().listen(),
                        .hosts = {message.ops_http().hosts().begin(), message.ops_http().hosts().end()}},
@@ -249,12 +251,12 @@ std::string Quoted(const std::string& text) {
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
 }
 
-}  // namespace
-
 std::string QuotedList(const std::string& text) {
   const auto append = [](std::string* out, absl::string_view item) { out->append(Quoted(std::string(item))); };
   return absl::StrCat("[", absl::StrJoin(absl::StrSplit(text, ',', absl::SkipEmpty()), ", ", append), "]");
 }
+
+}  // namespace
 
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                              const std::map<std::string, std::string>& environment) {
@@ -288,8 +290,9 @@ std::string HelpText() {
     absl::StrAppendFormat(&out, "  --%-36s %s\n", absl::StrCat(key.path, " ", key.placeholder()), key.doc);
   }
   return out +
-         "\nBYTES: 65536, 64KiB or 64MB; DURATION: 30s or 500ms. Exit codes: 0 drained, 1 could not start,\n"
-         "64 bad flag, 75 stopped by a second signal, 78 bad configuration.\n";
+         "\nBYTES: 65536, 64KiB or 64MB; DURATION: 30s or 500ms; LIST: a,b or, in the file, [a, b]. Exit codes: 0 "
+         "drained, 1 could not start,\n"
+         "64 bad flag, 70 no GPU is left, 71 the watchdog, 75 stopped by a second signal, 78 bad configuration.\n";
 }
 
 std::string PrintConfig(const Config& config) {
@@ -298,10 +301,10 @@ std::string PrintConfig(const Config& config) {
   for (const ConfigKey& key : ConfigKeys()) {
     std::string text = ConfigValueText(key, message);
     if (key.kind == ConfigKey::Kind::kText) text = Quoted(text);
+    if (key.kind == ConfigKey::Kind::kList) text = QuotedList(text);
     const std::vector<std::string> parts = absl::StrSplit(key.path, '.');
     if (parts.size() == 1) {
       absl::StrAppend(&plain, parts[0], ": ", text, "\n");
-    if (key.kind == ConfigKey::Kind::kList) text = QuotedList(text);
       continue;
     }
     if (section != parts[0]) absl::StrAppend(&sections, parts[0], ":\n");

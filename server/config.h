@@ -20,13 +20,14 @@ struct Config {
   uint32_t max_runs = 16;
   bool reflection = false;
   double drain_timeout_s = 10;
+  double watchdog_s = 0;  // 0: none
   // Resolved: a path, a folder with / at its end, or off, as when it is empty. Default: $XDG_RUNTIME_DIR/ballast/, or
   // without that variable /run/ballast/ for root, else /tmp/ballast-UID/.
   std::string shm_socket;
   struct OpsHttp {
     std::string listen = "127.0.0.1:9464";  // "off": none
-  } ops_http;
     std::vector<std::string> hosts;         // "*": any
+  } ops_http;
   struct Log {
     std::string level = "info";
     std::string format;  // resolved: text | json

@@ -153,6 +153,10 @@ const std::vector<Check>& Checks() {
          return CheckRange(c.limits.connections, {0, 1e6});
        }},
       {"shm_socket", [](const Config& c) { return CheckSocket(c.shm_socket); }},
+      {"watchdog",
+       [](const Config& c) {
+         return c.watchdog_s == 0 ? "" : CheckRange(c.watchdog_s, {30, 86400, "s"});
+       }},
       {"drain_timeout",
        [](const Config& c) {
          return CheckRange(c.drain_timeout_s, {0, 3600, "s"});
@@ -186,13 +190,13 @@ std::vector<std::string> ConfigWarnings(const Config& config) {
   WarnUnlessLoopback(config.ops_http.listen,
                      "ops_http.listen is not a loopback address: whoever reaches the port can read the metrics",
                      &warnings);
+  if (std::find(config.ops_http.hosts.begin(), config.ops_http.hosts.end(), "*") != config.ops_http.hosts.end()) {
+    warnings.push_back("ops_http.hosts allows any name: a web page in a browser that reaches the port can read it");
+  }
   return warnings;
 }
 
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view address) {
-  if (std::find(config.ops_http.hosts.begin(), config.ops_http.hosts.end(), "*") != config.ops_http.hosts.end()) {
-    warnings.push_back("ops_http.hosts allows any name: a web page in a browser that reaches the port can read it");
-  }
   const size_t colon = address.rfind(':');
   HostPort parsed;
   uint32_t port = 0;

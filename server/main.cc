@@ -1,5 +1,5 @@
-// ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 70 no GPU is left,
-// 75 stopped by a second signal before it was drained, 78 bad configuration.
+// ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 70 no GPU is left, 71 the
+// watchdog, 75 stopped by a second signal before it was drained, 78 bad configuration.
 #include <grpc/support/log.h>
 #include <malloc.h>
 #include <signal.h>
@@ -28,6 +28,7 @@
 #include "server/sd_notify.h"
 #include "server/server.h"
 #include "server/version.h"
+#include "server/watchdog.h"
 
 extern char** environ;
 
@@ -39,6 +40,7 @@ enum ExitCode {
   kCannotStart = 1,
   kBadFlag = 64,
   kDevicesFailed = 70,
+  kSilent = 71,
   kSecondSignal = 75,
   kBadConfig = 78
 };
@@ -111,6 +113,13 @@ std::string Banner(const Server& server, const std::string& ops_address) {
                       ops_address.empty() ? "off" : absl::StrCat("http://", ops_address, "/metrics"));
 }
 
+// systemd's WatchdogSec, where it asks for one: it wants to hear twice in that time.
+double TellEverySeconds(const char* watchdog_usec) {
+  int64_t microseconds = 0;
+  if (watchdog_usec == nullptr || !absl::SimpleAtoi(watchdog_usec, &microseconds) || microseconds <= 0) return 0;
+  return static_cast<double>(microseconds) / 2e6;
+}
+
 int CannotStart(const absl::Status& why) {
   absl::FPrintF(stderr, "ballastd: %s\n", why.message());
   return kCannotStart;
@@ -136,6 +145,7 @@ class Daemon {
     absl::PrintF("%s\n", Banner(**server, (*ops)->address()));
     std::fflush(stdout);
     SdNotify(notify_socket, "READY=1");
+    const Watchdog watchdog(WatchOptions(notify_socket, tell_every_s));
     const int signal = WaitForStop();
     SdNotify(notify_socket, "STOPPING=1");
     Drain(server->get(), signal);
@@ -151,6 +161,25 @@ class Daemon {
             .live = [this] { return Live(); },
             .ready = [this] { return Ready(); },
             .api = [this](const std::string& path, const std::string& query) { return Api(path, query); }};
+  }
+
+  Watchdog::Options WatchOptions(const std::string& notify_socket, double tell_every_s) {
+    Watchdog::Options options{.live = [this] { return Live(); },
+                              .most_silent_s = config_.watchdog_s,
+                              .on_silent = [this](const absl::Status& why) { EndSilent(why); }};
+    if (tell_every_s > 0) {
+      options.look_every_s = std::min(options.look_every_s, tell_every_s);
+      options.tell = [notify_socket] { SdNotify(notify_socket, "WATCHDOG=1"); };
+    }
+    return options;
+  }
+
+  // What does not answer may hold locks: nothing is drained, and nobody waited for.
+  void EndSilent(const absl::Status& why) const {
+    if (draining_) return;  // which has a deadline of its own
+    Log(LogLevel::kError, "watchdog", "the daemon does not answer itself; it ends, to be started anew",
+        {{"err", std::string(why.message())}, {"dur_s", config_.watchdog_s}});
+    _exit(kSilent);
   }
 
   absl::Status Live() const {

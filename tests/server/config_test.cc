@@ -260,7 +260,9 @@ TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
 TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
   const std::string text =
       "listen: \"[::1]:1\"\ndevice: \"cuda:3\"\nthreads: 7\nmemory_limit: 12345\nmax_runs: 5\nreflection: true\n"
-      "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nops_http:\n  listen: \"off\"\nlog:\n  level: \"warn\"\n  "
+      "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nwatchdog: 1m\nops_http:\n  listen: \"off\"\n  hosts: "
+      "[\"vm.lan\", "
+      "\"*\"]\nlog:\n  level: \"warn\"\n  "
       "format: \"text\"\nlimits:\n"
       "  tensors: 10\n  name_bytes: 11\n  message_bytes: 1MiB\n  chunk_bytes: 64KiB\n  credit_bytes: 3MiB\n"
       "  lease: 250ms\n  layer_groups: 9\n  open_timeout: 3s\n  spec_bytes: 2MiB\n  connections: 100\n"

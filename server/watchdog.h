@@ -1,0 +1,36 @@
+// Has a daemon that does not answer itself any more started anew by who started it: systemd, which is told every so
+// often that all is well (sd_notify(3), WatchdogSec), or any supervisor, by ending the process. One thread of its own.
+#pragma once
+
+#include <functional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ballast {
+
+class Watchdog {
+ public:
+  struct Options {
+    std::function<absl::Status()> live;  // as of /livez; must not block
+    double look_every_s = 1;
+    std::function<void()> tell;                          // all is well, at each look; none: nobody wants to know
+    double most_silent_s = 0;                            // 0: any time
+    std::function<void(const absl::Status&)> on_silent;  // once `live` was not OK for so long; at each look after that
+  };
+  explicit Watchdog(Options options);
+  ~Watchdog();  // waits for a call that is under way
+
+ private:
+  void Run();
+  bool StopsWithin(double seconds);
+
+  const Options options_;
+  absl::Mutex mu_;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace ballast
