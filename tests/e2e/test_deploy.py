@@ -148,6 +148,57 @@ def test_compose_mounts_what_is_shipped():
     assert (DEPLOY / "grafana" / "dashboards" / home.rsplit("/", 1)[1]).exists()
 
 
+SERVICES = ["x-ballastd: &ballastd", "prometheus:", "alertmanager:", "grafana:"]
+
+
+def service(name: str) -> str:
+    """A service's block of the compose file."""
+    compose = (ROOT / "docker-compose.yml").read_text().split("\nvolumes:\n")[0]
+    indent = "" if name.startswith("x-") else "  "
+    return re.search(rf"^{indent}{re.escape(name)}\n((?:{indent}  .*\n?)+)", compose, re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_service_has_a_health_check_and_is_started_anew(name):
+    block = service(name)
+    assert re.search(r"healthcheck:\n\s+test: \[", block) and "<<: *hardened" in block
+    assert "restart: unless-stopped" in service("x-hardened: &hardened")
+
+
+def test_nobody_logs_into_grafana_and_silences_are_kept():
+    grafana = service("grafana:")
+    assert 'GF_AUTH_BASIC_ENABLED: "false"\n' in grafana
+    assert 'GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION: "true"\n' in grafana
+    alertmanager = service("alertmanager:")
+    assert "- alertmanager:/alertmanager\n" in alertmanager and "--storage.path=/alertmanager" in alertmanager
+    assert "tmpfs" not in alertmanager
+    assert "\n  alertmanager:\n" in (ROOT / "docker-compose.yml").read_text().split("\nvolumes:")[1]
+
+
+def test_a_silent_daemon_ends_and_the_image_knows_its_revision():
+    daemon = service("x-ballastd: &ballastd")
+    assert '"--watchdog", "60s"' in daemon and "BALLAST_REVISION: ${BALLAST_REVISION:-}" in daemon
+    file = (DEPLOY / "Dockerfile").read_text()
+    assert "ARG BALLAST_REVISION=\n" in file and '-DBALLAST_REVISION="$BALLAST_REVISION"' in file
+    assert "BALLAST_GIVEN_REVISION" in (ROOT / "server" / "CMakeLists.txt").read_text()
+
+
+def test_flags_that_are_shipped_are_flags(tmp_path):
+    """Those of the compose file, the image and the unit are taken by the daemon itself."""
+    if not BALLASTD.exists():
+        pytest.skip("needs a built daemon")
+    unit = (DEPLOY / "systemd" / "ballastd.service").read_text()
+    commands = [json.loads(re.search(r"command: (\[.*\])", service("x-ballastd: &ballastd"))[1])]
+    commands.append(json.loads(re.search(r"^CMD (\[.*\])", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)[1]))
+    empty = tmp_path / "ballast.yaml"
+    empty.write_text("")
+    for line in re.findall(r"^ExecStart\w*=\S+ (.*)", unit, re.MULTILINE):
+        commands.append(line.replace("/etc/ballast.yaml", str(empty)).split())
+    for command in commands:
+        check(BALLASTD, "--check-config", *[part for part in command if part != "--check-config"])
+    assert "WatchdogSec=" in unit and "Type=notify" in unit and "LimitNOFILE=" in unit
+
+
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_compose_file(profile):
     docker = tool("docker")
