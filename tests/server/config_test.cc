@@ -91,7 +91,7 @@ TEST_F(ConfigTest, SizesDurationsAndSwitchesAreRead) {
 TEST_F(ConfigTest, ErrorsInTheFileNameLineAndMend) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
-            "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket");
+            "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog");
   EXPECT_EQ(ErrorOfFile("log:\n  levl: info\n"),
             "ballast.yaml:2: unknown key 'log.levl'; did you mean 'level'? valid: level, format");
   EXPECT_EQ(ErrorOfFile("threads: 1\nthreads: 2\n"),
@@ -254,7 +254,8 @@ TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
   EXPECT_THAT(hosts("ops_http:\n  hosts: []\n", {}, {}), testing::IsEmpty());
   EXPECT_EQ(ErrorOfFile("ops_http:\n  hosts: [\"a,b\"]\n"),
             "ballast.yaml:2: an item of 'ops_http.hosts' must be a plain word without a comma");
-  EXPECT_THAT(ErrorOfFile("ops_http:\n  hosts: [\"vm.lan:9464\"]\n"), HasSubstr("'vm.lan:9464' is no host name"));
+  EXPECT_THAT(std::string(ParseCommandLine({"--ops_http.hosts", "vm.lan:9464"}, {}).status().message()),
+              HasSubstr("'vm.lan:9464' is no host name"));
 }
 
 TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {

@@ -38,7 +38,8 @@ class ShmListenerTest : public ::testing::Test {
   }
 
   const std::string path_ = absl::StrCat(::testing::TempDir(), "listener-", getpid());
-  const RpcEnvironment environment_;
+  Sessions sessions_;
+  const RpcEnvironment environment_{.sessions = &sessions_};
 };
 
 TEST_F(ShmListenerTest, WithoutAFileDescriptorWhoComesIsTurnedAway) {
