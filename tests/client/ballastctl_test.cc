@@ -210,8 +210,9 @@ TEST_F(BallastctlTest, HealthIsServing) {
 TEST_F(BallastctlTest, DoctorFindsNothingToFail) {
   const Answer answer = Ballastctl("doctor");
   EXPECT_EQ(answer.code, 0) << answer.text;
-  EXPECT_THAT(answer.text, AllOf(HasSubstr("OK    reachable"), HasSubstr("OK    protocol"),
-                                 HasSubstr("/readyz is ready"), HasSubstr("WARN  processors"), HasSubstr("mend: ")));
+  EXPECT_THAT(answer.text,
+              AllOf(HasSubstr("OK    reachable"), HasSubstr("OK    protocol"), HasSubstr("/readyz is ready"),
+                    HasSubstr("OK    files"), HasSubstr("WARN  processors"), HasSubstr("mend: ")));
   EXPECT_THAT(Ballastctl("doctor --json").text, HasSubstr("\"level\": \"OK\""));
 }
 
@@ -222,6 +223,18 @@ TEST_F(BallastctlTest, DoctorNamesAnOpsPortThatDoesNotAnswer) {
   const Answer answer = Ballastctl("doctor --server " + server->address());
   EXPECT_EQ(answer.code, 1);
   EXPECT_THAT(answer.text, HasSubstr("FAIL  metrics"));
+}
+
+TEST_F(BallastctlTest, DoctorTellsHowToAllowAName) {
+  Config config = RealDaemon::Small();
+  Metrics metrics{BuildInfo{}};
+  // The ops port by a name of it that is no IP address as RFC 3986 has them, and that needs no server of names.
+  const std::string ops = daemon_.ops_address();
+  const auto server = Server::Start(config, &metrics, "127.1" + ops.substr(ops.rfind(':'))).value();
+  const Answer answer = Ballastctl("doctor --server " + server->address());
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_THAT(answer.text, AllOf(HasSubstr("FAIL  metrics"), HasSubstr("says 403: The name '127.1' is not served"),
+                                 HasSubstr("set ops_http.hosts: [127.1]")));
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -92,7 +94,8 @@ Finding CheckFailedRuns(const v1::ListRunsResponse& runs) {
 
 // The ops server may listen on another address of the daemon's host; a wildcard or loopback one is asked by way of the
 // host that answered.
-Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, double timeout_s) {
+// `asked`: where, if it could be.
+Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, double timeout_s, std::string* asked) {
   if (server.ops_address().empty()) {
     return {Level::kWarn, "metrics", "the ops endpoint is off",
             "set ops_http.listen, so that alerts can see the daemon"};
@@ -105,14 +108,47 @@ Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, d
   }
   const bool wildcard = listens == "0.0.0.0" || listens == "[::]" || listens.empty();
   const std::string address = wildcard ? (host.starts_with("unix") ? "localhost" : host) + port : server.ops_address();
-  const auto code = HttpStatus(address, "/readyz", timeout_s);
-  if (code.ok() && *code == 200)
-    return {Level::kOk, "metrics", absl::StrCat("http://", address, "/readyz is ready"), ""};
-  if (code.ok()) {
-    return {Level::kFail, "metrics", absl::StrCat("http://", address, "/readyz says ", *code),
-            "the daemon is starting, draining or stuck: see its log"};
+  *asked = address;
+  for (const char* path : {"/livez", "/readyz"}) {
+    const auto answer = HttpGet(address, path, timeout_s);
+    if (!answer.ok()) {
+      return {Level::kFail, "metrics", std::string(answer.status().message()),
+              "open that port, or correct ops_http.listen"};
+    }
+    const std::string said = absl::StrCat("http://", address, path, " says ", answer->status, ": ",
+                                          absl::StripAsciiWhitespace(answer->body).substr(0, 200));
+    if (answer->status == 403) {
+      return {Level::kFail, "metrics", said,
+              absl::StrCat("Prometheus gets the same by this name: set ops_http.hosts: [", HostOf(address), "]")};
+    }
+    if (answer->status != 200) {
+      return {Level::kFail, "metrics", said, "the daemon is starting, draining or stuck: see its log"};
+    }
   }
-  return {Level::kFail, "metrics", std::string(code.status().message()), "open that port, or correct ops_http.listen"};
+  return {Level::kOk, "metrics", absl::StrCat("http://", address, "/readyz is ready"), ""};
+}
+
+// The value of a metric without labels; 0: it is not there.
+double MetricOf(const std::string& exposition, const std::string& name) {
+  const std::string line = absl::StrCat("\n", name, " ");
+  const size_t at = exposition.find(line);
+  double value = 0;
+  if (at == std::string::npos) return 0;
+  const size_t begin = at + line.size();
+  return absl::SimpleAtod(exposition.substr(begin, exposition.find('\n', begin) - begin), &value) ? value : 0;
+}
+
+// A connection takes one, a trainer on the daemon's host two; who comes when they run short is turned away.
+Finding CheckFiles(const std::string& ops_address, double timeout_s) {
+  constexpr double kFew = 1024;
+  const auto metrics = ops_address.empty() ? absl::UnavailableError("the metrics are not to be had from here")
+                                           : HttpGet(ops_address, "/metrics", timeout_s);
+  if (!metrics.ok() || metrics->status != 200) return {Level::kOk, "files", "not known without the metrics", ""};
+  const double open = MetricOf(metrics->body, "process_open_fds"), most = MetricOf(metrics->body, "process_max_fds");
+  const std::string detail = absl::StrCat(open, " of at most ", most, " open");
+  if (most >= kFew && open < 0.8 * most) return {Level::kOk, "files", detail, ""};
+  return {Level::kWarn, "files", detail,
+          "connections will be refused: raise the daemon's hard limit of open files (ulimit -Hn, LimitNOFILE)"};
 }
 
 Finding CheckCores(const v1::GetServerResponse& server, const std::string& host) {
@@ -138,6 +174,8 @@ std::vector<Finding> Examine(const Invocation& invocation) {
              "is it a ballastd? correct --server"}};
   }
   const std::string host = HostOf((*client)->server());
+  std::string ops_address;
+  Finding ops = CheckOps(*server, host, invocation.timeout_s, &ops_address);
   return {{Level::kOk, "reachable", (*client)->server(), ""},
           CheckState(*server),
           CheckProtocol(*server),
@@ -146,7 +184,8 @@ std::vector<Finding> Examine(const Invocation& invocation) {
           CheckMemory(*server),
           CheckRuns(*server, runs->runs_size()),
           CheckFailedRuns(*runs),
-          CheckOps(*server, host, invocation.timeout_s),
+          std::move(ops),
+          CheckFiles(ops_address, invocation.timeout_s),
           CheckCores(*server, host)};
 }
 

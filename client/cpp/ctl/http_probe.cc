@@ -49,15 +49,16 @@ absl::Status Connect(const Socket& socket, const addrinfo& to, const std::string
   return error == 0 ? absl::OkStatus() : Lost(address, std::strerror(error));
 }
 
-absl::StatusOr<int> Ask(const Socket& socket, const std::string& address, const std::string& path, double timeout_s) {
+absl::StatusOr<HttpAnswer> Ask(const Socket& socket, const std::string& address, const std::string& path,
+                               double timeout_s) {
   const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: ", address, "\r\n\r\n");
   if (send(socket.fd(), request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size())) {
     return Lost(address, std::strerror(errno));
   }
-  constexpr size_t kStatusLine = sizeof("HTTP/1.1 200") - 1;
+  constexpr size_t kStatusLine = sizeof("HTTP/1.1 200") - 1, kMostBytes = 64 << 20;
   std::string answer;
-  while (answer.size() < kStatusLine && Await(socket.fd(), POLLIN, timeout_s)) {
-    char buffer[512];
+  while (answer.size() < kMostBytes && Await(socket.fd(), POLLIN, timeout_s)) {
+    char buffer[16384];
     const ssize_t got = recv(socket.fd(), buffer, sizeof(buffer), 0);
     if (got <= 0) break;
     answer.append(buffer, static_cast<size_t>(got));
@@ -66,12 +67,13 @@ absl::StatusOr<int> Ask(const Socket& socket, const std::string& address, const 
   if (answer.size() < kStatusLine || !answer.starts_with("HTTP/1.") || !absl::SimpleAtoi(answer.substr(9, 3), &code)) {
     return Lost(address, "no HTTP answer");
   }
-  return code;
+  const size_t head = answer.find("\r\n\r\n");
+  return HttpAnswer{.status = code, .body = head == std::string::npos ? "" : answer.substr(head + 4)};
 }
 
 }  // namespace
 
-absl::StatusOr<int> HttpStatus(const std::string& address, const std::string& path, double timeout_s) {
+absl::StatusOr<HttpAnswer> HttpGet(const std::string& address, const std::string& path, double timeout_s) {
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) return absl::InvalidArgumentError(absl::StrCat(address, ": no port"));
   addrinfo hints{};
