@@ -51,6 +51,18 @@ TEST(AttachTest, WaitsForTheLeaseOfALostPredecessor) {
   EXPECT_THAT(trainer.Lines(), ElementsAre(HasSubstr("waiting")));
 }
 
+TEST(AttachTest, ADaemonThatIsBusyIsAskedAgainWhenItSays) {
+  FakeDaemon daemon;
+  const grpc::Status busy(grpc::StatusCode::RESOURCE_EXHAUSTED, "busy with 256 requests");
+  daemon.RefuseCreateRun({busy, 1});
+  daemon.RefuseCreateRun({busy, 1});
+  const auto client = Client::Connect({.server = daemon.address()}).value();
+  const auto created = client->CreateRun(FakeSpec());
+  EXPECT_TRUE(created.ok()) << created.status();
+  daemon.RefuseCreateRun({{grpc::StatusCode::RESOURCE_EXHAUSTED, "it does not fit"}});
+  EXPECT_EQ(client->CreateRun(FakeSpec()).status().code(), absl::StatusCode::kResourceExhausted) << "asked once";
+}
+
 TEST(AttachTest, DoesNotWaitLongerThanAllowed) {
   FakeDaemon daemon;
   daemon.RefuseAttach({kTaken, 60000});

@@ -83,6 +83,11 @@ void FakeDaemon::RefusePull(Refusal refusal) {
   pull_refusals_.push_back(std::move(refusal));
 }
 
+void FakeDaemon::RefuseCreateRun(Refusal refusal) {
+  absl::MutexLock lock(&mu_);
+  creation_refusals_.push_back(std::move(refusal));
+}
+
 void FakeDaemon::CutLoads() {
   absl::MutexLock lock(&mu_);
   cuts_loads_ = true;
@@ -149,8 +154,13 @@ bool FakeDaemon::applies(uint32_t tensor) const {
          std::find(spared.begin(), spared.end(), tensor) == spared.end();
 }
 
-grpc::Status FakeDaemon::CreateRun(grpc::ServerContext*, const v1::CreateRunRequest*, v1::CreateRunResponse* response) {
+grpc::Status FakeDaemon::CreateRun(grpc::ServerContext* context, const v1::CreateRunRequest*,
+                                   v1::CreateRunResponse* response) {
   if (!Passes()) return Cut();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!creation_refusals_.empty()) return Tell(context, &creation_refusals_);
+  }
   response->set_created(true);
   return Passes() ? grpc::Status::OK : Cut();
 }

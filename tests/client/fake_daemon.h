@@ -65,6 +65,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   };
   void RefuseAttach(Refusal refusal);
   void RefusePull(Refusal refusal);
+  void RefuseCreateRun(Refusal refusal);
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
@@ -123,7 +124,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   mutable absl::Mutex mu_;
   Seen seen_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> refusals_ ABSL_GUARDED_BY(mu_);
-  std::deque<Refusal> pull_refusals_ ABSL_GUARDED_BY(mu_);
+  std::deque<Refusal> pull_refusals_ ABSL_GUARDED_BY(mu_), creation_refusals_ ABSL_GUARDED_BY(mu_);
   bool cuts_loads_ ABSL_GUARDED_BY(mu_) = false;
   bool loaded_here_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<uint64_t> digests_ ABSL_GUARDED_BY(mu_);
