@@ -44,7 +44,7 @@ class SeveralGpusRpcTest : public RpcTest {
   ~SeveralGpusRpcTest() override { server_.reset(); }  // before the GPUs' state
 
   static uint64_t Need(const v1::RunSpec& spec) {
-    return MakePlan(ToRunSpec(spec, DefaultConfig().limits).value()).bytes.total();
+    return MakePlan(ToRunSpec(spec, DefaultConfig().limits).value()).bytes.on_device();
   }
   void Break(size_t gpu) {
     absl::MutexLock lock(&gpus_[gpu].mu);
