@@ -159,19 +159,6 @@ def rank_1(server: str, run: str) -> None:
     _rank(server, run, 1, "shm")
 
 
-def one_of_three(server: str, run: str) -> None:
-    """Rank 2 of test_lost_rank's team, for two steps; then it hangs."""
-    from test_lost_rank import loss_of, make_optimizer, perceptron
-
-    model = perceptron(seed=1)
-    optimizer = make_optimizer(model, server, run, rank=2)
-    for step in (1, 2):
-        loss_of(model, step, 2).backward()
-        optimizer.step()
-    say("two steps")
-    threading.Event().wait()
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -116,7 +116,7 @@ TEST_F(AdminRpcTest, MoreThanCanBeCountedIsRefusedWithBothNumbers) {
 TEST_F(AdminRpcTest, AccountsTooLargeAreRefusedWithBothNumbers) {
   server_.reset();
   Config config = DefaultConfig();
-  config.limits.credit_bytes = 1;
+  config.limits.credit_bytes = 1 << 20;
   StartServer(config);
   v1::RunSpec spec = MakeSpec("many", {});
   for (int i = 0; i < 100000; ++i) {
