@@ -1,5 +1,6 @@
 #include "server/watchdog.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -24,14 +25,16 @@ bool Watchdog::StopsWithin(double seconds) {
 }
 
 void Watchdog::Run() {
-  double last_ok_s = MonotonicSeconds();
-  while (!StopsWithin(options_.look_every_s)) {
+  double silent_s = 0;
+  for (double looked_at_s = MonotonicSeconds(); !StopsWithin(options_.look_every_s);) {
     const absl::Status status = options_.live();
     const double now_s = MonotonicSeconds();
+    // A process that was stopped as a whole was silent for no longer than between two looks.
+    silent_s += std::min(now_s - std::exchange(looked_at_s, now_s), 2 * options_.look_every_s);
     if (status.ok()) {
-      last_ok_s = now_s;
+      silent_s = 0;
       if (options_.tell) options_.tell();
-    } else if (options_.most_silent_s > 0 && now_s - last_ok_s >= options_.most_silent_s) {
+    } else if (options_.most_silent_s > 0 && silent_s >= options_.most_silent_s) {
       options_.on_silent(status);
     }
   }

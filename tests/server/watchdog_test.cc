@@ -7,6 +7,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
+#include "server/clock.h"
+
 namespace ballast {
 namespace {
 
@@ -31,6 +33,25 @@ TEST(WatchdogTest, TellsWhileAllIsWellAndThenWhatIsNot) {
   well = false;
   ASSERT_TRUE(silent.WaitForNotificationWithTimeout(absl::Seconds(30)));
   EXPECT_EQ(why, "the port is deaf");
+}
+
+// As when the machine or a debugger held it: what is not well gets its time afterwards.
+TEST(WatchdogTest, TheTimeThatTheWholeProcessStoodStillDoesNotCount) {
+  std::atomic<int> looks = 0, looks_until_silent = 0;
+  absl::Notification silent;
+  const auto live = [&] {
+    const double began_s = MonotonicSeconds();
+    for (const bool held = looks++ == 0; held && MonotonicSeconds() < began_s + 0.05;) continue;
+    return absl::UnavailableError("busy");
+  };
+  const Watchdog watchdog(
+      {.live = live, .look_every_s = 0.001, .most_silent_s = 0.02, .on_silent = [&](const absl::Status&) {
+         if (silent.HasBeenNotified()) return;
+         looks_until_silent = looks.load();
+         silent.Notify();
+       }});
+  ASSERT_TRUE(silent.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  EXPECT_GE(looks_until_silent, 10);
 }
 
 TEST(WatchdogTest, ALapseIsForgivenAndWithoutALimitAnything) {
