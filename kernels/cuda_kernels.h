@@ -55,8 +55,6 @@ struct DeviceCurvature {
   TileCurvature* tiles;  // of each of its sampled tiles, written
 };
 
-constexpr uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
-
 struct CudaKernel {
   // Both passes, where the rule has two; then `constants` in the batch are those of the second.
   int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream);

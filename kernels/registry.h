@@ -19,6 +19,7 @@ namespace ballast::kernels {
 inline constexpr uint64_t kBlock = 32;   // consecutive elements that share a scale
 inline constexpr uint64_t kPad = 256;    // storage is padded to a multiple of this
 inline constexpr uint64_t kTile = 4096;  // unit of work and of reduction
+constexpr uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
 inline constexpr int kMaxPlanes = 6;
 inline constexpr int kMaxConstants = 16;
 

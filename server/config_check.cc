@@ -90,20 +90,19 @@ struct Check {
   std::function<std::string(const Config&)> problem;  // empty: none
 };
 
+template <typename Value>
+std::function<std::string(const Config&)> Within(Value (*value)(const Config&), Range range) {
+  return [=](const Config& c) { return CheckRange(static_cast<double>(value(c)), range); };
+}
+
 // In the order of the schema, but message_bytes before chunk_bytes, which is checked against it. A key without a row
 // takes any value of its type.
 const std::vector<Check>& Checks() {
   static const auto& checks = *new std::vector<Check>{
       {"listen", [](const Config& c) { return CheckAddress(c.listen); }},
       {"device", [](const Config& c) { return CheckDevice(c.device); }},
-      {"threads",
-       [](const Config& c) {
-         return CheckRange(c.threads, {0, 4096});
-       }},
-      {"max_runs",
-       [](const Config& c) {
-         return CheckRange(c.max_runs, {1, 1024});
-       }},
+      {"threads", Within(+[](const Config& c) { return c.threads; }, {0, 4096})},
+      {"max_runs", Within(+[](const Config& c) { return c.max_runs; }, {1, 1024})},
       {"ops_http.listen", [](const Config& c) { return CheckOpsAddress(c.ops_http.listen); }},
       {"ops_http.hosts", [](const Config& c) { return CheckHosts(c.ops_http.hosts); }},
       {"log.level",
@@ -114,53 +113,24 @@ const std::vector<Check>& Checks() {
        [](const Config& c) {
          return CheckOneOf(c.log.format, {"json", "text"});
        }},
-      {"limits.tensors",
-       [](const Config& c) {
-         return CheckRange(c.limits.tensors, {1, 1e7});
-       }},
-      {"limits.name_bytes",
-       [](const Config& c) {
-         return CheckRange(c.limits.name_bytes, {1, 65536});
-       }},
-      {"limits.message_bytes",
-       [](const Config& c) {
-         return CheckRange(c.limits.message_bytes, {kTileBytes + kHeaderRoomBytes, kStockClientMessageBytes});
-       }},
+      {"limits.tensors", Within(+[](const Config& c) { return c.limits.tensors; }, {1, 1e7})},
+      {"limits.name_bytes", Within(+[](const Config& c) { return c.limits.name_bytes; }, {1, 65536})},
+      {"limits.message_bytes", Within(+[](const Config& c) { return c.limits.message_bytes; },
+                                      {kTileBytes + kHeaderRoomBytes, kStockClientMessageBytes})},
       {"limits.chunk_bytes", [](const Config& c) { return CheckChunk(c.limits); }},
       {"limits.credit_bytes", [](const Config& c) { return CheckCredit(c.limits); }},
-      {"limits.lease",
-       [](const Config& c) {
-         return CheckRange(c.limits.lease_s, {0.1, 3600, "s"});
-       }},
-      {"limits.open_timeout",
-       [](const Config& c) {
-         return CheckRange(c.limits.open_timeout_s, {0.1, 3600, "s"});
-       }},
-      {"limits.layer_groups",
-       [](const Config& c) {
-         return CheckRange(c.limits.layer_groups, {1, 256});
-       }},
-      {"limits.pull_timeout",
-       [](const Config& c) {
-         return CheckRange(c.limits.pull_timeout_s, {0.1, 3600, "s"});
-       }},
-      {"limits.spec_bytes",
-       [](const Config& c) {
-         return CheckRange(c.limits.spec_bytes, {1024, kMostSpecBytes});
-       }},
-      {"limits.connections",
-       [](const Config& c) {
-         return CheckRange(c.limits.connections, {0, 1e6});
-       }},
+      {"limits.lease", Within(+[](const Config& c) { return c.limits.lease_s; }, {0.1, 3600, "s"})},
+      {"limits.open_timeout", Within(+[](const Config& c) { return c.limits.open_timeout_s; }, {0.1, 3600, "s"})},
+      {"limits.layer_groups", Within(+[](const Config& c) { return c.limits.layer_groups; }, {1, 256})},
+      {"limits.pull_timeout", Within(+[](const Config& c) { return c.limits.pull_timeout_s; }, {0.1, 3600, "s"})},
+      {"limits.spec_bytes", Within(+[](const Config& c) { return c.limits.spec_bytes; }, {1024, kMostSpecBytes})},
+      {"limits.connections", Within(+[](const Config& c) { return c.limits.connections; }, {0, 1e6})},
       {"shm_socket", [](const Config& c) { return CheckSocket(c.shm_socket); }},
       {"watchdog",
        [](const Config& c) {
          return c.watchdog_s == 0 ? "" : CheckRange(c.watchdog_s, {30, 86400, "s"});
        }},
-      {"drain_timeout",
-       [](const Config& c) {
-         return CheckRange(c.drain_timeout_s, {0, 3600, "s"});
-       }},
+      {"drain_timeout", Within(+[](const Config& c) { return c.drain_timeout_s; }, {0, 3600, "s"})},
   };
   return checks;
 }

@@ -19,12 +19,11 @@ namespace ballast {
 namespace {
 
 using kernels::kTile;
+using kernels::TilesOf;
 
 // A grain is what a thread takes at once. Waking the workers costs some 10 us, about what one thread needs for 4 tiles.
 constexpr uint64_t kGrainTiles = 8;
 constexpr uint64_t kLeastSharedTiles = 16;
-
-uint64_t TilesOf(uint64_t elements) { return (elements + kTile - 1) / kTile; }
 
 uint64_t FormatBytes(kernels::WireIndex format) { return kernels::WireFormats()[static_cast<size_t>(format)].bytes; }
 

@@ -35,7 +35,7 @@ constexpr Step kSteps[] = {{.format = "fp32", .stochastic = true},
                            {.format = "bf16", .stochastic = true, .judged = true}};
 
 // What a device makes of a kernel's tensor.
-struct Outcome {
+struct DeviceBits {
   std::vector<float> weights;
   std::vector<kernels::Statistics> statistics;
   std::vector<kernels::Curvature> curvatures;
@@ -60,14 +60,14 @@ class Subject {
   void Load();
   void Take(const Step& step, uint64_t t);
   // UNAVAILABLE: some tasks were never done.
-  absl::StatusOr<Outcome> Served();
+  absl::StatusOr<DeviceBits> Served();
 
  private:
   void Fill(const Step& step, uint64_t t);
   void Judge(const UpdateTask& update, uint64_t t);
   void Submit(const UpdateTask& update) {
     ++submitted_;
-    queue_->Submit(update, [this](const TaskResult& r) { outcome_.statistics.push_back(r.statistics); });
+    queue_->Submit(update, [this](const TaskResult& r) { bits_.statistics.push_back(r.statistics); });
   }
 
   Device* const device_;
@@ -80,7 +80,7 @@ class Subject {
   std::array<kernels::TileStatistics, 2> tiles_;
   std::array<kernels::TileCurvature, 1> sampled_tiles_;
   std::vector<float> loaded_ = std::vector<float>(kElements);
-  Outcome outcome_;
+  DeviceBits bits_;
   size_t submitted_ = 0;  // whose statistics are due
   bool probed_ = false;
   std::unique_ptr<DeviceQueue> queue_;
@@ -144,7 +144,7 @@ void Subject::Judge(const UpdateTask& update, uint64_t t) {
                              .elements = kElements,
                              .scale = 1,
                              .tiles = tiles_.data()},
-                 [this](const TaskResult& r) { outcome_.statistics.push_back(r.statistics); });
+                 [this](const TaskResult& r) { bits_.statistics.push_back(r.statistics); });
   if (kernel_.curvature != nullptr) {
     CurvatureTask task{.kernel = &kernel_,
                        .probe = kernels::ProbeOf(kernel_, planes_.data()),
@@ -158,7 +158,7 @@ void Subject::Judge(const UpdateTask& update, uint64_t t) {
     task.probe.before = reinterpret_cast<float*>(before_.data());
     task.probe.first = !std::exchange(probed_, true);
     task.probe.preconditioner = kernel_.precondition(hyper_, t - 1);
-    queue_->Submit(task, [this](const TaskResult& r) { outcome_.curvatures.push_back(r.curvature); });
+    queue_->Submit(task, [this](const TaskResult& r) { bits_.curvatures.push_back(r.curvature); });
   }
   UpdateTask tried = update;
   tried.update.dry = true;
@@ -166,21 +166,21 @@ void Subject::Judge(const UpdateTask& update, uint64_t t) {
   Submit(tried);
 }
 
-absl::StatusOr<Outcome> Subject::Served() {
-  outcome_.weights.resize(kElements);
+absl::StatusOr<DeviceBits> Subject::Served() {
+  bits_.weights.resize(kElements);
   queue_->Submit(ServeTask{.master = master_,
                            .planes = planes_,
                            .format = kernels::FindWireFormat("fp32"),
                            .first = 0,
                            .last = kElements,
-                           .out = reinterpret_cast<std::byte*>(outcome_.weights.data())},
+                           .out = reinterpret_cast<std::byte*>(bits_.weights.data())},
                  [](const TaskResult&) {});
   queue_->WaitIdle();
-  if (outcome_.statistics.size() == submitted_) return std::move(outcome_);
+  if (bits_.statistics.size() == submitted_) return std::move(bits_);
   return absl::UnavailableError(absl::StrCat(device_->label(), " does not answer"));
 }
 
-absl::StatusOr<Outcome> OutcomeOn(Device* device, const kernels::Kernel& kernel) {
+absl::StatusOr<DeviceBits> BitsOn(Device* device, const kernels::Kernel& kernel) {
   Subject subject(device, kernel);
   RETURN_IF_ERROR(subject.Reserve());
   subject.Load();
@@ -204,7 +204,7 @@ bool SameCurvature(const kernels::Curvature& a, const kernels::Curvature& b) {
 }
 
 // The first kind of result that differs, or nothing.
-std::string WhatDiffers(const Outcome& a, const Outcome& b) {
+std::string WhatDiffers(const DeviceBits& a, const DeviceBits& b) {
   if (std::memcmp(a.weights.data(), b.weights.data(), kElements * sizeof(float)) != 0) return "weights";
   if (!std::ranges::equal(a.statistics, b.statistics, Same)) return "statistics";
   return std::ranges::equal(a.curvatures, b.curvatures, SameCurvature) ? "" : "curvatures";
@@ -215,8 +215,8 @@ std::string WhatDiffers(const Outcome& a, const Outcome& b) {
 absl::Status CheckDevice(Device* device) {
   CpuDevice cpu({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
-    ASSIGN_OR_RETURN(const Outcome wanted, OutcomeOn(&cpu, kernel));
-    ASSIGN_OR_RETURN(const Outcome got, OutcomeOn(device, kernel));
+    ASSIGN_OR_RETURN(const DeviceBits wanted, BitsOn(&cpu, kernel));
+    ASSIGN_OR_RETURN(const DeviceBits got, BitsOn(device, kernel));
     const std::string other = WhatDiffers(wanted, got);
     if (other.empty()) continue;
     return absl::DataLossError(

@@ -70,7 +70,7 @@ ShardPlan Completed(const RunSpec& spec, Shard shard) {
                         : std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
   plan.bytes.gradients = plan.pool_bytes;
   plan.bytes.snapshots = Product(spec.snapshots, plan.bytes.stored());
-  plan.statistics_tiles = (shard.largest_tensor + kernels::kTile - 1) / kernels::kTile;
+  plan.statistics_tiles = kernels::TilesOf(shard.largest_tensor);
   plan.bytes.staging = Sum(Sum(AlignUp(Product(plan.scales, sizeof(float))), plan.kept_bytes),
                            AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics)));
   return plan;

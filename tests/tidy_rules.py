@@ -113,12 +113,10 @@ def dependency_direction(sources: list[Source]) -> list[str]:
     return wrong
 
 
-# The rings of server/. Whatever is in neither set is stateful. Pure code decides: values in, values out. The edge talks
-# to sockets: it alone knows gRPC.
-PURE = set("coverage layers placement plan reduce_pool reduction run_spec status_macros step_verdict utf8".split())
-PURE |= {"step_machine", "step_machine_agreement", "step_machine_step", "running_window", "spikes", "spike_detector"}
-PURE |= set("accounts first_fit index_set payload reduction_wanted saturating spike_policy spike_score spike_text".split())
-PURE |= {"step_machine_lost", "step_machine_overdue", "step_machine_rewind", "tensor_clip"}
+# The rings of server/; what is in neither set is stateful. Pure code decides. The edge alone talks to sockets and gRPC.
+PURE = set("accounts coverage first_fit index_set layers payload placement plan run_spec running_window".split())
+PURE |= {"saturating", "status_macros", "step_verdict", "tensor_clip", "utf8"}
+PURE_PREFIXES = ("reduc", "spike", "step_machine")
 EDGE = set("main server rpc ops_api ops_http trainer_service admin_service load_stream pull_stream".split())
 EDGE_PREFIXES = ("self_check", "shm_", "tcp_", "train_")
 # These turn wire messages into values, hold them, or read the list of RPCs or configuration keys: Protobuf, no gRPC.
@@ -130,7 +128,7 @@ def ring(path: str) -> str:
     stem = Path(path).stem
     if stem in EDGE or stem.startswith(EDGE_PREFIXES):
         return "edge"
-    return "pure" if stem in PURE else "stateful"
+    return "pure" if stem in PURE or stem.startswith(PURE_PREFIXES) else "stateful"
 
 
 def server_rings(sources: list[Source]) -> list[str]:

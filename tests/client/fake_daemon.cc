@@ -73,21 +73,6 @@ FakeDaemon::~FakeDaemon() { Shutdown(); }
 
 void FakeDaemon::Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
 
-void FakeDaemon::RefuseAttach(Refusal refusal) {
-  absl::MutexLock lock(&mu_);
-  refusals_.push_back(std::move(refusal));
-}
-
-void FakeDaemon::RefusePull(Refusal refusal) {
-  absl::MutexLock lock(&mu_);
-  pull_refusals_.push_back(std::move(refusal));
-}
-
-void FakeDaemon::RefuseCreateRun(Refusal refusal) {
-  absl::MutexLock lock(&mu_);
-  creation_refusals_.push_back(std::move(refusal));
-}
-
 void FakeDaemon::CutLoads() {
   absl::MutexLock lock(&mu_);
   cuts_loads_ = true;

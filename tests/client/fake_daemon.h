@@ -58,14 +58,14 @@ class FakeDaemon final : public v1::TrainerService::Service {
   const std::string& address() const { return address_; }
   void Shutdown();  // as if it was killed
 
-  // Answers to the next Attach calls, before the ordinary ones. retry_after_ms: trailing metadata; 0: none.
+  // An answer to the next call, before the ordinary ones. retry_after_ms: trailing metadata; 0: none.
   struct Refusal {
     grpc::Status status;
     int retry_after_ms = 0;
   };
-  void RefuseAttach(Refusal refusal);
-  void RefusePull(Refusal refusal);
-  void RefuseCreateRun(Refusal refusal);
+  void RefuseCreateRun(Refusal refusal) { Refuse(&FakeDaemon::creation_refusals_, std::move(refusal)); }
+  void RefuseAttach(Refusal refusal) { Refuse(&FakeDaemon::refusals_, std::move(refusal)); }
+  void RefusePull(Refusal refusal) { Refuse(&FakeDaemon::pull_refusals_, std::move(refusal)); }
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
@@ -105,6 +105,10 @@ class FakeDaemon final : public v1::TrainerService::Service {
   // False: the call is cut here.
   bool Passes();
   grpc::Status Grant(grpc::ServerContext*, const v1::AttachRequest&, v1::AttachResponse*);
+  void Refuse(std::deque<Refusal> FakeDaemon::*calls, Refusal refusal) {
+    absl::MutexLock lock(&mu_);
+    (this->*calls).push_back(std::move(refusal));
+  }
   static grpc::Status Tell(grpc::ServerContext*, std::deque<Refusal>* refusals);
   using Responses = std::vector<v1::TrainResponse>;
   grpc::Status Take(const v1::TrainRequest& request, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
