@@ -5,7 +5,9 @@ import {draw, keepChildren, make, setText} from "./elements.js";
 import {bytes, count, NONE, number, parse, seconds} from "./format.js";
 import {Heatmap} from "./heatmap.js";
 import {History} from "./history.js";
-import {Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput} from "./panels.js";
+import {
+  Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput, totalHeld
+} from "./panels.js";
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 5000;
@@ -159,12 +161,10 @@ function showRuns(runs) {
       ...Array.from({length: 8}, (_, i) => make("td", {class: i > 0 && i < 7 ? "number" : null})));
   };
   keepChildren(byId("runs").tBodies[0], runs, (run) => run.run_id, row, (tr, run) => {
-    const held = ["weights", "momentum", "variance", "gradients", "staging"].reduce(
-      (sum, kind) => sum + (parse(run.bytes?.[kind]) ?? 0), 0);
     const cells = [
       stateWord(run) + (run.failure && stateWord(run) !== "failed" ? ", stopped": ""), count(parse(run.step)),
       number(parse(run.loss)), number(parse(run.grad_norm)), number(parse(run.rms_ratio_max)),
-      count(parse(run.parameters)), bytes(held), run.optimizer
+      count(parse(run.parameters)), bytes(totalHeld(run)), run.optimizer
     ];
     cells.forEach((cell, i) => setText(tr.children[i + 1], cell));
     const link = tr.firstChild.firstChild;

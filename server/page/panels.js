@@ -111,7 +111,12 @@ function sparkline(values, name) {
 
 // --- bytes -----------------------------------------------------------------------------------------------------------
 
-const KINDS = ["weights", "momentum", "variance", "gradients", "staging"];
+// As ByteCounts of the API has them, without padding, which is part of others. Snapshots and client_state are in host memory.
+const KINDS = ["weights", "momentum", "variance", "gradients", "staging", "snapshots", "client_state"];
+
+const bytesOf = (run) => KINDS.map((kind) => parse(run.bytes?.[kind]) ?? 0);
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+export const totalHeld = (run) => sum(bytesOf(run));
 
 export class Bytes {
   constructor(section) {
@@ -123,8 +128,8 @@ export class Bytes {
   }
 
   update(run) {
-    const held = KINDS.map((kind) => parse(run.bytes?.[kind]) ?? 0);
-    const total = held.reduce((a, b) => a + b, 0);
+    const held = bytesOf(run);
+    const total = sum(held);
     const parameters = parse(run.parameters) || 1;
     const width = Math.max(200, this.bar.clientWidth);
     this.bar.setAttribute("viewBox", `0 0 ${width} 18`);

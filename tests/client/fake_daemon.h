@@ -63,9 +63,9 @@ class FakeDaemon final : public v1::TrainerService::Service {
     grpc::Status status;
     int retry_after_ms = 0;
   };
-  void RefuseCreateRun(Refusal refusal) { Refuse(&FakeDaemon::creation_refusals_, std::move(refusal)); }
-  void RefuseAttach(Refusal refusal) { Refuse(&FakeDaemon::refusals_, std::move(refusal)); }
-  void RefusePull(Refusal refusal) { Refuse(&FakeDaemon::pull_refusals_, std::move(refusal)); }
+  void RefuseCreateRun(Refusal refusal) { RefuseNext(&FakeDaemon::creation_refusals_, std::move(refusal)); }
+  void RefuseAttach(Refusal refusal) { RefuseNext(&FakeDaemon::refusals_, std::move(refusal)); }
+  void RefusePull(Refusal refusal) { RefuseNext(&FakeDaemon::pull_refusals_, std::move(refusal)); }
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
@@ -105,7 +105,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   // False: the call is cut here.
   bool Passes();
   grpc::Status Grant(grpc::ServerContext*, const v1::AttachRequest&, v1::AttachResponse*);
-  void Refuse(std::deque<Refusal> FakeDaemon::*calls, Refusal refusal) {
+  void RefuseNext(std::deque<Refusal> FakeDaemon::*calls, Refusal refusal) {
     absl::MutexLock lock(&mu_);
     (this->*calls).push_back(std::move(refusal));
   }

@@ -153,7 +153,7 @@ def shows(page: Browser, selector: str, *patterns: str) -> None:
 @needs_browser
 def test_every_section_says_what_the_run_does(page):
     shows(page, "#daemon", r"0\.\d+\.\d+ .* · cpu")
-    shows(page, "#memory", r"memory [\d.]+ KiB of [\d.]+ GiB")
+    shows(page, "#memory", r"memory [\d.]+ MiB of [\d.]+ GiB")
     shows(page, "#run-title", f"^Run {RUN}$")
     shows(page, "#run-state", "1 rank attached")
     shows(page, "#loss", r"a spike is predicted \([1-9]", r"loss spike \([1-9]")
@@ -165,7 +165,7 @@ def test_every_section_says_what_the_run_does(page):
     assert re.search(r"EDQ: last [\d.]+ %, .*unchanged: last [\d.]+ %", quality), quality
     shows(page, "#times .readout", r"receive [\d.]+ (ms|µs|s)")
     shows(page, "#throughput", r"Push\s+[\d.]+ [KM]?i?B/s")
-    shows(page, "#bytes", r"1 weights\s+[\d.]+ KiB")
+    shows(page, "#bytes", r"1 weights\s+[\d.]+ KiB", r"6 snapshots\s+[\d.]+ KiB", r"7 client_state\s+[\d.]+ MiB")
     shows(page, "#ranks", "connected, lane")
     shows(page, "#events", "Step 110 skipped: nonfinite", "RMS_t of")
     assert page.complaints == []
