@@ -12,6 +12,8 @@ namespace {
 
 // How soon a process may ask again for a rank whose step is being finished without it.
 constexpr double kFinishS = 0.1;
+// The same for a rank that a step is made without: the next one waits so long for it, at most.
+constexpr double kWithoutS = 0.25;
 constexpr const char* kRankLost = "rank_lost";
 
 }  // namespace
@@ -77,6 +79,12 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   Rank& rank = ranks_[e.rank];
   double retry_after_s = 0;
   if (auto s = CheckFree(rank, e.takeover, now_s, &retry_after_s); !s.ok()) return Refuse(s, retry_after_s);
+  if (open_ && reduction_.left_out(e.rank)) {
+    rank.left_out = false;  // the next step awaits it
+    return Refuse(absl::UnavailableError(absl::StrCat("step ", step_, " is being made without rank ", e.rank,
+                                                      ", which takes part in the next; attach again")),
+                  kWithoutS);
+  }
   if (rank.session) {
     EndSession(e.rank, absl::AbortedError("another process took this rank over"), "restarted", now_s, &effects);
   }
@@ -88,8 +96,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
                                   kFinishS});
     return effects;
   }
-  const bool later = open_ && reduction_.left_out(e.rank);  // it takes part, and gets this step's result before
-  rank = {.session = e.session, .gone_at_s = now_s, .left_out = later, .lacking = later ? step_ : 0};
+  rank = {.session = e.session, .gone_at_s = now_s, .came = true};
   reduction_.Cover(e.rank, e.coverage.contributes);
   if (!open_ && reduction_.left_out(e.rank)) Reset();
   effects.push_back(effect::Attached{e.rank, e.session, /*resumed=*/false});
@@ -248,6 +255,11 @@ std::string StepMachine::AwayDetail(uint32_t rank) const {
     return absl::StrCat("rank ", rank,
                         " was away for longer than its lease and rank_timeout; the steps after this one ",
                         "are made without it, until a process attaches to it again");
+  }
+  if (!ranks_[rank].came) {
+    return absl::StrCat("no process has attached to rank ", rank, " yet; until one does, each step waits ",
+                        options_.lease_s + options_.rank_timeout_s,
+                        " s for it and comes to nothing: start one, or stop the run");
   }
   return absl::StrCat(
       "rank ", rank, " was away for longer than its lease and rank_timeout; until a process attaches to ",

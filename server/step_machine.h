@@ -23,9 +23,11 @@
 //     detail says for whom it waited; their sessions go on;
 //   - with leaves_out_lost, a rank that was away for too long is left out: of the open step too, if nothing is summed,
 //   and of those
-//     after it, until a process attaches to it again. That one is given the open step's result, whatever it says of it,
-//     and takes part from the next step on. Some rank always takes part, and the others' coverage must leave no gap;
-//     when nobody is attached any more, all are awaited again;
+//     after it, until a process attaches to it again. That one is refused while a step is open without the rank, for
+//     the weights that it would begin with are being replaced, and the next step awaits it. Some rank always takes
+//     part, and the others' coverage must leave no gap; when nobody is attached any more, all are awaited again. A rank
+//     to which no process has attached yet is never left out, however late it starts: it brings weights of its own,
+//     which must be those of the run's first step. A rewind leaves it known that one has; another world does not;
 //   - what a rank still says of a step that closed without it is ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and what the
 //   device
@@ -280,6 +282,7 @@ class StepMachine {
     std::optional<SessionId> session;
     bool connected = false;
     double gone_at_s = 0;
+    bool came = false;                    // a process has attached to it, in this world
     bool left_out = false;                // of the next step; of the open one: reduction_.left_out
     uint64_t begun = 0;                   // the last step it began
     bool ended = false;                   // that step, by StepEnd

@@ -10,7 +10,7 @@
 namespace ballast {
 
 bool StepMachine::MayLeaveOut(uint32_t rank) const {
-  if (!options_.leaves_out_lost) return false;
+  if (!options_.leaves_out_lost || !ranks_[rank].came) return false;
   const auto stays = [&](uint32_t r) { return r != rank && !reduction_.left_out(r) && ranks_[r].session; };
   std::vector<uint32_t> others;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {

@@ -36,7 +36,7 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
     OutdateSession(r, /*rewound=*/true);
     EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, &effects);
   }
-  ranks_.assign(ranks_.size(), {.gone_at_s = now_s});
+  for (Rank& rank : ranks_) rank = {.gone_at_s = now_s, .came = rank.came};
   abandoned_ = updating_;
   closing_.clear();
   closed_step_ = e.to_step;

@@ -19,11 +19,6 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
     r.lacking = std::max(r.lacking, e.step);
     return {};
   }
-  if (open_ && e.step == step_ && reduction_.left_out(*rank)) {
-    r.begun = e.step;  // it will get the result
-    r.ended = r.said_end = false;
-    return {};
-  }
   if (e.step != step_) {
     return Refuse(absl::FailedPreconditionError(
         absl::StrCat("StepBegin of step ", e.step, ", but step ", step_, open_ ? " is open" : " is the next")));

@@ -61,7 +61,8 @@ void StepChecker::ResetStep() {
   for (Rank& rank : ranks_) {
     rank = {.session = rank.session,
             .connected = rank.connected,
-            .back = rank.session.has_value(),
+            .came = rank.came,
+            .asks = rank.asks,
             .lacking = std::move(rank.lacking),
             .told = std::move(rank.told)};
   }
@@ -173,7 +174,8 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
     if (code == absl::StatusCode::kFailedPrecondition) return other_world;
     if (other_world) return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
     if (code == absl::StatusCode::kAlreadyExists) return ranks_[attach->rank].session && !attach->takeover;
-    return code == absl::StatusCode::kUnavailable && ranks_[attach->rank].in_step;
+    const Rank& rank = ranks_[attach->rank];
+    return code == absl::StatusCode::kUnavailable && (rank.in_step || rank.left_out);
   }
   if (std::holds_alternative<event::Rewind>(*event_)) {
     return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
@@ -192,6 +194,9 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
 
 void StepChecker::On(const effect::Reject& e) {
   if (!MayRefuse(e.status.code())) Fail(absl::StrCat("refused what the protocol allows: ", e.status.ToString()));
+  const auto* attach = std::get_if<event::Attach>(event_);
+  if (attach == nullptr || attach->resumes || !absl::IsUnavailable(e.status)) return;
+  if (attach->rank < ranks_.size() && ranks_[attach->rank].left_out) ranks_[attach->rank].asks = true;
 }
 
 void StepChecker::On(const effect::Attached& e) {
@@ -207,7 +212,8 @@ void StepChecker::On(const effect::Attached& e) {
   Rank& rank = ranks_[e.rank];
   if (rank.session || rank.in_step) Fail("a rank was given away that is held");
   if (!rank.held.empty()) Fail("payloads of the rank's last process are held");
-  rank = {.session = e.session, .left_out = rank.left_out, .back = !open_ || !rank.left_out};
+  if (rank.left_out) Fail("attached a rank whose weights are being replaced");
+  rank = {.session = e.session, .came = true};
 }
 
 void StepChecker::On(const effect::Fence& e) {
@@ -227,15 +233,19 @@ void StepChecker::On(const effect::Opened& e) {
   open_ = true;
   for (const uint32_t r : e.left_out) {
     if (!shape_.machine.leaves_out_lost) Fail("left out a rank of a run that waits for all");
-    if (ranks_[r].back && ranks_[r].session) Fail("left out a rank that is attached");
+    if (ranks_[r].session) Fail("left out a rank that is attached");
+    if (ranks_[r].asks) Fail("left out a rank whose process was told to attach again");
+    if (!ranks_[r].came) Fail("left out a rank that nobody has attached to");
     ranks_[r].left_out = true;
   }
+  for (Rank& rank : ranks_) rank.asks = false;
 }
 
 void StepChecker::On(const effect::LeftOut& e) {
   Rank& rank = ranks_[e.rank];
   if (!open_ || !shape_.machine.leaves_out_lost) Fail("left out a rank where none may be");
   if (rank.session || rank.in_step) Fail("left out a rank that is there");
+  if (!rank.came) Fail("left out a rank that nobody has attached to");
   for (const Tensor& tensor : tensors_) {
     for (const auto& sum : tensor.sums) {
       if (!sum.empty()) Fail("left out a rank in the middle of a sum");

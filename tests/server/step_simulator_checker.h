@@ -68,8 +68,9 @@ class StepChecker {
     std::optional<SessionId> session;
     bool connected = false;
     bool in_step = false;
+    bool came = false;      // a process has attached to it, in this world
     bool left_out = false;  // of the open step
-    bool back = true;       // attached when the last step closed, or since, with none open
+    bool asks = false;      // a process was told to attach again when the open step is closed
     bool ended = false;
     std::string end_content;
     std::vector<Micro> micros;

@@ -208,6 +208,30 @@ class RewindsInSilence : public MachineUnderTest {
   }
 };
 
+// Takes ranks that no process has attached to for ones that were lost.
+class TakesSlowForLost : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    const auto* attach = std::get_if<event::Attach>(&event);
+    const uint32_t world = machine().world();
+    StepEffects effects = MachineUnderTest::Handle(event, now_s);
+    if (attach != nullptr && machine().world() != world) ComeAndGo(*attach, now_s);
+    return effects;
+  }
+
+ private:
+  void ComeAndGo(event::Attach other, double now_s) {
+    const uint32_t first = other.rank;
+    for (other.rank = 0; other.rank < other.world; ++other.rank) {
+      if (other.rank == first) continue;
+      other.session = SessionId{(uint64_t{1} << 40) + other.rank};
+      MachineUnderTest::Handle(other, now_s);
+      MachineUnderTest::Handle(event::StreamClosed{other.session, /*clean=*/true}, now_s);
+    }
+  }
+};
+
 // Has the device's answers to updates of before a rewind counted as the new step's.
 class BelievesThePast : public MachineUnderTest {
  public:
@@ -258,6 +282,7 @@ std::vector<Mutant> Mutants() {
           Of<WantsNothing>("WantsNothing"),
           Of<OffersOnce>("OffersOnce"),
           Of<BelievesCrcs>("AcknowledgesAnotherCrc"),
+          Of<TakesSlowForLost>("TakesSlowForLost"),
           Of<RewindsInSilence>("RewindsInSilence"),
           Of<BelievesThePast>("PublishesOfBeforeARewind")};
 }

@@ -102,6 +102,7 @@ void StepChecker::On(const effect::Forget& e) {
   Rank& rank = ranks_[e.rank];
   rank = {.session = rank.session,
           .connected = rank.connected,
+          .came = rank.came,
           .lacking = std::move(rank.lacking),
           .told = std::move(rank.told)};
 }
