@@ -69,6 +69,10 @@ struct AttachOptions {
   LaneWish lane = LaneWish::kAuto;
 };
 
+// How long steps wait for ranks is the run's: v1::RunSpec, rank_timeout_s (one whose connection is lost),
+// step_timeout_s (one that is silent) and on_lost_rank (what then). Attach waits, for at most 120 s, until the step
+// that is made without the rank has closed.
+//
 // What Attach found. Digests are xxh3_64 of each tensor's bytes in its serving format (AttachResponse.digests says how
 // scales are counted in); empty before weights are loaded.
 struct Attachment {

@@ -159,6 +159,13 @@ def rank_1(server: str, run: str) -> None:
     _rank(server, run, 1, "shm")
 
 
+def team(server: str, run: str) -> None:
+    """Forks the ranks of a run, which make what a test orders on stdin."""
+    from team import conduct
+
+    conduct(server, run)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -87,7 +87,8 @@ class RunOptions(TypedDict, total=False):
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
     on_lost_rank: what becomes of a trainer that is lost for longer than rank_timeout. "wait": each step waits for it as long
         again, and comes to nothing; "continue": steps go on without it, as the mean over the others, which
-        last_result.ranks_left_out tells, until a process takes its rank; that one takes part from the next step on.
+        last_result.ranks_left_out tells, until a process takes its rank; that one takes part from the next step on, and
+        needs weights="server". One that has never attached is awaited in any case: it has to begin as the others do.
     rank_timeout: for how many seconds, after the daemon's lease, a step waits for a trainer that was lost; then it closes
         PARTIAL or ABORTED, and so does each later one until a process takes that rank.
     step_timeout: for how many seconds a step, from its first backward() anywhere, waits for trainers, also those that are
