@@ -132,9 +132,10 @@ def test_a_trainer_that_is_killed_within_a_released_step_leaves_it_partial(team:
     team.start([LOST], weights="server")
     assert team.hear([LOST]) == ["attached"]
     results += team.steps(ALL, 2)
-    assert outcomes(results) == [("APPLIED", [])] * 2 + [("PARTIAL", [])] + [("APPLIED", [LOST])] * 2 + [
-        ("APPLIED", [])
-    ] * 2
+    assert (
+        outcomes(results)
+        == [("APPLIED", [])] * 2 + [("PARTIAL", [])] + [("APPLIED", [LOST])] * 2 + [("APPLIED", [])] * 2
+    )
     check(team, results)
 
 

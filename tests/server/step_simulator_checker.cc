@@ -233,8 +233,7 @@ void StepChecker::On(const effect::Opened& e) {
   open_ = true;
   for (const uint32_t r : e.left_out) {
     if (!shape_.machine.leaves_out_lost) Fail("left out a rank of a run that waits for all");
-    if (ranks_[r].session) Fail("left out a rank that is attached");
-    if (ranks_[r].asks) Fail("left out a rank whose process was told to attach again");
+    if (ranks_[r].session || ranks_[r].asks) Fail("left out a rank that is attached, or was told to attach again");
     if (!ranks_[r].came) Fail("left out a rank that nobody has attached to");
     ranks_[r].left_out = true;
   }
