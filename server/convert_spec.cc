@@ -125,6 +125,16 @@ uint64_t ChunkElements(const Config::Limits& limits) {
   return std::max<uint64_t>(tiles, 1) * kernels::kTile;
 }
 
+// A rank that is lost must be left out before the steps that await it are closed, each of which awaits it anew.
+absl::Status CheckPatience(const RunSpec& spec) {
+  const double patience_s = spec.lease_s + spec.rank_timeout_s;
+  if (!spec.leaves_out_lost || spec.step_timeout_s == 0 || spec.step_timeout_s >= patience_s) return absl::OkStatus();
+  return InvalidArgumentError(StrCat("step_timeout_s is ", spec.step_timeout_s,
+                                     ", and on_lost_rank is continue: a lost rank is left out after the lease and "
+                                     "rank_timeout_s, ",
+                                     patience_s, " s; choose at least as much, or a shorter rank_timeout_s"));
+}
+
 }  // namespace
 
 absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits) {
@@ -136,6 +146,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   made.chunk_elements = ChunkElements(limits);
   made.credit_bytes = limits.credit_bytes;
   made.lease_s = limits.lease_s;
+  RETURN_IF_ERROR(CheckPatience(made));
   made.layer_groups = limits.layer_groups;
   made.pull_timeout_s = limits.pull_timeout_s;
   for (int i = 0; i < spec.groups_size(); ++i) {

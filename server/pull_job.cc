@@ -40,7 +40,7 @@ bool PullJob::Unchanged() {
 }
 
 void PullJob::AskForCopy() {
-  copies_->Ask(tensors_[next_], [self = shared_from_this()](auto copy) { self->OnCopy(copy); });
+  copies_->Ask(this, tensors_[next_], [self = shared_from_this()](auto copy) { self->OnCopy(copy); });
 }
 
 void PullJob::OnCopy(absl::StatusOr<const StoreImage*> copy) {
@@ -102,6 +102,8 @@ void PullJob::OnWritten() {
 void PullJob::Stop(absl::Status status) {
   if (std::exchange(stopped_, true)) return;
   waits_since_s_.reset();
+  const auto self = shared_from_this();  // an ask that is withdrawn lets go of it
+  copies_->Withdraw(this);
   GiveCopyBack();
   sink_->Finish(std::move(status));
 }

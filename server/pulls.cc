@@ -61,7 +61,7 @@ void Pulls::Tick(double now_s) {
     const auto since_s = reader.job->waits_since_s();
     if (!since_s || now_s < *since_s + patience_s) continue;
     reader.ended_s = now_s;
-    reader.job->Stop(absl::DeadlineExceededError(
+    reader.job->Stop(absl::UnavailableError(
         absl::StrCat("this Pull of run '", environment_.spec->run_id, "' took nothing for ", patience_s,
                      " s (limits.pull_timeout) and was ended; pull again, and read what comes")));
   }

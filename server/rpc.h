@@ -106,8 +106,11 @@ grpc::ServerUnaryReactor* AnswerInTurn(const RpcEnvironment& environment, grpc::
   PendingCall call{context->DefaultReactor(), RpcRecord(environment.metrics, method, context->peer())};
   call.record.set_run_id(run_id);
   const absl::Status taken = environment.requests->Post(
-      request.ByteSizeLong(),
-      [call, answer = std::move(answer)](RequestQueue::Place place) mutable { answer(call, std::move(place)); });
+      request.ByteSizeLong(), [call, context, answer = std::move(answer)](RequestQueue::Place place) mutable {
+        // Nobody waits for it any more; a daemon that shuts down cancels all.
+        if (context->IsCancelled()) return call.Finish(absl::CancelledError("the call was cancelled while it waited"));
+        answer(call, std::move(place));
+      });
   if (taken.ok()) return call.reactor;
   RetryAfter(context, RequestQueue::kRetryAfterMs);
   call.Finish(taken);

@@ -62,6 +62,7 @@ absl::StatusOr<Runs::Created> Runs::CreateNow(CreateRequest request) {
           "; use another run_id, or delete the run"));
     }
     if ((*existing)->Status().state != RunStatus::State::kFailed) return Created{*existing, false};
+    if (draining()) return absl::UnavailableError("the daemon is shutting down; create the run at the next one");
     Remove(*existing);  // nothing of it is left to go on from
   }
   ASSIGN_OR_RETURN(Placement placement, Admit(request.spec));

@@ -96,6 +96,9 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
                                   kFinishS});
     return effects;
   }
+  // Who begins a run's next life awaits all its ranks, in whatever order they come.
+  const bool first = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.session.has_value(); });
+  if (!open_ && first) Reset();
   rank = {.session = e.session, .gone_at_s = now_s, .came = true};
   reduction_.Cover(e.rank, e.coverage.contributes);
   if (!open_ && reduction_.left_out(e.rank)) Reset();
@@ -119,13 +122,13 @@ absl::Status StepMachine::CheckCovered(const event::Attach& e) const {
   const bool same_world = e.world == world();
   if (!same_world && e.world > 1) return absl::OkStatus();
   for (uint32_t r = 0; r < e.world; ++r) {
-    if (r != e.rank && !ranks_[r].session) return absl::OkStatus();
+    if (r != e.rank && !ranks_[r].session && !ranks_[r].left_out) return absl::OkStatus();
   }
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     for (uint64_t c = 0; c < options_.reduction.chunks[i]; ++c) {
       bool covered = Contains(e.coverage.contributes, i, c);
       for (uint32_t r = 0; r < e.world && !covered; ++r) {
-        covered = r != e.rank && Contains(reduction_.covers(r), i, c);
+        covered = r != e.rank && ranks_[r].session && Contains(reduction_.covers(r), i, c);
       }
       if (covered) continue;
       return absl::FailedPreconditionError(

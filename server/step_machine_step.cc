@@ -81,7 +81,8 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
 
 bool StepMachine::MustWait(const event::MicroBegin& e) const {
   const auto rank = RankOf(e.session);
-  return rank && InStep(*rank) && e.micro == reduction_.micros_begun(*rank) && !reduction_.MayBegin(e.micro);
+  return rank && InStep(*rank) && e.micro == reduction_.micros_begun(*rank) && !reduction_.MayBegin(e.micro) &&
+         CheckMicro(*rank, e.micro, e.last).ok();  // what is wrong is refused now
 }
 
 bool StepMachine::BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects) {

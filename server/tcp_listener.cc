@@ -26,6 +26,7 @@ namespace {
 constexpr uint32_t kMostByDefault = 4096;
 // As gRPC sets it for a server that pings: unanswered data ends a connection after as long as a ping does.
 constexpr int kUserTimeoutMs = 3000;
+constexpr int kIdleS = 60, kProbeS = 10;  // TCP's own keep-alive
 constexpr int kRestMs = 100;
 
 bool IsWildcard(const sockaddr& address) {
@@ -69,10 +70,9 @@ void Refuse(int fd, const std::string& peer, absl::string_view why) {
   const std::string farewell = Farewell(why.substr(0, 110));
   send(fd, farewell.data(), farewell.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   shutdown(fd, SHUT_WR);
-  // What was sent already and is not read would have the close throw the farewell away.
+  // What was sent already and is not read would have the close throw the farewell away. Who sends on loses it.
   std::array<char, 4096> unread;
-  while (recv(fd, unread.data(), unread.size(), MSG_DONTWAIT) > 0) {
-  }
+  for (int reads = 0; reads < 16 && recv(fd, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++reads) continue;
   close(fd);
 }
 
@@ -131,6 +131,10 @@ bool TcpListener::Add(const sockaddr* address, socklen_t bytes, int* error) {
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof kUserTimeoutMs);
+    // A host that vanished with an idle connection leaves its place: gRPC pings only while a call is open.
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kIdleS, sizeof kIdleS);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeS, sizeof kProbeS);
     if (IsWildcard(*address) && address->sa_family == AF_INET6) {
       setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     }

@@ -4,9 +4,13 @@
 
 namespace ballast {
 
-void WeightCopies::Ask(uint32_t tensor, Done done) {
-  askers_.push_back({tensor, std::move(done)});
+void WeightCopies::Ask(const void* asker, uint32_t tensor, Done done) {
+  askers_.push_back({asker, tensor, std::move(done)});
   if (!taken_) MakeNext();
+}
+
+void WeightCopies::Withdraw(const void* asker) {
+  std::erase_if(askers_, [asker](const Asker& a) { return a.id == asker; });
 }
 
 void WeightCopies::GiveBack() {

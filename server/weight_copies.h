@@ -23,12 +23,15 @@ class WeightCopies {
   using Done = absl::AnyInvocable<void(absl::StatusOr<const StoreImage*>)>;
   explicit WeightCopies(ParameterStore* store) : store_(store) {}
 
-  void Ask(uint32_t tensor, Done done);
+  void Ask(const void* asker, uint32_t tensor, Done done);
+  // The asker wants none any more; it is not called.
+  void Withdraw(const void* asker);
   // By who has a copy, or an error instead, once no task of theirs uses it any more.
   void GiveBack();
 
  private:
   struct Asker {
+    const void* id = nullptr;
     uint32_t tensor = 0;
     Done done;
   };

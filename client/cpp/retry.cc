@@ -37,6 +37,7 @@ bool Retry::Again(const absl::Status& failure) {
 void Retry::Progress() {
   attempts_ = 0;
   lost_at_.reset();
+  busy_at_.reset();
 }
 
 bool Retry::WaitForConnection(const absl::Status& failure) {
@@ -51,13 +52,17 @@ bool Retry::WaitForConnection(const absl::Status& failure) {
                                     absl::ToDoubleSeconds(allowed_)));
   }
   ever_lost_ = true;
+  busy_at_.reset();
   return Sleep(std::min(Backoff(attempts_++), left));
 }
 
 bool Retry::WaitAsTold(const absl::Status& failure, absl::Duration stated) {
-  const absl::Duration for_lease = lease_ + (ever_lost_ ? allowed_ : absl::ZeroDuration());
-  const absl::Duration patience = absl::IsAlreadyExists(failure) ? for_lease : std::max(kPatience, allowed_);
-  if (absl::Now() + stated > began_ + patience) return false;
+  const absl::Time now = absl::Now();
+  const absl::Time lease_ends = began_ + lease_ + (ever_lost_ ? allowed_ : absl::ZeroDuration());
+  if (!busy_at_) busy_at_ = now;
+  if (now + stated > (absl::IsAlreadyExists(failure) ? lease_ends : *busy_at_ + std::max(kPatience, allowed_))) {
+    return false;
+  }
   if (!std::exchange(told_, true)) {
     connection_.Log(
         absl::StrFormat("%s: waiting %.3g s (%s)", what_, absl::ToDoubleSeconds(stated), failure.message()));

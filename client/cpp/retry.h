@@ -49,6 +49,7 @@ class Retry {
   const absl::Time began_ = absl::Now();
   int attempts_ = 0;
   std::optional<absl::Time> lost_at_;  // since the last progress
+  std::optional<absl::Time> busy_at_;  // likewise: when the daemon began to say so
   bool ever_lost_ = false;
   bool told_ = false;  // that it waits as the daemon asked
 };

@@ -64,6 +64,11 @@ class StepStream {
   // connection, after reconnect_timeout_s.
   // CANCELLED: the caller was interrupted.
   absl::StatusOr<v1::AttachResponse> AttachAgain(bool progress);
+  // What was done over the resumed session succeeded: a connection that is lost later has all its time again.
+  void CountAsProgress() {
+    absl::MutexLock lock(&mu_);
+    Progress();
+  }
 
   uint64_t step() const;
   absl::Status status() const;

@@ -188,6 +188,7 @@ absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream
   for (uint64_t furthest = 0;;) {
     uint64_t messages = 0;
     auto digests = UploadOnce(connection, stream, takes_batches, views, &messages);
+    if (digests.ok()) stream.CountAsProgress();
     if (digests.ok() || !IsLost(digests.status())) return digests;
     const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);
     if (!resumed.ok()) return resumed.status();

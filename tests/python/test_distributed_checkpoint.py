@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +64,12 @@ def test_it_is_refused_before_anything_is_sent(call: str, loaded: bool, adamw: A
         train(beside, undisturbed)
     assert optimizer.last_result is not None and (optimizer.last_result.step, bool(optimizer.last_result)) == (4, True)
     assert same_bits(weights_of(model), weights_of(beside))
+
+
+def test_the_empty_state_is_copied_as_what_it_is(adamw: AdamW, run: str) -> None:
+    state = adamw(layered(seed=1).named_parameters()).state
+    for other in (copy.copy(state), copy.deepcopy(state), pickle.loads(pickle.dumps(state)), state.copy()):
+        assert type(other) is type(state) and not other and vars(other) == {"_run": run}
 
 
 def test_the_models_part_works(adamw: AdamW) -> None:

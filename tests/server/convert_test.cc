@@ -66,6 +66,12 @@ const std::vector<Refusal>& RefusalsOfTheRun() {
        {"on_torn = TORN_POLICY_REWIND", "rewind.snapshots is 0"}},
       {"RankTimeout", [](auto& s) { s.set_rank_timeout_s(-1); }, {"rank_timeout_s", "-1"}},
       {"StepTimeout", [](auto& s) { s.set_step_timeout_s(2e6); }, {"step_timeout_s", "2e+06"}},
+      {"StepTimeoutBeforeALostRankIsLeftOut",
+       [](auto& s) {
+         s.set_on_lost_rank(v1::LOST_RANK_POLICY_CONTINUE);
+         s.set_step_timeout_s(69);
+       },
+       {"step_timeout_s is 69", "rank_timeout_s, 70 s"}},
       {"UnknownEnum", [](auto& s) { s.set_reduction(static_cast<v1::Reduction>(77)); }, {"reduction"}},
   };
   return *kRefusals;

@@ -198,6 +198,11 @@ Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
   return {model.served(), model.statistics()};
 }
 
+void Hold(FakeGpuState* state, bool held) {
+  absl::MutexLock lock(&state->mu);
+  state->held = held;
+}
+
 TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
   CpuDevice cpu({.threads = 2});
   FakeGpuState state;
@@ -226,7 +231,12 @@ TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {
   Model a(&cpu, kernel, sizes), b(&gpu, kernel, sizes);
   for (Model* model : {&a, &b}) {
     model->Load();
-    for (uint64_t t = 1; t <= 2; ++t) model->JudgedStep(t);
+    for (uint64_t t = 1; t <= 2; ++t) {
+      model->WaitIdle();
+      Hold(&state, true);  // until all of it waits
+      model->JudgedStep(t);
+      Hold(&state, false);
+    }
     model->Serve("fp32", 24);
     model->WaitIdle();
   }
@@ -251,15 +261,9 @@ TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) {
   Model model(&gpu, *kernels::FindKernel("adamw", "split24", "companded8"), std::vector<uint64_t>(200, 100));
   model.Load();
   model.WaitIdle();
-  {
-    absl::MutexLock lock(&state.mu);
-    state.held = true;
-  }
+  Hold(&state, true);
   model.Step(1);
-  {
-    absl::MutexLock lock(&state.mu);
-    state.held = false;
-  }
+  Hold(&state, false);
   model.WaitIdle();
   EXPECT_EQ(model.statistics().size(), 200u);
   // While nothing was computed, three batches could start: the first ones small, the last with all that had come.

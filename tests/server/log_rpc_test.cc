@@ -18,6 +18,7 @@ class LogRpcTest : public RpcTest {
     Trainer t = StartTrainer(SmallSpec());
     t.wire->Begin(1);
     t.wire->Chunk(Chunks(t.spec, 0, Gradient(t.spec, 0, 1))[0]);
+    while (!t.wire->Read()->has_credit()) continue;  // the daemon has it
     return t;
   }
   CapturedLog log_;

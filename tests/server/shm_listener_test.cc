@@ -18,11 +18,12 @@ namespace {
 
 class ShmListenerTest : public ::testing::Test {
  protected:
-  // By a socket that was there before: with no descriptor left a client could not make one.
-  void Connect(int fd) {
+  // By a socket that was there before: with no descriptor left a client could not make one. Static, as all that is called
+  // then: sanitizers open a pipe to look at an object.
+  static void Connect(int fd, const std::string& path) {
     sockaddr_un to{};
     to.sun_family = AF_UNIX;
-    std::memcpy(to.sun_path, path_.data(), path_.size());
+    std::memcpy(to.sun_path, path.data(), path.size());
     EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0) << std::strerror(errno);
   }
   // That the other end hangs up; it would wait two seconds for a hello, and longer for what it cannot accept.
@@ -52,11 +53,11 @@ TEST_F(ShmListenerTest, WithoutAFileDescriptorWhoComesIsTurnedAway) {
   const int lowest_free = open("/dev/null", O_RDONLY | O_CLOEXEC);
   close(lowest_free);
   LimitDescriptors(static_cast<rlim_t>(lowest_free));
-  Connect(poor);
+  Connect(poor, path_);
   EXPECT_TRUE(HungUp(poor));
   // There is one, which the daemon keeps for itself.
   LimitDescriptors(static_cast<rlim_t>(lowest_free) + 1);
-  Connect(scarce);
+  Connect(scarce, path_);
   EXPECT_TRUE(HungUp(scarce));
   LimitDescriptors(before.rlim_cur);
   const auto late = ShmSocket::Connect(path_);

@@ -21,6 +21,14 @@ class RemoteState(defaultdict[Any, Any]):
         super().__init__(dict)
         self._run = run
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (RemoteState, (self._run,))
+
+    def __copy__(self) -> RemoteState:
+        return RemoteState(self._run)
+
+    copy = __copy__
+
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_name == "_init_optim_state":
             raise Rejected(
