@@ -18,8 +18,8 @@ namespace {
 
 class ShmListenerTest : public ::testing::Test {
  protected:
-  // By a socket that was there before: with no descriptor left a client could not make one. Static, as all that is called
-  // then: sanitizers open a pipe to look at an object.
+  // By a socket that was there before: with no descriptor left a client could not make one. Static, as all that is
+  // called then: sanitizers open a pipe to look at an object.
   static void Connect(int fd, const std::string& path) {
     sockaddr_un to{};
     to.sun_family = AF_UNIX;
