@@ -21,7 +21,9 @@ class DigestJobTest : public testing::StoreTest {
   Digests Expected() {
     std::unique_ptr<DigestJob> other;
     OnStrand([&] { other = std::make_unique<DigestJob>(&spec_, store_.get(), plan_); });
-    return Ask(other.get());
+    const Digests found = Ask(other.get());
+    OnStrand([&] { other.reset(); });  // behind the answer, in which it may still be
+    return found;
   }
   Digests Ask(DigestJob* job) {
     absl::Notification answered;
