@@ -40,7 +40,10 @@ def test_one_that_waits_for_rank_0_is_told_too(run: str, doomed: Daemon, program
     waits = program("rank_1", doomed.server, run)
     assert waits.hear() == "waits"
     client = _core.Client.connect(doomed.server, 5.0, 5.0)
-    until(lambda: any(status["run_id"] == run and status["ranks"] for status in client.list_runs()["runs"]))
+    # Its stream is open; before, it would be attaching still, which fails in other words.
+    until(
+        lambda: any(s["run_id"] == run and "connected, lane" in "".join(s["ranks"]) for s in client.list_runs()["runs"])
+    )
     client.close()
     doomed.kill()
     with Daemon(doomed.port):

@@ -45,6 +45,7 @@ class Training:
                 self.data.next += 1
                 F.cross_entropy(self.model(points), labels).backward()
             self.optimizer.step()
+            self.optimizer.wait()  # with overlap_forward the news may come after step()
         except ballast.RunRewound as rewound:
             self.rewound.append(rewound.step)
             assert rewound.client_state is not None and rewound.client_state["data"] == self.data.state_dict()
