@@ -12,7 +12,7 @@
 namespace ballast {
 namespace {
 
-constexpr char kRetryAfterMs[] = "200";
+constexpr int64_t kRetryAfterMs = 200;
 
 absl::Status CheckDigests(const PullOrder& order) {
   if (order.digests.empty()) return absl::OkStatus();
@@ -73,7 +73,7 @@ void PullStream::Finish(absl::Status status) {
   absl::MutexLock lock(&mu_);
   if (std::exchange(finished_, true)) return;
   ended_with_ = status;
-  if (absl::IsResourceExhausted(status)) context_->AddTrailingMetadata("ballast-retry-after-ms", kRetryAfterMs);
+  if (absl::IsResourceExhausted(status)) RetryAfter(context_, kRetryAfterMs);
   Reactor::Finish(ToGrpc(status));
 }
 
