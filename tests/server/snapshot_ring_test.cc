@@ -3,12 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "absl/functional/function_ref.h"
-#include "absl/synchronization/notification.h"
-
-#include "server/convert.h"
-#include "server/cpu_device.h"
 #include "tests/server/specs.h"
+#include "tests/server/store_fixture.h"
 
 namespace ballast {
 namespace {
@@ -17,33 +13,15 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 // A store whose tensors are updated by gradients that depend on the step alone, and its ring.
-class SnapshotRingTest : public ::testing::Test {
+class SnapshotRingTest : public testing::StoreTest {
  protected:
-  SnapshotRingTest() {
+  SnapshotRingTest() : StoreTest(/*threads=*/2) {
     v1::RunSpec wire = testing::SmallSpec();
     wire.mutable_rewind()->set_snapshots(2);
     wire.mutable_rewind()->set_every(3);
-    spec_ = ToRunSpec(wire, {}).value();
-    plan_ = MakePlan(spec_);
+    MakeEmptyStore(wire);
     gradient_ = device_.Allocate(4 * 30000, Place::kHost).value();
-    OnStrand([&] {
-      store_ =
-          ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = {&device_}, .strand = &strand_}).value();
-      ring_ = SnapshotRing::Create(&spec_, store_.get()).value();
-    });
-  }
-  ~SnapshotRingTest() override {
-    store_->WaitIdle();
-    strand_.Stop();
-  }
-
-  void OnStrand(absl::FunctionRef<void()> work) {
-    absl::Notification done;
-    strand_.Post([&] {
-      work();
-      done.Notify();
-    });
-    done.WaitForNotification();
+    OnStrand([&] { ring_ = SnapshotRing::Create(&spec_, store_.get()).value(); });
   }
 
   // Of all tensors but `absent`.
@@ -100,12 +78,7 @@ class SnapshotRingTest : public ::testing::Test {
     OnStrand([&] { EXPECT_EQ(ring_->Restore(step).result.step, step); });
   }
 
-  CpuDevice device_{{.threads = 2}};
-  RunSpec spec_;
-  Plan plan_;
   DeviceBuffer gradient_;
-  Strand strand_{{.name = "t"}};
-  std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<SnapshotRing> ring_;
 };
 

@@ -1,4 +1,4 @@
-// A store on the CPU whose tensors are loaded and updated from the strand, for tests of what reads it there.
+// A store on the CPU whose tensors are loaded and updated from the strand, for tests of what works on it there.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,15 +20,23 @@ namespace ballast::testing {
 
 class StoreTest : public ::testing::Test {
  protected:
-  void MakeStore(const v1::RunSpec& wire) {
-    Config::Limits limits;
-    limits.chunk_bytes = 4 * 4096;  // the tensors have several
+  // Threads of the device.
+  explicit StoreTest(uint32_t threads = 1) : device_({.threads = threads}) {}
+
+  // All zero, by default in one chunk each.
+  void MakeEmptyStore(const v1::RunSpec& wire, const Config::Limits& limits = {}) {
     spec_ = ToRunSpec(wire, limits).value();
     plan_ = MakePlan(spec_);
     OnStrand([&] {
       store_ =
           ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = {&device_}, .strand = &strand_}).value();
     });
+  }
+  // Loaded, in several chunks a tensor.
+  void MakeStore(const v1::RunSpec& wire) {
+    Config::Limits limits;
+    limits.chunk_bytes = 4 * 4096;
+    MakeEmptyStore(wire, limits);
     for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
       OnStrand([&] { Change(i, 1); });
     }
@@ -58,7 +66,7 @@ class StoreTest : public ::testing::Test {
                  [values = std::move(values)](const TaskResult&) {});
   }
 
-  CpuDevice device_{{.threads = 1}};
+  CpuDevice device_;
   Strand strand_{{.name = "test"}};
   RunSpec spec_;
   Plan plan_;
