@@ -1,6 +1,7 @@
 // The table of everything the kernels can do: rules (optimizers), master formats, state formats, the triples of them
 // that are compiled, and the wire formats. The daemon's validation, planner, help and metrics, the tests and the
-// benchmarks all walk these lists; nothing else names an optimizer or a format.
+// benchmarks all walk these lists; nothing else names an optimizer or a format. What each computes, to the bit, is in
+// NUMERICS.md beside this file.
 //
 // To add a format: write kernels/formats/x.h and name it in lists.h.
 // To add an optimizer: write kernels/rules/x.h and name it in lists.h, and write its oracle in tests/oracle.
@@ -77,7 +78,7 @@ using WireIndex = int;
 // How much an update measures. Non-finite elements, rejected blocks and the largest gradient are counted always.
 enum class StatisticsLevel : uint8_t { kOff, kCore, kFull };
 
-// Statistics of one tile (numerics, "Statistics and their order"), or of a tensor after Combine. `full` fields are
+// Statistics of one tile (kernels/NUMERICS.md, "Statistics"), or of a tensor after Combine. `full` fields are
 // filled at steps with full statistics only; all sums are 0 at kOff, and rms_sq for a rule without a second moment.
 struct TileStatistics {
   float grad_sq;          // sum g^2
@@ -118,9 +119,9 @@ struct Update {
   float constants[kMaxConstants];  // from Kernel::prepare
 };
 
-// The curvature along a tensor's last update d (numerics 8; arXiv 2506.04805) is taken between two updates, from the
-// state as it is stored, the gradient in hand and the one before it, on sampled tiles: number s is the tensor's tile
-// s * kCurvatureEvery. For every rule with two moments, with u = mhat / p and p = sqrt(vhat) + eps,
+// The curvature along a tensor's last update d (kernels/NUMERICS.md, "Curvature"; arXiv 2506.04805) is taken between
+// two updates, from the state as it is stored, the gradient in hand and the one before it, on sampled tiles: number s
+// is the tensor's tile s * kCurvatureEvery. For every rule with two moments, u = mhat / p and p = sqrt(vhat) + eps,
 //   d = -lr c u  (decay left out; c: what the rule itself holds lr to, 1 but for StableAdamW),  P = diag(p)
 //   lr kappa = lr d.(g - g before) / (d.Pd) = -u_dg / (c u_pu)
 // to the rounding of each rule: Collage's u is rounded to bf16, here it is not. Each operation is one fp32 rounding:
@@ -166,7 +167,8 @@ struct Curvature {
 };
 Curvature Combine(std::span<const TileCurvature> tiles);
 
-// c of numerics 3: the key of one tensor's random bits at one step. `tensor_key` = xxh3_64(name, seed = run seed).
+// The key of one tensor's random bits at one step, c of kernels/NUMERICS.md, "Random bits". `tensor_key` =
+// xxh3_64(name, seed = run seed).
 uint64_t RandomKey(uint64_t tensor_key, uint64_t step);
 
 // A compiled (rule, master, state).

@@ -57,8 +57,8 @@ void StepRunner::Submit(const effect::Update& e, ParameterStore::UpdateValues va
                              });
 }
 
-// What numerics 8 reports, lr kappa (1 - b1) / (2 (1 + b1)), with the learning rate of this step: 1 is the edge of
-// stability of gradient descent with momentum (arXiv 2207.14484).
+// lr kappa (1 - b1) / (2 (1 + b1)), with the learning rate of this step: 1 is the edge of stability of gradient descent
+// with momentum (arXiv 2207.14484). kernels/NUMERICS.md, "Curvature".
 void StepRunner::ProbeCurvature(uint32_t tensor, const ParameterStore::UpdateValues& values,
                                 std::function<void()> done) {
   const GroupSpec& group = environment_.spec->groups[environment_.spec->tensors[tensor].group];

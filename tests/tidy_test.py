@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import tidy_rules
 from tidy_build import unbuilt_tests
+from tidy_references import references
 from tidy_rules import cpp_functions, list_files, read_tree
 
-RULES = [*tidy_rules.RULES, unbuilt_tests]
+RULES = [*tidy_rules.RULES, unbuilt_tests, references]
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_BODY = "  f();\n" * 80
@@ -55,6 +56,17 @@ PLANTED = [
     ("forbidden_text", {"deploy/a.sh": "curl https://pypi" ".org/x\n"}, "the host of a package registry"),
     ("forbidden_text", {"README.md": "written by an age" "nt\n"}, "speaks of itself alone"),
     ("forbidden_text", {"server/a.cc": "// see iss" "ue 12\n"}, "speaks of itself alone"),
+    ("references", {"server/a.h": "// see server/A.m" 'd, "Sums"\n'}, "server/a.h:1: there is no server/A.md"),
+    (
+        "references",
+        {"kernels/A.md": "# Sums\n```\n# Orders\n```\n", "tests/a.py": "# kernels/A.m" 'd, "Orders"\n'},
+        "tests/a.py:1: kernels/A.md has no heading 'Orders'",
+    ),
+    (
+        "references",
+        {"kernels/A.md": "# Sums\n", "kernels/a.h": "// `kernels/A.m" 'd`,\n// "The order of\n// sums".\n'},
+        "kernels/A.md has no heading 'The order of sums'",
+    ),
     (
         "unbuilt_tests",
         {"tests/server/a_test.cc": "", "tests/server/CMakeLists.txt": "ballast_test(b_test SOURCES b_test.cc)\n"},
@@ -76,6 +88,10 @@ HARMLESS = {
     "server/table.cc": "const int kTable[] = {\n" + "    1,\n" * 80 + "};\nenum class E {\n" + "  kA,\n" * 80 + "};\n",
     "server/METRICS.md": "| `ballast_x` | gauge |\n| `ballast_step_seconds` | histogram |\n",
     "deploy/README.md": "## BallastHot\n",
+    "kernels/sums.h": "// kernels/A.m"
+    'd, "The order\n// of sums"; `kernels/A.m'
+    'd`, "One"\nconst char* kNames = {"b.md", "c"};\n',
+    "kernels/A.md": "# One\n\n### The order of sums\n",
     "deploy/prometheus/alerts.yml": "rules:\n  - alert: BallastHot\n    expr: rate(ballast_step_seconds_bucket[1m]) > run_id:ballast_y:max"
     "\n    severity: w\n    summary: s\n    description: d\n    runbook_url: deploy/README.md#ballasthot\n",
 }

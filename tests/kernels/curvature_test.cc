@@ -205,7 +205,7 @@ TEST_P(QuadraticTest, TheProbeIsTheRayleighQuotientAlongTheLastUpdate) {
   Tensor tensor(kernel, kElements);
   tensor.SetWeights(random.Vector(kElements, 1));
   Kept kept(kElements);
-  double held = 1;  // c of numerics 8
+  double held = 1;  // of kernels/NUMERICS.md, "Curvature"
   for (uint64_t t = 1; t <= 6; ++t) {
     std::vector<float> grad = tensor.Weights();
     for (size_t i = 0; i < grad.size(); ++i) grad[i] = static_cast<float>(a[i] * static_cast<double>(grad[i]));

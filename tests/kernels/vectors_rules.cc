@@ -110,7 +110,8 @@ void CollageGrow(const YAML::Node& record) {
   }
   EXPECT_EQ(plain, record["plain"].as<double>());
   EXPECT_EQ(x.hi + x.lo, record["true"].as<double>());
-  // What the published product, aliased in place, gets wrong (numerics 1): 1 times .95 as expansions.
+  // What the published product, aliased in place, gets wrong: 1 times .95 as expansions. The right one:
+  // kernels/NUMERICS.md, "collage_light and collage_plus".
   const oracle::Expansion product = oracle::Mul({1, 0}, oracle::ExpansionOf(0.95));
   EXPECT_NEAR(product.hi + product.lo, 0.95, 1e-5);
 }

@@ -1,5 +1,5 @@
-// The curvature probe of numerics 8, an element at a time, in double with a bound on what fp32 makes of it; from the
-// rules' own papers and the decoded state. Shares nothing with kernels/.
+// The curvature probe (kernels/NUMERICS.md, "Curvature"), an element at a time, in double with a bound on what fp32
+// makes of it; from the rules' own papers and the decoded state. Shares nothing with kernels/.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // The master and state formats as values: what is kept of a number, and what a stored code stands for. Slow, obvious,
-// in double, from numerics 1 and 2; shares nothing with kernels/.
+// in double, from kernels/NUMERICS.md, "Master formats" and "State formats"; shares nothing with kernels/.
 #pragma once
 
 #include <string_view>

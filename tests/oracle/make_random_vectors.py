@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes random_vectors.json and random_vectors.inc: what the kernels' random bits must be.
 
-Plain integers, written from the definition at the head of kernels/random.h. Run without arguments to write both files
+Plain integers, from kernels/NUMERICS.md, "Random bits". Run without arguments to write both files
 beside this one; --check exits with 1 if they differ from what would be written.
 """
 

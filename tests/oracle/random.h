@@ -1,4 +1,4 @@
-// The kernels' random bits once more, in integers, from the definition (head of kernels/random.h) and checked against
+// The kernels' random bits once more, in integers, from kernels/NUMERICS.md, "Random bits", and checked against
 // random_vectors.inc. Shares nothing with kernels/.
 #pragma once
 

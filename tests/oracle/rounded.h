@@ -47,7 +47,7 @@ inline Rounded Sign(Rounded a) {
   return {sign, a.error == 0 || std::abs(a.value) > a.error ? 0.0 : 2.0};
 }
 
-// A sum of fp32 terms in the order of numerics 7: `depth` additions lie on the way of a term.
+// A sum of fp32 terms by kernels/NUMERICS.md, "The order of sums": `depth` additions lie on the way of a term.
 struct RoundedSum {
   double value = 0, error = 0, magnitude = 0;
 
