@@ -8,8 +8,7 @@
 //   runs/ID/spec                         RunSpec, without its tensors
 //   runs/ID/history?after=STEP&most=N    GetHistoryResponse: the newest N steps after STEP; all, and kMostSteps
 //
-// Thread-safe; waits for no step. An answer is kept for kFreshS, so that many viewers cost what one does; and no more
-// than kMakers threads make one at a time, so that one is left for /metrics: who comes then is told so with a 503.
+// Thread-safe; waits for no step. An answer is kept for kFreshS, so that many viewers cost what one does.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +27,6 @@ namespace ballast {
 class OpsApi {
  public:
   static constexpr double kFreshS = 0.5;
-  static constexpr int kMakers = OpsHttp::kServed - 1;
   static constexpr uint32_t kMostSteps = 500;
 
   explicit OpsApi(const AdminService* admin) : admin_(admin) {}
@@ -46,7 +44,6 @@ class OpsApi {
   const AdminService* const admin_;
   absl::Mutex mu_;
   std::map<std::string, Kept> kept_ ABSL_GUARDED_BY(mu_);  // by path?query
-  int making_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace ballast

@@ -36,7 +36,7 @@ constexpr char kHelp[] =
     "/livez    200 while the daemon works, 503 with the reason when it should be restarted\n"
     "/readyz   200 while it takes trainers, 503 with the reason when not\n"
     "/api/v1/  what the page shows, as JSON: status, runs, runs/ID, runs/ID/spec, runs/ID/history?after=STEP&most=N\n";
-constexpr char kApi[] = "/api/v1/";
+constexpr char kApi[] = "/api/v1/", kMetrics[] = "/metrics";
 const OpsResponse kTooMany = {.status = 503, .body = "Too many ask at once; ask again in a second.\n"};
 
 // The page loads from its own origin alone, runs no inline script, and is shown in no other page.
@@ -141,6 +141,7 @@ void SendPieces(mg_connection* connection, std::string_view answer) {
 // How many answer at a time, and wait to.
 class Gate {
  public:
+  explicit Gate(int places) : places_(places) {}
   // Waits. False: too many do.
   bool Enter() {
     absl::MutexLock lock(&mu_);
@@ -157,7 +158,8 @@ class Gate {
   }
 
  private:
-  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return served_ < OpsHttp::kServed; }
+  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return served_ < places_; }
+  const int places_;
   absl::Mutex mu_;
   int served_ ABSL_GUARDED_BY(mu_) = 0, waiting_ ABSL_GUARDED_BY(mu_) = 0;
 };
@@ -249,9 +251,10 @@ class CivetOps final : public OpsHttp {
                              .query = info->query_string == nullptr ? "" : info->query_string,
                              .host = host == nullptr ? "" : host};
     if (IsHealth(request)) return ops->Answer(connection, request);
-    if (!ops->gate_.Enter()) return Send(connection, request, kTooMany);
+    Gate& gate = request.path == kMetrics ? ops->scrapers_ : ops->viewers_;
+    if (!gate.Enter()) return Send(connection, request, kTooMany);
     const int status = ops->Answer(connection, request);
-    ops->gate_.Leave();
+    gate.Leave();
     return status;
   }
 
@@ -268,7 +271,7 @@ class CivetOps final : public OpsHttp {
   const std::string host_;
   const OpsContent content_;
   const std::vector<std::string> names_;
-  Gate gate_;
+  Gate viewers_{kViewers}, scrapers_{kScrapers};
   std::string first_log_;  // while starting
   mg_context* context_ = nullptr;
   int port_ = 0;
@@ -285,7 +288,7 @@ OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, cons
   if (!KnownHost(request.host, names)) return RefuseHost(request.host);
   const PageFile* page = FindPageFile(request.path);
   const bool known = page != nullptr || absl::StartsWith(request.path, kApi) || request.path == "/help" ||
-                     request.path == "/metrics" || request.path == "/livez" || request.path == "/readyz";
+                     request.path == kMetrics || request.path == "/livez" || request.path == "/readyz";
   if (!known) return {.status = 404, .body = "Not found; see /help\n"};
   if (request.method != "GET" && request.method != "HEAD") return {.status = 405, .body = "GET or HEAD only.\n"};
   if (page != nullptr) return AnswerPage(*page);

@@ -29,14 +29,15 @@ struct OpsContent {
   std::function<OpsResponse(const std::string& path, const std::string& query)> api;
 };
 
-// A connection has a thread, one of kThreads, so that those that say nothing do not keep /livez and /readyz waiting. Of
-// what is more work no more than kServed requests are answered at a time, and kWaiting wait; who comes then gets a 503.
-// A client that keeps silent for 2 s while it asks, or reads nothing for 2 s while it is answered, is cut off; so is
-// one that has not read its answer after 10 s. Thread-safe.
+// A connection has a thread, one of kThreads, so that those that say nothing do not keep /livez and /readyz waiting.
+// What is more work is answered for kViewers at a time, /metrics for kScrapers, so that no number of viewers keeps
+// Prometheus waiting; of each kWaiting wait, and who comes then gets a 503. A client that keeps silent for 2 s while it
+// asks, or reads nothing for 2 s while it is answered, is cut off; so is one that has not read its answer after 10 s.
+// Thread-safe.
 class OpsHttp {
  public:
   static constexpr int kThreads = 64, kQueue = 16;  // connections that have a thread, and that wait for one
-  static constexpr int kServed = 4, kWaiting = 16;
+  static constexpr int kViewers = 3, kScrapers = 2, kWaiting = 16;
 
   // listen: "off", or HOST:PORT where HOST is an IPv4 address or localhost and port 0 picks a free one. UNAVAILABLE
   // names the address that cannot be had, and the mend.

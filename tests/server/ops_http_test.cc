@@ -1,6 +1,7 @@
 #include "server/ops_http.h"
 
 #include <arpa/inet.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -58,8 +60,9 @@ class OpsHttpTest : public testing::Test {
             .api = [this](const std::string& path, const std::string& query) { return Api(path, query); }};
   }
 
-  OpsResponse Api(const std::string& path, const std::string& query) const {
+  OpsResponse Api(const std::string& path, const std::string& query) {
     if (path == "large") return {.body = std::string(8 << 20, 'x')};
+    if (path == "held") released_.WaitForNotification();
     if (path == "wrong") return {.status = 400, .body = "say it otherwise\n"};
     return {.content_type = "application/json; charset=utf-8",
             .body = absl::StrCat("{\"", path, "\":\"", query, "\"}")};
@@ -76,6 +79,7 @@ class OpsHttpTest : public testing::Test {
   }
 
   absl::Status live_, ready_;
+  absl::Notification released_;
   std::unique_ptr<OpsHttp> ops_;
 };
 
@@ -153,7 +157,7 @@ TEST_F(OpsHttpTest, TheApiIsAskedForPathAndQuery) {
 
 TEST_F(OpsHttpTest, ClientsThatNeverReadAreCutOff) {
   std::vector<int> silent;
-  for (int i = 0; i < OpsHttp::kServed; ++i) {
+  for (int i = 0; i < OpsHttp::kViewers; ++i) {
     silent.push_back(Connect(ops_->address()));
     const std::string request = "GET /api/v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n";
     EXPECT_EQ(send(silent.back(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
@@ -162,6 +166,20 @@ TEST_F(OpsHttpTest, ClientsThatNeverReadAreCutOff) {
   EXPECT_THAT(Ask("GET", "/metrics"), StartsWith("HTTP/1.1 200"));
   EXPECT_LT(MonotonicSeconds() - begin_s, 30) << "3 s, and what a busy machine adds";
   for (const int fd : silent) close(fd);
+}
+
+TEST_F(OpsHttpTest, AScrapeDoesNotWaitForViewers) {
+  std::vector<pollfd> viewers;
+  const std::string request = "GET /api/v1/held HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  for (int i = 0; i < OpsHttp::kViewers + OpsHttp::kWaiting + 1; ++i) {
+    viewers.push_back({.fd = Connect(ops_->address()), .events = POLLIN});
+    EXPECT_EQ(send(viewers.back().fd, request.data(), request.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(request.size()));
+  }
+  EXPECT_EQ(poll(viewers.data(), viewers.size(), -1), 1) << "one too many is told so, once every place is taken";
+  EXPECT_THAT(Ask("GET", "/metrics"), StartsWith("HTTP/1.1 200"));
+  released_.Notify();
+  for (const pollfd& viewer : viewers) close(viewer.fd);
 }
 
 TEST_F(OpsHttpTest, HealthDoesNotWaitForIdleConnections) {
