@@ -1,4 +1,5 @@
-// The bounds of RequestBatch, ResponseBatch and LoadStateRequest.batch: what small messages may go as one.
+// The bounds of RequestBatch, ResponseBatch and LoadStateRequest.batch: what small messages may go as one
+// (proto/PROTOCOL.md, "Batches").
 #pragma once
 
 #include <cstddef>

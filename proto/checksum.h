@@ -1,4 +1,4 @@
-// The two checksums of the wire, for both of its ends.
+// The two checksums of the wire, for both of its ends: proto/PROTOCOL.md, "Checksums" and "Digests".
 #pragma once
 
 #include <cstddef>

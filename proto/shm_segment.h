@@ -1,4 +1,5 @@
-// The memory that a trainer and its daemon share on one host: for each rank one sealed memfd, made by the daemon.
+// The memory that a trainer and its daemon share on one host: for each rank one sealed memfd, made by the daemon. How
+// this and the other headers belong together: proto/PROTOCOL.md, "Shared memory".
 //
 //   control   two bells, and for each pipe and kind of slot the two counters of its progress
 //   marks     for each slot how often its borrower has given it back
