@@ -1,145 +1,105 @@
-"""A trainer that speaks the wire with what any language has: grpcio, and the stubs made of proto/. No code of Ballast's.
+"""Trains with PlainClient, that is by generated stubs alone: all ranks of a run, each on a thread.
 
-    PYTHONPATH=STUBS plain_trainer.py SERVER RUN LIKE STEPS
+    PYTHONPATH=STUBS plain_trainer.py SERVER RUN LIKE STEPS [--ranks N] [--micros N] [--cut]
 
-It makes a run of the same spec as LIKE, fits least_squares, and prints one JSON line: what it saw, and a digest of the
-weights.
+It makes a run of the same spec as LIKE, fits least_squares, and prints one JSON line: of each rank what it saw, and a
+digest of the weights. --cut: in each step one rank cancels its stream, each time elsewhere in the step.
 """
 
-import hashlib
+import argparse
 import json
-import queue
-import sys
+import os
+import threading
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import numpy as np
 from ballast.v1 import admin_pb2, admin_pb2_grpc, run_pb2, trainer_pb2, trainer_pb2_grpc
-from least_squares import LeastSquares, rate
+from least_squares import LeastSquares, has_bias, rate
+from plain_client import Micro, PlainClient, patiently
+from plain_wire import digest_of
+
+MESSAGES = 17  # that a rank sends and receives in a step, credit and the result left aside
 
 
-def crc32c_table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
+def make_run(server: str, run: str, like: str) -> None:
+    channel = grpc.insecure_channel(server)
+    spec = admin_pb2_grpc.AdminServiceStub(channel).GetRun(admin_pb2.GetRunRequest(run_id=like)).spec
+    spec.run_id = run
+    request = trainer_pb2.CreateRunRequest(spec=spec)
+    assert patiently(lambda: trainer_pb2_grpc.TrainerServiceStub(channel).CreateRun(request)).created
 
 
-TABLE = crc32c_table()
+def begin(client: PlainClient, problem: LeastSquares, loaded: threading.Barrier) -> None:
+    """All ranks with the weights that rank 0 uploads."""
+    client.attach()
+    if client.rank == 0:
+        client.load(problem.first)
+    loaded.wait()
+    if client.rank > 0:
+        assert client.pull() == set(range(len(problem.first)))
+    client.open()
 
 
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
+def check_after(client: PlainClient, steps: int) -> None:
+    """The rank is free at once; the daemon's weights are those that came."""
+    digest = digest_of(client.weights)
+    client.attach()
+    assert client.attached.resume_step == steps + 1 and client.attached.last_result == client.result
+    assert client.attached.client_state == str(steps).encode() and client.attached.client_state_step == steps
+    assert client.pull(client.attached.digests) == set()
+    client.pull()
+    assert digest_of(client.weights) == digest
 
 
-class PlainTrainer:
-    def __init__(self, server: str, run: str, like: str):
-        channel = grpc.insecure_channel(server)
-        self.stub = trainer_pb2_grpc.TrainerServiceStub(channel)
-        spec = admin_pb2_grpc.AdminServiceStub(channel).GetRun(admin_pb2.GetRunRequest(run_id=like)).spec
-        spec.run_id = run
-        self.stub.CreateRun(trainer_pb2.CreateRunRequest(spec=spec))
-        self.attached = self.stub.Attach(
-            trainer_pb2.AttachRequest(run_id=run, world=1, protocol_min=1, protocol_max=1, client_version="plain")
-        )
-        self.shapes = [tuple(tensor.shape) for tensor in spec.tensors]
-        self.weights = [np.zeros(shape, np.float32) for shape in self.shapes]
-        self.requests: queue.SimpleQueue = queue.SimpleQueue()
-        self.responses = None
-        self.unacknowledged = self.most_unacknowledged = self.chunks_sent = self.waits = 0
+def train_or_end(rank: int, options, loaded: threading.Barrier) -> dict:
+    """Where one rank fails, the others would wait for it."""
+    try:
+        return train(rank, options, loaded)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
-    def chunks(self, array: np.ndarray):
-        """(number, bytes) of each."""
-        data, size = array.astype("<f4").tobytes(), 4 * self.attached.chunk_elements
-        return [(k, data[k * size : (k + 1) * size]) for k in range((len(data) + size - 1) // size)]
 
-    def load(self, weights: list[np.ndarray]) -> None:
-        def requests():
-            for tensor, array in enumerate(weights):
-                for chunk, data in self.chunks(array):
-                    yield trainer_pb2.LoadStateRequest(
-                        session_token=self.attached.session_token,
-                        tensor=tensor,
-                        chunk=chunk,
-                        format="fp32",
-                        data=data,
-                        crc32c=crc32c(data),
-                    )
-
-        self.stub.LoadState(requests())
-        for tensor, array in enumerate(weights):
-            self.weights[tensor][...] = array
-
-    def open(self) -> None:
-        self.responses = self.stub.Train(iter(self.requests.get, None))
-        self.say(open=trainer_pb2.Open(session_token=self.attached.session_token))
-        assert next(self.responses).HasField("opened")
-
-    def say(self, **message) -> None:
-        self.requests.put(trainer_pb2.TrainRequest(**message))
-
-    def step(self, number: int, lr: float, gradients: list[np.ndarray], loss: float):
-        """The step's result; the new weights are in place."""
-        self.say(step_begin=trainer_pb2.StepBegin(step=number, groups=[trainer_pb2.GroupStep(lr=lr)]))
-        for tensor in reversed(range(len(gradients))):
-            for chunk, data in self.chunks(gradients[tensor]):
-                self.send(
-                    trainer_pb2.Gradient(tensor=tensor, chunk=chunk, format="fp32", data=data, crc32c=crc32c(data))
-                )
-        self.say(micro_end=trainer_pb2.MicroEnd(loss=loss))
-        self.say(step_end=trainer_pb2.StepEnd())
-        result = None
-        while result is None:
-            result = self.take(next(self.responses))
-        return result
-
-    def send(self, gradient) -> None:
-        """Once there is credit for it."""
-        while self.unacknowledged + len(gradient.data) > self.attached.credit_bytes:
-            self.waits += 1
-            self.take(next(self.responses))
-        self.unacknowledged += len(gradient.data)
-        self.most_unacknowledged = max(self.most_unacknowledged, self.unacknowledged)
-        self.chunks_sent += 1
-        self.say(gradient=gradient)
-
-    def take(self, response):
-        """Acts on what the daemon says; returns the result, if that is it."""
-        if response.HasField("step_result"):
-            return response.step_result
-        if response.HasField("credit"):
-            self.unacknowledged -= response.credit.bytes
-        if response.HasField("weights"):
-            weights = response.weights
-            assert crc32c(weights.data) == weights.crc32c and weights.format == "fp32"
-            piece, first = np.frombuffer(weights.data, "<f4"), weights.chunk * self.attached.chunk_elements
-            self.weights[weights.tensor].reshape(-1)[first : first + len(piece)] = piece
-        return None
-
-    def close(self) -> None:
-        self.requests.put(None)
-        assert list(self.responses) == []
+def train(rank: int, options, loaded: threading.Barrier) -> dict:
+    problem, losses = LeastSquares(), []
+    client = PlainClient(options.server, options.run, rank, options.ranks)
+    begin(client, problem, loaded)
+    parts = options.ranks * options.micros
+    for step in range(client.attached.resume_step, options.steps + 1):
+        micros = []
+        for micro in range(options.micros):
+            loss, gradients = problem.backward(client.weights, rank * options.micros + micro, parts)
+            if not has_bias(rank, micro):
+                gradients[1] = None
+            micros.append(Micro(gradients, loss))
+        losses.append(micros[0].loss)
+        client.cut_in = 5 * step % MESSAGES + 1 if options.cut and step % options.ranks == rank else 0
+        result = client.step(step, [trainer_pb2.GroupStep(lr=rate(step))], micros)
+        assert result.step == step and result.outcome == run_pb2.STEP_OUTCOME_APPLIED, result
+    client.close()
+    check_after(client, options.steps)
+    counted = ("chunks_sent", "waits", "out_of_order", "most_under_way", "cuts")
+    seen = {name: getattr(client, name) for name in counted}
+    clipped = client.result.clip_coefficient < 1
+    credit = client.attached.credit_bytes
+    return {"losses": losses, "digest": digest_of(client.weights), "credit": credit, "clipped": clipped, **seen}
 
 
 def main() -> None:
-    server, run, like, steps = sys.argv[1:]
-    problem, losses = LeastSquares(), []
-    trainer = PlainTrainer(server, run, like)
-    trainer.load(problem.first)
-    trainer.open()
-    for step in range(trainer.attached.resume_step, int(steps) + 1):
-        loss, gradients = problem.backward(trainer.weights)
-        losses.append(loss)
-        result = trainer.step(step, rate(step), gradients, loss)
-        assert result.step == step and result.outcome == run_pb2.STEP_OUTCOME_APPLIED, result
-    trainer.close()
-    digest = hashlib.sha256(b"".join(array.tobytes() for array in trainer.weights)).hexdigest()
-    seen = {"chunks": trainer.chunks_sent, "waits": trainer.waits, "most_unacknowledged": trainer.most_unacknowledged}
-    print(json.dumps({"losses": losses, "digest": digest, "credit": trainer.attached.credit_bytes, **seen}))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("server")
+    parser.add_argument("run")
+    parser.add_argument("like")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--micros", type=int, default=1)
+    parser.add_argument("--cut", action="store_true")
+    options = parser.parse_args()
+    make_run(options.server, options.run, options.like)
+    loaded = threading.Barrier(options.ranks)
+    with ThreadPoolExecutor(options.ranks) as ranks:
+        print(json.dumps(list(ranks.map(lambda rank: train_or_end(rank, options, loaded), range(options.ranks)))))
 
 
 if __name__ == "__main__":
