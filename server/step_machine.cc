@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "proto/rewound.h"
+#include "proto/session_over.h"
 
 namespace ballast {
 namespace {
@@ -66,7 +67,7 @@ bool StepMachine::Live(const Rank& rank, double now_s) const {
 StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (e.resumes) {
     const auto rank = RankOf(*e.resumes);
-    if (!rank) return Refuse(CheckCurrent(*e.resumes));
+    if (!rank) return Refuse(CheckCurrent(*e.resumes, e.rank));
     return {effect::Attached{*rank, *e.resumes, /*resumed=*/true}};
   }
   if (auto s = CheckWorld(e, now_s); !s.ok()) return Refuse(s);
@@ -161,7 +162,7 @@ absl::Status StepMachine::CheckFree(const Rank& rank, bool takeover, double now_
                                                *retry_after_s, " s; wait, or attach with takeover to replace it"));
 }
 
-absl::Status StepMachine::CheckCurrent(SessionId session) const {
+absl::Status StepMachine::CheckCurrent(SessionId session, std::optional<uint32_t> of) const {
   if (RankOf(session)) return absl::OkStatus();
   const auto outdated =
       std::find_if(outdated_.begin(), outdated_.end(), [&](const Outdated& o) { return o.session == session; });
@@ -171,9 +172,10 @@ absl::Status StepMachine::CheckCurrent(SessionId session) const {
                                                       " of the run, which is at generation ", generation_, ", step ",
                                                       step_, "; attach again without its token"));
   }
-  const bool all_held = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.session.has_value(); });
-  if (all_held) return absl::AbortedError("this session is over: another process took the rank over");
-  return absl::AbortedError("this session is over: attach again without its token");
+  const auto held = [](const Rank& r) { return r.session.has_value(); };
+  const bool taken = of && *of < ranks_.size() ? held(ranks_[*of]) : std::all_of(ranks_.begin(), ranks_.end(), held);
+  if (taken) return absl::AbortedError("this session is over: another process took the rank over");
+  return SessionOverError();
 }
 
 StepEffects StepMachine::On(const event::StreamOpened& e, double) {

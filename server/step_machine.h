@@ -316,7 +316,8 @@ class StepMachine {
     bool stale = false;
   };
   absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
-  absl::Status CheckCurrent(SessionId session) const;
+  // `of`: the session's rank, where that is known.
+  absl::Status CheckCurrent(SessionId session, std::optional<uint32_t> of = std::nullopt) const;
   absl::Status CheckWorld(const event::Attach& e, double now_s) const;
   absl::Status CheckCovered(const event::Attach& e) const;
   absl::Status CheckFree(const Rank& rank, bool takeover, double now_s, double* retry_after_s) const;
