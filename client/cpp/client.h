@@ -67,11 +67,12 @@ struct AttachOptions {
   bool takeover = false;  // fence a live session that holds the rank
   double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
   LaneWish lane = LaneWish::kAuto;
+  // How long to wait for the end of a step that is open without this rank, as long as the daemon answers.
+  double join_timeout_s = 3600;
 };
 
 // How long steps wait for ranks is the run's: v1::RunSpec, rank_timeout_s (one whose connection is lost),
-// step_timeout_s (one that is silent) and on_lost_rank (what then). Attach waits, for at most 120 s, until the step
-// that is made without the rank has closed.
+// step_timeout_s (one that is silent) and on_lost_rank (what then).
 //
 // What Attach found. Digests are xxh3_64 of each tensor's bytes in its serving format (AttachResponse.digests says how
 // scales are counted in); empty before weights are loaded.

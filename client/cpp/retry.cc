@@ -22,11 +22,11 @@ absl::Duration Backoff(int attempt) {
   return std::min(absl::Seconds(1), absl::Milliseconds(50) * (1 << std::min(attempt - 1, 10))) * jitter;
 }
 
-Retry::Retry(const Connection& connection, std::string what, absl::Duration lease)
+Retry::Retry(const Connection& connection, std::string what, Waits waits)
     : connection_(connection),
       what_(std::move(what)),
       allowed_(absl::Seconds(connection.options().reconnect_timeout_s)),
-      lease_(lease) {}
+      waits_(waits) {}
 
 bool Retry::Again(const absl::Status& failure) {
   if (const auto stated = RetryAfter(failure)) return WaitAsTold(failure, *stated);
@@ -58,16 +58,18 @@ bool Retry::WaitForConnection(const absl::Status& failure) {
 
 bool Retry::WaitAsTold(const absl::Status& failure, absl::Duration stated) {
   const absl::Time now = absl::Now();
-  const absl::Time lease_ends = began_ + lease_ + (ever_lost_ ? allowed_ : absl::ZeroDuration());
   if (!busy_at_) busy_at_ = now;
-  if (now + stated > (absl::IsAlreadyExists(failure) ? lease_ends : *busy_at_ + std::max(kPatience, allowed_))) {
-    return false;
-  }
+  if (now + stated > PatienceEnds(failure)) return false;
   if (!std::exchange(told_, true)) {
     connection_.Log(
         absl::StrFormat("%s: waiting %.3g s (%s)", what_, absl::ToDoubleSeconds(stated), failure.message()));
   }
   return Sleep(stated);
+}
+
+absl::Time Retry::PatienceEnds(const absl::Status& failure) const {
+  if (absl::IsAlreadyExists(failure)) return began_ + waits_.lease + (ever_lost_ ? allowed_ : absl::ZeroDuration());
+  return *busy_at_ + (absl::IsUnavailable(failure) && waits_.step ? *waits_.step : std::max(kPatience, allowed_));
 }
 
 bool Retry::Sleep(absl::Duration duration) const {

@@ -11,6 +11,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
@@ -25,9 +26,17 @@ absl::Duration Backoff(int attempt);
 
 class Retry {
  public:
-  // `what`: for the log. lease: how long to wait, from now on, for one that others hold (ALREADY_EXISTS), and
-  // reconnect_timeout_s more once an answer was lost, since then it may be the caller's own.
-  Retry(const Connection& connection, std::string what, absl::Duration lease = absl::ZeroDuration());
+  // How long a call may be put off by a daemon that is there.
+  struct Waits {
+    // From now on, for one that others hold (ALREADY_EXISTS), and reconnect_timeout_s more once an answer was lost,
+    // since then it may be the caller's own.
+    absl::Duration lease = absl::ZeroDuration();
+    std::optional<absl::Duration> step = {};  // for the end of an open step (UNAVAILABLE); none: as for a busy daemon
+  };
+
+  // `what`: for the log.
+  Retry(const Connection& connection, std::string what, Waits waits);
+  Retry(const Connection& connection, std::string what) : Retry(connection, std::move(what), Waits()) {}
 
   // `failure`: of FromGrpc, as it came. True after the wait; false where the caller is interrupted, and at once where
   // another attempt does not help or would be too late.
@@ -41,11 +50,12 @@ class Retry {
   bool WaitForConnection(const absl::Status& failure);
   bool Sleep(absl::Duration duration) const;
   bool WaitAsTold(const absl::Status& failure, absl::Duration stated);
+  absl::Time PatienceEnds(const absl::Status& failure) const;
 
   const Connection& connection_;
   const std::string what_;
   const absl::Duration allowed_;  // without a connection
-  const absl::Duration lease_;
+  const Waits waits_;
   const absl::Time began_ = absl::Now();
   int attempts_ = 0;
   std::optional<absl::Time> lost_at_;  // since the last progress

@@ -31,6 +31,12 @@ absl::Status RankTaken(const AttachOptions& options, const absl::Status& status)
                    ". If that trainer is gone for good, attach with takeover=true; else give another run_id"));
 }
 
+absl::Status StepTooLong(const AttachOptions& options, const absl::Status& status) {
+  return absl::UnavailableError(absl::StrCat(
+      "attaching as rank ", options.rank, " of run '", options.run_id, "': ", status.message(),
+      "; it was not over within ", options.join_timeout_s, " s: see what its ranks wait for, or raise join_timeout_s"));
+}
+
 }  // namespace
 
 absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options) {
@@ -38,7 +44,7 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
   request.set_takeover(options.takeover);
   request.set_want_digests(true);
   Retry retry(connection, absl::StrCat("attaching as rank ", options.rank, " of run '", options.run_id, "'"),
-              absl::Seconds(options.wait_s));
+              {.lease = absl::Seconds(options.wait_s), .step = absl::Seconds(options.join_timeout_s)});
   for (;;) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + kAttachTimeout));
@@ -46,7 +52,8 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
     const absl::Status status = FromGrpc(connection.trainer().Attach(&context, request, &response), context);
     if (status.ok()) return response;
     if (retry.Again(status)) continue;
-    return absl::IsAlreadyExists(status) ? RankTaken(options, status) : retry.Explain(status);
+    if (absl::IsAlreadyExists(status)) return RankTaken(options, status);
+    return absl::IsUnavailable(status) && RetryAfter(status) ? StepTooLong(options, status) : retry.Explain(status);
   }
 }
 

@@ -15,8 +15,9 @@
 
 namespace ballast {
 
-// Takes the rank; while a lost predecessor's lease holds it, waits for that up to options.wait_s. Tried again while the
-// connection is lost, or the daemon busy, as Retry says. ALREADY_EXISTS says how to take over.
+// Takes the rank; while a lost predecessor's lease holds it, waits for that up to options.wait_s, and while a step is
+// open without it, up to options.join_timeout_s. Tried again while the connection is lost, or the daemon busy, as Retry
+// says. ALREADY_EXISTS says how to take over.
 absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options);
 
 // One attempt to get the session of `token` back. `context` is the caller's, with its deadline, so that it

@@ -144,6 +144,7 @@ grpc::Status FakeDaemon::CreateRun(grpc::ServerContext* context, const v1::Creat
   if (!Passes()) return Cut();
   {
     absl::MutexLock lock(&mu_);
+    ++seen_.creations;
     if (!creation_refusals_.empty()) return Tell(context, &creation_refusals_);
   }
   response->set_created(true);

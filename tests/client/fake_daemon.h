@@ -81,6 +81,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
     int sent = 0;
     int moments = 0;              // as of cut_at_moment
     int pulled = 0;               // messages of Pull
+    int creations = 0;            // calls of CreateRun
     int duplicates = 0;           // chunks sent although held
     int clean_ends = 0;           // streams ended by WritesDone
     uint64_t most_under_way = 0;  // bytes received and not credited

@@ -15,6 +15,7 @@
 namespace ballast {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -158,6 +159,59 @@ TEST(RecoveryTest, ABusyDaemonIsAskedAgainWhenItSays) {
   Pulled pulled;
   ASSERT_TRUE(PullInto(*trainer.client, {1}, &pulled).ok());
   EXPECT_EQ(pulled.size(), 1u);
+}
+
+// An interrupt ends what would take minutes.
+std::vector<std::string> LinesOfAttach(const FakeDaemon& daemon, AttachOptions options) {
+  std::vector<std::string> lines;
+  std::atomic<bool> interrupted = false;
+  const auto client = Client::Connect({.server = daemon.address(),
+                                       .reconnect_timeout_s = 0,
+                                       .log =
+                                           [&](const std::string& line) {
+                                             lines.push_back(line);
+                                             interrupted = true;
+                                           },
+                                       .interrupted = [&] { return interrupted.load(); }})
+                          .value();
+  options.run_id = "r";
+  EXPECT_EQ(client->Attach(options).status().code(), absl::StatusCode::kUnavailable);
+  return lines;
+}
+
+TEST(RecoveryTest, AStepThatIsOpenForLongIsWaitedForAsLongAsTheOptionSays) {
+  const FakeDaemon::Refusal open{{grpc::StatusCode::UNAVAILABLE, "step 7 is being made without rank 0"}, 1'000'000};
+  FakeDaemon daemon;
+  daemon.RefuseAttach(open);
+  EXPECT_THAT(LinesOfAttach(daemon, {}), ElementsAre(HasSubstr("waiting 1e+03 s (step 7 is being made without rank")));
+  daemon.RefuseAttach(open);
+  EXPECT_THAT(LinesOfAttach(daemon, {.join_timeout_s = 999}), IsEmpty());
+}
+
+TEST(RecoveryTest, WhoWaitedForAStepForTooLongIsToldTheOption) {
+  FakeDaemon daemon;
+  daemon.RefuseAttach({{grpc::StatusCode::UNAVAILABLE, "step 7 is being made without rank 0; attach again"}, 5});
+  Trainer trainer(daemon.address());
+  const absl::Status late = trainer.client->Attach({.run_id = "r", .join_timeout_s = 0}).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(late.message()), AllOf(HasSubstr("attaching as rank 0 of run 'r': step 7 is being made"),
+                                                 HasSubstr("not over within 0 s"), HasSubstr("raise join_timeout_s")));
+}
+
+TEST(RecoveryTest, ADaemonThatIsBusyIsAskedAgainButNotForEver) {
+  using grpc::StatusCode;
+  FakeDaemon daemon;
+  for (int i = 0; i < 3; ++i) daemon.RefuseCreateRun({{StatusCode::RESOURCE_EXHAUSTED, "busy with 256 requests"}, 5});
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0);
+  const auto created = trainer.client->CreateRun(FakeSpec());
+  EXPECT_TRUE(created.ok()) << created.status();
+  EXPECT_EQ(daemon.seen().creations, 4);
+  daemon.RefuseCreateRun({{StatusCode::RESOURCE_EXHAUSTED, "busy with 256 requests"}, 1'000'000});
+  EXPECT_EQ(trainer.client->CreateRun(FakeSpec()).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(daemon.seen().creations, 5);
+  daemon.RefusePull({{StatusCode::RESOURCE_EXHAUSTED, "4 Pulls are under way"}, 1'000'000});
+  Pulled pulled;
+  EXPECT_EQ(PullInto(*trainer.client, {1}, &pulled).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(RecoveryTest, WhatDoesNotFitIsRefusedAtOnce) {

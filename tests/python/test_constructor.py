@@ -117,6 +117,8 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
         {"state_dtype": "int8"},
         {"rounding": "up"},
         {"weights": "theirs"},
+        {"join_timeout": -1.0},
+        {"join_timeout": "long"},
     ],
     ids=str,
 )

@@ -180,6 +180,25 @@ def test_a_replacement_may_come_while_the_others_make_steps(clip: float | None, 
     check(team, results, clip)
 
 
+def test_a_replacement_waits_for_the_open_step_as_long_as_it_is_told(team: Team) -> None:
+    team.start(ALL)
+    assert team.hear(ALL) == ["attached"] * WORLD
+    team.kill(LOST)
+    results = team.steps(OTHERS, 1)
+    assert team.ask(OTHERS, "begin") == ["begun"] * 2
+    team.start([LOST], weights="server", join_timeout=0.5)
+    (said,) = team.hear([LOST])
+    assert said.startswith("Unavailable: attaching as rank 2") and "within 0.5 s" in said and "join_timeout" in said
+    team.start([LOST], weights="server")
+    team.tell(OTHERS, "end")
+    second, same = team.hear(OTHERS)
+    assert second == same
+    assert team.hear([LOST]) == ["attached"]
+    results += [second, *team.steps(ALL, 2)]
+    assert outcomes(results) == [("APPLIED", [LOST])] * 2 + [("APPLIED", [])] * 2
+    check(team, results)
+
+
 def test_one_that_starts_late_is_awaited(team: Team) -> None:
     """It brings the weights that all begin with, and would be refused once they are others."""
     team.start(OTHERS)

@@ -22,7 +22,14 @@ class Client:
     def delete_run(self, run_id: str, force: bool = False) -> dict[str, Any]: ...
     def rewind(self, run_id: str, to_step: int | None, steps_back: int | None, reason: str) -> dict[str, Any]: ...
     def attach(
-        self, run_id: str, rank: int, world: int, takeover: bool, wait_s: float, lane: str = "auto"
+        self,
+        run_id: str,
+        rank: int,
+        world: int,
+        takeover: bool,
+        wait_s: float,
+        lane: str = "auto",
+        join_timeout_s: float = 3600.0,
     ) -> dict[str, Any]: ...
     def load_weights(self, slots: list[tuple[int, str, str, int, int]], updates: dict[int, int] = ...) -> list[int]: ...
     def pull(

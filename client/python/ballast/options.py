@@ -108,6 +108,8 @@ class RunOptions(TypedDict, total=False):
         "grpc". "shm": refuse to go on without shared memory.
     connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for one that was lost
         afterwards, in a step or beside it.
+    join_timeout: seconds to wait, when joining the run, for the end of a step that is being made without this trainer; 3600
+        by default. Longer than a step may be.
     """
 
     server: str | None
@@ -146,6 +148,7 @@ class RunOptions(TypedDict, total=False):
     lane: Literal["auto", "grpc", "shm"]
     connect_timeout: float
     reconnect_timeout: float
+    join_timeout: float
 
 
 @functools.cache

@@ -24,6 +24,7 @@ class Place:
     world: int = 1
     takeover: bool = False
     lane: str = "auto"
+    join_timeout: float = 3600.0
 
 
 def run_id(run: str | None) -> str:
@@ -37,8 +38,8 @@ def run_id(run: str | None) -> str:
 
 
 def place_of(options: Mapping[str, Any]) -> Place:
-    """From the options run, rank, world or world_size, takeover and lane. Rank and world that are not given are those of
-    torch.distributed where it is initialized, else 0 and 1."""
+    """From the options run, rank, world or world_size, takeover, lane and join_timeout. Rank and world that are not given
+    are those of torch.distributed where it is initialized, else 0 and 1."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
         raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")
@@ -53,6 +54,7 @@ def place_of(options: Mapping[str, Any]) -> Place:
         _count("world", world, 1, 1),
         options.get("takeover", False),
         _lane(options.get("lane", "auto")),
+        _join_timeout(options.get("join_timeout", Place.join_timeout)),
     )
 
 
@@ -60,6 +62,12 @@ def _lane(given: Any) -> str:
     if given not in ("auto", "grpc", "shm"):
         raise Rejected(f"lane={given!r}: it must be 'auto', 'grpc' or 'shm'")
     return given
+
+
+def _join_timeout(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given <= 1e6:
+        raise Rejected(f"join_timeout={given!r}: it must be from 0 to 1e6 seconds")
+    return float(given)
 
 
 def _count(option: str, given: Any, default: int, least: int) -> int:

@@ -49,7 +49,9 @@ class Session:
 
     def _attach(self) -> None:
         place, client = self._place, self._client
-        attached = client.attach(place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane)
+        attached = client.attach(
+            place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane, place.join_timeout
+        )
         self.weights = Weights(client, place, self._bindings, attached)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
