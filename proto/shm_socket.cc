@@ -108,7 +108,10 @@ absl::StatusOr<std::shared_ptr<ShmSegment>> ShmSocket::Ask(const ShmHello& hello
   if (!AwaitReadable(fd_, timeout_s)) return absl::UnavailableError("the daemon's socket does not answer");
   ShmGrant grant;
   const Received received = Receive(fd_, &grant, sizeof grant);
-  if (received.bytes == 0) return absl::UnavailableError("the daemon's socket was closed");
+  if (received.bytes <= 0) {
+    return absl::UnavailableError(
+        "the daemon closed the socket before it answered: it has just ended, or is of another version");
+  }
   if (received.bytes != sizeof grant || grant.magic != ShmHello::kMagic) {
     return absl::UnavailableError("what answers at the socket is no daemon of this version");
   }

@@ -1,7 +1,9 @@
 // The trainer's end of the shared-memory lane, against a daemon's end that the test holds.
 #include "client/cpp/shm_lane.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -58,6 +60,29 @@ TEST_F(ShmLaneTest, AReaderThatIsBusyBeats) {
     EXPECT_EQ(response.credit().bytes(), 7u);
     EXPECT_EQ(segment_->control().trainer_beats.value, before + i + 1);
   }
+}
+
+// Its client's words lie unread in the socket then, which so ends with an error instead of an end.
+TEST(ShmLaneOpenTest, ADaemonThatEndsBeforeItAnswersIsNotSaidToBeOfAnotherVersion) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "ballast-shm-lane-end-", getpid(), ".sock");
+  absl::Status status;
+  {
+    const ShmSocket listener = ShmSocket::Listen(path).value();
+    std::thread trainer([&] { status = ShmLane::Open(path, std::string(16, 't'), /*patience_s=*/60).status(); });
+    ShmSocket daemon;
+    while (daemon.fd() < 0) {
+      if (auto socket = listener.Accept(); socket.ok()) daemon = *std::move(socket);
+    }
+    pollfd spoken{.fd = daemon.fd(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&spoken, 1, 60'000), 1);
+    { const ShmSocket ended = std::move(daemon); }
+    trainer.join();
+  }
+  unlink(path.c_str());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(::testing::HasSubstr("closed the socket before it answered"),
+                               ::testing::HasSubstr("it has just ended, or is of another version")));
 }
 
 }  // namespace
