@@ -193,7 +193,10 @@ absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream
     const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);
     if (!resumed.ok()) return resumed.status();
     // The answer alone was lost. The other ranks may have begun the first step since.
-    if (resumed->loaded_here()) return Digests(resumed->digests().begin(), resumed->digests().end());
+    if (resumed->loaded_here()) {
+      stream.CountAsProgress();
+      return Digests(resumed->digests().begin(), resumed->digests().end());
+    }
     takes_batches = resumed->takes_load_batches();
     furthest = std::max(furthest, messages);
   }
