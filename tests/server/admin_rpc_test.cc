@@ -319,6 +319,36 @@ TEST_F(AdminRpcTest, DrainLetsTheOpenStepFinishThenEndsTheStream) {
   EXPECT_EQ(left_open, 0);
 }
 
+TEST_F(AdminRpcTest, WhileTheDaemonEndsNoRunIsCreatedAndNoRankAttached) {
+  Trainer t = StartTrainer(SmallSpec());
+  t.wire->Begin(1);
+  t.wire->Chunk(Chunks(t.spec, 0, Gradient(t.spec, 0, 1))[0]);
+  while (!t.wire->Read()->has_credit()) {
+  }
+  std::thread drain([&] { server_->Drain(600); });
+  while (!t.wire->Read()->has_drain()) {
+  }
+  const absl::Status created = CreateRun(MakeSpec("r2", {{"w", {4}}})).status();
+  EXPECT_EQ(created.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(created.message()), HasSubstr("no new run begins"));
+  v1::AttachRequest request;
+  request.set_run_id(t.spec.run_id);
+  request.set_world(1);
+  request.set_protocol_max(1);
+  v1::AttachResponse response;
+  const grpc::Status attached = Attach(request, &response);
+  EXPECT_EQ(attached.error_code(), grpc::UNAVAILABLE);
+  EXPECT_THAT(attached.error_message(), HasSubstr("attach to the next one"));
+  v1::ListRunsResponse runs;
+  grpc::ClientContext context;
+  ASSERT_TRUE(admin_->ListRuns(&context, {}, &runs).ok());
+  EXPECT_EQ(runs.runs_size(), 1);
+  for (uint32_t tensor = 0; tensor < 3; ++tensor) SendAll(t, tensor, 1);
+  t.wire->EndStep();
+  EXPECT_TRUE(ReadStep(t.wire.get()).result);
+  drain.join();
+}
+
 TEST_F(AdminRpcTest, DrainGivesUpOnAStepThatDoesNotFinish) {
   Trainer t = StartTrainer(SmallSpec());
   t.wire->Begin(1);

@@ -1,12 +1,21 @@
 #include "server/request_queue.h"
 
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
+
+#include "ballast/v1/admin.grpc.pb.h"
+#include "server/metrics.h"
+#include "server/rpc.h"
 
 namespace ballast {
 namespace {
@@ -69,6 +78,66 @@ TEST(RequestQueueTest, APlaceIsKeptByWhatIsDoneElsewhere) {
   EXPECT_FALSE(queue.Post(1, [](RequestQueue::Place) {}).ok());
   kept.clear();
   EXPECT_TRUE(queue.Post(1, [](RequestQueue::Place) {}).ok());
+}
+
+// One call at a time, whose place in the queue is behind what the test posted.
+class OneCallInTurn final : public v1::AdminService::CallbackService {
+ public:
+  explicit OneCallInTurn(RequestQueue* requests) { environment_ = {.metrics = &metrics_, .requests = requests}; }
+  // When the call is in the queue.
+  void AwaitCancelledBy(const std::function<void()>& cancel) const {
+    posted_.WaitForNotification();
+    cancel();
+    while (!context_->IsCancelled()) std::this_thread::yield();
+  }
+  bool carried_out() const { return carried_out_; }
+
+ private:
+  grpc::ServerUnaryReactor* GetRun(grpc::CallbackServerContext* context, const v1::GetRunRequest* request,
+                                   v1::GetRunResponse*) override {
+    context_ = context;
+    auto* reactor =
+        AnswerInTurn(environment_, context, "GetRun", "r1", *request, [this](PendingCall call, const auto&) {
+          carried_out_ = true;
+          call.Finish(absl::OkStatus());
+        });
+    posted_.Notify();
+    return reactor;
+  }
+
+  Metrics metrics_{BuildInfo{}};
+  RpcEnvironment environment_;
+  grpc::CallbackServerContext* context_ = nullptr;
+  absl::Notification posted_;
+  std::atomic<bool> carried_out_ = false;
+};
+
+TEST(RequestQueueTest, ACallThatIsCancelledWhileItWaitsIsNotCarriedOut) {
+  RequestQueue queue;
+  OneCallInTurn service(&queue);
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const auto stub = v1::AdminService::NewStub(server->InProcessChannel({}));
+  absl::Notification go, behind;
+  ASSERT_TRUE(queue.Post(1, [&](RequestQueue::Place) { go.WaitForNotification(); }).ok());
+  grpc::ClientContext context;
+  v1::GetRunResponse response;
+  const v1::GetRunRequest request;
+  grpc::Status status;
+  absl::Notification answered;
+  stub->async()->GetRun(&context, &request, &response, [&](grpc::Status s) {
+    status = std::move(s);
+    answered.Notify();
+  });
+  service.AwaitCancelledBy([&] { context.TryCancel(); });
+  ASSERT_TRUE(queue.Post(1, [&](RequestQueue::Place) { behind.Notify(); }).ok());
+  go.Notify();
+  behind.WaitForNotification();
+  answered.WaitForNotification();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_FALSE(service.carried_out());
+  server->Shutdown();
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -79,6 +81,26 @@ TEST_F(TcpListenerTest, APortIsPickedAndTold) {
   EXPECT_NE(listener_->port(), 0);
   const int fd = Dial(AF_INET, listener_->port());
   EXPECT_TRUE(Admitted(1));
+  close(fd);
+}
+
+// gRPC pings only while a call is open, so the host of an idle client may vanish without a word.
+TEST_F(TcpListenerTest, WhatIsAdmittedIsKeptAliveByTcp) {
+  Start("127.0.0.1:0");
+  const int fd = Dial(AF_INET, listener_->port());
+  ASSERT_TRUE(Admitted(1));
+  const auto option = [this](int level, int name) {
+    absl::MutexLock lock(&mu_);
+    int value = -1;
+    socklen_t bytes = sizeof value;
+    EXPECT_EQ(getsockopt(admitted_.front(), level, name, &value, &bytes), 0);
+    return value;
+  };
+  EXPECT_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPIDLE), 60);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPINTVL), 10);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_USER_TIMEOUT), 3000) << "ms; it ends a connection before the probes run out";
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_NODELAY), 1);
   close(fd);
 }
 
