@@ -11,16 +11,19 @@
 //     auto result = client->EndStep(loss).get();                       // absl::StatusOr<StepResult>
 //   }                                                                  // every bound weight is now in place
 //
-// Threads: the calls of one step come from one thread at a time (thread-compatible); a reader and a writer thread of
-// the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun, Attach,
-// LoadWeights, Pull and the wait on EndStep's future. A lost connection is resumed by itself for `reconnect_timeout_s`,
-// sending again only what the daemon does not hold; then every call returns UNAVAILABLE naming the server. So are
-// CreateRun, GetRun, ListRuns, Attach, LoadWeights and Pull, which also ask a busy daemon again when it says. Memory:
-// Push copies into a host buffer, each chunk freed as the daemon acknowledges it: what does not leave as fast as it is
-// pushed is kept, at most the gradients of one step's micro-batches. Errors: absl::Status with the daemon's code and
-// message. A call refused for its arguments or its place in the sequence (INVALID_ARGUMENT, FAILED_PRECONDITION)
-// changes nothing. When the daemon ends the session, or cannot be reached again, the client stays failed and every call
-// says the same; where RewoundTo (proto/rewound.h) knows the status, Attach may be called again.
+// Threads: LoadWeights and the calls of one step come from one thread at a time (thread-compatible); a reader and a
+// writer thread of the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun,
+// Attach, LoadWeights, Pull and the wait on EndStep's future. A lost connection is resumed by itself for
+// `reconnect_timeout_s`, sending again only what the daemon does not hold; then every call returns UNAVAILABLE naming
+// the server. So are CreateRun, GetRun, ListRuns, Attach, LoadWeights and Pull, which also ask a busy daemon again when
+// it says. Of several ranks, a step that closed meanwhile without this one has changed nothing here: the open step gets
+// its result, and the next BeginStep is of the step that is next. A rank that the run has given up (lease and
+// rank_timeout) is UNAVAILABLE too: another client attaches in its place. Memory: Push copies into a host buffer, each
+// chunk freed as the daemon acknowledges it: what does not leave as fast as it is pushed is kept, at most the gradients
+// of one step's micro-batches. Errors: absl::Status with the daemon's code and message. A call refused for its
+// arguments or its place in the sequence (INVALID_ARGUMENT, FAILED_PRECONDITION) changes nothing. When the daemon ends
+// the session, or cannot be reached again, the client stays failed and every call says the same; where RewoundTo
+// (proto/rewound.h) knows the status, Attach may be called again.
 #pragma once
 
 #include <atomic>

@@ -64,7 +64,10 @@ class OpenStep {
   void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
   StepResult result(absl::Time now) const;
 
-  // A session was granted again: fills in *open, and starts over with what the daemon lacks.
+  bool has_result() const { return result_.has_value(); }
+  // A session was granted again: fills in *open, and starts over with what the daemon lacks. Where the step has closed,
+  // and perhaps others after it, its result and what weights it brought come with the stream: later steps were made
+  // without this rank, and changed none.
   absl::Status Resume(const v1::AttachResponse& grant, v1::Open* open);
 
  private:

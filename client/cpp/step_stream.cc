@@ -270,7 +270,7 @@ absl::StatusOr<v1::AttachResponse> StepStream::AttachAgain(bool progress) {
 }
 
 std::shared_ptr<OpenStep> StepStream::TakeStep() {
-  ++step_number_;
+  step_number_ = std::max(step_number_, closed_elsewhere_) + 1;
   return std::exchange(step_, nullptr);
 }
 

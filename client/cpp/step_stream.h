@@ -111,6 +111,8 @@ class StepStream {
   absl::Status OnResult(const v1::StepResult& result);
   absl::Status OnCredit(const v1::Credit& credit);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
+  // For people, where there is more to say.
+  absl::Status Explain(const absl::Status& why) const;
   absl::StatusOr<v1::AttachResponse> AskOnce(absl::Duration timeout);
   void Progress() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { retry_ = {}; }
   // Takes the done step out; the caller finishes it without the lock.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/checksum.h"
+#include "proto/session_over.h"
 
 #include "client/cpp/bitmap.h"
 #include "client/cpp/retry.h"
@@ -33,13 +34,23 @@ void StepStream::Read(v1::AttachResponse grant) {
     const End end = Serve(grant);
     absl::StatusOr<v1::AttachResponse> next = end.lost ? Resume(end.status) : end.status;
     if (!next.ok()) {
-      Fail(next.status());
+      Fail(Explain(next.status()));
       absl::MutexLock lock(&mu_);
       reader_done_ = true;
       return;
     }
     grant = *std::move(next);
   }
+}
+
+// Of a session that has ended without this rank being taken over: who starts the trainer again takes it.
+absl::Status StepStream::Explain(const absl::Status& why) const {
+  if (!IsSessionOver(why)) return why;
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", options_.rank, " of run '", options_.run_id, "' was away from the daemon at ", connection_.server(),
+      " for longer than the run waits (the daemon's lease and rank_timeout), in step ", step(),
+      ", and its session is over: the run goes on without it, or waits for it. To take the rank again, start this "
+      "trainer again, with the daemon's weights"));
 }
 
 StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
@@ -99,8 +110,12 @@ absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) 
   token_ = grant.session_token();
   open->set_session_token(token_);
   credit_ = CreditWindow(grant.credit_bytes(), grant.credit_held());
-  if (step_) return step_->Resume(grant, open);
   // Of several ranks, steps may have closed without this one.
+  if (step_) {
+    if (auto s = step_->Resume(grant, open); !s.ok()) return s;
+    closed_elsewhere_ = std::max(closed_elsewhere_, grant.resume_step() - 1);
+    return absl::OkStatus();
+  }
   if (step_number_ == 0 || (options_.world > 1 && grant.resume_step() > step_number_)) {
     step_number_ = grant.resume_step();
   } else if (grant.resume_step() != step_number_) {
@@ -144,8 +159,13 @@ absl::Status StepStream::OnOpened() {
     opened_by_ = absl::InfiniteFuture();
     drain_reason_.clear();
     if (!lost_at_) return absl::OkStatus();
-    line = absl::StrFormat("connected to the daemon at %s again after %.1f s; step %d goes on", connection_.server(),
-                           absl::ToDoubleSeconds(absl::Now() - *lost_at_), step_number_);
+    line = absl::StrFormat("connected to the daemon at %s again after %.1f s; ", connection_.server(),
+                           absl::ToDoubleSeconds(absl::Now() - *lost_at_));
+    if (step_ && closed_elsewhere_ > step_number_) {
+      absl::StrAppend(&line, "steps ", step_number_, " to ", closed_elsewhere_, " closed meanwhile");
+    } else {
+      absl::StrAppend(&line, "step ", step_number_, " goes on");
+    }
     lost_at_.reset();
   }
   connection_.Log(line);
@@ -192,6 +212,12 @@ absl::Status StepStream::OnResult(const v1::StepResult& result) {
   std::vector<std::string> freed;
   {
     absl::MutexLock lock(&mu_);
+    if (step_ && step_->number() < result.step() && !step_->has_result()) {  // they come in order
+      return absl::UnavailableError(absl::StrCat("the daemon at ", connection_.server(), " keeps no result of step ",
+                                                 step_->number(), ", which is open here, and is past step ",
+                                                 result.step(),
+                                                 ": start this trainer again, with the daemon's weights"));
+    }
     if (!step_ || step_->number() != result.step()) {
       closed_elsewhere_ = std::max(closed_elsewhere_, result.step());  // before this rank began it, or repeated
       return absl::OkStatus();

@@ -88,11 +88,6 @@ void FakeDaemon::ForgetRun() {
   forgot_ = true;
 }
 
-void FakeDaemon::SetStep(uint64_t step) {
-  absl::MutexLock lock(&mu_);
-  step_ = step;
-}
-
 void FakeDaemon::CutNow() {
   absl::MutexLock lock(&mu_);
   if (context_ != nullptr) context_->TryCancel();
@@ -311,6 +306,8 @@ grpc::Status FakeDaemon::OnOpen(const v1::Open& open, Responses* out) {
     if (open.weights_step() != step || !received[tensor]) SendWeights(tensor, step, out);
   }
   if (!open_ && last_result_) *out->emplace_back().mutable_step_result() = *last_result_;
+  for (const v1::StepResult& closed : missed_) *out->emplace_back().mutable_step_result() = closed;
+  missed_.clear();
   return grpc::Status::OK;
 }
 

@@ -69,8 +69,28 @@ class FakeDaemon final : public v1::TrainerService::Service {
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
-  void SetStep(uint64_t step);  // as if others had trained on
-  void CutNow();                // ends the open stream with CANCELLED
+  // As if the steps before had closed meanwhile, ABORTED, for other ranks' sake.
+  void SetStep(uint64_t step) {
+    absl::MutexLock lock(&mu_);
+    for (; step_ < step; ++step_) {
+      v1::StepResult& closed = missed_.emplace_back();
+      closed.set_step(step_);
+      closed.set_outcome(v1::STEP_OUTCOME_ABORTED);
+    }
+    open_ = false;
+    held_.clear();
+    updated_.clear();
+  }
+  void ForgetMissed() {  // the result of the first of them
+    absl::MutexLock lock(&mu_);
+    missed_.erase(missed_.begin());
+  }
+  void SetBack(uint64_t step) {  // as no daemon does
+    absl::MutexLock lock(&mu_);
+    step_ = step;
+    open_ = false;
+  }
+  void CutNow();  // ends the open stream with CANCELLED
   // Goes out before the answer to the next message.
   void Inject(v1::TrainResponse response);
 
@@ -145,6 +165,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   std::map<std::pair<uint32_t, uint64_t>, std::string> held_ ABSL_GUARDED_BY(mu_);
   std::map<uint32_t, std::string> updated_ ABSL_GUARDED_BY(mu_);  // of the open or the last closed step
   std::optional<v1::StepResult> last_result_ ABSL_GUARDED_BY(mu_);
+  std::vector<v1::StepResult> missed_ ABSL_GUARDED_BY(mu_);  // by SetStep, to be told with the next stream
   uint64_t under_way_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t taken_ ABSL_GUARDED_BY(mu_) = 0;  // gradients of the stream
   std::string client_state_ ABSL_GUARDED_BY(mu_);

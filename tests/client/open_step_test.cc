@@ -306,12 +306,22 @@ TEST_F(OpenStepTest, ResumeOfAClosedStepSendsNothing) {
   EXPECT_THAT(Drain(&credit_), ElementsAre());
 }
 
-TEST_F(OpenStepTest, ResumeAtAStrangeStepIsRefused) {
+TEST_F(OpenStepTest, ResumeAtAnEarlierStepIsRefused) {
   v1::Open open;
-  for (const uint64_t step : {6, 9}) {
+  v1::AttachResponse grant;
+  grant.set_resume_step(6);
+  EXPECT_EQ(step_->Resume(grant, &open).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(OpenStepTest, ResumeAtALaterStepAwaitsTheResultAndSendsNothing) {
+  for (const uint64_t step : {8, 9, 300}) {
+    v1::Open open;
     v1::AttachResponse grant;
     grant.set_resume_step(step);
-    EXPECT_EQ(step_->Resume(grant, &open).code(), absl::StatusCode::kFailedPrecondition) << step;
+    EXPECT_TRUE(step_->Resume(grant, &open).ok()) << step;
+    EXPECT_EQ(open.weights_step(), 7u);
+    EXPECT_FALSE(step_->HasRequest(CreditWindow(1 << 20, 0)));
+    EXPECT_FALSE(step_->has_result());
   }
 }
 

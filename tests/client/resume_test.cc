@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/session_over.h"
 
 #include "tests/client/fake_daemon.h"
 #include "tests/client/trainer.h"
@@ -134,7 +135,8 @@ TEST(ResumeTest, ADaemonThatStartedAnewIsSaidToBeSo) {
               AllOf(HasSubstr("restarted and no longer holds run 'r'"), HasSubstr("in memory only")));
 }
 
-TEST(ResumeTest, ADaemonAtAnotherStepIsNotFollowed) {
+// Of several ranks, the others may have had steps closed that this one was away from.
+TEST(ResumeTest, ADaemonThatIsStepsAheadIsFollowed) {
   FakeDaemon daemon;
   Trainer trainer(daemon.address());
   ASSERT_TRUE(trainer.Attach().ok());
@@ -144,8 +146,56 @@ TEST(ResumeTest, ADaemonAtAnotherStepIsNotFollowed) {
   daemon.SetStep(9);
   daemon.CutNow();
   const auto result = trainer.client->EndStep({}).get();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->result.step(), 1u);
+  EXPECT_EQ(result->result.outcome(), v1::STEP_OUTCOME_ABORTED);
+  EXPECT_EQ(trainer.client->step(), 9u);
+  EXPECT_THAT(trainer.Lines().back(), HasSubstr("steps 1 to 8 closed meanwhile"));
+  const auto next = trainer.Step();
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->result.step(), 9u);
+  EXPECT_EQ(trainer.weights[0], Updated(trainer.Gradient(0, 9), 9));
+}
+
+TEST(ResumeTest, ADaemonThatIsAStepBehindIsNotFollowed) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
+  ASSERT_TRUE(trainer.client->BeginStep({}).ok());
+  daemon.SetBack(1);
+  daemon.CutNow();
+  const auto result = trainer.client->EndStep({}).get();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("step 1 is open here, but the daemon is at step 9"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("step 2 is open here, but the daemon is at step 1"));
+}
+
+// More steps ago than the daemon keeps results of.
+TEST(ResumeTest, AStepWhoseResultIsGoneIsNotAwaited) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.client->BeginStep({}).ok());
+  daemon.SetStep(9);
+  daemon.ForgetMissed();
+  daemon.CutNow();
+  const auto result = trainer.client->EndStep({}).get();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("keeps no result of step 1"));
+}
+
+TEST(ResumeTest, ARankThatWasAwayForTooLongIsToldToStartAnew) {
+  FakeDaemon daemon({.cut_at_received = 6});
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  const absl::Status over = SessionOverError();
+  daemon.RefuseAttach({grpc::Status(static_cast<grpc::StatusCode>(over.code()), std::string(over.message()))});
+  const auto result = trainer.Step();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(result.status().message()),
+              AllOf(HasSubstr("rank 0 of run 'r' was away from the daemon at " + daemon.address()),
+                    HasSubstr("rank_timeout"), HasSubstr("start this trainer again")));
+  EXPECT_EQ(trainer.client->BeginStep({}), result.status());
 }
 
 TEST(ResumeTest, ALossBetweenStepsAcknowledgesTheWeightsOfTheLastOne) {

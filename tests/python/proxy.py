@@ -24,6 +24,7 @@ class Proxy:
         self._rate: int | None = None  # of answers, bytes a second and connection
         self._cut_at: int | None = None
         self._cut_answers_at: int | None = None
+        self._away = False
         self.was_cut = threading.Event()
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -43,6 +44,9 @@ class Proxy:
         while True:
             try:
                 near, _ = self._listener.accept()
+                if self._away:
+                    _hang_up(near)
+                    continue
                 far = socket.socket()
                 far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * PIECE)
                 far.connect(self._target)
@@ -101,6 +105,14 @@ class Proxy:
             for end in pair:
                 _hang_up(end)
         self.was_cut.set()
+
+    def leave(self) -> None:
+        """Cuts every connection, and each that is made until come_back()."""
+        self._away = True
+        self.cut()
+
+    def come_back(self) -> None:
+        self._away = False
 
     def __enter__(self) -> Proxy:
         return self

@@ -44,8 +44,9 @@ class Member:
         self.optimizer.connect()
 
     def next_step(self) -> int:
-        last = self.optimizer.last_result
-        return 1 if last is None else last.step + 1
+        session = self.optimizer._session
+        assert session is not None
+        return session.step
 
     def step(self) -> dict[str, Any]:
         self.begin()
@@ -73,6 +74,15 @@ class Member:
         assert result is not None
         told = ("step", "outcome", "reason", "detail", "not_applied", "ranks_left_out", "clip_coefficient")
         return {name: getattr(result, name) for name in told}
+
+    def step_otherwise(self) -> dict[str, Any]:
+        """With another lr than the other ranks: the step comes to nothing."""
+        group = self.optimizer.param_groups[0]
+        group["lr"] = 2 * LR
+        try:
+            return self.step()
+        finally:
+            group["lr"] = LR
 
     def weights(self) -> list[list[float]]:
         return [parameter.detach().flatten().tolist() for parameter in self.model.parameters()]
@@ -106,7 +116,7 @@ def conduct(server: str, run: str) -> None:
         for rank in order["ranks"]:
             if order["do"] == "start":
                 pipes[rank], end = FORKS.Pipe()
-                arguments = (end, list(pipes.values()), server, run, rank, order["options"])
+                arguments = (end, list(pipes.values()), order["server"] or server, run, rank, order["options"])
                 processes[rank] = FORKS.Process(target=obey, args=arguments, daemon=True)
                 processes[rank].start()
                 end.close()

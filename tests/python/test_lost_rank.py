@@ -31,8 +31,8 @@ class Team:
     def __init__(self, program: Program):
         self._program = program("team")
 
-    def start(self, ranks: Sequence[int], **options: Any) -> None:
-        self._order("start", ranks, options={**CONTINUE, **options})
+    def start(self, ranks: Sequence[int], server: str | None = None, **options: Any) -> None:
+        self._order("start", ranks, server=server, options={**CONTINUE, **options})
 
     def tell(self, ranks: Sequence[int], what: str) -> None:
         self._order(what, ranks)

@@ -29,7 +29,8 @@ class Rejected(BallastError):
 
 
 class Unavailable(BallastError):
-    """The daemon cannot be reached, or could not be reached again in time."""
+    """The daemon cannot be reached, or could not be reached again in time: within reconnect_timeout, or before the run
+    gave this trainer up (rank_timeout). Who starts the trainer again takes the rank again."""
 
     def __init__(self, message: str, code: str = "UNAVAILABLE"):
         super().__init__(message, code)

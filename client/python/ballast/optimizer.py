@@ -65,7 +65,8 @@ class Optimizer(Returning):
         any gradient nothing happens: no step is consumed, and `step_was_skipped` is True.
 
         Raises:
-            Unavailable: the daemon was lost and not found again within reconnect_timeout; the message names it.
+            Unavailable: the daemon was lost and not found again within reconnect_timeout, or before the run gave this
+                trainer up; the message says which.
             RunFenced: another trainer took this rank over.
             RunRewound: the run was taken back to an earlier step, and this trainer with it.
             Rejected: param_groups were changed since the first gradient of a step that is not staged, micro-batches are
