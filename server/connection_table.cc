@@ -1,8 +1,11 @@
 #include "server/connection_table.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -35,6 +38,25 @@ std::string KeyOf(const sockaddr_storage& peer) {
   return IN6_IS_ADDR_V4MAPPED(&v6) ? std::string(bytes + 12, 4) : std::string(bytes, 8);
 }
 
+std::string UriOf(const sockaddr_storage& peer) {
+  std::array<char, INET6_ADDRSTRLEN> host{};
+  const std::string key = KeyOf(peer);
+  const auto port = ntohs(reinterpret_cast<const sockaddr_in&>(peer).sin_port);  // sin6_port is at the same place
+  if (key.size() == sizeof(in_addr)) {
+    inet_ntop(AF_INET, key.data(), host.data(), host.size());
+    return absl::StrCat("ipv4:", host.data(), ":", port);
+  }
+  if (peer.ss_family != AF_INET6) return "";
+  inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr, host.data(), host.size());
+  return absl::StrCat("ipv6:%5B", host.data(), "%5D:", port);
+}
+
+// Whoever reads it finds it closed, without what was received before: a shutdown would leave that, megabytes, to read.
+bool Disconnect(int fd) {
+  const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
+  return connect(fd, &nobody, sizeof nobody) == 0;
+}
+
 }  // namespace
 
 void ConnectionTable::Forget(ByFd::iterator connection) {
@@ -47,11 +69,34 @@ void ConnectionTable::ForgetClosed() {
   const double now_s = MonotonicSeconds();
   if (now_s < looked_at_s_ + kLookEveryS) return;
   looked_at_s_ = now_s;
+  ForgetClosedNow();
+}
+
+void ConnectionTable::ForgetClosedNow() {
   for (auto it = by_fd_.begin(); it != by_fd_.end();) {
     const auto next = std::next(it);
     if (InodeOf(it->first) != it->second.inode) Forget(it);
     it = next;
   }
+}
+
+void ConnectionTable::Trust(const std::string& peer) {
+  for (auto& [fd, connection] : by_fd_) connection.trusted |= connection.uri == peer;
+}
+
+uint32_t ConnectionTable::trusted() const {
+  return static_cast<uint32_t>(
+      std::count_if(by_fd_.begin(), by_fd_.end(), [](const auto& entry) { return entry.second.trusted; }));
+}
+
+uint32_t ConnectionTable::CutOthers() {
+  ForgetClosedNow();
+  uint32_t cut = 0;
+  for (const auto& [fd, connection] : by_fd_) {
+    // Should gRPC have closed it just now, and its number be another's already, that one is lost and comes again.
+    if (!connection.trusted && Disconnect(fd)) ++cut;
+  }
+  return cut;
 }
 
 absl::Status ConnectionTable::Check(const std::string& peer) const {
@@ -71,7 +116,7 @@ absl::Status ConnectionTable::Admit(int fd, const sockaddr_storage& peer) {
   const std::string key = KeyOf(peer);
   if (!Check(key).ok()) ForgetClosed();
   if (absl::Status refused = Check(key); !refused.ok()) return refused;
-  by_fd_[fd] = {.inode = InodeOf(fd), .peer = key};
+  by_fd_[fd] = {.inode = InodeOf(fd), .peer = key, .uri = UriOf(peer)};
   ++of_peer_[key];
   return absl::OkStatus();
 }

@@ -20,6 +20,12 @@ class ConnectionTable {
   // No address has more than three quarters of `most`, at least one: whoever floods the daemon leaves room for others.
   explicit ConnectionTable(uint32_t most) : most_(most), most_of_peer_(most - most / 4) {}
 
+  // The connection of this peer, if it is here, is not cut. `peer`: as gRPC says it.
+  void Trust(const std::string& peer);
+  uint32_t trusted() const;
+  // Disconnects those that are not trusted; gRPC notices, and closes them. Returns how many.
+  uint32_t CutOthers();
+
   // Takes the connection in. RESOURCE_EXHAUSTED says which limit it meets. `peer`: as of accept.
   absl::Status Admit(int fd, const sockaddr_storage& peer);
   uint32_t connections() const { return static_cast<uint32_t>(by_fd_.size()); }  // some may be closed since
@@ -28,11 +34,14 @@ class ConnectionTable {
   struct Connection {
     uint64_t inode = 0;
     std::string peer;
+    std::string uri;  // as gRPC says who it is
+    bool trusted = false;
   };
   using ByFd = std::unordered_map<int, Connection>;
 
   void Forget(ByFd::iterator connection);
   void ForgetClosed();
+  void ForgetClosedNow();
   absl::Status Check(const std::string& peer) const;
 
   const uint32_t most_, most_of_peer_;

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 
 #include "server/admin_service.h"
+#include "server/call_guard.h"
 #include "server/descriptors.h"
 #include "server/devices.h"
 #include "server/log.h"
@@ -46,6 +47,32 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
 
  private:
   const bool enabled_;
+};
+
+// gRPC asks for a context as soon as it has read a call's headers.
+class CountingAllocator final : public grpc::ContextAllocator {
+ public:
+  explicit CountingAllocator(CallGuard* guard) : guard_(guard) {}
+  grpc::CallbackServerContext* NewCallbackServerContext() override {
+    guard_->OnCall();
+    return new grpc::CallbackServerContext;
+  }
+  // Of a method that there is not.
+  grpc::GenericCallbackServerContext* NewGenericCallbackServerContext() override {
+    guard_->OnCall();
+    return new grpc::GenericCallbackServerContext;
+  }
+  void Release(grpc::CallbackServerContext* context) override {
+    delete context;
+    guard_->OnCallOver();
+  }
+  void Release(grpc::GenericCallbackServerContext* context) override {
+    delete context;
+    guard_->OnCallOver();
+  }
+
+ private:
+  CallGuard* const guard_;
 };
 
 class GrpcServer final : public Server {
@@ -80,7 +107,8 @@ class GrpcServer final : public Server {
   absl::Status AddPort(const Config& config, grpc::ServerBuilder* builder);
   void Accept(uint32_t connections);
   RpcEnvironment environment() {
-    return {&devices_, &runs_, &sessions_, metrics_, &shm_socket_, message_bytes_, open_timeout_s_, &requests_};
+    return {&devices_,      &runs_,          &sessions_, metrics_, &shm_socket_,
+            message_bytes_, open_timeout_s_, &requests_, &calls_};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
@@ -89,6 +117,7 @@ class GrpcServer final : public Server {
   Sessions sessions_;
   Runs runs_;
   RequestQueue requests_;
+  CallGuard calls_;
   const uint32_t message_bytes_;
   const double open_timeout_s_;
   TrainerService trainer_;
@@ -131,6 +160,7 @@ absl::Status GrpcServer::Listen(const Config& config) {
   ASSIGN_OR_RETURN(const uint32_t connections, MostConnections(config.limits.connections, MostDescriptors()));
   builder.RegisterService(&trainer_);
   builder.RegisterService(&admin_);
+  builder.SetContextAllocator(std::make_unique<CountingAllocator>(&calls_));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError(absl::StrCat("cannot listen on ", config.listen));
   if (listener_ != nullptr) Accept(connections);
@@ -154,7 +184,7 @@ absl::Status GrpcServer::AddPort(const Config& config, grpc::ServerBuilder* buil
 }
 
 void GrpcServer::Accept(uint32_t connections) {
-  listener_->Serve(connections, [this](int listener_fd, int fd) {
+  listener_->Serve(connections, &calls_, [this](int listener_fd, int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener_fd;
     connection.fd = fd;

@@ -1,13 +1,17 @@
-"""More connections than the daemon has file descriptors for: it refuses the rest, works on, and recovers."""
+"""More connections than the daemon has file descriptors for, and more calls than it has memory for: it refuses the rest,
+works on, and recovers."""
 
 import json
 import socket
 import subprocess
 import sys
+from collections import Counter
 from contextlib import ExitStack
 
 import pytest
 from daemon import Daemon, plain_environment
+from memory import status_bytes
+from rapid_reset import Flood
 
 TRAINER = """
 import sys, torch, ballast
@@ -68,6 +72,10 @@ def logged(daemon: Daemon, event: str) -> list[dict]:
     return [line for line in lines if line["event"] == event]
 
 
+def most_in_a_second(lines: list[dict]) -> int:
+    return max(Counter(line["ts"].split(".")[0] for line in lines).values())
+
+
 def test_idle_connections_beyond_the_descriptors_are_refused_and_the_rest_works_on(daemon):
     with Trainer(daemon.server, "beside") as beside, ExitStack() as opened:
         assert beside.step() == 1
@@ -78,12 +86,33 @@ def test_idle_connections_beyond_the_descriptors_are_refused_and_the_rest_works_
             assert beside.step() == step
             assert daemon.get("/livez") == (200, "ok\n")
             assert daemon.status("/metrics") == 200
-        assert logged(daemon, "connection_refused")
+        refused = logged(daemon, "connection_refused")
+        assert refused and most_in_a_second(refused) <= 10
         assert not [line for line in logged(daemon, "grpc") if "accept" in line["err"]]
         opened.close()
         with Trainer(daemon.server, "afterwards") as afterwards:
             assert afterwards.step() == 1
         assert beside.step() == 12
+
+
+def test_streams_that_are_opened_and_reset_at_once_do_not_fill_the_memory(tmp_path):
+    with ExitStack() as opened:
+        daemon = opened.enter_context(Daemon(tmp_path, "--shm_socket", "off"))
+        beside = opened.enter_context(Trainer(daemon.server, "beside"))
+        assert beside.step() == 1
+        before = status_bytes(daemon.process.pid, "VmRSS")
+        step = 1
+        with Flood(daemon.server, 8) as flood:
+            while flood.ended < 400 or step < 20:
+                step += 1
+                assert beside.step() == step
+                assert status_bytes(daemon.process.pid, "VmHWM") - before < 256 << 20
+        assert logged(daemon, "calls_flooded")
+        assert most_in_a_second(logged(daemon, "connection_refused")) <= 10, "a flood does not fill the disk"
+        assert not logged(daemon, "stream_ended"), "the trainer's connection was not among those that were cut"
+        afterwards = opened.enter_context(Trainer(daemon.server, "afterwards"))
+        assert afterwards.step() == 1
+        assert beside.step() == step + 1
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -5,7 +5,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
 
@@ -89,6 +94,59 @@ TEST_F(ConnectionTableTest, ANumberThatIsGivenOutAgainIsCountedOnce) {
     EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.1")).ok()) << i;
     EXPECT_EQ(table.connections(), 1u);
     CloseOne();
+  }
+}
+
+class TrustTest : public ConnectionTableTest {
+ protected:
+  // This end of a connection whose other end says something and listens.
+  int Connected(uint16_t* port) {
+    sockaddr_in at{
+        .sin_family = AF_INET, .sin_port = 0, .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+    socklen_t bytes = sizeof at;
+    auto* address = reinterpret_cast<sockaddr*>(&at);
+    const int listener = NewSocket(), other = NewSocket();
+    EXPECT_EQ(bind(listener, address, bytes), 0);
+    EXPECT_EQ(listen(listener, 1), 0);
+    EXPECT_EQ(getsockname(listener, address, &bytes), 0);
+    EXPECT_EQ(connect(other, address, bytes), 0);
+    EXPECT_EQ(send(other, "words", 5, 0), 5);
+    const int fd = fds_.emplace_back(accept(listener, address, &bytes));
+    *port = ntohs(at.sin_port);
+    return fd;
+  }
+  static std::string Read(int fd) {
+    std::array<char, 8> got;
+    const ssize_t bytes = recv(fd, got.data(), got.size(), 0);
+    return bytes < 0 ? "closed" : std::string(got.data(), static_cast<size_t>(bytes));
+  }
+};
+
+TEST_F(TrustTest, ThoseThatAreNotTrustedAreCutWithWhatTheySent) {
+  ConnectionTable table(8);
+  uint16_t port = 0, other_port = 0;
+  const int trusted = Connected(&port), other = Connected(&other_port);
+  for (const auto& [fd, its_port] : {std::pair(trusted, port), std::pair(other, other_port)}) {
+    sockaddr_storage peer = V4("127.0.0.1");
+    reinterpret_cast<sockaddr_in&>(peer).sin_port = htons(its_port);
+    EXPECT_TRUE(table.Admit(fd, peer).ok());
+  }
+  table.Trust(absl::StrCat("ipv4:127.0.0.1:", port));
+  EXPECT_EQ(table.trusted(), 1u);
+  EXPECT_EQ(table.CutOthers(), 1u);
+  EXPECT_EQ(Read(trusted), "words");
+  EXPECT_EQ(Read(other), "closed");
+}
+
+TEST_F(TrustTest, APeerIsNamedAsGrpcNamesIt) {
+  for (const auto& [address, name] : {std::pair(V6("::ffff:10.0.0.1"), "ipv4:10.0.0.1:7"),
+                                      std::pair(V6("2001:db8::1"), "ipv6:%5B2001:db8::1%5D:7")}) {
+    ConnectionTable table(1);
+    sockaddr_storage peer = address;
+    reinterpret_cast<sockaddr_in6&>(peer).sin6_port = htons(7);
+    EXPECT_TRUE(table.Admit(NewSocket(), peer).ok());
+    table.Trust(name);
+    EXPECT_EQ(table.trusted(), 1u) << name;
   }
 }
 
