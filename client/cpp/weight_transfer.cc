@@ -79,6 +79,8 @@ class Arrivals {
     if (found == tensors_.end()) return or_none;
     return found->second.whole;
   }
+  // Part of it came, so that the caller has no longer what it had.
+  bool in_part(uint32_t tensor) const { return !whole(tensor, /*or_none=*/true); }
   size_t whole() const {
     return static_cast<size_t>(
         std::count_if(tensors_.begin(), tensors_.end(), [](const auto& tensor) { return tensor.second.whole; }));
@@ -157,13 +159,14 @@ absl::StatusOr<std::vector<uint32_t>> NumbersOf(Connection& connection, const st
 
 // The same of the tensors that are missing, in the order of `wanted`, which are all of the request's.
 v1::PullRequest Rest(const v1::PullRequest& request, absl::Span<const uint32_t> wanted,
-                     absl::Span<const uint32_t> missing) {
+                     absl::Span<const uint32_t> missing, const Arrivals& arrivals) {
   v1::PullRequest rest = request;
   rest.mutable_tensors()->Assign(missing.begin(), missing.end());
   rest.clear_digests();
   for (size_t i = 0, next = 0; i < wanted.size() && request.digests_size() > 0; ++i) {
     if (next == missing.size() || wanted[i] != missing[next]) continue;
-    rest.add_digests(request.digests(static_cast<int>(i)));
+    const uint64_t had = request.digests(static_cast<int>(i));
+    rest.add_digests(arrivals.in_part(wanted[i]) ? ~had : had);  // another than had, which may be the daemon's again
     ++next;
   }
   return rest;
@@ -219,7 +222,7 @@ absl::Status PullWeights(Connection& connection, const v1::PullRequest& request,
     }
     const std::vector<uint32_t> missing = arrivals.Missing(wanted, /*or_none=*/false);
     if (missing.empty() && !wanted.empty()) break;
-    rest = Rest(request, wanted, missing);
+    rest = Rest(request, wanted, missing, arrivals);
   }
   // Of what is compared, nothing comes where it is the same.
   if (const auto missing = arrivals.Missing(wanted, request.digests_size() > 0); !missing.empty()) {

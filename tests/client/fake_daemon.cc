@@ -228,7 +228,11 @@ grpc::Status FakeDaemon::Pull(grpc::ServerContext* context, const v1::PullReques
     if (!pull_refusals_.empty()) return Tell(context, &pull_refusals_);
     for (const auto& [tensor, bytes] : updated_) {
       const auto& wanted = request->tensors();
-      if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), tensor) == wanted.end()) continue;
+      const auto place = std::find(wanted.begin(), wanted.end(), tensor);
+      if (!wanted.empty() && place == wanted.end()) continue;
+      const auto back = seen_.pulled > 0 ? options_.back_at.find(tensor) : options_.back_at.end();
+      if (back != options_.back_at.end() && *(request->digests().begin() + (place - wanted.begin())) == back->second)
+        continue;
       SendWeights(tensor, step_ - 1, &responses);
     }
   }

@@ -47,6 +47,7 @@ struct FakeOptions {
   bool answers_step_end = true;
   bool returns_credit_late = false;  // only when the window is full
   bool damages_weights = false;
+  std::map<uint32_t, uint64_t> back_at = {};  // tensors that have these digests again after the first message of Pull
   bool acknowledges = true;
 };
 

@@ -22,13 +22,14 @@ using ::testing::IsEmpty;
 
 using Pulled = std::map<uint32_t, std::string>;
 
-absl::Status PullInto(Client& client, absl::Span<const uint32_t> tensors, Pulled* pulled) {
+absl::Status PullInto(Client& client, absl::Span<const uint32_t> tensors, Pulled* pulled,
+                      absl::Span<const uint64_t> digests = {}) {
   const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t) {
     (*pulled)[tensor].resize(offset);  // it may begin again
     (*pulled)[tensor].append(reinterpret_cast<const char*>(piece.data()), piece.size());
     return absl::OkStatus();
   };
-  return client.Pull("r", tensors, sink);
+  return client.Pull("r", tensors, sink, /*snapshot=*/0, digests);
 }
 
 // Creates, attaches, loads, makes a step and pulls, all of it right.
@@ -82,6 +83,23 @@ TEST(RecoveryTest, APullGoesOnWithTheTensorThatItWasAt) {
   ASSERT_TRUE(PullInto(*trainer.client, {}, &pulled).ok());
   EXPECT_EQ(pulled.size(), 4u);
   EXPECT_EQ(daemon.seen().pulled, 3 + 1 + 1 + 2);
+}
+
+// Its weights went back meanwhile, by a rewind, to what the reader had before it wrote a part of others over them.
+TEST(RecoveryTest, ATensorThatCameInPartIsSentWholeThoughItIsAgainWhatTheReaderHad) {
+  FakeDaemon uncut;
+  Trainer first(uncut.address());
+  ASSERT_TRUE(first.Attach().ok());
+  ASSERT_TRUE(first.Step().ok());
+  const uint64_t digests[] = {7, 8};
+  FakeDaemon daemon({.cut_at_moment = uncut.seen().moments + 1 + 1, .back_at = {{0, 7}, {1, 8}}});
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
+  Pulled pulled;
+  const absl::Status status = PullInto(*trainer.client, {0, 1}, &pulled, digests);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(pulled, (Pulled{{0, Updated(trainer.Gradient(0, 1), 1)}})) << "nothing came of tensor 1, which is the same";
 }
 
 TEST(RecoveryTest, ADaemonThatStaysAwayIsNamedWithWhatWasTried) {
