@@ -40,11 +40,13 @@ void LoadStream::OnReadDone(bool ok) {
   if (auto s = Bind(); !s.ok()) return End(s);
   run_->BeginLoad(call_, [self = shared_from_this()](const absl::Status& s) {
     if (!s.ok()) return self->End(s);
+    bool over = false;
     {
       absl::MutexLock lock(&self->mu_);
       self->begun_ = true;
+      over = self->finished_;
     }
-    self->LoadRequest();
+    over ? self->run_->AbandonLoad(self->call_) : self->LoadRequest();
   });
 }
 
