@@ -53,8 +53,14 @@ void PullJob::OnCopy(absl::StatusOr<const StoreImage*> copy) {
     return;
   }
   copy_ = *copy;
+  copy_since_s_ = MonotonicSeconds();
+  copy_bytes_ = 0;
   label_ = source_.store->step_of(tensors_[next_]);
   Encode(tensors_[next_]);
+}
+
+bool PullJob::KeepsCopyTooLong(double now_s, double patience_s) const {
+  return copy_ != nullptr && now_s > copy_since_s_ + patience_s + copy_bytes_ / kLeastBytesPerS;
 }
 
 void PullJob::GiveCopyBack() {
@@ -77,6 +83,7 @@ void PullJob::Encode(uint32_t tensor) {
 void PullJob::OnEncoded(bool last) {
   encoding_ = false;
   if (stopped_) return GiveCopyBack();
+  piece_bytes_ = piece_.data.size();
   const WeightsChunk chunk{.step = label_, .tensor = tensors_[next_], .chunk = chunk_, .last = last};
   ++chunk_;
   if (last) {
@@ -95,6 +102,7 @@ void PullJob::OnEncoded(bool last) {
 void PullJob::OnWritten() {
   if (stopped_) return;
   waits_since_s_.reset();
+  copy_bytes_ += static_cast<double>(piece_bytes_);
   sink_->TakeBack(&piece_);
   EncodeNext();
 }

@@ -27,7 +27,8 @@ struct PullSource {
 
 class PullJob : public std::enable_shared_from_this<PullJob> {
  public:
-  static constexpr int kMostRestarts = 2;  // of a tensor
+  static constexpr int kMostRestarts = 2;                     // of a tensor
+  static constexpr double kLeastBytesPerS = 1024.0 * 1024.0;  // taken of a copy that another waits for
 
   PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink);
 
@@ -41,6 +42,8 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   // Since when the reader has not taken the chunk that it was sent, as of MonotonicSeconds; none: it has, or the job
   // is stopped.
   std::optional<double> waits_since_s() const { return waits_since_s_; }
+  // Whether it has had its copy for longer than patience_s and the time that what it took needs at kLeastBytesPerS.
+  bool KeepsCopyTooLong(double now_s, double patience_s) const;
 
  private:
   void EncodeNext();
@@ -64,10 +67,13 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   int restarts_ = 0;    // of the tensor
   bool has_copy_ = false;
   const StoreImage* copy_ = nullptr;  // of the tensor, where it is sent from one
+  double copy_since_s_ = 0;
+  double copy_bytes_ = 0;  // that were taken of it
   bool encoding_ = false;
   std::optional<double> waits_since_s_;
   bool stopped_ = false;
   WeightPiece piece_;
+  size_t piece_bytes_ = 0;  // the sink takes them out
 };
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 #include "server/pulls.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -58,13 +59,26 @@ void Pulls::Tick(double now_s) {
   const double patience_s = environment_.spec->pull_timeout_s;
   for (Reader& reader : readers_) {
     if (reader.ended_s > 0 && now_s > reader.ended_s + patience_s) reader.job->sink()->Cancel();
-    const auto since_s = reader.job->waits_since_s();
-    if (!since_s || now_s < *since_s + patience_s) continue;
+    absl::Status overdue = OverdueOf(*reader.job, now_s);
+    if (overdue.ok()) continue;
     reader.ended_s = now_s;
-    reader.job->Stop(absl::UnavailableError(
-        absl::StrCat("this Pull of run '", environment_.spec->run_id, "' took nothing for ", patience_s,
-                     " s (limits.pull_timeout) and was ended; pull again, and read what comes")));
+    reader.job->Stop(std::move(overdue));
   }
+}
+
+// OK, or why it is ended.
+absl::Status Pulls::OverdueOf(const PullJob& job, double now_s) const {
+  const double patience_s = environment_.spec->pull_timeout_s;
+  const std::string pull = absl::StrCat("this Pull of run '", environment_.spec->run_id, "' ");
+  if (job.waits_since_s() && now_s >= *job.waits_since_s() + patience_s) {
+    return absl::UnavailableError(absl::StrCat(pull, "took nothing for ", patience_s,
+                                               " s (limits.pull_timeout) and was ended; pull again, and read what "
+                                               "comes"));
+  }
+  if (job.stopped() || !copies_.awaited() || !job.KeepsCopyTooLong(now_s, patience_s)) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(pull, "reads a tensor at less than 1 MiB a second, of which the one copy ",
+                                             "is kept from others for more than ", patience_s,
+                                             " s (limits.pull_timeout); pull again, and read faster"));
 }
 
 void Pulls::End(const absl::Status& why) {

@@ -1,6 +1,7 @@
 // The readers of a run's weights. Each has one chunk under way, encoded by the run's queue in turn: none waits for
 // another's pace. As many are served side by side as the run has ranks, and kMoreReaders; who comes then is refused
-// with RESOURCE_EXHAUSTED. A reader that takes nothing for the run's pull_timeout_s loses its pull.
+// with RESOURCE_EXHAUSTED. A reader that takes nothing for the run's pull_timeout_s loses its pull; so does one that
+// takes less than PullJob::kLeastBytesPerS of a copy that another waits for, after as long.
 //
 // Strand-confined. Memory: a chunk a reader, and the copies of WeightCopies.
 #pragma once
@@ -52,6 +53,7 @@ class Pulls {
   // Leaves out what the reader has.
   void Compare(const std::shared_ptr<PullJob>& job, PullOrder order);
   size_t served() const;
+  absl::Status OverdueOf(const PullJob& job, double now_s) const;
 
   const Environment environment_;
   WeightCopies copies_;

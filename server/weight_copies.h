@@ -28,6 +28,7 @@ class WeightCopies {
   void Withdraw(const void* asker);
   // By who has a copy, or an error instead, once no task of theirs uses it any more.
   void GiveBack();
+  bool awaited() const { return !askers_.empty(); }
 
  private:
   struct Asker {

@@ -53,6 +53,12 @@ class PullJobTest : public testing::StoreTest {
   std::shared_ptr<PullJob> Job(std::shared_ptr<WeightSink> reader) {
     return std::make_shared<PullJob>(&spec_, PullSource{.store = store_.get()}, copies_.get(), std::move(reader));
   }
+  std::unique_ptr<Pulls> MakePulls(DigestJob* digests) {
+    return std::make_unique<Pulls>(
+        Pulls::Environment{.spec = &spec_, .store = store_.get(), .digests = digests, .source_of = [&](uint64_t) {
+                             return PullSource{.store = store_.get()};
+                           }});
+  }
   // The tensor as it would be served with the weights of this seed.
   std::string Served(uint32_t tensor, uint64_t seed) {
     const TensorSpec& t = spec_.tensors[tensor];
@@ -126,10 +132,7 @@ TEST_F(PullJobTest, WhoTakesNothingIsToldSoAndThenCutOff) {
   reader->on_chunk = [&] { sent.Notify(); };
   OnStrand([&] {
     digests = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
-    pulls = std::make_unique<Pulls>(
-        Pulls::Environment{.spec = &spec_, .store = store_.get(), .digests = digests.get(), .source_of = [&](uint64_t) {
-                             return PullSource{.store = store_.get()};
-                           }});
+    pulls = MakePulls(digests.get());
     pulls->Begin({.tensors = {0}}, reader);
   });
   sent.WaitForNotification();
@@ -147,6 +150,59 @@ TEST_F(PullJobTest, WhoTakesNothingIsToldSoAndThenCutOff) {
     pulls->OnGone(reader.get());
     pulls->Tick(now_s + 3 * patience_s);
     EXPECT_EQ(reader->cancelled, 1);
+    pulls.reset();
+  });
+}
+
+// It takes a chunk whenever its time is nearly up, while another waits for a copy of its own.
+TEST_F(PullJobTest, WhoTricklesLosesTheCopyThatAnotherWaitsFor) {
+  const auto trickling = std::make_shared<SlowReader>(), next = std::make_shared<SlowReader>();
+  absl::Notification has_copy, waits, ended;
+  uint64_t seed = 1;
+  std::unique_ptr<DigestJob> digests;
+  std::unique_ptr<Pulls> pulls;
+  const auto read_on = [&](const std::shared_ptr<SlowReader>& reader) {
+    Change(0, ++seed);
+    pulls->OnWritten(reader.get());
+  };
+  trickling->on_chunk = [&] {
+    strand_.Post([&] {
+      if (trickling->begun <= PullJob::kMostRestarts + 1) return read_on(trickling);
+      if (!has_copy.HasBeenNotified()) has_copy.Notify();
+    });
+  };
+  next->on_chunk = [&] {
+    strand_.Post([&] {
+      read_on(next);
+      if (next->begun == PullJob::kMostRestarts + 1) waits.Notify();
+    });
+  };
+  next->on_end = [&] { ended.Notify(); };
+  OnStrand([&] {
+    digests = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
+    pulls = MakePulls(digests.get());
+    pulls->Begin({.tensors = {0}}, trickling);
+  });
+  has_copy.WaitForNotification();
+  const double late_s = MonotonicSeconds() + 2 * spec_.pull_timeout_s;
+  OnStrand([&] {
+    pulls->OnWritten(trickling.get());
+    pulls->Tick(late_s);  // it has nothing that it could take
+    EXPECT_FALSE(trickling->ended) << "nobody waits for it";
+    pulls->Begin({.tensors = {0}}, next);
+  });
+  waits.WaitForNotification();
+  OnStrand([&] {
+    pulls->OnWritten(trickling.get());
+    pulls->Tick(MonotonicSeconds());
+    EXPECT_FALSE(trickling->ended) << "it was quick so far";
+    pulls->Tick(late_s);
+    ASSERT_TRUE(trickling->ended);
+    EXPECT_EQ(trickling->ended->code(), absl::StatusCode::kUnavailable);
+  });
+  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  OnStrand([&] {
+    EXPECT_EQ(*next->ended, absl::OkStatus());
     pulls.reset();
   });
 }
