@@ -72,7 +72,9 @@ std::string DescribeFamilies() {
       "minute after its end, or when more runs than max_runs have ended since. No gauge is ever NaN: non-finite "
       "values\n"
       "are counted, and the gauge keeps the last finite one. All runs together have 12,500 series at most: a run that\n"
-      "would have more is refused.\n";
+      "would have more is refused, and the series of ended runs, of which those that ended first go first, are "
+      "removed\n"
+      "as soon as they would be more.\n";
   absl::string_view section;
   for (const MetricFamily& family : kMetricFamilies) {
     if (family.section != section) {

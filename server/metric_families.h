@@ -38,7 +38,7 @@ inline constexpr std::array kRmsBuckets = {0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 2.3, 3.
 inline constexpr std::array kNormBuckets = {1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4};
 
 #define BALLAST_PREDICTORS "rms|curvature|gradient_norm"
-#define BALLAST_TORN_REASONS "restarted|rank_lost|data_loss|other"
+#define BALLAST_TORN_REASONS "restarted|rank_lost|data_loss|timeout|other"
 
 inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Process", "ballast_build_info", MetricType::kGauge, "version revision compiler cuda", "Constant 1."},

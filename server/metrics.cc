@@ -44,6 +44,7 @@ struct Run {
   std::string run_id;
   std::shared_ptr<const std::vector<std::string>> layers;
   std::shared_ptr<const RecentMax> recent_max;
+  uint64_t series = 0;  // at most
 };
 
 struct EndedRun {
@@ -125,11 +126,16 @@ Method& Metrics::Impl::MethodOf(std::string_view path) {
 std::unique_ptr<RunMetrics> Metrics::Impl::AddRun(const RunLabels& labels) {
   Sweep(labels.run_id);
   const auto recent_max = std::make_shared<RecentMax>(labels.layers.size());
+  const uint64_t series =
+      SeriesPerRun({.layers = labels.layers.size(), .ranks = labels.ranks, .two_components = labels.two_components});
+  std::list<EndedRun> surplus;  // destroyed, and the series with it, after the lock
   {
     absl::MutexLock lock(&mutex_);
     runs_.remove_if([&](const Run& run) { return run.run_id == labels.run_id; });
-    runs_.push_back({labels.run_id, std::make_shared<std::vector<std::string>>(labels.layers), recent_max});
+    runs_.push_back({labels.run_id, std::make_shared<std::vector<std::string>>(labels.layers), recent_max, series});
+    surplus = TakeSurplus();
   }
+  surplus.clear();
   return std::make_unique<RunSeries>(
       &families, RunSeries::Options{.labels = labels,
                                     .recent_max = recent_max,
@@ -155,7 +161,13 @@ void Metrics::Impl::EndRun(const RecentMax* identity, EndedSeries ended) {
 
 std::list<EndedRun> Metrics::Impl::TakeSurplus() {
   std::list<EndedRun> surplus;
-  while (ended_.size() > most_ended_) surplus.splice(surplus.end(), ended_, ended_.begin());
+  uint64_t series = 0;
+  for (const Run& run : runs_) series += run.series;
+  for (const EndedRun& ended : ended_) series += ended.run.series;
+  while (!ended_.empty() && (ended_.size() > most_ended_ || series > kMostSeries)) {
+    series -= ended_.front().run.series;
+    surplus.splice(surplus.end(), ended_, ended_.begin());
+  }
   return surplus;
 }
 

@@ -49,7 +49,8 @@ struct RunLabels {
   std::string optimizer, master, state, serving;  // of the first tensor
   uint64_t parameters = 0;
   std::vector<std::string> layers;
-  uint32_t ranks = 1;  // at most
+  uint32_t ranks = 1;           // at most
+  bool two_components = false;  // some weight is stored in two
   double rms_threshold = 0;
 };
 
@@ -104,13 +105,15 @@ class Metrics {
   explicit Metrics(BuildInfo build, MetricsClock clock = MetricsClock::System());
   ~Metrics();
 
-  // Series of all runs together, at most: a scrape of so many takes half of the 50 ms that tests/bench/scrape.py
-  // allows.
+  // Series of all runs together, at most, those that have ended among them: a scrape of so many takes half of the 50 ms
+  // that tests/bench/scrape.py allows. Admission sees to it for the runs that there are; one that was deleted counts
+  // beside them until the last that holds it, a stream or a request, lets go.
   static constexpr uint64_t kMostSeries = 12500;
 
   // Counters and histograms exist, at zero, from here on, and gauges from their first value on. The series go a minute
-  // after the result's end, or when too many others have ended since, or when a run with the same id is added; where
-  // the result of an earlier AddRun with that id still exists, the new run goes on from its counts.
+  // after the result's end, or when too many others have ended since, or when their place among kMostSeries is needed,
+  // or when a run with the same id is added; where the result of an earlier AddRun with that id still exists, the new
+  // run goes on from its counts.
   std::unique_ptr<RunMetrics> AddRun(const RunLabels& labels);
 
   // method: its name or its path, "/ballast.v1.TrainerService/Train"; code: "OK", "ABORTED", ...

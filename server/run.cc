@@ -24,6 +24,7 @@ RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layer
           .parameters = plan.parameters,
           .layers = layers.names(),
           .ranks = spec.ranks,
+          .two_components = HasPairedMaster(spec),
           .rms_threshold = spec.spikes.rms_threshold};
 }
 

@@ -85,6 +85,14 @@ inline std::vector<std::string> TensorNames(const RunSpec& spec) {
   return names;
 }
 
+// Whether some weight is stored in two components.
+inline bool HasPairedMaster(const RunSpec& spec) {
+  for (const GroupSpec& group : spec.groups) {
+    if (group.master->paired) return true;
+  }
+  return false;
+}
+
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
 

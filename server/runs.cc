@@ -25,10 +25,7 @@ std::string DescribeBytes(const PlanBytes& b) {
 }
 
 RunShape ShapeOf(const RunSpec& spec) {
-  const auto paired = [](const GroupSpec& group) { return group.master->paired; };
-  return {.layers = spec.layers.size(),
-          .ranks = spec.ranks,
-          .two_components = std::any_of(spec.groups.begin(), spec.groups.end(), paired)};
+  return {.layers = spec.layers.size(), .ranks = spec.ranks, .two_components = HasPairedMaster(spec)};
 }
 
 }  // namespace

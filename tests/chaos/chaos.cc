@@ -76,7 +76,7 @@ std::string WrongCounts(const ChaosOptions& options, const std::string& metrics)
   expect("ballast_steps_applied_total", "", static_cast<double>(options.steps));
   expect("ballast_step", "", static_cast<double>(options.steps));
   for (const char* family : {"ballast_steps_partial_total", "ballast_steps_aborted_total"}) {
-    for (const char* reason : {"restarted", "rank_lost", "data_loss", "other"}) {
+    for (const char* reason : {"restarted", "rank_lost", "data_loss", "timeout", "other"}) {
       expect(family, absl::StrCat("reason=\"", reason, "\",").c_str(), 0);
     }
   }

@@ -1,7 +1,8 @@
-// How much /metrics may come to.
+// How much /metrics may come to, and that what has a name of its own is not counted as "other".
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -53,6 +54,43 @@ TEST(MetricsBoundsTest, OnlyTheLastRunsThatEndedAreShown) {
   EXPECT_LT(SeriesIn(exposition), 2000u);
   metrics.KeepEnded(1);
   EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("run_id=\"a498\"")));
+}
+
+// One large run after another, each deleted: those that have ended are shown as far as the bound leaves them room.
+TEST(MetricsBoundsTest, RunsThatEndedTakeNoMoreSeriesThanTheBoundLeavesThem) {
+  const double now_s = 1000;
+  Metrics metrics(BuildInfo{}, {.unix_s = [&] { return 1.7e9 + now_s; }, .steady_s = [&] { return now_s; }});
+  const size_t of_daemon = SeriesIn(metrics.Serialize());
+  const uint64_t of_run = Metrics::SeriesOfRun({.layers = 1, .ranks = 1000});
+  ASSERT_GT(3 * of_run, Metrics::kMostSeries / 2) << "a few of them are too many";
+  uint64_t most = 0;
+  for (int i = 0; i < 16; ++i) {
+    const auto run = metrics.AddRun({.run_id = absl::StrCat("r", i), .layers = {"h"}, .ranks = 1000});
+    for (uint32_t rank = 0; rank < 1000; ++rank) run->OnRankSeen(rank);
+    most = std::max<uint64_t>(most, SeriesIn(metrics.Serialize()) - of_daemon);
+  }
+  EXPECT_LE(most, Metrics::kMostSeries);
+  EXPECT_GT(most, Metrics::kMostSeries - of_run) << "no more are let go than must be";
+  const std::string exposition = metrics.Serialize();
+  EXPECT_TRUE(absl::StrContains(exposition, "run_id=\"r15\"")) << "the last that ended stays a while";
+  EXPECT_FALSE(absl::StrContains(exposition, "run_id=\"r0\""));
+}
+
+// As StepResult.reason names them in the protocol.
+TEST(MetricsBoundsTest, EveryReasonOfAStepHasACounterOfItsOwn) {
+  Metrics metrics(BuildInfo{});
+  const auto run = metrics.AddRun({.run_id = "a", .layers = {"h"}});
+  const auto close = [&](Outcome outcome, const char* name, std::initializer_list<const char*> reasons) {
+    for (const char* reason : reasons) {
+      run->OnStep({.step = 1, .outcome = outcome, .reason = reason});
+      const std::string sample =
+          absl::StrCat("ballast_steps_", name, "_total{reason=\"", reason, "\",run_id=\"a\"} 1\n");
+      EXPECT_TRUE(absl::StrContains(metrics.Serialize(), sample)) << sample;
+    }
+  };
+  close(Outcome::kSkipped, "skipped", {"nonfinite", "overflow", "spike"});
+  close(Outcome::kAborted, "aborted", {"disagreement", "nonfinite", "rank_lost", "restarted", "data_loss", "timeout"});
+  close(Outcome::kPartial, "partial", {"rank_lost", "restarted", "data_loss", "timeout"});
 }
 
 }  // namespace
