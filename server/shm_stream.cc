@@ -1,11 +1,13 @@
 #include "server/shm_stream.h"
 
-#include <chrono>
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
+#include "server/clock.h"
 #include "server/convert.h"
 #include "server/train_messages.h"
 
@@ -13,7 +15,7 @@ namespace ballast {
 namespace {
 
 // A trainer that tampers with the bell sleeps its own stream so long.
-constexpr auto kGlance = std::chrono::seconds(1);
+constexpr std::chrono::milliseconds kGlance = std::chrono::seconds(1);
 
 std::string FinishBody(const absl::Status& status) {
   const grpc::Status plain = ToGrpc(status);
@@ -38,6 +40,7 @@ ShmStream::ShmStream(const RpcEnvironment& environment, Connection connection)
       record_(environment.metrics, "Train", connection_.peer),
       reader_(UpPipe(*connection_.segment), environment.message_bytes),
       pulse_(&control_.daemon_beats, &control_.trainer_beats),
+      open_by_s_(MonotonicSeconds() + environment.open_timeout_s),
       borrower_(GradientSlots(*connection_.segment)),
       lender_(WeightSlots(*connection_.segment)),
       writer_(DownPipe(*connection_.segment)) {
@@ -62,14 +65,27 @@ void ShmStream::Serve() {
   while (!Over() && !pulse_.Lost()) {
     pulse_.Beat();
     ReadRecords();
+    EndUnopened();
     WriteOn();
     TellRoom();
     if (Over()) break;
-    waiter.Await(kGlance, [this] { return HasWork(); });
+    waiter.Await(Patience(), [this] { return HasWork(); });
     nudged_ = false;
   }
   if (!cancelled_) ReadRecords();  // what was said before the end counts
   End();
+}
+
+// Until it is time to look whether Open has come.
+std::chrono::milliseconds ShmStream::Patience() const {
+  if (run_ != nullptr || input_over_) return kGlance;
+  const double left_s = open_by_s_ - MonotonicSeconds();
+  return std::clamp(std::chrono::milliseconds(static_cast<int64_t>(std::ceil(left_s * 1000))),
+                    std::chrono::milliseconds(1), kGlance);
+}
+
+void ShmStream::EndUnopened() {
+  if (run_ == nullptr && !input_over_ && MonotonicSeconds() >= open_by_s_) Refuse(NoOpenCame(environment_));
 }
 
 bool ShmStream::HasWork() {

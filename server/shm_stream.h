@@ -5,12 +5,15 @@
 // room in the pipe; RankStream is called on the strand. It sleeps while there is nothing to do. Every path comes to
 // OnStreamGone once.
 //
+// A stream whose first message is not there within open_timeout_s is ended.
+//
 // All that the trainer can write is hostile: see proto/shm_record.h and shm_slots.h for what is checked, and
 // ToRankMessage for gradients that change after the check. The daemon's memory beyond the segment: kMostUnconsumed
 // messages, the one being read, and the one being written.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -64,6 +67,8 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   ShmStream(const RpcEnvironment& environment, Connection connection);
   void Serve();
   void Nudge();
+  std::chrono::milliseconds Patience() const;
+  void EndUnopened();
   bool HasWork();
   bool Over();
   void ReadRecords();
@@ -86,6 +91,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   // The thread's.
   ShmRecordReader reader_;
   ShmPulse pulse_;
+  const double open_by_s_;
   v1::TrainRequest request_;
   bool input_over_ = false;
   std::shared_ptr<Run> run_;  // from Open on; the strand's too, which hears of the stream by it

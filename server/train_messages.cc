@@ -36,6 +36,12 @@ RankMessage ToGradient(Run* run, const v1::Gradient& gradient, Payload payload) 
 
 }  // namespace
 
+absl::Status NoOpenCame(const RpcEnvironment& environment) {
+  return absl::InvalidArgumentError(absl::StrCat("no Open came within ", environment.open_timeout_s,
+                                                 " s of the stream's start (limits.open_timeout); send it first, with "
+                                                 "the token of Attach"));
+}
+
 absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first) {
   if (!first.has_open()) {
     return absl::FailedPreconditionError("the first message of a Train stream must be Open, with the token of Attach");

@@ -17,6 +17,8 @@ struct TrainBinding {
   std::shared_ptr<Run> run;
   event::StreamOpened opened;
 };
+// Of a stream that had no Open for environment.open_timeout_s.
+absl::Status NoOpenCame(const RpcEnvironment& environment);
 absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first);
 
 // Takes what is long out of the request. `payload`: of a gradient, where the lane has it beside the message; otherwise

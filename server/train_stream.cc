@@ -34,9 +34,7 @@ TrainStream::TrainStream(const RpcEnvironment& environment, grpc::CallbackServer
 
 void TrainStream::OnOpenOverdue() {
   if (run() != nullptr) return;
-  Finish(absl::InvalidArgumentError(absl::StrCat("no Open came within ", environment_.open_timeout_s,
-                                                 " s of the stream's start (limits.open_timeout); send it first, with "
-                                                 "the token of Attach")));
+  Finish(NoOpenCame(environment_));
 }
 
 std::shared_ptr<Run> TrainStream::run() {

@@ -80,6 +80,21 @@ TEST_F(ShmRpcTest, SilentAndNonsensicalGuestsAreDismissedAndDisturbNobody) {
   ExpectStep(&raw, 1);
 }
 
+// One that lives on, and beats.
+TEST_F(ShmRpcTest, AStreamThatNeverSaysAnythingIsEnded) {
+  server_.reset();
+  Config config = DefaultConfig();
+  config.limits.open_timeout_s = 0.2;
+  StartServer(config);
+  ASSERT_TRUE(CreateRun(SmallSpec()).ok());
+  const v1::AttachResponse grant = AttachFresh("r1", false, 0, 1);
+  const auto asked = Ask(grant, grant.session_token());
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  const absl::Status ended = (*asked)->Finish();
+  EXPECT_EQ(ended.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("limits.open_timeout"));
+}
+
 // A trainer that was killed: its end of the socket closes.
 TEST_F(ShmRpcTest, ATrainerThatIsGoneIsNoticedAndItsGradientsStay) {
   Raw raw = StartRaw(SmallSpec());
