@@ -44,7 +44,8 @@ uint64_t AccountBytes(const RunSpec& spec, uint64_t window_bytes, uint64_t pools
       .ranks = spec.ranks, .micros = spec.accumulation, .tensors = spec.tensors.size(), .pools = pools};
   size.chunks = 0;
   for (const TensorSpec& t : spec.tensors) size.chunks += ChunkCount(spec, t);
-  return AlignUp(Reduction::BytesAtMost(size) + spec.ranks * MostHeldChunks(spec, window_bytes) * kHeldBytes);
+  const uint64_t of_rank = MostHeldChunks(spec, window_bytes) * kHeldBytes + ChunkSet::Bytes(size.chunks);
+  return AlignUp(Reduction::BytesAtMost(size) + spec.ranks * of_rank + ChunkSet::StartsBytes(size.tensors));
 }
 
 }  // namespace ballast

@@ -217,18 +217,18 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
 
 namespace {
 
-void FillHeld(const Run::AttachReply& reply, v1::AttachResponse* out) {
-  if (reply.whole_micros > 0) out->add_held()->set_whole_micros(reply.whole_micros);
-  if (std::find(reply.whole_tensors.begin(), reply.whole_tensors.end(), true) != reply.whole_tensors.end()) {
+void FillHeld(const Held& held, v1::AttachResponse* out) {
+  if (held.whole_micros > 0) out->add_held()->set_whole_micros(held.whole_micros);
+  if (std::find(held.whole_tensors.begin(), held.whole_tensors.end(), true) != held.whole_tensors.end()) {
     v1::ChunksHeld* h = out->add_held();
-    h->set_micro(reply.whole_micros);
-    h->set_whole_tensors(FromBits(reply.whole_tensors));
+    h->set_micro(held.whole_micros);
+    h->set_whole_tensors(FromBits(held.whole_tensors));
   }
-  for (const Run::HeldChunks& held : reply.held) {
+  for (const HeldChunks& of_tensor : held.chunks) {
     v1::ChunksHeld* h = out->add_held();
-    h->set_micro(held.micro);
-    h->set_tensor(held.tensor);
-    h->set_chunks(FromBits(held.chunks));
+    h->set_micro(of_tensor.micro);
+    h->set_tensor(of_tensor.tensor);
+    h->set_chunks(FromBits(of_tensor.chunks));
   }
 }
 
@@ -246,7 +246,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   for (const uint64_t digest : reply.digests) out.add_digests(digest);
   if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result, spec);
   out.set_step_open(reply.step_open);
-  FillHeld(reply, &out);
+  FillHeld(reply.held, &out);
   if (reply.step_open) out.set_tensors_applied(FromBits(reply.applied));
   out.set_lease_s(spec.lease_s);
   out.set_credit_held(reply.credit_held);

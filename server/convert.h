@@ -29,7 +29,8 @@ absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, 
 std::string FromBits(const std::vector<bool>& bits);
 
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec);
-absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec);
+absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec,
+                                    const ChunkSet::Starts& starts);
 // Takes the client state out of the message.
 absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);

@@ -35,22 +35,25 @@ absl::StatusOr<std::vector<bool>> ToChunks(const Ranges& ranges, const RunSpec& 
 
 }  // namespace
 
-absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec) {
-  Coverage made;
-  if (request.coverage_size() == 0) return made;
-  made.contributes.resize(spec.tensors.size());
-  made.receives.resize(spec.tensors.size());
+absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec,
+                                    const ChunkSet::Starts& starts) {
+  if (request.coverage_size() == 0) return Coverage{};
+  Coverage made{.contributes = ChunkSet(starts), .receives = ChunkSet(starts)};
+  std::vector<bool> named(spec.tensors.size());
   for (const v1::TensorCoverage& covered : request.coverage()) {
     if (covered.tensor() >= spec.tensors.size()) {
       return absl::InvalidArgumentError(absl::StrCat("coverage names tensor ", covered.tensor(), ", but the run has ",
                                                      spec.tensors.size(), " tensors"));
     }
     const TensorSpec& t = spec.tensors[covered.tensor()];
-    if (!made.contributes[covered.tensor()].empty()) {
+    if (named[covered.tensor()]) {
       return absl::InvalidArgumentError(absl::StrCat("coverage has tensor '", t.name, "' twice"));
     }
-    ASSIGN_OR_RETURN(made.contributes[covered.tensor()], ToChunks(covered.contributes(), spec, t, "contributes"));
-    ASSIGN_OR_RETURN(made.receives[covered.tensor()], ToChunks(covered.receives(), spec, t, "receives"));
+    named[covered.tensor()] = true;
+    ASSIGN_OR_RETURN(const auto contributes, ToChunks(covered.contributes(), spec, t, "contributes"));
+    ASSIGN_OR_RETURN(const auto receives, ToChunks(covered.receives(), spec, t, "receives"));
+    made.contributes.Assign(covered.tensor(), contributes);
+    made.receives.Assign(covered.tensor(), receives);
   }
   return made;
 }

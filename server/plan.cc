@@ -48,6 +48,14 @@ struct Shard {
   uint64_t all_slabs = 0, largest_slab = 0, largest_tensor = 0;
 };
 
+uint64_t WeightBytes(const RunSpec& spec, const TensorSpec& t) {
+  uint64_t bytes = 0;
+  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
+    if (plane.kind == kernels::Kind::kWeights) Add(&bytes, AlignedPlaneBytes(plane, t.elements));
+  }
+  return bytes;
+}
+
 void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
   PlanBytes& bytes = shard->plan.bytes;
   for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
@@ -116,6 +124,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
     const TensorSpec& t = spec.tensors[i];
     AddTensor(spec, t, &shards[plan.placement.shard_of[i]]);
     AddServing(spec, t, &plan);
+    plan.copy_bytes = std::max(plan.copy_bytes, WeightBytes(spec, t));
     Add(&plan.groups[t.group].parameters, t.elements);
     Add(&plan.parameters, t.elements);
     Add(&plan.push_bytes, GradientBytes(t));
@@ -128,6 +137,8 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   Add(&plan.shards[0].bytes.staging, Product(SlotCount(spec), slot_bytes));
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
+  plan.reader_bytes = Sum(Product(ReaderSlotCount(spec), slot_bytes), plan.copy_bytes);
+  Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, spec.snapshots);
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;

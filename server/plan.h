@@ -53,7 +53,7 @@ struct Plan {
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
   // By shard. The first also counts what is in host memory: the ranks' send slots, their windows of gradients that wait
-  // to be summed, the accounts of what came, and their client_state.
+  // to be summed, the accounts of what came, what readers hold, and the ranks' client_state.
   std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
@@ -61,6 +61,8 @@ struct Plan {
   uint64_t trainer_weight_bytes = 0;
   uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank; lane_shape.h says where
   uint64_t account_bytes = 0;     // of bytes.staging: what is known of the gradients that came (accounts.h), at most
+  uint64_t copy_bytes = 0;        // weights of the largest tensor, of which a slow reader may be sent a copy
+  uint64_t reader_bytes = 0;      // of bytes.staging: the chunks that readers hold, and that copy, at most
   uint64_t send_slot_bytes = 0;   // of each of a rank's kSendSlots, and of one more
   uint64_t send_slot_scales = 0;  // likewise
 };
@@ -72,6 +74,11 @@ constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / k
 // Two in turn for a rank's stream, so that one is encoded while the other is written. One more to digest with.
 inline constexpr uint64_t kSendSlots = 2;
 inline uint64_t SlotCount(const RunSpec& spec) { return spec.ranks * kSendSlots + 1; }
+// Readers that are served beside the ranks: ballastctl, an evaluation, a checkpoint. As many again, whose time was up,
+// may hold a chunk until they are gone.
+inline constexpr uint64_t kMoreReaders = 4;
+inline uint64_t ReaderCount(const RunSpec& spec) { return spec.ranks + kMoreReaders; }
+inline uint64_t ReaderSlotCount(const RunSpec& spec) { return 2 * ReaderCount(spec); }
 // What a rank may send beyond its credit: a chunk when nothing else is under way, and those that sums wait for.
 inline constexpr uint64_t kChunksBeyondCredit = 2;
 

@@ -1,10 +1,12 @@
 #include "server/pull_job.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
+#include "server/plan.h"
 
 namespace ballast {
 
@@ -13,6 +15,13 @@ PullJob::PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, s
 
 void PullJob::Begin(std::vector<uint32_t> tensors) {
   tensors_ = std::move(tensors);
+  uint64_t bytes = 0, scales = 0;
+  for (const uint32_t i : tensors_) {
+    const TensorSpec& t = spec_->tensors[i];
+    bytes = std::max(bytes, std::min(t.elements, spec_->chunk_elements) * WireBytes(t.serving_format));
+    scales = std::max(scales, ScalesOfChunks(*spec_, t).most);
+  }
+  piece_.Reserve(bytes, scales);  // growing, it could come to take twice that
   EncodeNext();
 }
 

@@ -12,7 +12,7 @@ Pulls::Pulls(Environment environment) : environment_(std::move(environment)), co
 
 void Pulls::Begin(PullOrder order, std::shared_ptr<WeightSink> sink) {
   const RunSpec& spec = *environment_.spec;
-  if (served() >= spec.ranks + kMoreReaders) {
+  if (served() >= ReaderCount(spec)) {
     return sink->Finish(absl::ResourceExhaustedError(absl::StrCat(
         served(), " Pulls of run '", spec.run_id, "' are under way, as many as are served at once; ask again soon")));
   }

@@ -1,9 +1,9 @@
 // The readers of a run's weights. Each has one chunk under way, encoded by the run's queue in turn: none waits for
-// another's pace. As many are served side by side as the run has ranks, and kMoreReaders; who comes then is refused
-// with RESOURCE_EXHAUSTED. A reader that takes nothing for the run's pull_timeout_s loses its pull; so does one that
-// takes less than PullJob::kLeastBytesPerS of a copy that another waits for, after as long.
+// another's pace. ReaderCount (plan.h) are served side by side; who comes then is refused with RESOURCE_EXHAUSTED. A
+// reader that takes nothing for the run's pull_timeout_s loses its pull; so does one that takes less than
+// PullJob::kLeastBytesPerS of a copy that another waits for, after as long.
 //
-// Strand-confined. Memory: a chunk a reader, and the copies of WeightCopies.
+// Strand-confined. Memory: a chunk a reader, and the copy of WeightCopies; part of the plan.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,6 @@ struct PullOrder {
 
 class Pulls {
  public:
-  static constexpr uint32_t kMoreReaders = 4;  // ballastctl, an evaluation, a checkpoint
   struct Environment {
     const RunSpec* spec;
     ParameterStore* store;

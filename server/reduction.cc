@@ -42,7 +42,7 @@ uint64_t Reduction::BytesAtMost(const Size& size) {
   const uint64_t live = std::clamp<uint64_t>(size.micros, 1, kMostLive);
   const uint64_t of_micro =
       sizeof(Micro) + size.chunks * sizeof(uint32_t) + BitBytes(size.chunks) + BitBytes(size.tensors);
-  const uint64_t of_rank = sizeof(Rank) + sizeof(ChunkSet) + live * of_micro;
+  const uint64_t of_rank = sizeof(Rank) + sizeof(ChunkSet) + ChunkSet::Bytes(size.chunks) + live * of_micro;
   const uint64_t tally = sizeof(Tally) + size.chunks * sizeof(uint16_t) + BitBytes(size.chunks);
   const uint64_t turn = sizeof(Turn) + 3 * IndexSet::Bytes(size.chunks);
   const uint64_t of_chunks = size.chunks * sizeof(uint32_t) + BitBytes(size.chunks) + 4 * IndexSet::Bytes(size.chunks);
@@ -148,6 +148,7 @@ void Reduction::BeginMicro(uint32_t rank, bool last) {
   r.live.resize(live_);
   Micro& m = At(rank, micro);
   m.ended = false;
+  m.left = summed_.size();
   m.absent.clear();
   m.crc.resize(summed_.size());
   m.delivered.assign(summed_.size(), false);
@@ -155,7 +156,9 @@ void Reduction::BeginMicro(uint32_t rank, bool last) {
   if (covers_[rank].empty()) return;
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     for (uint64_t c = 0; c < options_.chunks[i]; ++c) {
-      if (!Contains(covers_[rank], i, c)) Settle(micro, Flat(i, c));
+      if (Contains(covers_[rank], i, c)) continue;
+      --m.left;
+      Settle(micro, Flat(i, c));
     }
   }
 }
@@ -167,6 +170,7 @@ Reduction::Arrival Reduction::Deliver(uint32_t rank, ChunkId id, uint32_t crc) {
   if (m.delivered[flat]) return m.crc[flat] == crc ? Arrival::kAgain : Arrival::kOther;
   m.delivered[flat] = true;
   m.crc[flat] = crc;
+  --m.left;
   TallyOf(id.micro).delivered[flat] = true;
   if (summed_[flat] == id.micro) File(id.tensor, flat);
   Settle(id.micro, flat);
@@ -181,7 +185,9 @@ void Reduction::EndMicro(uint32_t rank, std::vector<bool> absent) {
   if (micro < oldest_) return;  // nothing that it could deliver is absent
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     for (uint64_t c = 0; m.absent[i] && c < options_.chunks[i]; ++c) {
-      if (Contains(covers_[rank], i, c)) Settle(micro, Flat(i, c));
+      if (!Contains(covers_[rank], i, c)) continue;
+      --m.left;
+      Settle(micro, Flat(i, c));
     }
   }
 }
@@ -310,8 +316,7 @@ uint64_t Reduction::count(uint32_t rank, uint32_t micro, uint32_t tensor) const 
 
 uint64_t Reduction::covered(uint32_t rank, uint32_t tensor) const {
   const ChunkSet& covers = covers_[rank];
-  if (covers.empty() || covers[tensor].empty()) return options_.chunks[tensor];
-  return static_cast<uint64_t>(std::count(covers[tensor].begin(), covers[tensor].end(), true));
+  return covers.empty() ? options_.chunks[tensor] : covers.Count(tensor);
 }
 
 std::vector<bool> Reduction::Delivered(uint32_t rank, uint32_t micro, uint32_t tensor) const {

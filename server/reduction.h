@@ -121,7 +121,9 @@ class Reduction {
   bool ended(uint32_t rank, uint32_t micro) const { return !kept(rank, micro) || At(rank, micro).ended; }
   // Of one that is kept.
   const std::vector<bool>& absent(uint32_t rank, uint32_t micro) const { return At(rank, micro).absent; }
-  uint64_t count(uint32_t rank, uint32_t micro, uint32_t tensor) const;               // chunks delivered
+  uint64_t count(uint32_t rank, uint32_t micro, uint32_t tensor) const;  // chunks delivered
+  // Chunks of a micro-batch it has begun that the rank has neither delivered nor listed absent.
+  uint64_t lacking(uint32_t rank, uint32_t micro) const { return kept(rank, micro) ? At(rank, micro).left : 0; }
   std::vector<bool> Delivered(uint32_t rank, uint32_t micro, uint32_t tensor) const;  // by chunk
 
   // Chunks, ranks and sets looked at so far: what the calls cost.
@@ -131,6 +133,7 @@ class Reduction {
   // A rank's.
   struct Micro {
     bool ended = false;
+    uint64_t left = 0;            // chunks neither delivered nor absent
     std::vector<bool> delivered;  // by flat chunk
     std::vector<uint32_t> crc;    // of what is delivered
     std::vector<bool> absent;     // by tensor; empty until ended

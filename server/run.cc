@@ -44,6 +44,7 @@ std::string Peers(const RunStatus& status) {
 
 Run::Run(Options options)
     : spec_(std::move(options.spec)),
+      chunk_starts_(std::make_shared<const std::vector<uint64_t>>(ChunkStarts(spec_))),
       canonical_spec_(std::move(options.canonical_spec)),
       spec_sha256_(std::move(options.spec_sha256)),
       plan_(std::move(options.plan)),
@@ -97,7 +98,8 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
       }});
   PlanBytes live = store_->bytes();
   live.gradients = runner_->gradient_bytes();
-  live.staging += runner_->slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes;  // as it may come to be
+  live.staging += runner_->slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes +
+                  plan_.reader_bytes;  // as it may come to be
   live.padding = plan_.bytes.padding;
   live.snapshots = runner_->snapshot_bytes();
   live.client_state = runner_->client_state_bytes();
@@ -130,7 +132,9 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                         .coverage = request.coverage},
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
-  AttachReply reply = ReplyTo(outcome, request.knows_whole);
+  auto answer = ReplyTo(outcome, request.knows_whole);
+  if (!answer.ok()) return done(answer.status(), 0);
+  AttachReply reply = *std::move(answer);
   if (!request.want_digests || !weights_loaded_) return done(std::move(reply), 0);
   digests_->Start([reply = std::move(reply), done = std::move(done)](absl::StatusOr<Digests> digests) mutable {
     if (!digests.ok()) return done(digests.status(), 0);
@@ -139,7 +143,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
   });
 }
 
-Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const {
+absl::StatusOr<Run::AttachReply> Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const {
   const StepMachine& machine = runner_->machine();
   AttachReply reply{.session = outcome.session,
                     .resumed = outcome.resumed,
@@ -153,26 +157,9 @@ Run::AttachReply Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool kno
                     .generation = machine.generation()};
   if (!reply.step_open) return reply;
   reply.applied = machine.TensorsApplied();
-  FillHeld(outcome.rank, knows_whole, &reply);
+  const auto tensors = static_cast<uint32_t>(spec_.tensors.size());
+  ASSIGN_OR_RETURN(reply.held, HeldOf(machine.reduction(), outcome.rank, tensors, knows_whole));
   return reply;
-}
-
-// A micro-batch begins when all of the one before is in.
-void Run::FillHeld(uint32_t rank, bool knows_whole, AttachReply* reply) const {
-  const Reduction& reduction = runner_->machine().reduction();
-  const uint32_t begun = reduction.micros_begun(rank);
-  if (knows_whole && begun > 0) reply->whole_micros = begun - 1;
-  reply->whole_tensors.resize(spec_.tensors.size());
-  for (uint32_t micro = reply->whole_micros; micro < begun; ++micro) {
-    for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
-      const uint64_t count = reduction.count(rank, micro, i);
-      if (count > 0 && knows_whole && count == reduction.covered(rank, i)) {
-        reply->whole_tensors[i] = true;
-      } else if (count > 0) {
-        reply->held.push_back({.micro = micro, .tensor = i, .chunks = reduction.Delivered(rank, micro, i)});
-      }
-    }
-  }
 }
 
 void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened) {

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 
 #include "server/digest_job.h"
+#include "server/held.h"
 #include "server/layers.h"
 #include "server/load_job.h"
 #include "server/pulls.h"
@@ -47,11 +48,6 @@ class Run {
     std::string peer;
     Coverage coverage = {};
   };
-  struct HeldChunks {
-    uint32_t micro = 0;
-    uint32_t tensor = 0;
-    std::vector<bool> chunks;
-  };
   struct AttachReply {
     SessionId session = {};
     bool resumed = false;
@@ -60,12 +56,10 @@ class Run {
     bool loaded_here = false;  // by this very session
     std::vector<uint64_t> digests = {};
     std::optional<ClosedStep> last_result = {};
-    bool step_open = false;                // and of the open step, when resumed:
-    uint32_t whole_micros = 0;             // everything of those before is held
-    std::vector<bool> whole_tensors = {};  // and of the next one all that the rank contributes to these
-    std::vector<HeldChunks> held = {};     // besides, where there are any
-    std::vector<bool> applied = {};        // updated, by tensor
-    uint64_t credit_held = 0;              // bytes that wait to be summed
+    bool step_open = false;  // and of the open step, when resumed:
+    Held held = {};
+    std::vector<bool> applied = {};  // updated, by tensor
+    uint64_t credit_held = 0;        // bytes that wait to be summed
     std::optional<ClientState> client_state = {};
     uint64_t generation = 1;
   };
@@ -77,6 +71,7 @@ class Run {
   ~Run();
 
   const RunSpec& spec() const { return spec_; }
+  const ChunkSet::Starts& chunk_starts() const { return chunk_starts_; }  // of its ranks' coverage
   const Plan& plan() const { return plan_; }
   const std::vector<std::string>& devices() const { return devices_; }  // labels, by shard
   const LayerGroups& layers() const { return layers_; }
@@ -132,13 +127,13 @@ class Run {
   absl::Status Gone() const;
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
   absl::Status CheckLoad(SessionId session) const;
-  AttachReply ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const;
-  void FillHeld(uint32_t rank, bool knows_whole, AttachReply* reply) const;
+  absl::StatusOr<AttachReply> ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
   void SetWeightsLoaded(bool loaded);
   void Tick();
 
   const RunSpec spec_;
+  const ChunkSet::Starts chunk_starts_;
   const std::string canonical_spec_;
   const std::string spec_sha256_;
   const Plan plan_;

@@ -126,6 +126,14 @@ inline uint64_t ScaleCount(const TensorSpec& t) { return t.row_length == 0 ? 0 :
 inline uint64_t ChunkCount(const RunSpec& spec, const TensorSpec& t) {
   return (t.elements + spec.chunk_elements - 1) / spec.chunk_elements;
 }
+// By tensor, the chunks ahead of its first; and of all.
+inline std::vector<uint64_t> ChunkStarts(const RunSpec& spec) {
+  std::vector<uint64_t> starts;
+  starts.reserve(spec.tensors.size() + 1);
+  starts.push_back(0);
+  for (const TensorSpec& t : spec.tensors) starts.push_back(starts.back() + ChunkCount(spec, t));
+  return starts;
+}
 inline uint64_t ChunkBegin(const RunSpec& spec, uint64_t chunk) { return chunk * spec.chunk_elements; }
 inline uint64_t ChunkEnd(const RunSpec& spec, const TensorSpec& t, uint64_t chunk) {
   const uint64_t end = (chunk + 1) * spec.chunk_elements;

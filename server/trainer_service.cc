@@ -95,7 +95,7 @@ absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::Attac
   RETURN_IF_ERROR(CheckRank(request, run->spec()));
   if (environment_.runs->draining())
     return absl::UnavailableError("the daemon is shutting down; attach to the next one");
-  ASSIGN_OR_RETURN(made->coverage, ToCoverage(request, run->spec()));
+  ASSIGN_OR_RETURN(made->coverage, ToCoverage(request, run->spec(), run->chunk_starts()));
   if (request.session_token().empty()) return run;
   const auto session = environment_.sessions->Find(request.session_token());
   if (!session || session->run_id != request.run_id()) {

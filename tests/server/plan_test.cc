@@ -1,6 +1,7 @@
 #include "server/plan.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -94,7 +95,7 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   // Chunks of 262144 elements: rows 0..873, of which the last is cut, and 873..999.
   EXPECT_EQ(plan.send_slot_scales, 874u);
   EXPECT_EQ(plan.pull_bytes, 300064u + 4 * (874 + 127 + 1));
-  EXPECT_EQ(plan.bytes.staging, without + SlotCount(spec) * 874 * 4 + AlignUp(1001 * 4));
+  EXPECT_EQ(plan.bytes.staging, without + (SlotCount(spec) + ReaderSlotCount(spec)) * 874 * 4 + AlignUp(1001 * 4));
   wire.mutable_groups(0)->set_gradient("fp8-e5m2");
   EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
 }
@@ -222,6 +223,44 @@ TEST(PlanTest, TheAccountsOfTheLargestRunAreBounded) {
   EXPECT_GT(plan.bytes.staging, plan.account_bytes);
 }
 
+// A reader's chunk is as large as a rank's, with its scales; and a copy of the largest tensor's weights is kept for
+// one.
+TEST(PlanTest, WhatReadersHoldIsStaging) {
+  const RunSpec spec = Made(MakeSpec("r1", {{"w", {1 << 20}}, {"v", {1 << 19}}}));  // served in bf16
+  const Plan plan = MakePlan(spec);
+  EXPECT_EQ(plan.copy_bytes, 3u << 20);
+  EXPECT_EQ(plan.reader_bytes, 2 * (1 + kMoreReaders) * (uint64_t{1} << 19) + plan.copy_bytes);
+  EXPECT_GT(plan.bytes.staging, plan.reader_bytes + plan.account_bytes);
+}
+
+// What malloc gave out for ranks that name every tensor.
+TEST(PlanTest, CoverageTakesNoMoreThanWasPlanned) {
+  constexpr uint32_t kRanks = 16;
+  constexpr uint64_t kTensors = 20000;
+  RunSpec spec = Made(MakeSpec("r1", {{"w", {1}, "fp32"}}));
+  spec.tensors.resize(kTensors, spec.tensors[0]);
+  v1::AttachRequest request;
+  for (uint32_t i = 0; i < kTensors; ++i) {
+    v1::TensorCoverage* covered = request.add_coverage();
+    covered->set_tensor(i);
+    covered->add_contributes()->set_end(1);
+    covered->add_receives()->set_end(1);
+  }
+  const auto allocated = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  std::vector<Coverage> ranks;
+  ranks.reserve(kRanks);
+  const size_t before = allocated();
+  const auto starts = std::make_shared<const std::vector<uint64_t>>(ChunkStarts(spec));
+  for (uint32_t r = 0; r < kRanks; ++r) ranks.push_back(ToCoverage(request, spec, starts).value());
+  const size_t taken = allocated() - before;
+  const uint64_t planned = 2 * kRanks * ChunkSet::Bytes(kTensors) + ChunkSet::StartsBytes(kTensors);
+  EXPECT_EQ(ranks[0].contributes.bytes(), ChunkSet::Bytes(kTensors));
+  EXPECT_LE(taken, planned + (2 * kRanks + 2) * 64) << "beside what the allocator adds to each";
+}
+
 TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
   CpuDevice device({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
@@ -241,8 +280,15 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     EXPECT_EQ(live.momentum, plan.momentum);
     EXPECT_EQ(live.variance, plan.variance);
     EXPECT_EQ(live.staging + SlotCount(spec) * (whole.send_slot_bytes + whole.send_slot_scales * sizeof(float)) +
-                  whole.account_bytes,
+                  whole.account_bytes + whole.reader_bytes,
               plan.staging);
+    uint64_t largest_copy = 0;
+    for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
+      const auto copy = (*store)->NewImage(i);
+      ASSERT_TRUE(copy.ok()) << copy.status();
+      largest_copy = std::max(largest_copy, copy->bytes());
+    }
+    EXPECT_EQ(whole.copy_bytes, largest_copy);
     EXPECT_EQ(device.allocated_bytes(), plan.weights + plan.momentum + plan.variance + live.staging);
     strand.Stop();
   }

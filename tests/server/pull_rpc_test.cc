@@ -204,7 +204,7 @@ TEST_F(PullRpcTest, DigestsThatCannotBeComparedAreRefused) {
 // A run of one rank with more weights than the transport holds.
 class StalledPullRpcTest : public RpcTest {
  protected:
-  static constexpr size_t kMost = 1 + Pulls::kMoreReaders;
+  static constexpr size_t kMost = 1 + kMoreReaders;
   // One that has read its first chunk, and reads no more by itself.
   struct Reader {
     std::unique_ptr<grpc::ClientContext> context = std::make_unique<grpc::ClientContext>();

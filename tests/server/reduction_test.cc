@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "tests/server/chunk_sets.h"
 #include "tests/server/walking_reduction.h"
 
 namespace ballast {
@@ -83,11 +84,12 @@ class Pair {
     ranks_.assign(world_, {});
     micros_ = 1 + static_cast<uint32_t>(Below(most_micros_));
     for (uint32_t r = 0; r < world_; ++r) {
-      ChunkSet covers;
+      std::vector<std::vector<bool>> covered;
       for (size_t i = 0; sharded_ && i < options_.chunks.size(); ++i) {
-        std::vector<bool>& set = covers.emplace_back(options_.chunks[i]);
+        std::vector<bool>& set = covered.emplace_back(options_.chunks[i]);
         for (size_t c = 0; c < set.size(); ++c) set[c] = r == 0 || Below(2) == 0;
       }
+      const ChunkSet covers = testing::ChunkSetOf(covered);
       real_.Cover(r, covers);
       walk_.Cover(r, covers);
     }

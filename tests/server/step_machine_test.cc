@@ -4,11 +4,11 @@
 //   ----
 //   the effects, one a line, or nothing
 //
-// Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 micros=1 pool=CHUNKS staged leaves_out_lost | attach
-// s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin s= step=
-// content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= | step-end
-// s= content= | applied step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | offer rank=
-// short | at t=SECONDS (sets the clock; no block follows). A chunk takes 1 byte of the pool.
+// Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 micros=1 pool=CHUNKS staged leaves_out_lost
+// | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin
+// s= step= content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= |
+// step-end s= content= | applied step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | offer
+// rank= short | at t=SECONDS (sets the clock; no block follows). A chunk takes 1 byte of the pool.
 #include "server/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -26,6 +26,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
+#include "tests/server/chunk_sets.h"
 #include "tests/server/step_text.h"
 
 namespace ballast {
@@ -67,16 +68,18 @@ struct Command {
     return bits;
   }
   // 0.1,1.-: chunk 1 of tensor 0 and none of tensor 1; a tensor that is not named: all.
-  ChunkSet chunks(const std::string& key) const {
-    ChunkSet set;
+  ChunkSet chunks(const std::string& key, const std::vector<uint64_t>& of_tensor) const {
+    std::vector<std::vector<bool>> set;
+    for (const uint64_t chunks : of_tensor) set.emplace_back(chunks, true);
+    std::vector<bool> named(of_tensor.size());
     for (const auto word : absl::StrSplit(text(key), ',', absl::SkipEmpty())) {
       const std::pair<std::string, std::string> at = absl::StrSplit(word, '.');
       const size_t tensor = std::strtoull(at.first.c_str(), nullptr, 10);
-      if (set.size() < 8) set.resize(8);
-      set[tensor].resize(8);
+      if (!named[tensor]) set[tensor].assign(of_tensor[tensor], false);
+      named[tensor] = true;
       if (at.second != "-") set[tensor][std::strtoull(at.second.c_str(), nullptr, 10)] = true;
     }
-    return set;
+    return testing::ChunkSetOf(set);
   }
   SessionId session() const { return SessionId{number("s", 1)}; }
 };
@@ -113,6 +116,7 @@ class Scenario {
                                .step_timeout_s = static_cast<double>(c.number("step_timeout")),
                                .leaves_out_lost = c.has("leaves_out_lost")};
     Reduction::Options& r = options.reduction;
+    chunks_ = r.chunks;
     for (size_t i = 0; i < r.chunks.size(); ++i) options.tensor_names.push_back(absl::StrCat("w", i));
     r.slab_bytes = r.chunks;
     r.pool_of.resize(r.chunks.size());
@@ -132,7 +136,7 @@ class Scenario {
                            .rank = static_cast<uint32_t>(c.number("rank")),
                            .world = static_cast<uint32_t>(c.number("of", 1))};
       if (c.has("resumes")) attach.resumes = SessionId{c.number("resumes")};
-      if (c.has("covers")) attach.coverage.contributes = c.chunks("covers");
+      if (c.has("covers")) attach.coverage.contributes = c.chunks("covers", chunks_);
       return attach;
     }
     if (c.verb == "open") {
@@ -169,6 +173,7 @@ class Scenario {
   }
 
   std::unique_ptr<StepMachine> machine_;
+  std::vector<uint64_t> chunks_;                         // by tensor
   std::map<std::pair<uint64_t, uint32_t>, Slab> slabs_;  // of updates, by step and tensor
   double now_s_ = 0;
 };

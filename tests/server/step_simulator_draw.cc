@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/server/chunk_sets.h"
 #include "tests/server/step_simulator.h"
 
 namespace ballast::sim {
@@ -13,12 +14,12 @@ bool RunShape::Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t c
 }
 
 ChunkSet RunShape::CoverageOf(uint32_t rank, uint32_t world) const {
-  ChunkSet set;
+  std::vector<std::vector<bool>> set;
   for (uint32_t i = 0; coverage_seed != 0 && i < machine.reduction.chunks.size(); ++i) {
     std::vector<bool>& chunks = set.emplace_back();
     for (uint64_t c = 0; c < machine.reduction.chunks[i]; ++c) chunks.push_back(Covers(rank, world, i, c));
   }
-  return set;
+  return testing::ChunkSetOf(set);
 }
 
 // A run that updates before its micro-batches are all in, or judges first, has all its sums at once: only a step of one
