@@ -47,6 +47,7 @@ std::vector<bool> StepMachine::TensorsApplied() const {
 
 std::optional<ChunkId> StepMachine::Offer(uint32_t rank, bool short_of_credit) {
   Rank& r = ranks_[rank];
+  r.short_of_credit = short_of_credit;
   if (!short_of_credit || !connected(rank)) return std::nullopt;
   const auto wanted = Wanted(rank);
   if (!wanted || wanted == r.offered) return std::nullopt;
@@ -100,7 +101,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   // Who begins a run's next life awaits all its ranks, in whatever order they come.
   const bool first = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.session.has_value(); });
   if (!open_ && first) Reset();
-  rank = {.session = e.session, .gone_at_s = now_s, .came = true};
+  rank = {.session = e.session, .gone_at_s = now_s, .came = true, .awaited_s = rank.awaited_s};
   reduction_.Cover(e.rank, e.coverage.contributes);
   if (!open_ && reduction_.left_out(e.rank)) Reset();
   effects.push_back(effect::Attached{e.rank, e.session, /*resumed=*/false});
@@ -232,6 +233,7 @@ StepEffects StepMachine::On(const event::StreamClosed& e, double now_s) {
 
 StepEffects StepMachine::On(const event::Tick&, double now_s) {
   StepEffects effects;
+  CountAwaited(now_s);
   const double patience_s = options_.lease_s + options_.rank_timeout_s;
   for (uint32_t r = 0; r < ranks_.size() && open_; ++r) {
     const Rank& rank = ranks_[r];
@@ -251,7 +253,7 @@ StepEffects StepMachine::On(const event::Tick&, double now_s) {
     }
     if (open_ && !InStep(r)) CloseTorn(kRankLost, AwayDetail(r), &effects);
   }
-  CloseOverdue(now_s, &effects);
+  CloseOverdue(&effects);
   return effects;
 }
 

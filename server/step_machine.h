@@ -3,35 +3,33 @@
 // shape), so that scenarios and a simulator can drive it. The rules are those of the wire protocol:
 //
 //   - exactly one step is open; it closes exactly once, APPLIED, SKIPPED, ABORTED or PARTIAL, and every outcome uses
-//   its
-//     number up; the ranks' StepBegin and their numbers of micro-batches must agree, or it is ABORTED;
+//     its number up; the ranks' StepBegin and their numbers of micro-batches must agree, or it is ABORTED;
 //   - in every micro-batch every rank delivers each tensor whole or lists it absent; what may be summed is the
 //     Reduction's matter;
-//   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect Update;
-//     in staged it is Judge, once all are complete and the ranks' StepEnds agree, and the Updates follow a favourable
-//     Verdict. At most one a step;
+//   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect
+//     Update; in staged it is Judge, once all are complete and the ranks' StepEnds agree, and the Updates follow a
+//     favourable Verdict. At most one a step;
 //   - a rank may begin the next micro-batch but one only when all of the first is summed (Reduction::kMostLive);
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
-//   session; in a micro-batch that is wholly summed and no more kept account of, its checksum is taken as it is;
+//     session; in a micro-batch that is wholly summed and no more kept account of, its checksum is taken as it is;
 //   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
 //   - a session that is replaced by a new process, or away for too long, has its contributions to the open step
-//   dropped,
-//     unless some are summed: then the step closes, ABORTED when no tensor was updated, PARTIAL otherwise. A tensor
-//     whose Update was emitted counts as updated;
-//   - a step that waits for ranks for longer than step_timeout_s closes likewise, whether they are connected or not,
-//   and its
-//     detail says for whom it waited; their sessions go on;
-//   - with leaves_out_lost, a rank that was away for too long is left out: of the open step too, if nothing is summed,
-//   and of those
-//     after it, until a process attaches to it again. That one is refused while a step is open without the rank, for
-//     the weights that it would begin with are being replaced, and the next step awaits it. Some rank always takes
-//     part, and the others' coverage must leave no gap; when nobody is attached any more, all are awaited again. A rank
-//     to which no process has attached yet is never left out, however late it starts: it brings weights of its own,
-//     which must be those of the run's first step. A rewind leaves it known that one has; another world does not;
+//     dropped, unless some are summed: then the step closes, ABORTED when no tensor was updated, PARTIAL otherwise. A
+//     tensor whose Update was emitted counts as updated;
+//   - a step that waits for a rank for longer than step_timeout_s closes likewise, whether the rank is connected or
+//     not, and its detail says for whom it waited; their sessions go on. What counts is the time for which the rank
+//     could have sent what is missing: who is out of credit, or too far ahead, waits for another rank or for the
+//     device;
+//   - with leaves_out_lost, a rank that was away for too long is left out: of the open step too, if nothing is
+//     summed, and of those after it, until a process attaches to it again. That one is refused while a step is open
+//     without the rank, for the weights that it would begin with are being replaced, and the next step awaits it.
+//     Some rank always takes part, and the others' coverage must leave no gap; when nobody is attached any more, all
+//     are awaited again. A rank to which no process has attached yet is never left out, however late it starts: it
+//     brings weights of its own, which must be those of the run's first step. A rewind leaves it known that one has;
+//     another world does not;
 //   - what a rank still says of a step that closed without it is ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and what the
-//   device
-//     still says of updates from before is of no step any more.
+//     device still says of updates from before is of no step any more.
 //
 // Strand-confined: no locks.
 #pragma once
@@ -63,7 +61,8 @@ struct StepMachineOptions {
   uint32_t most_micros = 1;  // a step
   double lease_s = 10;
   double rank_timeout_s = 60;
-  double step_timeout_s = 0;  // from a step's first StepBegin; 0: none
+  double step_timeout_s = 0;  // for each rank, in a step; 0: none
+  double counted_tick_s = 1;  // of the time between two ticks, at most: the daemon may have been stopped
   bool leaves_out_lost = false;
   uint64_t first_step = 1;
 };
@@ -270,6 +269,8 @@ class StepMachine {
   // chunk and stream; a later one replaces what was told before, which is summed then, without this rank.
   std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit);
   std::vector<bool> TensorsApplied() const;
+  // For how long the open step has waited for what the rank could have sent; with a step_timeout_s.
+  double awaited_s(uint32_t rank) const { return ranks_[rank].awaited_s; }
 
  private:
   enum class TensorState : uint8_t { kAwaited, kSummed, kUpdating, kApplied, kAbsent };
@@ -288,6 +289,8 @@ class StepMachine {
     bool ended = false;                   // that step, by StepEnd
     bool said_end = false;                // the same on its present stream
     std::optional<ChunkId> offered = {};  // last, of that step, on its present stream
+    bool short_of_credit = false;
+    double awaited_s = 0;  // in the open step
     std::string end_content = {};
     uint64_t lacking = 0;  // the first closed step whose weights and result it may lack; 0: none
     uint64_t told = 0;     // the last step whose result was sent on its stream
@@ -332,8 +335,10 @@ class StepMachine {
   std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
   // Closes the step when another rank ended it with other values.
   bool EndsConflict(uint32_t rank, StepEffects* effects);
-  // Closes a step that waits for a rank for too long.
-  void CloseOverdue(double now_s, StepEffects* effects);
+  // Counts for how long each rank is waited for, and closes a step that waits for one for too long.
+  void CountAwaited(double now_s);
+  void CloseOverdue(StepEffects* effects);
+  bool CouldSend(uint32_t rank);
   // What of the rank the open step waits for; empty: nothing.
   std::string Missing(uint32_t rank) const;
   std::string MissingOfMicro(uint32_t rank, uint32_t micro) const;
@@ -376,7 +381,7 @@ class StepMachine {
   std::vector<Outdated> outdated_;  // sessions of earlier generations, oldest first
   uint64_t rewound_to_ = 0;         // by the last rewind
   bool open_ = false;
-  double opened_at_s_ = 0;
+  double opened_at_s_ = 0, ticked_at_s_ = 0;
   std::string begin_content_;
   uint32_t begin_rank_ = 0;  // whose content it is
   bool judged_ = false;      // Judge was emitted

@@ -1,4 +1,5 @@
 // Steps that wait for too long: which ranks they wait for, and what those have not sent.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,13 +15,35 @@ constexpr size_t kMostNamed = 4;  // ranks
 
 }  // namespace
 
-void StepMachine::CloseOverdue(double now_s, StepEffects* effects) {
-  if (!open_ || options_.step_timeout_s <= 0 || now_s < opened_at_s_ + options_.step_timeout_s) return;
+void StepMachine::CountAwaited(double now_s) {
+  const double seen_s = now_s - std::max(ticked_at_s_, opened_at_s_);
+  ticked_at_s_ = now_s;
+  if (!open_ || options_.step_timeout_s <= 0) return;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (CouldSend(r)) ranks_[r].awaited_s += std::min(seen_s, options_.counted_tick_s);
+  }
+}
+
+// At any time some rank could send, or the device is at work: of the ranks that lack the wanted chunk each has credit
+// or may send it beyond; and where none is wanted, a rank has not begun the micro-batch that it may, or a slab is read.
+bool StepMachine::CouldSend(uint32_t rank) {
+  if (reduction_.left_out(rank)) return false;
+  if (!InStep(rank)) return true;
+  if (ranks_[rank].ended) return false;
+  const uint32_t begun = reduction_.micros_begun(rank);
+  if (begun == 0 || !connected(rank)) return true;
+  if (reduction_.lacking(rank, begun - 1) > 0) return !ranks_[rank].short_of_credit || Wanted(rank);
+  const bool done = reduction_.ended(rank, begun - 1) && reduction_.last_micro(rank) != begun - 1;
+  return !done || reduction_.MayBegin(begun);
+}
+
+void StepMachine::CloseOverdue(StepEffects* effects) {
+  if (!open_ || options_.step_timeout_s <= 0) return;
   std::vector<std::string> missing;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (std::string of_rank = Missing(r); !of_rank.empty()) missing.push_back(std::move(of_rank));
+    if (ranks_[r].awaited_s >= options_.step_timeout_s && CouldSend(r)) missing.push_back(Missing(r));
   }
-  if (missing.empty()) return;  // it waits for the device alone
+  if (missing.empty()) return;
   if (reduction_.all_complete() && options_.commit == Commit::kRelease) {
     return Close(Outcome::kApplied, "", "", effects);  // nothing was missing but end marks
   }

@@ -375,7 +375,10 @@ void StepMachine::Reset() {
   }
   TakeBackIn();
   std::vector<bool> left_out;
-  for (const Rank& rank : ranks_) left_out.push_back(rank.left_out);
+  for (Rank& rank : ranks_) {
+    rank.awaited_s = 0;
+    left_out.push_back(rank.left_out);
+  }
   reduction_.Begin(left_out);
 }
 

@@ -4,7 +4,7 @@
 //   ----
 //   the effects, one a line, or nothing
 //
-// Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 micros=1 pool=CHUNKS staged leaves_out_lost
+// Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 tick=1000 micros=1 pool=CHUNKS staged leaves_out_lost
 // | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin
 // s= step= content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= |
 // step-end s= content= | applied step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | offer
@@ -114,6 +114,7 @@ class Scenario {
                                .lease_s = static_cast<double>(c.number("lease", 10)),
                                .rank_timeout_s = static_cast<double>(c.number("timeout", 60)),
                                .step_timeout_s = static_cast<double>(c.number("step_timeout")),
+                               .counted_tick_s = static_cast<double>(c.number("tick", 1000)),
                                .leaves_out_lost = c.has("leaves_out_lost")};
     Reduction::Options& r = options.reduction;
     chunks_ = r.chunks;

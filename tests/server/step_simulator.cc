@@ -13,6 +13,7 @@ namespace {
 constexpr uint64_t kFaultyEvents = 500, kMostFaultyEvents = 2500, kFaultySteps = 4;
 constexpr uint64_t kCalmEvents = 40000;  // more than any two steps take
 constexpr size_t kShownEvents = 20;
+constexpr double kTickS = 1;
 
 }  // namespace
 
@@ -41,23 +42,12 @@ void Simulator::Advance() {
   now_s_ = std::max(now_s_, action.at_s);
   action.run();
   TakeParked();
-  if (now_s_ > ticked_s_ + 1) {
-    ticked_s_ = now_s_;
-    Handle(event::Tick{});
-    CheckStepTimeout();
+  while (report_.violation.empty() && !queue_.empty() && queue_.top().at_s > ticked_s_ + kTickS) {
+    now_s_ = std::max(now_s_, ticked_s_ + kTickS);
+    Tick();
+    TakeParked();
   }
   if (last_step_ && report_.events > calm_since_ + kCalmEvents) Fail("no step closes any more");
-}
-
-// Right after a tick.
-void Simulator::CheckStepTimeout() {
-  const StepMachine& machine = machine_->machine();
-  const double timeout_s = shape_.machine.step_timeout_s;
-  if (!machine.step_open() || timeout_s <= 0 || clock_s() < opened_s_ + timeout_s) return;
-  for (uint32_t rank = 0; rank < machine.world(); ++rank) {
-    if (machine.reduction().left_out(rank)) continue;
-    if (!machine.InStep(rank) || !machine.Ended(rank)) return Fail(absl::StrCat("still waits for rank ", rank));
-  }
 }
 
 void Simulator::Populate() {
@@ -290,6 +280,7 @@ void Simulator::Carry(const effect::Fence& e) {
 
 void Simulator::Carry(const effect::Opened& e) {
   opened_s_ = clock_s();
+  std::fill(could_s_.begin(), could_s_.end(), 0);
   if (!e.left_out.empty()) Count(Kind::kWithout);
 }
 
@@ -362,7 +353,7 @@ void Simulator::Carry(const effect::Publish& e) {
 void Simulator::Carry(const effect::Close& e) {
   constexpr Kind kKinds[] = {Kind::kApplied, Kind::kSkipped, Kind::kAborted, Kind::kPartial};
   Count(kKinds[static_cast<size_t>(e.outcome)]);
-  if (e.reason == "timeout") Count(Kind::kOverdue);
+  if (e.reason == "timeout") CheckOverdue();
   for (uint32_t rank = 0; rank < places_.size(); ++rank) ReturnAll(rank);
 }
 

@@ -55,6 +55,8 @@ class StepChecker {
   uint64_t version(uint32_t tensor) const { return version_[tensor]; }
   // Updates of the step that the device has not answered.
   bool updating(uint64_t step) const;
+  // The device works at an update, or a verdict is awaited.
+  bool device_busy() const;
   // The last event's chunk was in from every rank, and found no slab.
   bool waited_for_slab() const { return waited_for_slab_; }
 

@@ -17,7 +17,7 @@ void Simulator::Fault() {
   } else if (what < 14) {
     Count(Kind::kClockJump);
     jumped_s_ += Delay(300);
-    Handle(event::Tick{});
+    Tick();
   } else {
     FaultOf(static_cast<uint32_t>(Below(&random_, places_.size())), what);
   }

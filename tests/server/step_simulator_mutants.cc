@@ -152,6 +152,28 @@ class WantsNothing : public MachineUnderTest {
   std::optional<ChunkId> Offer(uint32_t, bool) override { return std::nullopt; }
 };
 
+class BlamesWhoWaits : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit) override {
+    const auto wanted = MachineUnderTest::Offer(rank, short_of_credit);
+    MachineUnderTest::Offer(rank, /*short_of_credit=*/false);
+    return wanted;
+  }
+};
+
+// Holds ranks to blame for time in which the daemon was stopped.
+class CountsItsOwnSleep : public MachineUnderTest {
+ public:
+  explicit CountsItsOwnSleep(StepMachineOptions options) : MachineUnderTest(Sleepy(std::move(options))) {}
+
+ private:
+  static StepMachineOptions Sleepy(StepMachineOptions options) {
+    options.counted_tick_s = 1e9;
+    return options;
+  }
+};
+
 // Takes the rank for told as long as it has not sent what it was told, though the chunk is summed without it.
 class OffersOnce : public MachineUnderTest {
  public:
@@ -280,6 +302,8 @@ std::vector<Mutant> Mutants() {
           Of<LosesSlabs>("LosesSlabs"),
           Of<WaitsForEver>("WaitsForEver"),
           Of<WantsNothing>("WantsNothing"),
+          Of<BlamesWhoWaits>("BlamesWhoWaits"),
+          Of<CountsItsOwnSleep>("CountsItsOwnSleep"),
           Of<OffersOnce>("OffersOnce"),
           Of<BelievesCrcs>("AcknowledgesAnotherCrc"),
           Of<TakesSlowForLost>("TakesSlowForLost"),

@@ -69,7 +69,9 @@ class Simulator {
   void Take(uint32_t rank, uint64_t epoch, const StepEvent& event);
   bool MustWait(const StepEvent& event) const;
   void TakeParked();
-  void CheckStepTimeout();
+  void Tick();
+  bool WaitsForOthers(uint32_t rank) const;
+  void CheckOverdue();
   void Down(uint32_t rank, uint64_t epoch, std::function<void(SimulatedRank*)> tell);
   void End(uint32_t rank, uint64_t epoch);
   void Result(uint32_t rank, uint64_t step, SimulatedRank* client);
@@ -112,11 +114,12 @@ class Simulator {
   const uint64_t fault_every_;
   std::priority_queue<Action> queue_;
   double now_s_ = 0, jumped_s_ = 0, ticked_s_ = 0;
-  double opened_s_ = 0;  // the open step
+  double opened_s_ = 0, seen_at_s_ = 0;  // the open step; the last tick: by the machine's clock
   uint64_t order_ = 0, epochs_ = 0, processes_ = 0, sessions_ = 0;
-  std::optional<uint64_t> last_step_;  // faults are over; it ends with this step
-  uint64_t calm_since_ = 0;            // events
-  StepEffects effects_;                // of the event in hand
+  std::vector<double> could_s_ = std::vector<double>(64);  // by rank: for which it could have sent, in the open step
+  std::optional<uint64_t> last_step_;                      // faults are over; it ends with this step
+  uint64_t calm_since_ = 0;                                // events
+  StepEffects effects_;                                    // of the event in hand
   std::deque<std::pair<StepEvent, StepEffects>> shown_;
   SimulatorReport report_;
 };

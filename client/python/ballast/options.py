@@ -91,9 +91,9 @@ class RunOptions(TypedDict, total=False):
         needs weights="server". One that has never attached is awaited in any case: it has to begin as the others do.
     rank_timeout: for how many seconds, after the daemon's lease, a step waits for a trainer that was lost; then it closes
         PARTIAL or ABORTED, and so does each later one until a process takes that rank.
-    step_timeout: for how many seconds a step, from its first backward() anywhere, waits for trainers, also those that are
-        there and silent, as one in an endless loop; then it closes likewise. None: as long as they are connected, since
-        one that evaluates for half an hour is silent too.
+    step_timeout: for how many seconds a step, from its first backward() anywhere, waits for a trainer that could send, also
+        one that is there and silent, as in an endless loop; then it closes likewise. What a trainer itself waits for
+        another does not count. None: as long as they are connected, since one that evaluates for half an hour is silent too.
     overlap_forward: step() does not wait for the new weights: the next forward does, module by module.
     weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
         "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
