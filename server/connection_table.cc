@@ -1,6 +1,7 @@
 #include "server/connection_table.h"
 
 #include <arpa/inet.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <sys/stat.h>
 
@@ -13,12 +14,15 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/clock.h"
+#include "server/log.h"
 
 namespace ballast {
 namespace {
 
 // A full table is looked through no more often than this, however many knock.
 constexpr double kLookEveryS = 0.02;
+// Nor more often than this, however many calls there are.
+constexpr int64_t kLookEveryCalls = 64;
 
 // 0: there is no socket.
 uint64_t InodeOf(int fd) {
@@ -80,23 +84,65 @@ void ConnectionTable::ForgetClosedNow() {
   }
 }
 
+void ConnectionTable::Limit(uint32_t most) {
+  absl::MutexLock lock(&mu_);
+  most_ = most;
+  most_of_peer_ = most - most / 4;
+}
+
+uint32_t ConnectionTable::connections() const {
+  absl::MutexLock lock(&mu_);
+  return static_cast<uint32_t>(by_fd_.size());
+}
+
 void ConnectionTable::Trust(const std::string& peer) {
+  absl::MutexLock lock(&mu_);
   for (auto& [fd, connection] : by_fd_) connection.trusted |= connection.uri == peer;
 }
 
-uint32_t ConnectionTable::trusted() const {
-  return static_cast<uint32_t>(
-      std::count_if(by_fd_.begin(), by_fd_.end(), [](const auto& entry) { return entry.second.trusted; }));
+void ConnectionTable::OnCall() {
+  const int64_t calls = ++calls_;
+  if (calls % kLookEveryCalls != 0 || calls < kMostCalls) return;
+  uint64_t cut = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    cut = CutOthers();
+  }
+  if (cut == 0) return;
+  Log(LogLevel::kWarn, "calls_flooded", "more calls were open than there can be: connections were cut",
+      {{"calls", calls}, {"connections", cut}});
 }
 
-uint32_t ConnectionTable::CutOthers() {
+int64_t ConnectionTable::MostCalls() const {
+  return kMostCalls + kCallsOfTrusted * std::count_if(by_fd_.begin(), by_fd_.end(),
+                                                      [](const auto& each) { return each.second.trusted; });
+}
+
+uint64_t ConnectionTable::CutOthers() {
   ForgetClosedNow();
-  uint32_t cut = 0;
-  for (const auto& [fd, connection] : by_fd_) {
+  if (calls_ < MostCalls()) return 0;
+  flooded_ = true;
+  uint64_t cut = 0;
+  for (auto& [fd, connection] : by_fd_) {
+    if (connection.trusted || connection.cut) continue;
     // Should gRPC have closed it just now, and its number be another's already, that one is lost and comes again.
-    if (!connection.trusted && Disconnect(fd)) ++cut;
+    connection.cut = Disconnect(fd);
+    cut += connection.cut ? 1 : 0;
   }
   return cut;
+}
+
+absl::Status ConnectionTable::CheckCalls() {
+  bool over = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!flooded_) return absl::OkStatus();
+    over = calls_ < MostCalls() / 2;
+    flooded_ = !over;
+  }
+  if (!over) return absl::ResourceExhaustedError("too many calls at once; the daemon is getting rid of them");
+  malloc_trim(0);  // each thread that made such calls keeps their memory for itself, else
+  return absl::OkStatus();
 }
 
 absl::Status ConnectionTable::Check(const std::string& peer) const {
@@ -111,6 +157,8 @@ absl::Status ConnectionTable::Check(const std::string& peer) const {
 }
 
 absl::Status ConnectionTable::Admit(int fd, const sockaddr_storage& peer) {
+  if (absl::Status flooded = CheckCalls(); !flooded.ok()) return flooded;
+  absl::MutexLock lock(&mu_);
   // Its number was free, so the connection that had it is closed.
   if (const auto before = by_fd_.find(fd); before != by_fd_.end()) Forget(before);
   const std::string key = KeyOf(peer);

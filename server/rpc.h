@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-#include "server/call_guard.h"
 #include "server/clock.h"
+#include "server/connection_table.h"
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/request_queue.h"
@@ -33,7 +33,7 @@ struct RpcEnvironment {
   uint32_t message_bytes = 0;               // of one message of a stream, at most
   double open_timeout_s = 30;               // until a Train stream's first message must be there
   RequestQueue* requests = nullptr;
-  CallGuard* calls = nullptr;
+  ConnectionTable* connections = nullptr;
 };
 
 // Of a message of a stream. gRPC has one limit for all calls, the longest being those with a RunSpec.

@@ -17,7 +17,7 @@
 #include "absl/strings/strip.h"
 
 #include "server/admin_service.h"
-#include "server/call_guard.h"
+#include "server/connection_table.h"
 #include "server/descriptors.h"
 #include "server/devices.h"
 #include "server/log.h"
@@ -52,27 +52,27 @@ class ReflectionOption final : public grpc::ServerBuilderOption {
 // gRPC asks for a context as soon as it has read a call's headers.
 class CountingAllocator final : public grpc::ContextAllocator {
  public:
-  explicit CountingAllocator(CallGuard* guard) : guard_(guard) {}
+  explicit CountingAllocator(ConnectionTable* table) : table_(table) {}
   grpc::CallbackServerContext* NewCallbackServerContext() override {
-    guard_->OnCall();
+    table_->OnCall();
     return new grpc::CallbackServerContext;
   }
   // Of a method that there is not.
   grpc::GenericCallbackServerContext* NewGenericCallbackServerContext() override {
-    guard_->OnCall();
+    table_->OnCall();
     return new grpc::GenericCallbackServerContext;
   }
   void Release(grpc::CallbackServerContext* context) override {
     delete context;
-    guard_->OnCallOver();
+    table_->OnCallOver();
   }
   void Release(grpc::GenericCallbackServerContext* context) override {
     delete context;
-    guard_->OnCallOver();
+    table_->OnCallOver();
   }
 
  private:
-  CallGuard* const guard_;
+  ConnectionTable* const table_;
 };
 
 class GrpcServer final : public Server {
@@ -105,10 +105,10 @@ class GrpcServer final : public Server {
  private:
   void Stop();
   absl::Status AddPort(const Config& config, grpc::ServerBuilder* builder);
-  void Accept(uint32_t connections);
+  void Accept();
   RpcEnvironment environment() {
-    return {&devices_,      &runs_,          &sessions_, metrics_, &shm_socket_,
-            message_bytes_, open_timeout_s_, &requests_, &calls_};
+    return {&devices_,      &runs_,          &sessions_, metrics_,     &shm_socket_,
+            message_bytes_, open_timeout_s_, &requests_, &connections_};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
@@ -117,7 +117,7 @@ class GrpcServer final : public Server {
   Sessions sessions_;
   Runs runs_;
   RequestQueue requests_;
-  CallGuard calls_;
+  ConnectionTable connections_;
   const uint32_t message_bytes_;
   const double open_timeout_s_;
   TrainerService trainer_;
@@ -160,10 +160,11 @@ absl::Status GrpcServer::Listen(const Config& config) {
   ASSIGN_OR_RETURN(const uint32_t connections, MostConnections(config.limits.connections, MostDescriptors()));
   builder.RegisterService(&trainer_);
   builder.RegisterService(&admin_);
-  builder.SetContextAllocator(std::make_unique<CountingAllocator>(&calls_));
+  builder.SetContextAllocator(std::make_unique<CountingAllocator>(&connections_));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError(absl::StrCat("cannot listen on ", config.listen));
-  if (listener_ != nullptr) Accept(connections);
+  connections_.Limit(connections);
+  if (listener_ != nullptr) Accept();
   server_->GetHealthCheckService()->SetServingStatus("ballast.v1.TrainerService", true);
   metrics_->SetState("serving");
   return absl::OkStatus();
@@ -183,8 +184,8 @@ absl::Status GrpcServer::AddPort(const Config& config, grpc::ServerBuilder* buil
   return absl::OkStatus();
 }
 
-void GrpcServer::Accept(uint32_t connections) {
-  listener_->Serve(connections, &calls_, [this](int listener_fd, int fd) {
+void GrpcServer::Accept() {
+  listener_->Serve(&connections_, [this](int listener_fd, int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener_fd;
     connection.fd = fd;

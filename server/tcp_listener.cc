@@ -28,8 +28,6 @@ constexpr uint32_t kMostByDefault = 4096;
 constexpr int kUserTimeoutMs = 3000;
 constexpr int kIdleS = 60, kProbeS = 10;  // TCP's own keep-alive
 constexpr int kRestMs = 100;
-// Calls in hand: of all who come and go, and of a connection that a rank has attached over (its stream, a pull, ...).
-constexpr int64_t kMostCalls = 1024, kCallsOfTrusted = 4;
 
 bool IsWildcard(const sockaddr& address) {
   if (address.sa_family == AF_INET) {
@@ -116,8 +114,8 @@ absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Bind(const std::string
     SetPort(made->fds_.empty() ? at.port : made->port(), each->ai_addr);
     made->Add(each->ai_addr, each->ai_addrlen, &error);
   }
-  made->wake_fd_ = eventfd(0, EFD_CLOEXEC);
-  if (made->wake_fd_ < 0) return absl::UnavailableError("the system refused an eventfd");
+  made->stop_fd_ = eventfd(0, EFD_CLOEXEC);
+  if (made->stop_fd_ < 0) return absl::UnavailableError("the system refused an eventfd");
   if (!made->fds_.empty()) return made;
   if (why.empty()) why = error == EADDRINUSE ? "the address is in use" : std::strerror(error);
   return absl::UnavailableError(absl::StrCat("cannot listen on ", listen, ": ", why,
@@ -151,13 +149,11 @@ bool TcpListener::Add(const sockaddr* address, socklen_t bytes, int* error) {
 }
 
 TcpListener::~TcpListener() {
-  if (calls_ != nullptr) calls_->Watch(nullptr);
   if (thread_.joinable()) {
-    stop_ = true;
-    eventfd_write(wake_fd_, 1);
+    eventfd_write(stop_fd_, 1);
     thread_.join();
   }
-  if (wake_fd_ >= 0) close(wake_fd_);
+  if (stop_fd_ >= 0) close(stop_fd_);
   for (const int fd : fds_) close(fd);
 }
 
@@ -178,45 +174,25 @@ sockaddr_storage TcpListener::dial_address() const {
   return address;
 }
 
-void TcpListener::Serve(uint32_t connections, CallGuard* calls, OnConnection on_connection) {
-  table_ = std::make_unique<ConnectionTable>(connections);
-  calls_ = calls;
-  calls_->Watch([fd = wake_fd_] { eventfd_write(fd, 1); });
+void TcpListener::Serve(ConnectionTable* table, OnConnection on_connection) {
+  table_ = table;
   on_connection_ = std::move(on_connection);
   thread_ = std::thread([this] { Run(); });
 }
 
 void TcpListener::Run() {
-  std::vector<pollfd> waited = {{.fd = wake_fd_, .events = POLLIN, .revents = 0}};
+  std::vector<pollfd> waited = {{.fd = stop_fd_, .events = POLLIN, .revents = 0}};
   for (const int fd : fds_) waited.push_back({.fd = fd, .events = POLLIN, .revents = 0});
   while (true) {
     const size_t watched = rest_ ? 1 : waited.size();
     rest_ = false;
     for (pollfd& each : waited) each.revents = 0;
     poll(waited.data(), watched, watched == 1 ? kRestMs : -1);
-    if (stop_) return;
-    if (waited[0].revents != 0) Look();
+    if (waited[0].revents != 0) return;
     for (size_t i = 1; i < watched; ++i) {
       if (waited[i].revents != 0) AcceptOne(waited[i].fd);
     }
   }
-}
-
-void TcpListener::Look() {
-  eventfd_t wakes = 0;
-  eventfd_read(wake_fd_, &wakes);
-  for (const std::string& peer : calls_->TakeTrusted()) table_->Trust(peer);
-  const int64_t most = kMostCalls + kCallsOfTrusted * table_->trusted(), open = calls_->open();
-  if (open < most) return;
-  flooded_ = true;
-  const uint32_t cut = table_->CutOthers();
-  Log(LogLevel::kWarn, "calls_flooded", "more calls are open than there can be: connections were cut",
-      {{"calls", open}, {"connections", uint64_t{cut}}});
-}
-
-bool TcpListener::Flooded() {
-  flooded_ = flooded_ && calls_->open() >= kMostCalls / 2;
-  return flooded_;
 }
 
 void TcpListener::AcceptOne(int listener_fd) {
@@ -233,7 +209,6 @@ void TcpListener::AcceptOne(int listener_fd) {
 }
 
 void TcpListener::Admit(int listener_fd, int fd, const sockaddr_storage& peer) {
-  if (Flooded()) return Refuse(fd, PeerText(peer), "too many calls at once; the daemon is getting rid of them");
   absl::Status admitted = LeavesKeptDescriptors(fd) ? table_->Admit(fd, peer)
                                                     : absl::ResourceExhaustedError(
                                                           "too many connections; the daemon has no file descriptor "

@@ -3,15 +3,11 @@
 // no more than limits.connections are admitted, and only while kKeptDescriptors stay free (server/descriptors.h). Who
 // is not admitted gets a GOAWAY of HTTP/2 that says why, which stock clients show, and may come again.
 //
-// While gRPC has more calls in hand than there can be in earnest (CallGuard), nobody is admitted, and the connections
-// that no rank has attached over are cut.
-//
 // One thread, asleep while nobody comes. Thread-safe.
 #pragma once
 
 #include <sys/socket.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,7 +18,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/call_guard.h"
 #include "server/connection_table.h"
 #include "server/descriptors.h"
 
@@ -42,26 +37,21 @@ class TcpListener {
   // Where the port is reached from this machine.
   sockaddr_storage dial_address() const;
 
-  // Once. `connections`: how many at most. `calls`: outlives this.
-  void Serve(uint32_t connections, CallGuard* calls, OnConnection on_connection);
+  // Once. `table`: admits; outlives this.
+  void Serve(ConnectionTable* table, OnConnection on_connection);
 
  private:
   TcpListener() = default;
   bool Add(const sockaddr* address, socklen_t bytes, int* error);
   void Run();
-  void Look();
-  bool Flooded();
   void AcceptOne(int listener_fd);
   void Admit(int listener_fd, int fd, const sockaddr_storage& peer);
 
   std::vector<int> fds_;
-  int wake_fd_ = -1;  // an eventfd: to stop, or to look at the calls
-  std::atomic<bool> stop_ = false;
+  int stop_fd_ = -1;   // an eventfd
   bool rest_ = false;  // there is not even the spare descriptor
   SpareDescriptor spare_;
-  std::unique_ptr<ConnectionTable> table_;
-  CallGuard* calls_ = nullptr;
-  bool flooded_ = false;
+  ConnectionTable* table_ = nullptr;
   OnConnection on_connection_;
   std::thread thread_;
 };

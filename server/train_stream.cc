@@ -100,7 +100,7 @@ void TrainStream::Take(const std::shared_ptr<Run>& bound) {
 
 absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
   ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request));
-  environment_.calls->Trust(peer_);
+  environment_.connections->Trust(peer_);
   {
     absl::MutexLock lock(&mu_);
     run_ = binding.run;

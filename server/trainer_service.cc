@@ -132,7 +132,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                                                         double retry_after_s) mutable {
     if (reply.ok()) {
       *response = FromAttachReply(*reply, run->spec());
-      environment_.calls->Trust(context->peer());
+      environment_.connections->Trust(context->peer());
       OfferSharedMemory(environment_, response);
       response->set_protocol(kProtocolMax);
       response->set_takes_load_batches(true);

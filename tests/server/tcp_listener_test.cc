@@ -60,7 +60,8 @@ class TcpListenerTest : public ::testing::Test {
     auto made = TcpListener::Bind(listen);
     ASSERT_TRUE(made.ok()) << made.status();
     listener_ = *std::move(made);
-    listener_->Serve(connections, &calls_, [this](int, int fd) {
+    table_.Limit(connections);
+    listener_->Serve(&table_, [this](int, int fd) {
       absl::MutexLock lock(&mu_);
       admitted_.push_back(fd);
     });
@@ -73,7 +74,7 @@ class TcpListenerTest : public ::testing::Test {
 
   absl::Mutex mu_;
   std::vector<int> admitted_ ABSL_GUARDED_BY(mu_);
-  CallGuard calls_;
+  ConnectionTable table_;
   std::unique_ptr<TcpListener> listener_;
 };
 
