@@ -11,12 +11,12 @@ namespace {
 
 using kernels::Kind;
 
-size_t Held(const std::vector<bool>& chunks) {
+size_t CountOf(const std::vector<bool>& chunks) {
   return static_cast<size_t>(std::count(chunks.begin(), chunks.end(), true));
 }
 
 std::string Share(const std::vector<bool>& chunks) {
-  return absl::StrCat(Held(chunks), " of ", chunks.size(), " chunks");
+  return absl::StrCat(CountOf(chunks), " of ", chunks.size(), " chunks");
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void LoadJob::Abandon(absl::Status why) {
 absl::Status LoadJob::Finish() const {
   for (uint32_t i = 0; i < spec_->tensors.size(); ++i) {
     const std::vector<bool>& weights = held_[Index(Kind::kWeights)][i];
-    if (Held(weights) < weights.size()) {
+    if (CountOf(weights) < weights.size()) {
       return absl::InvalidArgumentError(absl::StrCat("tensor '", spec_->tensors[i].name, "': ", Share(weights),
                                                      " were sent; send every tensor whole"));
     }
@@ -108,7 +108,7 @@ absl::Status LoadJob::CheckState(uint32_t tensor) const {
   for (const auto& [kind, name] : {std::pair{Kind::kMomentum, "momentum"}, {Kind::kVariance, "variance"}}) {
     const std::vector<bool>& chunks = held_[Index(kind)][tensor];
     if (StateCodec(*spec_, tensor, kind) == nullptr) continue;
-    whole = whole && Held(chunks) == chunks.size();
+    whole = whole && CountOf(chunks) == chunks.size();
     absl::StrAppend(&sent, ", ", name, " ", Share(chunks));
   }
   if (whole) return absl::OkStatus();
