@@ -1,6 +1,7 @@
 """The C++ example that trains on Fashion-MNIST: what it learns, and that two processes are two micro-batches of one."""
 
 import gzip
+import os
 import re
 import signal
 import struct
@@ -87,6 +88,7 @@ def test_a_stopped_process_costs_other_runs_nothing(daemon, stripes):
     while 'ballast_step{run_id="pair"}' not in daemon.get("/metrics")[1]:
         assert pair[0].poll() is None and pair[1].poll() is None
     pair[1].send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, pair[1].pid, os.WSTOPPED)
     before = status_bytes(daemon.process.pid, "VmRSS")
     alone = outcome(start(daemon, stripes, "--run", "other"))
     assert alone[1] == 1.0

@@ -50,6 +50,7 @@ class Daemon:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # threads may go on until the first of them has heard it
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
