@@ -177,6 +177,11 @@ def test_python_is_formatted():
     assert result.returncode == 0, result.stdout[-4000:]
 
 
+def test_drawn_pictures_are_what_their_programs_draw():
+    result = run(sys.executable, ROOT / "deploy" / "data_flow.py", "--check")
+    assert result.returncode == 0, result.stderr
+
+
 def test_shell_scripts_parse():
     for path in shell_files():
         result = run("bash", "-n", path)
