@@ -113,15 +113,14 @@ void ConnectionTable::OnCall() {
       {{"calls", calls}, {"connections", cut}});
 }
 
-int64_t ConnectionTable::MostCalls() const {
-  return kMostCalls + kCallsOfTrusted * std::count_if(by_fd_.begin(), by_fd_.end(),
-                                                      [](const auto& each) { return each.second.trusted; });
+int64_t ConnectionTable::CallsOfTrusted() const {
+  return kCallsOfTrusted *
+         std::count_if(by_fd_.begin(), by_fd_.end(), [](const auto& each) { return each.second.trusted; });
 }
 
 uint64_t ConnectionTable::CutOthers() {
   ForgetClosedNow();
-  if (calls_ < MostCalls()) return 0;
-  flooded_ = true;
+  if (calls_ < kMostCalls + CallsOfTrusted()) return 0;
   uint64_t cut = 0;
   for (auto& [fd, connection] : by_fd_) {
     if (connection.trusted || connection.cut) continue;
@@ -129,6 +128,7 @@ uint64_t ConnectionTable::CutOthers() {
     connection.cut = Disconnect(fd);
     cut += connection.cut ? 1 : 0;
   }
+  flooded_ = flooded_ || cut > 0;  // who is trusted is not cut, and keeps nobody out
   return cut;
 }
 
@@ -137,7 +137,7 @@ absl::Status ConnectionTable::CheckCalls() {
   {
     absl::MutexLock lock(&mu_);
     if (!flooded_) return absl::OkStatus();
-    over = calls_ < MostCalls() / 2;
+    over = calls_ < kMostCalls / 2 + CallsOfTrusted();
     flooded_ = !over;
   }
   if (!over) return absl::ResourceExhaustedError("too many calls at once; the daemon is getting rid of them");

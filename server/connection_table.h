@@ -27,8 +27,9 @@ namespace ballast {
 
 class ConnectionTable {
  public:
-  // Open calls: of all who come and go, and of each connection over which a rank has attached.
-  static constexpr int64_t kMostCalls = 512, kCallsOfTrusted = 4;
+  // Open calls: of all who come and go, and of each connection over which a rank has attached: as many as HTTP/2 lets
+  // it have, for many ranks may share it.
+  static constexpr int64_t kMostCalls = 1024, kCallsOfTrusted = 64;
 
   explicit ConnectionTable(uint32_t most = 0) { Limit(most); }
   // No address has more than three quarters of `most`, at least one: whoever floods the daemon leaves room for others.
@@ -57,7 +58,7 @@ class ConnectionTable {
   void ForgetClosed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetClosedNow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Check(const std::string& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  int64_t MostCalls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  int64_t CallsOfTrusted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckCalls();
   // Disconnects those over which no rank has attached, if there are too many calls; how many.
   uint64_t CutOthers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -68,7 +69,7 @@ class ConnectionTable {
   ByFd by_fd_ ABSL_GUARDED_BY(mu_);
   std::unordered_map<std::string, uint32_t> of_peer_ ABSL_GUARDED_BY(mu_);  // how many
   double looked_at_s_ ABSL_GUARDED_BY(mu_) = -1;                            // for those that are closed
-  bool flooded_ ABSL_GUARDED_BY(mu_) = false;                               // since there were too many calls
+  bool flooded_ ABSL_GUARDED_BY(mu_) = false;                               // some were cut, and their calls are there
 };
 
 }  // namespace ballast

@@ -62,14 +62,15 @@ void PullJob::OnCopy(absl::StatusOr<const StoreImage*> copy) {
     return;
   }
   copy_ = *copy;
-  copy_since_s_ = MonotonicSeconds();
+  copy_waited_s_ = 0;
   copy_bytes_ = 0;
   label_ = source_.store->step_of(tensors_[next_]);
   Encode(tensors_[next_]);
 }
 
 bool PullJob::KeepsCopyTooLong(double now_s, double patience_s) const {
-  return copy_ != nullptr && now_s > copy_since_s_ + patience_s + copy_bytes_ / kLeastBytesPerS;
+  const double waits_s = waits_since_s_ ? now_s - *waits_since_s_ : 0;
+  return copy_ != nullptr && copy_waited_s_ + waits_s > patience_s + copy_bytes_ / kLeastBytesPerS;
 }
 
 void PullJob::GiveCopyBack() {
@@ -110,6 +111,7 @@ void PullJob::OnEncoded(bool last) {
 
 void PullJob::OnWritten() {
   if (stopped_) return;
+  if (waits_since_s_) copy_waited_s_ += MonotonicSeconds() - *waits_since_s_;
   waits_since_s_.reset();
   copy_bytes_ += static_cast<double>(piece_bytes_);
   sink_->TakeBack(&piece_);

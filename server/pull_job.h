@@ -42,7 +42,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   // Since when the reader has not taken the chunk that it was sent, as of MonotonicSeconds; none: it has, or the job
   // is stopped.
   std::optional<double> waits_since_s() const { return waits_since_s_; }
-  // Whether it has had its copy for longer than patience_s and the time that what it took needs at kLeastBytesPerS.
+  // Whether its reader has taken longer over its copy than patience_s and what the bytes need at kLeastBytesPerS.
   bool KeepsCopyTooLong(double now_s, double patience_s) const;
 
  private:
@@ -67,8 +67,8 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   int restarts_ = 0;    // of the tensor
   bool has_copy_ = false;
   const StoreImage* copy_ = nullptr;  // of the tensor, where it is sent from one
-  double copy_since_s_ = 0;
-  double copy_bytes_ = 0;  // that were taken of it
+  double copy_waited_s_ = 0;          // for the reader to take what it was sent of it
+  double copy_bytes_ = 0;             // that were taken of it
   bool encoding_ = false;
   std::optional<double> waits_since_s_;
   bool stopped_ = false;

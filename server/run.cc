@@ -132,6 +132,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                         .coverage = request.coverage},
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
+  request.accepted();
   auto answer = ReplyTo(outcome, request.knows_whole);
   if (!answer.ok()) return done(answer.status(), 0);
   AttachReply reply = *std::move(answer);

@@ -46,6 +46,7 @@ class Run {
     bool want_digests = false;
     bool knows_whole = false;  // HeldChunks may be of micro-batches and tensors as a whole
     std::string peer;
+    std::function<void()> accepted = [] {};  // on the strand, once the rank is its own: the reply may wait for digests
     Coverage coverage = {};
   };
   struct AttachReply {

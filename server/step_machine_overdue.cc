@@ -28,8 +28,10 @@ void StepMachine::CountAwaited(double now_s) {
 // or may send it beyond; and where none is wanted, a rank has not begun the micro-batch that it may, or a slab is read.
 bool StepMachine::CouldSend(uint32_t rank) {
   if (reduction_.left_out(rank)) return false;
-  if (!InStep(rank)) return true;
-  if (ranks_[rank].ended) return false;
+  const Rank& r = ranks_[rank];
+  // It may not begin before it has the result of the last step, which waits for the device.
+  if (!InStep(rank)) return !connected(rank) || r.lacking == 0 || r.told == closed_step_;
+  if (r.ended) return false;
   const uint32_t begun = reduction_.micros_begun(rank);
   if (begun == 0 || !connected(rank)) return true;
   if (reduction_.lacking(rank, begun - 1) > 0) return !ranks_[rank].short_of_credit || Wanted(rank);

@@ -121,7 +121,8 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                           .takeover = request->takeover(),
                           .want_digests = request->want_digests(),
                           .knows_whole = Knows(*request, "held_whole"),
-                          .peer = context->peer()};
+                          .peer = context->peer(),
+                          .accepted = [this, peer = context->peer()] { environment_.connections->Trust(peer); }};
   auto run = CheckAttach(*request, &made);
   if (!run.ok()) {
     record.Done(run.status());
@@ -132,7 +133,6 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                                                         double retry_after_s) mutable {
     if (reply.ok()) {
       *response = FromAttachReply(*reply, run->spec());
-      environment_.connections->Trust(context->peer());
       OfferSharedMemory(environment_, response);
       response->set_protocol(kProtocolMax);
       response->set_takes_load_batches(true);

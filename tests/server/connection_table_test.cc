@@ -122,6 +122,22 @@ class TrustTest : public ConnectionTableTest {
   }
 };
 
+TEST_F(TrustTest, RanksThatShareAConnectionKeepNobodyOut) {
+  ConnectionTable table(8);
+  uint16_t port = 0;
+  const int shared = Connected(&port);
+  sockaddr_storage peer = V4("127.0.0.1");
+  reinterpret_cast<sockaddr_in&>(peer).sin_port = htons(port);
+  EXPECT_TRUE(table.Admit(shared, peer).ok());
+  table.Trust(absl::StrCat("ipv4:127.0.0.1:", port));
+  for (int64_t i = 0; i < 2 * ConnectionTable::kMostCalls; ++i) table.OnCall();  // more than HTTP/2 lets it have
+  EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.1")).ok());
+  for (int64_t i = 0; i < ConnectionTable::kMostCalls; ++i) table.OnCall();  // now with one that is cut
+  EXPECT_FALSE(table.Admit(NewSocket(), V4("10.0.0.2")).ok());
+  for (int64_t i = 0; i < 3 * ConnectionTable::kMostCalls - 64; ++i) table.OnCallOver();
+  EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.2")).ok()) << "its stream each, of 64 ranks, are no flood";
+}
+
 TEST_F(TrustTest, ThoseThatAreNotTrustedAreCutWithWhatTheySent) {
   ConnectionTable table(8);
   uint16_t port = 0, other_port = 0;

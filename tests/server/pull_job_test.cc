@@ -192,10 +192,17 @@ TEST_F(PullJobTest, WhoTricklesLosesTheCopyThatAnotherWaitsFor) {
     pulls->Begin({.tensors = {0}}, next);
   });
   waits.WaitForNotification();
+  absl::Notification is_sent_more;
   OnStrand([&] {
+    trickling->on_chunk = [&] { is_sent_more.Notify(); };
     pulls->OnWritten(trickling.get());
     pulls->Tick(MonotonicSeconds());
     EXPECT_FALSE(trickling->ended) << "it was quick so far";
+    pulls->Tick(late_s);
+    EXPECT_FALSE(trickling->ended) << "it waits for the daemon";
+  });
+  is_sent_more.WaitForNotification();
+  OnStrand([&] {
     pulls->Tick(late_s);
     ASSERT_TRUE(trickling->ended);
     EXPECT_EQ(trickling->ended->code(), absl::StatusCode::kUnavailable);
