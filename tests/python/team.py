@@ -37,9 +37,9 @@ class Member:
     def __init__(self, server: str, run: str, rank: int, options: dict[str, Any]):
         self.rank = rank
         self.model = layered(seed=1)
-        exact = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32"}
+        options = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32", **options}
         self.optimizer = ballast.SGD(
-            self.model.named_parameters(), LR, MOMENTUM, server=server, run=run, rank=rank, **exact, **options
+            self.model.named_parameters(), LR, MOMENTUM, server=server, run=run, rank=rank, **options
         )
         self.optimizer.connect()
 

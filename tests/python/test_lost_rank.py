@@ -199,6 +199,18 @@ def test_a_replacement_waits_for_the_open_step_as_long_as_it_is_told(team: Team)
     check(team, results)
 
 
+def test_one_that_starts_late_knows_the_weights_that_all_begin_with_as_they_are_stored(team: Team) -> None:
+    """Rounded to fewer bits; what a trainer begins with is not."""
+    team.start(OTHERS, master="split24")
+    assert team.hear(OTHERS) == ["attached"] * 2
+    assert outcomes(team.steps(OTHERS, 1)) == [("ABORTED", [])]
+    team.start([LOST], master="split24")
+    assert team.hear([LOST]) == ["attached"]
+    assert outcomes(team.steps(ALL, 2)) == [("APPLIED", [])] * 2
+    team.weights(ALL)
+    assert team.ask(ALL, "close") == ["closed"] * WORLD
+
+
 def test_one_that_starts_late_is_awaited(team: Team) -> None:
     """It brings the weights that all begin with, and would be refused once they are others."""
     team.start(OTHERS)

@@ -160,13 +160,17 @@ class Weights:
         self.require()
         for binding, served in zip(self._bindings, self._digests):
             ours, theirs = binding.digest(), self._digest_there(binding) if binding.served_narrower else served
-            if ours != theirs:
+            if ours == theirs:
+                continue
+            if binding.served_digest() != served:
                 raise Rejected(
                     f"the weights of '{binding.name}' differ from those of run '{self._place.run}' at step "
                     f"{self._client.step - 1}: digest {ours:016x} here, {theirs:016x} there. Take the daemon's with "
                     "weights='server', delete the run (ballastctl), or give another run",
                     "FAILED_PRECONDITION",
                 )
+            # What was uploaded, not rounded yet as the daemon has it: the steps so far have changed nothing.
+            self._unlike.add(binding.index)
 
     def _compare_stored(self, stored: Sequence[int | None]) -> None:
         """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding.
