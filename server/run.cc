@@ -203,9 +203,7 @@ void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
 absl::Status Run::CheckLoad(SessionId session) const {
   if (ended_ || closed_) return Gone();
   const StepMachine& machine = runner_->machine();
-  if (!machine.RankOf(session)) {
-    return absl::AbortedError("this session is over: another process took the rank over");
-  }
+  if (auto s = machine.CheckCurrent(session); !s.ok()) return s;
   if (machine.step_open() || runner_->last_result()) {
     return absl::FailedPreconditionError(
         absl::StrCat("LoadState is for before the first step; run '", spec_.run_id, "' is at step ", machine.step()));

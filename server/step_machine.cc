@@ -5,8 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "proto/rewound.h"
-#include "proto/session_over.h"
 
 namespace ballast {
 namespace {
@@ -68,7 +66,7 @@ bool StepMachine::Live(const Rank& rank, double now_s) const {
 StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (e.resumes) {
     const auto rank = RankOf(*e.resumes);
-    if (!rank) return Refuse(CheckCurrent(*e.resumes, e.rank));
+    if (!rank) return Refuse(CheckCurrent(*e.resumes));
     return {effect::Attached{*rank, *e.resumes, /*resumed=*/true}};
   }
   if (auto s = CheckWorld(e, now_s); !s.ok()) return Refuse(s);
@@ -88,6 +86,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
                   kWithoutS);
   }
   if (rank.session) {
+    Remember(e.rank, Ending::kTaken);
     EndSession(e.rank, absl::AbortedError("another process took this rank over"), "restarted", now_s, &effects);
   }
   if (InStep(e.rank)) {
@@ -102,6 +101,9 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   const bool first = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.session.has_value(); });
   if (!open_ && first) Reset();
   rank = {.session = e.session, .gone_at_s = now_s, .came = true, .awaited_s = rank.awaited_s};
+  for (Over& over : over_) {
+    if (over.rank == e.rank && over.how == Ending::kAway) over.how = Ending::kTaken;
+  }
   reduction_.Cover(e.rank, e.coverage.contributes);
   if (!open_ && reduction_.left_out(e.rank)) Reset();
   effects.push_back(effect::Attached{e.rank, e.session, /*resumed=*/false});
@@ -141,10 +143,9 @@ absl::Status StepMachine::CheckCovered(const event::Attach& e) const {
 }
 
 void StepMachine::ChangeWorld(uint32_t world, double now_s, StepEffects* effects) {
-  outdated_.clear();
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (!ranks_[r].session) continue;
-    OutdateSession(r, /*rewound=*/false);
+    Remember(r, Ending::kWorld);
     EndSession(r, absl::AbortedError("the run was taken up by another number of ranks"), "restarted", now_s, effects);
   }
   if (open_) CloseTorn("restarted", "", effects);
@@ -161,22 +162,6 @@ absl::Status StepMachine::CheckFree(const Rank& rank, bool takeover, double now_
   *retry_after_s = rank.gone_at_s + options_.lease_s - now_s;
   return absl::AlreadyExistsError(absl::StrCat("a session whose connection was lost holds the rank for another ",
                                                *retry_after_s, " s; wait, or attach with takeover to replace it"));
-}
-
-absl::Status StepMachine::CheckCurrent(SessionId session, std::optional<uint32_t> of) const {
-  if (RankOf(session)) return absl::OkStatus();
-  const auto outdated =
-      std::find_if(outdated_.begin(), outdated_.end(), [&](const Outdated& o) { return o.session == session; });
-  if (outdated != outdated_.end() && outdated->rewound) return RewoundError(rewound_to_, generation_);
-  if (outdated != outdated_.end()) {
-    return absl::FailedPreconditionError(absl::StrCat("this session is of generation ", outdated->generation,
-                                                      " of the run, which is at generation ", generation_, ", step ",
-                                                      step_, "; attach again without its token"));
-  }
-  const auto held = [](const Rank& r) { return r.session.has_value(); };
-  const bool taken = of && *of < ranks_.size() ? held(ranks_[*of]) : std::all_of(ranks_.begin(), ranks_.end(), held);
-  if (taken) return absl::AbortedError("this session is over: another process took the rank over");
-  return SessionOverError();
 }
 
 StepEffects StepMachine::On(const event::StreamOpened& e, double) {
@@ -227,7 +212,9 @@ StepEffects StepMachine::On(const event::StreamClosed& e, double now_s) {
   if (!rank) return {};
   ranks_[*rank].connected = false;
   ranks_[*rank].gone_at_s = now_s;
-  if (e.clean && !InStep(*rank)) ranks_[*rank].session.reset();
+  if (!e.clean || InStep(*rank)) return {};
+  Remember(*rank, Ending::kLeft);
+  ranks_[*rank].session.reset();
   return {};
 }
 
@@ -246,6 +233,7 @@ StepEffects StepMachine::On(const event::Tick&, double now_s) {
       continue;
     }
     if (rank.session) {
+      Remember(r, Ending::kAway);
       EndSession(r,
                  absl::AbortedError(absl::StrCat("the rank was away for longer than its lease and rank_timeout; step ",
                                                  step_, " was closed")),

@@ -252,6 +252,7 @@ class StepMachine {
   uint32_t world() const { return static_cast<uint32_t>(ranks_.size()); }  // 0: nobody has attached yet
   std::optional<SessionId> session(uint32_t rank) const { return ranks_[rank].session; }
   std::optional<uint32_t> RankOf(SessionId session) const;
+  absl::Status CheckCurrent(SessionId session) const;  // else: how the session ended
   bool connected(uint32_t rank) const { return ranks_[rank].session && ranks_[rank].connected; }
   // When the rank's stream was lost; meaningful when !connected().
   double disconnected_at_s(uint32_t rank) const { return ranks_[rank].gone_at_s; }
@@ -273,6 +274,7 @@ class StepMachine {
   double awaited_s(uint32_t rank) const { return ranks_[rank].awaited_s; }
 
  private:
+  enum class Ending : uint8_t { kAway, kTaken, kLeft, kDataLoss, kWorld, kRewound };  // of a session
   enum class TensorState : uint8_t { kAwaited, kSummed, kUpdating, kApplied, kAbsent };
   struct Tensor {
     TensorState state = TensorState::kAwaited;
@@ -319,8 +321,6 @@ class StepMachine {
     bool stale = false;
   };
   absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
-  // `of`: the session's rank, where that is known.
-  absl::Status CheckCurrent(SessionId session, std::optional<uint32_t> of = std::nullopt) const;
   absl::Status CheckWorld(const event::Attach& e, double now_s) const;
   absl::Status CheckCovered(const event::Attach& e) const;
   absl::Status CheckFree(const Rank& rank, bool takeover, double now_s, double* retry_after_s) const;
@@ -355,7 +355,7 @@ class StepMachine {
   bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
   void PublishMissing(uint32_t rank, const event::StreamOpened& e, StepEffects* effects) const;
   void ChangeWorld(uint32_t world, double now_s, StepEffects* effects);
-  void OutdateSession(uint32_t rank, bool rewound);
+  void Remember(uint32_t rank, Ending how);  // of its session, which ends now, for a client that comes late
   void Update(uint32_t tensor, Slab slab, StepEffects* effects);
   void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);
   void LeaveStep(uint32_t rank, const char* reason, StepEffects* effects);
@@ -373,13 +373,14 @@ class StepMachine {
   const StepMachineOptions options_;
   uint64_t step_;
   uint64_t generation_ = 1;
-  struct Outdated {
+  struct Over {
     SessionId session;
+    uint32_t rank = 0;
     uint64_t generation = 0;  // that it was of
-    bool rewound = false;     // by this it ended
+    Ending how = Ending::kAway;
   };
-  std::vector<Outdated> outdated_;  // sessions of earlier generations, oldest first
-  uint64_t rewound_to_ = 0;         // by the last rewind
+  std::vector<Over> over_;   // sessions that have ended, oldest first
+  uint64_t rewound_to_ = 0;  // by the last rewind
   bool open_ = false;
   double opened_at_s_ = 0, ticked_at_s_ = 0;
   std::string begin_content_;

@@ -30,6 +30,7 @@ void StepMachine::LeaveOut(uint32_t rank, double now_s, StepEffects* effects) {
   ranks_[rank].left_out = true;
   const uint64_t step = step_;
   if (ranks_[rank].session) {
+    Remember(rank, Ending::kAway);
     EndSession(rank,
                absl::AbortedError(absl::StrCat("the rank was away for longer than its lease and rank_timeout; step ",
                                                step, " and those after it go on without it")),

@@ -11,8 +11,6 @@
 namespace ballast {
 namespace {
 
-// Far more than tokens are known for: who comes later starts anew anyway.
-constexpr size_t kMostOutdated = 256;
 // How soon a rewind may be asked for again while a step is being judged.
 constexpr double kJudgedS = 0.1;
 
@@ -33,7 +31,7 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   rewound_to_ = e.to_step;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (!ranks_[r].session) continue;
-    OutdateSession(r, /*rewound=*/true);
+    Remember(r, Ending::kRewound);
     EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, &effects);
   }
   for (Rank& rank : ranks_) rank = {.gone_at_s = now_s, .came = rank.came};
@@ -45,11 +43,6 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   for (uint64_t& step : applied_in_) step = std::min(step, closed_step_);
   Reset();
   return effects;
-}
-
-void StepMachine::OutdateSession(uint32_t rank, bool rewound) {
-  if (outdated_.size() == kMostOutdated) outdated_.erase(outdated_.begin());
-  outdated_.push_back({*ranks_[rank].session, rewound ? generation_ - 1 : generation_, rewound});
 }
 
 }  // namespace ballast

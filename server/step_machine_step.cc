@@ -137,6 +137,7 @@ StepEffects StepMachine::On(const event::Chunk& e, double now_s) {
       const auto why = absl::DataLossError(absl::StrCat("chunk ", e.chunk, " of ", Name(e.tensor), " in step ", step_,
                                                         " came twice with different bytes; the session is closed"));
       effects = Refuse(why);
+      Remember(rank, Ending::kDataLoss);
       EndSession(rank, why, "data_loss", now_s, &effects);
       return effects;
     }
