@@ -72,6 +72,7 @@ class Member:
         self.optimizer.step()
         result = self.optimizer.last_result
         assert result is not None
+        assert self.optimizer.step_was_skipped == (result.outcome not in ("APPLIED", "PARTIAL"))
         told = ("step", "outcome", "reason", "detail", "not_applied", "ranks_left_out", "clip_coefficient")
         return {name: getattr(result, name) for name in told}
 
