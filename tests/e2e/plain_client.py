@@ -36,6 +36,14 @@ def patiently(call):
             threading.Event().wait(int(delay_ms) / 1000)
 
 
+def each(response):
+    """The responses of one: itself, or those of a batch."""
+    if response.WhichOneof("message") != "batch":
+        yield response
+    for one in response.batch.responses:
+        yield from each(one)
+
+
 class Cut(Exception):
     """This end cancelled the stream."""
 
@@ -166,14 +174,16 @@ class PlainClient:
         """Gives the rank back."""
         self.requests.put(None)
         for response in self.responses:
-            assert response.WhichOneof("message") != "weights"
+            assert all(one.WhichOneof("message") != "weights" for one in each(response))
         assert self.responses.code() == grpc.StatusCode.OK
 
     # --- a step ---
 
     def step(self, number: int, values, micros: list[Micro]):
-        """values: of the groups. The step's result; the new weights are in place."""
+        """values: of the groups. The step's result, or the last one's of those that have closed meanwhile without this rank;
+        all are in `results`. The new weights are in place."""
         self.number, self.micros, self.result, self.arrived = number, micros, None, set()
+        self.last, self.results = number, {}
         self.begin = trainer_pb2.StepBegin(step=number, groups=values)
         self.outbox = {}
         for m, micro in enumerate(micros):
@@ -202,7 +212,8 @@ class PlainClient:
     def resume(self) -> bool:
         """On a new stream; whether the step is to be said again."""
         self.attach(self.attached.session_token)
-        assert self.attached.resume_step in (self.number, self.number + 1)
+        assert self.attached.resume_step >= self.number
+        self.last = max(self.number, self.attached.resume_step - 1)
         whole_micros, whole, held = 0, set(), set()
         for entry in self.attached.held:
             whole_micros = max(whole_micros, entry.whole_micros)
@@ -275,20 +286,23 @@ class PlainClient:
 
     def take(self, response) -> None:
         """Acts on what the daemon says."""
-        kind = response.WhichOneof("message")
-        if kind == "batch":
-            for one in response.batch.responses:
-                self.take(one)
-        elif kind == "opened":
-            self.batches = response.opened.takes_batches
-        elif kind == "credit":
-            self.take_credit(response.credit)
-        elif kind == "weights" and response.weights.step == self.number:
-            self.store(response.weights)
-            self.arrived.add((response.weights.tensor, response.weights.chunk))
-            self.pass_message()
-        elif kind == "step_result" and response.step_result.step == self.number:
-            self.result = response.step_result
+        for one in each(response):
+            kind = one.WhichOneof("message")
+            if kind == "opened":
+                self.batches = one.opened.takes_batches
+            elif kind == "credit":
+                self.take_credit(one.credit)
+            elif kind == "weights" and one.weights.step >= self.number:
+                self.take_weights(one.weights)
+            elif kind == "step_result" and one.step_result.step >= self.number:
+                self.results[one.step_result.step] = one.step_result
+                self.result = self.results.get(self.last)
+
+    def take_weights(self, weights) -> None:
+        self.store(weights)
+        if weights.step == self.number:
+            self.arrived.add((weights.tensor, weights.chunk))
+        self.pass_message()
 
     def take_credit(self, credit) -> None:
         self.under_way -= credit.bytes

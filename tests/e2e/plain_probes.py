@@ -15,6 +15,7 @@ from ballast.v1 import admin_pb2, admin_pb2_grpc, run_pb2, trainer_pb2, trainer_
 from plain_wire import crc32c
 
 ELEMENTS, CHUNK = 5000, 4096
+NAN = b"\0\0\xc0\x7f"
 BEGIN = trainer_pb2.TrainRequest(step_begin=trainer_pb2.StepBegin(step=1))
 END = trainer_pb2.TrainRequest(step_end=trainer_pb2.StepEnd())
 
@@ -87,10 +88,10 @@ class Probe:
         fields = {"run_id": self.run, "world": 1, "protocol_min": 1, "protocol_max": 1, **changed}
         return self.trainer.Attach(trainer_pb2.AttachRequest(**fields))
 
-    def load(self, token: bytes, **changed) -> None:
+    def load(self, token: bytes, value: bytes = b"\0\0\0\0", **changed) -> None:
         def requests():
             for chunk in (1, 0, 0):  # in any order, and again
-                data = bytes(4 * (CHUNK if chunk == 0 else ELEMENTS - CHUNK))
+                data = value * (CHUNK if chunk == 0 else ELEMENTS - CHUNK)
                 fields = {"format": "fp32", "data": data, "crc32c": crc32c(data), **changed}
                 yield trainer_pb2.LoadStateRequest(session_token=token, chunk=chunk, **fields)
 
@@ -160,11 +161,14 @@ def damaged(probe: Probe) -> list[str]:
 
 
 def loading(probe: Probe) -> list[str]:
-    """Pull and StepBegin before there are weights; a wrong checksum; weights that are not finite; after the first step."""
+    """Pull and StepBegin before there are weights; a wrong checksum; a slot that the rule lacks; weights that are NaN; after
+    the first step, and the Pull of a tensor that the run lacks."""
     token = probe.attach().session_token
     early = [outcome(probe.pull), Stream(probe.trainer, token, BEGIN).end()]
     token = probe.attach(session_token=token).session_token
-    wrong = [outcome(lambda: probe.load(token, crc32c=1)), outcome(lambda: probe.load(token, slot="nothing"))]
+    changes = ({"crc32c": 1}, {"slot": "nothing"}, {"value": NAN})
+    wrong = [outcome(lambda: probe.load(token, **changed)) for changed in changes]
+    assert not probe.attach(session_token=token).weights_loaded
     probe.load(token)
     stream = Stream(probe.trainer, token, *WHOLE, END)
     stream.await_message("step_result")

@@ -144,6 +144,14 @@ def test_narrow_formats_train_like_the_client_over_a_connection_that_is_lost(dty
     assert [seen["digest"] for seen in ranks] == [digest] * RANKS
 
 
+def test_a_rank_that_comes_back_when_several_steps_have_closed_goes_on_after_them(stubs, tight):
+    seen = run_plainly(stubs, "plain_away.py", tight.server, "away")
+    assert seen["resume_step"] == 5
+    assert seen["missed"] == [[2, "disagreement"], [3, "disagreement"], [4, "disagreement"]]
+    assert seen["last"] == [[5, "STEP_OUTCOME_APPLIED"]] * 3
+    assert len(set(seen["digests"])) == 1
+
+
 # proto/PROTOCOL.md, "Attach", "The Train stream" and "Status codes".
 REFUSALS = {
     "create again": ["OK", "FAILED_PRECONDITION"],
@@ -160,6 +168,7 @@ REFUSALS = {
         "FAILED_PRECONDITION",
         "FAILED_PRECONDITION",
         "DATA_LOSS",
+        "INVALID_ARGUMENT",
         "INVALID_ARGUMENT",
         "FAILED_PRECONDITION",
         "INVALID_ARGUMENT",
