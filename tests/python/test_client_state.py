@@ -147,3 +147,23 @@ def test_strange_registrations_are_refused(adamw: AdamW, daemon: Daemon) -> None
         ballast.Rejected, match="int has no state_dict\\(\\) and load_state_dict\\(\\); give two functions"
     ):
         optimizer.register_client_state("number", 3)
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(adamw: AdamW, skipped: bool) -> None:
+    """Its loop steps the scheduler after step(), in which the state was taken, unless the step was skipped."""
+    model = layered(seed=1)
+    with adamw(model.named_parameters(), nonfinite="skip_step") as optimizer:
+        optimizer.register_client_state("place", Place())
+        assert optimizer.connect() is False and not optimizer.step_was_skipped
+        make_step(optimizer, model)
+        if skipped:
+            model(torch.full((2, 8), float("nan"))).sum().backward()
+            optimizer.step()
+        assert optimizer.step_was_skipped == skipped
+    optimizer = adamw(model.named_parameters(), nonfinite="skip_step")
+    optimizer.register_client_state("place", Place())
+    assert optimizer.connect() is True
+    assert optimizer.step_was_skipped == skipped
+    make_step(optimizer, model)
+    assert not optimizer.step_was_skipped

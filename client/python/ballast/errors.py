@@ -54,7 +54,8 @@ class RunRewound(BallastError):
             optimizer.step()
         except ballast.RunRewound:
             pass               # the data loader was registered: the next batch is that of the next step
-        scheduler.step()       # which this loop calls after step(), and the state was taken in it
+        if not optimizer.step_was_skipped:
+            scheduler.step()   # as after any step(), in which the state was taken
 
     step: that the run is back at; the next one is step + 1.
     client_state: what was put back, by the name it is registered under; None if the step had none.

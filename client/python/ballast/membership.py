@@ -78,6 +78,7 @@ class Membership(torch.optim.Optimizer):
         self._fixed: list[dict[str, Any]] = []  # as the run was created with
         self._empty = False  # the last step() had no gradient
         self._dead_backward = -1  # the backward() that was under way when the run was rewound
+        self._put_back_skipped = False  # the step that the client state put back was taken in
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
         self.state = RemoteState(self._place.run)

@@ -138,9 +138,10 @@ class Optimizer(Returning):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step() changed no weight: it had no gradient, or ended SKIPPED or ABORTED. LR schedulers are
-        stepped unless it is True."""
-        made = bool(self._step_values) and self.last_result is not None
-        return self._empty or (made and not self.last_result)
+        stepped unless it is True. When client state was put back, of the step() that it was taken in."""
+        if not self._step_values:
+            return self._empty or self._put_back_skipped
+        return self._empty or (self.last_result is not None and not self.last_result)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's: drops gradients set by hand. Rejected between backward() and step(), when gradients have left."""

@@ -37,7 +37,8 @@ class Returning(Membership):
             optimizer.register_client_state("scheduler", scheduler)
             optimizer.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
             if optimizer.connect():  # an earlier process's was put back, lr and other options of param_groups too
-                scheduler.step()     # which this loop calls after step(), and the state was taken in it
+                if not optimizer.step_was_skipped:  # as this loop does after step(), in which the state was taken
+                    scheduler.step()
 
         get: an object with state_dict() and load_state_dict(), or a function that returns the state: containers, numbers,
             strings, bytes and tensors. Called in step().
@@ -61,6 +62,8 @@ class Returning(Membership):
     def _put_back(self, session: Session) -> dict[str, Any] | None:
         if not session.client_state or not self._states:
             return None
+        last = session.last_result
+        self._put_back_skipped = session.steps_since_state == 0 and last is not None and last.skipped
         pieces = self._states.restore(session.client_state, self.load_state_dict)
         if lacking := self._states.lacking(pieces):
             warnings.warn(f"run '{self._place.run}' has no client state named {', '.join(lacking)}", stacklevel=3)
