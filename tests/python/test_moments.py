@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -90,3 +91,25 @@ def test_a_run_that_has_moments_keeps_them(make: Callable[..., Any]) -> None:
     again.load_state_dict(theirs.state_dict())
     with pytest.raises(ballast.Rejected, match="has weights and moments already"):
         train(model, again, range(2, 3))
+
+
+def test_a_rank_that_starts_late_may_bring_what_the_first_has_uploaded(make: Callable[..., Any]) -> None:
+    """The script is the same for all ranks; of those after the first, moments go nowhere."""
+    model = layered(seed=1)
+    theirs = torch.optim.AdamW(model.parameters())
+    train(model, theirs, range(1))
+
+    def start(rank: int) -> tuple[torch.nn.Module, ballast.AdamW]:
+        ours = copy.deepcopy(model)
+        optimizer = make(ballast.AdamW, ours.named_parameters(), rank=rank, world=2, rank_timeout=0.5, step_timeout=60)
+        optimizer.load_state_dict(theirs.state_dict())
+        return ours, optimizer
+
+    one = start(0)
+    train(*one, range(1, 2))
+    assert one[1].last_result.outcome == "ABORTED"
+    other = start(1)
+    with ThreadPoolExecutor(2) as ranks:
+        list(ranks.map(lambda rank: train(*rank, range(2, 4)), (one, other)))
+    assert one[1].last_result.outcome == "APPLIED"
+    assert all(torch.equal(*pair) for pair in zip(one[0].parameters(), other[0].parameters()))
