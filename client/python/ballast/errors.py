@@ -37,7 +37,7 @@ class Unavailable(BallastError):
 
 
 class RunFenced(BallastError):
-    """Another trainer took this rank of the run over; this one is out."""
+    """This trainer is out: another took its rank of the run over, or its session ended otherwise, as the message says."""
 
     def __init__(self, message: str, code: str = "ABORTED"):
         super().__init__(message, code)
