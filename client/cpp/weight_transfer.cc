@@ -54,7 +54,7 @@ class Arrivals {
   // The piece's first element.
   absl::StatusOr<uint64_t> Place(const v1::Weights& weights, uint64_t element_bytes) {
     Tensor& tensor = tensors_[weights.tensor()];
-    if (weights.chunk() == 0) tensor = {};
+    if (weights.chunk() == 0) tensor = {.furthest = tensor.furthest};
     if (weights.chunk() != tensor.chunks) {
       return absl::InternalError(absl::StrCat("pull of tensor ", weights.tensor(), ": got chunk ", weights.chunk(),
                                               ", wanted ", tensor.chunks));
@@ -63,6 +63,10 @@ class Arrivals {
     ++tensor.chunks;
     tensor.elements += weights.data().size() / element_bytes;
     tensor.whole = weights.last();
+    if (tensor.chunks > tensor.furthest) {
+      tensor.furthest = tensor.chunks;
+      ++new_chunks_;
+    }
     return first;
   }
   // Those that are not whole, of these; a tensor that came in part begins anew. `or_none`: without those of which
@@ -81,18 +85,18 @@ class Arrivals {
   }
   // Part of it came, so that the caller has no longer what it had.
   bool in_part(uint32_t tensor) const { return !whole(tensor, /*or_none=*/true); }
-  size_t whole() const {
-    return static_cast<size_t>(
-        std::count_if(tensors_.begin(), tensors_.end(), [](const auto& tensor) { return tensor.second.whole; }));
-  }
+  // Those further than any before of their tensor.
+  uint64_t new_chunks() const { return new_chunks_; }
 
  private:
   struct Tensor {
     uint64_t chunks = 0;
     uint64_t elements = 0;
+    uint64_t furthest = 0;  // chunks, also of earlier attempts
     bool whole = false;
   };
   std::unordered_map<uint32_t, Tensor> tensors_;
+  uint64_t new_chunks_ = 0;
 };
 
 absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const ServedSink& sink) {
@@ -210,12 +214,12 @@ absl::Status PullWeights(Connection& connection, const v1::PullRequest& request,
   v1::PullRequest rest = request;
   std::vector<uint32_t> wanted(request.tensors().begin(), request.tensors().end());
   for (Retry retry(connection, absl::StrCat("pulling weights of run '", request.run_id(), "'"));;) {
-    const size_t whole = arrivals.whole();
+    const uint64_t before = arrivals.new_chunks();
     absl::Status refused;
     absl::Status status = PullOnce(connection, rest, &arrivals, sink, &refused);
     if (!refused.ok()) return refused;
     if (status.ok()) break;
-    if (arrivals.whole() > whole) retry.Progress();
+    if (arrivals.new_chunks() > before) retry.Progress();
     if (!retry.Again(status)) return retry.Explain(status);
     if (wanted.empty()) {
       if (auto all = NumbersOf(connection, request.run_id()); all.ok()) wanted = *std::move(all);

@@ -80,7 +80,8 @@ void FakeDaemon::CutLoads() {
 
 bool FakeDaemon::Passes() {
   absl::MutexLock lock(&mu_);
-  return seen_.moments++ != options_.cut_at_moment;
+  const int moment = seen_.moments++;
+  return moment != options_.cut_at_moment && !options_.also_cut_at_moments.contains(moment);
 }
 
 void FakeDaemon::ForgetRun() {

@@ -41,6 +41,7 @@ struct FakeOptions {
   // Likewise of the other calls, at this moment of all: a request or a message of LoadState comes in, or an answer or a
   // message of Pull is about to go.
   int cut_at_moment = kNever;
+  std::set<int> also_cut_at_moments = {};
   // Outcome of every step; those of tensors_not_applied get no weights.
   v1::StepResult result = {};
   bool answers_open = true;

@@ -85,6 +85,24 @@ TEST(RecoveryTest, APullGoesOnWithTheTensorThatItWasAt) {
   EXPECT_EQ(daemon.seen().pulled, 3 + 1 + 1 + 2);
 }
 
+// Each loss after it is one of its own, with all of reconnect_timeout again, and said.
+TEST(RecoveryTest, APieceOfATensorFurtherThanAnyBeforeIsProgressOfAPull) {
+  FakeDaemon uncut;
+  Trainer first(uncut.address());
+  ASSERT_TRUE(first.Attach().ok());
+  ASSERT_TRUE(first.Step().ok());
+  const int began = uncut.seen().moments;
+  // After one piece of tensor 0, after two, and after one.
+  FakeDaemon daemon({.also_cut_at_moments = {began + 2, began + 6, began + 9}});
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
+  Pulled pulled;
+  ASSERT_TRUE(PullInto(*trainer.client, {0}, &pulled).ok());
+  EXPECT_EQ(daemon.seen().pulled, 1 + 2 + 1 + 3);
+  EXPECT_THAT(trainer.Lines(), ElementsAre(HasSubstr("pulling weights"), HasSubstr("pulling weights")));
+}
+
 // Its weights went back meanwhile, by a rewind, to what the reader had before it wrote a part of others over them.
 TEST(RecoveryTest, ATensorThatCameInPartIsSentWholeThoughItIsAgainWhatTheReaderHad) {
   FakeDaemon uncut;
