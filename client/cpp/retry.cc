@@ -72,18 +72,18 @@ absl::Time Retry::PatienceEnds(const absl::Status& failure) const {
   return *busy_at_ + (absl::IsUnavailable(failure) && waits_.step ? *waits_.step : std::max(kPatience, allowed_));
 }
 
-bool Retry::Sleep(absl::Duration duration) const {
+bool Retry::Sleep(absl::Duration duration) {
   const absl::Time until = absl::Now() + duration;
-  for (absl::Duration left = duration; left > absl::ZeroDuration(); left = until - absl::Now()) {
-    if (connection_.Interrupted()) return false;
+  for (absl::Duration left = duration;; left = until - absl::Now()) {
+    if (interrupted_ = connection_.Interrupted(); interrupted_) return false;
+    if (left <= absl::ZeroDuration()) return true;
     absl::SleepFor(std::min(left, Connection::kInterruptGlance));
   }
-  return true;
 }
 
 absl::Status Retry::Explain(const absl::Status& failure) const {
   absl::Status plain = connection_.Explain(failure);
-  if (!absl::IsUnavailable(plain) || !lost_at_) return plain;
+  if (!absl::IsUnavailable(plain) || !lost_at_ || interrupted_) return plain;
   return absl::UnavailableError(absl::StrCat(what_, ": ", plain.message(), ", nor did it within ",
                                              absl::ToDoubleSeconds(allowed_),
                                              " s: see its log, or raise reconnect_timeout_s"));

@@ -45,10 +45,12 @@ class Retry {
   void Progress();
   // The last failure, for people.
   absl::Status Explain(const absl::Status& failure) const;
+  // Whether that ended it.
+  bool interrupted() const { return interrupted_; }
 
  private:
   bool WaitForConnection(const absl::Status& failure);
-  bool Sleep(absl::Duration duration) const;
+  bool Sleep(absl::Duration duration);
   bool WaitAsTold(const absl::Status& failure, absl::Duration stated);
   absl::Time PatienceEnds(const absl::Status& failure) const;
 
@@ -61,6 +63,7 @@ class Retry {
   std::optional<absl::Time> lost_at_;  // since the last progress
   std::optional<absl::Time> busy_at_;  // likewise: when the daemon began to say so
   bool ever_lost_ = false;
+  bool interrupted_ = false;
   bool told_ = false;  // that it waits as the daemon asked
 };
 

@@ -53,7 +53,8 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
     if (status.ok()) return response;
     if (retry.Again(status)) continue;
     if (absl::IsAlreadyExists(status)) return RankTaken(options, status);
-    return absl::IsUnavailable(status) && RetryAfter(status) ? StepTooLong(options, status) : retry.Explain(status);
+    const bool waited = absl::IsUnavailable(status) && RetryAfter(status) && !retry.interrupted();
+    return waited ? StepTooLong(options, status) : retry.Explain(status);
   }
 }
 

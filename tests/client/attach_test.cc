@@ -72,6 +72,18 @@ TEST(AttachTest, DoesNotWaitLongerThanAllowed) {
   EXPECT_EQ(daemon.seen().attaches.size(), 1u);
 }
 
+TEST(AttachTest, AnInterruptedWaitIsNotSaidToHaveTakenTooLong) {
+  FakeDaemon daemon;
+  daemon.RefuseAttach({{grpc::StatusCode::UNAVAILABLE, "step 7 is being made without rank 0"}, 1000});
+  const auto client =
+      Client::Connect(
+          {.server = daemon.address(), .log = [](const std::string&) {}, .interrupted = [] { return true; }})
+          .value();
+  const absl::Status status = client->Attach({.run_id = "r"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(std::string(status.message()), "step 7 is being made without rank 0");
+}
+
 TEST(AttachTest, ALiveSessionIsRefusedAtOnceWithTheMend) {
   FakeDaemon daemon;
   daemon.RefuseAttach({kTaken, 0});
