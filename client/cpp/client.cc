@@ -184,6 +184,8 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
   return Describe(*grant);
 }
 
+void Client::Detach() { impl_->stream.reset(); }
+
 absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors) {
   if (!impl_->stream) return NotAttached("LoadWeights");
   if (auto s = impl_->stream->status(); !s.ok()) return s;

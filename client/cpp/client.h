@@ -172,6 +172,8 @@ class Client {
   // Takes the rank and opens the step stream; again after a rewind, when weights are to be bound anew. The spec is the
   // daemon's; it is read back to know the tensors.
   absl::StatusOr<Attachment> Attach(const AttachOptions& options);
+  // Gives the rank back, as the destructor does: at once, unless a step is open. Attach may be called again.
+  void Detach();
   // Uploads weights, and where there is some to go on with state, before the first step; returns the digests of what
   // the daemon then serves, by tensor index.
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);

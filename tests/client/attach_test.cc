@@ -84,6 +84,15 @@ TEST(AttachTest, AnInterruptedWaitIsNotSaidToHaveTakenTooLong) {
   EXPECT_EQ(std::string(status.message()), "step 7 is being made without rank 0");
 }
 
+TEST(AttachTest, ADetachedClientMayAttachAgain) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  trainer.client->Detach();
+  ASSERT_TRUE(trainer.Attach().ok());
+  trainer.client->Detach();
+  EXPECT_TRUE(trainer.Attach().ok());
+}
+
 TEST(AttachTest, ALiveSessionIsRefusedAtOnceWithTheMend) {
   FakeDaemon daemon;
   daemon.RefuseAttach({kTaken, 0});

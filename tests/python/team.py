@@ -17,6 +17,9 @@ from models import layered, until
 
 PATIENCE_S = 90.0
 LR, MOMENTUM = 0.05, 0.9
+WORLD = 3
+# With the tests' daemon a rank is lost 1.5 s after its process.
+CONTINUE = {"world": WORLD, "on_lost_rank": "continue", "rank_timeout": 0.5}
 
 FORKS = multiprocessing.get_context("fork")
 
@@ -31,16 +34,18 @@ def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
     return nn.functional.mse_loss(model(x), y)
 
 
+def optimizer_of(model: nn.Module, server: str, run: str, rank: int, options: dict[str, Any]) -> ballast.SGD:
+    options = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32", **options}
+    return ballast.SGD(model.named_parameters(), LR, MOMENTUM, server=server, run=run, rank=rank, **options)
+
+
 class Member:
     """One rank, in its own process: makes what it is ordered, and answers each order."""
 
     def __init__(self, server: str, run: str, rank: int, options: dict[str, Any]):
         self.rank = rank
         self.model = layered(seed=1)
-        options = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32", **options}
-        self.optimizer = ballast.SGD(
-            self.model.named_parameters(), LR, MOMENTUM, server=server, run=run, rank=rank, **options
-        )
+        self.optimizer = optimizer_of(self.model, server, run, rank, options)
         self.optimizer.connect()
 
     def next_step(self) -> int:

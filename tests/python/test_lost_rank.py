@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from models import layered
-from team import LR, MOMENTUM, loss_of
+from team import CONTINUE, LR, MOMENTUM, WORLD, loss_of
 
-WORLD = 3
 LOST = 2
 OTHERS = [0, 1]
 ALL = [*OTHERS, LOST]
-# With the tests' daemon a rank is lost 1.5 s after its process.
-CONTINUE = {"world": WORLD, "on_lost_rank": "continue", "rank_timeout": 0.5}
 CLIP = 0.1
 
 Program = Callable[..., Any]
@@ -209,6 +207,31 @@ def test_one_that_starts_late_knows_the_weights_that_all_begin_with_as_they_are_
     assert outcomes(team.steps(ALL, 2)) == [("APPLIED", [])] * 2
     team.weights(ALL)
     assert team.ask(ALL, "close") == ["closed"] * WORLD
+
+
+def test_one_that_is_interrupted_while_it_waits_for_the_open_step_leaves_the_others_alone(
+    team: Team, program: Program
+) -> None:
+    team.start(ALL)
+    assert team.hear(ALL) == ["attached"] * WORLD
+    team.kill(LOST)
+    results = team.steps(OTHERS, 1)
+    assert team.ask(OTHERS, "begin") == ["begun"] * 2
+    late = program("late")
+    for _ in range(2):
+        late.go_on("connect")
+        assert f"step 2 is being made without rank {LOST}" in late.hear()
+        late.send(signal.SIGINT)
+        assert late.hear() == "interrupted"
+    second, same = team.ask(OTHERS, "end")
+    assert second == same
+    results += [second, *team.steps(OTHERS, 2)]
+    assert outcomes(results) == [("APPLIED", [LOST])] * 4
+    late.go_on("connect")
+    assert late.hear() == "connected"
+    late.go_on("step")
+    assert team.steps(OTHERS, 1)[0]["ranks_left_out"] == []
+    assert late.hear() == "step 5 APPLIED"
 
 
 def test_one_that_starts_late_is_awaited(team: Team) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import Any
@@ -82,8 +83,6 @@ def left_open(server: str, run: str) -> None:
 
 def forks(server: str, run: str) -> None:
     """Forks children that leave in every way, then trains on."""
-    import os
-
     layers = layered(seed=1)
     optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run)
     layers(torch.ones(2, 8)).sum().backward()
@@ -157,6 +156,28 @@ def rank_0(server: str, run: str) -> None:
 def rank_1(server: str, run: str) -> None:
     """Its peer, which shares memory with the daemon."""
     _rank(server, run, 1, "shm")
+
+
+def late(server: str, run: str) -> None:
+    """Takes the place of a rank of team's that was lost, and is interrupted while it waits for that. What the client
+    logs is heard too."""
+    from team import CONTINUE, loss_of, optimizer_of
+
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+    model = layered(seed=1)
+    optimizer = optimizer_of(model, server, run, 2, CONTINUE)
+    while hear() == "connect":
+        try:
+            optimizer.connect()
+            say("connected")
+        except KeyboardInterrupt:
+            say("interrupted")
+    optimizer.pull()
+    assert optimizer._session is not None
+    loss_of(model, optimizer._session.step, 2).backward()
+    optimizer.step()
+    assert optimizer.last_result is not None
+    say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
 
 
 def team(server: str, run: str) -> None:

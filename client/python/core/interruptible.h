@@ -3,34 +3,104 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "client/python/core/status_error.h"
+
 namespace ballast {
 
-// Runs `call` on a thread of its own and waits. On a signal whose handler raises, the call is left to end by itself: it
-// must own all that it touches.
 template <typename Call>
-auto Interruptible(Call call) {
-  using Result = decltype(call());
-  auto task = std::make_shared<std::packaged_task<Result()>>(std::move(call));
-  std::future<Result> result = task->get_future();
-  std::thread([task = std::move(task)]() mutable {
-    (*task)();
-    task.reset();
-  }).detach();
-  for (;;) {
-    bool ready = false;
-    {
-      nanobind::gil_scoped_release unlocked;
-      ready = result.wait_for(std::chrono::milliseconds(100)) == std::future_status::ready;
-    }
-    if (ready) return result.get();
-    if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
-  }
+auto Unlocked(Call call) {
+  nanobind::gil_scoped_release unlocked;
+  return call();
 }
+
+// A call that InterruptibleCalls makes: its thread sets kEnded, its caller kLeft, and who is second undoes it.
+enum class CallState { kRuns, kEnded, kLeft };
+
+// Of the call that this thread was started for.
+inline thread_local std::shared_ptr<const std::atomic<CallState>> call_of_thread;
+// Of a thread that waits in UnlockedTransfer. Others may outlive the interpreter, and do not ask it.
+inline thread_local bool heeds_signals = false;
+
+// Whether nobody waits any more for what this thread does: a signal's handler raised, as Ctrl-C's does.
+inline bool SignalRaised() {
+  if (call_of_thread != nullptr) return *call_of_thread == CallState::kLeft;
+  if (!heeds_signals) return false;
+  nanobind::gil_scoped_acquire locked;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Unlocked, for calls that wait to try again: Ctrl-C ends the wait.
+template <typename Call>
+auto UnlockedTransfer(Call call) {
+  heeds_signals = true;
+  auto result = Unlocked(std::move(call));
+  heeds_signals = false;
+  if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
+  return OrThrow(std::move(result));
+}
+
+// Calls that return absl::StatusOr, each on a thread of its own, for which the caller waits. On a signal whose handler
+// raises, the call is left to end by itself, which SignalRaised tells it to do: it must own all that it touches. The
+// next call begins when it has ended. Used with the interpreter's lock.
+class InterruptibleCalls {
+ public:
+  // `undo`: takes back what the call has done, if it succeeded when nobody waited for it any more.
+  template <typename Call, typename Undo>
+  auto Make(Call call, Undo undo) {
+    using Result = decltype(call());
+    auto state = std::make_shared<std::atomic<CallState>>(CallState::kRuns);
+    std::packaged_task<Result()> task([call = std::move(call), undo, state, left = left_]() -> Result {
+      if (left) (*left)();
+      call_of_thread = state;
+      if (SignalRaised()) return absl::CancelledError("interrupted before it began");
+      Result result = call();
+      if (state->exchange(CallState::kEnded) == CallState::kLeft && result.ok()) undo();
+      return result;
+    });
+    auto result = std::make_shared<std::future<Result>>(task.get_future());
+    std::thread(std::move(task)).detach();
+    for (;;) {
+      const bool ready = Unlocked([&] { return result->wait_for(kGlance) == std::future_status::ready; });
+      if (PyErr_CheckSignals() != 0) break;
+      if (ready) return result->get();
+    }
+    nanobind::python_error raised;
+    if (state->exchange(CallState::kLeft) == CallState::kEnded) {
+      Unlocked([&] {
+        if (result->get().ok()) undo();
+      });
+    } else {
+      left_ = std::make_shared<const std::function<void()>>([result] { result->wait(); });
+    }
+    throw raised;
+  }
+
+  // For calls that are not made here.
+  void AwaitLeft() {
+    const auto left = left_;
+    if (!left) return;
+    OrThrow(Make([]() -> absl::StatusOr<bool> { return true; }, [] {}));
+    if (left_ == left) left_ = nullptr;
+  }
+
+  // Lets go of what a call that was left behind owns.
+  void Forget() { left_ = nullptr; }
+
+ private:
+  static constexpr std::chrono::milliseconds kGlance{100};
+
+  std::shared_ptr<const std::function<void()>> left_;  // returns when the last call that was left behind has ended
+};
 
 }  // namespace ballast

@@ -53,32 +53,6 @@ absl::Span<const std::byte> Bytes(Address address, uint64_t bytes) {
   return {reinterpret_cast<const std::byte*>(address), bytes};
 }
 
-template <typename Call>
-auto Unlocked(Call call) {
-  nb::gil_scoped_release unlocked;
-  return call();
-}
-
-// Of a thread that waits in UnlockedTransfer. Others may outlive the interpreter, and do not ask it.
-thread_local bool heeds_signals = false;
-
-// Whether a signal's handler raised: Ctrl-C.
-bool SignalRaised() {
-  if (!heeds_signals) return false;
-  nb::gil_scoped_acquire locked;
-  return PyErr_CheckSignals() != 0;
-}
-
-// Unlocked, for calls that wait to try again: Ctrl-C ends the wait.
-template <typename Call>
-auto UnlockedTransfer(Call call) {
-  heeds_signals = true;
-  auto result = Unlocked(std::move(call));
-  heeds_signals = false;
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  return OrThrow(std::move(result));
-}
-
 // The fields of v1::StepResult, "timing", and "tensors_received".
 nb::dict DescribeStep(const StepResult& result) {
   nb::dict timing;
@@ -151,21 +125,33 @@ class Landing {
 class PyClient {
  private:
   // Ahead of their use: their return types are deduced.
-  std::shared_ptr<Client> Get() const {
+  std::shared_ptr<Client> Open() const {
     if (!client_) throw StatusError(absl::FailedPreconditionError("the connection is closed"));
     if (getpid() == process_) return client_;
     throw StatusError(absl::FailedPreconditionError(absl::StrCat("this connection belongs to process ", process_,
                                                                  " and does not work in its fork ", getpid(),
                                                                  ": make the optimizer in the process that trains")));
   }
+  // For calls that are not made by Ask: none that was left behind goes on beside them.
+  std::shared_ptr<Client> Get() const {
+    Open();  // first: a fork has no such call's thread to wait for
+    calls_.AwaitLeft();
+    return Open();
+  }
 
   template <typename Call>
   auto Ask(Call call) const {
-    return Interruptible([client = Get(), call = std::move(call)] { return call(*client); });
+    return AskOrUndo(std::move(call), [](Client&) {});
+  }
+  // `undo`: of a call that succeeds although Ctrl-C ended the wait for it.
+  template <typename Call, typename Undo>
+  auto AskOrUndo(Call call, Undo undo) const {
+    return calls_.Make([client = Open(), call = std::move(call)] { return call(*client); },
+                       [client = Open(), undo] { undo(*client); });
   }
 
-  // Asks again when the connection was dead: one that was lost while no call was open is found to be so by the next
-  // call only. For calls that may reach the daemon twice.
+  // Asks again when the connection was dead: one lost while no call was open is found out by the next only. For calls
+  // that may reach the daemon twice.
   template <typename Call>
   nb::dict AskForDict(Call call) const {
     auto answer = Ask(call);
@@ -181,15 +167,15 @@ class PyClient {
                           .connect_timeout_s = connect_timeout_s,
                           .reconnect_timeout_s = reconnect_timeout_s,
                           .interrupted = SignalRaised};
-    auto client = Interruptible([options] { return Client::Connect(options); });
+    auto client = InterruptibleCalls().Make([options] { return Client::Connect(options); }, [] {});
     return PyClient(OrThrow(std::move(client)));
   }
 
   PyClient(PyClient&&) = default;
   ~PyClient() { Close(); }
-
   void Close() {
     if (!client_) return;
+    calls_.Forget();
     if (getpid() != process_) {
       new std::shared_ptr<Client>(std::move(client_));  // the parent's: never destroyed here
       return;
@@ -234,7 +220,8 @@ class PyClient {
     AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
     options.lane = wish;
     options.join_timeout_s = join_timeout_s;
-    const Attachment attachment = OrThrow(Ask([options](Client& client) { return client.Attach(options); }));
+    const Attachment attachment = OrThrow(AskOrUndo([options](Client& client) { return client.Attach(options); },
+                                                    [](Client& client) { client.Detach(); }));
     nb::dict out;
     out["resume_step"] = attachment.resume_step;
     out["weights_loaded"] = attachment.weights_loaded;
@@ -255,7 +242,7 @@ class PyClient {
     for (const auto& [tensor, count] : updates) {
       views.push_back({.tensor = tensor, .slot = "updates", .updates = count});
     }
-    return UnlockedTransfer([&] { return Get()->LoadWeights(views); });
+    return UnlockedTransfer([&, client = Get()] { return client->LoadWeights(views); });
   }
 
   // Returns the step that the pulled weights are of, by tensor. `digests`, by tensor: what is here already is left out.
@@ -273,37 +260,39 @@ class PyClient {
     for (const uint32_t tensor : tensors) {
       if (!digests.empty()) have.push_back(digests.at(tensor));
     }
-    if (!tensors.empty()) UnlockedTransfer([&] { return Get()->Pull(run_id, tensors, sink, 0, have); });
+    if (!tensors.empty())
+      UnlockedTransfer([&, client = Get()] { return client->Pull(run_id, tensors, sink, 0, have); });
     return steps;
   }
 
   void BindWeights(uint32_t tensor, Address address, uint64_t bytes) const {
-    OrThrow(Unlocked([&] { return Get()->BindWeights(tensor, reinterpret_cast<void*>(address), bytes); }));
+    OrThrow(
+        Unlocked([&, client = Get()] { return client->BindWeights(tensor, reinterpret_cast<void*>(address), bytes); }));
   }
 
   void BeginStep(const Groups& groups, double loss_scale, uint32_t micro_batches) const {
     const StepValues values{.groups = MakeValues(groups), .loss_scale = loss_scale, .micro_batches = micro_batches};
-    OrThrow(Unlocked([&] { return Get()->BeginStep(values); }));
+    OrThrow(Unlocked([&, client = Get()] { return client->BeginStep(values); }));
   }
 
   void Push(uint32_t tensor, Address address, uint64_t bytes) const {
-    OrThrow(Unlocked([&] { return Get()->Push(tensor, Bytes(address, bytes)); }));
+    OrThrow(Unlocked([&, client = Get()] { return client->Push(tensor, Bytes(address, bytes)); }));
   }
 
   void EndMicro(std::optional<double> loss, bool next_is_last) const {
-    OrThrow(Unlocked([&] { return Get()->EndMicro(loss, next_is_last); }));
+    OrThrow(Unlocked([&, client = Get()] { return client->EndMicro(loss, next_is_last); }));
   }
 
   PendingStep EndStep(std::optional<double> loss, nb::bytes client_state, const Groups& groups) const {
     const StepEndValues values{.client_state = std::string(client_state.c_str(), client_state.size()),
                                .groups = MakeValues(groups)};
-    PendingStep pending(Unlocked([&] { return Get()->EndStep(loss, values); }));
+    PendingStep pending(Unlocked([&, client = Get()] { return client->EndStep(loss, values); }));
     pending.Wait(0);  // throws what refused the call: then the step goes on
     return pending;
   }
 
   bool AwaitWeights(uint32_t tensor, double timeout_s) const {
-    return OrThrow(Unlocked([&] { return Get()->AwaitWeights(tensor, timeout_s); }));
+    return OrThrow(Unlocked([&, client = Get()] { return client->AwaitWeights(tensor, timeout_s); }));
   }
 
   uint64_t Step() const { return Get()->step(); }
@@ -335,6 +324,7 @@ class PyClient {
 
   std::shared_ptr<Client> client_;
   pid_t process_;
+  mutable InterruptibleCalls calls_;
 };
 
 void BindClient(nb::module_& module) {
