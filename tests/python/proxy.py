@@ -25,6 +25,8 @@ class Proxy:
         self._cut_at: int | None = None
         self._cut_answers_at: int | None = None
         self._away = False
+        self._held_of: bytes | None = None
+        self._holds = False
         self.was_cut = threading.Event()
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -39,6 +41,10 @@ class Proxy:
         """Likewise, when `nbytes` more have come downstream; the last of them do not arrive."""
         with self._lock:
             self._cut_answers_at = self.downstream_bytes + nbytes
+
+    def hold_answers_of(self, method: str) -> None:
+        """From the first call of "Service/Method" on, no answer passes until cut()."""
+        self._held_of = method.encode()
 
     def _accept(self) -> None:
         while True:
@@ -64,7 +70,10 @@ class Proxy:
                 if self._is_last(len(piece)) if upstream else self._is_last_answer(len(piece)):
                     self.cut()
                     return
-                sink.sendall(piece)
+                if upstream and self._held_of is not None and self._held_of in piece:
+                    self._held_of, self._holds = None, True
+                if upstream or not self._holds:
+                    sink.sendall(piece)
         except OSError:
             pass
         for end in (source, sink):
@@ -101,6 +110,7 @@ class Proxy:
         """Cuts every connection now."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
+            self._holds = False
         for pair in pairs:
             for end in pair:
                 _hang_up(end)

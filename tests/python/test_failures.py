@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 import ballast
+from ballast import _core
 from daemon import Daemon
-from models import layered, same_bits, weights_of
+from models import layered, same_bits, until, weights_of
 from proxy import Proxy
 
 AdamW = Callable[..., ballast.AdamW]
@@ -174,6 +176,22 @@ def test_a_run_that_does_not_fit_is_refused_with_both_numbers(adamw: AdamW) -> N
     with pytest.raises(ballast.Rejected, match=r"\d.*\d") as refused:
         adamw([huge]).connect()
     assert refused.value.code == "RESOURCE_EXHAUSTED"
+
+
+def test_a_run_that_was_deleted_is_not_said_to_be_unknown(
+    adamw: AdamW, admin: _core.Client, daemon: Daemon, run: str
+) -> None:
+    """Though the answer was lost, and a second call would find none."""
+    adamw(layered(seed=1).named_parameters()).connect()
+    with Proxy(daemon.server) as proxy, ThreadPoolExecutor() as pool:
+        client = _core.Client.connect(proxy.server, 60.0, 60.0)
+        proxy.hold_answers_of("AdminService/DeleteRun")
+        asked = pool.submit(client.delete_run, run, True)
+        until(lambda: run not in [status["run_id"] for status in admin.list_runs()["runs"]])
+        proxy.cut()
+        with pytest.raises(ballast.Unavailable, match="may have been deleted"):
+            asked.result()
+        client.close()
 
 
 def test_an_unknown_run_is_refused(adamw: AdamW, run: str) -> None:

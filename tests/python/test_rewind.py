@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import ballast
 from ballast import _core
 from daemon import Daemon
-from models import layered, perceptron, same_bits, spirals, weights_of
+from models import layered, perceptron, same_bits, spirals, until, weights_of
+from proxy import Proxy
 from stateful import Place
 
 AdamW = Callable[..., ballast.AdamW]
@@ -126,6 +127,38 @@ def test_it_is_raised_from_whatever_is_under_way(adamw: AdamW, admin: _core.Clie
     optimizer.step()
     assert optimizer.last_result is not None and optimizer.last_result.step == 2
     assert optimizer.run_status()["rewinds"] == 2
+
+
+def test_a_rewind_whose_answer_is_lost_is_not_made_twice(
+    adamw: AdamW, admin: _core.Client, daemon: Daemon, run: str
+) -> None:
+    """A second one would go further back, over the snapshot that the first went to."""
+    Training(adamw).steps(8)
+    with Proxy(daemon.server) as proxy, ThreadPoolExecutor() as pool:
+        client = _core.Client.connect(proxy.server, 60.0, 60.0)
+        proxy.hold_answers_of("AdminService/Rewind")
+        asked = pool.submit(client.rewind, run, None, 1, "operator")
+        until(lambda: admin.get_run(run)["status"]["rewinds"] == 1)
+        proxy.cut()
+        with pytest.raises(ballast.Unavailable, match="may have been rewound"):
+            asked.result()
+        client.close()
+    status = admin.get_run(run)["status"]
+    assert (status["rewinds"], status["step"]) == (1, 6)
+
+
+def test_a_connection_that_died_is_made_anew_for_a_rewind(
+    adamw: AdamW, admin: _core.Client, daemon: Daemon, run: str
+) -> None:
+    Training(adamw).steps(8)
+    with Proxy(daemon.server) as proxy:
+        client = _core.Client.connect(proxy.server, 60.0, 60.0)
+        proxy.cut()
+        assert client.rewind(run, None, 1, "operator")["step"] == 6
+        proxy.cut()
+        client.delete_run(run, force=True)
+        client.close()
+    assert run not in [status["run_id"] for status in admin.list_runs()["runs"]]
 
 
 def test_every_rank_follows(daemon: Daemon, run: str) -> None:

@@ -159,6 +159,16 @@ class PyClient {
     return ToDict(OrThrow(std::move(answer)));
   }
 
+  // For those that are another the second time: a connection that was lost is made anew by ListRuns. `perhaps`: what
+  // the caller does not know when the answer is lost.
+  template <typename Call>
+  nb::dict AskOnceForDict(Call call, const std::string& perhaps) const {
+    OrThrow(Ask([](Client& client) { return client.ListRuns(); }));
+    auto answer = Ask(std::move(call));
+    if (!absl::IsUnavailable(answer.status())) return ToDict(OrThrow(std::move(answer)));
+    throw StatusError(absl::UnavailableError(absl::StrCat(answer.status().message(), "; ", perhaps)));
+  }
+
  public:
   using Groups = std::vector<std::map<std::string, double>>;
 
@@ -201,7 +211,8 @@ class PyClient {
     return ToDict(OrThrow(Ask([](Client& client) { return client.ListRuns(); })));
   }
   nb::dict DeleteRun(const std::string& run_id, bool force) const {
-    return AskForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); });
+    return AskOnceForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); },
+                          absl::StrCat("run '", run_id, "' may have been deleted: see the list of runs"));
   }
 
   nb::dict Rewind(const std::string& run_id, std::optional<uint64_t> to_step, std::optional<uint32_t> steps_back,
@@ -211,7 +222,8 @@ class PyClient {
     if (to_step) request.set_to_step(*to_step);
     if (steps_back) request.set_steps_back(*steps_back);
     request.set_reason(reason);
-    return AskForDict([request](Client& client) { return client.Rewind(request); });
+    return AskOnceForDict([request](Client& client) { return client.Rewind(request); },
+                          absl::StrCat("run '", run_id, "' may have been rewound: see its status"));
   }
 
   nb::dict Attach(const std::string& run_id, uint32_t rank, uint32_t world, bool takeover, double wait_s,
