@@ -184,12 +184,11 @@ TEST_F(SpikesRpcTest, ARunGoesBackWhenItsLossSpikesAndStopsWhenThatDoesNotHelp) 
   const grpc::Status rewound = trainer.wire->Finish();
   EXPECT_EQ(rewound.error_code(), grpc::FAILED_PRECONDITION);
   EXPECT_THAT(rewound.error_message(), HasSubstr("rewound to step 70"));
+  trainer.token = AttachFresh("r1").session_token();  // once the rewind is done, which sessions hear of first
   EXPECT_EQ(Sample("ballast_loss_spikes_total{run_id=\"r1\"}"), "1");
   EXPECT_EQ(Status("r1").step(), 70u);
   EXPECT_EQ(Sample("ballast_spike_actions_total{action=\"rewind\",run_id=\"r1\"}"), "1");
   EXPECT_EQ(Sample("ballast_rewinds_total{reason=\"spike\",run_id=\"r1\"}"), "1");
-
-  trainer.token = AttachFresh("r1").session_token();
   trainer.wire = std::make_unique<Wire>(trainer_.get());
   ASSERT_TRUE(trainer.wire->Open(trainer.token));
   trainer.reference = Replayed(trainer.spec, 70);  // the bits of one that never left that step
