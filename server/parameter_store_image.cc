@@ -1,23 +1,10 @@
 // Images of the store: all of its weights and state once more, in host memory, or one tensor's weights.
-#include <span>
 #include <utility>
 
 #include "server/parameter_store.h"
 #include "server/status_macros.h"
 
 namespace ballast {
-namespace {
-
-// Of the planes before this one, those that hold weights.
-uint64_t WeightBytesBefore(std::span<const kernels::Plane> planes, size_t plane, uint64_t elements) {
-  uint64_t bytes = 0;
-  for (size_t p = 0; p < plane; ++p) {
-    if (planes[p].kind == kernels::Kind::kWeights) bytes += AlignedPlaneBytes(planes[p], elements);
-  }
-  return bytes;
-}
-
-}  // namespace
 
 uint64_t StoreImage::bytes() const {
   uint64_t sum = 0;
@@ -41,8 +28,7 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage(uint32_t only) const {
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
   StoreImage image{.shards = {}, .only = only};
   Device* const device = environment_.devices[environment_.plan->placement.shard_of[only]];
-  ASSIGN_OR_RETURN(DeviceBuffer room,
-                   device->Allocate(WeightBytesBefore(planes, planes.size(), t.elements), Place::kAside));
+  ASSIGN_OR_RETURN(DeviceBuffer room, device->Allocate(WeightBytes(planes, planes.size(), t.elements), Place::kAside));
   image.shards.push_back(std::move(room));
   return image;
 }
@@ -51,7 +37,7 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage(uint32_t only) const {
 std::byte* ParameterStore::PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  if (image.only) return image.shards[0].data() + WeightBytesBefore(planes, plane, t.elements);
+  if (image.only) return image.shards[0].data() + WeightBytes(planes, plane, t.elements);
   const size_t kind = Index(planes[plane].kind);
   uint64_t offset = spots_[tensor].offset[plane];
   for (size_t k = 0; k < kind; ++k) offset += ShardOf(tensor).buffers[k].bytes();

@@ -48,14 +48,6 @@ struct Shard {
   uint64_t all_slabs = 0, largest_slab = 0, largest_tensor = 0;
 };
 
-uint64_t WeightBytes(const RunSpec& spec, const TensorSpec& t) {
-  uint64_t bytes = 0;
-  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
-    if (plane.kind == kernels::Kind::kWeights) Add(&bytes, AlignedPlaneBytes(plane, t.elements));
-  }
-  return bytes;
-}
-
 void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
   PlanBytes& bytes = shard->plan.bytes;
   for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
@@ -124,7 +116,8 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
     const TensorSpec& t = spec.tensors[i];
     AddTensor(spec, t, &shards[plan.placement.shard_of[i]]);
     AddServing(spec, t, &plan);
-    plan.copy_bytes = std::max(plan.copy_bytes, WeightBytes(spec, t));
+    const auto planes = spec.groups[t.group].kernel->planes;
+    plan.copy_bytes = std::max(plan.copy_bytes, WeightBytes(planes, planes.size(), t.elements));
     Add(&plan.groups[t.group].parameters, t.elements);
     Add(&plan.parameters, t.elements);
     Add(&plan.push_bytes, GradientBytes(t));

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "server/placement.h"
@@ -84,6 +85,14 @@ inline constexpr uint64_t kChunksBeyondCredit = 2;
 
 inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
   return AlignUp(kernels::PlaneBytes(plane, elements));
+}
+// Of a tensor's first `count` planes, those that hold weights.
+inline uint64_t WeightBytes(std::span<const kernels::Plane> planes, size_t count, uint64_t elements) {
+  uint64_t bytes = 0;
+  for (const kernels::Plane& plane : planes.first(count)) {
+    if (plane.kind == kernels::Kind::kWeights) bytes = Sum(bytes, AlignedPlaneBytes(plane, elements));
+  }
+  return bytes;
 }
 // What a tensor's gradient takes in the pool: as it came, or as a sum.
 inline kernels::WireIndex SlabFormat(const RunSpec& spec, const TensorSpec& t) {
