@@ -17,6 +17,7 @@
 #include "server/spike_score.h"
 #include "server/spikes.h"
 #include "server/step_machine.h"
+#include "server/version.h"
 
 namespace ballast {
 
@@ -86,10 +87,6 @@ class RunMetrics {
   virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike
   virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | failed
-};
-
-struct BuildInfo {
-  std::string version, revision, compiler, cuda;
 };
 
 // Where times come from; tests have their own.

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "server/parameter_store.h"
-#include "server/rank_stream.h"
 #include "server/snapshot_ring.h"
 #include "server/weight_copies.h"
+#include "server/weight_sink.h"
 
 namespace ballast {
 

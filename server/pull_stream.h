@@ -12,8 +12,8 @@
 #include "absl/synchronization/mutex.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
-#include "server/rank_stream.h"
 #include "server/rpc.h"
+#include "server/weight_sink.h"
 
 namespace ballast {
 

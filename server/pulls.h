@@ -16,8 +16,8 @@
 
 #include "server/digest_job.h"
 #include "server/pull_job.h"
-#include "server/rank_stream.h"
 #include "server/weight_copies.h"
+#include "server/weight_sink.h"
 
 namespace ballast {
 

@@ -10,33 +10,12 @@
 
 #include "absl/status/status.h"
 
+#include "server/closed_step.h"
 #include "server/payload.h"
-#include "server/spikes.h"
 #include "server/step_machine.h"
-#include "server/weight_piece.h"
+#include "server/weight_sink.h"
 
 namespace ballast {
-
-// A step after it closed. Weights of `not_applied` tensors did not change.
-struct ClosedStep {
-  uint64_t step = 0;
-  Outcome outcome = Outcome::kApplied;
-  std::string reason;  // a word
-  std::string detail;  // for people
-  std::vector<uint32_t> not_applied;
-  std::vector<uint32_t> left_out = {};  // ranks
-  double grad_norm = 0;                 // before clipping
-  double clip_coefficient = 1;
-  uint64_t nonfinite_tensors = 0;
-  uint64_t rejected_blocks = 0;
-  std::vector<SpikeEvent> spikes = {};
-};
-
-// A trainer's own state, opaque here, and the step that it belongs to.
-struct ClientState {
-  uint64_t step = 0;
-  std::string bytes;
-};
 
 // From the rank, in the order sent; checked by the edge against the run's spec.
 namespace message {
@@ -82,12 +61,6 @@ using RankMessage = std::variant<message::StepBegin, message::MicroBegin, messag
                                  message::StepEnd, message::Bad>;
 
 // To the rank.
-struct WeightsChunk {
-  uint64_t step = 0;
-  uint32_t tensor = 0;
-  uint64_t chunk = 0;
-  bool last = false;  // of the tensor that the rank receives
-};
 namespace output {
 struct Opened {};
 struct Credit {
@@ -101,26 +74,7 @@ struct Drain {
 }  // namespace output
 using StreamOutput = std::variant<output::Opened, output::Credit, output::Drain, WeightsChunk, ClosedStep>;
 
-// An outgoing stream as its run sees it. Shared by its lane (until the call is over) and the run (until it has let go).
-// Called on the strand.
-class WeightSink {
- public:
-  virtual ~WeightSink() = default;
-  // Swaps the piece's data into the message and writes it, unless it is in the stream's memory already. One write at a
-  // time, each answered once by OnWritten of the run, after which TakeBack swaps the memory back. False: the stream is
-  // over, `piece` stays, no answer comes.
-  virtual bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) = 0;
-  virtual void TakeBack(WeightPiece* piece) = 0;
-  // Before a piece is encoded: memory of the stream's for it, if it wants it there. False: not now; Run::OnRoom says
-  // when to ask again. Unlend: the piece was not written after all.
-  virtual bool Lend(WeightPiece*) { return true; }
-  virtual void Unlend(WeightPiece*) {}
-  // Ends the stream. Later writes return false. Idempotent: the first status stands.
-  virtual void Finish(absl::Status status) = 0;
-  // Ends it at once, whatever the peer does.
-  virtual void Cancel() = 0;
-};
-
+// The stream of a rank, whichever transport carries it. Called on the strand.
 class RankStream : public WeightSink {
  public:
   virtual bool Write(const StreamOutput& output) = 0;  // anything but WeightsChunk; answered like WriteWeights

@@ -9,9 +9,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
+#include "server/closed_step.h"
 #include "server/metrics.h"
 #include "server/plan.h"
-#include "server/rank_stream.h"
 
 namespace ballast {
 

@@ -22,8 +22,8 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 
+#include "server/closed_step.h"
 #include "server/parameter_store.h"
-#include "server/rank_stream.h"
 #include "server/run_spec.h"
 #include "server/spike_detector.h"
 #include "server/tensor_clip.h"

@@ -10,9 +10,9 @@
 #include <optional>
 #include <vector>
 
+#include "server/closed_step.h"
 #include "server/layers.h"
 #include "server/metrics.h"
-#include "server/rank_stream.h"
 #include "server/run_spec.h"
 #include "server/run_status.h"
 #include "server/spike_detector.h"

@@ -3,9 +3,11 @@
 
 #include <string>
 
-#include "server/metrics.h"
-
 namespace ballast {
+
+struct BuildInfo {
+  std::string version, revision, compiler, cuda;
+};
 
 std::string Version();
 std::string Revision();  // of git; "unknown" outside a checkout
