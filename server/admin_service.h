@@ -3,30 +3,18 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <string>
-
 #include "ballast/v1/admin.grpc.pb.h"
-#include "server/clock.h"
 #include "server/config.h"
-#include "server/devices.h"
+#include "server/daemon_status.h"
 #include "server/rpc.h"
 
 namespace ballast {
 
 class AdminService final : public v1::AdminService::CallbackService {
  public:
-  struct Options {
-    RpcEnvironment environment;
-    Config::Limits limits;
-    std::string ops_address;
-  };
-  explicit AdminService(Options options) : options_(std::move(options)) {}
-
-  // What the reading calls answer.
-  v1::GetServerResponse DescribeServer() const;
-  v1::ListRunsResponse DescribeRuns() const;
-  absl::StatusOr<v1::GetRunResponse> DescribeRun(const std::string& run_id) const;
-  absl::StatusOr<v1::GetHistoryResponse> DescribeHistory(const v1::GetHistoryRequest& request) const;
+  // `status` outlives it.
+  AdminService(const RpcEnvironment& environment, const Config::Limits& limits, const DaemonStatus* status)
+      : environment_(environment), limits_(limits), status_(status) {}
 
   grpc::ServerUnaryReactor* GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest* request,
                                       v1::GetServerResponse* response) override;
@@ -44,12 +32,11 @@ class AdminService final : public v1::AdminService::CallbackService {
                                        v1::GetHistoryResponse* response) override;
 
  private:
-  // As it would be placed now.
-  v1::RunPlan PlanNow(const RunSpec& spec) const;
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, RpcRecord record, const absl::Status& status);
 
-  const Options options_;
-  const double begin_s_ = MonotonicSeconds();
+  const RpcEnvironment environment_;
+  const Config::Limits limits_;
+  const DaemonStatus* const status_;
 };
 
 }  // namespace ballast

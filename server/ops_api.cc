@@ -71,11 +71,11 @@ absl::StatusOr<std::string> OpsApi::Make(const std::string& path, const std::str
   if (!query.empty() && !is_history) {
     return absl::InvalidArgumentError(absl::StrCat("/api/v1/", path, " takes no query, got '", query, "'"));
   }
-  if (path == "status") return ToJson(admin_->DescribeServer());
-  if (path == "runs") return ToJson(admin_->DescribeRuns());
+  if (path == "status") return ToJson(status_->GetServer());
+  if (path == "runs") return ToJson(status_->ListRuns());
   if (is_history) {
     ASSIGN_OR_RETURN(const v1::GetHistoryRequest request, ToHistoryRequest(parts[1], query));
-    ASSIGN_OR_RETURN(const v1::GetHistoryResponse history, admin_->DescribeHistory(request));
+    ASSIGN_OR_RETURN(const v1::GetHistoryResponse history, status_->GetHistory(request));
     return ToJson(history);
   }
   const bool is_run = parts.size() == 2 && parts[0] == "runs";
@@ -83,7 +83,7 @@ absl::StatusOr<std::string> OpsApi::Make(const std::string& path, const std::str
   if (!is_run && !is_spec) {
     return absl::NotFoundError("Not found; there are /api/v1/status, runs, runs/ID, runs/ID/spec and runs/ID/history");
   }
-  ASSIGN_OR_RETURN(v1::GetRunResponse run, admin_->DescribeRun(parts[1]));
+  ASSIGN_OR_RETURN(v1::GetRunResponse run, status_->GetRun(parts[1]));
   if (is_run) return ToJson(run.status());
   run.mutable_spec()->clear_tensors();  // up to 100,000
   return ToJson(run.spec());

@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
-#include "server/admin_service.h"
+#include "server/daemon_status.h"
 #include "server/ops_http.h"
 
 namespace ballast {
@@ -29,7 +29,7 @@ class OpsApi {
   static constexpr double kFreshS = 0.5;
   static constexpr uint32_t kMostSteps = 500;
 
-  explicit OpsApi(const AdminService* admin) : admin_(admin) {}
+  explicit OpsApi(const DaemonStatus* status) : status_(status) {}
 
   // `path`: what follows /api/v1/. 400 says what is wanted, 404 what there is.
   OpsResponse Answer(const std::string& path, const std::string& query);
@@ -41,7 +41,7 @@ class OpsApi {
   };
   absl::StatusOr<std::string> Make(const std::string& path, const std::string& query) const;
 
-  const AdminService* const admin_;
+  const DaemonStatus* const status_;
   absl::Mutex mu_;
   std::map<std::string, Kept> kept_ ABSL_GUARDED_BY(mu_);  // by path?query
 };

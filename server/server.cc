@@ -18,6 +18,7 @@
 
 #include "server/admin_service.h"
 #include "server/connection_table.h"
+#include "server/daemon_status.h"
 #include "server/descriptors.h"
 #include "server/devices.h"
 #include "server/log.h"
@@ -89,7 +90,8 @@ class GrpcServer final : public Server {
         message_bytes_(config.limits.message_bytes),
         open_timeout_s_(config.limits.open_timeout_s),
         trainer_(environment(), config.limits),
-        admin_({.environment = environment(), .limits = config.limits, .ops_address = std::move(ops_address)}) {}
+        status_(&devices_, &runs_, std::move(ops_address)),
+        admin_(environment(), config.limits, &status_) {}
   ~GrpcServer() override { Stop(); }
 
   absl::Status Listen(const Config& config);
@@ -121,8 +123,9 @@ class GrpcServer final : public Server {
   const uint32_t message_bytes_;
   const double open_timeout_s_;
   TrainerService trainer_;
+  DaemonStatus status_;
   AdminService admin_;
-  OpsApi api_{&admin_};
+  OpsApi api_{&status_};
   std::string address_;
   std::string shm_socket_;  // set before the first call; empty: no shared memory
   std::atomic<bool> stopped_ = false;

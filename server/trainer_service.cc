@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/protocol_version.h"
 
 #include "server/canonical_spec.h"
 #include "server/convert.h"

@@ -9,9 +9,6 @@
 
 namespace ballast {
 
-inline constexpr uint32_t kProtocolMin = 1;
-inline constexpr uint32_t kProtocolMax = 1;
-
 class TrainerService final : public v1::TrainerService::CallbackService {
  public:
   TrainerService(const RpcEnvironment& environment, const Config::Limits& limits)

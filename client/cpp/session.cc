@@ -2,13 +2,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/protocol_version.h"
 
 #include "client/cpp/retry.h"
 
 namespace ballast {
 namespace {
 
-constexpr uint32_t kProtocol = 1;
 // The digests take a pass over all weights on the daemon.
 constexpr absl::Duration kAttachTimeout = absl::Seconds(120);
 constexpr absl::Duration kServerTimeout = absl::Seconds(1);
@@ -18,8 +18,8 @@ v1::AttachRequest Request(const AttachOptions& options) {
   request.set_run_id(options.run_id);
   request.set_rank(options.rank);
   request.set_world(options.world);
-  request.set_protocol_min(kProtocol);
-  request.set_protocol_max(kProtocol);
+  request.set_protocol_min(kProtocolMin);
+  request.set_protocol_max(kProtocolMax);
   request.add_features("held_whole");
   request.set_client_version("ballast-cpp/" BALLAST_CLIENT_VERSION);
   return request;

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/protocol_version.h"
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/http_probe.h"
@@ -15,8 +16,6 @@
 
 namespace ballast::ctl {
 namespace {
-
-constexpr uint32_t kProtocol = 1;
 
 enum class Level { kOk, kWarn, kFail };
 struct Finding {
@@ -46,8 +45,8 @@ Finding CheckState(const v1::GetServerResponse& server) {
 
 Finding CheckProtocol(const v1::GetServerResponse& server) {
   const std::string range = absl::StrCat("the daemon speaks ", server.protocol_min(), " to ", server.protocol_max(),
-                                         ", this client ", kProtocol);
-  if (server.protocol_min() <= kProtocol && kProtocol <= server.protocol_max())
+                                         ", this client ", kProtocolMin, " to ", kProtocolMax);
+  if (server.protocol_min() <= kProtocolMax && kProtocolMin <= server.protocol_max())
     return {Level::kOk, "protocol", range, ""};
   return {Level::kFail, "protocol", range, "install the same release on both sides"};
 }
