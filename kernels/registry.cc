@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/lanes/tables.h"
-#include "kernels/random.h"
+#include "kernels/cpu/tables.h"
+#include "kernels/math/random.h"
 
 namespace ballast::kernels {
 namespace {

@@ -19,16 +19,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-#include "server/config.h"
-#include "server/descriptors.h"
-#include "server/log.h"
-#include "server/machine.h"
-#include "server/metrics.h"
-#include "server/ops_http.h"
-#include "server/sd_notify.h"
+#include "server/base/descriptors.h"
+#include "server/base/host.h"
+#include "server/base/log.h"
+#include "server/base/sd_notify.h"
+#include "server/base/version.h"
+#include "server/config/config.h"
+#include "server/metrics/metrics.h"
+#include "server/ops/ops_http.h"
+#include "server/ops/watchdog.h"
 #include "server/server.h"
-#include "server/version.h"
-#include "server/watchdog.h"
 
 extern char** environ;
 

@@ -9,10 +9,10 @@
 
 #include "absl/status/statusor.h"
 
-#include "server/config.h"
-#include "server/device.h"
-#include "server/metrics.h"
-#include "server/ops_http.h"
+#include "server/config/config.h"
+#include "server/device/device.h"
+#include "server/metrics/metrics.h"
+#include "server/ops/ops_http.h"
 
 namespace ballast {
 

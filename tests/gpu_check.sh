@@ -8,7 +8,7 @@
 #   --results FILE   default tests/bench/results/gpu.md
 #
 # Needs bash, g++, nvcc and python3, nothing else. Builds into build/gpu-check with the options of kernels/CMakeLists.txt,
-# then runs: the identity of CPU and GPU (tests/kernels/gpu_identity.cc), a small part of it under compute-sanitizer's
+# then runs: the identity of CPU and GPU (tests/kernels/cuda/gpu_identity.cc), a small part of it under compute-sanitizer's
 # memcheck and racecheck, the benchmark (tests/bench/gpu_bench.cc), optimizers of others as far as python3 can import
 # them (tests/bench/gpu_peers.py), and training against build/portable where that folder is there (`deploy/setup.sh
 # portable`; tests/bench/gpu_training.py). Every part has a budget; what does not fit is stopped, and FILE says so; a
@@ -106,21 +106,21 @@ units() {
   cuda+=" --expt-relaxed-constexpr -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"
   cuda+=" -DBALLAST_CUDA_PARTS=$CUDA_PARTS"
   for ((part = 0; part < CUDA_PARTS; part++)); do
-    echo "kernels/updates_$part kernels/cuda_updates.cu $cuda -DBALLAST_UNIT=cuda_unit_$part -DBALLAST_PART=$part"
+    echo "kernels/updates_$part kernels/cuda/cuda_updates.cu $cuda -DBALLAST_UNIT=cuda_unit_$part -DBALLAST_PART=$part"
   done
-  for source in kernels/lanes/*.cc; do
+  for source in kernels/cpu/*.cc; do
     name=$(basename "$source" .cc)
     if has_lane "$name"; then echo "kernels/$name $source g++ $lane $(lane_options "$name")"; fi
   done
-  for source in kernels/*.cu kernels/*.cc; do
+  for source in kernels/cuda/*.cu kernels/*.cc; do
     name=$(basename "${source%.*}")
     case $source in
-      kernels/cuda_updates.cu) ;; # in parts
+      kernels/cuda/cuda_updates.cu) ;; # in parts
       *.cu) echo "kernels/$name $source $cuda -DBALLAST_UNIT=cuda_unit" ;;
       *) echo "kernels/$name $source g++ $lane" ;;
     esac
   done
-  for source in tests/kernels/gpu_identity*.cc; do
+  for source in tests/kernels/cuda/gpu_identity*.cc; do
     echo "gpu_identity/$(basename "$source" .cc) $source g++ $host"
   done
   echo "gpu_bench/gpu_bench tests/bench/gpu_bench.cc g++ $host"

@@ -113,41 +113,39 @@ def dependency_direction(sources: list[Source]) -> list[str]:
     return wrong
 
 
-# The rings of server/; what is in neither set is stateful. Pure code decides. The edge alone talks to sockets and gRPC.
-PURE = set("accounts coverage first_fit index_set layers payload placement plan run_spec running_window".split())
-PURE |= {"saturating", "status_macros", "step_verdict", "tensor_clip", "utf8"}
-PURE_PREFIXES = ("reduc", "spike", "step_machine")
-EDGE = set("main server rpc ops_api ops_http trainer_service admin_service load_stream pull_stream".split())
-EDGE_PREFIXES = ("self_check", "shm_", "tcp_", "train_")
-# These turn wire messages into values, hold them, or read the list of RPCs or configuration keys: Protobuf, no gRPC.
-PROTOBUF = ("canonical_spec", "config", "convert", "metrics", "response_queue")  # and what these begin
-WORLD = re.compile(r"(grpc|grpcpp|yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
+# The rooms of server/, in order: each includes only itself and those before it, and what lies in server/ itself, all.
+ROOMS = "base stability config spec step plan device store metrics run convert rpc shm ops".split()
+PURE = {"stability", "spec", "step", "plan"}  # they decide: no threads, clocks or sockets
+MESSAGES = {"config", "metrics", "convert", "rpc", "shm", "ops", ""}  # Protobuf
+TRANSPORTS = {"rpc", "shm", ""}  # gRPC
+WORLD = re.compile(r"(yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
 
 
-def ring(path: str) -> str:
-    stem = Path(path).stem
-    if stem in EDGE or stem.startswith(EDGE_PREFIXES):
-        return "edge"
-    return "pure" if stem in PURE or stem.startswith(PURE_PREFIXES) else "stateful"
+def room_of(path: str) -> str:
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 else ""
 
 
-def server_rings(sources: list[Source]) -> list[str]:
+def server_rooms(sources: list[Source]) -> list[str]:
     wrong = []
     for source in sources:
         if not source.is_cpp or source.folder != "server":
             continue
-        own = ring(source.path)
+        own = room_of(source.path)
+        if own and own not in ROOMS:
+            wrong.append(f"{source.path}: no room of that name; there are {', '.join(ROOMS)}")
+            continue
+        allowed = ROOMS[: ROOMS.index(own) + 1] if own else [*ROOMS, ""]
         for line, name, _ in includes(source):
             where = f"{source.path}:{line}"
-            theirs = ring(name) if name.startswith("server/") else ""
-            if own != "edge" and theirs == "edge":
-                wrong.append(f"{where}: an inner ring must not include the edge ({name})")
-            if own == "pure" and (theirs == "stateful" or WORLD.match(name)):
-                wrong.append(f"{where}: a pure module must not include {name}")
-            if own != "edge" and (name.startswith(("grpc/", "grpcpp/")) or name.endswith(".grpc.pb.h")):
-                wrong.append(f"{where}: only the edge ({', '.join(sorted(EDGE))}) includes gRPC, here {name}")
-            elif own != "edge" and name.endswith(".pb.h") and not Path(source.path).stem.startswith(PROTOBUF):
-                wrong.append(f"{where}: only the edge and {', '.join(PROTOBUF)} include messages, here {name}")
+            if name.startswith("server/") and room_of(name) not in allowed:
+                wrong.append(f"{where}: {own} must not include {name}; it may: {', '.join(allowed)}")
+            if own in PURE and WORLD.match(name):
+                wrong.append(f"{where}: {own} decides, and must not include {name}")
+            if own not in TRANSPORTS and (name.startswith(("grpc/", "grpcpp/")) or name.endswith(".grpc.pb.h")):
+                wrong.append(f"{where}: only rpc and shm include gRPC, here {name}")
+            elif own not in MESSAGES and name.endswith(".pb.h"):
+                wrong.append(f"{where}: only {', '.join(sorted(MESSAGES - {''}))} include messages, here {name}")
     return wrong
 
 
@@ -255,7 +253,7 @@ def function_length(sources: list[Source]) -> list[str]:
 
 # --- words and names ------------------------------------------------------------------------------------------------
 
-PROGRAM = re.compile(r"server/(main|config\w*)\.cc|client/cpp/\w*(main|ctl|example)\w*\.cc|client/cpp/ctl/.*")
+PROGRAM = re.compile(r"server/(main|config/\w*)\.cc|client/cpp/(ctl|examples)/.*")
 
 
 @dataclass(frozen=True)
@@ -351,8 +349,8 @@ def forbidden_text(sources: list[Source]) -> list[str]:
 
 
 def metric_names(sources: list[Source]) -> list[str]:
-    """Every ballast_ metric that a rule or a dashboard reads is listed in server/METRICS.md."""
-    listed = next((source.text for source in sources if source.path == "server/METRICS.md"), "")
+    """Every ballast_ metric that a rule or a dashboard reads is listed in server/metrics/METRICS.md."""
+    listed = next((source.text for source in sources if source.path == "server/metrics/METRICS.md"), "")
     known = set(re.findall(r"\bballast_[a-z0-9_]+", listed))
     wrong = []
     for source in sources:
@@ -363,7 +361,7 @@ def metric_names(sources: list[Source]) -> list[str]:
             family = re.sub(r"_(bucket|sum|count)$", "", name)
             if name not in known and family not in known:
                 line = source.text.count("\n", 0, match.start()) + 1
-                wrong.append(f"{source.path}:{line}: {name} is not in server/METRICS.md")
+                wrong.append(f"{source.path}:{line}: {name} is not in server/metrics/METRICS.md")
     return wrong
 
 
@@ -386,7 +384,7 @@ def alerts_have_runbooks(sources: list[Source]) -> list[str]:
 
 RULES = [
     dependency_direction,
-    server_rings,
+    server_rooms,
     include_paths,
     file_length,
     function_length,

@@ -5,13 +5,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-#include "client/cpp/connection.h"
-#include "client/cpp/lane_choice.h"
-#include "client/cpp/retry.h"
-#include "client/cpp/session.h"
-#include "client/cpp/step_stream.h"
-#include "client/cpp/tensor_table.h"
-#include "client/cpp/weight_transfer.h"
+#include "client/cpp/stream/session.h"
+#include "client/cpp/stream/step_stream.h"
+#include "client/cpp/stream/weight_transfer.h"
+#include "client/cpp/transport/connection.h"
+#include "client/cpp/transport/lane_choice.h"
+#include "client/cpp/transport/retry.h"
+#include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {
 namespace {

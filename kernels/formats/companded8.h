@@ -14,7 +14,7 @@
 
 #include "kernels/formats/bf16.h"
 #include "kernels/formats/format.h"
-#include "kernels/random.h"
+#include "kernels/math/random.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {

@@ -19,7 +19,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/lanes/scalar.h"
+#include "kernels/simd/scalar.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {

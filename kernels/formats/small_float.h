@@ -4,7 +4,7 @@
 // makes no infinity; an infinity stays one, or becomes NaN where the format has none.
 #pragma once
 
-#include "kernels/lanes/scalar.h"
+#include "kernels/simd/scalar.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {

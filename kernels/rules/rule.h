@@ -9,8 +9,8 @@
 #include <limits>
 #include <span>
 
-#include "kernels/lanes/scalar.h"
 #include "kernels/registry.h"
+#include "kernels/simd/scalar.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {

@@ -28,7 +28,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/lanes/tables.h"
+#include "kernels/cpu/tables.h"
 #include "kernels/registry.h"
 #include "tests/bench/mimic.h"
 

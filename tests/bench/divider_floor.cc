@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "kernels/lanes/lane.h"
+#include "kernels/simd/lane.h"
 
 namespace ballast::kernels {
 namespace {

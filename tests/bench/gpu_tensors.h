@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/registry.h"
-#include "tests/kernels/device_memory.h"
+#include "tests/kernels/cuda/device_memory.h"
 
 namespace ballast::kernels {
 

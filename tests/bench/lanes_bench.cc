@@ -28,9 +28,9 @@
 #include "absl/synchronization/mutex.h"
 #include "proto/checksum.h"
 
-#include "client/cpp/connection.h"
-#include "client/cpp/grpc_lane.h"
-#include "client/cpp/shm_lane.h"
+#include "client/cpp/transport/connection.h"
+#include "client/cpp/transport/grpc_lane.h"
+#include "client/cpp/transport/shm_lane.h"
 #include "tests/bench/lanes_peer.h"
 
 namespace ballast::bench {

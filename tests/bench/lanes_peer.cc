@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "proto/checksum.h"
-#include "proto/shm_bell.h"
-#include "proto/shm_record.h"
-#include "proto/shm_slots.h"
-#include "proto/shm_socket.h"
+#include "proto/shm/bell.h"
+#include "proto/shm/record.h"
+#include "proto/shm/slots.h"
+#include "proto/shm/socket.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
 

@@ -25,8 +25,8 @@ WORK = ROOT / "build" / "port-pressure"
 LANES = {"avx2": ("Avx2Lane", "znver3", "avx2", 8), "avx512": ("Avx512Lane", "icelake-server", "avx512vl", 16)}
 APPLY = ("apply, statistics off", "apply, statistics on")
 ENCODE = ("encode, nearest", "encode, stochastic")
-SOURCE = """#include "kernels/lanes/{lane}.h"
-#include "kernels/cpu_tables.h"
+SOURCE = """#include "kernels/simd/{lane}.h"
+#include "kernels/cpu/cpu_tables.h"
 
 namespace ballast::kernels {{
 void Run(const Update& update, TileStatistics* statistics) {{
@@ -47,7 +47,7 @@ def lane_command(lane: str) -> list[str]:
     """The compiler and the options that kernels/CMakeLists.txt gives the lane's unit, without files."""
     run("cmake", "-S", "kernels", "-B", WORK, "-G", "Ninja", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
     units = json.loads((WORK / "compile_commands.json").read_text())
-    unit = next(unit for unit in units if unit["file"].endswith(f"lanes/{lane}.cc"))
+    unit = next(unit for unit in units if unit["file"].endswith(f"cpu/{lane}.cc"))
     words = shlex.split(unit["command"])
     return words[: words.index("-o")]
 
@@ -102,7 +102,7 @@ def divider(lane: str, command: list[str]) -> tuple[float, float] | None:
     if flag not in Path("/proc/cpuinfo").read_text():
         return None
     program = WORK / "divider_floor"
-    lane_options = ["-include", f"kernels/lanes/{lane}.h", f"-DBALLAST_LANE={type_name}"]
+    lane_options = ["-include", f"kernels/simd/{lane}.h", f"-DBALLAST_LANE={type_name}"]
     run(*command, *lane_options, HERE / "divider_floor.cc", "-o", program)
     return tuple(map(float, run(program).split()))
 

@@ -1,11 +1,11 @@
-// The random bits of kernels/random.h against fmix64(c + e * golden), the plain 64-bit form they were chosen over: an
-// element's words to memory, as one block of the kernel wants them. Compiled once for each RANDOM_FORM; time is for
+// The random bits of kernels/math/random.h against fmix64(c + e * golden), the plain 64-bit form they were chosen over:
+// an element's words to memory, as one block of the kernel wants them. Compiled once for each RANDOM_FORM; time is for
 // kCount elements, items are elements.
 #include <benchmark/benchmark.h>
 
 #include <string_view>
 
-#include "kernels/random.h"
+#include "kernels/math/random.h"
 
 namespace ballast::kernels {
 namespace {

@@ -25,7 +25,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/client.h"
-#include "client/cpp/wire_format.h"
+#include "client/cpp/wire/wire_format.h"
 
 namespace ballast::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 
-#include "server/log.h"
+#include "server/base/log.h"
 #include "tests/chaos/chaos.h"
 
 namespace {

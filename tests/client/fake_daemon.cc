@@ -4,8 +4,8 @@
 
 #include "proto/checksum.h"
 
-#include "client/cpp/bitmap.h"
-#include "client/cpp/tensor_table.h"
+#include "client/cpp/wire/bitmap.h"
+#include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "server/metrics.h"
-#include "server/ops_http.h"
+#include "server/metrics/metrics.h"
+#include "server/ops/ops_http.h"
 #include "server/server.h"
 
 namespace ballast {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "client/cpp/client.h"
-#include "client/cpp/tensor_table.h"
+#include "client/cpp/wire/tensor_table.h"
 #include "tests/client/fake_daemon.h"
 
 namespace ballast {

@@ -26,7 +26,7 @@ def check(*command, cwd=ROOT):
     return result.stdout
 
 
-METRICS = (ROOT / "server" / "METRICS.md").read_text()
+METRICS = (ROOT / "server" / "metrics" / "METRICS.md").read_text()
 RULES = [DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml")]
 ALERTS = (DEPLOY / "prometheus" / "alerts.yml").read_text()
 ALERT_NAMES = sorted(set(re.findall(r"- alert: (\w+)", ALERTS)))

@@ -115,7 +115,7 @@ def test_sigterm_drains_and_exits_0(tmp_path):
 def test_the_metrics_table_is_current():
     described = run(BALLASTD, "--describe-metrics")
     assert described.returncode == 0, described.stderr
-    assert described.stdout == (ROOT / "server" / "METRICS.md").read_text()
+    assert described.stdout == (ROOT / "server" / "metrics" / "METRICS.md").read_text()
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@
 
 #include "proto/checksum.h"
 
-#include "server/convert.h"
+#include "server/convert/convert.h"
 #include "tests/fuzz/input.h"
 
 namespace ballast::fuzz {

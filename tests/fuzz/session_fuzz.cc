@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "tests/fuzz/input.h"
-#include "tests/server/step_simulator_checker.h"
-#include "tests/server/step_text.h"
+#include "tests/server/step/step_simulator_checker.h"
+#include "tests/server/step/step_text.h"
 
 namespace ballast::fuzz {
 namespace {

@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "proto/shm_record.h"
-#include "proto/shm_slots.h"
+#include "proto/shm/record.h"
+#include "proto/shm/slots.h"
 
 #include "tests/fuzz/input.h"
 

@@ -2,7 +2,7 @@
 // every byte of the planes alone.
 #include <gtest/gtest.h>
 
-#include "kernels/lanes/tables.h"
+#include "kernels/cpu/tables.h"
 #include "tests/kernels/adversarial.h"
 #include "tests/kernels/tensor.h"
 

@@ -8,11 +8,11 @@
 #include <set>
 #include <thread>
 
-#include "kernels/lanes/tables.h"
+#include "kernels/cpu/tables.h"
 #include "tests/kernels/adversarial.h"
+#include "tests/kernels/cpu/unoptimized_kernels.h"
 #include "tests/kernels/probe.h"
 #include "tests/kernels/tensor.h"
-#include "tests/kernels/unoptimized_kernels.h"
 
 namespace ballast::kernels {
 namespace {

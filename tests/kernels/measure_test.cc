@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/lanes/tables.h"
+#include "kernels/cpu/tables.h"
 #include "tests/kernels/adversarial.h"
 #include "tests/kernels/tensor.h"
 

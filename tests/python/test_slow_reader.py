@@ -1,5 +1,5 @@
 """A rank that reads 10 KB/s: its peers and other runs do not feel it, and it ends with their bits. What the daemon holds for
-one that reads nothing is tests/server/slow_rank_rpc_test.cc's."""
+one that reads nothing is tests/server/rpc/slow_rank_rpc_test.cc's."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "server/clock.h"
-#include "server/log.h"
+#include "server/base/clock.h"
+#include "server/base/log.h"
 
 namespace ballast::testing {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "ballast/v1/run.pb.h"
-#include "server/convert.h"
+#include "server/convert/convert.h"
 
 namespace ballast::testing {
 

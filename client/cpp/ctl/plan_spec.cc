@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-#include "client/cpp/format_rules.h"
+#include "client/cpp/wire/format_rules.h"
 
 namespace ballast::ctl {
 namespace {

@@ -1,0 +1,256 @@
+#include "client/cpp/stream/open_step.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
+
+#include "client/cpp/wire/bitmap.h"
+
+namespace ballast {
+
+OpenStep::OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t micros, absl::Time now)
+    : tensors_(tensors),
+      begin_(std::move(begin)),
+      micros_(micros),
+      outbox_(tensors.size()),
+      arrivals_(tensors.size()),
+      losses_(micros),
+      began_at_(now) {}
+
+absl::Status OpenStep::MayPush(uint32_t tensor) const {
+  if (ended()) {
+    return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " after EndStep of step ",
+                                                      number(), "; wait for its result, then BeginStep"));
+  }
+  if (!outbox_.pushed(outbox_.micro(), tensor)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(tensors_.Name(tensor), " was pushed before in step ", number(),
+                                                    "; one gradient per tensor and ",
+                                                    micros_ > 1 ? "micro-batch" : "step"));
+}
+
+void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
+  outbox_.Add(tensor, std::move(chunks));
+  if (!result_) return;
+  std::vector<std::string> freed;  // the daemon closed the step already
+  outbox_.FreeAll(&freed);
+}
+
+absl::Status OpenStep::MayEndMicro() const {
+  if (outbox_.micro() + 1 < micros_ && !ended()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("EndMicro in the last of ", micros_, " micro-batches of step ",
+                                                    number(), "; call EndStep, or begin the step with more"));
+}
+
+void OpenStep::EndMicro(std::optional<double> loss, bool next_is_last) {
+  losses_[outbox_.micro()] = loss;
+  outbox_.BeginMicro();
+  if (next_is_last) micros_ = outbox_.micro() + 1;
+}
+
+absl::Status OpenStep::MayEnd() const {
+  if (ended()) {
+    return absl::FailedPreconditionError(absl::StrCat("EndStep of step ", number(), " was called before"));
+  }
+  if (outbox_.micro() + 1 == micros_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("EndStep in micro-batch ", outbox_.micro() + 1, " of ", micros_,
+                                                    " of step ", number(), "; call EndMicro after each but the last"));
+}
+
+std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, v1::StepEnd end, absl::Time now) {
+  end_ = std::move(end);
+  losses_[outbox_.micro()] = loss;
+  ended_at_ = now;
+  timing_.backward_s = absl::ToDoubleSeconds(now - began_at_);
+  timing_.pushed_bytes_in_backward = timing_.pushed_bytes;
+  timing_.pulled_bytes_in_backward = timing_.pulled_bytes;
+  return promise_.get_future();
+}
+
+bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { return credit.Allows(outbox_.Bytes(id)); }
+
+bool OpenStep::HasRequest(const CreditWindow& credit) const {
+  if (next_ == Next::kNothing) return false;
+  if (next_ != Next::kGradients) return true;
+  return MicroEndIsDue() ||
+         (!MicroSent() && (MayGo(outbox_.next(), credit) || (credit.AllowsWanted() && WantedIsQueued())));
+}
+
+void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
+  switch (next_) {
+    case Next::kStepBegin:
+      *request->mutable_step_begin() = begin_;
+      next_ = Next::kMicroBegin;
+      return;
+    case Next::kMicroBegin:
+      request->mutable_micro_begin()->set_micro(sending_);
+      request->mutable_micro_begin()->set_last(sending_ + 1 == micros_);
+      micro_end_sent_ = false;
+      next_ = Next::kGradients;
+      return;
+    case Next::kGradients:
+      return NextOfMicro(credit, request);
+    case Next::kStepEnd:
+      *request->mutable_step_end() = end_;
+      next_ = Next::kNothing;
+      return;
+    case Next::kNothing:
+      return;
+  }
+}
+
+// The end goes before gradients that wait for credit: the other ranks' credit may wait for what is absent here.
+void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
+  const bool within = !MicroSent() && MayGo(outbox_.next(), *credit);
+  if (!within && MicroEndIsDue()) {
+    FillMicroEnd(request->mutable_micro_end());
+    micro_end_sent_ = true;
+  } else {
+    const ChunkRef id = within ? outbox_.next() : *std::exchange(wanted_, std::nullopt);
+    credit->Spend(outbox_.Bytes(id));
+    unacknowledged_.push_back({.number = credit->sent(), .id = id});
+    FillGradient(id, request->mutable_gradient());
+  }
+  if (!micro_end_sent_ || !MicroSent()) return;
+  next_ = sending_ + 1 == micros_ ? Next::kStepEnd : Next::kMicroBegin;
+  if (next_ == Next::kMicroBegin) ++sending_;
+}
+
+// `id` by value: lending the chunk takes it out of the queue that it may refer into.
+void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
+  gradient->set_micro(id.micro);
+  gradient->set_tensor(id.tensor);
+  gradient->set_chunk(id.chunk);
+  gradient->set_format(tensors_[id.tensor].gradient);
+  *gradient->mutable_data() = outbox_.Lend(id);
+  timing_.pushed_bytes += gradient->data().size();
+}
+
+void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {
+  std::vector<bool> absent(tensors_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) absent[i] = !outbox_.pushed(sending_, i);
+  end->set_micro(sending_);
+  end->set_absent(PackBits(absent));
+  if (losses_[sending_]) end->set_loss(*losses_[sending_]);
+}
+
+void OpenStep::Sent(v1::TrainRequest* request) {
+  if (!request->has_gradient()) return;
+  v1::Gradient& gradient = *request->mutable_gradient();
+  outbox_.BringBack({gradient.micro(), gradient.tensor(), gradient.chunk()}, gradient.mutable_data());
+}
+
+void OpenStep::Acknowledge(uint64_t gradients, std::vector<std::string>* freed) {
+  for (; !unacknowledged_.empty() && unacknowledged_.front().number <= gradients; unacknowledged_.pop_front()) {
+    outbox_.Free(unacknowledged_.front().id, freed);
+  }
+}
+
+absl::Status OpenStep::CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const {
+  const auto wrong = [&](const auto&... what) {
+    return absl::InternalError(absl::StrCat("the daemon sent weights of ", tensors_.Name(weights.tensor()), " in step ",
+                                            number(), " ", what...));
+  };
+  if (weights.tensor() >= tensors_.size()) return wrong("of which the run has ", tensors_.size());
+  const WireTensor& wire = tensors_[weights.tensor()];
+  if (!pushed(weights.tensor()) && !ended()) return wrong("before its gradient was pushed");
+  if (weights.format() != wire.serving) return wrong("as '", weights.format(), "', not '", wire.serving, "'");
+  if (weights.chunk() >= wire.chunks) return wrong("with chunk ", weights.chunk(), " of ", wire.chunks);
+  const uint64_t first = weights.chunk() * tensors_.chunk_elements();
+  const uint64_t elements = std::min(tensors_.chunk_elements(), wire.elements - first);
+  const uint64_t wanted = elements * wire.serving_element_bytes;
+  if (data_bytes != wanted) {
+    return wrong("with ", data_bytes, " bytes in chunk ", weights.chunk(), " instead of ", wanted);
+  }
+  const uint64_t scales = ScalesNeeded(wire.row_length, first, first + elements);
+  if (static_cast<uint64_t>(weights.scales_size()) != scales) {
+    return wrong("with ", weights.scales_size(), " scales in chunk ", weights.chunk(), " instead of ", scales);
+  }
+  return absl::OkStatus();
+}
+
+bool OpenStep::Received(const v1::Weights& weights, uint64_t data_bytes) {
+  Arrivals& arrivals = arrivals_[weights.tensor()];
+  arrivals.chunks.resize(tensors_[weights.tensor()].chunks);
+  if (arrivals.chunks[weights.chunk()]) return false;
+  arrivals.chunks[weights.chunk()] = true;
+  ++arrivals.count;
+  timing_.pulled_bytes += data_bytes + static_cast<uint64_t>(weights.scales_size()) * sizeof(float);
+  return true;
+}
+
+absl::Status OpenStep::SetResult(const v1::StepResult& result, std::vector<std::string>* freed) {
+  const bool updates = result.outcome() == v1::STEP_OUTCOME_APPLIED || result.outcome() == v1::STEP_OUTCOME_PARTIAL;
+  std::vector<bool> expected(tensors_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) expected[i] = updates && pushed(i);
+  for (const uint32_t tensor : result.tensors_not_applied()) {
+    if (tensor < tensors_.size()) expected[tensor] = false;
+  }
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (expected[i] && !weights_in(i)) {
+      return absl::InternalError(absl::StrCat("the daemon closed step ", number(), " with ", arrivals_[i].count, " of ",
+                                              tensors_[i].chunks, " weight chunks of ", tensors_.Name(i), " sent"));
+    }
+  }
+  result_ = result;
+  next_ = Next::kNothing;
+  outbox_.FreeAll(freed);
+  return absl::OkStatus();
+}
+
+StepResult OpenStep::result(absl::Time now) const {
+  StepResult result{.result = *result_, .timing = timing_};
+  result.timing.buffered_bytes_most = outbox_.most_bytes();
+  result.timing.wait_s = absl::ToDoubleSeconds(now - *ended_at_);
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (weights_in(i)) result.received.push_back(i);
+  }
+  return result;
+}
+
+absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
+  if (grant.resume_step() < number()) {
+    return absl::FailedPreconditionError(absl::StrCat("step ", number(), " is open here, but the daemon is at step ",
+                                                      grant.resume_step(), "; attach again and pull the weights"));
+  }
+  std::vector<bool> received(tensors_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) received[i] = weights_in(i);
+  open->set_weights_step(number());
+  open->set_weights_received(PackBits(received));
+
+  const bool closed = grant.resume_step() > number();
+  next_ = closed || result_ ? Next::kNothing : Next::kStepBegin;
+  sending_ = 0;
+  wanted_.reset();
+  unacknowledged_.clear();
+  if (next_ != Next::kNothing) return RequeueAllBut(grant);
+  std::vector<std::string> freed;
+  outbox_.FreeAll(&freed);
+  return absl::OkStatus();
+}
+
+absl::Status OpenStep::RequeueAllBut(const v1::AttachResponse& grant) {
+  const std::vector<bool> applied = UnpackBits(grant.tensors_applied(), tensors_.size());
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<bool>> held;  // by micro-batch and tensor
+  std::map<uint32_t, std::vector<bool>> whole;                      // tensors, by micro-batch
+  uint32_t whole_micros = 0;
+  for (const v1::ChunksHeld& entry : grant.held()) {
+    whole_micros = std::max(whole_micros, entry.whole_micros());
+    if (!entry.whole_tensors().empty()) whole[entry.micro()] = UnpackBits(entry.whole_tensors(), tensors_.size());
+    if (entry.chunks().empty() || entry.tensor() >= tensors_.size()) continue;
+    held[{entry.micro(), entry.tensor()}] = UnpackBits(entry.chunks(), tensors_[entry.tensor()].chunks);
+  }
+  const auto lost = outbox_.Requeue([&](const ChunkRef& id) {
+    if (applied[id.tensor] || id.micro < whole_micros) return true;
+    if (const auto found = whole.find(id.micro); found != whole.end() && found->second[id.tensor]) return true;
+    const auto found = held.find({id.micro, id.tensor});
+    return found != held.end() && found->second[id.chunk];
+  });
+  if (!lost) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("chunk ", lost->chunk, " of ", tensors_.Name(lost->tensor), " in step ",
+                                          number(), ": the daemon acknowledged it and now lacks it"));
+}
+
+}  // namespace ballast

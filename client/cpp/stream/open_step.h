@@ -1,0 +1,115 @@
+// The open step as the trainer sees it: what was pushed, what was sent, which weights are back. Pure: no threads, no
+// sockets. StepStream guards it by its lock.
+//
+// On the wire a step is StepBegin; for each micro-batch MicroBegin, the gradients' chunks and MicroEnd, which does not
+// wait for credit; and StepEnd. NextRequest says which of these comes next; after a lost connection Resume starts from
+// the top and leaves out the chunks that the daemon holds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <future>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "ballast/v1/trainer.pb.h"
+#include "client/cpp/client.h"
+#include "client/cpp/stream/credit_window.h"
+#include "client/cpp/stream/outbox.h"
+#include "client/cpp/wire/tensor_table.h"
+
+namespace ballast {
+
+class OpenStep {
+ public:
+  // `tensors` outlives the step; micros: its micro-batches, at least 1.
+  OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t micros, absl::Time now);
+
+  uint64_t number() const { return begin_.step(); }
+
+  // The trainer's side.
+  absl::Status MayPush(uint32_t tensor) const;
+  bool pushed(uint32_t tensor) const { return outbox_.pushed(tensor); }
+  void Push(uint32_t tensor, std::vector<std::string> chunks);
+  absl::Status MayEndMicro() const;
+  void EndMicro(std::optional<double> loss, bool next_is_last = false);
+  absl::Status MayEnd() const;
+  bool ended() const { return ended_at_.has_value(); }
+  std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, v1::StepEnd end, absl::Time now);
+
+  // The writer's side. HasRequest: NextRequest would fill *request. Sent: that request was handed to the transport.
+  bool HasRequest(const CreditWindow& credit) const;
+  void NextRequest(CreditWindow* credit, v1::TrainRequest* request);
+  void Sent(v1::TrainRequest* request);
+  // The daemon has taken in so many gradients of the stream: CreditWindow::sent counts them. *freed: what is needed no
+  // longer, for the caller to destroy without the lock.
+  void Acknowledge(uint64_t gradients, std::vector<std::string>* freed);
+  void Want(const ChunkRef& id) { wanted_ = id; }
+
+  // The reader's side. INTERNAL when the message is not one that this step can get.
+  // `data_bytes`: of its payload.
+  absl::Status CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const;
+  // They are checked and written where they belong. False: they were in before.
+  bool Received(const v1::Weights& weights, uint64_t data_bytes);
+  // *freed: as of Acknowledge.
+  absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
+  bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
+  bool done() const { return ended() && result_.has_value(); }
+  void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
+  StepResult result(absl::Time now) const;
+
+  bool has_result() const { return result_.has_value(); }
+  // A session was granted again: fills in *open, and starts over with what the daemon lacks. Where the step has closed,
+  // and perhaps others after it, its result and what weights it brought come with the stream: later steps were made
+  // without this rank, and changed none.
+  absl::Status Resume(const v1::AttachResponse& grant, v1::Open* open);
+
+ private:
+  // kGradients: and MicroEnd, after them or, once the micro-batch has ended, before what waits for credit.
+  enum class Next { kStepBegin, kMicroBegin, kGradients, kStepEnd, kNothing };
+  struct Arrivals {
+    std::vector<bool> chunks;  // empty before the first
+    uint64_t count = 0;
+  };
+
+  bool MayGo(const ChunkRef& id, const CreditWindow& credit) const;
+  // All chunks of the micro-batch that is being sent have left.
+  bool MicroSent() const { return outbox_.all_sent() || outbox_.next().micro != sending_; }
+  bool MicroEnded() const { return sending_ < outbox_.micro() || ended(); }
+  bool MicroEndIsDue() const { return MicroEnded() && !micro_end_sent_; }
+  bool WantedIsQueued() const { return wanted_ && outbox_.queued(*wanted_); }
+  void FillGradient(ChunkRef id, v1::Gradient* gradient);
+  absl::Status RequeueAllBut(const v1::AttachResponse& grant);
+  void FillMicroEnd(v1::MicroEnd* end) const;
+  void NextOfMicro(CreditWindow* credit, v1::TrainRequest* request);
+
+  const TensorTable& tensors_;
+  const v1::StepBegin begin_;
+  uint32_t micros_;
+  v1::StepEnd end_;
+  Outbox outbox_;
+  struct Unacknowledged {
+    uint64_t number = 0;  // of the stream's gradients, from 1
+    ChunkRef id;
+  };
+  std::deque<Unacknowledged> unacknowledged_;
+  Next next_ = Next::kStepBegin;
+  uint32_t sending_ = 0;                       // the micro-batch on the wire
+  bool micro_end_sent_ = false;                // its MicroEnd
+  std::optional<ChunkRef> wanted_;             // goes without credit
+  std::vector<Arrivals> arrivals_;             // weights, by tensor
+  std::vector<std::optional<double>> losses_;  // by micro-batch
+  std::optional<v1::StepResult> result_;
+  std::promise<absl::StatusOr<StepResult>> promise_;
+  const absl::Time began_at_;
+  std::optional<absl::Time> ended_at_;
+  StepTiming timing_;
+};
+
+}  // namespace ballast

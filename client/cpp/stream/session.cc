@@ -1,0 +1,94 @@
+#include "client/cpp/stream/session.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/protocol_version.h"
+
+#include "client/cpp/transport/retry.h"
+
+namespace ballast {
+namespace {
+
+// The digests take a pass over all weights on the daemon.
+constexpr absl::Duration kAttachTimeout = absl::Seconds(120);
+constexpr absl::Duration kServerTimeout = absl::Seconds(1);
+
+v1::AttachRequest Request(const AttachOptions& options) {
+  v1::AttachRequest request;
+  request.set_run_id(options.run_id);
+  request.set_rank(options.rank);
+  request.set_world(options.world);
+  request.set_protocol_min(kProtocolMin);
+  request.set_protocol_max(kProtocolMax);
+  request.add_features("held_whole");
+  request.set_client_version("ballast-cpp/" BALLAST_CLIENT_VERSION);
+  return request;
+}
+
+absl::Status RankTaken(const AttachOptions& options, const absl::Status& status) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("rank ", options.rank, " of run '", options.run_id, "' is taken: ", status.message(),
+                   ". If that trainer is gone for good, attach with takeover=true; else give another run_id"));
+}
+
+absl::Status StepTooLong(const AttachOptions& options, const absl::Status& status) {
+  return absl::UnavailableError(absl::StrCat(
+      "attaching as rank ", options.rank, " of run '", options.run_id, "': ", status.message(),
+      "; it was not over within ", options.join_timeout_s, " s: see what its ranks wait for, or raise join_timeout_s"));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options) {
+  v1::AttachRequest request = Request(options);
+  request.set_takeover(options.takeover);
+  request.set_want_digests(true);
+  Retry retry(connection, absl::StrCat("attaching as rank ", options.rank, " of run '", options.run_id, "'"),
+              {.lease = absl::Seconds(options.wait_s), .step = absl::Seconds(options.join_timeout_s)});
+  for (;;) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kAttachTimeout));
+    v1::AttachResponse response;
+    const absl::Status status = FromGrpc(connection.trainer().Attach(&context, request, &response), context);
+    if (status.ok()) return response;
+    if (retry.Again(status)) continue;
+    if (absl::IsAlreadyExists(status)) return RankTaken(options, status);
+    const bool waited = absl::IsUnavailable(status) && RetryAfter(status) && !retry.interrupted();
+    return waited ? StepTooLong(options, status) : retry.Explain(status);
+  }
+}
+
+absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const AttachOptions& options,
+                                                 const std::string& token, bool want_digests,
+                                                 grpc::ClientContext* context) {
+  v1::AttachRequest request = Request(options);
+  request.set_session_token(token);
+  request.set_want_digests(want_digests);
+  v1::AttachResponse response;
+  if (auto s = FromGrpc(connection.trainer().Attach(context, request, &response), *context); !s.ok()) return s;
+  return response;
+}
+
+bool RestartedSince(Connection& connection, absl::Time since) {
+  v1::GetServerResponse info;
+  const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::GetServer,
+                                              v1::GetServerRequest(), &info, kServerTimeout);
+  return answer.ok() && absl::Seconds(info.uptime_s()) < absl::Now() - since;
+}
+
+absl::Status RunLostInRestart(const Connection& connection, const std::string& run_id) {
+  return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " restarted and no longer holds run '",
+                                          run_id,
+                                          "' (this version keeps runs in memory only): its weights and moments are "
+                                          "gone there. Create the run again and load the weights of your last "
+                                          "checkpoint: start every trainer of the run anew from it"));
+}
+
+absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,
+                               const absl::Status& found) {
+  if (RestartedSince(connection, since)) return RunLostInRestart(connection, run_id);
+  return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " no longer holds run '", run_id,
+                                          "', perhaps it was deleted: ", found.message()));
+}
+
+}  // namespace ballast

@@ -1,0 +1,38 @@
+// A rank's session with the daemon: asking for it, and asking for it again. Thread-safe.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+#include "ballast/v1/trainer.pb.h"
+#include "client/cpp/client.h"
+#include "client/cpp/transport/connection.h"
+
+namespace ballast {
+
+// Takes the rank; while a lost predecessor's lease holds it, waits for that up to options.wait_s, and while a step is
+// open without it, up to options.join_timeout_s. Tried again while the connection is lost, or the daemon busy, as Retry
+// says. ALREADY_EXISTS says how to take over.
+absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options);
+
+// One attempt to get the session of `token` back. `context` is the caller's, with its deadline, so that it
+// can be cancelled.
+absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const AttachOptions& options,
+                                                 const std::string& token, bool want_digests,
+                                                 grpc::ClientContext* context);
+
+// Whether the daemon that answers now started after `since`. False when none does.
+bool RestartedSince(Connection& connection, absl::Time since);
+// What a trainer is told then.
+absl::Status RunLostInRestart(const Connection& connection, const std::string& run_id);
+
+// What NOT_FOUND means to a client whose session began at `since`: the daemon started again, or the run was deleted.
+absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,
+                               const absl::Status& found);
+
+}  // namespace ballast

@@ -1,0 +1,354 @@
+#include "client/cpp/stream/step_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/checksum.h"
+
+namespace ballast {
+namespace {
+
+// What the destructor leaves the daemon for answering the end of the stream, so that it never takes a second.
+constexpr absl::Duration kGoodbye = absl::Milliseconds(700);
+
+// `message` has groups: StepBegin or StepEnd.
+template <typename Message>
+void FillGroups(const std::vector<GroupValues>& groups, Message* message) {
+  for (const GroupValues& group : groups) {
+    v1::GroupStep* out = message->add_groups();
+    if (group.lr) out->set_lr(*group.lr);
+    if (group.weight_decay) out->set_weight_decay(*group.weight_decay);
+    if (group.beta1) out->set_beta1(*group.beta1);
+    if (group.beta2) out->set_beta2(*group.beta2);
+    if (group.momentum) out->set_momentum(*group.momentum);
+  }
+}
+
+v1::StepBegin MakeBegin(uint64_t step, const StepValues& values) {
+  v1::StepBegin begin;
+  begin.set_step(step);
+  begin.set_loss_scale(values.loss_scale);
+  FillGroups(values.groups, &begin);
+  return begin;
+}
+
+v1::StepEnd MakeEnd(const StepEndValues& values) {
+  v1::StepEnd end;
+  end.set_client_state(values.client_state);
+  FillGroups(values.groups, &end);
+  return end;
+}
+
+absl::Status CheckGroups(const char* call, size_t given, size_t groups) {
+  if (given <= groups) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(call, ": got values of ", given, " groups, wanted at most the run's ", groups));
+}
+
+absl::Status CheckEnd(const StepEndValues& values, size_t groups) {
+  if (values.client_state.size() > kMostClientStateBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("EndStep: client_state has ", values.client_state.size(),
+                                                   " bytes, at most ", kMostClientStateBytes,
+                                                   " are kept; leave out what can be made again"));
+  }
+  return CheckGroups("EndStep", values.groups.size(), groups);
+}
+
+std::future<absl::StatusOr<StepResult>> Ready(absl::Status status) {
+  std::promise<absl::StatusOr<StepResult>> promise;
+  promise.set_value(std::move(status));
+  return promise.get_future();
+}
+
+}  // namespace
+
+StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, LaneOpener open_lane)
+    : connection_(connection),
+      options_(std::move(options)),
+      tensors_(std::move(tensors)),
+      attached_at_(absl::Now()),
+      open_lane_(std::move(open_lane)),
+      bound_(tensors_.size()) {}
+
+absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connection, AttachOptions options,
+                                                              const v1::AttachResponse& grant, TensorTable tensors,
+                                                              LaneOpener open_lane) {
+  std::unique_ptr<StepStream> stream(
+      new StepStream(connection, std::move(options), std::move(tensors), std::move(open_lane)));
+  StepStream& self = *stream;
+  self.reader_ = std::thread([&self, grant] { self.Read(grant); });
+  self.writer_ = std::thread([&self] { self.Write(); });
+  if (auto s = self.AwaitOpened(); !s.ok()) return s;
+  return stream;
+}
+
+absl::Status StepStream::AwaitOpened() {
+  absl::MutexLock lock(&mu_);
+  const auto decided = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return opened_once_ || !status_.ok(); };
+  mu_.Await(absl::Condition(&decided));
+  return status_;
+}
+
+StepStream::~StepStream() {
+  {
+    absl::MutexLock lock(&mu_);
+    leaving_ = true;
+    if (!step_) mu_.AwaitWithTimeout(absl::Condition(&reader_done_), kGoodbye);
+  }
+  Cancel();
+  if (reader_.joinable()) reader_.join();
+  if (writer_.joinable()) writer_.join();
+  Fail(absl::CancelledError("the client was destroyed while the step was open"));
+}
+
+void StepStream::Cancel() {
+  std::shared_ptr<Call> call;
+  std::shared_ptr<grpc::ClientContext> asking;
+  {
+    absl::MutexLock lock(&mu_);
+    call = call_;
+    asking = asking_;
+  }
+  if (call) call->lane->Cancel();
+  if (asking) asking->TryCancel();
+}
+
+std::string StepStream::token() const {
+  absl::MutexLock lock(&mu_);
+  return token_;
+}
+
+uint64_t StepStream::step() const {
+  absl::MutexLock lock(&mu_);
+  return step_number_;
+}
+
+absl::Status StepStream::status() const {
+  absl::MutexLock lock(&mu_);
+  return status_;
+}
+
+void StepStream::AwaitEnd(absl::Duration timeout) const {
+  absl::MutexLock lock(&mu_);
+  const auto ended = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !status_.ok(); };
+  mu_.AwaitWithTimeout(absl::Condition(&ended), timeout);
+}
+
+absl::Status StepStream::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  const WireTensor& wire = tensors_[tensor];
+  if (destination != nullptr && bytes != wire.weight_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("BindWeights of ", tensors_.Name(tensor), ": got ", bytes,
+                                                   " bytes, wanted ", wire.weight_bytes(), " (", wire.elements, " x ",
+                                                   wire.landing(), ")"));
+  }
+  return Bind(tensor, {.weights = static_cast<std::byte*>(destination), .as_served = wire.landing() == wire.serving});
+}
+
+absl::Status StepStream::BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  const WireTensor& wire = tensors_[tensor];
+  if (bytes != wire.served_bytes() || scales.size() != wire.scales()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "BindServed of ", tensors_.Name(tensor), ": got ", bytes, " bytes and ", scales.size(), " scales, wanted ",
+        wire.served_bytes(), " and ", wire.scales(), " (", wire.elements, " x ", wire.serving, ")"));
+  }
+  return Bind(tensor, {.weights = static_cast<std::byte*>(codes), .scales = scales.data(), .as_served = true});
+}
+
+absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
+  absl::MutexLock lock(&mu_);
+  if (step_ && step_->pushed(tensor)) {
+    return absl::FailedPreconditionError(absl::StrCat("BindWeights of ", tensors_.Name(tensor),
+                                                      ": its weights of step ", step_number_,
+                                                      " are on their way; bind before Push or after the step"));
+  }
+  bound_[tensor] = destination;
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::BeginStep(const StepValues& values) {
+  if (auto s = CheckGroups("BeginStep", values.groups.size(), tensors_.groups()); !s.ok()) return s;
+  if (values.micro_batches == 0) {
+    return absl::InvalidArgumentError("BeginStep: micro_batches is 0; a step has at least one");
+  }
+  absl::MutexLock lock(&mu_);
+  if (!status_.ok()) return status_;
+  if (step_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("BeginStep while step ", step_number_,
+                     " is open: ", step_->ended() ? "wait for the result of its EndStep" : "call EndStep first"));
+  }
+  step_number_ = std::max(step_number_, closed_elsewhere_ + 1);
+  step_ = std::make_shared<OpenStep>(tensors_, MakeBegin(step_number_, values), values.micro_batches, absl::Now());
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradient) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  const WireTensor& wire = tensors_[tensor];
+  if (gradient.size() != wire.gradient_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient of ", tensors_.Name(tensor), ": got ", gradient.size(),
+                                                   " bytes, wanted ", wire.gradient_bytes(), " (", wire.elements, " x ",
+                                                   wire.gradient, ")"));
+  }
+  const auto admitted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (!status_.ok()) return status_;
+    if (step_) return step_->MayPush(tensor);
+    return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " before BeginStep"));
+  };
+  {
+    absl::MutexLock lock(&mu_);
+    if (auto s = admitted(); !s.ok()) return s;
+  }
+  std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, gradient);
+  absl::MutexLock lock(&mu_);
+  if (auto s = admitted(); !s.ok()) return s;
+  step_->Push(tensor, std::move(chunks));
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::EndMicro(std::optional<double> loss, bool next_is_last) {
+  absl::MutexLock lock(&mu_);
+  if (!status_.ok()) return status_;
+  if (!step_) return absl::FailedPreconditionError("EndMicro before BeginStep");
+  if (auto s = step_->MayEndMicro(); !s.ok()) return s;
+  step_->EndMicro(loss, next_is_last);
+  return absl::OkStatus();
+}
+
+std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss, const StepEndValues& values) {
+  if (auto s = CheckEnd(values, tensors_.groups()); !s.ok()) return Ready(s);
+  std::shared_ptr<OpenStep> done;
+  std::future<absl::StatusOr<StepResult>> future;
+  const absl::Time now = absl::Now();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return Ready(status_);
+    if (!step_) return Ready(absl::FailedPreconditionError("EndStep before BeginStep"));
+    if (auto s = step_->MayEnd(); !s.ok()) return Ready(s);
+    future = step_->End(loss, MakeEnd(values), now);
+    if (step_->done()) done = TakeStep();
+  }
+  if (done) done->Finish(done->result(now));
+  return future;
+}
+
+absl::StatusOr<bool> StepStream::AwaitWeights(uint32_t tensor, absl::Duration timeout) {
+  if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
+  absl::MutexLock lock(&mu_);
+  if (status_.ok() && step_ && !step_->ended()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("AwaitWeights of ", tensors_.Name(tensor), " before EndStep of step ", step_number_));
+  }
+  const auto in = [this, tensor]()
+                      ABSL_NO_THREAD_SAFETY_ANALYSIS { return !status_.ok() || !step_ || step_->weights_in(tensor); };
+  const bool arrived = mu_.AwaitWithTimeout(absl::Condition(&in), timeout);
+  if (!status_.ok()) return status_;
+  return arrived;
+}
+
+absl::StatusOr<v1::AttachResponse> StepStream::AttachAgain(bool progress) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return status_;
+    if (progress) Progress();
+    attach_again_ = true;
+    attached_again_.reset();
+  }
+  Cancel();
+  const auto decided = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return attached_again_ || !status_.ok(); };
+  while (!connection_.Interrupted()) {
+    absl::MutexLock lock(&mu_);
+    if (!mu_.AwaitWithTimeout(absl::Condition(&decided), Connection::kInterruptGlance)) continue;
+    if (!status_.ok()) return status_;
+    return *std::exchange(attached_again_, std::nullopt);
+  }
+  return absl::CancelledError("interrupted while the daemon was away");
+}
+
+std::shared_ptr<OpenStep> StepStream::TakeStep() {
+  step_number_ = std::max(step_number_, closed_elsewhere_) + 1;
+  return std::exchange(step_, nullptr);
+}
+
+void StepStream::Fail(absl::Status status) {
+  std::shared_ptr<OpenStep> step;
+  {
+    absl::MutexLock lock(&mu_);
+    if (status_.ok()) status_ = status;
+    step = std::exchange(step_, nullptr);
+  }
+  if (step && step->ended()) step->Finish(status);
+}
+
+// --- the writer -----------------------------------------------------------------------------------------------------
+
+bool StepStream::MayHalfClose() const { return leaving_ && !step_ && !half_closed_; }
+
+bool StepStream::WriterHasWork() const {
+  return open_ && (MayHalfClose() || (step_ && step_->HasRequest(Allowance())));
+}
+
+// With the lane's slots as they are: they become free before the Credit comes that says so.
+CreditWindow StepStream::Allowance() const {
+  CreditWindow credit = credit_;
+  credit.set_slots_free(call_->lane->slots_free());
+  return credit;
+}
+
+void StepStream::Write() {
+  for (;;) {
+    bool late = false;
+    {
+      absl::MutexLock lock(&mu_);
+      const absl::Time watched = opened_by_;
+      const auto due = [this, watched]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        return reader_done_ || WriterHasWork() || opened_by_ != watched;
+      };
+      late = !mu_.AwaitWithDeadline(absl::Condition(&due), watched);
+      if (reader_done_) return;
+      if (late) opened_by_ = absl::InfiniteFuture();
+    }
+    if (late) {
+      Cancel();
+    } else {
+      WriteOne();
+    }
+  }
+}
+
+void StepStream::WriteOne() {
+  v1::TrainRequest request;
+  std::shared_ptr<Call> call;
+  std::shared_ptr<OpenStep> step;  // that the request is of
+  bool more = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!WriterHasWork()) return;
+    call = call_;
+    writing_ = true;
+    if (MayHalfClose()) {
+      half_closed_ = true;
+    } else {
+      credit_ = Allowance();
+      step = step_;
+      step_->NextRequest(&credit_, &request);
+      more = WriterHasWork();
+    }
+  }
+  if (request.has_gradient()) {
+    v1::Gradient& gradient = *request.mutable_gradient();
+    gradient.set_crc32c(Crc32c(BytesOf(gradient.data())));
+  }
+  const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
+  const bool alive = half_close ? call->lane->WritesDone() : call->lane->Write(&request, more);
+  absl::MutexLock lock(&mu_);
+  writing_ = false;
+  if (!alive) open_ = false;  // why, the reader finds out
+  if (step != nullptr && step == step_) step_->Sent(&request);
+}
+
+}  // namespace ballast

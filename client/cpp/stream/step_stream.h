@@ -1,0 +1,172 @@
+// The Train stream of one session, for as long as the client lives: a reader thread that opens it, reads, and opens it
+// again when the connection is lost, and a writer thread that sends what the open step has to send. Reading never waits
+// for writing. Thread-compatible towards its caller; the two threads are its own.
+//
+// The reader owns the order of events: it opens the stream, admits the writer when Opened came, sees the stream's end,
+// waits for the writer to let go, and only then asks for the session again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "ballast/v1/trainer.pb.h"
+#include "client/cpp/client.h"
+#include "client/cpp/stream/credit_window.h"
+#include "client/cpp/stream/open_step.h"
+#include "client/cpp/transport/connection.h"
+#include "client/cpp/transport/lane.h"
+#include "client/cpp/wire/tensor_table.h"
+
+namespace ballast {
+
+class StepStream {
+ public:
+  // The lane for a stream of the session granted, called by the reader's thread for each that it opens. An error that
+  // IsLost is tried again once a stream has been open.
+  using LaneOpener = std::function<absl::StatusOr<std::unique_ptr<Lane>>(const v1::AttachResponse& grant)>;
+
+  // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream.
+  static absl::StatusOr<std::unique_ptr<StepStream>> Start(Connection& connection, AttachOptions options,
+                                                           const v1::AttachResponse& grant, TensorTable tensors,
+                                                           LaneOpener open_lane);
+  ~StepStream();  // within a second; ends the stream cleanly when no step is open
+  StepStream(const StepStream&) = delete;
+  StepStream& operator=(const StepStream&) = delete;
+
+  const TensorTable& tensors() const { return tensors_; }
+  std::string token() const;
+
+  absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes);
+  absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales);
+  absl::Status BeginStep(const StepValues& values);
+  absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
+  absl::Status EndMicro(std::optional<double> loss, bool next_is_last);
+  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values);
+
+  absl::StatusOr<bool> AwaitWeights(uint32_t tensor, absl::Duration timeout);
+
+  // Between steps: drops the stream, resumes the session, and returns the answer, with digests. An error: why the
+  // client failed. What came before it counts as Progress where `progress`; without any, it ends like every lost
+  // connection, after reconnect_timeout_s.
+  // CANCELLED: the caller was interrupted.
+  absl::StatusOr<v1::AttachResponse> AttachAgain(bool progress);
+  // What was done over the resumed session succeeded: a connection that is lost later has all its time again.
+  void CountAsProgress() {
+    absl::MutexLock lock(&mu_);
+    Progress();
+  }
+
+  uint64_t step() const;
+  absl::Status status() const;
+  // Until the daemon has ended the session, or for so long.
+  void AwaitEnd(absl::Duration timeout) const;
+
+ private:
+  // Where a tensor's weights go; nowhere where `weights` is nullptr.
+  struct Destination {
+    std::byte* weights = nullptr;
+    float* scales = nullptr;
+    bool as_served = false;
+  };
+  struct Call {
+    const absl::Time began = absl::Now();
+    std::unique_ptr<Lane> lane;
+  };
+  // How a stream ended.
+  struct End {
+    absl::Status status;
+    bool lost = false;  // the session may be resumed
+  };
+
+  StepStream(Connection& connection, AttachOptions options, TensorTable tensors, LaneOpener open_lane);
+
+  absl::Status Bind(uint32_t tensor, const Destination& destination);
+  absl::Status AwaitOpened();
+  void Fail(absl::Status status);
+
+  // The reader's thread.
+  void Read(v1::AttachResponse grant);
+  End Serve(const v1::AttachResponse& grant);
+  absl::Status Adopt(const v1::AttachResponse& grant, v1::Open* open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  End Hang(Call& call, absl::Status refused);
+  // `data`: the payload of weights.
+  absl::Status Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data);
+  absl::Status OnOpened();
+  absl::Status OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data);
+  absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, const Destination& destination) const;
+  absl::Status OnResult(const v1::StepResult& result);
+  absl::Status OnCredit(const v1::Credit& credit);
+  absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
+  // For people, where there is more to say.
+  absl::Status Explain(const absl::Status& why) const;
+  absl::StatusOr<v1::AttachResponse> AskOnce(absl::Duration timeout);
+  void Progress() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { retry_ = {}; }
+  // Takes the done step out; the caller finishes it without the lock.
+  std::shared_ptr<OpenStep> TakeStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // The writer's thread.
+  void Write();
+  CreditWindow Allowance() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteOne();
+  bool MayHalfClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  void Cancel();
+
+  Connection& connection_;
+  const AttachOptions options_;
+  const TensorTable tensors_;
+  const absl::Time attached_at_;
+  const LaneOpener open_lane_;  // the reader's
+
+  mutable absl::Mutex mu_;
+  std::string token_ ABSL_GUARDED_BY(mu_);
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;       // 0 until the first grant
+  uint64_t closed_elsewhere_ ABSL_GUARDED_BY(mu_) = 0;  // the last step that closed, as far as this rank was told
+  // Set and reset only between BeginStep and its result. Whoever let go of the lock in between finds the step again by
+  // what it is, not by its number or by there being one: the next may be open by then.
+  std::shared_ptr<OpenStep> step_ ABSL_GUARDED_BY(mu_);
+  std::vector<Destination> bound_ ABSL_GUARDED_BY(mu_);  // by tensor
+  CreditWindow credit_ ABSL_GUARDED_BY(mu_);
+
+  std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mu_);                   // to write to and to cancel
+  std::shared_ptr<grpc::ClientContext> asking_ ABSL_GUARDED_BY(mu_);  // of a resuming Attach
+  bool attach_again_ ABSL_GUARDED_BY(mu_) = false;                    // the next one is AttachAgain's
+  std::optional<v1::AttachResponse> attached_again_ ABSL_GUARDED_BY(mu_);
+  bool open_ ABSL_GUARDED_BY(mu_) = false;  // Opened came and the stream has not ended
+  bool opened_once_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time opened_by_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // else the writer cancels the call
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;                           // the destructor runs
+  bool reader_done_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Of the lost connection, since the last progress.
+  struct Retry {
+    int attempts = 0;
+    absl::Duration away;
+  };
+  Retry retry_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::Time> lost_at_ ABSL_GUARDED_BY(mu_);  // while it is announced as lost
+  std::string drain_reason_ ABSL_GUARDED_BY(mu_);
+
+  std::thread reader_;
+  std::thread writer_;
+};
+
+}  // namespace ballast

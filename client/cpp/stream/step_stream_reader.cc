@@ -1,0 +1,311 @@
+// The reader's half of StepStream: opening, reading, and coming back after a lost connection.
+//
+// What a resumed stream must carry is decided by the daemon's answer to Attach (chunks held, step open or closed) and
+// by Open (weights received), never by what was sent before: a message that was written may or may not have arrived.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "proto/checksum.h"
+#include "proto/session_over.h"
+
+#include "client/cpp/stream/session.h"
+#include "client/cpp/stream/step_stream.h"
+#include "client/cpp/stream/weight_transfer.h"
+#include "client/cpp/transport/retry.h"
+#include "client/cpp/wire/bitmap.h"
+
+namespace ballast {
+namespace {
+
+// Of a session's digests, a pass over all weights on the daemon.
+constexpr absl::Duration kDigestTimeout = absl::Seconds(120);
+
+// Whether asking again may help.
+bool MayPass(const absl::Status& status) { return IsLost(status) || RetryAfter(status); }
+
+}  // namespace
+
+void StepStream::Read(v1::AttachResponse grant) {
+  for (;;) {
+    const End end = Serve(grant);
+    absl::StatusOr<v1::AttachResponse> next = end.lost ? Resume(end.status) : end.status;
+    if (!next.ok()) {
+      Fail(Explain(next.status()));
+      absl::MutexLock lock(&mu_);
+      reader_done_ = true;
+      return;
+    }
+    grant = *std::move(next);
+  }
+}
+
+// Of a session that has ended without this rank being taken over: who starts the trainer again takes it.
+absl::Status StepStream::Explain(const absl::Status& why) const {
+  if (!IsSessionOver(why)) return why;
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", options_.rank, " of run '", options_.run_id, "' was away from the daemon at ", connection_.server(),
+      " for longer than the run waits (the daemon's lease and rank_timeout), in step ", step(),
+      ", and its session is over: the run goes on without it, or waits for it. To take the rank again, start this "
+      "trainer again, with the daemon's weights"));
+}
+
+StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
+  auto call = std::make_shared<Call>();
+  auto lane = open_lane_(grant);
+  v1::TrainRequest request;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!lane.ok()) return {.status = lane.status(), .lost = opened_once_ && IsLost(lane.status())};
+    if (attach_again_) return {.status = absl::CancelledError("attaching again"), .lost = true};
+    call->lane = *std::move(lane);
+    if (auto s = Adopt(grant, request.mutable_open()); !s.ok()) return {.status = s};
+    call_ = call;
+    half_closed_ = false;
+    opened_by_ = absl::Now() + absl::Seconds(connection_.options().connect_timeout_s);
+  }
+  call->lane->Start(request);
+  v1::TrainResponse response;
+  absl::Span<const std::byte> data;
+  absl::Status refused;
+  while (refused.ok() && call->lane->Read(&response, &data)) refused = Handle(response, data);
+  return Hang(*call, refused);
+}
+
+// Ends a stream of which no more is read, when the writer has let go of it.
+StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
+  if (!refused.ok()) {
+    call.lane->Cancel();
+    v1::TrainResponse rest;
+    absl::Span<const std::byte> data;
+    while (call.lane->Read(&rest, &data)) continue;
+  }
+  bool left = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (opened_by_ != absl::InfiniteFuture()) retry_.away += absl::Now() - call.began;  // it never opened
+    open_ = false;
+    opened_by_ = absl::InfiniteFuture();
+    const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
+    mu_.Await(absl::Condition(&idle));
+    call_ = nullptr;
+    left = leaving_;
+  }
+  const absl::Status status = call.lane->Finish();
+  if (!refused.ok()) return {.status = refused};
+  if (left) return {.status = absl::CancelledError("the client was closed")};
+  if (status.ok()) return {.status = absl::UnavailableError("the daemon ended the stream"), .lost = true};
+  return {.status = status, .lost = IsLost(status)};
+}
+
+absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) {
+  if (leaving_) return absl::CancelledError("the client was closed");
+  if (grant.chunk_elements() != tensors_.chunk_elements()) {
+    return absl::InternalError(absl::StrCat("the daemon cut chunks of ", tensors_.chunk_elements(),
+                                            " elements before and of ", grant.chunk_elements(), " now"));
+  }
+  token_ = grant.session_token();
+  open->set_session_token(token_);
+  credit_ = CreditWindow(grant.credit_bytes(), grant.credit_held());
+  // Of several ranks, steps may have closed without this one.
+  if (step_) {
+    if (auto s = step_->Resume(grant, open); !s.ok()) return s;
+    closed_elsewhere_ = std::max(closed_elsewhere_, grant.resume_step() - 1);
+    return absl::OkStatus();
+  }
+  if (step_number_ == 0 || (options_.world > 1 && grant.resume_step() > step_number_)) {
+    step_number_ = grant.resume_step();
+  } else if (grant.resume_step() != step_number_) {
+    return absl::FailedPreconditionError(absl::StrCat("the next step here is ", step_number_, ", but the daemon is at ",
+                                                      grant.resume_step(), "; attach again and pull the weights"));
+  } else {
+    open->set_weights_step(step_number_ - 1);
+    open->set_weights_received(PackBits(std::vector<bool>(tensors_.size(), true)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data) {
+  switch (response.message_case()) {
+    case v1::TrainResponse::kOpened:
+      return OnOpened();
+    case v1::TrainResponse::kWeights:
+      return OnWeights(response.weights(), data);
+    case v1::TrainResponse::kStepResult:
+      return OnResult(response.step_result());
+    case v1::TrainResponse::kCredit:
+      return OnCredit(response.credit());
+    case v1::TrainResponse::kDrain: {
+      absl::MutexLock lock(&mu_);
+      drain_reason_ = response.drain().reason();
+      return absl::OkStatus();
+    }
+    case v1::TrainResponse::kBatch:
+    case v1::TrainResponse::MESSAGE_NOT_SET:
+      return absl::OkStatus();  // of a newer daemon
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnOpened() {
+  std::string line;
+  {
+    absl::MutexLock lock(&mu_);
+    open_ = true;
+    opened_once_ = true;
+    opened_by_ = absl::InfiniteFuture();
+    drain_reason_.clear();
+    if (!lost_at_) return absl::OkStatus();
+    line = absl::StrFormat("connected to the daemon at %s again after %.1f s; ", connection_.server(),
+                           absl::ToDoubleSeconds(absl::Now() - *lost_at_));
+    if (step_ && closed_elsewhere_ > step_number_) {
+      absl::StrAppend(&line, "steps ", step_number_, " to ", closed_elsewhere_, " closed meanwhile");
+    } else {
+      absl::StrAppend(&line, "step ", step_number_, " goes on");
+    }
+    lost_at_.reset();
+  }
+  connection_.Log(line);
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data) {
+  Destination destination;
+  std::shared_ptr<OpenStep> step;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!step_ || step_->number() != weights.step()) return absl::OkStatus();  // repeated of a step that is over here
+    if (auto s = step_->CheckWeights(weights, data.size()); !s.ok()) return s;
+    destination = bound_[weights.tensor()];
+    step = step_;
+  }
+  if (Crc32c(data) != weights.crc32c()) {
+    return absl::DataLossError(absl::StrCat("weights of ", tensors_.Name(weights.tensor()), " in step ", weights.step(),
+                                            " arrived damaged (chunk ", weights.chunk(), ", checksum differs)"));
+  }
+  if (auto s = Land(weights, data, destination); !s.ok()) return s;
+  absl::MutexLock lock(&mu_);
+  if (step == step_ && step_->Received(weights, data.size())) Progress();
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::byte> data,
+                              const Destination& destination) const {
+  if (destination.weights == nullptr) return absl::OkStatus();
+  const WireTensor& tensor = tensors_[weights.tensor()];
+  const uint64_t first = weights.chunk() * tensors_.chunk_elements();
+  if (!destination.as_served) {
+    return Decode({.first = first, .format = weights.format(), .codes = data, .scales = weights.scales()}, tensor,
+                  destination.weights + first * tensor.landing_element_bytes());
+  }
+  std::copy(data.begin(), data.end(), destination.weights + first * tensor.serving_element_bytes);
+  if (destination.scales == nullptr || tensor.row_length == 0) return absl::OkStatus();
+  std::copy(weights.scales().begin(), weights.scales().end(), destination.scales + first / tensor.row_length);
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnResult(const v1::StepResult& result) {
+  std::shared_ptr<OpenStep> done;
+  std::vector<std::string> freed;
+  {
+    absl::MutexLock lock(&mu_);
+    if (step_ && step_->number() < result.step() && !step_->has_result()) {  // they come in order
+      return absl::UnavailableError(absl::StrCat("the daemon at ", connection_.server(), " keeps no result of step ",
+                                                 step_->number(), ", which is open here, and is past step ",
+                                                 result.step(),
+                                                 ": start this trainer again, with the daemon's weights"));
+    }
+    if (!step_ || step_->number() != result.step()) {
+      closed_elsewhere_ = std::max(closed_elsewhere_, result.step());  // before this rank began it, or repeated
+      return absl::OkStatus();
+    }
+    if (auto s = step_->SetResult(result, &freed); !s.ok()) return s;
+    Progress();
+    if (step_->done()) done = TakeStep();
+  }
+  if (done) done->Finish(done->result(absl::Now()));
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnCredit(const v1::Credit& credit) {
+  std::vector<std::string> freed;  // outlives the lock
+  absl::MutexLock lock(&mu_);
+  credit_.Return(credit.bytes());
+  if (step_) step_->Acknowledge(credit.acknowledged(), &freed);
+  if (credit.has_wanted() && step_) {
+    step_->Want({credit.wanted().micro(), credit.wanted().tensor(), credit.wanted().chunk()});
+  }
+  Progress();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
+  const absl::Time began = absl::Now();
+  const absl::Duration allowed = absl::Seconds(connection_.options().reconnect_timeout_s);
+  bool announce = false;
+  Retry retry;
+  {
+    absl::MutexLock lock(&mu_);
+    retry = retry_;
+    announce = !lost_at_;
+    if (announce) lost_at_ = began;
+  }
+  std::string reason = ConnectionReason(std::string(why.message()));
+  absl::Duration stated;  // by the daemon
+  if (announce) {
+    connection_.Log(absl::StrFormat("lost the daemon at %s (%s); trying again for %.4g s", connection_.server(), reason,
+                                    connection_.options().reconnect_timeout_s));
+  }
+  for (;; ++retry.attempts) {
+    const absl::Duration away = retry.away + (absl::Now() - began);
+    const absl::Duration pause = std::min(std::max(Backoff(retry.attempts), stated), allowed - away);
+    {
+      absl::MutexLock lock(&mu_);
+      if (mu_.AwaitWithTimeout(absl::Condition(&leaving_), pause)) return absl::CancelledError("the client was closed");
+      if (!drain_reason_.empty()) reason = absl::StrCat("it shut down: ", drain_reason_);
+    }
+    if (away + pause >= allowed) break;
+    absl::StatusOr<v1::AttachResponse> grant = AskOnce(allowed - away - pause);
+    if (grant.ok()) {
+      absl::MutexLock lock(&mu_);
+      retry_ = {.attempts = retry.attempts + 1, .away = retry.away + (absl::Now() - began)};
+      return grant;
+    }
+    if (absl::IsNotFound(grant.status())) {
+      return ExplainMissingRun(connection_, options_.run_id, attached_at_, grant.status());
+    }
+    if (!MayPass(grant.status())) return grant;
+    stated = RetryAfter(grant.status()).value_or(absl::ZeroDuration());
+    reason = ConnectionReason(std::string(grant.status().message()));
+  }
+  return absl::UnavailableError(absl::StrFormat(
+      "lost the daemon at %s in step %d and could not get back to it within %.4g s (%s): see its log, or raise "
+      "reconnect_timeout_s",
+      connection_.server(), step(), connection_.options().reconnect_timeout_s, reason));
+}
+
+absl::StatusOr<v1::AttachResponse> StepStream::AskOnce(absl::Duration timeout) {
+  auto context = std::make_shared<grpc::ClientContext>();
+  std::string token;
+  bool again = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (leaving_) return absl::CancelledError("the client was closed");
+    asking_ = context;
+    token = token_;
+    again = attach_again_;
+  }
+  context->set_deadline(absl::ToChronoTime(absl::Now() + (again ? kDigestTimeout : timeout)));
+  auto grant = ResumeSession(connection_, options_, token, /*want_digests=*/again, context.get());
+  absl::MutexLock lock(&mu_);
+  asking_ = nullptr;
+  if (!again || !grant.ok()) return grant;
+  attach_again_ = false;
+  attached_again_ = *grant;
+  return grant;
+}
+
+}  // namespace ballast

@@ -1,0 +1,238 @@
+#include "client/cpp/stream/weight_transfer.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
+
+#include "client/cpp/stream/load_writer.h"
+#include "client/cpp/transport/retry.h"
+
+namespace ballast {
+namespace {
+
+absl::Status CheckView(const TensorTable& tensors, const TensorView& view) {
+  if (auto s = tensors.CheckIndex(view.tensor); !s.ok()) return s;
+  if (view.slot == "updates") return absl::OkStatus();
+  const uint64_t element_bytes = FormatBytes(view.format);
+  if (element_bytes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(view.slot, " of ", tensors.Name(view.tensor), " have format '",
+                                                   view.format, "'; wanted fp32, bf16, fp16 or fp8-e5m2"));
+  }
+  const uint64_t wanted = tensors[view.tensor].elements * element_bytes;
+  if (view.bytes.size() == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(view.slot, " of ", tensors.Name(view.tensor), ": got ",
+                                                 view.bytes.size(), " bytes, wanted ", wanted, " (",
+                                                 tensors[view.tensor].elements, " x ", view.format, ")"));
+}
+
+// False when the stream is broken; Finish says why.
+bool SendTensor(LoadWriter* writer, const TensorTable& tensors, const TensorView& view) {
+  const size_t chunk_bytes = tensors.chunk_elements() * FormatBytes(view.format);
+  const uint64_t chunks = view.slot == "updates" ? 1 : tensors[view.tensor].chunks;
+  for (uint64_t k = 0; k < chunks; ++k) {
+    const auto piece = view.bytes.subspan(k * chunk_bytes, chunk_bytes);
+    v1::LoadStateRequest request;
+    request.set_tensor(view.tensor);
+    request.set_slot(view.slot);
+    request.set_format(view.format);
+    request.set_updates(view.updates);
+    request.set_chunk(k);
+    request.set_data(piece.data(), piece.size());
+    request.set_crc32c(Crc32c(piece));
+    if (!writer->Write(std::move(request))) return false;
+  }
+  return true;
+}
+
+// Pieces come tensor by tensor in the order of their chunks, so a piece begins where the last one ended.
+class Arrivals {
+ public:
+  // The piece's first element.
+  absl::StatusOr<uint64_t> Place(const v1::Weights& weights, uint64_t element_bytes) {
+    Tensor& tensor = tensors_[weights.tensor()];
+    if (weights.chunk() == 0) tensor = {.furthest = tensor.furthest};
+    if (weights.chunk() != tensor.chunks) {
+      return absl::InternalError(absl::StrCat("pull of tensor ", weights.tensor(), ": got chunk ", weights.chunk(),
+                                              ", wanted ", tensor.chunks));
+    }
+    const uint64_t first = tensor.elements;
+    ++tensor.chunks;
+    tensor.elements += weights.data().size() / element_bytes;
+    tensor.whole = weights.last();
+    if (tensor.chunks > tensor.furthest) {
+      tensor.furthest = tensor.chunks;
+      ++new_chunks_;
+    }
+    return first;
+  }
+  // Those that are not whole, of these; a tensor that came in part begins anew. `or_none`: without those of which
+  // nothing came.
+  std::vector<uint32_t> Missing(absl::Span<const uint32_t> wanted, bool or_none) const {
+    std::vector<uint32_t> missing;
+    std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(missing),
+                 [&](uint32_t tensor) { return !whole(tensor, or_none); });
+    return missing;
+  }
+  // `or_none`: also where nothing of it came.
+  bool whole(uint32_t tensor, bool or_none) const {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end()) return or_none;
+    return found->second.whole;
+  }
+  // Part of it came, so that the caller has no longer what it had.
+  bool in_part(uint32_t tensor) const { return !whole(tensor, /*or_none=*/true); }
+  // Those further than any before of their tensor.
+  uint64_t new_chunks() const { return new_chunks_; }
+
+ private:
+  struct Tensor {
+    uint64_t chunks = 0;
+    uint64_t elements = 0;
+    uint64_t furthest = 0;  // chunks, also of earlier attempts
+    bool whole = false;
+  };
+  std::unordered_map<uint32_t, Tensor> tensors_;
+  uint64_t new_chunks_ = 0;
+};
+
+absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const ServedSink& sink) {
+  if (Crc32c(BytesOf(weights.data())) != weights.crc32c()) {
+    return absl::DataLossError(
+        absl::StrCat("pull of tensor ", weights.tensor(), ": chunk ", weights.chunk(), " arrived damaged; pull again"));
+  }
+  const uint64_t element_bytes = FormatBytes(weights.format());
+  if (element_bytes == 0) {
+    return absl::UnimplementedError(absl::StrCat("pull of tensor ", weights.tensor(), ": it is served in '",
+                                                 weights.format(), "', which this client does not know: update it"));
+  }
+  const auto first = arrivals->Place(weights, element_bytes);
+  if (!first.ok()) return first.status();
+  return sink({.tensor = weights.tensor(),
+               .step = weights.step(),
+               .first = *first,
+               .format = weights.format(),
+               .codes = BytesOf(weights.data()),
+               .scales = weights.scales()});
+}
+
+using Digests = std::vector<uint64_t>;
+
+absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& stream, bool takes_batches,
+                                   absl::Span<const TensorView> views, uint64_t* messages) {
+  grpc::ClientContext context;
+  v1::LoadStateResponse response;
+  const auto call = connection.trainer().LoadState(&context, &response);
+  LoadWriter writer(call.get(), stream.token(), takes_batches);
+  const bool sent = std::all_of(views.begin(), views.end(),
+                                [&](const TensorView& view) { return SendTensor(&writer, stream.tensors(), view); });
+  if (sent && writer.Flush()) call->WritesDone();
+  *messages = writer.sent();
+  if (auto s = FromGrpc(call->Finish(), context); !s.ok()) return s;
+  return Digests(response.digests().begin(), response.digests().end());
+}
+
+// *refused: why the pull ended on this side.
+absl::Status PullOnce(Connection& connection, const v1::PullRequest& request, Arrivals* arrivals,
+                      const ServedSink& sink, absl::Status* refused) {
+  grpc::ClientContext context;
+  const auto reader = connection.trainer().Pull(&context, request);
+  v1::Weights weights;
+  while (refused->ok() && reader->Read(&weights)) *refused = Deliver(weights, arrivals, sink);
+  if (!refused->ok()) {
+    context.TryCancel();
+    while (reader->Read(&weights)) continue;
+  }
+  return FromGrpc(reader->Finish(), context);
+}
+
+// All tensors of the run by number, so that those that are missing can be named.
+absl::StatusOr<std::vector<uint32_t>> NumbersOf(Connection& connection, const std::string& run_id) {
+  v1::GetRunRequest request;
+  request.set_run_id(run_id);
+  v1::GetRunResponse run;
+  const absl::Status status = connection.Call(connection.admin(), &v1::AdminService::Stub::GetRun, request, &run);
+  if (!status.ok()) return status;
+  std::vector<uint32_t> numbers(static_cast<size_t>(run.spec().tensors_size()));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+// The same of the tensors that are missing, in the order of `wanted`, which are all of the request's.
+v1::PullRequest Rest(const v1::PullRequest& request, absl::Span<const uint32_t> wanted,
+                     absl::Span<const uint32_t> missing, const Arrivals& arrivals) {
+  v1::PullRequest rest = request;
+  rest.mutable_tensors()->Assign(missing.begin(), missing.end());
+  rest.clear_digests();
+  for (size_t i = 0, next = 0; i < wanted.size() && request.digests_size() > 0; ++i) {
+    if (next == missing.size() || wanted[i] != missing[next]) continue;
+    const uint64_t had = request.digests(static_cast<int>(i));
+    rest.add_digests(arrivals.in_part(wanted[i]) ? ~had : had);  // another than had, which may be the daemon's again
+    ++next;
+  }
+  return rest;
+}
+
+}  // namespace
+
+absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out) {
+  return DecodeWeights({.format = piece.format,
+                        .first = piece.first,
+                        .row_length = tensor.row_length,
+                        .codes = piece.codes,
+                        .scales = piece.scales},
+                       tensor.landing(), out);
+}
+
+absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream, bool takes_batches,
+                                      absl::Span<const TensorView> views) {
+  for (const TensorView& view : views) {
+    if (auto s = CheckView(stream.tensors(), view); !s.ok()) return s;
+  }
+  for (uint64_t furthest = 0;;) {
+    uint64_t messages = 0;
+    auto digests = UploadOnce(connection, stream, takes_batches, views, &messages);
+    if (digests.ok()) stream.CountAsProgress();
+    if (digests.ok() || !IsLost(digests.status())) return digests;
+    const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);
+    if (!resumed.ok()) return resumed.status();
+    // The answer alone was lost. The other ranks may have begun the first step since.
+    if (resumed->loaded_here()) {
+      stream.CountAsProgress();
+      return Digests(resumed->digests().begin(), resumed->digests().end());
+    }
+    takes_batches = resumed->takes_load_batches();
+    furthest = std::max(furthest, messages);
+  }
+}
+
+absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink) {
+  Arrivals arrivals;
+  v1::PullRequest rest = request;
+  std::vector<uint32_t> wanted(request.tensors().begin(), request.tensors().end());
+  for (Retry retry(connection, absl::StrCat("pulling weights of run '", request.run_id(), "'"));;) {
+    const uint64_t before = arrivals.new_chunks();
+    absl::Status refused;
+    absl::Status status = PullOnce(connection, rest, &arrivals, sink, &refused);
+    if (!refused.ok()) return refused;
+    if (status.ok()) break;
+    if (arrivals.new_chunks() > before) retry.Progress();
+    if (!retry.Again(status)) return retry.Explain(status);
+    if (wanted.empty()) {
+      if (auto all = NumbersOf(connection, request.run_id()); all.ok()) wanted = *std::move(all);
+    }
+    const std::vector<uint32_t> missing = arrivals.Missing(wanted, /*or_none=*/false);
+    if (missing.empty() && !wanted.empty()) break;
+    rest = Rest(request, wanted, missing, arrivals);
+  }
+  // Of what is compared, nothing comes where it is the same.
+  if (const auto missing = arrivals.Missing(wanted, request.digests_size() > 0); !missing.empty()) {
+    return absl::InternalError(absl::StrCat("pull of tensor ", missing[0], ": the daemon ended it unfinished"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ballast

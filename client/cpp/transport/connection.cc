@@ -1,0 +1,119 @@
+#include "client/cpp/transport/connection.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace ballast {
+namespace {
+
+constexpr char kRetryAfterMs[] = "ballast-retry-after-ms";
+
+std::string WithPort(const std::string& server) {
+  if (server.starts_with("unix:") || server.starts_with("unix-abstract:")) return server;
+  const size_t host_end = server.rfind(']') == std::string::npos ? 0 : server.rfind(']');
+  if (server.find(':', host_end) == std::string::npos) return server + ":7700";
+  return server;
+}
+
+grpc::ChannelArguments ChannelOptions() {
+  // The largest messages are specs, of at most 64 MiB, which GetRun answers with a status and all defaults filled in.
+  // An answer to Attach has a few bytes for each tensor and chunk, messages of streams stay below 2 MiB.
+  constexpr int kSpecBytes = 64 << 20;
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(2 * kSpecBytes);
+  args.SetMaxSendMessageSize(kSpecBytes);
+  // Pings while a call, the step stream above all, is open; see the daemon's.
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // Clients of one process do not share a socket.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return args;
+}
+
+// Why the channel does not become ready: a call that fails fast knows.
+std::string WhyNotReady(v1::AdminService::Stub& admin) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(500)));
+  v1::GetServerResponse response;
+  return ConnectionReason(admin.GetServer(&context, {}, &response).error_message());
+}
+
+}  // namespace
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
+}
+
+absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& context) {
+  absl::Status plain = FromGrpc(status);
+  if (plain.ok()) return plain;
+  const auto& trailing = context.GetServerTrailingMetadata();
+  const auto found = trailing.find(kRetryAfterMs);
+  if (found != trailing.end())
+    plain.SetPayload(kRetryAfterMs, absl::Cord({found->second.data(), found->second.size()}));
+  return plain;
+}
+
+std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
+  int64_t ms = 0;
+  const auto stated = status.GetPayload(kRetryAfterMs);
+  if (!stated || !absl::SimpleAtoi(std::string(*stated), &ms) || ms <= 0) return std::nullopt;
+  return absl::Milliseconds(ms);
+}
+
+bool IsLost(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsInternal(status) || absl::IsCancelled(status) ||
+         absl::IsUnknown(status) || absl::IsDeadlineExceeded(status);
+}
+
+std::string ConnectionReason(const std::string& message) {
+  const std::string lower = absl::AsciiStrToLower(message);
+  for (const char* reason : {"connection refused", "connection reset", "no route to host", "network is unreachable",
+                             "no such file or directory", "socket closed", "dns resolution failed"}) {
+    if (absl::StrContains(lower, reason)) return reason;
+  }
+  if (absl::StrContains(message, "Name or service not known")) return "the host's name is not known";
+  if (message.empty() || absl::StrContains(message, "Deadline Exceeded")) return "no answer";
+  return message;
+}
+
+Connection::Connection(ClientOptions options)
+    : options_(std::move(options)),
+      channel_(grpc::CreateCustomChannel(options_.server, grpc::InsecureChannelCredentials(), ChannelOptions())),
+      trainer_(v1::TrainerService::NewStub(channel_)),
+      admin_(v1::AdminService::NewStub(channel_)) {}
+
+absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions options) {
+  options.server = WithPort(options.server);
+  if (!options.log) {
+    options.log = [](const std::string& line) { std::fprintf(stderr, "ballast: %s\n", line.c_str()); };
+  }
+  std::unique_ptr<Connection> connection(new Connection(std::move(options)));
+  const absl::Duration timeout = absl::Seconds(connection->options_.connect_timeout_s);
+  if (connection->channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + timeout))) return connection;
+  return absl::UnavailableError(absl::StrCat(
+      "no ballastd answers at ", connection->server(), " within ", connection->options_.connect_timeout_s, " s (",
+      WhyNotReady(connection->admin()), "): start one with `ballastd`, or give server=\"host:port\""));
+}
+
+void Connection::Log(const std::string& line) const { options_.log(line); }
+
+absl::Status Connection::Explain(const absl::Status& status) const {
+  if (RetryAfter(status) || (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status))) return status;
+  return absl::UnavailableError(
+      absl::StrCat("the daemon at ", server(), " does not answer: ", ConnectionReason(std::string(status.message()))));
+}
+
+}  // namespace ballast

@@ -1,0 +1,70 @@
+// Whether a call that failed is to be made again, and the wait before: the connection was lost, which may last for
+// ClientOptions::reconnect_timeout_s without progress; or the daemon said when to ask again (RetryAfter). For calls
+// that may reach the daemon twice. Blocks the thread that asks; thread-compatible, one for each call.
+//
+//   for (Retry retry(connection, "pulling weights");;) {
+//     const absl::Status status = ...;
+//     if (status.ok()) return status;
+//     if (!retry.Again(status)) return retry.Explain(status);
+//   }
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/transport/connection.h"
+
+namespace ballast {
+
+// None before the first attempt, then 50 ms doubling to 1 s, each between half and all of it.
+absl::Duration Backoff(int attempt);
+
+class Retry {
+ public:
+  // How long a call may be put off by a daemon that is there.
+  struct Waits {
+    // From now on, for one that others hold (ALREADY_EXISTS), and reconnect_timeout_s more once an answer was lost,
+    // since then it may be the caller's own.
+    absl::Duration lease = absl::ZeroDuration();
+    std::optional<absl::Duration> step = {};  // for the end of an open step (UNAVAILABLE); none: as for a busy daemon
+  };
+
+  // `what`: for the log.
+  Retry(const Connection& connection, std::string what, Waits waits);
+  Retry(const Connection& connection, std::string what) : Retry(connection, std::move(what), Waits()) {}
+
+  // `failure`: of FromGrpc, as it came. True after the wait; false where the caller is interrupted, and at once where
+  // another attempt does not help or would be too late.
+  bool Again(const absl::Status& failure);
+  // What came since the last failure counts: the connection was there, and may be lost for as long again.
+  void Progress();
+  // The last failure, for people.
+  absl::Status Explain(const absl::Status& failure) const;
+  // Whether that ended it.
+  bool interrupted() const { return interrupted_; }
+
+ private:
+  bool WaitForConnection(const absl::Status& failure);
+  bool Sleep(absl::Duration duration);
+  bool WaitAsTold(const absl::Status& failure, absl::Duration stated);
+  absl::Time PatienceEnds(const absl::Status& failure) const;
+
+  const Connection& connection_;
+  const std::string what_;
+  const absl::Duration allowed_;  // without a connection
+  const Waits waits_;
+  const absl::Time began_ = absl::Now();
+  int attempts_ = 0;
+  std::optional<absl::Time> lost_at_;  // since the last progress
+  std::optional<absl::Time> busy_at_;  // likewise: when the daemon began to say so
+  bool ever_lost_ = false;
+  bool interrupted_ = false;
+  bool told_ = false;  // that it waits as the daemon asked
+};
+
+}  // namespace ballast

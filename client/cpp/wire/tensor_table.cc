@@ -1,0 +1,68 @@
+#include "client/cpp/wire/tensor_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ballast {
+
+namespace {
+
+// As the daemon counts rows: the last dimension; a tensor of one dimension, or of rows of one element, is one row.
+uint64_t RowLength(const v1::TensorSpec& tensor, uint64_t elements, Scaling scaling) {
+  if (scaling == Scaling::kNone) return 0;
+  const int last = tensor.shape_size() - 1;
+  const bool rows = scaling == Scaling::kRow && last > 0 && tensor.shape(last) > 1;
+  return rows ? static_cast<uint64_t>(tensor.shape(last)) : elements;
+}
+
+absl::StatusOr<WireTensor> Describe(const v1::TensorSpec& tensor, const v1::GroupSpec& group, uint64_t chunk_elements) {
+  WireTensor wire;
+  wire.name = tensor.name();
+  wire.elements = 1;
+  for (const int64_t extent : tensor.shape()) wire.elements *= static_cast<uint64_t>(extent);
+  wire.chunks = std::max<uint64_t>(1, (wire.elements + chunk_elements - 1) / chunk_elements);
+  wire.dtype = tensor.dtype();
+  wire.gradient = group.gradient().empty() ? wire.dtype : group.gradient();
+  wire.serving = group.serving().empty() ? wire.dtype : group.serving();
+  wire.gradient_element_bytes = FormatBytes(wire.gradient);
+  wire.serving_element_bytes = FormatBytes(wire.serving);
+  const WireFormat* dtype = FindFormat(wire.dtype);
+  if (dtype == nullptr || !dtype->computes || wire.gradient_element_bytes == 0 || wire.serving_element_bytes == 0) {
+    return absl::UnimplementedError(absl::StrCat("tensor '", wire.name, "' has dtype '", wire.dtype,
+                                                 "', gradients in '", wire.gradient, "' and serving format '",
+                                                 wire.serving, "', which this client does not know: update it"));
+  }
+  wire.row_length = RowLength(tensor, wire.elements, FindFormat(wire.serving)->scaling);
+  return wire;
+}
+
+}  // namespace
+
+absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_t chunk_elements) {
+  if (chunk_elements == 0) return absl::InternalError("the daemon announced chunks of 0 elements");
+  TensorTable table;
+  table.chunk_elements_ = chunk_elements;
+  table.groups_ = static_cast<size_t>(spec.groups_size());
+  for (const v1::TensorSpec& tensor : spec.tensors()) {
+    const int group = static_cast<int>(tensor.group());
+    auto wire = Describe(tensor, group < spec.groups_size() ? spec.groups(group) : v1::GroupSpec(), chunk_elements);
+    if (!wire.ok()) return wire.status();
+    table.tensors_.push_back(*std::move(wire));
+  }
+  return table;
+}
+
+absl::Status TensorTable::CheckIndex(uint32_t tensor) const {
+  if (tensor < size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor ", tensor, ": the run has ", size(), " tensors, numbered from 0"));
+}
+
+std::string TensorTable::Name(uint32_t tensor) const {
+  if (tensor >= size()) return absl::StrCat("tensor ", tensor);
+  return absl::StrCat("tensor ", tensor, " '", tensors_[tensor].name, "'");
+}
+
+}  // namespace ballast

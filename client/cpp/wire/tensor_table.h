@@ -1,0 +1,63 @@
+// The run's tensors as the wire sees them: sizes, formats and the cut into chunks. Chunk k of a tensor is its elements
+// [kC, min((k+1)C, n)). An immutable value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+#include "ballast/v1/run.pb.h"
+#include "client/cpp/wire/wire_format.h"
+
+namespace ballast {
+
+// A payload as the protobuf messages hold it.
+inline absl::Span<const std::byte> BytesOf(const std::string& data) {
+  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(data.data()), data.size());
+}
+
+struct WireTensor {
+  std::string name;
+  uint64_t elements = 0;
+  uint64_t chunks = 1;   // an empty tensor is one empty chunk
+  std::string dtype;     // what the trainer computes in
+  std::string gradient;  // of its gradients
+  std::string serving;   // of its weights as they return
+  uint64_t gradient_element_bytes = 0;
+  uint64_t serving_element_bytes = 0;
+  uint64_t row_length = 0;  // elements that share a scale when served; 0: none
+  uint64_t gradient_bytes() const { return elements * gradient_element_bytes; }
+  uint64_t served_bytes() const { return elements * serving_element_bytes; }
+  uint64_t scales() const { return row_length == 0 ? 0 : elements / row_length; }
+  // What its weights are for the trainer: as they return, or decoded to its dtype when it does not compute in that.
+  const std::string& landing() const { return FindFormat(serving)->computes ? serving : dtype; }
+  uint64_t landing_element_bytes() const { return FormatBytes(landing()); }
+  uint64_t weight_bytes() const { return elements * landing_element_bytes(); }
+};
+
+class TensorTable {
+ public:
+  static absl::StatusOr<TensorTable> Create(const v1::RunSpec& spec, uint64_t chunk_elements);
+
+  uint32_t size() const { return static_cast<uint32_t>(tensors_.size()); }
+  const WireTensor& operator[](uint32_t tensor) const { return tensors_[tensor]; }
+  uint64_t chunk_elements() const { return chunk_elements_; }
+  size_t groups() const { return groups_; }
+
+  // INVALID_ARGUMENT unless the run has this tensor.
+  absl::Status CheckIndex(uint32_t tensor) const;
+  // For messages: tensor 3 'layers.0.w'.
+  std::string Name(uint32_t tensor) const;
+
+ private:
+  std::vector<WireTensor> tensors_;
+  uint64_t chunk_elements_ = 0;
+  size_t groups_ = 0;
+};
+
+}  // namespace ballast

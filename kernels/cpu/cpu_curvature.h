@@ -1,0 +1,98 @@
+// The curvature along a tensor's last update on CPUs: a row of 256 elements at a time, of sampled tiles alone. Neither
+// the master nor the rule takes part, so it is compiled once for a state format.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cpu/cpu_rows.h"
+#include "kernels/lists.h"
+#include "kernels/math/curvature.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+template <class L, class State>
+class CpuCurvature {
+ public:
+  explicit CpuCurvature(const CurvatureProbe& probe)
+      : probe_(probe), load_(GradientLoaders<L, WireList>::Of(probe.grad_format)) {}
+
+  TileCurvature Probe(uint64_t sampled) {
+    u_dg_.Clear();
+    u_pu_.Clear();
+    nonfinite_ = 0;
+    const uint64_t begin = sampled * kCurvatureEvery * kTile, end = std::min(probe_.n, begin + kTile);
+    float* before = probe_.before + sampled * kTile;
+    for (uint64_t first = begin; first < end; first += kRow, before += kRow) {
+      const uint64_t count = std::min(kRow, end - first);
+      LoadGradient(first, count);
+      if (!probe_.first) AddRow(first, count, before);
+      std::copy_n(grad_, kRow, before);
+    }
+    return {u_dg_.Total(), u_pu_.Total(), nonfinite_};
+  }
+
+ private:
+  using Signed = typename State::Signed;
+  using NonNegative = typename State::NonNegative;
+
+  static bool Finite(float x) { return (std::bit_cast<uint32_t>(x) & kMagnitude) < kInfinityBits; }
+
+  // As the update takes it, but for the bits of a NaN, which are not the same on every device: it is kept as infinity.
+  void LoadGradient(uint64_t first, uint64_t count) {
+    const std::byte* const in = static_cast<const std::byte*>(probe_.grad);
+    uint32_t largest = load_(in, first, count, probe_.grad_scale, grad_);
+    if (probe_.clip != 1) largest = ClipRow<L>(probe_.clip, grad_);
+    if (largest < kInfinityBits) return;
+    for (float& g : grad_) g = Finite(g) ? g : std::bit_cast<float>(kInfinityBits);
+  }
+
+  void AddRow(uint64_t first, uint64_t count, const float* before) {
+    RowDecoder<L, Signed> momentum;
+    RowDecoder<L, NonNegative> variance;
+    momentum.Load(probe_.momentum, first);
+    variance.Load(probe_.variance, first);
+    auto most = L::SetBits(0);
+    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
+      const auto m = momentum.At(i / kBlock).Decode(LoadWords<L, Signed, 0>(probe_.momentum[0], first + i));
+      const auto v = variance.At(i / kBlock).Decode(LoadWords<L, NonNegative, 0>(probe_.variance[0], first + i));
+      const auto t = TermsOf<L>(probe_.preconditioner, m, v, L::Load(grad_ + i), L::Load(before + i));
+      L::Store(dg_ + i, t.u_dg);
+      L::Store(pu_ + i, t.u_pu);
+      const auto larger =
+          L::MaxBits(L::And(L::Bits(t.u_dg), L::SetBits(kMagnitude)), L::And(L::Bits(t.u_pu), L::SetBits(kMagnitude)));
+      most = L::MaxBits(most, larger);
+    }
+    std::fill(dg_ + count, dg_ + kRow, 0.0f);
+    std::fill(pu_ + count, pu_ + kRow, 0.0f);
+    if (L::Largest(most) >= kInfinityBits) DropNonFinite(count);
+    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
+      u_dg_.template Add<L>(i, L::Load(dg_ + i));
+      u_pu_.template Add<L>(i, L::Load(pu_ + i));
+    }
+  }
+
+  void DropNonFinite(uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) {
+      if (Finite(dg_[i]) && Finite(pu_[i])) continue;
+      ++nonfinite_;
+      dg_[i] = pu_[i] = 0;
+    }
+  }
+
+  const CurvatureProbe& probe_;
+  const GradientLoader load_;
+  alignas(64) float grad_[kRow], dg_[kRow], pu_[kRow];  // of the row in hand: g, and the terms
+  TileSum u_dg_, u_pu_;
+  uint32_t nonfinite_ = 0;
+};
+
+template <class L, class State>
+void ProbeTiles(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* sums) {
+  CpuCurvature<L, State> curvature(probe);
+  for (uint64_t sampled = first; sampled < last; ++sampled) sums[sampled - first] = curvature.Probe(sampled);
+}
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,316 @@
+// A row of one tensor on its way from what is stored to what will be: all of an update that does not depend on the
+// rule. Gradients are widened and stored values decoded; it is given the values wanted; it decides which blocks can be
+// stored, encodes them, with the numbers that depend on a block made for the eight blocks of the row side by side, and
+// adds up the statistics.
+//
+// A block in which a gradient is not finite, or in which |m|, sqrt(v) or |x| comes out above its format's bound, keeps
+// its old contents and is counted; of its figures only the largest finite gradient is kept. Where a scale is shared by
+// more than one block, they are kept together.
+#pragma once
+
+#include <array>
+#include <tuple>
+
+#include "kernels/cpu/cpu_rows.h"
+#include "kernels/layout.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+// Slots: the formats of the rule's slots, in order.
+template <class L, class Master, class... Slots>
+class CpuRow {
+ public:
+  static constexpr int kSlotCount = sizeof...(Slots);
+  using SlotNumbers = std::make_integer_sequence<int, kSlotCount>;
+  template <int I>
+  using SlotType = std::tuple_element_t<I, std::tuple<Slots...>>;
+
+  CpuRow(const Update& u, GradientLoader load) : u_(u), load_(load) {}
+
+  // The row's values: gradients; what is wanted of weights (and of their second component) and of slots, in the form
+  // their formats encode; the terms of the core statistics. And the largest magnitude of each block, of weights and
+  // slots.
+  alignas(64) float grad[kRow], next[kRow], next_low[kRow], delta[kRow], rms[kRow] = {}, slot[kSlotCount][kRow];
+  RowBlocks most[1 + kSlotCount];
+
+  void StartTile() {
+    out_ = {};
+    for (TileSum& sum : sums_) sum.Clear();
+  }
+  void StartRow(uint64_t first, uint64_t count) {
+    uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
+    if (u_.clip != 1) largest = ClipRow<L>(u_.clip, grad);
+    rejected_ = {};
+    if (largest >= kInfinityBits) {
+      const NonFinite found = FindNonFinite(grad, count);
+      out_.nonfinite += found.count;
+      rejected_ = found.blocks;
+      largest = found.largest;
+    }
+    out_.grad_absmax = std::max(out_.grad_absmax, std::bit_cast<float>(largest));
+  }
+  bool rejected(uint64_t block) const { return rejected_[block]; }
+
+  // The decoders of every slot for this row, and what is stored of one block or lane.
+  auto Decoders(uint64_t first) const {
+    return [&]<int... I>(std::integer_sequence<int, I...>) { return std::tuple{Decoder<I>(first)...}; }
+    (SlotNumbers());
+  }
+  template <int I>
+  RowDecoder<L, SlotType<I>> Decoder(uint64_t first) const {
+    RowDecoder<L, SlotType<I>> decoder;
+    decoder.Load(u_.planes + kFirstPlane<I>, first);
+    return decoder;
+  }
+  template <int I>
+  void DecodeSlot(const typename SlotType<I>::template Decoder<L>& decoder, uint64_t first,
+                  typename L::F (&out)[kVectors<L>]) const {
+    for (int j = 0; j < kVectors<L>; ++j) {
+      const uint64_t at = first + static_cast<uint64_t>(j) * L::kWidth;
+      out[j] = decoder.Decode(LoadWords<L, SlotType<I>, 0>(u_.planes[kFirstPlane<I>], at));
+    }
+  }
+  Element<L> LoadWeight(uint64_t first) const {
+    Element<L> e{};
+    const Words<L> words = LoadMaster<L, Master>(u_.planes, first);
+    if constexpr (Master::kPaired) {
+      e.weight = Master::template Component<L>(words.word[0]);
+      e.weight_low = Master::template Component<L>(words.word[1]);
+    } else {
+      e.weight = Master::template Decode<L>(words);
+    }
+    return e;
+  }
+
+  // Stores what can be stored.
+  void FinishRow(uint64_t first, uint64_t count) {
+    if (count < kRow) ClearTail(count);
+    const bool all = Reject();
+    if (u_.dry) return FinishDry(all, count);
+    if (u_.statistics == StatisticsLevel::kFull) Keep(first, PlaneCount<Master>());
+    all ? Encode(first) : EncodeAccepted(first, count);
+    if (u_.statistics != StatisticsLevel::kOff) AddCore();
+    if (u_.statistics == StatisticsLevel::kFull) AddFull(first, count);
+  }
+
+  TileStatistics FinishTile() {
+    if (u_.statistics == StatisticsLevel::kOff) return out_;
+    out_.grad_sq = sums_[kGradSq].Total();
+    out_.update_sq = sums_[kUpdateSq].Total();
+    out_.rms_sq = sums_[kRmsSq].Total();
+    if (u_.statistics == StatisticsLevel::kCore) return out_;
+    out_.weight_sq = sums_[kWeightSq].Total();
+    out_.stored_dot = sums_[kStoredDot].Total();
+    out_.hi_dot = Master::kPaired ? sums_[kHiDot].Total() : out_.stored_dot;
+    if (!Master::kPaired) out_.hi_unchanged = out_.unchanged;
+    return out_;
+  }
+
+ private:
+  enum Sum { kGradSq, kUpdateSq, kRmsSq, kWeightSq, kStoredDot, kHiDot, kSums };
+
+  static constexpr auto kFirstPlanes = [] {
+    std::array<int, kSlotCount + 1> first{PlaneCount<Master>()};
+    constexpr int kCounts[] = {PlaneCount<Slots>()...};
+    for (size_t i = 0; i < kSlotCount; ++i) first[i + 1] = first[i] + kCounts[i];
+    return first;
+  }();
+  template <int I>
+  static constexpr int kFirstPlane = kFirstPlanes[I];
+  static constexpr int kPlaneCount = kFirstPlanes[kSlotCount];
+  static_assert(kPlaneCount <= kMaxPlanes);
+  // Every plane as declared, and what slot I's magnitudes may not pass.
+  static constexpr auto kPlanes = [] {
+    std::array<StoredPlane, kPlaneCount> planes{};
+    auto to = std::copy(std::begin(Master::kPlanes), std::end(Master::kPlanes), planes.begin());
+    ((to = std::copy(std::begin(Slots::kPlanes), std::end(Slots::kPlanes), to)), ...);
+    return planes;
+  }();
+  template <int I>
+  static constexpr uint32_t kBound = SlotType<I>::kLargestBits;
+
+  template <class Do>
+  static void ForEachSlot(Do&& act) {
+    [&]<int... I>(std::integer_sequence<int, I...>) { (act(std::integral_constant<int, I>()), ...); }
+    (SlotNumbers());
+  }
+
+  // What lies past the tensor's end stays zero and takes no part in scales and sums.
+  void ClearTail(uint64_t count) {
+    ForEachValue([count](float* row) { std::fill(row + count, row + kRow, 0.0f); });
+    most[0] = Largest<L>(next);
+    ForEachSlot([this](auto i) { most[1 + i] = Largest<L>(slot[i]); });
+  }
+  template <class Do>
+  void ForEachValue(Do&& act) {
+    for (float* row : {next, next_low, delta, rms}) act(row);
+    ForEachSlot([&](auto i) { act(slot[i]); });
+  }
+
+  // Adds the blocks that cannot be stored to those already rejected. Returns whether there are none.
+  bool Reject() {
+    bool any = false;
+    for (uint64_t b = 0; b < kRowBlocks; ++b) {
+      bool bad = most[0].of[b] > kLargestBits;
+      ForEachSlot([&](auto i) { bad = bad || most[1 + i].of[b] > kBound<i>; });
+      rejected_[b] = rejected_[b] || bad;
+      any = any || rejected_[b];
+    }
+    bool shared = false;
+    ForEachSlot([&](auto i) { shared = shared || SlotType<i>::kScalePer > kBlock; });
+    if (any && shared) rejected_.fill(true);
+    return !any;
+  }
+
+  void FinishDry(bool all, uint64_t count) {
+    if (!all) DropRejected(count);
+    if (u_.statistics != StatisticsLevel::kOff) AddCore();
+  }
+
+  void Encode(uint64_t first) { u_.stochastic ? EncodeAs<true>(first) : EncodeAs<false>(first); }
+
+  template <bool kStochastic>
+  void EncodeAs(uint64_t first) {
+    const RandomStream<L> stream(u_.random_key, first);
+    const auto encoders = StoreEncoders(first, SlotNumbers());
+    for (uint64_t b = 0; b < kRowBlocks; ++b) {
+      const uint64_t i = b * kBlock;
+      RandomWords<L> random[kVectors<L>];
+      for (int j = 0; j < kVectors<L>; ++j) random[j] = stream.At(first + i + static_cast<uint64_t>(j) * L::kWidth);
+      EncodeWeights<kStochastic>(first, i, random);
+      [&]<int... I>(std::integer_sequence<int, I...>) {
+        (EncodeSlotBlock<L, SlotType<I>, kStochastic>(std::get<I>(encoders).At(b), slot[I] + i, random,
+                                                      u_.planes[kFirstPlane<I>], first + i),
+         ...);
+      }
+      (SlotNumbers());
+    }
+  }
+  template <int... I>
+  auto StoreEncoders(uint64_t first, std::integer_sequence<int, I...>) const {
+    std::tuple<RowEncoder<L, SlotType<I>>...> encoders;
+    (std::get<I>(encoders).Store(most[1 + I], u_.planes + kFirstPlane<I>, first), ...);
+    return encoders;
+  }
+  template <bool kStochastic>
+  void EncodeWeights(uint64_t first, uint64_t i, const RandomWords<L> (&random)[kVectors<L>]) {
+    BlockWords<L> words[2];
+    for (int j = 0; j < kVectors<L>; ++j) {
+      const uint64_t at = i + static_cast<uint64_t>(j) * L::kWidth;
+      Words<L> w;
+      if constexpr (Master::kPaired) {
+        w = Master::template EncodePair<L>(L::Load(next + at), L::Load(next_low + at));
+      } else {
+        w = Master::template Encode<L, kStochastic>(L::Load(next + at), random[j].master);
+      }
+      words[0][j] = w.word[0];
+      if constexpr (PlaneCount<Master>() == 2) words[1][j] = w.word[1];
+    }
+    StoreBlock<L, Master, 0>(u_.planes[0], first + i, words[0]);
+    if constexpr (PlaneCount<Master>() == 2) StoreBlock<L, Master, 1>(u_.planes[1], first + i, words[1]);
+  }
+
+  // The seldom path: encodes all with zeros in place of what cannot be stored, then puts the old contents back.
+  void EncodeAccepted(uint64_t first, uint64_t count) {
+    Keep(first, static_cast<int>(kPlanes.size()));
+    DropRejected(count);
+    Encode(first);
+    for (size_t p = 0; p < kPlanes.size(); ++p) {
+      for (uint64_t b = 0; b < kRowBlocks; ++b) {
+        if (rejected_[b]) PutBack(p, first, b);
+      }
+    }
+  }
+  // Zeros in place of what cannot be stored, and counts it.
+  void DropRejected(uint64_t count) {
+    for (uint64_t b = 0; b < kRowBlocks; ++b) {
+      if (!rejected_[b]) continue;
+      if (b * kBlock < count) ++out_.rejected;
+      ForEachValue([b](float* row) { std::fill_n(row + b * kBlock, kBlock, 0.0f); });
+      std::fill_n(grad + b * kBlock, kBlock, 0.0f);
+      for (RowBlocks& blocks : most) blocks.of[b] = 0;
+    }
+  }
+  void Keep(uint64_t first, int planes) {
+    for (int p = 0; p < planes; ++p) {
+      const StoredPlane& plane = kPlanes[static_cast<size_t>(p)];
+      std::memcpy(old_[p], u_.planes[p] + first / plane.per * plane.bytes, kRow / plane.per * plane.bytes);
+    }
+  }
+  void PutBack(size_t p, uint64_t first, uint64_t block) {
+    const StoredPlane& plane = kPlanes[p];
+    const uint64_t at = block * kBlock / plane.per * plane.bytes;
+    const uint64_t bytes = std::max<uint64_t>(kBlock / plane.per, 1) * plane.bytes;
+    std::memcpy(u_.planes[p] + first / plane.per * plane.bytes + at, old_[p] + at, bytes);
+  }
+
+  void AddCore() {
+    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
+      const auto g = L::Load(grad + i), d = L::Load(delta + i);
+      sums_[kGradSq].template Add<L>(i, L::Mul(g, g));
+      sums_[kUpdateSq].template Add<L>(i, L::Mul(d, d));
+      sums_[kRmsSq].template Add<L>(i, L::Load(rms + i));
+    }
+  }
+
+  void AddFull(uint64_t first, uint64_t count) {
+    for (uint64_t b = 0; b * kBlock < count; ++b) {
+      if (rejected_[b]) continue;
+      auto same = L::SetBits(0), hi_same = L::SetBits(0), saturated = L::SetBits(0);
+      for (int j = 0; j < kVectors<L>; ++j) {
+        const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * L::kWidth;
+        AddStored(first, i, &same, &hi_same);
+        ForEachSlot([&](auto s) {
+          using S = SlotType<s>;
+          const auto code = LoadWords<L, S, 0>(u_.planes[kFirstPlane<s>], first + i);
+          saturated = L::IncrementIf(S::template Saturated<L>(code), saturated);
+        });
+      }
+      const uint32_t tail = static_cast<uint32_t>(kBlock - std::min(kBlock, count - b * kBlock));  // zeros, unchanged
+      out_.unchanged += Total(same) - tail;
+      if constexpr (Master::kPaired) out_.hi_unchanged += Total(hi_same) - tail;
+      out_.saturated += Total(saturated);
+    }
+  }
+  void AddStored(uint64_t first, uint64_t i, typename L::U* same, typename L::U* hi_same) {
+    const std::byte* kept[2] = {old_[0], old_[1]};
+    const Words<L> before = LoadMaster<L, Master>(kept, i), after = LoadMaster<L, Master>(u_.planes, first + i);
+    const auto x = Master::template Decode<L>(before), d = L::Load(delta + i);
+    sums_[kWeightSq].template Add<L>(i, L::Mul(x, x));
+    const auto one = L::EqualBits(before.word[0], after.word[0]);
+    if constexpr (Master::kPaired) {
+      const auto hi = Change(before.word[0], after.word[0]), lo = Change(before.word[1], after.word[1]);
+      sums_[kStoredDot].template Add<L>(i, L::Mul(d, L::Add(hi, lo)));
+      sums_[kHiDot].template Add<L>(i, L::Mul(d, hi));
+      *hi_same = L::IncrementIf(one, *hi_same);
+    } else {
+      sums_[kStoredDot].template Add<L>(i, L::Mul(d, L::Sub(Master::template Decode<L>(after), x)));
+    }
+    auto counted = L::IncrementIf(one, L::SetBits(0));
+    if constexpr (PlaneCount<Master>() == 2) {
+      const auto two = L::EqualBits(before.word[1], after.word[1]);
+      counted = L::And(counted, L::IncrementIf(two, L::SetBits(0)));
+    }
+    *same = L::AddBits(*same, counted);
+  }
+  static typename L::F Change(typename L::U before, typename L::U after) {
+    return L::Sub(Master::template Component<L>(after), Master::template Component<L>(before));
+  }
+  static uint32_t Total(typename L::U counts) {
+    uint32_t each[L::kWidth], total = 0;
+    L::StoreBits(each, counts);
+    for (const uint32_t count : each) total += count;
+    return total;
+  }
+
+  const Update& u_;
+  const GradientLoader load_;
+  std::array<bool, kRowBlocks> rejected_ = {};
+  TileStatistics out_ = {};
+  alignas(64) std::byte old_[kMaxPlanes][kRow * 4];  // contents before the update
+  TileSum sums_[kSums];
+};
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,119 @@
+// The tables that a lane's translation unit makes of the lists in lists.h: it includes this and gives Tables<its lane>
+// to cpu/tables.h.
+#pragma once
+
+#include <array>
+
+#include "kernels/cpu/cpu_codecs.h"
+#include "kernels/cpu/cpu_curvature.h"
+#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/tables.h"
+#include "kernels/lists.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+template <class L, class Rule, class Master, class State>
+struct KernelEntry {
+  using K = CpuKernel<L, Rule, Master, State>;
+
+  static K Make(const Update& u) { return K(u, GradientLoaders<L, WireList>::Of(u.grad_format)); }
+
+  static void RunUpdate(const Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
+    K kernel = Make(u);
+    for (uint64_t tile = first; tile < last; ++tile) stats[tile - first] = kernel.UpdateTile(tile);
+  }
+  static void RunMeasure(const Update& u, uint64_t first, uint64_t last, float* sums) {
+    K kernel = Make(u);
+    for (uint64_t tile = first; tile < last; ++tile) sums[tile - first] = kernel.MeasureTile(tile);
+  }
+  static constexpr Kernel Table() {
+    Kernel kernel{.rule = Rule::kName,
+                  .master = Master::kName,
+                  .state = State::kName,
+                  .planes = kPlanesOf<Rule, Master, State>,
+                  .hypers = Rule::kHypers,
+                  .has_rms = Rule::kHasRms,
+                  .prepare = &Rule::Prepare,
+                  .measure = nullptr,
+                  .finish = nullptr,
+                  .update = &RunUpdate,
+                  .precondition = nullptr,
+                  .curvature = nullptr};
+    if constexpr (Rule::kTwoPass) {
+      kernel.measure = &RunMeasure;
+      kernel.finish = &Rule::Finish;
+    }
+    if constexpr (Rule::kHasRms) {
+      static_assert(Rule::kSlots[0] == Slot::kSigned && Rule::kSlots[1] == Slot::kNonNegative);
+      kernel.precondition = &Rule::Precondition;
+      kernel.curvature = &ProbeTiles<L, State>;
+    }
+    return kernel;
+  }
+};
+
+template <class L>
+struct Tables {
+  template <class... Ts>
+  static constexpr auto OfTriples(List<Ts...>) {
+    return std::array{KernelEntry<L, typename Ts::Rule, typename Ts::Master, typename Ts::State>::Table()...};
+  }
+
+  template <class... Ms>
+  static constexpr auto OfMasterList(List<Ms...>) {
+    return std::array{OneMaster<Ms>()...};
+  }
+  template <class M>
+  static constexpr Master OneMaster() {
+    using Codec = MasterCodec<L, M, WireList>;
+    return {M::kName, Codec::kPlanes, M::kPaired, &Codec::Load, &Codec::Serve, &Codec::AbsMax};
+  }
+
+  template <class... Ss>
+  static constexpr auto OfStateList(List<Ss...>) {
+    return std::array{OneState<Ss>()...};
+  }
+  template <class S>
+  static constexpr State OneState() {
+    constexpr SlotCodec kMomentum = CpuSlotCodec<L, typename S::Signed, false>::Table();
+    if constexpr (requires { typename S::Residual; }) {
+      return {S::kName, kMomentum, PairCodec<L, McfMaster>::Table()};
+    } else {
+      return {S::kName, kMomentum, CpuSlotCodec<L, typename S::NonNegative, true>::Table()};
+    }
+  }
+
+  template <class... Ws>
+  static constexpr auto OfWires(List<Ws...>) {
+    return std::array{OneWire<Ws>()...};
+  }
+  template <class W>
+  static constexpr WireFormat OneWire() {
+    WireFormat wire{W::kName, W::kBytes, W::kGradient, W::kServing, W::kScaling, nullptr, nullptr};
+    if constexpr (W::kGradient) {
+      wire.accumulate = &AccumulatePayload<L, W>;
+      wire.measure = &MeasurePayload<L, W>;
+    }
+    return wire;
+  }
+
+  static constexpr auto kKernels = OfTriples(TripleList{});
+  static constexpr auto kMasters = OfMasterList(MasterList{});
+  static constexpr auto kStates = OfStateList(StateList{});
+  static constexpr auto kWires = OfWires(WireList{});
+};
+
+template <class... Rs>
+constexpr auto NamesOf(List<Rs...>) {
+  return std::array{Rs::kName...};
+}
+inline constexpr auto kRuleNames = NamesOf(RuleList{});
+
+template <class L>
+constexpr LaneTables MakeTables(const char* name) {
+  return {name, Tables<L>::kKernels, Tables<L>::kMasters, Tables<L>::kStates, Tables<L>::kWires, kRuleNames};
+}
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,174 @@
+// Loading, serving, summing, measuring and probing on a GPU, and the table of all its kernels.
+#include <array>
+#include <utility>
+
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_launch.h"
+#include "kernels/cuda/cuda_parts.h"
+#include "kernels/cuda/warp_codecs.h"
+#include "kernels/cuda/warp_curvature.h"
+#include "kernels/cuda/warp_gradient.h"
+#include "kernels/cuda/warp_grid.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+// Calls act(item, first element of a row, elements of it) for each row of the warp's tiles.
+template <class Act>
+__device__ void ForRows(const DeviceCopy* batch, int count, uint64_t tiles, Act&& act) {
+  ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceCopy& item, uint64_t tile) {
+    const uint64_t begin = item.first + tile * kTile;
+    const uint64_t end = item.last < begin + kTile ? item.last : begin + kTile;
+    for (uint64_t first = begin; first < end; first += kRow) act(item, first, end - first < kRow ? end - first : kRow);
+  });
+}
+
+template <class Wire>
+__device__ std::byte* PayloadOf(const DeviceCopy& item, uint64_t element) {
+  return item.payload + (element - item.first) * Wire::kBytes;
+}
+
+// The first of two launches of a load: looks at all before anything is stored.
+template <class Format, class Wire>
+__global__ void __launch_bounds__(kGroupThreads) CheckRows(const DeviceCopy* batch, int count, uint64_t tiles) {
+  ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t n) {
+    const bool finite = WarpCodec<WarpLane, Format>::template FiniteRow<Wire>(PayloadOf<Wire>(item, first), n);
+    if (!finite) WarpLane::StoreOnce(item.refused, 1);
+  });
+}
+template <class Format, class Wire>
+__global__ void __launch_bounds__(kGroupThreads) LoadRows(const DeviceCopy* batch, int count, uint64_t tiles) {
+  ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t n) {
+    if (*item.refused != 0) return;
+    WarpCodec<WarpLane, Format>::template LoadRow<Wire>(item.planes, PayloadOf<Wire>(item, first), first, n);
+  });
+}
+template <class Format, class Wire>
+__global__ void __launch_bounds__(kGroupThreads) ServeRows(const DeviceCopy* batch, int count, uint64_t tiles) {
+  ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t) {
+    WarpCodec<WarpLane, Format>::template ServeRow<Wire>(item.planes, item.scales, item.row_length,
+                                                         PayloadOf<Wire>(item, first), first, item.last);
+  });
+}
+template <class Format>
+__global__ void __launch_bounds__(kGroupThreads) RaiseRows(const DeviceCopy* batch, int count, uint64_t tiles) {
+  ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t) {
+    WarpCodec<WarpLane, Format>::RaiseRow(item.planes, item.scales, item.row_length, first, item.last);
+  });
+}
+
+template <class Wire>
+__global__ void __launch_bounds__(kGroupThreads)
+    AccumulateRows(float* sum, const std::byte* in, uint64_t n, bool first_of_all) {
+  const TileRange rows = TilesOfWarp(WarpNumber(), WarpCount(), (n + kRow - 1) / kRow);
+  for (uint64_t row = rows.first; row < rows.last; ++row) {
+    const uint64_t first = row * kRow, count = n - first < kRow ? n - first : kRow;
+    uint32_t packed[WordsEach(Wire::kBytes)];
+    WarpLane::LoadVector(in + first * Wire::kBytes, packed);
+    float values[kEach];
+    DecodeRow<WarpLane, Wire>(packed, 1, count, values);
+    WarpSum<WarpLane> lanes(sum + first);
+    first_of_all ? lanes.Set(values) : lanes.Add(values);
+  }
+}
+
+__global__ void __launch_bounds__(kGroupThreads)
+    MeasureGradients(const DeviceGradient* batch, int count, uint64_t tiles) {
+  __shared__ alignas(16) float rows[kWarpsPerGroup][kRow];
+  float* const row = rows[threadIdx.x / kWarpThreads];
+  ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceGradient& item, uint64_t tile) {
+    WithWire(item.format, WireList{}, [&]<class Wire>() {
+      if constexpr (Wire::kGradient) {
+        MeasureGradientTile<WarpLane, Wire>(static_cast<const std::byte*>(item.grad), item.n, item.scale, tile, row,
+                                            item.tiles + tile);
+      }
+    });
+  });
+}
+
+// Compiled once for a state format: neither the master nor the rule takes part.
+template <class State>
+__global__ void __launch_bounds__(kGroupThreads) ProbeStates(const DeviceCurvature* batch, int count, uint64_t tiles) {
+  __shared__ alignas(16) float rows[kWarpsPerGroup][kProbeRows * kRow];
+  float* const mine = rows[threadIdx.x / kWarpThreads];
+  ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceCurvature& item, uint64_t tile) {
+    WarpProbe<WarpLane, State>(item.probe, mine).Run(tile, item.tiles + tile);
+  });
+}
+template <class State>
+int Probe(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream) {
+  return Launch<&ProbeStates<State>>(tiles, stream, batch, count, tiles);
+}
+
+template <class Format>
+struct Codec {
+  static int Load(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream) {
+    cudaError_t error = cudaErrorInvalidValue;
+    WithWire(format, WireList{}, [&]<class Wire>() {
+      if constexpr (Wire::kGradient) {
+        error = Launch<&CheckRows<Format, Wire>>(tiles, stream, batch, count, tiles);
+        if (error == cudaSuccess) error = Launch<&LoadRows<Format, Wire>>(tiles, stream, batch, count, tiles);
+      }
+    });
+    return error;
+  }
+  static int Serve(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream) {
+    cudaError_t error = cudaErrorInvalidValue;
+    WithWire(format, WireList{}, [&]<class Wire>() {
+      if constexpr (Wire::kServing) error = Launch<&ServeRows<Format, Wire>>(tiles, stream, batch, count, tiles);
+    });
+    return error;
+  }
+  static int RaiseScales(const DeviceCopy* batch, int count, uint64_t tiles, CudaStream stream) {
+    return Launch<&RaiseRows<Format>>(tiles, stream, batch, count, tiles);
+  }
+};
+
+template <class... Ms>
+constexpr auto MastersOf(List<Ms...>) {
+  return std::array{CudaMaster{&Codec<Ms>::Load, &Codec<Ms>::Serve, &Codec<Ms>::RaiseScales}...};
+}
+
+template <class T>
+void SetProbe(CudaKernel* kernel) {
+  if constexpr (T::Rule::kHasRms) kernel->curvature = &Probe<typename T::State>;
+}
+
+template <class... Ts>
+auto AllKernels(List<Ts...>) {
+  std::array<CudaKernel, sizeof...(Ts)> kernels{};
+  CudaKernel* next = kernels.data();
+  (SetProbe<Ts>(next++), ...);
+  [&]<int... I>(std::integer_sequence<int, I...>) { (FillCudaPart<I>(kernels.data()), ...); }
+  (std::make_integer_sequence<int, kCudaParts>());
+  return kernels;
+}
+
+}  // namespace BALLAST_UNIT
+
+std::span<const CudaKernel> CudaKernels() {
+  static const auto kernels = AllKernels(TripleList{});
+  return kernels;
+}
+
+std::span<const CudaMaster> CudaMasters() {
+  static constexpr auto kMasters = MastersOf(MasterList{});
+  return kMasters;
+}
+
+int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, bool first, CudaStream stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  WithWire(format, WireList{}, [&]<class Wire>() {
+    if constexpr (Wire::kGradient) {
+      error = Launch<&AccumulateRows<Wire>>((n + kRow - 1) / kRow, stream, sum, static_cast<const std::byte*>(in), n,
+                                            first);
+    }
+  });
+  return error;
+}
+
+int CudaMeasure(const DeviceGradient* batch, int count, uint64_t tiles, CudaStream stream) {
+  return Launch<&MeasureGradients>(tiles, stream, batch, count, tiles);
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,111 @@
+// Loading and serving of masters on a GPU: a warp works on 256 elements at a time. Written over a warp lane
+// (simd/warp.h); the bits are those of cpu_codecs.h. `first` is a multiple of kBlock; payloads are 16-byte aligned and
+// have room for whole rows of 256 elements.
+#pragma once
+
+#include "kernels/cuda/warp_row.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+template <class L, class Format>
+struct WarpCodec {
+  using F = typename L::F;
+  using U = typename L::U;
+  using M = typename L::M;
+  static constexpr bool kTwo = std::size(Format::kPlanes) == 2;
+
+  // Whether all of `count` elements from `in` are finite.
+  template <class Wire>
+  static BALLAST_FN bool FiniteRow(const std::byte* in, uint64_t count) {
+    F values[kEach];
+    Read<Wire>(in, count, values);
+    auto most = L::SetBits(0);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = L::MaxBits(most, MagnitudeOf<L>(values[j]));
+    return !L::Any(L::GreaterBits(most, L::SetBits(kInfinityBits - 1)));
+  }
+
+  // Decodes `count` elements from `in` into [first, first + count), and zeros to the end of the last block.
+  template <class Wire>
+  static BALLAST_FN void LoadRow(std::byte* const* planes, const std::byte* in, uint64_t first, uint64_t count) {
+    F values[kEach];
+    Read<Wire>(in, count, values);
+    U words[2][kEach];
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+      const auto w = Format::template Encode<L, false>(Saturated(values[j]), L::SetBits(0));
+      words[0][j] = w.word[0];
+      if constexpr (kTwo) words[1][j] = w.word[1];
+    }
+    const auto begin = L::And(L::Position(), L::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
+    const auto where = L::GreaterBits(L::SetBits(static_cast<uint32_t>(count)), begin);
+    StoreRow<L, Format::kPlanes[0].bytes>(At<0>(planes, first), words[0], where);
+    if constexpr (kTwo) StoreRow<L, Format::kPlanes[1].bytes>(At<1>(planes, first), words[1], where);
+  }
+
+  // Encodes [first, first + 256), or to `last`, at `out`. Scales as of Master::serve.
+  template <class Wire>
+  static BALLAST_FN void ServeRow(std::byte* const* planes, const float* scales, uint64_t row_length, std::byte* out,
+                                  uint64_t first, uint64_t last) {
+    const auto where = Inside<L>(last - first < kRow ? last - first : kRow, 0);
+    U words[2][kEach];
+    LoadMaster(planes, first, where, words);
+    F scale[kEach];
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) scale[j] = L::Set(1.0f);
+    if constexpr (Wire::kScaling != Scaling::kNone) L::LoadScales(scales, row_length, first, last, scale);
+    U served[kEach];
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+      if constexpr (Format::kPlanes[0].bytes == 2 && std::is_same_v<Wire, WireBf16>) {
+        served[j] = words[0][j];
+      } else {
+        served[j] = Wire::template Encode<L>(Format::template Decode<L>(At(words, j)), scale[j]);
+      }
+    }
+    StoreRow<L, Wire::kBytes>(out, served, where);
+  }
+
+  // Raises each row's scale to the largest magnitude of its elements in [first, first + 256), or to `last`.
+  static BALLAST_FN void RaiseRow(std::byte* const* planes, float* scales, uint64_t row_length, uint64_t first,
+                                  uint64_t last) {
+    U words[2][kEach], magnitude[kEach];
+    LoadMaster(planes, first, Inside<L>(last - first < kRow ? last - first : kRow, 0), words);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) magnitude[j] =
+        MagnitudeOf<L>(Format::template Decode<L>(At(words, j)));
+    L::Raise(scales, row_length, first, last, magnitude);
+  }
+
+ private:
+  template <int kPlane>
+  static BALLAST_FN std::byte* At(std::byte* const* planes, uint64_t first) {
+    return planes[kPlane] + first * Format::kPlanes[kPlane].bytes;
+  }
+  static BALLAST_FN Words<L> At(const U (&words)[2][kEach], int j) {
+    Words<L> w{};
+    w.word[0] = words[0][j];
+    if constexpr (kTwo) w.word[1] = words[1][j];
+    return w;
+  }
+  template <class Wire>
+  static BALLAST_FN void Read(const std::byte* in, uint64_t count, F (&values)[kEach]) {
+    U packed[WordsEach(Wire::kBytes)];
+    L::LoadVector(in, packed);
+    DecodeRow<L, Wire>(packed, 1, count, values);
+  }
+  static BALLAST_FN void LoadMaster(std::byte* const* planes, uint64_t first, M where, U (&words)[2][kEach]) {
+    LoadPlane<0>(planes, first, where, words[0]);
+    if constexpr (kTwo) LoadPlane<1>(planes, first, where, words[1]);
+  }
+  template <int kPlane>
+  static BALLAST_FN void LoadPlane(std::byte* const* planes, uint64_t first, M where, U (&words)[kEach]) {
+    constexpr StoredPlane kStored = Format::kPlanes[kPlane];
+    U packed[WordsEach(kStored.bytes)];
+    L::LoadVector(At<kPlane>(planes, first), packed, where);
+    Unpack<L, kStored.bytes, kStored.sign>(packed, words);
+  }
+  static BALLAST_FN F Saturated(F x) {
+    const auto magnitude = L::MinBits(MagnitudeOf<L>(x), L::SetBits(Format::kSaturated));
+    return L::FromBits(L::Or(magnitude, L::And(L::Bits(x), L::SetBits(kSignBit))));
+  }
+};
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,460 @@
+// The GPU driver: one warp updates a tile, a row of 256 elements at a time, eight elements a thread, in registers but
+// for what statistics need later, which waits in shared memory. It is the CPU's driver (cpu_kernels.h, cpu_row.h) step
+// for step: the same blocks are rejected, the same words stored, the same sums taken in the same order.
+//
+// Written over a warp lane (simd/warp.h). Besides what cpu_row.h says: gradients are 16-byte aligned and readable up
+// to the next multiple of 256 elements.
+#pragma once
+
+#include <array>
+
+#include "kernels/cuda/warp_row.h"
+#include "kernels/layout.h"
+#include "kernels/math/random.h"
+#include "kernels/rules/rule.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+// What a warp has in shared memory, 256 numbers each: the sums of a tile; eight counts of each thread, which seldom
+// change and would take registers; and figures of the row in hand.
+enum WarpRows { kGradSq, kUpdateSq, kRmsSq, kWeightSq, kStoredDot, kHiDot, kCounts, kGrad, kDelta, kRms, kWarpRows };
+enum WarpCounts { kNonfinite, kRejected, kUnchanged, kHiUnchanged, kSaturated };
+inline constexpr int kWarpSums = kCounts;
+
+template <class L, class Rule, class Master, class State>
+class WarpTile {
+ public:
+  using F = typename L::F;
+  using U = typename L::U;
+  using M = typename L::M;
+
+  // `rows`: kWarpRows * 256 numbers of this warp's own. On a GPU both are in shared memory, where `u` takes no
+  // registers.
+  BALLAST_FN WarpTile(const Update& u, float* rows) : u_(u), rows_(rows) {}
+
+  BALLAST_FN void Run(uint64_t tile, TileStatistics* out) {
+    if (u_.statistics != StatisticsLevel::kOff) {
+      BALLAST_UNROLL for (int i = 0; i < kWarpSums; ++i) Sum(i).Clear();
+    }
+    Sum(kCounts).Clear();
+    absmax_ = L::SetBits(0);
+    const uint64_t begin = tile * kTile, end = u_.n < begin + kTile ? u_.n : begin + kTile;
+    for (uint64_t first = begin; first < end; first += kRow) UpdateRow(first, end - first < kRow ? end - first : kRow);
+    Finish(out);
+  }
+
+  // The first pass of a rule that takes two: what the tile adds.
+  BALLAST_FN F Measure(uint64_t tile) {
+    Sum(0).Clear();
+    Sum(kCounts).Clear();
+    absmax_ = L::SetBits(0);
+    const uint64_t begin = tile * kTile, end = u_.n < begin + kTile ? u_.n : begin + kTile;
+    for (uint64_t first = begin; first < end; first += kRow) MeasureRow(first, end - first < kRow ? end - first : kRow);
+    return Sum(0).Total();
+  }
+
+ private:
+  static constexpr int kSlotCount = static_cast<int>(std::size(Rule::kSlots));
+  template <int I>
+  using SlotType = SlotAt<Rule, State, I>;
+  static constexpr int kMasterPlanes = PlaneCount<Master>();
+
+  // Number of the first plane of slot I.
+  template <int I>
+  static constexpr int FirstPlane() {
+    if constexpr (I == 0) {
+      return kMasterPlanes;
+    } else {
+      return FirstPlane<I - 1>() + PlaneCount<SlotType<I - 1>>();
+    }
+  }
+  template <class Do>
+  static BALLAST_FN void ForEachSlot(Do&& act) {
+    [&]<int... I>(std::integer_sequence<int, I...>) { (act(std::integral_constant<int, I>()), ...); }
+    (std::make_integer_sequence<int, kSlotCount>());
+  }
+  template <class S>
+  static constexpr bool kShared = S::kScalePer > kBlock;  // a scale for a whole row
+
+  // A row as it lies in memory.
+  struct Stored {
+    U grad[kMostWords], master[2][kMostWords], code[kSlotCount][kMostWords], scale[kSlotCount];
+  };
+  // A row's values: what is wanted, in the form the formats encode.
+  struct Row {
+    F next[kEach], next_low[kEach], slot[kSlotCount][kEach];
+    U most[1 + kSlotCount];  // the largest magnitudes of the thread's block
+    M bad;                   // the block keeps its old contents
+  };
+
+  BALLAST_FN WarpSum<L> Sum(int i) const { return WarpSum<L>(rows_ + i * static_cast<int>(kRow)); }
+  template <class Format, int kPlane>
+  BALLAST_FN std::byte* At(int plane, uint64_t first) const {
+    constexpr StoredPlane kStored = Format::kPlanes[kPlane];
+    return u_.planes[plane] + first / kStored.per * kStored.bytes;
+  }
+
+  // All of a row's loads, one after the other.
+  BALLAST_FN void Load(uint64_t first, Stored* s) const {
+    LoadGradient(first, s->grad);
+    LoadMaster(first, s);
+    ForEachSlot([&](auto i) { LoadSlot<decltype(i)::value>(first, s); });
+  }
+  BALLAST_FN void LoadMaster(uint64_t first, Stored* s) const {
+    LoadPlane<Master, 0>(0, first, s->master[0]);
+    if constexpr (kMasterPlanes == 2) LoadPlane<Master, 1>(1, first, s->master[1]);
+  }
+  template <int I>
+  BALLAST_FN void LoadSlot(uint64_t first, Stored* s) const {
+    using S = SlotType<I>;
+    LoadPlane<S, 0>(FirstPlane<I>(), first, s->code[I]);
+    if constexpr (S::kScalePer > 0) {
+      s->scale[I] = L::template LoadScale<S::kPlanes[1].bytes, S::kScalePer>(At<S, 1>(FirstPlane<I>() + 1, first));
+    }
+  }
+  template <class Format, int kPlane>
+  BALLAST_FN void LoadPlane(int plane, uint64_t first, U (&words)[kMostWords]) const {
+    LoadWords<Format::kPlanes[kPlane].bytes>(At<Format, kPlane>(plane, first), words);
+  }
+  template <uint32_t kBytes>
+  static BALLAST_FN void LoadWords(const std::byte* row, U (&words)[kMostWords]) {
+    U some[WordsEach(kBytes)];
+    L::LoadVector(row, some);
+    BALLAST_UNROLL for (int i = 0; i < WordsEach(kBytes); ++i) words[i] = some[i];
+  }
+  BALLAST_FN void LoadGradient(uint64_t first, U (&words)[kMostWords]) const {
+    const std::byte* grad = static_cast<const std::byte*>(u_.grad);
+    WithWire(u_.grad_format, WireList{}, [&]<class Wire>() {
+      if constexpr (Wire::kGradient) LoadWords<Wire::kBytes>(grad + first * Wire::kBytes, words);
+    });
+  }
+
+  BALLAST_FN void UpdateRow(uint64_t first, uint64_t count) {
+    Row r;
+    u_.statistics == StatisticsLevel::kOff ? Apply<false>(first, count, &r) : Apply<true>(first, count, &r);
+    Reject(count, &r);
+    if (u_.statistics != StatisticsLevel::kOff) AddCore();
+    if (u_.dry) return;
+    Weights before;
+    if (u_.statistics == StatisticsLevel::kFull) ReadWeights(first, &before);
+    u_.stochastic ? Encode<true>(first, r) : Encode<false>(first, r);
+    if (u_.statistics == StatisticsLevel::kFull) AddFull(before, r, first, count);
+  }
+
+  BALLAST_FN void LoadConstants(F (&constants)[Rule::kConstants]) const {
+    BALLAST_UNROLL for (int i = 0; i < Rule::kConstants; ++i) constants[i] = L::Set(u_.constants[i]);
+  }
+
+  // Returns infinity's bits, or more, where one of the thread's gradients is not finite, and less elsewhere.
+  BALLAST_FN U DecodeGradient(const Stored& s, uint64_t count, F (&grad)[kEach]) {
+    WithWire(u_.grad_format, WireList{}, [&]<class Wire>() {
+      if constexpr (Wire::kGradient) DecodeRow<L, Wire>(s.grad, u_.grad_scale, count, grad);
+    });
+    if (u_.clip != 1) {
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = L::Mul(grad[j], L::Set(u_.clip));
+    }
+    const GradientRange<L> range = RangeOf<L>(grad);
+    absmax_ = L::MaxBits(absmax_, range.largest_finite);
+    if (!L::Any(NotFinite<L>(range.most))) return L::SetBits(0);
+    Count<kNonfinite>(range.nonfinite);
+    return L::SelectBits(NotFinite<L>(range.most), range.most, L::SetBits(0));
+  }
+
+  template <int I>
+  BALLAST_FN void DecodeSlot(const Stored& s, F (&out)[kEach]) const {
+    using S = SlotType<I>;
+    U codes[kEach];
+    Unpack<L, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[I], codes);
+    const auto decoder = DecoderOf<L, S>(s.scale[I]);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) out[j] = decoder.Decode(codes[j]);
+  }
+  template <class S>
+  static BALLAST_FN auto Encoder(U scale, U most) {
+    using E = typename S::template Encoder<L>;
+    if constexpr (E::kNumbers > 0) {
+      return E::Of(scale, most);
+    } else {
+      return E{};
+    }
+  }
+
+  // From what is stored and the gradients to what is wanted, and each block's largest magnitudes. kTerms: with what
+  // statistics need.
+  template <bool kTerms>
+  BALLAST_FN void Apply(uint64_t first, uint64_t count, Row* r) {
+    Stored s;
+    Load(first, &s);
+    F grad[kEach], delta[kEach], rms[kEach];
+    r->most[0] = DecodeGradient(s, count, grad);
+    if constexpr (kTerms) Sum(kGrad).Set(grad);
+    Weights weights;
+    TakeWeights(s, &weights);
+    ForEachSlot([&](auto i) { DecodeSlot<decltype(i)::value>(s, r->slot[i]); });
+    F constants[Rule::kConstants];
+    LoadConstants(constants);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+      Element<L> e{};
+      SetWeight(weights, j, &e);
+      e.grad = grad[j];
+      ForEachSlot([&](auto i) { e.slot[i] = r->slot[i][j]; });
+      const Updated<L> done = Rule::template Apply<L>(constants, e);
+      r->next[j] = done.weight;
+      if constexpr (Master::kPaired) r->next_low[j] = done.weight_low;
+      if constexpr (kTerms) delta[j] = done.delta;
+      if constexpr (kTerms && Rule::kHasRms) rms[j] = done.rms_term;
+      ForEachSlot(
+          [&](auto i) { r->slot[i][j] = SlotType<decltype(i)::value>::kStoresRoot ? done.root[i] : done.slot[i]; });
+    }
+    if constexpr (kTerms) Sum(kDelta).Set(delta);
+    if constexpr (kTerms && Rule::kHasRms) Sum(kRms).Set(rms);
+    if (count < kRow) {
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) ClearWanted(L::Not(Inside<L>(count, j)), j, r);
+      if constexpr (kTerms) Sum(kDelta).Keep(count);
+      if constexpr (kTerms && Rule::kHasRms) Sum(kRms).Keep(count);
+    }
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) r->most[0] = L::MaxBits(r->most[0], MagnitudeOf<L>(r->next[j]));
+    r->most[0] = OverBlock<L>(r->most[0]);
+    ForEachSlot([&](auto i) {
+      auto most = L::SetBits(0);
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = L::MaxBits(most, MagnitudeOf<L>(r->slot[i][j]));
+      r->most[1 + i] = OverBlock<L>(most);
+    });
+  }
+
+  // The stored words of a row's weights.
+  struct Weights {
+    U word[2][kEach];
+  };
+  static BALLAST_FN void TakeWeights(const Stored& s, Weights* w) {
+    Unpack<L, Master::kPlanes[0].bytes, Master::kPlanes[0].sign>(s.master[0], w->word[0]);
+    if constexpr (kMasterPlanes == 2) {
+      Unpack<L, Master::kPlanes[1].bytes, Master::kPlanes[1].sign>(s.master[1], w->word[1]);
+    }
+  }
+  BALLAST_FN void ReadWeights(uint64_t first, Weights* w) const {
+    Stored s;
+    LoadMaster(first, &s);
+    TakeWeights(s, w);
+  }
+  static BALLAST_FN void SetWeight(const Weights& w, int j, Element<L>* e) {
+    if constexpr (Master::kPaired) {
+      e->weight = Master::template Component<L>(w.word[0][j]);
+      e->weight_low = Master::template Component<L>(w.word[1][j]);
+    } else {
+      e->weight = Master::template Decode<L>(WordsAt(w, j));
+    }
+  }
+  static BALLAST_FN Words<L> WordsAt(const Weights& weights, int j) {
+    Words<L> w{};
+    w.word[0] = weights.word[0][j];
+    if constexpr (kMasterPlanes == 2) w.word[1] = weights.word[1][j];
+    return w;
+  }
+
+  // What is wanted of element j, zero where.
+  static BALLAST_FN void ClearWanted(M where, int j, Row* r) {
+    const auto clear = [&](F* x) { *x = L::Select(where, L::Set(0.0f), *x); };
+    clear(&r->next[j]);
+    if constexpr (Master::kPaired) clear(&r->next_low[j]);
+    ForEachSlot([&](auto i) { clear(&r->slot[i][j]); });
+  }
+
+  // Finds the blocks that cannot be stored. They take no part in sums.
+  BALLAST_FN void Reject(uint64_t count, Row* r) {
+    r->bad = L::GreaterBits(r->most[0], L::SetBits(kLargestBits));
+    bool shared = false;
+    ForEachSlot([&](auto i) {
+      using S = SlotType<decltype(i)::value>;
+      r->bad = L::Either(r->bad, L::GreaterBits(r->most[1 + i], L::SetBits(S::kLargestBits)));
+      shared = shared || kShared<S>;
+    });
+    if (!L::Any(r->bad)) return;
+    if (shared) r->bad = L::EqualBits(L::SetBits(0), L::SetBits(0));
+    Count<kRejected>(L::IncrementIf(L::Both(r->bad, FirstOfBlock(count)), L::SetBits(0)));
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) ClearWanted(r->bad, j, r);
+    if (u_.statistics != StatisticsLevel::kOff) {
+      for (const int figure : {kGrad, kDelta, kRms}) Sum(figure).ClearWhere(r->bad);
+    }
+  }
+  // The first threads of blocks that begin before `count`.
+  static BALLAST_FN M FirstOfBlock(uint64_t count) {
+    const auto within = L::And(L::Position(), L::SetBits(static_cast<uint32_t>(kBlock) - 1));
+    return L::Both(L::EqualBits(within, L::SetBits(0)), Inside<L>(count, 0));
+  }
+
+  template <bool kStochastic>
+  BALLAST_FN void Encode(uint64_t first, const Row& r) const {
+    const auto good = L::Not(r.bad);
+    const RandomStream<L> stream(u_.random_key, first);
+    RandomWords<L> random[kEach];
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) random[j] = stream.At(first + static_cast<uint64_t>(j));
+    Weights after;
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+      Words<L> w;
+      if constexpr (Master::kPaired) {
+        w = Master::template EncodePair<L>(r.next[j], r.next_low[j]);
+      } else {
+        w = Master::template Encode<L, kStochastic>(r.next[j], random[j].master);
+      }
+      after.word[0][j] = w.word[0];
+      if constexpr (kMasterPlanes == 2) after.word[1][j] = w.word[1];
+    }
+    StoreRow<L, Master::kPlanes[0].bytes>(At<Master, 0>(0, first), after.word[0], good);
+    if constexpr (kMasterPlanes == 2) {
+      StoreRow<L, Master::kPlanes[1].bytes>(At<Master, 1>(1, first), after.word[1], good);
+    }
+    ForEachSlot([&](auto i) { EncodeSlot<decltype(i)::value, kStochastic>(first, random, good, r); });
+  }
+  template <int I, bool kStochastic>
+  BALLAST_FN void EncodeSlot(uint64_t first, const RandomWords<L> (&random)[kEach], M good, const Row& r) const {
+    using S = SlotType<I>;
+    auto scale = L::SetBits(0), most = r.most[1 + I];
+    if constexpr (S::kScalePer > 0) {
+      if constexpr (kShared<S>) most = OverRow<L>(most);
+      scale = S::template Scale<L>(most);
+      L::template StoreScale<S::kPlanes[1].bytes, S::kScalePer>(At<S, 1>(FirstPlane<I>() + 1, first), scale, good);
+    }
+    const auto encoder = Encoder<S>(scale, most);
+    U codes[kEach];
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) codes[j] =
+        encoder.template Encode<kStochastic>(r.slot[I][j], random[j].state);
+    StoreRow<L, S::kPlanes[0].bytes>(At<S, 0>(FirstPlane<I>(), first), codes, good);
+  }
+
+  BALLAST_FN void AddCore() const {
+    F grad[kEach], delta[kEach];
+    Sum(kGrad).Get(grad);
+    Sum(kDelta).Get(delta);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = L::Mul(grad[j], grad[j]);
+    Sum(kGradSq).Add(grad);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) delta[j] = L::Mul(delta[j], delta[j]);
+    Sum(kUpdateSq).Add(delta);
+    if constexpr (Rule::kHasRms) {
+      F rms[kEach];
+      Sum(kRms).Get(rms);
+      Sum(kRmsSq).Add(rms);
+    }
+  }
+
+  // From what is stored now.
+  BALLAST_FN void AddFull(const Weights& before, const Row& r, uint64_t first, uint64_t count) {
+    Stored s;
+    LoadMaster(first, &s);
+    Weights after;
+    TakeWeights(s, &after);
+    AddStored(before, after, r.bad, count);
+    const auto live = L::Both(L::Not(r.bad), BlockBegins(count));
+    auto saturated = L::SetBits(0);
+    ForEachSlot([&](auto i) {
+      using S = SlotType<decltype(i)::value>;
+      LoadSlot<decltype(i)::value>(first, &s);
+      U codes[kEach];
+      Unpack<L, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[i], codes);
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+        saturated = L::IncrementIf(L::Both(live, S::template Saturated<L>(codes[j])), saturated);
+      }
+    });
+    Count<kSaturated>(saturated);
+  }
+  // The thread's block begins before `count`.
+  static BALLAST_FN M BlockBegins(uint64_t count) {
+    const auto begin = L::And(L::Position(), L::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
+    return L::GreaterBits(L::SetBits(static_cast<uint32_t>(count)), begin);
+  }
+  BALLAST_FN void AddStored(const Weights& before, const Weights& after, M bad, uint64_t count) {
+    F delta[kEach], weight_sq[kEach], stored[kEach], hi[kEach];
+    Sum(kDelta).Get(delta);
+    const auto good = L::Not(bad);
+    auto unchanged = L::SetBits(0), hi_unchanged = unchanged;
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+      const auto x = Master::template Decode<L>(WordsAt(before, j));
+      weight_sq[j] = L::Select(good, L::Mul(x, x), L::Set(0.0f));
+      const auto counted = L::Both(good, Inside<L>(count, j));
+      const auto one = L::EqualBits(before.word[0][j], after.word[0][j]);
+      auto same = one;
+      if constexpr (kMasterPlanes == 2) same = L::Both(one, L::EqualBits(before.word[1][j], after.word[1][j]));
+      unchanged = L::IncrementIf(L::Both(counted, same), unchanged);
+      if constexpr (Master::kPaired) {
+        const auto change = [&](int c) {
+          return L::Sub(Master::template Component<L>(after.word[c][j]),
+                        Master::template Component<L>(before.word[c][j]));
+        };
+        hi[j] = L::Mul(delta[j], change(0));
+        stored[j] = L::Mul(delta[j], L::Add(change(0), change(1)));
+        hi_unchanged = L::IncrementIf(L::Both(counted, one), hi_unchanged);
+      } else {
+        stored[j] = L::Mul(delta[j], L::Sub(Master::template Decode<L>(WordsAt(after, j)), x));
+      }
+    }
+    Count<kUnchanged>(unchanged);
+    Count<kHiUnchanged>(Master::kPaired ? hi_unchanged : unchanged);
+    Sum(kWeightSq).Add(weight_sq);
+    Sum(kStoredDot).Add(stored);
+    if constexpr (Master::kPaired) Sum(kHiDot).Add(hi);
+  }
+
+  BALLAST_FN void Finish(TileStatistics* out) const {
+    const bool core = u_.statistics != StatisticsLevel::kOff, full = u_.statistics == StatisticsLevel::kFull;
+    const auto zero = L::Set(0.0f);
+    L::StoreOnce(&out->grad_sq, core ? Sum(kGradSq).Total() : zero);
+    L::StoreOnce(&out->update_sq, core ? Sum(kUpdateSq).Total() : zero);
+    L::StoreOnce(&out->rms_sq, core ? Sum(kRmsSq).Total() : zero);
+    L::StoreOnce(&out->grad_absmax, L::FromBits(L::SetBits(L::Most(absmax_))));
+    L::StoreOnce(&out->nonfinite, Counted<kNonfinite>());
+    L::StoreOnce(&out->rejected, Counted<kRejected>());
+    L::StoreOnce(&out->weight_sq, full ? Sum(kWeightSq).Total() : zero);
+    const auto stored_dot = full ? Sum(kStoredDot).Total() : zero;
+    L::StoreOnce(&out->stored_dot, stored_dot);
+    L::StoreOnce(&out->hi_dot, Master::kPaired && full ? Sum(kHiDot).Total() : stored_dot);
+    L::StoreOnce(&out->unchanged, Counted<kUnchanged>());
+    L::StoreOnce(&out->hi_unchanged, Counted<kHiUnchanged>());
+    L::StoreOnce(&out->saturated, Counted<kSaturated>());
+  }
+
+  template <int kWhich>
+  BALLAST_FN void Count(U more) const {
+    F counts[kEach];
+    Sum(kCounts).Get(counts);
+    counts[kWhich] = L::FromBits(L::AddBits(L::Bits(counts[kWhich]), more));
+    Sum(kCounts).Set(counts);
+  }
+  template <int kWhich>
+  BALLAST_FN uint32_t Counted() const {
+    F counts[kEach];
+    Sum(kCounts).Get(counts);
+    return L::Sum(L::Bits(counts[kWhich]));
+  }
+
+  BALLAST_FN void MeasureRow(uint64_t first, uint64_t count) {
+    Stored s;
+    LoadGradient(first, s.grad);
+    LoadSlot<kSecondMoment>(first, &s);
+    F grad[kEach], v[kEach], terms[kEach];
+    auto bad = DecodeGradient(s, count, grad);
+    DecodeSlot<kSecondMoment>(s, v);
+    F constants[Rule::kConstants];
+    LoadConstants(constants);
+    auto most = L::SetBits(0);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+      const auto measured = Rule::template Measure<L>(constants, grad[j], v[j]);
+      terms[j] = measured.term;
+      most = L::MaxBits(most, L::Bits(measured.v));
+    }
+    constexpr uint32_t kLargest = std::bit_cast<uint32_t>(kLargestValue<SlotType<kSecondMoment>>);
+    bad = OverBlock<L>(L::MaxBits(bad, L::SelectBits(L::GreaterBits(most, L::SetBits(kLargest)), most, L::SetBits(0))));
+    const auto adds = L::EqualBits(bad, L::SetBits(0));
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+      terms[j] = L::Select(L::Both(adds, Inside<L>(count, j)), terms[j], L::Set(0.0f));
+    }
+    Sum(0).Add(terms);
+  }
+  static constexpr int kSecondMoment = 1;
+
+  const Update& u_;
+  float* const rows_;
+  U absmax_;  // the largest finite gradient of the thread's
+};
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,42 @@
+// The fixed order in which a tile's statistics are summed: 16 rows of 256 lanes; every lane adds its 16 terms in row
+// order in fp32, then a tree over the lanes with strides 1, 2, 4, ... 128. Elements past the tensor's end add +0.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/registry.h"
+#include "kernels/simd/scalar.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+inline constexpr uint64_t kRow = 256;
+
+// One sum over a tile.
+class TileSum {
+ public:
+  float* lanes() { return lanes_; }
+  void Clear() { std::memset(lanes_, 0, sizeof lanes_); }
+
+  // Adds one lane type's worth of terms at lane i.
+  template <class L>
+  void Add(uint64_t i, typename L::F terms) {
+    L::Store(lanes_ + i, L::Add(L::Load(lanes_ + i), terms));
+  }
+
+  float Total() const {
+    float sums[kRow / 2];
+    for (uint64_t i = 0; i < kRow / 2; ++i) sums[i] = lanes_[2 * i] + lanes_[2 * i + 1];
+    for (uint64_t width = kRow / 4; width > 0; width /= 2) {
+      for (uint64_t i = 0; i < width; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+    }
+    return sums[0];
+  }
+
+ private:
+  alignas(64) float lanes_[kRow] = {};
+};
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,99 @@
+// Sixteen floats in an AVX-512 register (F, BW, DQ, VL). The operations are those of ScalarLane.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/simd/lane.h"
+
+namespace ballast::kernels {
+inline namespace BALLAST_UNIT {
+
+struct Avx512Lane {
+  using F = __m512;
+  using U = __m512i;
+  using M = __mmask16;
+  static constexpr int kWidth = 16;
+
+  static F Load(const float* p) { return _mm512_loadu_ps(p); }
+  static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static U LoadBits(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static void StoreBits(uint32_t* p, U x) { _mm512_storeu_si512(p, x); }
+  static F Set(float x) { return _mm512_set1_ps(x); }
+  static U SetBits(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  static U Ramp(uint32_t step) {
+    return _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), SetBits(step));
+  }
+  static U Gather(const uint32_t* table, U index) { return _mm512_i32gather_epi32(index, table, 4); }
+
+  template <int Bytes, bool kSigned>
+  static U LoadWords(const std::byte* p) {
+    if constexpr (Bytes == 4) {
+      return _mm512_loadu_si512(p);
+    } else if constexpr (Bytes == 2) {
+      const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+      return kSigned ? _mm512_cvtepi16_epi32(words) : _mm512_cvtepu16_epi32(words);
+    } else {
+      const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+      return kSigned ? _mm512_cvtepi8_epi32(words) : _mm512_cvtepu8_epi32(words);
+    }
+  }
+  template <int Bytes, bool, int kCount>
+  static void StoreWords(std::byte* p, const U (&w)[kCount]) {
+    for (int i = 0; i < kCount; ++i) {
+      std::byte* to = p + i * kWidth * Bytes;
+      if constexpr (Bytes == 4) {
+        _mm512_storeu_si512(to, w[i]);
+      } else if constexpr (Bytes == 2) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(w[i]));
+      } else {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(w[i]));
+      }
+    }
+  }
+
+  static F Add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F Div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F Sqrt(F a) { return _mm512_sqrt_ps(a); }
+  static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static U Bits(F x) { return _mm512_castps_si512(x); }
+  static F FromBits(U x) { return _mm512_castsi512_ps(x); }
+  static F Abs(F x) { return FromBits(And(Bits(x), SetBits(kMagnitude))); }
+  static F Min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F Max(F a, F b) { return _mm512_max_ps(a, b); }
+  static M Less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static M LessEqual(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+  static M EqualBits(U a, U b) { return _mm512_cmpeq_epi32_mask(a, b); }
+  static M GreaterBits(U a, U b) { return _mm512_cmpgt_epi32_mask(a, b); }
+  static F Select(M m, F a, F b) { return _mm512_mask_blend_ps(m, b, a); }
+  static U SelectBits(M m, U a, U b) { return _mm512_mask_blend_epi32(m, b, a); }
+  static U IncrementIf(M m, U x) { return _mm512_mask_add_epi32(x, m, x, SetBits(1)); }
+
+  static U AddBits(U a, U b) { return _mm512_add_epi32(a, b); }
+  static U SubBits(U a, U b) { return _mm512_sub_epi32(a, b); }
+  static U MulBits(U a, U b) { return _mm512_mullo_epi32(a, b); }
+  static U And(U a, U b) { return _mm512_and_si512(a, b); }
+  static U Or(U a, U b) { return _mm512_or_si512(a, b); }
+  static U Xor(U a, U b) { return _mm512_xor_si512(a, b); }
+  template <int N>
+  static U ShiftLeft(U a) {
+    return _mm512_slli_epi32(a, N);
+  }
+  template <int N>
+  static U ShiftRight(U a) {
+    return _mm512_srli_epi32(a, N);
+  }
+  template <int N>
+  static U ShiftRightSigned(U a) {
+    return _mm512_srai_epi32(a, N);
+  }
+  static U MaxBits(U a, U b) { return _mm512_max_epi32(a, b); }
+  static U MinBits(U a, U b) { return _mm512_min_epi32(a, b); }
+  static uint32_t Largest(U a) { return static_cast<uint32_t>(_mm512_reduce_max_epi32(a)); }
+  static U Truncate(F x) { return _mm512_cvttps_epi32(x); }
+  static F FromInteger(U x) { return _mm512_cvtepi32_ps(x); }
+};
+
+}  // namespace BALLAST_UNIT
+}  // namespace ballast::kernels

@@ -1,0 +1,42 @@
+#include "server/base/descriptors.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace ballast {
+
+uint64_t MostDescriptors() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+uint64_t RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const uint64_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
+  // Refused: as many as before, which is what MostDescriptors says.
+  static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
+  return before;
+}
+
+bool LeavesKeptDescriptors(int fd) { return static_cast<uint64_t>(fd) + kKeptDescriptors < MostDescriptors(); }
+
+bool SpareDescriptor::Use(const std::function<void()>& act) {
+  if (fd_ < 0) Take();
+  if (fd_ < 0) return false;
+  LetGo();
+  act();
+  Take();
+  return true;
+}
+
+void SpareDescriptor::Take() { fd_ = open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+void SpareDescriptor::LetGo() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+}
+
+}  // namespace ballast

@@ -1,0 +1,76 @@
+#include "server/base/strand.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "absl/time/time.h"
+
+#include "server/base/clock.h"
+
+namespace ballast {
+
+Strand::Strand(Options options) : options_(std::move(options)), thread_([this] { Loop(); }) {
+  // The kernel's limit is 15 characters; a name that does not fit is cut.
+  pthread_setname_np(thread_.native_handle(), options_.name.substr(0, 15).c_str());
+}
+
+Strand::~Strand() { Stop(); }
+
+void Strand::Post(Task task) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!stopped_) {
+      posted_.push_back(std::move(task));
+      return;
+    }
+  }
+  task();
+}
+
+void Strand::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+double Strand::busy_s() const {
+  const double since = busy_since_s_.load(std::memory_order_relaxed);
+  return since == 0 ? 0 : MonotonicSeconds() - since;
+}
+
+void Strand::RunAll(std::vector<Task>* batch) {
+  for (Task& task : *batch) {
+    busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);
+    task();
+    task = nullptr;
+  }
+  batch->clear();
+  busy_since_s_.store(0, std::memory_order_relaxed);
+}
+
+void Strand::Loop() {
+  std::vector<Task> batch;
+  double next_tick_s = MonotonicSeconds() + options_.tick_s;
+  while (true) {
+    {
+      absl::MutexLock lock(&mu_);
+      const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !posted_.empty() || stopping_; };
+      mu_.AwaitWithTimeout(absl::Condition(&ready), absl::Seconds(next_tick_s - MonotonicSeconds()));
+      std::swap(batch, posted_);
+      if (batch.empty() && stopping_) {
+        stopped_ = true;
+        return;
+      }
+    }
+    RunAll(&batch);
+    if (const double now_s = MonotonicSeconds(); now_s >= next_tick_s) {
+      if (options_.tick) options_.tick();
+      next_tick_s = now_s + options_.tick_s;
+    }
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,317 @@
+#include "server/config/config.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+#include "server/base/status_macros.h"
+#include "server/config/config_check.h"
+#include "server/config/config_file.h"
+#include "server/config/config_schema.h"
+
+namespace ballast {
+namespace {
+
+// Read by the clients and tests, which may share the daemon's environment.
+constexpr std::array<absl::string_view, 3> kClientVariables = {"BALLAST_SERVER", "BALLAST_RUN", "BALLAST_FAILPOINTS"};
+
+v1::DaemonConfig ToMessage(const Config& config) {
+  v1::DaemonConfig message;
+  message.set_listen(config.listen);
+  message.set_device(config.device);
+  message.set_threads(config.threads);
+  message.set_memory_limit(config.memory_limit);
+  message.set_max_runs(config.max_runs);
+  message.set_reflection(config.reflection);
+  message.set_drain_timeout(config.drain_timeout_s);
+  message.set_shm_socket(config.shm_socket);
+  message.set_watchdog(config.watchdog_s);
+  message.mutable_ops_http()->set_listen(config.ops_http.listen);
+  message.mutable_ops_http()->mutable_hosts()->Assign(config.ops_http.hosts.begin(), config.ops_http.hosts.end());
+  message.mutable_log()->set_level(config.log.level);
+  message.mutable_log()->set_format(config.log.format);
+  v1::LimitsConfig* limits = message.mutable_limits();
+  limits->set_tensors(config.limits.tensors);
+  limits->set_name_bytes(config.limits.name_bytes);
+  limits->set_message_bytes(config.limits.message_bytes);
+  limits->set_chunk_bytes(config.limits.chunk_bytes);
+  limits->set_credit_bytes(config.limits.credit_bytes);
+  limits->set_lease(config.limits.lease_s);
+  limits->set_open_timeout(config.limits.open_timeout_s);
+  limits->set_layer_groups(config.limits.layer_groups);
+  limits->set_spec_bytes(config.limits.spec_bytes);
+  limits->set_connections(config.limits.connections);
+  limits->set_pull_timeout(config.limits.pull_timeout_s);
+  return message;
+}
+
+Config FromMessage(const v1::DaemonConfig& message) {
+  const v1::LimitsConfig& limits = message.limits();
+  return {.listen = message.listen(),
+          .device = message.device(),
+          .threads = message.threads(),
+          .memory_limit = message.memory_limit(),
+          .max_runs = message.max_runs(),
+          .reflection = message.reflection(),
+          .drain_timeout_s = message.drain_timeout(),
+          .watchdog_s = message.watchdog(),
+          .shm_socket = message.shm_socket(),
+          .ops_http = {.listen = message.ops_http().listen(),
+                       .hosts = {message.ops_http().hosts().begin(), message.ops_http().hosts().end()}},
+          .log = {.level = message.log().level(), .format = message.log().format()},
+          .limits = {.tensors = limits.tensors(),
+                     .name_bytes = limits.name_bytes(),
+                     .message_bytes = limits.message_bytes(),
+                     .spec_bytes = limits.spec_bytes(),
+                     .chunk_bytes = limits.chunk_bytes(),
+                     .credit_bytes = limits.credit_bytes(),
+                     .lease_s = limits.lease(),
+                     .open_timeout_s = limits.open_timeout(),
+                     .layer_groups = limits.layer_groups(),
+                     .connections = limits.connections(),
+                     .pull_timeout_s = limits.pull_timeout()}};
+}
+
+struct Value {
+  const ConfigKey* key = nullptr;
+  std::string text;
+};
+
+// The flags as given, before any value is read.
+struct Flags {
+  CommandLine::Action action = CommandLine::Action::kServe;
+  bool immediate = false;  // the action needs no configuration
+  std::string config_file;
+  std::vector<Value> values;
+};
+
+struct ActionFlag {
+  absl::string_view name, doc;
+  CommandLine::Action action;
+  bool immediate;
+};
+constexpr std::array<ActionFlag, 5> kActionFlags = {{
+    {"check-config", "check the configuration, print OK or the error, and exit (0 or 78)",
+     CommandLine::Action::kCheckConfig, false},
+    {"print-config", "print the configuration in effect as YAML and exit", CommandLine::Action::kPrintConfig, false},
+    {"describe-metrics", "print the table of metrics and exit", CommandLine::Action::kDescribeMetrics, true},
+    {"help", "print this and exit", CommandLine::Action::kHelp, true},
+    {"version", "print the version and exit", CommandLine::Action::kVersion, true},
+}};
+
+const ActionFlag* FindAction(absl::string_view name) {
+  if (name == "h") name = "help";
+  const auto* found =
+      std::find_if(kActionFlags.begin(), kActionFlags.end(), [&](const auto& f) { return f.name == name; });
+  return found == kActionFlags.end() ? nullptr : found;
+}
+
+std::vector<std::string> FlagNames() {
+  std::vector<std::string> names = {"--config"};
+  for (const ActionFlag& flag : kActionFlags) names.push_back(absl::StrCat("--", flag.name));
+  for (const ConfigKey& key : ConfigKeys()) names.push_back(absl::StrCat("--", key.path));
+  return names;
+}
+
+// The arguments of the command line, one flag at a time.
+class FlagReader {
+ public:
+  explicit FlagReader(const std::vector<std::string>& arguments) : arguments_(arguments) {}
+
+  absl::StatusOr<Flags> Read() {
+    for (next_ = 0; next_ < arguments_.size();) {
+      RETURN_IF_ERROR(ReadFlag(arguments_[next_++]));
+      if (flags_.immediate) break;
+    }
+    return std::move(flags_);
+  }
+
+ private:
+  absl::Status ReadFlag(const std::string& argument) {
+    absl::string_view name = argument;
+    if (!absl::ConsumePrefix(&name, "-")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", argument, "' is no flag; a configuration file is given as --config FILE"));
+    }
+    absl::ConsumePrefix(&name, "-");
+    std::optional<std::string> attached;
+    if (const size_t equals = name.find('='); equals != absl::string_view::npos) {
+      attached = std::string(name.substr(equals + 1));
+      name = name.substr(0, equals);
+    }
+    if (const ActionFlag* action = FindAction(name); action != nullptr) return SetAction(*action, attached);
+    const ConfigKey* key = FindConfigKey(name);
+    if (key == nullptr && name != "config") {
+      const std::string near = DidYouMean(absl::StrCat("--", name), FlagNames());
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown flag --", name, near.empty() ? "; --help lists the flags" : near));
+    }
+    if (!attached && key != nullptr && key->kind == ConfigKey::Kind::kSwitch) attached = "true";
+    if (!attached && next_ < arguments_.size()) attached = arguments_[next_++];
+    if (!attached) return absl::InvalidArgumentError(absl::StrCat("--", name, " wants a value"));
+    if (key == nullptr) {
+      flags_.config_file = *attached;
+    } else {
+      flags_.values.push_back({key, *attached});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status SetAction(const ActionFlag& flag, const std::optional<std::string>& attached) {
+    if (attached) return absl::InvalidArgumentError(absl::StrCat("--", flag.name, " takes no value"));
+    flags_.action = flag.action;
+    flags_.immediate = flag.immediate;
+    return absl::OkStatus();
+  }
+
+  const std::vector<std::string>& arguments_;
+  size_t next_ = 0;
+  Flags flags_;
+};
+
+// Values of one source after the other, the stronger later. Remembers where each key's value comes from, so that what
+// is wrong with it is said there.
+class Sources {
+ public:
+  absl::Status Apply(const ConfigKey& key, const std::string& text, const std::string& where) {
+    where_[key.path] = where;
+    const absl::Status set = SetConfigValue(key, text, &message_);
+    return set.ok() ? set : Error({.path = key.path, .problem = std::string(set.message())});
+  }
+
+  absl::Status Error(const ConfigError& error) const {
+    const auto found = where_.find(error.path);
+    const std::string where = found == where_.end() ? "default" : found->second;
+    const std::string key = absl::EndsWith(where, error.path) ? "" : absl::StrCat(error.path, ": ");
+    const std::string text = absl::StrCat(where, ": ", key, error.problem);
+    return absl::StartsWith(where, "--") ? absl::InvalidArgumentError(text) : absl::FailedPreconditionError(text);
+  }
+
+  Config config() const { return FromMessage(message_); }
+
+ private:
+  v1::DaemonConfig message_ = ToMessage(Config{});
+  std::map<std::string, std::string> where_;
+};
+
+absl::Status ApplyFile(const std::string& file, Sources* sources) {
+  if (file.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<FileValue> values, ReadConfigFile(file));
+  for (const FileValue& value : values) {
+    RETURN_IF_ERROR(sources->Apply(*FindConfigKey(value.path), value.text, value.where));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Sources* sources,
+                              std::vector<std::string>* warnings) {
+  std::set<absl::string_view> known(kClientVariables.begin(), kClientVariables.end());
+  std::vector<std::string> names;
+  for (const ConfigKey& key : ConfigKeys()) {
+    names.push_back(key.environment());
+    const auto found = environment.find(names.back());
+    if (found == environment.end()) continue;
+    known.insert(found->first);
+    RETURN_IF_ERROR(sources->Apply(key, found->second, found->first));
+  }
+  for (const auto& [name, value] : environment) {
+    if (!absl::StartsWith(name, "BALLAST_") || known.count(name) > 0) continue;
+    warnings->push_back(absl::StrCat("the environment variable ", name, " is not read", DidYouMean(name, names)));
+  }
+  return absl::OkStatus();
+}
+
+std::string RuntimeFolder(const std::map<std::string, std::string>& environment) {
+  const auto xdg = environment.find("XDG_RUNTIME_DIR");
+  if (xdg != environment.end() && absl::StartsWith(xdg->second, "/")) return absl::StrCat(xdg->second, "/ballast/");
+  return geteuid() == 0 ? "/run/ballast/" : absl::StrCat("/tmp/ballast-", geteuid(), "/");
+}
+
+// Defaults that the machine decides.
+Config Resolve(Config config, const std::map<std::string, std::string>& environment) {
+  if (config.log.format.empty()) config.log.format = isatty(STDERR_FILENO) != 0 ? "text" : "json";
+  if (config.shm_socket.empty()) config.shm_socket = RuntimeFolder(environment);
+  return config;
+}
+
+std::string Quoted(const std::string& text) {
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
+}
+
+std::string QuotedList(const std::string& text) {
+  const auto append = [](std::string* out, absl::string_view item) { out->append(Quoted(std::string(item))); };
+  return absl::StrCat("[", absl::StrJoin(absl::StrSplit(text, ',', absl::SkipEmpty()), ", ", append), "]");
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
+                                             const std::map<std::string, std::string>& environment) {
+  ASSIGN_OR_RETURN(const Flags flags, FlagReader(arguments).Read());
+  CommandLine line{.config = {}, .action = flags.action, .config_file = flags.config_file, .warnings = {}};
+  if (flags.immediate) return line;
+
+  Sources sources;
+  RETURN_IF_ERROR(ApplyFile(flags.config_file, &sources));
+  RETURN_IF_ERROR(ApplyEnvironment(environment, &sources, &line.warnings));
+  for (const Value& flag : flags.values) {
+    RETURN_IF_ERROR(sources.Apply(*flag.key, flag.text, absl::StrCat("--", flag.key->path)));
+  }
+  line.config = Resolve(sources.config(), environment);
+  if (const ConfigError error = CheckConfig(line.config); !error.path.empty()) return sources.Error(error);
+  for (std::string& warning : ConfigWarnings(line.config)) line.warnings.push_back(std::move(warning));
+  return line;
+}
+
+std::string HelpText() {
+  std::string out =
+      "ballastd: owns a model's master weights and optimizer state, updates them from the gradients that trainers\n"
+      "stream to it, and streams the new weights back.\n\n"
+      "usage: ballastd [--config FILE] [--KEY VALUE]...\n\n";
+  absl::StrAppendFormat(&out, "  --%-36s %s\n", "config FILE", "read this YAML file");
+  for (const ActionFlag& flag : kActionFlags) absl::StrAppendFormat(&out, "  --%-36s %s\n", flag.name, flag.doc);
+  out +=
+      "\nKeys of the configuration. Flags win over the environment, which wins over the file, which wins over the\n"
+      "defaults; the variable of limits.chunk_bytes is BALLAST_LIMITS_CHUNK_BYTES.\n\n";
+  for (const ConfigKey& key : ConfigKeys()) {
+    absl::StrAppendFormat(&out, "  --%-36s %s\n", absl::StrCat(key.path, " ", key.placeholder()), key.doc);
+  }
+  return out +
+         "\nBYTES: 65536, 64KiB or 64MB; DURATION: 30s or 500ms; LIST: a,b or, in the file, [a, b]. Exit codes: 0 "
+         "drained, 1 could not start,\n"
+         "64 bad flag, 70 no GPU is left, 71 the watchdog, 75 stopped by a second signal, 78 bad configuration.\n";
+}
+
+std::string PrintConfig(const Config& config) {
+  const v1::DaemonConfig message = ToMessage(config);
+  std::string plain, sections, section;
+  for (const ConfigKey& key : ConfigKeys()) {
+    std::string text = ConfigValueText(key, message);
+    if (key.kind == ConfigKey::Kind::kText) text = Quoted(text);
+    if (key.kind == ConfigKey::Kind::kList) text = QuotedList(text);
+    const std::vector<std::string> parts = absl::StrSplit(key.path, '.');
+    if (parts.size() == 1) {
+      absl::StrAppend(&plain, parts[0], ": ", text, "\n");
+      continue;
+    }
+    if (section != parts[0]) absl::StrAppend(&sections, parts[0], ":\n");
+    section = parts[0];
+    absl::StrAppend(&sections, "  ", parts[1], ": ", text, "\n");
+  }
+  return plain + sections;
+}
+
+}  // namespace ballast

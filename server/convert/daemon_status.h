@@ -1,0 +1,41 @@
+// What the daemon shows of itself, as messages: AdminService's reading calls and the page's JSON answer with these.
+//
+// Thread-safe; waits for no step.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+#include "ballast/v1/admin.pb.h"
+#include "ballast/v1/run.pb.h"
+#include "server/base/clock.h"
+#include "server/device/devices.h"
+#include "server/run/runs.h"
+#include "server/spec/run_spec.h"
+
+namespace ballast {
+
+class DaemonStatus {
+ public:
+  // Both outlive it. ops_address: where the ops HTTP server listens; may be empty.
+  DaemonStatus(const Devices* devices, Runs* runs, std::string ops_address)
+      : devices_(devices), runs_(runs), ops_address_(std::move(ops_address)) {}
+
+  v1::GetServerResponse GetServer() const;
+  v1::ListRunsResponse ListRuns() const;
+  // NOT_FOUND names the runs there are.
+  absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run_id) const;
+  absl::StatusOr<v1::GetHistoryResponse> GetHistory(const v1::GetHistoryRequest& request) const;
+  // What the run would take, placed as it would be now.
+  v1::RunPlan PlanRun(const RunSpec& spec) const;
+
+ private:
+  const Devices* const devices_;
+  Runs* const runs_;
+  const std::string ops_address_;
+  const double begin_s_ = MonotonicSeconds();
+};
+
+}  // namespace ballast

@@ -1,0 +1,79 @@
+// The devices that a daemon computes on, one CPU or GPUs, and what its runs have reserved on each. A device that failed
+// has no room any more, and what is reserved there is lost.
+//
+//   ASSIGN_OR_RETURN(auto opened, OpenDevices(config));
+//   Devices devices(std::move(opened), config.memory_limit);
+//   devices.FreeBytes();
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/config/config.h"
+#include "server/device/device.h"
+#include "server/plan/plan.h"
+
+namespace ballast {
+
+// As config.device says: the CPU; GPUs by number or all of them, each of which must give the CPU's bits; or `auto`: the
+// first GPU, and where it will not do the CPU, whose description says why. FAILED_PRECONDITION names what was found.
+absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& config);
+
+class Devices {
+ public:
+  struct State {
+    std::string label;        // "cuda:0"
+    std::string description;  // for people
+    uint64_t limit_bytes = 0;
+    bool on_host = true;  // else snapshots and client_state are not on the device
+    PlanBytes reserved = {};
+    absl::Status failure = absl::OkStatus();
+
+    uint64_t reserved_bytes() const { return on_host ? reserved.total() : reserved.on_device(); }
+    // Of a failed device: none.
+    uint64_t free_bytes() const;
+  };
+
+  // limit_bytes: of all runs together on each device; 0: 80 % of its memory.
+  Devices(std::vector<std::unique_ptr<Device>> devices, uint64_t limit_bytes);
+
+  size_t size() const { return devices_.size(); }
+  Device* at(size_t device) const { return devices_[device].get(); }
+  std::vector<State> Read() const;
+  std::vector<uint64_t> FreeBytes() const;  // by device
+  // Of the host, for snapshots and client_state of runs on GPUs: 80 % of its memory. None: the device is the host.
+  std::optional<uint64_t> host_limit_bytes() const;
+  std::optional<uint64_t> host_free_bytes() const;
+  // Of all that have not failed.
+  uint64_t limit_bytes() const;
+  uint64_t reserved_bytes() const;
+  uint64_t free_bytes() const;
+  std::vector<Device*> Of(const Placement& placement) const;  // by shard
+  double busy_s() const;            // of the busiest: for how long its task in hand has been running
+  std::string description() const;  // one line
+
+  void Reserve(const Plan& plan);
+  void Release(const Plan& plan);
+  // The device has no room from now on. Whether another is left.
+  bool Fail(size_t device, const absl::Status& why);
+
+ private:
+  template <typename Change>
+  void ForShards(const Plan& plan, Change change);
+
+  const std::vector<std::unique_ptr<Device>> devices_;
+  mutable absl::Mutex mu_;
+  std::vector<State> states_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ballast

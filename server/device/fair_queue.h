@@ -1,0 +1,90 @@
+// How a device is shared among its queues: whoever has been served the fewest bytes comes next. Idleness neither earns
+// credit nor costs any: a queue that has been idle goes on from where the device is by then, which is where the queue
+// stood that was served last, however much either was served before (start-time fair queueing). So between two queues
+// with jobs the shares differ by the cost of two jobs at most. The devices' queues derive from FairQueue; the device's
+// lock guards it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "server/device/device.h"
+
+namespace ballast {
+
+// Elements that a task works on.
+struct Extent {
+  uint64_t first = 0, last = 0;
+};
+
+// Of a copy: words of 4 bytes, of which it reads one and writes one.
+inline uint64_t WordsOf(const CopyTask& task) {
+  uint64_t bytes = 0;
+  for (const CopyTask::Piece& piece : task.pieces) bytes += piece.bytes;
+  return (bytes + 3) / 4;
+}
+
+inline Extent ExtentOf(const DeviceTask& task) {
+  if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
+  if (const auto* m = std::get_if<MeasureTask>(&task)) return {0, m->elements};
+  if (const auto* c = std::get_if<CurvatureTask>(&task)) return {0, kernels::SampledElements(c->probe.n)};
+  if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
+  if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
+  if (const auto* c = std::get_if<CopyTask>(&task)) return {0, WordsOf(*c)};
+  const auto& l = std::get<LoadTask>(task);
+  return {l.first, l.last};
+}
+
+// Memory a task reads and writes, near enough to share the device fairly.
+inline uint64_t CostBytes(const DeviceTask& task) {
+  const Extent extent = ExtentOf(task);
+  uint64_t per_element = 8;
+  if (const auto* u = std::get_if<UpdateTask>(&task)) {
+    for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
+  }
+  return 4096 + (extent.last - extent.first) * per_element;
+}
+
+struct DeviceJob {
+  DeviceTask task;
+  DeviceQueue::Completion done;
+  uint64_t cost_bytes = 0;
+};
+
+// Of a device: the largest served_bytes at which one of its queues was served.
+using FairClock = uint64_t;
+
+struct FairQueue {
+  std::deque<DeviceJob> jobs = {};
+  uint64_t served_bytes = 0;
+
+  // `idle`: nothing of this queue waits or is at work.
+  void Add(DeviceJob job, bool idle, FairClock clock) {
+    if (idle) served_bytes = std::max(served_bytes, clock);
+    jobs.push_back(std::move(job));
+  }
+  // There is one.
+  DeviceJob Take(FairClock* clock) {
+    DeviceJob job = std::move(jobs.front());
+    jobs.pop_front();
+    *clock = std::max(*clock, served_bytes);
+    served_bytes += job.cost_bytes;
+    return job;
+  }
+};
+
+// The next of those with jobs that may be served; nullptr: none.
+template <typename Queue, typename May>
+Queue* NextFairQueue(const std::vector<Queue*>& all, May may) {
+  Queue* next = nullptr;
+  for (Queue* q : all) {
+    if (q->jobs.empty() || !may(*q)) continue;
+    if (next == nullptr || q->served_bytes < next->served_bytes) next = q;
+  }
+  return next;
+}
+
+}  // namespace ballast

@@ -1,0 +1,310 @@
+#include "server/device/gpu_batch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "server/base/status_macros.h"
+#include "server/spec/run_spec.h"
+
+namespace ballast {
+namespace {
+
+using kernels::DeviceCopy;
+using kernels::DeviceCurvature;
+using kernels::DeviceGradient;
+using kernels::DeviceUpdate;
+using kernels::kPad;
+using kernels::TileCurvature;
+using kernels::TilesOf;
+using kernels::TileStatistics;
+using Tasks = std::span<const DeviceTask* const>;
+
+constexpr uint64_t kLeastTiles = 1024;  // of a batch of small tensors
+constexpr uint64_t kPartAlignment = 256;
+
+uint64_t AlignPart(uint64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
+
+// Whole rows, as kernels/cuda/cuda_kernels.h wants payloads.
+uint64_t PayloadBytes(const ServeTask& t) {
+  return AlignPart((t.last - t.first + kPad - 1) / kPad * kPad * WireBytes(t.format));
+}
+
+template <class T>
+size_t IndexIn(std::span<const T> all, const T* one) {
+  return static_cast<size_t>(one - all.data());
+}
+template <class T>
+const T& As(const DeviceTask* task) {
+  return std::get<T>(*task);
+}
+
+// Of an UpdateTask, a MeasureTask or, sampled, a CurvatureTask.
+uint64_t TilesOfTask(const DeviceTask& task) {
+  if (const auto* u = std::get_if<UpdateTask>(&task)) return TilesOf(u->update.n);
+  if (const auto* c = std::get_if<CurvatureTask>(&task)) return kernels::SampledTiles(c->probe.n);
+  return TilesOf(std::get<MeasureTask>(task).elements);
+}
+uint64_t TilesOfTasks(Tasks batch) {
+  uint64_t tiles = 0;
+  for (const DeviceTask* task : batch) tiles += TilesOfTask(*task);
+  return tiles;
+}
+
+DeviceCopy CopyOf(const std::array<std::byte*, kernels::kMaxPlanes>& planes, uint64_t first, uint64_t last) {
+  DeviceCopy copy{};
+  std::copy_n(planes.begin(), std::size(copy.planes), copy.planes);
+  copy.first = first;
+  copy.last = last;
+  copy.row_length = 1;
+  return copy;
+}
+
+// The rows whose scales a piece needs.
+struct Rows {
+  uint64_t first, count;
+};
+Rows RowsOf(const ServeTask& t) {
+  if (t.scales == nullptr || t.first == t.last) return {0, 0};
+  const uint64_t first = t.first / t.row_length;
+  return {first, (t.last - 1) / t.row_length + 1 - first};
+}
+
+}  // namespace
+
+GpuStaging::GpuStaging(Gpu* gpu, const QueueNeeds& needs, TwinOf twin_of)
+    : gpu_(gpu),
+      twin_of_(std::move(twin_of)),
+      tile_capacity_(std::max(needs.tiles, kLeastTiles)),
+      payload_capacity_(AlignPart(needs.payload_bytes) + kPad * sizeof(float)) {
+  items_ = kPartAlignment;
+  tiles_ = items_ + AlignPart(kMostTasks * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient),
+                                                     sizeof(DeviceCurvature), sizeof(DeviceCopy)}));
+  static_assert(sizeof(TileCurvature) <= sizeof(TileStatistics));  // they share a part
+  sums_ = tiles_ + AlignPart(tile_capacity_ * sizeof(TileStatistics));
+  payload_ = sums_ + AlignPart(tile_capacity_ * sizeof(float));
+  scales_ = payload_ + payload_capacity_;
+  end_ = scales_ + AlignPart(needs.scales * sizeof(float));
+}
+
+GpuStaging::~GpuStaging() {
+  if (host_ != nullptr) gpu_->Free(host_, Gpu::Memory::kPinned);
+  if (device_ != nullptr) gpu_->Free(device_, Gpu::Memory::kDevice);
+}
+
+absl::Status GpuStaging::Reserve() {
+  ASSIGN_OR_RETURN(device_, gpu_->Allocate(end_, Gpu::Memory::kDevice));
+  ASSIGN_OR_RETURN(host_, gpu_->Allocate(end_, Gpu::Memory::kPinned));
+  for (Gpu::Event* event : {&in_, &computed_, &out_}) {
+    ASSIGN_OR_RETURN(*event, gpu_->NewEvent());
+  }
+  return absl::OkStatus();
+}
+
+bool GpuStaging::Fits(Tasks batch, const DeviceTask& next) const {
+  if (batch.size() == kMostTasks || batch.front()->index() != next.index()) return false;
+  if (const auto* u = std::get_if<UpdateTask>(&next)) {
+    for (const DeviceTask* task : batch) {
+      const auto& other = As<UpdateTask>(task);
+      // A tensor's next update reads what the one before it wrote.
+      if (other.kernel != u->kernel || other.update.planes[0] == u->update.planes[0]) return false;
+    }
+    return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
+  }
+  if (const auto* c = std::get_if<CurvatureTask>(&next)) {
+    for (const DeviceTask* task : batch) {
+      const auto& other = As<CurvatureTask>(task);
+      if (other.kernel->curvature != c->kernel->curvature || other.probe.before == c->probe.before) return false;
+    }
+    return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
+  }
+  if (std::holds_alternative<MeasureTask>(next)) return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
+  const auto* s = std::get_if<ServeTask>(&next);
+  if (s == nullptr || s->scales != nullptr) return false;
+  uint64_t bytes = PayloadBytes(*s);
+  for (const DeviceTask* task : batch) {
+    const auto& other = As<ServeTask>(task);
+    if (other.master != s->master || other.format != s->format) return false;
+    bytes += PayloadBytes(other);
+  }
+  return bytes <= payload_capacity_;
+}
+
+void GpuStaging::Give(Tasks batch) {
+  const DeviceTask& front = *batch.front();
+  if (std::holds_alternative<UpdateTask>(front)) {
+    GiveUpdates(batch);
+  } else if (std::holds_alternative<MeasureTask>(front)) {
+    GiveMeasures(batch);
+  } else if (std::holds_alternative<CurvatureTask>(front)) {
+    GiveProbes(batch);
+  } else if (std::holds_alternative<ServeTask>(front)) {
+    GiveServes(batch);
+  } else if (const auto* load = std::get_if<LoadTask>(&front)) {
+    GiveLoad(*load);
+  } else if (const auto* copy = std::get_if<CopyTask>(&front)) {
+    GiveCopy(*copy);
+  } else {
+    GiveScales(std::get<ScaleTask>(front));
+  }
+  gpu_->Record(out_, Gpu::Stream::kOut);
+}
+
+void GpuStaging::StartCompute(uint64_t item_bytes) {
+  gpu_->Copy(Gpu::Stream::kIn, device_ + items_, host_ + items_, item_bytes);
+  gpu_->Record(in_, Gpu::Stream::kIn);
+  gpu_->Wait(Gpu::Stream::kCompute, in_);
+}
+
+void GpuStaging::StartOut() {
+  gpu_->Record(computed_, Gpu::Stream::kCompute);
+  gpu_->Wait(Gpu::Stream::kOut, computed_);
+}
+
+void GpuStaging::CopyOut(uint64_t at, uint64_t bytes) {
+  gpu_->Copy(Gpu::Stream::kOut, host_ + at, device_ + at, bytes);
+}
+
+void GpuStaging::GiveUpdates(Tasks batch) {
+  DeviceUpdate* item = OnHost<DeviceUpdate>(items_);
+  uint64_t tiles = 0;
+  for (const DeviceTask* task : batch) {
+    const auto& [kernel, update, statistics, measured] = As<UpdateTask>(task);
+    std::byte* const twin = twin_of_(update.grad);
+    if (!measured) gpu_->Copy(Gpu::Stream::kIn, twin, update.grad, update.n * WireBytes(update.grad_format));
+    *item = {.update = update,
+             .first_tile = tiles,
+             .tiles = OnDevice<TileStatistics>(tiles_) + tiles,
+             .sums = OnDevice<float>(sums_) + tiles};
+    item++->update.grad = twin;
+    tiles += TilesOf(update.n);
+  }
+  StartCompute(batch.size() * sizeof(DeviceUpdate));
+  gpu_->Update(IndexIn(kernels::Kernels(), As<UpdateTask>(batch.front()).kernel), OnDevice<DeviceUpdate>(items_),
+               static_cast<int>(batch.size()), tiles);
+  StartOut();
+  CopyOut(tiles_, tiles * sizeof(TileStatistics));
+}
+
+void GpuStaging::GiveMeasures(Tasks batch) {
+  DeviceGradient* item = OnHost<DeviceGradient>(items_);
+  uint64_t tiles = 0;
+  for (const DeviceTask* task : batch) {
+    const auto& measure = As<MeasureTask>(task);
+    std::byte* const twin = twin_of_(measure.gradient);
+    gpu_->Copy(Gpu::Stream::kIn, twin, measure.gradient, measure.elements * WireBytes(measure.format));
+    *item++ = {.grad = twin,
+               .format = measure.format,
+               .scale = measure.scale,
+               .n = measure.elements,
+               .first_tile = tiles,
+               .tiles = OnDevice<TileStatistics>(tiles_) + tiles};
+    tiles += TilesOf(measure.elements);
+  }
+  StartCompute(batch.size() * sizeof(DeviceGradient));
+  gpu_->Measure(OnDevice<DeviceGradient>(items_), static_cast<int>(batch.size()), tiles);
+  StartOut();
+  CopyOut(tiles_, tiles * sizeof(TileStatistics));
+}
+
+void GpuStaging::GiveProbes(Tasks batch) {
+  DeviceCurvature* item = OnHost<DeviceCurvature>(items_);
+  uint64_t tiles = 0;
+  for (const DeviceTask* task : batch) {
+    const auto& [kernel, probe, sums, measured] = As<CurvatureTask>(task);
+    std::byte* const twin = twin_of_(probe.grad);
+    if (!measured) gpu_->Copy(Gpu::Stream::kIn, twin, probe.grad, probe.n * WireBytes(probe.grad_format));
+    *item = {.probe = probe, .first_tile = tiles, .tiles = OnDevice<TileCurvature>(tiles_) + tiles};
+    item++->probe.grad = twin;
+    tiles += kernels::SampledTiles(probe.n);
+  }
+  StartCompute(batch.size() * sizeof(DeviceCurvature));
+  gpu_->Probe(IndexIn(kernels::Kernels(), As<CurvatureTask>(batch.front()).kernel), OnDevice<DeviceCurvature>(items_),
+              static_cast<int>(batch.size()), tiles);
+  StartOut();
+  CopyOut(tiles_, tiles * sizeof(TileCurvature));
+}
+
+void GpuStaging::GiveServes(Tasks batch) {
+  DeviceCopy* item = OnHost<DeviceCopy>(items_);
+  uint64_t tiles = 0, payload = payload_;
+  for (const DeviceTask* task : batch) {
+    const auto& serve = As<ServeTask>(task);
+    *item = CopyOf(serve.planes, serve.first, serve.last);
+    item->first_tile = tiles;
+    item->payload = device_ + payload;
+    item->scales = const_cast<float*>(serve.scales);  // only read
+    item++->row_length = std::max<uint64_t>(serve.row_length, 1);
+    tiles += TilesOf(serve.last - serve.first);
+    payload += PayloadBytes(serve);
+  }
+  StartCompute(batch.size() * sizeof(DeviceCopy));
+  const auto& front = As<ServeTask>(batch.front());
+  gpu_->Serve(IndexIn(kernels::Masters(), front.master), OnDevice<DeviceCopy>(items_), static_cast<int>(batch.size()),
+              tiles, front.format);
+  // Among the kernels: the tensor's next ScaleTask may be at work when they go out.
+  const Rows rows = RowsOf(front);
+  gpu_->Copy(Gpu::Stream::kCompute, device_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
+  StartOut();
+  CopyOut(payload_, payload - payload_);
+  CopyOut(scales_, rows.count * sizeof(float));
+}
+
+void GpuStaging::GiveLoad(const LoadTask& task) {
+  const uint64_t bytes = (task.last - task.first) * WireBytes(task.format);
+  std::memcpy(host_ + payload_, task.in, bytes);
+  gpu_->Copy(Gpu::Stream::kIn, device_ + payload_, host_ + payload_, bytes);
+  DeviceCopy* const item = OnHost<DeviceCopy>(items_);
+  *item = CopyOf(task.planes, task.first, task.last);
+  item->payload = device_ + payload_;
+  item->refused = OnDevice<uint32_t>(0);
+  StartCompute(sizeof(DeviceCopy));
+  gpu_->Zero(Gpu::Stream::kCompute, device_, sizeof(uint32_t));
+  gpu_->Load(IndexIn(kernels::Masters(), task.master), OnDevice<DeviceCopy>(items_), 1, TilesOf(task.last - task.first),
+             task.format);
+  StartOut();
+  CopyOut(0, sizeof(uint32_t));
+}
+
+void GpuStaging::GiveScales(const ScaleTask& task) {
+  DeviceCopy* const item = OnHost<DeviceCopy>(items_);
+  *item = CopyOf(task.planes, 0, task.elements);
+  item->scales = task.scales;
+  item->row_length = task.row_length;
+  StartCompute(sizeof(DeviceCopy));
+  gpu_->Zero(Gpu::Stream::kCompute, task.scales, task.elements / task.row_length * sizeof(float));
+  gpu_->RaiseScales(IndexIn(kernels::Masters(), task.master), OnDevice<DeviceCopy>(items_), 1, TilesOf(task.elements));
+  StartOut();
+}
+
+// Among the kernels, so that it comes after the update before it and before the one behind it.
+void GpuStaging::GiveCopy(const CopyTask& task) {
+  for (const CopyTask::Piece& p : task.pieces) {
+    if (p.bytes > 0) gpu_->Copy(Gpu::Stream::kCompute, p.to, p.from, p.bytes);
+  }
+  StartOut();
+}
+
+TaskResult GpuStaging::Take(Tasks batch, size_t i) {
+  TaskResult result;
+  const auto* u = std::get_if<UpdateTask>(batch[i]);
+  if (u != nullptr || std::holds_alternative<MeasureTask>(*batch[i])) {
+    const bool full = u != nullptr && u->update.statistics == kernels::StatisticsLevel::kFull;
+    result.statistics = kernels::Combine(
+        {OnHost<const TileStatistics>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])}, full);
+  } else if (std::holds_alternative<CurvatureTask>(*batch[i])) {
+    result.curvature =
+        kernels::Combine({OnHost<const TileCurvature>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])});
+  } else if (const auto* s = std::get_if<ServeTask>(batch[i])) {
+    uint64_t at = payload_;
+    for (const DeviceTask* task : batch.first(i)) at += PayloadBytes(As<ServeTask>(task));
+    std::memcpy(s->out, host_ + at, (s->last - s->first) * WireBytes(s->format));
+    const Rows rows = RowsOf(*s);
+    if (rows.count > 0) std::memcpy(s->scales_out, host_ + scales_, rows.count * sizeof(float));
+  } else if (std::holds_alternative<LoadTask>(*batch[i])) {
+    result.finite = *OnHost<const uint32_t>(0) == 0;
+  }
+  return result;
+}
+
+}  // namespace ballast

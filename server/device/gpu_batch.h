@@ -1,0 +1,69 @@
+// Tasks that go to a GPU together, and the staging they go through: for one batch at a time, the same layout in pinned
+// host memory and on the GPU. Give() writes what the kernels are told, copies in what they need, launches them and
+// copies out what they make, all in the GPU's streams; when `out` has happened, Take() reads the results. What goes out
+// goes out of the staging alone: later kernels write what they like elsewhere.
+//
+// Neither blocks on the GPU. Give() for one staging comes after Take() of its last batch; no other locks are needed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "server/device/device.h"
+#include "server/device/gpu.h"
+
+namespace ballast {
+
+class GpuStaging {
+ public:
+  static constexpr size_t kMostTasks = 256;  // of a batch
+
+  // Where the GPU's copy of a pinned byte is.
+  using TwinOf = std::function<std::byte*(const void*)>;
+
+  GpuStaging(Gpu* gpu, const QueueNeeds& needs, TwinOf twin_of);
+  ~GpuStaging();
+  GpuStaging(const GpuStaging&) = delete;
+  absl::Status Reserve();
+  uint64_t bytes() const { return end_; }  // on the GPU, and as many on the host
+
+  // Whether `next` can join the tasks of a batch in one launch.
+  bool Fits(std::span<const DeviceTask* const> batch, const DeviceTask& next) const;
+  void Give(std::span<const DeviceTask* const> batch);
+  // The result of the batch's task number i; a task served has its bytes copied to where it wants them.
+  TaskResult Take(std::span<const DeviceTask* const> batch, size_t i);
+  Gpu::Event out() const { return out_; }
+
+  bool busy = false;  // from Give to the last Take; the owner's
+
+ private:
+  void GiveUpdates(std::span<const DeviceTask* const> batch);
+  void GiveMeasures(std::span<const DeviceTask* const> batch);
+  void GiveProbes(std::span<const DeviceTask* const> batch);
+  void GiveServes(std::span<const DeviceTask* const> batch);
+  void GiveLoad(const LoadTask& task);
+  void GiveScales(const ScaleTask& task);
+  void GiveCopy(const CopyTask& task);
+  void StartCompute(uint64_t item_bytes);
+  void StartOut();
+  void CopyOut(uint64_t at, uint64_t bytes);
+  template <class T>
+  T* OnHost(uint64_t at) const {
+    return reinterpret_cast<T*>(host_ + at);
+  }
+  template <class T>
+  T* OnDevice(uint64_t at) const {
+    return reinterpret_cast<T*>(device_ + at);
+  }
+
+  Gpu* const gpu_;
+  const TwinOf twin_of_;
+  const uint64_t tile_capacity_, payload_capacity_;
+  // Where the parts begin; a load's flag is at 0.
+  uint64_t items_ = 0, tiles_ = 0, sums_ = 0, payload_ = 0, scales_ = 0, end_ = 0;
+  std::byte *host_ = nullptr, *device_ = nullptr;
+  Gpu::Event in_ = 0, computed_ = 0, out_ = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,237 @@
+#include "server/device/gpu_device.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <utility>
+
+#include "server/base/clock.h"
+#include "server/base/status_macros.h"
+
+namespace ballast {
+// mu_ of the device guards everything here but what Reserve does before the queue is listed.
+class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
+ public:
+  Queue(GpuDevice* device, const QueueNeeds& needs) : device_(device) {
+    for (auto& staging : stagings) {
+      staging = std::make_unique<GpuStaging>(device->gpu_.get(), needs,
+                                             [device](const void* pinned) { return device->TwinOf(pinned); });
+    }
+  }
+  ~Queue() override {
+    WaitIdle();
+    absl::MutexLock lock(&device_->mu_);
+    if (std::erase(device_->queues_, this) == 0) return;
+    for (const auto& s : stagings) device_->allocated_.fetch_sub(s->bytes(), std::memory_order_relaxed);
+  }
+  absl::Status Reserve() {
+    for (const auto& staging : stagings) RETURN_IF_ERROR(staging->Reserve());
+    for (const auto& s : stagings) device_->allocated_.fetch_add(s->bytes(), std::memory_order_relaxed);
+    absl::MutexLock lock(&device_->mu_);
+    device_->queues_.push_back(this);
+    return absl::OkStatus();
+  }
+
+  void Submit(DeviceTask task, Completion done) override {
+    const uint64_t cost_bytes = CostBytes(task);
+    absl::MutexLock lock(&device_->mu_);
+    if (device_->failed_) return;
+    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
+  }
+  void WaitIdle() override {
+    absl::MutexLock lock(&device_->mu_);
+    device_->mu_.Await(absl::Condition(this, &Queue::idle));
+  }
+
+  GpuStaging* FreeStaging() const {
+    for (const auto& staging : stagings) {
+      if (!staging->busy) return staging.get();
+    }
+    return nullptr;
+  }
+
+  std::array<std::unique_ptr<GpuStaging>, kStagings> stagings;
+  int under_way = 0;  // batches
+
+ private:
+  bool idle() const { return jobs.empty() && under_way == 0; }
+  GpuDevice* const device_;
+};
+
+GpuDevice::GpuDevice(std::unique_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
+  dispatcher_ = std::thread([this] { DispatchLoop(); });
+  finisher_ = std::thread([this] { FinishLoop(); });
+  pthread_setname_np(dispatcher_.native_handle(), "gpu-dispatch");
+  pthread_setname_np(finisher_.native_handle(), "gpu-finish");
+}
+
+GpuDevice::~GpuDevice() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  dispatcher_.join();
+  finisher_.join();
+}
+
+absl::StatusOr<DeviceBuffer> GpuDevice::Allocate(uint64_t bytes, Place place) {
+  if (bytes == 0) return DeviceBuffer();
+  if (place == Place::kAside) return AllocateAside(bytes);
+  // Room for the last row of a gradient, as kernels/cuda/cuda_kernels.h wants it.
+  ASSIGN_OR_RETURN(std::byte* const on_device,
+                   gpu_->Allocate(bytes + kernels::kPad * sizeof(float), Gpu::Memory::kDevice));
+  allocated_.fetch_add(bytes, std::memory_order_relaxed);
+  DeviceBuffer buffer(this, on_device, bytes);
+  if (place == Place::kDevice) return buffer;
+  ASSIGN_OR_RETURN(std::byte* const pinned, gpu_->Allocate(bytes, Gpu::Memory::kPinned));
+  allocated_.fetch_add(bytes, std::memory_order_relaxed);
+  DeviceBuffer pinned_buffer(this, pinned, bytes);
+  absl::MutexLock lock(&buffers_mu_);
+  pinned_[pinned] = {buffer.Release(), bytes};
+  return pinned_buffer;
+}
+
+absl::StatusOr<DeviceBuffer> GpuDevice::AllocateAside(uint64_t bytes) {
+  ASSIGN_OR_RETURN(std::byte* const pinned, gpu_->Allocate(bytes, Gpu::Memory::kPinned));
+  allocated_.fetch_add(bytes, std::memory_order_relaxed);
+  absl::MutexLock lock(&buffers_mu_);
+  pinned_[pinned] = {.twin = nullptr, .bytes = bytes};
+  return DeviceBuffer(this, pinned, bytes);
+}
+
+void GpuDevice::Free(std::byte* data, uint64_t bytes) {
+  allocated_.fetch_sub(bytes, std::memory_order_relaxed);
+  std::byte* twin = nullptr;
+  bool pinned = false;
+  {
+    absl::MutexLock lock(&buffers_mu_);
+    if (const auto found = pinned_.find(data); found != pinned_.end()) {
+      pinned = true;
+      twin = found->second.twin;
+      pinned_.erase(found);
+    }
+  }
+  gpu_->Free(data, pinned ? Gpu::Memory::kPinned : Gpu::Memory::kDevice);
+  if (twin == nullptr) return;
+  allocated_.fetch_sub(bytes, std::memory_order_relaxed);
+  gpu_->Free(twin, Gpu::Memory::kDevice);
+}
+
+std::byte* GpuDevice::TwinOf(const void* pinned) const {
+  const std::byte* const at = static_cast<const std::byte*>(pinned);
+  absl::MutexLock lock(&buffers_mu_);
+  const auto next = pinned_.upper_bound(at);
+  if (next == pinned_.begin()) return nullptr;  // the gradient of a tensor without elements
+  const auto& [begin, buffer] = *std::prev(next);
+  return buffer.twin + (at - begin);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceQueue>> GpuDevice::NewQueue(const QueueNeeds& needs) {
+  auto queue = std::make_unique<Queue>(this, needs);
+  RETURN_IF_ERROR(queue->Reserve());
+  return queue;
+}
+
+double GpuDevice::busy_s() const {
+  absl::MutexLock lock(&mu_);
+  return given_.empty() ? 0 : MonotonicSeconds() - given_.front().given_s;
+}
+
+std::vector<const DeviceTask*> GpuDevice::TasksOf(const std::vector<DeviceJob>& jobs) {
+  std::vector<const DeviceTask*> tasks;
+  tasks.reserve(jobs.size());
+  for (const DeviceJob& job : jobs) tasks.push_back(&job.task);
+  return tasks;
+}
+
+GpuDevice::Queue* GpuDevice::NextQueue() {
+  return NextFairQueue(queues_, [](const Queue& q) { return q.FreeStaging() != nullptr; });
+}
+
+GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
+  Batch batch{.queue = queue, .staging = queue->FreeStaging()};
+  std::vector<const DeviceTask*> tasks;
+  batch.jobs.reserve(std::min(queue->jobs.size(), GpuStaging::kMostTasks));  // so that tasks stay where they are
+  do {
+    batch.jobs.push_back(queue->Take(&clock_));
+    tasks.push_back(&batch.jobs.back().task);
+  } while (!queue->jobs.empty() && batch.staging->Fits(tasks, queue->jobs.front().task));
+  batch.staging->busy = true;
+  ++queue->under_way;
+  return batch;
+}
+
+void GpuDevice::DispatchLoop() {
+  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return NextQueue() != nullptr || stopping_; };
+  while (true) {
+    Batch batch;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&ready));
+      Queue* const queue = NextQueue();
+      if (queue == nullptr) return;
+      batch = NextBatch(queue);
+    }
+    batch.given_s = MonotonicSeconds();
+    batch.staging->Give(TasksOf(batch.jobs));
+    absl::MutexLock lock(&mu_);
+    given_.push_back(std::move(batch));
+  }
+}
+
+void GpuDevice::FinishLoop() {
+  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !given_.empty() || stopping_; };
+  double last_end_s = 0;
+  while (true) {
+    Batch* batch = nullptr;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&ready));
+      if (given_.empty()) return;
+      batch = &given_.front();  // stays where it is until it is taken off below
+    }
+    if (const absl::Status status = gpu_->Await(batch->staging->out()); !status.ok()) {
+      Fail(status);
+    } else {
+      const std::vector<const DeviceTask*> tasks = TasksOf(batch->jobs);
+      const double end_s = MonotonicSeconds(), begin_s = std::max(batch->given_s, last_end_s);
+      for (size_t i = 0; i < tasks.size(); ++i) {
+        TaskResult result = batch->staging->Take(tasks, i);
+        result.seconds = (end_s - begin_s) / static_cast<double>(tasks.size());
+        batch->jobs[i].done(result);
+      }
+      last_end_s = end_s;
+    }
+    batch->jobs.clear();
+    absl::MutexLock lock(&mu_);
+    batch->staging->busy = false;
+    --batch->queue->under_way;
+    given_.pop_front();
+  }
+}
+
+void GpuDevice::Fail(const absl::Status& why) {
+  std::deque<DeviceJob> dropped;
+  {
+    absl::MutexLock lock(&mu_);
+    failed_ = true;
+    for (Queue* q : queues_) {
+      dropped.insert(dropped.end(), std::make_move_iterator(q->jobs.begin()), std::make_move_iterator(q->jobs.end()));
+      q->jobs.clear();
+    }
+  }
+  absl::MutexLock lock(&watch_mu_);
+  if (!failure_.ok()) return;
+  failure_ = why;
+  if (watcher_) watcher_(failure_);
+}
+
+void GpuDevice::Watch(Watcher watcher) {
+  absl::MutexLock lock(&watch_mu_);
+  watcher_ = std::move(watcher);
+  if (watcher_ && !failure_.ok()) watcher_(failure_);
+}
+
+}  // namespace ballast

@@ -1,0 +1,91 @@
+// The device made of one GPU. Weights and state are in its memory; a gradient is written to pinned host memory, which
+// has a twin on the GPU that an update copies it to. A dispatcher thread takes tasks, the run that has been served the
+// fewest bytes first, joins neighbours of a kind into one launch (gpu_batch.h), and gives copies and kernels to three
+// streams, so that the next batch's gradients come in while this one's update runs and the last one's weights go out. A
+// second thread waits for the ends, in order, and runs the completions.
+//
+// Each queue has kStagings sets of staging, reserved when it is made. On the step path nothing is allocated but what
+// lists of tasks grow by, and nothing waits for the device as a whole.
+//
+// The GPU's failures are found by the second thread. Thread-safe.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/device/device.h"
+#include "server/device/fair_queue.h"
+#include "server/device/gpu.h"
+#include "server/device/gpu_batch.h"
+
+namespace ballast {
+
+class GpuDevice final : public Device {
+ public:
+  static constexpr int kStagings = 3;  // one batch comes in, one is at work, one goes out
+
+  explicit GpuDevice(std::unique_ptr<Gpu> gpu);
+  ~GpuDevice() override;
+
+  absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) override;
+  absl::StatusOr<std::unique_ptr<DeviceQueue>> NewQueue(const QueueNeeds& needs) override;
+  std::string description() const override { return gpu_->name(); }
+  std::string label() const override { return gpu_->label(); }
+  uint64_t memory_bytes() const override { return gpu_->memory_bytes(); }
+  bool on_host() const override { return false; }
+  uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
+  double busy_s() const override;
+  void Watch(Watcher watcher) override;
+
+ private:
+  class Queue;
+  // What was given to the GPU together.
+  struct Batch {
+    Queue* queue = nullptr;
+    GpuStaging* staging = nullptr;
+    std::vector<DeviceJob> jobs = {};
+    double given_s = 0;
+  };
+
+  void Free(std::byte* data, uint64_t bytes) override;
+  absl::StatusOr<DeviceBuffer> AllocateAside(uint64_t bytes);
+  std::byte* TwinOf(const void* pinned) const;
+  void DispatchLoop();
+  void FinishLoop();
+  Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Batch NextBatch(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Fail(const absl::Status& why);
+  static std::vector<const DeviceTask*> TasksOf(const std::vector<DeviceJob>& jobs);
+
+  const std::unique_ptr<Gpu> gpu_;
+  std::atomic<uint64_t> allocated_ = 0;
+
+  struct Pinned {
+    std::byte* twin = nullptr;  // none: kAside
+    uint64_t bytes = 0;
+  };
+  mutable absl::Mutex buffers_mu_;
+  std::map<const std::byte*, Pinned> pinned_ ABSL_GUARDED_BY(buffers_mu_);
+
+  absl::Mutex watch_mu_;  // held while the watcher is called
+  Watcher watcher_ ABSL_GUARDED_BY(watch_mu_);
+  absl::Status failure_ ABSL_GUARDED_BY(watch_mu_) = absl::OkStatus();
+
+  mutable absl::Mutex mu_;
+  std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);
+  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as of FairClock
+  std::deque<Batch> given_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool failed_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::thread dispatcher_, finisher_;
+};
+
+}  // namespace ballast

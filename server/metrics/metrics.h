@@ -1,0 +1,140 @@
+// Everything /metrics shows. One place names the families (metric_families.h); METRICS.md is generated from it. Names
+// and labels follow one rule: the label is run_id, never job; never a tensor name.
+//
+// Thread-safe: the run's strand writes, the ops HTTP threads serialize. No call here waits for a step or a device.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/base/version.h"
+#include "server/metrics/metric_families.h"
+#include "server/stability/spike_score.h"
+#include "server/stability/spikes.h"
+#include "server/step/step_machine.h"
+
+namespace ballast {
+
+// What one closed step tells the metrics.
+struct StepReport {
+  uint64_t step = 0;
+  Outcome outcome = Outcome::kApplied;
+  std::string reason;
+  double seconds = 0;          // StepBegin to the last update
+  double receive_seconds = 0;  // first gradient byte to last
+  double update_seconds = 0;   // time the device spent on updates
+  std::optional<double> loss;
+  double learning_rate = 0;  // of the first group
+  double grad_norm = 0;
+  uint64_t nonfinite_tensors = 0;
+  uint64_t rejected_blocks = 0;
+  struct Layer {
+    std::optional<double> rms_ratio;  // max over the layer's tensors; finite; none: no rule with a second moment
+    // At steps with full statistics. hi: of the first component of a weight that has two, else none.
+    std::optional<double> update_to_weight_ratio, edq_ratio, unchanged_ratio, hi_edq_ratio, hi_unchanged_ratio;
+    double gradient_norm = 0;
+  };
+  Layer whole;                     // all layers together
+  std::vector<Layer> layers;       // by index into RunLabels::layers; tensors without an update this step left out
+  std::vector<double> tensor_rms;  // RMS_t of every tensor updated that has one; for the distribution
+};
+
+struct RunLabels {
+  std::string run_id;
+  std::string optimizer, master, state, serving;  // of the first tensor
+  uint64_t parameters = 0;
+  std::vector<std::string> layers;
+  uint32_t ranks = 1;           // at most
+  bool two_components = false;  // some weight is stored in two
+  double rms_threshold = 0;
+};
+
+// What a run's detector found at a closed step, and its predictors' scores until then.
+struct SpikeReport {
+  std::vector<SpikeEvent> events;
+  std::array<SpikeScore::Counts, kPredictors> scores;  // by SpikeKind; no count ever falls
+  std::optional<double> curvature;                     // of the layer where it is largest
+  uint64_t updates_held = 0;                           // tensors whose update was clipped by itself
+};
+
+// Reserved bytes by kind; the same kinds as ByteCounts.
+struct MemoryBytes {
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, snapshots = 0, client_state = 0;
+};
+
+// One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
+class RunMetrics {
+ public:
+  virtual ~RunMetrics() = default;
+  virtual void OnStep(const StepReport& report) = 0;
+  virtual void OnSpikes(const SpikeReport& report) = 0;
+  virtual void OnSpikeAction(std::string_view action) = 0;                  // skip | rewind | stop
+  virtual void OnReceived(std::string_view transport, uint64_t bytes) = 0;  // one gradient chunk's payload
+  virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm
+  virtual void OnDuplicateChunk(bool same_bytes) = 0;
+  virtual void OnRejectedChunk(
+      std::string_view reason) = 0;  // checksum | bounds | unknown_tensor | too_large | malformed
+  virtual void OnRanks(uint32_t connected, uint32_t expected) = 0;
+  virtual void OnReconnect(uint32_t rank) = 0;
+  virtual void OnRankSeen(uint32_t rank) = 0;
+  virtual void OnWaitCaused(uint32_t rank, double seconds) = 0;
+  virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike
+  virtual void OnSnapshots(size_t kept) = 0;
+  virtual void OnState(std::string_view state) = 0;  // waiting | training | failed
+};
+
+// Where times come from; tests have their own.
+struct MetricsClock {
+  std::function<double()> unix_s;    // for timestamps
+  std::function<double()> steady_s;  // never goes back
+
+  static MetricsClock System();
+};
+
+class Metrics {
+ public:
+  explicit Metrics(BuildInfo build, MetricsClock clock = MetricsClock::System());
+  ~Metrics();
+
+  // Series of all runs together, at most, those that have ended among them: a scrape of so many takes half of the 50 ms
+  // that tests/bench/scrape.py allows. Admission sees to it for the runs that there are; one that was deleted counts
+  // beside them until the last that holds it, a stream or a request, lets go.
+  static constexpr uint64_t kMostSeries = 12500;
+
+  // Counters and histograms exist, at zero, from here on, and gauges from their first value on. The series go a minute
+  // after the result's end, or when too many others have ended since, or when their place among kMostSeries is needed,
+  // or when a run with the same id is added; where the result of an earlier AddRun with that id still exists, the new
+  // run goes on from its counts.
+  std::unique_ptr<RunMetrics> AddRun(const RunLabels& labels);
+
+  // method: its name or its path, "/ballast.v1.TrainerService/Train"; code: "OK", "ABORTED", ...
+  void OnRpcStarted(std::string_view method);
+  void OnRpcHandled(std::string_view method, std::string_view code, double seconds);
+  void OnStreams(int delta);                          // open Train streams
+  void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
+  void SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes);
+  void OnDeviceFailed(std::string_view device);
+  void SetState(std::string_view state);  // starting | serving | draining
+
+  // How many runs that have ended are shown, at most, the last ones; 16 until this is called.
+  void KeepEnded(size_t runs);
+
+  // Prometheus text exposition 0.0.4.
+  std::string Serialize() const;
+  // Series that a run adds at most; for admission.
+  static uint64_t SeriesOfRun(const RunShape& run) { return SeriesPerRun(run); }
+  // The table of METRICS.md.
+  static std::string Describe();
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace ballast

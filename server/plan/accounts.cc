@@ -1,0 +1,51 @@
+#include "server/plan/accounts.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "server/plan/plan.h"
+#include "server/step/payload.h"
+#include "server/step/reduction.h"
+
+namespace ballast {
+namespace {
+
+// A node of StepRunner's map of what is held, and what the allocator takes for it and for the payload.
+constexpr uint64_t kAllocation = 16, kNodePointers = 4 * sizeof(void*);
+constexpr uint64_t kHeldBytes = sizeof(std::pair<const ChunkId, Payload>) + kNodePointers + 2 * kAllocation;
+
+}  // namespace
+
+uint64_t MostHeldChunks(const RunSpec& spec, uint64_t window_bytes) {
+  struct Kind {
+    uint64_t bytes = 0, chunks = 0;
+  };
+  std::vector<Kind> kinds;  // of a micro-batch
+  for (const TensorSpec& t : spec.tensors) {
+    const uint64_t chunks = ChunkCount(spec, t), element_bytes = WireBytes(t.gradient_format);
+    const uint64_t last = t.elements - ChunkBegin(spec, chunks - 1);
+    kinds.push_back({last * element_bytes, 1});
+    if (chunks > 1) kinds.push_back({spec.chunk_elements * element_bytes, chunks - 1});
+  }
+  std::sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) { return a.bytes < b.bytes; });
+  const uint64_t live = std::min(spec.accumulation, Reduction::kMostLive);
+  uint64_t held = 0;
+  for (const Kind& kind : kinds) {
+    const uint64_t fit = std::min(live * kind.chunks, window_bytes / kind.bytes);
+    held += fit;
+    window_bytes -= fit * kind.bytes;
+  }
+  return held;
+}
+
+uint64_t AccountBytes(const RunSpec& spec, uint64_t window_bytes, uint64_t pools) {
+  Reduction::Size size{
+      .ranks = spec.ranks, .micros = spec.accumulation, .tensors = spec.tensors.size(), .pools = pools};
+  size.chunks = 0;
+  for (const TensorSpec& t : spec.tensors) size.chunks += ChunkCount(spec, t);
+  const uint64_t of_rank = MostHeldChunks(spec, window_bytes) * kHeldBytes + ChunkSet::Bytes(size.chunks);
+  return AlignUp(Reduction::BytesAtMost(size) + spec.ranks * of_rank + ChunkSet::StartsBytes(size.tensors));
+}
+
+}  // namespace ballast

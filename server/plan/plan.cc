@@ -1,0 +1,140 @@
+#include "server/plan/plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "server/plan/accounts.h"
+
+namespace ballast {
+namespace {
+
+constexpr uint64_t PlanBytes::*kFields[] = {&PlanBytes::weights,   &PlanBytes::momentum,    &PlanBytes::variance,
+                                            &PlanBytes::gradients, &PlanBytes::staging,     &PlanBytes::padding,
+                                            &PlanBytes::snapshots, &PlanBytes::client_state};
+
+// Bytes the plane would take without padding and alignment.
+uint64_t NeededPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
+  return (elements + plane.per - 1) / plane.per * plane.bytes;
+}
+
+// Of the tensor's first `chunks` chunks together: each of their rows once, and once more for every boundary between two
+// chunks that cuts a row.
+uint64_t ScalesOfFirstChunks(const RunSpec& spec, const TensorSpec& t, uint64_t chunks) {
+  if (chunks == 0) return 0;
+  const uint64_t rows = ScalesOf(t, 0, ChunkEnd(spec, t, chunks - 1)).size();
+  const uint64_t chunks_of_whole_rows = t.row_length / std::gcd(spec.chunk_elements, t.row_length);
+  return rows + (chunks - 1) - (chunks - 1) / chunks_of_whole_rows;
+}
+
+// Counts what goes out of a tensor's chunks.
+void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
+  Add(&plan->pull_bytes, ServingBytes(t));
+  const uint64_t chunk_bytes = std::min(t.elements, spec.chunk_elements) * WireBytes(t.serving_format);
+  plan->send_slot_bytes = std::max(plan->send_slot_bytes, AlignUp(chunk_bytes));
+  const ChunkScales scales = ScalesOfChunks(spec, t);
+  Add(&plan->pull_bytes, scales.all * sizeof(float));
+  plan->send_slot_scales = std::max(plan->send_slot_scales, scales.most);
+}
+
+uint64_t& OfKind(PlanBytes& bytes, kernels::Kind kind) {
+  uint64_t* const by_kind[] = {&bytes.weights, &bytes.momentum, &bytes.variance};
+  return *by_kind[static_cast<size_t>(kind)];
+}
+
+// A shard while its tensors are added.
+struct Shard {
+  ShardPlan plan;
+  uint64_t all_slabs = 0, largest_slab = 0, largest_tensor = 0;
+};
+
+void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
+  PlanBytes& bytes = shard->plan.bytes;
+  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
+    const uint64_t aligned = AlignedPlaneBytes(plane, t.elements);
+    Add(&OfKind(bytes, plane.kind), aligned);
+    Add(&bytes.padding, aligned - NeededPlaneBytes(plane, t.elements));
+  }
+  Add(&shard->plan.scales, ScaleCount(t));
+  Add(&shard->plan.kept_bytes, KeptBytes(spec, t));
+  Add(&shard->all_slabs, SlabBytes(spec, t));
+  shard->largest_slab = std::max(shard->largest_slab, SlabBytes(spec, t));
+  shard->largest_tensor = std::max(shard->largest_tensor, t.elements);
+}
+
+ShardPlan Completed(const RunSpec& spec, Shard shard) {
+  ShardPlan& plan = shard.plan;
+  // Several micro-batches keep every sum until the last of them; staged, every gradient until the verdict.
+  plan.pool_bytes = spec.accumulation > 1 || spec.staged
+                        ? shard.all_slabs
+                        : std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
+  plan.bytes.gradients = plan.pool_bytes;
+  plan.bytes.snapshots = Product(spec.snapshots, plan.bytes.stored());
+  plan.statistics_tiles = kernels::TilesOf(shard.largest_tensor);
+  plan.bytes.staging = Sum(Sum(AlignUp(Product(plan.scales, sizeof(float))), plan.kept_bytes),
+                           AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics)));
+  return plan;
+}
+
+// No more can wait than is sent.
+uint64_t WindowBytes(const RunSpec& spec, uint64_t push_bytes) {
+  const uint64_t chunk_bytes = spec.chunk_elements * sizeof(float);
+  return std::min(Product(spec.accumulation, push_bytes),
+                  Sum(std::max(spec.credit_bytes, chunk_bytes), kChunksBeyondCredit * chunk_bytes));
+}
+
+}  // namespace
+
+ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t) {
+  if (t.row_length == 0) return {};
+  const uint64_t chunks = ChunkCount(spec, t), full = t.elements / spec.chunk_elements;
+  ChunkScales scales{.all = ScalesOfFirstChunks(spec, t, chunks)};
+  if (full < chunks) scales.most = ScalesOf(t, ChunkBegin(spec, full), t.elements).size();
+  if (full == 0) return scales;
+  // A chunk that begins with a row has the fewest; others have at most one more.
+  const uint64_t fewest = ScalesOf(t, 0, spec.chunk_elements).size();
+  const bool more = ScalesOfFirstChunks(spec, t, full) > full * fewest;
+  scales.most = std::max(scales.most, fewest + (more ? 1 : 0));
+  return scales;
+}
+
+PlanBytes& PlanBytes::operator+=(const PlanBytes& other) {
+  for (const auto field : kFields) Add(&(this->*field), other.*field);
+  return *this;
+}
+
+PlanBytes& PlanBytes::operator-=(const PlanBytes& other) {
+  for (const auto field : kFields) this->*field -= other.*field;
+  return *this;
+}
+
+Plan MakePlan(const RunSpec& spec, Placement placement) {
+  Plan plan{.tensors = spec.tensors.size(), .chunk_elements = spec.chunk_elements, .placement = std::move(placement)};
+  std::vector<Shard> shards(plan.placement.devices.size());
+  for (const GroupSpec& group : spec.groups) plan.groups.push_back({.kernel = group.kernel});
+  for (size_t i = 0; i < spec.tensors.size(); ++i) {
+    const TensorSpec& t = spec.tensors[i];
+    AddTensor(spec, t, &shards[plan.placement.shard_of[i]]);
+    AddServing(spec, t, &plan);
+    const auto planes = spec.groups[t.group].kernel->planes;
+    plan.copy_bytes = std::max(plan.copy_bytes, WeightBytes(planes, planes.size(), t.elements));
+    Add(&plan.groups[t.group].parameters, t.elements);
+    Add(&plan.parameters, t.elements);
+    Add(&plan.push_bytes, GradientBytes(t));
+    Add(&plan.trainer_weight_bytes, t.elements * WireBytes(t.dtype));
+  }
+  for (Shard& shard : shards) plan.shards.push_back(Completed(spec, std::move(shard)));
+  plan.window_bytes = WindowBytes(spec, plan.push_bytes);
+  Add(&plan.shards[0].bytes.gradients, Product(spec.ranks, plan.window_bytes));
+  const uint64_t slot_bytes = plan.send_slot_bytes + plan.send_slot_scales * sizeof(float);
+  Add(&plan.shards[0].bytes.staging, Product(SlotCount(spec), slot_bytes));
+  plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
+  Add(&plan.shards[0].bytes.staging, plan.account_bytes);
+  plan.reader_bytes = Sum(Product(ReaderSlotCount(spec), slot_bytes), plan.copy_bytes);
+  Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
+  plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, spec.snapshots);
+  for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
+  return plan;
+}
+
+}  // namespace ballast

@@ -1,0 +1,128 @@
+// What a run will hold and move, to the byte, from its spec alone. The planner's answer, the admission and the
+// allocation all use it; a run's live allocations are counted apart and must agree.
+//
+//   Plan plan = MakePlan(spec);
+//   plan.bytes.total();
+//
+// A spec may name more than fits into 64 bits: then a count is kUncountable, and the run is refused.
+//
+// Pure functions, linear in the number of tensors whatever their sizes; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "server/base/saturating.h"
+#include "server/plan/placement.h"
+#include "server/spec/run_spec.h"
+
+namespace ballast {
+
+// By kind, as ByteCounts on the wire. `padding` is part of the first three. `snapshots` and `client_state` are in host
+// memory, wherever the device is.
+struct PlanBytes {
+  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0,
+           client_state = 0;
+  uint64_t stored() const { return Sum(Sum(weights, momentum), variance); }
+  uint64_t on_device() const { return Sum(Sum(stored(), gradients), staging); }
+  uint64_t beside_device() const { return Sum(snapshots, client_state); }
+  uint64_t total() const { return Sum(on_device(), beside_device()); }
+  PlanBytes& operator+=(const PlanBytes& other);
+  PlanBytes& operator-=(const PlanBytes& other);
+  bool operator==(const PlanBytes&) const = default;
+};
+
+struct GroupPlan {
+  const kernels::Kernel* kernel = nullptr;
+  uint64_t parameters = 0;
+};
+
+// What one device holds of the run.
+struct ShardPlan {
+  PlanBytes bytes = {};
+  uint64_t pool_bytes = 0;        // of bytes.gradients: where gradients are summed
+  uint64_t scales = 0;            // of its tensors
+  uint64_t kept_bytes = 0;        // of bytes.staging: sampled gradients that curvature probes keep
+  uint64_t statistics_tiles = 0;  // of its largest tensor: its tasks are done one at a time
+};
+
+struct Plan {
+  uint64_t parameters = 0;
+  uint64_t tensors = 0;
+  uint64_t chunk_elements = 0;
+  PlanBytes bytes = {};  // of all shards
+  Placement placement = {};
+  // By shard. The first also counts what is in host memory: the ranks' send slots, their windows of gradients that wait
+  // to be summed, the accounts of what came, what readers hold, and the ranks' client_state.
+  std::vector<ShardPlan> shards = {};
+  std::vector<GroupPlan> groups = {};
+  uint64_t push_bytes = 0;  // gradients of a step
+  uint64_t pull_bytes = 0;  // weights of a step
+  uint64_t trainer_weight_bytes = 0;
+  uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank; lane_shape.h says where
+  uint64_t account_bytes = 0;     // of bytes.staging: what is known of the gradients that came (accounts.h), at most
+  uint64_t copy_bytes = 0;        // weights of the largest tensor, of which a slow reader may be sent a copy
+  uint64_t reader_bytes = 0;      // of bytes.staging: the chunks that readers hold, and that copy, at most
+  uint64_t send_slot_bytes = 0;   // of each of a rank's kSendSlots, and of one more
+  uint64_t send_slot_scales = 0;  // likewise
+};
+
+// Planes and slabs begin on multiples of this.
+inline constexpr uint64_t kAlignment = 64;
+constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Two in turn for a rank's stream, so that one is encoded while the other is written. One more to digest with.
+inline constexpr uint64_t kSendSlots = 2;
+inline uint64_t SlotCount(const RunSpec& spec) { return spec.ranks * kSendSlots + 1; }
+// Readers that are served beside the ranks: ballastctl, an evaluation, a checkpoint. As many again, whose time was up,
+// may hold a chunk until they are gone.
+inline constexpr uint64_t kMoreReaders = 4;
+inline uint64_t ReaderCount(const RunSpec& spec) { return spec.ranks + kMoreReaders; }
+inline uint64_t ReaderSlotCount(const RunSpec& spec) { return 2 * ReaderCount(spec); }
+// What a rank may send beyond its credit: a chunk when nothing else is under way, and those that sums wait for.
+inline constexpr uint64_t kChunksBeyondCredit = 2;
+
+inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
+  return AlignUp(kernels::PlaneBytes(plane, elements));
+}
+// Of a tensor's first `count` planes, those that hold weights.
+inline uint64_t WeightBytes(std::span<const kernels::Plane> planes, size_t count, uint64_t elements) {
+  uint64_t bytes = 0;
+  for (const kernels::Plane& plane : planes.first(count)) {
+    if (plane.kind == kernels::Kind::kWeights) bytes = Sum(bytes, AlignedPlaneBytes(plane, elements));
+  }
+  return bytes;
+}
+// What a tensor's gradient takes in the pool: as it came, or as a sum.
+inline kernels::WireIndex SlabFormat(const RunSpec& spec, const TensorSpec& t) {
+  return SumsGradients(spec) ? kernels::FindWireFormat("fp32") : t.gradient_format;
+}
+inline uint64_t SlabBytes(const RunSpec& spec, const TensorSpec& t) {
+  return AlignUp(t.elements * WireBytes(SlabFormat(spec, t)));
+}
+
+// The scales that a tensor's chunks are sent with, when it is served with some.
+struct ChunkScales {
+  uint64_t most = 0;  // of one chunk
+  uint64_t all = 0;   // of all chunks: a row that is cut counts in each that has a part of it
+};
+ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t);
+
+// Of one StepEnd, at most.
+inline constexpr uint64_t kMostClientState = uint64_t{1} << 20;
+// What the ranks' client_state may take: of each that of the open step, that of the last one, and one in each snapshot.
+inline uint64_t ClientStateBytes(uint64_t ranks, uint64_t snapshots) {
+  return ranks * (2 + snapshots) * kMostClientState;
+}
+
+// What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.
+inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {
+  return ProbesCurvature(spec, t) ? kernels::SampledElements(t.elements) * sizeof(float) : 0;
+}
+
+Plan MakePlan(const RunSpec& spec, Placement placement);
+// On one device.
+inline Plan MakePlan(const RunSpec& spec) { return MakePlan(spec, OnOneDevice(spec)); }
+
+}  // namespace ballast

@@ -1,0 +1,96 @@
+#include "server/rpc/admin_service.h"
+
+#include <utility>
+
+#include "server/convert/convert.h"
+
+namespace ballast {
+
+grpc::ServerUnaryReactor* AdminService::Answer(grpc::CallbackServerContext* context, RpcRecord record,
+                                               const absl::Status& status) {
+  auto* reactor = context->DefaultReactor();
+  record.Done(status);
+  reactor->Finish(ToGrpc(status));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest*,
+                                                  v1::GetServerResponse* response) {
+  RpcRecord record(environment_.metrics, "GetServer", context->peer());
+  *response = status_->GetServer();
+  return Answer(context, record, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest*,
+                                                 v1::ListRunsResponse* response) {
+  RpcRecord record(environment_.metrics, "ListRuns", context->peer());
+  *response = status_->ListRuns();
+  return Answer(context, record, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* context, const v1::GetRunRequest* request,
+                                               v1::GetRunResponse* response) {
+  return AnswerInTurn(environment_, context, "GetRun", request->run_id(), *request,
+                      [=, this](PendingCall call, const auto&) {
+                        auto run = status_->GetRun(request->run_id());
+                        if (run.ok()) *response = *std::move(run);
+                        call.Finish(run.status());
+                      });
+}
+
+grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* context,
+                                                  const v1::DeleteRunRequest* request,
+                                                  v1::DeleteRunResponse* response) {
+  RpcRecord record(environment_.metrics, "DeleteRun", context->peer());
+  record.set_run_id(request->run_id());
+  auto* reactor = context->DefaultReactor();
+  const auto mode = request->force() ? Runs::Mode::kForce : Runs::Mode::kIdleOnly;
+  environment_.runs->Delete(request->run_id(), mode,
+                            [reactor, response, record](const absl::StatusOr<uint64_t>& freed) mutable {
+                              if (freed.ok()) response->set_freed_bytes(*freed);
+                              record.Done(freed.status());
+                              reactor->Finish(ToGrpc(freed.status()));
+                            });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
+                                               v1::RewindResponse* response) {
+  RpcRecord record(environment_.metrics, "Rewind", context->peer());
+  record.set_run_id(request->run_id());
+  const auto run = environment_.runs->Find(request->run_id());
+  if (!run.ok()) return Answer(context, record, run.status());
+  auto* reactor = context->DefaultReactor();
+  (*run)->Rewind(ToRewindOrder(*request), [reactor, response, record](const absl::StatusOr<Rewound>& rewound) mutable {
+    if (rewound.ok()) {
+      response->set_step(rewound->step);
+      response->set_generation(rewound->generation);
+    }
+    record.Done(rewound.status());
+    reactor->Finish(ToGrpc(rewound.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
+                                             v1::PlanResponse* response) {
+  return AnswerInTurn(environment_, context, "Plan", request->spec().run_id(), *request,
+                      [=, this](PendingCall call, const auto&) {
+                        const auto spec = ToRunSpec(request->spec(), limits_);
+                        if (spec.ok()) *response->mutable_plan() = status_->PlanRun(*spec);
+                        call.Finish(spec.status());
+                      });
+}
+
+grpc::ServerUnaryReactor* AdminService::GetHistory(grpc::CallbackServerContext* context,
+                                                   const v1::GetHistoryRequest* request,
+                                                   v1::GetHistoryResponse* response) {
+  return AnswerInTurn(environment_, context, "GetHistory", request->run_id(), *request,
+                      [=, this](PendingCall call, const auto&) {
+                        auto history = status_->GetHistory(*request);
+                        if (history.ok()) *response = *std::move(history);
+                        call.Finish(history.status());
+                      });
+}
+
+}  // namespace ballast

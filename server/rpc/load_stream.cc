@@ -1,0 +1,91 @@
+#include "server/rpc/load_stream.h"
+
+#include <utility>
+#include <vector>
+
+#include "server/base/status_macros.h"
+#include "server/convert/convert.h"
+
+namespace ballast {
+
+LoadStream* LoadStream::Start(const RpcEnvironment& environment, v1::LoadStateResponse* response,
+                              const std::string& peer) {
+  std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer));
+  stream->self_ = stream;
+  stream->ReadOn();
+  return stream.get();
+}
+
+LoadStream::LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer)
+    : environment_(environment), record_(environment.metrics, "LoadState", peer), response_(response) {}
+
+void LoadStream::ReadOn() {
+  absl::MutexLock lock(&mu_);
+  if (!finished_) StartRead(&request_);
+}
+
+void LoadStream::End(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (std::exchange(finished_, true)) return;
+  ended_with_ = status;
+  // Before the client hears of it, so that it may begin another.
+  if (begun_) run_->AbandonLoad(call_);
+  Finish(ToGrpc(status));
+}
+
+void LoadStream::OnReadDone(bool ok) {
+  if (!ok && run_ == nullptr) return End(absl::InvalidArgumentError("LoadState without a message"));
+  if (!ok) return FinishLoad();
+  if (run_ != nullptr) return LoadRequest();
+  if (auto s = Bind(); !s.ok()) return End(s);
+  run_->BeginLoad(call_, [self = shared_from_this()](const absl::Status& s) {
+    if (!s.ok()) return self->End(s);
+    bool over = false;
+    {
+      absl::MutexLock lock(&self->mu_);
+      self->begun_ = true;
+      over = self->finished_;
+    }
+    over ? self->run_->AbandonLoad(self->call_) : self->LoadRequest();
+  });
+}
+
+absl::Status LoadStream::Bind() {
+  const auto session = environment_.sessions->Find(request_.session_token());
+  if (!session) return absl::NotFoundError("no session has this token; Attach first");
+  ASSIGN_OR_RETURN(run_, environment_.runs->Find(session->run_id));
+  record_.set_run_id(session->run_id);
+  call_ = {.session = session->id, .number = static_cast<uint64_t>(environment_.sessions->NewId())};
+  return absl::OkStatus();
+}
+
+void LoadStream::LoadRequest() {
+  if (auto s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) return End(s);
+  auto chunks = ToLoadChunks(&request_, run_->spec());
+  if (!chunks.ok()) return End(chunks.status());
+  run_->Load(call_, *std::move(chunks), [self = shared_from_this()](const absl::Status& s) {
+    if (!s.ok()) return self->End(s);
+    self->ReadOn();
+  });
+}
+
+void LoadStream::FinishLoad() {
+  run_->FinishLoad(call_, [self = shared_from_this()](absl::StatusOr<std::vector<uint64_t>> digests) {
+    {
+      absl::MutexLock lock(&self->mu_);
+      if (self->finished_) return;
+      if (digests.ok()) self->response_->mutable_digests()->Add(digests->begin(), digests->end());
+    }
+    self->End(digests.status());
+  });
+}
+
+void LoadStream::OnCancel() { End(absl::CancelledError("the connection was lost")); }
+
+void LoadStream::OnDone() {
+  const auto self = std::move(self_);
+  absl::MutexLock lock(&mu_);
+  record_.Done(ended_with_);
+}
+
+}  // namespace ballast

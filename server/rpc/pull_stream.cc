@@ -1,0 +1,101 @@
+#include "server/rpc/pull_stream.h"
+
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/status_macros.h"
+#include "server/convert/convert.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kRetryAfterMs = 200;
+
+absl::Status CheckDigests(const PullOrder& order) {
+  if (order.digests.empty()) return absl::OkStatus();
+  if (order.step != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("digests are compared with the latest weights, and step is ",
+                                                   order.step, ": leave one of them out"));
+  }
+  if (order.digests.size() == order.tensors.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(order.digests.size(), " digests for ", order.tensors.size(),
+                                                 " tensors; wanted: one for each, or none"));
+}
+
+}  // namespace
+
+PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                              const v1::PullRequest& request) {
+  std::shared_ptr<PullStream> stream(new PullStream(environment, context));
+  stream->self_ = stream;
+  if (auto s = stream->Begin(request); !s.ok()) stream->Finish(s);
+  return stream.get();
+}
+
+PullStream::PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
+    : record_(environment.metrics, "Pull", context->peer()), context_(context), environment_(environment) {}
+
+absl::Status PullStream::Begin(const v1::PullRequest& request) {
+  record_.set_run_id(request.run_id());
+  ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
+  const size_t count = run_->spec().tensors.size();
+  std::vector<uint32_t> tensors(request.tensors().begin(), request.tensors().end());
+  if (tensors.empty()) {
+    tensors.resize(count);
+    std::iota(tensors.begin(), tensors.end(), 0);
+  }
+  for (const uint32_t tensor : tensors) {
+    if (tensor < count) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, ": run '", request.run_id(), "' has ", count,
+                                                   " tensors, numbered from 0 in the order of its spec"));
+  }
+  PullOrder order{.tensors = std::move(tensors), .step = request.step()};
+  order.digests.assign(request.digests().begin(), request.digests().end());
+  RETURN_IF_ERROR(CheckDigests(order));
+  run_->Pull(shared_from_this(), std::move(order));
+  return absl::OkStatus();
+}
+
+bool PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+  FillWeights(chunk, run_->spec(), piece, &weights_);
+  absl::MutexLock lock(&mu_);
+  if (finished_) return false;
+  StartWrite(&weights_);
+  return true;
+}
+
+void PullStream::TakeBack(WeightPiece* piece) { weights_.mutable_data()->swap(piece->data); }
+
+void PullStream::Finish(absl::Status status) {
+  absl::MutexLock lock(&mu_);
+  if (std::exchange(finished_, true)) return;
+  ended_with_ = status;
+  if (absl::IsResourceExhausted(status)) RetryAfter(context_, kRetryAfterMs);
+  Reactor::Finish(ToGrpc(status));
+}
+
+void PullStream::Cancel() {
+  absl::MutexLock lock(&mu_);
+  if (context_ != nullptr) context_->TryCancel();
+}
+
+void PullStream::OnWriteDone(bool ok) {
+  if (ok) run_->OnPullWritten(shared_from_this());
+}
+
+void PullStream::OnCancel() { Finish(absl::CancelledError("the connection was lost")); }
+
+void PullStream::OnDone() {
+  const auto self = std::move(self_);
+  {
+    absl::MutexLock lock(&mu_);
+    context_ = nullptr;
+    record_.Done(ended_with_);
+  }
+  if (run_ != nullptr) run_->OnPullGone(self);
+}
+
+}  // namespace ballast

@@ -1,0 +1,45 @@
+#include "server/rpc/response_queue.h"
+
+#include <utility>
+
+#include "proto/batch.h"
+
+namespace ballast {
+
+bool ResponseQueue::Add(const v1::TrainResponse* response) {
+  const size_t bytes = response->ByteSizeLong();
+  if (takes_batches_ && bytes <= kMostBatchedBytes) {
+    *gathered_.mutable_batch()->add_responses() = *response;
+    gathered_bytes_ += bytes;
+    owed_ = BatchIsFull(gathered_.batch().responses_size(), gathered_bytes_);
+  } else {
+    waiting_ = response;
+    owed_ = true;
+  }
+  return !owed_;
+}
+
+void ResponseQueue::DropGathered() {
+  gathered_.mutable_batch()->clear_responses();
+  gathered_bytes_ = 0;
+}
+
+const v1::TrainResponse* ResponseQueue::Next() {
+  if (writing_ || empty()) return nullptr;
+  writing_ = true;
+  if (gathered_bytes_ == 0) return std::exchange(waiting_, nullptr);
+  batch_.Swap(&gathered_);
+  DropGathered();
+  return &batch_;
+}
+
+bool ResponseQueue::Written(bool ok) {
+  writing_ = false;
+  if (!ok) {
+    DropGathered();
+    waiting_ = nullptr;
+  }
+  return waiting_ == nullptr && std::exchange(owed_, false);
+}
+
+}  // namespace ballast

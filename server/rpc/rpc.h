@@ -1,0 +1,122 @@
+// What every call at the edge shares: statuses in gRPC's words, and the count of calls. Thread-safe.
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+#include <grpcpp/support/status.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+#include "server/base/clock.h"
+#include "server/base/log.h"
+#include "server/base/request_queue.h"
+#include "server/base/utf8.h"
+#include "server/metrics/metrics.h"
+#include "server/rpc/connection_table.h"
+#include "server/run/runs.h"
+#include "server/run/sessions.h"
+
+namespace ballast {
+
+// What the calls work on; all of it outlives them.
+struct RpcEnvironment {
+  const Devices* devices = nullptr;
+  Runs* runs = nullptr;
+  Sessions* sessions = nullptr;
+  Metrics* metrics = nullptr;
+  const std::string* shm_socket = nullptr;  // where shared memory is to be had; empty: nowhere
+  uint32_t message_bytes = 0;               // of one message of a stream, at most
+  double open_timeout_s = 30;               // until a Train stream's first message must be there
+  RequestQueue* requests = nullptr;
+  ConnectionTable* connections = nullptr;
+};
+
+// Of a message of a stream. gRPC has one limit for all calls, the longest being those with a RunSpec.
+inline absl::Status CheckMessageBytes(size_t bytes, const RpcEnvironment& environment) {
+  if (bytes <= environment.message_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a message of ", bytes, " bytes is larger than the daemon's limits.message_bytes, ",
+                   environment.message_bytes, "; send chunks of the size that Attach answers"));
+}
+
+// The codes are the same numbers. Messages are cut to fit the 8 KiB of metadata that stock clients accept, in which a
+// byte may take three.
+inline grpc::Status ToGrpc(const absl::Status& status) {
+  constexpr size_t kMostBytes = 2000;
+  if (status.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(status.code()), ValidUtf8(std::string(status.message()), kMostBytes)};
+}
+
+// One call's line in the metrics, from construction to Done, and in the log where it is refused. Done: once.
+class RpcRecord {
+ public:
+  RpcRecord(Metrics* metrics, std::string method, std::string peer)
+      : metrics_(metrics), method_(std::move(method)), peer_(std::move(peer)), begin_s_(MonotonicSeconds()) {
+    metrics_->OnRpcStarted(method_);
+  }
+  // Whose it is, as soon as that is known.
+  void set_run_id(const std::string& run_id) { run_id_ = run_id.substr(0, kMostRunIdBytes); }
+  void Done(const absl::Status& status) {
+    Count(status);
+    if (status.ok() || absl::IsCancelled(status)) return;
+    Log(LogLevel::kWarn, "refused", "a request was refused",
+        {{"run_id", run_id_},
+         {"reason", absl::StatusCodeToString(status.code())},
+         {"peer", peer_},
+         {"method", method_},
+         {"err", ValidUtf8(std::string(status.message()), kMostReasonBytes)}});
+  }
+  // Without the log, to which the run tells more.
+  void Count(const absl::Status& status) {
+    metrics_->OnRpcHandled(method_, absl::StatusCodeToString(status.code()), MonotonicSeconds() - begin_s_);
+  }
+
+ private:
+  static constexpr size_t kMostRunIdBytes = 128, kMostReasonBytes = 500;  // of a line
+  Metrics* metrics_;
+  std::string method_, peer_, run_id_;
+  double begin_s_;
+};
+
+// Tells the client when to ask again.
+inline void RetryAfter(grpc::CallbackServerContext* context, int64_t ms) {
+  context->AddTrailingMetadata("ballast-retry-after-ms", absl::StrCat(ms));
+}
+
+// A unary call that is to be answered, once.
+struct PendingCall {
+  grpc::ServerUnaryReactor* reactor;
+  RpcRecord record;
+
+  void Finish(const absl::Status& status) {
+    record.Done(status);
+    reactor->Finish(ToGrpc(status));
+  }
+};
+
+// run_id: that the call is about. `answer` finishes the call, on the queue's thread or later; where the queue is full,
+// the call is refused here.
+template <typename Request>
+grpc::ServerUnaryReactor* AnswerInTurn(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                                       const std::string& method, const std::string& run_id, const Request& request,
+                                       absl::AnyInvocable<void(PendingCall, RequestQueue::Place)> answer) {
+  PendingCall call{context->DefaultReactor(), RpcRecord(environment.metrics, method, context->peer())};
+  call.record.set_run_id(run_id);
+  const absl::Status taken = environment.requests->Post(
+      request.ByteSizeLong(), [call, context, answer = std::move(answer)](RequestQueue::Place place) mutable {
+        // Nobody waits for it any more; a daemon that shuts down cancels all.
+        if (context->IsCancelled()) return call.Finish(absl::CancelledError("the call was cancelled while it waited"));
+        answer(call, std::move(place));
+      });
+  if (taken.ok()) return call.reactor;
+  RetryAfter(context, RequestQueue::kRetryAfterMs);
+  call.Finish(taken);
+  return call.reactor;
+}
+
+}  // namespace ballast

@@ -1,0 +1,45 @@
+// Looks from outside whether the gRPC port still answers: dials it every two seconds and reads the first frame that a
+// server of HTTP/2 sends by itself. So /livez costs no connection, however often it is asked.
+//
+// Being full is an answer too (server/rpc/tcp_listener.h): a restart would end runs and not the flood. One thread of
+// its own, asleep between dials. Thread-safe.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ballast {
+
+class SelfCheck {
+ public:
+  static constexpr double kEveryS = 2;
+  static constexpr double kAnswerS = 10;  // a machine may be busy
+
+  explicit SelfCheck(const sockaddr_storage& at, double every_s = kEveryS);
+  ~SelfCheck() { Stop(); }
+  // Ends the thread; the status stays as it is. One thread, once or more.
+  void Stop();
+
+  // Of the last dial: OK, also before the first, or UNAVAILABLE with what happened. No older than every_s + kAnswerS.
+  absl::Status status() const;
+
+ private:
+  void Run();
+  absl::Status Dial() const;
+  // False: not within kAnswerS of `begin_s`, or it is time to stop.
+  bool Await(int fd, short events, double begin_s) const;
+
+  const sockaddr_storage at_;
+  const double every_s_;
+  const int stop_fd_;  // an eventfd
+  mutable absl::Mutex mu_;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,93 @@
+#include "server/rpc/train_messages.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
+
+#include "server/base/status_macros.h"
+#include "server/convert/convert.h"
+
+namespace ballast {
+namespace {
+
+RankMessage ToGradient(Run* run, const v1::Gradient& gradient, Payload payload) {
+  const auto refuse = [&](absl::string_view reason, absl::Status status) {
+    run->metrics().OnRejectedChunk(std::string(reason));
+    return message::Bad{std::move(status)};
+  };
+  absl::string_view reason;
+  if (absl::Status s = CheckGradient(gradient, payload.size(), run->spec(), &reason); !s.ok()) {
+    return refuse(reason, std::move(s));
+  }
+  const uint32_t crc = Crc32c(payload.bytes());
+  if (crc != gradient.crc32c()) {
+    return refuse("checksum", absl::DataLossError(absl::StrCat(
+                                  "chunk ", gradient.chunk(), " of tensor ", gradient.tensor(), " '",
+                                  run->spec().tensors[gradient.tensor()].name, "': crc32c of the data is ", crc,
+                                  ", the message says ", gradient.crc32c(), "; nothing of it was used")));
+  }
+  return message::Gradient{.micro = gradient.micro(),
+                           .tensor = gradient.tensor(),
+                           .chunk = gradient.chunk(),
+                           .crc = crc,
+                           .data = std::move(payload)};
+}
+
+}  // namespace
+
+absl::Status NoOpenCame(const RpcEnvironment& environment) {
+  return absl::InvalidArgumentError(absl::StrCat("no Open came within ", environment.open_timeout_s,
+                                                 " s of the stream's start (limits.open_timeout); send it first, with "
+                                                 "the token of Attach"));
+}
+
+absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first) {
+  if (!first.has_open()) {
+    return absl::FailedPreconditionError("the first message of a Train stream must be Open, with the token of Attach");
+  }
+  const auto session = environment.sessions->Find(first.open().session_token());
+  if (!session) return absl::NotFoundError("no session has this token; Attach first");
+  TrainBinding binding;
+  ASSIGN_OR_RETURN(binding.run, environment.runs->Find(session->run_id));
+  binding.opened.session = session->id;
+  binding.opened.weights_step = first.open().weights_step();
+  ASSIGN_OR_RETURN(
+      binding.opened.weights_received,
+      ToBits(first.open().weights_received(), binding.run->spec().tensors.size(), "Open.weights_received"));
+  return binding;
+}
+
+RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) {
+  const RunSpec& spec = run->spec();
+  const auto or_bad = [](auto converted) -> RankMessage {
+    if (converted.ok()) return *std::move(converted);
+    return message::Bad{converted.status()};
+  };
+  if (request->has_gradient()) {
+    if (payload.size() == 0) payload = Payload(std::move(*request->mutable_gradient()->mutable_data()));
+    return ToGradient(run, request->gradient(), std::move(payload));
+  }
+  if (request->has_step_begin()) return or_bad(ToStepBegin(request->step_begin(), spec));
+  if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
+  if (request->has_step_end()) return or_bad(ToStepEnd(request->mutable_step_end(), spec));
+  if (request->has_micro_begin()) {
+    return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
+  }
+  if (request->has_open()) return message::Bad{absl::FailedPreconditionError("Open came twice on one stream")};
+  if (request->has_batch()) return message::Bad{absl::InvalidArgumentError("a batch in a batch, or on the lane shm")};
+  return message::Bad{absl::InvalidArgumentError("an empty message, or one of a later protocol")};
+}
+
+v1::TrainResponse FromOutput(const StreamOutput& output, const RunSpec& spec) {
+  v1::TrainResponse response;
+  if (std::holds_alternative<output::Opened>(output)) response.mutable_opened();
+  if (const auto* credit = std::get_if<output::Credit>(&output)) *response.mutable_credit() = FromCredit(*credit);
+  if (const auto* drain = std::get_if<output::Drain>(&output)) response.mutable_drain()->set_reason(drain->reason);
+  if (const auto* closed = std::get_if<ClosedStep>(&output)) {
+    *response.mutable_step_result() = FromClosedStep(*closed, spec);
+  }
+  return response;
+}
+
+}  // namespace ballast

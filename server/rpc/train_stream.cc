@@ -1,0 +1,196 @@
+#include "server/rpc/train_stream.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/batch.h"
+
+#include "server/base/status_macros.h"
+#include "server/convert/convert.h"
+#include "server/rpc/train_messages.h"
+
+namespace ballast {
+TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context) {
+  std::shared_ptr<TrainStream> stream(new TrainStream(environment, context));
+  stream->self_ = stream;
+  const auto by = std::chrono::system_clock::now() + std::chrono::duration<double>(environment.open_timeout_s);
+  stream->open_alarm_.Set(std::chrono::time_point_cast<std::chrono::system_clock::duration>(by),
+                          [weak = stream->weak_from_this()](bool due) {
+                            if (const auto alive = weak.lock(); alive != nullptr && due) alive->OnOpenOverdue();
+                          });
+  stream->ReadOn();
+  return stream.get();
+}
+
+TrainStream::TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
+    : environment_(environment),
+      peer_(context->peer()),
+      record_(environment.metrics, "Train", peer_),
+      context_(context) {
+  environment_.metrics->OnStreams(1);
+}
+
+void TrainStream::OnOpenOverdue() {
+  if (run() != nullptr) return;
+  Finish(NoOpenCame(environment_));
+}
+
+std::shared_ptr<Run> TrainStream::run() {
+  absl::MutexLock lock(&mu_);
+  return run_;
+}
+
+void TrainStream::ReadOn() {
+  absl::MutexLock lock(&mu_);
+  if (finished_ || reading_ || input_closed_ || unconsumed_ >= kMostUnconsumed) return;
+  reading_ = true;
+  StartRead(&request_);
+}
+
+void TrainStream::OnReadDone(bool ok) {
+  const auto self = shared_from_this();
+  std::shared_ptr<Run> bound;
+  bool finished = false, cancelled = false;
+  {
+    absl::MutexLock lock(&mu_);
+    cancelled = context_->IsCancelled();
+    input_closed_ = !ok;
+    bound = run_;
+    finished = finished_;
+  }
+  if (finished) return;
+  if (bound == nullptr) {
+    const absl::Status s =
+        ok ? Bind(request_) : absl::InvalidArgumentError("the stream ended before its first message");
+    if (!s.ok()) return Finish(s);
+  } else if (ok) {
+    Take(bound);
+  } else if (!cancelled) {
+    bound->OnInputClosed(self);
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    reading_ = false;  // request_ is free: the strand, too, may begin the next read
+  }
+  ReadOn();
+}
+
+void TrainStream::Take(const std::shared_ptr<Run>& bound) {
+  std::vector<RankMessage> messages;
+  if (absl::Status s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) {
+    messages.push_back(message::Bad{std::move(s)});
+  } else if (!request_.has_batch()) {
+    messages.push_back(ToRankMessage(bound.get(), &request_, {}));
+  } else if (const int size = request_.batch().requests_size(); size > kMostBatchMessages) {
+    messages.push_back(message::Bad{absl::InvalidArgumentError(
+        absl::StrCat("a batch of ", size, " messages, wanted at most ", kMostBatchMessages))});
+  } else {
+    for (v1::TrainRequest& request : *request_.mutable_batch()->mutable_requests()) {
+      messages.push_back(ToRankMessage(bound.get(), &request, {}));
+    }
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    unconsumed_ += static_cast<int>(messages.size());
+  }
+  for (RankMessage& message : messages) bound->OnMessage(shared_from_this(), std::move(message));
+}
+
+absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
+  ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request));
+  environment_.connections->Trust(peer_);
+  {
+    absl::MutexLock lock(&mu_);
+    run_ = binding.run;
+    out_.set_takes_batches(request.open().takes_batches());
+  }
+  binding.run->OpenStream(shared_from_this(), std::move(binding.opened));
+  return absl::OkStatus();
+}
+
+void TrainStream::Consumed() {
+  {
+    absl::MutexLock lock(&mu_);
+    --unconsumed_;
+  }
+  ReadOn();
+}
+
+bool TrainStream::Send() {
+  bool taken = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (finished_) return false;
+    taken = out_.Add(&response_);
+    WriteNext();
+  }
+  if (taken) run()->OnWritten(shared_from_this());
+  return true;
+}
+
+void TrainStream::WriteNext() {
+  if (const v1::TrainResponse* next = out_.Next(); next != nullptr) StartWrite(next);
+}
+
+bool TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+  FillWeights(chunk, run()->spec(), piece, response_.mutable_weights());
+  if (Send()) return true;
+  TakeBack(piece);
+  return false;
+}
+
+void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mutable_data()->swap(piece->data); }
+
+bool TrainStream::Write(const StreamOutput& output) {
+  response_ = FromOutput(output, run()->spec());
+  if (response_.has_opened()) response_.mutable_opened()->set_takes_batches(true);
+  return Send();
+}
+
+void TrainStream::Finish(absl::Status status) {
+  absl::MutexLock lock(&mu_);
+  if (std::exchange(finished_, true)) return;
+  ended_with_ = status;
+  if (out_.empty()) return Reactor::Finish(ToGrpc(status));
+  end_ = ToGrpc(status);
+}
+
+void TrainStream::Cancel() {
+  absl::MutexLock lock(&mu_);
+  if (context_ != nullptr) context_->TryCancel();
+}
+
+void TrainStream::OnWriteDone(bool ok) {
+  const auto self = shared_from_this();
+  std::shared_ptr<Run> answered;
+  {
+    absl::MutexLock lock(&mu_);
+    if (out_.Written(ok)) answered = run_;
+    WriteNext();
+    if (end_ && out_.empty()) Reactor::Finish(*std::exchange(end_, std::nullopt));
+  }
+  if (answered != nullptr) answered->OnWritten(self);
+}
+
+void TrainStream::OnCancel() {
+  Finish(absl::CancelledError("the connection was lost"));
+  if (const auto bound = run(); bound != nullptr) bound->OnStreamGone(shared_from_this());
+}
+
+void TrainStream::OnDone() {
+  const auto self = std::move(self_);
+  std::shared_ptr<Run> bound;
+  {
+    absl::MutexLock lock(&mu_);
+    context_ = nullptr;
+    bound = run_;
+    bound == nullptr ? record_.Done(ended_with_) : record_.Count(ended_with_);
+  }
+  environment_.metrics->OnStreams(-1);
+  // Also the one path on which a stream that was cancelled while it was being bound reaches its run.
+  if (bound != nullptr) bound->OnStreamGone(self);
+}
+
+}  // namespace ballast

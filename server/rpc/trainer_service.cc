@@ -1,0 +1,171 @@
+#include "server/rpc/trainer_service.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/protocol_version.h"
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/convert/canonical_spec.h"
+#include "server/convert/convert.h"
+#include "server/rpc/load_stream.h"
+#include "server/rpc/pull_stream.h"
+#include "server/rpc/train_stream.h"
+
+namespace ballast {
+namespace {
+
+std::string Difference(const std::string& existing, const std::string& asked) {
+  v1::RunSpec a, b;
+  if (!a.ParseFromString(existing) || !b.ParseFromString(asked)) return "it cannot be read";
+  return FirstDifference(a, b).value_or("in nothing that can be named");
+}
+
+absl::StatusOr<Runs::CreateRequest> ToCreateRequest(const v1::RunSpec& spec, const Config::Limits& limits) {
+  Runs::CreateRequest made;
+  made.difference = Difference;
+  ASSIGN_OR_RETURN(made.spec, ToRunSpec(spec, limits));
+  made.canonical_spec = SerializeCanonical(Canonical(spec));
+  made.spec_sha256 = Sha256Hex(made.canonical_spec);
+  return made;
+}
+
+absl::Status CheckRank(const v1::AttachRequest& request, const RunSpec& spec) {
+  if (request.world() < 1 || request.world() > spec.ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("world is ", request.world(), "; the run was created for 1 to ",
+                                                   spec.ranks, " ranks (RunSpec.ranks)"));
+  }
+  if (request.rank() >= request.world()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank is ", request.rank(), " of world ", request.world(), "; ranks count from 0"));
+  }
+  return absl::OkStatus();
+}
+
+// To all: whether its host is the same, the client finds out.
+void OfferSharedMemory(const RpcEnvironment& environment, v1::AttachResponse* response) {
+  if (environment.shm_socket->empty()) return;
+  response->add_lanes("shm");
+  response->set_shm_socket(*environment.shm_socket);
+}
+
+bool Knows(const v1::AttachRequest& request, const char* feature) {
+  return std::find(request.features().begin(), request.features().end(), feature) != request.features().end();
+}
+
+absl::Status CheckProtocol(const v1::AttachRequest& request) {
+  if (request.protocol_min() <= kProtocolMax && request.protocol_max() >= kProtocolMin) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the client speaks protocols ", request.protocol_min(), " to ", request.protocol_max(), ", this daemon ",
+      kProtocolMin, " to ", kProtocolMax, "; install a client and a daemon of neighbouring versions"));
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext* context,
+                                                    const v1::CreateRunRequest* request,
+                                                    v1::CreateRunResponse* response) {
+  return AnswerInTurn(environment_, context, "CreateRun", request->spec().run_id(), *request,
+                      [=, this](PendingCall call, const RequestQueue::Place& place) {
+                        Create(request->spec(), call, place, response);
+                      });
+}
+
+void TrainerService::Create(const v1::RunSpec& spec, PendingCall call, RequestQueue::Place place,
+                            v1::CreateRunResponse* response) {
+  auto made = ToCreateRequest(spec, limits_);
+  if (!made.ok()) return call.Finish(made.status());
+  environment_.runs->Create(*std::move(made), [=, this, place = std::move(place)](auto created) mutable {
+    if (created.ok()) {
+      const Run& run = *created->run;
+      response->set_created(created->created);
+      *response->mutable_plan() = FromPlan(run.plan(), run.devices(), environment_.devices->free_bytes());
+      response->set_spec_sha256(run.spec_sha256());
+    }
+    call.Finish(created.status());
+  });
+}
+
+absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::AttachRequest& request,
+                                                                 Run::AttachRequest* made) {
+  RETURN_IF_ERROR(CheckProtocol(request));
+  ASSIGN_OR_RETURN(auto run, environment_.runs->Find(request.run_id()));
+  RETURN_IF_ERROR(CheckRank(request, run->spec()));
+  if (environment_.runs->draining())
+    return absl::UnavailableError("the daemon is shutting down; attach to the next one");
+  ASSIGN_OR_RETURN(made->coverage, ToCoverage(request, run->spec(), run->chunk_starts()));
+  if (request.session_token().empty()) return run;
+  const auto session = environment_.sessions->Find(request.session_token());
+  if (!session || session->run_id != request.run_id()) {
+    return absl::NotFoundError(
+        absl::StrCat("no session of run '", request.run_id(), "' has this token; attach without a token to begin one"));
+  }
+  if (session->rank != request.rank()) {
+    return absl::FailedPreconditionError(absl::StrCat("the token is of rank ", session->rank, ", and the request says ",
+                                                      "rank ", request.rank(), "; each rank resumes its own session"));
+  }
+  made->resumes = session->id;
+  return run;
+}
+
+grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
+                                                 v1::AttachResponse* response) {
+  auto* reactor = context->DefaultReactor();
+  RpcRecord record(environment_.metrics, "Attach", context->peer());
+  record.set_run_id(request->run_id());
+  Run::AttachRequest made{.fresh = environment_.sessions->NewId(),
+                          .rank = request->rank(),
+                          .world = request->world(),
+                          .takeover = request->takeover(),
+                          .want_digests = request->want_digests(),
+                          .knows_whole = Knows(*request, "held_whole"),
+                          .peer = context->peer(),
+                          .accepted = [this, peer = context->peer()] { environment_.connections->Trust(peer); }};
+  auto run = CheckAttach(*request, &made);
+  if (!run.ok()) {
+    record.Done(run.status());
+    reactor->Finish(ToGrpc(run.status()));
+    return reactor;
+  }
+  (*run)->Attach(std::move(made), [=, this, run = *run](absl::StatusOr<Run::AttachReply> reply,
+                                                        double retry_after_s) mutable {
+    if (reply.ok()) {
+      *response = FromAttachReply(*reply, run->spec());
+      OfferSharedMemory(environment_, response);
+      response->set_protocol(kProtocolMax);
+      response->set_takes_load_batches(true);
+      const Sessions::Session session{.run_id = run->spec().run_id, .id = reply->session, .rank = request->rank()};
+      response->set_session_token(reply->resumed ? request->session_token() : environment_.sessions->Issue(session));
+      Log(LogLevel::kInfo, "attached", "rank attached",
+          {{"run_id", run->spec().run_id},
+           {"rank", uint64_t{request->rank()}},
+           {"step", reply->resume_step},
+           {"peer", context->peer()}});
+    } else if (retry_after_s > 0) {
+      RetryAfter(context, static_cast<int64_t>(std::ceil(retry_after_s * 1000)));
+    }
+    record.Done(reply.status());
+    reactor->Finish(ToGrpc(reply.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerReadReactor<v1::LoadStateRequest>* TrainerService::LoadState(grpc::CallbackServerContext* context,
+                                                                         v1::LoadStateResponse* response) {
+  return LoadStream::Start(environment_, response, context->peer());
+}
+
+grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Train(
+    grpc::CallbackServerContext* context) {
+  return TrainStream::Start(environment_, context);
+}
+
+grpc::ServerWriteReactor<v1::Weights>* TrainerService::Pull(grpc::CallbackServerContext* context,
+                                                            const v1::PullRequest* request) {
+  return PullStream::Start(environment_, context, *request);
+}
+
+}  // namespace ballast

@@ -1,0 +1,374 @@
+#include "server/run/run.h"
+
+#include <algorithm>
+#include <new>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
+
+#include "server/base/clock.h"
+#include "server/base/status_macros.h"
+
+namespace ballast {
+namespace {
+
+RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layers) {
+  const TensorSpec& tensor = spec.tensors[0];
+  const kernels::Kernel& kernel = *spec.groups[tensor.group].kernel;
+  return {.run_id = spec.run_id,
+          .optimizer = kernel.rule,
+          .master = kernel.master,
+          .state = kernel.state,
+          .serving = kernels::WireFormats()[static_cast<size_t>(tensor.serving_format)].name,
+          .parameters = plan.parameters,
+          .layers = layers.names(),
+          .ranks = spec.ranks,
+          .two_components = HasPairedMaster(spec),
+          .rms_threshold = spec.spikes.rms_threshold};
+}
+
+absl::Status Ended(const RunSpec& spec) {
+  return absl::NotFoundError(absl::StrCat("run '", spec.run_id, "' was deleted"));
+}
+
+std::string Peers(const RunStatus& status) {
+  std::vector<std::string> peers;
+  for (const RankStatus& rank : status.ranks) {
+    if (!rank.peer.empty()) peers.push_back(rank.peer);
+  }
+  return absl::StrJoin(peers, ", ");
+}
+
+}  // namespace
+
+Run::Run(Options options)
+    : spec_(std::move(options.spec)),
+      chunk_starts_(std::make_shared<const std::vector<uint64_t>>(ChunkStarts(spec_))),
+      canonical_spec_(std::move(options.canonical_spec)),
+      spec_sha256_(std::move(options.spec_sha256)),
+      plan_(std::move(options.plan)),
+      devices_(DeviceLabels(options.devices)),
+      layers_(TensorNames(spec_), spec_.layer_groups),
+      strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {
+  metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
+}
+
+Run::~Run() { End(Ended(spec_)); }
+
+absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
+  const std::vector<Device*> devices = options.devices;
+  try {
+    std::shared_ptr<Run> run(new Run(std::move(options)));
+    absl::Status status;
+    absl::Notification allocated;
+    run->Post([&] {
+      status = run->Allocate(devices);
+      allocated.Notify();
+    });
+    allocated.WaitForNotification();
+    RETURN_IF_ERROR(status);
+    return run;
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("the system refused memory for the run's tables");
+  }
+}
+
+absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
+  ASSIGN_OR_RETURN(store_,
+                   ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_}));
+  std::vector<DeviceBuffer> pools(devices.size());
+  for (size_t s = 0; s < devices.size(); ++s) {
+    ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].pool_bytes, Place::kHost));
+  }
+  ASSIGN_OR_RETURN(auto snapshots, SnapshotRing::Create(&spec_, store_.get()));
+  runner_ = std::make_unique<StepRunner>(StepRunner::Environment{.spec = &spec_,
+                                                                 .layers = &layers_,
+                                                                 .store = store_.get(),
+                                                                 .pools = std::move(pools),
+                                                                 .snapshots = std::move(snapshots),
+                                                                 .plan = &plan_,
+                                                                 .metrics = metrics_.get(),
+                                                                 .board = &board_,
+                                                                 .history = &history_});
+  digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
+  pulls_ = std::make_unique<Pulls>(Pulls::Environment{
+      .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {
+        return runner_->SourceOf(step);
+      }});
+  PlanBytes live = store_->bytes();
+  live.gradients = runner_->gradient_bytes();
+  live.staging += runner_->slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes +
+                  plan_.reader_bytes;  // as it may come to be
+  live.padding = plan_.bytes.padding;
+  live.snapshots = runner_->snapshot_bytes();
+  live.client_state = runner_->client_state_bytes();
+  board_.Write([&](RunStatus& s) { s.bytes = live; });
+  metrics_->OnState("waiting");
+  metrics_->OnRanks(0, spec_.ranks);
+  return absl::OkStatus();
+} catch (const std::bad_alloc&) {
+  return absl::ResourceExhaustedError("the system refused memory for the run's tables");
+}
+
+void Run::Tick() {
+  if (runner_ != nullptr) runner_->Tick();
+  if (pulls_ != nullptr) pulls_->Tick(MonotonicSeconds());
+}
+
+void Run::Attach(AttachRequest request, AttachDone done) {
+  Post([this, request = std::move(request), done = std::move(done)]() mutable {
+    AttachOnStrand(request, std::move(done));
+  });
+}
+
+void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
+  if (ended_ || closed_) return done(Gone(), 0);
+  const auto outcome = runner_->Attach({.session = request.fresh,
+                                        .resumes = request.resumes,
+                                        .takeover = request.takeover,
+                                        .rank = request.rank,
+                                        .world = request.world,
+                                        .coverage = request.coverage},
+                                       request.peer);
+  if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
+  request.accepted();
+  auto answer = ReplyTo(outcome, request.knows_whole);
+  if (!answer.ok()) return done(answer.status(), 0);
+  AttachReply reply = *std::move(answer);
+  if (!request.want_digests || !weights_loaded_) return done(std::move(reply), 0);
+  digests_->Start([reply = std::move(reply), done = std::move(done)](absl::StatusOr<Digests> digests) mutable {
+    if (!digests.ok()) return done(digests.status(), 0);
+    reply.digests = *std::move(digests);
+    done(std::move(reply), 0);
+  });
+}
+
+absl::StatusOr<Run::AttachReply> Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const {
+  const StepMachine& machine = runner_->machine();
+  AttachReply reply{.session = outcome.session,
+                    .resumed = outcome.resumed,
+                    .resume_step = machine.step(),
+                    .weights_loaded = weights_loaded_,
+                    .loaded_here = weights_loaded_ && loaded_by_ == outcome.session,
+                    .last_result = runner_->last_result(),
+                    .step_open = outcome.resumed && machine.InStep(outcome.rank),
+                    .credit_held = outcome.resumed ? runner_->held_bytes(outcome.rank) : 0,
+                    .client_state = runner_->client_state(outcome.rank),
+                    .generation = machine.generation()};
+  if (!reply.step_open) return reply;
+  reply.applied = machine.TensorsApplied();
+  const auto tensors = static_cast<uint32_t>(spec_.tensors.size());
+  ASSIGN_OR_RETURN(reply.held, HeldOf(machine.reduction(), outcome.rank, tensors, knows_whole));
+  return reply;
+}
+
+void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened) {
+  Post([this, stream = std::move(stream), opened = std::move(opened)] {
+    if (ended_ || closed_) return stream->Finish(Gone());
+    runner_->OpenStream(stream, opened);
+  });
+}
+
+void Run::OnMessage(std::shared_ptr<RankStream> stream, RankMessage message) {
+  Post([this, stream = std::move(stream), message = std::move(message)]() mutable {
+    if (!ended_) runner_->OnMessage(stream, std::move(message));
+  });
+}
+
+void Run::OnWritten(std::shared_ptr<RankStream> stream) {
+  Post([this, stream = std::move(stream)] {
+    if (!ended_) runner_->OnWritten(stream.get());
+  });
+}
+
+void Run::OnRoom() {
+  Post([this] {
+    if (!ended_) runner_->OnRoom();
+  });
+}
+
+void Run::OnInputClosed(std::shared_ptr<RankStream> stream) {
+  Post([this, stream = std::move(stream)] {
+    if (!ended_) runner_->OnInputClosed(stream.get());
+  });
+}
+
+void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
+  Post([this, stream = std::move(stream)] {
+    if (!ended_) runner_->OnStreamGone(stream.get());
+  });
+}
+
+absl::Status Run::CheckLoad(SessionId session) const {
+  if (ended_ || closed_) return Gone();
+  const StepMachine& machine = runner_->machine();
+  if (auto s = machine.CheckCurrent(session); !s.ok()) return s;
+  if (machine.step_open() || runner_->last_result()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("LoadState is for before the first step; run '", spec_.run_id, "' is at step ", machine.step()));
+  }
+  return absl::OkStatus();
+}
+
+void Run::SetWeightsLoaded(bool loaded) {
+  weights_loaded_ = loaded;
+  runner_->set_weights_loaded(loaded);
+  board_.Write([&](RunStatus& s) { s.weights_loaded = loaded; });
+}
+
+void Run::BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, call, done = std::move(done)]() mutable {
+    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
+    // One that is under way is over: its client may have lost the connection, and know that before the daemon does.
+    load_ = std::make_shared<LoadJob>(&spec_, store_.get());
+    load_call_ = call;
+    SetWeightsLoaded(false);  // until all of it is in
+    done(store_->ForgetLoadedState());
+  });
+}
+
+void Run::Load(LoadCall call, std::vector<LoadChunk> chunks, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, call, chunks = std::move(chunks), done = std::move(done)]() mutable {
+    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
+    if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
+    load_->Load(std::move(chunks), std::move(done));
+  });
+}
+
+void Run::FinishLoad(LoadCall call, DigestJob::Done done) {
+  Post([this, call, done = std::move(done)]() mutable {
+    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
+    if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
+    const std::shared_ptr<LoadJob> load = std::move(load_);
+    if (auto s = load->Finish(); !s.ok()) return done(s);
+    SetWeightsLoaded(true);
+    loaded_by_ = call.session;
+    digests_->Start(std::move(done));
+  });
+}
+
+void Run::AbandonLoad(LoadCall call) {
+  Post([this, call] {
+    if (!ended_ && load_call_ == call) load_.reset();
+  });
+}
+
+void Run::Pull(std::shared_ptr<WeightSink> sink, PullOrder order) {
+  Post([this, sink = std::move(sink), order = std::move(order)]() mutable {
+    if (ended_ || closed_) return sink->Finish(Gone());
+    if (!weights_loaded_) {
+      return sink->Finish(absl::FailedPreconditionError(
+          absl::StrCat("run '", spec_.run_id, "' has no weights yet; a trainer sends them with LoadState")));
+    }
+    pulls_->Begin(std::move(order), std::move(sink));
+  });
+}
+
+void Run::OnPullWritten(std::shared_ptr<WeightSink> sink) {
+  Post([this, sink = std::move(sink)] {
+    if (!ended_) pulls_->OnWritten(sink.get());
+  });
+}
+
+void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
+  Post([this, sink = std::move(sink)] {
+    if (!ended_) pulls_->OnGone(sink.get());
+  });
+}
+
+void Run::Rewind(RewindOrder order, RewindDone done) {
+  Post([this, order = std::move(order), done = std::move(done)]() mutable {
+    if (ended_ || closed_) return done(Gone());
+    runner_->Rewind(std::move(order), std::move(done));
+  });
+}
+
+void Run::Drain(std::function<void()> done) {
+  Post([this, done = std::move(done)] {
+    if (ended_ || !failure_.ok()) return done();
+    runner_->Drain(done);
+  });
+}
+
+void Run::AskStepOpen(std::function<void(bool)> done) {
+  Post([this, done = std::move(done)] { done(!ended_ && failure_.ok() && runner_->machine().step_open()); });
+}
+
+void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, done = std::move(done)]() mutable {
+    if (ended_) return done(Gone());
+    if (!failure_.ok()) return done(absl::OkStatus());
+    if (runner_->AnyRankHeld()) {
+      return done(
+          absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
+                                                     Peers(board_.Read()), "); stop it first, or delete with force")));
+    }
+    closed_ = true;
+    done(absl::OkStatus());
+  });
+}
+
+absl::Status Run::Gone() const { return failure_.ok() ? Ended(spec_) : failure_; }
+
+void Run::Dismiss(const absl::Status& why) {
+  runner_->End(why);
+  if (digests_ != nullptr) digests_->Abandon(why);
+  if (pulls_ != nullptr) pulls_->End(why);
+  if (load_ != nullptr) load_->Abandon(why);
+  closed_ = true;
+}
+
+void Run::Fail(absl::Status why) {
+  Post([this, why = std::move(why)] {
+    if (ended_ || !failure_.ok()) return;
+    failure_ = why;
+    // First what is asked for, then the streams: who is told of the failure finds it in the status.
+    board_.Write([&](RunStatus& s) {
+      s.state = RunStatus::State::kFailed;
+      s.failure = std::string(why.message());
+      s.ranks.clear();
+    });
+    metrics_->OnState("failed");
+    metrics_->OnRanks(0, spec_.ranks);
+    Dismiss(why);
+  });
+}
+
+uint64_t Run::End(absl::Status status) {
+  uint64_t freed = 0;
+  absl::Notification told;
+  Post([&] {
+    if (!ended_ && runner_ != nullptr) Dismiss(status);
+    told.Notify();
+  });
+  told.WaitForNotification();
+  // A completion may submit what follows: nothing is freed before the last.
+  for (bool over = false; !over;) {
+    if (store_ != nullptr) store_->WaitIdle();
+    absl::Notification asked;
+    Post([&] {
+      over = EndNow(&freed);
+      asked.Notify();
+    });
+    asked.WaitForNotification();
+  }
+  strand_.Stop();
+  return freed;
+}
+
+bool Run::EndNow(uint64_t* freed) {
+  if (ended_) return true;
+  if (store_ != nullptr && store_->awaits_completions()) return false;
+  ended_ = true;
+  *freed = board_.Read().bytes.total();
+  pulls_.reset();
+  load_.reset();
+  digests_.reset();
+  runner_.reset();
+  store_.reset();
+  metrics_->OnRanks(0, spec_.ranks);
+  return true;
+}
+
+}  // namespace ballast

@@ -1,0 +1,162 @@
+// One model in training. The edge's door to a run: every call here posts to the run's strand and answers by callback,
+// on that strand. What a run holds in memory is reserved by Create, exactly as its plan says, and freed by End.
+//
+// Thread-safe. Each callback is called exactly once, also when the run has ended. Streams are shared with gRPC; a run
+// lets go of them when they are over. End: once, from a thread that is not the strand.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+#include "server/base/strand.h"
+#include "server/run/run_history.h"
+#include "server/run/run_status.h"
+#include "server/run/step_runner.h"
+#include "server/spec/layers.h"
+#include "server/step/held.h"
+#include "server/store/digest_job.h"
+#include "server/store/load_job.h"
+#include "server/store/pulls.h"
+
+namespace ballast {
+
+class Run {
+ public:
+  struct Options {
+    RunSpec spec;
+    std::string canonical_spec;  // as the edge compares and shows it; opaque here
+    std::string spec_sha256;
+    Plan plan;
+    std::vector<Device*> devices;  // by shard of the plan
+    Metrics* metrics = nullptr;
+  };
+  struct AttachRequest {
+    SessionId fresh = {};  // the id a new session shall have
+    std::optional<SessionId> resumes = {};
+    uint32_t rank = 0, world = 1;
+    bool takeover = false;
+    bool want_digests = false;
+    bool knows_whole = false;  // HeldChunks may be of micro-batches and tensors as a whole
+    std::string peer;
+    std::function<void()> accepted = [] {};  // on the strand, once the rank is its own: the reply may wait for digests
+    Coverage coverage = {};
+  };
+  struct AttachReply {
+    SessionId session = {};
+    bool resumed = false;
+    uint64_t resume_step = 0;
+    bool weights_loaded = false;
+    bool loaded_here = false;  // by this very session
+    std::vector<uint64_t> digests = {};
+    std::optional<ClosedStep> last_result = {};
+    bool step_open = false;  // and of the open step, when resumed:
+    Held held = {};
+    std::vector<bool> applied = {};  // updated, by tensor
+    uint64_t credit_held = 0;        // bytes that wait to be summed
+    std::optional<ClientState> client_state = {};
+    uint64_t generation = 1;
+  };
+  using AttachDone = absl::AnyInvocable<void(absl::StatusOr<AttachReply>, double retry_after_s)>;
+  using Digests = std::vector<uint64_t>;
+
+  // RESOURCE_EXHAUSTED when the memory is not there; nothing is left behind then.
+  static absl::StatusOr<std::shared_ptr<Run>> Create(Options options);
+  ~Run();
+
+  const RunSpec& spec() const { return spec_; }
+  const ChunkSet::Starts& chunk_starts() const { return chunk_starts_; }  // of its ranks' coverage
+  const Plan& plan() const { return plan_; }
+  const std::vector<std::string>& devices() const { return devices_; }  // labels, by shard
+  const LayerGroups& layers() const { return layers_; }
+  const std::string& canonical_spec() const { return canonical_spec_; }
+  const std::string& spec_sha256() const { return spec_sha256_; }
+  RunStatus Status() const { return board_.Read(); }
+  const RunHistory& history() const { return history_; }
+  RunMetrics& metrics() { return *metrics_; }
+  double busy_s() const { return strand_.busy_s(); }
+
+  void Attach(AttachRequest request, AttachDone done);
+
+  void OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened);
+  void OnMessage(std::shared_ptr<RankStream> stream, RankMessage message);
+  void OnWritten(std::shared_ptr<RankStream> stream);
+  void OnRoom();                                           // a stream that would not lend, will
+  void OnInputClosed(std::shared_ptr<RankStream> stream);  // the client has said all it will
+  void OnStreamGone(std::shared_ptr<RankStream> stream);
+
+  // What an earlier call has loaded of weights is to be loaded anew, and of state is forgotten.
+  void BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done);
+  void Load(LoadCall call, std::vector<LoadChunk> chunks, absl::AnyInvocable<void(absl::Status)> done);
+  void FinishLoad(LoadCall call, DigestJob::Done done);
+  void AbandonLoad(LoadCall call);
+
+  void Pull(std::shared_ptr<WeightSink> sink, PullOrder order);
+  void OnPullWritten(std::shared_ptr<WeightSink> sink);
+  void OnPullGone(std::shared_ptr<WeightSink> sink);
+
+  // As of StepRunner::Rewind.
+  void Rewind(RewindOrder order, RewindDone done);
+
+  // `done` once no step is open and the stream has been told all; at once for an idle run.
+  void Drain(std::function<void()> done);
+  // Whether a step is open now.
+  void AskStepOpen(std::function<void(bool)> done);
+  // The strand's answer that no trainer is attached and no step open; then no trainer may attach any more.
+  void Close(absl::AnyInvocable<void(absl::Status)> done);
+  // A device of the run has failed: what is there is lost. Streams, readers and uploads end with this status, and who
+  // comes later is told the same; the memory stays until End.
+  void Fail(absl::Status why);
+  // Ends streams and readers with this status, waits for the devices, frees all memory. Returns the bytes freed.
+  uint64_t End(absl::Status status);
+
+ private:
+  explicit Run(Options options);
+  absl::Status Allocate(const std::vector<Device*>& devices);
+  // Frees all, on the strand; false: not yet, for completions are awaited.
+  bool EndNow(uint64_t* freed);
+  // Streams, readers and uploads end; nobody may attach any more.
+  void Dismiss(const absl::Status& why);
+  // Why nobody may attach.
+  absl::Status Gone() const;
+  void Post(Strand::Task task) { strand_.Post(std::move(task)); }
+  absl::Status CheckLoad(SessionId session) const;
+  absl::StatusOr<AttachReply> ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const;
+  void AttachOnStrand(const AttachRequest& request, AttachDone done);
+  void SetWeightsLoaded(bool loaded);
+  void Tick();
+
+  const RunSpec spec_;
+  const ChunkSet::Starts chunk_starts_;
+  const std::string canonical_spec_;
+  const std::string spec_sha256_;
+  const Plan plan_;
+  const std::vector<std::string> devices_;
+  const LayerGroups layers_;
+  RunStatusBoard board_;
+  RunHistory history_;
+  std::unique_ptr<RunMetrics> metrics_;
+
+  // The strand's, from here on.
+  bool ended_ = false;   // what follows is gone
+  bool closed_ = false;  // no Attach any more
+  absl::Status failure_ = absl::OkStatus();
+  bool weights_loaded_ = false;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<DigestJob> digests_;
+  std::shared_ptr<LoadJob> load_;
+  std::optional<SessionId> loaded_by_;  // of the weights that there are
+  LoadCall load_call_;
+  std::unique_ptr<Pulls> pulls_;
+  Strand strand_;  // last: nothing above is gone while its thread runs
+};
+
+}  // namespace ballast

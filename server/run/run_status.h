@@ -1,0 +1,74 @@
+// What a run shows of itself: a value, copied under a small lock, so that nobody who looks waits for a step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/metrics/metrics.h"
+#include "server/plan/plan.h"
+#include "server/step/closed_step.h"
+
+namespace ballast {
+
+struct RankStatus {
+  std::string peer;  // empty: nobody holds the rank
+  std::string lane;  // of its last stream; empty: none yet
+  bool connected = false;
+  double disconnected_at_s = 0;  // MonotonicSeconds
+};
+
+// What one tensor showed at a step.
+struct TensorStatus {
+  uint32_t tensor = 0;
+  std::optional<double> rms_ratio = {};
+  double gradient_norm = 0, gradient_absmax = 0, update_norm = 0;
+  uint64_t nonfinite = 0;  // elements
+};
+inline constexpr size_t kTensorsShown = 20;
+
+struct RunStatus {
+  enum class State { kWaiting, kTraining, kFailed };
+  State state = State::kWaiting;
+  std::string failure;  // why, of kFailed; otherwise why no step begins any more, if so
+  bool weights_loaded = false;
+  uint64_t step = 0;  // last closed
+  uint64_t generation = 1;
+  std::optional<double> loss;
+  std::optional<double> rms_ratio_max = {};
+  PlanBytes bytes;  // live
+  // By layer group, at the last step that updated it; the optional parts at its last step with full statistics.
+  std::vector<StepReport::Layer> layers;
+  std::vector<RankStatus> ranks;  // by rank; empty until one has attached
+  std::optional<ClosedStep> last_result;
+  std::vector<TensorStatus> tensors;  // of the last step that was applied: the kTensorsShown of the largest RMS_t
+  double step_s = 0;
+  uint64_t applied = 0, skipped = 0, partial = 0, aborted = 0;
+  uint64_t received_bytes = 0, sent_bytes = 0;
+  std::vector<uint64_t> snapshots;  // steps that the run can be rewound to, ascending
+  uint64_t rewinds = 0;
+};
+
+// Thread-safe.
+class RunStatusBoard {
+ public:
+  RunStatus Read() const {
+    absl::MutexLock lock(&mu_);
+    return status_;
+  }
+  template <typename Change>
+  void Write(Change change) {
+    absl::MutexLock lock(&mu_);
+    change(status_);
+  }
+
+ private:
+  mutable absl::Mutex mu_;
+  RunStatus status_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace ballast

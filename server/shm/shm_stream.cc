@@ -1,0 +1,293 @@
+#include "server/shm/shm_stream.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/clock.h"
+#include "server/convert/convert.h"
+#include "server/rpc/train_messages.h"
+
+namespace ballast {
+namespace {
+
+// A trainer that tampers with the bell sleeps its own stream so long.
+constexpr std::chrono::milliseconds kGlance = std::chrono::seconds(1);
+
+std::string FinishBody(const absl::Status& status) {
+  const grpc::Status plain = ToGrpc(status);
+  const auto code = static_cast<uint32_t>(plain.error_code());
+  std::string body(sizeof code, '\0');
+  std::memcpy(body.data(), &code, sizeof code);
+  return body + plain.error_message();
+}
+
+}  // namespace
+
+std::shared_ptr<ShmStream> ShmStream::Start(const RpcEnvironment& environment, Connection connection) {
+  std::shared_ptr<ShmStream> stream(new ShmStream(environment, std::move(connection)));
+  stream->thread_ = std::thread([self = stream.get()] { self->Serve(); });  // joined before the stream is let go
+  return stream;
+}
+
+ShmStream::ShmStream(const RpcEnvironment& environment, Connection connection)
+    : environment_(environment),
+      connection_(std::move(connection)),
+      control_(connection_.segment->control()),
+      record_(environment.metrics, "Train", connection_.peer),
+      reader_(UpPipe(*connection_.segment), environment.message_bytes),
+      pulse_(&control_.daemon_beats, &control_.trainer_beats),
+      open_by_s_(MonotonicSeconds() + environment.open_timeout_s),
+      borrower_(GradientSlots(*connection_.segment)),
+      lender_(WeightSlots(*connection_.segment)),
+      writer_(DownPipe(*connection_.segment)) {
+  environment_.metrics->OnStreams(1);
+}
+
+void ShmStream::HangUpAndJoin() {
+  gone_ = true;
+  Nudge();
+  thread_.join();
+}
+
+void ShmStream::Nudge() {
+  nudged_ = true;
+  Ring(&control_.daemon_bell);
+}
+
+// --- the thread -----------------------------------------------------------------------------------------------------
+
+void ShmStream::Serve() {
+  ShmWaiter waiter(&control_.daemon_bell);
+  while (!Over() && !pulse_.Lost()) {
+    pulse_.Beat();
+    ReadRecords();
+    EndUnopened();
+    WriteOn();
+    TellRoom();
+    if (Over()) break;
+    waiter.Await(Patience(), [this] { return HasWork(); });
+    nudged_ = false;
+  }
+  if (!cancelled_) ReadRecords();  // what was said before the end counts
+  End();
+}
+
+// Until it is time to look whether Open has come.
+std::chrono::milliseconds ShmStream::Patience() const {
+  if (run_ != nullptr || input_over_) return kGlance;
+  const double left_s = open_by_s_ - MonotonicSeconds();
+  return std::clamp(std::chrono::milliseconds(static_cast<int64_t>(std::ceil(left_s * 1000))),
+                    std::chrono::milliseconds(1), kGlance);
+}
+
+void ShmStream::EndUnopened() {
+  if (run_ == nullptr && !input_over_ && MonotonicSeconds() >= open_by_s_) Refuse(NoOpenCame(environment_));
+}
+
+bool ShmStream::HasWork() {
+  if (nudged_ || (!input_over_ && unconsumed_ < kMostUnconsumed && reader_.HasMore())) return true;
+  if (starved_ && lender_.returned() != returned_then_) return true;
+  if (!writing_on_) return false;
+  absl::MutexLock lock(&mu_);
+  return writer_.HasRoom();
+}
+
+// The peer is gone, or has all it will ever get.
+bool ShmStream::Over() {
+  if (gone_) return true;
+  absl::MutexLock lock(&mu_);
+  return finished_ && writer_.empty();
+}
+
+void ShmStream::ReadRecords() {
+  while (!input_over_ && unconsumed_ < kMostUnconsumed) {
+    ShmRecord record;
+    pulse_.Beat();  // a trainer may write without a pause
+    const absl::StatusOr<bool> next = reader_.Next(&record);
+    if (control_.up_full.TakeDown()) Ring(&control_.trainer_bell);
+    if (next.ok() && !*next) return;
+    if (absl::Status s = next.ok() ? Take(record) : next.status(); !s.ok()) Refuse(std::move(s));
+  }
+}
+
+// Ends the stream when its turn comes: what was said before counts.
+void ShmStream::Refuse(absl::Status status) {
+  input_over_ = true;
+  if (run_ == nullptr) return Finish(std::move(status));
+  ++unconsumed_;
+  run_->OnMessage(shared_from_this(), message::Bad{std::move(status)});
+}
+
+absl::Status ShmStream::Take(const ShmRecord& record) {
+  if (record.type == ShmRecord::kMessage) return TakeMessage(record);
+  if (record.type != ShmRecord::kHalfClose) {
+    return absl::InvalidArgumentError("a trainer does not finish a stream, it closes its half");
+  }
+  if (run_ == nullptr) return absl::InvalidArgumentError("the stream ended before its first message");
+  input_over_ = true;
+  run_->OnInputClosed(shared_from_this());
+  return absl::OkStatus();
+}
+
+absl::Status ShmStream::TakeMessage(const ShmRecord& record) {
+  Payload payload;
+  if (record.slot != ShmRecord::kNoSlot) {
+    const auto bytes = borrower_.Borrow(record.slot, record.payload_bytes);
+    if (!bytes.ok()) return bytes.status();
+    payload = Payload(shared_from_this(), record.slot, *bytes);
+  }
+  if (!request_.ParseFromString(reader_.body())) {
+    return absl::InvalidArgumentError("a message of the shared-memory lane is no TrainRequest");
+  }
+  if (payload.size() > 0 && (!request_.has_gradient() || !request_.gradient().data().empty())) {
+    return absl::InvalidArgumentError("a slot of the shared-memory lane goes with a Gradient that has no data itself");
+  }
+  if (run_ == nullptr) return Bind();
+  ++unconsumed_;
+  run_->OnMessage(shared_from_this(), ToRankMessage(run_.get(), &request_, std::move(payload)));
+  return absl::OkStatus();
+}
+
+absl::Status ShmStream::Bind() {
+  auto binding = BindTrain(environment_, request_);
+  if (!binding.ok()) return binding.status();
+  if (request_.open().session_token() != connection_.token) {
+    return absl::InvalidArgumentError(
+        "Open shows another token than the one that the shared memory was asked for with");
+  }
+  run_ = binding->run;
+  run_->OpenStream(shared_from_this(), std::move(binding->opened));
+  return absl::OkStatus();
+}
+
+void ShmStream::WriteOn() {
+  if (!writing_on_) return;
+  bool answered = false;
+  {
+    absl::MutexLock lock(&mu_);
+    answered = FlushLocked();
+  }
+  Ring(&control_.trainer_bell);
+  if (answered) run_->OnWritten(shared_from_this());
+}
+
+void ShmStream::TellRoom() {
+  if (!starved_ || lender_.returned() == returned_then_) return;
+  starved_ = false;
+  run_->OnRoom();
+}
+
+void ShmStream::End() {
+  gone_ = true;
+  bool owed = false;
+  {
+    absl::MutexLock lock(&mu_);
+    finished_ = true;
+    owed = std::exchange(owed_, false);
+    run_ == nullptr ? record_.Done(ended_with_) : record_.Count(ended_with_);
+  }
+  connection_.socket.Shutdown();
+  control_.let_go.Raise();
+  Ring(&control_.trainer_bell);
+  environment_.metrics->OnStreams(-1);
+  if (run_ == nullptr) return;
+  if (owed) run_->OnWritten(shared_from_this());
+  run_->OnStreamGone(shared_from_this());
+}
+
+// --- the strand -----------------------------------------------------------------------------------------------------
+
+bool ShmStream::FlushLocked() {
+  auto done = writer_.Flush();
+  if (done.ok() && !*done) {
+    control_.down_full.Raise();
+    done = writer_.Flush();  // the trainer may have made room before it could see the flag
+  }
+  if (!done.ok()) {
+    gone_ = true;
+    Nudge();
+  }
+  writing_on_ = !writer_.empty();
+  return !writing_on_ && std::exchange(owed_, false);
+}
+
+bool ShmStream::Send(const ShmRecord& record, absl::string_view body) {
+  bool answered = false, later = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (finished_ || gone_) return false;
+    if (record.slot != ShmRecord::kNoSlot) lender_.Lend(record.slot);
+    writer_.Add(record, body);
+    owed_ = true;
+    answered = FlushLocked();
+    later = writing_on_;
+  }
+  Ring(&control_.trainer_bell);
+  if (later) Nudge();
+  if (answered) run_->OnWritten(shared_from_this());
+  return true;
+}
+
+bool ShmStream::Write(const StreamOutput& output) {
+  return Send({.type = ShmRecord::kMessage}, FromOutput(output, run_->spec()).SerializeAsString());
+}
+
+bool ShmStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+  v1::TrainResponse response;
+  FillWeights(chunk, run_->spec(), piece, response.mutable_weights());
+  ShmRecord record{.type = ShmRecord::kMessage};
+  if (const size_t bytes = piece->encoded().size(); bytes > 0) {
+    record.slot = piece->slot;
+    record.payload_bytes = static_cast<uint32_t>(bytes);
+  } else {
+    Unlend(piece);
+  }
+  return Send(record, response.SerializeAsString());
+}
+
+bool ShmStream::Lend(WeightPiece* piece) {
+  returned_then_ = lender_.returned();
+  auto slot = lender_.Take();
+  if (!slot) {
+    starved_ = true;
+    control_.weights_out.Raise();
+    slot = lender_.Take();  // one may have come back before the trainer could see the flag
+    if (!slot) return false;
+    starved_ = false;
+  }
+  piece->slot = *slot;
+  piece->place = lender_.at(*slot).data();
+  return true;
+}
+
+void ShmStream::Unlend(WeightPiece* piece) {
+  if (std::exchange(piece->place, nullptr) != nullptr) lender_.PutBack(piece->slot);
+}
+
+void ShmStream::Finish(absl::Status status) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (std::exchange(finished_, true)) return;
+    ended_with_ = status;
+    writer_.Add({.type = ShmRecord::kFinish}, FinishBody(status));
+    if (FlushLocked()) owed_ = true;  // the write under way is answered by the thread, like one that found no room
+  }
+  Ring(&control_.trainer_bell);
+  Nudge();
+}
+
+void ShmStream::Cancel() {
+  cancelled_ = true;
+  gone_ = true;
+  Nudge();
+}
+
+void ShmStream::Consumed() {
+  if (unconsumed_.fetch_sub(1) == kMostUnconsumed) Nudge();
+}
+
+}  // namespace ballast

@@ -1,0 +1,118 @@
+// One Train stream over memory shared with a trainer on this host: the lane that copies nothing here. Gradients are
+// borrowed where they lie until they are summed, weights are encoded where the trainer reads them.
+//
+// The thread of each stream checks what the trainer sends, posts it to the run's strand, and writes on what found no
+// room in the pipe; RankStream is called on the strand. It sleeps while there is nothing to do. Every path comes to
+// OnStreamGone once.
+//
+// A stream whose first message is not there within open_timeout_s is ended.
+//
+// All that the trainer can write is hostile: see proto/shm/record.h and shm_slots.h for what is checked, and
+// ToRankMessage for gradients that change after the check. The daemon's memory beyond the segment: kMostUnconsumed
+// messages, the one being read, and the one being written.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "proto/shm/bell.h"
+#include "proto/shm/pulse.h"
+#include "proto/shm/record.h"
+#include "proto/shm/slots.h"
+#include "proto/shm/socket.h"
+
+#include "ballast/v1/trainer.pb.h"
+#include "server/rpc/rpc.h"
+#include "server/run/rank_stream.h"
+
+namespace ballast {
+
+class ShmStream final : public RankStream, public Payload::Lender, public std::enable_shared_from_this<ShmStream> {
+ public:
+  static constexpr int kMostUnconsumed = 8;
+  struct Connection {
+    ShmSocket socket;
+    std::shared_ptr<ShmSegment> segment;
+    std::string token;  // that the trainer showed, of a session of the run that the segment is shaped for
+    std::string peer;
+  };
+
+  static std::shared_ptr<ShmStream> Start(const RpcEnvironment& environment, Connection connection);
+
+  int fd() const { return connection_.socket.fd(); }
+  const std::string& token() const { return connection_.token; }
+  // The trainer is gone, or the daemon wants it to be; then waits for the thread. Once.
+  void HangUpAndJoin();
+
+  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
+  void TakeBack(WeightPiece* piece) override { piece->place = nullptr; }
+  bool Lend(WeightPiece* piece) override;
+  void Unlend(WeightPiece* piece) override;
+  bool Write(const StreamOutput& output) override;
+  void Finish(absl::Status status) override;
+  void Cancel() override;
+  void Consumed() override;
+  const std::string& peer() const override { return connection_.peer; }
+  const char* lane() const override { return "shm"; }
+  bool full() const override { return borrower_.borrowed() + 1 >= borrower_.slots(); }
+
+  void GiveBack(uint32_t slot) override { borrower_.GiveBack(slot); }
+
+ private:
+  ShmStream(const RpcEnvironment& environment, Connection connection);
+  void Serve();
+  void Nudge();
+  std::chrono::milliseconds Patience() const;
+  void EndUnopened();
+  bool HasWork();
+  bool Over();
+  void ReadRecords();
+  absl::Status Take(const ShmRecord& record);
+  absl::Status TakeMessage(const ShmRecord& record);
+  absl::Status Bind();
+  void Refuse(absl::Status status);
+  bool Send(const ShmRecord& record, absl::string_view body);
+  // Whether a write is answered by it.
+  bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WriteOn();
+  void TellRoom();
+  void End();
+
+  const RpcEnvironment environment_;
+  const Connection connection_;
+  ShmControl& control_;
+  RpcRecord record_;
+
+  // The thread's.
+  ShmRecordReader reader_;
+  ShmPulse pulse_;
+  const double open_by_s_;
+  v1::TrainRequest request_;
+  bool input_over_ = false;
+  std::shared_ptr<Run> run_;  // from Open on; the strand's too, which hears of the stream by it
+
+  ShmBorrower borrower_;
+  ShmLender lender_;  // the strand's
+  std::atomic<int> unconsumed_ = 0;
+  std::atomic<bool> nudged_ = false;
+  std::atomic<bool> gone_ = false;       // no peer any more
+  std::atomic<bool> cancelled_ = false;  // nobody wants to hear the peer any more
+  std::atomic<bool> starved_ = false;    // Lend was false
+  std::atomic<uint64_t> returned_then_ = 0;
+
+  absl::Mutex mu_;
+  ShmRecordWriter writer_ ABSL_GUARDED_BY(mu_);
+  bool owed_ ABSL_GUARDED_BY(mu_) = false;  // the answer to a write
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status ended_with_ ABSL_GUARDED_BY(mu_) = absl::CancelledError("the connection was lost");
+  std::atomic<bool> writing_on_ = false;  // writer_ is not empty
+
+  std::thread thread_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,153 @@
+// A run's description after validation: names are resolved to the registry's entries, defaults are filled in. Made by
+// convert; immutable afterwards and shared by the run's strand and the edge.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/registry.h"
+#include "server/stability/spikes.h"
+#include "server/stability/tensor_clip.h"
+
+namespace ballast {
+
+struct TensorSpec {
+  std::string name;
+  uint64_t elements = 0;         // at least 1
+  kernels::WireIndex dtype = 0;  // what the trainer computes in
+  kernels::WireIndex gradient_format = 0;
+  kernels::WireIndex serving_format = 0;
+  uint64_t row_length =
+      0;  // elements that share a scale when served, a divisor of `elements`; 0: served without scales
+  uint32_t group = 0;
+  double lr_scale = 1;
+  double wd_scale = 1;
+  uint64_t key = 0;  // of its random bits: xxh3_64(name, seed)
+};
+
+struct GroupSpec {
+  const kernels::Kernel* kernel = nullptr;
+  const kernels::Master* master = nullptr;
+  bool stochastic = true;
+  std::vector<double> hyper;  // in the order of kernel->hypers
+};
+
+// What becomes of a gradient that is not finite. The block it falls in keeps its contents whatever the policy.
+enum class Nonfinite {
+  kSkipTensor,  // nothing more
+  kSkipStep,    // the step is skipped; staged
+  kStop,        // no later step begins; in staged the step is aborted
+};
+
+// What LayerGroups made of the tensors' names.
+struct LayerSpec {
+  std::string name;
+  double rms_threshold = 0;
+};
+
+struct RunSpec {
+  std::string run_id;
+  std::vector<TensorSpec> tensors = {};
+  std::vector<GroupSpec> groups = {};
+  uint64_t seed = 0;
+  uint32_t ranks = 1;                        // at most
+  uint32_t accumulation = 1;                 // micro-batches a step, at most
+  bool mean = true;                          // of the ranks' gradients; false: their sum
+  bool staged = false;                       // tensors are updated when all gradients are judged
+  std::optional<double> max_grad_norm = {};  // staged; the gradient's norm is clipped to it
+  bool dynamic_loss_scale = false;           // staged, and kSkipStep: the trainers adapt to steps skipped
+  Nonfinite nonfinite = Nonfinite::kSkipTensor;
+  SpikeSettings spikes = {};
+  std::optional<TensorClip::Options> tensor_clip = {};
+  std::vector<LayerSpec> layers = {};
+  uint32_t snapshots = 0;  // of past steps, kept at most
+  uint32_t snapshot_every = 50;
+  bool rewinds_torn = false;  // a step that closes PARTIAL is undone
+  uint32_t stats_every = 10;
+  double rank_timeout_s = 60;
+  double step_timeout_s = 0;     // 0: none
+  bool leaves_out_lost = false;  // steps go on without ranks that were away for too long
+  // The daemon's limits when the run was created.
+  uint64_t chunk_elements = 0;  // C of the wire: a multiple of the tile
+  uint64_t credit_bytes = 0;
+  double lease_s = 10;
+  uint32_t layer_groups = 64;
+  double pull_timeout_s = 60;
+};
+
+inline std::vector<std::string> TensorNames(const RunSpec& spec) {
+  std::vector<std::string> names;
+  for (const TensorSpec& t : spec.tensors) names.push_back(t.name);
+  return names;
+}
+
+// Whether some weight is stored in two components.
+inline bool HasPairedMaster(const RunSpec& spec) {
+  for (const GroupSpec& group : spec.groups) {
+    if (group.master->paired) return true;
+  }
+  return false;
+}
+
+// Whether several contributions make a gradient: they are summed in fp32.
+inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
+
+// Whether the tensor's curvature is probed, and its sampled gradients kept for it.
+inline bool ProbesCurvature(const RunSpec& spec, const TensorSpec& t) {
+  return spec.spikes.curvature && spec.groups[t.group].kernel->curvature != nullptr;
+}
+
+// Whether a step's gradients are measured before any is applied.
+inline bool JudgesGradients(const RunSpec& spec) {
+  return spec.staged &&
+         (spec.max_grad_norm || spec.nonfinite != Nonfinite::kSkipTensor || spec.spikes.action == SpikeAction::kSkip);
+}
+
+// The group's value of the hyperparameter of this name, as this step has it; none: its rule lacks it.
+inline std::optional<double> HyperOf(const GroupSpec& group, std::span<const double> values, std::string_view name) {
+  for (size_t h = 0; h < values.size(); ++h) {
+    if (group.kernel->hypers[h].name == name) return values[h];
+  }
+  return std::nullopt;
+}
+
+inline uint64_t WireBytes(kernels::WireIndex format) {
+  return kernels::WireFormats()[static_cast<size_t>(format)].bytes;
+}
+inline uint64_t GradientBytes(const TensorSpec& t) { return t.elements * WireBytes(t.gradient_format); }
+inline uint64_t ServingBytes(const TensorSpec& t) { return t.elements * WireBytes(t.serving_format); }
+inline uint64_t ScaleCount(const TensorSpec& t) { return t.row_length == 0 ? 0 : t.elements / t.row_length; }
+
+// Chunk k of a tensor is elements [ChunkBegin, ChunkEnd).
+inline uint64_t ChunkCount(const RunSpec& spec, const TensorSpec& t) {
+  return (t.elements + spec.chunk_elements - 1) / spec.chunk_elements;
+}
+// By tensor, the chunks ahead of its first; and of all.
+inline std::vector<uint64_t> ChunkStarts(const RunSpec& spec) {
+  std::vector<uint64_t> starts;
+  starts.reserve(spec.tensors.size() + 1);
+  starts.push_back(0);
+  for (const TensorSpec& t : spec.tensors) starts.push_back(starts.back() + ChunkCount(spec, t));
+  return starts;
+}
+inline uint64_t ChunkBegin(const RunSpec& spec, uint64_t chunk) { return chunk * spec.chunk_elements; }
+inline uint64_t ChunkEnd(const RunSpec& spec, const TensorSpec& t, uint64_t chunk) {
+  const uint64_t end = (chunk + 1) * spec.chunk_elements;
+  return end < t.elements ? end : t.elements;
+}
+
+// The scales that elements [first, last) need, by index into the tensor's.
+struct ScaleRange {
+  uint64_t first = 0, last = 0;
+  uint64_t size() const { return last - first; }
+};
+inline ScaleRange ScalesOf(const TensorSpec& t, uint64_t first, uint64_t last) {
+  if (t.row_length == 0) return {};
+  return {first / t.row_length, (last - 1) / t.row_length + 1};
+}
+
+}  // namespace ballast

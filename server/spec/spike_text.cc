@@ -1,0 +1,50 @@
+#include "server/spec/spike_text.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#include "server/stability/spike_score.h"
+
+namespace ballast {
+namespace {
+
+std::string Number(double value) { return absl::StrFormat("%.4g", value); }
+
+std::string Place(const SpikeEvent& event, const RunSpec& spec) {
+  const std::string tensor = event.tensor ? absl::StrCat("tensor '", spec.tensors[*event.tensor].name, "'") : "";
+  return event.layer ? absl::StrCat(spec.layers[*event.layer].name, " (", tensor, ")") : tensor;
+}
+
+std::string RmsText(const SpikeEvent& e, const RunSpec& spec) {
+  return absl::StrCat("RMS_t of ", Place(e, spec), " is ", Number(e.value), ", its threshold ", Number(e.threshold),
+                      ": the second moment lags behind the gradient, and a loss spike may follow within ",
+                      SpikeScore::kMostLead, " steps");
+}
+std::string CurvatureText(const SpikeEvent& e, const RunSpec& spec) {
+  return absl::StrCat("the loss along the last update of ", Place(e, spec), " curves ", Number(e.value),
+                      " times as much as its step size bears: a loss spike may follow within ", SpikeScore::kMostLead,
+                      " steps");
+}
+std::string NormText(const SpikeEvent& e, const RunSpec&) {
+  return absl::StrCat("the gradient's norm is ", Number(e.value), ", expected was at most ", Number(e.threshold));
+}
+std::string NonfiniteText(const SpikeEvent& e, const RunSpec& spec) {
+  if (e.value == 1) return absl::StrCat("the gradient of ", Place(e, spec), " is not finite");
+  return absl::StrCat("the gradients of ", Number(e.value), " tensors are not finite, the first ", Place(e, spec));
+}
+std::string LossText(const SpikeEvent& e, const RunSpec&) {
+  if (!std::isfinite(e.value)) return "the loss is not finite";
+  return absl::StrCat("the loss is ", Number(e.value), ", a spike: expected was at most ", Number(e.threshold));
+}
+
+}  // namespace
+
+std::string SpikeText(const SpikeEvent& event, const RunSpec& spec) {
+  constexpr std::array<std::string (*)(const SpikeEvent&, const RunSpec&), kSpikeKinds> kTexts = {
+      RmsText, CurvatureText, NormText, NonfiniteText, LossText};
+  return kTexts[static_cast<size_t>(event.kind)](event, spec);
+}
+
+}  // namespace ballast

@@ -1,0 +1,78 @@
+// Finds what tells of a loss spike in what a run's steps measured, and scores its predictors against the loss spikes
+// that came.
+//
+//   SpikeDetector detector(settings, thresholds);
+//   for (const SpikeEvent& event : detector.Observe(step)) ...
+//
+// RMS and curvature are watched by layer: an event is a crossing from below; the next one needs the value to fall under
+// 9/10 of the threshold first, and ten steps to have passed. A loss spike is a loss above the mean of the last 128 by
+// so many standard deviations, spikes with less than ten calm steps between them are one; a gradient's norm is an
+// outlier likewise, each step for itself. Windows give no verdict before they are half full. What is not finite enters
+// no window.
+//
+// Deterministic and without a clock: a copy goes on as the original would, which a rewind relies on.
+// Thread-compatible.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "server/stability/running_window.h"
+#include "server/stability/spike_score.h"
+#include "server/stability/spikes.h"
+
+namespace ballast {
+
+// A layer's largest value, and the tensor that has it.
+struct LayerValue {
+  std::optional<double> value = {};  // none: not measured, or nothing was updated
+  uint32_t tensor = 0;
+};
+
+// What one closed step measured, or what it would if it were applied.
+struct StepFindings {
+  uint64_t step = 0;
+  std::vector<LayerValue> rms = {};        // RMS_t by layer
+  std::vector<LayerValue> curvature = {};  // by layer, as a multiple of the edge of stability
+  std::optional<double> loss = {};
+  std::optional<double> grad_norm = {};
+  uint64_t nonfinite_tensors = 0;
+  uint32_t first_nonfinite = 0;  // where there are some
+};
+
+class SpikeDetector {
+ public:
+  // rms_thresholds: by layer.
+  SpikeDetector(SpikeSettings settings, std::vector<double> rms_thresholds);
+
+  // Each step once, in order; those that were not applied too.
+  std::vector<SpikeEvent> Observe(const StepFindings& found);
+  // Forgets what it has seen since, but for its scores: what was predicted was predicted.
+  void GoBackTo(const SpikeDetector& past);
+  // What is high at a step that may still be dropped, whether or not it was so before. Nothing changes.
+  std::vector<SpikeEvent> Foresee(const StepFindings& found) const;
+
+  const SpikeScore& score(SpikeKind predictor) const { return scores_[static_cast<size_t>(predictor)]; }
+
+ private:
+  // A value that is watched for crossings.
+  struct Watch {
+    bool high = false;
+    uint64_t last_event = 0;  // step; 0: none
+  };
+  static bool Crosses(Watch* watch, uint64_t step);
+  static void Rearm(const std::vector<LayerValue>& values, const std::vector<double>& thresholds,
+                    std::vector<Watch>* watches);
+  void Learn(const StepFindings& found);
+
+  SpikeSettings settings_;
+  std::vector<double> rms_thresholds_, edges_;  // by layer
+  std::vector<Watch> rms_, curvature_;          // by layer
+  RunningWindow losses_, norms_;
+  uint64_t last_high_loss_ = 0;  // step; 0: none
+  std::array<SpikeScore, kPredictors> scores_;
+};
+
+}  // namespace ballast

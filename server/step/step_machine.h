@@ -1,0 +1,400 @@
+// The step machine: what happens to a run's open step, and nothing else. Events go in with the time, effects come out
+// in the order they must be carried out. Sockets, threads, payloads, clocks and devices are outside (etcd raft's
+// shape), so that scenarios and a simulator can drive it. The rules are those of the wire protocol:
+//
+//   - exactly one step is open; it closes exactly once, APPLIED, SKIPPED, ABORTED or PARTIAL, and every outcome uses
+//     its number up; the ranks' StepBegin and their numbers of micro-batches must agree, or it is ABORTED;
+//   - in every micro-batch every rank delivers each tensor whole or lists it absent; what may be summed is the
+//     Reduction's matter;
+//   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect
+//     Update; in staged it is Judge, once all are complete and the ranks' StepEnds agree, and the Updates follow a
+//     favourable Verdict. At most one a step;
+//   - a rank may begin the next micro-batch but one only when all of the first is summed (Reduction::kMostLive);
+//   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
+//     session; in a micro-batch that is wholly summed and no more kept account of, its checksum is taken as it is;
+//   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
+//   - a session that is replaced by a new process, or away for too long, has its contributions to the open step
+//     dropped, unless some are summed: then the step closes, ABORTED when no tensor was updated, PARTIAL otherwise. A
+//     tensor whose Update was emitted counts as updated;
+//   - a step that waits for a rank for longer than step_timeout_s closes likewise, whether the rank is connected or
+//     not, and its detail says for whom it waited; their sessions go on. What counts is the time for which the rank
+//     could have sent what is missing: who is out of credit, or too far ahead, waits for another rank or for the
+//     device;
+//   - with leaves_out_lost, a rank that was away for too long is left out: of the open step too, if nothing is
+//     summed, and of those after it, until a process attaches to it again. That one is refused while a step is open
+//     without the rank, for the weights that it would begin with are being replaced, and the next step awaits it.
+//     Some rank always takes part, and the others' coverage must leave no gap; when nobody is attached any more, all
+//     are awaited again. A rank to which no process has attached yet is never left out, however late it starts: it
+//     brings weights of its own, which must be those of the run's first step. A rewind leaves it known that one has;
+//     another world does not;
+//   - what a rank still says of a step that closed without it is ignored, until its next StepBegin;
+//   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and what the
+//     device still says of updates from before is of no step any more.
+//
+// Strand-confined: no locks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "server/step/reduction.h"
+
+namespace ballast {
+
+enum class SessionId : uint64_t {};
+enum class Outcome { kApplied, kSkipped, kAborted, kPartial };
+const char* OutcomeName(Outcome outcome);
+enum class Commit { kRelease, kStaged };
+
+struct StepMachineOptions {
+  std::vector<std::string> tensor_names;
+  Reduction::Options reduction;
+  Commit commit = Commit::kRelease;
+  uint32_t most_micros = 1;  // a step
+  double lease_s = 10;
+  double rank_timeout_s = 60;
+  double step_timeout_s = 0;  // for each rank, in a step; 0: none
+  double counted_tick_s = 1;  // of the time between two ticks, at most: the daemon may have been stopped
+  bool leaves_out_lost = false;
+  uint64_t first_step = 1;
+};
+
+namespace event {
+// A process asks for a rank of so many. `resumes`: the session whose token it showed.
+struct Attach {
+  SessionId session;  // the id it shall have if it is a new one
+  std::optional<SessionId> resumes;
+  bool takeover = false;
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  Coverage coverage;  // of a new session
+};
+// The session's stream is up, in place of any it had. weights_received: by tensor, of step weights_step; empty or 0:
+// none.
+struct StreamOpened {
+  SessionId session;
+  uint64_t weights_step = 0;
+  std::vector<bool> weights_received;
+};
+// The session's current stream is gone (one that was replaced is not reported). `clean`: the client ended it itself;
+// outside a step of its own that gives the rank back at once.
+struct StreamClosed {
+  SessionId session;
+  bool clean = false;
+};
+// content: its values, one `name = value` a line; must be equal when sent again, and between ranks.
+struct StepBegin {
+  SessionId session;
+  uint64_t step = 0;
+  std::string content;
+};
+// A step of one micro-batch may leave it out.
+struct MicroBegin {
+  SessionId session;
+  uint32_t micro = 0;
+  bool last = false;
+};
+struct Chunk {
+  SessionId session;
+  uint32_t micro = 0;
+  uint32_t tensor = 0;
+  uint64_t chunk = 0;
+  uint32_t crc = 0;
+};
+// All its gradients are made. Those that wait for credit may follow, until the next MicroBegin or StepEnd: what is
+// absent must be known before, for the other ranks' credit may wait for it.
+struct MicroEnd {
+  SessionId session;
+  uint32_t micro = 0;
+  std::vector<bool> absent;  // by tensor
+};
+// content: as of StepBegin, of values that it brings; staged only.
+struct StepEnd {
+  SessionId session;
+  std::string content = {};
+};
+// Answers Update.
+struct TensorApplied {
+  uint64_t step = 0;
+  uint32_t tensor = 0;
+  Slab slab = {};
+};
+// Answers Judge. Applied, skipped or aborted; the latter two with a reason, as of effect::Close.
+struct Verdict {
+  uint64_t step = 0;
+  Outcome outcome = Outcome::kApplied;
+  std::string reason = {};
+  std::string detail = {};
+};
+// Weights and state become those after this closed step: whatever the device is given from now on finds them so.
+// Refused with UNAVAILABLE while a step is being judged.
+struct Rewind {
+  uint64_t to_step = 0;
+};
+// Time passed; due deadlines are acted on.
+struct Tick {};
+}  // namespace event
+
+using StepEvent = std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin,
+                               event::MicroBegin, event::Chunk, event::MicroEnd, event::StepEnd, event::TensorApplied,
+                               event::Verdict, event::Rewind, event::Tick>;
+
+namespace effect {
+// The event is refused; the request or stream it came on ends with this status. The first effect where there is one; it
+// stands alone, unless a session is fenced beside it.
+struct Reject {
+  absl::Status status;
+  double retry_after_s = 0;  // ALREADY_EXISTS, UNAVAILABLE: when to ask again; 0: waiting does not help
+};
+// Answer to Attach.
+struct Attached {
+  uint32_t rank = 0;
+  SessionId session;
+  bool resumed = false;
+};
+// The session is over: end its stream with this status. Its token is void from now on.
+struct Fence {
+  uint32_t rank = 0;
+  SessionId session;
+  absl::Status status;
+};
+// The step is open: its first StepBegin.
+struct Opened {
+  uint64_t step = 0;
+  std::vector<uint32_t> left_out = {};  // it is made without these, ascending
+};
+// The open step goes on without the rank.
+struct LeftOut {
+  uint32_t rank = 0;
+};
+// The rank has begun the open step: weights of earlier steps not yet sent to it need not be.
+struct Begun {
+  uint32_t rank = 0;
+};
+// The payload of the Chunk event is new: hold it, until a Sum, Forget, Discard or Close.
+struct Hold {
+  uint32_t rank = 0;
+  ChunkId id;
+};
+// The payload of the Chunk event is not needed: drop it, return its credit. `again`: it is held or summed already.
+struct Drop {
+  uint32_t rank = 0;
+  bool again = false;
+};
+// Sum payloads that are held; then they are not, and their credit returns.
+using Sum = Reduction::Sum;
+// What is held of the rank's payloads is dropped, their credit returns.
+struct Forget {
+  uint32_t rank = 0;
+};
+// The tensor's gradient is complete, and due: update it. Answered by TensorApplied.
+struct Update {
+  uint64_t step = 0;
+  uint32_t tensor = 0;
+  Slab slab;
+};
+// All gradients of the step are complete, and no tensor is updated yet: judge it. Answered by Verdict.
+struct Judge {
+  uint64_t step = 0;
+  std::vector<std::optional<Slab>> slabs;  // by tensor; none: absent everywhere
+};
+// Send the tensor's weights of this step to the rank, or to all. The step may be closed.
+struct Publish {
+  uint64_t step = 0;
+  uint32_t tensor = 0;
+  std::optional<uint32_t> rank = std::nullopt;
+};
+// The step is closed. What is held is dropped, its credit returns; updates already begun go on.
+struct Close {
+  uint64_t step = 0;
+  Outcome outcome = Outcome::kApplied;
+  std::string reason;                 // a word
+  std::string detail;                 // for people, where there is more to say
+  std::vector<uint32_t> not_applied;  // tensors whose update was awaited
+};
+// Send the result of the closed step to the rank (again, after a resume), after all weights published. Each rank gets
+// them in order.
+struct Result {
+  uint64_t step = 0;
+  uint32_t rank = 0;
+};
+// The step is no longer open, and will be sent again, or others in its place after a Rewind. What is held is dropped.
+struct Discard {
+  uint64_t step = 0;
+};
+}  // namespace effect
+
+using StepEffect = std::variant<effect::Reject, effect::Attached, effect::Fence, effect::Opened, effect::LeftOut,
+                                effect::Begun, effect::Hold, effect::Drop, effect::Sum, effect::Forget, effect::Update,
+                                effect::Judge, effect::Publish, effect::Close, effect::Result, effect::Discard>;
+using StepEffects = std::vector<StepEffect>;
+
+class StepMachine {
+ public:
+  explicit StepMachine(StepMachineOptions options);
+
+  // now_s: any clock that never goes back.
+  StepEffects Handle(const StepEvent& event, double now_s);
+
+  // The open step, or the one to be sent next.
+  uint64_t step() const { return step_; }
+  bool step_open() const { return open_; }
+  // From 1; raised by another world and by a rewind. What a session said in an earlier one is void.
+  uint64_t generation() const { return generation_; }
+  uint32_t world() const { return static_cast<uint32_t>(ranks_.size()); }  // 0: nobody has attached yet
+  std::optional<SessionId> session(uint32_t rank) const { return ranks_[rank].session; }
+  std::optional<uint32_t> RankOf(SessionId session) const;
+  absl::Status CheckCurrent(SessionId session) const;  // else: how the session ended
+  bool connected(uint32_t rank) const { return ranks_[rank].session && ranks_[rank].connected; }
+  // When the rank's stream was lost; meaningful when !connected().
+  double disconnected_at_s(uint32_t rank) const { return ranks_[rank].gone_at_s; }
+  // Whether the rank is in the open step: it has begun it.
+  bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_ && !reduction_.left_out(rank); }
+  // Whether the rank has ended the step that it began last.
+  bool Ended(uint32_t rank) const { return ranks_[rank].ended; }
+  // Whether the event must be handed in later, after others: the rank is too far ahead of them.
+  bool MustWait(const event::MicroBegin& e) const;
+  // What of the open step is in, for a resuming client.
+  const Reduction& reduction() const { return reduction_; }
+  // What a rank in the step may send beyond its credit.
+  std::optional<ChunkId> Wanted(uint32_t rank) { return InStep(rank) ? reduction_.Wanted(rank) : std::nullopt; }
+  // What the rank, when its next chunk may find no credit, is to be told that it must send nevertheless. Once for each
+  // chunk and stream; a later one replaces what was told before, which is summed then, without this rank.
+  std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit);
+  std::vector<bool> TensorsApplied() const;
+  // For how long the open step has waited for what the rank could have sent; with a step_timeout_s.
+  double awaited_s(uint32_t rank) const { return ranks_[rank].awaited_s; }
+
+ private:
+  enum class Ending : uint8_t { kAway, kTaken, kLeft, kDataLoss, kWorld, kRewound };  // of a session
+  enum class TensorState : uint8_t { kAwaited, kSummed, kUpdating, kApplied, kAbsent };
+  struct Tensor {
+    TensorState state = TensorState::kAwaited;
+    std::optional<Slab> slab;  // kSummed
+    bool updated() const { return state == TensorState::kUpdating || state == TensorState::kApplied; }
+  };
+  struct Rank {
+    std::optional<SessionId> session;
+    bool connected = false;
+    double gone_at_s = 0;
+    bool came = false;                    // a process has attached to it, in this world
+    bool left_out = false;                // of the next step; of the open one: reduction_.left_out
+    uint64_t begun = 0;                   // the last step it began
+    bool ended = false;                   // that step, by StepEnd
+    bool said_end = false;                // the same on its present stream
+    std::optional<ChunkId> offered = {};  // last, of that step, on its present stream
+    bool short_of_credit = false;
+    double awaited_s = 0;  // in the open step
+    std::string end_content = {};
+    uint64_t lacking = 0;  // the first closed step whose weights and result it may lack; 0: none
+    uint64_t told = 0;     // the last step whose result was sent on its stream
+  };
+
+  static StepEffects Refuse(absl::Status status, double retry_after_s = 0) {
+    return {effect::Reject{std::move(status), retry_after_s}};
+  }
+  StepEffects On(const event::Attach& e, double now_s);
+  StepEffects On(const event::StreamOpened& e, double now_s);
+  StepEffects On(const event::StreamClosed& e, double now_s);
+  StepEffects On(const event::StepBegin& e, double now_s);
+  StepEffects On(const event::MicroBegin& e, double now_s);
+  StepEffects On(const event::Chunk& e, double now_s);
+  StepEffects On(const event::MicroEnd& e, double now_s);
+  StepEffects On(const event::StepEnd& e, double now_s);
+  StepEffects On(const event::TensorApplied& e, double now_s);
+  StepEffects On(const event::Verdict& e, double now_s);
+  StepEffects On(const event::Rewind& e, double now_s);
+  StepEffects On(const event::Tick& e, double now_s);
+  std::string Name(uint32_t tensor) const;
+
+  // The rank that the event is of. `stale`: it speaks of a step that closed without it.
+  struct Speaker {
+    uint32_t rank = 0;
+    bool stale = false;
+  };
+  absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
+  absl::Status CheckWorld(const event::Attach& e, double now_s) const;
+  absl::Status CheckCovered(const event::Attach& e) const;
+  absl::Status CheckFree(const Rank& rank, bool takeover, double now_s, double* retry_after_s) const;
+  absl::Status CheckChunk(uint32_t rank, const event::Chunk& e) const;
+  absl::Status CheckMicroNumber(uint32_t micro) const;
+  absl::Status CheckMicro(uint32_t rank, uint32_t micro, bool last) const;
+  absl::Status CheckAbsent(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const;
+  absl::Status CheckWhole(uint32_t rank, uint32_t micro) const;
+  absl::Status CheckEnd(uint32_t rank, const std::string& content) const;
+  std::string BeginConflict(uint32_t rank, const std::string& content) const;
+  // Why another rank's number of micro-batches is not this one's; empty: it may be.
+  std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
+  // Closes the step when another rank ended it with other values.
+  bool EndsConflict(uint32_t rank, StepEffects* effects);
+  // Counts for how long each rank is waited for, and closes a step that waits for one for too long.
+  void CountAwaited(double now_s);
+  void CloseOverdue(StepEffects* effects);
+  bool CouldSend(uint32_t rank);
+  // What of the rank the open step waits for; empty: nothing.
+  std::string Missing(uint32_t rank) const;
+  std::string MissingOfMicro(uint32_t rank, uint32_t micro) const;
+  std::string AwayDetail(uint32_t rank) const;
+  // Of the steps to come, and if it can be of the open one.
+  void LeaveOut(uint32_t rank, double now_s, StepEffects* effects);
+  bool MayLeaveOut(uint32_t rank) const;
+  // Those whose processes are back take part again; all, when nobody is attached.
+  void TakeBackIn();
+  std::vector<uint32_t> LeftOutRanks() const;
+  bool AwaitsVerdict() const;
+  bool Live(const Rank& rank, double now_s) const;
+  // Of a rank that sends without MicroBegin. False: that closed the step.
+  bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
+  void PublishMissing(uint32_t rank, const event::StreamOpened& e, StepEffects* effects) const;
+  void ChangeWorld(uint32_t world, double now_s, StepEffects* effects);
+  void Remember(uint32_t rank, Ending how);  // of its session, which ends now, for a client that comes late
+  void Update(uint32_t tensor, Slab slab, StepEffects* effects);
+  void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);
+  void LeaveStep(uint32_t rank, const char* reason, StepEffects* effects);
+  void CloseTorn(const char* reason, std::string detail, StepEffects* effects);
+  // After anything was delivered, ended or released.
+  void Proceed(StepEffects* effects);
+  void JudgeIfDue(StepEffects* effects);
+  void CloseIfDone(StepEffects* effects);
+  void PublishClosed(const event::TensorApplied& e, StepEffects* effects);
+  void TellResults(StepEffects* effects);
+  bool AllEnded() const;
+  void Close(Outcome outcome, std::string reason, std::string detail, StepEffects* effects);
+  void Reset();
+
+  const StepMachineOptions options_;
+  uint64_t step_;
+  uint64_t generation_ = 1;
+  struct Over {
+    SessionId session;
+    uint32_t rank = 0;
+    uint64_t generation = 0;  // that it was of
+    Ending how = Ending::kAway;
+  };
+  std::vector<Over> over_;   // sessions that have ended, oldest first
+  uint64_t rewound_to_ = 0;  // by the last rewind
+  bool open_ = false;
+  double opened_at_s_ = 0, ticked_at_s_ = 0;
+  std::string begin_content_;
+  uint32_t begin_rank_ = 0;  // whose content it is
+  bool judged_ = false;      // Judge was emitted
+  Reduction reduction_;
+  std::vector<Tensor> tensors_;
+  size_t unsettled_ = 0;                  // tensors neither applied nor absent
+  std::vector<uint64_t> applied_in_;      // by tensor: the last step that updated it, as the device has said
+  std::vector<uint32_t> updating_;        // by tensor: updates that the device has not answered, in order
+  std::vector<uint32_t> abandoned_;       // by tensor: the first so many of them are from before a rewind
+  std::map<uint64_t, uint64_t> closing_;  // updates that go on, by closed step: its result waits for them
+  uint64_t closed_step_ = 0;              // the last
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace ballast

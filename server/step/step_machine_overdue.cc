@@ -1,0 +1,87 @@
+// Steps that wait for too long: which ranks they wait for, and what those have not sent.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+#include "server/step/step_machine.h"
+
+namespace ballast {
+namespace {
+
+constexpr size_t kMostNamed = 4;  // ranks
+
+}  // namespace
+
+void StepMachine::CountAwaited(double now_s) {
+  const double seen_s = now_s - std::max(ticked_at_s_, opened_at_s_);
+  ticked_at_s_ = now_s;
+  if (!open_ || options_.step_timeout_s <= 0) return;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (CouldSend(r)) ranks_[r].awaited_s += std::min(seen_s, options_.counted_tick_s);
+  }
+}
+
+// At any time some rank could send, or the device is at work: of the ranks that lack the wanted chunk each has credit
+// or may send it beyond; and where none is wanted, a rank has not begun the micro-batch that it may, or a slab is read.
+bool StepMachine::CouldSend(uint32_t rank) {
+  if (reduction_.left_out(rank)) return false;
+  const Rank& r = ranks_[rank];
+  // It may not begin before it has the result of the last step, which waits for the device.
+  if (!InStep(rank)) return !connected(rank) || r.lacking == 0 || r.told == closed_step_;
+  if (r.ended) return false;
+  const uint32_t begun = reduction_.micros_begun(rank);
+  if (begun == 0 || !connected(rank)) return true;
+  if (reduction_.lacking(rank, begun - 1) > 0) return !ranks_[rank].short_of_credit || Wanted(rank);
+  const bool done = reduction_.ended(rank, begun - 1) && reduction_.last_micro(rank) != begun - 1;
+  return !done || reduction_.MayBegin(begun);
+}
+
+void StepMachine::CloseOverdue(StepEffects* effects) {
+  if (!open_ || options_.step_timeout_s <= 0) return;
+  std::vector<std::string> missing;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].awaited_s >= options_.step_timeout_s && CouldSend(r)) missing.push_back(Missing(r));
+  }
+  if (missing.empty()) return;
+  if (reduction_.all_complete() && options_.commit == Commit::kRelease) {
+    return Close(Outcome::kApplied, "", "", effects);  // nothing was missing but end marks
+  }
+  const size_t more = missing.size() > kMostNamed ? missing.size() - kMostNamed : 0;
+  missing.resize(missing.size() - more);
+  CloseTorn("timeout",
+            absl::StrCat("step ", step_, " waited for ranks for longer than step_timeout, ", options_.step_timeout_s,
+                         " s: ", absl::StrJoin(missing, "; "), more > 0 ? absl::StrCat("; and ", more, " more") : "",
+                         ". See what they do, or create the run with a larger step_timeout_s"),
+            effects);
+}
+
+std::string StepMachine::Missing(uint32_t rank) const {
+  const std::string name = absl::StrCat("rank ", rank, connected(rank) ? "" : " (not connected)");
+  if (reduction_.left_out(rank)) return "";
+  if (!InStep(rank)) return absl::StrCat(name, " has not begun it");
+  if (ranks_[rank].ended) return "";
+  const uint32_t begun = reduction_.micros_begun(rank);
+  if (begun == 0) return absl::StrCat(name, " has sent nothing but StepBegin");
+  if (std::string rest = MissingOfMicro(rank, begun - 1); !rest.empty()) return absl::StrCat(name, rest);
+  const bool all = reduction_.ended(rank, begun - 1) && reduction_.last_micro(rank) == begun - 1;
+  return absl::StrCat(name, all ? " has not sent StepEnd" : " has not gone on", " after micro-batch ", begun - 1);
+}
+
+std::string StepMachine::MissingOfMicro(uint32_t rank, uint32_t micro) const {
+  const bool ended = reduction_.ended(rank, micro);
+  size_t missing = 0;
+  std::string first;
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (reduction_.count(rank, micro, i) == reduction_.covered(rank, i)) continue;
+    if (ended && reduction_.absent(rank, micro)[i]) continue;
+    if (missing++ == 0) first = Name(i);
+  }
+  if (missing == 0) return ended ? "" : absl::StrCat(" has not sent MicroEnd of micro-batch ", micro);
+  return absl::StrCat(" lacks ", missing, " of ", tensors_.size(), " tensors in micro-batch ", micro, ", the first ",
+                      first);
+}
+
+}  // namespace ballast

@@ -1,0 +1,48 @@
+// How a run goes back to a closed step: the step machine's part of it. No session outlives it, so nothing that was said
+// before can be taken for what is said after; a tensor's updates are answered in the order they were made, so the ones
+// from before are told by their number.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "proto/rewound.h"
+
+#include "server/step/step_machine.h"
+
+namespace ballast {
+namespace {
+
+// How soon a rewind may be asked for again while a step is being judged.
+constexpr double kJudgedS = 0.1;
+
+}  // namespace
+
+StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
+  if (e.to_step > closed_step_) {
+    return Refuse(absl::FailedPreconditionError(
+        absl::StrCat("a rewind to step ", e.to_step, ", but the last that closed is step ", closed_step_)));
+  }
+  if (AwaitsVerdict()) {  // its sums are being read
+    return Refuse(absl::UnavailableError(absl::StrCat("step ", step_, " is being judged; rewind after it")), kJudgedS);
+  }
+  StepEffects effects;
+  if (open_) effects.push_back(effect::Discard{step_});
+  open_ = false;
+  ++generation_;
+  rewound_to_ = e.to_step;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (!ranks_[r].session) continue;
+    Remember(r, Ending::kRewound);
+    EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, &effects);
+  }
+  for (Rank& rank : ranks_) rank = {.gone_at_s = now_s, .came = rank.came};
+  abandoned_ = updating_;
+  closing_.clear();
+  closed_step_ = e.to_step;
+  step_ = e.to_step + 1;
+  // Of later steps no rank can lack anything.
+  for (uint64_t& step : applied_in_) step = std::min(step, closed_step_);
+  Reset();
+  return effects;
+}
+
+}  // namespace ballast

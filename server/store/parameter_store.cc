@@ -1,0 +1,239 @@
+#include "server/store/parameter_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/status_macros.h"
+
+namespace ballast {
+namespace {
+
+const kernels::Kernel& KernelOf(const RunSpec& spec, uint32_t tensor) {
+  return *spec.groups[spec.tensors[tensor].group].kernel;
+}
+
+double ScaleOf(const TensorSpec& t, kernels::ScaledBy scaled_by) {
+  const double scales[] = {1, t.lr_scale, t.wd_scale};
+  return scales[static_cast<size_t>(scaled_by)];
+}
+
+float GradientScale(const ParameterStore::UpdateValues& values) {
+  return static_cast<float>(1 / values.gradient_divisor);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ParameterStore>> ParameterStore::Create(Environment environment) {
+  std::unique_ptr<ParameterStore> store(new ParameterStore(std::move(environment)));
+  for (size_t s = 0; s < store->shards_.size(); ++s) {
+    const Environment& e = store->environment_;
+    RETURN_IF_ERROR(store->Allocate(e.plan->shards[s], e.devices[s], &store->shards_[s]));
+  }
+  return store;
+}
+
+ParameterStore::ParameterStore(Environment environment)
+    : environment_(std::move(environment)),
+      spots_(environment_.spec->tensors.size()),
+      versions_(environment_.spec->tensors.size()),
+      updates_(environment_.spec->tensors.size()),
+      step_of_(environment_.spec->tensors.size()),
+      shards_(environment_.plan->shards.size()) {
+  hyper_.reserve(kernels::kMaxConstants);
+  LayOut();
+}
+
+ParameterStore::~ParameterStore() = default;
+
+void ParameterStore::LayOut() {
+  struct End {
+    std::array<uint64_t, 3> of_kind = {};
+    uint64_t scales = 0, kept = 0;
+  };
+  std::vector<End> ends(shards_.size());
+  for (uint32_t i = 0; i < spots_.size(); ++i) {
+    End& end = ends[environment_.plan->placement.shard_of[i]];
+    const auto planes = KernelOf(*environment_.spec, i).planes;
+    spots_[i].first_scale = end.scales;
+    end.scales += ScaleCount(environment_.spec->tensors[i]);
+    spots_[i].first_kept = end.kept;
+    end.kept += KeptBytes(*environment_.spec, environment_.spec->tensors[i]);
+    for (size_t p = 0; p < planes.size(); ++p) {
+      uint64_t& offset = end.of_kind[Index(planes[p].kind)];
+      spots_[i].offset[p] = offset;
+      offset += AlignedPlaneBytes(planes[p], environment_.spec->tensors[i].elements);
+    }
+  }
+}
+
+absl::Status ParameterStore::Allocate(const ShardPlan& plan, Device* device, Shard* shard) const {
+  const uint64_t bytes[] = {plan.bytes.weights, plan.bytes.momentum, plan.bytes.variance};
+  for (size_t kind = 0; kind < shard->buffers.size(); ++kind) {
+    ASSIGN_OR_RETURN(shard->buffers[kind], device->Allocate(bytes[kind], Place::kDevice));
+  }
+  const uint64_t tile_bytes = AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
+  ASSIGN_OR_RETURN(shard->tiles, device->Allocate(tile_bytes, Place::kDevice));
+  ASSIGN_OR_RETURN(shard->scales, device->Allocate(AlignUp(plan.scales * sizeof(float)), Place::kDevice));
+  ASSIGN_OR_RETURN(shard->kept, device->Allocate(plan.kept_bytes, Place::kDevice));
+  ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
+                                                   .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
+                                                   .scales = environment_.plan->send_slot_scales}));
+  return absl::OkStatus();
+}
+
+PlanBytes ParameterStore::bytes() const {
+  PlanBytes sum;
+  for (const Shard& shard : shards_) {
+    sum += {.weights = shard.buffers[0].bytes(),
+            .momentum = shard.buffers[1].bytes(),
+            .variance = shard.buffers[2].bytes(),
+            .staging = shard.tiles.bytes() + shard.scales.bytes() + shard.kept.bytes()};
+  }
+  return sum;
+}
+
+void ParameterStore::WaitIdle() {
+  for (const Shard& shard : shards_) shard.queue->WaitIdle();
+}
+
+std::byte* ParameterStore::PlaneAt(uint32_t tensor, size_t plane) const {
+  const kernels::Plane& p = KernelOf(*environment_.spec, tensor).planes[plane];
+  return ShardOf(tensor).buffers[Index(p.kind)].data() + spots_[tensor].offset[plane];
+}
+
+std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor,
+                                                                         const StoreImage* image) const {
+  std::array<std::byte*, kernels::kMaxPlanes> planes = {};
+  const auto all = KernelOf(*environment_.spec, tensor).planes;
+  for (size_t p = 0, next = 0; p < all.size(); ++p) {
+    if (all[p].kind != kernels::Kind::kWeights) continue;
+    planes[next++] = image == nullptr ? PlaneAt(tensor, p) : PlaneIn(*image, tensor, p);
+  }
+  return planes;
+}
+
+DeviceQueue::Completion ParameterStore::OnStrand(Done done) {
+  return [strand = environment_.strand, done = std::move(done), awaited = awaited_](const TaskResult& result) mutable {
+    strand->Post([done = std::move(done), awaited = std::move(awaited), result]() mutable { done(result); });
+  };
+}
+
+UpdateTask ParameterStore::MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t) {
+  const TensorSpec& spec = environment_.spec->tensors[tensor];
+  const GroupSpec& group = environment_.spec->groups[spec.group];
+  hyper_.assign(values.hyper.begin(), values.hyper.end());
+  for (size_t h = 0; h < hyper_.size(); ++h) hyper_[h] *= ScaleOf(spec, group.kernel->hypers[h].scaled_by);
+  UpdateTask task{.kernel = group.kernel, .tiles = TilesOf(tensor), .measured = values.measured};
+  for (size_t p = 0; p < group.kernel->planes.size(); ++p) task.update.planes[p] = PlaneAt(tensor, p);
+  task.update.grad = values.gradient;
+  task.update.grad_format = values.gradient_format;
+  task.update.n = spec.elements;
+  task.update.grad_scale = GradientScale(values);
+  task.update.clip = values.clip;
+  task.update.random_key = kernels::RandomKey(spec.key, values.step);
+  task.update.stochastic = group.stochastic;
+  task.update.statistics = values.statistics;
+  group.kernel->prepare(hyper_, t, task.update.constants);
+  return task;
+}
+
+void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
+  const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
+  step_of_[tensor] = values.step;
+  ++versions_[tensor];
+  spots_[tensor].scales_of = nullptr;
+  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+}
+
+void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done done) {
+  ShardOf(tensor).queue->Submit(MeasureTask{.gradient = values.gradient,
+                                            .format = values.gradient_format,
+                                            .elements = environment_.spec->tensors[tensor].elements,
+                                            .scale = GradientScale(values),
+                                            .tiles = TilesOf(tensor)},
+                                OnStrand(std::move(done)));
+}
+
+void ParameterStore::Probe(uint32_t tensor, const UpdateValues& values, Done done) {
+  UpdateTask task = MakeUpdate(tensor, values, updates_[tensor] + 1);
+  task.update.dry = true;
+  task.update.statistics = kernels::StatisticsLevel::kCore;
+  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+}
+
+void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done done) {
+  const kernels::Kernel& kernel = KernelOf(*environment_.spec, tensor);
+  Spot& spot = spots_[tensor];
+  const std::byte* planes[kernels::kMaxPlanes] = {};
+  for (size_t p = 0; p < kernel.planes.size(); ++p) planes[p] = PlaneAt(tensor, p);
+  CurvatureTask task{.kernel = &kernel,
+                     .probe = kernels::ProbeOf(kernel, planes),
+                     .tiles = reinterpret_cast<kernels::TileCurvature*>(TilesOf(tensor)),
+                     .measured = values.measured};
+  task.probe.grad = values.gradient;
+  task.probe.grad_format = values.gradient_format;
+  task.probe.n = environment_.spec->tensors[tensor].elements;
+  task.probe.grad_scale = GradientScale(values);
+  task.probe.clip = values.clip;
+  task.probe.before = reinterpret_cast<float*>(ShardOf(tensor).kept.data() + spot.first_kept);
+  task.probe.first = !spot.kept_after || *spot.kept_after + 1 != updates_[tensor];
+  if (!task.probe.first) task.probe.preconditioner = kernel.precondition(values.hyper, updates_[tensor]);
+  spot.kept_after = updates_[tensor];
+  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+}
+
+kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
+  return reinterpret_cast<kernels::TileStatistics*>(ShardOf(tensor).tiles.data());
+}
+
+float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image) {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  if (t.row_length == 0) return nullptr;
+  Spot& spot = spots_[tensor];
+  float* const scales = reinterpret_cast<float*>(ShardOf(tensor).scales.data()) + spot.first_scale;
+  const void* const wanted = image == nullptr ? static_cast<const void*>(this) : image;
+  if (std::exchange(spot.scales_of, wanted) != wanted) {
+    ShardOf(tensor).queue->Submit(ScaleTask{.master = environment_.spec->groups[t.group].master,
+                                            .planes = MasterPlanes(tensor, image),
+                                            .elements = t.elements,
+                                            .row_length = t.row_length,
+                                            .scales = scales},
+                                  [](const TaskResult&) {});
+  }
+  return scales;
+}
+
+void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image) {
+  const TensorSpec& t = environment_.spec->tensors[range.tensor];
+  std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
+  out->scales.resize(ScalesOf(t, range.first, range.last).size());
+  const float* const scales = PresentScales(range.tensor, image);
+  ShardOf(range.tensor)
+      .queue->Submit(ServeTask{.master = environment_.spec->groups[t.group].master,
+                               .planes = MasterPlanes(range.tensor, image),
+                               .format = t.serving_format,
+                               .first = range.first,
+                               .last = range.last,
+                               .out = to,
+                               .scales = scales,
+                               .row_length = t.row_length,
+                               .scales_out = out->scales.data()},
+                     OnStrand(std::move(done)));
+}
+
+void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
+  const TensorSpec& t = environment_.spec->tensors[range.tensor];
+  ++versions_[range.tensor];
+  spots_[range.tensor].scales_of = nullptr;
+  spots_[range.tensor].kept_after.reset();
+  ShardOf(range.tensor)
+      .queue->Submit(LoadTask{.master = environment_.spec->groups[t.group].master,
+                              .planes = MasterPlanes(range.tensor),
+                              .format = format,
+                              .first = range.first,
+                              .last = range.last,
+                              .in = in},
+                     OnStrand(std::move(done)));
+}
+
+}  // namespace ballast

@@ -1,0 +1,167 @@
+// A run's weights and optimizer state: on each of its devices the planes of that shard's tensors, in three allocations
+// by kind, and a queue; and each tensor's count of updates. The bytes are the devices'; everything that reads or writes
+// them is a task on the shard's queue, so what is submitted later for a tensor sees what was submitted for it before.
+//
+// Strand-confined. Completions run on the strand. Nothing here is allocated after Create except completions.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+#include "server/base/strand.h"
+#include "server/device/device.h"
+#include "server/plan/plan.h"
+#include "server/spec/run_spec.h"
+#include "server/store/weight_piece.h"
+
+namespace ballast {
+
+// Elements [first, last) of a tensor; first is a multiple of the tile.
+struct TensorRange {
+  uint32_t tensor = 0;
+  uint64_t first = 0, last = 0;
+};
+
+// Room for all of a run's weights and state beside them, in host memory, or for one tensor's weights. A movable owner.
+struct StoreImage {
+  std::vector<DeviceBuffer> shards;   // as the store's: weights, momentum, variance
+  std::optional<uint32_t> only = {};  // this tensor's weights are in shards[0], and nothing else
+  uint64_t bytes() const;
+};
+
+// Where a kind is in arrays by kind.
+constexpr size_t Index(kernels::Kind kind) { return static_cast<size_t>(kind); }
+
+// How the tensor's state of this kind is encoded; nullptr: it has none, or none that is encoded by itself.
+const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::Kind kind);
+
+class ParameterStore {
+ public:
+  // Of a tensor's submitted updates.
+  struct UpdateCount {
+    uint64_t updates = 0;
+    uint64_t step = 0;  // of the last; 0: none
+  };
+  using Done = absl::AnyInvocable<void(const TaskResult&)>;
+  // The values of one update.
+  struct UpdateValues {
+    uint64_t step = 0;
+    double gradient_divisor = 1;  // loss scale, and the number of ranks where their mean is wanted
+    float clip = 1;               // of the unscaled gradient
+    kernels::StatisticsLevel statistics = kernels::StatisticsLevel::kCore;
+    absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
+    const std::byte* gradient = nullptr;
+    kernels::WireIndex gradient_format = 0;
+    bool measured = false;  // by Measure, Probe or Curvature, which may themselves be called so
+  };
+  struct Environment {
+    const RunSpec* spec;  // outlives the store, like the rest
+    const Plan* plan;
+    std::vector<Device*> devices;  // by shard
+    Strand* strand;
+  };
+
+  static absl::StatusOr<std::unique_ptr<ParameterStore>> Create(Environment environment);
+  ~ParameterStore();
+
+  void Update(uint32_t tensor, const UpdateValues& values, Done done);
+  // What the gradient of these values has, unscaled, before any clipping. The weights are not touched.
+  void Measure(uint32_t tensor, const UpdateValues& values, Done done);
+  // The core statistics that Update with these values would have next; the weights, the state and their count of
+  // updates are not touched.
+  void Probe(uint32_t tensor, const UpdateValues& values, Done done);
+  // The curvature along the tensor's last update, as of kernels::Kernel::curvature, and keeps the gradient for the next
+  // time: called before the Update, or the skip, of every step. The sums are 0 unless one Update and nothing else came
+  // between this call and the one before it. Betas and eps of `values` are taken for the last update's too. Only where
+  // ProbesCurvature (run_spec.h).
+  void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
+  // In the tensor's serving format, with the scales of the tensor's present weights; `out` stays valid until done, and
+  // is resized to fit. `image`: what was saved there instead, before this call.
+  void Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
+  // `in` stays valid until done.
+  void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
+  // Momentum or variance that has a StateCodec, rounded to nearest, and encoded before this returns: INVALID_ARGUMENT,
+  // and nothing is loaded, where a value is not finite, too large for the format, or a negative variance.
+  // RESOURCE_EXHAUSTED when the device has no room to copy from.
+  absl::Status LoadState(TensorRange range, kernels::Kind kind, kernels::WireIndex format, const std::byte* in,
+                         Done done);
+  // How many updates the tensor's state is of.
+  void SetUpdates(uint32_t tensor, uint64_t updates);
+  // By either of the two above.
+  bool state_loaded(uint32_t tensor) const { return spots_[tensor].state_loaded; }
+  // All that was loaded so is as before the run's first: 0, and of no updates. RESOURCE_EXHAUSTED as above.
+  absl::Status ForgetLoadedState();
+
+  absl::StatusOr<StoreImage> NewImage() const;
+  absl::StatusOr<StoreImage> NewImage(uint32_t only) const;
+  // Copies the tensor into the image, as what was submitted before leaves it. The image stays where it is until done.
+  void Save(uint32_t tensor, StoreImage* image, Done done);
+  // And back, for what is submitted afterwards.
+  void Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count);
+  UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor]}; }
+  // Another number for other weights, also where a rewind makes the same step twice or weights are loaded again.
+  uint64_t version(uint32_t tensor) const { return versions_[tensor]; }
+
+  // Step of the tensor's last submitted update; 0: none.
+  uint64_t step_of(uint32_t tensor) const { return step_of_[tensor]; }
+  // Number of the tensor's submitted updates.
+  uint64_t updates(uint32_t tensor) const { return updates_[tensor]; }
+  // Counted from the live allocations. Padding is not: it is a property of the layout.
+  PlanBytes bytes() const;
+  void WaitIdle();
+  // Some completion has neither run nor been dropped. Those that run may submit more.
+  bool awaits_completions() const { return awaited_.use_count() > 1; }
+
+ private:
+  // Of one device.
+  struct Shard {
+    std::array<DeviceBuffer, 3> buffers;  // by kernels::Kind
+    DeviceBuffer tiles;                   // statistics scratch of the update in hand
+    DeviceBuffer scales;                  // that tensors are served with
+    DeviceBuffer kept;                    // sampled gradients of the last curvature probes
+    std::unique_ptr<DeviceQueue> queue;   // last: its destructor waits for tasks that use the above
+  };
+  struct Spot {
+    std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
+    uint64_t first_scale = 0;                               // in the shard's
+    const void* scales_of = nullptr;                        // the store's as it is, an image's, or nobody's
+    bool state_loaded = false;
+    uint64_t first_kept = 0;                  // in the shard's, in bytes
+    std::optional<uint64_t> kept_after = {};  // updates when the gradient was kept; none: it is of no use
+  };
+
+  explicit ParameterStore(Environment environment);
+  // Copies zeros over its moments, as many at a time as there are.
+  void ClearState(uint32_t tensor, const std::shared_ptr<const DeviceBuffer>& zeros);
+  // Update number t of the tensor.
+  UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
+  absl::Status Allocate(const ShardPlan& plan, Device* device, Shard* shard) const;
+  void LayOut();
+  Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
+  const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
+  DeviceQueue::Completion OnStrand(Done done);
+  // The planes a master reads: the kernel's planes that hold weights, in order.
+  std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor, const StoreImage* image = nullptr) const;
+  std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
+  std::byte* PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const;
+  kernels::TileStatistics* TilesOf(uint32_t tensor) const;
+  // Where the tensor's scales are, brought up to the weights, by a task of their own where others are there.
+  float* PresentScales(uint32_t tensor, const StoreImage* image);
+
+  const Environment environment_;
+  const std::shared_ptr<const bool> awaited_ = std::make_shared<const bool>();  // held by each completion under way
+  std::vector<Spot> spots_;                                                     // by tensor, like the next three
+  std::vector<uint64_t> versions_;
+  std::vector<uint64_t> updates_;
+  std::vector<uint64_t> step_of_;
+  std::vector<double> hyper_;  // scratch of Update
+  std::vector<Shard> shards_;
+};
+
+}  // namespace ballast

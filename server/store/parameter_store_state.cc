@@ -1,0 +1,109 @@
+// State that comes from outside: encoded on the host, whose bits are every device's, and copied into its place.
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/status_macros.h"
+#include "server/store/parameter_store.h"
+
+namespace ballast {
+namespace {
+
+using kernels::Kind;
+
+const char* NameOf(Kind kind) { return kind == Kind::kMomentum ? "momentum" : "variance"; }
+
+}  // namespace
+
+const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, Kind kind) {
+  const kernels::Kernel& kernel = *spec.groups[spec.tensors[tensor].group].kernel;
+  const kernels::State* const state = kernels::FindState(kernel.state);
+  if (state == nullptr || kind == Kind::kWeights) return nullptr;
+  const kernels::SlotCodec& codec = kind == Kind::kMomentum ? state->momentum : state->variance;
+  size_t same = 0;
+  for (const kernels::Plane& plane : kernel.planes) {
+    if (plane.kind != kind) continue;
+    if (same == codec.planes.size()) return nullptr;  // the rule keeps more beside it
+    if (plane.bytes != codec.planes[same].bytes || plane.per != codec.planes[same].per) return nullptr;
+    ++same;
+  }
+  return same > 0 && same == codec.planes.size() ? &codec : nullptr;
+}
+
+absl::Status ParameterStore::LoadState(TensorRange range, Kind kind, kernels::WireIndex format, const std::byte* in,
+                                       Done done) {
+  const RunSpec& spec = *environment_.spec;
+  const kernels::SlotCodec& codec = *StateCodec(spec, range.tensor, kind);
+  const uint64_t n = range.last - range.first;
+  uint64_t bytes = AlignUp(n * sizeof(float));
+  for (const kernels::Plane& plane : codec.planes) bytes += AlignedPlaneBytes(plane, n);
+  Device* const device = environment_.devices[environment_.plan->placement.shard_of[range.tensor]];
+  ASSIGN_OR_RETURN(DeviceBuffer room, device->Allocate(bytes, Place::kAside));
+
+  auto* const values = reinterpret_cast<float*>(room.data());
+  kernels::WireFormats()[static_cast<size_t>(format)].accumulate(values, in, n, /*first=*/true);
+  std::byte* planes[kernels::kMaxPlanes];
+  std::byte* next = room.data() + AlignUp(n * sizeof(float));
+  CopyTask task;
+  const auto all = spec.groups[spec.tensors[range.tensor].group].kernel->planes;
+  for (size_t p = 0, s = 0; p < all.size(); ++p) {
+    if (all[p].kind != kind) continue;
+    task.pieces[s] = {.to = PlaneAt(range.tensor, p) + range.first / all[p].per * all[p].bytes,
+                      .from = next,
+                      .bytes = kernels::PlaneBytes(all[p], n)};
+    planes[s++] = next;
+    next += AlignedPlaneBytes(all[p], n);
+  }
+  if (!codec.encode(planes, values, n, /*random_key=*/0, /*stochastic=*/false)) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", spec.tensors[range.tensor].name, "': a value of its ",
+                                                   NameOf(kind), " is not finite, larger than ", codec.largest,
+                                                   kind == Kind::kVariance ? ", or negative" : ""));
+  }
+  spots_[range.tensor].state_loaded = true;
+  ShardOf(range.tensor)
+      .queue->Submit(
+          task, OnStrand([room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
+  return absl::OkStatus();
+}
+
+absl::Status ParameterStore::ForgetLoadedState() {
+  const uint64_t chunk_bytes = environment_.spec->chunk_elements * sizeof(float);
+  std::vector<std::shared_ptr<const DeviceBuffer>> zeros(shards_.size());  // by shard, where it is needed
+  for (uint32_t i = 0; i < spots_.size(); ++i) {
+    if (!spots_[i].state_loaded) continue;
+    const uint32_t shard = environment_.plan->placement.shard_of[i];
+    if (zeros[shard] == nullptr) {
+      ASSIGN_OR_RETURN(DeviceBuffer buffer, environment_.devices[shard]->Allocate(chunk_bytes, Place::kAside));
+      zeros[shard] = std::make_shared<const DeviceBuffer>(std::move(buffer));
+    }
+    ClearState(i, zeros[shard]);
+    spots_[i].state_loaded = false;
+    updates_[i] = 0;
+  }
+  return absl::OkStatus();
+}
+
+void ParameterStore::ClearState(uint32_t tensor, const std::shared_ptr<const DeviceBuffer>& zeros) {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const auto planes = environment_.spec->groups[t.group].kernel->planes;
+  for (size_t p = 0; p < planes.size(); ++p) {
+    if (planes[p].kind == Kind::kWeights) continue;
+    const uint64_t bytes = kernels::PlaneBytes(planes[p], t.elements);
+    for (uint64_t begin = 0; begin < bytes; begin += zeros->bytes()) {
+      CopyTask task;
+      task.pieces[0] = {
+          .to = PlaneAt(tensor, p) + begin, .from = zeros->data(), .bytes = std::min(zeros->bytes(), bytes - begin)};
+      ShardOf(tensor).queue->Submit(task, OnStrand([zeros](const TaskResult&) {}));
+    }
+  }
+}
+
+void ParameterStore::SetUpdates(uint32_t tensor, uint64_t updates) {
+  updates_[tensor] = updates;
+  spots_[tensor].state_loaded = true;
+}
+
+}  // namespace ballast

@@ -1,0 +1,79 @@
+// Weights for one reader, the latest or a snapshot's: tensor by tensor, chunk by chunk, encoded when the chunk before
+// has been written. A tensor that is updated meanwhile starts again at chunk 0 with its new label, kMostRestarts times;
+// then a copy of it is sent, so that a job ends however slow its reader is. A snapshot that is no longer kept ends it.
+//
+// Strand-confined. Shared by its run and the device task that fills its buffer. Memory: one chunk while it lasts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/store/parameter_store.h"
+#include "server/store/snapshot_ring.h"
+#include "server/store/weight_copies.h"
+#include "server/store/weight_sink.h"
+
+namespace ballast {
+
+// What is pulled. `snapshot`: SnapshotRing::IdOf; none: the latest weights.
+struct PullSource {
+  ParameterStore* store = nullptr;
+  SnapshotRing* snapshots = nullptr;
+  std::optional<uint64_t> snapshot = std::nullopt;
+};
+
+class PullJob : public std::enable_shared_from_this<PullJob> {
+ public:
+  static constexpr int kMostRestarts = 2;                     // of a tensor
+  static constexpr double kLeastBytesPerS = 1024.0 * 1024.0;  // taken of a copy that another waits for
+
+  PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink);
+
+  // Once.
+  void Begin(std::vector<uint32_t> tensors);
+  void OnWritten();
+  // The reader is told why and hears no more.
+  void Stop(absl::Status status);
+  bool stopped() const { return stopped_; }
+  WeightSink* sink() const { return sink_.get(); }
+  // Since when the reader has not taken the chunk that it was sent, as of MonotonicSeconds; none: it has, or the job
+  // is stopped.
+  std::optional<double> waits_since_s() const { return waits_since_s_; }
+  // Whether its reader has taken longer over its copy than patience_s and what the bytes need at kLeastBytesPerS.
+  bool KeepsCopyTooLong(double now_s, double patience_s) const;
+
+ private:
+  void EncodeNext();
+  // Whether the tensor in hand is still what its chunk 0 was of; where not, it starts again.
+  bool Unchanged();
+  void AskForCopy();
+  void OnCopy(absl::StatusOr<const StoreImage*> copy);
+  void GiveCopyBack();
+  void Encode(uint32_t tensor);
+  void OnEncoded(bool last);
+
+  const RunSpec* const spec_;
+  const PullSource source_;
+  WeightCopies* const copies_;
+  const std::shared_ptr<WeightSink> sink_;
+  std::vector<uint32_t> tensors_;
+  size_t next_ = 0;  // index into tensors_
+  uint64_t chunk_ = 0;
+  uint64_t version_ = 0;
+  uint64_t label_ = 0;  // step of the tensor's last update when its chunk 0 was encoded
+  int restarts_ = 0;    // of the tensor
+  bool has_copy_ = false;
+  const StoreImage* copy_ = nullptr;  // of the tensor, where it is sent from one
+  double copy_waited_s_ = 0;          // for the reader to take what it was sent of it
+  double copy_bytes_ = 0;             // that were taken of it
+  bool encoding_ = false;
+  std::optional<double> waits_since_s_;
+  bool stopped_ = false;
+  WeightPiece piece_;
+  size_t piece_bytes_ = 0;  // the sink takes them out
+};
+
+}  // namespace ballast

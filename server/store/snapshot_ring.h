@@ -1,0 +1,105 @@
+// The snapshots of a run's last boundaries between steps, in host memory, and the way back to one.
+//
+//   ring->Begin(memory);         // step 50 has closed: its snapshot begins, and nothing is copied yet
+//   ring->BeforeUpdate(tensor);  // the tensor is copied before it changes
+//   ring->SaveNext(done);        // or earlier, when the devices have nothing else to do
+//   ring->Restore(50);           // what is submitted from now on finds the run as it was
+//
+// A snapshot is consistent without a pause: a tensor is copied on its own queue, behind the last update of the step
+// that has closed and ahead of its first of a later one. Until then the store itself holds what the snapshot needs, so
+// that one may be gone back to from Begin on. While a snapshot takes the place of the oldest, the ring holds that one
+// no more.
+//
+// Strand-confined. The images are reserved by Create; what a RunMemory holds comes with its messages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+#include "server/spec/run_spec.h"
+#include "server/stability/spike_detector.h"
+#include "server/stability/tensor_clip.h"
+#include "server/step/closed_step.h"
+#include "server/store/parameter_store.h"
+
+namespace ballast {
+
+// What a run knows at the end of a step beside weights, state and counts of updates. Whoever decides from earlier steps
+// keeps here what it has learned, so that it forgets what is undone.
+struct RunMemory {
+  ClosedStep result;
+  std::optional<double> loss;
+  std::string stopped;                                    // why no step begins any more; empty: it may
+  std::vector<std::optional<ClientState>> client_states;  // by rank
+  SpikeDetector detector{{}, {}};
+  std::vector<TensorClip::Average> norms = {};  // by tensor, where each is clipped by its own
+  std::vector<double> last_lr = {};             // by tensor
+};
+
+class SnapshotRing {
+ public:
+  // As many as the spec says. RESOURCE_EXHAUSTED when a device refuses. Both outlive the ring.
+  static absl::StatusOr<std::unique_ptr<SnapshotRing>> Create(const RunSpec* spec, ParameterStore* store);
+
+  // Whether a snapshot is to be taken after this step.
+  bool Due(uint64_t step) const { return !slots_.empty() && step % spec_->snapshot_every == 0; }
+  // Of the step that has just closed, later than all that are kept.
+  void Begin(RunMemory memory);
+  // The tensor's next update is about to be submitted.
+  void BeforeUpdate(uint32_t tensor);
+  // Copies one more tensor of the snapshot under way, unless one is being copied or none is left. `done` on the strand.
+  void SaveNext(absl::AnyInvocable<void()> done);
+  // Submits what the snapshot under way still lacks.
+  void Complete();
+
+  // Those that Restore can go back to, ascending.
+  std::vector<uint64_t> steps() const;
+  // The number of the snapshot of one of them: no two get the same.
+  uint64_t IdOf(uint64_t step) const;
+  // Whether it is still kept; only then may the next two be asked.
+  bool Keeps(uint64_t id) const { return Find(id) != nullptr; }
+  // As of ParameterStore::Serve.
+  void Serve(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done);
+  // The step of the tensor's last update in it; 0: none.
+  uint64_t StepOf(uint64_t id, uint32_t tensor) const { return Find(id)->counts[tensor].step; }
+  // The latest of them at or before `step`; none: all are later.
+  std::optional<uint64_t> NearestTo(uint64_t step) const;
+  // Back to one of steps(); those later are dropped.
+  const RunMemory& Restore(uint64_t step);
+
+  uint64_t bytes() const;                          // of the live images
+  uint64_t most() const { return slots_.size(); }  // that are kept
+
+ private:
+  struct Slot {
+    StoreImage image;
+    std::optional<RunMemory> memory;  // none: it is free
+    std::vector<ParameterStore::UpdateCount> counts;
+    uint64_t id = 0;
+    uint64_t step() const { return memory->result.step; }
+  };
+
+  SnapshotRing(const RunSpec* spec, ParameterStore* store) : spec_(spec), store_(store) {}
+  Slot* Oldest();
+  const Slot* Find(uint64_t id) const;
+  void Save(uint32_t tensor, absl::AnyInvocable<void()> done);
+
+  const RunSpec* const spec_;
+  ParameterStore* const store_;
+  std::vector<Slot> slots_;
+  uint64_t last_id_ = 0;
+  // The snapshot under way.
+  Slot* current_ = nullptr;
+  std::vector<bool> saved_;  // by tensor: submitted
+  uint32_t next_ = 0;        // the first that may not be
+  uint32_t left_ = 0;        // not submitted
+  bool saving_ = false;      // by SaveNext
+};
+
+}  // namespace ballast

@@ -1,0 +1,51 @@
+// Copies of one tensor's weights as they were at some time, in host memory: for a reader who is slower than the tensor
+// is updated. One at a time, in the order asked for; a copy is made behind the updates that are submitted and ahead of
+// the next, which do not wait for the reader.
+//
+// Strand-confined. Memory: the weights of one tensor, while somebody has them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+#include "server/store/parameter_store.h"
+
+namespace ballast {
+
+class WeightCopies {
+ public:
+  // The copy is the asker's until GiveBack; what is submitted from now on finds it made. RESOURCE_EXHAUSTED when the
+  // device has no room for it.
+  using Done = absl::AnyInvocable<void(absl::StatusOr<const StoreImage*>)>;
+  explicit WeightCopies(ParameterStore* store) : store_(store) {}
+
+  void Ask(const void* asker, uint32_t tensor, Done done);
+  // The asker wants none any more; it is not called.
+  void Withdraw(const void* asker);
+  // By who has a copy, or an error instead, once no task of theirs uses it any more.
+  void GiveBack();
+  bool awaited() const { return !askers_.empty(); }
+
+ private:
+  struct Asker {
+    const void* id = nullptr;
+    uint32_t tensor = 0;
+    Done done;
+  };
+  void MakeNext();
+  void OnSaved();
+  void Free();
+
+  ParameterStore* const store_;
+  bool taken_ = false;
+  bool saving_ = false;    // the copy is being made
+  bool returned_ = false;  // though that goes on
+  std::optional<StoreImage> copy_;
+  std::deque<Asker> askers_;
+};
+
+}  // namespace ballast

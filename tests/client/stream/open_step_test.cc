@@ -1,0 +1,371 @@
+#include "client/cpp/stream/open_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/cpp/wire/bitmap.h"
+#include "tests/client/fake_daemon.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::ElementsAre;
+
+class OpenStepTest : public ::testing::Test {
+ protected:
+  OpenStepTest() {
+    v1::StepBegin begin;
+    begin.set_step(7);
+    step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/1, absl::UnixEpoch());
+  }
+
+  void Push(uint32_t tensor) {
+    const std::string gradient(tensors_[tensor].gradient_bytes(), 'g');
+    step_->Push(tensor, CutIntoChunks(tensors_, tensor, BytesOf(gradient)));
+  }
+
+  // What the writer would send now, in short.
+  std::vector<std::string> Drain(CreditWindow* credit) {
+    std::vector<std::string> kinds;
+    while (step_->HasRequest(*credit)) {
+      v1::TrainRequest request;
+      step_->NextRequest(credit, &request);
+      kinds.push_back(request.has_gradient()
+                          ? absl::StrCat(request.gradient().tensor(), ".", request.gradient().chunk())
+                          : request.GetDescriptor()->FindFieldByNumber(request.message_case())->name());
+      step_->Sent(&request);
+    }
+    return kinds;
+  }
+
+  uint64_t Acknowledge(uint64_t gradients) {
+    std::vector<std::string> freed;
+    step_->Acknowledge(gradients, &freed);
+    return Bytes(freed);
+  }
+  static uint64_t Bytes(const std::vector<std::string>& freed) {
+    uint64_t bytes = 0;
+    for (const std::string& one : freed) bytes += one.size();
+    return bytes;
+  }
+  static v1::AttachResponse Holding(uint32_t tensor, const std::vector<bool>& chunks) {
+    v1::AttachResponse grant;
+    grant.set_resume_step(7);
+    grant.set_step_open(true);
+    v1::ChunksHeld* held = grant.add_held();
+    held->set_tensor(tensor);
+    held->set_chunks(PackBits(chunks));
+    return grant;
+  }
+
+  const TensorTable tensors_ = TensorTable::Create(FakeSpec(), 4).value();
+  std::unique_ptr<OpenStep> step_;
+  CreditWindow credit_{1 << 20};
+};
+
+TEST_F(OpenStepTest, SendsWhatThereIsAndTheEndLast) {
+  Push(1);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
+}
+
+TEST_F(OpenStepTest, StopsWithoutCredit) {
+  CreditWindow credit(32);
+  Push(0);
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0", "0.1"));
+  credit.Return(16);
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
+}
+
+// What is absent may be what the other ranks' credit waits for.
+TEST_F(OpenStepTest, TheEndGoesBeforeWhatWaitsForCredit) {
+  CreditWindow credit(16);
+  Push(0);
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0", "micro_end"));
+  credit.Return(16);
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.1"));
+  credit.Return(16);
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2", "step_end"));
+}
+
+// And counts against the window: its credit returns as well.
+TEST_F(OpenStepTest, AWantedChunkIsSentWithoutCredit) {
+  CreditWindow credit(16);
+  Push(0);
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0"));
+  step_->Want({.tensor = 0, .chunk = 2});
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
+  credit.Return(8);
+  EXPECT_THAT(Drain(&credit), ElementsAre());
+}
+
+// Of the chunk told before nobody waits any more; one that has left is not sent again.
+TEST_F(OpenStepTest, TheLastChunkWantedHoldsUntilItIsSent) {
+  CreditWindow credit(16);
+  Push(0);
+  EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0"));
+  step_->Want({.tensor = 1, .chunk = 0});  // not pushed yet
+  EXPECT_THAT(Drain(&credit), ElementsAre());
+  step_->Want({.tensor = 0, .chunk = 2});
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
+  step_->Want({.tensor = 0, .chunk = 0});
+  EXPECT_THAT(Drain(&credit), ElementsAre());
+  Push(1);
+  EXPECT_THAT(Drain(&credit), ElementsAre());  // wanted once, but no more
+  step_->Want({.tensor = 0, .chunk = 1});
+  EXPECT_THAT(Drain(&credit), ElementsAre("0.1"));
+}
+
+TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
+  for (const uint32_t tensor : {0u, 1u, 3u}) Push(tensor);
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(7);
+  grant.set_step_open(true);
+  v1::ChunksHeld* held = grant.add_held();
+  held->set_tensor(0);
+  held->set_chunks(PackBits({true, false, true}));
+  grant.set_tensors_applied(PackBits({false, true, false, false}));
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.1", "3.0", "3.1"));
+  EXPECT_EQ(open.weights_step(), 7u);
+}
+
+TEST_F(OpenStepTest, WhatIsAcknowledgedIsFreedInTheOrderSent) {
+  Push(0);
+  Push(1);
+  CreditWindow credit(1 << 20);
+  credit.Spend(4);  // the stream's first gradient was of the step before
+  credit.Return(4);
+  Drain(&credit);
+  EXPECT_EQ(Acknowledge(1), 0u);
+  EXPECT_EQ(Acknowledge(3), 32u);
+  EXPECT_EQ(Acknowledge(3), 0u);
+  EXPECT_EQ(Acknowledge(5), 8u + 16);
+}
+
+TEST_F(OpenStepTest, WhatIsAcknowledgedWhileItIsWrittenIsFreedByTheWriter) {
+  Push(1);
+  v1::TrainRequest request;
+  for (int i = 0; i < 3; ++i) step_->NextRequest(&credit_, &request);
+  ASSERT_EQ(request.gradient().data().size(), 16u);
+  EXPECT_EQ(Acknowledge(1), 0u);
+  step_->Sent(&request);
+  EXPECT_EQ(request.gradient().data().size(), 16u);
+}
+
+TEST_F(OpenStepTest, ResumeSendsNothingThatWasAcknowledged) {
+  Push(0);
+  Drain(&credit_);
+  Acknowledge(2);
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(Holding(0, {true, true, false}), &open).ok());
+  EXPECT_EQ(Acknowledge(2), 0u);  // of the stream before
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.2"));
+}
+
+TEST_F(OpenStepTest, ADaemonThatLostWhatItAcknowledgedIsFoundOut) {
+  Push(0);
+  Drain(&credit_);
+  Acknowledge(2);
+  v1::Open open;
+  const absl::Status lost = step_->Resume(Holding(0, {true, false, false}), &open);
+  EXPECT_EQ(lost,
+            absl::InternalError("chunk 1 of tensor 0 'a' in step 7: the daemon acknowledged it and now lacks it"));
+}
+
+TEST_F(OpenStepTest, TheMostThatWasKeptIsTold) {
+  Push(0);
+  Drain(&credit_);
+  Acknowledge(3);
+  Push(1);
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  v1::StepResult skipped;
+  skipped.set_outcome(v1::STEP_OUTCOME_SKIPPED);
+  std::vector<std::string> freed;
+  ASSERT_TRUE(step_->SetResult(skipped, &freed).ok());
+  EXPECT_EQ(Bytes(freed), 16u);
+  EXPECT_EQ(step_->result(absl::UnixEpoch()).timing.buffered_bytes_most, 40u);
+}
+
+TEST_F(OpenStepTest, TheEndIsSentAgainAsItWas) {
+  v1::StepEnd end;
+  end.set_client_state("epoch 3");
+  step_->End(std::nullopt, end, absl::UnixEpoch());
+  for (int i = 0; i < 2; ++i) {
+    v1::TrainRequest request;
+    while (step_->HasRequest(credit_)) step_->NextRequest(&credit_, &request);
+    EXPECT_EQ(request.step_end().client_state(), "epoch 3");
+    v1::Open open;
+    ASSERT_TRUE(step_->Resume(Holding(0, {}), &open).ok());
+  }
+}
+
+class MicroBatchesTest : public OpenStepTest {
+ protected:
+  MicroBatchesTest() {
+    v1::StepBegin begin;
+    begin.set_step(7);
+    step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/2, absl::UnixEpoch());
+  }
+};
+
+TEST_F(MicroBatchesTest, EachIsSentWholeBeforeTheNext) {
+  Push(1);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
+  EXPECT_EQ(step_->MayEnd().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(step_->MayEndMicro().ok());
+  step_->EndMicro(0.5);
+  Push(1);
+  Push(3);
+  EXPECT_EQ(step_->MayPush(1).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "micro_begin", "1.0", "3.0", "3.1"));
+  ASSERT_TRUE(step_->MayEnd().ok());
+  step_->End(1.5, {}, absl::UnixEpoch());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
+}
+
+TEST_F(MicroBatchesTest, AStepMayEndWithFewer) {
+  v1::StepBegin begin;
+  begin.set_step(7);
+  step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/5, absl::UnixEpoch());
+  step_->EndMicro(0.5);
+  step_->EndMicro(0.5, /*next_is_last=*/true);
+  EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(step_->MayEnd().ok());
+  step_->End(1.5, {}, absl::UnixEpoch());
+  std::vector<bool> last;
+  std::vector<double> losses;
+  while (step_->HasRequest(credit_)) {
+    v1::TrainRequest request;
+    step_->NextRequest(&credit_, &request);
+    if (request.has_micro_begin()) last.push_back(request.micro_begin().last());
+    if (request.has_micro_end()) losses.push_back(request.micro_end().loss());
+  }
+  EXPECT_THAT(last, ElementsAre(false, false, true));
+  EXPECT_THAT(losses, ElementsAre(0.5, 0.5, 1.5));
+}
+
+TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldOfEach) {
+  Push(0);
+  step_->EndMicro(std::nullopt);
+  Push(0);
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(7);
+  grant.set_step_open(true);
+  v1::ChunksHeld* held = grant.add_held();
+  held->set_chunks(PackBits({true, true, true}));
+  held = grant.add_held();
+  held->set_micro(1);
+  held->set_chunks(PackBits({false, true, false}));
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "micro_end", "micro_begin", "0.0", "0.2",
+                                           "micro_end", "step_end"));
+}
+
+TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldAsAWhole) {
+  Push(0);
+  Push(3);
+  step_->EndMicro(std::nullopt);
+  Push(0);
+  Push(1);
+  Push(3);
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(7);
+  grant.set_step_open(true);
+  grant.add_held()->set_whole_micros(1);
+  v1::ChunksHeld* held = grant.add_held();
+  held->set_micro(1);
+  held->set_whole_tensors(PackBits({false, true, false, true}));
+  held = grant.add_held();
+  held->set_micro(1);
+  held->set_chunks(PackBits({false, true, false}));
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "micro_end", "micro_begin", "0.0", "0.2",
+                                           "micro_end", "step_end"));
+}
+
+TEST_F(OpenStepTest, ResumeOfAClosedStepSendsNothing) {
+  Push(1);
+  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  Drain(&credit_);
+  v1::AttachResponse grant;
+  grant.set_resume_step(8);
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(grant, &open).ok());
+  EXPECT_THAT(Drain(&credit_), ElementsAre());
+}
+
+TEST_F(OpenStepTest, ResumeAtAnEarlierStepIsRefused) {
+  v1::Open open;
+  v1::AttachResponse grant;
+  grant.set_resume_step(6);
+  EXPECT_EQ(step_->Resume(grant, &open).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(OpenStepTest, ResumeAtALaterStepAwaitsTheResultAndSendsNothing) {
+  for (const uint64_t step : {8, 9, 300}) {
+    v1::Open open;
+    v1::AttachResponse grant;
+    grant.set_resume_step(step);
+    EXPECT_TRUE(step_->Resume(grant, &open).ok()) << step;
+    EXPECT_EQ(open.weights_step(), 7u);
+    EXPECT_FALSE(step_->HasRequest(CreditWindow(1 << 20, 0)));
+    EXPECT_FALSE(step_->has_result());
+  }
+}
+
+TEST_F(OpenStepTest, AResultBeforeTheEndStopsTheSendingAndIsKept) {
+  Push(0);
+  v1::StepResult aborted;
+  aborted.set_step(7);
+  aborted.set_outcome(v1::STEP_OUTCOME_ABORTED);
+  std::vector<std::string> freed;
+  ASSERT_TRUE(step_->SetResult(aborted, &freed).ok());
+  EXPECT_EQ(Bytes(freed), 40u);
+  EXPECT_FALSE(step_->done());
+  Push(1);
+  EXPECT_FALSE(step_->HasRequest(credit_));
+  step_->End(std::nullopt, {}, absl::UnixEpoch() + absl::Seconds(2));
+  EXPECT_TRUE(step_->done());
+  EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.backward_s, 2);
+  EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.wait_s, 1);
+}
+
+TEST(BitmapTest, BitIIsBitIModuloEightOfByteIOverEight) {
+  std::vector<bool> bits(10);
+  bits[0] = bits[9] = true;
+  EXPECT_EQ(PackBits(bits), std::string("\x01\x02"));
+  EXPECT_EQ(UnpackBits("\x01\x02", 10), bits);
+  EXPECT_EQ(UnpackBits("", 2), std::vector<bool>(2));
+}
+
+TEST(TensorTableTest, CountsElementsChunksAndFormats) {
+  v1::RunSpec spec = FakeSpec();
+  spec.mutable_groups(0)->set_serving("bf16");
+  const TensorTable tensors = TensorTable::Create(spec, 4).value();
+  EXPECT_EQ(tensors[0].chunks, 3u);
+  EXPECT_EQ(tensors[2].elements, 1u);
+  EXPECT_EQ(tensors[0].gradient_bytes(), 40u);
+  EXPECT_EQ(tensors[0].weight_bytes(), 20u);
+  EXPECT_EQ(tensors.Name(3), "tensor 3 'd'");
+}
+
+TEST(TensorTableTest, AFormatFromTheFutureIsNamed) {
+  v1::RunSpec spec = FakeSpec();
+  spec.mutable_tensors(1)->set_dtype("fp8");
+  EXPECT_EQ(TensorTable::Create(spec, 4).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,13 @@
+// Compiled with -O0 -ffp-contract=off, in a namespace of its own.
+#include "tests/kernels/cpu/unoptimized_kernels.h"
+
+#include "kernels/cpu/cpu_tables.h"
+
+namespace ballast::kernels {
+
+const LaneTables& UnoptimizedTables() {
+  static constexpr LaneTables kTables = MakeTables<ScalarLane>("unoptimized");
+  return kTables;
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,10 @@
+// Every kernel once more, compiled without optimisation (unoptimized_kernels.cc).
+#pragma once
+
+#include "kernels/cpu/tables.h"
+
+namespace ballast::kernels {
+
+const LaneTables& UnoptimizedTables();
+
+}  // namespace ballast::kernels

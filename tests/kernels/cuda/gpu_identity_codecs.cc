@@ -1,0 +1,335 @@
+// Loading, serving, scales and sums; and what must be refused, or is no work at all.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "tests/kernels/adversarial.h"
+#include "tests/kernels/cuda/gpu_identity.h"
+#include "tests/kernels/tensor.h"
+
+namespace ballast::kernels {
+namespace {
+
+struct Piece {
+  uint64_t first, last;
+};
+
+// The tensor, and pieces of it that begin and end inside rows and tiles.
+constexpr uint64_t kElements = 3 * kTile + 1001;
+constexpr Piece kHalves[] = {{0, 4128}, {4128, kElements}};
+constexpr Piece kPieces[] = {{0, kElements}, {32, 33}, {32, 32}, {4128, 8000}, {kElements / 32 * 32, kElements}};
+constexpr std::byte kPoison{0x5a}, kJunk{0xff};
+
+const WireFormat& Wire(WireIndex format) { return WireFormats()[static_cast<size_t>(format)]; }
+
+// Finite values; the oracle's encoding saturates them where a format needs it.
+std::vector<float> Finite(std::vector<float> values) {
+  for (float& x : values) x = std::isfinite(x) ? x : 0.0f;
+  return values;
+}
+
+// A master's planes on both sides.
+class MasterTensor {
+ public:
+  MasterTensor(size_t master, uint64_t n) : MasterTensor(master, n, LayoutOf(Masters()[master], n)) {}
+
+  const Master& master() const { return Masters()[index_]; }
+  const CudaMaster& cuda() const { return CudaMasters()[index_]; }
+  std::byte* const* planes() const { return at_; }
+  DeviceCopy Copy(const Piece& piece, uint64_t first_tile) const {
+    DeviceCopy copy{};
+    for (size_t p = 0; p < master().planes.size(); ++p) copy.planes[p] = states_.device() + (at_[p] - states_.host());
+    copy.first = piece.first;
+    copy.last = piece.last;
+    copy.first_tile = first_tile;
+    return copy;
+  }
+  void Upload(const Stream& stream) { states_.Upload(stream); }
+  bool Same(const std::string& title, const Stream& stream, Findings* findings) const {
+    const std::vector<std::byte> got = states_.Downloaded(stream);
+    return findings->Same(states_.host(), got.data(), got.size(), 1, [&](uint64_t byte) {
+      const auto offset = [&](size_t p) { return static_cast<uint64_t>(at_[p] - states_.host()); };
+      const size_t p = master().planes.size() > 1 && byte >= offset(1) ? 1 : 0;
+      return title + ", plane " + std::to_string(p) + " (" + master().planes[p].name + "), byte " +
+             std::to_string(byte - offset(p));
+    });
+  }
+
+ private:
+  static Layout LayoutOf(const Master& master, uint64_t n) {
+    Layout layout;
+    for (const Plane& plane : master.planes) layout.Add(PlaneBytes(plane, n));
+    return layout;
+  }
+  MasterTensor(size_t master, uint64_t n, const Layout& layout) : index_(master), states_(layout.size(), kPoison) {
+    Layout again;
+    size_t p = 0;
+    for (const Plane& plane : Masters()[master].planes) at_[p++] = states_.host() + again.Add(PlaneBytes(plane, n));
+  }
+
+  const size_t index_;
+  Twin states_;
+  std::byte* at_[kMaxPlanes] = {};
+};
+
+// Payloads of the pieces, each with room for whole rows.
+std::vector<uint64_t> PayloadPlaces(std::span<const Piece> pieces, uint64_t bytes, uint64_t* total) {
+  Layout layout;
+  std::vector<uint64_t> at;
+  for (const Piece& piece : pieces) at.push_back(layout.Add(PaddedElements(piece.last - piece.first) * bytes));
+  *total = layout.size();
+  return at;
+}
+
+uint64_t TilesOf(std::span<const Piece> pieces) {
+  uint64_t tiles = 0;
+  for (const Piece& piece : pieces) tiles += kernels::TilesOf(piece.last - piece.first);
+  return tiles;
+}
+// One item a piece, without what load, serve and scales need of their own.
+std::vector<DeviceCopy> BatchOf(const MasterTensor& tensor, std::span<const Piece> pieces) {
+  std::vector<DeviceCopy> batch;
+  for (size_t i = 0; i < pieces.size(); ++i) batch.push_back(tensor.Copy(pieces[i], TilesOf(pieces.first(i))));
+  return batch;
+}
+
+// Both halves in one batch, with a flag of their own each; where `broken`, the second one's last element is infinite.
+void CompareLoad(size_t master, WireIndex format, std::vector<float> values, const Stream& stream, Findings* findings) {
+  const bool broken = !std::isfinite(values.back());
+  const std::string title = std::string("loading ") + Masters()[master].name + " from " + NameOf(format) +
+                            (broken ? " with an infinity" : "");
+  const Payload payload = Encoded(format, values);
+  MasterTensor tensor(master, kElements);
+  tensor.Upload(stream);
+  uint64_t total = 0;
+  const std::vector<uint64_t> places = PayloadPlaces(kHalves, Wire(format).bytes, &total);
+  Twin in(total, kJunk);
+  const DeviceArray flags = Uploaded(std::vector<uint32_t>(std::size(kHalves), 0), stream);
+  std::vector<DeviceCopy> batch = BatchOf(tensor, kHalves);
+  std::vector<uint32_t> wanted;
+  for (size_t i = 0; i < std::size(kHalves); ++i) {
+    const auto [first, last] = kHalves[i];
+    const std::byte* from = payload.bytes.data() + first * Wire(format).bytes;
+    std::memcpy(in.host() + places[i], from, (last - first) * Wire(format).bytes);
+    wanted.push_back(tensor.master().load(tensor.planes(), format, from, first, last) ? 0 : 1);
+    batch[i].payload = in.device() + places[i];
+    batch[i].refused = flags.as<uint32_t>() + i;
+  }
+  in.Upload(stream);
+  const DeviceArray on_device = Uploaded(batch, stream);
+  Check(tensor.cuda().load(on_device.as<DeviceCopy>(), static_cast<int>(batch.size()), TilesOf(kHalves), format,
+                           stream.get()),
+        title);
+  stream.Wait(title);
+  findings->Expect(Downloaded<uint32_t>(flags, stream) == wanted, title + ": which pieces are refused");
+  findings->Expect(!broken || wanted == std::vector<uint32_t>{0, 1},
+                   title + ": the CPU refuses the second piece alone");
+  tensor.Same(title, stream, findings);
+  findings->Compared(kElements);
+}
+
+// The scales of rows of this length, from the CPU, after the GPU's are found equal.
+std::vector<float> CompareScales(const MasterTensor& tensor, uint64_t row, const Stream& stream, Findings* findings) {
+  const std::string title = std::string("scales of ") + tensor.master().name + ", rows of " + std::to_string(row);
+  std::vector<float> scales((kElements + row - 1) / row);
+  for (uint64_t r = 0; r < scales.size(); ++r) {
+    scales[r] = tensor.master().absmax(tensor.planes(), r * row, std::min((r + 1) * row, kElements));
+  }
+  const DeviceArray raised = Uploaded(std::vector<float>(scales.size()), stream);
+  std::vector<DeviceCopy> batch = BatchOf(tensor, kHalves);
+  for (DeviceCopy& item : batch) {
+    item.scales = raised.as<float>();
+    item.row_length = row;
+  }
+  const DeviceArray on_device = Uploaded(batch, stream);
+  Check(tensor.cuda().raise_scales(on_device.as<DeviceCopy>(), static_cast<int>(batch.size()), TilesOf(kHalves),
+                                   stream.get()),
+        title);
+  const std::vector<float> got = Downloaded<float>(raised, stream);
+  findings->Same(reinterpret_cast<const std::byte*>(scales.data()), reinterpret_cast<const std::byte*>(got.data()),
+                 scales.size() * sizeof(float), sizeof(float),
+                 [&](uint64_t r) { return title + ", row " + std::to_string(r); });
+  findings->Compared(kElements);
+  return scales;
+}
+
+void CompareServing(const MasterTensor& tensor, WireIndex format, uint64_t row, const std::vector<float>& scales,
+                    const Stream& stream, Findings* findings) {
+  const std::string title =
+      std::string("serving ") + tensor.master().name + " as " + NameOf(format) + ", rows of " + std::to_string(row);
+  uint64_t total = 0;
+  const std::vector<uint64_t> places = PayloadPlaces(kPieces, Wire(format).bytes, &total);
+  Twin out(total, kPoison);
+  out.Upload(stream);
+  const DeviceArray device_scales = Uploaded(scales, stream);
+  std::vector<DeviceCopy> batch = BatchOf(tensor, kPieces);
+  for (size_t i = 0; i < std::size(kPieces); ++i) {
+    const auto [first, last] = kPieces[i];
+    tensor.master().serve(tensor.planes(), format, scales.data(), row, out.host() + places[i], first, last);
+    batch[i].payload = out.device() + places[i];
+    batch[i].scales = device_scales.as<float>();
+    batch[i].row_length = row;
+  }
+  const DeviceArray on_device = Uploaded(batch, stream);
+  Check(tensor.cuda().serve(on_device.as<DeviceCopy>(), static_cast<int>(batch.size()), TilesOf(kPieces), format,
+                            stream.get()),
+        title);
+  const std::vector<std::byte> got = out.Downloaded(stream);
+  for (size_t i = 0; i < std::size(kPieces); ++i) {
+    const uint64_t n = kPieces[i].last - kPieces[i].first, bytes = Wire(format).bytes;
+    findings->Same(out.host() + places[i], got.data() + places[i], n * bytes, bytes, [&](uint64_t e) {
+      return title + ", element " + std::to_string(kPieces[i].first + e) + " of the piece that begins at " +
+             std::to_string(kPieces[i].first);
+    });
+    findings->Compared(n);
+  }
+}
+
+void CompareMaster(size_t master, const std::vector<float>& values, std::span<const uint64_t> rows,
+                   const Stream& stream, Findings* findings) {
+  for (const WireIndex format : GradientFormats()) CompareLoad(master, format, values, stream, findings);
+  MasterTensor tensor(master, kElements);
+  tensor.master().load(tensor.planes(), FindWireFormat("fp32"), values.data(), 0, kElements);
+  tensor.Upload(stream);
+  for (const uint64_t row : rows) {
+    const std::vector<float> scales = CompareScales(tensor, row, stream, findings);
+    for (size_t wire = 0; wire < WireFormats().size(); ++wire) {
+      const WireFormat& format = WireFormats()[wire];
+      const bool whole = row == kElements;
+      if (!format.serving || (format.scaling != Scaling::kRow && !whole)) continue;
+      CompareServing(tensor, static_cast<WireIndex>(wire), row, scales, stream, findings);
+    }
+  }
+}
+
+// A payload's numbers, by the oracle.
+std::vector<float> Decoded(const Payload& payload) {
+  const uint64_t bytes = Wire(payload.format).bytes;
+  std::vector<float> values(payload.bytes.size() / bytes);
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t code = 0;
+    std::memcpy(&code, payload.bytes.data() + i * bytes, bytes);
+    values[i] =
+        bytes == 4
+            ? std::bit_cast<float>(code)
+            : static_cast<float>(oracle::ValueOf(code, *FloatOf(Wire(payload.format)), static_cast<int>(bytes) * 8));
+  }
+  return values;
+}
+
+void CompareSum(WireIndex format, uint64_t n, uint64_t ranks, const Stream& stream, Findings* findings) {
+  const std::string title = std::string("the sum of gradients in ") + NameOf(format);
+  DeviceArray sum(PaddedElements(n) * sizeof(float));
+  sum.Fill(kJunk, stream);
+  std::vector<float> wanted(n);
+  for (uint64_t rank = 0; rank < ranks; ++rank) {
+    Payload payload = Encoded(format, rank % 2 == 0 ? Finite(Adversarial(rank, n)) : Normals(rank).Vector(n, 1e-3));
+    const std::vector<float> values = Decoded(payload);
+    for (uint64_t i = 0; i < n; ++i) wanted[i] = rank == 0 ? values[i] : wanted[i] + values[i];
+    payload.bytes.resize(PaddedElements(n) * Wire(format).bytes, kJunk);
+    const DeviceArray in = Uploaded(payload.bytes, stream);
+    Check(CudaAccumulate(sum.as<float>(), in.data(), format, n, rank == 0, stream.get()), title);
+    stream.Wait(title);
+  }
+  std::vector<float> got(n);
+  sum.Download(got.data(), n * sizeof(float), stream);
+  findings->Same(reinterpret_cast<const std::byte*>(wanted.data()), reinterpret_cast<const std::byte*>(got.data()),
+                 n * sizeof(float), sizeof(float), [&](uint64_t i) {
+                   return title + ", " + std::to_string(n) + " elements, element " + std::to_string(i);
+                 });
+  findings->Compared(n * ranks);
+}
+
+// A batch of gradients of all formats and these sizes; past each one's end all bits are set: NaN.
+void CompareMeasures(std::span<const uint64_t> sizes, bool adversarial, const Stream& stream, Findings* findings) {
+  std::vector<DeviceArray> payloads;
+  std::vector<DeviceGradient> batch;
+  std::vector<TileStatistics> wanted;
+  uint64_t seed = 0;
+  for (const WireIndex format : GradientFormats()) {
+    for (const uint64_t n : sizes) {
+      Payload payload = Encoded(format, adversarial ? Adversarial(++seed, n) : Normals(++seed).Vector(n, 1e-3));
+      payload.bytes.resize(std::max<uint64_t>(PaddedElements(n), 1) * Wire(format).bytes, kJunk);
+      payloads.push_back(Uploaded(payload.bytes, stream));
+      batch.push_back({payloads.back().data(), format, 1.0f / 3, n, wanted.size(), nullptr});
+      const uint64_t tiles = kernels::TilesOf(n);
+      wanted.resize(wanted.size() + tiles);
+      Wire(format).measure(payload.bytes.data(), n, 1.0f / 3, 0, tiles, wanted.data() + wanted.size() - tiles);
+      findings->Compared(n);
+    }
+  }
+  DeviceArray tiles(wanted.size() * sizeof(TileStatistics));
+  tiles.Fill(kJunk, stream);
+  for (DeviceGradient& one : batch) one.tiles = tiles.as<TileStatistics>() + one.first_tile;
+  const DeviceArray device_batch = Uploaded(batch, stream);
+  Check(CudaMeasure(device_batch.as<DeviceGradient>(), static_cast<int>(batch.size()), wanted.size(), stream.get()),
+        "measuring");
+  std::vector<TileStatistics> got(wanted.size());
+  tiles.Download(got.data(), got.size() * sizeof(TileStatistics), stream);
+  stream.Wait("measuring");
+  findings->Same(reinterpret_cast<const std::byte*>(wanted.data()), reinterpret_cast<const std::byte*>(got.data()),
+                 got.size() * sizeof(TileStatistics), 4, [&](uint64_t word) {
+                   const uint64_t fields = sizeof(TileStatistics) / 4;
+                   return std::string("measuring, ") + (adversarial ? "adversarial" : "ordinary") + ", tile " +
+                          std::to_string(word / fields) + ", field " + std::to_string(word % fields);
+                 });
+}
+
+}  // namespace
+
+void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings) {
+  const std::vector<uint64_t> all = {1, 3, 7, 8, 9, 24, 255, 256, 257, 333, 1149, 4095, 4096, 5000, kElements};
+  const std::vector<uint64_t> few = {3, 256, 333, kElements};
+  for (size_t m = 0; m < Masters().size(); ++m) {
+    CompareMaster(m, Normals(3).Vector(kElements, 1), extent.reduced ? few : all, stream, findings);
+    if (!extent.reduced) CompareMaster(m, Finite(Adversarial(9, kElements)), all, stream, findings);
+  }
+}
+
+void CompareSums(const Extent& extent, const Stream& stream, Findings* findings) {
+  for (const WireIndex format : GradientFormats()) {
+    for (const uint64_t n : {uint64_t{1}, uint64_t{256}, uint64_t{extent.reduced ? 5001u : 1000003u}}) {
+      CompareSum(format, n, 4, stream, findings);
+    }
+  }
+}
+
+void CompareMeasures(const Extent& extent, const Stream& stream, Findings* findings) {
+  const uint64_t sizes[] = {1, 0, 31, 257, 4096, 4097, extent.reduced ? 5001u : 1000003u};
+  for (const bool adversarial : {false, true}) CompareMeasures(sizes, adversarial, stream, findings);
+}
+
+// A refused load stores nothing. No tensors, or tensors without elements, are no work. A format that is not fit for
+// what is asked, or that does not exist, is an error before anything is launched.
+void CheckRefusals(const Stream& stream, Findings* findings) {
+  std::vector<float> values = Normals(4).Vector(kElements, 1);
+  for (const float broken : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    values.back() = broken;
+    for (size_t m = 0; m < Masters().size(); ++m) {
+      for (const WireIndex format : GradientFormats()) CompareLoad(m, format, values, stream, findings);
+    }
+  }
+  const WireIndex fp32 = FindWireFormat("fp32");
+  for (size_t k = 0; k < CudaKernels().size(); ++k) {
+    findings->Expect(CudaKernels()[k].update(nullptr, 0, 0, stream.get()) == cudaSuccess,
+                     "an update of no tensors: " + NameOf(Kernels()[k]));
+  }
+  for (const CudaMaster& master : CudaMasters()) {
+    findings->Expect(master.load(nullptr, 0, 0, fp32, stream.get()) == cudaSuccess, "a load of no tensors");
+    findings->Expect(master.serve(nullptr, 0, 0, fp32, stream.get()) == cudaSuccess, "serving no tensors");
+    findings->Expect(master.raise_scales(nullptr, 0, 0, stream.get()) == cudaSuccess, "scales of no tensors");
+    for (const WireIndex wrong : {-1, static_cast<WireIndex>(WireFormats().size()), FindWireFormat("int8-row")}) {
+      findings->Expect(master.load(nullptr, 1, 1, wrong, stream.get()) != cudaSuccess, "a load from no fit format");
+    }
+    for (const WireIndex wrong : {-1, static_cast<WireIndex>(WireFormats().size()), FindWireFormat("fp8-e5m2")}) {
+      findings->Expect(master.serve(nullptr, 1, 1, wrong, stream.get()) != cudaSuccess, "serving in no fit format");
+    }
+  }
+  findings->Expect(CudaAccumulate(nullptr, nullptr, fp32, 0, true, stream.get()) == cudaSuccess, "a sum of nothing");
+  findings->Expect(CudaAccumulate(nullptr, nullptr, -1, 1, true, stream.get()) != cudaSuccess, "a sum in no format");
+  findings->Expect(CudaMeasure(nullptr, 0, 0, stream.get()) == cudaSuccess, "measuring nothing");
+  stream.Wait("what is no work");
+}
+
+}  // namespace ballast::kernels

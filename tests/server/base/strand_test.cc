@@ -1,0 +1,36 @@
+#include "server/base/strand.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+namespace ballast {
+namespace {
+
+TEST(StrandTest, RunsInOrderAndStopRunsWhatWasPosted) {
+  std::vector<int> ran;
+  Strand strand({.name = "t"});
+  for (int i = 0; i < 1000; ++i) strand.Post([&ran, i] { ran.push_back(i); });
+  strand.Stop();
+  ASSERT_EQ(ran.size(), 1000u);
+  for (int i = 0; i < 1000; ++i) ASSERT_EQ(ran[static_cast<size_t>(i)], i);
+}
+
+TEST(StrandTest, PostAfterStopRunsAtOnce) {
+  Strand strand({.name = "t"});
+  strand.Stop();
+  bool ran = false;
+  strand.Post([&] { ran = true; });
+  EXPECT_TRUE(ran);
+}
+
+TEST(StrandTest, TicksWithoutBeingAsked) {
+  absl::Notification ticked;
+  Strand strand({.name = "t", .tick_s = 0.001, .tick = [&] {
+                   if (!ticked.HasBeenNotified()) ticked.Notify();
+                 }});
+  ticked.WaitForNotification();
+}
+
+}  // namespace
+}  // namespace ballast

@@ -1,0 +1,108 @@
+// A daemon in this process and a bare client of its stubs, with the helpers that speak the wire. They build and send;
+// the tests assert.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/v1/admin.grpc.pb.h"
+#include "ballast/v1/trainer.grpc.pb.h"
+#include "kernels/registry.h"
+#include "server/server.h"
+#include "server/spec/run_spec.h"
+#include "tests/server/rpc/wire.h"
+#include "tests/server/specs.h"
+
+namespace ballast::testing {
+
+// A server on the device that the executable tests with: rpc_on_cpu.cc or rpc_on_gpu.cc.
+absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics);
+
+// The same training by direct calls of the kernels, tensor by tensor, each in one piece.
+class Reference {
+ public:
+  explicit Reference(const RunSpec& spec);
+  void Load(uint32_t tensor, const std::vector<float>& weights);
+  void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
+  // By a sum of gradients in fp32, times `scale`, times `clip`.
+  void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
+                   std::optional<double> lr = std::nullopt);
+  std::string Serve(uint32_t tensor) const;
+  std::vector<float> State(uint32_t tensor, kernels::Kind kind) const;                    // decoded
+  void LoadState(uint32_t tensor, kernels::Kind kind, const std::vector<float>& values);  // rounded to nearest
+  std::vector<float> Scales(uint32_t tensor) const;
+  std::vector<float> ScalesOfChunks(uint32_t tensor) const;  // as they are sent
+  uint64_t Digest(uint32_t tensor) const;
+  const kernels::Statistics& statistics(uint32_t tensor) const { return tensors_[tensor].statistics; }
+
+ private:
+  struct Payload {
+    const void* data = nullptr;
+    kernels::WireIndex format = 0;
+    float scale = 1, clip = 1;
+  };
+  std::vector<std::byte*> PlanesOf(uint32_t tensor, kernels::Kind kind) const;
+  void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
+  struct Tensor {
+    std::vector<std::vector<std::byte>> storage;
+    std::vector<std::byte*> planes, master_planes;
+    uint64_t t = 0;
+    kernels::Statistics statistics = {};
+  };
+  const RunSpec spec_;
+  std::vector<Tensor> tensors_;
+};
+
+class RpcTest : public ::testing::Test {
+ protected:
+  // Small chunks, so that tensors have several.
+  static Config DefaultConfig();
+  void StartServer(const Config& config = DefaultConfig());
+  void Connect(const Config& config, absl::StatusOr<std::unique_ptr<Server>> server);
+
+  absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec);
+  grpc::Status Attach(v1::AttachRequest request, v1::AttachResponse* response, grpc::ClientContext* context = nullptr);
+  v1::AttachResponse AttachFresh(const std::string& run_id, bool takeover = false, uint32_t rank = 0,
+                                 uint32_t world = 1);
+  v1::AttachResponse Resume(const std::string& run_id, const std::string& token, uint32_t rank = 0, uint32_t world = 1);
+  v1::RunStatus Status(const std::string& run_id);
+
+  static std::vector<float> Weights(const RunSpec& spec, uint32_t tensor);
+  static std::string Gradient(const RunSpec& spec, uint32_t tensor, uint64_t step);
+  static std::vector<v1::Gradient> Chunks(const RunSpec& spec, uint32_t tensor, const std::string& bytes);
+  // Chunk `k` of the tensor's values, in fp32.
+  static v1::LoadStateRequest LoadRequest(const RunSpec& spec, const std::string& token, uint32_t tensor, uint64_t k,
+                                          const std::vector<float>& values);
+  // Uploads Weights of every tensor as fp32.
+  grpc::Status LoadAll(const RunSpec& spec, const std::string& token, v1::LoadStateResponse* response);
+
+  // A run that is created, attached to, loaded, and has a stream open. Asserted to be so.
+  struct Trainer {
+    RunSpec spec;
+    std::string token;
+    std::unique_ptr<Wire> wire;
+    std::unique_ptr<Reference> reference;
+  };
+  Trainer StartTrainer(const v1::RunSpec& spec);
+  void SendAll(const Trainer& trainer, uint32_t tensor, uint64_t step);
+  // One whole step; returns what came back. The reference does the same.
+  StepAnswer Step(Trainer* trainer, uint64_t step, std::optional<double> lr = std::nullopt);
+
+  static bool Equal(const StepAnswer& answer, const Reference& reference, uint32_t tensor);
+
+  Config config_;
+  Metrics metrics_{BuildInfo{}};
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::TrainerService::Stub> trainer_;
+  std::unique_ptr<v1::AdminService::Stub> admin_;
+};
+
+}  // namespace ballast::testing

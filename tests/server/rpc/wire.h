@@ -1,0 +1,80 @@
+// A rank's Train stream as a bare client has it, and what comes back of a step. They send and read; the tests assert.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+#include "ballast/v1/trainer.grpc.pb.h"
+#include "client/cpp/transport/lane.h"
+
+namespace ballast::testing {
+
+// The lane that it tests with, for the session of `token`; nullptr: gRPC.
+absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string& token);
+
+inline absl::Span<const std::byte> Bytes(const std::string& s) {
+  return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
+}
+
+// A rank's Train stream, call by call: over gRPC, or from Open on over the lane of the tests.
+class Wire {
+ public:
+  explicit Wire(v1::TrainerService::Stub* stub) : stub_(stub) {}
+  ~Wire();
+
+  bool Open(const std::string& token, const v1::Open& rest = {});  // waits for Opened
+  bool Send(const v1::TrainRequest& request);
+  // What is sent from now on waits, and goes as one batch with Release.
+  void Hold() { held_.emplace(); }
+  bool Release();
+  bool Begin(uint64_t step, std::optional<double> lr = std::nullopt);
+  bool BeginMicro(uint32_t micro, bool last);
+  bool Chunk(const v1::Gradient& gradient);
+  bool EndMicro(uint32_t micro, const std::string& absent = "", std::optional<double> loss = std::nullopt);
+  // And its last, or only, micro-batch.
+  bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt, uint32_t micro = 0);
+  std::optional<v1::TrainResponse> Read();  // batches: one by one
+  // Reads on until weights come: a tensor is updated. False: the stream ended.
+  bool AwaitWeights();
+  // That gRPC brought; a batch is one.
+  uint64_t messages_read() const { return messages_read_; }
+  // Ends the stream: with what the daemon says of it, having read all it still sends.
+  grpc::Status Finish();
+  grpc::Status Hang();  // cancels
+  void CloseInput() { lane_ != nullptr ? lane_->WritesDone() : stream().WritesDone(); }
+
+ private:
+  grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>& stream();
+
+  v1::TrainerService::Stub* const stub_;
+  std::unique_ptr<Lane> lane_;
+  absl::Status refused_;  // by the lane
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream_;
+  std::optional<v1::RequestBatch> held_;
+  std::deque<v1::TrainResponse> batch_;  // read, not returned
+  uint64_t messages_read_ = 0;
+  bool finished_ = false;
+};
+
+// What came back of a step.
+struct StepAnswer {
+  std::map<uint32_t, std::string> weights;        // whole tensors, by index
+  std::map<uint32_t, std::vector<float>> scales;  // as they came, chunk after chunk
+  std::map<uint32_t, uint64_t> labels;            // step
+  uint64_t credit = 0;
+  bool checksums_right = true;
+  std::optional<v1::StepResult> result;
+};
+StepAnswer ReadStep(Wire* wire);
+void Take(const v1::Weights& weights, StepAnswer* answer);
+
+}  // namespace ballast::testing

@@ -1,0 +1,29 @@
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/transport/shm_lane.h"
+#include "tests/server/rpc/rpc_fixture.h"
+
+namespace ballast::testing {
+namespace {
+
+// Of the server started last.
+std::string SocketPath() { return absl::StrCat(::testing::TempDir(), "ballast-rpc-", getpid(), ".sock"); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics) {
+  Config with_socket = config;
+  with_socket.shm_socket = SocketPath();
+  return Server::Start(with_socket, metrics, "");
+}
+
+absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string& token) {
+  if (token.size() != ShmHello().token.size()) return std::unique_ptr<Lane>();  // none that a daemon gives
+  auto lane = ShmLane::Open(SocketPath(), token);
+  if (!lane.ok()) return lane.status();
+  return std::unique_ptr<Lane>(*std::move(lane));
+}
+
+}  // namespace ballast::testing

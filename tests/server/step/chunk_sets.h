@@ -1,0 +1,21 @@
+// Sets of chunks, written down.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "server/step/coverage.h"
+
+namespace ballast::testing {
+
+// By tensor, by chunk; nothing: everything.
+inline ChunkSet ChunkSetOf(const std::vector<std::vector<bool>>& by_tensor) {
+  if (by_tensor.empty()) return {};
+  auto starts = std::make_shared<std::vector<uint64_t>>(1);
+  for (const std::vector<bool>& chunks : by_tensor) starts->push_back(starts->back() + chunks.size());
+  ChunkSet set(std::move(starts));
+  for (uint32_t i = 0; i < by_tensor.size(); ++i) set.Assign(i, by_tensor[i]);
+  return set;
+}
+
+}  // namespace ballast::testing

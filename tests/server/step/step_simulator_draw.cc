@@ -1,0 +1,64 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+#include "tests/server/step/chunk_sets.h"
+#include "tests/server/step/step_simulator.h"
+
+namespace ballast::sim {
+
+bool RunShape::Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const {
+  if (coverage_seed == 0) return true;
+  const auto draw = [&](uint64_t who) { return Mix(Mix(coverage_seed * 100 + who, tensor), chunk); };
+  return draw(99) % world == rank || draw(rank) % 4 != 0;
+}
+
+ChunkSet RunShape::CoverageOf(uint32_t rank, uint32_t world) const {
+  std::vector<std::vector<bool>> set;
+  for (uint32_t i = 0; coverage_seed != 0 && i < machine.reduction.chunks.size(); ++i) {
+    std::vector<bool>& chunks = set.emplace_back();
+    for (uint64_t c = 0; c < machine.reduction.chunks[i]; ++c) chunks.push_back(Covers(rank, world, i, c));
+  }
+  return testing::ChunkSetOf(set);
+}
+
+// A run that updates before its micro-batches are all in, or judges first, has all its sums at once: only a step of one
+// micro-batch in `release` does with a pool that is smaller than the gradient.
+RunShape DrawRun(Random* random, uint32_t* world) {
+  RunShape run;
+  const bool wide = Chance(random, 25);
+  *world = wide ? 64 : static_cast<uint32_t>(1 + Below(random, 6));
+  run.machine.commit = Chance(random, 2) ? Commit::kStaged : Commit::kRelease;
+  run.machine.most_micros = static_cast<uint32_t>(Chance(random, 2) ? 1 : 1 + Below(random, wide ? 2 : 4));
+  run.machine.lease_s = 2;
+  run.machine.rank_timeout_s = 10;
+  if (Chance(random, 4)) run.machine.step_timeout_s = static_cast<double>(4 + Below(random, 20));
+  run.machine.leaves_out_lost = Chance(random, 2);
+  Reduction::Options& reduction = run.machine.reduction;
+  const uint64_t tensors = 1 + Below(random, wide ? 2 : 8), pools = 1 + Below(random, 3);
+  reduction.pool_bytes.resize(pools);
+  std::vector<uint64_t> all(pools), largest(pools);
+  uint64_t gradient = 0, largest_tensor = 0;
+  for (uint32_t i = 0; i < tensors; ++i) {
+    run.machine.tensor_names.push_back(absl::StrCat("w", i));
+    reduction.chunks.push_back(1 + Below(random, wide ? 2 : Chance(random, 3) ? 12 : 4));
+    run.last_chunk_bytes.push_back(1 + Below(random, kChunkBytes));
+    const uint64_t bytes = (reduction.chunks[i] - 1) * kChunkBytes + run.last_chunk_bytes[i];
+    reduction.slab_bytes.push_back((bytes + 63) / 64 * 64);
+    reduction.pool_of.push_back(static_cast<uint32_t>(Below(random, pools)));
+    all[reduction.pool_of[i]] += reduction.slab_bytes[i];
+    largest[reduction.pool_of[i]] = std::max(largest[reduction.pool_of[i]], reduction.slab_bytes[i]);
+    gradient += bytes;
+    largest_tensor = std::max(largest_tensor, bytes);
+  }
+  if (Chance(random, 3)) run.coverage_seed = 1 + Below(random, 1000);
+  const bool whole = run.machine.commit == Commit::kStaged || run.machine.most_micros > 1;
+  for (uint64_t p = 0; p < pools; ++p) {
+    reduction.pool_bytes[p] = whole ? all[p] : largest[p] + Below(random, 3) * (all[p] - largest[p]) / 2;
+  }
+  const uint64_t windows[] = {largest_tensor / 10, largest_tensor, Below(random, gradient), gradient};
+  run.window_bytes = std::max(kChunkBytes, windows[Below(random, 4)]);
+  return run;
+}
+
+}  // namespace ballast::sim

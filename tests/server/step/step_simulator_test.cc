@@ -1,0 +1,47 @@
+// The step machine in many drawn worlds, and proof that the simulator would notice: machines with planted faults.
+#include "tests/server/step/step_simulator.h"
+
+#include <gtest/gtest.h>
+
+namespace ballast::sim {
+namespace {
+
+constexpr uint64_t kSeeds = 500;
+constexpr uint64_t kLeastEvents = 200, kLeastOfAKind = 100;
+
+TEST(StepSimulatorTest, InvariantsHoldAndEveryKindOfEventOccurs) {
+  Counts counts = {};
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const SimulatorReport report = Simulate({.seed = seed});
+    ASSERT_EQ(report.violation, "");
+    EXPECT_GE(report.events, kLeastEvents) << "seed " << seed;
+    for (size_t k = 0; k < counts.size(); ++k) counts[k] += report.counts[k];
+  }
+  for (size_t k = 0; k < counts.size(); ++k) {
+    EXPECT_GE(counts[k], kLeastOfAKind) << KindName(static_cast<Kind>(k));
+  }
+}
+
+TEST(StepSimulatorTest, TheSameSeedIsTheSameRun) {
+  const SimulatorReport first = Simulate({.seed = 7}), second = Simulate({.seed = 7});
+  EXPECT_EQ(first.events, second.events);
+  EXPECT_EQ(first.counts, second.counts);
+}
+
+class StepSimulatorMutantTest : public testing::TestWithParam<Mutant> {};
+
+TEST_P(StepSimulatorMutantTest, IsCaught) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    if (const auto report = Simulate({.seed = seed, .make = GetParam().make}); !report.violation.empty()) {
+      RecordProperty("violation", report.violation.substr(0, report.violation.find('\n')));
+      return;
+    }
+  }
+  FAIL() << "no seed of " << kSeeds << " noticed";
+}
+
+INSTANTIATE_TEST_SUITE_P(Planted, StepSimulatorMutantTest, testing::ValuesIn(Mutants()),
+                         [](const auto& mutant) { return mutant.param.name; });
+
+}  // namespace
+}  // namespace ballast::sim

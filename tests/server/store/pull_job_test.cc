@@ -1,0 +1,248 @@
+#include "server/store/pull_job.h"
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "server/base/clock.h"
+#include "server/store/pulls.h"
+#include "tests/server/store/store_fixture.h"
+
+namespace ballast {
+namespace {
+
+// Takes what it is sent when the test says so.
+class SlowReader : public WeightSink {
+ public:
+  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override {
+    std::string& bytes = tensors[chunk.tensor];
+    if (chunk.chunk == 0) {
+      bytes.clear();
+      ++begun;
+    }
+    bytes += piece->data;
+    ++chunks;
+    on_chunk();
+    return true;
+  }
+  void TakeBack(WeightPiece*) override {}
+  void Finish(absl::Status status) override {
+    if (!ended) ended = std::move(status);
+    on_end();
+  }
+  void Cancel() override { ++cancelled; }
+
+  std::map<uint32_t, std::string> tensors;
+  int begun = 0, cancelled = 0;
+  uint64_t chunks = 0;
+  std::optional<absl::Status> ended;
+  std::function<void()> on_chunk = [] {}, on_end = [] {};
+};
+
+class PullJobTest : public testing::StoreTest {
+ protected:
+  void SetUp() override { Make("fp32"); }
+  void Make(const std::string& serving) {
+    if (store_ != nullptr) store_->WaitIdle();
+    v1::RunSpec wire = testing::MakeSpec("r1", {{"a", {64, 1000}, "fp32"}, {"b", {300}, "fp32"}});
+    if (serving != "fp32") wire.mutable_groups(0)->set_serving(serving);
+    MakeStore(wire);
+    OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
+  }
+  std::shared_ptr<PullJob> Job(std::shared_ptr<WeightSink> reader) {
+    return std::make_shared<PullJob>(&spec_, PullSource{.store = store_.get()}, copies_.get(), std::move(reader));
+  }
+  std::unique_ptr<Pulls> MakePulls(DigestJob* digests) {
+    return std::make_unique<Pulls>(
+        Pulls::Environment{.spec = &spec_, .store = store_.get(), .digests = digests, .source_of = [&](uint64_t) {
+                             return PullSource{.store = store_.get()};
+                           }});
+  }
+  // The tensor as it would be served with the weights of this seed.
+  std::string Served(uint32_t tensor, uint64_t seed) {
+    const TensorSpec& t = spec_.tensors[tensor];
+    std::string bytes;
+    for (uint64_t k = 0; k < ChunkCount(spec_, t); ++k) {
+      WeightPiece piece;
+      absl::Notification served;
+      OnStrand([&] {
+        if (k == 0) Change(tensor, seed);
+        store_->Serve({tensor, ChunkBegin(spec_, k), ChunkEnd(spec_, t, k)}, &piece,
+                      [&](const TaskResult&) { served.Notify(); });
+      });
+      served.WaitForNotification();
+      bytes += piece.data;
+    }
+    return bytes;
+  }
+
+  std::unique_ptr<WeightCopies> copies_;
+};
+
+// Two of them: the second waits for the first one's copy.
+TEST_F(PullJobTest, AReaderSlowerThanTheUpdatesGetsEachTensorWholeAndOfOneTime) {
+  for (const char* serving : {"fp32", "int8-row"}) {
+    SCOPED_TRACE(serving);
+    Make(serving);
+    uint64_t seed = 1, most_chunks = 0;
+    int left = 2;
+    absl::Notification ended;
+    std::vector<std::shared_ptr<SlowReader>> readers;
+    std::vector<std::shared_ptr<PullJob>> jobs;
+    for (const TensorSpec& t : spec_.tensors) most_chunks += ChunkCount(spec_, t) * (PullJob::kMostRestarts + 2);
+    for (int i = 0; i < 2; ++i) {
+      readers.push_back(std::make_shared<SlowReader>());
+      jobs.push_back(Job(readers[i]));
+      readers[i]->on_chunk = [&, i] {
+        if (readers[i]->chunks > most_chunks) return jobs[i]->Stop(absl::InternalError("it does not end"));
+        strand_.Post([&, job = jobs[i]] {
+          Change(0, ++seed);  // ahead of what comes next
+          job->OnWritten();
+        });
+      };
+      readers[i]->on_end = [&] {
+        if (--left == 0) ended.Notify();
+      };
+    }
+    OnStrand([&] {
+      for (const auto& job : jobs) job->Begin({0, 1});
+    });
+    ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    OnStrand([] {});
+    const uint64_t last = seed;
+    for (const auto& reader : readers) {
+      EXPECT_EQ(*reader->ended, absl::OkStatus());
+      EXPECT_LE(reader->begun, PullJob::kMostRestarts + 2 + 1);
+      EXPECT_EQ(reader->tensors[1], Served(1, 1));
+      bool found = false;
+      for (uint64_t s = 1; s <= last && !found; ++s) found = reader->tensors[0] == Served(0, s);
+      EXPECT_TRUE(found) << "the weights of no time";
+    }
+    jobs.clear();
+  }
+}
+
+// The time is the test's.
+TEST_F(PullJobTest, WhoTakesNothingIsToldSoAndThenCutOff) {
+  std::unique_ptr<DigestJob> digests;
+  std::unique_ptr<Pulls> pulls;
+  const auto reader = std::make_shared<SlowReader>();
+  absl::Notification sent;
+  reader->on_chunk = [&] { sent.Notify(); };
+  OnStrand([&] {
+    digests = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
+    pulls = MakePulls(digests.get());
+    pulls->Begin({.tensors = {0}}, reader);
+  });
+  sent.WaitForNotification();
+  OnStrand([&] {
+    const double now_s = MonotonicSeconds(), patience_s = spec_.pull_timeout_s;
+    pulls->Tick(now_s);
+    EXPECT_FALSE(reader->ended);
+    pulls->Tick(now_s + patience_s + 1);
+    ASSERT_TRUE(reader->ended);
+    EXPECT_EQ(reader->ended->code(), absl::StatusCode::kUnavailable);
+    pulls->Tick(now_s + patience_s + 2);
+    EXPECT_EQ(reader->cancelled, 0);
+    pulls->Tick(now_s + 2 * patience_s + 2);
+    EXPECT_EQ(reader->cancelled, 1);
+    pulls->OnGone(reader.get());
+    pulls->Tick(now_s + 3 * patience_s);
+    EXPECT_EQ(reader->cancelled, 1);
+    pulls.reset();
+  });
+}
+
+// It takes a chunk whenever its time is nearly up, while another waits for a copy of its own.
+TEST_F(PullJobTest, WhoTricklesLosesTheCopyThatAnotherWaitsFor) {
+  const auto trickling = std::make_shared<SlowReader>(), next = std::make_shared<SlowReader>();
+  absl::Notification has_copy, waits, ended;
+  uint64_t seed = 1;
+  std::unique_ptr<DigestJob> digests;
+  std::unique_ptr<Pulls> pulls;
+  const auto read_on = [&](const std::shared_ptr<SlowReader>& reader) {
+    Change(0, ++seed);
+    pulls->OnWritten(reader.get());
+  };
+  trickling->on_chunk = [&] {
+    strand_.Post([&] {
+      if (trickling->begun <= PullJob::kMostRestarts + 1) return read_on(trickling);
+      if (!has_copy.HasBeenNotified()) has_copy.Notify();
+    });
+  };
+  next->on_chunk = [&] {
+    strand_.Post([&] {
+      read_on(next);
+      if (next->begun == PullJob::kMostRestarts + 1) waits.Notify();
+    });
+  };
+  next->on_end = [&] { ended.Notify(); };
+  OnStrand([&] {
+    digests = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
+    pulls = MakePulls(digests.get());
+    pulls->Begin({.tensors = {0}}, trickling);
+  });
+  has_copy.WaitForNotification();
+  const double late_s = MonotonicSeconds() + 2 * spec_.pull_timeout_s;
+  OnStrand([&] {
+    pulls->OnWritten(trickling.get());
+    pulls->Tick(late_s);  // it has nothing that it could take
+    EXPECT_FALSE(trickling->ended) << "nobody waits for it";
+    pulls->Begin({.tensors = {0}}, next);
+  });
+  waits.WaitForNotification();
+  absl::Notification is_sent_more;
+  OnStrand([&] {
+    trickling->on_chunk = [&] { is_sent_more.Notify(); };
+    pulls->OnWritten(trickling.get());
+    pulls->Tick(MonotonicSeconds());
+    EXPECT_FALSE(trickling->ended) << "it was quick so far";
+    pulls->Tick(late_s);
+    EXPECT_FALSE(trickling->ended) << "it waits for the daemon";
+  });
+  is_sent_more.WaitForNotification();
+  OnStrand([&] {
+    pulls->Tick(late_s);
+    ASSERT_TRUE(trickling->ended);
+    EXPECT_EQ(trickling->ended->code(), absl::StatusCode::kUnavailable);
+  });
+  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  OnStrand([&] {
+    EXPECT_EQ(*next->ended, absl::OkStatus());
+    pulls.reset();
+  });
+}
+
+TEST_F(PullJobTest, AReaderThatGoesGivesItsCopyUp) {
+  const auto gone = std::make_shared<SlowReader>(), next = std::make_shared<SlowReader>();
+  const auto job = Job(gone), other = Job(next);
+  absl::Notification ended;
+  uint64_t seed = 1;
+  gone->on_chunk = [&] {
+    strand_.Post([&] {
+      Change(0, ++seed);
+      if (gone->begun > PullJob::kMostRestarts + 1) return job->Stop(absl::CancelledError("gone"));
+      job->OnWritten();
+    });
+  };
+  next->on_chunk = [&] {
+    strand_.Post([&] {
+      Change(0, ++seed);
+      other->OnWritten();
+    });
+  };
+  next->on_end = [&] { ended.Notify(); };
+  OnStrand([&] {
+    job->Begin({0});
+    other->Begin({0});
+  });
+  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  OnStrand([&] {
+    EXPECT_EQ(*next->ended, absl::OkStatus());
+    EXPECT_EQ(gone->ended->code(), absl::StatusCode::kCancelled);
+  });
+}
+
+}  // namespace
+}  // namespace ballast

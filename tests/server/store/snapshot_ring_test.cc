@@ -1,0 +1,150 @@
+#include "server/store/snapshot_ring.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/server/specs.h"
+#include "tests/server/store/store_fixture.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// A store whose tensors are updated by gradients that depend on the step alone, and its ring.
+class SnapshotRingTest : public testing::StoreTest {
+ protected:
+  SnapshotRingTest() : StoreTest(/*threads=*/2) {
+    v1::RunSpec wire = testing::SmallSpec();
+    wire.mutable_rewind()->set_snapshots(2);
+    wire.mutable_rewind()->set_every(3);
+    MakeEmptyStore(wire);
+    gradient_ = device_.Allocate(4 * 30000, Place::kHost).value();
+    OnStrand([&] { ring_ = SnapshotRing::Create(&spec_, store_.get()).value(); });
+  }
+
+  // Of all tensors but `absent`.
+  void Step(uint64_t step, std::optional<uint32_t> absent = std::nullopt) {
+    for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
+      if (i == absent) continue;
+      store_->WaitIdle();  // the gradient is rewritten
+      OnStrand([&] {
+        auto* const g = reinterpret_cast<float*>(gradient_.data());
+        for (uint64_t e = 0; e < spec_.tensors[i].elements; ++e)
+          g[e] = static_cast<float>((step * 31 + i * 7 + e) % 13) - 6;
+        ring_->BeforeUpdate(i);
+        store_->Update(i,
+                       {.step = step,
+                        .hyper = spec_.groups[0].hyper,
+                        .gradient = gradient_.data(),
+                        .gradient_format = kernels::FindWireFormat("fp32")},
+                       [](const TaskResult&) {});
+      });
+    }
+    OnStrand([&] {
+      ring_->Complete();
+      if (ring_->Due(step)) ring_->Begin({.result = {.step = step}});
+    });
+  }
+
+  // Every byte of weights and state, and the counts.
+  struct Whole {
+    std::vector<std::byte> bytes;
+    std::vector<uint64_t> counts;
+    bool operator==(const Whole&) const = default;
+  };
+  Whole Look() {
+    StoreImage image;
+    Whole whole;
+    OnStrand([&] {
+      image = store_->NewImage().value();
+      for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
+        store_->Save(i, &image, [](const TaskResult&) {});
+        whole.counts.push_back(store_->count(i).updates);
+        whole.counts.push_back(store_->count(i).step);
+      }
+    });
+    store_->WaitIdle();
+    whole.bytes.assign(image.shards[0].data(), image.shards[0].data() + image.shards[0].bytes());
+    return whole;
+  }
+  std::vector<uint64_t> Steps() {
+    std::vector<uint64_t> steps;
+    OnStrand([&] { steps = ring_->steps(); });
+    return steps;
+  }
+  void Restore(uint64_t step) {
+    OnStrand([&] { EXPECT_EQ(ring_->Restore(step).result.step, step); });
+  }
+
+  DeviceBuffer gradient_;
+  std::unique_ptr<SnapshotRing> ring_;
+};
+
+TEST_F(SnapshotRingTest, EveryByteAndCountComesBack) {
+  for (uint64_t step = 1; step <= 3; ++step) Step(step);
+  const Whole then = Look();
+  Step(4);
+  Step(5, /*absent=*/0);
+  ASSERT_NE(Look(), then);
+  Restore(3);
+  EXPECT_EQ(Look(), then);
+  Step(4);
+  Step(5, /*absent=*/0);
+  const Whole later = Look();
+  Restore(3);
+  Step(4);
+  Step(5, /*absent=*/0);
+  EXPECT_EQ(Look(), later);
+}
+
+TEST_F(SnapshotRingTest, TheLastOnesAreKept) {
+  EXPECT_THAT(Steps(), IsEmpty());
+  for (uint64_t step = 1; step <= 10; ++step) Step(step);
+  EXPECT_THAT(Steps(), ElementsAre(6, 9));
+  OnStrand([&] {
+    EXPECT_EQ(ring_->NearestTo(100), 9u);
+    EXPECT_EQ(ring_->NearestTo(8), 6u);
+    EXPECT_EQ(ring_->NearestTo(5), std::nullopt);
+  });
+  Restore(6);
+  EXPECT_THAT(Steps(), ElementsAre(6));
+}
+
+TEST_F(SnapshotRingTest, ATensorThatIsNotUpdatedIsOfItsSnapshotAllTheSame) {
+  for (uint64_t step = 1; step <= 3; ++step) Step(step);
+  const Whole then = Look();
+  Step(4, /*absent=*/1);
+  Step(5);
+  Restore(3);
+  EXPECT_EQ(Look(), then);
+}
+
+TEST_F(SnapshotRingTest, IdleTimeIsUsedForOneTensorAfterAnother) {
+  for (uint64_t step = 1; step <= 3; ++step) Step(step);
+  const Whole then = Look();
+  int saved = 0;
+  absl::Notification all;
+  std::function<void()> next = [&] {
+    if (++saved == 3) all.Notify();
+    ring_->SaveNext(next);  // beyond the last: nothing
+  };
+  OnStrand([&] {
+    ring_->SaveNext(next);
+    ring_->SaveNext([] { FAIL() << "two at once"; });
+  });
+  all.WaitForNotification();
+  Step(4);
+  EXPECT_EQ(saved, 3);
+  Restore(3);
+  EXPECT_EQ(Look(), then);
+}
+
+TEST_F(SnapshotRingTest, TheImagesAreWhatThePlanCounts) {
+  EXPECT_EQ(ring_->bytes(), plan_.bytes.snapshots);
+  EXPECT_EQ(plan_.bytes.snapshots, 2 * plan_.bytes.stored());
+}
+
+}  // namespace
+}  // namespace ballast
