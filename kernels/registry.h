@@ -146,7 +146,7 @@ struct Preconditioner {
 struct CurvatureProbe {
   const std::byte* momentum[2];  // the planes of m: codes, and scales where the format has them
   const std::byte* variance[2];  // likewise of v
-  const void* grad;              // this and the next four as of Update: g is what the update takes
+  const void* grad;              // this and the next four as in Update: g is what the update takes
   WireIndex grad_format;
   uint64_t n;
   float grad_scale;
@@ -189,7 +189,7 @@ struct Kernel {
   void (*finish)(double sum, uint64_t n, float* constants);
   // Updates tiles [first, last) of the tensor; one TileStatistics for each is written to stats[0..last-first).
   void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
-  // Where has_rms, else nullptr, like the next. `hyper` as of prepare; t: the tensor's updates so far, at least 1.
+  // Where has_rms, else nullptr, like the next. `hyper` as in prepare; t: the tensor's updates so far, at least 1.
   Preconditioner (*precondition)(std::span<const double> hyper, uint64_t t);
   // Probes sampled tiles [first, last); one TileCurvature for each is written to sums[0..last-first).
   void (*curvature)(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* sums);

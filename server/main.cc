@@ -130,7 +130,7 @@ class Daemon {
  public:
   explicit Daemon(const CommandLine& line) : config_(line.config), warnings_(line.warnings) {}
 
-  // tell_every_s: as of TellEverySeconds.
+  // tell_every_s: as in TellEverySeconds.
   int Run(const std::string& notify_socket, double tell_every_s) {
     for (const std::string& warning : warnings_) Log(LogLevel::kWarn, "config", "check this", {{"err", warning}});
     metrics_.SetState("starting");

@@ -20,7 +20,7 @@ class Server {
  public:
   // No device is left, for this last reason: no step ends any more, and nothing can be saved. Must not block.
   using OnLastFailure = std::function<void(const absl::Status&)>;
-  // Opens the devices, binds config.listen (a port in use is an error naming it and the mend), and serves. `metrics`
+  // Opens the devices, binds config.listen (a port in use is an error naming it and the fix), and serves. `metrics`
   // outlives the server. `ops_address`: where the ops HTTP server listens, for GetServer; may be empty.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config, Metrics* metrics, std::string ops_address,
                                                        OnLastFailure on_last_failure = nullptr);
@@ -36,7 +36,7 @@ class Server {
   virtual uint64_t memory_limit_bytes() const = 0;
   virtual bool ready() const = 0;         // serving, not draining
   virtual absl::Status live() const = 0;  // OK: the strands, the device and the port answer
-  // As of OpsContent.
+  // As in OpsContent.
   virtual OpsResponse AnswerApi(const std::string& path, const std::string& query) = 0;
 
   // Not ready any more, no new runs or steps; Drain is sent on every stream; the open steps may finish within

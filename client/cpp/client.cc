@@ -34,7 +34,7 @@ Attachment Describe(const v1::AttachResponse& grant) {
   return attachment;
 }
 
-// What gRPC says of a message that is too long names neither the key nor the mend.
+// What gRPC says of a message that is too long names neither the key nor the fix.
 absl::Status ExplainSpec(const absl::Status& status, const v1::RunSpec& spec) {
   if (!absl::IsResourceExhausted(status) || !absl::StrContains(status.message(), "message larger than max")) {
     return status;

@@ -45,7 +45,7 @@ struct DeviceGradient {
   float scale;  // g = RN(decoded * scale)
   uint64_t n;
   uint64_t first_tile;
-  TileStatistics* tiles;  // of each of its tiles, written as of WireFormat::measure
+  TileStatistics* tiles;  // of each of its tiles, written as in WireFormat::measure
 };
 
 // One tensor's probe of a batch. `first_tile` counts sampled tiles.
@@ -58,7 +58,7 @@ struct DeviceCurvature {
 struct CudaKernel {
   // Both passes, where the rule has two; then `constants` in the batch are those of the second.
   int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream);
-  // As of Kernel, `tiles` sampled ones; nullptr where that is. Kernels whose Kernel::curvature is the same share it.
+  // As in Kernel, `tiles` sampled ones; nullptr where that is. Kernels whose Kernel::curvature is the same share it.
   int (*curvature)(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream);
 };
 struct CudaMaster {

@@ -42,7 +42,7 @@ struct WarpCodec {
     if constexpr (kTwo) StoreRow<L, Format::kPlanes[1].bytes>(At<1>(planes, first), words[1], where);
   }
 
-  // Encodes [first, first + 256), or to `last`, at `out`. Scales as of Master::serve.
+  // Encodes [first, first + 256), or to `last`, at `out`. Scales as in Master::serve.
   template <class Wire>
   static BALLAST_FN void ServeRow(std::byte* const* planes, const float* scales, uint64_t row_length, std::byte* out,
                                   uint64_t first, uint64_t last) {

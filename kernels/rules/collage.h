@@ -7,7 +7,7 @@
 //   d = R(-lr R(u + R(wd x_hi)));  (x_hi, x_lo) = Grow((x_hi, x_lo), d)
 //
 // with b, c = 1-b, k, eps, lr, wd rounded to bf16 from double, and b2_lo = R(b2 - b2_hi). The wanted update is d. In
-// the light form b2 = .999 rounds to 1 and v never falls: that is what the plus form mends.
+// the light form b2 = .999 rounds to 1 and v never falls: that is what the plus form fixes.
 #pragma once
 
 #include <algorithm>

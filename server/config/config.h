@@ -1,6 +1,6 @@
 // The daemon's configuration: one YAML file whose schema is ballast.v1.DaemonConfig, overridden by BALLAST_*
 // environment variables, overridden by flags. An unknown key, a wrong type or an impossible value is an error that
-// names the file, the line and the mend.
+// names the file, the line and the fix.
 #pragma once
 
 #include <cstdint>

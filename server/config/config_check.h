@@ -15,7 +15,7 @@ namespace ballast {
 
 struct ConfigError {
   std::string path;     // of the key at fault
-  std::string problem;  // got, wanted and the mend
+  std::string problem;  // got, wanted and the fix
 };
 
 // The first thing that is wrong, in the order of the schema; empty path: nothing is.

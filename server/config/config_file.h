@@ -14,7 +14,7 @@ struct FileValue {
   std::string where;  // ballast.yaml:7
 };
 
-// FAILED_PRECONDITION naming the file, the line and the mend: no file, no YAML, a key that is unknown or comes twice, a
+// FAILED_PRECONDITION naming the file, the line and the fix: no file, no YAML, a key that is unknown or comes twice, a
 // section where a value belongs or the reverse.
 absl::StatusOr<std::vector<FileValue>> ReadConfigFile(const std::string& file);
 // The same for text already read; `file` is its name in errors.

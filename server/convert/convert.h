@@ -1,5 +1,5 @@
 // The one place where wire messages become plain values and back. Everything a peer can get wrong in a description is
-// refused here, by a message that names the tensor or field, what was got, what is wanted and the mend.
+// refused here, by a message that names the tensor or field, what was got, what is wanted and the fix.
 //
 // Pure functions; thread-safe.
 #pragma once

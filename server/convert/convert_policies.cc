@@ -24,11 +24,11 @@ absl::Status CheckKnown(const v1::RunSpec& spec) {
 }
 
 // Of what only a staged run can do.
-absl::Status NeedsStaged(absl::string_view setting, absl::string_view mend) {
+absl::Status NeedsStaged(absl::string_view setting, absl::string_view fix) {
   return InvalidArgumentError(StrCat(setting,
                                      " needs commit = COMMIT_MODE_STAGED, which keeps all gradients of a step until "
                                      "they are judged, but commit is COMMIT_MODE_RELEASE: change commit, or ",
-                                     mend));
+                                     fix));
 }
 
 absl::Status CheckRelease(const v1::RunSpec& spec) {

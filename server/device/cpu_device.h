@@ -72,7 +72,7 @@ class CpuDevice final : public Device {
 
   absl::Mutex mu_;  // the queues
   std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);
-  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as of FairClock
+  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as in FairClock
   uint64_t pending_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 

@@ -64,7 +64,7 @@ struct UpdateTask {
   kernels::TileStatistics* tiles = nullptr;
   bool measured = false;  // a task before it was of this very gradient: the device has it
 };
-// What a gradient has before any update and clipping, as of kernels::WireFormat::measure. `tiles` as of UpdateTask.
+// What a gradient has before any update and clipping, as in kernels::WireFormat::measure. `tiles` as in UpdateTask.
 struct MeasureTask {
   const std::byte* gradient = nullptr;
   kernels::WireIndex format = 0;
@@ -78,7 +78,7 @@ struct CurvatureTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::CurvatureProbe probe = {};
   kernels::TileCurvature* tiles = nullptr;
-  bool measured = false;  // as of UpdateTask
+  bool measured = false;  // as in UpdateTask
 };
 // Computes the scales that the master is served with: of each row of `row_length` elements the largest |weight|.
 struct ScaleTask {
@@ -147,7 +147,7 @@ class Device {
   virtual ~Device() = default;
   // RESOURCE_EXHAUSTED when the machine refuses; admission against the configured limit comes before.
   virtual absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) = 0;
-  // RESOURCE_EXHAUSTED as of Allocate.
+  // RESOURCE_EXHAUSTED as in Allocate.
   virtual absl::StatusOr<std::unique_ptr<DeviceQueue>> NewQueue(const QueueNeeds& needs) = 0;
   virtual std::string description() const = 0;  // one line for people
   virtual std::string label() const = 0;        // for metrics: cpu, cuda:0

@@ -35,7 +35,7 @@ class Gpu {
 
   virtual void Copy(Stream stream, void* to, const void* from, uint64_t bytes) = 0;
   virtual void Zero(Stream stream, void* to, uint64_t bytes) = 0;
-  // On kCompute; as of kernels/cuda/cuda_kernels.h. Kernels and masters by their index in the registry.
+  // On kCompute; as in kernels/cuda/cuda_kernels.h. Kernels and masters by their index in the registry.
   virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles) = 0;
   virtual void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) = 0;
   virtual void Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) = 0;

@@ -80,7 +80,7 @@ class GpuDevice final : public Device {
 
   mutable absl::Mutex mu_;
   std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);
-  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as of FairClock
+  uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as in FairClock
   std::deque<Batch> given_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool failed_ ABSL_GUARDED_BY(mu_) = false;

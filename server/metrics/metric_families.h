@@ -68,7 +68,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Runs and steps", "ballast_steps_skipped_total", MetricType::kCounter,
      "run_id reason=nonfinite|overflow|spike|operator|other", "Steps not applied, on purpose."},
     {"Runs and steps", "ballast_rewinds_total", MetricType::kCounter, "run_id reason=operator|trainer|spike|other",
-     "Times that the run was taken back to a snapshot, by who asked; other: a torn step, as of on_torn."},
+     "Times that the run was taken back to a snapshot, by who asked; other: a torn step, as in on_torn."},
     {"Runs and steps", "ballast_snapshots", MetricType::kGauge, "run_id", "Steps that the run can be rewound to now."},
     {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id", "Last step applied, whole or in part."},
     {"Runs and steps", "ballast_last_step_timestamp_seconds", MetricType::kGauge, "run_id",

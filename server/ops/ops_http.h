@@ -40,8 +40,8 @@ class OpsHttp {
   static constexpr int kViewers = 3, kScrapers = 2, kWaiting = 16;
 
   // listen: "off", or HOST:PORT where HOST is an IPv4 address or localhost and port 0 picks a free one. UNAVAILABLE
-  // names the address that cannot be had, and the mend.
-  // `hosts`: what else than MachineNames() a request's Host may be, as of AnswerOps.
+  // names the address that cannot be had, and the fix.
+  // `hosts`: what else than MachineNames() a request's Host may be, as in AnswerOps.
   static absl::StatusOr<std::unique_ptr<OpsHttp>> Start(const std::string& listen, OpsContent content,
                                                         const std::vector<std::string>& hosts = {});
   // Waits for the requests being answered.

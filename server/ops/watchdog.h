@@ -14,7 +14,7 @@ namespace ballast {
 class Watchdog {
  public:
   struct Options {
-    std::function<absl::Status()> live;  // as of /livez; must not block
+    std::function<absl::Status()> live;  // as in /livez; must not block
     double look_every_s = 1;
     std::function<void()> tell;                          // all is well, at each look; none: nobody wants to know
     double most_silent_s = 0;                            // 0: any time

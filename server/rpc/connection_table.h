@@ -35,7 +35,7 @@ class ConnectionTable {
   // No address has more than three quarters of `most`, at least one: whoever floods the daemon leaves room for others.
   void Limit(uint32_t most);
 
-  // Takes the connection in. RESOURCE_EXHAUSTED says which limit it meets. `peer`: as of accept.
+  // Takes the connection in. RESOURCE_EXHAUSTED says which limit it meets. `peer`: as in accept.
   absl::Status Admit(int fd, const sockaddr_storage& peer);
   uint32_t connections() const;  // some may be closed since
   // A rank has attached over the connection of this peer. `peer`: as gRPC says it.

@@ -29,7 +29,7 @@ class TcpListener {
   using OnConnection = std::function<void(int listener_fd, int fd)>;
 
   // listen: HOST:PORT; a name is bound at each of its addresses, a wildcard of either family at both families, as gRPC
-  // does; port 0 picks a free one. Not yet accepting. UNAVAILABLE names the address and the mend.
+  // does; port 0 picks a free one. Not yet accepting. UNAVAILABLE names the address and the fix.
   static absl::StatusOr<std::unique_ptr<TcpListener>> Bind(const std::string& listen);
   ~TcpListener();  // the port is closed; connections go on
 

@@ -102,7 +102,7 @@ class Run {
   void OnPullWritten(std::shared_ptr<WeightSink> sink);
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 
-  // As of StepRunner::Rewind.
+  // As in StepRunner::Rewind.
   void Rewind(RewindOrder order, RewindDone done);
 
   // `done` once no step is open and the stream has been told all; at once for an idle run.

@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-// Of a stream that was not taken: as of any other request.
+// Of a stream that was not taken: as with any other request.
 void StepRunner::LogRefused(const RankStream& stream, const absl::Status& why) const {
   Log(LogLevel::kWarn, "refused", "a request was refused",
       {{"run_id", environment_.spec->run_id},

@@ -116,7 +116,7 @@ struct MicroEnd {
   uint32_t micro = 0;
   std::vector<bool> absent;  // by tensor
 };
-// content: as of StepBegin, of values that it brings; staged only.
+// content: as in StepBegin, of values that it brings; staged only.
 struct StepEnd {
   SessionId session;
   std::string content = {};
@@ -127,7 +127,7 @@ struct TensorApplied {
   uint32_t tensor = 0;
   Slab slab = {};
 };
-// Answers Judge. Applied, skipped or aborted; the latter two with a reason, as of effect::Close.
+// Answers Judge. Applied, skipped or aborted; the latter two with a reason, as in effect::Close.
 struct Verdict {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;

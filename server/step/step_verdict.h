@@ -25,7 +25,7 @@ float ClipCoefficient(const RunSpec& spec, double norm);
 // Under the run's policy: an infinite norm counts as a gradient that is not finite, unless the policy is kSkipTensor.
 event::Verdict JudgeStep(const RunSpec& spec, uint64_t step, double loss_scale, const GradientFindings& found);
 
-// Of a run with Nonfinite::kStop: what ended its training, and the mend. Empty: nothing did.
+// Of a run with Nonfinite::kStop: what ended its training, and the fix. Empty: nothing did.
 std::string StopReason(const RunSpec& spec, uint64_t step, const GradientFindings& found);
 
 }  // namespace ballast

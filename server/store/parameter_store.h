@@ -76,7 +76,7 @@ class ParameterStore {
   // The core statistics that Update with these values would have next; the weights, the state and their count of
   // updates are not touched.
   void Probe(uint32_t tensor, const UpdateValues& values, Done done);
-  // The curvature along the tensor's last update, as of kernels::Kernel::curvature, and keeps the gradient for the next
+  // The curvature along the tensor's last update, as in kernels::Kernel::curvature, and keeps the gradient for the next
   // time: called before the Update, or the skip, of every step. The sums are 0 unless one Update and nothing else came
   // between this call and the one before it. Betas and eps of `values` are taken for the last update's too. Only where
   // ProbesCurvature (run_spec.h).

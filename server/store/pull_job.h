@@ -39,7 +39,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   void Stop(absl::Status status);
   bool stopped() const { return stopped_; }
   WeightSink* sink() const { return sink_.get(); }
-  // Since when the reader has not taken the chunk that it was sent, as of MonotonicSeconds; none: it has, or the job
+  // Since when the reader has not taken the chunk that it was sent, as in MonotonicSeconds; none: it has, or the job
   // is stopped.
   std::optional<double> waits_since_s() const { return waits_since_s_; }
   // Whether its reader has taken longer over its copy than patience_s and what the bytes need at kLeastBytesPerS.

@@ -21,7 +21,7 @@
 
 namespace ballast {
 
-// As of v1::PullRequest; `tensors` are the run's.
+// As in v1::PullRequest; `tensors` are the run's.
 struct PullOrder {
   std::vector<uint32_t> tensors;
   uint64_t step = 0;
@@ -34,7 +34,7 @@ class Pulls {
     const RunSpec* spec;
     ParameterStore* store;
     DigestJob* digests;
-    std::function<absl::StatusOr<PullSource>(uint64_t step)> source_of;  // as of StepRunner
+    std::function<absl::StatusOr<PullSource>(uint64_t step)> source_of;  // as in StepRunner
   };
   explicit Pulls(Environment environment);
 

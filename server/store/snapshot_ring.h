@@ -64,7 +64,7 @@ class SnapshotRing {
   uint64_t IdOf(uint64_t step) const;
   // Whether it is still kept; only then may the next two be asked.
   bool Keeps(uint64_t id) const { return Find(id) != nullptr; }
-  // As of ParameterStore::Serve.
+  // As in ParameterStore::Serve.
   void Serve(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done);
   // The step of the tensor's last update in it; 0: none.
   uint64_t StepOf(uint64_t id, uint32_t tensor) const { return Find(id)->counts[tensor].step; }

@@ -101,7 +101,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
     std::vector<v1::TrainRequest> requests;  // without the gradients' data
     int received = 0;
     int sent = 0;
-    int moments = 0;              // as of cut_at_moment
+    int moments = 0;              // as in cut_at_moment
     int pulled = 0;               // messages of Pull
     int creations = 0;            // calls of CreateRun
     int duplicates = 0;           // chunks sent although held

@@ -32,7 +32,7 @@ inline Expansion Grow(Expansion x, double d) {
 }
 inline Expansion Mul(Expansion x, Expansion b) {
   const double p = R(x.hi * b.hi);
-  const double e = R(x.hi * b.hi - p);  // the product has 16 digits, so this is one rounding, as of fma
+  const double e = R(x.hi * b.hi - p);  // the product has 16 digits, so this is one rounding, as in fma
   const double t = R(R(R(x.lo * b.hi) + R(x.hi * b.lo)) + e);
   const double hi = R(p + t);
   return {hi, R(t - R(hi - p))};

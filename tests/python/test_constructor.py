@@ -1,4 +1,4 @@
-"""What the constructor accepts, and how it refuses: naming the parameter or option, and the mend."""
+"""What the constructor accepts, and how it refuses: naming the parameter or option, and the fix."""
 
 from __future__ import annotations
 

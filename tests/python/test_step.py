@@ -264,7 +264,7 @@ def test_parameters_that_the_host_cannot_write_get_the_same_weights(
     for _ in range(3):
         model[1:](torch.ones(2, 8)).sum().backward()
         optimizer.step()
-    monkeypatch.setattr(Binding, "on_host", False)  # as of a CUDA parameter: every tensor lands in a copy
+    monkeypatch.setattr(Binding, "on_host", False)  # as in a CUDA parameter: every tensor lands in a copy
     staged = adamw(twin.named_parameters(), run=f"{optimizer.run}-twin")
     for _ in range(3):
         twin[1:](torch.ones(2, 8)).sum().backward()

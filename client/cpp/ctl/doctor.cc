@@ -1,4 +1,4 @@
-// `ballastctl doctor`: what commonly goes wrong between a trainer and a daemon, each with its mend.
+// `ballastctl doctor`: what commonly goes wrong between a trainer and a daemon, each with its fix.
 #include <google/protobuf/struct.pb.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Finding {
   Level level = Level::kOk;
   std::string subject;
   std::string detail;
-  std::string mend;
+  std::string fix;
 };
 
 const char* LevelName(Level level) {
@@ -196,7 +196,7 @@ int PrintAsJson(const Invocation& invocation, const std::vector<Finding>& findin
     fields["level"].set_string_value(LevelName(finding.level));
     fields["subject"].set_string_value(finding.subject);
     fields["detail"].set_string_value(finding.detail);
-    fields["mend"].set_string_value(finding.mend);
+    fields["fix"].set_string_value(finding.fix);
   }
   return PrintJson(invocation, answer);
 }
@@ -205,7 +205,7 @@ void Print(const std::vector<Finding>& findings, std::ostream& out) {
   Table table({Table::Align::kLeft, Table::Align::kLeft, Table::Align::kLeft});
   for (const Finding& finding : findings) {
     table.Row({LevelName(finding.level), finding.subject, finding.detail});
-    if (!finding.mend.empty()) table.Row({"", "", absl::StrCat("mend: ", finding.mend)});
+    if (!finding.fix.empty()) table.Row({"", "", absl::StrCat("fix: ", finding.fix)});
   }
   table.Print(out);
 }
@@ -228,7 +228,7 @@ int Run(const Invocation& invocation) {
 Command DoctorCommand() {
   return {.name = "doctor",
           .arguments = {},
-          .summary = "examine the daemon from here; each finding with its mend",
+          .summary = "examine the daemon from here; each finding with its fix",
           .details = "Lines begin with OK, WARN or FAIL. Exit code 1 when one is FAIL, 69 when no daemon answers.\n",
           .flags = {},
           .run = Run};

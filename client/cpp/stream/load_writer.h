@@ -19,7 +19,7 @@ class LoadWriter {
 
   // A message without a token. False when the stream is broken; its Finish says why.
   bool Write(v1::LoadStateRequest request);
-  // What waits for company goes. False as of Write.
+  // What waits for company goes. False as in Write.
   bool Flush();
   // Messages given to the stream so far, those of batches one by one.
   uint64_t sent() const { return sent_; }

@@ -57,7 +57,7 @@ class OpenStep {
   absl::Status CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const;
   // They are checked and written where they belong. False: they were in before.
   bool Received(const v1::Weights& weights, uint64_t data_bytes);
-  // *freed: as of Acknowledge.
+  // *freed: as in Acknowledge.
   absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
   bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
   bool done() const { return ended() && result_.has_value(); }

@@ -33,7 +33,7 @@ std::string ConnectionReason(const std::string& message);
 
 class Connection {
  public:
-  // UNAVAILABLE with the mend when no daemon answers within connect_timeout_s.
+  // UNAVAILABLE with the fix when no daemon answers within connect_timeout_s.
   static absl::StatusOr<std::unique_ptr<Connection>> Open(ClientOptions options);
 
   const ClientOptions& options() const { return options_; }
@@ -41,7 +41,7 @@ class Connection {
   v1::TrainerService::Stub& trainer() { return *trainer_; }
   v1::AdminService::Stub& admin() { return *admin_; }
   void Log(const std::string& line) const;
-  // As of ClientOptions.
+  // As in ClientOptions.
   bool Interrupted() const { return options_.interrupted && options_.interrupted(); }
   static constexpr absl::Duration kInterruptGlance = absl::Milliseconds(100);
 

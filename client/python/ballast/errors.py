@@ -1,6 +1,6 @@
 """What can go wrong, as exceptions with one root, and what is no error: that the run went back.
 
-Every message names what was wrong (run, tensor, step, got and wanted) and the mend. `code` is the daemon's word for the
+Every message names what was wrong (run, tensor, step, got and wanted) and the fix. `code` is the daemon's word for the
 kind of error, one of gRPC's status codes.
 """
 

@@ -133,11 +133,11 @@ class MicroBatches:
                 "gradient_accumulation_steps=N to add up N backward()"
             )
         where = f"micro-batch {self._index + 1} of step {step}"
-        mend = (
+        fix = (
             "one backward() for each accumulate()" if self._announced else f"call step() after {self._most} backward()"
         )
         return (
-            f"parameter '{name}' got a second gradient in {where}: its first has left already. Make it {mend}; a tensor "
+            f"parameter '{name}' got a second gradient in {where}: its first has left already. Make it {fix}; a tensor "
             "that is used twice under activation checkpointing needs use_reentrant=False"
         )
 

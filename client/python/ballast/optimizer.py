@@ -33,7 +33,7 @@ class Optimizer(Returning):
         options: those of ballast.RunOptions, whose help says what each does.
 
     Raises:
-        Rejected: the parameters or options cannot be trained as given; the message names which, and the mend.
+        Rejected: the parameters or options cannot be trained as given; the message names which, and the fix.
         Unavailable: no daemon answers at `server`.
 
     The constructor only looks whether the daemon answers. The run is created, or joined, at the first gradient or by

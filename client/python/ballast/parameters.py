@@ -97,7 +97,7 @@ def _check_tie(earlier: NamedParameter, entry: NamedParameter, named: bool) -> N
 
 
 def check_trainable(entry: NamedParameter) -> None:
-    """Rejected, naming the tensor and the mend, unless its gradients can be sent and its weights written in place."""
+    """Rejected, naming the tensor and the fix, unless its gradients can be sent and its weights written in place."""
     reason = _why_unfit(entry.parameter)
     if reason:
         raise Rejected(f"parameter '{entry.name}' {reason}")

@@ -30,7 +30,7 @@ class StepResult:
     outcome: "APPLIED", "SKIPPED", "ABORTED" (no tensor changed) or "PARTIAL" (those in `not_applied` did not change, the
         others did). Every outcome consumes the step's number.
     reason: why it was not APPLIED; one of a closed set, such as "overflow", "nonfinite", "rank_lost", "disagreement".
-    detail: the same for people: names the tensor, rank or field, and the mend. May be empty.
+    detail: the same for people: names the tensor, rank or field, and the fix. May be empty.
     grad_norm: L2 norm over all tensors of the reduced and unscaled gradient, before any clipping.
     clip_coefficient: what max_grad_norm multiplied the gradient by; 1 without clipping.
     not_applied: names of the tensors that had a gradient, or were still awaited, and were not updated.

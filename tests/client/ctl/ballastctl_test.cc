@@ -212,7 +212,7 @@ TEST_F(BallastctlTest, DoctorFindsNothingToFail) {
   EXPECT_EQ(answer.code, 0) << answer.text;
   EXPECT_THAT(answer.text,
               AllOf(HasSubstr("OK    reachable"), HasSubstr("OK    protocol"), HasSubstr("/readyz is ready"),
-                    HasSubstr("OK    files"), HasSubstr("WARN  processors"), HasSubstr("mend: ")));
+                    HasSubstr("OK    files"), HasSubstr("WARN  processors"), HasSubstr("fix: ")));
   EXPECT_THAT(Ballastctl("doctor --json").text, HasSubstr("\"level\": \"OK\""));
 }
 

@@ -93,7 +93,7 @@ TEST(AttachTest, ADetachedClientMayAttachAgain) {
   EXPECT_TRUE(trainer.Attach().ok());
 }
 
-TEST(AttachTest, ALiveSessionIsRefusedAtOnceWithTheMend) {
+TEST(AttachTest, ALiveSessionIsRefusedAtOnceWithTheFix) {
   FakeDaemon daemon;
   daemon.RefuseAttach({kTaken, 0});
   Trainer trainer(daemon.address());

@@ -1,5 +1,5 @@
 // The GPU's driver as it runs on a CPU (lockstep.h), in the registry's order. Payloads have room for whole rows of 256
-// elements; all else is as of kernels/registry.h.
+// elements; all else is as in kernels/registry.h.
 #pragma once
 
 #include <span>

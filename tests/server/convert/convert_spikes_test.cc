@@ -98,7 +98,7 @@ const std::vector<SpikesRefusal>& RefusalsOfSpikes() {
 
 class SpikesRefusalTest : public ::testing::TestWithParam<SpikesRefusal> {};
 
-TEST_P(SpikesRefusalTest, NamesTheFieldWhatItIsAndTheMend) {
+TEST_P(SpikesRefusalTest, NamesTheFieldWhatItIsAndTheFix) {
   v1::RunSpec spec = SmallSpec();
   GetParam().spoil(spec);
   const auto made = ToRunSpec(spec, {});

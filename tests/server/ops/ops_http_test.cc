@@ -288,7 +288,7 @@ TEST_F(OpsHttpTest, ManyAskAtOnce) {
   EXPECT_EQ(ok, 80);
 }
 
-TEST_F(OpsHttpTest, APortInUseIsAnErrorThatNamesItAndTheMend) {
+TEST_F(OpsHttpTest, APortInUseIsAnErrorThatNamesItAndTheFix) {
   const auto second = OpsHttp::Start(ops_->address(), Content());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(second.status().message(),

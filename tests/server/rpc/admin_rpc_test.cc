@@ -277,7 +277,7 @@ TEST_F(AdminRpcTest, APortInUseIsAnErrorNamingIt) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(server_->address()));
 }
 
-TEST_F(AdminRpcTest, AGpuThatIsNotThereIsAnErrorWithTheMend) {
+TEST_F(AdminRpcTest, AGpuThatIsNotThereIsAnErrorWithTheFix) {
   Config config = DefaultConfig();
   config.device = "cuda:0";
   const auto server = Server::Start(config, &metrics_, "");

@@ -43,8 +43,8 @@ TEST_P(BadChunkRpcTest, EndsItsStreamByNameAndNothingElse) {
   // Its own step goes on too, once it sends what is right.
   t.wire = std::make_unique<Wire>(trainer_.get());
   ASSERT_TRUE(t.wire->Open(t.token));
-  const StepAnswer mended = Step(&t, 1);
-  for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(mended, *t.reference, i)) << i;
+  const StepAnswer fixed = Step(&t, 1);
+  for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(fixed, *t.reference, i)) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -125,7 +125,7 @@ TEST_F(TcpListenerTest, ANameIsBoundAtItsAddresses) {
   close(fd);
 }
 
-TEST_F(TcpListenerTest, APortInUseIsAnErrorThatNamesItAndTheMend) {
+TEST_F(TcpListenerTest, APortInUseIsAnErrorThatNamesItAndTheFix) {
   Start("127.0.0.1:0");
   const std::string address = absl::StrCat("127.0.0.1:", listener_->port());
   EXPECT_THAT(std::string(TcpListener::Bind(address).status().message()),
