@@ -29,7 +29,7 @@ readonly PACKAGES_TESTS="prometheus prometheus-alertmanager clang-format shellch
 # The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
 readonly PACKAGES_DATA="bible-kjv"
 
-# Fashion-MNIST, 30 MB, for the study of formats, tests/bench/codec_study.py; not installed by default.
+# Fashion-MNIST, 30 MB, for the study of formats, tests/studies/codec_study/study.py; not installed by default.
 readonly PACKAGES_STUDY="dataset-fashion-mnist"
 
 # What a built ballastd and ballastctl need to run and nothing else; the container installs these. Debian 12's names.

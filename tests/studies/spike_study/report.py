@@ -146,7 +146,7 @@ def write(out: Path, cells: list[Cell], results: Path | None) -> None:
     lines = [
         "# Loss spikes: what tells of them, and what helps",
         "",
-        f"`tests/bench/spike_study/study.py` on {machine()}; {datetime.date.today()}. {len(runs)} of {len(cells)} runs of "
+        f"`tests/studies/spike_study/study.py` on {machine()}; {datetime.date.today()}. {len(runs)} of {len(cells)} runs of "
         f"{STEPS} steps, warm-up 100; conditions begin after step {BEFALLS}, but for the tenfold learning rate of `high lr`. "
         "Loss spikes are losses above the mean of the last 128 by 3.2 standard deviations; an event tells of a spike that "
         "follows within 8 steps. Precision: events that one followed; recall: spikes that one came before; chance: the "

@@ -7,7 +7,7 @@ Real training through the daemon: a byte-level language model on the King James 
 image-caption model on Fashion-MNIST, of some ten thousand parameters each, 400 steps a run; beta2, batch and learning
 rate are varied, and spikes are provoked as they come about in practice (cells.py). Each run's outcome is a file in
 OUT/runs; what is there is not run again, so an interrupted study goes on where it was. Then OUT/spike_study.md and
-pictures are written; --record puts them into tests/bench/results as well.
+pictures are written; --record puts them into tests/studies/results as well.
 
 --quick: six runs. --stop-after: no run begins after so many seconds.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "bench")]  # trainer.py and collect.py are the benchmarks'
 
 import ballast  # noqa: E402
 import report  # noqa: E402

@@ -1,6 +1,6 @@
 """The state formats under gradients made for the purpose: noise, noise that halves, outliers, tiny values, zeros.
 
-Every function is one cell of codec_study.py: it runs the daemon's AdamW through ballast.numerics and returns figures
+Every function is one cell of study.py: it runs the daemon's AdamW through ballast.numerics and returns figures
 that fit into JSON.
 """
 

@@ -1,4 +1,4 @@
-"""The pictures of codec_study.py."""
+"""The pictures of study.py."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What do compressed moments and weights cost? Every format of the daemon, on made signals and in real training.
 
-    codec_study.py OUT [--quick] [--jobs N] [--seeds N] [--text-steps N] [--image-steps N] [--size NAME]
-                       [--no-training] [--stop-after SECONDS] [--report-only] [--record]
+    study.py OUT [--quick] [--jobs N] [--seeds N] [--text-steps N] [--image-steps N] [--size NAME]
+                 [--no-training] [--stop-after SECONDS] [--report-only] [--record]
 
 Everything goes through ballast.numerics.step, so the bits are the daemon's. A result is a file in OUT/cells; what is
 there is not run again, so an interrupted study goes on where it was. Then OUT/codec_study.md and pictures are written;
---record puts them into tests/bench/results as well. Seeds are run one after the other, all formats of each: with
+--record puts them into tests/studies/results as well. Seeds are run one after the other, all formats of each: with
 --stop-after, no run starts after so many seconds, and the table says how many seeds it has.
 
 --quick: short signals, one seed, 60 steps (under 3 minutes). --size, of the transformer: tiny (46,000 parameters), small
@@ -28,10 +28,11 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import codec_study_report as report  # noqa: E402
-import codec_study_signals as signals  # noqa: E402
-
 HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "bench")]  # trainer.py is the benchmarks'
+
+import report  # noqa: E402
+import signals  # noqa: E402
 
 # (state format, rounding): what is studied as moments.
 STATES = [
@@ -111,7 +112,7 @@ def run(job: tuple[Cell, Path]) -> str:
     cell, out = job
     started = time.perf_counter()
     if cell.function == "train":
-        from codec_study_training import train  # torch: seconds to import, and not needed by the rest
+        from training import train  # torch: seconds to import, and not needed by the rest
 
         result = train(**cell.arguments)
     else:
@@ -163,10 +164,10 @@ def main() -> None:
         run_missing(cells, options.out, options.jobs, options.stop_after)
     known = [json.loads(cell.path(options.out).read_text()) for cell in cells if cell.path(options.out).exists()]
     told = [word for word in sys.argv[1:] if word not in ("--report-only", "--record", str(options.out))]
-    command = shlex.join(["tests/bench/codec_study.py", "OUT", *told])
+    command = shlex.join(["tests/studies/codec_study/study.py", "OUT", *told])
     report.write(known, options.out, command)
     if options.record:
-        report.write(known, HERE / "results", command, pictures="codec_study/")
+        report.write(known, HERE.parent / "results", command, pictures="codec_study/")
 
 
 if __name__ == "__main__":

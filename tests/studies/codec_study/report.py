@@ -1,4 +1,4 @@
-"""The tables of codec_study.py, in Markdown."""
+"""The tables of study.py, in Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import statistics
 from pathlib import Path
 
-import codec_study_plots as plots
+import plots
 
 TASKS = {"text": "King James transformer", "image": "Fashion-MNIST"}
 INTRODUCTIONS = {
