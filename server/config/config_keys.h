@@ -21,7 +21,7 @@ using ConfigMember = std::variant<std::string*, bool*, uint32_t*, uint64_t*, dou
 
 struct ConfigRow {
   absl::string_view path;                             // limits.chunk_bytes
-  ConfigMember (*member)(Config& config);             // the key's own
+  ConfigMember (*member)(Config& config);             // that the key sets
   std::function<std::string(const Config&)> problem;  // what is wrong with its value; empty: nothing
 };
 

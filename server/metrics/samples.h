@@ -9,8 +9,8 @@
 
 namespace ballast {
 
-// A value that is not finite is left out. Which value it is of the series: a gauge takes it, a counter grows by it, and
-// a histogram observes it. Threads: those of the report that is read.
+// A gauge takes a value, a counter grows by it, and a histogram observes it; a value that is not finite is left out.
+// Called on the thread that reports.
 class Samples {
  public:
   virtual ~Samples() = default;
