@@ -28,63 +28,6 @@ namespace {
 // Read by the clients and tests, which may share the daemon's environment.
 constexpr std::array<absl::string_view, 3> kClientVariables = {"BALLAST_SERVER", "BALLAST_RUN", "BALLAST_FAILPOINTS"};
 
-v1::DaemonConfig ToMessage(const Config& config) {
-  v1::DaemonConfig message;
-  message.set_listen(config.listen);
-  message.set_device(config.device);
-  message.set_threads(config.threads);
-  message.set_memory_limit(config.memory_limit);
-  message.set_max_runs(config.max_runs);
-  message.set_reflection(config.reflection);
-  message.set_drain_timeout(config.drain_timeout_s);
-  message.set_shm_socket(config.shm_socket);
-  message.set_watchdog(config.watchdog_s);
-  message.mutable_ops_http()->set_listen(config.ops_http.listen);
-  message.mutable_ops_http()->mutable_hosts()->Assign(config.ops_http.hosts.begin(), config.ops_http.hosts.end());
-  message.mutable_log()->set_level(config.log.level);
-  message.mutable_log()->set_format(config.log.format);
-  v1::LimitsConfig* limits = message.mutable_limits();
-  limits->set_tensors(config.limits.tensors);
-  limits->set_name_bytes(config.limits.name_bytes);
-  limits->set_message_bytes(config.limits.message_bytes);
-  limits->set_chunk_bytes(config.limits.chunk_bytes);
-  limits->set_credit_bytes(config.limits.credit_bytes);
-  limits->set_lease(config.limits.lease_s);
-  limits->set_open_timeout(config.limits.open_timeout_s);
-  limits->set_layer_groups(config.limits.layer_groups);
-  limits->set_spec_bytes(config.limits.spec_bytes);
-  limits->set_connections(config.limits.connections);
-  limits->set_pull_timeout(config.limits.pull_timeout_s);
-  return message;
-}
-
-Config FromMessage(const v1::DaemonConfig& message) {
-  const v1::LimitsConfig& limits = message.limits();
-  return {.listen = message.listen(),
-          .device = message.device(),
-          .threads = message.threads(),
-          .memory_limit = message.memory_limit(),
-          .max_runs = message.max_runs(),
-          .reflection = message.reflection(),
-          .drain_timeout_s = message.drain_timeout(),
-          .watchdog_s = message.watchdog(),
-          .shm_socket = message.shm_socket(),
-          .ops_http = {.listen = message.ops_http().listen(),
-                       .hosts = {message.ops_http().hosts().begin(), message.ops_http().hosts().end()}},
-          .log = {.level = message.log().level(), .format = message.log().format()},
-          .limits = {.tensors = limits.tensors(),
-                     .name_bytes = limits.name_bytes(),
-                     .message_bytes = limits.message_bytes(),
-                     .spec_bytes = limits.spec_bytes(),
-                     .chunk_bytes = limits.chunk_bytes(),
-                     .credit_bytes = limits.credit_bytes(),
-                     .lease_s = limits.lease(),
-                     .open_timeout_s = limits.open_timeout(),
-                     .layer_groups = limits.layer_groups(),
-                     .connections = limits.connections(),
-                     .pull_timeout_s = limits.pull_timeout()}};
-}
-
 struct Value {
   const ConfigKey* key = nullptr;
   std::string text;
@@ -188,7 +131,7 @@ class Sources {
  public:
   absl::Status Apply(const ConfigKey& key, const std::string& text, const std::string& where) {
     where_[key.path] = where;
-    const absl::Status set = SetConfigValue(key, text, &message_);
+    const absl::Status set = SetConfigValue(key, text, &config_);
     return set.ok() ? set : Error({.path = key.path, .problem = std::string(set.message())});
   }
 
@@ -200,10 +143,10 @@ class Sources {
     return absl::StartsWith(where, "--") ? absl::InvalidArgumentError(text) : absl::FailedPreconditionError(text);
   }
 
-  Config config() const { return FromMessage(message_); }
+  const Config& config() const { return config_; }
 
  private:
-  v1::DaemonConfig message_ = ToMessage(Config{});
+  Config config_;
   std::map<std::string, std::string> where_;
 };
 
@@ -296,10 +239,9 @@ std::string HelpText() {
 }
 
 std::string PrintConfig(const Config& config) {
-  const v1::DaemonConfig message = ToMessage(config);
   std::string plain, sections, section;
   for (const ConfigKey& key : ConfigKeys()) {
-    std::string text = ConfigValueText(key, message);
+    std::string text = ConfigValueText(key, config);
     if (key.kind == ConfigKey::Kind::kText) text = Quoted(text);
     if (key.kind == ConfigKey::Kind::kList) text = QuotedList(text);
     const std::vector<std::string> parts = absl::StrSplit(key.path, '.');

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "yaml-cpp/yaml.h"
 
+#include "ballast/v1/config.pb.h"
 #include "server/base/status_macros.h"
 #include "server/config/config_schema.h"
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <variant>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
@@ -19,12 +20,14 @@
 #include "ballast_config_schema.h"
 #include "google/protobuf/descriptor.pb.h"
 
+#include "ballast/v1/config.pb.h"
+#include "server/base/status_macros.h"
+
 namespace ballast {
 namespace {
 
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
 
 struct Unit {
   absl::string_view name;
@@ -78,19 +81,16 @@ class Docs {
   google::protobuf::DescriptorPool pool_;
 };
 
-void AddKeys(const Descriptor& section, const ConfigKey& prefix, const Docs& docs, std::vector<ConfigKey>* keys) {
+// prefix: of the section's keys.
+void AddKeys(const Descriptor& section, const std::string& prefix, const Docs& docs, std::vector<ConfigKey>* keys) {
   for (int i = 0; i < section.field_count(); ++i) {
     const FieldDescriptor* field = section.field(i);
-    ConfigKey key = prefix;
-    absl::StrAppend(&key.path, prefix.path.empty() ? "" : ".", field->name());
-    key.fields.push_back(field);
+    const std::string path = absl::StrCat(prefix, field->name());
     if (field->message_type() != nullptr) {
-      AddKeys(*field->message_type(), key, docs, keys);
+      AddKeys(*field->message_type(), absl::StrCat(path, "."), docs, keys);
       continue;
     }
-    key.kind = KindOf(*field);
-    key.doc = docs.Of(*field);
-    keys->push_back(std::move(key));
+    keys->push_back({.path = path, .kind = KindOf(*field), .doc = docs.Of(*field), .row = FindConfigRow(path)});
   }
 }
 
@@ -134,44 +134,45 @@ absl::StatusOr<bool> ReadSwitch(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("'", text, "' is neither true nor false"));
 }
 
-// The section message that holds the key's field.
-Message* SectionOf(const ConfigKey& key, Message* message) {
-  for (size_t i = 0; i + 1 < key.fields.size(); ++i) {
-    message = message->GetReflection()->MutableMessage(message, key.fields[i]);
-  }
-  return message;
+// Each reads the text into a member of its type.
+absl::Status ReadInto(std::string* member, const ConfigKey&, absl::string_view text) {
+  *member = std::string(text);
+  return absl::OkStatus();
 }
 
-absl::Status SetNumber(const FieldDescriptor* field, absl::StatusOr<uint64_t> value, Message* section) {
-  if (!value.ok()) return value.status();
-  const auto* reflection = section->GetReflection();
-  if (field->cpp_type() == FieldDescriptor::CPPTYPE_UINT64) {
-    reflection->SetUInt64(section, field, *value);
-    return absl::OkStatus();
+absl::Status ReadInto(bool* member, const ConfigKey&, absl::string_view text) {
+  ASSIGN_OR_RETURN(*member, ReadSwitch(text));
+  return absl::OkStatus();
+}
+
+absl::Status ReadInto(double* member, const ConfigKey&, absl::string_view text) {
+  ASSIGN_OR_RETURN(*member, ReadSeconds(text));
+  return absl::OkStatus();
+}
+
+absl::Status ReadInto(uint64_t* member, const ConfigKey& key, absl::string_view text) {
+  ASSIGN_OR_RETURN(*member, key.kind == ConfigKey::Kind::kCount ? ReadCount(text) : ReadBytes(text));
+  return absl::OkStatus();
+}
+
+absl::Status ReadInto(uint32_t* member, const ConfigKey& key, absl::string_view text) {
+  uint64_t value = 0;
+  RETURN_IF_ERROR(ReadInto(&value, key, text));
+  if (value > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(value, " is more than this key can hold (4294967295)"));
   }
-  if (*value > std::numeric_limits<uint32_t>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat(*value, " is more than this key can hold (4294967295)"));
-  }
-  reflection->SetUInt32(section, field, static_cast<uint32_t>(*value));
+  *member = static_cast<uint32_t>(value);
   return absl::OkStatus();
 }
 
 // In place of what it was: a list of a stronger source is the whole list.
-void SetList(const FieldDescriptor* field, absl::string_view text, Message* section) {
-  const auto* reflection = section->GetReflection();
-  reflection->ClearField(section, field);
+absl::Status ReadInto(std::vector<std::string>* member, const ConfigKey&, absl::string_view text) {
+  member->clear();
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::string stripped(absl::StripAsciiWhitespace(item));
-    if (!stripped.empty()) reflection->AddString(section, field, stripped);
+    if (!stripped.empty()) member->push_back(stripped);
   }
-}
-
-std::string ListText(const FieldDescriptor* field, const Message& section) {
-  std::vector<std::string> items;
-  for (int i = 0; i < section.GetReflection()->FieldSize(section, field); ++i) {
-    items.push_back(section.GetReflection()->GetRepeatedString(section, field, i));
-  }
-  return absl::StrJoin(items, ",");
+  return absl::OkStatus();
 }
 
 std::string BytesText(uint64_t bytes) {
@@ -180,6 +181,15 @@ std::string BytesText(uint64_t bytes) {
     if (unit == kUnits.begin()) return absl::StrCat(bytes);
   }
 }
+
+std::string TextOf(const ConfigKey&, const std::string& value) { return value; }
+std::string TextOf(const ConfigKey&, bool value) { return value ? "true" : "false"; }
+std::string TextOf(const ConfigKey&, double value) { return absl::FormatDuration(absl::Seconds(value)); }
+std::string TextOf(const ConfigKey& key, uint64_t value) {
+  return key.kind == ConfigKey::Kind::kCount ? absl::StrCat(value) : BytesText(value);
+}
+std::string TextOf(const ConfigKey& key, uint32_t value) { return TextOf(key, uint64_t{value}); }
+std::string TextOf(const ConfigKey&, const std::vector<std::string>& value) { return absl::StrJoin(value, ","); }
 
 // Levenshtein's distance, one row at a time.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
@@ -208,7 +218,7 @@ absl::string_view ConfigKey::placeholder() const {
 const std::vector<ConfigKey>& ConfigKeys() {
   static const auto& keys = *[] {
     auto* all = new std::vector<ConfigKey>;
-    AddKeys(*v1::DaemonConfig::descriptor(), {}, Docs(), all);
+    AddKeys(*v1::DaemonConfig::descriptor(), "", Docs(), all);
     return all;
   }();
   return keys;
@@ -221,57 +231,15 @@ const ConfigKey* FindConfigKey(absl::string_view spelling) {
   return nullptr;
 }
 
-absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, v1::DaemonConfig* config) {
-  const FieldDescriptor* field = key.fields.back();
-  Message* section = SectionOf(key, config);
-  const auto* reflection = section->GetReflection();
-  switch (key.kind) {
-    case ConfigKey::Kind::kText:
-      reflection->SetString(section, field, std::string(text));
-      return absl::OkStatus();
-    case ConfigKey::Kind::kCount:
-      return SetNumber(field, ReadCount(text), section);
-    case ConfigKey::Kind::kBytes:
-      return SetNumber(field, ReadBytes(text), section);
-    case ConfigKey::Kind::kSeconds: {
-      const absl::StatusOr<double> seconds = ReadSeconds(text);
-      if (seconds.ok()) reflection->SetDouble(section, field, *seconds);
-      return seconds.status();
-    }
-    case ConfigKey::Kind::kSwitch: {
-      const absl::StatusOr<bool> on = ReadSwitch(text);
-      if (on.ok()) reflection->SetBool(section, field, *on);
-      return on.status();
-    }
-    case ConfigKey::Kind::kList:
-      SetList(field, text, section);
-      return absl::OkStatus();
-  }
-  return absl::InternalError("unreachable");
+absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, Config* config) {
+  if (key.row == nullptr) return absl::InternalError("config_keys.cc has no row for this key");
+  return std::visit([&](auto* member) { return ReadInto(member, key, text); }, key.row->member(*config));
 }
 
-std::string ConfigValueText(const ConfigKey& key, const v1::DaemonConfig& config) {
-  const FieldDescriptor* field = key.fields.back();
-  const Message* section = &config;
-  for (size_t i = 0; i + 1 < key.fields.size(); ++i) {
-    section = &section->GetReflection()->GetMessage(*section, key.fields[i]);
-  }
-  if (key.kind == ConfigKey::Kind::kList) return ListText(field, *section);
-  const auto* reflection = section->GetReflection();
-  switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return reflection->GetBool(*section, field) ? "true" : "false";
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return absl::FormatDuration(absl::Seconds(reflection->GetDouble(*section, field)));
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return BytesText(reflection->GetUInt64(*section, field));
-    case FieldDescriptor::CPPTYPE_UINT32: {
-      const uint32_t value = reflection->GetUInt32(*section, field);
-      return key.kind == ConfigKey::Kind::kBytes ? BytesText(value) : absl::StrCat(value);
-    }
-    default:
-      return reflection->GetString(*section, field);
-  }
+std::string ConfigValueText(const ConfigKey& key, const Config& config) {
+  if (key.row == nullptr) return "";
+  Config copy = config;  // a row's member is one that can be set
+  return std::visit([&](const auto* member) { return TextOf(key, *member); }, key.row->member(copy));
 }
 
 std::string DidYouMean(absl::string_view got, const std::vector<std::string>& names) {

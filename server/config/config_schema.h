@@ -1,5 +1,6 @@
 // The keys of the configuration, read from the descriptor of ballast.v1.DaemonConfig: a field of the proto is a key of
-// the file, an environment variable and a flag without another line of code. What a key accepts follows from its field:
+// the file, an environment variable, a flag and a line of --help without another line of code. Its row in config_keys.cc
+// says which member of Config it sets. How a value is written follows from the field:
 //
 //   string          text
 //   bool            true | false | on | off
@@ -18,7 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
-#include "ballast/v1/config.pb.h"
+#include "server/config/config.h"
+#include "server/config/config_keys.h"
 
 namespace ballast {
 
@@ -27,8 +29,8 @@ struct ConfigKey {
 
   std::string path;  // limits.chunk_bytes
   Kind kind = Kind::kText;
-  std::string doc;                                               // the field's comment in config.proto
-  std::vector<const google::protobuf::FieldDescriptor*> fields;  // sections, then the field itself
+  std::string doc;                 // the field's comment in config.proto
+  const ConfigRow* row = nullptr;  // none: the table lacks it, which the tests find
 
   std::string environment() const;  // BALLAST_LIMITS_CHUNK_BYTES
   absl::string_view placeholder() const;
@@ -40,9 +42,9 @@ const std::vector<ConfigKey>& ConfigKeys();
 const ConfigKey* FindConfigKey(absl::string_view spelling);
 
 // The error says what is wrong with the text and what is wanted.
-absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, v1::DaemonConfig* config);
+absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, Config* config);
 // Text that SetConfigValue reads back as the same value.
-std::string ConfigValueText(const ConfigKey& key, const v1::DaemonConfig& config);
+std::string ConfigValueText(const ConfigKey& key, const Config& config);
 
 // "; did you mean 'ops_http'?" where one of the names is close, else nothing.
 std::string DidYouMean(absl::string_view got, const std::vector<std::string>& names);

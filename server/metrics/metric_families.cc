@@ -1,11 +1,15 @@
 #include "server/metrics/metric_families.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+
+#include "server/metrics/metric_table.h"
 
 namespace ballast {
 namespace {
@@ -34,6 +38,8 @@ std::string HelpCell(const MetricFamily& family) {
 }
 
 }  // namespace
+
+const MetricFamily& FamilyRef::operator*() const { return kMetricFamilies[index_]; }
 
 std::vector<MetricLabel> LabelsOf(const MetricFamily& family) {
   std::vector<MetricLabel> labels;
@@ -66,8 +72,7 @@ std::string DescribeFamilies() {
       "# Metrics\n\n"
       "What `/metrics` shows, as `ballastd --describe-metrics` prints it: this file is generated, and a test compares "
       "the\n"
-      "two. Names and labels are stable: a change is announced in the release's notes. Counters and histograms of a "
-      "run\n"
+      "two. Names and labels are stable. Counters and histograms of a run\n"
       "exist, at zero, from its creation on; a gauge exists from its first value on. A run's series are removed a\n"
       "minute after its end, or when more runs than max_runs have ended since. No gauge is ever NaN: non-finite "
       "values\n"

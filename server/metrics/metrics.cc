@@ -6,13 +6,15 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "prometheus/text_serializer.h"
 
 #include "ballast/v1/admin.pb.h"
 #include "ballast/v1/trainer.pb.h"
 #include "server/base/clock.h"
-#include "server/metrics/metric_families.h"
+#include "server/metrics/family_series.h"
+#include "server/metrics/metric_table.h"
 #include "server/metrics/process_metrics.h"
 #include "server/metrics/recent_max.h"
 #include "server/metrics/run_metrics.h"
@@ -81,9 +83,11 @@ class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
   const Children<prometheus::Gauge> state = daemon.AddGauges("ballast_state");
   const Children<prometheus::Gauge> runs = daemon.AddGauges("ballast_runs");
   prometheus::Gauge* const streams = daemon.AddGauge("ballast_streams");
-  const Children<prometheus::Counter> admission_rejected = daemon.AddCounters("ballast_admission_rejected_total");
+  const std::vector<std::unique_ptr<FamilySeries>> events = AddEvents();  // by index into kMetricFamilies
 
  private:
+  // The daemon's own counters of events.
+  std::vector<std::unique_ptr<FamilySeries>> AddEvents();
   // identity: names the run among those that had its id.
   void EndRun(const RecentMax* identity, EndedSeries ended);
   // Takes those that are too many out of ended_, the oldest first.
@@ -116,6 +120,21 @@ Metrics::Impl::Impl(const BuildInfo& build, MetricsClock clock_source) : clock(s
                                   .duration = daemon.AddHistogram("ballast_rpc_duration_seconds", label)});
   }
   state.SetOnly("starting");
+}
+
+// A family with an open label has series of its own, and process_ families are read at each scrape.
+std::vector<std::unique_ptr<FamilySeries>> Metrics::Impl::AddEvents() {
+  std::vector<std::unique_ptr<FamilySeries>> series(kMetricFamilies.size());
+  for (size_t i = 0; i < series.size(); ++i) {
+    const MetricFamily& family = kMetricFamilies[i];
+    const std::vector<MetricLabel> labels = LabelsOf(family);
+    const bool open = std::any_of(labels.begin(), labels.end(), [](const auto& label) { return label.values.empty(); });
+    const bool counts_events = family.type == MetricType::kCounter && absl::StartsWith(family.name, "ballast_");
+    if (!open && counts_events) {
+      series[i] = std::make_unique<FamilySeries>(FamilyRef::At(i), std::vector<std::string>(), &clock.unix_s, &daemon);
+    }
+  }
+  return series;
 }
 
 Method& Metrics::Impl::MethodOf(std::string_view path) {
@@ -269,7 +288,11 @@ void Metrics::OnRpcHandled(std::string_view method, std::string_view code, doubl
 
 void Metrics::OnStreams(int delta) { impl_->streams->Increment(delta); }
 
-void Metrics::OnAdmissionRejected(std::string_view reason) { impl_->admission_rejected.at(reason).Increment(); }
+void Metrics::OnAdmissionRejected(std::string_view reason) { Count("ballast_admission_rejected_total", reason); }
+
+void Metrics::Count(FamilyRef counter, std::string_view label_value, double by) {
+  impl_->events[counter.index()]->Add(label_value, by);
+}
 
 void Metrics::SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes) {
   impl_->SetMemory(device, reserved, limit_bytes);

@@ -1,5 +1,5 @@
-// Everything /metrics shows. One place names the families (metric_families.h); METRICS.md is generated from it. Names
-// and labels follow one rule: the label is run_id, never job; never a tensor name.
+// Everything /metrics shows. One table has the families and how their values are read (metric_table.h); METRICS.md is
+// generated from it. Names and labels follow one rule: the label is run_id, never job; never a tensor name.
 //
 // Thread-safe: the run's strand writes, the ops HTTP threads serialize. No call here waits for a step or a device.
 #pragma once
@@ -74,6 +74,9 @@ class RunMetrics {
   virtual ~RunMetrics() = default;
   virtual void OnStep(const StepReport& report) = 0;
   virtual void OnSpikes(const SpikeReport& report) = 0;
+  // An event, of a family of the run's that is a counter without a reading; who calls it includes metric_table.h.
+  // label_value: of the label that lists its values, if it has one.
+  virtual void Count(FamilyRef counter, std::string_view label_value = "", double by = 1) = 0;
   virtual void OnSpikeAction(std::string_view action) = 0;                  // skip | rewind | stop
   virtual void OnReceived(std::string_view transport, uint64_t bytes) = 0;  // one gradient chunk's payload
   virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm
@@ -116,6 +119,8 @@ class Metrics {
   // method: its name or its path, "/ballast.v1.TrainerService/Train"; code: "OK", "ABORTED", ...
   void OnRpcStarted(std::string_view method);
   void OnRpcHandled(std::string_view method, std::string_view code, double seconds);
+  // An event, of a family of the daemon's that is a counter, as RunMetrics::Count.
+  void Count(FamilyRef counter, std::string_view label_value = "", double by = 1);
   void OnStreams(int delta);                          // open Train streams
   void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
   void SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes);

@@ -8,7 +8,7 @@
 #include <string>
 #include <system_error>
 
-#include "server/metrics/metric_families.h"
+#include "server/metrics/metric_table.h"
 
 namespace ballast {
 namespace {

@@ -4,59 +4,34 @@
 #include <cmath>
 #include <utility>
 
+#include "server/metrics/metric_table.h"
+
 namespace ballast {
-namespace {
-
-// A histogram refuses nothing: what is not finite would make its sum NaN for good.
-void Observe(prometheus::Histogram* histogram, double value) {
-  if (std::isfinite(value)) histogram->Observe(value);
-}
-
-}  // namespace
 
 RunSeries::RunSeries(Families* families, Options options)
     : options_(std::move(options)),
       series_(families, {{"run_id", options_.labels.run_id}}),
+      families_(AddFamilies()),
       state_(series_.AddGauges("ballast_run_state")),
       ranks_(series_.AddGauge("ballast_run_ranks")),
       ranks_expected_(series_.AddGauge("ballast_run_ranks_expected")),
-      steps_applied_(series_.AddCounter("ballast_steps_applied_total")),
-      steps_partial_(series_.AddCounters("ballast_steps_partial_total")),
-      steps_aborted_(series_.AddCounters("ballast_steps_aborted_total")),
-      steps_skipped_(series_.AddCounters("ballast_steps_skipped_total")),
-      step_duration_(series_.AddHistogram("ballast_step_duration_seconds")),
-      phase_duration_(series_.AddHistograms("ballast_step_phase_duration_seconds")),
-      rms_distribution_(series_.AddHistogram("ballast_rms_ratio_distribution")),
-      gradient_norm_distribution_(series_.AddHistogram("ballast_gradient_norm_distribution")),
-      nonfinite_(series_.AddCounter("ballast_gradients_nonfinite_total")),
-      blocks_rejected_(series_.AddCounter("ballast_blocks_rejected_total")),
-      received_bytes_(series_.AddCounters("ballast_received_bytes_total")),
-      sent_bytes_(series_.AddCounters("ballast_sent_bytes_total")),
-      chunks_received_(series_.AddCounter("ballast_chunks_received_total")),
-      chunks_rejected_(series_.AddCounters("ballast_chunks_rejected_total")),
-      chunks_duplicate_(series_.AddCounters("ballast_chunks_duplicate_total")),
-      rms_events_(AddLayerCounters("ballast_rms_spike_events_total")),
-      curvature_events_(series_.AddCounter("ballast_curvature_events_total")),
-      norm_outliers_(series_.AddCounter("ballast_gradient_norm_outliers_total")),
-      loss_spikes_(series_.AddCounter("ballast_loss_spikes_total")),
-      updates_clipped_(series_.AddCounter("ballast_update_clipped_total")),
-      hits_(series_.AddCounters("ballast_predictor_hits_total")),
-      misses_(series_.AddCounters("ballast_predictor_misses_total")),
-      false_alarms_(series_.AddCounters("ballast_predictor_false_alarms_total")),
-      leads_(series_.AddCounters("ballast_predictor_lead_steps_total")),
-      spike_actions_(series_.AddCounters("ballast_spike_actions_total")),
-      chance_(series_.AddGauges("ballast_predictor_chance_ratio")),
-      ranks_series_(AddRanks()),
-      rewinds_(series_.AddCounters("ballast_rewinds_total")),
-      snapshots_(series_.AddGauge("ballast_snapshots")) {
+      snapshots_(series_.AddGauge("ballast_snapshots")),
+      ranks_series_(AddRanks()) {
   AddInfo();
 }
 
-std::vector<prometheus::Counter*> RunSeries::AddLayerCounters(FamilyRef family) {
-  std::vector<prometheus::Counter*> counters;
-  for (const std::string& layer : options_.labels.layers)
-    counters.push_back(series_.AddCounter(family, {{"layer", layer}}));
-  return counters;
+std::vector<std::unique_ptr<FamilySeries>> RunSeries::AddFamilies() {
+  std::vector<std::unique_ptr<FamilySeries>> families(kMetricFamilies.size());
+  for (size_t i = 0; i < families.size(); ++i) {
+    const MetricFamily& family = kMetricFamilies[i];
+    const std::vector<MetricLabel> labels = LabelsOf(family);
+    if (labels.empty() || labels.front().name != "run_id") continue;
+    const bool counts_events = family.type == MetricType::kCounter && labels.back().name != "rank";
+    if (!counts_events && !family.reading.any()) continue;
+    families[i] =
+        std::make_unique<FamilySeries>(FamilyRef::At(i), options_.labels.layers, &options_.clock.unix_s, &series_);
+  }
+  return families;
 }
 
 std::vector<RunSeries::RankSeries> RunSeries::AddRanks() {
@@ -82,125 +57,57 @@ void RunSeries::AddInfo() {
                                      {"state_format", labels.state},
                                      {"serving", labels.serving}})
       ->Set(1);
-  series_.AddGauge("ballast_run_parameters")->Set(static_cast<double>(labels.parameters));
-  series_.AddGauge("ballast_rms_spike_threshold")->Set(labels.rms_threshold);
+  Read(&MetricReading::of_run, labels);
   OnState("waiting");
 }
 
-void RunSeries::OnStep(const StepReport& report) {
-  CountOutcome(report);
-  nonfinite_->Increment(static_cast<double>(report.nonfinite_tensors));
-  blocks_rejected_->Increment(static_cast<double>(report.rejected_blocks));
-  if (report.loss) Set(&loss_, *report.loss);
-  if (report.outcome == Outcome::kApplied || report.outcome == Outcome::kPartial) ObserveStep(report);
-}
-
-void RunSeries::CountOutcome(const StepReport& report) {
-  switch (report.outcome) {
-    case Outcome::kApplied:
-      return steps_applied_->Increment();
-    case Outcome::kSkipped:
-      return steps_skipped_.at(report.reason).Increment();
-    case Outcome::kAborted:
-      return steps_aborted_.at(report.reason).Increment();
-    case Outcome::kPartial:
-      return steps_partial_.at(report.reason).Increment();
+template <class Report>
+void RunSeries::Read(void (*MetricReading::*reading)(const Report&, Samples&), const Report& report) {
+  for (const std::unique_ptr<FamilySeries>& series : families_) {
+    if (series == nullptr) continue;
+    if (const auto read = series->family().reading.*reading; read != nullptr) read(report, *series);
   }
 }
 
-void RunSeries::ObserveStep(const StepReport& report) {
-  Set(&step_, static_cast<double>(report.step));
-  Set(&last_step_, options_.clock.unix_s());
-  Set(&learning_rate_, report.learning_rate);
-  Set(&gradient_norm_, report.grad_norm);
-  Observe(step_duration_, report.seconds);
-  Observe(&phase_duration_.at("receive"), report.receive_seconds);
-  Observe(&phase_duration_.at("update"), report.update_seconds);
-  Observe(gradient_norm_distribution_, report.grad_norm);
-  ObserveRms(report.tensor_rms);
+void RunSeries::OnStep(const ReportedStep& report) {
+  Read(&MetricReading::of_step, report);
+  KeepRecentMax(report);
+}
+
+// Shown by the scrape, which knows how long ago it was.
+void RunSeries::KeepRecentMax(const ReportedStep& report) {
+  if (!reading::Updated(report)) return;
   const size_t layers = std::min(report.layers.size(), options_.labels.layers.size());
-  for (size_t layer = 0; layer < layers; ++layer) SetLayer(layer, report.layers[layer]);
-}
-
-// All tensors in one call: 20,000 of them would take the histogram's lock 20,000 times.
-void RunSeries::ObserveRms(const std::vector<double>& tensor_rms) {
-  std::vector<double> counts(kRmsBuckets.size() + 1);
-  double sum = 0;
-  for (const double rms : tensor_rms) {
-    if (!std::isfinite(rms)) continue;
-    ++counts[static_cast<size_t>(std::lower_bound(kRmsBuckets.begin(), kRmsBuckets.end(), rms) - kRmsBuckets.begin())];
-    sum += rms;
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const std::optional<double> rms = report.layers[layer].rms_ratio;
+    if (rms && std::isfinite(*rms)) options_.recent_max->Observe(layer, *rms, options_.clock.steady_s());
   }
-  rms_distribution_->ObserveMultiple(counts, sum);
 }
 
-void RunSeries::SetLayer(size_t layer, const StepReport::Layer& report) {
-  if (report.rms_ratio && std::isfinite(*report.rms_ratio)) {
-    Set(&rms_ratio_, layer, *report.rms_ratio);
-    options_.recent_max->Observe(layer, *report.rms_ratio, options_.clock.steady_s());
-  }
-  Set(&layer_gradient_norm_, layer, report.gradient_norm);
-  if (report.update_to_weight_ratio) Set(&update_to_weight_, layer, *report.update_to_weight_ratio);
-  if (report.edq_ratio) Set(&edq_, layer, *report.edq_ratio);
-  if (report.unchanged_ratio) Set(&unchanged_, layer, *report.unchanged_ratio);
-  if (report.hi_edq_ratio) Set(&hi_edq_, layer, *report.hi_edq_ratio);
-}
+void RunSeries::OnSpikes(const SpikeReport& report) { Read(&MetricReading::of_spikes, report); }
 
-void RunSeries::OnSpikes(const SpikeReport& report) {
-  for (const SpikeEvent& event : report.events) {
-    if (event.kind == SpikeKind::kRms) rms_events_[*event.layer]->Increment();
-    if (event.kind == SpikeKind::kCurvature) curvature_events_->Increment();
-    if (event.kind == SpikeKind::kGradientNorm) norm_outliers_->Increment();
-    if (event.kind == SpikeKind::kLoss) loss_spikes_->Increment();
-  }
-  for (size_t i = 0; i < kPredictors; ++i) ShowScore(static_cast<SpikeKind>(i), report.scores[i]);
-  if (report.curvature) Set(&curvature_, *report.curvature);
-  updates_clipped_->Increment(static_cast<double>(report.updates_held));
-}
-
-void RunSeries::ShowScore(SpikeKind predictor, const SpikeScore::Counts& counts) {
-  SpikeScore::Counts& shown = scores_[static_cast<size_t>(predictor)];
-  const std::string_view name = NameOf(predictor);
-  hits_.at(name).Increment(static_cast<double>(counts.hits - shown.hits));
-  misses_.at(name).Increment(static_cast<double>(counts.misses - shown.misses));
-  false_alarms_.at(name).Increment(static_cast<double>(counts.false_alarms - shown.false_alarms));
-  for (size_t lead = 1; lead < counts.leads.size(); ++lead) {
-    leads_.at(name).Increment(static_cast<double>(lead * (counts.leads[lead] - shown.leads[lead])));
-  }
-  chance_.at(name).Set(counts.chance());
-  shown = counts;
-}
-
-void RunSeries::OnSpikeAction(std::string_view action) { spike_actions_.at(action).Increment(); }
-
-void RunSeries::Set(LateGauge* late, double value, const prometheus::Labels& labels) {
-  if (!std::isfinite(value)) return;
-  if (late->gauge == nullptr) late->gauge = series_.AddGauge(late->family, labels);
-  late->gauge->Set(value);
-}
-
-void RunSeries::Set(LateLayerGauges* late, size_t layer, double value) {
-  if (!std::isfinite(value)) return;
-  late->gauges.resize(options_.labels.layers.size());
-  prometheus::Gauge*& gauge = late->gauges[layer];
-  if (gauge == nullptr) gauge = series_.AddGauge(late->family, {{"layer", options_.labels.layers[layer]}});
-  gauge->Set(value);
-}
-
-void RunSeries::OnReceived(std::string_view transport, uint64_t bytes) {
-  received_bytes_.at(transport).Increment(static_cast<double>(bytes));
-  chunks_received_->Increment();
-}
-
-void RunSeries::OnSent(std::string_view transport, uint64_t bytes) {
-  sent_bytes_.at(transport).Increment(static_cast<double>(bytes));
+void RunSeries::Count(FamilyRef counter, std::string_view label_value, double by) {
+  families_[counter.index()]->Add(label_value, by);
 }
 
 void RunSeries::OnDuplicateChunk(bool same_bytes) {
-  chunks_duplicate_.at(same_bytes ? "same" : "different").Increment();
+  Count("ballast_chunks_duplicate_total", same_bytes ? "same" : "different", 1);
 }
 
-void RunSeries::OnRejectedChunk(std::string_view reason) { chunks_rejected_.at(reason).Increment(); }
+void RunSeries::OnReceived(std::string_view transport, uint64_t bytes) {
+  Count("ballast_received_bytes_total", transport, static_cast<double>(bytes));
+  Count("ballast_chunks_received_total", "", 1);
+}
+
+void RunSeries::OnSent(std::string_view transport, uint64_t bytes) {
+  Count("ballast_sent_bytes_total", transport, static_cast<double>(bytes));
+}
+
+void RunSeries::OnRejectedChunk(std::string_view reason) { Count("ballast_chunks_rejected_total", reason, 1); }
+
+void RunSeries::OnRewind(std::string_view reason) { Count("ballast_rewinds_total", reason, 1); }
+
+void RunSeries::OnSpikeAction(std::string_view action) { Count("ballast_spike_actions_total", action, 1); }
 
 void RunSeries::OnRanks(uint32_t connected, uint32_t expected) {
   ranks_->Set(connected);
@@ -210,7 +117,11 @@ void RunSeries::OnRanks(uint32_t connected, uint32_t expected) {
 void RunSeries::OnReconnect(uint32_t rank) { ranks_series_[rank].reconnects->Increment(); }
 
 void RunSeries::OnRankSeen(uint32_t rank) {
-  Set(&ranks_series_[rank].last_seen, options_.clock.unix_s(), {{"rank", std::to_string(rank)}});
+  prometheus::Gauge*& last_seen = ranks_series_[rank].last_seen;
+  if (last_seen == nullptr) {
+    last_seen = series_.AddGauge("ballast_rank_last_seen_timestamp_seconds", {{"rank", std::to_string(rank)}});
+  }
+  last_seen->Set(options_.clock.unix_s());
 }
 
 void RunSeries::OnWaitCaused(uint32_t rank, double seconds) { ranks_series_[rank].wait_caused->Increment(seconds); }

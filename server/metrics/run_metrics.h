@@ -3,8 +3,10 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "server/metrics/family_series.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/recent_max.h"
 #include "server/metrics/series_set.h"
@@ -32,8 +34,9 @@ class RunSeries final : public RunMetrics {
   RunSeries(Families* families, Options options);
   ~RunSeries() override;
 
-  void OnStep(const StepReport& report) override;
+  void OnStep(const ReportedStep& report) override;
   void OnSpikes(const SpikeReport& report) override;
+  void Count(FamilyRef counter, std::string_view label_value, double by) override;
   void OnSpikeAction(std::string_view action) override;
   void OnReceived(std::string_view transport, uint64_t bytes) override;
   void OnSent(std::string_view transport, uint64_t bytes) override;
@@ -43,71 +46,35 @@ class RunSeries final : public RunMetrics {
   void OnReconnect(uint32_t rank) override;
   void OnRankSeen(uint32_t rank) override;
   void OnWaitCaused(uint32_t rank, double seconds) override;
-  void OnRewind(std::string_view reason) override { rewinds_.at(reason).Increment(); }
+  void OnRewind(std::string_view reason) override;
   void OnSnapshots(size_t kept) override { snapshots_->Set(static_cast<double>(kept)); }
   void OnState(std::string_view state) override;
 
  private:
-  // A gauge that exists from its first finite value on.
-  struct LateGauge {
-    FamilyRef family;
-    prometheus::Gauge* gauge = nullptr;
-  };
-  // Of each rank.
   struct RankSeries {
     prometheus::Counter *reconnects, *wait_caused;
-    LateGauge last_seen{"ballast_rank_last_seen_timestamp_seconds"};
-  };
-  struct LateLayerGauges {
-    FamilyRef family;
-    std::vector<prometheus::Gauge*> gauges = {};  // by layer
+    prometheus::Gauge* last_seen = nullptr;  // from its first value on
   };
 
-  void AddInfo();
-  void CountOutcome(const StepReport& report);
-  void ObserveStep(const StepReport& report);
-  void ObserveRms(const std::vector<double>& tensor_rms);
-  void SetLayer(size_t layer, const StepReport::Layer& report);
-  void ShowScore(SpikeKind predictor, const SpikeScore::Counts& counts);
-  std::vector<prometheus::Counter*> AddLayerCounters(FamilyRef family);
+  // Those that are read from a report, and counters of events; by index into kMetricFamilies, none for the others.
+  std::vector<std::unique_ptr<FamilySeries>> AddFamilies();
   std::vector<RankSeries> AddRanks();
-  void Set(LateGauge* late, double value, const prometheus::Labels& labels = {});
-  void Set(LateLayerGauges* late, size_t layer, double value);
+  void AddInfo();
+  // To every family with a reading of this report.
+  template <class Report>
+  void Read(void (*MetricReading::*reading)(const Report&, Samples&), const Report& report);
+  void KeepRecentMax(const ReportedStep& report);
 
   const Options options_;
   SeriesSet series_;
+  const std::vector<std::unique_ptr<FamilySeries>> families_;
 
+  // What is told in other ways.
   const Children<prometheus::Gauge> state_;
   prometheus::Gauge* const ranks_;
   prometheus::Gauge* const ranks_expected_;
-  prometheus::Counter* const steps_applied_;
-  const Children<prometheus::Counter> steps_partial_, steps_aborted_, steps_skipped_;
-  prometheus::Histogram* const step_duration_;
-  const Children<prometheus::Histogram> phase_duration_;
-  prometheus::Histogram* const rms_distribution_;
-  prometheus::Histogram* const gradient_norm_distribution_;
-  prometheus::Counter* const nonfinite_;
-  prometheus::Counter* const blocks_rejected_;
-  const Children<prometheus::Counter> received_bytes_, sent_bytes_;
-  prometheus::Counter* const chunks_received_;
-  const Children<prometheus::Counter> chunks_rejected_, chunks_duplicate_;
-  const std::vector<prometheus::Counter*> rms_events_;  // by layer
-  prometheus::Counter *const curvature_events_, *const norm_outliers_, *const loss_spikes_, *const updates_clipped_;
-  const Children<prometheus::Counter> hits_, misses_, false_alarms_, leads_, spike_actions_;
-  const Children<prometheus::Gauge> chance_;
-  std::array<SpikeScore::Counts, kPredictors> scores_ = {};  // shown
-  std::vector<RankSeries> ranks_series_;
-  const Children<prometheus::Counter> rewinds_;
   prometheus::Gauge* const snapshots_;
-
-  LateGauge step_{"ballast_step"}, last_step_{"ballast_last_step_timestamp_seconds"};
-  LateGauge curvature_{"ballast_curvature_ratio"};
-  LateGauge learning_rate_{"ballast_learning_rate"}, loss_{"ballast_loss"}, gradient_norm_{"ballast_gradient_norm"};
-  LateLayerGauges rms_ratio_{"ballast_rms_ratio"}, layer_gradient_norm_{"ballast_layer_gradient_norm"};
-  LateLayerGauges update_to_weight_{"ballast_update_to_weight_ratio"};
-  LateLayerGauges edq_{"ballast_edq_ratio"}, unchanged_{"ballast_unchanged_ratio"};
-  LateLayerGauges hi_edq_{"ballast_hi_edq_ratio"};
-
+  std::vector<RankSeries> ranks_series_;
   std::string current_state_;
 };
 

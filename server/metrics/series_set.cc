@@ -1,5 +1,7 @@
 #include "server/metrics/series_set.h"
 
+#include "server/metrics/metric_table.h"
+
 namespace ballast {
 namespace {
 
@@ -73,13 +75,6 @@ Children<Counter> SeriesSet::AddCounters(FamilyRef family, const Labels& labels)
 Children<Gauge> SeriesSet::AddGauges(FamilyRef family, const Labels& labels) {
   Children<Gauge> children;
   ForEachValue(family, labels, [&](const std::string& v, const Labels& l) { children.Insert(v, AddGauge(family, l)); });
-  return children;
-}
-
-Children<Histogram> SeriesSet::AddHistograms(FamilyRef family, const Labels& labels) {
-  Children<Histogram> children;
-  ForEachValue(family, labels,
-               [&](const std::string& v, const Labels& l) { children.Insert(v, AddHistogram(family, l)); });
   return children;
 }
 

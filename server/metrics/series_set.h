@@ -1,4 +1,4 @@
-// prometheus-cpp's families, one for each row of metric_families.h, and sets of their children that come and go
+// prometheus-cpp's families, one for each row of metric_table.h, and sets of their children that come and go
 // together.
 #pragma once
 
@@ -102,7 +102,6 @@ class SeriesSet {
   // One for each value that the family lists.
   Children<prometheus::Counter> AddCounters(FamilyRef family, const prometheus::Labels& labels = {});
   Children<prometheus::Gauge> AddGauges(FamilyRef family, const prometheus::Labels& labels = {});
-  Children<prometheus::Histogram> AddHistograms(FamilyRef family, const prometheus::Labels& labels = {});
 
  private:
   template <class T, class... Args>

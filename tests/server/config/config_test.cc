@@ -4,11 +4,13 @@
 #include <fstream>
 #include <set>
 
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 #include "server/config/config_check.h"
 #include "server/config/config_file.h"
+#include "server/config/config_keys.h"
 #include "server/config/config_schema.h"
 
 namespace ballast {
@@ -234,7 +236,6 @@ TEST_F(ConfigTest, SharedMemoryIsOfferedInTheUsersRuntimeFolder) {
   EXPECT_EQ(ParseCommandLine({"--shm_socket=off"}, {})->config.shm_socket, "off");
 }
 
-// A value unlike the default for every key: what the mapping between the schema and Config leaves out shows here.
 TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
   const std::vector<std::string> both = {"vm.lan", "ballast.default.svc"};
   const auto hosts = [&](const std::string& text, const std::vector<std::string>& flags,
@@ -258,6 +259,7 @@ TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
               HasSubstr("'vm.lan:9464' is no host name"));
 }
 
+// A value unlike the default for every key: a key that sets no member, or the wrong one, shows here.
 TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
   const std::string text =
       "listen: \"[::1]:1\"\ndevice: \"cuda:3\"\nthreads: 7\nmemory_limit: 12345\nmax_runs: 5\nreflection: true\n"
@@ -276,16 +278,15 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
 TEST_F(ConfigTest, EveryKeyHasItsOwnVariableAndADocumentedDefault) {
   std::set<std::string> variables;
   const std::string defaults = PrintConfig(Config{});
-  v1::DaemonConfig message;
   for (const ConfigKey& key : ConfigKeys()) {
     EXPECT_TRUE(variables.insert(key.environment()).second) << key.path;
     EXPECT_EQ(FindConfigKey(key.path), &key);
-    EXPECT_LE(key.fields.size(), 2u) << key.path << ": PrintConfig knows sections, but none in sections";
+    const std::vector<std::string> parts = absl::StrSplit(key.path, '.');
+    EXPECT_LE(parts.size(), 2u) << key.path << ": PrintConfig knows sections, but none in sections";
     EXPECT_THAT(key.doc, HasSubstr("default")) << key.path;
     EXPECT_THAT(HelpText(), HasSubstr("--" + key.path + " "));
     // The documented default is the default, unless the machine decides it.
-    const std::string name = key.fields.back()->name();
-    const size_t at = defaults.find(key.fields.size() == 1 ? name + ": " : "  " + name + ": ");
+    const size_t at = defaults.find(parts.size() == 1 ? parts[0] + ": " : "  " + parts[1] + ": ");
     ASSERT_NE(at, std::string::npos) << key.path;
     std::string value = defaults.substr(defaults.find(": ", at) + 2);
     value = value.substr(0, value.find('\n'));
@@ -293,6 +294,23 @@ TEST_F(ConfigTest, EveryKeyHasItsOwnVariableAndADocumentedDefault) {
     if (value == "0" || value.empty() || key.path == "ops_http.listen") continue;
     EXPECT_THAT(key.doc, HasSubstr("default " + value)) << key.path;
   }
+}
+
+TEST_F(ConfigTest, EveryKeyHasARowAndEveryRowAKey) {
+  Config config;
+  std::set<ConfigMember> members;
+  for (const ConfigKey& key : ConfigKeys()) {
+    ASSERT_NE(key.row, nullptr) << key.path << ": config_keys.cc has no row for it";
+    const ConfigMember member = key.row->member(config);
+    EXPECT_TRUE(members.insert(member).second) << key.path << ": another key sets the same member";
+    using Kind = ConfigKey::Kind;
+    const bool number = std::holds_alternative<uint32_t*>(member) || std::holds_alternative<uint64_t*>(member);
+    EXPECT_EQ(key.kind == Kind::kText, std::holds_alternative<std::string*>(member)) << key.path;
+    EXPECT_EQ(key.kind == Kind::kSwitch, std::holds_alternative<bool*>(member)) << key.path;
+    EXPECT_EQ(key.kind == Kind::kCount || key.kind == Kind::kBytes, number) << key.path;
+    EXPECT_EQ(key.kind == Kind::kSeconds, std::holds_alternative<double*>(member)) << key.path;
+  }
+  EXPECT_EQ(ConfigRows().size(), ConfigKeys().size());
 }
 
 }  // namespace

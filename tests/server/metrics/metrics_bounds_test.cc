@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
+#include "server/metrics/metric_table.h"
 #include "server/metrics/metrics.h"
 
 namespace ballast {

@@ -16,7 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "server/metrics/metric_families.h"
+#include "server/metrics/metric_table.h"
 
 namespace ballast {
 namespace {

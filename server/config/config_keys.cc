@@ -1,0 +1,164 @@
+#include "server/config/config_keys.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+#include "server/config/config_check.h"
+
+namespace ballast {
+namespace {
+
+constexpr uint64_t kTileBytes = 16384;  // 4096 fp32 elements; chunks are cut between tiles
+// What a message holds besides one chunk's payload; generous: the largest header known is that of an int8 row-wise
+// chunk.
+constexpr uint64_t kHeaderRoomBytes = 65536;
+constexpr uint64_t kStockClientMessageBytes = 4 << 20;  // gRPC's default receive limit
+constexpr uint64_t kMostSpecBytes = 64 << 20;           // what the clients send and take
+
+std::string CheckAddress(const std::string& address) {
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  return parsed.ok() ? "" : std::string(parsed.status().message());
+}
+
+std::string CheckOpsAddress(const std::string& address) { return address == "off" ? "" : CheckAddress(address); }
+
+std::string CheckHosts(const std::vector<std::string>& hosts) {
+  for (const std::string& host : hosts) {
+    const bool plain = std::all_of(host.begin(), host.end(), [](unsigned char c) {
+      return absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_';
+    });
+    if (host != "*" && !plain) return absl::StrCat("'", host, "' is no host name, which has no port; * is any");
+  }
+  return "";
+}
+
+std::string CheckSocket(const std::string& path) {
+  constexpr size_t kMostBytes = 80;  // of the 107 of a socket's address; a folder gets a name as well
+  if (path.empty() || path == "off" || (path.front() == '/' && path.size() <= kMostBytes)) return "";
+  return absl::StrCat("'", path, "' is no absolute path of at most ", kMostBytes, " bytes; choose one, or off");
+}
+
+std::string CheckDevice(const std::string& device) {
+  if (device == "cpu" || device == "auto" || device == kAllGpus || GpuNumbers(device)) return "";
+  return absl::StrCat("'", device, "' is no device; choose cpu, auto, cuda:N, cuda:N,M or cuda:all");
+}
+
+// What a key's value may be. Each is called with the value and says what is wrong with it; empty: nothing.
+struct AnyValue {
+  template <class Value>
+  std::string operator()(const Value&) const {
+    return "";
+  }
+};
+
+struct OneOf {
+  std::vector<absl::string_view> valid;
+
+  std::string operator()(const std::string& got) const {
+    if (std::find(valid.begin(), valid.end(), got) != valid.end()) return "";
+    return absl::StrCat("'", got, "' is none of ", absl::StrJoin(valid, ", "));
+  }
+};
+
+struct Range {
+  double min, max;
+  absl::string_view unit = "";
+
+  template <class Number>
+  requires std::is_arithmetic_v<Number> std::string operator()(Number number) const {
+    const auto got = static_cast<double>(number);
+    if (got >= min && got <= max) return "";
+    return absl::StrFormat("%.16g%s is out of range; choose %.16g to %.16g", got, unit, min, max);
+  }
+};
+
+std::string CheckChunk(const Config& config) {
+  const Config::Limits& limits = config.limits;
+  if (limits.chunk_bytes == 0 || limits.chunk_bytes % kTileBytes != 0) {
+    return absl::StrCat(limits.chunk_bytes, " is not a multiple of 16KiB (4096 fp32 elements); choose 1MiB");
+  }
+  if (limits.chunk_bytes + kHeaderRoomBytes <= limits.message_bytes) return "";
+  return absl::StrCat(limits.chunk_bytes, " does not fit a message of ", limits.message_bytes,
+                      " bytes, of which 64KiB are for its header; lower it or raise limits.message_bytes");
+}
+
+std::string CheckCredit(const Config& config) {
+  const Config::Limits& limits = config.limits;
+  if (limits.credit_bytes >= limits.chunk_bytes) return Range{1, 1e12}(limits.credit_bytes);
+  return absl::StrCat(limits.credit_bytes, " does not hold one chunk of ", limits.chunk_bytes,
+                      " bytes; choose 64 chunks or so");
+}
+
+std::string CheckWatchdog(double watchdog_s) { return watchdog_s == 0 ? "" : Range{30, 86400, "s"}(watchdog_s); }
+
+// The member at the end of a path of members: its section, then itself.
+template <auto First, auto... Rest, class AConfig>
+auto& MemberOf(AConfig& config) {
+  return ((config.*First).*....*Rest);
+}
+
+// check: of the key's value, or of the configuration where other keys matter, too.
+template <auto... Path, class Check>
+ConfigRow Row(absl::string_view path, Check check) {
+  const auto problem = [check = std::move(check)](const Config& config) -> std::string {
+    if constexpr (std::is_invocable_v<Check, const Config&>) {
+      return check(config);
+    } else {
+      return check(MemberOf<Path...>(config));
+    }
+  };
+  return {path, [](Config& config) -> ConfigMember { return &MemberOf<Path...>(config); }, problem};
+}
+
+}  // namespace
+
+const std::vector<ConfigRow>& ConfigRows() {
+  using Ops = Config::OpsHttp;
+  using Limits = Config::Limits;
+  constexpr auto kOps = &Config::ops_http;
+  constexpr auto kLog = &Config::log;
+  constexpr auto kLimits = &Config::limits;
+  static const auto& rows = *new std::vector<ConfigRow>{
+      Row<&Config::listen>("listen", CheckAddress),
+      Row<&Config::device>("device", CheckDevice),
+      Row<&Config::threads>("threads", Range{0, 4096}),
+      Row<&Config::memory_limit>("memory_limit", AnyValue{}),
+      Row<&Config::max_runs>("max_runs", Range{1, 1024}),
+      Row<&Config::reflection>("reflection", AnyValue{}),
+      Row<kOps, &Ops::listen>("ops_http.listen", CheckOpsAddress),
+      Row<kOps, &Ops::hosts>("ops_http.hosts", CheckHosts),
+      Row<kLog, &Config::Log::level>("log.level", OneOf{{"debug", "info", "warn", "error"}}),
+      Row<kLog, &Config::Log::format>("log.format", OneOf{{"json", "text"}}),
+      Row<kLimits, &Limits::tensors>("limits.tensors", Range{1, 1e7}),
+      Row<kLimits, &Limits::name_bytes>("limits.name_bytes", Range{1, 65536}),
+      Row<kLimits, &Limits::message_bytes>("limits.message_bytes",
+                                           Range{kTileBytes + kHeaderRoomBytes, kStockClientMessageBytes}),
+      Row<kLimits, &Limits::chunk_bytes>("limits.chunk_bytes", CheckChunk),
+      Row<kLimits, &Limits::credit_bytes>("limits.credit_bytes", CheckCredit),
+      Row<kLimits, &Limits::lease_s>("limits.lease", Range{0.1, 3600, "s"}),
+      Row<kLimits, &Limits::open_timeout_s>("limits.open_timeout", Range{0.1, 3600, "s"}),
+      Row<kLimits, &Limits::layer_groups>("limits.layer_groups", Range{1, 256}),
+      Row<kLimits, &Limits::pull_timeout_s>("limits.pull_timeout", Range{0.1, 3600, "s"}),
+      Row<kLimits, &Limits::spec_bytes>("limits.spec_bytes", Range{1024, kMostSpecBytes}),
+      Row<kLimits, &Limits::connections>("limits.connections", Range{0, 1e6}),
+      Row<&Config::shm_socket>("shm_socket", CheckSocket),
+      Row<&Config::watchdog_s>("watchdog", CheckWatchdog),
+      Row<&Config::drain_timeout_s>("drain_timeout", Range{0, 3600, "s"}),
+  };
+  return rows;
+}
+
+const ConfigRow* FindConfigRow(absl::string_view path) {
+  const std::vector<ConfigRow>& rows = ConfigRows();
+  const auto found = std::find_if(rows.begin(), rows.end(), [&](const ConfigRow& row) { return row.path == path; });
+  return found == rows.end() ? nullptr : &*found;
+}
+
+}  // namespace ballast
