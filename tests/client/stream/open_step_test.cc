@@ -3,7 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "client/cpp/wire/bitmap.h"
+#include "proto/bitmap.h"
+
 #include "tests/client/fake_daemon.h"
 
 namespace ballast {
@@ -340,14 +341,6 @@ TEST_F(OpenStepTest, AResultBeforeTheEndStopsTheSendingAndIsKept) {
   EXPECT_TRUE(step_->done());
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.backward_s, 2);
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.wait_s, 1);
-}
-
-TEST(BitmapTest, BitIIsBitIModuloEightOfByteIOverEight) {
-  std::vector<bool> bits(10);
-  bits[0] = bits[9] = true;
-  EXPECT_EQ(PackBits(bits), std::string("\x01\x02"));
-  EXPECT_EQ(UnpackBits("\x01\x02", 10), bits);
-  EXPECT_EQ(UnpackBits("", 2), std::vector<bool>(2));
 }
 
 TEST(TensorTableTest, CountsElementsChunksAndFormats) {
