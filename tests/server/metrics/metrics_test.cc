@@ -16,7 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-#include "server/metrics/metric_families.h"
+#include "server/plan/plan.h"
 
 namespace ballast {
 namespace {
