@@ -53,10 +53,16 @@ readonly GRPC_NEEDED="1.51"
 # Try a download three times; wait for another apt-get rather than fail on its lock.
 readonly APT_OPTIONS=(-o Acquire::Retries=3 -o DPkg::Lock::Timeout=300)
 
-fail() {
-  printf 'packages.sh: %s\n' "$*" >&2
-  exit 1
-}
+list=no
+check=no
+
+# Beside this script: the container copies these two alone.
+# shellcheck source=deploy/options.sh
+. "$(dirname "${BASH_SOURCE[0]}")/options.sh"
+
+flag --list
+flag --check
+words anywhere
 
 group_packages() {
   case "$1" in
@@ -70,7 +76,7 @@ group_packages() {
     emulator) echo "$PACKAGES_EMULATOR" ;;
     browser) echo "$PACKAGES_BROWSER" ;;
     bench) echo "$PACKAGES_BENCH" ;;
-    *) fail "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, browser, bench)" ;;
+    *) refuse "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, browser, bench)" ;;
   esac
 }
 
@@ -175,22 +181,13 @@ report_cuda() {
 }
 
 main() {
-  local action=install groups=() argument missing
-  for argument in "$@"; do
-    case "$argument" in
-      -h | --help)
-        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
-        exit 0
-        ;;
-      --list) action=list ;;
-      --check) action=check ;;
-      -*) fail "unknown flag '$argument' (see --help)" ;;
-      *) groups+=("$argument") ;;
-    esac
-  done
+  local groups group missing
+  parse_flags "$@"
+  groups=("${WORDS[@]}")
   # shellcheck disable=SC2206  # the default is a list of words
   [[ ${#groups[@]} -gt 0 ]] || groups=($DEFAULT_GROUPS)
-  if [[ $action == list ]]; then
+  for group in "${groups[@]}"; do group_packages "$group" >/dev/null; done
+  if [[ $list == yes ]]; then
     list_packages "${groups[@]}"
     return
   fi
@@ -199,7 +196,7 @@ main() {
   if [[ -z $missing ]]; then
     if [[ " ${groups[*]} " == *" libs "* ]]; then require_grpc; fi
     echo "packages: all present ($(distribution); groups ${groups[*]})"
-  elif [[ $action == check ]]; then
+  elif [[ $check == yes ]]; then
     fail "missing: ${missing//$'\n'/ }"
   else
     # shellcheck disable=SC2086  # one name a line, no spaces in names

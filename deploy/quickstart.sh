@@ -22,50 +22,23 @@ readonly BALLASTD="$ROOT/build/$PRESET/server/ballastd"
 readonly BALLASTCTL="$ROOT/build/$PRESET/client/cpp/ballastctl"
 readonly DAEMON_THREADS=1
 
-RESULTS="$ROOT/build/quickstart"
-LOGS="$RESULTS/logs"
 steps=300
 seeds=1
+results="$ROOT/build/quickstart"
 keep=no
 daemon_pid=""
 grpc_port=""
 ops_port=""
 
+# shellcheck source=deploy/options.sh
+. "$ROOT/deploy/options.sh"
 # shellcheck source=deploy/stages.sh
 . "$ROOT/deploy/stages.sh"
 
-fail() {
-  printf 'quickstart.sh: %s\n' "$*" >&2
-  exit 1
-}
-
-
-require_count() { [[ $2 =~ ^[1-9][0-9]*$ ]] || fail "$1 wants a whole number of at least 1, not '$2'"; }
-
-parse_flags() {
-  while [[ $# -gt 0 ]]; do
-    case "$1" in
-      --steps | --seeds)
-        require_count "$1" "${2:-}"
-        if [[ $1 == --steps ]]; then steps=$2; else seeds=$2; fi
-        shift
-        ;;
-      --results)
-        [[ -n ${2:-} ]] || fail "--results wants a folder"
-        RESULTS=$(realpath -m -- "$2")
-        LOGS="$RESULTS/logs"
-        shift
-        ;;
-      --keep) keep=yes ;;
-      -h | --help)
-        usage
-        exit 0
-        ;;
-      *) fail "unknown flag '$1' (see --help)" ;;
-    esac
-    shift
-  done
-}
+flag --steps "a whole number of at least 1" '[1-9][0-9]*'
+flag --seeds "a whole number of at least 1" '[1-9][0-9]*'
+flag --results "a folder"
+flag --keep
 
 on_exit() {
   stop_children
@@ -179,6 +152,8 @@ finish() {
 main() {
   local rss_before
   parse_flags "$@"
+  RESULTS=$(realpath -m -- "$results")
+  LOGS="$RESULTS/logs"
   trap on_exit EXIT
   trap on_signal INT TERM HUP
   cd "$ROOT"

@@ -23,10 +23,10 @@ readonly VENV_PYTHON="$VENV/bin/python"
 readonly STAMPS="$ROOT/build/stamps"
 readonly REQUIREMENTS="$ROOT/deploy/requirements.txt"
 
-fail() {
-  printf 'setup.sh: %s\n' "$*" >&2
-  exit 1
-}
+# shellcheck source=deploy/options.sh
+. "$ROOT/deploy/options.sh"
+
+words last # a part, and what is for it
 
 # done_before NAME KEY: whether NAME was last completed with this very KEY. mark_done records it.
 done_before() { [[ -f $STAMPS/$1 && $(<"$STAMPS/$1") == "$2" ]]; }
@@ -102,7 +102,8 @@ setup_python() {
 # --- builds ---------------------------------------------------------------------------------------------------------
 
 setup_build() {
-  local preset=${1:?setup.sh build needs the name of a preset} target targets=()
+  [[ $# -gt 0 ]] || refuse "build wants the name of a preset"
+  local preset=$1 target targets=()
   shift
   for target in "$@"; do targets+=(--target "$target"); done
   cd "$ROOT"
@@ -152,8 +153,10 @@ setup_peers() {
 }
 
 main() {
-  local part=${1:-all}
-  [[ $# -eq 0 ]] || shift
+  parse_flags "$@"
+  set -- "${WORDS[@]:-all}"
+  local part=$1
+  shift
   case "$part" in
     packages) "$ROOT/deploy/packages.sh" "$@" ;;
     python) setup_python ;;
@@ -167,8 +170,7 @@ main() {
       setup_build dev
       setup_client
       ;;
-    -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" ;;
-    *) fail "unknown part '$part' (packages, python, build, client, portable, peers; see --help)" ;;
+    *) refuse "unknown part '$part' (packages, python, build, client, portable, peers; see --help)" ;;
   esac
 }
 

@@ -1,7 +1,6 @@
 # Sourced by quickstart.sh, tests/run.sh, tests/soak.sh and tests/gpu_check.sh: stages that are timed and logged, and
 # children that never outlive the script. The script that sources it sets LOGS (a folder) first and calls `stop_children` from its exit trap.
 #
-#   usage                   prints the comment at the head of the script
 #   stage NAME COMMAND...   runs COMMAND with its output in LOGS/NAME.log; on failure shows the log's end, returns its code
 #   print_stage_times       one line a stage
 #   run_child COMMAND...    runs COMMAND in a process group of its own and waits; a signal to this script interrupts the wait
@@ -12,8 +11,6 @@
 
 # The screen, for messages of signal traps: a trap runs under whatever redirection the interrupted command had.
 exec 3>&1
-
-usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; }
 
 declare -a STAGE_TIMES=()
 declare -A CHILDREN=()

@@ -16,7 +16,7 @@
 # skipped loudly. What neither its sources nor its command have changed of is not compiled again. Logs are in
 # build/gpu-check/logs.
 #
-# Exit codes: 0 all that ran passed, 1 something failed or ran out of time, 77 there is no GPU.
+# Exit codes: 0 all that ran passed, 1 something failed or ran out of time, 2 a wrong flag, 77 there is no GPU.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -33,37 +33,14 @@ arch=""
 results="tests/bench/results/gpu.md"
 failed=no
 
+# shellcheck source=deploy/options.sh
+. "$ROOT/deploy/options.sh"
 # shellcheck source=deploy/stages.sh
 . "$ROOT/deploy/stages.sh"
 
-fail() {
-  printf 'gpu_check.sh: %s\n' "$*" >&2
-  exit 1
-}
-
-parse_flags() {
-  while [[ $# -gt 0 ]]; do
-    case "$1" in
-      --build-only) build_only=yes ;;
-      --arch)
-        arch=${2:-}
-        [[ $arch =~ ^[0-9]+[af]?$ ]] || fail "--arch wants a compute capability without its dot, 90 say, not '$arch'"
-        shift
-        ;;
-      --results)
-        results=${2:-}
-        [[ -n $results ]] || fail "--results wants a file"
-        shift
-        ;;
-      -h | --help)
-        usage
-        exit 0
-        ;;
-      *) fail "unknown flag '$1' (see --help)" ;;
-    esac
-    shift
-  done
-}
+flag --build-only
+flag --arch "a compute capability without its dot, 90 say" '[0-9]+[af]?'
+flag --results "a file"
 
 has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 

@@ -20,7 +20,7 @@ readonly ROOT
 readonly LOGS="$ROOT/build/test-logs"
 readonly PYTHON="$ROOT/.venv/bin/python"
 
-asan=yes
+no_asan=no
 only=""
 repeat=1
 load=no
@@ -28,40 +28,20 @@ dev=yes    # whether it was built
 client=yes # likewise
 declare -a FAILED_STAGES=() LOAD=()
 
+# shellcheck source=deploy/options.sh
+. "$ROOT/deploy/options.sh"
 # shellcheck source=deploy/stages.sh
 . "$ROOT/deploy/stages.sh"
 
-fail() {
-  printf 'run.sh: %s\n' "$*" >&2
-  exit 1
-}
+flag --no-asan
+flag --only "ctest, asan, python, e2e, tidy or gpu" 'ctest|asan|python|e2e|tidy|gpu'
+flag --repeat "a whole number of at least 1" '[1-9][0-9]*'
+flag --load
 
-parse_flags() {
-  while [[ $# -gt 0 ]]; do
-    case "$1" in
-      --no-asan) asan=no ;;
-      --only)
-        only=${2:-}
-        [[ $only =~ ^(ctest|asan|python|e2e|tidy|gpu)$ ]] ||
-          fail "--only wants ctest, asan, python, e2e, tidy or gpu, not '$only'"
-        shift
-        ;;
-      --repeat)
-        repeat=${2:-}
-        [[ $repeat =~ ^[1-9][0-9]*$ ]] || fail "--repeat wants a whole number of at least 1, not '$repeat'"
-        shift
-        ;;
-      --load) load=yes ;;
-      -h | --help)
-        usage
-        exit 0
-        ;;
-      *) fail "unknown flag '$1' (see --help)" ;;
-    esac
-    shift
-  done
+parse_command_line() {
+  parse_flags "$@"
   if [[ ($repeat != 1 || $load == yes) && $only =~ ^(asan|tidy|gpu)$ ]]; then
-    fail "--repeat and --load are for ctest, python and e2e, not for '$only'"
+    refuse "--repeat and --load are for ctest, python and e2e, not for '$only'"
   fi
 }
 
@@ -150,7 +130,7 @@ test_all() {
 }
 
 asan_suite() {
-  wanted asan && [[ $asan == yes ]] || return 0
+  wanted asan && [[ $no_asan == no ]] || return 0
   try "build asan" "$ROOT/deploy/setup.sh" build asan || return 0
   try "ctest asan" run_ctest asan ctest-asan.xml || true
 }
@@ -181,7 +161,7 @@ close() {
 }
 
 main() {
-  parse_flags "$@"
+  parse_command_line "$@"
   trap stop_children EXIT
   trap on_signal INT TERM HUP
   cd "$ROOT"

@@ -30,36 +30,15 @@ record=no
 declare -a ROWS=()
 failed=0
 
+# shellcheck source=deploy/options.sh
+. "$ROOT/deploy/options.sh"
 # shellcheck source=deploy/stages.sh
 . "$ROOT/deploy/stages.sh"
 
-fail() {
-  printf 'soak.sh: %s\n' "$*" >&2
-  exit 1
-}
-
-parse_flags() {
-  while [[ $# -gt 0 ]]; do
-    case "$1" in
-      --minutes | --seed)
-        [[ ${2:-} =~ ^[0-9]+$ ]] || fail "$1 wants a whole number, not '${2:-}'"
-        printf -v "${1#--}" '%s' "$2"
-        shift
-        ;;
-      --only)
-        only=${2:?--only wants the name of a part}
-        shift
-        ;;
-      --record) record=yes ;;
-      -h | --help)
-        usage
-        exit 0
-        ;;
-      *) fail "unknown flag '$1' (see --help)" ;;
-    esac
-    shift
-  done
-}
+flag --minutes "a whole number" '[0-9]+'
+flag --seed "a whole number" '[0-9]+'
+flag --only "the name of a part"
+flag --record
 
 # part NAME COMMAND...: its last line says what it found.
 part() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "proto/bitmap.h"
 #include "proto/checksum.h"
 
 #include "server/base/clock.h"
@@ -76,24 +77,11 @@ v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec) {
 }
 
 absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, absl::string_view field) {
-  std::vector<bool> bits(count);
-  for (size_t i = 0; i < bytes.size() * 8; ++i) {
-    if (((static_cast<unsigned char>(bytes[i / 8]) >> (i % 8)) & 1) == 0) continue;
-    if (i >= count) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field, " has bit ", i, " set, but the run has ", count, " tensors"));
-    }
-    bits[i] = true;
+  if (const auto past = FirstBitPast(bytes, count)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " has bit ", *past, " set, but the run has ", count, " tensors"));
   }
-  return bits;
-}
-
-std::string FromBits(const std::vector<bool>& bits) {
-  std::string bytes((bits.size() + 7) / 8, '\0');
-  for (size_t i = 0; i < bits.size(); ++i) {
-    if (bits[i]) bytes[i / 8] = static_cast<char>(static_cast<unsigned char>(bytes[i / 8]) | (1u << (i % 8)));
-  }
-  return bytes;
+  return UnpackBits(bytes, count);
 }
 
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec) {
@@ -222,13 +210,13 @@ void FillHeld(const Held& held, v1::AttachResponse* out) {
   if (std::find(held.whole_tensors.begin(), held.whole_tensors.end(), true) != held.whole_tensors.end()) {
     v1::ChunksHeld* h = out->add_held();
     h->set_micro(held.whole_micros);
-    h->set_whole_tensors(FromBits(held.whole_tensors));
+    h->set_whole_tensors(PackBits(held.whole_tensors));
   }
   for (const HeldChunks& of_tensor : held.chunks) {
     v1::ChunksHeld* h = out->add_held();
     h->set_micro(of_tensor.micro);
     h->set_tensor(of_tensor.tensor);
-    h->set_chunks(FromBits(of_tensor.chunks));
+    h->set_chunks(PackBits(of_tensor.chunks));
   }
 }
 
@@ -247,7 +235,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result, spec);
   out.set_step_open(reply.step_open);
   FillHeld(reply.held, &out);
-  if (reply.step_open) out.set_tensors_applied(FromBits(reply.applied));
+  if (reply.step_open) out.set_tensors_applied(PackBits(reply.applied));
   out.set_lease_s(spec.lease_s);
   out.set_credit_held(reply.credit_held);
   if (reply.client_state) {

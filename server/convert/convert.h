@@ -24,9 +24,8 @@ namespace ballast {
 
 absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits);
 
-// Bitmaps are little end first; bits past the end must be clear in what comes in.
+// A bit for each tensor (proto/bitmap.h); bits past the last must be clear.
 absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, absl::string_view field);
-std::string FromBits(const std::vector<bool>& bits);
 
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec);
 absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -49,6 +50,46 @@ uint64_t TilesOfTasks(Tasks batch) {
   uint64_t tiles = 0;
   for (const DeviceTask* task : batch) tiles += TilesOfTask(*task);
   return tiles;
+}
+
+// The gradient that a task reads.
+struct GradientRead {
+  const void* data;
+  uint64_t bytes;
+  bool on_device;  // a task before it brought it there
+};
+GradientRead GradientOf(const UpdateTask& t) {
+  return {t.update.grad, t.update.n * WireBytes(t.update.grad_format), t.measured};
+}
+GradientRead GradientOf(const CurvatureTask& t) {
+  return {t.probe.grad, t.probe.n * WireBytes(t.probe.grad_format), t.measured};
+}
+GradientRead GradientOf(const MeasureTask& t) { return {t.gradient, t.elements * WireBytes(t.format), false}; }
+
+// What the kernel is told of it, all but where its tiles are; its gradient is at `twin` there.
+DeviceUpdate ItemOf(const UpdateTask& t, const std::byte* twin) {
+  DeviceUpdate item{.update = t.update};
+  item.update.grad = twin;
+  return item;
+}
+DeviceCurvature ItemOf(const CurvatureTask& t, const std::byte* twin) {
+  DeviceCurvature item{.probe = t.probe};
+  item.probe.grad = twin;
+  return item;
+}
+DeviceGradient ItemOf(const MeasureTask& t, const std::byte* twin) {
+  return {.grad = twin, .format = t.format, .scale = t.scale, .n = t.elements};
+}
+
+// `front`: the first of the batch; the others want the same kernel.
+void Launch(Gpu* gpu, const UpdateTask& front, DeviceUpdate* items, int count, uint64_t tiles) {
+  gpu->Update(IndexIn(kernels::Kernels(), front.kernel), items, count, tiles);
+}
+void Launch(Gpu* gpu, const CurvatureTask& front, const DeviceCurvature* items, int count, uint64_t tiles) {
+  gpu->Probe(IndexIn(kernels::Kernels(), front.kernel), items, count, tiles);
+}
+void Launch(Gpu* gpu, const MeasureTask&, const DeviceGradient* items, int count, uint64_t tiles) {
+  gpu->Measure(items, count, tiles);
 }
 
 DeviceCopy CopyOf(const std::array<std::byte*, kernels::kMaxPlanes>& planes, uint64_t first, uint64_t last) {
@@ -130,26 +171,6 @@ bool GpuStaging::Fits(Tasks batch, const DeviceTask& next) const {
   return bytes <= payload_capacity_;
 }
 
-void GpuStaging::Give(Tasks batch) {
-  const DeviceTask& front = *batch.front();
-  if (std::holds_alternative<UpdateTask>(front)) {
-    GiveUpdates(batch);
-  } else if (std::holds_alternative<MeasureTask>(front)) {
-    GiveMeasures(batch);
-  } else if (std::holds_alternative<CurvatureTask>(front)) {
-    GiveProbes(batch);
-  } else if (std::holds_alternative<ServeTask>(front)) {
-    GiveServes(batch);
-  } else if (const auto* load = std::get_if<LoadTask>(&front)) {
-    GiveLoad(*load);
-  } else if (const auto* copy = std::get_if<CopyTask>(&front)) {
-    GiveCopy(*copy);
-  } else {
-    GiveScales(std::get<ScaleTask>(front));
-  }
-  gpu_->Record(out_, Gpu::Stream::kOut);
-}
-
 void GpuStaging::StartCompute(uint64_t item_bytes) {
   gpu_->Copy(Gpu::Stream::kIn, device_ + items_, host_ + items_, item_bytes);
   gpu_->Record(in_, Gpu::Stream::kIn);
@@ -165,64 +186,27 @@ void GpuStaging::CopyOut(uint64_t at, uint64_t bytes) {
   gpu_->Copy(Gpu::Stream::kOut, host_ + at, device_ + at, bytes);
 }
 
-void GpuStaging::GiveUpdates(Tasks batch) {
-  DeviceUpdate* item = OnHost<DeviceUpdate>(items_);
+template <class Task>
+void GpuStaging::GiveGradients(Tasks batch) {
+  using Item = decltype(ItemOf(std::declval<Task>(), nullptr));
+  using Tile = std::remove_pointer_t<decltype(Item::tiles)>;
+  Item* item = OnHost<Item>(items_);
   uint64_t tiles = 0;
   for (const DeviceTask* task : batch) {
-    const auto& [kernel, update, statistics, measured] = As<UpdateTask>(task);
-    std::byte* const twin = twin_of_(update.grad);
-    if (!measured) gpu_->Copy(Gpu::Stream::kIn, twin, update.grad, update.n * WireBytes(update.grad_format));
-    *item = {.update = update,
-             .first_tile = tiles,
-             .tiles = OnDevice<TileStatistics>(tiles_) + tiles,
-             .sums = OnDevice<float>(sums_) + tiles};
-    item++->update.grad = twin;
-    tiles += TilesOf(update.n);
+    const GradientRead gradient = GradientOf(As<Task>(task));
+    std::byte* const twin = twin_of_(gradient.data);
+    if (!gradient.on_device) gpu_->Copy(Gpu::Stream::kIn, twin, gradient.data, gradient.bytes);
+    *item = ItemOf(As<Task>(task), twin);
+    item->first_tile = tiles;
+    item->tiles = OnDevice<Tile>(tiles_) + tiles;
+    if constexpr (requires { item->sums; }) item->sums = OnDevice<float>(sums_) + tiles;
+    ++item;
+    tiles += TilesOfTask(*task);
   }
-  StartCompute(batch.size() * sizeof(DeviceUpdate));
-  gpu_->Update(IndexIn(kernels::Kernels(), As<UpdateTask>(batch.front()).kernel), OnDevice<DeviceUpdate>(items_),
-               static_cast<int>(batch.size()), tiles);
+  StartCompute(batch.size() * sizeof(Item));
+  Launch(gpu_, As<Task>(batch.front()), OnDevice<Item>(items_), static_cast<int>(batch.size()), tiles);
   StartOut();
-  CopyOut(tiles_, tiles * sizeof(TileStatistics));
-}
-
-void GpuStaging::GiveMeasures(Tasks batch) {
-  DeviceGradient* item = OnHost<DeviceGradient>(items_);
-  uint64_t tiles = 0;
-  for (const DeviceTask* task : batch) {
-    const auto& measure = As<MeasureTask>(task);
-    std::byte* const twin = twin_of_(measure.gradient);
-    gpu_->Copy(Gpu::Stream::kIn, twin, measure.gradient, measure.elements * WireBytes(measure.format));
-    *item++ = {.grad = twin,
-               .format = measure.format,
-               .scale = measure.scale,
-               .n = measure.elements,
-               .first_tile = tiles,
-               .tiles = OnDevice<TileStatistics>(tiles_) + tiles};
-    tiles += TilesOf(measure.elements);
-  }
-  StartCompute(batch.size() * sizeof(DeviceGradient));
-  gpu_->Measure(OnDevice<DeviceGradient>(items_), static_cast<int>(batch.size()), tiles);
-  StartOut();
-  CopyOut(tiles_, tiles * sizeof(TileStatistics));
-}
-
-void GpuStaging::GiveProbes(Tasks batch) {
-  DeviceCurvature* item = OnHost<DeviceCurvature>(items_);
-  uint64_t tiles = 0;
-  for (const DeviceTask* task : batch) {
-    const auto& [kernel, probe, sums, measured] = As<CurvatureTask>(task);
-    std::byte* const twin = twin_of_(probe.grad);
-    if (!measured) gpu_->Copy(Gpu::Stream::kIn, twin, probe.grad, probe.n * WireBytes(probe.grad_format));
-    *item = {.probe = probe, .first_tile = tiles, .tiles = OnDevice<TileCurvature>(tiles_) + tiles};
-    item++->probe.grad = twin;
-    tiles += kernels::SampledTiles(probe.n);
-  }
-  StartCompute(batch.size() * sizeof(DeviceCurvature));
-  gpu_->Probe(IndexIn(kernels::Kernels(), As<CurvatureTask>(batch.front()).kernel), OnDevice<DeviceCurvature>(items_),
-              static_cast<int>(batch.size()), tiles);
-  StartOut();
-  CopyOut(tiles_, tiles * sizeof(TileCurvature));
+  CopyOut(tiles_, tiles * sizeof(Tile));
 }
 
 void GpuStaging::GiveServes(Tasks batch) {
@@ -283,6 +267,26 @@ void GpuStaging::GiveCopy(const CopyTask& task) {
     if (p.bytes > 0) gpu_->Copy(Gpu::Stream::kCompute, p.to, p.from, p.bytes);
   }
   StartOut();
+}
+
+void GpuStaging::Give(Tasks batch) {
+  const DeviceTask& front = *batch.front();
+  if (std::holds_alternative<UpdateTask>(front)) {
+    GiveGradients<UpdateTask>(batch);
+  } else if (std::holds_alternative<MeasureTask>(front)) {
+    GiveGradients<MeasureTask>(batch);
+  } else if (std::holds_alternative<CurvatureTask>(front)) {
+    GiveGradients<CurvatureTask>(batch);
+  } else if (std::holds_alternative<ServeTask>(front)) {
+    GiveServes(batch);
+  } else if (const auto* load = std::get_if<LoadTask>(&front)) {
+    GiveLoad(*load);
+  } else if (const auto* copy = std::get_if<CopyTask>(&front)) {
+    GiveCopy(*copy);
+  } else {
+    GiveScales(std::get<ScaleTask>(front));
+  }
+  gpu_->Record(out_, Gpu::Stream::kOut);
 }
 
 TaskResult GpuStaging::Take(Tasks batch, size_t i) {

@@ -38,9 +38,9 @@ class GpuStaging {
   bool busy = false;  // from Give to the last Take; the owner's
 
  private:
-  void GiveUpdates(std::span<const DeviceTask* const> batch);
-  void GiveMeasures(std::span<const DeviceTask* const> batch);
-  void GiveProbes(std::span<const DeviceTask* const> batch);
+  // UpdateTask, MeasureTask or CurvatureTask: tasks that read a gradient and are answered by tiles of numbers.
+  template <class Task>
+  void GiveGradients(std::span<const DeviceTask* const> batch);
   void GiveServes(std::span<const DeviceTask* const> batch);
   void GiveLoad(const LoadTask& task);
   void GiveScales(const ScaleTask& task);

@@ -19,6 +19,7 @@
 #include "server/metrics/recent_max.h"
 #include "server/metrics/run_metrics.h"
 #include "server/metrics/series_set.h"
+#include "server/plan/plan.h"
 
 namespace ballast {
 namespace {
@@ -72,7 +73,7 @@ class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
 
   Method& MethodOf(std::string_view path);
   std::unique_ptr<RunMetrics> AddRun(const RunLabels& labels);
-  void SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes);
+  void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   std::string Serialize();
   void KeepEnded(size_t most);
 
@@ -231,28 +232,16 @@ prometheus::MetricFamily Metrics::Impl::CollectRecentMax() const {
   return family;
 }
 
-void Metrics::Impl::SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes) {
+void Metrics::Impl::SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes) {
   const bool gpu = device.substr(0, 4) == "cuda";
   const FamilyRef used = gpu ? FamilyRef("ballast_gpu_memory_used_bytes") : FamilyRef("ballast_host_memory_used_bytes");
   const FamilyRef limit =
       gpu ? FamilyRef("ballast_gpu_memory_limit_bytes") : FamilyRef("ballast_host_memory_limit_bytes");
   const std::string device_label(device);
-  const std::pair<const char*, uint64_t> kinds[] = {{"weights", reserved.weights},
-                                                    {"momentum", reserved.momentum},
-                                                    {"variance", reserved.variance},
-                                                    {"gradients", reserved.gradients},
-                                                    {"staging", reserved.staging}};
-  for (const auto& [kind, bytes] : kinds) {
-    families.of<prometheus::Gauge>(used)
-        .Add({{"device", device_label}, {"kind", kind}})
-        .Set(static_cast<double>(bytes));
-  }
-  const std::pair<const char*, uint64_t> beside[] = {{"snapshots", reserved.snapshots},
-                                                     {"client_state", reserved.client_state}};
-  for (const auto& [kind, bytes] : beside) {
-    families.of<prometheus::Gauge>("ballast_host_memory_used_bytes")
-        .Add({{"device", device_label}, {"kind", kind}})
-        .Set(static_cast<double>(bytes));
+  for (const ByteKind& kind : kByteKinds) {
+    families.of<prometheus::Gauge>(kind.on_device ? used : FamilyRef("ballast_host_memory_used_bytes"))
+        .Add({{"device", device_label}, {"kind", kind.name}})
+        .Set(static_cast<double>(reserved.*kind.bytes));
   }
   families.of<prometheus::Gauge>(limit).Add({{"device", device_label}}).Set(static_cast<double>(limit_bytes));
   if (gpu) families.of<prometheus::Counter>("ballast_gpu_failures_total").Add({{"device", device_label}});
@@ -294,7 +283,7 @@ void Metrics::Count(FamilyRef counter, std::string_view label_value, double by) 
   impl_->events[counter.index()]->Add(label_value, by);
 }
 
-void Metrics::SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes) {
+void Metrics::SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes) {
   impl_->SetMemory(device, reserved, limit_bytes);
 }
 

@@ -21,6 +21,8 @@
 
 namespace ballast {
 
+struct PlanBytes;
+
 // What one closed step tells the metrics.
 struct StepReport {
   uint64_t step = 0;
@@ -61,11 +63,6 @@ struct SpikeReport {
   std::array<SpikeScore::Counts, kPredictors> scores;  // by SpikeKind; no count ever falls
   std::optional<double> curvature;                     // of the layer where it is largest
   uint64_t updates_held = 0;                           // tensors whose update was clipped by itself
-};
-
-// Reserved bytes by kind; the same kinds as ByteCounts.
-struct MemoryBytes {
-  uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, snapshots = 0, client_state = 0;
 };
 
 // One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
@@ -123,7 +120,7 @@ class Metrics {
   void Count(FamilyRef counter, std::string_view label_value = "", double by = 1);
   void OnStreams(int delta);                          // open Train streams
   void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
-  void SetMemory(std::string_view device, const MemoryBytes& reserved, uint64_t limit_bytes);
+  void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   void OnDeviceFailed(std::string_view device);
   void SetState(std::string_view state);  // starting | serving | draining
 

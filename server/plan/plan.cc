@@ -9,10 +9,6 @@
 namespace ballast {
 namespace {
 
-constexpr uint64_t PlanBytes::*kFields[] = {&PlanBytes::weights,   &PlanBytes::momentum,    &PlanBytes::variance,
-                                            &PlanBytes::gradients, &PlanBytes::staging,     &PlanBytes::padding,
-                                            &PlanBytes::snapshots, &PlanBytes::client_state};
-
 // Bytes the plane would take without padding and alignment.
 uint64_t NeededPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
   return (elements + plane.per - 1) / plane.per * plane.bytes;
@@ -99,12 +95,14 @@ ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t) {
 }
 
 PlanBytes& PlanBytes::operator+=(const PlanBytes& other) {
-  for (const auto field : kFields) Add(&(this->*field), other.*field);
+  for (const ByteKind& kind : kByteKinds) Add(&(this->*kind.bytes), other.*kind.bytes);
+  Add(&padding, other.padding);
   return *this;
 }
 
 PlanBytes& PlanBytes::operator-=(const PlanBytes& other) {
-  for (const auto field : kFields) this->*field -= other.*field;
+  for (const ByteKind& kind : kByteKinds) this->*kind.bytes -= other.*kind.bytes;
+  padding -= other.padding;
   return *this;
 }
 

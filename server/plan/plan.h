@@ -33,6 +33,22 @@ struct PlanBytes {
   bool operator==(const PlanBytes&) const = default;
 };
 
+// The kinds that make up the total, by the names that metrics and refusals have for them.
+struct ByteKind {
+  const char* name;
+  uint64_t PlanBytes::*bytes;
+  bool on_device;
+};
+inline constexpr ByteKind kByteKinds[] = {
+    {"weights", &PlanBytes::weights, true},
+    {"momentum", &PlanBytes::momentum, true},
+    {"variance", &PlanBytes::variance, true},
+    {"gradients", &PlanBytes::gradients, true},
+    {"staging", &PlanBytes::staging, true},
+    {"snapshots", &PlanBytes::snapshots, false},
+    {"client_state", &PlanBytes::client_state, false},
+};
+
 struct GroupPlan {
   const kernels::Kernel* kernel = nullptr;
   uint64_t parameters = 0;

@@ -11,23 +11,22 @@ namespace ballast {
 LoadStream* LoadStream::Start(const RpcEnvironment& environment, v1::LoadStateResponse* response,
                               const std::string& peer) {
   std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer));
-  stream->self_ = stream;
+  stream->HoldUntilDone(stream);
   stream->ReadOn();
   return stream.get();
 }
 
 LoadStream::LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer)
-    : environment_(environment), record_(environment.metrics, "LoadState", peer), response_(response) {}
+    : StreamCall(environment.metrics, "LoadState", peer, /*context=*/nullptr),
+      environment_(environment),
+      response_(response) {}
 
 void LoadStream::ReadOn() {
   absl::MutexLock lock(&mu_);
-  if (!finished_) StartRead(&request_);
+  if (!ended_) StartRead(&request_);
 }
 
-void LoadStream::End(const absl::Status& status) {
-  absl::MutexLock lock(&mu_);
-  if (std::exchange(finished_, true)) return;
-  ended_with_ = status;
+void LoadStream::TellGrpc(const absl::Status& status) {
   // Before the client hears of it, so that it may begin another.
   if (begun_) run_->AbandonLoad(call_);
   Finish(ToGrpc(status));
@@ -44,7 +43,7 @@ void LoadStream::OnReadDone(bool ok) {
     {
       absl::MutexLock lock(&self->mu_);
       self->begun_ = true;
-      over = self->finished_;
+      over = self->ended_;
     }
     over ? self->run_->AbandonLoad(self->call_) : self->LoadRequest();
   });
@@ -73,19 +72,11 @@ void LoadStream::FinishLoad() {
   run_->FinishLoad(call_, [self = shared_from_this()](absl::StatusOr<std::vector<uint64_t>> digests) {
     {
       absl::MutexLock lock(&self->mu_);
-      if (self->finished_) return;
+      if (self->ended_) return;
       if (digests.ok()) self->response_->mutable_digests()->Add(digests->begin(), digests->end());
     }
     self->End(digests.status());
   });
-}
-
-void LoadStream::OnCancel() { End(absl::CancelledError("the connection was lost")); }
-
-void LoadStream::OnDone() {
-  const auto self = std::move(self_);
-  absl::MutexLock lock(&mu_);
-  record_.Done(ended_with_);
 }
 
 }  // namespace ballast

@@ -1,7 +1,7 @@
 // One LoadState call: reads a chunk, or a batch of small ones, has the run load it, reads the next. One message in
 // memory at a time.
 //
-// Shared by gRPC (until OnDone) and the callbacks of its run that are under way. Every path comes to Finish once.
+// Its life and its end: stream_call.h. The callbacks of its run that are under way hold it, too.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -9,44 +9,34 @@
 #include <memory>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
-#include "server/rpc/rpc.h"
+#include "server/rpc/stream_call.h"
 
 namespace ballast {
 
-class LoadStream final : public grpc::ServerReadReactor<v1::LoadStateRequest>,
+class LoadStream final : public StreamCall<grpc::ServerReadReactor<v1::LoadStateRequest>>,
                          public std::enable_shared_from_this<LoadStream> {
  public:
   static LoadStream* Start(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer);
 
   void OnReadDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
 
  private:
-  using Reactor = grpc::ServerReadReactor<v1::LoadStateRequest>;
-
   LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer);
   absl::Status Bind();
   void LoadRequest();
   void FinishLoad();
   void ReadOn();
-  void End(const absl::Status& status);
+  void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
 
   const RpcEnvironment environment_;
-  RpcRecord record_;
-  std::shared_ptr<LoadStream> self_;  // until OnDone
   v1::LoadStateRequest request_;
   std::shared_ptr<Run> run_;  // from the first message on
   LoadCall call_;
 
-  absl::Mutex mu_;
   v1::LoadStateResponse* const response_;  // gRPC's, until finished
   bool begun_ ABSL_GUARDED_BY(mu_) = false;
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status ended_with_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ballast

@@ -30,13 +30,13 @@ absl::Status CheckDigests(const PullOrder& order) {
 PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
                               const v1::PullRequest& request) {
   std::shared_ptr<PullStream> stream(new PullStream(environment, context));
-  stream->self_ = stream;
+  stream->HoldUntilDone(stream);
   if (auto s = stream->Begin(request); !s.ok()) stream->Finish(s);
   return stream.get();
 }
 
 PullStream::PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
-    : record_(environment.metrics, "Pull", context->peer()), context_(context), environment_(environment) {}
+    : StreamCall(environment.metrics, "Pull", context->peer(), context), environment_(environment) {}
 
 absl::Status PullStream::Begin(const v1::PullRequest& request) {
   record_.set_run_id(request.run_id());
@@ -62,40 +62,24 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
 bool PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
   FillWeights(chunk, run_->spec(), piece, &weights_);
   absl::MutexLock lock(&mu_);
-  if (finished_) return false;
+  if (ended_) return false;
   StartWrite(&weights_);
   return true;
 }
 
 void PullStream::TakeBack(WeightPiece* piece) { weights_.mutable_data()->swap(piece->data); }
 
-void PullStream::Finish(absl::Status status) {
-  absl::MutexLock lock(&mu_);
-  if (std::exchange(finished_, true)) return;
-  ended_with_ = status;
+void PullStream::TellGrpc(const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) RetryAfter(context_, kRetryAfterMs);
   Reactor::Finish(ToGrpc(status));
-}
-
-void PullStream::Cancel() {
-  absl::MutexLock lock(&mu_);
-  if (context_ != nullptr) context_->TryCancel();
 }
 
 void PullStream::OnWriteDone(bool ok) {
   if (ok) run_->OnPullWritten(shared_from_this());
 }
 
-void PullStream::OnCancel() { Finish(absl::CancelledError("the connection was lost")); }
-
-void PullStream::OnDone() {
-  const auto self = std::move(self_);
-  {
-    absl::MutexLock lock(&mu_);
-    context_ = nullptr;
-    record_.Done(ended_with_);
-  }
-  if (run_ != nullptr) run_->OnPullGone(self);
+void PullStream::OnGone() {
+  if (run_ != nullptr) run_->OnPullGone(shared_from_this());
 }
 
 }  // namespace ballast

@@ -1,6 +1,6 @@
 // One Pull call: writes what the run encodes, a chunk at a time.
 //
-// Shared by gRPC (until OnDone) and its run (until it lets go). Every path comes to Finish once.
+// Its life and its end: stream_call.h.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -9,15 +9,14 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
-#include "server/rpc/rpc.h"
+#include "server/rpc/stream_call.h"
 #include "server/store/weight_sink.h"
 
 namespace ballast {
 
-class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
+class PullStream final : public StreamCall<grpc::ServerWriteReactor<v1::Weights>>,
                          public WeightSink,
                          public std::enable_shared_from_this<PullStream> {
  public:
@@ -26,29 +25,22 @@ class PullStream final : public grpc::ServerWriteReactor<v1::Weights>,
 
   bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
-  void Finish(absl::Status status) override;
-  void Cancel() override;
+  void Finish(absl::Status status) override { End(status); }
+  void Cancel() override { TryCancel(); }
 
   void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
 
  private:
   using Reactor = grpc::ServerWriteReactor<v1::Weights>;
 
   PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
   absl::Status Begin(const v1::PullRequest& request);
+  void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
+  void OnGone() override;
 
-  RpcRecord record_;
-  std::shared_ptr<PullStream> self_;  // until OnDone
+  const RpcEnvironment environment_;
   std::shared_ptr<Run> run_;
   v1::Weights weights_;
-
-  absl::Mutex mu_;
-  grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mu_);  // until OnDone
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status ended_with_ ABSL_GUARDED_BY(mu_);
-  const RpcEnvironment environment_;
 };
 
 }  // namespace ballast

@@ -14,7 +14,7 @@
 namespace ballast {
 TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context) {
   std::shared_ptr<TrainStream> stream(new TrainStream(environment, context));
-  stream->self_ = stream;
+  stream->HoldUntilDone(stream);
   const auto by = std::chrono::system_clock::now() + std::chrono::duration<double>(environment.open_timeout_s);
   stream->open_alarm_.Set(std::chrono::time_point_cast<std::chrono::system_clock::duration>(by),
                           [weak = stream->weak_from_this()](bool due) {
@@ -25,10 +25,9 @@ TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::Callbac
 }
 
 TrainStream::TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
-    : environment_(environment),
-      peer_(context->peer()),
-      record_(environment.metrics, "Train", peer_),
-      context_(context) {
+    : StreamCall(environment.metrics, "Train", context->peer(), context),
+      environment_(environment),
+      peer_(context->peer()) {
   environment_.metrics->OnStreams(1);
 }
 
@@ -44,7 +43,7 @@ std::shared_ptr<Run> TrainStream::run() {
 
 void TrainStream::ReadOn() {
   absl::MutexLock lock(&mu_);
-  if (finished_ || reading_ || input_closed_ || unconsumed_ >= kMostUnconsumed) return;
+  if (ended_ || reading_ || input_closed_ || unconsumed_ >= kMostUnconsumed) return;
   reading_ = true;
   StartRead(&request_);
 }
@@ -52,15 +51,15 @@ void TrainStream::ReadOn() {
 void TrainStream::OnReadDone(bool ok) {
   const auto self = shared_from_this();
   std::shared_ptr<Run> bound;
-  bool finished = false, cancelled = false;
+  bool ended = false, cancelled = false;
   {
     absl::MutexLock lock(&mu_);
     cancelled = context_->IsCancelled();
     input_closed_ = !ok;
     bound = run_;
-    finished = finished_;
+    ended = ended_;
   }
-  if (finished) return;
+  if (ended) return;
   if (bound == nullptr) {
     const absl::Status s =
         ok ? Bind(request_) : absl::InvalidArgumentError("the stream ended before its first message");
@@ -122,7 +121,7 @@ bool TrainStream::Send() {
   bool taken = false;
   {
     absl::MutexLock lock(&mu_);
-    if (finished_) return false;
+    if (ended_) return false;
     taken = out_.Add(&response_);
     WriteNext();
   }
@@ -149,17 +148,9 @@ bool TrainStream::Write(const StreamOutput& output) {
   return Send();
 }
 
-void TrainStream::Finish(absl::Status status) {
-  absl::MutexLock lock(&mu_);
-  if (std::exchange(finished_, true)) return;
-  ended_with_ = status;
+void TrainStream::TellGrpc(const absl::Status& status) {
   if (out_.empty()) return Reactor::Finish(ToGrpc(status));
   end_ = ToGrpc(status);
-}
-
-void TrainStream::Cancel() {
-  absl::MutexLock lock(&mu_);
-  if (context_ != nullptr) context_->TryCancel();
 }
 
 void TrainStream::OnWriteDone(bool ok) {
@@ -175,22 +166,17 @@ void TrainStream::OnWriteDone(bool ok) {
 }
 
 void TrainStream::OnCancel() {
-  Finish(absl::CancelledError("the connection was lost"));
+  StreamCall::OnCancel();
   if (const auto bound = run(); bound != nullptr) bound->OnStreamGone(shared_from_this());
 }
 
-void TrainStream::OnDone() {
-  const auto self = std::move(self_);
-  std::shared_ptr<Run> bound;
-  {
-    absl::MutexLock lock(&mu_);
-    context_ = nullptr;
-    bound = run_;
-    bound == nullptr ? record_.Done(ended_with_) : record_.Count(ended_with_);
-  }
+// The run tells more in the log.
+void TrainStream::Record(const absl::Status& status) { run_ == nullptr ? record_.Done(status) : record_.Count(status); }
+
+void TrainStream::OnGone() {
   environment_.metrics->OnStreams(-1);
   // Also the one path on which a stream that was cancelled while it was being bound reaches its run.
-  if (bound != nullptr) bound->OnStreamGone(self);
+  if (const auto bound = run(); bound != nullptr) bound->OnStreamGone(shared_from_this());
 }
 
 }  // namespace ballast

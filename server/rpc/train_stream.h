@@ -1,8 +1,7 @@
 // One Train call, the gRPC lane: checks what the rank sends, copies nothing, posts it to the run's strand, and writes
 // what the run says.
 //
-// gRPC's reactions come on its threads; RankStream is called on the strand. The object is shared by gRPC (until OnDone)
-// and the run (until it lets go). Every path, cancelled at any point or not, comes to Finish exactly once.
+// gRPC's reactions come on its threads; RankStream is called on the strand. Its life and its end: stream_call.h.
 // A stream whose first message is not there within open_timeout_s is ended. Memory: at most kMostUnconsumed messages
 // read and not yet consumed by the strand, or one batch of them; one that waits to be written, and its ResponseQueue's.
 #pragma once
@@ -15,16 +14,15 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
 #include "server/rpc/response_queue.h"
-#include "server/rpc/rpc.h"
+#include "server/rpc/stream_call.h"
 #include "server/run/rank_stream.h"
 
 namespace ballast {
 
-class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>,
+class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>>,
                           public RankStream,
                           public std::enable_shared_from_this<TrainStream> {
  public:
@@ -35,8 +33,8 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
   bool Write(const StreamOutput& output) override;
-  void Finish(absl::Status status) override;
-  void Cancel() override;
+  void Finish(absl::Status status) override { End(status); }
+  void Cancel() override { TryCancel(); }
   void Consumed() override;
   const std::string& peer() const override { return peer_; }
   const char* lane() const override { return "grpc"; }
@@ -44,7 +42,6 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
-  void OnDone() override;
 
  private:
   using Reactor = grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>;
@@ -57,26 +54,23 @@ class TrainStream final : public grpc::ServerBidiReactor<v1::TrainRequest, v1::T
   // False: the stream is over.
   bool Send();
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
+  void Record(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
+  void OnGone() override;
   std::shared_ptr<Run> run();
 
   const RpcEnvironment environment_;
   const std::string peer_;
-  RpcRecord record_;
-  std::shared_ptr<TrainStream> self_;  // until OnDone
-  grpc::Alarm open_alarm_;             // when the first message is overdue
-  v1::TrainRequest request_;           // of the read under way
-  v1::TrainResponse response_;         // what the strand sends
+  grpc::Alarm open_alarm_;      // when the first message is overdue
+  v1::TrainRequest request_;    // of the read under way
+  v1::TrainResponse response_;  // what the strand sends
 
-  absl::Mutex mu_;
-  grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mu_);  // nullptr after OnDone
-  std::shared_ptr<Run> run_ ABSL_GUARDED_BY(mu_);              // from Open on
+  std::shared_ptr<Run> run_ ABSL_GUARDED_BY(mu_);  // from Open on
   ResponseQueue out_ ABSL_GUARDED_BY(mu_);
-  bool finished_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mu_);  // waits for what is in out_
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool input_closed_ ABSL_GUARDED_BY(mu_) = false;
   int unconsumed_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Status ended_with_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace ballast

@@ -19,9 +19,10 @@ namespace {
 constexpr uint64_t kMostSeries = Metrics::kMostSeries;
 
 std::string DescribeBytes(const PlanBytes& b) {
-  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (weights ", b.weights,
-                      ", momentum ", b.momentum, ", variance ", b.variance, ", gradients ", b.gradients, ", staging ",
-                      b.staging, ", snapshots ", b.snapshots, ", client_state ", b.client_state, ")");
+  std::vector<std::string> kinds;
+  for (const ByteKind& kind : kByteKinds) kinds.push_back(absl::StrCat(kind.name, " ", b.*kind.bytes));
+  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (", absl::StrJoin(kinds, ", "),
+                      ")");
 }
 
 RunShape ShapeOf(const RunSpec& spec) {
@@ -207,16 +208,7 @@ bool Runs::draining() const {
 
 void Runs::ShowMemory() const {
   for (const Devices::State& state : options_.devices->Read()) {
-    const PlanBytes& b = state.reserved;
-    options_.metrics->SetMemory(state.label,
-                                {.weights = b.weights,
-                                 .momentum = b.momentum,
-                                 .variance = b.variance,
-                                 .gradients = b.gradients,
-                                 .staging = b.staging,
-                                 .snapshots = b.snapshots,
-                                 .client_state = b.client_state},
-                                state.failure.ok() ? state.limit_bytes : 0);
+    options_.metrics->SetMemory(state.label, state.reserved, state.failure.ok() ? state.limit_bytes : 0);
   }
 }
 

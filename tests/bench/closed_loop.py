@@ -10,11 +10,9 @@ both are free to drift apart. The held-out loss, a mean over the last evaluation
 torch's own seeds lie apart.
 """
 
-import argparse
 import json
 import statistics
 import threading
-from pathlib import Path
 
 import ballast
 import torch
@@ -118,10 +116,7 @@ def train_ballast(seed: int, data: Data, options: dict) -> Curve:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="60 steps instead of 200")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = trainer.parse_options(__doc__, quick="60 steps instead of 200")
     steps, seeds = (60 if arguments.quick else 200), (1, 2, 3)
     torch.set_num_threads(1)
     ends: dict[str, list[float]] = {"torch": [], **{name: [] for name in FORMATS}}

@@ -8,9 +8,7 @@ Ballast, with uncompressed moments and masters that hold fp32 exactly (fp32, spl
 update's own. Fails unless |w_ballast - w_torch| <= 1e-6 |w_torch| for every tensor after every tenth step.
 """
 
-import argparse
 import json
-from pathlib import Path
 
 import ballast.spec
 import torch
@@ -65,10 +63,7 @@ def feed(initial, gradients, weights, server: str, master: str) -> tuple[float, 
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="50 steps")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = trainer.parse_options(__doc__, quick="50 steps")
     steps = 50 if options.quick else 200
     torch.set_num_threads(1)
     recorded = record(steps)

@@ -11,7 +11,6 @@ A weight that is in before backward ends was pushed, updated and pulled behind i
 backward to the end of the step, over the step.
 """
 
-import argparse
 import json
 import socket
 import statistics
@@ -106,10 +105,7 @@ def rows_of(ballast: Team, torch: Team) -> list[dict]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few turns")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = trainer.parse_options(__doc__, quick="few turns")
     turns = {"small": 10, "large": 5} if options.quick else {"small": 40, "large": 20}
     rows = []
     for model, count in turns.items():

@@ -15,20 +15,23 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 readonly ROOT
 readonly LOGS="$ROOT/build/bench-logs"
 
+# shellcheck source=deploy/options.sh
+. "$ROOT/deploy/options.sh"
 # shellcheck source=deploy/stages.sh
 . "$ROOT/deploy/stages.sh"
 
+flag --only "the name of a benchmark"
+flag --quick
+flag --json "a file"
+flag --record
+flag --peers
+
 main() {
   local argument peers=no passed=()
+  parse_flags "$@"
+  # The rest is for collect.py.
   for argument in "$@"; do
-    case "$argument" in
-      --peers) peers=yes ;;
-      -h | --help)
-        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
-        exit 0
-        ;;
-      *) passed+=("$argument") ;;
-    esac
+    if [[ $argument != --peers ]]; then passed+=("$argument"); fi
   done
   trap stop_children EXIT
   trap 'exit 130' INT TERM HUP

@@ -7,12 +7,10 @@ which trains while it is scraped.
 Seconds from the request to the last byte of /metrics, over loopback. The bounds: 50 ms and 12,500 series.
 """
 
-import argparse
 import json
 import statistics
 import threading
 import time
-from pathlib import Path
 
 import torch
 import trainer
@@ -74,10 +72,7 @@ def measure(scrapes: int) -> tuple[list[float], int, int]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few scrapes")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = trainer.parse_options(__doc__, quick="few scrapes")
     took, series, steps = measure(10 if options.quick else 100)
     low, middle, high = (1000 * value for value in trainer.quartiles(took))
     print(f"{RUNS} runs, {TENSORS} tensors, {series} series of at most {MOST_SERIES}; {steps} steps meanwhile")

@@ -8,11 +8,9 @@ The daemon and the trainer have one thread each. Both runs take turns of 50 step
 whatever else the machine does strikes both. The mean over the turns is compared, not the median: one step in 50 pays.
 """
 
-import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
 import trainer
@@ -69,10 +67,7 @@ def measure(turns: int) -> tuple[Run, Run]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few turns")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = trainer.parse_options(__doc__, quick="few turns")
     without, with_ = measure(3 if options.quick else 10)
     # Of neighbours in time, so that a slow minute is in both.
     ratios = [theirs / ours for ours, theirs in zip(without.turns, with_.turns)]

@@ -7,11 +7,9 @@ The quick start's model; torch on one thread, the daemon on one. Each turn makes
 batch, in alternating order, so that whatever else the machine does strikes both.
 """
 
-import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import ballast
 import torch
@@ -54,10 +52,7 @@ def measure(server: str, turns: int, warmup: int = 5):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="20 turns instead of 100")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = trainer.parse_options(__doc__, quick="20 turns instead of 100")
     turns = 20 if options.quick else 100
     torch.set_num_threads(1)
     with trainer.own_daemon() as daemon:

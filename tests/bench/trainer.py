@@ -1,5 +1,6 @@
 """What the benchmarks that train share: a daemon of their own, and the quick start's model and data."""
 
+import argparse
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -10,6 +11,14 @@ sys.path[:0] = [str(ROOT / "tests" / "e2e"), str(ROOT / "client" / "python" / "e
 
 import daemon  # noqa: E402
 import king_james  # noqa: E402, F401
+
+
+def parse_options(doc: str, quick: str) -> argparse.Namespace:
+    """The command line that collect.py has for each; `quick` says what is short then."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, help="where the rows go")
+    return parser.parse_args()
 
 
 @contextmanager

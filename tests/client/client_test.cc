@@ -283,13 +283,7 @@ TEST(ClientTest, UploadedWeightsArriveWholeAndTheirDigestsReturn) {
   FakeDaemon daemon;
   Trainer trainer(daemon.address());
   ASSERT_TRUE(trainer.Attach().ok());
-  const std::string a = GradientOf("a", 40, 9), d = GradientOf("d", 24, 9);
-  const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = BytesOf(a)},
-                              {.tensor = 3, .format = "fp32", .bytes = BytesOf(d)}};
-  const auto digests = trainer.client->LoadWeights(views);
-  ASSERT_TRUE(digests.ok()) << digests.status();
-  EXPECT_THAT(*digests, ElementsAre(WeightDigest(BytesOf(a)), WeightDigest(BytesOf(d))));
-  EXPECT_EQ(daemon.seen().uploaded, (std::map<uint32_t, std::string>{{0, a}, {3, d}}));
+  Upload(trainer, daemon);
 }
 
 TEST(ClientTest, AnUploadOfTheWrongSizeIsRefusedByName) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "proto/bitmap.h"
 #include "proto/checksum.h"
 
-#include "client/cpp/wire/bitmap.h"
 #include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {

@@ -2,9 +2,15 @@
 // and step, and one call for a whole step.
 #pragma once
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "proto/checksum.h"
 
 #include "client/cpp/client.h"
 #include "client/cpp/wire/tensor_table.h"
@@ -71,5 +77,16 @@ struct Trainer {
   absl::StatusOr<Attachment> attachment;
   std::unique_ptr<Client> client;
 };
+
+// Loads weights into the tensors 0 and 3: they arrive whole, and their digests return.
+inline void Upload(Trainer& trainer, FakeDaemon& daemon) {
+  const std::string a = GradientOf("a", 40, 9), d = GradientOf("d", 24, 9);
+  const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = BytesOf(a)},
+                              {.tensor = 3, .format = "fp32", .bytes = BytesOf(d)}};
+  const auto digests = trainer.client->LoadWeights(views);
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_THAT(*digests, ::testing::ElementsAre(WeightDigest(BytesOf(a)), WeightDigest(BytesOf(d))));
+  EXPECT_EQ(daemon.seen().uploaded, (std::map<uint32_t, std::string>{{0, a}, {3, d}}));
+}
 
 }  // namespace ballast

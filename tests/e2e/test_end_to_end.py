@@ -170,7 +170,7 @@ def descendants_of_session(session: int) -> list[str]:
 
 def test_the_quick_start_names_a_bad_flag():
     result = run(ROOT / "deploy" / "quickstart.sh", "--stepz")
-    assert result.returncode == 1 and "--stepz" in result.stderr
+    assert result.returncode == 2 and "--stepz" in result.stderr
 
 
 def last_results() -> dict[str, int]:

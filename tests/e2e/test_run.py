@@ -31,7 +31,7 @@ def write_program(path: Path, text: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path):
-    for name in ("tests/run.sh", "tests/count.py", "deploy/stages.sh"):
+    for name in ("tests/run.sh", "tests/count.py", "deploy/options.sh", "deploy/stages.sh"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("deploy/packages.sh", "deploy/setup.sh"):
@@ -102,4 +102,4 @@ def test_the_load_is_beside_the_tests_and_ends_with_them(tree):
 )
 def test_wrong_flags_are_named(tree, flags, says):
     code, said, _ = run(tree, *flags)
-    assert code == 1 and says in said, said
+    assert code == 2 and says in said, said

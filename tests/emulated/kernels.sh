@@ -8,13 +8,20 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 readonly ROOT BUILD="$ROOT/build/emulated"
 
-timeout_seconds=3600
-if [[ ${1:-} == --timeout ]]; then
-  timeout_seconds=${2:?kernels.sh: --timeout wants seconds}
-  shift 2
-fi
+# shellcheck source=deploy/options.sh
+. "$ROOT/deploy/options.sh"
+
+timeout=3600
+declare -a own=() gtest=()
+
+flag --timeout "seconds" '[0-9]+'
+
+for argument in "$@"; do
+  if [[ $argument == --gtest_* ]]; then gtest+=("$argument"); else own+=("$argument"); fi
+done
+parse_flags "${own[@]}"
 
 cmake -S "$ROOT/kernels" -B "$BUILD" -G Ninja -DBALLAST_TESTS=ON -DCMAKE_EXE_LINKER_FLAGS=-static \
   -DCMAKE_CXX_FLAGS=-DBALLAST_SHORT_IDENTITY >/dev/null
 cmake --build "$BUILD" --target identity_test
-"$ROOT/tests/emulated/run.sh" --timeout "$timeout_seconds" "$BUILD/tests/kernels/identity_test" "$@"
+"$ROOT/tests/emulated/run.sh" --timeout "$timeout" "$BUILD/tests/kernels/identity_test" "${gtest[@]}"

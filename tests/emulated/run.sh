@@ -30,8 +30,8 @@ readonly INSTRUCTIONS_PER_SECOND=50000000
 readonly KERNEL_PARAMETERS="console=ttyS0 quiet panic=-1 nokaslr nopku clearcpuid=321,323 mitigations=off tsc=reliable
   no_timer_check cryptomgr.notests acpi=off pci=off nosmp edd=off"
 
-timeout_seconds=900
-memory_mib=512
+timeout=900
+memory=512
 kernel=
 verbose=no
 work=
@@ -39,14 +39,16 @@ emulator=
 display_reader=
 started_at=$SECONDS
 
-fail() {
-  printf 'run.sh: %s\n' "$*" >&2
-  exit "$EXIT_BROKEN"
-}
+# The program's own exit code may be any other.
+readonly EXIT_FAILED=$EXIT_BROKEN EXIT_REFUSED=$EXIT_BROKEN
+# shellcheck source=deploy/options.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../../deploy/options.sh"
 
-usage() {
-  sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
-}
+flag --timeout "seconds" '[0-9]+'
+flag --memory "a number of MiB" '[0-9]+'
+flag --kernel "a file"
+flag --verbose
+words last # the executable and its arguments
 
 # shellcheck disable=SC2317  # the trap calls it
 clean_up() {
@@ -128,7 +130,7 @@ write_machine() {
 config_interface: textconfig
 display_library: term
 cpu: model=$CPU_MODEL, count=1, ips=$INSTRUCTIONS_PER_SECOND, reset_on_triple_fault=0
-memory: guest=$memory_mib, host=$memory_mib
+memory: guest=$memory, host=$memory
 romimage: file=/usr/share/bochs/BIOS-bochs-latest, options=fastboot
 vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
 ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14
@@ -177,13 +179,13 @@ await_end() {
     drain_display
     program_exit=$(tr -d '\r' <"$work/console" | sed -n "s/^$END_LINE \([0-9]*\)$/\1/p")
     ! grep -qa 'Kernel panic' "$work/console" || break
-    ((SECONDS - started_at < timeout_seconds)) || break
+    ((SECONDS - started_at < timeout)) || break
   done
 }
 
 report_failure() {
-  if ((SECONDS - started_at >= timeout_seconds)); then
-    echo "run.sh: no end after $timeout_seconds s (see --timeout)" >&2
+  if ((SECONDS - started_at >= timeout)); then
+    echo "run.sh: no end after $timeout s (see --timeout)" >&2
     exit "$EXIT_TIMEOUT"
   fi
   tail -n 20 "$work/console" >&2
@@ -206,28 +208,9 @@ run_program() {
 }
 
 main() {
-  while [[ ${1-} == -* ]]; do
-    case "$1" in
-      -h | --help)
-        usage
-        exit 0
-        ;;
-      --verbose)
-        verbose=yes
-        shift
-        continue
-        ;;
-    esac
-    [[ $# -ge 2 ]] || fail "$1 needs a value (see --help)"
-    case "$1" in
-      --timeout) timeout_seconds=$2 ;;
-      --memory) memory_mib=$2 ;;
-      --kernel) kernel=$2 ;;
-      *) fail "unknown flag '$1' (see --help)" ;;
-    esac
-    shift 2
-  done
-  [[ $# -ge 1 ]] || fail "name an executable (see --help)"
+  parse_flags "$@"
+  set -- "${WORDS[@]}"
+  [[ $# -ge 1 ]] || refuse "name an executable (see --help)"
   require_packages
   require_static "$1"
   trap clean_up EXIT

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "proto/bitmap.h"
 #include "proto/checksum.h"
 
 #include "server/convert/convert.h"
@@ -105,7 +106,7 @@ void Check(const v1::MicroEnd& end) {
     const bool sent = i / 8 < end.absent().size() && (end.absent()[i / 8] >> i % 8 & 1) != 0;
     Require(made->absent[i] == sent, "another tensor is absent than was said");
   }
-  Require(*ToBits(FromBits(made->absent), made->absent.size(), "absent") == made->absent, "bits do not survive");
+  Require(*ToBits(PackBits(made->absent), made->absent.size(), "absent") == made->absent, "bits do not survive");
 }
 
 void CheckLoaded(const LoadChunk& made, const v1::LoadStateRequest& sent) {

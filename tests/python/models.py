@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 def layered(seed: int, width: int = 8, dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -29,6 +31,36 @@ def spirals(seed: int, count: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
     radius = torch.rand(count, generator=random)
     angle = 4 * radius + 3.1416 * label
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), label
+
+
+def losses_of(model: nn.Module, optimizer: Any, steps: int) -> list[float]:
+    """Trains a perceptron on the spirals, in its own dtype; the loss of each step."""
+    points, labels = spirals(seed=1)
+    dtype = next(model.parameters()).dtype
+    losses = []
+    for _ in range(steps):
+        loss = F.cross_entropy(model(points.to(dtype)).float(), labels)
+        loss.backward()
+        optimizer.step(loss=loss)
+        losses.append(loss.item())
+    return losses
+
+
+def distances(
+    ours: nn.Module, one: torch.optim.Optimizer, theirs: nn.Module, other: torch.optim.Optimizer, steps: int
+) -> dict[str, float]:
+    """How far apart two perceptrons come, by tensor, when `one` and `other` take the same recorded gradients."""
+    points, labels = spirals(seed=1)
+    for _ in range(steps):
+        F.cross_entropy(theirs(points), labels).backward()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert q.grad is not None
+            p.grad = q.grad.clone()
+        one.step()
+        other.step()
+        other.zero_grad()
+    pairs = zip(ours.named_parameters(), theirs.parameters(), strict=True)
+    return {name: ((p - q).norm() / q.norm()).item() for (name, p), q in pairs}
 
 
 def weights_of(model: nn.Module) -> list[torch.Tensor]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 import ballast
-from models import layered, perceptron, spirals
+from models import distances, layered, losses_of, perceptron
 
 Make = Callable[..., Any]
 EXACT = {"master": "fp32", "state": "fp32"}
@@ -34,17 +33,7 @@ def test_with_exact_formats_it_is_torchs(name: str, make: Make) -> None:
     ours, theirs = perceptron(seed=1), perceptron(seed=1)
     one = make(kind, ours.named_parameters(), **options, **EXACT)
     other = torchs(theirs.parameters(), **options)
-    points, labels = spirals(seed=1)
-    for _ in range(10):
-        F.cross_entropy(theirs(points), labels).backward()
-        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert q.grad is not None
-            p.grad = q.grad.clone()
-        one.step()
-        other.step()
-        other.zero_grad()
-    for (label, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        error = (p - q).norm() / q.norm()
+    for label, error in distances(ours, one, theirs, other, steps=10).items():
         assert error < 1e-5, f"{label}: {error:.2e}"
 
 
@@ -74,13 +63,7 @@ def test_with_its_default_formats_the_loss_goes_down(name: str, dtype: torch.dty
     kind, options = TRAINED[name]
     model = perceptron(seed=1).to(dtype)
     optimizer = make(kind, model.named_parameters(), **options)
-    points, labels = spirals(seed=1)
-    losses = []
-    for _ in range(60):
-        loss = F.cross_entropy(model(points.to(dtype)).float(), labels)
-        loss.backward()
-        optimizer.step(loss=loss)
-        losses.append(loss.item())
+    losses = losses_of(model, optimizer, steps=60)
     assert losses[0] > 0.6
     assert losses[-1] < 0.7 * losses[0], losses[-1]
     assert optimizer.last_result.applied

@@ -9,9 +9,20 @@ import torch
 from torch.nn import functional as F
 
 import ballast
-from models import perceptron, spirals
+from models import distances, losses_of, perceptron, spirals
 
 AdamW = Callable[..., ballast.AdamW]
+
+
+def expect_the_same_step(
+    ours: torch.nn.Module, one: torch.optim.Optimizer, theirs: torch.nn.Module, other: torch.optim.Optimizer
+) -> None:
+    points, labels = spirals(seed=1)
+    for model, optimizer in ((ours, one), (theirs, other)):
+        F.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
 
 
 def test_with_exact_formats_it_is_torchs_adamw(adamw: AdamW) -> None:
@@ -20,17 +31,7 @@ def test_with_exact_formats_it_is_torchs_adamw(adamw: AdamW) -> None:
     options = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
     one = adamw(ours.named_parameters(), **options, state_dtype="fp32", master_weight_bits=32)
     other = torch.optim.AdamW(theirs.parameters(), **options)
-    points, labels = spirals(seed=1)
-    for _ in range(20):
-        F.cross_entropy(theirs(points), labels).backward()
-        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert q.grad is not None
-            p.grad = q.grad.clone()
-        one.step()
-        other.step()
-        other.zero_grad()
-    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        error = (p - q).norm() / q.norm()
+    for name, error in distances(ours, one, theirs, other, steps=20).items():
         assert error < 1e-6, f"{name}: {error:.2e}"
 
 
@@ -38,13 +39,7 @@ def test_with_exact_formats_it_is_torchs_adamw(adamw: AdamW) -> None:
 def test_with_the_default_recipe_the_loss_goes_down(dtype: torch.dtype, adamw: AdamW) -> None:
     model = perceptron(seed=1).to(dtype)
     optimizer = adamw(model.named_parameters(), lr=1e-2)
-    points, labels = spirals(seed=1)
-    losses = []
-    for _ in range(60):
-        loss = F.cross_entropy(model(points.to(dtype)).float(), labels)
-        loss.backward()
-        optimizer.step(loss=loss)
-        losses.append(loss.item())
+    losses = losses_of(model, optimizer, steps=60)
     assert losses[0] > 0.6
     assert losses[-1] < 0.5 * losses[0]
     assert all(p.dtype == dtype for p in model.parameters())
@@ -59,12 +54,7 @@ def test_groups_have_their_own_hyperparameters(adamw: AdamW) -> None:
 
     one = adamw(groups(ours), state_dtype="fp32", master_weight_bits=32)
     other = torch.optim.AdamW(groups(theirs))
-    points, labels = spirals(seed=1)
-    for model, optimizer in ((ours, one), (theirs, other)):
-        F.cross_entropy(model(points), labels).backward()
-        optimizer.step()
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    expect_the_same_step(ours, one, theirs, other)
 
 
 def test_scales_multiply_a_groups_values(adamw: AdamW) -> None:
@@ -77,9 +67,4 @@ def test_scales_multiply_a_groups_values(adamw: AdamW) -> None:
         master_weight_bits=32,
     )
     other = torch.optim.AdamW(theirs.parameters(), lr=0.1, weight_decay=0.1)
-    points, labels = spirals(seed=1)
-    for model, optimizer in ((ours, one), (theirs, other)):
-        F.cross_entropy(model(points), labels).backward()
-        optimizer.step()
-    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    expect_the_same_step(ours, one, theirs, other)

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/bitmap.h"
 #include "proto/checksum.h"
-
-#include "client/cpp/wire/bitmap.h"
 
 namespace ballast {
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "proto/bitmap.h"
 #include "proto/checksum.h"
 #include "proto/session_over.h"
 
@@ -16,7 +17,6 @@
 #include "client/cpp/stream/step_stream.h"
 #include "client/cpp/stream/weight_transfer.h"
 #include "client/cpp/transport/retry.h"
-#include "client/cpp/wire/bitmap.h"
 
 namespace ballast {
 namespace {

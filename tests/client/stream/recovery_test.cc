@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "proto/checksum.h"
 
 #include "tests/client/fake_daemon.h"
 #include "tests/client/trainer.h"
@@ -38,13 +37,7 @@ void TrainAndPull(FakeDaemon& daemon, std::vector<uint32_t> wanted) {
   const auto created = trainer.client->CreateRun(FakeSpec());
   ASSERT_TRUE(created.ok()) << created.status();
   ASSERT_TRUE(trainer.Attach().ok()) << trainer.attachment.status();
-  const std::string a = GradientOf("a", 40, 9), d = GradientOf("d", 24, 9);
-  const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = BytesOf(a)},
-                              {.tensor = 3, .format = "fp32", .bytes = BytesOf(d)}};
-  const auto digests = trainer.client->LoadWeights(views);
-  ASSERT_TRUE(digests.ok()) << digests.status();
-  EXPECT_THAT(*digests, ElementsAre(WeightDigest(BytesOf(a)), WeightDigest(BytesOf(d))));
-  EXPECT_EQ(daemon.seen().uploaded, (Pulled{{0, a}, {3, d}}));
+  ASSERT_NO_FATAL_FAILURE(Upload(trainer, daemon));
   const auto result = trainer.Step();
   ASSERT_TRUE(result.ok()) << result.status();
   Pulled pulled;

@@ -377,14 +377,10 @@ TEST(ConvertTest, StepEndBringsValuesByPlaceAndName) {
   EXPECT_THAT(std::string(ToStepEnd(&end, spec).status().message()), HasSubstr("StepEnd has values of 3 groups"));
 }
 
-TEST(ConvertTest, BitmapsGoThereAndBack) {
-  const std::vector<bool> bits = {true, false, false, true, false, false, false, false, true};
-  const auto back = ToBits(FromBits(bits), bits.size(), "bits");
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(*back, bits);
-  EXPECT_EQ(FromBits(bits), std::string("\x09\x01", 2));
-  EXPECT_FALSE(ToBits("\x10", 4, "bits").ok());
-  EXPECT_TRUE(ToBits("", 4, "bits").ok());
+TEST(ConvertTest, ABitPastTheLastTensorIsRefused) {
+  EXPECT_EQ(*ToBits("\x09", 4, "bits"), (std::vector<bool>{true, false, false, true}));
+  EXPECT_EQ(*ToBits("", 4, "bits"), std::vector<bool>(4));
+  EXPECT_EQ(ToBits("\x10", 4, "bits").status().message(), "bits has bit 4 set, but the run has 4 tensors");
 }
 
 }  // namespace

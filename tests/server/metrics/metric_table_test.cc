@@ -1,6 +1,8 @@
 #include "server/metrics/metric_table.h"
 
+#include <fstream>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -79,6 +81,14 @@ TEST(MetricTableTest, SpikesAreCountedAndScoresAreTotals) {
       {"ballast_predictor_chance_ratio{predictor=\"rms\",run_id=\"a\"}", "0.25"},
       {"ballast_predictor_hits_total{predictor=\"curvature\",run_id=\"a\"}", "0"}};
   for (const auto& [series, value] : wanted) EXPECT_EQ(ValueOf(shown, series), value) << series;
+}
+
+TEST(MetricTableTest, TheDocumentIsWhatTheDaemonPrints) {
+  std::ifstream file(BALLAST_METRICS_MD);
+  std::ostringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), Metrics::Describe())
+      << "write it again: ballastd --describe-metrics > server/metrics/METRICS.md";
 }
 
 }  // namespace

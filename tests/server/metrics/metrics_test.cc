@@ -3,11 +3,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <set>
-#include <sstream>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -17,6 +15,7 @@
 #include "gtest/gtest.h"
 
 #include "server/metrics/metric_table.h"
+#include "server/plan/plan.h"
 
 namespace ballast {
 namespace {
@@ -371,14 +370,6 @@ TEST_F(MetricsTest, ScrapesGoOnWhileRunsComeStepAndGo) {
   while (!done) EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_ready"));
   writer.join();
   EXPECT_EQ(Samples()["ballast_rpc_handled_total{code=\"OK\",method=\"Train\"}"], "200");
-}
-
-TEST_F(MetricsTest, TheDocumentIsWhatTheDaemonPrints) {
-  std::ifstream file(BALLAST_METRICS_MD);
-  std::ostringstream text;
-  text << file.rdbuf();
-  EXPECT_EQ(text.str(), Metrics::Describe())
-      << "write it again: ballastd --describe-metrics > server/metrics/METRICS.md";
 }
 
 TEST_F(MetricsTest, PromtoolFindsNothingToSay) {

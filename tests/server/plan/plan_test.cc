@@ -142,6 +142,19 @@ TEST(PlanTest, TheLargestTensorsArePlannedAtOnce) {
   EXPECT_EQ(plan.send_slot_scales, (1u << 18) / 4);
 }
 
+TEST(PlanTest, TheKindsMakeUpTheTotal) {
+  PlanBytes bytes;
+  uint64_t next = 1, on_device = 0, beside = 0;
+  for (const ByteKind& kind : kByteKinds) {
+    bytes.*kind.bytes = next;
+    (kind.on_device ? on_device : beside) += next;
+    next *= 10;
+  }
+  EXPECT_EQ(bytes.on_device(), on_device);
+  EXPECT_EQ(bytes.beside_device(), beside);
+  EXPECT_EQ(bytes.total(), 1111111u);
+}
+
 // In 64 bits alone the sum would be some TB.
 TEST(PlanTest, WhatDoesNotFitIntoACountFitsNowhere) {
   const RunSpec spec = Made(UncountableSpec());
