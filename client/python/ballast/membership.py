@@ -35,7 +35,7 @@ from ballast.options import (
 )
 from ballast.overlap import ForwardWaits
 from ballast.parameters import ParameterList
-from ballast.place import place_of
+from ballast.rank import place_of
 from ballast.remote_state import RemoteState
 from ballast.result import StepResult
 from ballast.session import Session

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
-from ballast.micros import Accumulation
+from ballast.micro_batches import Accumulation
 from ballast.options import check_fixed, check_group, check_option, check_unchanged, step_values
+from ballast.rejoin import Returning
 from ballast.result import StepResult, as_loss, warn_about
-from ballast.returning import Returning
 from ballast.session import Session
 
 

@@ -12,9 +12,9 @@ from ballast import _core
 from ballast.binding import Binding
 from ballast.commit import StepRules
 from ballast.errors import Rejected, RunRewound
-from ballast.micros import MicroBatches
+from ballast.micro_batches import MicroBatches
 from ballast.parameters import NamedParameter
-from ballast.place import Place
+from ballast.rank import Place
 from ballast.result import StepResult
 from ballast.weights import Weights
 

@@ -14,7 +14,7 @@ from ballast.commit import StepRules
 from ballast.formats import Grouping, WireGroup
 from ballast.options import Rule, hyper_values
 from ballast.parameters import DTYPES, NamedParameter
-from ballast.place import Place
+from ballast.rank import Place
 
 
 def run_spec(

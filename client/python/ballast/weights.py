@@ -13,7 +13,7 @@ from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected, Unavailable
 from ballast.moments import Moments
-from ballast.place import Place
+from ballast.rank import Place
 
 # How long rank 0 may take from creating the run to its first gradient; the pauses between two looks of the others, which
 # double.
