@@ -55,9 +55,9 @@ def test_rank_and_world_are_those_of_torch_distributed(adamw: AdamW, monkeypatch
     monkeypatch.setattr(distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 3)
     optimizer = adamw(layered(seed=1).named_parameters())
-    assert (optimizer._place.rank, optimizer._place.world) == (2, 3)
+    assert (optimizer._rank.number, optimizer._rank.world) == (2, 3)
     given = adamw(layered(seed=1).named_parameters(), rank=0, world_size=1)
-    assert (given._place.rank, given._place.world) == (0, 1)
+    assert (given._rank.number, given._rank.world) == (0, 1)
 
 
 def test_contradictory_and_strange_places_are_refused(adamw: AdamW) -> None:

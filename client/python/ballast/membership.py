@@ -35,7 +35,7 @@ from ballast.options import (
 )
 from ballast.overlap import ForwardWaits
 from ballast.parameters import ParameterList
-from ballast.rank import place_of
+from ballast.rank import rank_of
 from ballast.remote_state import RemoteState
 from ballast.result import StepResult
 from ballast.session import Session
@@ -60,7 +60,7 @@ class Membership(torch.optim.Optimizer):
         check_names(options, RunOptions.__annotations__, type(self).__name__)
         self._rule = rule
         self._options = options
-        self._place = place_of(options)
+        self._rank = rank_of(options)
         self._step_rules = step_rules(options)
         self._weights = options.get("weights")
         if self._weights not in WEIGHTS:
@@ -81,7 +81,7 @@ class Membership(torch.optim.Optimizer):
         self._put_back_skipped = False  # the step that the client state put back was taken in
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
-        self.state = RemoteState(self._place.run)
+        self.state = RemoteState(self._rank.run)
         self._client = _core.Client.connect(
             options.get("server") or os.environ.get("BALLAST_SERVER") or "localhost:7700",
             options.get("connect_timeout", 3.0),
@@ -105,14 +105,14 @@ class Membership(torch.optim.Optimizer):
     @property
     def run(self) -> str:
         """The run's name."""
-        return self._place.run
+        return self._rank.run
 
     def use_dynamic_loss_scale(self) -> None:
         """For ballast.GradScaler: loss_scale follows the results, and a step with a NaN or an infinity is skipped.
         Rejected once the run is joined, and with commit="release"."""
         if self._session is not None:
             raise Rejected(
-                f"run '{self._place.run}' is joined already: make the GradScaler before connect() and the first gradient",
+                f"run '{self._rank.run}' is joined already: make the GradScaler before connect() and the first gradient",
                 "FAILED_PRECONDITION",
             )
         self._step_rules = step_rules(self._options, dynamic_loss_scale=True)
@@ -127,10 +127,10 @@ class Membership(torch.optim.Optimizer):
         grouping = self._formats.group(tensors, self.param_groups)
         seed = self._options.get("seed", 0)
         spec = run_spec(
-            self._place, self._rule, tensors, self.param_groups, grouping, self._lr_scales, seed, self._step_rules
+            self._rank, self._rule, tensors, self.param_groups, grouping, self._lr_scales, seed, self._step_rules
         )
         formats = [grouping.groups[group].formats for group in grouping.of_tensor]
-        self._session = Session(client, self._place, spec, tensors, formats, self._step_rules)
+        self._session = Session(client, self._rank, spec, tensors, formats, self._step_rules)
         self._grouping = grouping
         self._fixed = [fixed_values(group, self._rule) for group in self.param_groups]
         self._hooks.cover(tensor.parameter for tensor in tensors)
@@ -166,7 +166,7 @@ class Membership(torch.optim.Optimizer):
 
     def run_status(self) -> Status:
         """What the daemon says of the run: a dict with the fields of ballast.v1.RunStatus, readable as attributes too."""
-        status: Status = readable(self._connected().get_run(self._place.run)["status"])
+        status: Status = readable(self._connected().get_run(self._rank.run)["status"])
         return status
 
     def close(self) -> None:
@@ -196,9 +196,7 @@ class Membership(torch.optim.Optimizer):
 
     def _connected(self) -> _core.Client:
         if self._client is None:
-            raise Rejected(
-                f"this optimizer of run '{self._place.run}' is closed: make a new one", "FAILED_PRECONDITION"
-            )
+            raise Rejected(f"this optimizer of run '{self._rank.run}' is closed: make a new one", "FAILED_PRECONDITION")
         return self._client
 
     def _joined(self) -> Session:
@@ -206,7 +204,7 @@ class Membership(torch.optim.Optimizer):
 
     def _pull_at_once(self) -> None:
         try:
-            self._connected().get_run(self._place.run)  # a run that does not exist is not to be created empty
+            self._connected().get_run(self._rank.run)  # a run that does not exist is not to be created empty
             self.pull()
         except BaseException:
             self.close()
@@ -227,7 +225,7 @@ class Membership(torch.optim.Optimizer):
         """Adds a group, before the run is created or joined: that is, before the first gradient and connect()."""
         if self._session is not None:
             raise Rejected(
-                f"run '{self._place.run}' exists and its tensors are fixed: add parameter groups before the first "
+                f"run '{self._rank.run}' exists and its tensors are fixed: add parameter groups before the first "
                 "gradient, or make an optimizer with another run",
                 "FAILED_PRECONDITION",
             )
@@ -262,7 +260,7 @@ class Membership(torch.optim.Optimizer):
         the run and the last step."""
         state = super().state_dict()
         if self.last_result is not None:
-            state["ballast"] = {"run": self._place.run, "step": self.last_result.step}
+            state["ballast"] = {"run": self._rank.run, "step": self.last_result.step}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -277,7 +275,7 @@ class Membership(torch.optim.Optimizer):
             raise Rejected(f"step {self._session.step} is open: call step() first", "FAILED_PRECONDITION")
         if state_dict["state"] and self._session is not None and self._session.weights.settled:
             raise Rejected(
-                f"this state_dict holds moments, and run '{self._place.run}' has its own since its first gradient: load it "
+                f"this state_dict holds moments, and run '{self._rank.run}' has its own since its first gradient: load it "
                 'before, or its options alone: {"state": {}, "param_groups": state_dict["param_groups"]}',
                 "FAILED_PRECONDITION",
             )
@@ -289,7 +287,7 @@ class Membership(torch.optim.Optimizer):
             check_group(group, self._rule)
         moments = moments_of(state_dict, self.param_groups)
         super().load_state_dict({"state": {}, "param_groups": saved})
-        self.state = RemoteState(self._place.run)
+        self.state = RemoteState(self._rank.run)
         self._moments = moments
 
     def owns(self, parameter: Tensor) -> bool:

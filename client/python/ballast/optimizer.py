@@ -92,7 +92,7 @@ class Optimizer(Returning):
                     session.leave_waiting()
                     return value
             result = session.finish()
-        warn_about(result, self._place.run)
+        warn_about(result, self._rank.run)
         return value
 
     def _end(self, session: Session, loss: float | None) -> None:
@@ -118,7 +118,7 @@ class Optimizer(Returning):
         """
         with self._lock, self._following():
             session = self._joined()
-            session.micros.begin(final, session.step, session.begun)
+            session.micro_batches.begin(final, session.step, session.begun)
         failed = True
         try:
             yield Accumulation(self.report_loss)
@@ -127,13 +127,13 @@ class Optimizer(Returning):
             with self._lock, self._following():
                 if not failed and not session.begun:  # it had no gradient, and counts nevertheless
                     self._begin(session)
-                session.micros.leave(failed)
+                session.micro_batches.leave(failed)
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Tells the daemon the loss of the micro-batch whose backward() was last, a number or a tensor with one element,
         for its metrics. The step's is the mean over micro-batches and ranks. step(loss=...) tells the last one's."""
         with self._lock:
-            self._joined().micros.loss = as_loss(loss)
+            self._joined().micro_batches.loss = as_loss(loss)
 
     @property
     def step_was_skipped(self) -> bool:

@@ -47,7 +47,7 @@ class Returning(Membership):
         with self._lock:
             if self._restored or self._step_values:
                 raise Rejected(
-                    f"client state '{name}': what run '{self._place.run}' has kept was put back already, or a step was "
+                    f"client state '{name}': what run '{self._rank.run}' has kept was put back already, or a step was "
                     "made without it; register before connect() and the first gradient",
                     "FAILED_PRECONDITION",
                 )
@@ -66,10 +66,10 @@ class Returning(Membership):
         self._put_back_skipped = session.steps_since_state == 0 and last is not None and last.skipped
         pieces = self._states.restore(session.client_state, self.load_state_dict)
         if lacking := self._states.lacking(pieces):
-            warnings.warn(f"run '{self._place.run}' has no client state named {', '.join(lacking)}", stacklevel=3)
+            warnings.warn(f"run '{self._rank.run}' has no client state named {', '.join(lacking)}", stacklevel=3)
         if session.steps_since_state:
             warnings.warn(
-                f"the client state of run '{self._place.run}' is {session.steps_since_state} steps older than its weights: "
+                f"the client state of run '{self._rank.run}' is {session.steps_since_state} steps older than its weights: "
                 "those steps ended without this rank",
                 stacklevel=3,
             )
@@ -92,7 +92,7 @@ class Returning(Membership):
                 raise Rejected(f"rewind({name}={value!r}): it must be a whole number of at least 0")
         with self._lock:
             self._joined()
-            self._connected().rewind(self._place.run, to, steps, "trainer")
+            self._connected().rewind(self._rank.run, to, steps, "trainer")
             return self._follow(RunRewound("")).step
 
     @contextmanager

@@ -14,7 +14,7 @@ from ballast.commit import StepRules
 from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
 from ballast.parameters import NamedParameter
-from ballast.rank import Place
+from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.weights import Weights
 
@@ -30,29 +30,29 @@ class Session:
     def __init__(
         self,
         client: _core.Client,
-        place: Place,
+        rank: Rank,
         spec: str,
         tensors: Sequence[NamedParameter],
         formats: Sequence[Mapping[str, Any]],
         step_rules: StepRules,
     ):
         self._client = client
-        self._place = place
-        self._run = place.run
+        self._rank = rank
+        self._run = rank.run
         self._names = [tensor.name for tensor in tensors]
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
-        self.micros = MicroBatches(step_rules.accumulation, client.end_micro)
+        self.micro_batches = MicroBatches(step_rules.accumulation, client.end_micro)
         self._in_place = not step_rules.staged  # weights may return while backward goes on
         client.create_run(spec)
         self._attach()
 
     def _attach(self) -> None:
-        place, client = self._place, self._client
+        rank, client = self._rank, self._client
         attached = client.attach(
-            place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane, place.join_timeout
+            rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.lane, rank.join_timeout
         )
-        self.weights = Weights(client, place, self._bindings, attached)
+        self.weights = Weights(client, rank, self._bindings, attached)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
@@ -68,7 +68,7 @@ class Session:
         while True:
             try:
                 self._attach()
-                self.micros.clear()
+                self.micro_batches.clear()
                 self.weights.take()
                 return
             except RunRewound:  # once more, meanwhile
@@ -95,7 +95,7 @@ class Session:
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
-        self._client.begin_step(groups, loss_scale, self.micros.count)
+        self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
 
     def admit(self, parameter: Tensor, name: str) -> None:
@@ -123,7 +123,7 @@ class Session:
                 "for its weights",
                 "FAILED_PRECONDITION",
             )
-        self.micros.admit(binding.index, name, self.step)
+        self.micro_batches.admit(binding.index, name, self.step)
 
     def push(self, parameter: Tensor, grad: Tensor) -> None:
         """Sends a gradient. From here on, in the step's last micro-batch, the parameter may be overwritten at any time
@@ -133,8 +133,8 @@ class Session:
         if binding.follow():
             self.weights.bind(binding)
         self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
-        self.micros.add(binding.index)
-        if self._in_place and self.micros.last:
+        self.micro_batches.add(binding.index)
+        if self._in_place and self.micro_batches.last:
             self._mark(binding)
 
     def _mark(self, binding: Binding) -> None:
@@ -146,10 +146,10 @@ class Session:
 
     def end(self, loss: float | None, client_state: bytes, groups: list[dict[str, float]]) -> None:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
-        self.micros.check_end(self.step)
-        pending = self._client.end_step(self.micros.loss if loss is None else loss, client_state, groups)
+        self.micro_batches.check_end(self.step)
+        pending = self._client.end_step(self.micro_batches.loss if loss is None else loss, client_state, groups)
         self._pending = pending
-        self.micros.clear()
+        self.micro_batches.clear()
 
     def finish(self) -> StepResult:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on."""
