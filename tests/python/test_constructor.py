@@ -117,6 +117,7 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
         {"state_dtype": "int8"},
         {"rounding": "up"},
         {"weights": "theirs"},
+        {"transport": "tcp"},
         {"join_timeout": -1.0},
         {"join_timeout": "long"},
     ],
@@ -125,6 +126,13 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
 def test_an_impossible_option_is_refused(option: dict[str, Any], adamw: AdamW) -> None:
     with pytest.raises(ballast.Rejected, match=f"{next(iter(option))}=.*must be"):
         adamw([parameter(1)], **option)
+
+
+def test_an_option_of_another_name_is_refused_and_told_it(adamw: AdamW) -> None:
+    with pytest.raises(TypeError, match=r"AdamW\(\) got an unexpected keyword argument 'lane': write transport="):
+        adamw([parameter(1)], lane="grpc")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'land'$"):
+        adamw([parameter(1)], land="grpc")
 
 
 def test_an_impossible_option_names_its_group(adamw: AdamW) -> None:

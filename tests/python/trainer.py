@@ -131,10 +131,10 @@ def uploads(server: str, run: str) -> None:
         say("interrupted")
 
 
-def _rank(server: str, run: str, rank: int, lane: str) -> None:
+def _rank(server: str, run: str, rank: int, transport: str) -> None:
     layers = layered(seed=1)
     optimizer = ballast.AdamW(
-        layers.named_parameters(), server=server, run=run, rank=rank, world=2, lane=lane, reconnect_timeout=30
+        layers.named_parameters(), server=server, run=run, rank=rank, world=2, transport=transport, reconnect_timeout=30
     )
     try:
         say("waits")

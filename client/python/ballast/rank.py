@@ -23,7 +23,7 @@ class Rank:
     number: int = 0
     world: int = 1
     takeover: bool = False
-    lane: str = "auto"
+    transport: str = "auto"
     join_timeout: float = 3600.0
 
 
@@ -38,8 +38,8 @@ def run_id(run: str | None) -> str:
 
 
 def rank_of(options: Mapping[str, Any]) -> Rank:
-    """From the options run, rank, world or world_size, takeover, lane and join_timeout. Rank and world that are not given
-    are those of torch.distributed where it is initialized, else 0 and 1."""
+    """From the options run, rank, world or world_size, takeover, transport and join_timeout. Rank and world that are not
+    given are those of torch.distributed where it is initialized, else 0 and 1."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
         raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")
@@ -53,14 +53,14 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
         _count("rank", rank, 0, 0),
         _count("world", world, 1, 1),
         options.get("takeover", False),
-        _lane(options.get("lane", "auto")),
+        _transport(options.get("transport", "auto")),
         _join_timeout(options.get("join_timeout", Rank.join_timeout)),
     )
 
 
-def _lane(given: Any) -> str:
+def _transport(given: Any) -> str:
     if given not in ("auto", "grpc", "shm"):
-        raise Rejected(f"lane={given!r}: it must be 'auto', 'grpc' or 'shm'")
+        raise Rejected(f"transport={given!r}: it must be 'auto', 'grpc' or 'shm'")
     return given
 
 

@@ -50,7 +50,7 @@ class Session:
     def _attach(self) -> None:
         rank, client = self._rank, self._client
         attached = client.attach(
-            rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.lane, rank.join_timeout
+            rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.transport, rank.join_timeout
         )
         self.weights = Weights(client, rank, self._bindings, attached)
         self.client_state: bytes = attached["client_state"]

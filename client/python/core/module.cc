@@ -227,8 +227,8 @@ class PyClient {
   }
 
   nb::dict Attach(const std::string& run_id, uint32_t rank, uint32_t world, bool takeover, double wait_s,
-                  const std::string& lane, double join_timeout_s) const {
-    const LaneWish wish = lane == "grpc" ? LaneWish::kGrpc : lane == "shm" ? LaneWish::kShm : LaneWish::kAuto;
+                  const std::string& transport, double join_timeout_s) const {
+    const LaneWish wish = transport == "grpc" ? LaneWish::kGrpc : transport == "shm" ? LaneWish::kShm : LaneWish::kAuto;
     AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
     options.lane = wish;
     options.join_timeout_s = join_timeout_s;
@@ -355,7 +355,7 @@ void BindClient(nb::module_& module) {
       .def("delete_run", &PyClient::DeleteRun, arg("run_id"), arg("force") = false)
       .def("rewind", &PyClient::Rewind, arg("run_id"), arg("to_step").none(), arg("steps_back").none(), arg("reason"))
       .def("attach", &PyClient::Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
-           arg("lane") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s)
+           arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s)
       .def("load_weights", &PyClient::LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>())
       .def("pull", &PyClient::Pull, arg("run_id"), arg("places"), arg("digests") = std::map<uint32_t, uint64_t>())
       .def("bind_weights", &PyClient::BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
