@@ -63,7 +63,7 @@ def test_a_tied_parameter_is_sent_once_under_its_first_name(adamw: AdamW, run: s
     optimizer = adamw([("embed", w), ("head", w)])
     w.sum().backward()
     optimizer.step()
-    tensors = optimizer._connected().get_run(run)["spec"]["tensors"]
+    tensors = optimizer._membership.connected().get_run(run)["spec"]["tensors"]
     assert [tensor["name"] for tensor in tensors] == ["embed"]
 
 
@@ -161,7 +161,7 @@ def test_frozen_parameters_are_skipped(adamw: AdamW, run: str) -> None:
     optimizer = adamw([codes, w])
     w.sum().backward()
     optimizer.step()
-    tensors = optimizer._connected().get_run(run)["spec"]["tensors"]
+    tensors = optimizer._membership.connected().get_run(run)["spec"]["tensors"]
     assert [tensor["name"] for tensor in tensors] == ["param.1"]
 
 
@@ -181,7 +181,7 @@ def test_groups_describe_the_run(adamw: AdamW, run: str) -> None:
         seed=2**63,
     )
     optimizer.connect()
-    spec = optimizer._connected().get_run(run)["spec"]
+    spec = optimizer._membership.connected().get_run(run)["spec"]
     w, e = spec["tensors"]
     assert (w["name"], w["shape"], w["dtype"], w["lr_scale"], w["wd_scale"]) == ("w", [2, 3], "fp32", 0.5, 0)
     assert (e["name"], e["shape"], e["dtype"], e["group"]) == ("e", [3], "bf16", 1)

@@ -38,8 +38,8 @@ def run_id(run: str | None) -> str:
 
 
 def rank_of(options: Mapping[str, Any]) -> Rank:
-    """From the options run, rank, world or world_size, takeover, transport and join_timeout. Rank and world that are not
-    given are those of torch.distributed where it is initialized, else 0 and 1."""
+    """From the options run, rank, world or world_size, takeover, transport and join_timeout. Rank and world that are
+    not given are those of torch.distributed where it is initialized, else 0 and 1."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
         raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")

@@ -1,119 +1,106 @@
-"""A member of a run that comes back to it: in the place of an earlier process, and when the run is rewound."""
+"""Coming back to a run: in the place of an earlier process, and when the run is rewound."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ballast.client_state import ClientStates
 from ballast.errors import Rejected, RunRewound
-from ballast.membership import Membership
 from ballast.session import Session
 
+# Optimizer.load_state_dict, of the optimizer whose state was kept with the registered one's.
+Load = Callable[[dict[str, Any]], object]
 
-class Returning(Membership):
-    """What ballast.Optimizer is for who comes back."""
 
-    def connect(self) -> bool:
-        """Creates the run, or joins it, now instead of at the first gradient. Rejected if its description differs.
+class Rejoin:
+    """The client state that is registered, whether it was put back, and what a rewind has made void.
 
-        Returns whether registered client state of an earlier process was put back: the loop then goes on after the
-        step() in which it was taken.
-        """
-        with self._lock:
-            session = self._joined()
-            if not self._states or self._restored:
-                return False
-            self._restored = True
-            return self._restore(session)
+    Knows no optimizer: who comes back gives its session and what loads its state_dict with each call. One thread at a
+    time.
+    """
 
-    def register_client_state(self, name: str, get: Any, set: Callable[[Any], object] | None = None) -> None:
-        """State of the trainer that the daemon keeps with each step, at most 1 MiB in all, for the process that takes
-        this rank after this one: of the data loader, the LR scheduler, random numbers, a GradScaler.
+    def __init__(self, run: str):
+        self._run = run
+        self._states = ClientStates()
+        self._asked = False  # what the daemon kept of them was asked for
+        self._skipped = False
+        self._dead_backward = -1
 
-            optimizer.register_client_state("scheduler", scheduler)
-            optimizer.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
-            if optimizer.connect():  # an earlier process's was put back, lr and other options of param_groups too
-                if not optimizer.step_was_skipped:  # as this loop does after step(), in which the state was taken
-                    scheduler.step()
+    # --- client state -----------------------------------------------------------------------------------------------
 
-        get: an object with state_dict() and load_state_dict(), or a function that returns the state: containers, numbers,
-            strings, bytes and tensors. Called in step().
-        set: the function that puts it back. Called in connect(), so register first.
-        """
-        with self._lock:
-            if self._restored or self._step_values:
-                raise Rejected(
-                    f"client state '{name}': what run '{self._rank.run}' has kept was put back already, or a step was "
-                    "made without it; register before connect() and the first gradient",
-                    "FAILED_PRECONDITION",
-                )
-            self._states.add(name, get, set)
+    def register(self, name: str, get: Any, set: Callable[[Any], object] | None, late: bool) -> None:
+        """As Optimizer.register_client_state; `late`: a step was begun already, which Rejected tells of."""
+        if self._asked or late:
+            raise Rejected(
+                f"client state '{name}': what run '{self._run}' has kept was put back already, or a step was "
+                "made without it; register before connect() and the first gradient",
+                "FAILED_PRECONDITION",
+            )
+        self._states.add(name, get, set)
 
-    def _restore(self, session: Session) -> bool:
-        if not session.client_state:
+    def collect(self, state_dict: Callable[[], Any]) -> bytes:
+        """What is registered as it is now, and the optimizer's state_dict. Empty if nothing is registered."""
+        return self._states.collect(state_dict)
+
+    def require_asked(self) -> None:
+        """Rejected if state is registered, and what the daemon has of it was never asked for."""
+        if self._states and not self._asked:
+            raise Rejected(
+                "client state is registered: call connect() before the loop, so that an earlier process's is put back "
+                "before the first batch",
+                "FAILED_PRECONDITION",
+            )
+
+    def put_back_once(self, session: Session, load: Load) -> bool:
+        """Puts an earlier process's back, the first time that it is called. Returns whether there was any."""
+        if not self._states or self._asked:
             return False
-        self._put_back(session)
-        return True
+        self._asked = True
+        return self._put_back(session, load) is not None
 
-    def _put_back(self, session: Session) -> dict[str, Any] | None:
+    @property
+    def skipped(self) -> bool:
+        """Whether the step that the state put back was taken in changed no weight."""
+        return self._skipped
+
+    def _put_back(self, session: Session, load: Load) -> dict[str, Any] | None:
+        """Returns the pieces by name; None if there is nothing, here or there."""
         if not session.client_state or not self._states:
             return None
         last = session.last_result
-        self._put_back_skipped = session.steps_since_state == 0 and last is not None and last.skipped
-        pieces = self._states.restore(session.client_state, self.load_state_dict)
+        self._skipped = session.steps_since_state == 0 and last is not None and last.skipped
+        pieces = self._states.restore(session.client_state, load)
         if lacking := self._states.lacking(pieces):
-            warnings.warn(f"run '{self._rank.run}' has no client state named {', '.join(lacking)}", stacklevel=3)
+            warnings.warn(f"run '{self._run}' has no client state named {', '.join(lacking)}", stacklevel=3)
         if session.steps_since_state:
             warnings.warn(
-                f"the client state of run '{self._rank.run}' is {session.steps_since_state} steps older than its weights: "
+                f"the client state of run '{self._run}' is {session.steps_since_state} steps older than its weights: "
                 "those steps ended without this rank",
                 stacklevel=3,
             )
         return pieces
 
-    def rewind(self, steps: int | None = None, *, to: int | None = None) -> int:
-        """Takes the run back to a snapshot, and this trainer with it: its weights, and what is registered with
-        register_client_state, are those of that step. Returns it; the next step is the one after. The other ranks' calls
-        raise RunRewound. The run needs snapshots (option `snapshots`).
+    # --- rewinds ----------------------------------------------------------------------------------------------------
 
-        steps: so many steps before the last one, or the nearest snapshot before that. to: this very step. Neither: the
-            latest snapshot. A step that is open is discarded.
-
-        Raises Rejected, naming the steps kept, if there is no such snapshot.
-        """
-        if steps is not None and to is not None:
-            raise Rejected(f"rewind(steps={steps}, to={to}): give one of them")
-        for name, value in (("steps", steps), ("to", to)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise Rejected(f"rewind({name}={value!r}): it must be a whole number of at least 0")
-        with self._lock:
-            self._joined()
-            self._connected().rewind(self._rank.run, to, steps, "trainer")
-            return self._follow(RunRewound("")).step
-
-    @contextmanager
-    def _following(self) -> Iterator[None]:
-        """Within it the run may turn out to have been rewound. RunRewound is raised when this trainer has followed."""
-        try:
-            yield
-        except RunRewound as rewound:
-            if not rewound.followed:
-                self._follow(rewound)
-            raise
-
-    def _follow(self, rewound: RunRewound) -> RunRewound:
-        session = self._joined()
+    def take_rank(self, session: Session) -> None:
+        """After a rewind: the rank again, with the weights of the step that the run is back at."""
         self._dead_backward = torch._C._current_graph_task_id()
         session.rejoin()
-        for entry in self._parameters:
-            entry.parameter.grad = None
-        self._step_values = []
-        self._restored = self._restored or bool(self._states)
+
+    def finish(self, rewound: RunRewound, session: Session, load: Load) -> None:
+        """After take_rank(): puts the client state of that step back, and tells `rewound` all that was done."""
+        self._asked = self._asked or bool(self._states)
         rewound.step = session.step - 1
-        rewound.client_state = self._put_back(session)
+        rewound.client_state = self._put_back(session, load)
         rewound.followed = True
-        return rewound
+
+    @property
+    def in_dead_backward(self) -> bool:
+        """Whether the caller is in the backward() that was under way when the run was rewound, perhaps on another
+        thread: its gradients are those of a step that is gone."""
+        backward = torch._C._current_graph_task_id()
+        return backward != -1 and backward == self._dead_backward

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ballast import _core
 from ballast.binding import Binding
-from ballast.commit import StepRules
 from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
-from ballast.parameters import NamedParameter
 from ballast.rank import Rank
 from ballast.result import StepResult
+from ballast.settings import Description
 from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
@@ -27,24 +25,17 @@ _WAIT_SLICE_S = 0.1
 class Session:
     """One attachment, from Attach to close. One thread at a time."""
 
-    def __init__(
-        self,
-        client: _core.Client,
-        rank: Rank,
-        spec: str,
-        tensors: Sequence[NamedParameter],
-        formats: Sequence[Mapping[str, Any]],
-        step_rules: StepRules,
-    ):
+    def __init__(self, client: _core.Client, rank: Rank, description: Description):
         self._client = client
         self._rank = rank
         self._run = rank.run
-        self._names = [tensor.name for tensor in tensors]
-        self._bindings = [Binding(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
+        self._names = [tensor.name for tensor in description.tensors]
+        pairs = zip(description.tensors, description.formats)
+        self._bindings = [Binding(index, *pair) for index, pair in enumerate(pairs)]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
-        self.micro_batches = MicroBatches(step_rules.accumulation, client.end_micro)
-        self._in_place = not step_rules.staged  # weights may return while backward goes on
-        client.create_run(spec)
+        self.micro_batches = MicroBatches(description.step_rules.accumulation, client.end_micro)
+        self.staged = description.step_rules.staged  # else weights may return while backward goes on
+        client.create_run(description.spec)
         self._attach()
 
     def _attach(self) -> None:
@@ -134,7 +125,7 @@ class Session:
             self.weights.bind(binding)
         self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
         self.micro_batches.add(binding.index)
-        if self._in_place and self.micro_batches.last:
+        if not self.staged and self.micro_batches.last:
             self._mark(binding)
 
     def _mark(self, binding: Binding) -> None:
