@@ -3,8 +3,8 @@ rewound. All end with the bits of one trainer that makes every rank's batches by
 
     many_ranks.py RANKS [grpc | auto]
 
-RANKS is a power of two, so that a mean over them is exact. The lane is by default auto: memory shared with the daemon.
-torch is imported once and the trainers are forks of it.
+RANKS is a power of two, so that a mean over them is exact. The transport is by default auto: memory shared with the
+daemon. torch is imported once and the trainers are forks of it.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def next_step(optimizer: ballast.AdamW) -> int:
     return optimizer.last_result.step + 1 if optimizer.last_result else 1
 
 
-def lanes_of(optimizer: ballast.AdamW, rank: int) -> set[str]:
+def transports_of(optimizer: ballast.AdamW, rank: int) -> set[str]:
     """The rank's, where the daemon shows one: while a run is rewound it does not."""
     lines = [line for line in optimizer.run_status()["ranks"] if line.startswith(f"rank {rank}:")]
     return {line.rpartition("lane ")[2] for line in lines if "lane " in line}
@@ -83,7 +83,7 @@ def guarded(tell: Connection, run: Callable[..., Any], *arguments: Any) -> None:
 
 
 def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: str) -> dict[str, Any]:
-    model, losses, lanes, rewinds = make_model(), {}, set(), 0
+    model, losses, transports, rewinds = make_model(), {}, set(), 0
     weights = "server" if role == "successor" else None
     options = {**place, **SNAPSHOTS, "rank": rank, "world": world, "weights": weights}
     with ballast.AdamW(model.named_parameters(), lr=1e-2, **options) as optimizer:
@@ -96,7 +96,7 @@ def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: 
                 loss.backward()
                 optimizer.step(loss=loss)
                 losses[step] = loss.item()
-                lanes |= lanes_of(optimizer, rank)
+                transports |= transports_of(optimizer, rank)
                 assert optimizer.last_result.outcome == "APPLIED", optimizer.last_result
                 if role == "rewinder" and step == REWOUND_AFTER and not rewinds:
                     assert optimizer.rewind(1) == 10
@@ -104,7 +104,7 @@ def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: 
             except ballast.RunRewound as back:
                 assert back.step == 10
                 rewinds += 1
-    return {"weights": weights_of(model), "losses": losses, "rewinds": rewinds, "lanes": lanes}
+    return {"weights": weights_of(model), "losses": losses, "rewinds": rewinds, "transports": transports}
 
 
 def train_alone(_: Connection, place: dict[str, Any], world: int) -> dict[str, Any]:
@@ -144,9 +144,10 @@ def train_together(place: dict[str, Any], world: int) -> dict[int, dict[str, Any
     return ended
 
 
-def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, lane: str) -> None:
+def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, transport: str) -> None:
+    taken = "shm" if transport == "auto" else transport
     for rank, told in ranks.items():
-        assert told["lanes"] == {{"auto": "shm"}.get(lane, lane)}, f"rank {rank} took the lanes {told['lanes']}"
+        assert told["transports"] == {taken}, f"rank {rank} took the transports {told['transports']}"
         assert told["weights"] == alone["weights"], f"rank {rank} ended with other weights"
         assert told["rewinds"] == 1, (rank, told)
         own = range(KILLED_BEFORE if role_of(rank, world) == "victim" else 1, STEPS + 1)
@@ -154,13 +155,13 @@ def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, l
 
 
 def main() -> None:
-    world, lane = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto"
+    world, transport = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto"
     torch.set_num_threads(1)
     torch.optim.SGD(make_model().parameters())  # what torch imports for its first optimizer, it need not in each fork
     with tempfile.TemporaryDirectory(prefix="ballast-ranks-") as folder:
         flags = ["--limits.lease", "1s", "--shm_socket", f"{folder}/shared/"]
         with Daemon(Path(folder), *flags) as daemon:
-            place = {"server": daemon.server, "lane": lane}
+            place = {"server": daemon.server, "transport": transport}
             started = time.monotonic()
             ranks = train_together({**place, "run": "together"}, world)
             took = time.monotonic() - started
@@ -168,8 +169,8 @@ def main() -> None:
             guarded(end, train_alone, {**place, "run": "alone"}, world)
             alone = told.recv()
             assert isinstance(alone, dict), alone
-    check(ranks, alone, world, lane)
-    print(f"{world} ranks, lane {lane}, {STEPS} steps, a kill and a rewind: {took:.1f} s")
+    check(ranks, alone, world, transport)
+    print(f"{world} ranks, transport {transport}, {STEPS} steps, a kill and a rewind: {took:.1f} s")
 
 
 if __name__ == "__main__":

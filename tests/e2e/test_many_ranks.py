@@ -7,10 +7,10 @@ import pytest
 from daemon import ROOT, plain_environment
 
 
-@pytest.mark.parametrize("lane", ["grpc", "auto"])
-def test_eight_ranks_end_with_the_bits_of_one(lane):
-    command = [sys.executable, ROOT / "tests" / "e2e" / "many_ranks.py", "8", lane]
+@pytest.mark.parametrize("transport", ["grpc", "auto"])
+def test_eight_ranks_end_with_the_bits_of_one(transport):
+    command = [sys.executable, ROOT / "tests" / "e2e" / "many_ranks.py", "8", transport]
     environment = {**plain_environment(), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.startswith(f"8 ranks, lane {lane}, 20 steps")
+    assert result.stdout.startswith(f"8 ranks, transport {transport}, 20 steps")

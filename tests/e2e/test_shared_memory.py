@@ -1,4 +1,4 @@
-"""Trainer and daemon on one host: the lane they take by themselves, and what each notices of the other's death."""
+"""Trainer and daemon on one host: the transport they take by themselves, and what each notices of the other's death."""
 
 import json
 import re
@@ -13,7 +13,7 @@ ENDLESS_TRAINER = """
 import sys, torch, ballast
 torch.manual_seed(0)
 w = torch.nn.Parameter(torch.randn(200_000))
-place = dict(server=sys.argv[1], run="shared", lane=sys.argv[2], weights=sys.argv[3] or None)
+place = dict(server=sys.argv[1], run="shared", transport=sys.argv[2], weights=sys.argv[3] or None)
 opt = ballast.AdamW([("w", w)], lr=1e-3, reconnect_timeout=2, **place)
 step = 0
 while True:
@@ -35,10 +35,10 @@ def streams(daemon: Daemon) -> list[dict]:
     return [line for line in lines if line.get("event") == "stream"]
 
 
-def start_trainer(daemon: Daemon, lane: str, weights: str = "") -> subprocess.Popen:
+def start_trainer(daemon: Daemon, transport: str, weights: str = "") -> subprocess.Popen:
     """Returns once it has made some steps."""
     trainer = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS_TRAINER, daemon.server, lane, weights],
+        [sys.executable, "-c", ENDLESS_TRAINER, daemon.server, transport, weights],
         env=plain_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -54,18 +54,18 @@ def rank_line(daemon: Daemon) -> str:
     return found[0] if found else ""
 
 
-def test_the_lane_is_taken_without_asking_and_shown(daemon):
+def test_the_transport_is_taken_without_asking_and_shown(daemon):
     result = subprocess.run([EXAMPLE, daemon.server], capture_output=True, text=True, env=plain_environment())
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert [line["lane"] for line in streams(daemon)] == ["shm"]
 
 
-@pytest.mark.parametrize("lane", ["auto", "shm", "grpc"])
-def test_the_option_of_python_chooses(daemon, lane):
-    trainer = start_trainer(daemon, lane)
+@pytest.mark.parametrize("transport", ["auto", "shm", "grpc"])
+def test_the_option_of_python_chooses(daemon, transport):
+    trainer = start_trainer(daemon, transport)
     try:
-        taken = f"connected, lane {'grpc' if lane == 'grpc' else 'shm'}"
+        taken = f"connected, lane {'grpc' if transport == 'grpc' else 'shm'}"
         until(taken, lambda: rank_line(daemon).endswith(taken))
     finally:
         trainer.kill()

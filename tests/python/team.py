@@ -49,7 +49,7 @@ class Member:
         self.optimizer.connect()
 
     def next_step(self) -> int:
-        session = self.optimizer._session
+        session = self.optimizer._membership.session
         assert session is not None
         return session.step
 

@@ -63,7 +63,7 @@ def test_a_tied_parameter_is_sent_once_under_its_first_name(adamw: AdamW, run: s
     optimizer = adamw([("embed", w), ("head", w)])
     w.sum().backward()
     optimizer.step()
-    tensors = optimizer._connected().get_run(run)["spec"]["tensors"]
+    tensors = optimizer._membership.connected().get_run(run)["spec"]["tensors"]
     assert [tensor["name"] for tensor in tensors] == ["embed"]
 
 
@@ -117,6 +117,7 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
         {"state_dtype": "int8"},
         {"rounding": "up"},
         {"weights": "theirs"},
+        {"transport": "tcp"},
         {"join_timeout": -1.0},
         {"join_timeout": "long"},
     ],
@@ -125,6 +126,13 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
 def test_an_impossible_option_is_refused(option: dict[str, Any], adamw: AdamW) -> None:
     with pytest.raises(ballast.Rejected, match=f"{next(iter(option))}=.*must be"):
         adamw([parameter(1)], **option)
+
+
+def test_an_option_of_another_name_is_refused_and_told_it(adamw: AdamW) -> None:
+    with pytest.raises(TypeError, match=r"AdamW\(\) got an unexpected keyword argument 'lane': write transport="):
+        adamw([parameter(1)], lane="grpc")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'land'$"):
+        adamw([parameter(1)], land="grpc")
 
 
 def test_an_impossible_option_names_its_group(adamw: AdamW) -> None:
@@ -153,7 +161,7 @@ def test_frozen_parameters_are_skipped(adamw: AdamW, run: str) -> None:
     optimizer = adamw([codes, w])
     w.sum().backward()
     optimizer.step()
-    tensors = optimizer._connected().get_run(run)["spec"]["tensors"]
+    tensors = optimizer._membership.connected().get_run(run)["spec"]["tensors"]
     assert [tensor["name"] for tensor in tensors] == ["param.1"]
 
 
@@ -173,7 +181,7 @@ def test_groups_describe_the_run(adamw: AdamW, run: str) -> None:
         seed=2**63,
     )
     optimizer.connect()
-    spec = optimizer._connected().get_run(run)["spec"]
+    spec = optimizer._membership.connected().get_run(run)["spec"]
     w, e = spec["tensors"]
     assert (w["name"], w["shape"], w["dtype"], w["lr_scale"], w["wd_scale"]) == ("w", [2, 3], "fp32", 0.5, 0)
     assert (e["name"], e["shape"], e["dtype"], e["group"]) == ("e", [3], "bf16", 1)

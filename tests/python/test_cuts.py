@@ -21,7 +21,13 @@ def train(server: str, run: str) -> list[torch.Tensor]:
     """Uploads, makes two steps of two micro-batches, and pulls; then another trainer takes the weights."""
     torch.manual_seed(1)
     model, other = (nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 8)) for _ in range(2))
-    options = {"server": server, "run": run, "lane": "grpc", "gradient_accumulation_steps": 2, "reconnect_timeout": 60}
+    options = {
+        "server": server,
+        "run": run,
+        "transport": "grpc",
+        "gradient_accumulation_steps": 2,
+        "reconnect_timeout": 60,
+    }
     with ballast.AdamW(model.named_parameters(), **options) as optimizer:
         for _ in range(2):
             for micro in range(2):

@@ -110,7 +110,7 @@ def test_a_cut_connection_changes_no_bit(share: float, run: str, daemon: Daemon)
     def train(server: str, name: str, before_step: Callable[[int], None]) -> tuple[list[torch.Tensor], int]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(8, 65536), nn.Linear(65536, 8))  # chunks of several tensors on their way
-        with ballast.AdamW(model.named_parameters(), server=server, run=name, lane="grpc") as optimizer:
+        with ballast.AdamW(model.named_parameters(), server=server, run=name, transport="grpc") as optimizer:
             for step in range(3):
                 before_step(step)
                 model(torch.ones(2, 8)).square().mean().backward()

@@ -19,7 +19,7 @@ EXACT = {"master": "fp32", "state": "fp32"}
 
 def groups_of(optimizer: ballast.Optimizer, run: str) -> dict[str, tuple[str, str]]:
     """Master and state of each tensor, by name."""
-    spec = optimizer._connected().get_run(run)["spec"]
+    spec = optimizer._membership.connected().get_run(run)["spec"]
     return {
         tensor["name"]: (spec["groups"][tensor["group"]]["master"], spec["groups"][tensor["group"]]["state"])
         for tensor in spec["tensors"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +87,7 @@ def test_a_group_can_be_added_before_the_first_gradient(adamw: AdamW, run: str) 
     before = [layer.weight.detach().clone() for layer in model]
     train(model, optimizer)
     assert not any(torch.equal(layer.weight, old) for layer, old in zip(model, before, strict=True))
-    tensors = optimizer._connected().get_run(run)["spec"]["tensors"]
+    tensors = optimizer._membership.connected().get_run(run)["spec"]["tensors"]
     assert [tensor["name"] for tensor in tensors] == ["0.weight", "0.bias", "param.2", "param.3", "param.4"]
 
 
@@ -216,6 +218,36 @@ def test_deleting_leaves_the_run_to_another(daemon: Any, run: str) -> None:
     with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run) as successor:
         train(model, successor)
         assert successor.last_result is not None and successor.last_result.step == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap_forward": True}, {"commit": "staged"}], ids=str)
+def test_nothing_that_it_has_keeps_it_alive(daemon: Any, run: str, options: dict[str, Any]) -> None:
+    """Neither its parts, hooks nor guards, at any time: no garbage collection is needed to close it."""
+    model = layered(seed=1)
+    torch.optim.SGD(model.parameters())  # the first optimizer of a process is kept by what torch imports for it
+    gc.disable()
+    try:
+        for stage in ("made", "connected", "trained", "accumulated", "rewound"):
+            optimizer = ballast.AdamW(
+                model.named_parameters(), server=daemon.server, run=run, snapshots=1, snapshot_every=1, **options
+            )
+            optimizer.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
+            if stage != "made":
+                optimizer.connect()
+            if stage in ("trained", "rewound"):
+                train(model, optimizer)
+            if stage == "rewound":
+                optimizer.rewind()
+            if stage == "accumulated":
+                with optimizer.accumulate(final=True) as micro:
+                    micro.report(model(torch.ones(2, 8)).sum())
+                optimizer.step()
+            optimizer.wait()
+            alive = weakref.ref(optimizer)
+            del optimizer
+            assert alive() is None, stage
+    finally:
+        gc.enable()
 
 
 def test_a_parameter_has_one_optimizer(adamw: AdamW, run: str) -> None:

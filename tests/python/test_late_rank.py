@@ -14,7 +14,7 @@ from test_lost_rank import ALL, LOST, OTHERS, Program, Result, Team, check, outc
 
 ONE, OTHER = OTHERS
 # By link, not by time: the daemon keeps its place, and it keeps trying.
-PATIENT: dict[str, Any] = {"rank_timeout": 600.0, "reconnect_timeout": 600.0, "lane": "grpc"}
+PATIENT: dict[str, Any] = {"rank_timeout": 600.0, "reconnect_timeout": 600.0, "transport": "grpc"}
 
 
 @pytest.fixture

@@ -25,6 +25,13 @@ def train(optimizer: ballast.AdamW, model: nn.Module, steps: int) -> list[torch.
     return weights_of(model)
 
 
+def under_way(optimizer: ballast.AdamW) -> bool:
+    """Whether a step was ended whose result is not in yet."""
+    session = optimizer._membership.session
+    assert session is not None
+    return session.ended
+
+
 def test_it_gives_the_same_bits(adamw: AdamW) -> None:
     model, twin = perceptron(seed=1), perceptron(seed=1)
     waits = adamw(model.named_parameters(), lr=1e-2)
@@ -53,9 +60,9 @@ def test_step_returns_before_the_result_and_asking_for_it_waits(adamw: AdamW) ->
     optimizer = adamw(model.named_parameters(), overlap_forward=True)
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
-    assert optimizer._session is not None and optimizer._session.ended
+    assert under_way(optimizer)
     assert optimizer.last_result is not None and optimizer.last_result.applied
-    assert not optimizer._session.ended and not optimizer.step_was_skipped
+    assert not under_way(optimizer) and not optimizer.step_was_skipped
     optimizer.step()
     assert optimizer.step_was_skipped
 
@@ -97,7 +104,7 @@ def test_other_models_and_closed_optimizers_wait_for_nothing(adamw: AdamW) -> No
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
     layered(seed=2)(torch.ones(2, 8))
-    assert optimizer._session is not None and optimizer._session.ended
+    assert under_way(optimizer)
     optimizer.close()
     assert len(hooks) == before
     model(torch.ones(2, 8))

@@ -17,7 +17,7 @@ ELEMENTS = 1 << 20  # 4 MiB of weights: 7 minutes at 10 KB/s
 class Rank:
     def __init__(self, server: str, run: str, rank: int = 0, world: int = 1) -> None:
         self.weights = torch.nn.Parameter(torch.zeros(ELEMENTS))
-        options = {"rank": rank, "world": world, "lane": "grpc", "reconnect_timeout": 60}
+        options = {"rank": rank, "world": world, "transport": "grpc", "reconnect_timeout": 60}
         self.opt = ballast.SGD([("w", self.weights)], lr=0.5, master="fp32", server=server, run=run, **options)
 
     def step(self) -> None:

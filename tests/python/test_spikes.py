@@ -72,7 +72,7 @@ def test_a_step_that_would_do_harm_is_skipped(adamw: AdamW) -> None:
 def test_skipping_makes_the_run_staged(adamw: AdamW) -> None:
     optimizer = adamw(layered(seed=1).named_parameters(), spikes=ballast.Spikes(action="skip"))
     optimizer.connect()
-    assert optimizer._step_rules.staged
+    assert optimizer._settings.step_rules.staged
     with pytest.raises(ballast.Rejected, match=r"commit='release' and Spikes\(action='skip'\)"):
         adamw(layered(seed=1).named_parameters(), commit="release", spikes=ballast.Spikes(action="skip"))
 
@@ -108,7 +108,7 @@ def test_each_tensor_is_held_to_its_own_usual_norm(adamw: AdamW) -> None:
     for _ in range(3):
         assert step(model, optimizer, 1e3).applied
         assert step(twin, plain, 1e3).applied
-    assert not optimizer._step_rules.staged
+    assert not optimizer._settings.step_rules.staged
     assert not same_bits(weights_of(model), weights_of(twin))
     with pytest.raises(ballast.Rejected, match="tensor_clip='adagc' and max_grad_norm=1.0"):
         adamw(layered(seed=1).named_parameters(), tensor_clip="adagc", max_grad_norm=1.0)

@@ -27,7 +27,7 @@ def result_of(optimizer: ballast.AdamW) -> ballast.StepResult:
 
 def commit_of(optimizer: ballast.AdamW) -> str:
     optimizer.connect()
-    return optimizer._step_rules.commit
+    return optimizer._settings.step_rules.commit
 
 
 def test_auto_is_staged_where_something_needs_it(adamw: AdamW, run: str) -> None:

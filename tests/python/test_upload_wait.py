@@ -34,7 +34,7 @@ def test_the_wait_never_asks_for_the_spec_and_asks_ever_less_often(
     ranks = [adamw(model.named_parameters(), rank=rank, world=2) for rank, model in enumerate((first, second))]
     for rank in ranks:
         rank.connect()
-    session = ranks[1]._session
+    session = ranks[1]._membership.session
     assert session is not None
     asked = Asked(session.weights._client)
     session.weights._client = asked  # type: ignore[assignment]

@@ -138,8 +138,8 @@ def test_a_run_without_a_step_takes_other_weights(adamw: AdamW) -> None:
     model, other = layered(seed=1), layered(seed=2)
     first = adamw(model.named_parameters())
     first.connect()
-    assert first._session is not None
-    first._session.weights.settle(None, {})
+    assert first._membership.session is not None
+    first._membership.session.weights.settle(None, {})
     first.close()
     train(other, adamw(other.named_parameters()))
 

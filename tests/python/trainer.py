@@ -55,8 +55,9 @@ def interrupted(server: str, run: str) -> None:
     layers = layered(seed=1)
     optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run, reconnect_timeout=60)
     layers(torch.ones(2, 8)).sum().backward()
-    assert optimizer._session is not None
-    optimizer._session._client = Announced(optimizer._session._client)
+    session = optimizer._membership.session
+    assert session is not None
+    session._client = Announced(session._client)
     say("backward done")
     hear()
     try:
@@ -64,7 +65,7 @@ def interrupted(server: str, run: str) -> None:
         say("no interrupt")
     except KeyboardInterrupt:
         say("interrupted")
-    optimizer._session._pending = optimizer._session._pending._target
+    session._pending = session._pending._target
     hear()
     optimizer.step()
     assert optimizer.last_result is not None
@@ -131,10 +132,10 @@ def uploads(server: str, run: str) -> None:
         say("interrupted")
 
 
-def _rank(server: str, run: str, rank: int, lane: str) -> None:
+def _rank(server: str, run: str, rank: int, transport: str) -> None:
     layers = layered(seed=1)
     optimizer = ballast.AdamW(
-        layers.named_parameters(), server=server, run=run, rank=rank, world=2, lane=lane, reconnect_timeout=30
+        layers.named_parameters(), server=server, run=run, rank=rank, world=2, transport=transport, reconnect_timeout=30
     )
     try:
         say("waits")
@@ -173,8 +174,8 @@ def late(server: str, run: str) -> None:
         except KeyboardInterrupt:
             say("interrupted")
     optimizer.pull()
-    assert optimizer._session is not None
-    loss_of(model, optimizer._session.step, 2).backward()
+    assert optimizer._membership.session is not None
+    loss_of(model, optimizer._membership.session.step, 2).backward()
     optimizer.step()
     assert optimizer.last_result is not None
     say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")

@@ -28,7 +28,7 @@ class Client:
         world: int,
         takeover: bool,
         wait_s: float,
-        lane: str = "auto",
+        transport: str = "auto",
         join_timeout_s: float = 3600.0,
     ) -> dict[str, Any]: ...
     def load_weights(self, slots: list[tuple[int, str, str, int, int]], updates: dict[int, int] = ...) -> list[int]: ...

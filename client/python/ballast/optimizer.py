@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ballast.errors import Rejected
-from ballast.micros import Accumulation
-from ballast.options import check_fixed, check_group, check_option, check_unchanged, step_values
+from ballast import open_optimizers
+from ballast.errors import Rejected, RunRewound
+from ballast.guards import guard_clipping, release_clipping
+from ballast.membership import Membership
+from ballast.micro_batches import Accumulation
+from ballast.moments import moments_of
+from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, fix_peak
+from ballast.parameters import ParameterList
+from ballast.rejoin import Rejoin
+from ballast.remote_state import RemoteState
 from ballast.result import StepResult, as_loss, warn_about
-from ballast.returning import Returning
-from ballast.session import Session
+from ballast.settings import RunSettings
+from ballast.starting_state import StartingState
+from ballast.status import Status, readable
+from ballast.steps import Steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
 
 
-class Optimizer(Returning):
+class Optimizer(torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 
@@ -52,7 +66,34 @@ class Optimizer(Returning):
     it, such as a DataLoader's worker, does no harm.
     """
 
-    # --- one step ---------------------------------------------------------------------------------------------------
+    def __init__(self, params: Iterable[Any], rule: Rule, values: Mapping[str, Any], **options: Unpack[RunOptions]):
+        check_names(options, RunOptions.__annotations__, type(self).__name__)
+        self._settings = RunSettings(rule, options)
+        self._parameters = ParameterList()
+        self._membership = Membership(self._settings.rank)
+        self._starting_state = StartingState(options.get("weights"))
+        self._rejoin = Rejoin(self.run)
+        self._steps = Steps(
+            weakref.proxy(self),
+            self._settings,
+            self._parameters,
+            self._membership,
+            self._starting_state,
+            self._rejoin,
+            bool(options.get("overlap_forward", False)),
+        )
+        self.loss_scale = options.get("loss_scale", 1.0)
+        common = {option: options.get(option, default) for option, default in COMMON.items()}
+        super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
+        self.state = RemoteState(self.run)
+        self._membership.connect(options)
+        open_optimizers.add(self, self._parameters)
+        self._steps.watch(entry.parameter for entry in self._parameters)
+        guard_clipping(self)
+        if self._starting_state.from_daemon:
+            self._pull_at_once()
+
+    # --- one step -----------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
         """Ends the step and returns when every new weight is in place; with overlap_forward, at once.
@@ -77,29 +118,11 @@ class Optimizer(Returning):
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
-        with self._lock, self._following():
-            self._connected()
-            self._send_left_over()
-            session = self._session
-            begun = session is not None and session.begun
-            waits_on = session is not None and session.ended
-            self._empty = not begun and (self._overlap is not None or not waits_on)
-            if session is None or not session.step_open:
-                return value
-            if begun:
-                self._end(session, as_loss(value if loss is None else loss))
-                if self._overlap is not None:
-                    session.leave_waiting()
-                    return value
-            result = session.finish()
-        warn_about(result, self._place.run)
+        with self._steps.lock, self._steps.following():
+            result = self._steps.end(value if loss is None else loss)
+        if result is not None:
+            warn_about(result, self.run)
         return value
-
-    def _end(self, session: Session, loss: float | None) -> None:
-        if not self._step_rules.staged:
-            check_unchanged(self._step_values, self.param_groups, self._rule, session.step)
-        groups = self._wire_values(self._read_groups()) if self._step_rules.staged else []
-        session.end(loss, self._states.collect(self.state_dict), groups)
 
     @contextmanager
     def accumulate(self, final: bool = False) -> Iterator[Accumulation]:
@@ -116,92 +139,246 @@ class Optimizer(Returning):
         Without it a step has exactly gradient_accumulation_steps backward(); with it, at most that many. Every rank has
         the same number. Gradients are summed. Weights are overwritten in the final backward() alone.
         """
-        with self._lock, self._following():
-            session = self._joined()
-            session.micros.begin(final, session.step, session.begun)
+        steps = self._steps
+        with steps.lock, steps.following():
+            session = steps.joined()
+            session.micro_batches.begin(final, session.step, session.begun)
         failed = True
         try:
             yield Accumulation(self.report_loss)
             failed = False
         finally:
-            with self._lock, self._following():
+            with steps.lock, steps.following():
                 if not failed and not session.begun:  # it had no gradient, and counts nevertheless
-                    self._begin(session)
-                session.micros.leave(failed)
+                    steps.begin(session)
+                session.micro_batches.leave(failed)
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Tells the daemon the loss of the micro-batch whose backward() was last, a number or a tensor with one element,
         for its metrics. The step's is the mean over micro-batches and ranks. step(loss=...) tells the last one's."""
-        with self._lock:
-            self._joined().micros.loss = as_loss(loss)
+        with self._steps.lock:
+            self._steps.joined().micro_batches.loss = as_loss(loss)
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step() changed no weight: it had no gradient, or ended SKIPPED or ABORTED. LR schedulers are
         stepped unless it is True. When client state was put back, of the step() that it was taken in."""
-        if not self._step_values:
-            return self._empty or self._put_back_skipped
-        return self._empty or (self.last_result is not None and not self.last_result)
+        return self._steps.skipped
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """How the run's last step ended; after joining a run, the step before. None before the first. With
+        overlap_forward, waits for it."""
+        return self._steps.last_result
+
+    def wait(self) -> None:
+        """With overlap_forward: waits for the last step() and all its weights. Call it before weights are read in
+        another way than by a module's forward: saved, compared, used in a loss."""
+        self._steps.wait()
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> str:
+        """The daemon's address."""
+        return self._membership.connected().server
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._settings.rank.run
+
+    def run_status(self) -> Status:
+        """What the daemon says of the run: a dict with the fields of ballast.v1.RunStatus, readable as attributes too."""
+        status: Status = readable(self._membership.connected().get_run(self.run)["status"])
+        return status
+
+    def connect(self) -> bool:
+        """Creates the run, or joins it, now instead of at the first gradient. Rejected if its description differs.
+
+        Returns whether registered client state of an earlier process was put back: the loop then goes on after the
+        step() in which it was taken.
+        """
+        with self._steps.lock:
+            return self._rejoin.put_back_once(self._steps.joined(), self.load_state_dict)
+
+    def register_client_state(self, name: str, get: Any, set: Callable[[Any], object] | None = None) -> None:
+        """State of the trainer that the daemon keeps with each step, at most 1 MiB in all, for the process that takes
+        this rank after this one: of the data loader, the LR scheduler, random numbers, a GradScaler.
+
+            optimizer.register_client_state("scheduler", scheduler)
+            optimizer.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
+            if optimizer.connect():  # an earlier process's was put back, lr and other options of param_groups too
+                if not optimizer.step_was_skipped:  # as this loop does after step(), in which the state was taken
+                    scheduler.step()
+
+        get: an object with state_dict() and load_state_dict(), or a function that returns the state: containers, numbers,
+            strings, bytes and tensors. Called in step().
+        set: the function that puts it back. Called in connect(), so register first.
+        """
+        with self._steps.lock:
+            self._rejoin.register(name, get, set, late=self._steps.begun_one)
+
+    def use_dynamic_loss_scale(self) -> None:
+        """For ballast.GradScaler: loss_scale follows the results, and a step with a NaN or an infinity is skipped.
+        Rejected once the run is joined, and with commit="release"."""
+        if self._membership.session is not None:
+            raise Rejected(
+                f"run '{self.run}' is joined already: make the GradScaler before connect() and the first gradient",
+                "FAILED_PRECONDITION",
+            )
+        self._settings.scale_loss_dynamically()
+
+    def pull(self) -> int:
+        """Overwrites every weight in place with the daemon's. Returns the last step that they are of."""
+        with self._steps.lock:
+            session = self._steps.joined()
+            self._steps.wait()
+            session.weights.require()
+            if session.step_open:
+                raise Rejected(f"step {session.step} is open: call step() first, then pull", "FAILED_PRECONDITION")
+            return session.weights.pull()
+
+    def _pull_at_once(self) -> None:
+        try:
+            self.run_status()  # a run that does not exist is not to be created empty
+            self.pull()
+        except BaseException:
+            self.close()
+            raise
+
+    def rewind(self, steps: int | None = None, *, to: int | None = None) -> int:
+        """Takes the run back to a snapshot, and this trainer with it: its weights, and what is registered with
+        register_client_state, are those of that step. Returns it; the next step is the one after. The other ranks' calls
+        raise RunRewound. The run needs snapshots (option `snapshots`).
+
+        steps: so many steps before the last one, or the nearest snapshot before that. to: this very step. Neither: the
+            latest snapshot. A step that is open is discarded.
+
+        Raises Rejected, naming the steps kept, if there is no such snapshot.
+        """
+        if steps is not None and to is not None:
+            raise Rejected(f"rewind(steps={steps}, to={to}): give one of them")
+        for name, value in (("steps", steps), ("to", to)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise Rejected(f"rewind({name}={value!r}): it must be a whole number of at least 0")
+        rewound = RunRewound("")
+        with self._steps.lock:
+            self._steps.joined()
+            self._membership.connected().rewind(self.run, to, steps, "trainer")
+            self._steps.follow(rewound)
+        return rewound.step
+
+    def close(self) -> None:
+        """Leaves the run: another trainer may take the rank at once, unless a step is open. The run lives on."""
+        client = self._membership.leave()
+        if client is None:
+            return
+        open_optimizers.discard(self)
+        self._steps.unwatch()
+        release_clipping(self)
+        client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_membership"):  # else the constructor found an option wrong
+            self.close()
+
+    # --- torch's interface --------------------------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's: drops gradients set by hand. Rejected between backward() and step(), when gradients have left."""
-        if self._session is not None and self._session.begun:
+        session = self._membership.session
+        if session is not None and session.begun:
             raise Rejected(
-                f"zero_grad() after backward() cannot take back the gradients of step {self._session.step}, which have "
+                f"zero_grad() after backward() cannot take back the gradients of step {session.step}, which have "
                 "left: call step() first",
                 "FAILED_PRECONDITION",
             )
         super().zero_grad(set_to_none)
 
-    def _before_forward(self, parameters: Iterable[Tensor]) -> None:
-        session = self._session
-        if session is None or not session.ended:
-            return
-        ours = [parameter for parameter in parameters if parameter in session]
-        if ours:  # else this may be a fork, that is not to touch the lock
-            with self._lock, self._following():
-                session.await_weights(ours)
-
-    def _receive(self, parameter: Tensor) -> None:
-        with self._lock, self._following():
-            grad, parameter.grad = parameter.grad, None
-            backward = torch._C._current_graph_task_id()
-            if backward != -1 and backward == self._dead_backward:
-                return  # on another thread of a backward() that began before the run was rewound
-            if grad is not None:
-                self._send(parameter, grad)
-
-    def _send_left_over(self) -> None:
-        for entry in self._parameters:
-            if entry.parameter.grad is not None and entry.parameter.requires_grad:
-                self._receive(entry.parameter)
-
-    def _send(self, parameter: Tensor, grad: Tensor) -> None:
-        session = self._joined()
-        session.admit(parameter, self._parameters.name_of(parameter))
-        if not session.begun:
-            self._begin(session)
-        session.push(parameter, grad)
-
-    def _begin(self, session: Session) -> None:
-        if self._states and not self._restored:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, before the run is created or joined: that is, before the first gradient and connect()."""
+        if self._membership.session is not None:
             raise Rejected(
-                "client state is registered: call connect() before the loop, so that an earlier process's is put back "
-                "before the first batch",
+                f"run '{self.run}' exists and its tensors are fixed: add parameter groups before the first "
+                "gradient, or make an optimizer with another run",
                 "FAILED_PRECONDITION",
             )
-        check_option("loss_scale", self.loss_scale, "")
-        session.await_all()
-        session.weights.settle(self._weights, self._moments)
-        self._moments = {}
-        check_fixed(self._fixed, self.param_groups)
-        self._step_values = self._read_groups()
-        session.begin(self._wire_values(self._step_values), float(self.loss_scale))
+        group = {**self.defaults, **param_group}
+        given = group["params"]
+        if isinstance(given, set):
+            raise Rejected("'params' is a set, whose order changes between runs: give a list")
+        check_group(group, self._settings.rule)
+        fix_peak(group)
+        group["params"] = self._parameters.add([given] if isinstance(given, Tensor) else given, len(self.param_groups))
+        if not group["params"]:
+            raise Rejected(
+                "a parameter group is empty: give at least one parameter (a generator can be read only once)"
+            )
+        open_optimizers.check_unowned(self, group["params"])
+        super().add_param_group(group)
+        if self._membership.open:
+            self._steps.watch(group["params"])
 
-    def _wire_values(self, values: list[dict[str, float]]) -> list[dict[str, float]]:
-        return [values[group.origin] for group in self._grouping.groups]
+    def state_dict(self) -> dict[str, Any]:
+        """{"state": {}, "param_groups": [...]}: the moments stay with the daemon. After the first step, "ballast" tells
+        the run and the last step."""
+        state = super().state_dict()
+        if self.last_result is not None:
+            state["ballast"] = {"run": self.run, "step": self.last_result.step}
+        return state
 
-    def _read_groups(self) -> list[dict[str, float]]:
-        for group in self.param_groups:
-            check_group(group, self._rule)
-        return [step_values(group, self._rule) for group in self.param_groups]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes lr and the other options of param_groups over, as LR schedulers need it. Options that it lacks keep
+        their values.
+
+        Moments that it holds, as torch's optimizers keep them, go to the daemon with the weights, at the first gradient
+        of a new run: training goes on where another optimizer stopped. Every rank gives the same; rank 0's are sent.
+        Rejected once the run has its weights, and of state that the daemon has no place for (amsgrad's).
+        """
+        session = self._membership.session
+        if session is not None and session.step_open:
+            raise Rejected(f"step {session.step} is open: call step() first", "FAILED_PRECONDITION")
+        if state_dict["state"] and session is not None and session.weights.settled:
+            raise Rejected(
+                f"this state_dict holds moments, and run '{self.run}' has its own since its first gradient: load it "
+                'before, or its options alone: {"state": {}, "param_groups": state_dict["param_groups"]}',
+                "FAILED_PRECONDITION",
+            )
+        saved = list(state_dict["param_groups"])
+        kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+        if len(saved) == len(kept):  # else torch says what is wrong
+            saved = [{**ours, **theirs} for ours, theirs in zip(kept, saved)]
+        for group in saved:
+            check_group(group, self._settings.rule)
+        moments = moments_of(state_dict, self.param_groups)
+        super().load_state_dict({"state": {}, "param_groups": saved})
+        self.state = RemoteState(self.run)
+        self._starting_state.bring(moments)
+
+    def owns(self, parameter: Tensor) -> bool:
+        """Whether this optimizer trains `parameter`."""
+        return parameter in self._parameters
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        # torch's GradScaler asks for this first of all in step().
+        raise Rejected(
+            f"torch's GradScaler cannot be used with ballast.{type(self).__name__}: gradients leave during backward, before "
+            "it can unscale them, so the step just made was made with scaled gradients. Use ballast.GradScaler(optimizer) in "
+            "its place, or bfloat16 without one (enabled=False), and start from a new run"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise Rejected(
+            f"ballast.{type(self).__name__} cannot be copied or pickled: it is a connection to a daemon. Save its state_dict(), or make "
+            "another optimizer"
+        )

@@ -104,8 +104,8 @@ class RunOptions(TypedDict, total=False):
         of 1. Each step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
         Rank 0 uploads the weights; the others must begin with the same, and send their digests.
     world_size: another name of world.
-    lane: "auto": gradients and weights go through memory shared with the daemon where it is on the same host, else over
-        "grpc". "shm": refuse to go on without shared memory.
+    transport: "auto": gradients and weights go through memory shared with the daemon where it is on the same host,
+        else over "grpc". "shm": refuse to go on without shared memory.
     connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for one that was lost
         afterwards, in a step or beside it.
     join_timeout: seconds to wait, when joining the run, for the end of a step that is being made without this trainer; 3600
@@ -145,7 +145,7 @@ class RunOptions(TypedDict, total=False):
     rank: int | None
     world: int | None
     world_size: int | None
-    lane: Literal["auto", "grpc", "shm"]
+    transport: Literal["auto", "grpc", "shm"]
     connect_timeout: float
     reconnect_timeout: float
     join_timeout: float
@@ -210,6 +210,9 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
     "lr_peak": (lambda x: x is None or _number(lambda y: y > 0)(x), "None or a finite number above 0"),
 }
 
+# Options under another name: what is written in their place.
+_RENAMED = {"lane": "transport"}
+
 # Switches of torch's optimizers that change what is computed, and that these rules do not have.
 _ABSENT = ("amsgrad", "maximize", "differentiable")
 
@@ -219,10 +222,11 @@ def _one_of(names: Sequence[str]) -> str:
 
 
 def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """As Python does for arguments."""
+    """TypeError, as Python's for arguments. One whose name is another now is told it."""
     for name in given:
         if name not in known:
-            raise TypeError(f"{where}() got an unexpected keyword argument '{name}'")
+            instead = f": write {_RENAMED[name]}= in its place" if name in _RENAMED else ""
+            raise TypeError(f"{where}() got an unexpected keyword argument '{name}'{instead}")
 
 
 def check_option(option: str, value: Any, where: str) -> None:
@@ -253,17 +257,6 @@ def fix_peak(group: dict[str, Any]) -> None:
         group["lr_peak"] = float(group["lr"])
 
 
-def step_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
-    """What a step sends of a group."""
-    values: dict[str, float] = {}
-    for option in rule.steps:
-        if option == "betas":
-            values["beta1"], values["beta2"] = map(float, group["betas"])
-        else:
-            values[option] = float(group[option])
-    return values
-
-
 def hyper_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
     """The hyperparameters that a run fixes of a group."""
     values = {option: float(group[option]) for option in rule.fixed}
@@ -280,41 +273,9 @@ def format_values(group: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def fixed_values(group: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
-    """What a run fixes of a group."""
-    return {option: group[option] for option in (*rule.fixed, *COMMON)}
-
-
 def check_scales(scales: Mapping[str, float], names: Sequence[str]) -> None:
     """Rejected unless each is a factor of lr for a parameter that is there."""
     for name, scale in scales.items():
         check_option("lr_scale", scale, f" of lr_scales[{name!r}]")
         if name not in names:
             raise Rejected(f"lr_scales has '{name}', and there is no such parameter")
-
-
-def check_unchanged(
-    sent: Sequence[Mapping[str, float]], groups: Sequence[Mapping[str, Any]], rule: Rule, step: int
-) -> None:
-    """Rejected if the groups' values are no longer those that the open step was begun with."""
-    for number, (then, group) in enumerate(zip(sent, groups)):
-        now = step_values(group, rule)
-        for key in then:
-            if now[key] != then[key]:
-                raise Rejected(
-                    f"{key} of param_groups[{number}] changed from {then[key]} to {now[key]} since the first gradient "
-                    f"of step {step}, and weights were updated with the old value: change it after step()",
-                    "FAILED_PRECONDITION",
-                )
-
-
-def check_fixed(created: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Rejected if what the run fixed of its groups was changed."""
-    for number, (then, group) in enumerate(zip(created, groups)):
-        for key in then:
-            if group[key] != then[key]:
-                raise Rejected(
-                    f"{key} of param_groups[{number}] changed from {then[key]!r} to {group[key]!r}: it is fixed when "
-                    "the run is created; set it back, or make an optimizer with another run",
-                    "FAILED_PRECONDITION",
-                )

@@ -68,6 +68,16 @@ class ParameterList:
         self._entries, self._by_id, self._names, self._given = entries, by_id, names, count
         return [entry.parameter for entry in entries if entry.group == group]
 
+    def with_gradient(self) -> Iterator[Tensor]:
+        """Those that require a gradient and have one in .grad now."""
+        for entry in self._entries:
+            if entry.parameter.grad is not None and entry.parameter.requires_grad:
+                yield entry.parameter
+
+    def drop_gradients(self) -> None:
+        for entry in self._entries:
+            entry.parameter.grad = None
+
     def trainable(self) -> list[NamedParameter]:
         """Those that require a gradient now, checked. Rejected if there are none."""
         trainable = [entry for entry in self._entries if entry.parameter.requires_grad]

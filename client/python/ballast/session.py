@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ballast import _core
 from ballast.binding import Binding
-from ballast.commit import StepRules
 from ballast.errors import Rejected, RunRewound
-from ballast.micros import MicroBatches
-from ballast.parameters import NamedParameter
-from ballast.place import Place
+from ballast.micro_batches import MicroBatches
+from ballast.rank import Rank
 from ballast.result import StepResult
+from ballast.settings import Description
 from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
@@ -27,32 +25,25 @@ _WAIT_SLICE_S = 0.1
 class Session:
     """One attachment, from Attach to close. One thread at a time."""
 
-    def __init__(
-        self,
-        client: _core.Client,
-        place: Place,
-        spec: str,
-        tensors: Sequence[NamedParameter],
-        formats: Sequence[Mapping[str, Any]],
-        step_rules: StepRules,
-    ):
+    def __init__(self, client: _core.Client, rank: Rank, description: Description):
         self._client = client
-        self._place = place
-        self._run = place.run
-        self._names = [tensor.name for tensor in tensors]
-        self._bindings = [Binding(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
+        self._rank = rank
+        self._run = rank.run
+        self._names = [tensor.name for tensor in description.tensors]
+        pairs = zip(description.tensors, description.formats)
+        self._bindings = [Binding(index, *pair) for index, pair in enumerate(pairs)]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
-        self.micros = MicroBatches(step_rules.accumulation, client.end_micro)
-        self._in_place = not step_rules.staged  # weights may return while backward goes on
-        client.create_run(spec)
+        self.micro_batches = MicroBatches(description.step_rules.accumulation, client.end_micro)
+        self.staged = description.step_rules.staged  # else weights may return while backward goes on
+        client.create_run(description.spec)
         self._attach()
 
     def _attach(self) -> None:
-        place, client = self._place, self._client
+        rank, client = self._rank, self._client
         attached = client.attach(
-            place.run, place.rank, place.world, place.takeover, _LEASE_WAIT_S, place.lane, place.join_timeout
+            rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.transport, rank.join_timeout
         )
-        self.weights = Weights(client, place, self._bindings, attached)
+        self.weights = Weights(client, rank, self._bindings, attached)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
@@ -68,7 +59,7 @@ class Session:
         while True:
             try:
                 self._attach()
-                self.micros.clear()
+                self.micro_batches.clear()
                 self.weights.take()
                 return
             except RunRewound:  # once more, meanwhile
@@ -95,7 +86,7 @@ class Session:
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
-        self._client.begin_step(groups, loss_scale, self.micros.count)
+        self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
 
     def admit(self, parameter: Tensor, name: str) -> None:
@@ -123,7 +114,7 @@ class Session:
                 "for its weights",
                 "FAILED_PRECONDITION",
             )
-        self.micros.admit(binding.index, name, self.step)
+        self.micro_batches.admit(binding.index, name, self.step)
 
     def push(self, parameter: Tensor, grad: Tensor) -> None:
         """Sends a gradient. From here on, in the step's last micro-batch, the parameter may be overwritten at any time
@@ -133,8 +124,8 @@ class Session:
         if binding.follow():
             self.weights.bind(binding)
         self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
-        self.micros.add(binding.index)
-        if self._in_place and self.micros.last:
+        self.micro_batches.add(binding.index)
+        if not self.staged and self.micro_batches.last:
             self._mark(binding)
 
     def _mark(self, binding: Binding) -> None:
@@ -146,10 +137,10 @@ class Session:
 
     def end(self, loss: float | None, client_state: bytes, groups: list[dict[str, float]]) -> None:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
-        self.micros.check_end(self.step)
-        pending = self._client.end_step(self.micros.loss if loss is None else loss, client_state, groups)
+        self.micro_batches.check_end(self.step)
+        pending = self._client.end_step(self.micro_batches.loss if loss is None else loss, client_state, groups)
         self._pending = pending
-        self.micros.clear()
+        self.micro_batches.clear()
 
     def finish(self) -> StepResult:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on."""

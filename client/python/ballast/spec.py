@@ -14,11 +14,11 @@ from ballast.commit import StepRules
 from ballast.formats import Grouping, WireGroup
 from ballast.options import Rule, hyper_values
 from ballast.parameters import DTYPES, NamedParameter
-from ballast.place import Place
+from ballast.rank import Rank
 
 
 def run_spec(
-    place: Place,
+    rank: Rank,
     rule: Rule,
     tensors: Sequence[NamedParameter],
     param_groups: Sequence[Mapping[str, Any]],
@@ -29,14 +29,14 @@ def run_spec(
 ) -> str:
     return json.dumps(
         {
-            "run_id": place.run,
+            "run_id": rank.run,
             "tensors": [
                 _tensor(tensor, index, param_groups[tensor.group], lr_scales.get(tensor.name, 1.0))
                 for tensor, index in zip(tensors, grouping.of_tensor)
             ],
             "groups": [_group(rule, group, param_groups[group.origin]) for group in grouping.groups],
             "seed": str(seed),
-            "ranks": place.world,
+            "ranks": rank.world,
             **step_rules.spec(),
         }
     )

@@ -13,7 +13,7 @@ from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected, Unavailable
 from ballast.moments import Moments
-from ballast.place import Place
+from ballast.rank import Rank
 
 # How long rank 0 may take from creating the run to its first gradient; the pauses between two looks of the others, which
 # double.
@@ -28,9 +28,9 @@ _STORED_ERROR = 0.1
 class Weights:
     """Of one attachment. One thread at a time."""
 
-    def __init__(self, client: _core.Client, place: Place, bindings: Sequence[Binding], attached: Mapping[str, Any]):
+    def __init__(self, client: _core.Client, rank: Rank, bindings: Sequence[Binding], attached: Mapping[str, Any]):
         self._client = client
-        self._place = place
+        self._rank = rank
         self._bindings = bindings
         self._digests: list[int] = attached["digests"]
         self._loaded: bool = attached["weights_loaded"]
@@ -50,14 +50,14 @@ class Weights:
         if self._settled:
             return
         fresh = not self._loaded or self._client.step == 1
-        if policy is None and fresh and self._place.rank > 0:
+        if policy is None and fresh and self._rank.number > 0:
             stored = [binding.served_digest() for binding in self._bindings]
             self._await_upload()
             self._compare_stored(stored)
         elif policy == "client" or (policy is None and fresh):
             self._upload(moments)
         else:
-            if policy is not None or self._place.rank == 0:  # else they go nowhere in any case
+            if policy is not None or self._rank.number == 0:  # else they go nowhere in any case
                 self._refuse(moments)
             self._compare()
         for binding in self._bindings:
@@ -79,7 +79,7 @@ class Weights:
         """Rejected if the daemon has no weights of this run yet."""
         if not self._loaded:
             raise Rejected(
-                f"run '{self._place.run}' has no weights yet: upload them with weights='client'", "FAILED_PRECONDITION"
+                f"run '{self._rank.run}' has no weights yet: upload them with weights='client'", "FAILED_PRECONDITION"
             )
 
     def unlike(self, index: int) -> bool:
@@ -98,7 +98,7 @@ class Weights:
         for binding in wanted:
             binding.follow()
         places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted]
-        steps = self._client.pull(self._place.run, places)
+        steps = self._client.pull(self._rank.run, places)
         for binding in wanted:
             binding.store()
             torch.autograd.graph.increment_version(binding.parameter)
@@ -108,7 +108,7 @@ class Weights:
     def _refuse(self, moments: Mapping[int, Moments]) -> None:
         if moments:
             raise Rejected(
-                f"run '{self._place.run}' has weights and moments already, and load_state_dict() was given others: leave "
+                f"run '{self._rank.run}' has weights and moments already, and load_state_dict() was given others: leave "
                 "that call out, or give a new run",
                 "FAILED_PRECONDITION",
             )
@@ -116,7 +116,7 @@ class Weights:
     def _upload(self, moments: Mapping[int, Moments]) -> None:
         if self._client.step > 1:
             raise Rejected(
-                f"run '{self._place.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
+                f"run '{self._rank.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
                 "take the daemon's with weights='server', or give another run",
                 "FAILED_PRECONDITION",
             )
@@ -140,7 +140,7 @@ class Weights:
         while not self._loaded:
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"rank 0 of run '{self._place.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "
+                    f"rank 0 of run '{self._rank.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "
                     "so at its first gradient. Start it, or look at what it waits for",
                     "DEADLINE_EXCEEDED",
                 )
@@ -152,9 +152,9 @@ class Weights:
     def _loaded_there(self) -> bool:
         """As the list of runs says, which has no specs: they may take megabytes."""
         for status in self._client.list_runs()["runs"]:
-            if status["run_id"] == self._place.run:
+            if status["run_id"] == self._rank.run:
                 return bool(status["weights_loaded"])
-        self._client.get_run(self._place.run)  # says why there is none
+        self._client.get_run(self._rank.run)  # says why there is none
         return False
 
     def _compare(self) -> None:
@@ -165,7 +165,7 @@ class Weights:
                 continue
             if binding.served_digest() != served:
                 raise Rejected(
-                    f"the weights of '{binding.name}' differ from those of run '{self._place.run}' at step "
+                    f"the weights of '{binding.name}' differ from those of run '{self._rank.run}' at step "
                     f"{self._client.step - 1}: digest {ours:016x} here, {theirs:016x} there. Take the daemon's with "
                     "weights='server', delete the run (ballastctl), or give another run",
                     "FAILED_PRECONDITION",
@@ -182,7 +182,7 @@ class Weights:
             decoded = {binding.index: torch.empty_like(binding.landing) for binding in some}
             places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
             digests = {binding.index: stored[binding.index] or 0 for binding in some}
-            pulled = self._client.pull(self._place.run, places, digests)
+            pulled = self._client.pull(self._rank.run, places, digests)
             for binding in some:
                 if binding.index in pulled:
                     self._compare_one(binding, decoded[binding.index])
@@ -208,14 +208,14 @@ class Weights:
         if (ours.float() - theirs.float()).abs().max() > _STORED_ERROR * ours.float().abs().max():
             raise Rejected(
                 f"the weights of '{binding.name}' differ from those that rank 0 uploaded to run "
-                f"'{self._place.run}': make the model from the same seed or checkpoint on every rank",
+                f"'{self._rank.run}': make the model from the same seed or checkpoint on every rank",
                 "FAILED_PRECONDITION",
             )
 
     def _pulled(self, binding: Binding) -> Tensor:
         """The daemon's weights, decoded to the parameter's dtype."""
         decoded = torch.empty_like(binding.landing)
-        self._client.pull(self._place.run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
+        self._client.pull(self._rank.run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
         return decoded
 
     def _digest_there(self, binding: Binding) -> int:

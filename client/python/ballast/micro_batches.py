@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -143,11 +144,14 @@ class MicroBatches:
 
 
 class Accumulation:
-    """What `with optimizer.accumulate(final=...)` hands out: one micro-batch."""
+    """What `with optimizer.accumulate(final=...)` hands out: one micro-batch. Holds `report`'s object weakly: the name is
+    there after the `with` block, and must not keep an optimizer alive."""
 
     def __init__(self, report: Callable[[Any], None]):
-        self._report = report
+        self._report = weakref.WeakMethod(report)
 
     def report(self, loss: Any) -> None:
         """Optimizer.report_loss of this micro-batch."""
-        self._report(loss)
+        report = self._report()
+        if report is not None:
+            report(loss)

@@ -1,4 +1,4 @@
-"""Which trainer of which run this process is."""
+"""The rank of a run that this process is."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which rank of which run this process is, and how it gets to the daemon."""
+class Rank:
+    """Which of a run's trainers this process is, how many there are, and how it gets to the daemon."""
 
     run: str
-    rank: int = 0
+    number: int = 0
     world: int = 1
     takeover: bool = False
-    lane: str = "auto"
+    transport: str = "auto"
     join_timeout: float = 3600.0
 
 
@@ -37,9 +37,9 @@ def run_id(run: str | None) -> str:
     return run
 
 
-def place_of(options: Mapping[str, Any]) -> Place:
-    """From the options run, rank, world or world_size, takeover, lane and join_timeout. Rank and world that are not given
-    are those of torch.distributed where it is initialized, else 0 and 1."""
+def rank_of(options: Mapping[str, Any]) -> Rank:
+    """From the options run, rank, world or world_size, takeover, transport and join_timeout. Rank and world that are
+    not given are those of torch.distributed where it is initialized, else 0 and 1."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
         raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")
@@ -48,19 +48,19 @@ def place_of(options: Mapping[str, Any]) -> Place:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank = torch.distributed.get_rank() if rank is None else rank
         world = torch.distributed.get_world_size() if world is None else world
-    return Place(
+    return Rank(
         run_id(options.get("run")),
         _count("rank", rank, 0, 0),
         _count("world", world, 1, 1),
         options.get("takeover", False),
-        _lane(options.get("lane", "auto")),
-        _join_timeout(options.get("join_timeout", Place.join_timeout)),
+        _transport(options.get("transport", "auto")),
+        _join_timeout(options.get("join_timeout", Rank.join_timeout)),
     )
 
 
-def _lane(given: Any) -> str:
+def _transport(given: Any) -> str:
     if given not in ("auto", "grpc", "shm"):
-        raise Rejected(f"lane={given!r}: it must be 'auto', 'grpc' or 'shm'")
+        raise Rejected(f"transport={given!r}: it must be 'auto', 'grpc' or 'shm'")
     return given
 
 

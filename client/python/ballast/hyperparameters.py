@@ -1,0 +1,94 @@
+"""The hyperparameters of param_groups on their way to the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ballast.errors import Rejected
+from ballast.formats import Grouping
+from ballast.options import COMMON, Rule, check_group
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+class Hyperparameters:
+    """Which of them the run has fixed, and which the open step was begun with.
+
+    `groups` are the optimizer's param_groups as they are at the call: torch replaces them, and schedulers change them.
+    What is sent is by group of the run, of which a param_group may have several. One thread at a time.
+    """
+
+    def __init__(self, rule: Rule):
+        self._rule = rule
+        self._fixed: list[dict[str, Any]] = []
+        self._sent: list[dict[str, float]] = []  # by param_group
+        self._grouping = Grouping([], [])
+
+    @property
+    def sent(self) -> bool:
+        """Whether a step was begun, since the run was rewound if it was."""
+        return bool(self._sent)
+
+    def fix(self, groups: Groups, grouping: Grouping) -> None:
+        """The run was joined with these groups."""
+        self._fixed = [{option: group[option] for option in (*self._rule.fixed, *COMMON)} for group in groups]
+        self._grouping = grouping
+
+    def begin(self, groups: Groups) -> list[dict[str, float]]:
+        """What a step is begun with. Rejected if what the run fixed was changed, or a value cannot be one."""
+        self._check_fixed(groups)
+        self._sent = self._read(groups)
+        return self._by_wire_group(self._sent)
+
+    def end(self, groups: Groups, step: int, staged: bool) -> list[dict[str, float]]:
+        """What the open step is ended with: in a staged run the values as they are now. In another none are sent, for
+        weights were updated already: Rejected if they are no longer those that the step was begun with."""
+        if staged:
+            return self._by_wire_group(self._read(groups))
+        self._check_unchanged(groups, step)
+        return []
+
+    def forget(self) -> None:
+        """The step that was begun is gone, with the run's rewinding."""
+        self._sent = []
+
+    def _read(self, groups: Groups) -> list[dict[str, float]]:
+        for group in groups:
+            check_group(group, self._rule)
+        return [_step_values(group, self._rule) for group in groups]
+
+    def _by_wire_group(self, values: list[dict[str, float]]) -> list[dict[str, float]]:
+        return [values[group.origin] for group in self._grouping.groups]
+
+    def _check_unchanged(self, groups: Groups, step: int) -> None:
+        for number, (then, group) in enumerate(zip(self._sent, groups)):
+            now = _step_values(group, self._rule)
+            for key in then:
+                if now[key] != then[key]:
+                    raise Rejected(
+                        f"{key} of param_groups[{number}] changed from {then[key]} to {now[key]} since the first "
+                        f"gradient of step {step}, and weights were updated with the old value: change it after step()",
+                        "FAILED_PRECONDITION",
+                    )
+
+    def _check_fixed(self, groups: Groups) -> None:
+        for number, (then, group) in enumerate(zip(self._fixed, groups)):
+            for key in then:
+                if group[key] != then[key]:
+                    raise Rejected(
+                        f"{key} of param_groups[{number}] changed from {then[key]!r} to {group[key]!r}: it is fixed "
+                        "when the run is created; set it back, or make an optimizer with another run",
+                        "FAILED_PRECONDITION",
+                    )
+
+
+def _step_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
+    """What a step sends of a group."""
+    values: dict[str, float] = {}
+    for option in rule.steps:
+        if option == "betas":
+            values["beta1"], values["beta2"] = map(float, group["betas"])
+        else:
+            values[option] = float(group[option])
+    return values

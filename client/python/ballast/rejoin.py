@@ -1,0 +1,106 @@
+"""Coming back to a run: in the place of an earlier process, and when the run is rewound."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ballast.client_state import ClientStates
+from ballast.errors import Rejected, RunRewound
+from ballast.session import Session
+
+# Optimizer.load_state_dict, of the optimizer whose state was kept with the registered one's.
+Load = Callable[[dict[str, Any]], object]
+
+
+class Rejoin:
+    """The client state that is registered, whether it was put back, and what a rewind has made void.
+
+    Knows no optimizer: who comes back gives its session and what loads its state_dict with each call. One thread at a
+    time.
+    """
+
+    def __init__(self, run: str):
+        self._run = run
+        self._states = ClientStates()
+        self._asked = False  # what the daemon kept of them was asked for
+        self._skipped = False
+        self._dead_backward = -1
+
+    # --- client state -----------------------------------------------------------------------------------------------
+
+    def register(self, name: str, get: Any, set: Callable[[Any], object] | None, late: bool) -> None:
+        """As Optimizer.register_client_state; `late`: a step was begun already, which Rejected tells of."""
+        if self._asked or late:
+            raise Rejected(
+                f"client state '{name}': what run '{self._run}' has kept was put back already, or a step was "
+                "made without it; register before connect() and the first gradient",
+                "FAILED_PRECONDITION",
+            )
+        self._states.add(name, get, set)
+
+    def collect(self, state_dict: Callable[[], Any]) -> bytes:
+        """What is registered as it is now, and the optimizer's state_dict. Empty if nothing is registered."""
+        return self._states.collect(state_dict)
+
+    def require_asked(self) -> None:
+        """Rejected if state is registered, and what the daemon has of it was never asked for."""
+        if self._states and not self._asked:
+            raise Rejected(
+                "client state is registered: call connect() before the loop, so that an earlier process's is put back "
+                "before the first batch",
+                "FAILED_PRECONDITION",
+            )
+
+    def put_back_once(self, session: Session, load: Load) -> bool:
+        """Puts an earlier process's back, the first time that it is called. Returns whether there was any."""
+        if not self._states or self._asked:
+            return False
+        self._asked = True
+        return self._put_back(session, load) is not None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step that the state put back was taken in changed no weight."""
+        return self._skipped
+
+    def _put_back(self, session: Session, load: Load) -> dict[str, Any] | None:
+        """Returns the pieces by name; None if there is nothing, here or there."""
+        if not session.client_state or not self._states:
+            return None
+        last = session.last_result
+        self._skipped = session.steps_since_state == 0 and last is not None and last.skipped
+        pieces = self._states.restore(session.client_state, load)
+        if lacking := self._states.lacking(pieces):
+            warnings.warn(f"run '{self._run}' has no client state named {', '.join(lacking)}", stacklevel=3)
+        if session.steps_since_state:
+            warnings.warn(
+                f"the client state of run '{self._run}' is {session.steps_since_state} steps older than its weights: "
+                "those steps ended without this rank",
+                stacklevel=3,
+            )
+        return pieces
+
+    # --- rewinds ----------------------------------------------------------------------------------------------------
+
+    def take_rank(self, session: Session) -> None:
+        """After a rewind: the rank again, with the weights of the step that the run is back at."""
+        self._dead_backward = torch._C._current_graph_task_id()
+        session.rejoin()
+
+    def finish(self, rewound: RunRewound, session: Session, load: Load) -> None:
+        """After take_rank(): puts the client state of that step back, and tells `rewound` all that was done."""
+        self._asked = self._asked or bool(self._states)
+        rewound.step = session.step - 1
+        rewound.client_state = self._put_back(session, load)
+        rewound.followed = True
+
+    @property
+    def in_dead_backward(self) -> bool:
+        """Whether the caller is in the backward() that was under way when the run was rewound, perhaps on another
+        thread: its gradients are those of a step that is gone."""
+        backward = torch._C._current_graph_task_id()
+        return backward != -1 and backward == self._dead_backward

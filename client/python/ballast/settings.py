@@ -1,0 +1,64 @@
+"""What an optimizer's options say of its run, and the description of the run that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ballast.commit import StepRules, step_rules
+from ballast.formats import FormatRules, Grouping
+from ballast.options import Rule, check_scales
+from ballast.parameters import NamedParameter, ParameterList
+from ballast.rank import rank_of
+from ballast.spec import run_spec
+from ballast.wrappers import refuse_wrapped
+
+
+@dataclass(frozen=True)
+class Description:
+    """A run as it is created or joined.
+
+    spec: what the daemon is given. tensors: what is trained, in the spec's order; grouping: their groups there.
+    """
+
+    spec: str
+    tensors: Sequence[NamedParameter]
+    grouping: Grouping
+    step_rules: StepRules
+
+    @property
+    def formats(self) -> list[Mapping[str, Any]]:
+        """By tensor, as options.FORMATS."""
+        return [self.grouping.groups[group].formats for group in self.grouping.of_tensor]
+
+
+class RunSettings:
+    """The options that say what the run is. Rejected by the constructor if one is wrong, or two contradict each other.
+
+    rule: the optimizer's. rank: which of the run's trainers this one is. step_rules: what the run fixes of its steps.
+    """
+
+    def __init__(self, rule: Rule, options: Mapping[str, Any]):
+        self.rule = rule
+        self.rank = rank_of(options)
+        self.step_rules = step_rules(options)
+        self._options = options
+        self._formats = FormatRules(options.get("formats"))
+        self._lr_scales = dict(options.get("lr_scales") or {})
+
+    def scale_loss_dynamically(self) -> None:
+        """loss_scale follows the results, which makes the run staged. Rejected with commit="release"."""
+        self.step_rules = step_rules(self._options, dynamic_loss_scale=True)
+
+    def describe(self, parameters: ParameterList, groups: Sequence[Mapping[str, Any]]) -> Description:
+        """The run that trains those of `parameters` that require a gradient. Rejected, naming which, if it cannot."""
+        tensors = parameters.trainable()
+        names = [entry.name for entry in parameters]
+        self._formats.check_used(names)
+        check_scales(self._lr_scales, names)
+        refuse_wrapped(tensors)
+        grouping = self._formats.group(tensors, groups)
+        seed = self._options.get("seed", 0)
+        spec = run_spec(self.rank, self.rule, tensors, groups, grouping, self._lr_scales, seed, self.step_rules)
+        return Description(spec, tensors, grouping, self.step_rules)

@@ -1,0 +1,194 @@
+"""A trainer's steps in its run: what gradients, step() and the next forward do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ballast.errors import RunRewound
+from ballast.hooks import GradientHooks
+from ballast.hyperparameters import Hyperparameters
+from ballast.membership import Membership
+from ballast.options import check_option
+from ballast.overlap import ForwardWaits
+from ballast.parameters import ParameterList
+from ballast.rejoin import Rejoin
+from ballast.result import StepResult, as_loss
+from ballast.session import Session
+from ballast.settings import RunSettings
+from ballast.starting_state import StartingState
+
+
+class Optimized(Protocol):
+    """What a step reads of the optimizer, as it is then, and what is put back into it."""
+
+    param_groups: list[dict[str, Any]]
+    loss_scale: float
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class Steps:
+    """A step is begun by its first gradient, and the first step of all joins the run. Hooks bring the gradients, and wait
+    for weights before a forward.
+
+    lock: whoever uses this, or a part that it was given, holds it; hooks and wait() take it themselves.
+
+    optimizer: a weak reference (weakref.proxy), so that the optimizer ends with the last name that it has.
+    overlap: the next forward waits for weights, instead of end().
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimized,
+        settings: RunSettings,
+        parameters: ParameterList,
+        membership: Membership,
+        starting_state: StartingState,
+        rejoin: Rejoin,
+        overlap: bool,
+    ):
+        self.lock = threading.RLock()
+        self._optimizer = optimizer
+        self._settings = settings
+        self._parameters = parameters
+        self._membership = membership
+        self._starting_state = starting_state
+        self._rejoin = rejoin
+        self._overlap = overlap
+        self._hyperparameters = Hyperparameters(settings.rule)
+        self._hooks = GradientHooks(self.receive)
+        self._waits: ForwardWaits | None = None
+        self._empty = False  # the last end() had no gradient
+
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
+    def watch(self, parameters: Iterable[Tensor]) -> None:
+        """From now on their gradients are sent as they are made, and with overlap, every module waits for its weights."""
+        self._hooks.cover(parameters)
+        if self._overlap and self._waits is None:
+            self._waits = ForwardWaits(self.before_forward)
+
+    def unwatch(self) -> None:
+        self._hooks.remove()
+        if self._waits is not None:
+            self._waits.remove()
+
+    def receive(self, parameter: Tensor) -> None:
+        """The parameter's gradient was made: sends it, and leaves .grad None."""
+        with self.lock, self.following():
+            grad, parameter.grad = parameter.grad, None
+            if grad is None or self._rejoin.in_dead_backward:
+                return
+            session = self.joined()
+            session.admit(parameter, self._parameters.name_of(parameter))
+            if not session.begun:
+                self.begin(session)
+            session.push(parameter, grad)
+
+    def before_forward(self, parameters: Iterable[Tensor]) -> None:
+        """A module's forward may read these parameters: waits for their weights."""
+        session = self._membership.session
+        if session is None or not session.ended:
+            return
+        ours = [parameter for parameter in parameters if parameter in session]
+        if ours:  # else this may be a fork, that is not to touch the lock
+            with self.lock, self.following():
+                session.await_weights(ours)
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def joined(self) -> Session:
+        """The session, of a run that is created or joined now if it was not."""
+        if self._membership.session is not None:
+            return self._membership.session
+        self._membership.connected()
+        groups = self._optimizer.param_groups
+        description = self._settings.describe(self._parameters, groups)
+        session = self._membership.join(description)
+        self._hyperparameters.fix(groups, description.grouping)
+        self._hooks.cover(tensor.parameter for tensor in description.tensors)
+        return session
+
+    def begin(self, session: Session) -> None:
+        """Begins the next step, with or without a gradient."""
+        self._rejoin.require_asked()
+        check_option("loss_scale", self._optimizer.loss_scale, "")
+        session.await_all()
+        self._starting_state.settle(session.weights)
+        values = self._hyperparameters.begin(self._optimizer.param_groups)
+        session.begin(values, float(self._optimizer.loss_scale))
+
+    def end(self, loss: Any) -> StepResult | None:
+        """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None
+        without a step that is open, and with overlap, where the step goes on."""
+        self._membership.connected()
+        for parameter in self._parameters.with_gradient():
+            self.receive(parameter)
+        session = self._membership.session
+        begun = session is not None and session.begun
+        waits_on = session is not None and session.ended
+        self._empty = not begun and (self._overlap or not waits_on)
+        if session is None or not session.step_open:
+            return None
+        if begun:
+            groups = self._hyperparameters.end(self._optimizer.param_groups, session.step, session.staged)
+            session.end(as_loss(loss), self._rejoin.collect(self._optimizer.state_dict), groups)
+            if self._overlap:
+                session.leave_waiting()
+                return None
+        return session.finish()
+
+    def wait(self) -> None:
+        """Waits for the step that was ended last, and all its weights."""
+        with self.lock, self.following():
+            if self._membership.session is not None:
+                self._membership.session.await_all()
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """Of the run's last step, which is waited for; None before the first, and outside of a run."""
+        session = self._membership.session
+        if session is None:
+            return None
+        if self._overlap:
+            self.wait()
+        return session.last_result
+
+    @property
+    def begun_one(self) -> bool:
+        """Whether a step was begun, since the run was rewound if it was."""
+        return self._hyperparameters.sent
+
+    @property
+    def skipped(self) -> bool:
+        """As Optimizer.step_was_skipped."""
+        if not self.begun_one:
+            return self._empty or self._rejoin.skipped
+        result = self.last_result
+        return self._empty or (result is not None and not result)
+
+    # --- rewinds ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within it the run may turn out to have been rewound. RunRewound is raised when this trainer has followed."""
+        try:
+            yield
+        except RunRewound as rewound:
+            if not rewound.followed:
+                self.follow(rewound)
+            raise
+
+    def follow(self, rewound: RunRewound) -> None:
+        """Takes this trainer to the step that the run is back at, and tells `rewound` of it."""
+        session = self.joined()
+        self._rejoin.take_rank(session)
+        self._parameters.drop_gradients()
+        self._hyperparameters.forget()
+        self._rejoin.finish(rewound, session, self._optimizer.load_state_dict)

@@ -1,0 +1,51 @@
+#include "client/python/core/pending_step.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <utility>
+
+#include "client/python/core/message.h"
+#include "client/python/core/status_error.h"
+
+namespace ballast {
+namespace {
+
+namespace nb = nanobind;
+
+nb::dict DescribeStep(const StepResult& result) {
+  nb::dict timing;
+  timing["pushed_bytes"] = result.timing.pushed_bytes;
+  timing["pulled_bytes"] = result.timing.pulled_bytes;
+  timing["pushed_bytes_in_backward"] = result.timing.pushed_bytes_in_backward;
+  timing["pulled_bytes_in_backward"] = result.timing.pulled_bytes_in_backward;
+  timing["buffered_bytes_most"] = result.timing.buffered_bytes_most;
+  timing["backward_s"] = result.timing.backward_s;
+  timing["wait_s"] = result.timing.wait_s;
+  nb::dict out = ToDict(result.result);
+  out["timing"] = timing;
+  out["tensors_received"] = result.received;
+  return out;
+}
+
+}  // namespace
+
+PendingStep::PendingStep(std::future<absl::StatusOr<StepResult>> result) : result_(std::move(result)) {}
+
+std::optional<nb::dict> PendingStep::Wait(double timeout_s) {
+  if (!arrived_) {
+    nb::gil_scoped_release unlocked;
+    if (result_.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready) {
+      arrived_ = result_.get();
+    }
+  }
+  if (!arrived_) return std::nullopt;
+  return DescribeStep(OrThrow(*arrived_));
+}
+
+void BindPendingStep(nb::module_& module) {
+  nb::class_<PendingStep>(module, "PendingStep").def("wait", &PendingStep::Wait, nb::arg("timeout_s"));
+}
+
+}  // namespace ballast

@@ -1,0 +1,30 @@
+// The step that EndStep closed, until its result is in. Used with the interpreter's lock, which is free while it waits.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <future>
+#include <optional>
+
+#include "absl/status/statusor.h"
+
+#include "client/cpp/client.h"
+
+namespace ballast {
+
+class PendingStep {
+ public:
+  explicit PendingStep(std::future<absl::StatusOr<StepResult>> result);
+
+  // The result, again at every call; None when it is not in after `timeout_s`. The fields of v1::StepResult, "timing",
+  // and "tensors_received".
+  std::optional<nanobind::dict> Wait(double timeout_s);
+
+ private:
+  std::future<absl::StatusOr<StepResult>> result_;
+  std::optional<absl::StatusOr<StepResult>> arrived_;
+};
+
+void BindPendingStep(nanobind::module_& module);
+
+}  // namespace ballast

@@ -1,0 +1,53 @@
+#include "client/python/core/py_client.h"
+
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace ballast {
+
+namespace nb = nanobind;
+
+PyClient PyClient::Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s) {
+  ClientOptions options{.server = server,
+                        .connect_timeout_s = connect_timeout_s,
+                        .reconnect_timeout_s = reconnect_timeout_s,
+                        .interrupted = SignalRaised};
+  auto client = InterruptibleCalls().Make([options] { return Client::Connect(options); }, [] {});
+  return PyClient(OrThrow(std::move(client)));
+}
+
+PyClient::PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), process_(getpid()) {}
+
+PyClient::~PyClient() { Close(); }
+
+void PyClient::Close() {
+  if (!client_) return;
+  calls_.Forget();
+  if (getpid() != process_) {
+    new std::shared_ptr<Client>(std::move(client_));  // the parent's: never destroyed here
+    return;
+  }
+  nb::gil_scoped_release unlocked;
+  client_.reset();
+}
+
+std::shared_ptr<Client> PyClient::Get() const {
+  Open();  // first: a fork has no such call's thread to wait for
+  calls_.AwaitLeft();
+  return Open();
+}
+
+std::shared_ptr<Client> PyClient::Open() const {
+  if (!client_) throw StatusError(absl::FailedPreconditionError("the connection is closed"));
+  if (getpid() == process_) return client_;
+  throw StatusError(absl::FailedPreconditionError(absl::StrCat("this connection belongs to process ", process_,
+                                                               " and does not work in its fork ", getpid(),
+                                                               ": make the optimizer in the process that trains")));
+}
+
+absl::Status PyClient::AddTo(const absl::Status& lost, const std::string& perhaps) {
+  return absl::UnavailableError(absl::StrCat(lost.message(), "; ", perhaps));
+}
+
+}  // namespace ballast

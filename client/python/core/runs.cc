@@ -1,0 +1,77 @@
+#include "client/python/core/runs.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace ballast {
+namespace {
+
+namespace nb = nanobind;
+namespace json = google::protobuf::util;
+
+v1::RunSpec ParseSpec(const std::string& text) {
+  v1::RunSpec spec;
+  const auto status = json::JsonStringToMessage(text, &spec);
+  if (!status.ok()) {
+    throw StatusError(absl::InvalidArgumentError(absl::StrCat("the run's spec: ", std::string(status.message()))));
+  }
+  return spec;
+}
+
+nb::dict GetServer(const PyClient& self) {
+  return self.AskForDict([](Client& client) { return client.GetServer(); });
+}
+
+nb::dict CreateRun(const PyClient& self, const std::string& spec_json) {
+  return ToDict(OrThrow(self.Ask([spec = ParseSpec(spec_json)](Client& client) { return client.CreateRun(spec); })));
+}
+
+nb::dict Plan(const PyClient& self, const std::string& spec_json) {
+  return self.AskForDict([spec = ParseSpec(spec_json)](Client& client) { return client.Plan(spec); });
+}
+
+nb::dict GetRun(const PyClient& self, const std::string& run_id) {
+  return ToDict(OrThrow(self.Ask([run_id](Client& client) { return client.GetRun(run_id); })));
+}
+
+nb::dict ListRuns(const PyClient& self) {
+  return ToDict(OrThrow(self.Ask([](Client& client) { return client.ListRuns(); })));
+}
+
+nb::dict DeleteRun(const PyClient& self, const std::string& run_id, bool force) {
+  return self.AskOnceForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); },
+                             absl::StrCat("run '", run_id, "' may have been deleted: see the list of runs"));
+}
+
+nb::dict Rewind(const PyClient& self, const std::string& run_id, std::optional<uint64_t> to_step,
+                std::optional<uint32_t> steps_back, const std::string& reason) {
+  v1::RewindRequest request;
+  request.set_run_id(run_id);
+  if (to_step) request.set_to_step(*to_step);
+  if (steps_back) request.set_steps_back(*steps_back);
+  request.set_reason(reason);
+  return self.AskOnceForDict([request](Client& client) { return client.Rewind(request); },
+                             absl::StrCat("run '", run_id, "' may have been rewound: see its status"));
+}
+
+}  // namespace
+
+void BindRuns(nb::class_<PyClient>& client) {
+  using nb::arg;
+  client.def("get_server", &GetServer)
+      .def("create_run", &CreateRun, arg("spec_json"))
+      .def("plan", &Plan, arg("spec_json"))
+      .def("get_run", &GetRun, arg("run_id"))
+      .def("list_runs", &ListRuns)
+      .def("delete_run", &DeleteRun, arg("run_id"), arg("force") = false)
+      .def("rewind", &Rewind, arg("run_id"), arg("to_step").none(), arg("steps_back").none(), arg("reason"));
+}
+
+}  // namespace ballast

@@ -1,0 +1,160 @@
+#include "client/python/core/trainer.h"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "client/python/core/landing.h"
+#include "client/python/core/memory.h"
+#include "client/python/core/pending_step.h"
+
+namespace ballast {
+namespace {
+
+namespace nb = nanobind;
+
+// --- the run ---------------------------------------------------------------------------------------------------------
+
+nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, uint32_t world, bool takeover,
+                double wait_s, const std::string& transport, double join_timeout_s) {
+  const LaneWish wish = transport == "grpc" ? LaneWish::kGrpc : transport == "shm" ? LaneWish::kShm : LaneWish::kAuto;
+  AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
+  options.lane = wish;
+  options.join_timeout_s = join_timeout_s;
+  const Attachment attachment = OrThrow(self.AskOrUndo([options](Client& client) { return client.Attach(options); },
+                                                       [](Client& client) { client.Detach(); }));
+  nb::dict out;
+  out["resume_step"] = attachment.resume_step;
+  out["weights_loaded"] = attachment.weights_loaded;
+  out["digests"] = nb::cast(attachment.digests);
+  out["client_state"] = nb::bytes(attachment.client_state.data(), attachment.client_state.size());
+  out["client_state_step"] = attachment.client_state_step;
+  out["last_result"] = attachment.last_result ? nb::object(ToDict(*attachment.last_result)) : nb::object(nb::none());
+  return out;
+}
+
+uint64_t Step(const PyClient& self) { return self.Get()->step(); }
+
+void CheckStatus(const PyClient& self) { OrThrow(self.Get()->status()); }
+
+// --- weights ---------------------------------------------------------------------------------------------------------
+
+using Slots = std::vector<std::tuple<uint32_t, std::string, std::string, Address, uint64_t>>;
+
+std::vector<uint64_t> LoadWeights(const PyClient& self, const Slots& slots,
+                                  const std::map<uint32_t, uint64_t>& updates) {
+  std::vector<TensorView> views;
+  for (const auto& [tensor, slot, format, address, bytes] : slots) {
+    views.push_back({.tensor = tensor, .format = format, .bytes = BytesAt(address, bytes), .slot = slot});
+  }
+  for (const auto& [tensor, count] : updates) {
+    views.push_back({.tensor = tensor, .slot = "updates", .updates = count});
+  }
+  return UnlockedTransfer([&, client = self.Get()] { return client->LoadWeights(views); });
+}
+
+// Returns the step that the pulled weights are of, by tensor. `digests`, by tensor: what is here already is left out.
+std::map<uint32_t, uint64_t> Pull(const PyClient& self, const std::string& run_id, const Places& places,
+                                  const std::map<uint32_t, uint64_t>& digests) {
+  const Landing landing(places);
+  std::map<uint32_t, uint64_t> steps;
+  const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t step) {
+    steps[tensor] = step;
+    return landing.Write(tensor, offset, piece);
+  };
+  const std::vector<uint32_t> tensors = landing.tensors();
+  std::vector<uint64_t> have;
+  for (const uint32_t tensor : tensors) {
+    if (!digests.empty()) have.push_back(digests.at(tensor));
+  }
+  if (!tensors.empty()) {
+    UnlockedTransfer([&, client = self.Get()] { return client->Pull(run_id, tensors, sink, 0, have); });
+  }
+  return steps;
+}
+
+void BindWeights(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes) {
+  OrThrow(Unlocked(
+      [&, client = self.Get()] { return client->BindWeights(tensor, reinterpret_cast<void*>(address), bytes); }));
+}
+
+bool AwaitWeights(const PyClient& self, uint32_t tensor, double timeout_s) {
+  return OrThrow(Unlocked([&, client = self.Get()] { return client->AwaitWeights(tensor, timeout_s); }));
+}
+
+// --- a step ----------------------------------------------------------------------------------------------------------
+
+// Each group's values by name.
+using Groups = std::vector<std::map<std::string, double>>;
+
+GroupValues MakeGroupValues(const std::map<std::string, double>& group) {
+  GroupValues values;
+  for (const auto& [name, value] : group) {
+    std::optional<double>* field = name == "lr"             ? &values.lr
+                                   : name == "weight_decay" ? &values.weight_decay
+                                   : name == "beta1"        ? &values.beta1
+                                   : name == "beta2"        ? &values.beta2
+                                   : name == "momentum"     ? &values.momentum
+                                                            : nullptr;
+    if (field == nullptr) throw StatusError(absl::InvalidArgumentError("no step value is named '" + name + "'"));
+    *field = value;
+  }
+  return values;
+}
+
+std::vector<GroupValues> MakeValues(const Groups& groups) {
+  std::vector<GroupValues> values;
+  for (const auto& group : groups) values.push_back(MakeGroupValues(group));
+  return values;
+}
+
+void BeginStep(const PyClient& self, const Groups& groups, double loss_scale, uint32_t micro_batches) {
+  const StepValues values{.groups = MakeValues(groups), .loss_scale = loss_scale, .micro_batches = micro_batches};
+  OrThrow(Unlocked([&, client = self.Get()] { return client->BeginStep(values); }));
+}
+
+void Push(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes) {
+  OrThrow(Unlocked([&, client = self.Get()] { return client->Push(tensor, BytesAt(address, bytes)); }));
+}
+
+void EndMicro(const PyClient& self, std::optional<double> loss, bool next_is_last) {
+  OrThrow(Unlocked([&, client = self.Get()] { return client->EndMicro(loss, next_is_last); }));
+}
+
+PendingStep EndStep(const PyClient& self, std::optional<double> loss, nb::bytes client_state, const Groups& groups) {
+  const StepEndValues values{.client_state = std::string(client_state.c_str(), client_state.size()),
+                             .groups = MakeValues(groups)};
+  PendingStep pending(Unlocked([&, client = self.Get()] { return client->EndStep(loss, values); }));
+  pending.Wait(0);  // throws what refused the call: then the step goes on
+  return pending;
+}
+
+}  // namespace
+
+void BindTrainer(nb::class_<PyClient>& client) {
+  using nb::arg;
+  client
+      .def("attach", &Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
+           arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s)
+      .def_prop_ro("step", &Step)
+      .def("check_status", &CheckStatus)
+      .def("load_weights", &LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>())
+      .def("pull", &Pull, arg("run_id"), arg("places"), arg("digests") = std::map<uint32_t, uint64_t>())
+      .def("bind_weights", &BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
+      .def("await_weights", &AwaitWeights, arg("tensor"), arg("timeout_s"))
+      .def("begin_step", &BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)
+      .def("push", &Push, arg("tensor"), arg("address"), arg("nbytes"))
+      .def("end_micro", &EndMicro, arg("loss").none(), arg("next_is_last") = false)
+      .def("end_step", &EndStep, arg("loss").none(), arg("client_state") = nb::bytes("", 0), arg("groups") = Groups());
+}
+
+}  // namespace ballast
