@@ -125,7 +125,7 @@ struct StepEndValues {
   // The trainer's own, such as the state of its data loader and LR scheduler: given to the process that attaches to
   // this rank next. Empty: what was sent last stays.
   std::string client_state = {};
-  // Of a staged run: values that win over BeginStep's; the same on every rank.
+  // In a staged run, values that replace those of BeginStep; the same on every rank.
   std::vector<GroupValues> groups = {};
 };
 constexpr uint64_t kMostClientStateBytes = 1 << 20;

@@ -76,7 +76,7 @@ class ShmRecordReader {
   // False: the next is not there yet, or not whole. DATA_LOSS: what is there cannot be; nothing more is read then.
   // INVALID_ARGUMENT, RESOURCE_EXHAUSTED: likewise, a header that no writer makes, or a body that is too long.
   absl::StatusOr<bool> Next(ShmRecord* record);
-  // Of the record of the last Next that was true, until the following.
+  // The body of the record that the last successful Next returned; valid until the next call of Next.
   const std::string& body() const { return body_; }
   // Something came since Next was false.
   bool HasMore() const;

@@ -36,7 +36,7 @@ struct ShmShape {
 };
 // INVALID_ARGUMENT unless every number is one that a daemon may choose.
 absl::Status CheckShape(const ShmShape& shape);
-// Of the whole segment.
+// The size of the whole segment.
 uint64_t ShmBytes(const ShmShape& shape);
 
 struct alignas(64) ShmBell {

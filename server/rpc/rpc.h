@@ -36,7 +36,7 @@ struct RpcEnvironment {
   ConnectionTable* connections = nullptr;
 };
 
-// Of a message of a stream. gRPC has one limit for all calls, the longest being those with a RunSpec.
+// Refuses a stream's message that is too long. gRPC has only one limit for all calls, which must admit a RunSpec.
 inline absl::Status CheckMessageBytes(size_t bytes, const RpcEnvironment& environment) {
   if (bytes <= environment.message_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(

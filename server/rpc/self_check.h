@@ -25,7 +25,8 @@ class SelfCheck {
   // Ends the thread; the status stays as it is. One thread, once or more.
   void Stop();
 
-  // Of the last dial: OK, also before the first, or UNAVAILABLE with what happened. No older than every_s + kAnswerS.
+  // The result of the last dial: OK (also before the first), or UNAVAILABLE with what happened. It is at most
+  // every_s + kAnswerS old.
   absl::Status status() const;
 
  private:

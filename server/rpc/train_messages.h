@@ -17,7 +17,7 @@ struct TrainBinding {
   std::shared_ptr<Run> run;
   event::StreamOpened opened;
 };
-// Of a stream that had no Open for environment.open_timeout_s.
+// The status that ends a stream on which no Open came for environment.open_timeout_s.
 absl::Status NoOpenCame(const RpcEnvironment& environment);
 absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first);
 

@@ -25,7 +25,8 @@ class RunningWindow {
     for (size_t i = 0; i < count_; ++i) sum += values_[i];
     return count_ == 0 ? 0 : sum / static_cast<double>(count_);
   }
-  // Of the values themselves (divisor n). Two passes: the values may lie close together and far from 0.
+  // The deviation of the values themselves (divisor n). Computed in two passes, since the values may lie close together
+  // and far from 0.
   double deviation() const {
     const double middle = mean();
     double sum = 0;

@@ -35,7 +35,7 @@ class TensorClip {
     double beta = 0.98;      // in [0, 1)
     uint64_t warmup = 100;   // steps of each tensor
   };
-  // Of one tensor.
+  // What is remembered of one tensor.
   struct Average {
     double norm = 0;     // of the gradients taken; meaningless before the first
     uint64_t steps = 0;  // that were counted

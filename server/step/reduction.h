@@ -115,11 +115,11 @@ class Reduction {
   std::optional<uint32_t> last_micro(uint32_t rank) const { return ranks_[rank].last; }
   // Micro-batches from 0 on of which everything is summed.
   uint32_t micros_summed() const { return oldest_; }
-  // Of a micro-batch that the rank has begun: whether account is kept of it. If not, it has ended, and all of it is
-  // summed.
+  // Whether the accounts of a micro-batch that the rank has begun are still kept. If not, the rank has ended it, and it
+  // is wholly summed.
   bool kept(uint32_t rank, uint32_t micro) const { return micro + live_ >= ranks_[rank].begun; }
   bool ended(uint32_t rank, uint32_t micro) const { return !kept(rank, micro) || At(rank, micro).ended; }
-  // Of one that is kept.
+  // By tensor, what the rank listed absent in a micro-batch that is kept.
   const std::vector<bool>& absent(uint32_t rank, uint32_t micro) const { return At(rank, micro).absent; }
   uint64_t count(uint32_t rank, uint32_t micro, uint32_t tensor) const;  // chunks delivered
   // Chunks of a micro-batch it has begun that the rank has neither delivered nor listed absent.
@@ -144,7 +144,7 @@ class Reduction {
     std::optional<uint32_t> last;
     std::vector<Micro> live;  // by micro-batch, modulo live_
   };
-  // Of all ranks, a micro-batch that is not wholly summed.
+  // What all ranks did in a micro-batch that is not wholly summed.
   struct Tally {
     std::vector<uint16_t> settled;  // by flat chunk: ranks that delivered it, or never will
     std::vector<bool> delivered;    // by flat chunk: by any rank

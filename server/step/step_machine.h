@@ -343,7 +343,7 @@ class StepMachine {
   std::string Missing(uint32_t rank) const;
   std::string MissingOfMicro(uint32_t rank, uint32_t micro) const;
   std::string AwayDetail(uint32_t rank) const;
-  // Of the steps to come, and if it can be of the open one.
+  // Leaves the rank out of the steps to come and, if possible, of the open one.
   void LeaveOut(uint32_t rank, double now_s, StepEffects* effects);
   bool MayLeaveOut(uint32_t rank) const;
   // Those whose processes are back take part again; all, when nobody is attached.
@@ -351,7 +351,7 @@ class StepMachine {
   std::vector<uint32_t> LeftOutRanks() const;
   bool AwaitsVerdict() const;
   bool Live(const Rank& rank, double now_s) const;
-  // Of a rank that sends without MicroBegin. False: that closed the step.
+  // Begins the only micro-batch of a rank that sends without MicroBegin. False: that closed the step.
   bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
   void PublishMissing(uint32_t rank, const event::StreamOpened& e, StepEffects* effects) const;
   void ChangeWorld(uint32_t world, double now_s, StepEffects* effects);

@@ -43,7 +43,7 @@ const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kerne
 
 class ParameterStore {
  public:
-  // Of a tensor's submitted updates.
+  // How many updates of a tensor were submitted.
   struct UpdateCount {
     uint64_t updates = 0;
     uint64_t step = 0;  // of the last; 0: none
@@ -119,7 +119,7 @@ class ParameterStore {
   bool awaits_completions() const { return awaited_.use_count() > 1; }
 
  private:
-  // Of one device.
+  // What one device holds.
   struct Shard {
     std::array<DeviceBuffer, 3> buffers;  // by kernels::Kind
     DeviceBuffer tiles;                   // statistics scratch of the update in hand

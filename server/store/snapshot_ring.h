@@ -49,7 +49,7 @@ class SnapshotRing {
 
   // Whether a snapshot is to be taken after this step.
   bool Due(uint64_t step) const { return !slots_.empty() && step % spec_->snapshot_every == 0; }
-  // Of the step that has just closed, later than all that are kept.
+  // Begins the snapshot of the step that has just closed, which is later than all that are kept.
   void Begin(RunMemory memory);
   // The tensor's next update is about to be submitted.
   void BeforeUpdate(uint32_t tensor);

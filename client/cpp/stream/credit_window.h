@@ -10,7 +10,7 @@ namespace ballast {
 
 class CreditWindow {
  public:
-  // Of the window, so many bytes are under way already.
+  // under_way_bytes: how much of the window is under way already.
   explicit CreditWindow(uint64_t window_bytes = 0, uint64_t under_way_bytes = 0)
       : window_(window_bytes), under_way_(under_way_bytes) {}
 

@@ -156,7 +156,7 @@ class StepStream {
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;                           // the destructor runs
   bool reader_done_ ABSL_GUARDED_BY(mu_) = false;
 
-  // Of the lost connection, since the last progress.
+  // Attempts to replace the lost connection since the last progress.
   struct Retry {
     int attempts = 0;
     absl::Duration away;

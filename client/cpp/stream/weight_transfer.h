@@ -19,9 +19,9 @@
 
 namespace ballast {
 
-// Of the stream's session, all of it again after a lost connection, for as long as the session is resumed and each
-// attempt comes further than those before. Returns the digests of what the daemon serves then. takes_batches: as the
-// Attach of the session said.
+// Uploads all weights in the stream's session. After a lost connection it begins anew, for as long as the session is
+// resumed and each attempt comes further than those before. Returns the digests of what the daemon serves then.
+// takes_batches: as the Attach of the session said.
 absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, StepStream& stream, bool takes_batches,
                                                     absl::Span<const TensorView> views);
 

@@ -101,7 +101,7 @@ TEST_F(OpenStepTest, AWantedChunkIsSentWithoutCredit) {
   EXPECT_THAT(Drain(&credit), ElementsAre());
 }
 
-// Of the chunk told before nobody waits any more; one that has left is not sent again.
+// A later "wanted" replaces an earlier one, for which nobody waits any more. A chunk that has left is not sent again.
 TEST_F(OpenStepTest, TheLastChunkWantedHoldsUntilItIsSent) {
   CreditWindow credit(16);
   Push(0);

@@ -182,7 +182,7 @@ TEST(PlanTest, SnapshotsAreAsLargeAsWeightsAndState) {
   EXPECT_EQ(with.total(), without.total() + with.snapshots + 3 * kMostClientState);
 }
 
-// Of each rank: of the open step, of the last one, and in each snapshot.
+// Each rank has one for the open step, one for the last step, and one in each snapshot.
 TEST(PlanTest, ClientStateIsCountedAtItsMost) {
   v1::RunSpec wire = MakeSpec("r1", {{"w", {64}}});
   EXPECT_EQ(MakePlan(Made(wire)).bytes.client_state, 2u << 20);

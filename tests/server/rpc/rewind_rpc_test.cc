@@ -181,7 +181,7 @@ TEST_F(RewindRpcTest, EachRankGetsItsStateOfThatStepBack) {
   }
 }
 
-// Of tensor 1 there is nothing in even steps: its count of updates goes back too.
+// Tensor 1 has no gradient in even steps; a rewind puts its count of updates back too.
 TEST_F(RewindRpcTest, TensorsThatWereAbsentComeBackWithTheirCounts) {
   Team team = StartTeam(KeptSpec(2, 3), 1);
   const auto send = [&](uint64_t step) {

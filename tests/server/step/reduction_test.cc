@@ -210,7 +210,8 @@ Reduction::Options Large(uint64_t chunks, uint32_t micros) {
           .micros = micros};
 }
 
-// Of 64 ranks in orders of their own, each asking after every chunk what is wanted. For a chunk of a rank.
+// What one chunk of one rank costs, when 64 ranks deliver in orders of their own and ask after every chunk what is
+// wanted.
 double WorkOf(uint64_t chunks) {
   constexpr uint32_t kRanks = 64;
   Reduction reduction(Large(chunks, 1));
