@@ -7,7 +7,7 @@
 //
 // A stream whose first message is not there within open_timeout_s is ended.
 //
-// All that the trainer can write is hostile: see proto/shm/record.h and shm_slots.h for what is checked, and
+// All that the trainer can write is hostile: see proto/shm/record.h and proto/shm/slots.h for what is checked, and
 // ToRankMessage for gradients that change after the check. The daemon's memory beyond the segment: kMostUnconsumed
 // messages, the one being read, and the one being written.
 #pragma once
