@@ -43,7 +43,7 @@ struct GroupPlan {
 struct ShardPlan {
   PlanBytes bytes = {};
   uint64_t pool_bytes = 0;        // of bytes.gradients: where gradients are summed
-  uint64_t scales = 0;            // of its tensors
+  uint64_t scales = 0;            // that its tensors are served with
   uint64_t kept_bytes = 0;        // of bytes.staging: sampled gradients that curvature probes keep
   uint64_t statistics_tiles = 0;  // of its largest tensor: its tasks are done one at a time
 };
@@ -54,18 +54,18 @@ struct Plan {
   uint64_t chunk_elements = 0;
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
-  // By shard. The first also counts what is in host memory: the ranks' send slots, their windows of gradients that wait
-  // to be summed, the accounts of what came, what readers hold, and the ranks' client_state.
+  // By shard. The first also counts host memory: the ranks' send slots, their windows of gradients that wait to be
+  // summed, the accounts of those gradients, what readers hold, and the ranks' client_state.
   std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
-  uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank; lane_shape.h says where
-  uint64_t account_bytes = 0;     // of bytes.staging: what is known of the gradients that came (accounts.h), at most
+  uint64_t window_bytes = 0;      // for each rank's gradients that wait to be summed; lane_shape.h says where they are
+  uint64_t account_bytes = 0;     // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
   uint64_t copy_bytes = 0;        // weights of the largest tensor, of which a slow reader may be sent a copy
-  uint64_t reader_bytes = 0;      // of bytes.staging: the chunks that readers hold, and that copy, at most
-  uint64_t send_slot_bytes = 0;   // of each of a rank's kSendSlots, and of one more
+  uint64_t reader_bytes = 0;      // part of bytes.staging: the chunks that readers hold, and that copy, at most
+  uint64_t send_slot_bytes = 0;   // for each of SlotCount(spec) slots
   uint64_t send_slot_scales = 0;  // likewise
 };
 

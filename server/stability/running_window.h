@@ -18,7 +18,7 @@ class RunningWindow {
     next_ = (next_ + 1) % kSize;
     count_ = std::min(count_ + 1, kSize);
   }
-  // Before that, what it says is not worth acting on.
+  // Until the window is half full, its values are not worth acting on.
   bool half_full() const { return count_ >= kSize / 2; }
   double mean() const {
     double sum = 0;

@@ -107,14 +107,14 @@ struct Chunk {
   uint64_t chunk = 0;
   uint32_t crc = 0;
 };
-// All its gradients are made. Those that wait for credit may follow, until the next MicroBegin or StepEnd: what is
-// absent must be known before, for the other ranks' credit may wait for it.
+// All gradients of the micro-batch are made. Those that wait for credit may still follow, until the next MicroBegin or
+// StepEnd: the list of absent tensors comes ahead of them, since the other ranks' credit may wait for it.
 struct MicroEnd {
   SessionId session;
   uint32_t micro = 0;
   std::vector<bool> absent;  // by tensor
 };
-// content: as in StepBegin, of values that it brings; staged only.
+// content: as in StepBegin, for the values that StepEnd brings; staged only.
 struct StepEnd {
   SessionId session;
   std::string content = {};
@@ -125,15 +125,15 @@ struct TensorApplied {
   uint32_t tensor = 0;
   Slab slab = {};
 };
-// Answers Judge. Applied, skipped or aborted; the latter two with a reason, as in effect::Close.
+// Answers Judge. Applied, skipped or aborted; the latter two have a reason, as in effect::Close.
 struct Verdict {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;
   std::string reason = {};
   std::string detail = {};
 };
-// Weights and state become those after this closed step: whatever the device is given from now on finds them so.
-// Refused with UNAVAILABLE while a step is being judged.
+// Takes weights and state back to what they were after this closed step: tasks given to the device from now on find
+// them so. Refused with UNAVAILABLE while a step is being judged.
 struct Rewind {
   uint64_t to_step = 0;
 };
@@ -146,8 +146,8 @@ using StepEvent = std::variant<event::Attach, event::StreamOpened, event::Stream
                                event::Verdict, event::Rewind, event::Tick>;
 
 namespace effect {
-// The event is refused; the request or stream it came on ends with this status. The first effect where there is one; it
-// stands alone, unless a session is fenced beside it.
+// The event is refused; the request or stream that it came on ends with this status. It is always the first effect, and
+// the only one, unless a session is fenced as well.
 struct Reject {
   absl::Status status;
   double retry_after_s = 0;  // ALREADY_EXISTS, UNAVAILABLE: when to ask again; 0: waiting does not help
@@ -177,19 +177,19 @@ struct LeftOut {
 struct Begun {
   uint32_t rank = 0;
 };
-// The payload of the Chunk event is new: hold it, until a Sum, Forget, Discard or Close.
+// The payload of the Chunk event is new: hold it until a Sum, Forget, Discard or Close.
 struct Hold {
   uint32_t rank = 0;
   ChunkId id;
 };
-// The payload of the Chunk event is not needed: drop it, return its credit. `again`: it is held or summed already.
+// The payload of the Chunk event is not needed: drop it and return its credit. `again`: it is held or summed already.
 struct Drop {
   uint32_t rank = 0;
   bool again = false;
 };
-// Sum payloads that are held; then they are not, and their credit returns.
+// Sum these payloads, which are held; then drop them and return their credit.
 using Sum = Reduction::Sum;
-// What is held of the rank's payloads is dropped, their credit returns.
+// Drop all payloads of the rank that are held, and return their credit.
 struct Forget {
   uint32_t rank = 0;
 };
@@ -210,7 +210,7 @@ struct Publish {
   uint32_t tensor = 0;
   std::optional<uint32_t> rank = std::nullopt;
 };
-// The step is closed. What is held is dropped, its credit returns; updates already begun go on.
+// The step is closed. Drop all payloads that are held and return their credit; updates already begun go on.
 struct Close {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;
@@ -218,13 +218,14 @@ struct Close {
   std::string detail;                 // for people, where there is more to say
   std::vector<uint32_t> not_applied;  // tensors whose update was awaited
 };
-// Send the result of the closed step to the rank (again, after a resume), after all weights published. Each rank gets
-// them in order.
+// Send the result of the closed step to the rank, after all weights published; after a resume, send it again. Each rank
+// gets results in order.
 struct Result {
   uint64_t step = 0;
   uint32_t rank = 0;
 };
-// The step is no longer open, and will be sent again, or others in its place after a Rewind. What is held is dropped.
+// The step is no longer open; it will be sent again, or other steps in its place after a Rewind. Drop all payloads that
+// are held.
 struct Discard {
   uint64_t step = 0;
 };
