@@ -75,7 +75,7 @@ TEST(ResumeTest, LossAndRecoveryAreOneLineEach) {
                           HasSubstr("again after")));
 }
 
-TEST(ResumeTest, TheTokenIsShown) {
+TEST(ResumeTest, AResumeShowsTheSessionsToken) {
   FakeDaemon daemon({.cut_at_received = 6});
   Trainer trainer(daemon.address());
   ASSERT_TRUE(trainer.Attach().ok());

@@ -143,7 +143,7 @@ TEST(PlanTest, TheLargestTensorsArePlannedAtOnce) {
 }
 
 // In 64 bits alone the sum would be some TB.
-TEST(PlanTest, WhatDoesNotFitIntoACountFitsNowhere) {
+TEST(PlanTest, ARunTooLargeToCountFitsNowhere) {
   const RunSpec spec = Made(UncountableSpec());
   const Plan plan = MakePlan(spec);
   EXPECT_EQ(plan.bytes.stored(), spec.tensors.size() * (uint64_t{12} << 40));
@@ -225,7 +225,7 @@ TEST(PlanTest, TheAccountsOfTheLargestRunAreBounded) {
 
 // A reader's chunk is as large as a rank's, with its scales; and a copy of the largest tensor's weights is kept for
 // one.
-TEST(PlanTest, WhatReadersHoldIsStaging) {
+TEST(PlanTest, ChunksThatReadersHoldAreStaging) {
   const RunSpec spec = Made(MakeSpec("r1", {{"w", {1 << 20}}, {"v", {1 << 19}}}));  // served in bf16
   const Plan plan = MakePlan(spec);
   EXPECT_EQ(plan.copy_bytes, 3u << 20);

@@ -193,7 +193,7 @@ class Pair {
   int wanted_ = 0;
 };
 
-TEST(ReductionTest, DoesWhatTheWalkOverAllChunksDoes) {
+TEST(ReductionTest, ReductionAgreesWithAWalkOverAllChunks) {
   int wanted = 0;
   for (uint64_t seed = 1; seed <= 150 && !HasFailure(); ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
@@ -257,7 +257,7 @@ TEST(ReductionTest, ARankMayBeOneMicroBatchAheadOfWhatIsSummed) {
   EXPECT_EQ(reduction.micros_summed(), 1u);
 }
 
-TEST(ReductionTest, WhatIsNoMoreKeptCountsAsHeld) {
+TEST(ReductionTest, AMicroBatchNoLongerKeptCountsAsHeld) {
   Reduction reduction(Large(2, 8));
   reduction.Begin(1);
   for (uint32_t micro = 0; micro < 4; ++micro) {

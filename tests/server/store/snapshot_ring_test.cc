@@ -99,7 +99,7 @@ TEST_F(SnapshotRingTest, EveryByteAndCountComesBack) {
   EXPECT_EQ(Look(), later);
 }
 
-TEST_F(SnapshotRingTest, TheLastOnesAreKept) {
+TEST_F(SnapshotRingTest, TheRingKeepsTheLastSnapshots) {
   EXPECT_THAT(Steps(), IsEmpty());
   for (uint64_t step = 1; step <= 10; ++step) Step(step);
   EXPECT_THAT(Steps(), ElementsAre(6, 9));
