@@ -46,7 +46,8 @@ struct alignas(64) ShmBell {
 struct alignas(64) ShmCounter {
   std::atomic<uint64_t> value;
 };
-// Raised by who sleeps until there is room, taken down by who makes it and then rings: nobody rings for nothing.
+// The end that sleeps until there is room raises the flag. The end that makes room takes it down and then rings, so
+// that nobody rings in vain.
 struct alignas(64) ShmFlag {
   std::atomic<uint32_t> raised;
   void Raise() { raised.store(1); }

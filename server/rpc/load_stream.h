@@ -1,7 +1,7 @@
-// One LoadState call: reads a chunk, or a batch of small ones, has the run load it, reads the next. One message in
-// memory at a time.
+// One LoadState call: reads a chunk, or a batch of small ones, has the run load it, and reads the next. It holds one
+// message in memory at a time.
 //
-// Shared by gRPC (until OnDone) and the callbacks of its run that are under way. Every path comes to Finish once.
+// gRPC (until OnDone) and the run's callbacks under way share the object. Every path calls Finish exactly once.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

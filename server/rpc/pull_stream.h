@@ -1,6 +1,6 @@
 // One Pull call: writes what the run encodes, a chunk at a time.
 //
-// Shared by gRPC (until OnDone) and its run (until it lets go). Every path comes to Finish once.
+// gRPC (until OnDone) and the run (until it lets go) share the object. Every path calls Finish exactly once.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -1,8 +1,8 @@
-// Looks from outside whether the gRPC port still answers: dials it every two seconds and reads the first frame that a
-// server of HTTP/2 sends by itself. So /livez costs no connection, however often it is asked.
+// Checks from outside whether the gRPC port still answers: dials it every two seconds and reads the first frame, which
+// an HTTP/2 server sends by itself. So /livez costs no connection, however often it is asked.
 //
-// Being full is an answer too (server/rpc/tcp_listener.h): a restart would end runs and not the flood. One thread of
-// its own, asleep between dials. Thread-safe.
+// A port that is full (server/rpc/tcp_listener.h) has answered, too: a restart would end the runs, but not the flood.
+// One thread of its own, asleep between dials. Thread-safe.
 #pragma once
 
 #include <sys/socket.h>
@@ -32,7 +32,7 @@ class SelfCheck {
  private:
   void Run();
   absl::Status Dial() const;
-  // False: not within kAnswerS of `begin_s`, or it is time to stop.
+  // Waits for the events. False: they did not come within kAnswerS of `begin_s`, or it is time to stop.
   bool Await(int fd, short events, double begin_s) const;
 
   const sockaddr_storage at_;
