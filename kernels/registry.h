@@ -1,10 +1,10 @@
 // The table of everything the kernels can do: rules (optimizers), master formats, state formats, the triples of them
 // that are compiled, and the wire formats. The daemon's validation, planner, help and metrics, the tests and the
-// benchmarks all walk these lists; nothing else names an optimizer or a format. What each computes, to the bit, is in
-// NUMERICS.md beside this file.
+// benchmarks all walk these lists. Outside of kernels/, the daemon names only its default formats
+// (server/spec/kernel_choice.cc). kernels/NUMERICS.md says what each computes, to the bit.
 //
-// To add a format: write kernels/formats/x.h and name it in lists.h.
-// To add an optimizer: write kernels/rules/x.h and name it in lists.h, and write its oracle in tests/oracle.
+// To add a format: write kernels/formats/NAME.h and name it in kernels/lists.h.
+// To add an optimizer: write kernels/rules/NAME.h, name it in kernels/lists.h, and write its oracle in tests/oracle.
 //
 // Plain functions over caller-owned memory: no allocation, no locks, no I/O. Thread-safe; concurrent updates of one
 // tensor must be on disjoint tiles.
@@ -66,10 +66,11 @@ struct WireFormat {
   // Where fit for gradients, else nullptr: n elements of `in`, decoded, become the sum (`first`) or are added to it,
   // one rounding to fp32 each. `sum` is 64-byte aligned, `in` need not be.
   void (*accumulate)(float* sum, const void* in, uint64_t n, bool first);
-  // Likewise: what a gradient of n elements has in tiles [first, last), before any clipping: grad_sq, grad_absmax and
-  // nonfinite of g = RN(decoded * scale), all else 0, to stats[0..last-first). The bits are those of the update's
-  // statistics, but that it leaves out blocks it rejects for another reason than a gradient that is not finite, and
-  // more than those where a scale is shared by more than a block. A block with one that is not adds nothing to grad_sq.
+  // Where fit for gradients, else nullptr: measures tiles [first, last) of a gradient of n elements, before any
+  // clipping. Writes grad_sq, grad_absmax and nonfinite of g = RN(decoded * scale), and 0 for all else, to
+  // stats[0..last-first). A block with an element that is not finite adds nothing to grad_sq. The bits are those of the
+  // update's statistics, unless the update rejects a block for another reason, or a scale is shared by several blocks,
+  // which are then rejected together: it leaves those out.
   void (*measure)(const void* in, uint64_t n, float scale, uint64_t first, uint64_t last, TileStatistics* stats);
 };
 // Index into WireFormats().
@@ -189,12 +190,13 @@ struct Kernel {
   void (*finish)(double sum, uint64_t n, float* constants);
   // Updates tiles [first, last) of the tensor; one TileStatistics for each is written to stats[0..last-first).
   void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
-  // Where has_rms, else nullptr, like the next. `hyper` as in prepare; t: the tensor's updates so far, at least 1.
+  // Where has_rms, else nullptr; the same holds for `curvature`. `hyper` as in prepare; t: the tensor's updates so far,
+  // at least 1.
   Preconditioner (*precondition)(std::span<const double> hyper, uint64_t t);
   // Probes sampled tiles [first, last); one TileCurvature for each is written to sums[0..last-first).
   void (*curvature)(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* sums);
 };
-// A probe of a tensor with these planes, of a kernel with `curvature`; all but the state is the caller's.
+// A probe of a tensor with these planes, for a kernel with `curvature`. The caller fills in everything but the state.
 CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes);
 
 // A master format's codec, for loading and serving weights. Elements [first, last), first a multiple of kBlock.
@@ -214,8 +216,8 @@ struct Master {
   float (*absmax)(const std::byte* const* planes, uint64_t first, uint64_t last);
 };
 
-// A slot's codec in a state format, for import, export and study: what the update does to a moment, by itself. Whole
-// tensors; planes are padded as the daemon's are. Codes past the end are those of zeros.
+// A slot's codec in a state format, for import, export and study: does by itself what an update does to a moment. It
+// works on whole tensors; planes are padded as the daemon's are. Codes past the end are those of zeros.
 struct SlotCodec {
   std::span<const Plane> planes;
   float largest;  // values beyond are refused by encode, and a block that would need one is rejected by update
@@ -235,13 +237,13 @@ std::span<const State> States();
 std::span<const WireFormat> WireFormats();
 std::span<const char* const> RuleNames();
 
-// nullptr or -1 when there is none.
+// These find an entry by name; nullptr or -1: there is none.
 const Kernel* FindKernel(std::string_view rule, std::string_view master, std::string_view state);
 const Master* FindMaster(std::string_view name);
 const State* FindState(std::string_view name);
 WireIndex FindWireFormat(std::string_view name);
 
-// The lane in use, the widest this processor has: scalar, avx2 or avx512. The bits are the same.
+// The lane in use, the widest this processor has: scalar, avx2 or avx512. All give the same bits.
 const char* LaneName();
 
 }  // namespace ballast::kernels

@@ -8,10 +8,10 @@ namespace ballast {
 
 inline constexpr int kMostBatchMessages = 1024;
 inline constexpr size_t kMostBatchBytes = 256 << 10;
-// Of a message in a batch. Larger ones gain nothing from company.
+// The largest message that goes into a batch. A larger one gains nothing by it and goes alone.
 inline constexpr size_t kMostBatchedBytes = 64 << 10;
 
-// Of a batch of so many messages, whether another might not fit.
+// Whether one more message might not fit into a batch of so many messages and bytes.
 inline bool BatchIsFull(int messages, size_t bytes) {
   return bytes + kMostBatchedBytes > kMostBatchBytes || messages == kMostBatchMessages;
 }

@@ -23,7 +23,7 @@ inline absl::Status RewoundError(uint64_t step, uint64_t generation) {
                    "): attach again without the token, take weights and client_state, and go on with step ", step + 1));
 }
 
-// The step that the run was taken back to; none: the status is another one.
+// The step that the run was taken back to; none: the status says something else.
 inline std::optional<uint64_t> RewoundTo(const absl::Status& status) {
   uint64_t step = 0;
   if (!absl::IsFailedPrecondition(status) || !absl::StartsWith(status.message(), kRewoundPrefix)) return std::nullopt;

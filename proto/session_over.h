@@ -11,7 +11,8 @@ inline absl::Status SessionOverError() {
   return absl::AbortedError("this session is over: attach again without its token");
 }
 
-// Its rank was away for longer than its lease and rank_timeout, as a rule: a new session may begin.
+// Whether the session is over, usually since its rank was away for longer than its lease and rank_timeout. A new
+// session may begin.
 inline bool IsSessionOver(const absl::Status& status) { return status == SessionOverError(); }
 
 }  // namespace ballast

@@ -58,7 +58,7 @@ class CountingAllocator final : public grpc::ContextAllocator {
     table_->OnCall();
     return new grpc::CallbackServerContext;
   }
-  // Of a method that there is not.
+  // Called for a method that does not exist.
   grpc::GenericCallbackServerContext* NewGenericCallbackServerContext() override {
     table_->OnCall();
     return new grpc::GenericCallbackServerContext;

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import tidy_rules
 from tidy_build import unbuilt_tests
-from tidy_references import references
+from tidy_references import file_names, references
 from tidy_rules import cpp_functions, list_files, read_tree
 
-RULES = [*tidy_rules.RULES, unbuilt_tests, references]
+RULES = [*tidy_rules.RULES, unbuilt_tests, references, file_names]
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_BODY = "  f();\n" * 80
@@ -77,6 +77,18 @@ PLANTED = [
         {"kernels/A.md": "# Sums\n", "kernels/a.h": "// `kernels/A.m" 'd`,\n// "The order of\n// sums".\n'},
         "kernels/A.md has no heading 'The order of sums'",
     ),
+    ("file_names", {"server/a.h": "int x;  // as in server/b.h\n"}, "server/a.h:1: there is no file server/b.h"),
+    (
+        "file_names",
+        {"server/README.md": "# A\n`step/gone.cc` does it.\n"},
+        "server/README.md:2: there is no file step/gone",
+    ),
+    (
+        "file_names",
+        {"tests/a.py": 'def f():\n    """As in\n    gone.py."""\n'},
+        "tests/a.py:3: there is no file gone.py",
+    ),
+    ("file_names", {"proto/a.proto": "// See proto/WIRE.md.\n"}, "there is no file proto/WIRE.md"),
     (
         "unbuilt_tests",
         {"tests/server/a_test.cc": "", "tests/server/CMakeLists.txt": "ballast_test(b_test SOURCES b_test.cc)\n"},
@@ -99,6 +111,7 @@ HARMLESS = {
     "server/run/run.cc": '// getenv("X")\nconst char* text = "std::exit(1) // sleep_for";\nint n = 1\'000\'000;\n',
     "server/config/config.cc": 'getenv("X");\n',
     "server/plan/plan.h": '#include "absl/status/status.h"\n#include "kernels/a.h"\n#include "server/spec/run_spec.h"\n',
+    "server/run/b.h": '// run/run.cc, b.h, kernels/rules/NAME.h, OUT/a.md, /etc/x.h, https://x.org/c.h\nconst char* kName = "gone.h";\n',
     "server/table.cc": "const int kTable[] = {\n" + "    1,\n" * 80 + "};\nenum class E {\n" + "  kA,\n" * 80 + "};\n",
     "server/metrics/METRICS.md": "| `ballast_x` | gauge |\n| `ballast_step_seconds` | histogram |\n",
     "deploy/README.md": "## BallastHot\n",

@@ -13,17 +13,22 @@
 //
 // Threads: LoadWeights and the calls of one step come from one thread at a time (thread-compatible); a reader and a
 // writer thread of the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun,
-// Attach, LoadWeights, Pull and the wait on EndStep's future. A lost connection is resumed by itself for
-// `reconnect_timeout_s`, sending again only what the daemon does not hold; then every call returns UNAVAILABLE naming
-// the server. So are CreateRun, GetRun, ListRuns, Attach, LoadWeights and Pull, which also ask a busy daemon again when
-// it says. Of several ranks, a step that closed meanwhile without this one has changed nothing here: the open step gets
-// its result, and the next BeginStep is of the step that is next. A rank that the run has given up (lease and
-// rank_timeout) is UNAVAILABLE too: another client attaches in its place. Memory: Push copies into a host buffer, each
-// chunk freed as the daemon acknowledges it: what does not leave as fast as it is pushed is kept, at most the gradients
-// of one step's micro-batches. Errors: absl::Status with the daemon's code and message. A call refused for its
-// arguments or its place in the sequence (INVALID_ARGUMENT, FAILED_PRECONDITION) changes nothing. When the daemon ends
-// the session, or cannot be reached again, the client stays failed and every call says the same; where RewoundTo
-// (proto/rewound.h) knows the status, Attach may be called again.
+// Attach, LoadWeights, Pull and the wait on EndStep's future.
+//
+// A lost connection is resumed by itself for `reconnect_timeout_s`, sending again only what the daemon does not hold;
+// then every call returns UNAVAILABLE naming the server. CreateRun, GetRun, ListRuns, Attach, LoadWeights and Pull are
+// tried again for as long; they also ask a busy daemon again when it says. If there are several ranks, a step that
+// closed meanwhile without this one has changed nothing here: the open step gets its result, and the next BeginStep
+// begins the step that is next. When the run has given this rank up (lease and rank_timeout), calls return UNAVAILABLE
+// too: another client attaches in its place.
+//
+// Memory: Push copies into a host buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not
+// leave as fast as they are pushed are kept, at most those of one step's micro-batches.
+//
+// Errors: absl::Status with the daemon's code and message. A call refused for its arguments or its place in the
+// sequence (INVALID_ARGUMENT, FAILED_PRECONDITION) changes nothing. When the daemon ends the session, or cannot be
+// reached again, the client stays failed and every call returns the same status; if it is one that RewoundTo
+// (proto/rewound.h) knows, Attach may be called again.
 #pragma once
 
 #include <atomic>
@@ -54,13 +59,13 @@ struct ClientOptions {
   // Gets the few lines that a person should see (connection lost, resumed, waiting for a lease), without a newline,
   // from any thread of the client. Empty: stderr.
   std::function<void(const std::string& line)> log = {};
-  // Asked about ten times a second by calls that wait to try again, on the thread that made the call: true ends them
-  // with what they waited about. Empty: never.
+  // A call that waits to try again asks this about ten times a second, on its own thread; true ends the call with the
+  // error that it waited about. Empty: never.
   std::function<bool()> interrupted = {};
 };
 
-// What carries the step stream: kAuto is shared memory with a daemon on this host, else gRPC. kShm: an error where the
-// two do not share memory.
+// What carries the step stream. kAuto: shared memory with a daemon on this host, otherwise gRPC. kShm: shared memory,
+// or an error.
 enum class LaneWish { kAuto, kGrpc, kShm };
 
 struct AttachOptions {
@@ -74,18 +79,18 @@ struct AttachOptions {
   double join_timeout_s = 3600;
 };
 
-// How long steps wait for ranks is the run's: v1::RunSpec, rank_timeout_s (one whose connection is lost),
-// step_timeout_s (one that is silent) and on_lost_rank (what then).
+// How long steps wait for ranks is part of the run, in v1::RunSpec: rank_timeout_s for a rank whose connection is lost,
+// step_timeout_s for one that is silent, and on_lost_rank for what happens then.
 //
 // What Attach found. Digests are xxh3_64 of each tensor's bytes in its serving format (AttachResponse.digests says how
-// scales are counted in); empty before weights are loaded.
+// scales are included); empty before weights are loaded.
 struct Attachment {
   uint64_t resume_step = 1;  // the first step to send
   bool weights_loaded = false;
   std::vector<uint64_t> digests;
   std::optional<v1::StepResult> last_result;
-  // What the rank sent last with EndStep, StepEndValues::client_state, and the step it was; 0: nothing. Where that is
-  // not the step before resume_step, steps have closed without the rank.
+  // The last StepEndValues::client_state that the rank sent with EndStep, and the step it sent it with; 0: none. If
+  // that is not the step before resume_step, steps have closed without the rank.
   std::string client_state;
   uint64_t client_state_step = 0;
 };
@@ -110,7 +115,7 @@ struct ServedPiece {
   absl::Span<const float> scales;  // of the rows that the codes have elements of, or the tensor's one
 };
 
-// This step's hyperparameters of one group; those left out keep the spec's.
+// One group's hyperparameters for this step; those left out keep the spec's values.
 struct GroupValues {
   std::optional<double> lr = {}, weight_decay = {}, beta1 = {}, beta2 = {}, momentum = {};
 };
@@ -120,17 +125,17 @@ struct StepValues {
   // At most the run's accumulation; the same number on every rank. EndMicro may end a step with fewer.
   uint32_t micro_batches = 1;
 };
-// What a step ends with.
+// What a rank sends with the end of a step.
 struct StepEndValues {
-  // The trainer's own, such as the state of its data loader and LR scheduler: given to the process that attaches to
-  // this rank next. Empty: what was sent last stays.
+  // The trainer's own state, such as that of its data loader and LR scheduler. The process that attaches to this rank
+  // next gets it. Empty: what was sent last stays.
   std::string client_state = {};
-  // Of a staged run: values that win over BeginStep's; the same on every rank.
+  // In a staged run, values that replace those of BeginStep; the same on every rank.
   std::vector<GroupValues> groups = {};
 };
 constexpr uint64_t kMostClientStateBytes = 1 << 20;
 
-// What moved when, in one step.
+// How many bytes moved in one step, and how long it took.
 struct StepTiming {
   uint64_t pushed_bytes = 0, pulled_bytes = 0;
   uint64_t pushed_bytes_in_backward = 0;  // sent before EndStep was called
@@ -144,7 +149,7 @@ struct StepTiming {
 struct StepResult {
   v1::StepResult result;
   StepTiming timing;
-  std::vector<uint32_t> received;  // tensors whose weights came, ascending; of several ranks, also those absent here
+  std::vector<uint32_t> received;  // tensors whose weights came, ascending; also those that only other ranks pushed
 };
 
 class Client {
@@ -160,59 +165,59 @@ class Client {
   absl::StatusOr<v1::GetServerResponse> GetServer();
   absl::StatusOr<v1::ListRunsResponse> ListRuns();
   absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run_id);
-  // Its last steps, later ones than `after_step`, the newest `most`; 0: all that are kept.
+  // The newest `most` of a run's steps after `after_step`; most = 0: all that are kept.
   absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step = 0,
                                                     uint32_t most = 0);
   absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force);
   absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec);
-  // Takes a run back to a snapshot, and every session with it: also one of this client's, which has ended by the
-  // return.
+  // Takes a run back to a snapshot. Every session ends, also one of this client, which has ended when this returns.
   absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request);
 
-  // Takes the rank and opens the step stream; again after a rewind, when weights are to be bound anew. The spec is the
-  // daemon's; it is read back to know the tensors.
+  // Takes the rank and opens the step stream. May be called again after a rewind; weights must then be bound anew. The
+  // client reads the run's spec from the daemon to know the tensors.
   absl::StatusOr<Attachment> Attach(const AttachOptions& options);
   // Gives the rank back, as the destructor does: at once, unless a step is open. Attach may be called again.
   void Detach();
-  // Uploads weights, and where there is some to go on with state, before the first step; returns the digests of what
-  // the daemon then serves, by tensor index.
+  // Uploads weights, and optimizer state if the run is to go on from some, before the first step. Returns the digests
+  // of what the daemon then serves, by tensor index.
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);
-  // Weights of the named tensors (empty = all) into `sink`, called from this thread with consecutive pieces of whole
-  // chunks; `offset_bytes` within the tensor. A tensor may start again at offset 0. `snapshot`: of which step, one of
-  // RunStatus.snapshot_steps; 0: the latest. FAILED_PRECONDITION when that is not, or no longer, kept. Weights that are
-  // served in int8 or fp8 are decoded to the tensor's dtype. `digests`, unless empty: what the caller has of each of
-  // `tensors`, as Attachment::digests; those that the daemon has with the same digest are left out.
+  // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
+  // chunks; `offset_bytes` is within the tensor. A tensor may start again at offset 0. Weights that are served in int8
+  // or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps; 0: the latest
+  // weights. FAILED_PRECONDITION when that snapshot is not, or no longer, kept. `digests`, unless empty: of the weights
+  // that the caller has of each of `tensors`, as in Attachment::digests; tensors whose digest is the same are left out.
   absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
                     const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
                                                      absl::Span<const std::byte> piece, uint64_t step)>& sink,
                     uint64_t snapshot = 0, absl::Span<const uint64_t> digests = {});
-  // The same as the daemon serves them, undecoded.
+  // The same, without decoding: weights as the daemon serves them.
   absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
                           const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
                           absl::Span<const uint64_t> digests = {});
 
-  // Where weights of `tensor` are written when they return: in the serving format where that is fp32, bf16 or fp16,
-  // else decoded to the tensor's dtype. nullptr: dropped. Written by the client's reader thread between the tensor's
-  // Push and the end of the step, at no other time.
+  // Says where the weights of `tensor` are written when they return: in the serving format if that is fp32, bf16 or
+  // fp16, otherwise decoded to the tensor's dtype. nullptr: they are dropped. The client's reader thread writes them
+  // between the tensor's Push and the end of the step, and at no other time.
   absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes);
-  // Instead: codes and scales as they are served, for who computes in int8 or fp8. `scales`: one for each row of the
-  // last dimension (int8-row), one (int8-tensor), or none.
+  // As BindWeights, but writes codes and scales as they are served, for a trainer that computes in int8 or fp8.
+  // `scales`: one for each row of the last dimension (int8-row), one (int8-tensor), or none.
   absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales);
 
   absl::Status BeginStep(const StepValues& values);
-  // `gradient`, in the group's gradient format or else the tensor's dtype, is copied before this returns. Once per
-  // tensor and micro-batch.
+  // Takes a copy of `gradient`, which is in the group's gradient format or else in the tensor's dtype. To be called at
+  // most once for each tensor and micro-batch.
   absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
-  // Ends a micro-batch that is not the step's last; what is pushed next is of the next one. Tensors not pushed in it
-  // are sent as absent: they count as zero. next_is_last: though BeginStep announced more.
+  // Ends a micro-batch that is not the step's last; later pushes belong to the next one. Tensors not pushed in it are
+  // sent as absent: they count as zero. next_is_last: the next one is the last, although BeginStep announced more.
   absl::Status EndMicro(std::optional<double> loss, bool next_is_last = false);
-  // Ends the last micro-batch, and the step. The future is ready when the step is closed and every weight is in: of
-  // several ranks, when all have ended it, or when it was closed without one of them. INVALID_ARGUMENT, and the step is
-  // still open, if `values` are too large or of more groups than the run has.
+  // Ends the last micro-batch, and the step. The future is ready when the step has closed and every weight has arrived;
+  // if there are several ranks, it closes when all have ended it, or without one of them. INVALID_ARGUMENT, and the
+  // step is still open: `values` are too large, or for more groups than the run has.
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values = {});
 
-  // After EndStep: waits up to timeout_s until the weights of `tensor` are in, ahead of the future. False: not yet. Of
-  // a tensor that gets none, true when the step is closed; with no step open, at once. An error: the client failed.
+  // After EndStep: waits up to timeout_s for the weights of `tensor`, which may arrive ahead of the future. False: not
+  // yet. If the tensor gets none, true when the step has closed; with no step open, true at once. An error: the client
+  // failed.
   absl::StatusOr<bool> AwaitWeights(uint32_t tensor, double timeout_s);
 
   // The step to be sent next (or open now).

@@ -62,7 +62,7 @@ struct CudaKernel {
   int (*curvature)(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream);
 };
 struct CudaMaster {
-  // Of one batch, all in wire format `format`.
+  // Each call works on one batch, all of it in wire format `format`.
   int (*load)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
   int (*serve)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
   // Raises scales, which are >= 0 before.

@@ -14,7 +14,7 @@ struct TileRange {
   uint64_t first, last;
 };
 
-// Of `tiles` tiles, those of warp number `warp` of `warps`.
+// The share of warp number `warp`, of `warps`, in `tiles` tiles.
 BALLAST_FN TileRange TilesOfWarp(uint64_t warp, uint64_t warps, uint64_t tiles) {
   const uint64_t each = tiles / warps, more = tiles % warps;  // the first `more` warps take one more
   const uint64_t first = warp * each + (warp < more ? warp : more);

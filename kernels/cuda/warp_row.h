@@ -121,7 +121,7 @@ BALLAST_FN void DecodeRow(const typename L::U* packed, float scale, uint64_t cou
   BALLAST_UNROLL for (int j = 0; j < kEach; ++j) out[j] = L::Select(Inside<L>(count, j), out[j], L::Set(0.0f));
 }
 
-// Of a magnitude, as bits.
+// Whether each element is infinite or NaN; `magnitude`: the bits of its absolute value.
 template <class L>
 BALLAST_FN typename L::M NotFinite(typename L::U magnitude) {
   return L::GreaterBits(magnitude, L::SetBits(kInfinityBits - 1));

@@ -1,18 +1,21 @@
-// What every format is made of. All of it is pure and written over a lane type; loading, storing, widening, packing and
-// the maximum of a block are the driver's.
+// What every format is made of. All of it is pure and written over a lane type (kernels/simd/lane.h). The driver loads,
+// stores, widens, packs and takes the maximum of a block.
 //
 // A master format: kName, kPlanes, Decode(words) -> value, Encode<L, kStochastic>(value, random bits) -> words, one
-// word a plane. A format of two components (kPaired) decodes to their sum, and has Component(word) for each.
-// kManyRegisters, where it is there: on a GPU an update over it needs more than 168.
+// word a plane. A format of two components (kPaired) decodes to their sum, and has Component(word) for each. A format
+// with kManyRegisters needs more than 168 registers for an update on a GPU.
 //
 // A state format: kName and a slot for each kind of slot that a rule may have: Signed (m), NonNegative (v) and, for
 // the second component of a v of two, Residual. A slot has
-//   kPlanes       codes, one an element; then, where kScalePer > 0, scales, one for every kScalePer elements (32 or
-//   256) kStoresRoot   it is given sqrt(v), and decodes to v kLargestBits  a block with a larger magnitude is rejected
-//   Scale(absmax) the stored scale, from the largest magnitude of what is encoded, as bits
-//   Decoder, Encoder: kNumbers numbers a block, made by Of() for several blocks at once, a block in each lane position;
-//                 the driver spreads one block's numbers over a lane, and Decode or Encode then works on its elements
-//   Saturated(code) it is at its largest level
+//   kPlanes          codes, one an element; then, where kScalePer > 0, scales, one for every kScalePer elements (32 or
+//                    256)
+//   kStoresRoot      it is given sqrt(v), and decodes to v
+//   kLargestBits     a block with a larger magnitude is rejected
+//   Scale(absmax)    the stored scale, from the largest magnitude of what is encoded, as bits
+//   Decoder, Encoder kNumbers numbers a block, made by Of() for several blocks at once, a block in each lane
+//                    position; the driver spreads one block's numbers over a lane, and Decode or Encode then works on
+//                    its elements
+//   Saturated(code)  whether the code is at its largest level
 // Codes are words as the plane stores them, sign-extended where the plane says so.
 #pragma once
 

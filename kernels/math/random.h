@@ -48,7 +48,7 @@ class RandomStream {
     start_ = L::AddBits(L::SetBits(static_cast<uint32_t>(keyed)), L::Ramp(0x9E3779B9u));
   }
 
-  // Of elements e, e+1, ..., one a lane position.
+  // The words of elements e, e+1, ..., one in each position of the lane.
   BALLAST_FN RandomWords<L> At(uint64_t e) const {
     auto x = L::AddBits(start_, L::SetBits(static_cast<uint32_t>(e) * 0x9E3779B9u));
     x = L::Xor(x, L::template ShiftRight<16>(x));

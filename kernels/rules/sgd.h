@@ -1,8 +1,9 @@
 // SGD with momentum as torch's (Sutskever et al. 2013; dampening does not touch the first buffer, which is g):
 //
-//   sgd (L2): g = fma(wd, x, g) first, and d = 1;   sgdw (decoupled, arXiv 1711.05101): d = 1 - lr wd or 1 - wd
-//   lr/lr_peak b = RN(RN(mu b) + RN(c g)), c = 1 - dampening; at t = 1 mu = 0, and where mu = 0, c = 1 u = b, with
-//   Nesterov fma(mu, b, g);  x = fma(-lr, u, RN(x d))
+//   sgd (L2): g = fma(wd, x, g) first, and d = 1
+//   sgdw (decoupled, arXiv 1711.05101): d = 1 - lr wd, or 1 - wd lr/lr_peak
+//   b = RN(RN(mu b) + RN(c g)), c = 1 - dampening; at t = 1 mu = 0, and where mu = 0, c = 1
+//   u = b, with Nesterov fma(mu, b, g);  x = fma(-lr, u, RN(x d))
 #pragma once
 
 #include "kernels/rules/rule.h"

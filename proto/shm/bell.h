@@ -1,11 +1,12 @@
-// Waking the other process, and waiting for it: look for a moment, and for longer while answers have been coming fast,
-// then sleep on a futex.
+// Waking the other process, and waiting for it. A waiter looks for a moment, or for longer while answers have been
+// coming fast, and then sleeps on a futex.
 //
 // A waiter spins for up to kSpin only after a wait that was shorter than that, and never where there is one processor:
 // an idle rank sleeps and costs nothing, and nobody spins while the other end computes for longer than a wake-up takes.
-// As two that sleep never see each other answer fast, a waiter outlasts a wake-up twice in kProbeEvery waits, unless it
-// waits for milliseconds; the other end, in its moment of looking, then finds the answer there, and both are fast. The
-// bell lies in shared memory: a peer that tampers with it delays a waiter by at most its timeout.
+// Two ends that both sleep would never see each other answer fast. So twice in kProbeEvery waits a waiter spins for
+// longer than a wake-up takes, unless it has been waiting for milliseconds; the other end then finds the answer while
+// it looks, and both are fast. The bell lies in shared memory: a peer that tampers with it delays a waiter by at most
+// its timeout.
 #pragma once
 
 #include <chrono>
@@ -15,7 +16,7 @@
 
 namespace ballast {
 
-// After what the waiter waits for was published. Any thread.
+// Wakes the waiters. To be called after what they wait for was published; by any thread.
 void Ring(ShmBell* bell);
 
 // One thread's waiting at one bell, at which others may wait too.
@@ -30,7 +31,7 @@ class ShmWaiter {
 
   explicit ShmWaiter(ShmBell* bell);
 
-  // Until `ready()`, or `timeout` has passed; what ready() said last.
+  // Waits until `ready()`, or until `timeout` has passed; returns what ready() said last.
   template <typename Ready>
   bool Await(Clock::duration timeout, Ready ready) {
     if (ready()) return true;

@@ -1,6 +1,6 @@
-// Whether the other end still runs: a process that is stopped closes no socket. Each end counts up with every record
-// that it reads, and at least once a second while it waits for one; one that does not for kDead is as lost as over
-// gRPC, whose keep-alive takes as long.
+// Whether the other end still runs, since a process that is stopped closes no socket. Each end counts up with every
+// record that it reads, and at least once a second while it waits for one. An end that does not for kDead is lost;
+// gRPC's keep-alive takes as long.
 //
 // Thread-compatible; one for each end.
 #pragma once

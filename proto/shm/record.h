@@ -53,9 +53,9 @@ class ShmRecordWriter {
  public:
   explicit ShmRecordWriter(const ShmPipe& pipe) : pipe_(pipe) {}
 
-  // Fills in size and sequence. What Flush has not brought out waits in memory.
+  // Queues a record, and fills in its size and sequence. It waits in memory until Flush has written it.
   void Add(ShmRecord record, absl::string_view body);
-  // Whether all is out. DATA_LOSS: the reader's counter is impossible.
+  // Writes as much as there is room for; true: everything. DATA_LOSS: the reader's counter is impossible.
   absl::StatusOr<bool> Flush();
   bool empty() const { return out_.size() == gone_; }
   // Flush could go on.
@@ -73,12 +73,13 @@ class ShmRecordReader {
  public:
   ShmRecordReader(const ShmPipe& pipe, uint32_t most_body_bytes) : pipe_(pipe), most_body_bytes_(most_body_bytes) {}
 
-  // False: the next is not there yet, or not whole. DATA_LOSS: what is there cannot be; nothing more is read then.
-  // INVALID_ARGUMENT, RESOURCE_EXHAUSTED: likewise, a header that no writer makes, or a body that is too long.
+  // False: the next record is not there yet, or not whole. After an error nothing more is read. DATA_LOSS: the counters
+  // or the sequence number are impossible. INVALID_ARGUMENT: no writer makes such a header. RESOURCE_EXHAUSTED: the
+  // body is too long.
   absl::StatusOr<bool> Next(ShmRecord* record);
-  // Of the record of the last Next that was true, until the following.
+  // The body of the record that the last successful Next returned; valid until the next call of Next.
   const std::string& body() const { return body_; }
-  // Something came since Next was false.
+  // Whether something came since Next returned false.
   bool HasMore() const;
 
  private:

@@ -36,7 +36,7 @@ struct ShmShape {
 };
 // INVALID_ARGUMENT unless every number is one that a daemon may choose.
 absl::Status CheckShape(const ShmShape& shape);
-// Of the whole segment.
+// The size of the whole segment.
 uint64_t ShmBytes(const ShmShape& shape);
 
 struct alignas(64) ShmBell {
@@ -46,7 +46,8 @@ struct alignas(64) ShmBell {
 struct alignas(64) ShmCounter {
   std::atomic<uint64_t> value;
 };
-// Raised by who sleeps until there is room, taken down by who makes it and then rings: nobody rings for nothing.
+// The end that sleeps until there is room raises the flag. The end that makes room takes it down and then rings, so
+// that nobody rings in vain.
 struct alignas(64) ShmFlag {
   std::atomic<uint32_t> raised;
   void Raise() { raised.store(1); }

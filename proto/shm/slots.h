@@ -1,6 +1,6 @@
-// Who has which slot of a segment. The lender fills a slot and names it in a record; the borrower reads it and gives it
-// back, in any order, by a mark that counts how often it did. Each end keeps its own account outside the segment: a
-// mark that lies lets the liar's own payloads be overwritten, and nothing else.
+// Who has which slot of a segment. The lender fills a slot and names it in a record. The borrower reads it and gives it
+// back, in any order, by a mark that counts how often it gave the slot back. Each end keeps its own account outside the
+// segment: an end that writes a wrong mark has its own payloads overwritten, and harms nothing else.
 #pragma once
 
 #include <atomic>
@@ -40,18 +40,19 @@ class ShmLender {
   absl::Span<std::byte> at(uint32_t slot) const {
     return {slots_.memory + slot * slots_.slot_bytes, slots_.slot_bytes};
   }
-  // As far as the borrower says; never more than there are.
+  // How many slots are free, as far as the borrower says; never more than there are.
   uint64_t free() const;
   uint64_t returned() const { return slots_.returned->value.load(std::memory_order_acquire); }
-  // One that is free, to be filled: the one lent longest if it is back, else the lowest that was never lent, so that no
-  // more memory is touched than is needed; else whichever is back. None: all are out. One look where slots come back in
-  // the order they went, or none did.
+  // A free slot, to be filled: the one that was lent first, if it is back; else the lowest that was never lent, so that
+  // no more memory is touched than is needed; else any that is back. None: all are out. If slots come back in the order
+  // they went, or none came back, this looks at one slot only.
   std::optional<uint32_t> Take();
-  void Lend(uint32_t slot);     // taken and filled; before its record is written
-  void PutBack(uint32_t slot);  // taken, and not lent after all
+  void Lend(uint32_t slot);     // call it when the slot is filled, before its record is written
+  void PutBack(uint32_t slot);  // frees a slot that was taken and is not lent after all
 
  private:
-  // Those that are lent, oldest first: a ring by slot, in which the number of slots is before the first.
+  // The slots that are lent, oldest first, as a ring by slot; the entry whose index is the number of slots comes before
+  // the first.
   struct Links {
     uint32_t before = 0, after = 0;
   };
@@ -73,9 +74,10 @@ class ShmBorrower {
   explicit ShmBorrower(const ShmSlots& slots)
       : slots_(slots), used_(new std::atomic<bool>[slots.marks.size()]()), given_back_(slots.marks.size()) {}
 
-  // The payload of a record. INVALID_ARGUMENT: there is no such slot, it is shorter, or it is out already.
+  // The payload of a record. INVALID_ARGUMENT: there is no such slot, the payload does not fit into it, or it is
+  // already borrowed.
   absl::StatusOr<absl::Span<const std::byte>> Borrow(uint32_t slot, uint64_t bytes);
-  // Once for each Borrow. The bell is the caller's to ring.
+  // Call it once for each Borrow. The caller rings the bell.
   void GiveBack(uint32_t slot);
   uint64_t slots() const { return slots_.marks.size(); }
   uint64_t borrowed() const { return borrowed_.load(std::memory_order_relaxed); }

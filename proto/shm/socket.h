@@ -1,6 +1,6 @@
-// The Unix socket over which a trainer gets its segment, and by whose end each side notices the other's: of type
-// SOCK_SEQPACKET, mode 0600. The trainer sends one ShmHello with the token of its session, the daemon answers with one
-// ShmGrant, to which the segment's descriptor is attached unless it says no; after that nothing more is sent.
+// The Unix socket over which a trainer gets its segment: type SOCK_SEQPACKET, mode 0600. The trainer sends one ShmHello
+// with the token of its session. The daemon answers with one ShmGrant, with the segment's descriptor attached unless it
+// refuses. After that nothing more is sent; when one side closes the socket, the other notices that it is gone.
 #pragma once
 
 #include <sys/socket.h>
@@ -60,7 +60,8 @@ class ShmSocket {
   int fd_ = -1;
 };
 
-// Whether a process of this user may have a segment: it is the daemon's own, or root's, who may read the daemon anyway.
+// Whether a process of this user may have a segment: if the user is the daemon's own, or root, who may read the
+// daemon's memory anyway.
 bool MayShareMemory(uid_t peer, uid_t daemon);
 
 }  // namespace ballast

@@ -1,5 +1,5 @@
-// The one clock of leases, deadlines and durations: seconds that never go back; and that of calendars, which may, and
-// which nothing but what people read is told by. Thread-safe.
+// The two clocks. MonotonicSeconds never goes back; leases, deadlines and durations use it. UnixSeconds is the time of
+// day, which may go back; it is only for times that people read. Thread-safe.
 #pragma once
 
 #include <chrono>

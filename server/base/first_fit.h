@@ -1,5 +1,5 @@
-// Sizes by position, and the first position whose size is at most a given one. A value; each call costs the logarithm
-// of the number of positions.
+// Keeps a size for each position, and finds the first position whose size is at most a given one. A value; the cost of
+// a call is logarithmic in the number of positions.
 #pragma once
 
 #include <algorithm>

@@ -19,7 +19,7 @@ uint64_t ReadLimit(const char* path) {
   return bytes;
 }
 
-// Of a line, without its remark.
+// The words of a line, without its remark.
 std::vector<std::string> WordsOf(absl::string_view line) {
   return absl::StrSplit(line.substr(0, line.find('#')), absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
 }

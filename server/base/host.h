@@ -10,10 +10,10 @@ namespace ballast {
 // Physical memory, or the control group's limit where that is lower; 0 if neither can be read.
 uint64_t MachineMemoryBytes();
 std::string MachineHostname();
-// Its hostname and what else it is called: the first label, its other names in /etc/hosts, and its names in the domains
-// that /etc/resolv.conf searches. Asks no server of names.
+// The machine's hostname and its other names: the first label, its names in /etc/hosts, and its names in the domains
+// that /etc/resolv.conf searches. Does not ask DNS.
 std::vector<std::string> MachineNames();
-// The same of these texts.
+// The same, from the text of these files.
 std::vector<std::string> NamesOf(const std::string& hostname, const std::string& hosts, const std::string& resolv_conf);
 
 }  // namespace ballast

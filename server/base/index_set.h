@@ -1,6 +1,6 @@
-// A set of numbers below a size, in a tree of words: one bit a number, and above each 64 words one that tells which are
-// not empty. Every call but Clear touches a word a level, of which there are five for 2^30. All memory is taken at
-// once.
+// A set of numbers below a size, in a tree of words: one bit for each number, and above each 64 words one word that
+// tells which of them are not empty. Every call except Clear touches one word a level; 2^30 numbers take five levels.
+// All memory is taken at once.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// What stands behind Log(): one event in, one line out. The process has one, on stderr; tests make their own.
+// What Log() writes through: one event in, one line out. The process has one logger, on stderr; tests make their own.
 #pragma once
 
 #include <cstdint>

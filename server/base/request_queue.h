@@ -1,8 +1,8 @@
-// Requests whose work grows with what they say (a spec and its patterns, a run of many tensors), one after another on a
-// thread of their own: gRPC's threads stay free for the streams of running trainers. What waits is bounded, in number
-// and in bytes; who comes beyond is told when to ask again.
+// Carries out requests whose work grows with their size (a spec and its patterns, a run of many tensors), one after
+// another on a thread of its own, so that gRPC's threads stay free for the streams of running trainers. The number and
+// the bytes of waiting requests are bounded; a client whose request is refused is told when to ask again.
 //
-// Thread-safe. The queue ends before what its tasks use, and carries out what was posted first.
+// Thread-safe. The destructor first carries out what was posted, so the queue must end before what its tasks use.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +20,17 @@ namespace ballast {
 
 class RequestQueue {
  public:
-  // With those at work. Trainers of one run come all at once, 64 at most.
+  // The request at work counts, too. The trainers of one run, at most 64, ask all at once.
   static constexpr size_t kMostRequests = 256;
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of their messages
   static constexpr int kRetryAfterMs = 500;
 
-  // A request's place in the queue, which it has until it lets go: what is done of it elsewhere takes it along.
+  // A request's place in the queue, kept until the last copy is gone: work that goes on elsewhere takes it along.
   using Place = std::shared_ptr<void>;
   using Task = absl::AnyInvocable<void(Place)>;
 
-  // bytes: of its message. RESOURCE_EXHAUSTED, and the task is dropped: too much waits. One request is always taken.
+  // bytes: the size of the request's message. RESOURCE_EXHAUSTED, and the task is dropped: too much waits. An empty
+  // queue takes any request.
   absl::Status Post(uint64_t bytes, Task task);
 
  private:

@@ -1,5 +1,5 @@
-// Sums and products of sizes that a client names: where one does not fit, it is kUncountable, which stays so and fits
-// nowhere, instead of what is left of it. Pure functions; thread-safe.
+// Sums and products of sizes that a client names. One that does not fit into 64 bits is kUncountable instead of wrapping
+// around, and so is every sum with it. Pure functions; thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr uint64_t Product(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? kUncountable : product;
 }
 
-// Onto a sum.
+// Adds to a sum.
 constexpr void Add(uint64_t* sum, uint64_t more) { *sum = Sum(*sum, more); }
 
 }  // namespace ballast

@@ -5,8 +5,8 @@
 //   strand.Post([] {...});
 //   strand.Stop();                 // runs what was posted before, then joins
 //
-// After Stop a posted task runs at once on the caller's thread: it finds its owner ended and answers so, and nobody
-// waits for a reply that cannot come. Thread-safe; Stop once, not from the strand itself.
+// After Stop a posted task runs at once on the caller's thread: it finds that its owner has ended and answers so, so
+// that nobody waits for a reply that cannot come. Thread-safe; call Stop once, not from the strand itself.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Which ballastd this is, as built.
+// Which build of ballastd this is.
 #pragma once
 
 #include <string>

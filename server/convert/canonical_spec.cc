@@ -110,7 +110,7 @@ class Comparison {
     return Say(path, absl::StrCat(size_a, " long"), absl::StrCat(size_b, " long"));
   }
 
-  // Of strings to doubles, the only kind in the spec.
+  // Compares maps of strings to doubles, the only kind in the spec.
   std::optional<std::string> Maps(const pb::Message& a, const pb::Message& b, const pb::FieldDescriptor* field,
                                   const std::string& path) {
     const auto entries = [&](const pb::Message& m) {

@@ -11,7 +11,7 @@
 
 namespace ballast {
 
-// Of a spec that ToRunSpec accepts.
+// `spec`: one that ToRunSpec accepts.
 v1::RunSpec Canonical(const v1::RunSpec& spec);
 std::string SerializeCanonical(const v1::RunSpec& canonical);
 std::string Sha256Hex(absl::string_view bytes);

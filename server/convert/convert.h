@@ -33,36 +33,36 @@ absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunS
 // Takes the client state out of the message.
 absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);
-// All but the checksum. `reason`: the metrics' word for what is wrong.
+// Checks everything but the checksum. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes, const RunSpec& spec,
                            absl::string_view* reason);
-// Of a batch or of one by itself; takes the data out of the message.
+// The chunks of a batch, or the one chunk of a message without a batch. Moves the data out of the message.
 absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* request, const RunSpec& spec);
 
-// Swaps the piece's own data in, and copies its scales; the checksum is of what is encoded.
+// Swaps the piece's own data into the message, and copies its scales; the checksum covers the encoded bytes.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
 v1::Credit FromCredit(const output::Credit& credit);
 v1::StepOutcome FromOutcome(Outcome outcome);
 v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec);
 v1::StepResult FromClosedStep(const ClosedStep& closed, const RunSpec& spec);
-// `devices`: where it is or would be.
+// `devices`: the labels of those that hold the run, or would hold it.
 v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes);
 v1::DeviceStatus FromDevice(const Devices::State& state);
 v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
-// Steps after `after`, the newest `most`.
+// The newest `most` of the steps after step `after`.
 v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);
 RewindOrder ToRewindOrder(const v1::RewindRequest& request);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 
-// The parts of a spec. `at` names the place in refusals.
+// ToRunSpec calls these for the parts of a spec. `at` names the place in refusals.
 absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made);  // when all else is there
 absl::Status TakeRewind(const v1::RunSpec& spec, RunSpec* made);
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
-// A format of this name that is fit for gradients or for serving, by the flag of that name.
+// The wire format of this name. `fit`: the flag that says whether it may carry gradients, or weights that are served.
 absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool kernels::WireFormat::*fit,
                                                 const std::string& at);
-// Those that the registry holds, for refusals.
+// The names of the wire formats that the registry has for this use; for refusals.
 std::string ListWireFormats(bool kernels::WireFormat::*fit);
 
 }  // namespace ballast

@@ -23,7 +23,7 @@ absl::Status CheckKnown(const v1::RunSpec& spec) {
   return InvalidArgumentError("commit, reduction, nonfinite, on_torn or on_lost_rank has a value this version lacks");
 }
 
-// Of what only a staged run can do.
+// The refusal of a setting that only a staged run can have.
 absl::Status NeedsStaged(absl::string_view setting, absl::string_view fix) {
   return InvalidArgumentError(StrCat(setting,
                                      " needs commit = COMMIT_MODE_STAGED, which keeps all gradients of a step until "

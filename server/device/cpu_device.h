@@ -1,8 +1,8 @@
-// The device made of the machine's processors: a dispatcher thread takes one task at a time, the run that has been
-// served the fewest bytes first, and its worker threads share the tiles of a task that is large enough. Every tile's
-// bits are a function of that tile alone, so they do not depend on the number of threads.
+// The device made of the machine's processors: a dispatcher thread takes one task at a time, from the run that has been
+// served the fewest bytes, and worker threads share the tiles of a task that is large enough. Every tile's bits are a
+// function of that tile alone, so they do not depend on the number of threads.
 //
-// Thread-safe. No memory is taken on the step path other than the growth of a queue to its greatest length.
+// Thread-safe. A step takes no memory, except that a queue may grow to its greatest length.
 #pragma once
 
 #include <atomic>

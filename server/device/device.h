@@ -1,5 +1,6 @@
-// Where weights and state live and updates are computed. A device serves many runs; each has its own in-order queue,
-// and the queues are served round robin by bytes. The step path calls Submit, once a chunk or a tensor.
+// Where weights and state live and updates are computed. A device serves many runs, each by an in-order queue of its
+// own; the queue that has been served the fewest bytes comes next (server/device/fair_queue.h). A step calls Submit
+// once for each chunk or tensor.
 //
 //   ASSIGN_OR_RETURN(DeviceBuffer planes, device->Allocate(bytes, Place::kDevice));
 //   ASSIGN_OR_RETURN(auto queue, device->NewQueue({.tiles = 1000}));
@@ -26,11 +27,11 @@ namespace ballast {
 
 class Device;
 
-// kDevice: only tasks touch it. kHost: the strand writes it too (gradients), the device reads it. kAside: the host's;
-// CopyTasks write it, the device can read it, slowly.
+// Which memory. kDevice: only tasks touch it. kHost: host memory that the strand writes (gradients) and the device
+// reads. kAside: host memory that CopyTasks write; the device can read it, slowly.
 enum class Place { kDevice, kHost, kAside };
 
-// Zeroed memory of a device, really there (touched), 64-byte aligned. A movable owner.
+// Zeroed memory of a device, 64-byte aligned; every page has been touched, so that it is really there. A movable owner.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -56,15 +57,16 @@ class DeviceBuffer {
   uint64_t bytes_ = 0;
 };
 
-// One tensor's update, in one pass over it or two, as its kernel says; where update.dry, it is only measured. `tiles`
-// has room for all of its tiles until the task is done; between the passes it holds the sums of the first.
+// One tensor's update, in one pass or two, as its kernel says; with update.dry it is only measured. `tiles` has room
+// for all of the tensor's tiles until the task is done; between the passes it holds the sums of the first.
 struct UpdateTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::Update update = {};
   kernels::TileStatistics* tiles = nullptr;
-  bool measured = false;  // a task before it was of this very gradient: the device has it
+  bool measured = false;  // an earlier task worked on this very gradient, so the device has it already
 };
-// What a gradient has before any update and clipping, as in kernels::WireFormat::measure. `tiles` as in UpdateTask.
+// The statistics of a gradient before any update and clipping, as in kernels::WireFormat::measure. `tiles` as in
+// UpdateTask.
 struct MeasureTask {
   const std::byte* gradient = nullptr;
   kernels::WireIndex format = 0;
@@ -72,15 +74,15 @@ struct MeasureTask {
   float scale = 1;
   kernels::TileStatistics* tiles = nullptr;
 };
-// One tensor's curvature probe, by a kernel that has it. `tiles` has room for all of its sampled tiles until the task
-// is done; probe.before is memory of the device.
+// One tensor's curvature probe, by a kernel that has one. `tiles` has room for all of the tensor's sampled tiles until
+// the task is done; probe.before is memory of the device.
 struct CurvatureTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::CurvatureProbe probe = {};
   kernels::TileCurvature* tiles = nullptr;
   bool measured = false;  // as in UpdateTask
 };
-// Computes the scales that the master is served with: of each row of `row_length` elements the largest |weight|.
+// Computes the scales that the master is served with: for each row of `row_length` elements its largest |weight|.
 struct ScaleTask {
   const kernels::Master* master = nullptr;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
@@ -94,7 +96,7 @@ struct ServeTask {
   kernels::WireIndex format = 0;
   uint64_t first = 0, last = 0;
   std::byte* out = nullptr;
-  const float* scales = nullptr;  // of the tensor, by a ScaleTask; nullptr: a format without
+  const float* scales = nullptr;  // of the tensor, made by a ScaleTask; nullptr: the format has none
   uint64_t row_length = 0;
   float* scales_out = nullptr;
 };
@@ -106,7 +108,7 @@ struct LoadTask {
   uint64_t first = 0, last = 0;
   const std::byte* in = nullptr;
 };
-// Copies between memory of kDevice and of kAside, either way.
+// Copies between kDevice and kAside memory, either way.
 struct CopyTask {
   struct Piece {
     std::byte* to = nullptr;
@@ -124,7 +126,7 @@ struct TaskResult {
   double seconds = 0;                   // the device spent on the task
 };
 
-// Tasks of one run, done in the order submitted. Thread-safe. The destructor waits for what was submitted.
+// Tasks of one run, done in the order submitted. Thread-safe. The destructor waits for the tasks submitted.
 class DeviceQueue {
  public:
   using Completion = absl::AnyInvocable<void(const TaskResult&)>;
@@ -134,11 +136,11 @@ class DeviceQueue {
   virtual void WaitIdle() = 0;
 };
 
-// What a queue's tasks may need at most: their staging is reserved when the queue is made.
+// The most that a queue's tasks may need: their staging is reserved when the queue is made.
 struct QueueNeeds {
-  uint64_t tiles = 0;          // of an update, a measure or, sampled, a probe
-  uint64_t payload_bytes = 0;  // of a load or of what is served, without scales
-  uint64_t scales = 0;         // that go out with what is served
+  uint64_t tiles = 0;          // in an update or a measurement, or sampled tiles in a probe
+  uint64_t payload_bytes = 0;  // in a load or a ServeTask, without scales
+  uint64_t scales = 0;         // in a ServeTask
 };
 
 // Thread-safe. Outlives its buffers and queues.
@@ -156,9 +158,9 @@ class Device {
   virtual uint64_t allocated_bytes() const = 0;
   virtual double busy_s() const = 0;  // for how long the task in hand has been running; 0 when idle
 
-  // A device that has failed for good tells the watcher why, once, from a thread of its own; at once where it has
-  // failed before. Tasks that it had not done, and later ones, are dropped with their completions; queues are idle at
-  // once. The watcher does not block. nullptr: none any more, also under way.
+  // A device that fails for good tells the watcher why, once, from a thread of its own; one that has already failed
+  // tells it at once. Tasks not yet done, and later ones, are dropped with their completions, and all queues are idle.
+  // The watcher must not block. nullptr: takes the watcher away; no call to it is under way when this returns.
   using Watcher = absl::AnyInvocable<void(const absl::Status& why)>;
   virtual void Watch(Watcher watcher) = 0;
 

@@ -1,5 +1,5 @@
-// The devices that a daemon computes on, one CPU or GPUs, and what its runs have reserved on each. A device that failed
-// has no room any more, and what is reserved there is lost.
+// The devices that a daemon computes on, the CPU or some GPUs, and what its runs have reserved on each. A failed device
+// has no room any more, and what was reserved there is lost.
 //
 //   ASSIGN_OR_RETURN(auto opened, OpenDevices(config));
 //   Devices devices(std::move(opened), config.memory_limit);
@@ -25,8 +25,9 @@
 
 namespace ballast {
 
-// As config.device says: the CPU; GPUs by number or all of them, each of which must give the CPU's bits; or `auto`: the
-// first GPU, and where it will not do the CPU, whose description says why. FAILED_PRECONDITION names what was found.
+// Opens what config.device names: the CPU; GPUs by number, or all of them, each of which must give the CPU's bits; or
+// `auto`: the first GPU, or the CPU if that GPU cannot be used, which the CPU's description explains.
+// FAILED_PRECONDITION names what was found.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& config);
 
 class Devices {
@@ -40,7 +41,7 @@ class Devices {
     absl::Status failure = absl::OkStatus();
 
     uint64_t reserved_bytes() const { return on_host ? reserved.total() : reserved.on_device(); }
-    // Of a failed device: none.
+    // 0 if the device has failed.
     uint64_t free_bytes() const;
   };
 
@@ -51,10 +52,11 @@ class Devices {
   Device* at(size_t device) const { return devices_[device].get(); }
   std::vector<State> Read() const;
   std::vector<uint64_t> FreeBytes() const;  // by device
-  // Of the host, for snapshots and client_state of runs on GPUs: 80 % of its memory. None: the device is the host.
+  // What snapshots and client_state of runs on GPUs may take on the host: 80 % of its memory. None: the device is the
+  // host.
   std::optional<uint64_t> host_limit_bytes() const;
   std::optional<uint64_t> host_free_bytes() const;
-  // Of all that have not failed.
+  // Sums over the devices that have not failed.
   uint64_t limit_bytes() const;
   uint64_t reserved_bytes() const;
   uint64_t free_bytes() const;
@@ -64,7 +66,7 @@ class Devices {
 
   void Reserve(const Plan& plan);
   void Release(const Plan& plan);
-  // The device has no room from now on. Whether another is left.
+  // The device has no room from now on. Returns whether another is left.
   bool Fail(size_t device, const absl::Status& why);
 
  private:

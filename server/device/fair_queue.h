@@ -1,8 +1,8 @@
-// How a device is shared among its queues: whoever has been served the fewest bytes comes next. Idleness neither earns
-// credit nor costs any: a queue that has been idle goes on from where the device is by then, which is where the queue
-// stood that was served last, however much either was served before (start-time fair queueing). So between two queues
-// with jobs the shares differ by the cost of two jobs at most. The devices' queues derive from FairQueue; the device's
-// lock guards it.
+// How a device is shared among its queues: the queue that has been served the fewest bytes comes next (start-time fair
+// queueing). Idleness neither earns credit nor costs any: when an idle queue gets a job, its count of served bytes is
+// raised to the device's clock, the count of the queue that was served last. So while two queues have jobs, their
+// shares differ by the cost of two jobs at most. The devices' queues derive from FairQueue; the device's lock guards
+// it.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Extent {
   uint64_t first = 0, last = 0;
 };
 
-// Of a copy: words of 4 bytes, of which it reads one and writes one.
+// The words of 4 bytes that a copy moves; it reads and writes each once.
 inline uint64_t WordsOf(const CopyTask& task) {
   uint64_t bytes = 0;
   for (const CopyTask::Piece& piece : task.pieces) bytes += piece.bytes;
@@ -54,7 +54,7 @@ struct DeviceJob {
   uint64_t cost_bytes = 0;
 };
 
-// Of a device: the largest served_bytes at which one of its queues was served.
+// A device's clock: the largest served_bytes at which one of its queues was served.
 using FairClock = uint64_t;
 
 struct FairQueue {
@@ -66,7 +66,7 @@ struct FairQueue {
     if (idle) served_bytes = std::max(served_bytes, clock);
     jobs.push_back(std::move(job));
   }
-  // There is one.
+  // Requires a job in the queue.
   DeviceJob Take(FairClock* clock) {
     DeviceJob job = std::move(jobs.front());
     jobs.pop_front();
@@ -76,7 +76,7 @@ struct FairQueue {
   }
 };
 
-// The next of those with jobs that may be served; nullptr: none.
+// The queue to serve next, of those that have jobs and for which `may` is true; nullptr: none.
 template <typename Queue, typename May>
 Queue* NextFairQueue(const std::vector<Queue*>& all, May may) {
   Queue* next = nullptr;

@@ -1,9 +1,9 @@
-// One GPU as GpuDevice uses it: memory, three streams, events, and the kernels. CudaGpu (cuda_gpu.h) is the real one;
-// tests have one of host memory and threads.
+// One GPU as GpuDevice uses it: memory, three streams, events, and the kernels. server/device/cuda_gpus.cc has the real
+// one; tests have one of host memory and threads.
 //
-// Work given to a stream is done in that stream's order, later. A failure of the device is kept: Await returns it from
-// then on, and what is given afterwards is dropped. Allocate and Free are thread-safe; Await may be called beside the
-// rest, which one thread calls.
+// Work given to a stream is done later, in that stream's order. A failure of the device is kept: Await returns it from
+// then on, and work given afterwards is dropped. Allocate and Free are thread-safe. One thread makes all other calls,
+// except that a second may call Await at the same time.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,8 @@ class Gpu {
 
   virtual void Copy(Stream stream, void* to, const void* from, uint64_t bytes) = 0;
   virtual void Zero(Stream stream, void* to, uint64_t bytes) = 0;
-  // On kCompute; as in kernels/cuda/cuda_kernels.h. Kernels and masters by their index in the registry.
+  // These launch on kCompute; kernels/cuda/cuda_kernels.h describes them. Kernels and masters are named by their index
+  // in the registry.
   virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles) = 0;
   virtual void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) = 0;
   virtual void Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) = 0;

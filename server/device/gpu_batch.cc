@@ -40,7 +40,7 @@ const T& As(const DeviceTask* task) {
   return std::get<T>(*task);
 }
 
-// Of an UpdateTask, a MeasureTask or, sampled, a CurvatureTask.
+// The tiles of an UpdateTask or MeasureTask, or the sampled tiles of a CurvatureTask.
 uint64_t TilesOfTask(const DeviceTask& task) {
   if (const auto* u = std::get_if<UpdateTask>(&task)) return TilesOf(u->update.n);
   if (const auto* c = std::get_if<CurvatureTask>(&task)) return kernels::SampledTiles(c->probe.n);

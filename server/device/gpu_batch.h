@@ -1,9 +1,10 @@
-// Tasks that go to a GPU together, and the staging they go through: for one batch at a time, the same layout in pinned
-// host memory and on the GPU. Give() writes what the kernels are told, copies in what they need, launches them and
-// copies out what they make, all in the GPU's streams; when `out` has happened, Take() reads the results. What goes out
-// goes out of the staging alone: later kernels write what they like elsewhere.
+// Tasks that go to a GPU together, and the staging they go through: room for one batch at a time, with the same layout
+// in pinned host memory and on the GPU. Give() writes the kernels' arguments, copies in what they need, launches them
+// and copies out what they make, all in the GPU's streams; when the event out() has happened, Take() reads the results.
+// Results are copied out of the staging alone, so later kernels may write anywhere else.
 //
-// Neither blocks on the GPU. Give() for one staging comes after Take() of its last batch; no other locks are needed.
+// Neither call blocks on the GPU. Give() for one staging comes after Take() of its last batch; no other locks are
+// needed.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ class GpuStaging {
   // Whether `next` can join the tasks of a batch in one launch.
   bool Fits(std::span<const DeviceTask* const> batch, const DeviceTask& next) const;
   void Give(std::span<const DeviceTask* const> batch);
-  // The result of the batch's task number i; a task served has its bytes copied to where it wants them.
+  // The result of the batch's task number i. Copies the bytes of a ServeTask to where it wants them.
   TaskResult Take(std::span<const DeviceTask* const> batch, size_t i);
   Gpu::Event out() const { return out_; }
 

@@ -1,13 +1,13 @@
-// The device made of one GPU. Weights and state are in its memory; a gradient is written to pinned host memory, which
-// has a twin on the GPU that an update copies it to. A dispatcher thread takes tasks, the run that has been served the
-// fewest bytes first, joins neighbours of a kind into one launch (gpu_batch.h), and gives copies and kernels to three
+// The device made of one GPU. Weights and state are in its memory. A gradient is written to pinned host memory, which
+// has a twin on the GPU; an update copies it there. A dispatcher thread takes tasks from the run that has been served
+// the fewest bytes, joins neighbours of a kind into one launch (gpu_batch.h), and gives copies and kernels to three
 // streams, so that the next batch's gradients come in while this one's update runs and the last one's weights go out. A
-// second thread waits for the ends, in order, and runs the completions.
+// second thread waits for the batches in order, runs their completions, and finds the GPU's failures.
 //
-// Each queue has kStagings sets of staging, reserved when it is made. On the step path nothing is allocated but what
-// lists of tasks grow by, and nothing waits for the device as a whole.
+// Each queue has kStagings sets of staging, reserved when it is made. A step allocates nothing except what lists of
+// tasks grow by, and never waits for the device as a whole.
 //
-// The GPU's failures are found by the second thread. Thread-safe.
+// Thread-safe.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
-// The GPUs of this machine. Chosen by the build: cuda_gpus.cc where there is nvcc, no_gpus.cc elsewhere; either starts
-// on a machine without a GPU or a driver. Thread-safe.
+// The GPUs of this machine. The build takes cuda_gpus.cc where there is nvcc and no_gpus.cc elsewhere; with either, a
+// daemon starts on a machine without a GPU or a driver. Thread-safe.
 #pragma once
 
 #include <memory>

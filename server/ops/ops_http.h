@@ -29,9 +29,9 @@ struct OpsContent {
   std::function<OpsResponse(const std::string& path, const std::string& query)> api;
 };
 
-// A connection has a thread, one of kThreads, so that those that say nothing do not keep /livez and /readyz waiting.
-// What is more work is answered for kViewers at a time, /metrics for kScrapers, so that no number of viewers keeps
-// Prometheus waiting; of each kWaiting wait, and who comes then gets a 503. A client that keeps silent for 2 s while it
+// Each connection has one of kThreads threads, so that silent connections do not keep /livez and /readyz waiting. The
+// page and its JSON are answered for kViewers at a time, and /metrics for kScrapers, so that no number of viewers keeps
+// Prometheus waiting. kWaiting more of each kind wait; the next gets a 503. A client that is silent for 2 s while it
 // asks, or reads nothing for 2 s while it is answered, is cut off; so is one that has not read its answer after 10 s.
 // Thread-safe.
 class OpsHttp {
@@ -41,7 +41,7 @@ class OpsHttp {
 
   // listen: "off", or HOST:PORT where HOST is an IPv4 address or localhost and port 0 picks a free one. UNAVAILABLE
   // names the address that cannot be had, and the fix.
-  // `hosts`: what else than MachineNames() a request's Host may be, as in AnswerOps.
+  // `hosts`: names beside MachineNames() that a request's Host may have, as in AnswerOps.
   static absl::StatusOr<std::unique_ptr<OpsHttp>> Start(const std::string& listen, OpsContent content,
                                                         const std::vector<std::string>& hosts = {});
   // Waits for the requests being answered.
@@ -51,15 +51,16 @@ class OpsHttp {
   virtual std::string address() const = 0;
 };
 
-// The part of it without sockets.
+// The part of the server that needs no sockets.
 struct OpsRequest {
   std::string method;
   std::string path;        // without the query
   std::string query = {};  // without the question mark
   std::string host;        // the header; empty: there was none
 };
-// A Host header is an IP address, localhost or one of `names`, of which "*" is any; anything else is refused, since a
-// web page can point a name of its own at a loopback address (DNS rebinding). The answer says how to allow it.
+// A Host header must be an IP address, localhost or one of `names`, where "*" allows any. Anything else is refused,
+// since a web page can point a name of its own at a loopback address (DNS rebinding). The answer says how to allow a
+// name.
 OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::vector<std::string>& names);
 
 }  // namespace ballast

@@ -1,5 +1,6 @@
-// Has a daemon that does not answer itself any more started anew by who started it: systemd, which is told every so
-// often that all is well (sd_notify(3), WatchdogSec), or any supervisor, by ending the process. One thread of its own.
+// Sees to it that a daemon that no longer answers its own check is restarted by whatever started it: by systemd, which
+// is told regularly that all is well (sd_notify(3), WatchdogSec), or by any supervisor, since the process is ended. One
+// thread of its own.
 #pragma once
 
 #include <functional>

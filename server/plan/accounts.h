@@ -1,6 +1,6 @@
-// What a run's accounts of its ranks' gradients take in host memory, at most: which chunks each contributes and
-// receives (Coverage), which have come (Reduction), and where those that wait to be summed lie (StepRunner). Part of
-// the plan, so that no client's numbers of tensors, ranks and micro-batches end the daemon.
+// The most host memory that a run needs to keep track of its ranks' gradients: which chunks each rank contributes and
+// receives (Coverage), which have come (Reduction), and where those that wait to be summed lie (StepRunner). It is part
+// of the plan, so that no client can end the daemon with its numbers of tensors, ranks and micro-batches.
 //
 // Pure functions; thread-safe.
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace ballast {
 
-// Chunks of one rank that may wait to be summed at one time, in a window of so many bytes.
+// The most chunks of one rank that may wait to be summed at one time, in a window of so many bytes.
 uint64_t MostHeldChunks(const RunSpec& spec, uint64_t window_bytes);
-// Of all ranks. pools: that gradients are summed in.
+// The bytes for all ranks. pools: the number of pools that gradients are summed in.
 uint64_t AccountBytes(const RunSpec& spec, uint64_t window_bytes, uint64_t pools);
 
 }  // namespace ballast

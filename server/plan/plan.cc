@@ -14,8 +14,8 @@ uint64_t NeededPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
   return (elements + plane.per - 1) / plane.per * plane.bytes;
 }
 
-// Of the tensor's first `chunks` chunks together: each of their rows once, and once more for every boundary between two
-// chunks that cuts a row.
+// The scales of the tensor's first `chunks` chunks: each row counts once, and once more for every boundary between two
+// chunks that cuts it.
 uint64_t ScalesOfFirstChunks(const RunSpec& spec, const TensorSpec& t, uint64_t chunks) {
   if (chunks == 0) return 0;
   const uint64_t rows = ScalesOf(t, 0, ChunkEnd(spec, t, chunks - 1)).size();

@@ -1,10 +1,11 @@
-// What a run will hold and move, to the byte, from its spec alone. The planner's answer, the admission and the
-// allocation all use it; a run's live allocations are counted apart and must agree.
+// What a run will hold and move, to the byte, computed from its spec alone. The answer to Plan, the admission of a run
+// and its allocations all use it. A run's live allocations are counted separately and must agree.
 //
 //   Plan plan = MakePlan(spec);
 //   plan.bytes.total();
 //
-// A spec may name more than fits into 64 bits: then a count is kUncountable, and the run is refused.
+// A spec may name more than fits into 64 bits: the count is then kUncountable (base/saturating.h), and the run is
+// refused.
 //
 // Pure functions, linear in the number of tensors whatever their sizes; thread-safe.
 #pragma once
@@ -19,8 +20,8 @@
 
 namespace ballast {
 
-// By kind, as ByteCounts on the wire. `padding` is part of the first three. `snapshots` and `client_state` are in host
-// memory, wherever the device is.
+// Bytes by kind, as in the message ByteCounts. `padding` is already part of the first three. `snapshots` and
+// `client_state` are in host memory, wherever the device is.
 struct PlanBytes {
   uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0,
            client_state = 0;
@@ -58,7 +59,7 @@ struct GroupPlan {
 struct ShardPlan {
   PlanBytes bytes = {};
   uint64_t pool_bytes = 0;        // of bytes.gradients: where gradients are summed
-  uint64_t scales = 0;            // of its tensors
+  uint64_t scales = 0;            // that its tensors are served with
   uint64_t kept_bytes = 0;        // of bytes.staging: sampled gradients that curvature probes keep
   uint64_t statistics_tiles = 0;  // of its largest tensor: its tasks are done one at a time
 };
@@ -69,18 +70,18 @@ struct Plan {
   uint64_t chunk_elements = 0;
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
-  // By shard. The first also counts what is in host memory: the ranks' send slots, their windows of gradients that wait
-  // to be summed, the accounts of what came, what readers hold, and the ranks' client_state.
+  // By shard. The first also counts host memory: the ranks' send slots, their windows of gradients that wait to be
+  // summed, the accounts of those gradients, what readers hold, and the ranks' client_state.
   std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
-  uint64_t window_bytes = 0;      // of gradients that wait to be summed, of each rank; lane_shape.h says where
-  uint64_t account_bytes = 0;     // of bytes.staging: what is known of the gradients that came (accounts.h), at most
+  uint64_t window_bytes = 0;      // for each rank's gradients that wait to be summed; lane_shape.h says where they are
+  uint64_t account_bytes = 0;     // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
   uint64_t copy_bytes = 0;        // weights of the largest tensor, of which a slow reader may be sent a copy
-  uint64_t reader_bytes = 0;      // of bytes.staging: the chunks that readers hold, and that copy, at most
-  uint64_t send_slot_bytes = 0;   // of each of a rank's kSendSlots, and of one more
+  uint64_t reader_bytes = 0;      // part of bytes.staging: the chunks that readers hold, and that copy, at most
+  uint64_t send_slot_bytes = 0;   // for each of SlotCount(spec) slots
   uint64_t send_slot_scales = 0;  // likewise
 };
 
@@ -88,21 +89,21 @@ struct Plan {
 inline constexpr uint64_t kAlignment = 64;
 constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Two in turn for a rank's stream, so that one is encoded while the other is written. One more to digest with.
+// A rank's stream has two in turn, so that one is encoded while the other is written. A run has one more, for digests.
 inline constexpr uint64_t kSendSlots = 2;
 inline uint64_t SlotCount(const RunSpec& spec) { return spec.ranks * kSendSlots + 1; }
-// Readers that are served beside the ranks: ballastctl, an evaluation, a checkpoint. As many again, whose time was up,
-// may hold a chunk until they are gone.
+// Readers that are served beside the ranks: ballastctl, an evaluation, a checkpoint. Readers that were cut off may hold
+// a chunk until they are gone; as many of them are planned for.
 inline constexpr uint64_t kMoreReaders = 4;
 inline uint64_t ReaderCount(const RunSpec& spec) { return spec.ranks + kMoreReaders; }
 inline uint64_t ReaderSlotCount(const RunSpec& spec) { return 2 * ReaderCount(spec); }
-// What a rank may send beyond its credit: a chunk when nothing else is under way, and those that sums wait for.
+// Chunks that a rank may have sent beyond its credit: one when nothing else is under way, and one that sums wait for.
 inline constexpr uint64_t kChunksBeyondCredit = 2;
 
 inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
   return AlignUp(kernels::PlaneBytes(plane, elements));
 }
-// Of a tensor's first `count` planes, those that hold weights.
+// The bytes of those of a tensor's first `count` planes that hold weights.
 inline uint64_t WeightBytes(std::span<const kernels::Plane> planes, size_t count, uint64_t elements) {
   uint64_t bytes = 0;
   for (const kernels::Plane& plane : planes.first(count)) {
@@ -125,9 +126,10 @@ struct ChunkScales {
 };
 ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t);
 
-// Of one StepEnd, at most.
+// The most client_state that one StepEnd may bring, in bytes.
 inline constexpr uint64_t kMostClientState = uint64_t{1} << 20;
-// What the ranks' client_state may take: of each that of the open step, that of the last one, and one in each snapshot.
+// What the ranks' client_state may take: for each rank that of the open step, that of the last one, and one in each
+// snapshot.
 inline uint64_t ClientStateBytes(uint64_t ranks, uint64_t snapshots) {
   return ranks * (2 + snapshots) * kMostClientState;
 }

@@ -1,13 +1,13 @@
-// Who is connected to the gRPC port, so that there are never more than a limit, no one address takes all of it, and
-// nobody has more calls made than the daemon has memory for.
+// Who is connected to the gRPC port. The table bounds the number of connections, leaves room beside any one address,
+// and bounds the calls that clients make gRPC create.
 //
-// gRPC owns the descriptors and does not tell when it closes one. So nobody is told here either: a descriptor whose
-// socket has another inode than it had, or none, was closed. That is looked at when the table is full.
+// gRPC owns the descriptors and does not tell when it closes one. A descriptor was closed if its socket has another
+// inode than before, or none; the table looks at that when it is full.
 //
-// A client that opens streams and resets them at once has gRPC make as many calls as it likes, some 22 kB each: its
-// limit of streams counts none that was reset, and while it reads on, none of them ends. So calls are counted as gRPC
-// makes them. Where there are many, the connections are cut over which no rank has attached, and nobody is admitted
-// until the calls are gone.
+// A client that opens streams and resets them at once makes gRPC create any number of calls, some 22 kB each: gRPC's
+// limit of streams does not count those that were reset, and while gRPC reads on, none of them ends. So the table
+// counts calls as gRPC creates them. When there are too many, it cuts the connections over which no rank has attached,
+// and admits nobody until the calls are gone.
 //
 // Thread-safe.
 #pragma once
@@ -27,12 +27,13 @@ namespace ballast {
 
 class ConnectionTable {
  public:
-  // Open calls: of all who come and go, and of each connection over which a rank has attached: as many as HTTP/2 lets
-  // it have, for many ranks may share it.
+  // The most open calls: kMostCalls in all, and kCallsOfTrusted more for each connection over which a rank has
+  // attached. The latter is what HTTP/2 lets a connection have, since many ranks may share it.
   static constexpr int64_t kMostCalls = 1024, kCallsOfTrusted = 64;
 
   explicit ConnectionTable(uint32_t most = 0) { Limit(most); }
-  // No address has more than three quarters of `most`, at least one: whoever floods the daemon leaves room for others.
+  // No address may have more than three quarters of `most`, but each may have one: a client that floods the daemon
+  // leaves room for others.
   void Limit(uint32_t most);
 
   // Takes the connection in. RESOURCE_EXHAUSTED says which limit it meets. `peer`: as in accept.
@@ -41,7 +42,7 @@ class ConnectionTable {
   // A rank has attached over the connection of this peer. `peer`: as gRPC says it.
   void Trust(const std::string& peer);
 
-  // gRPC has made a call, which it does in the middle of a read: does not wait.
+  // gRPC has created a call. It does so in the middle of a read, so this does not wait.
   void OnCall();
   void OnCallOver() { --calls_; }
 
@@ -60,7 +61,7 @@ class ConnectionTable {
   absl::Status Check(const std::string& peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int64_t CallsOfTrusted() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckCalls();
-  // Disconnects those over which no rank has attached, if there are too many calls; how many.
+  // If there are too many calls, cuts the connections over which no rank has attached; returns how many.
   uint64_t CutOthers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   std::atomic<int64_t> calls_ = 0;

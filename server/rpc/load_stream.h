@@ -1,5 +1,5 @@
-// One LoadState call: reads a chunk, or a batch of small ones, has the run load it, reads the next. One message in
-// memory at a time.
+// One LoadState call: reads a chunk, or a batch of small ones, has the run load it, and reads the next. It holds one
+// message in memory at a time.
 //
 // Its life and its end: stream_call.h. The callbacks of its run that are under way hold it, too.
 #pragma once

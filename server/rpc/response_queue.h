@@ -1,6 +1,6 @@
-// What goes out on one gRPC stream, which writes one message at a time. Copies of small messages to a client that takes
-// batches are gathered while a write is under way and go together as the next one; who sends them need not wait.
-// Memory: a batch that is written and one that is gathered, each at most kMostBatchBytes. Thread-compatible.
+// The messages that go out on one gRPC stream, which writes one at a time. If the client takes batches, small messages
+// are copied and gathered while a write is under way, and go together as the next one, so their sender need not wait.
+// Memory: a batch being written and a batch being gathered, each at most kMostBatchBytes. Thread-compatible.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@ namespace ballast {
 class ResponseQueue {
  public:
   void set_takes_batches(bool takes) { takes_batches_ = takes; }
-  // True: the message is copied, and the next may be added. False: it stays the sender's, who leaves it as it is and
-  // adds nothing until Written says so.
+  // True: the message is copied, and the next may be added. False: the message stays the sender's, who must leave it as
+  // it is, and add nothing, until Written says so.
   bool Add(const v1::TrainResponse* response);
-  // What is to be written now, until Written; nullptr: nothing, or not yet.
+  // The message to write now, valid until Written; nullptr: nothing, or not yet.
   const v1::TrainResponse* Next();
-  // The write is over; if it failed, what was gathered is dropped. True: Add was answered with false, and is free now.
-  // Next comes after it.
+  // The write is over; if it failed, the gathered messages are dropped. True: Add had returned false, and its message
+  // is the sender's again. To be followed by Next.
   bool Written(bool ok);
   // Nothing waits to be written.
   bool empty() const { return waiting_ == nullptr && gathered_bytes_ == 0; }

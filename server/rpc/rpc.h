@@ -1,4 +1,4 @@
-// What every call at the edge shares: statuses in gRPC's words, and the count of calls. Thread-safe.
+// What all gRPC calls share: statuses in gRPC's words, and the count of calls. Thread-safe.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -29,14 +29,14 @@ struct RpcEnvironment {
   Runs* runs = nullptr;
   Sessions* sessions = nullptr;
   Metrics* metrics = nullptr;
-  const std::string* shm_socket = nullptr;  // where shared memory is to be had; empty: nowhere
+  const std::string* shm_socket = nullptr;  // path of the shared-memory socket; empty: there is none
   uint32_t message_bytes = 0;               // of one message of a stream, at most
   double open_timeout_s = 30;               // until a Train stream's first message must be there
   RequestQueue* requests = nullptr;
   ConnectionTable* connections = nullptr;
 };
 
-// Of a message of a stream. gRPC has one limit for all calls, the longest being those with a RunSpec.
+// Refuses a stream's message that is too long. gRPC has only one limit for all calls, which must admit a RunSpec.
 inline absl::Status CheckMessageBytes(size_t bytes, const RpcEnvironment& environment) {
   if (bytes <= environment.message_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -44,22 +44,22 @@ inline absl::Status CheckMessageBytes(size_t bytes, const RpcEnvironment& enviro
                    environment.message_bytes, "; send chunks of the size that Attach answers"));
 }
 
-// The codes are the same numbers. Messages are cut to fit the 8 KiB of metadata that stock clients accept, in which a
-// byte may take three.
+// Both libraries number the codes alike. Messages are cut to fit the 8 KiB of metadata that stock clients accept, in
+// which a byte may take three.
 inline grpc::Status ToGrpc(const absl::Status& status) {
   constexpr size_t kMostBytes = 2000;
   if (status.ok()) return grpc::Status::OK;
   return {static_cast<grpc::StatusCode>(status.code()), ValidUtf8(std::string(status.message()), kMostBytes)};
 }
 
-// One call's line in the metrics, from construction to Done, and in the log where it is refused. Done: once.
+// Counts one call in the metrics, from construction to Done, and logs it if it is refused. Call Done once.
 class RpcRecord {
  public:
   RpcRecord(Metrics* metrics, std::string method, std::string peer)
       : metrics_(metrics), method_(std::move(method)), peer_(std::move(peer)), begin_s_(MonotonicSeconds()) {
     metrics_->OnRpcStarted(method_);
   }
-  // Whose it is, as soon as that is known.
+  // Which run the call is about, as soon as that is known.
   void set_run_id(const std::string& run_id) { run_id_ = run_id.substr(0, kMostRunIdBytes); }
   void Done(const absl::Status& status) {
     Count(status);
@@ -71,7 +71,7 @@ class RpcRecord {
          {"method", method_},
          {"err", ValidUtf8(std::string(status.message()), kMostReasonBytes)}});
   }
-  // Without the log, to which the run tells more.
+  // As Done, without the log line, for calls of which the run logs more.
   void Count(const absl::Status& status) {
     metrics_->OnRpcHandled(method_, absl::StatusCodeToString(status.code()), MonotonicSeconds() - begin_s_);
   }
@@ -88,7 +88,7 @@ inline void RetryAfter(grpc::CallbackServerContext* context, int64_t ms) {
   context->AddTrailingMetadata("ballast-retry-after-ms", absl::StrCat(ms));
 }
 
-// A unary call that is to be answered, once.
+// A unary call that waits for its answer; call Finish once.
 struct PendingCall {
   grpc::ServerUnaryReactor* reactor;
   RpcRecord record;
@@ -99,8 +99,8 @@ struct PendingCall {
   }
 };
 
-// run_id: that the call is about. `answer` finishes the call, on the queue's thread or later; where the queue is full,
-// the call is refused here.
+// Answers a call through the request queue. run_id: the run that the call is about. `answer` finishes the call, on the
+// queue's thread or later. If the queue is full, the call is refused here.
 template <typename Request>
 grpc::ServerUnaryReactor* AnswerInTurn(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
                                        const std::string& method, const std::string& run_id, const Request& request,

@@ -1,8 +1,8 @@
-// Looks from outside whether the gRPC port still answers: dials it every two seconds and reads the first frame that a
-// server of HTTP/2 sends by itself. So /livez costs no connection, however often it is asked.
+// Checks from outside whether the gRPC port still answers: dials it every two seconds and reads the first frame, which
+// an HTTP/2 server sends by itself. So /livez costs no connection, however often it is asked.
 //
-// Being full is an answer too (server/rpc/tcp_listener.h): a restart would end runs and not the flood. One thread of
-// its own, asleep between dials. Thread-safe.
+// A port that is full (server/rpc/tcp_listener.h) has answered, too: a restart would end the runs, but not the flood.
+// One thread of its own, asleep between dials. Thread-safe.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,13 +25,14 @@ class SelfCheck {
   // Ends the thread; the status stays as it is. One thread, once or more.
   void Stop();
 
-  // Of the last dial: OK, also before the first, or UNAVAILABLE with what happened. No older than every_s + kAnswerS.
+  // The result of the last dial: OK (also before the first), or UNAVAILABLE with what happened. It is at most
+  // every_s + kAnswerS old.
   absl::Status status() const;
 
  private:
   void Run();
   absl::Status Dial() const;
-  // False: not within kAnswerS of `begin_s`, or it is time to stop.
+  // Waits for the events. False: they did not come within kAnswerS of `begin_s`, or it is time to stop.
   bool Await(int fd, short events, double begin_s) const;
 
   const sockaddr_storage at_;

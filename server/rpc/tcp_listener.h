@@ -1,7 +1,7 @@
-// The gRPC port: accepts connections and hands those it admits to gRPC. gRPC 1.51 can do that by itself, but circles
-// when the process has no file descriptor left, and may never accept again after that. Here there are always some left:
-// no more than limits.connections are admitted, and only while kKeptDescriptors stay free (server/base/descriptors.h).
-// Who is not admitted gets a GOAWAY of HTTP/2 that says why, which stock clients show, and may come again.
+// The gRPC port: accepts connections and hands those it admits to gRPC. gRPC 1.51 can accept by itself, but spins when
+// the process has no file descriptor left, and may never accept again after that. Here some are always left: at most
+// limits.connections are admitted, and only while kKeptDescriptors stay free (server/base/descriptors.h). A connection
+// that is not admitted gets an HTTP/2 GOAWAY that says why, which stock clients show; the client may come again.
 //
 // One thread, asleep while nobody comes. Thread-safe.
 #pragma once

@@ -1,4 +1,4 @@
-// What the lanes of a Train stream have in common: the rank's messages checked and as values, the run's answers as
+// What the lanes of a Train stream share: they turn the rank's messages into checked values, and the run's answers into
 // messages. Thread-safe.
 #pragma once
 
@@ -12,19 +12,19 @@
 
 namespace ballast {
 
-// The run that the first message of a stream, Open, belongs to, and what is to be opened there.
+// What the first message of a stream, Open, names: the run, and the event that opens the stream there.
 struct TrainBinding {
   std::shared_ptr<Run> run;
   event::StreamOpened opened;
 };
-// Of a stream that had no Open for environment.open_timeout_s.
+// The status that ends a stream on which no Open came for environment.open_timeout_s.
 absl::Status NoOpenCame(const RpcEnvironment& environment);
 absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first);
 
-// Takes what is long out of the request. `payload`: of a gradient, where the lane has it beside the message; otherwise
-// request->gradient().data() is taken. What is refused becomes message::Bad, and is counted. The checksum is compared
-// with the payload as it is now: of borrowed memory that its trainer changes afterwards, the sum takes what is there
-// then. That harms the numbers of the trainer's own run, as sending them would have.
+// Turns a request into a checked value, and moves its long fields out. `payload`: a gradient's bytes, if the lane has
+// them beside the message; otherwise request->gradient().data() is taken. A refused request becomes message::Bad, and
+// is counted. The checksum is compared with the payload as it is now. If a trainer changes borrowed memory afterwards,
+// the changed bytes are summed, which harms only the trainer's own run, as sending them would have.
 RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload);
 
 // Anything but weights.

@@ -1,9 +1,9 @@
-// One Train call, the gRPC lane: checks what the rank sends, copies nothing, posts it to the run's strand, and writes
-// what the run says.
+// One Train call, the gRPC lane: checks what the rank sends, posts it to the run's strand without a copy, and writes
+// what the run answers.
 //
-// gRPC's reactions come on its threads; RankStream is called on the strand. Its life and its end: stream_call.h.
-// A stream whose first message is not there within open_timeout_s is ended. Memory: at most kMostUnconsumed messages
-// read and not yet consumed by the strand, or one batch of them; one that waits to be written, and its ResponseQueue's.
+// gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h. A
+// stream whose first message does not come within open_timeout_s is ended. Memory: at most kMostUnconsumed messages, or
+// one batch, that the strand has not yet consumed; one message that waits to be written; and the ResponseQueue.
 #pragma once
 
 #include <grpcpp/alarm.h>

@@ -25,7 +25,7 @@ class TrainerService final : public v1::TrainerService::CallbackService {
                                               const v1::PullRequest* request) override;
 
  private:
-  // On the thread of the queue, which `place` is of.
+  // Runs on the thread of the queue that `place` is in.
   void Create(const v1::RunSpec& spec, PendingCall call, RequestQueue::Place place, v1::CreateRunResponse* response);
   absl::StatusOr<std::shared_ptr<Run>> CheckAttach(const v1::AttachRequest& request, Run::AttachRequest* made);
 

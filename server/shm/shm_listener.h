@@ -1,9 +1,9 @@
 // The Unix socket at which trainers of this host ask for shared memory: checks who asks, shapes and hands out the
 // segment, and notices when a trainer's end is closed. One thread, asleep while nobody comes or goes.
 //
-// Thread-safe. Who comes when file descriptors run short is turned away, and goes on over gRPC
-// (server/base/descriptors.h). Bounded: kMostGuests connections, of which each has kHelloS to say who it is, and two of
-// a session (the one that was lost, and the next).
+// Thread-safe. A trainer that comes when file descriptors run short is turned away, and goes on over gRPC
+// (server/base/descriptors.h). There are at most kMostGuests connections, and two for a session (the one that was lost
+// and the next); each has kHelloS to say who it is.
 #pragma once
 
 #include <memory>
@@ -43,12 +43,12 @@ class ShmListener {
 
   ShmListener(const RpcEnvironment& environment, std::string path, ShmSocket socket);
   void Serve();
-  // Which guests have something to say, or hung up; false when it is time to stop.
+  // Waits until guests have something to say, or hung up, and tells which. False: it is time to stop.
   bool Wait(std::vector<bool>* stirred);
   void Admit();
-  // False: nobody waits, or nobody can be taken now.
+  // False: nobody waits, or nobody can be admitted now.
   bool AdmitOne();
-  // False: it is to be dismissed.
+  // False: the guest is to be dismissed.
   bool Answer(Guest* guest);
   absl::StatusOr<ShmStream::Connection> Grant(const Guest& guest, const ShmHello& hello) const;
 

@@ -7,7 +7,7 @@
 //
 // A stream whose first message is not there within open_timeout_s is ended.
 //
-// All that the trainer can write is hostile: see proto/shm/record.h and shm_slots.h for what is checked, and
+// All that the trainer can write is hostile: see proto/shm/record.h and proto/shm/slots.h for what is checked, and
 // ToRankMessage for gradients that change after the check. The daemon's memory beyond the segment: kMostUnconsumed
 // messages, the one being read, and the one being written.
 #pragma once
@@ -46,7 +46,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
 
   int fd() const { return connection_.socket.fd(); }
   const std::string& token() const { return connection_.token; }
-  // The trainer is gone, or the daemon wants it to be; then waits for the thread. Once.
+  // Ends the stream, since the trainer is gone or the daemon stops, and waits for the thread. Call it once.
   void HangUpAndJoin();
 
   bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
@@ -77,7 +77,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   absl::Status Bind();
   void Refuse(absl::Status status);
   bool Send(const ShmRecord& record, absl::string_view body);
-  // Whether a write is answered by it.
+  // Writes what waits. True: that answers a write.
   bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteOn();
   void TellRoom();

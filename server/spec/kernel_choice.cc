@@ -33,7 +33,7 @@ absl::Status CheckName(absl::string_view field, absl::string_view name, const Na
   return InvalidArgumentError(StrCat(field, " is '", name, "'; valid: ", absl::StrJoin(valid, ", ")));
 }
 
-// Of the kernels that match, the different names that `field` has, in the registry's order.
+// The different names that the matching kernels have in `field`, in the registry's order.
 template <typename Matches>
 Names Different(const char* kernels::Kernel::*field, Matches matches) {
   Names names;

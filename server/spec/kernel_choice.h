@@ -1,5 +1,5 @@
-// Which kernel a group asks for by the names of its rule, master and state format. What is left empty takes split24 and
-// companded8 where the rule has them, else what the rule needs.
+// Which kernel a group asks for by the names of its rule, master and state format. An empty name stands for split24 and
+// companded8 if the rule is built for them, otherwise for what the rule needs.
 //
 // Pure functions; thread-safe.
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace ballast {
 
-// INVALID_ARGUMENT: a name that is not one, with those that are; or formats that the rule is not built for, with those
-// that it is. `at` names the group.
+// INVALID_ARGUMENT: a name is unknown, and the message lists the known ones; or the rule is not built for these
+// formats, and the message lists those that it is built for. `at` names the group.
 absl::StatusOr<const kernels::Kernel*> ChooseKernel(absl::string_view rule, absl::string_view master,
                                                     absl::string_view state, absl::string_view at);
 

@@ -1,5 +1,6 @@
-// A run's description after validation: names are resolved to the registry's entries, defaults are filled in. Made by
-// convert; immutable afterwards and shared by the run's strand and the edge.
+// A run's description after validation: names are resolved to the registry's entries, and defaults are filled in.
+// ToRunSpec (server/convert/convert.h) makes it; it is immutable afterwards, and shared by the run's strand and the
+// streams.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ struct TensorSpec {
   kernels::WireIndex dtype = 0;  // what the trainer computes in
   kernels::WireIndex gradient_format = 0;
   kernels::WireIndex serving_format = 0;
-  uint64_t row_length =
-      0;  // elements that share a scale when served, a divisor of `elements`; 0: served without scales
+  // Elements that share a scale when served, a divisor of `elements`; 0: served without scales.
+  uint64_t row_length = 0;
   uint32_t group = 0;
   double lr_scale = 1;
   double wd_scale = 1;
@@ -38,12 +39,12 @@ struct GroupSpec {
 
 // What becomes of a gradient that is not finite. The block it falls in keeps its contents whatever the policy.
 enum class Nonfinite {
-  kSkipTensor,  // nothing more
+  kSkipTensor,  // nothing more happens
   kSkipStep,    // the step is skipped; staged
-  kStop,        // no later step begins; in staged the step is aborted
+  kStop,        // no later step begins; a staged step is aborted
 };
 
-// What LayerGroups made of the tensors' names.
+// A layer, as LayerGroups (server/spec/layers.h) forms it from the tensors' names.
 struct LayerSpec {
   std::string name;
   double rms_threshold = 0;
@@ -107,7 +108,7 @@ inline bool JudgesGradients(const RunSpec& spec) {
          (spec.max_grad_norm || spec.nonfinite != Nonfinite::kSkipTensor || spec.spikes.action == SpikeAction::kSkip);
 }
 
-// The group's value of the hyperparameter of this name, as this step has it; none: its rule lacks it.
+// The value, among `values`, of the group's hyperparameter of this name; none: the group's rule has no such one.
 inline std::optional<double> HyperOf(const GroupSpec& group, std::span<const double> values, std::string_view name) {
   for (size_t h = 0; h < values.size(); ++h) {
     if (group.kernel->hypers[h].name == name) return values[h];
@@ -126,7 +127,7 @@ inline uint64_t ScaleCount(const TensorSpec& t) { return t.row_length == 0 ? 0 :
 inline uint64_t ChunkCount(const RunSpec& spec, const TensorSpec& t) {
   return (t.elements + spec.chunk_elements - 1) / spec.chunk_elements;
 }
-// By tensor, the chunks ahead of its first; and of all.
+// By tensor, how many chunks of the run come before its first; the last entry is the number of all chunks.
 inline std::vector<uint64_t> ChunkStarts(const RunSpec& spec) {
   std::vector<uint64_t> starts;
   starts.reserve(spec.tensors.size() + 1);
@@ -140,7 +141,7 @@ inline uint64_t ChunkEnd(const RunSpec& spec, const TensorSpec& t, uint64_t chun
   return end < t.elements ? end : t.elements;
 }
 
-// The scales that elements [first, last) need, by index into the tensor's.
+// The scales that elements [first, last) need, as indices into the tensor's scales.
 struct ScaleRange {
   uint64_t first = 0, last = 0;
   uint64_t size() const { return last - first; }

@@ -18,14 +18,15 @@ class RunningWindow {
     next_ = (next_ + 1) % kSize;
     count_ = std::min(count_ + 1, kSize);
   }
-  // Before that, what it says is not worth acting on.
+  // Until the window is half full, its values are not worth acting on.
   bool half_full() const { return count_ >= kSize / 2; }
   double mean() const {
     double sum = 0;
     for (size_t i = 0; i < count_; ++i) sum += values_[i];
     return count_ == 0 ? 0 : sum / static_cast<double>(count_);
   }
-  // Of the values themselves (divisor n). Two passes: the values may lie close together and far from 0.
+  // The deviation of the values themselves (divisor n). Computed in two passes, since the values may lie close together
+  // and far from 0.
   double deviation() const {
     const double middle = mean();
     double sum = 0;

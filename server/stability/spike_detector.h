@@ -1,14 +1,14 @@
-// Finds what tells of a loss spike in what a run's steps measured, and scores its predictors against the loss spikes
-// that came.
+// Finds signs of a loss spike in what a run's steps measured, and scores its predictors against the loss spikes that
+// came.
 //
 //   SpikeDetector detector(settings, thresholds);
 //   for (const SpikeEvent& event : detector.Observe(step)) ...
 //
-// RMS and curvature are watched by layer: an event is a crossing from below; the next one needs the value to fall under
-// 9/10 of the threshold first, and ten steps to have passed. A loss spike is a loss above the mean of the last 128 by
-// so many standard deviations, spikes with less than ten calm steps between them are one; a gradient's norm is an
-// outlier likewise, each step for itself. Windows give no verdict before they are half full. What is not finite enters
-// no window.
+// RMS and curvature are watched by layer. An event is a crossing of the threshold from below; before the next event the
+// value must fall under 9/10 of the threshold, and ten steps must pass. A loss spike is a loss that lies so many
+// standard deviations above the mean of the last 128; spikes with fewer than ten calm steps between them are one spike.
+// A gradient's norm is an outlier by the same test, in each step for itself. A window gives no verdict before it is
+// half full. Values that are not finite enter no window.
 //
 // Deterministic and without a clock: a copy goes on as the original would, which a rewind relies on.
 // Thread-compatible.
@@ -31,7 +31,7 @@ struct LayerValue {
   uint32_t tensor = 0;
 };
 
-// What one closed step measured, or what it would if it were applied.
+// What one closed step measured, or what an open step would measure if it were applied.
 struct StepFindings {
   uint64_t step = 0;
   std::vector<LayerValue> rms = {};        // RMS_t by layer
@@ -47,11 +47,11 @@ class SpikeDetector {
   // rms_thresholds: by layer.
   SpikeDetector(SpikeSettings settings, std::vector<double> rms_thresholds);
 
-  // Each step once, in order; those that were not applied too.
+  // To be called for each step once, in order, also for steps that were not applied.
   std::vector<SpikeEvent> Observe(const StepFindings& found);
-  // Forgets what it has seen since, but for its scores: what was predicted was predicted.
+  // Forgets what it has seen since `past`, but keeps its scores: what was predicted was predicted.
   void GoBackTo(const SpikeDetector& past);
-  // What is high at a step that may still be dropped, whether or not it was so before. Nothing changes.
+  // What is high at a step that may still be dropped, whether or not it was high before. Changes nothing.
   std::vector<SpikeEvent> Foresee(const StepFindings& found) const;
 
   const SpikeScore& score(SpikeKind predictor) const { return scores_[static_cast<size_t>(predictor)]; }

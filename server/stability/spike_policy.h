@@ -1,7 +1,7 @@
-// What a run does about what its detector found: warn, skip the step, or go back to a snapshot. One verdict for all
-// ranks; it rests after an action, and does not act for ever.
+// What a run does about its detector's events: warn, skip the step, or go back to a snapshot. There is one verdict for
+// all ranks. The policy rests after an action, and does not act for ever.
 //
-// A rewind leaves it alone: else the same spike would be rewound from for ever. Thread-compatible.
+// A rewind does not change the policy: otherwise the same spike would cause rewinds for ever. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,16 @@ class SpikePolicy {
  public:
   explicit SpikePolicy(SpikeSettings settings) : settings_(std::move(settings)) {}
 
-  // Before a step is applied, of what was foreseen: whether to skip it. Each step once; false but of kSkip.
+  // Whether to skip a step, decided before it is applied from what was foreseen. To be called for each step once;
+  // always false unless the action is kSkip.
   bool Skips(const std::vector<SpikeEvent>& foreseen);
 
   enum class Answer { kGoOn, kRewind, kStop };
-  // When a step is closed, of what was found. Each step once; kGoOn but of kRewind. kStop: it has gone back as often as
-  // it may.
+  // What to do after a step has closed, from what was found. To be called for each step once; always kGoOn unless the
+  // action is kRewind. kStop: the run has gone back as often as it may.
   Answer Decide(const std::vector<SpikeEvent>& found);
 
-  // The first that it acts on; nullptr: none.
+  // The first event that the policy acts on; nullptr: none.
   const SpikeEvent* ActedOn(const std::vector<SpikeEvent>& events) const;
   uint32_t rewinds() const { return rewinds_; }
 

@@ -1,6 +1,6 @@
-// How well a predictor's events told of loss spikes: a spike is hit when an event lies 1 to 8 steps before it. A
-// predictor that fires all the time hits all; so its hits are held against chance, the share of steps that lie 1 to 8
-// after an event.
+// How well a predictor's events foretold loss spikes: a spike is hit when an event lies 1 to 8 steps before it. A
+// predictor that fires all the time hits every spike, so its hits are compared with chance: the share of steps that lie
+// 1 to 8 steps after an event.
 //
 // A copyable value; thread-compatible.
 #pragma once
@@ -23,7 +23,7 @@ class SpikeScore {
     double chance() const { return steps == 0 ? 0 : static_cast<double>(covered) / static_cast<double>(steps); }
   };
 
-  // Each step once, in order. An event of the same step does not count as told before.
+  // To be called for each step once, in order. An event of the spike's own step does not foretell it.
   void Add(bool event, bool loss_spike);
   const Counts& counts() const { return counts_; }
 

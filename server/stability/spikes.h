@@ -20,7 +20,7 @@ enum class SpikeKind : uint8_t {
   kLoss,          // the loss lies far above those of the steps before, or is not finite
 };
 inline constexpr size_t kSpikeKinds = 5;
-// Those that tell of a loss spike before it is there, first in SpikeKind.
+// How many kinds foretell a loss spike; they come first in SpikeKind.
 inline constexpr size_t kPredictors = 3;
 inline constexpr std::array<std::string_view, kSpikeKinds> kSpikeKindNames = {"rms", "curvature", "gradient_norm",
                                                                               "nonfinite", "loss"};
@@ -39,22 +39,22 @@ struct SpikeEvent {
   std::optional<uint32_t> layer = {};   // of kRms and kCurvature
   std::optional<uint32_t> tensor = {};  // the layer's largest, or the first with a gradient that is not finite
   double value = 0;
-  double threshold = 0;  // that it reached; 0: of kNonfinite, and of a loss that is not finite
+  double threshold = 0;  // that the value reached; 0 for kNonfinite, and for a loss that is not finite
 };
 
 struct SpikeSettings {
-  double rms_threshold = 2.3;   // of layers that have none of their own
-  uint32_t warmup_steps = 100;  // in which nothing but kNonfinite and a loss that is not finite is found
+  double rms_threshold = 2.3;   // for layers that have none of their own
+  uint32_t warmup_steps = 100;  // in which only kNonfinite and a loss that is not finite are found
   double loss_sigmas = 3.2;     // standard deviations above the mean of the last steps
   double norm_sigmas = 6;
   bool curvature = false;  // is measured
 
   SpikeAction action = SpikeAction::kWarn;
-  std::array<bool, kSpikeKinds> acts_on = {};  // by kind; of kSkip and kRewind
-  uint32_t rewind_steps = 20;                  // at least so many back
-  uint32_t most_rewinds = 3;                   // of a run; the next one stops it
+  std::array<bool, kSpikeKinds> acts_on = {};  // by kind; for kSkip and kRewind
+  uint32_t rewind_steps = 20;                  // a rewind goes back at least so many
+  uint32_t most_rewinds = 3;                   // in a run; the next one stops it
   uint32_t most_skips = 5;                     // in a row; the next step is applied
-  uint32_t cooldown_steps = 0;                 // after an action, in which there is no other, but for skips in a row
+  uint32_t cooldown_steps = 0;                 // after an action, without another one, except skips in a row
 };
 
 }  // namespace ballast

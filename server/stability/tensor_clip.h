@@ -13,8 +13,8 @@
 //  - a norm that is not finite gives 0, as limit / norm does. A measured norm leaves out the blocks with an element
 //    that is not finite (they are refused whatever the coefficient), so it is one whose squares pass a sum's range: no
 //    other coefficient would hold it. It says nothing of the tensor's usual norm: the average and the steps stay.
-//  - so they do at a norm of 0, of which there is nothing to clip: an average of 0 would hold the tensor to 0 for ever,
-//    and rows that seldom have a gradient would be held to less the longer they waited.
+//  - a norm of 0 leaves the average and the steps alone, too: an average of 0 would hold the tensor to 0 for ever, and
+//    rows that seldom have a gradient would be held to less the longer they waited.
 //
 // A pure value: a copy is a snapshot, and puts back what a step that is not applied has counted. Thread-compatible.
 #pragma once
@@ -35,7 +35,7 @@ class TensorClip {
     double beta = 0.98;      // in [0, 1)
     uint64_t warmup = 100;   // steps of each tensor
   };
-  // Of one tensor.
+  // What is remembered of one tensor.
   struct Average {
     double norm = 0;     // of the gradients taken; meaningless before the first
     uint64_t steps = 0;  // that were counted
@@ -44,7 +44,7 @@ class TensorClip {
 
   TensorClip(const Options& options, size_t tensors) : options_(options), averages_(tensors) {}
 
-  // The coefficient, in [0, 1], of the tensor's next gradient, whose norm this is before any clipping.
+  // The coefficient, in [0, 1], for the tensor's next gradient. `norm`: of that gradient, before any clipping.
   float Next(size_t tensor, double norm);
 
   const std::vector<Average>& averages() const { return averages_; }

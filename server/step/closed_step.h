@@ -1,4 +1,4 @@
-// A step after it closed, and what its ranks want kept with it. Values; thread-compatible.
+// A step after it closed, and what its ranks want to be kept with it. Values; thread-compatible.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What of the tensors a rank contributes gradients of, and receives weights of.
+// Which chunks of the tensors a rank contributes gradients of, and which it receives weights of.
 #pragma once
 
 #include <algorithm>
@@ -10,19 +10,21 @@
 
 namespace ballast {
 
-// Chunks of a run's tensors, a bit each. One that was made of nothing has all, and takes no memory.
+// A set of chunks of a run's tensors, one bit each. A set made by the default constructor stands for all chunks, and
+// takes no memory.
 class ChunkSet {
  public:
-  // By tensor, how many chunks are ahead of its first; and one more, how many there are. Sets of a run share it.
+  // By tensor, how many chunks come before its first; the last entry is the number of all chunks. A run's sets share
+  // it.
   using Starts = std::shared_ptr<const std::vector<uint64_t>>;
 
   ChunkSet() = default;
-  // With all of them.
+  // Contains all chunks.
   explicit ChunkSet(Starts starts) : starts_(std::move(starts)), has_(starts_->back(), true) {}
   static constexpr uint64_t Bytes(uint64_t chunks) { return (chunks + 63) / 64 * 8; }
   static constexpr uint64_t StartsBytes(uint64_t tensors) { return (tensors + 1) * sizeof(uint64_t); }
 
-  // Whether it was made of nothing.
+  // Whether the default constructor made it.
   bool empty() const { return starts_ == nullptr; }
   bool Has(uint32_t tensor, uint64_t chunk) const { return has_[(*starts_)[tensor] + chunk]; }
   uint64_t Count(uint32_t tensor) const {

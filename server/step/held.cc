@@ -7,7 +7,7 @@
 namespace ballast {
 namespace {
 
-// Of a message's fields beside the bitmap, at most.
+// The most bytes that an entry's fields take beside its bitmap.
 constexpr uint64_t kEntryBytes = 32;
 
 absl::Status TooLong(uint32_t rank, uint32_t micros, uint32_t tensors, uint64_t most_bytes) {

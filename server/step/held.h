@@ -1,4 +1,4 @@
-// What of the open step a rank's contributions are in, as a client that resumes is told (ChunksHeld).
+// Which of a rank's contributions to the open step have arrived; a client that resumes is told so (ChunksHeld).
 //
 // Pure; thread-safe as far as the Reduction is.
 #pragma once
@@ -18,16 +18,16 @@ struct HeldChunks {
   std::vector<bool> chunks;
 };
 struct Held {
-  uint32_t whole_micros = 0;             // everything of those before is held
-  std::vector<bool> whole_tensors = {};  // and of the next one all that the rank contributes to these
-  std::vector<HeldChunks> chunks = {};   // besides, where there are any
+  uint32_t whole_micros = 0;             // so many micro-batches, from 0 on, are held whole
+  std::vector<bool> whole_tensors = {};  // in the next one, all that the rank contributes to these tensors is held
+  std::vector<HeldChunks> chunks = {};   // and these chunks besides
 };
 
-// Of a message that a client takes, at most.
+// The longest message that a client takes.
 inline constexpr uint64_t kMostHeldBytes = uint64_t{64} << 20;
 
-// knows_whole: the client knows held_whole. To one that does not, each chunk of each micro-batch is told, and what
-// takes more than most_bytes is refused with FAILED_PRECONDITION.
+// knows_whole: the client knows the field held_whole. A client that does not is told each chunk of each micro-batch;
+// FAILED_PRECONDITION, if that takes more than most_bytes.
 absl::StatusOr<Held> HeldOf(const Reduction& reduction, uint32_t rank, uint32_t tensors, bool knows_whole,
                             uint64_t most_bytes = kMostHeldBytes);
 

@@ -1,6 +1,6 @@
-// The bytes of one gradient chunk on their way to the sum: its own, or borrowed from a lane's memory, where they lie
-// until they are summed. Borrowed bytes may be changed by the trainer at any time, so nothing that is read of them may
-// decide about memory. A movable value; thread-compatible.
+// The bytes of one gradient chunk on their way to the sum. The payload owns them, or borrows them from a lane's memory,
+// where they stay until they are summed. The trainer may change borrowed bytes at any time, so nothing that is read
+// from them may decide which memory is touched. A movable value; thread-compatible.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace ballast {
 
 class Payload {
  public:
-  // Whose memory is borrowed; shared by all that borrow. Thread-safe.
+  // The owner of borrowed memory; shared by all payloads that borrow from it. Thread-safe.
   class Lender {
    public:
     virtual ~Lender() = default;

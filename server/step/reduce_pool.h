@@ -1,8 +1,8 @@
-// The gradients on their way to their update: slabs cut first-fit from one buffer that was reserved with the run. A
-// slab holds one tensor's gradient, from its first chunk until its update has read it.
+// Where gradients are summed: slabs, cut first-fit from one buffer that was reserved with the run. A slab holds one
+// tensor's gradient, from its first chunk until its update has read it.
 //
-// Bookkeeping only; the bytes belong to the caller. Strand-confined. Each costs a walk over the holes, of
-// which there are at most slabs + 1.
+// Bookkeeping only; the bytes belong to the caller. Strand-confined. Each call walks over the holes, of which there are
+// at most slabs + 1.
 #pragma once
 
 #include <cstdint>

@@ -1,20 +1,21 @@
-// The gradients of the open step on their way to being one: which contributions are in, what may be summed, and where.
-// A contribution is one rank's gradient of one tensor in one micro-batch; it comes in chunks. A chunk is summed once
-// every rank that covers it has delivered it or listed its tensor absent, over the ranks in rank order and then over
-// the micro-batches in theirs, whatever the order of arrival: the sum's bits depend on nothing else.
+// How the ranks' gradients of the open step become one: which contributions have arrived, what may be summed, and
+// where. A contribution is one rank's gradient of one tensor in one micro-batch; it comes in chunks. A chunk is summed
+// once every rank that covers it has delivered it or listed its tensor absent. It is summed over the ranks in rank
+// order, and then over the micro-batches in theirs, whatever the order of arrival: the sum's bits depend on nothing
+// else.
 //
-// A rank may be at most kMostLive micro-batches past the last one that is wholly summed, and of each rank no more are
-// kept account of: what came before is summed, or was listed absent, whatever is said of it again. So what is kept does
-// not grow with the number of micro-batches; BytesAtMost says what it takes.
+// A rank may be at most kMostLive micro-batches past the last one that is wholly summed, and accounts are kept of no
+// more of them: everything earlier was summed or listed absent, whatever is said of it again. So the accounts do not
+// grow with the number of micro-batches; BytesAtMost says what they take.
 //
 // A tensor takes a slab of its pool with its first sum, or when it is wanted, and keeps it until its update has read
-// it. What finds no slab, or waits for another rank, is held and counts against its rank's credit. Wanted names the
-// chunk that a rank may send beyond its credit. At any time it is one and the same for all ranks, its slab is taken,
-// and it stays until it is summed: else ranks could spend their one chunk beyond credit on different ones, each waiting
-// for the others'.
+// it. A chunk that finds no slab, or waits for another rank, is held and counts against its rank's credit. Wanted names
+// the chunk that a rank may send beyond its credit. At any time that is the same chunk for all ranks, its slab is
+// taken, and it stays wanted until it is summed. Otherwise ranks could spend their one chunk beyond credit on different
+// chunks, each waiting for the others'.
 //
-// Bookkeeping only: payloads and sums are the caller's. Pure; strand-confined. Apart from calls that speak of a whole
-// micro-batch or step, what a call costs does not grow with the number of chunks, but for its logarithm.
+// Bookkeeping only: payloads and sums are the caller's. Pure; strand-confined. The cost of a call grows only with the
+// logarithm of the number of chunks, except for calls that concern a whole micro-batch or step.
 #pragma once
 
 #include <compare>
@@ -45,13 +46,13 @@ class Reduction {
     std::vector<uint64_t> chunks;      // by tensor; at least 1
     std::vector<uint64_t> slab_bytes;  // by tensor
     std::vector<uint32_t> pool_of;     // by tensor
-    // By pool. Each takes the largest slab of its tensors; where several micro-batches or a verdict come before the
-    // updates, all of them.
+    // By pool. A pool has room at least for the largest slab of its tensors, and for all of them where several
+    // micro-batches or a verdict come before the updates.
     std::vector<uint64_t> pool_bytes;
     uint32_t micros = kMostLive;  // of a step, at most
   };
-  // The chunk's payloads of these ranks, in this order, are added to the sum, or begin it; they are held no longer. No
-  // ranks: nobody had any, and the sum is 0.
+  // The chunk's payloads of these ranks are added to the sum in this order, or begin it (`first`); they are no longer
+  // held. No ranks: nobody delivered the chunk, and the sum is 0.
   struct Sum {
     ChunkId id;
     Slab slab;
@@ -71,41 +72,42 @@ class Reduction {
   enum class Arrival { kNew, kAgain, kOther };  // kAgain: with the same checksum; kOther: with another one
 
   explicit Reduction(Options options);
-  // What the accounts of a run take, at most.
+  // What the size of a run's accounts depends on.
   struct Size {
     uint64_t ranks = 1, micros = 1, tensors = 1, chunks = 1, pools = 1;
   };
   static uint64_t BytesAtMost(const Size& size);
 
-  // A new step of these ranks, of which some may be left out: nothing is delivered. Slabs of what was not complete are
-  // free again. Another number of ranks than before: each covers everything.
+  // Begins a new step of so many ranks, some of which may be left out. Nothing is delivered yet; the slabs of tensors
+  // that were not complete are free again. If the number of ranks differs from before, each rank covers everything.
   void Begin(const std::vector<bool>& left_out);
   void Begin(uint32_t ranks) { Begin(std::vector<bool>(ranks)); }
-  // What the rank contributes to from now on. It has said nothing of this step.
+  // What the rank contributes to from now on. Requires that it has delivered and listed nothing in this step.
   void Cover(uint32_t rank, ChunkSet contributes) { covers_[rank] = std::move(contributes); }
-  // The step is made without the rank, which has said nothing of it; nothing is summed, and another rank takes part.
-  // Until Begin, which is told of it again.
+  // Makes this step without the rank; Begin decides anew for the next one. Requires that the rank has delivered and
+  // listed nothing in this step, that nothing is summed, and that another rank takes part.
   void LeaveOut(uint32_t rank);
   bool left_out(uint32_t rank) const { return ranks_[rank].left_out; }
   // Whether a rank may begin the micro-batch now, or must wait until an earlier one is wholly summed.
   bool MayBegin(uint32_t micro) const { return micro < oldest_ + live_; }
-  // The next micro-batch of the rank, which may begin. All ranks name the same one as the last: the caller sees to it.
+  // Begins the rank's next micro-batch. Requires MayBegin; the caller sees to it that all ranks name the same one last.
   void BeginMicro(uint32_t rank, bool last);
-  // In the rank's present micro-batch, or again in one that it has ended.
+  // Takes a chunk of the rank's present micro-batch, or once more one of a micro-batch that it has ended.
   Arrival Deliver(uint32_t rank, ChunkId id, uint32_t crc);
-  // The rank's present micro-batch has no other gradients than these; what is not absent may still be delivered.
+  // Lists what the rank's present micro-batch has no gradients of. What is not absent may still be delivered.
   void EndMicro(uint32_t rank, std::vector<bool> absent);
-  // What the rank has said of this step is as if it had not. False, and nothing is done: some of it is in a sum.
+  // Undoes everything that the rank delivered and listed in this step. False, and nothing is done: some of it is in a
+  // sum.
   bool Forget(uint32_t rank);
-  // A slab of a complete tensor is free.
+  // Frees the slab of a complete tensor.
   void Release(uint32_t tensor, Slab slab);
-  // After any of the above.
+  // What became possible. To be called after each of the calls above.
   Progress Advance();
 
-  // The chunk that brings sums on, which the rank may send beyond its credit; none: it is not this rank that they wait
-  // for. It is the lowest, by micro-batch, tensor and chunk, that every rank will deliver or list absent whatever its
-  // credit: of those that some rank has delivered, whose tensor has a slab; else of those that could take one; else of
-  // all whose tensor has a slab.
+  // The chunk that sums wait for, which the rank may send beyond its credit; none: they do not wait for this rank.
+  // Every rank will deliver this chunk or list it absent, whatever its credit. It is the lowest, by micro-batch, tensor
+  // and chunk, among the delivered chunks whose tensor has a slab; if there are none, among the delivered chunks whose
+  // tensor could take one; if there are none, among all chunks whose tensor has a slab.
   std::optional<ChunkId> Wanted(uint32_t rank);
 
   const ChunkSet& covers(uint32_t rank) const { return covers_[rank]; }
@@ -113,16 +115,16 @@ class Reduction {
   bool all_complete() const { return complete_ == tensors_.size(); }
   uint32_t micros_begun(uint32_t rank) const { return ranks_[rank].begun; }
   std::optional<uint32_t> last_micro(uint32_t rank) const { return ranks_[rank].last; }
-  // Micro-batches from 0 on of which everything is summed.
+  // How many micro-batches, from 0 on, are wholly summed.
   uint32_t micros_summed() const { return oldest_; }
-  // Of a micro-batch that the rank has begun: whether account is kept of it. If not, it has ended, and all of it is
-  // summed.
+  // Whether the accounts of a micro-batch that the rank has begun are still kept. If not, the rank has ended it, and it
+  // is wholly summed.
   bool kept(uint32_t rank, uint32_t micro) const { return micro + live_ >= ranks_[rank].begun; }
   bool ended(uint32_t rank, uint32_t micro) const { return !kept(rank, micro) || At(rank, micro).ended; }
-  // Of one that is kept.
+  // By tensor, what the rank listed absent in a micro-batch that is kept.
   const std::vector<bool>& absent(uint32_t rank, uint32_t micro) const { return At(rank, micro).absent; }
   uint64_t count(uint32_t rank, uint32_t micro, uint32_t tensor) const;  // chunks delivered
-  // Chunks of a micro-batch it has begun that the rank has neither delivered nor listed absent.
+  // How many chunks of a micro-batch the rank has begun, but has neither delivered nor listed absent.
   uint64_t lacking(uint32_t rank, uint32_t micro) const { return kept(rank, micro) ? At(rank, micro).left : 0; }
   std::vector<bool> Delivered(uint32_t rank, uint32_t micro, uint32_t tensor) const;  // by chunk
 
@@ -130,7 +132,7 @@ class Reduction {
   uint64_t work() const { return work_; }
 
  private:
-  // A rank's.
+  // What one rank did in a micro-batch.
   struct Micro {
     bool ended = false;
     uint64_t left = 0;            // chunks neither delivered nor absent
@@ -144,13 +146,13 @@ class Reduction {
     std::optional<uint32_t> last;
     std::vector<Micro> live;  // by micro-batch, modulo live_
   };
-  // Of all ranks, a micro-batch that is not wholly summed.
+  // What all ranks did in a micro-batch that is not wholly summed.
   struct Tally {
     std::vector<uint16_t> settled;  // by flat chunk: ranks that delivered it, or never will
     std::vector<bool> delivered;    // by flat chunk: by any rank
     uint64_t left = 0;              // chunks not summed
   };
-  // Chunks whose turn it is in one micro-batch, of tensors that are not complete.
+  // The chunks whose turn it is in one micro-batch, of tensors that are not complete.
   struct Turn {
     IndexSet placed;          // the tensor has a slab
     IndexSet placed_ready;    // and some rank has delivered the chunk
@@ -174,12 +176,12 @@ class Reduction {
   void Free(uint32_t tensor, Slab slab);
   uint32_t ranks() const { return static_cast<uint32_t>(ranks_.size()); }
   bool Settled(uint32_t rank, ChunkId id) const;
-  // One rank more will not deliver the chunk, or has.
+  // One more rank has delivered the chunk, or never will.
   void Settle(uint32_t micro, size_t flat);
   void ClearTallies();
-  // From what is kept of the ranks; nothing is summed.
+  // Counts the tallies anew from what is kept of the ranks. Requires that nothing is summed.
   void CountAgain();
-  // Puts the chunk where ChooseWanted finds it, after whatever of it changed; Unfile takes it out, before.
+  // Puts the chunk where ChooseWanted finds it, after anything about it changed; Unfile takes it out before a change.
   void File(uint32_t tensor, size_t flat);
   void Unfile(uint32_t tensor, size_t flat);
   void Refile(uint32_t tensor);  // all of its chunks
@@ -189,9 +191,9 @@ class Reduction {
   std::optional<ChunkId> First(IndexSet Turn::*of);
   std::optional<ChunkId> FirstOfSmallPools();
   bool Due(ChunkId id) const;  // not summed, and its micro-batch's turn
-  // Sums what of the chunk may be summed. False: its tensor finds no slab.
+  // Sums as much of the chunk as may be summed. False: its tensor finds no slab.
   bool AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress);
-  // The chunk's micro-batch is summed: its next one's turn.
+  // The chunk is summed in its micro-batch: the turn passes to the next micro-batch.
   void PassOn(uint32_t tensor, size_t flat);
   void Finish(uint32_t tensor, Progress* progress);
 

@@ -1,35 +1,33 @@
-// The step machine: what happens to a run's open step, and nothing else. Events go in with the time, effects come out
-// in the order they must be carried out. Sockets, threads, payloads, clocks and devices are outside (etcd raft's
-// shape), so that scenarios and a simulator can drive it. The rules are those of the wire protocol:
+// The step machine decides what happens to a run's open step, and nothing else. Events go in with the time; effects
+// come out in the order in which they must be carried out. Sockets, threads, payloads, clocks and devices are outside
+// (as in etcd's raft), so that scenarios and a simulator can drive it. The rules are those of the wire protocol:
 //
 //   - exactly one step is open; it closes exactly once, APPLIED, SKIPPED, ABORTED or PARTIAL, and every outcome uses
 //     its number up; the ranks' StepBegin and their numbers of micro-batches must agree, or it is ABORTED;
-//   - in every micro-batch every rank delivers each tensor whole or lists it absent; what may be summed is the
-//     Reduction's matter;
-//   - a tensor is complete when the last micro-batch of every rank is in its sum. In release that is the effect
-//     Update; in staged it is Judge, once all are complete and the ranks' StepEnds agree, and the Updates follow a
-//     favourable Verdict. At most one a step;
+//   - in every micro-batch every rank delivers each tensor whole or lists it absent; Reduction says what may be summed;
+//   - a tensor is complete when the last micro-batch of every rank is in its sum. With commit `release` the effect
+//     Update follows at once. With `staged` the effect Judge follows when all tensors are complete and the ranks'
+//     StepEnds agree, and the Updates follow a favourable Verdict. A tensor has at most one Update a step;
 //   - a rank may begin the next micro-batch but one only when all of the first is summed (Reduction::kMostLive);
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
-//     session; in a micro-batch that is wholly summed and no more kept account of, its checksum is taken as it is;
+//     session; in a micro-batch that is wholly summed and no longer kept account of, any checksum is accepted;
 //   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
 //   - a session that is replaced by a new process, or away for too long, has its contributions to the open step
 //     dropped, unless some are summed: then the step closes, ABORTED when no tensor was updated, PARTIAL otherwise. A
 //     tensor whose Update was emitted counts as updated;
 //   - a step that waits for a rank for longer than step_timeout_s closes likewise, whether the rank is connected or
-//     not, and its detail says for whom it waited; their sessions go on. What counts is the time for which the rank
-//     could have sent what is missing: who is out of credit, or too far ahead, waits for another rank or for the
-//     device;
-//   - with leaves_out_lost, a rank that was away for too long is left out: of the open step too, if nothing is
-//     summed, and of those after it, until a process attaches to it again. That one is refused while a step is open
-//     without the rank, for the weights that it would begin with are being replaced, and the next step awaits it.
-//     Some rank always takes part, and the others' coverage must leave no gap; when nobody is attached any more, all
-//     are awaited again. A rank to which no process has attached yet is never left out, however late it starts: it
-//     brings weights of its own, which must be those of the run's first step. A rewind leaves it known that one has;
-//     another world does not;
-//   - what a rank still says of a step that closed without it is ignored, until its next StepBegin;
-//   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and what the
-//     device still says of updates from before is of no step any more.
+//     not. Its detail says for whom it waited; their sessions go on. Only the time counts in which the rank could have
+//     sent what is missing: a rank that is out of credit, or too far ahead, waits for another rank or for the device;
+//   - with leaves_out_lost, a rank that was away for too long is left out of the steps to come until a process attaches
+//     to it again, and of the open step too, if nothing is summed. While a step is open without the rank, that process
+//     is refused, since the weights that it would begin with are being replaced; the next step awaits it. Some rank
+//     always takes part, and the others' coverage must leave no gap; when nobody is attached any more, all ranks are
+//     awaited again. A rank to which no process has attached yet is never left out, however late it starts: it brings
+//     weights of its own, which must be those of the run's first step. A rewind remembers that a process has attached
+//     to a rank; another world does not;
+//   - messages of a rank about a step that closed without it are ignored, until its next StepBegin;
+//   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and answers of
+//     the device to updates from before belong to no step.
 //
 // Strand-confined: no locks.
 #pragma once
@@ -109,14 +107,14 @@ struct Chunk {
   uint64_t chunk = 0;
   uint32_t crc = 0;
 };
-// All its gradients are made. Those that wait for credit may follow, until the next MicroBegin or StepEnd: what is
-// absent must be known before, for the other ranks' credit may wait for it.
+// All gradients of the micro-batch are made. Those that wait for credit may still follow, until the next MicroBegin or
+// StepEnd: the list of absent tensors comes ahead of them, since the other ranks' credit may wait for it.
 struct MicroEnd {
   SessionId session;
   uint32_t micro = 0;
   std::vector<bool> absent;  // by tensor
 };
-// content: as in StepBegin, of values that it brings; staged only.
+// content: as in StepBegin, for the values that StepEnd brings; staged only.
 struct StepEnd {
   SessionId session;
   std::string content = {};
@@ -127,15 +125,15 @@ struct TensorApplied {
   uint32_t tensor = 0;
   Slab slab = {};
 };
-// Answers Judge. Applied, skipped or aborted; the latter two with a reason, as in effect::Close.
+// Answers Judge. Applied, skipped or aborted; the latter two have a reason, as in effect::Close.
 struct Verdict {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;
   std::string reason = {};
   std::string detail = {};
 };
-// Weights and state become those after this closed step: whatever the device is given from now on finds them so.
-// Refused with UNAVAILABLE while a step is being judged.
+// Takes weights and state back to what they were after this closed step: tasks given to the device from now on find
+// them so. Refused with UNAVAILABLE while a step is being judged.
 struct Rewind {
   uint64_t to_step = 0;
 };
@@ -148,8 +146,8 @@ using StepEvent = std::variant<event::Attach, event::StreamOpened, event::Stream
                                event::Verdict, event::Rewind, event::Tick>;
 
 namespace effect {
-// The event is refused; the request or stream it came on ends with this status. The first effect where there is one; it
-// stands alone, unless a session is fenced beside it.
+// The event is refused; the request or stream that it came on ends with this status. It is always the first effect, and
+// the only one, unless a session is fenced as well.
 struct Reject {
   absl::Status status;
   double retry_after_s = 0;  // ALREADY_EXISTS, UNAVAILABLE: when to ask again; 0: waiting does not help
@@ -179,19 +177,19 @@ struct LeftOut {
 struct Begun {
   uint32_t rank = 0;
 };
-// The payload of the Chunk event is new: hold it, until a Sum, Forget, Discard or Close.
+// The payload of the Chunk event is new: hold it until a Sum, Forget, Discard or Close.
 struct Hold {
   uint32_t rank = 0;
   ChunkId id;
 };
-// The payload of the Chunk event is not needed: drop it, return its credit. `again`: it is held or summed already.
+// The payload of the Chunk event is not needed: drop it and return its credit. `again`: it is held or summed already.
 struct Drop {
   uint32_t rank = 0;
   bool again = false;
 };
-// Sum payloads that are held; then they are not, and their credit returns.
+// Sum these payloads, which are held; then drop them and return their credit.
 using Sum = Reduction::Sum;
-// What is held of the rank's payloads is dropped, their credit returns.
+// Drop all payloads of the rank that are held, and return their credit.
 struct Forget {
   uint32_t rank = 0;
 };
@@ -212,7 +210,7 @@ struct Publish {
   uint32_t tensor = 0;
   std::optional<uint32_t> rank = std::nullopt;
 };
-// The step is closed. What is held is dropped, its credit returns; updates already begun go on.
+// The step is closed. Drop all payloads that are held and return their credit; updates already begun go on.
 struct Close {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;
@@ -220,13 +218,14 @@ struct Close {
   std::string detail;                 // for people, where there is more to say
   std::vector<uint32_t> not_applied;  // tensors whose update was awaited
 };
-// Send the result of the closed step to the rank (again, after a resume), after all weights published. Each rank gets
-// them in order.
+// Send the result of the closed step to the rank, after all weights published; after a resume, send it again. Each rank
+// gets results in order.
 struct Result {
   uint64_t step = 0;
   uint32_t rank = 0;
 };
-// The step is no longer open, and will be sent again, or others in its place after a Rewind. What is held is dropped.
+// The step is no longer open; it will be sent again, or other steps in its place after a Rewind. Drop all payloads that
+// are held.
 struct Discard {
   uint64_t step = 0;
 };
@@ -247,7 +246,7 @@ class StepMachine {
   // The open step, or the one to be sent next.
   uint64_t step() const { return step_; }
   bool step_open() const { return open_; }
-  // From 1; raised by another world and by a rewind. What a session said in an earlier one is void.
+  // Begins at 1; another world or a rewind raises it. What sessions of an earlier generation said is void.
   uint64_t generation() const { return generation_; }
   uint32_t world() const { return static_cast<uint32_t>(ranks_.size()); }  // 0: nobody has attached yet
   std::optional<SessionId> session(uint32_t rank) const { return ranks_[rank].session; }
@@ -260,17 +259,17 @@ class StepMachine {
   bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_ && !reduction_.left_out(rank); }
   // Whether the rank has ended the step that it began last.
   bool Ended(uint32_t rank) const { return ranks_[rank].ended; }
-  // Whether the event must be handed in later, after others: the rank is too far ahead of them.
+  // Whether the event must be handed in again later, since the rank is too far ahead of the others.
   bool MustWait(const event::MicroBegin& e) const;
-  // What of the open step is in, for a resuming client.
+  // What has arrived of the open step, for a resuming client.
   const Reduction& reduction() const { return reduction_; }
-  // What a rank in the step may send beyond its credit.
+  // The chunk that a rank in the step may send beyond its credit.
   std::optional<ChunkId> Wanted(uint32_t rank) { return InStep(rank) ? reduction_.Wanted(rank) : std::nullopt; }
-  // What the rank, when its next chunk may find no credit, is to be told that it must send nevertheless. Once for each
-  // chunk and stream; a later one replaces what was told before, which is summed then, without this rank.
+  // The chunk that the rank is to be told to send although it may find no credit. Returned once for each chunk and
+  // stream. A later one replaces the one told before, which is summed by then, without this rank.
   std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit);
   std::vector<bool> TensorsApplied() const;
-  // For how long the open step has waited for what the rank could have sent; with a step_timeout_s.
+  // For how long the open step has waited for what the rank could have sent; counted where there is a step_timeout_s.
   double awaited_s(uint32_t rank) const { return ranks_[rank].awaited_s; }
 
  private:
@@ -315,7 +314,7 @@ class StepMachine {
   StepEffects On(const event::Tick& e, double now_s);
   std::string Name(uint32_t tensor) const;
 
-  // The rank that the event is of. `stale`: it speaks of a step that closed without it.
+  // The rank that the event comes from. `stale`: the event belongs to a step that closed without the rank.
   struct Speaker {
     uint32_t rank = 0;
     bool stale = false;
@@ -331,7 +330,7 @@ class StepMachine {
   absl::Status CheckWhole(uint32_t rank, uint32_t micro) const;
   absl::Status CheckEnd(uint32_t rank, const std::string& content) const;
   std::string BeginConflict(uint32_t rank, const std::string& content) const;
-  // Why another rank's number of micro-batches is not this one's; empty: it may be.
+  // Why another rank's number of micro-batches cannot be this rank's; empty: it can.
   std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
   // Closes the step when another rank ended it with other values.
   bool EndsConflict(uint32_t rank, StepEffects* effects);
@@ -339,23 +338,23 @@ class StepMachine {
   void CountAwaited(double now_s);
   void CloseOverdue(StepEffects* effects);
   bool CouldSend(uint32_t rank);
-  // What of the rank the open step waits for; empty: nothing.
+  // What the open step waits for from the rank, for people; empty: nothing.
   std::string Missing(uint32_t rank) const;
   std::string MissingOfMicro(uint32_t rank, uint32_t micro) const;
   std::string AwayDetail(uint32_t rank) const;
-  // Of the steps to come, and if it can be of the open one.
+  // Leaves the rank out of the steps to come and, if possible, of the open one.
   void LeaveOut(uint32_t rank, double now_s, StepEffects* effects);
   bool MayLeaveOut(uint32_t rank) const;
-  // Those whose processes are back take part again; all, when nobody is attached.
+  // Ranks whose processes are back take part again; all ranks do, when nobody is attached.
   void TakeBackIn();
   std::vector<uint32_t> LeftOutRanks() const;
   bool AwaitsVerdict() const;
   bool Live(const Rank& rank, double now_s) const;
-  // Of a rank that sends without MicroBegin. False: that closed the step.
+  // Begins the only micro-batch of a rank that sends without MicroBegin. False: that closed the step.
   bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
   void PublishMissing(uint32_t rank, const event::StreamOpened& e, StepEffects* effects) const;
   void ChangeWorld(uint32_t world, double now_s, StepEffects* effects);
-  void Remember(uint32_t rank, Ending how);  // of its session, which ends now, for a client that comes late
+  void Remember(uint32_t rank, Ending how);  // how its session ends now, for a client that comes late
   void Update(uint32_t tensor, Slab slab, StepEffects* effects);
   void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);
   void LeaveStep(uint32_t rank, const char* reason, StepEffects* effects);

@@ -39,7 +39,7 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   closing_.clear();
   closed_step_ = e.to_step;
   step_ = e.to_step + 1;
-  // Of later steps no rank can lack anything.
+  // No rank can lack anything of later steps.
   for (uint64_t& step : applied_in_) step = std::min(step, closed_step_);
   Reset();
   return effects;

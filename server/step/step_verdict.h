@@ -11,7 +11,7 @@
 
 namespace ballast {
 
-// Of a step's whole gradient: reduced, unscaled, before clipping.
+// What a step's whole gradient measures, after the reduction and unscaling, before clipping.
 struct GradientFindings {
   double norm = 0;  // L2; of the blocks of 32 without an element that is not finite
   uint64_t nonfinite_tensors = 0;
@@ -22,10 +22,11 @@ struct GradientFindings {
 // clip_grad_norm_; 1 without one. 0 where the norm of finite gradients is too large for its sum.
 float ClipCoefficient(const RunSpec& spec, double norm);
 
-// Under the run's policy: an infinite norm counts as a gradient that is not finite, unless the policy is kSkipTensor.
+// Judges a step by the run's policy. An infinite norm counts as a gradient that is not finite, unless the policy is
+// kSkipTensor.
 event::Verdict JudgeStep(const RunSpec& spec, uint64_t step, double loss_scale, const GradientFindings& found);
 
-// Of a run with Nonfinite::kStop: what ended its training, and the fix. Empty: nothing did.
+// In a run with Nonfinite::kStop, what ended the training, and the fix. Empty: nothing did.
 std::string StopReason(const RunSpec& spec, uint64_t step, const GradientFindings& found);
 
 }  // namespace ballast

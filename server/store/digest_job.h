@@ -1,10 +1,10 @@
-// The digests of all weights in their serving format, computed chunk by chunk through the run's queue. Of a format with
-// scales it is the digest of two digests, that of the codes and that of the scales in order.
+// The digests of all weights in their serving format, computed chunk by chunk through the run's queue. In a format with
+// scales, a tensor's digest is the digest of two digests: that of the codes, and that of the scales in order.
 //
 // A tensor's digest is kept until its weights change, so that ranks that come one after another, or all at once, share
-// one pass. Who comes while a pass is under way is answered after the next, which digests only what has changed since:
-// no request waits for more than two passes. A tensor that changes again and again while it is digested gets a digest
-// that is of no weights: whoever compares finds that they differ, and the pass ends nevertheless.
+// one pass. A request that comes while a pass is under way is answered after the next pass, which digests only what has
+// changed since: no request waits for more than two passes. A tensor that changes again and again while it is digested
+// gets a digest that belongs to no weights: whoever compares it finds a difference, and the pass ends nevertheless.
 //
 // Strand-confined. Memory: one scratch chunk, and 24 bytes a tensor, from the constructor on.
 #pragma once

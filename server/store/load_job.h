@@ -1,5 +1,5 @@
-// An upload of weights, and of state for those tensors that have some: each tensor's chunks in any order, any wire
-// format, until all are in. What came is in the store at once; the run counts as loaded only when Finish says so.
+// An upload of weights, and of state for those tensors that have some: each tensor's chunks in any order and any wire
+// format, until all have come. Each chunk is in the store at once; the run counts as loaded only when Finish says so.
 //
 // Strand-confined. Weights live in the device task's completion, without a copy; state is encoded at once.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace ballast {
 
-// One upload: by whom, and which of theirs.
+// One upload: who makes it, and which of their uploads it is.
 struct LoadCall {
   SessionId session = {};
   uint64_t number = 0;
@@ -41,10 +41,10 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
   LoadJob(const RunSpec* spec, ParameterStore* store);
   ~LoadJob();
 
-  // `done` on the strand: INVALID_ARGUMENT naming the tensor where one holds what its format cannot. Not before the
-  // `done` of those before.
+  // Calls `done` on the strand: INVALID_ARGUMENT names a tensor with a value that its format cannot hold. To be called
+  // again only after `done`.
   void Load(std::vector<LoadChunk> chunks, Done done);
-  // The chunks under way are answered with this, now.
+  // Answers the chunks under way with this status, now.
   void Abandon(absl::Status why);
   // OK, or the first tensor that is not complete, or whose state is not.
   absl::Status Finish() const;

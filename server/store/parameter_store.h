@@ -1,6 +1,6 @@
-// A run's weights and optimizer state: on each of its devices the planes of that shard's tensors, in three allocations
-// by kind, and a queue; and each tensor's count of updates. The bytes are the devices'; everything that reads or writes
-// them is a task on the shard's queue, so what is submitted later for a tensor sees what was submitted for it before.
+// A run's weights and optimizer state. On each of the run's devices it has the planes of that shard's tensors, in three
+// allocations by kind, and a queue; and it counts each tensor's updates. Everything that reads or writes the planes is
+// a task on the shard's queue, so each task of a tensor sees what earlier tasks of that tensor did.
 //
 // Strand-confined. Completions run on the strand. Nothing here is allocated after Create except completions.
 #pragma once
@@ -28,14 +28,14 @@ struct TensorRange {
   uint64_t first = 0, last = 0;
 };
 
-// Room for all of a run's weights and state beside them, in host memory, or for one tensor's weights. A movable owner.
+// Host memory for a copy of all of a run's weights and state, or of one tensor's weights. A movable owner.
 struct StoreImage {
   std::vector<DeviceBuffer> shards;   // as the store's: weights, momentum, variance
   std::optional<uint32_t> only = {};  // this tensor's weights are in shards[0], and nothing else
   uint64_t bytes() const;
 };
 
-// Where a kind is in arrays by kind.
+// The index of a kind in arrays by kind.
 constexpr size_t Index(kernels::Kind kind) { return static_cast<size_t>(kind); }
 
 // How the tensor's state of this kind is encoded; nullptr: it has none, or none that is encoded by itself.
@@ -43,7 +43,7 @@ const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kerne
 
 class ParameterStore {
  public:
-  // Of a tensor's submitted updates.
+  // How many updates of a tensor were submitted.
   struct UpdateCount {
     uint64_t updates = 0;
     uint64_t step = 0;  // of the last; 0: none
@@ -58,7 +58,7 @@ class ParameterStore {
     absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
     const std::byte* gradient = nullptr;
     kernels::WireIndex gradient_format = 0;
-    bool measured = false;  // by Measure, Probe or Curvature, which may themselves be called so
+    bool measured = false;  // an earlier Measure, Probe or Curvature has read this gradient already
   };
   struct Environment {
     const RunSpec* spec;  // outlives the store, like the rest
@@ -71,41 +71,42 @@ class ParameterStore {
   ~ParameterStore();
 
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
-  // What the gradient of these values has, unscaled, before any clipping. The weights are not touched.
+  // Measures the gradient of these values, unscaled, before any clipping. The weights are not touched.
   void Measure(uint32_t tensor, const UpdateValues& values, Done done);
-  // The core statistics that Update with these values would have next; the weights, the state and their count of
-  // updates are not touched.
+  // The core statistics that an Update with these values would give now. Touches neither the weights, nor the state,
+  // nor the count of updates.
   void Probe(uint32_t tensor, const UpdateValues& values, Done done);
-  // The curvature along the tensor's last update, as in kernels::Kernel::curvature, and keeps the gradient for the next
-  // time: called before the Update, or the skip, of every step. The sums are 0 unless one Update and nothing else came
-  // between this call and the one before it. Betas and eps of `values` are taken for the last update's too. Only where
-  // ProbesCurvature (run_spec.h).
+  // Probes the curvature along the tensor's last update, as in kernels::Kernel::curvature, and keeps the gradient for
+  // the next probe. To be called in every step before the Update or the skip, where ProbesCurvature (run_spec.h). The
+  // sums are 0 unless exactly one Update, and nothing else, came between this call and the one before it. Betas and eps
+  // of `values` are taken for the last update's too.
   void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
-  // In the tensor's serving format, with the scales of the tensor's present weights; `out` stays valid until done, and
-  // is resized to fit. `image`: what was saved there instead, before this call.
+  // Encodes weights in the tensor's serving format, with the scales of its present weights, into `out`, which stays
+  // valid until done and is resized to fit. `image`: encodes the weights saved there, before this call, instead.
   void Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
-  // Momentum or variance that has a StateCodec, rounded to nearest, and encoded before this returns: INVALID_ARGUMENT,
-  // and nothing is loaded, where a value is not finite, too large for the format, or a negative variance.
-  // RESOURCE_EXHAUSTED when the device has no room to copy from.
+  // Loads momentum or variance that has a StateCodec, rounded to nearest; encodes it before it returns.
+  // INVALID_ARGUMENT, and nothing is loaded: a value is not finite, is too large for the format, or is a negative
+  // variance. RESOURCE_EXHAUSTED: the device has no room to copy from.
   absl::Status LoadState(TensorRange range, kernels::Kind kind, kernels::WireIndex format, const std::byte* in,
                          Done done);
-  // How many updates the tensor's state is of.
+  // Says how many updates the tensor's loaded state has seen.
   void SetUpdates(uint32_t tensor, uint64_t updates);
-  // By either of the two above.
+  // Whether LoadState or SetUpdates was called for the tensor.
   bool state_loaded(uint32_t tensor) const { return spots_[tensor].state_loaded; }
-  // All that was loaded so is as before the run's first: 0, and of no updates. RESOURCE_EXHAUSTED as above.
+  // Puts all state that was loaded back to that of a new run: zeros, after no updates. RESOURCE_EXHAUSTED as above.
   absl::Status ForgetLoadedState();
 
   absl::StatusOr<StoreImage> NewImage() const;
   absl::StatusOr<StoreImage> NewImage(uint32_t only) const;
-  // Copies the tensor into the image, as what was submitted before leaves it. The image stays where it is until done.
+  // Copies the tensor into the image, as earlier tasks leave it. The image must not move until done.
   void Save(uint32_t tensor, StoreImage* image, Done done);
-  // And back, for what is submitted afterwards.
+  // Copies the tensor back from the image; later tasks find it so.
   void Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count);
   UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor]}; }
-  // Another number for other weights, also where a rewind makes the same step twice or weights are loaded again.
+  // A number that changes with the tensor's weights, also when a rewind makes the same step twice or weights are loaded
+  // again.
   uint64_t version(uint32_t tensor) const { return versions_[tensor]; }
 
   // Step of the tensor's last submitted update; 0: none.
@@ -115,11 +116,11 @@ class ParameterStore {
   // Counted from the live allocations. Padding is not: it is a property of the layout.
   PlanBytes bytes() const;
   void WaitIdle();
-  // Some completion has neither run nor been dropped. Those that run may submit more.
+  // Whether some completion has neither run nor been dropped. Completions that run may submit more.
   bool awaits_completions() const { return awaited_.use_count() > 1; }
 
  private:
-  // Of one device.
+  // What one device holds.
   struct Shard {
     std::array<DeviceBuffer, 3> buffers;  // by kernels::Kind
     DeviceBuffer tiles;                   // statistics scratch of the update in hand
@@ -151,7 +152,7 @@ class ParameterStore {
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
   std::byte* PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const;
   kernels::TileStatistics* TilesOf(uint32_t tensor) const;
-  // Where the tensor's scales are, brought up to the weights, by a task of their own where others are there.
+  // The tensor's scales. If those there are not of its present weights, a task is submitted first that computes them.
   float* PresentScales(uint32_t tensor, const StoreImage* image);
 
   const Environment environment_;

@@ -1,6 +1,7 @@
-// Weights for one reader, the latest or a snapshot's: tensor by tensor, chunk by chunk, encoded when the chunk before
-// has been written. A tensor that is updated meanwhile starts again at chunk 0 with its new label, kMostRestarts times;
-// then a copy of it is sent, so that a job ends however slow its reader is. A snapshot that is no longer kept ends it.
+// Weights for one reader, the latest or a snapshot's: tensor by tensor, chunk by chunk; each chunk is encoded when the
+// one before has been written. A tensor that is updated meanwhile starts again at chunk 0 with its new label, at most
+// kMostRestarts times; then a copy of it is sent, so that a job ends however slow its reader is. When the snapshot is
+// no longer kept, the job ends.
 //
 // Strand-confined. Shared by its run and the device task that fills its buffer. Memory: one chunk while it lasts.
 #pragma once
@@ -28,26 +29,26 @@ struct PullSource {
 class PullJob : public std::enable_shared_from_this<PullJob> {
  public:
   static constexpr int kMostRestarts = 2;                     // of a tensor
-  static constexpr double kLeastBytesPerS = 1024.0 * 1024.0;  // taken of a copy that another waits for
+  static constexpr double kLeastBytesPerS = 1024.0 * 1024.0;  // of a copy that another reader waits for
 
   PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink);
 
   // Once.
   void Begin(std::vector<uint32_t> tensors);
   void OnWritten();
-  // The reader is told why and hears no more.
+  // Tells the reader why, and sends nothing more.
   void Stop(absl::Status status);
   bool stopped() const { return stopped_; }
   WeightSink* sink() const { return sink_.get(); }
-  // Since when the reader has not taken the chunk that it was sent, as in MonotonicSeconds; none: it has, or the job
-  // is stopped.
+  // Since when (MonotonicSeconds) the reader has not taken the chunk that it was sent; none: it has taken it, or the
+  // job is stopped.
   std::optional<double> waits_since_s() const { return waits_since_s_; }
   // Whether its reader has taken longer over its copy than patience_s and what the bytes need at kLeastBytesPerS.
   bool KeepsCopyTooLong(double now_s, double patience_s) const;
 
  private:
   void EncodeNext();
-  // Whether the tensor in hand is still what its chunk 0 was of; where not, it starts again.
+  // Whether the tensor in hand is still the version that its chunk 0 was sent of; if not, it starts again.
   bool Unchanged();
   void AskForCopy();
   void OnCopy(absl::StatusOr<const StoreImage*> copy);

@@ -1,7 +1,7 @@
-// The readers of a run's weights. Each has one chunk under way, encoded by the run's queue in turn: none waits for
-// another's pace. ReaderCount (plan.h) are served side by side; who comes then is refused with RESOURCE_EXHAUSTED. A
-// reader that takes nothing for the run's pull_timeout_s loses its pull; so does one that takes less than
-// PullJob::kLeastBytesPerS of a copy that another waits for, after as long.
+// The readers of a run's weights. Each has one chunk under way, and the run's queue encodes them in turn, so none waits
+// for another's pace. As many as ReaderCount (plan.h) are served side by side; the next is refused with
+// RESOURCE_EXHAUSTED. A reader that takes nothing for the run's pull_timeout_s loses its pull. So does one that takes
+// less than PullJob::kLeastBytesPerS of a copy for as long, while another reader waits for the copy.
 //
 // Strand-confined. Memory: a chunk a reader, and the copy of WeightCopies; part of the plan.
 #pragma once
@@ -21,7 +21,7 @@
 
 namespace ballast {
 
-// As in v1::PullRequest; `tensors` are the run's.
+// As v1::PullRequest, checked: all `tensors` are tensors of the run.
 struct PullOrder {
   std::vector<uint32_t> tensors;
   uint64_t step = 0;
@@ -49,7 +49,7 @@ class Pulls {
     std::shared_ptr<PullJob> job;
     double ended_s = 0;  // when its time was up; 0: it is not
   };
-  // Leaves out what the reader has.
+  // Leaves out the tensors that the reader already has.
   void Compare(const std::shared_ptr<PullJob>& job, PullOrder order);
   size_t served() const;
   absl::Status OverdueOf(const PullJob& job, double now_s) const;

@@ -1,16 +1,16 @@
-// The snapshots of a run's last boundaries between steps, in host memory, and the way back to one.
+// A run's snapshots: its state after some of its last steps, in host memory, and the way back to one of them.
 //
 //   ring->Begin(memory);         // step 50 has closed: its snapshot begins, and nothing is copied yet
 //   ring->BeforeUpdate(tensor);  // the tensor is copied before it changes
 //   ring->SaveNext(done);        // or earlier, when the devices have nothing else to do
 //   ring->Restore(50);           // what is submitted from now on finds the run as it was
 //
-// A snapshot is consistent without a pause: a tensor is copied on its own queue, behind the last update of the step
-// that has closed and ahead of its first of a later one. Until then the store itself holds what the snapshot needs, so
-// that one may be gone back to from Begin on. While a snapshot takes the place of the oldest, the ring holds that one
-// no more.
+// A snapshot is consistent without a pause: each tensor is copied on its own queue, behind its last update of the step
+// that has closed and ahead of its first update of a later step. Until it is copied, the store itself holds what the
+// snapshot needs, so a run can go back to a snapshot from Begin on. When all places are taken, a new snapshot takes
+// that of the oldest, which is gone from Begin on.
 //
-// Strand-confined. The images are reserved by Create; what a RunMemory holds comes with its messages.
+// Strand-confined. Create reserves the images; a RunMemory's memory comes with the messages that it holds.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@
 
 namespace ballast {
 
-// What a run knows at the end of a step beside weights, state and counts of updates. Whoever decides from earlier steps
-// keeps here what it has learned, so that it forgets what is undone.
+// What a run knows at the end of a step beside weights, state and counts of updates. Anything that decides from earlier
+// steps keeps here what it has learned, so that a rewind makes it forget the steps that are undone.
 struct RunMemory {
   ClosedStep result;
   std::optional<double> loss;
@@ -44,33 +44,34 @@ struct RunMemory {
 
 class SnapshotRing {
  public:
-  // As many as the spec says. RESOURCE_EXHAUSTED when a device refuses. Both outlive the ring.
+  // Room for as many snapshots as the spec says. RESOURCE_EXHAUSTED when a device refuses. Both outlive the ring.
   static absl::StatusOr<std::unique_ptr<SnapshotRing>> Create(const RunSpec* spec, ParameterStore* store);
 
   // Whether a snapshot is to be taken after this step.
   bool Due(uint64_t step) const { return !slots_.empty() && step % spec_->snapshot_every == 0; }
-  // Of the step that has just closed, later than all that are kept.
+  // Begins the snapshot of the step that has just closed, which is later than all that are kept.
   void Begin(RunMemory memory);
-  // The tensor's next update is about to be submitted.
+  // To be called when the tensor's next update is about to be submitted.
   void BeforeUpdate(uint32_t tensor);
-  // Copies one more tensor of the snapshot under way, unless one is being copied or none is left. `done` on the strand.
+  // Copies one more tensor of the snapshot under way, unless one is being copied or none is left. Calls `done` on the
+  // strand.
   void SaveNext(absl::AnyInvocable<void()> done);
-  // Submits what the snapshot under way still lacks.
+  // Submits the copies that the snapshot under way still lacks.
   void Complete();
 
-  // Those that Restore can go back to, ascending.
+  // The steps that Restore can go back to, ascending.
   std::vector<uint64_t> steps() const;
-  // The number of the snapshot of one of them: no two get the same.
+  // The number of the snapshot of one of these steps; each snapshot has a number of its own.
   uint64_t IdOf(uint64_t step) const;
-  // Whether it is still kept; only then may the next two be asked.
+  // Whether the snapshot is still kept. Serve and StepOf require that.
   bool Keeps(uint64_t id) const { return Find(id) != nullptr; }
   // As in ParameterStore::Serve.
   void Serve(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done);
-  // The step of the tensor's last update in it; 0: none.
+  // The step of the tensor's last update in the snapshot; 0: none.
   uint64_t StepOf(uint64_t id, uint32_t tensor) const { return Find(id)->counts[tensor].step; }
-  // The latest of them at or before `step`; none: all are later.
+  // The latest of steps() at or before `step`; none: all are later.
   std::optional<uint64_t> NearestTo(uint64_t step) const;
-  // Back to one of steps(); those later are dropped.
+  // Goes back to one of steps(); later snapshots are dropped.
   const RunMemory& Restore(uint64_t step);
 
   uint64_t bytes() const;                          // of the live images

@@ -1,8 +1,8 @@
-// Copies of one tensor's weights as they were at some time, in host memory: for a reader who is slower than the tensor
-// is updated. One at a time, in the order asked for; a copy is made behind the updates that are submitted and ahead of
-// the next, which do not wait for the reader.
+// Copies of one tensor's weights as they were at some time, in host memory, for a reader that is slower than the tensor
+// is updated. One copy exists at a time, in the order asked for. It is made behind the updates already submitted and
+// ahead of the next one, so no update waits for the reader.
 //
-// Strand-confined. Memory: the weights of one tensor, while somebody has them.
+// Strand-confined. Memory: the weights of one tensor, while somebody has the copy.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ namespace ballast {
 
 class WeightCopies {
  public:
-  // The copy is the asker's until GiveBack; what is submitted from now on finds it made. RESOURCE_EXHAUSTED when the
-  // device has no room for it.
+  // Gets the copy, which is the asker's until GiveBack; later tasks find it made. RESOURCE_EXHAUSTED when the device
+  // has no room for it.
   using Done = absl::AnyInvocable<void(absl::StatusOr<const StoreImage*>)>;
   explicit WeightCopies(ParameterStore* store) : store_(store) {}
 
   void Ask(const void* asker, uint32_t tensor, Done done);
-  // The asker wants none any more; it is not called.
+  // The asker no longer wants a copy; its `done` is not called.
   void Withdraw(const void* asker);
-  // By who has a copy, or an error instead, once no task of theirs uses it any more.
+  // Called by the asker that has the copy, or got an error instead, once none of its tasks uses the copy any more.
   void GiveBack();
   bool awaited() const { return !askers_.empty(); }
 

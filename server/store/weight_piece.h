@@ -1,5 +1,5 @@
-// A piece of a tensor's weights in its serving format, on its way out: encoded by the device, then swapped into a
-// message and back, or encoded where a lane wants it. Its own memory is reserved once. A movable value.
+// A piece of a tensor's weights in its serving format, on its way out: the device encodes it, then it is swapped into a
+// message and back, or it is encoded where a lane wants it. Its own memory is reserved once. A movable value.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@ namespace ballast {
 struct WeightPiece {
   std::string data;
   std::vector<float> scales;  // those that the data needs, in order; none for most formats
-  // Instead of `data`, memory of a lane's that holds any piece of the run, while the lane lends it.
+  // Where not null, memory that a lane lends and that is used instead of `data`; any piece of the run fits.
   std::byte* place = nullptr;
-  uint32_t slot = 0;          // of the lane's, as it counts
+  uint32_t slot = 0;          // the lane's own number of that memory
   uint64_t placed_bytes = 0;  // encoded there
 
   void Reserve(uint64_t data_bytes, uint64_t scale_count) {
     data.reserve(data_bytes);
     scales.reserve(scale_count);
   }
-  // Room for so many encoded bytes.
+  // Makes room for so many encoded bytes.
   std::byte* Resize(uint64_t data_bytes) {
     if (place != nullptr) {
       placed_bytes = data_bytes;

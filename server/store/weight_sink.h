@@ -1,4 +1,4 @@
-// Where encoded weights go: the stream of a rank, or of who pulls them.
+// Where encoded weights go: the stream of a rank, or that of a reader.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,18 @@ struct WeightsChunk {
 class WeightSink {
  public:
   virtual ~WeightSink() = default;
-  // Swaps the piece's data into the message and writes it, unless it is in the stream's memory already. One write at a
-  // time, each answered once by OnWritten of the run, after which TakeBack swaps the memory back. False: the stream is
-  // over, `piece` stays, no answer comes.
+  // Swaps the piece's data into a message, unless it is in the stream's memory already, and writes it. One write at a
+  // time; each is answered once by Run::OnWritten, after which TakeBack swaps the memory back. False: the stream is
+  // over, `piece` stays as it is, and no answer comes.
   virtual bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) = 0;
   virtual void TakeBack(WeightPiece* piece) = 0;
-  // Before a piece is encoded: memory of the stream's for it, if it wants it there. False: not now; Run::OnRoom says
-  // when to ask again. Unlend: the piece was not written after all.
+  // Called before a piece is encoded: the stream lends its own memory for it, if it wants the piece there. False: not
+  // now; Run::OnRoom says when to ask again. Unlend: the piece was not written after all.
   virtual bool Lend(WeightPiece*) { return true; }
   virtual void Unlend(WeightPiece*) {}
   // Ends the stream. Later writes return false. Idempotent: the first status stands.
   virtual void Finish(absl::Status status) = 0;
-  // Ends it at once, whatever the peer does.
+  // Ends the stream at once, whatever the peer does.
   virtual void Cancel() = 0;
 };
 

@@ -21,7 +21,7 @@ struct Peer {
 // Forks; before any thread exists. `kind`: tcp | unix | shm | raw.
 Peer StartPeer(const std::string& kind, const std::string& folder);
 void StopPeer(const Peer& peer);
-// Of the peer so far.
+// The processor time that the peer has taken so far.
 double CpuSeconds(const Peer& peer);
 
 }  // namespace ballast::bench

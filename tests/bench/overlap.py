@@ -53,7 +53,7 @@ class Team:
             self.parameters = trainer_.read_json(PATIENCE_S)["parameters"]
 
     def step(self):
-        """Of all ranks at once: what the slowest took."""
+        """Makes a step on all ranks at once, and keeps what the slowest took."""
         for trainer_ in self.trainers:
             trainer_.process.stdin.write(b"step\n")
         self.steps.append(max((t.read_json(PATIENCE_S) for t in self.trainers), key=lambda a: a["step_s"]))

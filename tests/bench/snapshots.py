@@ -69,7 +69,7 @@ def measure(turns: int) -> tuple[Run, Run]:
 def main():
     options = trainer.parse_options(__doc__, quick="few turns")
     without, with_ = measure(3 if options.quick else 10)
-    # Of neighbours in time, so that a slow minute is in both.
+    # Neighbours in time are compared, so that a slow minute is in both.
     ratios = [theirs / ours for ours, theirs in zip(without.turns, with_.turns)]
     ratio = statistics.median(ratios)
     base, taken = (1000 * statistics.mean(run.turns) / EVERY for run in (without, with_))

@@ -63,7 +63,7 @@ class Case:
     def run(self, steps: Answering, daemon):
         before = update_seconds(daemon)
         self.seconds.append(float(steps.ask(self.line()).split()[0]) / self.steps)
-        # Of the first step, too, which is not timed.
+        # The daemon's count includes the first step, which is not timed.
         self.updates.append((update_seconds(daemon) - before) / (self.steps + 1))
 
     def ms(self) -> str:
@@ -71,7 +71,7 @@ class Case:
 
 
 def update_seconds(daemon) -> float:
-    """Of all runs: a run's series stay for minutes after it."""
+    """The sum over all runs: a run's series stay for minutes after it."""
     return sum(map(float, UPDATE.findall(daemon.get("/metrics")[1])))
 
 
@@ -146,7 +146,7 @@ def one_round(suite: Suite, number: int, programs, load: Load, options: argparse
 
 
 def overheads(suite: Suite, lane: str) -> list[float]:
-    """Of the step without its updates, a round each: to push and then pull."""
+    """By round, the time of a step without its updates, as a multiple of a push and then a pull."""
     case, push, pull = suite.overhead[lane], suite.transfers[lane, "push"], suite.transfers[lane, "pull"]
     return [(s - u) / (a + b) for s, u, a, b in zip(case.seconds, case.updates, push, pull)]
 

@@ -53,7 +53,7 @@ class Answering:
 
 
 def busy_seconds() -> float:
-    """Of all cores since start, with what a hypervisor took."""
+    """Busy seconds of all cores since the machine started, with what a hypervisor took."""
     user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return TICK * (user + nice + system + irq + softirq + steal)
 

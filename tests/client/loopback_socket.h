@@ -35,7 +35,7 @@ class LoopbackSocket {
   int fd_ = -1;
 };
 
-// Of "host:port".
+// The port in "host:port".
 uint16_t PortOf(const std::string& address);
 
 }  // namespace ballast

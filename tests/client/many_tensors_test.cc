@@ -36,7 +36,7 @@ std::unique_ptr<Client> Open(const RealDaemon& daemon) {
   return Client::Connect({.server = daemon.address(), .log = [](const std::string&) {}}).value();
 }
 
-TEST(ManyTensorsTest, ArePlannedCreatedAttachedToAndMeasured) {
+TEST(ManyTensorsTest, ManyTensorsArePlannedCreatedAttachedToAndMeasured) {
   RealDaemon daemon;
   const auto client = Open(daemon);
   const v1::RunSpec spec = ManyTensors();

@@ -77,7 +77,7 @@ TEST_P(RewindTest, AClientThatAsksForItGoesOnToTheBit) {
 }
 
 // While the step waits for its result, and while it is being sent.
-TEST_P(RewindTest, AStepThatIsUnderWaySaysSo) {
+TEST_P(RewindTest, AStepUnderWayIsToldOfTheRewind) {
   const auto client = Open(daemon_.address()), other = Open(daemon_.address());
   Begin(*client);
   Train(*client, 4);

@@ -67,5 +67,5 @@ def decode(data: bytes, wire: str, scales, first: int, of_a_row: int) -> np.ndar
 
 
 def digest_of(weights) -> str:
-    """Of all bits together; not the wire's."""
+    """A digest of all the weights' bits together; not the one on the wire."""
     return hashlib.sha256(b"".join(array.tobytes() for array in weights)).hexdigest()

@@ -98,7 +98,7 @@ struct SlotFormat {
   // From the largest magnitude of what is encoded (the root, where of_root).
   double (*scale)(double absmax);
   double (*level)(int code, double scale);  // of v itself, also where of_root
-  // Of x, or of the root.
+  // The code of x, or of its root where of_root.
   int (*code)(double x, BlockScale scale, Rounding rounding);
 };
 

@@ -78,7 +78,7 @@ def random_bits(key: int, step: int, elements: int) -> Random:
 
 
 def random_words(c: int, elements: int) -> Random:
-    """Of elements 0, 1, ..., below 2^32."""
+    """The words of elements 0, 1, ..., of which there are fewer than 2^32."""
     low, high = np.uint32(c & 0xFFFFFFFF), np.uint32(c >> 32)
     with np.errstate(over="ignore"):
         x = low + np.arange(elements, dtype=np.uint32) * np.uint32(0x9E3779B9)

@@ -53,7 +53,7 @@ class Stateful:
         return self.optimizer.last_result.step
 
     def digest(self) -> str:
-        """Of the weights, and of what makes the next step."""
+        """A digest of the weights and of everything that the next step depends on."""
         whole = hashlib.sha256()
         for weight in (*weights_of(self.model), torch.get_rng_state()):
             whole.update(weight.numpy().tobytes())

@@ -118,7 +118,7 @@ def test_tensors_are_clipped_by_themselves_as_written(adamw: Callable[..., balla
 
 
 def curvature(document: Document, g: np.ndarray, before: np.ndarray) -> float:
-    """Of its first tile, at the learning rate of the update before; the document's formulas for adamw."""
+    """The first tile's curvature by the document's formulas for adamw, at the learning rate of the update before."""
     m, v = (form.decode(planes) for form, planes in zip(formats.slots("companded8"), document.tensor.slots))
     p1, p2 = (
         1 / (1 - rules.power(HYPER["beta1"], document.t)),

@@ -12,7 +12,7 @@ from torch import nn
 import ballast
 from models import layered, weights_of
 
-# Of a stack of depth 24, base lr 1 (unit-scaling's own table).
+# The learning rates of a stack of depth 24 at a base rate of 1, by unit-scaling's own table.
 WANTED = {
     "layers.0.up.weight": 0.00637887953849786,
     "layers.0.up.bias": 0.2041241452319315,

@@ -11,8 +11,8 @@ struct HttpAnswer {
   int status = 0;
   std::string body;  // of the first 64 MiB
 };
-// Of GET http://address/path. UNAVAILABLE with the reason when there is no HTTP answer, or timeout_s passes without
-// more of it.
+// The answer to GET http://address/path. UNAVAILABLE with the reason when there is no HTTP answer, or when nothing more
+// of it comes for timeout_s.
 absl::StatusOr<HttpAnswer> HttpGet(const std::string& address, const std::string& path, double timeout_s);
 
 }  // namespace ballast::ctl

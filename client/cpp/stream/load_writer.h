@@ -1,4 +1,4 @@
-// Writes the messages of one LoadState call, small ones together to a daemon that takes them so
+// Writes the messages of one LoadState call; small ones go together if the daemon takes batches
 // (LoadStateRequest.batch). One thread.
 #pragma once
 
@@ -17,9 +17,9 @@ class LoadWriter {
   // `writer` outlives it. takes_batches: AttachResponse.takes_load_batches.
   LoadWriter(grpc::ClientWriter<v1::LoadStateRequest>* writer, const std::string& token, bool takes_batches);
 
-  // A message without a token. False when the stream is broken; its Finish says why.
+  // Writes a message, which has no token yet. False when the stream is broken; its Finish says why.
   bool Write(v1::LoadStateRequest request);
-  // What waits for company goes. False as in Write.
+  // Writes the messages that wait for others. False as in Write.
   bool Flush();
   // Messages given to the stream so far, those of batches one by one.
   uint64_t sent() const { return sent_; }

@@ -47,15 +47,15 @@ class OpenStep {
   bool HasRequest(const CreditWindow& credit) const;
   void NextRequest(CreditWindow* credit, v1::TrainRequest* request);
   void Sent(v1::TrainRequest* request);
-  // The daemon has taken in so many gradients of the stream: CreditWindow::sent counts them. *freed: what is needed no
-  // longer, for the caller to destroy without the lock.
+  // The daemon has taken in so many gradients of the stream, as CreditWindow::sent counts them. *freed: memory no
+  // longer needed, for the caller to destroy without the lock.
   void Acknowledge(uint64_t gradients, std::vector<std::string>* freed);
   void Want(const ChunkRef& id) { wanted_ = id; }
 
   // The reader's side. INTERNAL when the message is not one that this step can get.
   // `data_bytes`: of its payload.
   absl::Status CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const;
-  // They are checked and written where they belong. False: they were in before.
+  // Notes weights that were checked and written where they belong. False: they had arrived before.
   bool Received(const v1::Weights& weights, uint64_t data_bytes);
   // *freed: as in Acknowledge.
   absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
@@ -65,9 +65,9 @@ class OpenStep {
   StepResult result(absl::Time now) const;
 
   bool has_result() const { return result_.has_value(); }
-  // A session was granted again: fills in *open, and starts over with what the daemon lacks. Where the step has closed,
-  // and perhaps others after it, its result and what weights it brought come with the stream: later steps were made
-  // without this rank, and changed none.
+  // A session was granted again: fills in *open, and starts over with what the daemon lacks. If the step has closed,
+  // and perhaps others after it, the stream brings its result and weights. Later steps were made without this rank, and
+  // brought it none.
   absl::Status Resume(const v1::AttachResponse& grant, v1::Open* open);
 
  private:

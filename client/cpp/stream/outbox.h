@@ -1,6 +1,6 @@
-// The host buffer of one step's gradients: what was pushed in each micro-batch, cut into chunks, until the daemon has
-// acknowledged them. Chunks leave in the order of the pushes; after a lost connection those that the daemon does not
-// hold are queued once more. Thread-compatible.
+// The host buffer of one step's gradients: it keeps what was pushed in each micro-batch, cut into chunks, until the
+// daemon has acknowledged them. Chunks leave in the order of the pushes; after a lost connection those that the daemon
+// does not hold are queued once more. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -45,13 +45,13 @@ class Outbox {
   uint64_t Bytes(const ChunkRef& id) const { return entries_[id.micro][id.tensor].chunks[id.chunk].size; }
   uint64_t most_bytes() const { return most_bytes_; }  // kept at one time, so far
 
-  // Lends the bytes of a queued chunk to the writer, who brings them back. They stay in *bytes if they were freed
-  // since.
+  // Lends the bytes of a queued chunk to the writer, who brings them back. If the chunk was freed meanwhile, they stay
+  // in *bytes.
   std::string Lend(const ChunkRef& id);
   void BringBack(const ChunkRef& id, std::string* bytes);
 
-  // No longer needed: one chunk, or all of the step, whose queue is empty then. What is freed is added to *freed, for
-  // the caller to destroy where that may take its time.
+  // Frees one chunk, or all of the step, whose queue is empty then. The memory is added to *freed, for the caller to
+  // destroy where that may take its time.
   void Free(const ChunkRef& id, std::vector<std::string>* freed);
   void FreeAll(std::vector<std::string>* freed);
   // Queues again all that the daemon does not hold. Nothing may be lent. A chunk that was freed and is not held is

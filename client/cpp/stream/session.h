@@ -15,9 +15,9 @@
 
 namespace ballast {
 
-// Takes the rank; while a lost predecessor's lease holds it, waits for that up to options.wait_s, and while a step is
-// open without it, up to options.join_timeout_s. Tried again while the connection is lost, or the daemon busy, as Retry
-// says. ALREADY_EXISTS says how to take over.
+// Takes the rank. Waits up to options.wait_s while a lost predecessor's lease holds it, and up to
+// options.join_timeout_s while a step is open without it. Tries again while the connection is lost or the daemon is
+// busy, as Retry says. ALREADY_EXISTS says how to take over.
 absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options);
 
 // One attempt to get the session of `token` back. `context` is the caller's, with its deadline, so that it
@@ -28,7 +28,7 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
 
 // Whether the daemon that answers now started after `since`. False when none does.
 bool RestartedSince(Connection& connection, absl::Time since);
-// What a trainer is told then.
+// The error that a trainer gets then.
 absl::Status RunLostInRestart(const Connection& connection, const std::string& run_id);
 
 // What NOT_FOUND means to a client whose session began at `since`: the daemon started again, or the run was deleted.

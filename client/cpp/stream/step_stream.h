@@ -35,8 +35,8 @@ namespace ballast {
 
 class StepStream {
  public:
-  // The lane for a stream of the session granted, called by the reader's thread for each that it opens. An error that
-  // IsLost is tried again once a stream has been open.
+  // Opens the lane for a stream of the granted session. The reader's thread calls it for each stream that it opens. An
+  // error that IsLost accepts is tried again once a stream has been open.
   using LaneOpener = std::function<absl::StatusOr<std::unique_ptr<Lane>>(const v1::AttachResponse& grant)>;
 
   // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream.
@@ -59,12 +59,11 @@ class StepStream {
 
   absl::StatusOr<bool> AwaitWeights(uint32_t tensor, absl::Duration timeout);
 
-  // Between steps: drops the stream, resumes the session, and returns the answer, with digests. An error: why the
-  // client failed. What came before it counts as Progress where `progress`; without any, it ends like every lost
-  // connection, after reconnect_timeout_s.
-  // CANCELLED: the caller was interrupted.
+  // To be called between steps: drops the stream, resumes the session, and returns the answer, with digests. An error:
+  // why the client failed. `progress`: something succeeded since the last time, so that reconnect_timeout_s begins
+  // anew; without any progress this ends like every lost connection. CANCELLED: the caller was interrupted.
   absl::StatusOr<v1::AttachResponse> AttachAgain(bool progress);
-  // What was done over the resumed session succeeded: a connection that is lost later has all its time again.
+  // What was done over the resumed session has succeeded: after the next loss, reconnect_timeout_s begins anew.
   void CountAsProgress() {
     absl::MutexLock lock(&mu_);
     Progress();
@@ -72,7 +71,7 @@ class StepStream {
 
   uint64_t step() const;
   absl::Status status() const;
-  // Until the daemon has ended the session, or for so long.
+  // Waits until the daemon has ended the session, or for so long.
   void AwaitEnd(absl::Duration timeout) const;
 
  private:
@@ -111,7 +110,7 @@ class StepStream {
   absl::Status OnResult(const v1::StepResult& result);
   absl::Status OnCredit(const v1::Credit& credit);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
-  // For people, where there is more to say.
+  // Adds what a person needs to know, if there is more to say.
   absl::Status Explain(const absl::Status& why) const;
   absl::StatusOr<v1::AttachResponse> AskOnce(absl::Duration timeout);
   void Progress() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { retry_ = {}; }
@@ -138,8 +137,8 @@ class StepStream {
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;       // 0 until the first grant
   uint64_t closed_elsewhere_ ABSL_GUARDED_BY(mu_) = 0;  // the last step that closed, as far as this rank was told
-  // Set and reset only between BeginStep and its result. Whoever let go of the lock in between finds the step again by
-  // what it is, not by its number or by there being one: the next may be open by then.
+  // Set from BeginStep to its result. Code that let go of the lock in between must compare the pointer to know that
+  // this is still the same step: by then the next one may be open.
   std::shared_ptr<OpenStep> step_ ABSL_GUARDED_BY(mu_);
   std::vector<Destination> bound_ ABSL_GUARDED_BY(mu_);  // by tensor
   CreditWindow credit_ ABSL_GUARDED_BY(mu_);
@@ -156,7 +155,7 @@ class StepStream {
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;                           // the destructor runs
   bool reader_done_ ABSL_GUARDED_BY(mu_) = false;
 
-  // Of the lost connection, since the last progress.
+  // Attempts to replace the lost connection since the last progress.
   struct Retry {
     int attempts = 0;
     absl::Duration away;

@@ -21,7 +21,7 @@
 namespace ballast {
 namespace {
 
-// Of a session's digests, a pass over all weights on the daemon.
+// For a session's digests the daemon makes a pass over all weights.
 constexpr absl::Duration kDigestTimeout = absl::Seconds(120);
 
 // Whether asking again may help.
@@ -43,7 +43,7 @@ void StepStream::Read(v1::AttachResponse grant) {
   }
 }
 
-// Of a session that has ended without this rank being taken over: who starts the trainer again takes it.
+// Explains that the session has ended although no other process took the rank over: a trainer started again takes it.
 absl::Status StepStream::Explain(const absl::Status& why) const {
   if (!IsSessionOver(why)) return why;
   return absl::UnavailableError(absl::StrCat(
@@ -110,7 +110,7 @@ absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) 
   token_ = grant.session_token();
   open->set_session_token(token_);
   credit_ = CreditWindow(grant.credit_bytes(), grant.credit_held());
-  // Of several ranks, steps may have closed without this one.
+  // Where there are several ranks, steps may have closed without this one.
   if (step_) {
     if (auto s = step_->Resume(grant, open); !s.ok()) return s;
     closed_elsewhere_ = std::max(closed_elsewhere_, grant.resume_step() - 1);

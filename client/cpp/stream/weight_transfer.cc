@@ -228,7 +228,7 @@ absl::Status PullWeights(Connection& connection, const v1::PullRequest& request,
     if (missing.empty() && !wanted.empty()) break;
     rest = Rest(request, wanted, missing, arrivals);
   }
-  // Of what is compared, nothing comes where it is the same.
+  // A tensor that was compared by its digest does not come when it is the same.
   if (const auto missing = arrivals.Missing(wanted, request.digests_size() > 0); !missing.empty()) {
     return absl::InternalError(absl::StrCat("pull of tensor ", missing[0], ": the daemon ended it unfinished"));
   }

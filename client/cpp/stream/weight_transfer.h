@@ -1,5 +1,5 @@
-// Weights outside the steps: uploaded before the first, pulled at any time, over as many connections as it takes.
-// Thread-safe.
+// Transfers of weights outside of steps: uploads before the first step, pulls at any time, over as many connections as
+// it takes. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -19,20 +19,20 @@
 
 namespace ballast {
 
-// Of the stream's session, all of it again after a lost connection, for as long as the session is resumed and each
-// attempt comes further than those before. Returns the digests of what the daemon serves then. takes_batches: as the
-// Attach of the session said.
+// Uploads all weights in the stream's session. After a lost connection it begins anew, for as long as the session is
+// resumed and each attempt comes further than those before. Returns the digests of what the daemon serves then.
+// takes_batches: as the Attach of the session said.
 absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, StepStream& stream, bool takes_batches,
                                                     absl::Span<const TensorView> views);
 
 using PieceSink = std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes, absl::Span<const std::byte> piece,
                                              uint64_t step)>;
-// Checked, and of formats that FindFormat knows.
+// Gets pieces that are checked, in formats that FindFormat knows.
 using ServedSink = std::function<absl::Status(const ServedPiece&)>;
-// After a lost connection, goes on with the tensor that it was at.
+// Pulls weights. After a lost connection it goes on with the tensor that it was at.
 absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink);
 
-// A piece in the tensor's landing format, which is not the serving format.
+// Decodes a piece into the tensor's landing format, which is not the serving format.
 absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out);
 
 }  // namespace ballast

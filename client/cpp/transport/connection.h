@@ -19,9 +19,10 @@
 
 namespace ballast {
 
-// The same code and message.
+// The status with the same code and message.
 absl::Status FromGrpc(const grpc::Status& status);
-// And the delay after which the daemon wants to be asked again, for RetryAfter: trailing metadata of the call.
+// The same, with the delay after which the daemon wants to be asked again, which is trailing metadata of the call;
+// RetryAfter returns it.
 absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& context);
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
 
@@ -45,10 +46,10 @@ class Connection {
   bool Interrupted() const { return options_.interrupted && options_.interrupted(); }
   static constexpr absl::Duration kInterruptGlance = absl::Milliseconds(100);
 
-  // `status` of FromGrpc, with the server's name in front where the failure is one of reaching it.
+  // A status of FromGrpc, with the server's name in front if the server could not be reached.
   absl::Status Explain(const absl::Status& status) const;
 
-  // The status is that of FromGrpc. A daemon that has too much to do is asked again when it says, within the timeout.
+  // Makes a unary call; returns the status of FromGrpc. Asks a busy daemon again when it says, within the timeout.
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, absl::Duration timeout = kCallTimeout) {

@@ -1,4 +1,4 @@
-// The lane that reaches everywhere. Small messages that follow each other go as one. See lane.h.
+// The lane over gRPC, which reaches every daemon. Small messages that follow each other go as one. See lane.h.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -1,4 +1,4 @@
-// One Train stream as a client has it, whatever carries it: gRPC, or memory shared with a daemon on the same host.
+// One Train stream as a client sees it, over gRPC or over memory shared with a daemon on the same host.
 //
 // Start comes first. Then one thread reads and another writes; Cancel: any thread, also before Start. Finish: the
 // reading thread, once Read was false and nobody writes any more.
@@ -22,13 +22,13 @@ class Lane {
   virtual ~Lane() = default;
 
   virtual void Start(const v1::TrainRequest& open) = 0;
-  // Takes the request as it is, and leaves it so. `more`: another is to follow at once, so that this one may be kept
-  // until then. False: the stream is over, the reader hears why.
+  // Writes the request, and leaves it unchanged. `more`: another follows at once, so this one may be kept until then.
+  // False: the stream is over, and the reader learns why.
   virtual bool Write(v1::TrainRequest* request, bool more) = 0;
   virtual bool WritesDone() = 0;
-  // Gradients that may be written before others are summed. Any thread.
+  // How many gradients may be written before others are summed. Any thread.
   virtual uint64_t slots_free() const { return kUnbounded; }
-  // Waits. *data: of a Weights message, until the next Read.
+  // Waits for a response. *data: the payload of a Weights message, valid until the next Read.
   virtual bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) = 0;
   virtual void Cancel() = 0;
   // How the stream ended, in the daemon's words, or UNAVAILABLE.

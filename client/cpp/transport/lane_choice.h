@@ -1,4 +1,5 @@
-// Which lane a session's stream takes. Thread-compatible; one for a client's life, so that what it says, it says once.
+// Which lane a session's stream takes. Thread-compatible. A client has one for its life, so that each line is logged
+// only once.
 #pragma once
 
 #include <memory>
@@ -18,8 +19,8 @@ class LaneChoice {
   // `connection` outlives it.
   LaneChoice(Connection& connection, LaneWish wish) : connection_(connection), wish_(wish) {}
 
-  // Shared memory where the daemon offers it and is within reach, that is on this host; else gRPC, with a line in the
-  // log where it was offered. UNAVAILABLE: shared memory was asked for and cannot be had.
+  // Opens shared memory if the daemon offers it and is on this host; otherwise gRPC, with a line in the log if shared
+  // memory was offered. UNAVAILABLE: shared memory was required and cannot be had.
   absl::StatusOr<std::unique_ptr<Lane>> Open(const v1::AttachResponse& grant);
 
  private:

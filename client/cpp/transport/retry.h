@@ -1,5 +1,5 @@
-// Whether a call that failed is to be made again, and the wait before: the connection was lost, which may last for
-// ClientOptions::reconnect_timeout_s without progress; or the daemon said when to ask again (RetryAfter). For calls
+// Decides whether a failed call is made again, and waits before that. Either the connection was lost, which may last
+// for ClientOptions::reconnect_timeout_s without progress; or the daemon said when to ask again (RetryAfter). For calls
 // that may reach the daemon twice. Blocks the thread that asks; thread-compatible, one for each call.
 //
 //   for (Retry retry(connection, "pulling weights");;) {
@@ -21,15 +21,16 @@
 
 namespace ballast {
 
-// None before the first attempt, then 50 ms doubling to 1 s, each between half and all of it.
+// The wait before an attempt: none before the first, then 50 ms, doubling up to 1 s; at random between half and all of
+// that.
 absl::Duration Backoff(int attempt);
 
 class Retry {
  public:
   // How long a call may be put off by a daemon that is there.
   struct Waits {
-    // From now on, for one that others hold (ALREADY_EXISTS), and reconnect_timeout_s more once an answer was lost,
-    // since then it may be the caller's own.
+    // How long to wait for a lease that another holds (ALREADY_EXISTS), from now on. Once an answer was lost,
+    // reconnect_timeout_s more, since the lease may then be the caller's own.
     absl::Duration lease = absl::ZeroDuration();
     std::optional<absl::Duration> step = {};  // for the end of an open step (UNAVAILABLE); none: as for a busy daemon
   };
@@ -38,14 +39,14 @@ class Retry {
   Retry(const Connection& connection, std::string what, Waits waits);
   Retry(const Connection& connection, std::string what) : Retry(connection, std::move(what), Waits()) {}
 
-  // `failure`: of FromGrpc, as it came. True after the wait; false where the caller is interrupted, and at once where
-  // another attempt does not help or would be too late.
+  // Waits, and returns true when the call is to be made again. `failure`: as FromGrpc returned it. False at once, if
+  // another attempt would not help or be too late; false also when the caller is interrupted.
   bool Again(const absl::Status& failure);
-  // What came since the last failure counts: the connection was there, and may be lost for as long again.
+  // Something came since the last failure, so the connection was there, and may be lost for as long again.
   void Progress();
   // The last failure, for people.
   absl::Status Explain(const absl::Status& failure) const;
-  // Whether that ended it.
+  // Whether an interrupt ended the retries.
   bool interrupted() const { return interrupted_; }
 
  private:

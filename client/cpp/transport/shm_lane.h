@@ -1,6 +1,6 @@
-// The lane of a daemon on the same host: gradients are copied into slots of the segment, weights are read in theirs.
-// See lane.h, and proto/shm/segment.h for what is shared. The daemon is trusted as far as its gRPC port is; what it
-// writes is checked all the same, so that a broken one ends the stream and not the trainer.
+// The lane to a daemon on the same host: gradients are copied into slots of the shared segment, and weights are read
+// from theirs. See lane.h, and proto/shm/segment.h for what is shared. The daemon is trusted as much as its gRPC port
+// is; what it writes is checked all the same, so that a broken daemon ends the stream and not the trainer.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@ namespace ballast {
 
 class ShmLane final : public Lane {
  public:
-  // Asks the daemon at `path` for the memory of the session of `token`, and waits so long for the answer. The error
-  // says what keeps them apart.
+  // Asks the daemon at `path` for the memory of the session of `token`, and waits for the answer for patience_s. The
+  // error says why the two cannot share memory.
   static absl::StatusOr<std::unique_ptr<ShmLane>> Open(const std::string& path, const std::string& token,
                                                        double patience_s = 0.5);
 

@@ -17,16 +17,17 @@
 
 namespace ballast {
 
-// For tensors whose name matches the pattern (*, ?, [a-z]; * goes over dots). What is empty stays the group's.
+// The formats of tensors whose name matches the pattern (*, ?, [a-z]; * also matches dots). An empty format stays that
+// of the group.
 struct FormatRule {
   std::string pattern;
   std::string master = {}, state = {}, rounding = {}, serving = {}, gradient = {};
 };
 
-// Gives each tensor the formats of the first rule that matches its name. Groups are split accordingly: those there keep
-// their index, new ones, with all else the same, come after them. Returns the group that each one was split from, by
-// index: a step's values of that group are those of the new one. INVALID_ARGUMENT, with nothing changed, names a
-// pattern that matches no tensor.
+// Gives each tensor the formats of the first rule that matches its name, and splits groups accordingly: existing groups
+// keep their index; new ones, equal in everything else, come after them. Returns, by index, the group that each group
+// was split from: a step's values for that group apply to the new one, too. INVALID_ARGUMENT, with nothing changed,
+// names a pattern that matches no tensor.
 absl::StatusOr<std::vector<uint32_t>> ApplyFormatRules(absl::Span<const FormatRule> rules, v1::RunSpec* spec);
 
 }  // namespace ballast

@@ -1,5 +1,5 @@
-// The run's tensors as the wire sees them: sizes, formats and the cut into chunks. Chunk k of a tensor is its elements
-// [kC, min((k+1)C, n)). An immutable value.
+// The run's tensors as the wire sees them: sizes, formats and how they are cut into chunks. Chunk k of a tensor is its
+// elements [kC, min((k+1)C, n)), where C is chunk_elements. An immutable value.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,8 @@ struct WireTensor {
   uint64_t gradient_bytes() const { return elements * gradient_element_bytes; }
   uint64_t served_bytes() const { return elements * serving_element_bytes; }
   uint64_t scales() const { return row_length == 0 ? 0 : elements / row_length; }
-  // What its weights are for the trainer: as they return, or decoded to its dtype when it does not compute in that.
+  // The format in which the trainer gets the weights: the serving format if a trainer can compute in it, otherwise the
+  // tensor's dtype.
   const std::string& landing() const { return FindFormat(serving)->computes ? serving : dtype; }
   uint64_t landing_element_bytes() const { return FormatBytes(landing()); }
   uint64_t weight_bytes() const { return elements * landing_element_bytes(); }
@@ -51,7 +52,7 @@ class TensorTable {
 
   // INVALID_ARGUMENT unless the run has this tensor.
   absl::Status CheckIndex(uint32_t tensor) const;
-  // For messages: tensor 3 'layers.0.w'.
+  // The tensor's name for messages: tensor 3 'layers.0.w'.
   std::string Name(uint32_t tensor) const;
 
  private:

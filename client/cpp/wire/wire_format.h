@@ -1,5 +1,5 @@
-// The formats of payloads: their sizes, and weights that are served narrower than the trainer computes decoded to what
-// it computes in.
+// The formats of payloads: their sizes, and how weights that are served in a narrow format are decoded to the one that
+// the trainer computes in.
 //
 // Pure functions; thread-safe.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace ballast {
 
-// What shares a scale of a format: nothing has one, a row, the whole tensor.
+// What shares a scale: the format has none; a row; the whole tensor.
 enum class Scaling { kNone, kRow, kTensor };
 
 struct WireFormat {

@@ -40,7 +40,7 @@ export function seconds(value) {
   return value < 172800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86400)} days`;
 }
 
-// Of the daemon's clock, in the zone of the reader.
+// The daemon's time of day, in the reader's time zone.
 export const clock = (unix_s) => (unix_s > 0 ? new Date(unix_s * 1000).toLocaleTimeString("en-GB") : NONE);
 
 export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;

@@ -87,8 +87,8 @@ const finite = (value) => value !== null && Number.isFinite(value);
 const sum = (steps, of) => steps.reduce((total, step) => total + (finite(of(step)) ? of(step) : 0), 0);
 const rate = (amount, time) => (time > 0 && amount > 0 ? amount / time : null);
 
-// Of the last `most` steps. What was pushed is divided by the time in which gradients came in, updated elements by the
-// time in which the device was busy, and what was pulled by the time of the whole step.
+// Throughput over the last `most` steps. Pushed bytes are divided by the time in which gradients came in, updated
+// elements by the time in which the device was busy, and pulled bytes by the time of the whole step.
 export function throughput(steps, parameters, most = 50) {
   const last = steps.slice(-most);
   // A clock may have been set: an interval that is not positive says nothing, and one that is far too long little.

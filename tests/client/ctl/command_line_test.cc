@@ -43,7 +43,7 @@ TEST(CommandLineTest, HelpNamesEveryCommandAndExitCode) {
   }
 }
 
-TEST(CommandLineTest, NothingIsWrongUsage) {
+TEST(CommandLineTest, ACommandLineWithoutACommandIsWrongUsage) {
   const Answer answer = Ballastctl({});
   EXPECT_EQ(answer.code, kUsage);
   EXPECT_THAT(answer.out, IsEmpty());
@@ -72,7 +72,7 @@ TEST(CommandLineTest, WrongValuesAreNamed) {
   EXPECT_THAT(Ballastctl({"run", "a", "b"}).err, HasSubstr("got 2 arguments"));
 }
 
-TEST(CommandLineTest, NobodyThereIsUnreachable) {
+TEST(CommandLineTest, AnAbsentDaemonIsUnreachable) {
   for (const char* command : {"status", "runs", "doctor", "health"}) {
     const Answer answer = Ballastctl({command, "--server", "127.0.0.1:1", "--timeout=0.05"});
     EXPECT_EQ(answer.code, kUnreachable) << command;

@@ -54,7 +54,7 @@ TEST_F(IdxFileTest, AFileThatIsNotThereIsNamed) {
   EXPECT_EQ(ReadIdx(path_).status(), absl::NotFoundError(path_ + ": cannot be opened"));
 }
 
-TEST_F(IdxFileTest, WhatIsWrongIsSaid) {
+TEST_F(IdxFileTest, DamagedFilesAreRefusedWithTheReason) {
   const std::pair<std::string, std::string> rows[] = {
       {"", "is no idx file"},
       {"PNG and more", "is no idx file"},

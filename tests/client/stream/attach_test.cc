@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 const grpc::Status kTaken(grpc::StatusCode::ALREADY_EXISTS, "a live session holds the rank");
 
-TEST(AttachTest, NobodyThereIsSaidWithServerTimeAndMend) {
+TEST(AttachTest, AnAbsentDaemonIsNamedWithServerTimeAndFix) {
   std::string address;
   {
     FakeDaemon daemon;

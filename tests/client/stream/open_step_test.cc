@@ -102,8 +102,8 @@ TEST_F(OpenStepTest, AWantedChunkIsSentWithoutCredit) {
   EXPECT_THAT(Drain(&credit), ElementsAre());
 }
 
-// Of the chunk told before nobody waits any more; one that has left is not sent again.
-TEST_F(OpenStepTest, TheLastChunkWantedHoldsUntilItIsSent) {
+// A later "wanted" replaces an earlier one, for which nobody waits any more. A chunk that has left is not sent again.
+TEST_F(OpenStepTest, AWantedChunkHoldsUntilItIsSentOrReplaced) {
   CreditWindow credit(16);
   Push(0);
   EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0"));
@@ -135,7 +135,7 @@ TEST_F(OpenStepTest, ResumeLeavesOutChunksHeldAndTensorsApplied) {
   EXPECT_EQ(open.weights_step(), 7u);
 }
 
-TEST_F(OpenStepTest, WhatIsAcknowledgedIsFreedInTheOrderSent) {
+TEST_F(OpenStepTest, AcknowledgedChunksAreFreedInTheOrderSent) {
   Push(0);
   Push(1);
   CreditWindow credit(1 << 20);
@@ -148,7 +148,7 @@ TEST_F(OpenStepTest, WhatIsAcknowledgedIsFreedInTheOrderSent) {
   EXPECT_EQ(Acknowledge(5), 8u + 16);
 }
 
-TEST_F(OpenStepTest, WhatIsAcknowledgedWhileItIsWrittenIsFreedByTheWriter) {
+TEST_F(OpenStepTest, AChunkAcknowledgedWhileBeingWrittenIsFreedByTheWriter) {
   Push(1);
   v1::TrainRequest request;
   for (int i = 0; i < 3; ++i) step_->NextRequest(&credit_, &request);
@@ -168,7 +168,7 @@ TEST_F(OpenStepTest, ResumeSendsNothingThatWasAcknowledged) {
   EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.2"));
 }
 
-TEST_F(OpenStepTest, ADaemonThatLostWhatItAcknowledgedIsFoundOut) {
+TEST_F(OpenStepTest, ResumeFailsWhenTheDaemonLostAnAcknowledgedChunk) {
   Push(0);
   Drain(&credit_);
   Acknowledge(2);
@@ -178,7 +178,7 @@ TEST_F(OpenStepTest, ADaemonThatLostWhatItAcknowledgedIsFoundOut) {
             absl::InternalError("chunk 1 of tensor 0 'a' in step 7: the daemon acknowledged it and now lacks it"));
 }
 
-TEST_F(OpenStepTest, TheMostThatWasKeptIsTold) {
+TEST_F(OpenStepTest, TheResultTellsTheMostBytesBuffered) {
   Push(0);
   Drain(&credit_);
   Acknowledge(3);
@@ -226,7 +226,7 @@ class MicroBatchesTest : public OpenStepTest {
   }
 };
 
-TEST_F(MicroBatchesTest, EachIsSentWholeBeforeTheNext) {
+TEST_F(MicroBatchesTest, EachMicroBatchIsSentWholeBeforeTheNext) {
   Push(1);
   EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
   EXPECT_EQ(step_->MayEnd().code(), absl::StatusCode::kFailedPrecondition);

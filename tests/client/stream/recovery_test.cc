@@ -60,7 +60,7 @@ void CutAtEveryMoment(const std::vector<uint32_t>& wanted) {
 }
 
 TEST(RecoveryTest, ACutAtAnyMomentBesideTheStepsIsInvisible) { CutAtEveryMoment({0, 1, 3}); }
-TEST(RecoveryTest, AndWhereAllTensorsArePulled) { CutAtEveryMoment({}); }
+TEST(RecoveryTest, ACutWhileAllTensorsArePulledIsInvisible) { CutAtEveryMoment({}); }
 
 TEST(RecoveryTest, APullGoesOnWithTheTensorThatItWasAt) {
   FakeDaemon uncut;
@@ -217,7 +217,7 @@ TEST(RecoveryTest, AStepThatIsOpenForLongIsWaitedForAsLongAsTheOptionSays) {
   EXPECT_THAT(LinesOfAttach(daemon, {.join_timeout_s = 999}), IsEmpty());
 }
 
-TEST(RecoveryTest, WhoWaitedForAStepForTooLongIsToldTheOption) {
+TEST(RecoveryTest, AWaitForAStepThatEndsNamesItsOption) {
   FakeDaemon daemon;
   daemon.RefuseAttach({{grpc::StatusCode::UNAVAILABLE, "step 7 is being made without rank 0; attach again"}, 5});
   Trainer trainer(daemon.address());
@@ -243,7 +243,7 @@ TEST(RecoveryTest, ADaemonThatIsBusyIsAskedAgainButNotForEver) {
   EXPECT_EQ(PullInto(*trainer.client, {1}, &pulled).code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(RecoveryTest, WhatDoesNotFitIsRefusedAtOnce) {
+TEST(RecoveryTest, ARunThatDoesNotFitIsRefusedAtOnce) {
   FakeDaemon daemon;
   daemon.RefuseAttach({{grpc::StatusCode::RESOURCE_EXHAUSTED, "does not fit"}, 0});
   Trainer trainer(daemon.address());

@@ -75,7 +75,7 @@ TEST(ResumeTest, LossAndRecoveryAreOneLineEach) {
                           HasSubstr("again after")));
 }
 
-TEST(ResumeTest, TheTokenIsShown) {
+TEST(ResumeTest, AResumeShowsTheSessionsToken) {
   FakeDaemon daemon({.cut_at_received = 6});
   Trainer trainer(daemon.address());
   ASSERT_TRUE(trainer.Attach().ok());
@@ -135,7 +135,7 @@ TEST(ResumeTest, ADaemonThatStartedAnewIsSaidToBeSo) {
               AllOf(HasSubstr("restarted and no longer holds run 'r'"), HasSubstr("in memory only")));
 }
 
-// Of several ranks, the others may have had steps closed that this one was away from.
+// While this rank was away, steps may have closed for the other ranks.
 TEST(ResumeTest, ADaemonThatIsStepsAheadIsFollowed) {
   FakeDaemon daemon;
   Trainer trainer(daemon.address());

@@ -50,7 +50,7 @@ class StepStreamTest : public ::testing::Test {
     ASSERT_EQ(stream_->step(), 2u);
   }
 
-  // Of what follows StepBegin of step 2: its gradients, which are to be made of this byte.
+  // Expects that the gradients which follow the StepBegin of step 2 consist of this byte.
   void ExpectGradientsOf(char byte, size_t gradients) {
     // The write left behind, its two like, were of step 1; StepBegin and MicroBegin go ahead of each step's.
     const std::vector<v1::TrainRequest> written = script_->AwaitWritten(2 + 1 + 2 + gradients);

@@ -207,7 +207,7 @@ TEST_F(LaneTest, AnotherDaemonAtThePathIsNotTrusted) {
   EXPECT_THAT(Lines(), ElementsAre(HasSubstr("knows no session with the token")));
 }
 
-TEST_F(LaneTest, WhatIsRequiredAndCannotBeHadIsAnError) {
+TEST_F(LaneTest, ARequiredLaneThatIsNotAvailableIsAnError) {
   RealDaemon without;
   LeastSquares problem;
   auto client = Open(without.address());

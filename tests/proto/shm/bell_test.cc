@@ -22,7 +22,7 @@ class ShmBellTest : public ::testing::Test {
   ShmWaiter waiter_{&pair_.daemon->control().daemon_bell};
 };
 
-TEST_F(ShmBellTest, WhatIsReadyIsNotWaitedFor) {
+TEST_F(ShmBellTest, AWaiterDoesNotSleepWhenReady) {
   EXPECT_TRUE(waiter_.Await(seconds(0), [] { return true; }));
 }
 

@@ -36,7 +36,7 @@ class ShmRecordTest : public ::testing::Test {
   ShmRecord record_;
 };
 
-TEST_F(ShmRecordTest, ComesAsItWasWritten) {
+TEST_F(ShmRecordTest, ARecordIsReadAsItWasWritten) {
   EXPECT_FALSE(*reader_.Next(&record_));
   EXPECT_FALSE(reader_.HasMore());
   writer_.Add({.type = ShmRecord::kMessage, .slot = 3, .payload_bytes = 77}, "abc");
@@ -51,7 +51,7 @@ TEST_F(ShmRecordTest, ComesAsItWasWritten) {
 }
 
 // 32 + b bytes in a pipe of 1024: the ring's end falls at every place of a record.
-TEST_F(ShmRecordTest, WrapsAnywhere) {
+TEST_F(ShmRecordTest, ARecordMayWrapAtAnyByteOfTheRing) {
   for (int i = 0; i < 4000; ++i) {
     const std::string body = Body(random_() % 97);
     writer_.Add({.type = ShmRecord::kMessage}, body);
@@ -122,7 +122,7 @@ struct BadHeader {
 
 class BadHeaderTest : public ShmRecordTest, public ::testing::WithParamInterface<BadHeader> {};
 
-TEST_P(BadHeaderTest, IsRefused) {
+TEST_P(BadHeaderTest, ABadHeaderIsRefused) {
   ShmRecord record{.type = ShmRecord::kMessage, .body_bytes = 4, .slot = 1, .payload_bytes = 8};
   GetParam().spoil(record);
   Scribble(&record, sizeof record);

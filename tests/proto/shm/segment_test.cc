@@ -26,7 +26,7 @@ TEST(ShmSegmentTest, BothEndsSeeTheSameBytes) {
   EXPECT_EQ(pair.daemon->weight_marks()[1], 13u);
 }
 
-TEST(ShmSegmentTest, ItsPartsLieApartAndWithinIt) {
+TEST(ShmSegmentTest, ThePartsDoNotOverlapAndLieWithinTheSegment) {
   const ShmPair pair;
   const auto* const base = reinterpret_cast<const std::byte*>(&pair.daemon->control());
   EXPECT_GE(reinterpret_cast<std::byte*>(pair.daemon->gradient_marks().data()) - base,
@@ -45,7 +45,7 @@ TEST(ShmSegmentTest, NobodyCanShrinkOrGrowIt) {
   EXPECT_NE(fcntl(pair.daemon->fd(), F_ADD_SEALS, F_SEAL_WRITE), 0);
 }
 
-TEST(ShmSegmentTest, WhatIsNotSealedOrOfAnotherSizeIsNotMapped) {
+TEST(ShmSegmentTest, ADescriptorUnsealedOrOfAnotherSizeIsNotMapped) {
   const ShmPair pair;
   ShmShape larger = ShmPair::kShape;
   ++larger.gradient_slots;

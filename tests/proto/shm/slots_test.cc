@@ -28,7 +28,7 @@ class ShmSlotsTest : public ::testing::Test {
   ShmBorrower borrower_{GradientSlots(*pair_.daemon)};
 };
 
-TEST_F(ShmSlotsTest, GoThereAndBackInAnyOrder) {
+TEST_F(ShmSlotsTest, SlotsComeBackInAnyOrder) {
   std::mt19937 random(3);
   std::set<uint32_t> out;
   for (int i = 0; i < 1000; ++i) {
@@ -57,14 +57,14 @@ TEST_F(ShmSlotsTest, NoneIsLeftWhenAllAreOut) {
   EXPECT_EQ(lender_.Take(), 2u);
 }
 
-TEST_F(ShmSlotsTest, OneThatWasTakenAndNotLentIsFreeAgain) {
+TEST_F(ShmSlotsTest, ASlotPutBackIsFreeAgain) {
   EXPECT_EQ(lender_.Take(), 0u);
   EXPECT_EQ(lender_.Take(), 1u);
   lender_.PutBack(0);
   EXPECT_EQ(lender_.Take(), 0u);
 }
 
-TEST_F(ShmSlotsTest, WhatCameBackIsUsedBeforeWhatWasNeverUsed) {
+TEST_F(ShmSlotsTest, ReturnedSlotsAreUsedBeforeUnusedOnes) {
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(borrower_.Borrow(Lend(), 1).ok());
   borrower_.GiveBack(1);
   borrower_.GiveBack(0);

@@ -74,7 +74,7 @@ TEST_F(ShmSocketTest, AGrantWithoutASegmentAndASilentDaemonAreErrors) {
   EXPECT_FALSE(trainer_.Ask({}, 10).ok());
 }
 
-TEST_F(ShmSocketTest, WhoSaysNoHelloIsNoClient) {
+TEST_F(ShmSocketTest, AConnectionWithoutAHelloIsRefused) {
   Join();
   ASSERT_EQ(send(trainer_.fd(), "hello", 5, 0), 5);
   EXPECT_THAT(std::string(daemon_.ReceiveHello().status().message()), HasSubstr("no client of this version"));

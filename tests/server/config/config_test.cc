@@ -90,7 +90,7 @@ TEST_F(ConfigTest, SizesDurationsAndSwitchesAreRead) {
   EXPECT_TRUE(line->config.reflection);
 }
 
-TEST_F(ConfigTest, ErrorsInTheFileNameLineAndMend) {
+TEST_F(ConfigTest, ErrorsInTheFileNameLineAndFix) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
             "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog");

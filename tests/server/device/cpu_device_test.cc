@@ -303,7 +303,7 @@ TEST(CpuDeviceTest, LoadRefusesNan) {
   EXPECT_FALSE(finite);
 }
 
-TEST(CpuDeviceTest, MemoryThatIsNotThereIsAStatus) {
+TEST(CpuDeviceTest, AllocatingMoreThanThereIsReturnsAStatus) {
   CpuDevice device({.threads = 1});
   const auto buffer = device.Allocate(uint64_t{1} << 60, Place::kDevice);
   EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted);

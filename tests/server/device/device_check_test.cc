@@ -21,7 +21,7 @@ absl::Status Checked(Wrong wrong) {
   return CheckDevice(&gpu);
 }
 
-TEST(DeviceCheckTest, TheCpusBitsAreTrusted) { EXPECT_EQ(Checked(Wrong::kNothing), absl::OkStatus()); }
+TEST(DeviceCheckTest, ADeviceWithTheCpusBitsIsTrusted) { EXPECT_EQ(Checked(Wrong::kNothing), absl::OkStatus()); }
 
 struct Case {
   const char* name;
@@ -31,7 +31,7 @@ struct Case {
 
 class DeviceCheckWrongTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(DeviceCheckWrongTest, IsFoundAndNamed) {
+TEST_P(DeviceCheckWrongTest, AWrongDeviceIsFoundAndNamed) {
   const absl::Status wrong = Checked(GetParam().wrong);
   EXPECT_EQ(wrong.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(wrong.message()),

@@ -38,7 +38,7 @@ class FairQueueTest : public ::testing::Test {
   std::map<std::string, uint64_t> served_;
 };
 
-TEST_F(FairQueueTest, ThoseWithJobsShareEqually) {
+TEST_F(FairQueueTest, QueuesWithJobsShareEqually) {
   for (int i = 0; i < 300; ++i) {
     Add(&a_, 10);
     Add(&b_, 30);
@@ -50,7 +50,7 @@ TEST_F(FairQueueTest, ThoseWithJobsShareEqually) {
 }
 
 // One whose job is at work has none that waits, as every run has it that sends its updates one by one.
-TEST_F(FairQueueTest, WhoComesLateDoesNotCatchUp) {
+TEST_F(FairQueueTest, ALateQueueDoesNotCatchUp) {
   for (int i = 0; i < 1000; ++i) {
     Add(&a_, 1000);
     Serve();
@@ -65,7 +65,7 @@ TEST_F(FairQueueTest, WhoComesLateDoesNotCatchUp) {
   EXPECT_GE(served_["b"], 9000u);
 }
 
-TEST_F(FairQueueTest, WhoWasIdleDoesNotCatchUpAndPaysNothing) {
+TEST_F(FairQueueTest, AnIdleQueueNeitherCatchesUpNorPays) {
   Add(&b_, 1000);
   Serve();
   for (int i = 0; i < 1000; ++i) {

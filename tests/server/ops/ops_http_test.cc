@@ -256,7 +256,7 @@ TEST_F(OpsHttpTest, NamesThatAreAllowedAreServedAndTheOthersToldHowTo) {
               StartsWith("HTTP/1.1 200"));
 }
 
-TEST(MachineNamesTest, AreThoseOfTheMachinesOwnFiles) {
+TEST(MachineNamesTest, NamesComeFromTheMachinesOwnFiles) {
   EXPECT_THAT(NamesOf("vm", "127.0.0.1 localhost\n127.0.1.1\tvm.lan vm # it\n10.0.0.1 other.lan other\n",
                       "nameserver 10.0.0.1\nsearch a.example b.example\n"),
               testing::ElementsAre("vm", "vm", "vm.lan", "vm", "vm.a.example", "vm.b.example"));

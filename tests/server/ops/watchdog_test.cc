@@ -54,7 +54,7 @@ TEST(WatchdogTest, TheTimeThatTheWholeProcessStoodStillDoesNotCount) {
   EXPECT_GE(looks_until_silent, 10);
 }
 
-TEST(WatchdogTest, ALapseIsForgivenAndWithoutALimitAnything) {
+TEST(WatchdogTest, ABriefFailureIsForgivenAndWithoutALimitAnyFailure) {
   std::atomic<int> looks = 0;
   absl::Notification enough;
   const auto at_times = [&] {

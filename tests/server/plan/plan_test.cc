@@ -156,7 +156,7 @@ TEST(PlanTest, TheKindsMakeUpTheTotal) {
 }
 
 // In 64 bits alone the sum would be some TB.
-TEST(PlanTest, WhatDoesNotFitIntoACountFitsNowhere) {
+TEST(PlanTest, ARunTooLargeToCountFitsNowhere) {
   const RunSpec spec = Made(UncountableSpec());
   const Plan plan = MakePlan(spec);
   EXPECT_EQ(plan.bytes.stored(), spec.tensors.size() * (uint64_t{12} << 40));
@@ -195,7 +195,7 @@ TEST(PlanTest, SnapshotsAreAsLargeAsWeightsAndState) {
   EXPECT_EQ(with.total(), without.total() + with.snapshots + 3 * kMostClientState);
 }
 
-// Of each rank: of the open step, of the last one, and in each snapshot.
+// Each rank has one for the open step, one for the last step, and one in each snapshot.
 TEST(PlanTest, ClientStateIsCountedAtItsMost) {
   v1::RunSpec wire = MakeSpec("r1", {{"w", {64}}});
   EXPECT_EQ(MakePlan(Made(wire)).bytes.client_state, 2u << 20);
@@ -238,7 +238,7 @@ TEST(PlanTest, TheAccountsOfTheLargestRunAreBounded) {
 
 // A reader's chunk is as large as a rank's, with its scales; and a copy of the largest tensor's weights is kept for
 // one.
-TEST(PlanTest, WhatReadersHoldIsStaging) {
+TEST(PlanTest, ChunksThatReadersHoldAreStaging) {
   const RunSpec spec = Made(MakeSpec("r1", {{"w", {1 << 20}}, {"v", {1 << 19}}}));  // served in bf16
   const Plan plan = MakePlan(spec);
   EXPECT_EQ(plan.copy_bytes, 3u << 20);

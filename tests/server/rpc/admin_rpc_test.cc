@@ -112,7 +112,7 @@ TEST_F(AdminRpcTest, MoreThanCanBeCountedIsRefusedWithBothNumbers) {
   EXPECT_EQ(GetServer().memory_reserved_bytes(), 0u);
 }
 
-// Of little weight, but each of its ranks may bring 100,000 chunks a micro-batch.
+// The run's weights are small, but each of its ranks may bring 100,000 chunks a micro-batch.
 TEST_F(AdminRpcTest, AccountsTooLargeAreRefusedWithBothNumbers) {
   server_.reset();
   Config config = DefaultConfig();

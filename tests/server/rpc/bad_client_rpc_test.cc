@@ -27,7 +27,7 @@ class BadChunkRpcTest : public RpcTest, public ::testing::WithParamInterface<Bad
   void SetUp() override { StartServer(); }
 };
 
-TEST_P(BadChunkRpcTest, EndsItsStreamByNameAndNothingElse) {
+TEST_P(BadChunkRpcTest, ABadChunkEndsOnlyItsOwnStreamAndIsNamed) {
   v1::RunSpec other_spec = SmallSpec();
   other_spec.set_run_id("r2");
   Trainer t = StartTrainer(SmallSpec()), other = StartTrainer(other_spec);

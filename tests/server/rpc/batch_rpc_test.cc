@@ -99,7 +99,7 @@ TEST_F(BatchRpcTest, LargeAndSmallTensorsTogether) {
 }
 
 // The result of the last step is not lost with the end of the stream that follows it at once.
-TEST_F(BatchRpcTest, WhatIsGatheredGoesBeforeTheEnd) {
+TEST_F(BatchRpcTest, GatheredMessagesAreSentBeforeTheStreamEnds) {
   Trainer t = Start(ManySmallTensors());
   t.wire->Begin(1);
   for (uint32_t i = 0; i < kTensors; ++i) {
@@ -112,7 +112,7 @@ TEST_F(BatchRpcTest, WhatIsGatheredGoesBeforeTheEnd) {
   EXPECT_TRUE(t.wire->Finish().ok());
 }
 
-TEST_F(BatchRpcTest, BadOnesEndTheStream) {
+TEST_F(BatchRpcTest, ABadBatchEndsTheStream) {
   v1::TrainRequest inner, nested, open, long_one;
   inner.mutable_batch()->add_requests()->mutable_micro_begin();
   *nested.mutable_batch()->add_requests() = inner;

@@ -80,7 +80,7 @@ TEST_F(ClientStateRpcTest, EachRankHasItsOwnAndTheOneOfAnOpenStepIsNotYetGiven) 
   EXPECT_EQ(zero.client_state_step(), 1u);
 }
 
-TEST_F(ClientStateRpcTest, TooMuchOfItIsRefusedAndNothingIsKept) {
+TEST_F(ClientStateRpcTest, AClientStateThatIsTooLargeIsRefusedAndNotKept) {
   Trainer t = StartTrainer(SmallSpec());
   SendMicro(t, 1);
   End(t.wire.get(), std::string((1 << 20) + 1, 'x'));

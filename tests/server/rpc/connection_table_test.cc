@@ -79,7 +79,7 @@ TEST_F(ConnectionTableTest, OneAddressLeavesAQuarterToOthers) {
   EXPECT_TRUE(AdmitsInTime(&table, NewSocket(), V4("10.0.0.1")));
 }
 
-TEST_F(ConnectionTableTest, AHostHasAllAddressesOfItsNetwork) {
+TEST_F(ConnectionTableTest, AddressesOfOneIpv6NetworkCountAsOneHost) {
   ConnectionTable table(4);
   for (const char* each : {"2001:db8::1", "2001:db8::2", "2001:db8::ffff:3"}) {
     EXPECT_TRUE(table.Admit(NewSocket(), V6(each)).ok());
@@ -88,7 +88,7 @@ TEST_F(ConnectionTableTest, AHostHasAllAddressesOfItsNetwork) {
   EXPECT_TRUE(table.Admit(NewSocket(), V6("2001:db8:1::4")).ok());
 }
 
-TEST_F(ConnectionTableTest, ANumberThatIsGivenOutAgainIsCountedOnce) {
+TEST_F(ConnectionTableTest, AReusedDescriptorIsCountedOnce) {
   ConnectionTable table(4);
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.1")).ok()) << i;
@@ -138,7 +138,7 @@ TEST_F(TrustTest, RanksThatShareAConnectionKeepNobodyOut) {
   EXPECT_TRUE(table.Admit(NewSocket(), V4("10.0.0.2")).ok()) << "its stream each, of 64 ranks, are no flood";
 }
 
-TEST_F(TrustTest, ThoseThatAreNotTrustedAreCutWithWhatTheySent) {
+TEST_F(TrustTest, UntrustedConnectionsAreCutTogetherWithTheirCalls) {
   ConnectionTable table(8);
   uint16_t port = 0, other_port = 0;
   const int trusted = Connected(&port), other = Connected(&other_port);

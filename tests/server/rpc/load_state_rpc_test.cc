@@ -160,7 +160,7 @@ TEST_F(LoadStateRpcTest, AnUploadAfterOneWithStateStartsAnew) {
   }
 }
 
-TEST_F(LoadStateRpcTest, SmallOnesMayComeTogether) {
+TEST_F(LoadStateRpcTest, SmallStateMessagesMayComeInABatch) {
   EXPECT_TRUE(CreateRun(Spec("r1", "fp32")).ok());
   Trainer t{.spec = ToRunSpec(Spec("r1", "fp32"), config_.limits).value()};
   const v1::AttachResponse attached = AttachFresh("r1");
@@ -211,7 +211,7 @@ TEST_F(LoadStateRpcTest, ValuesThatTheFormatCannotHoldAreRefusedByTensor) {
   }
 }
 
-TEST_F(LoadStateRpcTest, WhatTheRuleDoesNotKeepIsRefused) {
+TEST_F(LoadStateRpcTest, StateThatTheRuleDoesNotKeepIsRefused) {
   Trainer t = Create(Spec("r1", "fp32", "lion"));
   auto upload = Begin(t.spec, t.token);
   upload->Send(1, "variance", std::vector<float>(5));

@@ -77,7 +77,7 @@ class LoadStreamTest : public ::testing::Test {
   Sessions::Session session_;
 };
 
-TEST_F(LoadStreamTest, OneThatIsCancelledBeforeItBeganIsForgotten) {
+TEST_F(LoadStreamTest, AStreamCancelledBeforeItBeganIsForgotten) {
   const RpcEnvironment environment{
       .runs = runs_.get(), .sessions = &sessions_, .metrics = &metrics_, .message_bytes = 1 << 20};
   v1::LoadStateResponse response;

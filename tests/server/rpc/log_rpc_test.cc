@@ -75,7 +75,7 @@ TEST_F(LogRpcTest, ARefusedRequestIsALine) {
   EXPECT_THAT(log_.Await({"refused:", "method=CreateRun"}), AllOf(HasSubstr("run_id=r1"), HasSubstr("nonsense")));
 }
 
-TEST_F(LogRpcTest, WhatEndsAsItShouldIsNone) {
+TEST_F(LogRpcTest, ACleanEndWritesNoLine) {
   StartServer();
   Trainer t = StartTrainer(SmallSpec());
   EXPECT_TRUE(Step(&t, 1).result.has_value());

@@ -166,7 +166,7 @@ TEST_F(PullRpcTest, ASnapshotThatGoesWhileItIsPulledEndsThePull) {
   EXPECT_THAT(ended.error_message(), HasSubstr("is kept no longer"));
 }
 
-TEST_F(PullRpcTest, WhatTheReaderHasIsNotSent) {
+TEST_F(PullRpcTest, TensorsThatTheReaderHasAreNotSent) {
   v1::RunSpec spec = SmallSpec();
   spec.mutable_groups(0)->set_serving("int8-row");
   Trainer t = StartTrainer(spec);

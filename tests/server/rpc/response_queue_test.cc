@@ -41,7 +41,7 @@ class ResponseQueueTest : public ::testing::Test {
   v1::TrainResponse sent_;
 };
 
-TEST_F(ResponseQueueTest, WhatComesDuringAWriteGoesTogether) {
+TEST_F(ResponseQueueTest, MessagesAddedDuringAWriteGoTogether) {
   EXPECT_TRUE(Add(0));
   EXPECT_EQ(Tensors(queue_.Next()), Of({0}));
   for (uint32_t tensor : {1, 2, 3}) EXPECT_TRUE(Add(tensor));
@@ -67,7 +67,7 @@ TEST_F(ResponseQueueTest, ALargeOneGoesAloneAfterThoseBeforeIt) {
   EXPECT_TRUE(queue_.Written(true));
 }
 
-TEST_F(ResponseQueueTest, TheSenderWaitsWhereMuchIsGathered) {
+TEST_F(ResponseQueueTest, TheSenderWaitsWhenTheBatchIsFull) {
   EXPECT_TRUE(Add(0));
   ASSERT_NE(queue_.Next(), nullptr);
   uint32_t tensor = 1;
@@ -79,7 +79,7 @@ TEST_F(ResponseQueueTest, TheSenderWaitsWhereMuchIsGathered) {
   EXPECT_EQ(Tensors(batch).back(), tensor);
 }
 
-TEST_F(ResponseQueueTest, OrHasManyMessages) {
+TEST_F(ResponseQueueTest, ABatchHasAtMostKMostBatchMessages) {
   EXPECT_TRUE(Add(0));
   ASSERT_NE(queue_.Next(), nullptr);
   int gathered = 1;

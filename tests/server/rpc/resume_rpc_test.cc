@@ -93,7 +93,7 @@ TEST_F(ResumeRpcTest, GradientsAreAcknowledgedByTheirCountOnTheStream) {
 }
 
 // Else it grows with tensors x micro-batches, beyond what a message holds.
-TEST_F(ResumeRpcTest, WhatIsHeldIsToldAsAWholeToWhomeverKnowsThat) {
+TEST_F(ResumeRpcTest, HeldTensorsAreToldWholeToAClientThatKnowsThat) {
   constexpr uint32_t kMicros = 40;
   v1::RunSpec spec = SmallSpec();
   spec.set_accumulation(kMicros + 1);

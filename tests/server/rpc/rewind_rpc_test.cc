@@ -122,7 +122,7 @@ TEST_F(RewindRpcTest, TensorsThatAreClippedByThemselvesGoBackToo) {
 }
 
 // Steps 21 to 30 twice, then on: in both modes, by one rank and by two, the second time in another order of arrival.
-TEST_F(RewindRpcTest, TheSecondTimeIsTheFirstTimeToTheBit) {
+TEST_F(RewindRpcTest, StepsAfterARewindRepeatToTheBit) {
   for (const v1::CommitMode commit : {v1::COMMIT_MODE_RELEASE, v1::COMMIT_MODE_STAGED}) {
     for (const uint32_t world : {1u, 2u}) {
       SCOPED_TRACE(absl::StrCat(v1::CommitMode_Name(commit), ", ", world, " ranks"));
@@ -152,7 +152,7 @@ TEST_F(RewindRpcTest, TheSecondTimeIsTheFirstTimeToTheBit) {
   }
 }
 
-TEST_F(RewindRpcTest, ItIsAsIfTheRunHadNeverLeftThatStep) {
+TEST_F(RewindRpcTest, ARewindLeavesNoTraceOfLaterSteps) {
   Team team = StartTeam(KeptSpec(3, 5), 2);
   Train(&team, 1, 17);
   ASSERT_TRUE(Rewind(To(10)).ok());
@@ -181,7 +181,7 @@ TEST_F(RewindRpcTest, EachRankGetsItsStateOfThatStepBack) {
   }
 }
 
-// Of tensor 1 there is nothing in even steps: its count of updates goes back too.
+// Tensor 1 has no gradient in even steps; a rewind puts its count of updates back too.
 TEST_F(RewindRpcTest, TensorsThatWereAbsentComeBackWithTheirCounts) {
   Team team = StartTeam(KeptSpec(2, 3), 1);
   const auto send = [&](uint64_t step) {
@@ -234,7 +234,7 @@ TEST_F(RewindRpcTest, ASnapshotMayBeGoneBackToAsSoonAsItsStepHasClosed) {
   ExpectStep(&team, 11, 1, 1);
 }
 
-TEST_F(RewindRpcTest, WhatIsNotKeptIsRefusedWithWhatIs) {
+TEST_F(RewindRpcTest, AStepWithoutASnapshotIsRefusedAndTheKeptAreNamed) {
   Team team = StartTeam(KeptSpec(2, 5), 1);
   EXPECT_THAT(Rewind(Back(1)).status().message(), HasSubstr("none is kept yet, and one is taken every 5 steps"));
   Train(&team, 1, 18);
@@ -259,7 +259,7 @@ TEST_F(RewindRpcTest, ARunWithoutSnapshotsSaysHowToHaveThem) {
   EXPECT_THAT(Status("r1").snapshot_steps(), IsEmpty());
 }
 
-TEST_F(RewindRpcTest, WhoComesBackWithAnOldTokenIsToldOfTheRewind) {
+TEST_F(RewindRpcTest, AnOldTokenIsToldOfTheRewind) {
   Team team = StartTeam(KeptSpec(2, 2), 1);
   Train(&team, 1, 4);
   ASSERT_TRUE(Rewind(To(4)).ok());

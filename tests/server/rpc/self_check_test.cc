@@ -66,7 +66,7 @@ TEST(SelfCheckTest, APortThatSpeaksHttp2IsFineUntilItIsGone) {
   EXPECT_THAT(Await(check, false), HasSubstr("the gRPC port does not answer: Connection refused"));
 }
 
-TEST(SelfCheckTest, APortThatClosesAtOnceOrSpeaksOtherwiseIsNot) {
+TEST(SelfCheckTest, APortThatDoesNotSpeakHttp2IsUnavailable) {
   Port silent("");
   EXPECT_THAT(Await(SelfCheck(silent.address(), 0.01), false), HasSubstr("closed the connection"));
   Port other("HTTP/1.1 400 Bad Request\r\n");

@@ -128,7 +128,7 @@ TEST_F(SeveralGpusRpcTest, ASpreadRunGoesBackOnAllOfThemAndItsSnapshotsTakeNoneO
   ExpectSteps(&t, 3, 5);
 }
 
-TEST_F(SeveralGpusRpcTest, WhatFitsNowhereIsRefusedWithTheRoomOfEach) {
+TEST_F(SeveralGpusRpcTest, ARunThatFitsNowhereIsRefusedWithTheRoomOfEachGpu) {
   const v1::RunSpec spec = SixTensors("large");
   Start(Need(spec) / 4);
   const absl::Status status = CreateRun(spec).status();
@@ -183,7 +183,7 @@ TEST_F(SeveralGpusRpcTest, AnUploadToAFailingGpuEnds) {
             grpc::StatusCode::DATA_LOSS);
 }
 
-TEST_F(SeveralGpusRpcTest, TheLastFailureIsTold) {
+TEST_F(SeveralGpusRpcTest, TheFailureOfTheLastGpuIsReported) {
   Start(1 << 24);
   for (size_t i = 0; i < kGpus; ++i) {
     const std::string run_id = absl::StrCat("r", i);

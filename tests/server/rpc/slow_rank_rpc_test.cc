@@ -188,7 +188,7 @@ TEST_F(SlowRankRpcTest, ARankThatSaysNothingEndsTheStepAndIsNamed) {
   ExpectApplied(1, 2, 3);
 }
 
-TEST_F(SlowRankRpcTest, AStepThatIsNotDueIsRefusedAndHarmsNobody) {
+TEST_F(SlowRankRpcTest, AStepBeginOutOfTurnIsRefusedAndHarmsNoOtherRank) {
   Start(SmallSpec(), /*lease_s=*/10);
   for (const uint64_t step : {0u, 2u, 77u}) {
     ranks_[1].wire->Begin(step);

@@ -138,7 +138,7 @@ TEST_F(TcpListenerTest, APortInUseIsAnErrorThatNamesItAndTheFix) {
               HasSubstr("cannot listen on no.such.host.invalid:1"));
 }
 
-TEST_F(TcpListenerTest, WhoIsOneTooManyIsToldWhyInHttp2) {
+TEST_F(TcpListenerTest, ARefusedConnectionIsToldWhyInHttp2) {
   Start("127.0.0.1:0", 1);
   const int first = Dial(AF_INET, listener_->port());
   ASSERT_TRUE(Admitted(1));
@@ -173,7 +173,7 @@ TEST_F(TcpListenerTest, WithoutAFileDescriptorWhoComesIsRefusedAndTheNextIsTaken
   for (const int fd : {early, poor, late}) close(fd);
 }
 
-TEST(MostConnectionsTest, FollowsFromTheDescriptors) {
+TEST(MostConnectionsTest, TheDefaultLimitFollowsFromTheDescriptors) {
   EXPECT_EQ(*MostConnections(0, 128), 14u);
   EXPECT_EQ(*MostConnections(0, 1024), 462u);
   EXPECT_EQ(*MostConnections(0, 1 << 20), 4096u);

@@ -39,7 +39,7 @@ class TeamRpcTest : public RpcTest {
   static std::string GradientOf(const Team& team, uint32_t tensor, uint64_t step, uint32_t rank, uint32_t micro);
   // In fp32, in the order in which they are given.
   static std::vector<float> Sum(const RunSpec& spec, uint32_t tensor, const std::vector<std::string>& gradients);
-  // Of the whole step.
+  // The sum of the tensor's gradients over all ranks and micro-batches of the step.
   static std::vector<float> SumOf(const Team& team, uint32_t tensor, uint64_t step, uint32_t micros);
 
   void SendStep(Team* team, uint64_t step, const StepShape& shape);

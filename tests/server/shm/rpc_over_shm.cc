@@ -8,7 +8,7 @@
 namespace ballast::testing {
 namespace {
 
-// Of the server started last.
+// The socket of the server started last.
 std::string SocketPath() { return absl::StrCat(::testing::TempDir(), "ballast-rpc-", getpid(), ".sock"); }
 
 }  // namespace

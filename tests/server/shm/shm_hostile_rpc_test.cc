@@ -31,7 +31,7 @@ std::string GradientBody(v1::Gradient g) {
   return request.SerializeAsString();
 }
 
-TEST_P(HostileShmRpcTest, EndsItsOwnStreamAndNothingElse) {
+TEST_P(HostileShmRpcTest, AHostileTrainerEndsOnlyItsOwnStream) {
   v1::RunSpec other_spec = SmallSpec();
   other_spec.set_run_id("r2");
   Raw raw = StartRaw(SmallSpec()), other = StartRaw(other_spec);

@@ -89,7 +89,7 @@ TEST(TensorClipTest, ANormThatIsNotFiniteGivesZeroAndIsForgotten) {
 }
 
 // A tensor without gradients, at the start or for a while, is not held to nothing afterwards.
-TEST(TensorClipTest, ANormOfZeroIsForgotten) {
+TEST(TensorClipTest, ANormOfZeroLeavesTheAverageAlone) {
   TensorClip clip({.warmup = 2}, 1);
   for (int t = 0; t < 10; ++t) EXPECT_EQ(clip.Next(0, 0), 1);
   EXPECT_EQ(clip.Next(0, 4), 0.25f);  // still its first step: the absolute limit

@@ -38,7 +38,7 @@ TEST(HeldTest, AClientThatKnowsHeldWholeIsToldInAFewBits) {
   EXPECT_TRUE(held->chunks.empty());
 }
 
-TEST(HeldTest, WhatFitsNoMessageOfAnotherIsRefusedByName) {
+TEST(HeldTest, HeldChunksThatFitNoMessageAreRefusedByName) {
   const Reduction reduction = AllButOne();
   const auto fits = HeldOf(reduction, 0, kOfTensors, /*knows_whole=*/false);
   ASSERT_TRUE(fits.ok()) << fits.status();

@@ -193,7 +193,7 @@ class Pair {
   int wanted_ = 0;
 };
 
-TEST(ReductionTest, DoesWhatTheWalkOverAllChunksDoes) {
+TEST(ReductionTest, ReductionAgreesWithAWalkOverAllChunks) {
   int wanted = 0;
   for (uint64_t seed = 1; seed <= 150 && !HasFailure(); ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
@@ -210,7 +210,8 @@ Reduction::Options Large(uint64_t chunks, uint32_t micros) {
           .micros = micros};
 }
 
-// Of 64 ranks in orders of their own, each asking after every chunk what is wanted. For a chunk of a rank.
+// What one chunk of one rank costs, when 64 ranks deliver in orders of their own and ask after every chunk what is
+// wanted.
 double WorkOf(uint64_t chunks) {
   constexpr uint32_t kRanks = 64;
   Reduction reduction(Large(chunks, 1));
@@ -256,7 +257,7 @@ TEST(ReductionTest, ARankMayBeOneMicroBatchAheadOfWhatIsSummed) {
   EXPECT_EQ(reduction.micros_summed(), 1u);
 }
 
-TEST(ReductionTest, WhatIsNoMoreKeptCountsAsHeld) {
+TEST(ReductionTest, AMicroBatchNoLongerKeptCountsAsHeld) {
   Reduction reduction(Large(2, 8));
   reduction.Begin(1);
   for (uint32_t micro = 0; micro < 4; ++micro) {

@@ -158,7 +158,7 @@ void StepChecker::Note(const event::Verdict& e) {
 
 // --- sessions ---
 
-// Of a session that nobody holds.
+// Whether the code says that the session is over.
 bool StepChecker::SaysOver(SessionId session, absl::StatusCode code) const {
   return code == absl::StatusCode::kAborted ||
          (code == absl::StatusCode::kFailedPrecondition && outdated_.count(session) > 0);

@@ -28,7 +28,7 @@ void StepChecker::On(const effect::Drop& e) {
   ++chunk_answers_;
   if (chunk_ == nullptr || ranks_[e.rank].session != chunk_->session) return Fail("dropped a chunk that did not come");
   if (e.again != known_payload_.has_value()) Fail("a chunk came again or did not, and was taken for the contrary");
-  // Of a rank's earlier micro-batches, which are wholly summed, checksums are no more kept.
+  // The checksums of a rank's earlier micro-batches, which are wholly summed, are no longer kept.
   const bool kept = chunk_->micro + Reduction::kMostLive >= ranks_[e.rank].micros.size();
   if (kept && known_payload_ && *known_payload_ != chunk_->crc)
     Fail("other bytes were acknowledged for a chunk that is in");

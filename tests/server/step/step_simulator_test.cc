@@ -30,7 +30,7 @@ TEST(StepSimulatorTest, TheSameSeedIsTheSameRun) {
 
 class StepSimulatorMutantTest : public testing::TestWithParam<Mutant> {};
 
-TEST_P(StepSimulatorMutantTest, IsCaught) {
+TEST_P(StepSimulatorMutantTest, AMutantIsCaught) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     if (const auto report = Simulate({.seed = seed, .make = GetParam().make}); !report.violation.empty()) {
       RecordProperty("violation", report.violation.substr(0, report.violation.find('\n')));

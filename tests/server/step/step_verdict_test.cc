@@ -61,7 +61,7 @@ TEST(StepVerdictTest, ASkippedStepNamesATensor) {
   EXPECT_THAT(large.detail, HasSubstr("the norm over all gradients is too large"));
 }
 
-TEST(StepVerdictTest, UnderADynamicLossScaleItIsAnOverflow) {
+TEST(StepVerdictTest, UnderADynamicLossScaleANonFiniteGradientIsAnOverflow) {
   RunSpec spec = SpecWith(Nonfinite::kSkipStep);
   spec.dynamic_loss_scale = true;
   const event::Verdict verdict = JudgeStep(spec, 1, 65536, kOneBad);
@@ -70,7 +70,7 @@ TEST(StepVerdictTest, UnderADynamicLossScaleItIsAnOverflow) {
   EXPECT_THAT(verdict.detail, HasSubstr("at loss_scale 65536; lower it"));
 }
 
-TEST(StepVerdictTest, AStoppedRunSaysTensorStepAndMend) {
+TEST(StepVerdictTest, AStoppedRunNamesTensorStepAndFix) {
   const event::Verdict verdict = JudgeStep(SpecWith(Nonfinite::kStop), 12, 1, kOneBad);
   EXPECT_EQ(verdict.outcome, Outcome::kAborted);
   EXPECT_EQ(verdict.reason, "nonfinite");

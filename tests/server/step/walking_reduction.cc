@@ -171,7 +171,7 @@ void WalkingReduction::Finish(uint32_t tensor, Progress* progress) {
   progress->complete.push_back({tensor, t.summed ? slab : std::nullopt});
 }
 
-// Of an earlier micro-batch.
+// Whether an earlier micro-batch has put a term into the chunk's sum.
 bool WalkingReduction::Started(uint32_t tensor, uint64_t chunk) const {
   const uint32_t summed = summed_[Flat(tensor, chunk)];
   for (const Rank& rank : ranks_) {

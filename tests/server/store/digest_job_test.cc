@@ -48,7 +48,7 @@ class DigestJobTest : public testing::StoreTest {
   std::unique_ptr<DigestJob> job_;
 };
 
-TEST_F(DigestJobTest, OnlyWhatHasChangedIsDigestedAgain) {
+TEST_F(DigestJobTest, OnlyChangedTensorsAreDigestedAgain) {
   const Digests first = Ask(job_.get());
   EXPECT_EQ(first, Expected());
   OnStrand([&] {
@@ -67,7 +67,7 @@ TEST_F(DigestJobTest, OnlyWhatHasChangedIsDigestedAgain) {
   EXPECT_EQ(after[2], first[2]);
 }
 
-TEST_F(DigestJobTest, WhoComesLaterDoesNotKeepTheEarlierWaiting) {
+TEST_F(DigestJobTest, ALaterRequestDoesNotDelayAnEarlierOne) {
   constexpr int kMost = 1000;
   absl::Notification all;
   int asked = 0, answered = 0, asked_at_first = 0;
@@ -113,7 +113,7 @@ TEST_F(DigestJobTest, ATensorThatChangesAllTheTimeDoesNotHoldItUp) {
   EXPECT_EQ(Ask(job_.get()), Expected());  // what fits no weights is not kept
 }
 
-TEST_F(DigestJobTest, WhoIsAbandonedIsToldWhy) {
+TEST_F(DigestJobTest, AnAbandonedRequestIsToldWhy) {
   std::vector<absl::Status> told;
   OnStrand([&] {
     for (int i = 0; i < 3; ++i) {

@@ -98,7 +98,7 @@ class Store {
     });
     return result;
   }
-  // Of every tensor, submitted one behind the other.
+  // Makes the call for every tensor, one submitted behind the other.
   std::vector<TaskResult> DoAll(Call call, uint64_t step) {
     std::vector<TaskResult> results(tensors());
     absl::BlockingCounter left(static_cast<int>(tensors()));

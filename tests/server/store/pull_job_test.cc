@@ -124,7 +124,7 @@ TEST_F(PullJobTest, AReaderSlowerThanTheUpdatesGetsEachTensorWholeAndOfOneTime) 
 }
 
 // The time is the test's.
-TEST_F(PullJobTest, WhoTakesNothingIsToldSoAndThenCutOff) {
+TEST_F(PullJobTest, AReaderThatTakesNothingIsToldSoAndThenCutOff) {
   std::unique_ptr<DigestJob> digests;
   std::unique_ptr<Pulls> pulls;
   const auto reader = std::make_shared<SlowReader>();
@@ -155,7 +155,7 @@ TEST_F(PullJobTest, WhoTakesNothingIsToldSoAndThenCutOff) {
 }
 
 // It takes a chunk whenever its time is nearly up, while another waits for a copy of its own.
-TEST_F(PullJobTest, WhoTricklesLosesTheCopyThatAnotherWaitsFor) {
+TEST_F(PullJobTest, ASlowReaderLosesTheCopyThatAnotherWaitsFor) {
   const auto trickling = std::make_shared<SlowReader>(), next = std::make_shared<SlowReader>();
   absl::Notification has_copy, waits, ended;
   uint64_t seed = 1;

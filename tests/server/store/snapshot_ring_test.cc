@@ -24,7 +24,7 @@ class SnapshotRingTest : public testing::StoreTest {
     OnStrand([&] { ring_ = SnapshotRing::Create(&spec_, store_.get()).value(); });
   }
 
-  // Of all tensors but `absent`.
+  // Updates all tensors but `absent`.
   void Step(uint64_t step, std::optional<uint32_t> absent = std::nullopt) {
     for (uint32_t i = 0; i < spec_.tensors.size(); ++i) {
       if (i == absent) continue;
@@ -99,7 +99,7 @@ TEST_F(SnapshotRingTest, EveryByteAndCountComesBack) {
   EXPECT_EQ(Look(), later);
 }
 
-TEST_F(SnapshotRingTest, TheLastOnesAreKept) {
+TEST_F(SnapshotRingTest, TheRingKeepsTheLastSnapshots) {
   EXPECT_THAT(Steps(), IsEmpty());
   for (uint64_t step = 1; step <= 10; ++step) Step(step);
   EXPECT_THAT(Steps(), ElementsAre(6, 9));

@@ -34,7 +34,7 @@ class Cell:
         return TASKS[self.task].lr * (HIGH if self.condition == "high lr" else 1)
 
     def source(self, step: int) -> str:
-        """Of the step's batch, from 1 on."""
+        """Which data the step's batch is drawn from; steps count from 1."""
         if self.condition == "shift" and step > BEFALLS:
             return "shifted"
         if self.condition == "burst" and BEFALLS < step <= BEFALLS + BURST:
