@@ -93,7 +93,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._starting_state.from_daemon:
             self._pull_at_once()
 
-    # --- one step -----------------------------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
         """Ends the step and returns when every new weight is in place; with overlap_forward, at once.
@@ -176,7 +176,7 @@ class Optimizer(torch.optim.Optimizer):
         another way than by a module's forward: saved, compared, used in a loss."""
         self._steps.wait()
 
-    # --- the run ------------------------------------------------------------------------------------------------------
+    # --- the run ----------------------------------------------------------------------------------------------------
 
     @property
     def server(self) -> str:
@@ -291,7 +291,7 @@ class Optimizer(torch.optim.Optimizer):
         if hasattr(self, "_membership"):  # else the constructor found an option wrong
             self.close()
 
-    # --- torch's interface --------------------------------------------------------------------------------------------
+    # --- torch's interface ------------------------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's: drops gradients set by hand. Rejected between backward() and step(), when gradients have left."""
