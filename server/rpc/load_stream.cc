@@ -28,7 +28,7 @@ void LoadStream::End(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   if (std::exchange(finished_, true)) return;
   ended_with_ = status;
-  // Before the client hears of it, so that it may begin another.
+  // The run forgets the upload before the client learns of the end, so that the client may begin another.
   if (begun_) run_->AbandonLoad(call_);
   Finish(ToGrpc(status));
 }

@@ -189,7 +189,7 @@ void TrainStream::OnDone() {
     bound == nullptr ? record_.Done(ended_with_) : record_.Count(ended_with_);
   }
   environment_.metrics->OnStreams(-1);
-  // Also the one path on which a stream that was cancelled while it was being bound reaches its run.
+  // A stream that was cancelled while it was being bound reaches its run only on this path.
   if (bound != nullptr) bound->OnStreamGone(self);
 }
 
