@@ -149,7 +149,7 @@ class Daemon {
     const int signal = WaitForStop();
     SdNotify(notify_socket, "STOPPING=1");
     Drain(server->get(), signal);
-    // What the driver still holds may never be given back.
+    // The driver may never give back what it still holds.
     if (devices_failed_) _exit(kDevicesFailed);
     ops->reset();  // its threads ask the server
     return kDrained;
@@ -174,7 +174,7 @@ class Daemon {
     return options;
   }
 
-  // What does not answer may hold locks: nothing is drained, and nobody waited for.
+  // Whatever does not answer may hold locks, so nothing is drained and nothing is waited for.
   void EndSilent(const absl::Status& why) const {
     if (draining_) return;  // which has a deadline of its own
     Log(LogLevel::kError, "watchdog", "the daemon does not answer itself; it ends, to be started anew",

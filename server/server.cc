@@ -137,7 +137,7 @@ class GrpcServer final : public Server {
 };
 
 void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
-  // A message that is larger is refused by gRPC before it is in memory.
+  // gRPC refuses a larger message before it is in memory.
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::max(config.limits.message_bytes, config.limits.spec_bytes)));
   builder->SetMaxSendMessageSize(-1);
   // A peer whose machine is gone sends no FIN: pings notice within 8 s, less than a lease. Only while a call is open:
@@ -204,7 +204,7 @@ absl::Status GrpcServer::live() const {
   return self_check_ == nullptr || stopped_ ? absl::OkStatus() : self_check_->status();
 }
 
-// Without it trainers use gRPC; only a socket of the operator's choice that cannot be had is an error.
+// Without the socket trainers use gRPC. It is an error only if the operator has chosen the socket's path.
 absl::Status GrpcServer::OfferSharedMemory(const std::string& where) {
   if (where.empty() || where == "off") return absl::OkStatus();
   // Process numbers are not unique where containers share the folder.
@@ -236,7 +236,7 @@ void GrpcServer::Stop() {
   if (self_check_ != nullptr) self_check_->Stop();
   listener_.reset();
   if (server_ == nullptr) return;
-  // What is left are calls whose status is on its way; the deadline is for peers that do not read.
+  // The calls that are left only have to send their status; the deadline is for peers that do not read.
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   server_->Wait();
 }

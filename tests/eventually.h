@@ -1,9 +1,10 @@
-// Waits for what is published later than what it follows from: a status board, a counter, a line of a log, a file.
+// Waits for something that is published a little later than its cause: a status board, a counter, a line of a log, a
+// file.
 //
 //   EXPECT_SOON(RankLine(*client), HasSubstr("lane grpc"));  // asks again until it matches
 //   ASSERT_TRUE(Soon([&] { return cuts > 5; }));
 //
-// Both give up after a minute, which no machine is too busy for.
+// Both give up after a minute, which is enough on any machine, however busy.
 #pragma once
 
 #include <gmock/gmock.h>

@@ -16,7 +16,8 @@
 namespace ballast {
 namespace {
 
-// What the daemon said at once is on its way; a connection that is lost just then is found again within this.
+// How long Rewind waits for this client's session to end. The daemon has said so at once; if the connection is lost
+// just then, it is replaced within this time.
 constexpr absl::Duration kTellTimeout = absl::Seconds(30);
 
 absl::Status NotAttached(const char* call) {
@@ -58,7 +59,7 @@ class Client::Impl {
     if (auto s = connection->Call(stub, method, request, &response); !s.ok()) return connection->Explain(s);
     return response;
   }
-  // Again while Retry says so. For calls that may reach the daemon twice.
+  // Makes the call again while Retry says so. For calls that may reach the daemon twice.
   template <typename Response, typename Stub, typename Request>
   absl::StatusOr<Response> CallAgain(const std::string& what, Stub& stub,
                                      grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),

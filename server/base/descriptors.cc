@@ -17,7 +17,7 @@ uint64_t RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
   const uint64_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
-  // Refused: as many as before, which is what MostDescriptors says.
+  // If the system refuses, the limit stays, and MostDescriptors says so.
   static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
   return before;
 }

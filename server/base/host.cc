@@ -24,7 +24,7 @@ std::vector<std::string> WordsOf(absl::string_view line) {
   return absl::StrSplit(line.substr(0, line.find('#')), absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
 }
 
-// At most 64 KiB; nothing of what cannot be read.
+// The first 64 KiB of the file; empty if it cannot be read.
 std::string Read(const char* path) {
   std::string text(64 << 10, '\0');
   std::ifstream file(path, std::ios::binary);

@@ -12,8 +12,8 @@
 namespace ballast {
 namespace {
 
-// One write a line, so that lines of threads (and of other processes on the same pipe) stay whole. What stderr does not
-// take is lost: there is nowhere to say so.
+// Each line is one write, so that lines of several threads, or of other processes on the same pipe, stay whole. A line
+// that stderr does not take is lost: there is nowhere to say so.
 void WriteToStderr(std::string_view line) {
   while (!line.empty()) {
     const ssize_t written = write(STDERR_FILENO, line.data(), line.size());

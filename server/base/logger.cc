@@ -64,7 +64,7 @@ std::string JsonValue(const LogField& field) {
   return std::visit(as_json, field.value);
 }
 
-// Strings bare where that is unmistakable.
+// Prints a string without quotes where that is unambiguous.
 std::string TextValue(const LogField& field) {
   const auto* text = std::get_if<std::string>(&field.value);
   if (text == nullptr) return JsonValue(field);
@@ -110,7 +110,7 @@ Logger::Logger(Options options) : options_(std::move(options)) {}
 bool Logger::Admit(std::string_view event, int64_t now_us, uint64_t* suppressed) {
   absl::MutexLock lock(&mutex_);
   Window& window = windows_[std::string(event)];
-  // Another second, not a later one: the clock may be set back.
+  // The second differs; it need not be later, since the clock may be set back.
   if (const int64_t second = now_us / 1'000'000; second != window.second) {
     window.second = second;
     window.lines = 0;

@@ -32,7 +32,8 @@ void FillGroup(v1::GroupSpec* group) {
   for (const kernels::Hyper& h : (*kernel)->hypers) group->mutable_hyper()->insert({h.name, h.value});
 }
 
-// But the threshold of RMS_t: the default may be out of a run's reach, and what is asked for may not.
+// The default threshold of RMS_t is not filled in: it may be out of the run's reach, which a threshold that was asked
+// for may not be.
 void FillSpikes(v1::SpikeSpec* spikes) {
   const SpikeSettings defaults;
   if (!spikes->has_warmup_steps()) spikes->set_warmup_steps(defaults.warmup_steps);

@@ -132,7 +132,7 @@ v1::StepResult FromClosedStep(const ClosedStep& closed, const RunSpec& spec) {
   }
   for (const SpikeEvent& event : closed.spikes) {
     *result.add_spikes() = FromSpike(event, spec);
-    // The blocks that it cost have been warned of.
+    // The step's warning already counts the blocks that were rejected for it.
     if (event.kind == SpikeKind::kNonfinite && closed.rejected_blocks > 0) continue;
     result.add_warnings(result.spikes().rbegin()->text());
   }

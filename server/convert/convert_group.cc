@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<double>> ToHyper(const v1::GroupSpec& group, const ke
   return values;
 }
 
-// A step's values of one group, those that were given, by their place in the kernel. Each adds a line to `content`.
+// The values that a step gives for one group, by their place in the kernel. Each adds a line to `content`.
 absl::StatusOr<std::vector<message::GroupValue>> ToValues(const v1::GroupStep& g, uint32_t group, const RunSpec& spec,
                                                           const std::string& at, std::string* content) {
   const kernels::Kernel& kernel = *spec.groups[group].kernel;

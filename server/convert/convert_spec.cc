@@ -65,8 +65,8 @@ absl::Status CheckScale(const std::string& at, double scale) {
   return InvalidArgumentError(StrCat(at, " is ", scale, "; wanted: a finite number, at least 0"));
 }
 
-// Elements that share a scale: a row, that is the last dimension. What has no rows worth the name, a tensor of one
-// dimension or of rows of one element, is one row.
+// How many elements share a scale: a row, that is the last dimension. A tensor of one dimension, or with rows of one
+// element, counts as one row.
 uint64_t RowLength(const v1::TensorSpec& t, uint64_t elements, kernels::Scaling scaling) {
   if (scaling == kernels::Scaling::kNone) return 0;
   const bool rows = scaling == kernels::Scaling::kRow && t.shape_size() > 1 && t.shape(t.shape_size() - 1) > 1;

@@ -61,7 +61,7 @@ absl::StatusOr<v1::GetHistoryResponse> DaemonStatus::GetHistory(const v1::GetHis
 
 v1::RunPlan DaemonStatus::PlanRun(const RunSpec& spec) const {
   auto placement = ChoosePlacement(spec, devices_->FreeBytes(), devices_->host_free_bytes());
-  // What fits nowhere is shown in one piece.
+  // A run that fits nowhere is shown on one device.
   if (!placement) return FromPlan(MakePlan(spec), {}, devices_->free_bytes());
   const std::vector<std::string> labels = DeviceLabels(devices_->Of(*placement));
   return FromPlan(MakePlan(spec, *std::move(placement)), labels, devices_->free_bytes());

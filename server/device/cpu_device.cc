@@ -56,7 +56,7 @@ bool RunTiles(const LoadTask& t, uint64_t first, uint64_t last) {
   const std::byte* in = t.in + (begin - t.first) * FormatBytes(t.format);
   return t.master->load(t.planes.data(), t.format, in, begin, std::min(t.last, t.first + last * kTile));
 }
-// Its pieces one after another; a tile of words is 16 KiB.
+// Copies the task's pieces one after another; a tile of words is 16 KiB.
 bool RunTiles(const CopyTask& t, uint64_t first, uint64_t last) {
   constexpr uint64_t kTileBytes = kTile * 4;
   uint64_t begin = first * kTileBytes, end = last * kTileBytes;
@@ -68,7 +68,7 @@ bool RunTiles(const CopyTask& t, uint64_t first, uint64_t last) {
   return true;
 }
 
-// What comes before the tiles.
+// Does what a task needs before its tiles are shared.
 void Prepare(const ScaleTask& t) { std::fill_n(t.scales, t.elements / t.row_length, 0.0f); }
 void Prepare(const ServeTask& t) {
   if (t.scales == nullptr || t.first == t.last) return;

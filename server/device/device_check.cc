@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kElements = kernels::kTile + 300;  // two tiles, the last row short
 
-// How one update comes. Judged: as in a staged step that clips and probes.
+// How one update is made. Judged: as in a staged step that clips and probes.
 struct Step {
   std::string_view format;
   bool stochastic = false;
@@ -136,7 +136,7 @@ void Subject::Take(const Step& step, uint64_t t) {
   Submit(task);
 }
 
-// What goes before an update of this gradient: it is measured, probed, and tried.
+// Measures the gradient, probes the curvature and tries the update dry, ahead of the update.
 void Subject::Judge(const UpdateTask& update, uint64_t t) {
   ++submitted_;
   queue_->Submit(MeasureTask{.gradient = gradient_.data(),

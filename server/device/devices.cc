@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCheckedGpu(uint32_t number) {
   return device;
 }
 
-// All of them, or the first that will not do.
+// Opens all of them; an error is that of the first that cannot be used.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenGpus(const std::vector<uint32_t>& numbers) {
   std::vector<std::unique_ptr<Device>> gpus;
   for (const uint32_t number : numbers) {

@@ -226,7 +226,7 @@ void GpuStaging::GiveServes(Tasks batch) {
   const auto& front = As<ServeTask>(batch.front());
   gpu_->Serve(IndexIn(kernels::Masters(), front.master), OnDevice<DeviceCopy>(items_), static_cast<int>(batch.size()),
               tiles, front.format);
-  // Among the kernels: the tensor's next ScaleTask may be at work when they go out.
+  // Copied in the kernels' stream, since the tensor's next ScaleTask may already be at work when results go out.
   const Rows rows = RowsOf(front);
   gpu_->Copy(Gpu::Stream::kCompute, device_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
   StartOut();
@@ -261,7 +261,7 @@ void GpuStaging::GiveScales(const ScaleTask& task) {
   StartOut();
 }
 
-// Among the kernels, so that it comes after the update before it and before the one behind it.
+// Copies in the kernels' stream, and so after the update before it and before the one behind it.
 void GpuStaging::GiveCopy(const CopyTask& task) {
   for (const CopyTask::Piece& p : task.pieces) {
     if (p.bytes > 0) gpu_->Copy(Gpu::Stream::kCompute, p.to, p.from, p.bytes);

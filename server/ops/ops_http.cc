@@ -48,14 +48,14 @@ constexpr char kStillMs[] = "2000";
 constexpr double kPieceS = 1, kAnswerS = 10;
 constexpr size_t kPieceBytes = 16 << 10;
 
-// The header without its port, lower case not needed: names are compared without case.
+// The Host header without its port. Its case stays: names are compared without regard to case.
 std::string HostOf(absl::string_view header) {
   if (absl::StartsWith(header, "[")) return std::string(header.substr(1, header.find(']') - 1));
   return std::string(header.substr(0, header.find(':')));
 }
 
 bool KnownHost(absl::string_view header, const std::vector<std::string>& names) {
-  // Only clients that are no browsers leave it out.
+  // Browsers always send the header; other clients may leave it out.
   if (header.empty()) return true;
   std::string host = HostOf(header);
   if (absl::EndsWith(host, ".")) host.pop_back();  // of a name that is written in full
@@ -124,7 +124,7 @@ void Knock(const std::string& host, int port) {
   close(fd);
 }
 
-// In pieces, for mg_write waits anew whenever some bytes have gone.
+// Writes in pieces, since mg_write waits anew whenever some bytes have gone.
 void SendPieces(mg_connection* connection, std::string_view answer) {
   const double begin_s = MonotonicSeconds();
   double piece_s = begin_s;
@@ -138,11 +138,11 @@ void SendPieces(mg_connection* connection, std::string_view answer) {
   }
 }
 
-// How many answer at a time, and wait to.
+// Bounds how many requests are answered at a time, and how many wait.
 class Gate {
  public:
   explicit Gate(int places) : places_(places) {}
-  // Waits. False: too many do.
+  // Waits for a turn. False: too many wait already.
   bool Enter() {
     absl::MutexLock lock(&mu_);
     if (waiting_ == OpsHttp::kWaiting) return false;
@@ -172,7 +172,7 @@ class CivetOps final : public OpsHttp {
   CivetOps(std::string host, std::vector<std::string> names, OpsContent content)
       : host_(std::move(host)), content_(std::move(content)), names_(std::move(names)) {}
 
-  // The thread that accepts looks whether it shall stop every 2 s, and after each connection: so it gets one.
+  // The thread that accepts looks whether it must stop only every 2 s and after each connection, so it gets one.
   ~CivetOps() override {
     if (context_ == nullptr) return;
     absl::Notification stopped;
@@ -233,7 +233,7 @@ class CivetOps final : public OpsHttp {
 
   static int OnLog(const mg_connection* connection, const char* message) {
     auto* self = static_cast<CivetOps*>(mg_get_user_data(mg_get_context(connection)));
-    // While starting, on the thread that starts it: what goes wrong is the caller's to tell.
+    // CivetWeb logs errors of the start on the thread that starts it; the caller reports them.
     if (self != nullptr && self->context_ == nullptr) {
       if (self->first_log_.empty()) self->first_log_ = message;
     } else {

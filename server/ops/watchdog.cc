@@ -29,7 +29,7 @@ void Watchdog::Run() {
   for (double looked_at_s = MonotonicSeconds(); !StopsWithin(options_.look_every_s);) {
     const absl::Status status = options_.live();
     const double now_s = MonotonicSeconds();
-    // A process that was stopped as a whole was silent for no longer than between two looks.
+    // While the whole process was stopped nobody looked, so only one interval counts.
     silent_s += std::min(now_s - std::exchange(looked_at_s, now_s), 2 * options_.look_every_s);
     if (status.ok()) {
       silent_s = 0;

@@ -16,7 +16,7 @@ uint64_t StoredBytes(const RunSpec& spec, const TensorSpec& t) {
   return bytes;
 }
 
-// What every device of the run may need beside the tensors themselves.
+// What each device of the run may need beside the tensors themselves.
 uint64_t SharedBytes(const Plan& whole) { return Sum(whole.bytes.gradients, whole.bytes.staging); }
 
 Placement Spread(const RunSpec& spec, absl::Span<const uint64_t> free_bytes, uint64_t shared_bytes) {

@@ -23,7 +23,7 @@ uint64_t ScalesOfFirstChunks(const RunSpec& spec, const TensorSpec& t, uint64_t 
   return rows + (chunks - 1) - (chunks - 1) / chunks_of_whole_rows;
 }
 
-// Counts what goes out of a tensor's chunks.
+// Adds what it takes to send a tensor's weights: bytes and scales, of all chunks and of the largest.
 void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   Add(&plan->pull_bytes, ServingBytes(t));
   const uint64_t chunk_bytes = std::min(t.elements, spec.chunk_elements) * WireBytes(t.serving_format);
@@ -72,7 +72,7 @@ ShardPlan Completed(const RunSpec& spec, Shard shard) {
   return plan;
 }
 
-// No more can wait than is sent.
+// The window is never larger than all gradients that are sent.
 uint64_t WindowBytes(const RunSpec& spec, uint64_t push_bytes) {
   const uint64_t chunk_bytes = spec.chunk_elements * sizeof(float);
   return std::min(Product(spec.accumulation, push_bytes),

@@ -19,9 +19,9 @@
 namespace ballast {
 namespace {
 
-// A full table is looked through no more often than this, however many knock.
+// A full table is searched for closed connections no more often than this, however many clients try to connect.
 constexpr double kLookEveryS = 0.02;
-// Nor more often than this, however many calls there are.
+// Connections are cut no more often than this, however many calls there are.
 constexpr int64_t kLookEveryCalls = 64;
 
 // 0: there is no socket.
@@ -30,7 +30,8 @@ uint64_t InodeOf(int fd) {
   return fstat(fd, &found) == 0 && S_ISSOCK(found.st_mode) ? found.st_ino : 0;
 }
 
-// The bytes of an IPv4 address, however it is written, or the network part of an IPv6 one: a host has all of the rest.
+// The bytes of an IPv4 address, also one written as IPv6; or the network part of an IPv6 address, since a host may have
+// all addresses of its network.
 std::string KeyOf(const sockaddr_storage& peer) {
   if (peer.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
@@ -55,7 +56,8 @@ std::string UriOf(const sockaddr_storage& peer) {
   return absl::StrCat("ipv6:%5B", host.data(), "%5D:", port);
 }
 
-// Whoever reads it finds it closed, without what was received before: a shutdown would leave that, megabytes, to read.
+// Cuts the connection so that gRPC finds it closed, without the bytes received before: after a shutdown gRPC would
+// still read those, megabytes of them.
 bool Disconnect(int fd) {
   const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
   return connect(fd, &nobody, sizeof nobody) == 0;
@@ -124,7 +126,8 @@ uint64_t ConnectionTable::CutOthers() {
   uint64_t cut = 0;
   for (auto& [fd, connection] : by_fd_) {
     if (connection.trusted || connection.cut) continue;
-    // Should gRPC have closed it just now, and its number be another's already, that one is lost and comes again.
+    // If gRPC has closed it just now, and its number already belongs to another connection, that one is cut instead;
+    // its client comes again.
     connection.cut = Disconnect(fd);
     cut += connection.cut ? 1 : 0;
   }

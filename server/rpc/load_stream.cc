@@ -27,7 +27,7 @@ void LoadStream::ReadOn() {
 }
 
 void LoadStream::TellGrpc(const absl::Status& status) {
-  // Before the client hears of it, so that it may begin another.
+  // The run forgets the upload before the client learns of the end, so that the client may begin another.
   if (begun_) run_->AbandonLoad(call_);
   Finish(ToGrpc(status));
 }

@@ -44,7 +44,7 @@ sockaddr_in6 Wildcard(uint16_t port) {
   return all;
 }
 
-// sin_port and sin6_port are at one place.
+// sin_port and sin6_port are at the same offset.
 void SetPort(uint16_t port, sockaddr* address) { reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(port); }
 
 std::string PeerText(const sockaddr_storage& peer) {
@@ -70,7 +70,8 @@ void Refuse(int fd, const std::string& peer, absl::string_view why) {
   const std::string farewell = Farewell(why.substr(0, 110));
   send(fd, farewell.data(), farewell.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   shutdown(fd, SHUT_WR);
-  // What was sent already and is not read would have the close throw the farewell away. Who sends on loses it.
+  // Closing a socket with unread bytes would throw the farewell away, so they are read first. A client that sends on
+  // loses it.
   std::array<char, 4096> unread;
   for (int reads = 0; reads < 16 && recv(fd, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++reads) continue;
   close(fd);
@@ -127,7 +128,7 @@ bool TcpListener::Add(const sockaddr* address, socklen_t bytes, int* error) {
   const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int on = 1, off = 0;
   if (fd >= 0) {
-    // Inherited by what is accepted; a kernel that refuses one of them serves all the same.
+    // Accepted sockets inherit these options. If the kernel refuses one of them, the port works all the same.
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof kUserTimeoutMs);

@@ -175,7 +175,7 @@ void TrainStream::Record(const absl::Status& status) { run_ == nullptr ? record_
 
 void TrainStream::OnGone() {
   environment_.metrics->OnStreams(-1);
-  // Also the one path on which a stream that was cancelled while it was being bound reaches its run.
+  // A stream that was cancelled while it was being bound reaches its run only on this path.
   if (const auto bound = run(); bound != nullptr) bound->OnStreamGone(shared_from_this());
 }
 

@@ -45,7 +45,7 @@ absl::Status CheckRank(const v1::AttachRequest& request, const RunSpec& spec) {
   return absl::OkStatus();
 }
 
-// To all: whether its host is the same, the client finds out.
+// The socket is offered to all clients; each finds out whether it is on the same host.
 void OfferSharedMemory(const RpcEnvironment& environment, v1::AttachResponse* response) {
   if (environment.shm_socket->empty()) return;
   response->add_lanes("shm");

@@ -38,7 +38,7 @@ absl::Status MakeFolder(const std::string& folder) {
       absl::StrCat(folder, " is not a folder that only this user can write to; remove it, or set shm_socket"));
 }
 
-// What daemons that were killed left in the folder.
+// Removes the sockets that killed daemons left in the folder.
 void RemoveLeftSockets(const std::string& folder) {
   DIR* const open = opendir(folder.c_str());
   if (open == nullptr) return;

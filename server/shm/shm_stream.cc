@@ -14,7 +14,7 @@
 namespace ballast {
 namespace {
 
-// A trainer that tampers with the bell sleeps its own stream so long.
+// The longest sleep: a trainer that tampers with the bell delays its own stream by no more than this.
 constexpr std::chrono::milliseconds kGlance = std::chrono::seconds(1);
 
 std::string FinishBody(const absl::Status& status) {
@@ -76,7 +76,7 @@ void ShmStream::Serve() {
   End();
 }
 
-// Until it is time to look whether Open has come.
+// How long to sleep until it is time to look whether Open has come.
 std::chrono::milliseconds ShmStream::Patience() const {
   if (run_ != nullptr || input_over_) return kGlance;
   const double left_s = open_by_s_ - MonotonicSeconds();
@@ -96,7 +96,7 @@ bool ShmStream::HasWork() {
   return writer_.HasRoom();
 }
 
-// The peer is gone, or has all it will ever get.
+// Whether the peer is gone, or has got all it will ever get.
 bool ShmStream::Over() {
   if (gone_) return true;
   absl::MutexLock lock(&mu_);
@@ -114,7 +114,7 @@ void ShmStream::ReadRecords() {
   }
 }
 
-// Ends the stream when its turn comes: what was said before counts.
+// Ends the stream after the messages that came before.
 void ShmStream::Refuse(absl::Status status) {
   input_over_ = true;
   if (run_ == nullptr) return Finish(std::move(status));

@@ -20,7 +20,7 @@ absl::Status TooLong(uint32_t rank, uint32_t micros, uint32_t tensors, uint64_t 
 
 }  // namespace
 
-// A micro-batch begins when all of the one before is in.
+// A rank begins a micro-batch only when it has delivered all of the one before.
 absl::StatusOr<Held> HeldOf(const Reduction& reduction, uint32_t rank, uint32_t tensors, bool knows_whole,
                             uint64_t most_bytes) {
   Held held;

@@ -1,5 +1,5 @@
-// Which chunk is wanted next: every chunk whose turn it is lies in the sets that it belongs to, so that the first is
-// found without a walk.
+// Which chunk is wanted next. Every chunk whose turn it is lies in the sets that it belongs to, so that the first one
+// is found without a walk over all chunks.
 #include <algorithm>
 
 #include "server/step/reduction.h"

@@ -11,7 +11,7 @@ namespace {
 
 // How soon a process may ask again for a rank whose step is being finished without it.
 constexpr double kFinishS = 0.1;
-// The same for a rank that a step is made without: the next one waits so long for it, at most.
+// The same for a rank that the open step is made without; the next step waits for it for so long, at most.
 constexpr double kWithoutS = 0.25;
 constexpr const char* kRankLost = "rank_lost";
 
@@ -97,7 +97,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
                                   kFinishS});
     return effects;
   }
-  // Who begins a run's next life awaits all its ranks, in whatever order they come.
+  // When nobody is attached, the first to come awaits all ranks, in whatever order they come.
   const bool first = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.session.has_value(); });
   if (!open_ && first) Reset();
   rank = {.session = e.session, .gone_at_s = now_s, .came = true, .awaited_s = rank.awaited_s};
@@ -121,7 +121,7 @@ absl::Status StepMachine::CheckWorld(const event::Attach& e, double now_s) const
   return absl::OkStatus();
 }
 
-// By the last rank to attach: all that the ranks contribute to is known then.
+// Checked when the last rank attaches, since only then is it known what all ranks contribute to.
 absl::Status StepMachine::CheckCovered(const event::Attach& e) const {
   const bool same_world = e.world == world();
   if (!same_world && e.world > 1) return absl::OkStatus();
@@ -195,7 +195,7 @@ void StepMachine::PublishMissing(uint32_t rank, const event::StreamOpened& e, St
   }
 }
 
-// What is ready of what each rank lacks, in order.
+// Sends each rank what it lacks and what is ready, in order.
 void StepMachine::TellResults(StepEffects* effects) {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
@@ -224,7 +224,7 @@ StepEffects StepMachine::On(const event::Tick&, double now_s) {
   const double patience_s = options_.lease_s + options_.rank_timeout_s;
   for (uint32_t r = 0; r < ranks_.size() && open_; ++r) {
     const Rank& rank = ranks_[r];
-    // One that never came is awaited from when the step opened.
+    // A rank that never came is awaited from the time when the step opened.
     const double since_s = rank.session ? rank.gone_at_s : std::max(rank.gone_at_s, opened_at_s_);
     if (connected(r) || reduction_.left_out(r) || (!rank.session && InStep(r)) || now_s < since_s + patience_s)
       continue;
@@ -274,7 +274,7 @@ void StepMachine::EndSession(uint32_t rank, const absl::Status& why, const char*
   if (InStep(rank)) LeaveStep(rank, reason, effects);
 }
 
-// The rank's process is gone. What it contributed is taken back or, where it cannot be, ends the step.
+// The rank's process is gone. Its contributions are taken back; if that is impossible, the step ends.
 void StepMachine::LeaveStep(uint32_t rank, const char* reason, StepEffects* effects) {
   if (reduction_.all_complete() && options_.commit == Commit::kRelease) {
     return Close(Outcome::kApplied, "", "", effects);  // nothing was missing but end marks

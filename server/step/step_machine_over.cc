@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-// Far more than tokens are known for.
+// How many ended sessions are remembered: far more than tokens are.
 constexpr size_t kMostOver = 256;
 
 }  // namespace

@@ -29,7 +29,7 @@ void StepMachine::CountAwaited(double now_s) {
 bool StepMachine::CouldSend(uint32_t rank) {
   if (reduction_.left_out(rank)) return false;
   const Rank& r = ranks_[rank];
-  // It may not begin before it has the result of the last step, which waits for the device.
+  // The rank may not begin before it has the result of the last step, which waits for the device.
   if (!InStep(rank)) return !connected(rank) || r.lacking == 0 || r.told == closed_step_;
   if (r.ended) return false;
   const uint32_t begun = reduction_.micros_begun(rank);

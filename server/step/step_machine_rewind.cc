@@ -1,6 +1,6 @@
-// How a run goes back to a closed step: the step machine's part of it. No session outlives it, so nothing that was said
-// before can be taken for what is said after; a tensor's updates are answered in the order they were made, so the ones
-// from before are told by their number.
+// How a run goes back to a closed step: the step machine's part. No session outlives a rewind, so a message from before
+// cannot be taken for one from after. A tensor's updates are answered in the order in which they were made, so those
+// from before the rewind are told by their number.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// What becomes of the open step: the step machine's other half.
+// What becomes of the open step: the half of the step machine that begins, sums, judges and closes it.
 #include <algorithm>
 #include <utility>
 
@@ -265,7 +265,7 @@ StepEffects StepMachine::On(const event::TensorApplied& e, double) {
   return effects;
 }
 
-// An update of a step that closed meanwhile: its ranks still wait for the weights, and the result.
+// Handles an update of a step that closed meanwhile: its ranks still wait for the weights and the result.
 void StepMachine::PublishClosed(const event::TensorApplied& e, StepEffects* effects) {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
@@ -340,7 +340,8 @@ void StepMachine::CloseIfDone(StepEffects* effects) {
   if (open_ && unsettled_ == 0 && AllEnded()) Close(Outcome::kApplied, "", "", effects);
 }
 
-// A process is gone, and some of what it contributed is summed. What was updated stays so.
+// Closes the step of a process that is gone and of whose contributions some are summed. Tensors that were updated stay
+// so.
 void StepMachine::CloseTorn(const char* reason, std::string detail, StepEffects* effects) {
   const bool any_updated = std::any_of(tensors_.begin(), tensors_.end(), [](const Tensor& t) { return t.updated(); });
   if (any_updated && options_.commit == Commit::kStaged) return Close(Outcome::kApplied, "", "", effects);  // all were

@@ -34,7 +34,7 @@ void DigestJob::BeginPass() {
   NextTensor();
 }
 
-// Digests the next tensor that has changed; the pass is over where there is none.
+// Digests the next tensor that has changed; if there is none, the pass is over.
 void DigestJob::NextTensor() {
   while (tensor_ < digests_.size() && versions_[tensor_] == store_->version(tensor_)) ++tensor_;
   restarts_ = 0;

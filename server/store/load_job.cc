@@ -100,7 +100,7 @@ absl::Status LoadJob::Finish() const {
   return absl::OkStatus();
 }
 
-// All of it or none.
+// A tensor's state must be complete, or absent.
 absl::Status LoadJob::CheckState(uint32_t tensor) const {
   if (!store_->state_loaded(tensor)) return absl::OkStatus();
   bool whole = counted_[tensor];

@@ -1,4 +1,5 @@
-// State that comes from outside: encoded on the host, whose bits are every device's, and copied into its place.
+// State that a client uploads: encoded on the host, which gives the same bits as every device, and copied into its
+// place.
 #include <algorithm>
 #include <memory>
 #include <utility>

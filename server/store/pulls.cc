@@ -54,7 +54,8 @@ void Pulls::OnGone(const WeightSink* sink) {
   job->Stop(absl::CancelledError("the reader is gone"));
 }
 
-// Who reads on within as much time again finds the status behind what it was sent; then the call is cut.
+// A reader that reads on within as much time again finds the status behind the chunks it was sent; after that the call
+// is cut.
 void Pulls::Tick(double now_s) {
   const double patience_s = environment_.spec->pull_timeout_s;
   for (Reader& reader : readers_) {
@@ -66,7 +67,7 @@ void Pulls::Tick(double now_s) {
   }
 }
 
-// OK, or why it is ended.
+// OK, or why the pull is ended.
 absl::Status Pulls::OverdueOf(const PullJob& job, double now_s) const {
   const double patience_s = environment_.spec->pull_timeout_s;
   const std::string pull = absl::StrCat("this Pull of run '", environment_.spec->run_id, "' ");

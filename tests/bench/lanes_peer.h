@@ -1,8 +1,8 @@
 // The other end for lanes_bench: a process that takes gradients and gives weights as the daemon's edge does, checksums
 // included, without a run behind it.
 //
-// StepBegin{step, loss_scale} asks for `step` chunks of weights of `loss_scale` bytes; gradients are checked and
-// dropped; StepEnd is answered by StepResult when all that was asked for is sent.
+// StepBegin{step, loss_scale} asks for `step` chunks of weights of `loss_scale` bytes each. Gradients are checked and
+// dropped. StepEnd is answered by StepResult when all weights that were asked for are sent.
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +18,7 @@ struct Peer {
   pid_t pid = 0;
 };
 
-// Forks; before any thread exists. `kind`: tcp | unix | shm | raw.
+// Starts the peer by a fork; to be called before any thread exists. `kind`: tcp | unix | shm | raw.
 Peer StartPeer(const std::string& kind, const std::string& folder);
 void StopPeer(const Peer& peer);
 // The processor time that the peer has taken so far.

@@ -11,7 +11,7 @@ namespace ballast {
 struct ChaosOptions {
   uint64_t seed = 0;
   bool staged = false;
-  // The second rank takes no note of what the daemon holds: then chunks come twice, at least one for ten cuts.
+  // The second rank ignores what the daemon holds: then chunks come twice, at least one for every ten cuts.
   bool forgetful = false;
   uint64_t steps = 0;
   uint64_t cuts = 0;  // at least; the training is long enough for as many

@@ -1,7 +1,7 @@
 // A TCP proxy between one client and a daemon that, once begun, cuts every connection at a random byte.
 //
-// Half of the cuts both ends see at once. In the others the daemon hears of it late, as it does of a lost machine: what
-// the client had still sent (at most kLateBytes) reaches the daemon on the old connection when the client is already
+// Both ends see half of the cuts at once. The daemon hears of the others late, as when a machine is lost: what the
+// client had still sent (at most kLateBytes) reaches the daemon on the old connection when the client is already
 // attaching on the next one.
 #pragma once
 
@@ -35,7 +35,7 @@ class ChaosProxy {
 
   std::string address() const;
   Counts counts() const;
-  // Until then nothing is cut.
+  // Begins to cut; before this nothing is cut.
   void Begin();
 
  private:
@@ -47,9 +47,9 @@ class ChaosProxy {
   };
 
   void Serve();
-  // Until the client's end is cut or gone. False: it is over.
+  // Relays until the client's end is cut or gone. False: the proxy is to stop.
   bool Relay(LoopbackSocket* near, LoopbackSocket* far);
-  // At most so many bytes; 0: an end is gone.
+  // Moves at most so many bytes to the client, and returns how many; 0: an end is gone.
   size_t MoveDown(const LoopbackSocket& near, const LoopbackSocket& far, size_t most);
   void CutLate(LoopbackSocket* near, LoopbackSocket* far);
   bool begun() const;

@@ -31,7 +31,7 @@ inline absl::Span<const std::byte> Bytes(const std::vector<float>& values) {
   return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(float)};
 }
 
-// One rank's process, as far as it goes. Thread-compatible.
+// What one rank's process does. Thread-compatible.
 class Rank {
  public:
   Rank(const ChaosOptions& options, uint32_t rank);
@@ -39,7 +39,7 @@ class Rank {
 
   // Creates the run if need be, and attaches. Rank 0 also uploads the weights: zeros.
   virtual absl::Status Join(const std::string& server) = 0;
-  // To the end of its result, which must be APPLIED.
+  // Makes the step and awaits its result, which must be APPLIED.
   virtual absl::Status Step(uint64_t step) = 0;
   const Weights& weights() const { return weights_; }
 
@@ -54,8 +54,8 @@ class Rank {
 
 // A trainer with ballast::Client.
 std::unique_ptr<Rank> MakeClientRank(const ChaosOptions& options, uint32_t rank);
-// One of the bare stubs that takes no note of what the daemon holds: after a lost connection it sends the open step
-// from its begin. It heeds no credit: the daemon must give it two steps' worth.
+// A trainer on the bare stubs that ignores what the daemon holds: after a lost connection it sends the whole open step
+// again. It does not heed credit, so the daemon must give it enough for two steps.
 std::unique_ptr<Rank> MakeForgetfulRank(const ChaosOptions& options, uint32_t rank);
 
 }  // namespace ballast::chaos

@@ -1,4 +1,4 @@
-// A TCP proxy that cuts its connections after so many bytes, for tests of the whole way with a real daemon.
+// A TCP proxy that cuts its connections after so many bytes, for tests with a real daemon.
 #pragma once
 
 #include <cstdint>

@@ -38,11 +38,11 @@ struct FakeOptions {
   // The stream ends with UNAVAILABLE at this message of all Train streams, counted from 0.
   int cut_at_received = kNever;  // it is lost
   int cut_at_sent = kNever;      // likewise
-  // Likewise of the other calls, at this moment of all: a request or a message of LoadState comes in, or an answer or a
-  // message of Pull is about to go.
+  // The same for all other calls. Their moments are counted together from 0: a request or a message of LoadState comes
+  // in, or an answer or a message of Pull is about to go out.
   int cut_at_moment = kNever;
   std::set<int> also_cut_at_moments = {};
-  // Outcome of every step; those of tensors_not_applied get no weights.
+  // The outcome of every step; tensors in tensors_not_applied get no weights.
   v1::StepResult result = {};
   bool answers_open = true;
   bool answers_step_end = true;
@@ -71,7 +71,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
-  // As if the steps before had closed meanwhile, ABORTED, for other ranks' sake.
+  // Goes on at this step, as if the steps before it had closed meanwhile, ABORTED, for the other ranks.
   void SetStep(uint64_t step) {
     absl::MutexLock lock(&mu_);
     for (; step_ < step; ++step_) {
@@ -93,7 +93,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
     open_ = false;
   }
   void CutNow();  // ends the open stream with CANCELLED
-  // Goes out before the answer to the next message.
+  // Sends the response before the answer to the next message.
   void Inject(v1::TrainResponse response);
 
   struct Seen {

@@ -40,7 +40,7 @@ class LeastSquares {
     return spec;
   }
 
-  // The loss here and now; its gradients by Gradient().
+  // Returns the present loss, and computes its gradients for Gradient().
   double Backward() {
     const std::vector<float> outputs = Outputs(weights_, bias_);
     gradient_[0].assign(weights_.size(), 0);
@@ -63,7 +63,7 @@ class LeastSquares {
   std::vector<float>& weights(uint32_t tensor) { return tensor == 0 ? weights_ : bias_; }
   absl::Span<const std::byte> WeightBytes(uint32_t tensor) const { return Bytes(tensor == 0 ? weights_ : bias_); }
 
-  // Creates the run, attaches, uploads what is here if need be, binds.
+  // Creates the run, attaches, uploads the weights if the run has none, and binds them.
   absl::StatusOr<Attachment> Join(Client& client, const AttachOptions& options = {.run_id = "least-squares"}) {
     if (auto created = client.CreateRun(Spec()); !created.ok()) return created.status();
     auto attachment = client.Attach(options);
@@ -87,7 +87,7 @@ class LeastSquares {
     return absl::OkStatus();
   }
 
-  // One step; the loss before it.
+  // Makes one step; returns the loss before it.
   absl::StatusOr<double> Step(Client& client) {
     if (auto s = client.BeginStep({.groups = {{.lr = 0.02}}}); !s.ok()) return s;
     const double loss = Backward();

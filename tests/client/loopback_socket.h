@@ -22,13 +22,13 @@ class LoopbackSocket {
   int fd() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
 
-  // What is there, at most `most` bytes; nothing: the other end is gone.
+  // Waits for bytes and returns at most `most` of them; empty: the other end is gone.
   std::string Receive(size_t most) const;
   // False: the other end is gone.
   bool Send(const std::string& bytes) const;
   // Nothing more will be sent.
   void HalfClose() const;
-  // Closes as a lost machine's next packet would.
+  // Closes with a reset.
   void Reset();
 
  private:

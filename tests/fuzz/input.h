@@ -1,4 +1,4 @@
-// What fuzz targets read their input with.
+// How fuzz targets read their input.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// What a daemon that is started from now on in this process writes to stderr, until destruction; then stderr is as
-// before.
+// Captures what a daemon that is started from now on in this process writes to stderr. The destructor puts stderr back.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +32,7 @@ class CapturedLog {
   CapturedLog(const CapturedLog&) = delete;
   CapturedLog& operator=(const CapturedLog&) = delete;
 
-  // The first line that holds all of these, once it is there; empty: not within 30 s.
+  // Waits for the first line that holds all of these; empty: there was none within 30 s.
   std::string Await(const std::vector<std::string>& parts) const {
     const double begin_s = MonotonicSeconds();
     while (MonotonicSeconds() - begin_s < 30) {

@@ -13,7 +13,7 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
                                  .connect_timeout_s = invocation.timeout_s,
                                  .reconnect_timeout_s = invocation.timeout_s});
   if (client.ok()) return client;
-  // The fix in the words of the command line.
+  // Words the fix for the command line.
   return absl::Status(client.status().code(),
                       absl::StrReplaceAll(client.status().message(), {{"server=\"host:port\"", "--server HOST:PORT"}}));
 }

@@ -66,11 +66,11 @@ Command DeleteCommand();
 Command HealthCommand();
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
-// Prints the error; its exit code.
+// Prints the error; returns its exit code.
 int Fail(const Invocation& invocation, const absl::Status& status);
-// Prints what is wrong with the command line, and whose help to read; its exit code.
+// Prints what is wrong with the command line, and which help to read; returns the exit code.
 int Misused(std::ostream& err, const absl::Status& status, const std::string& command = "");
-// `name`: of what was typed, as --steps or STEP, for the error.
+// `name`: what the number is called in the error, such as --steps or STEP.
 absl::StatusOr<uint64_t> WholeNumber(const std::string& name, const std::string& text);
 // A protobuf message as JSON, with the proto's field names and zeros in place.
 int PrintJson(const Invocation& invocation, const google::protobuf::Message& message);

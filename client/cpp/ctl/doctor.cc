@@ -137,7 +137,8 @@ double MetricOf(const std::string& exposition, const std::string& name) {
   return absl::SimpleAtod(exposition.substr(begin, exposition.find('\n', begin) - begin), &value) ? value : 0;
 }
 
-// A connection takes one, a trainer on the daemon's host two; who comes when they run short is turned away.
+// Checks the file descriptors that are left. A connection takes one, a trainer on the daemon's host two; when they run
+// short, new connections are turned away.
 Finding CheckFiles(const std::string& ops_address, double timeout_s) {
   constexpr double kFew = 1024;
   const auto metrics = ops_address.empty() ? absl::UnavailableError("the metrics are not to be had from here")

@@ -13,7 +13,7 @@
 namespace ballast::ctl {
 namespace {
 
-// How long the others took, half of them less.
+// The median time of the steps.
 double MedianSeconds(const v1::GetHistoryResponse& history) {
   std::vector<double> seconds;
   for (const v1::StepRecord& step : history.steps()) seconds.push_back(step.seconds());

@@ -23,8 +23,8 @@ struct Look {
   bool rewound = false;
 };
 
-// At least the steps that have closed since `last`, a step's number and moment. The last one is asked for again: where
-// it is no longer the same, the run was rewound, and all that is kept may be new.
+// The steps that have closed since `last`, which is a step's number and time, and perhaps earlier ones. The last one is
+// asked for again: if it is no longer the same, the run was rewound, and all steps that are kept may be new.
 absl::StatusOr<Look> LookAgain(Client& client, const std::string& run, const v1::StepRecord& last) {
   auto history = last.step() == 0 ? client.GetHistory(run, 0, kAtFirst) : client.GetHistory(run, last.step() - 1);
   const bool rewound = history.ok() && last.step() > 0 && !BeginsWith(*history, last);
@@ -39,7 +39,7 @@ int Watch(const Invocation& invocation, Client& client, double interval_s, uint6
   for (uint64_t shown = 0;;) {
     const auto look = LookAgain(client, invocation.arguments[0], last);
     if (!look.ok()) return Fail(invocation, look.status());
-    // By number: the daemon's clock may be set back. Only after a rewind does the clock say which are new.
+    // New steps are told by number, since the daemon's clock may be set back; only after a rewind by the clock.
     for (const v1::StepRecord& step : look->history.steps()) {
       if (look->rewound ? step.closed_at_s() <= last.closed_at_s() : step.step() <= last.step()) continue;
       last = step;

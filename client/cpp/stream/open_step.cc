@@ -100,7 +100,8 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
   }
 }
 
-// The end goes before gradients that wait for credit: the other ranks' credit may wait for what is absent here.
+// MicroEnd goes before gradients that wait for credit, since the other ranks' credit may wait for the list of tensors
+// that are absent here.
 void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
   const bool within = !MicroSent() && MayGo(outbox_.next(), *credit);
   if (!within && MicroEndIsDue()) {
@@ -117,7 +118,7 @@ void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
   if (next_ == Next::kMicroBegin) ++sending_;
 }
 
-// `id` by value: lending the chunk takes it out of the queue that it may refer into.
+// `id` is passed by value, since lending the chunk takes it out of the queue, to which a reference might point.
 void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
   gradient->set_micro(id.micro);
   gradient->set_tensor(id.tensor);

@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-// What the destructor leaves the daemon for answering the end of the stream, so that it never takes a second.
+// How long the destructor waits for the daemon to answer the end of the stream; with all else less than a second.
 constexpr absl::Duration kGoodbye = absl::Milliseconds(700);
 
 // `message` has groups: StepBegin or StepEnd.
@@ -292,7 +292,7 @@ bool StepStream::WriterHasWork() const {
   return open_ && (MayHalfClose() || (step_ && step_->HasRequest(Allowance())));
 }
 
-// With the lane's slots as they are: they become free before the Credit comes that says so.
+// The credit with the lane's present number of free slots, which become free before the Credit that says so comes.
 CreditWindow StepStream::Allowance() const {
   CreditWindow credit = credit_;
   credit.set_slots_free(call_->lane->slots_free());

@@ -1,7 +1,7 @@
 // The reader's half of StepStream: opening, reading, and coming back after a lost connection.
 //
-// What a resumed stream must carry is decided by the daemon's answer to Attach (chunks held, step open or closed) and
-// by Open (weights received), never by what was sent before: a message that was written may or may not have arrived.
+// The daemon's answer to Attach (chunks held, step open or closed) and Open (weights received) decide what a resumed
+// stream must carry, never what was sent before: a message that was written may or may not have arrived.
 
 #include <algorithm>
 #include <utility>
@@ -75,7 +75,7 @@ StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
   return Hang(*call, refused);
 }
 
-// Ends a stream of which no more is read, when the writer has let go of it.
+// Ends a stream that is no longer read, once the writer has let go of it.
 StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
   if (!refused.ok()) {
     call.lane->Cancel();

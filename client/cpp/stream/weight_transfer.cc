@@ -69,23 +69,23 @@ class Arrivals {
     }
     return first;
   }
-  // Those that are not whole, of these; a tensor that came in part begins anew. `or_none`: without those of which
-  // nothing came.
+  // Those of the `wanted` tensors that are not whole; a tensor that came in part begins anew. `or_none`: leaves out
+  // tensors of which nothing came.
   std::vector<uint32_t> Missing(absl::Span<const uint32_t> wanted, bool or_none) const {
     std::vector<uint32_t> missing;
     std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(missing),
                  [&](uint32_t tensor) { return !whole(tensor, or_none); });
     return missing;
   }
-  // `or_none`: also where nothing of it came.
+  // Whether all of the tensor came. `or_none`: or nothing of it.
   bool whole(uint32_t tensor, bool or_none) const {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end()) return or_none;
     return found->second.whole;
   }
-  // Part of it came, so that the caller has no longer what it had.
+  // Whether part of it came, so that the caller no longer has the weights that it had.
   bool in_part(uint32_t tensor) const { return !whole(tensor, /*or_none=*/true); }
-  // Those further than any before of their tensor.
+  // Counts pieces that came further than any before them of the same tensor.
   uint64_t new_chunks() const { return new_chunks_; }
 
  private:
@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<uint32_t>> NumbersOf(Connection& connection, const st
   return numbers;
 }
 
-// The same of the tensors that are missing, in the order of `wanted`, which are all of the request's.
+// The same request for only the tensors that are missing, in the order of `wanted`, which names all of the request's.
 v1::PullRequest Rest(const v1::PullRequest& request, absl::Span<const uint32_t> wanted,
                      absl::Span<const uint32_t> missing, const Arrivals& arrivals) {
   v1::PullRequest rest = request;

@@ -28,7 +28,7 @@ grpc::ChannelArguments ChannelOptions() {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(2 * kSpecBytes);
   args.SetMaxSendMessageSize(kSpecBytes);
-  // Pings while a call, the step stream above all, is open; see the daemon's.
+  // Pings while a call is open, above all the step stream; server/server.cc sets the daemon's side.
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000);
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
@@ -41,7 +41,7 @@ grpc::ChannelArguments ChannelOptions() {
   return args;
 }
 
-// Why the channel does not become ready: a call that fails fast knows.
+// Why the channel does not become ready; learned from a call that fails fast.
 std::string WhyNotReady(v1::AdminService::Stub& admin) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(500)));

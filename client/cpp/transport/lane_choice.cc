@@ -10,8 +10,8 @@
 namespace ballast {
 namespace {
 
-// For the socket's answer. The daemon makes one rank's memory after another's, and at the beginning all ranks ask at
-// once; nobody waits for a rank that leaves then, as for one that resumes.
+// How long to wait for the socket's answer. At the beginning all ranks ask at once, and the daemon makes one rank's
+// memory after another's, so the first wait is longer; when a rank resumes, others wait for it.
 constexpr double kFirstPatienceS = 10, kPatienceS = 0.5;
 
 }  // namespace

@@ -30,7 +30,7 @@ Retry::Retry(const Connection& connection, std::string what, Waits waits)
 
 bool Retry::Again(const absl::Status& failure) {
   if (const auto stated = RetryAfter(failure)) return WaitAsTold(failure, *stated);
-  // A deadline was the call's own, and is long.
+  // The deadline was the call's own, which is long enough.
   return IsLost(failure) && !absl::IsDeadlineExceeded(failure) && WaitForConnection(failure);
 }
 

@@ -54,7 +54,7 @@ void ShmLane::Start(const v1::TrainRequest& open) { Send({.type = ShmRecord::kMe
 bool ShmLane::Write(v1::TrainRequest* request, bool /*more*/) {
   ShmRecord record{.type = ShmRecord::kMessage};
   const uint64_t bytes = request->has_gradient() ? request->gradient().data().size() : 0;
-  // One that finds no slot, because slots_free was not heeded, goes through the pipe.
+  // A payload that finds no slot, because the caller did not heed slots_free, goes through the pipe.
   const auto slot = bytes > 0 && bytes <= lender_.slot_bytes() ? lender_.Take() : std::nullopt;
   if (!slot) return Send(record, request->SerializeAsString());
   std::string data;
@@ -110,7 +110,7 @@ bool ShmLane::Next(ShmRecord* record) {
     if (control_.down_full.TakeDown()) Ring(&control_.daemon_bell);
     if (!next.ok()) return End(absl::InternalError(next.status().message()));
     if (*next) return true;
-    // What was written before the end was there, is read before it is believed.
+    // Records that were written before the end are read first.
     if (hung_up) return End(absl::UnavailableError("the daemon closed the shared memory"));
     if (over_) return End(absl::CancelledError("the stream was cancelled"));
     if (pulse_.Lost()) return End(absl::UnavailableError("the daemon does not answer"));

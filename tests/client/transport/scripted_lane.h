@@ -1,5 +1,5 @@
-// A lane without a daemon, for tests of what carries a step: the test says what comes in, sees what went out, and can
-// make writes wait. Thread-safe.
+// A lane without a daemon, for tests of StepStream: the test says what comes in, sees what went out, and can make
+// writes wait. Thread-safe.
 #pragma once
 
 #include <deque>
@@ -17,7 +17,7 @@ namespace ballast {
 
 class Script {
  public:
-  // Writes of gradients wait from now on, as for room in a socket; and go on.
+  // From now on writes of gradients wait, as for room in a socket, until they are let go on.
   void HoldGradients() { Set(&held_, true); }
   void LetGradientsGo() { Set(&held_, false); }
   void AwaitHeldWrite() {
@@ -28,7 +28,7 @@ class Script {
     absl::MutexLock lock(&mu_);
     said_.push_back(std::move(response));
   }
-  // What was written, once it is so many messages.
+  // Waits until so many messages were written, and returns them.
   std::vector<v1::TrainRequest> AwaitWritten(size_t messages) {
     absl::MutexLock lock(&mu_);
     const auto there = [&] { return written_.size() >= messages; };

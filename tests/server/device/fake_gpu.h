@@ -1,5 +1,6 @@
 // A Gpu of host memory: every stream is a thread, and its kernels are the GPU's driver run on the CPU
-// (tests/kernels/cuda/lockstep.h). Work is as late as a GPU's, so an order that was not asked for shows. Thread-safe.
+// (tests/kernels/cuda/lockstep.h). As on a GPU, work is done later than it is given, so code that relies on an order
+// without asking for it fails. Thread-safe.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@
 
 namespace ballast {
 
-// What a FakeGpu computes otherwise than the CPU: the first weight of some updates, or a statistic.
+// What a FakeGpu computes differently from the CPU: the first weight of some updates, or a statistic.
 enum class Wrong { kNothing, kEveryUpdate, kNearest, kBf16, kDry, kMeasure, kProbe };
 
 // Outlives the device that uses the FakeGpu; tests look at it.

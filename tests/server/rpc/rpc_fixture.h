@@ -22,16 +22,16 @@
 
 namespace ballast::testing {
 
-// A server on the device that the executable tests with: rpc_on_cpu.cc or rpc_on_gpu.cc.
+// Starts a server on the device that this executable tests: rpc_on_cpu.cc and rpc_on_gpu.cc each define it.
 absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics);
 
-// The same training by direct calls of the kernels, tensor by tensor, each in one piece.
+// Does the same training by direct calls of the kernels, tensor by tensor, each in one piece.
 class Reference {
  public:
   explicit Reference(const RunSpec& spec);
   void Load(uint32_t tensor, const std::vector<float>& weights);
   void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
-  // By a sum of gradients in fp32, times `scale`, times `clip`.
+  // Updates by a sum of gradients in fp32, times `scale`, times `clip`.
   void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
                    std::optional<double> lr = std::nullopt);
   std::string Serve(uint32_t tensor) const;
@@ -83,7 +83,7 @@ class RpcTest : public ::testing::Test {
   // Uploads Weights of every tensor as fp32.
   grpc::Status LoadAll(const RunSpec& spec, const std::string& token, v1::LoadStateResponse* response);
 
-  // A run that is created, attached to, loaded, and has a stream open. Asserted to be so.
+  // A rank of a run that was created and loaded, with its stream open.
   struct Trainer {
     RunSpec spec;
     std::string token;
@@ -92,7 +92,7 @@ class RpcTest : public ::testing::Test {
   };
   Trainer StartTrainer(const v1::RunSpec& spec);
   void SendAll(const Trainer& trainer, uint32_t tensor, uint64_t step);
-  // One whole step; returns what came back. The reference does the same.
+  // Makes one whole step, here and in the reference; returns what came back.
   StepAnswer Step(Trainer* trainer, uint64_t step, std::optional<double> lr = std::nullopt);
 
   static bool Equal(const StepAnswer& answer, const Reference& reference, uint32_t tensor);

@@ -1,4 +1,4 @@
-// Several ranks of one run, and what their step must come to: the helpers of tests that train with a team.
+// Several ranks of one run, and what their steps must give: helpers for tests that train with a team.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class TeamRpcTest : public RpcTest {
     std::unique_ptr<Reference> reference;
     std::set<std::pair<uint64_t, uint32_t>> poisoned;  // step and tensor: its first gradient element is infinite
   };
-  // What a step is sent with.
+  // How a step is sent.
   struct StepShape {
     uint32_t micros = 1;
     std::optional<double> loss_scale = std::nullopt;
@@ -37,16 +37,16 @@ class TeamRpcTest : public RpcTest {
   Team StartTeam(v1::RunSpec wire_spec, uint32_t world);
 
   static std::string GradientOf(const Team& team, uint32_t tensor, uint64_t step, uint32_t rank, uint32_t micro);
-  // In fp32, in the order in which they are given.
+  // The sum of the gradients in fp32, in the order in which they are given.
   static std::vector<float> Sum(const RunSpec& spec, uint32_t tensor, const std::vector<std::string>& gradients);
   // The sum of the tensor's gradients over all ranks and micro-batches of the step.
   static std::vector<float> SumOf(const Team& team, uint32_t tensor, uint64_t step, uint32_t micros);
 
   void SendStep(Team* team, uint64_t step, const StepShape& shape);
   static void UpdateReference(Team* team, uint64_t step, uint32_t micros, float scale, float clip = 1);
-  // Every rank gets the reference's weights to the bit. Returns rank 0's answer.
+  // Expects that every rank gets the reference's weights to the bit. Returns rank 0's answer.
   static StepAnswer ExpectApplied(Team* team);
-  // A whole step.
+  // Makes a whole step, and expects the reference's weights.
   void ExpectStep(Team* team, uint64_t step, uint32_t micros, float scale);
 
  private:

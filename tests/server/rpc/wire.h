@@ -1,4 +1,5 @@
-// A rank's Train stream as a bare client has it, and what comes back of a step. They send and read; the tests assert.
+// A rank's Train stream as a bare client sees it, and what comes back from a step. They send and read; the tests
+// assert.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -17,14 +18,14 @@
 
 namespace ballast::testing {
 
-// The lane that it tests with, for the session of `token`; nullptr: gRPC.
+// Opens the lane that this executable tests, for the session of `token`; nullptr: gRPC.
 absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string& token);
 
 inline absl::Span<const std::byte> Bytes(const std::string& s) {
   return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
 }
 
-// A rank's Train stream, call by call: over gRPC, or from Open on over the lane of the tests.
+// A rank's Train stream, call by call: over gRPC or, from Open on, over the lane that is tested.
 class Wire {
  public:
   explicit Wire(v1::TrainerService::Stub* stub) : stub_(stub) {}
@@ -32,21 +33,21 @@ class Wire {
 
   bool Open(const std::string& token, const v1::Open& rest = {});  // waits for Opened
   bool Send(const v1::TrainRequest& request);
-  // What is sent from now on waits, and goes as one batch with Release.
+  // From now on messages wait; Release sends them as one batch.
   void Hold() { held_.emplace(); }
   bool Release();
   bool Begin(uint64_t step, std::optional<double> lr = std::nullopt);
   bool BeginMicro(uint32_t micro, bool last);
   bool Chunk(const v1::Gradient& gradient);
   bool EndMicro(uint32_t micro, const std::string& absent = "", std::optional<double> loss = std::nullopt);
-  // And its last, or only, micro-batch.
+  // Ends the step, and its last or only micro-batch.
   bool EndStep(const std::string& absent = "", std::optional<double> loss = std::nullopt, uint32_t micro = 0);
   std::optional<v1::TrainResponse> Read();  // batches: one by one
   // Reads on until weights come: a tensor is updated. False: the stream ended.
   bool AwaitWeights();
-  // That gRPC brought; a batch is one.
+  // Messages that gRPC brought; a batch counts as one.
   uint64_t messages_read() const { return messages_read_; }
-  // Ends the stream: with what the daemon says of it, having read all it still sends.
+  // Reads everything the daemon still sends, ends the stream, and returns the daemon's status.
   grpc::Status Finish();
   grpc::Status Hang();  // cancels
   void CloseInput() { lane_ != nullptr ? lane_->WritesDone() : stream().WritesDone(); }
@@ -65,7 +66,7 @@ class Wire {
   bool finished_ = false;
 };
 
-// What came back of a step.
+// What came back from a step.
 struct StepAnswer {
   std::map<uint32_t, std::string> weights;        // whole tensors, by index
   std::map<uint32_t, std::vector<float>> scales;  // as they came, chunk after chunk

@@ -61,7 +61,7 @@ class RawTrainer {
     request.mutable_step_end();
     Send(request);
   }
-  // In a slot; returns which.
+  // Sends a gradient in a slot; returns the slot.
   uint32_t Chunk(v1::Gradient gradient) {
     const uint32_t slot = lender.Take().value();
     std::memcpy(lender.at(slot).data(), gradient.data().data(), gradient.data().size());
@@ -74,7 +74,7 @@ class RawTrainer {
     return slot;
   }
 
-  // Waits for it. False: the daemon hung up.
+  // Waits for the next record. False: the daemon hung up.
   bool Next(ShmRecord* record) {
     for (bool gone = false;; gone = socket_.HungUp()) {
       if (reader_.Next(record).value()) return true;
@@ -95,7 +95,7 @@ class RawTrainer {
     }
     return absl::UnavailableError("the daemon hung up");
   }
-  // Until the step's result, giving every slot back.
+  // Reads until the step's result, giving every slot back.
   StepAnswer Step() {
     StepAnswer answer;
     ShmRecord record;
@@ -149,7 +149,7 @@ class ShmRpcTest : public RpcTest {
     std::unique_ptr<RawTrainer> trainer;
     std::unique_ptr<Reference> reference;
   };
-  // With its weights loaded and its stream open.
+  // Starts a run, loads its weights and opens the stream.
   Raw StartRaw(v1::RunSpec wire_spec, uint32_t world = 1) {
     wire_spec.set_ranks(world);
     Raw raw;

@@ -1,4 +1,4 @@
-// Sets of chunks, written down.
+// Makes sets of chunks from literals.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace ballast::testing {
 
-// By tensor, by chunk; nothing: everything.
+// The set of the chunks that are true, by tensor and chunk; an empty list stands for all chunks.
 inline ChunkSet ChunkSetOf(const std::vector<std::vector<bool>>& by_tensor) {
   if (by_tensor.empty()) return {};
   auto starts = std::make_shared<std::vector<uint64_t>>(1);

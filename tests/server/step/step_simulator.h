@@ -1,8 +1,8 @@
-// Ranks, connections, a device and a clock around a real step machine, all drawn from one seed: whatever it does, it
-// does again for the same seed. Ranks keep to the protocol; connections break, processes die, come back, stay away or
-// are replaced, clocks jump. The checker looks at every event.
+// Ranks, connections, a device and a clock around a real step machine, all drawn from one seed: the same seed gives the
+// same run. Ranks keep to the protocol; connections break, processes die, come back, stay away or are replaced, clocks
+// jump. The checker looks at every event.
 //
-// First come faults, then none: then every step must close, or it is a deadlock.
+// Faults come only in the first part of a run. In the second part every step must close; otherwise it is a deadlock.
 #pragma once
 
 #include <iosfwd>

@@ -1,4 +1,4 @@
-// What must hold of the step machine whatever happens around it. The checker sees each event with its effects, keeps
+// What must hold for the step machine whatever happens around it. The checker sees each event with its effects, keeps
 // its own account of who has contributed what, and names the first effect that does not follow from the protocol.
 //
 // It shares nothing with the machine: the sums are kept as lists of their terms, so that two sums are equal to the bit
@@ -25,7 +25,7 @@ struct RunShape {
   std::vector<uint64_t> last_chunk_bytes;  // by tensor
   uint64_t window_bytes = 0;
   uint64_t coverage_seed = 0;  // 0: every rank covers everything
-  // Whether the rank of so many contributes to the chunk. Some rank does.
+  // Whether the rank, in a world of so many, contributes to the chunk. Some rank always does.
   bool Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const;
   ChunkSet CoverageOf(uint32_t rank, uint32_t world) const;
   uint64_t ChunkBytes(ChunkId id) const {
@@ -41,7 +41,7 @@ inline uint64_t Mix(uint64_t a, uint64_t b) {
   return x ^ (x >> 31);
 }
 
-// Whether ranks keep to the protocol: then no message of theirs may be refused as wrong or out of place.
+// Whether ranks keep to the protocol. If they do, none of their messages may be refused as wrong or out of place.
 enum class Peers { kLawful, kAny };
 
 class StepChecker {
@@ -55,9 +55,9 @@ class StepChecker {
   uint64_t version(uint32_t tensor) const { return version_[tensor]; }
   // Updates of the step that the device has not answered.
   bool updating(uint64_t step) const;
-  // The device works at an update, or a verdict is awaited.
+  // Whether the device works at an update, or a verdict is awaited.
   bool device_busy() const;
-  // The last event's chunk was in from every rank, and found no slab.
+  // Whether the last event's chunk had come from every rank, and found no slab.
   bool waited_for_slab() const { return waited_for_slab_; }
 
  private:
