@@ -11,7 +11,7 @@
 namespace ballast {
 namespace {
 
-// A node of StepRunner's map of what is held, and what the allocator takes for it and for the payload.
+// A node of RankLink's map of what is held, and what the allocator takes for it and for the payload.
 constexpr uint64_t kAllocation = 16, kNodePointers = 4 * sizeof(void*);
 constexpr uint64_t kHeldBytes = sizeof(std::pair<const ChunkId, Payload>) + kNodePointers + 2 * kAllocation;
 

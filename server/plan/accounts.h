@@ -1,5 +1,5 @@
 // What a run's accounts of its ranks' gradients take in host memory, at most: which chunks each contributes and
-// receives (Coverage), which have come (Reduction), and where those that wait to be summed lie (StepRunner). Part of
+// receives (Coverage), which have come (Reduction), and where those that wait to be summed lie (RankLink). Part of
 // the plan, so that no client's numbers of tensors, ranks and micro-batches end the daemon.
 //
 // Pure functions; thread-safe.
