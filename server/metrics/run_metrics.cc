@@ -87,7 +87,7 @@ void RunSeries::AddInfo() {
   OnState("waiting");
 }
 
-void RunSeries::OnStep(const StepReport& report) {
+void RunSeries::OnStep(const StepRecord& report) {
   CountOutcome(report);
   nonfinite_->Increment(static_cast<double>(report.nonfinite_tensors));
   blocks_rejected_->Increment(static_cast<double>(report.rejected_blocks));
@@ -95,7 +95,7 @@ void RunSeries::OnStep(const StepReport& report) {
   if (report.outcome == Outcome::kApplied || report.outcome == Outcome::kPartial) ObserveStep(report);
 }
 
-void RunSeries::CountOutcome(const StepReport& report) {
+void RunSeries::CountOutcome(const StepRecord& report) {
   switch (report.outcome) {
     case Outcome::kApplied:
       return steps_applied_->Increment();
@@ -108,7 +108,7 @@ void RunSeries::CountOutcome(const StepReport& report) {
   }
 }
 
-void RunSeries::ObserveStep(const StepReport& report) {
+void RunSeries::ObserveStep(const StepRecord& report) {
   Set(&step_, static_cast<double>(report.step));
   Set(&last_step_, options_.clock.unix_s());
   Set(&learning_rate_, report.learning_rate);
@@ -134,7 +134,7 @@ void RunSeries::ObserveRms(const std::vector<double>& tensor_rms) {
   rms_distribution_->ObserveMultiple(counts, sum);
 }
 
-void RunSeries::SetLayer(size_t layer, const StepReport::Layer& report) {
+void RunSeries::SetLayer(size_t layer, const StepRecord::Layer& report) {
   if (report.rms_ratio && std::isfinite(*report.rms_ratio)) {
     Set(&rms_ratio_, layer, *report.rms_ratio);
     options_.recent_max->Observe(layer, *report.rms_ratio, options_.clock.steady_s());

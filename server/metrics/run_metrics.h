@@ -32,7 +32,7 @@ class RunSeries final : public RunMetrics {
   RunSeries(Families* families, Options options);
   ~RunSeries() override;
 
-  void OnStep(const StepReport& report) override;
+  void OnStep(const StepRecord& report) override;
   void OnSpikes(const SpikeReport& report) override;
   void OnSpikeAction(std::string_view action) override;
   void OnReceived(std::string_view transport, uint64_t bytes) override;
@@ -64,10 +64,10 @@ class RunSeries final : public RunMetrics {
   };
 
   void AddInfo();
-  void CountOutcome(const StepReport& report);
-  void ObserveStep(const StepReport& report);
+  void CountOutcome(const StepRecord& report);
+  void ObserveStep(const StepRecord& report);
   void ObserveRms(const std::vector<double>& tensor_rms);
-  void SetLayer(size_t layer, const StepReport::Layer& report);
+  void SetLayer(size_t layer, const StepRecord::Layer& report);
   void ShowScore(SpikeKind predictor, const SpikeScore::Counts& counts);
   std::vector<prometheus::Counter*> AddLayerCounters(FamilyRef family);
   std::vector<RankSeries> AddRanks();

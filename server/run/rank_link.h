@@ -23,7 +23,7 @@
 #include "server/run/rank_stream.h"
 #include "server/run/sender.h"
 #include "server/spec/run_spec.h"
-#include "server/step/closed_step.h"
+#include "server/step/client_state.h"
 #include "server/step/payload.h"
 #include "server/store/parameter_store.h"
 

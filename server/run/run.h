@@ -57,7 +57,7 @@ class Run {
     bool weights_loaded = false;
     bool loaded_here = false;  // by this very session
     std::vector<uint64_t> digests = {};
-    std::optional<ClosedStep> last_result = {};
+    std::optional<StepRecord> last_result = {};
     bool step_open = false;  // and of the open step, when resumed:
     Held held = {};
     std::vector<bool> applied = {};  // updated, by tensor

@@ -225,14 +225,12 @@ void StepExecutor::Do(const effect::Publish& e) {
 void StepExecutor::Do(const effect::Close& e) {
   DropAllHeld();
   for (RankLink& link : links_) link.KeepComingState();
-  ClosedStep closed = ClosedStepOf(e);
-  const StepFindings found = judge_.Observe(&closed);
-  const SpikeReport spikes = judge_.ReportOf(closed, found);
-  reporter_.OnSpikes(spikes, closed);
-  AnswerSpikes(closed);
-  reporter_.LogSpikes(closed);
-  reporter_.Report(ReportOf(e), updater_.last_update_s(), closed, found, spikes, updater_.statistics());
-  results_.push_back(std::move(closed));
+  StepRecord record = RecordOf(e);
+  judge_.Observe(&record);
+  reporter_.OnSpikes(judge_.ReportOf(record), record);
+  AnswerSpikes(record);
+  reporter_.LogSpikes(record);
+  results_.push_back(reporter_.Report(std::move(record), updater_.statistics()));
   if (results_.size() > kResultsKept) results_.pop_front();
   if (e.outcome != Outcome::kPartial || !spec_->rewinds_torn) {
     return rewinder_.OnClosed(e.step, [this] { return Memory(); });
@@ -242,8 +240,8 @@ void StepExecutor::Do(const effect::Close& e) {
 }
 
 void StepExecutor::Do(const effect::Result& e) {
-  for (const ClosedStep& closed : results_) {
-    if (closed.step == e.step) links_[e.rank].sender().Result(closed);
+  for (const StepRecord& record : results_) {
+    if (record.step == e.step) links_[e.rank].sender().Result(record);
   }
 }
 
@@ -266,32 +264,24 @@ void StepExecutor::OnVerdict(const event::Verdict& verdict) {
   Handle(verdict).IgnoreError();  // never refused
 }
 
-ClosedStep StepExecutor::ClosedStepOf(const effect::Close& e) const {
-  ClosedStep closed{.step = e.step,
+StepRecord StepExecutor::RecordOf(const effect::Close& e) {
+  StepRecord record{.step = e.step,
                     .outcome = e.outcome,
                     .reason = e.reason,
                     .detail = e.outcome == Outcome::kApplied ? gate_.stopped() : e.detail,
                     .not_applied = e.not_applied,
                     .left_out = settings_.left_out,
+                    .update_seconds = updater_.busy_s(),
+                    .loss = judge_.Loss(),
+                    .learning_rate = HyperOf(spec_->groups[0], settings_.hyper[0], "lr").value_or(0),
                     .clip_coefficient = settings_.clip};
-  updater_.statistics().Complete(&closed);
-  return closed;
+  updater_.statistics().Complete(&record);
+  reporter_.Complete(&record, updater_.last_update_s());
+  return record;
 }
 
-StepReport StepExecutor::ReportOf(const effect::Close& e) const {
-  StepReport report;
-  report.step = e.step;
-  report.outcome = e.outcome;
-  report.reason = e.reason;
-  report.loss = judge_.Loss();
-  report.update_seconds = updater_.busy_s();
-  report.learning_rate = HyperOf(spec_->groups[0], settings_.hyper[0], "lr").value_or(0);
-  updater_.statistics().Complete(&report);
-  return report;
-}
-
-void StepExecutor::AnswerSpikes(const ClosedStep& closed) {
-  StepJudge::Answer answer = judge_.AnswerTo(closed);
+void StepExecutor::AnswerSpikes(const StepRecord& record) {
+  StepJudge::Answer answer = judge_.AnswerTo(record);
   switch (answer.what) {
     case SpikePolicy::Answer::kGoOn:
       return;
@@ -309,11 +299,8 @@ void StepExecutor::StopIf(std::string why) {
 }
 
 RunMemory StepExecutor::Memory() const {
-  RunMemory memory{.result = results_.back(),
-                   .loss = judge_.Loss(),
-                   .stopped = gate_.stopped(),
-                   .client_states = {},
-                   .detector = judge_.detector()};
+  RunMemory memory{
+      .result = results_.back(), .stopped = gate_.stopped(), .client_states = {}, .detector = judge_.detector()};
   updater_.Remember(&memory);
   for (const RankLink& link : links_) memory.client_states.push_back(link.state());
   return memory;

@@ -30,8 +30,9 @@
 #include "server/run/step_reporter.h"
 #include "server/run/step_settings.h"
 #include "server/run/tensor_updater.h"
-#include "server/step/closed_step.h"
+#include "server/step/client_state.h"
 #include "server/step/step_machine.h"
+#include "server/step/step_record.h"
 #include "server/store/parameter_store.h"
 #include "server/store/snapshot_ring.h"
 
@@ -86,8 +87,8 @@ class StepExecutor {
   const TensorUpdater& updater() const { return updater_; }
   const StepJudge& judge() const { return judge_; }
 
-  std::optional<ClosedStep> last_result() const {
-    return results_.empty() ? std::nullopt : std::optional<ClosedStep>(results_.back());
+  std::optional<StepRecord> last_result() const {
+    return results_.empty() ? std::nullopt : std::optional<StepRecord>(results_.back());
   }
   // What the rank's process sent last with the StepEnd of a step that has closed.
   const std::optional<ClientState>& client_state(uint32_t rank) const { return links_[rank].state(); }
@@ -124,10 +125,10 @@ class StepExecutor {
 
   void OnUpdated(const effect::Update& e, const TaskResult* result);
   void OnVerdict(const event::Verdict& verdict);
-  ClosedStep ClosedStepOf(const effect::Close& e) const;
-  StepReport ReportOf(const effect::Close& e) const;
+  // All but what the judge fills in.
+  StepRecord RecordOf(const effect::Close& e);
   // Goes back to a snapshot, or stops the run, where its policy wants that.
-  void AnswerSpikes(const ClosedStep& closed);
+  void AnswerSpikes(const StepRecord& record);
   void StopIf(std::string why);
   RunMemory Memory() const;
   void Recall(const RunMemory& memory);
@@ -144,7 +145,7 @@ class StepExecutor {
   TensorUpdater updater_;
   StepJudge judge_;
   Rewinder rewinder_;
-  std::deque<ClosedStep> results_;  // of the last steps, oldest first
+  std::deque<StepRecord> results_;  // of the last steps, oldest first
   int executing_ = 0;               // effects
   // The message in hand.
   message::Gradient* gradient_ = nullptr;

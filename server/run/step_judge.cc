@@ -1,6 +1,7 @@
 #include "server/run/step_judge.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -113,30 +114,33 @@ StepFindings StepJudge::FindingsOf(uint64_t step) const {
           .first_nonfinite = gradients.first_nonfinite};
 }
 
-StepFindings StepJudge::Observe(ClosedStep* closed) {
-  StepFindings found = FindingsOf(closed->step);
+void StepJudge::Observe(StepRecord* record) {
+  StepFindings found = FindingsOf(record->step);
   // Gradients that a trainer scales up until they overflow are no finding; a step that nobody measured has no norm.
-  if (closed->reason == "overflow") found.nonfinite_tensors = 0;
-  if (closed->outcome == Outcome::kAborted) found.grad_norm.reset();
-  closed->spikes = detector_.Observe(found);
-  return found;
+  if (record->reason == "overflow") found.nonfinite_tensors = 0;
+  if (record->outcome == Outcome::kAborted) found.grad_norm.reset();
+  record->spikes = detector_.Observe(found);
+  record->curvature_ratio = Highest(found.curvature);
+  for (const LayerValue& layer : found.rms) {
+    record->layer_rms.push_back(layer.value ? static_cast<float>(*layer.value) : std::nanf(""));
+  }
 }
 
-SpikeReport StepJudge::ReportOf(const ClosedStep& closed, const StepFindings& found) const {
-  SpikeReport report{.events = closed.spikes};
+SpikeReport StepJudge::ReportOf(const StepRecord& record) const {
+  SpikeReport report{.events = record.spikes};
   for (size_t i = 0; i < kPredictors; ++i) report.scores[i] = detector_.score(static_cast<SpikeKind>(i)).counts();
-  report.curvature = Highest(found.curvature);
+  report.curvature = record.curvature_ratio;
   report.updates_held = environment_.updater->statistics().held();
   return report;
 }
 
-StepJudge::Answer StepJudge::AnswerTo(const ClosedStep& closed) {
-  Answer answer{.what = policy_.Decide(closed.spikes)};
+StepJudge::Answer StepJudge::AnswerTo(const StepRecord& record) {
+  Answer answer{.what = policy_.Decide(record.spikes)};
   if (answer.what == SpikePolicy::Answer::kGoOn) return answer;
   const RunSpec& spec = *environment_.spec;
-  answer.why = SpikeText(*policy_.ActedOn(closed.spikes), spec);
+  answer.why = SpikeText(*policy_.ActedOn(record.spikes), spec);
   if (answer.what == SpikePolicy::Answer::kStop) {
-    answer.why = absl::StrCat("run '", spec.run_id, "' stopped itself at step ", closed.step, " after ",
+    answer.why = absl::StrCat("run '", spec.run_id, "' stopped itself at step ", record.step, " after ",
                               policy_.rewinds(), " rewinds (spikes.max_rewinds): ", answer.why,
                               "; look at its data and learning rate, then rewind it and go on, or delete it");
   }

@@ -18,8 +18,8 @@
 #include "server/spec/run_spec.h"
 #include "server/stability/spike_detector.h"
 #include "server/stability/spike_policy.h"
-#include "server/step/closed_step.h"
 #include "server/step/step_machine.h"
+#include "server/step/step_record.h"
 #include "server/step/step_verdict.h"
 
 namespace ballast {
@@ -53,11 +53,11 @@ class StepJudge {
   void Judge(const effect::Judge& judge);
   bool awaits_answers() const { return awaited_ > 0; }  // of the device
 
-  // What the step that is being closed shows; fills in its spikes. Each step once.
-  StepFindings Observe(ClosedStep* closed);
-  // The same for the metrics.
-  SpikeReport ReportOf(const ClosedStep& closed, const StepFindings& found) const;
-  Answer AnswerTo(const ClosedStep& closed);  // each step once, when it is observed
+  // What the step that is being closed shows: fills in spikes, curvature_ratio and layer_rms. Each step once.
+  void Observe(StepRecord* record);
+  // Of a step that is observed.
+  SpikeReport ReportOf(const StepRecord& record) const;
+  Answer AnswerTo(const StepRecord& record);  // each step once
 
   // What a snapshot keeps, and the way back to it.
   const SpikeDetector& detector() const { return detector_; }

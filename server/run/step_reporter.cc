@@ -1,7 +1,6 @@
 #include "server/run/step_reporter.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "server/base/clock.h"
@@ -12,10 +11,10 @@ namespace ballast {
 namespace {
 
 // What is measured only now and then stays until it is measured again.
-StepReport::Layer Latest(const StepReport::Layer& before, StepReport::Layer now) {
+StepRecord::Layer Latest(const StepRecord::Layer& before, StepRecord::Layer now) {
   for (auto field :
-       {&StepReport::Layer::update_to_weight_ratio, &StepReport::Layer::edq_ratio, &StepReport::Layer::unchanged_ratio,
-        &StepReport::Layer::hi_edq_ratio, &StepReport::Layer::hi_unchanged_ratio}) {
+       {&StepRecord::Layer::update_to_weight_ratio, &StepRecord::Layer::edq_ratio, &StepRecord::Layer::unchanged_ratio,
+        &StepRecord::Layer::hi_edq_ratio, &StepRecord::Layer::hi_unchanged_ratio}) {
     if (!(now.*field)) now.*field = before.*field;
   }
   return now;
@@ -57,70 +56,50 @@ void StepReporter::OnRankEnded(uint32_t rank, uint32_t ranks_in_step) {
   environment_.metrics->OnRankSeen(rank);
 }
 
-void StepReporter::OnSpikes(const SpikeReport& report, const ClosedStep& closed) {
-  environment_.metrics->OnSpikes(report);
-  if (closed.reason == "spike") environment_.metrics->OnSpikeAction("skip");
+void StepReporter::Complete(StepRecord* record, double last_update_s) {
+  record->closed_at_s = UnixSeconds();
+  record->seconds = (last_update_s > 0 ? last_update_s : MonotonicSeconds()) - clock_.begin_s;
+  record->receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
+  record->wait_seconds = clock_.wait_s;
+  record->last_rank = clock_.last_rank;
+  record->received_bytes = std::exchange(received_bytes_, 0);
+  record->sent_bytes = std::exchange(sent_bytes_, 0);
 }
 
-void StepReporter::LogSpikes(const ClosedStep& closed) const {
-  for (const SpikeEvent& event : closed.spikes) {
+void StepReporter::OnSpikes(const SpikeReport& report, const StepRecord& record) {
+  environment_.metrics->OnSpikes(report);
+  if (record.reason == "spike") environment_.metrics->OnSpikeAction("skip");
+}
+
+void StepReporter::LogSpikes(const StepRecord& record) const {
+  for (const SpikeEvent& event : record.spikes) {
     Log(LogLevel::kWarn, "spike", "a loss spike, or what tells of one",
-        {{"run_id", environment_.spec->run_id}, {"step", closed.step}, {"err", SpikeText(event, *environment_.spec)}});
+        {{"run_id", environment_.spec->run_id}, {"step", record.step}, {"err", SpikeText(event, *environment_.spec)}});
   }
 }
 
-void StepReporter::Report(StepReport report, double last_update_s, const ClosedStep& closed, const StepFindings& found,
-                          const SpikeReport& spikes, const StepStatistics& statistics) {
+StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statistics) {
   const double now_s = MonotonicSeconds();
-  report.seconds = (last_update_s > 0 ? last_update_s : now_s) - clock_.begin_s;
-  report.receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
-  environment_.metrics->OnStep(report);
-  LogTorn(closed);
-  Remember(report, closed, found, spikes);
+  environment_.metrics->OnStep(record);
+  LogTorn(record);
+  const std::vector<StepRecord::Layer> layers = std::exchange(record.layers, {});
+  const std::vector<double> tensor_rms = std::exchange(record.tensor_rms, {});
+  environment_.history->Add(record);
   environment_.board->Write([&](RunStatus& s) {
-    s.step = closed.step;
-    s.loss = report.loss;
-    s.last_result = closed;
+    s.last_result = record;
     s.step_s = clock_.first_byte_s > 0 ? now_s - clock_.first_byte_s : now_s - clock_.begin_s;
-    s.applied += closed.outcome == Outcome::kApplied ? 1 : 0;
-    s.skipped += closed.outcome == Outcome::kSkipped ? 1 : 0;
-    s.partial += closed.outcome == Outcome::kPartial ? 1 : 0;
-    s.aborted += closed.outcome == Outcome::kAborted ? 1 : 0;
-    if (closed.outcome == Outcome::kSkipped || closed.outcome == Outcome::kAborted) return;  // nothing was updated
+    s.applied += record.outcome == Outcome::kApplied ? 1 : 0;
+    s.skipped += record.outcome == Outcome::kSkipped ? 1 : 0;
+    s.partial += record.outcome == Outcome::kPartial ? 1 : 0;
+    s.aborted += record.outcome == Outcome::kAborted ? 1 : 0;
+    if (record.outcome == Outcome::kSkipped || record.outcome == Outcome::kAborted) return;  // nothing was updated
     s.tensors = statistics.First(kTensorsShown);
     s.rms_ratio_max.reset();
-    for (double rms : report.tensor_rms) s.rms_ratio_max = std::max(s.rms_ratio_max.value_or(0), rms);
-    s.layers.resize(report.layers.size());
-    for (size_t i = 0; i < report.layers.size(); ++i) s.layers[i] = Latest(s.layers[i], report.layers[i]);
+    for (double rms : tensor_rms) s.rms_ratio_max = std::max(s.rms_ratio_max.value_or(0), rms);
+    s.layers.resize(layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) s.layers[i] = Latest(s.layers[i], layers[i]);
   });
-}
-
-void StepReporter::Remember(const StepReport& report, const ClosedStep& closed, const StepFindings& found,
-                            const SpikeReport& spikes) {
-  StepRecord record{.step = closed.step,
-                    .outcome = closed.outcome,
-                    .reason = closed.reason,
-                    .detail = closed.detail,
-                    .closed_at_s = UnixSeconds(),
-                    .loss = report.loss,
-                    .learning_rate = report.learning_rate,
-                    .grad_norm = closed.grad_norm,
-                    .clip_coefficient = closed.clip_coefficient,
-                    .seconds = report.seconds,
-                    .receive_seconds = report.receive_seconds,
-                    .update_seconds = report.update_seconds,
-                    .wait_seconds = clock_.wait_s,
-                    .last_rank = clock_.last_rank,
-                    .received_bytes = std::exchange(received_bytes_, 0),
-                    .sent_bytes = std::exchange(sent_bytes_, 0),
-                    .spikes = closed.spikes};
-  record.curvature_ratio = spikes.curvature;
-  record.edq_ratio = report.whole.edq_ratio;
-  record.unchanged_ratio = report.whole.unchanged_ratio;
-  for (const LayerValue& layer : found.rms) {
-    record.layer_rms.push_back(layer.value ? static_cast<float>(*layer.value) : std::nanf(""));
-  }
-  environment_.history->Add(std::move(record));
+  return record;
 }
 
 void StepReporter::ShowRanks(std::vector<RankStatus> ranks) {
@@ -143,8 +122,6 @@ void StepReporter::ShowStopped(const std::string& why) {
 
 void StepReporter::ShowRewound(const RunMemory& memory) {
   environment_.board->Write([&](RunStatus& s) {
-    s.step = memory.result.step;
-    s.loss = memory.loss;
     s.last_result = memory.result;
     s.failure = memory.stopped;
     ++s.rewinds;
@@ -215,15 +192,15 @@ void StepReporter::LogLeaseIfOver(uint32_t rank, const std::string& peer, double
   lease_over_[rank] = over;
 }
 
-void StepReporter::LogTorn(const ClosedStep& closed) const {
-  if (closed.outcome != Outcome::kPartial && closed.outcome != Outcome::kAborted) return;
+void StepReporter::LogTorn(const StepRecord& record) const {
+  if (record.outcome != Outcome::kPartial && record.outcome != Outcome::kAborted) return;
   Log(LogLevel::kWarn, "step_torn", "a step was not applied, or in part",
       {{"run_id", environment_.spec->run_id},
-       {"step", closed.step},
-       {"reason", closed.reason},
-       {"outcome", std::string(OutcomeName(closed.outcome))},
-       {"tensors_not_applied", uint64_t{closed.not_applied.size()}},
-       {"err", closed.detail}});
+       {"step", record.step},
+       {"reason", record.reason},
+       {"outcome", std::string(OutcomeName(record.outcome))},
+       {"tensors_not_applied", uint64_t{record.not_applied.size()}},
+       {"err", record.detail}});
 }
 
 }  // namespace ballast

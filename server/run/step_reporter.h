@@ -16,9 +16,8 @@
 #include "server/run/run_status.h"
 #include "server/run/step_statistics.h"
 #include "server/spec/run_spec.h"
-#include "server/stability/spike_detector.h"
-#include "server/step/closed_step.h"
 #include "server/step/step_machine.h"
+#include "server/step/step_record.h"
 #include "server/store/snapshot_ring.h"
 
 namespace ballast {
@@ -45,11 +44,12 @@ class StepReporter {
   // The rank has ended the step, of so many. If it is the last, all others have waited for it.
   void OnRankEnded(uint32_t rank, uint32_t ranks_in_step);
 
-  // A closed step. `report`: all but its times. `last_update_s`: MonotonicSeconds of its last update; 0: none.
-  void OnSpikes(const SpikeReport& report, const ClosedStep& closed);
-  void LogSpikes(const ClosedStep& closed) const;
-  void Report(StepReport report, double last_update_s, const ClosedStep& closed, const StepFindings& found,
-              const SpikeReport& spikes, const StepStatistics& statistics);
+  // A closed step.
+  void Complete(StepRecord* record, double last_update_s);  // MonotonicSeconds; 0: no tensor was updated. Once
+  void OnSpikes(const SpikeReport& report, const StepRecord& record);
+  void LogSpikes(const StepRecord& record) const;
+  // Returns what of the record is kept.
+  StepRecord Report(StepRecord record, const StepStatistics& statistics);
 
   // The run.
   void ShowRanks(std::vector<RankStatus> ranks);  // by rank, of all there are
@@ -76,14 +76,11 @@ class StepReporter {
     double wait_s = 0;       // of all others for it
   };
 
-  // Adds the step to the history.
-  void Remember(const StepReport& report, const ClosedStep& closed, const StepFindings& found,
-                const SpikeReport& spikes);
-  void LogTorn(const ClosedStep& closed) const;
+  void LogTorn(const StepRecord& record) const;
 
   const Environment environment_;
   StepClock clock_;                               // of the open step
-  uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // payload, since a step was remembered
+  uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // payload, since a step closed
   std::vector<bool> lease_over_;                  // by rank: and the log was told
 };
 
