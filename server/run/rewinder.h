@@ -47,9 +47,10 @@ class Rewinder {
     ParameterStore* store;
     std::unique_ptr<SnapshotRing> snapshots;
     StepReporter* reporter;
-    // The steps since this one, and the sessions, are over. UNAVAILABLE, and nothing is: a step is being judged.
+    // Discards the steps since this one, and ends every session. UNAVAILABLE, and nothing changes, while a step is
+    // being judged.
     std::function<absl::Status(uint64_t to_step)> discard;
-    // Everybody who decides from earlier steps knows again what he knew then. Weights and state are back already.
+    // Gives back what was known at that step to those who decide from earlier steps. Weights and state are back.
     std::function<void(const RunMemory& memory)> recall;
   };
   explicit Rewinder(Environment environment) : environment_(std::move(environment)) {}
@@ -63,11 +64,11 @@ class Rewinder {
 
   // Carried out by CarryOut. FAILED_PRECONDITION names the snapshots kept.
   void Ask(RewindOrder order, RewindDone done) { due_.push_back({std::move(order), std::move(done)}); }
-  // Of the run's own accord: `rewound` when it is done; where it cannot be, the log says so, with `why`.
+  // For the run itself: calls `rewound` when it is done; where it cannot be done, the log says so, with `why`.
   void AskItself(RewindOrder order, std::string why, absl::AnyInvocable<void()> rewound);
   // Carries out what was asked for, until a step is being judged. Not while effects are carried out.
   void CarryOut();
-  // Who has asked is told this.
+  // Answers all who have asked with this status.
   void End(const absl::Status& status);
 
   // For a PullJob: of the snapshot of `step`, or with 0 the latest weights. FAILED_PRECONDITION as above.

@@ -41,14 +41,15 @@ class StepReporter {
   void OnOpened();
   void OnReceived(const std::string& lane, uint64_t bytes);  // a gradient's payload
   void OnSent(const std::string& lane, uint64_t bytes);      // a weights chunk's
-  // The rank has ended the step, of so many. If it is the last, all others have waited for it.
+  // The rank has ended the step, which so many ranks take part in. If it is the last, all others have waited for it.
   void OnRankEnded(uint32_t rank, uint32_t ranks_in_step);
 
   // A closed step.
-  void Complete(StepRecord* record, double last_update_s);  // MonotonicSeconds; 0: no tensor was updated. Once
+  // Fills in its times, bytes and last_rank, once. last_update_s: MonotonicSeconds; 0: no tensor was updated.
+  void Complete(StepRecord* record, double last_update_s);
   void OnSpikes(const SpikeReport& report, const StepRecord& record);
   void LogSpikes(const StepRecord& record) const;
-  // Returns what of the record is kept.
+  // Shows the record, and returns what of it is kept.
   StepRecord Report(StepRecord record, const StepStatistics& statistics);
 
   // The run.
@@ -64,7 +65,7 @@ class StepReporter {
   void LogRefused(const RankStream& stream, const absl::Status& why) const;
   // A stream, or a session without one, is over.
   void LogEnd(uint32_t rank, const std::string& peer, const std::string& lane, const absl::Status& why) const;
-  // Once for each lease, of every rank at each tick.
+  // For each rank at each tick: logs a lease that is over, once.
   void LogLeaseIfOver(uint32_t rank, const std::string& peer, double now_s);
 
  private:

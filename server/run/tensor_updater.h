@@ -44,8 +44,8 @@ class TensorUpdater {
   void Update(const effect::Update& update);
   // What the step's gradient of the tensor has, before any clipping.
   void Measure(uint64_t step, uint32_t tensor, Slab slab, Done done);
-  // What the tensor's update would show. From here on until Begin the step is probed: whoever probes it asks for the
-  // curvature of its tensors as well, where there is one (ProbesCurvature).
+  // What the tensor's update would show. The step is probed from here on, and its updates do not probe the curvature
+  // again: whoever probes a tensor asks for its curvature too, where it has one (ProbesCurvature).
   void Probe(uint64_t step, uint32_t tensor, Slab slab, Done done);
   void ProbeCurvature(uint64_t step, uint32_t tensor, Slab slab, Done done);
   bool probed() const { return probed_; }
