@@ -44,7 +44,7 @@ std::string DescribeRank(size_t rank, const RankStatus& status) {
 void AddLayers(const Run& run, const RunStatus& status, v1::RunStatus* out) {
   const std::vector<std::string>& names = run.layers().names();
   for (size_t i = 0; i < std::min(names.size(), status.layers.size()); ++i) {
-    const StepReport::Layer& layer = status.layers[i];
+    const StepRecord::Layer& layer = status.layers[i];
     v1::LayerStatistics* l = out->add_layers();
     l->set_layer(names[i]);
     if (layer.rms_ratio) l->set_rms_ratio(*layer.rms_ratio);
@@ -114,7 +114,7 @@ v1::Credit FromCredit(const output::Credit& credit) {
   return out;
 }
 
-v1::StepResult FromClosedStep(const ClosedStep& closed, const RunSpec& spec) {
+v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec) {
   v1::StepResult result;
   result.set_step(closed.step);
   result.set_outcome(FromOutcome(closed.outcome));
@@ -173,8 +173,6 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   v1::RunStatus out;
   out.set_run_id(run.spec().run_id);
   out.set_state(FromState(status.state));
-  out.set_step(status.step);
-  if (status.loss) out.set_loss(*status.loss);
   if (status.rms_ratio_max) out.set_rms_ratio_max(*status.rms_ratio_max);
   out.set_parameters(run.plan().parameters);
   *out.mutable_bytes() = FromBytes(status.bytes);
@@ -184,8 +182,10 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
     if (!status.ranks[rank].peer.empty()) out.add_ranks(DescribeRank(rank, status.ranks[rank]));
   }
   if (status.last_result) {
+    out.set_step(status.last_result->step);
+    if (status.last_result->loss) out.set_loss(*status.last_result->loss);
     out.set_grad_norm(status.last_result->grad_norm);
-    *out.mutable_last_result() = FromClosedStep(*status.last_result, run.spec());
+    *out.mutable_last_result() = FromResult(*status.last_result, run.spec());
   }
   out.set_step_seconds(status.step_s);
   out.set_steps_applied(status.applied);
@@ -232,7 +232,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   out.set_weights_loaded(reply.weights_loaded);
   out.set_loaded_here(reply.loaded_here);
   for (const uint64_t digest : reply.digests) out.add_digests(digest);
-  if (reply.last_result) *out.mutable_last_result() = FromClosedStep(*reply.last_result, spec);
+  if (reply.last_result) *out.mutable_last_result() = FromResult(*reply.last_result, spec);
   out.set_step_open(reply.step_open);
   FillHeld(reply.held, &out);
   if (reply.step_open) out.set_tensors_applied(PackBits(reply.applied));

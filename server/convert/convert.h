@@ -44,7 +44,7 @@ void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* pi
 v1::Credit FromCredit(const output::Credit& credit);
 v1::StepOutcome FromOutcome(Outcome outcome);
 v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec);
-v1::StepResult FromClosedStep(const ClosedStep& closed, const RunSpec& spec);
+v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec);
 // `devices`: the labels of those that hold the run, or would hold it.
 v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes);
 v1::DeviceStatus FromDevice(const Devices::State& state);

@@ -18,8 +18,7 @@ namespace ballast {
 class Samples;
 struct RunLabels;
 struct SpikeReport;
-struct StepReport;
-using ReportedStep = StepReport;  // what the rows read when a step is closed
+struct StepRecord;
 
 enum class MetricType { kCounter, kGauge, kHistogram };
 
@@ -27,7 +26,7 @@ enum class MetricType { kCounter, kGauge, kHistogram };
 // values are events, which RunMetrics and Metrics are told of.
 struct MetricReading {
   using OfRun = void (*)(const RunLabels& run, Samples& to);          // once, when the run is added
-  using OfStep = void (*)(const ReportedStep& step, Samples& to);     // at each closed step
+  using OfStep = void (*)(const StepRecord& step, Samples& to);       // at each closed step
   using OfSpikes = void (*)(const SpikeReport& spikes, Samples& to);  // likewise
 
   OfRun of_run = nullptr;

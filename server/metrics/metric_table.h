@@ -38,46 +38,46 @@ void OfRun(const RunLabels& run, Samples& to) {
 }
 
 // At least some of its tensors were updated.
-inline bool Updated(const ReportedStep& step) {
+inline bool Updated(const StepRecord& step) {
   return step.outcome == Outcome::kApplied || step.outcome == Outcome::kPartial;
 }
 
 template <auto Field>
-void AtClose(const ReportedStep& step, Samples& to) {
+void AtClose(const StepRecord& step, Samples& to) {
   to.AddNumber(step.*Field);
 }
 
 template <auto Field>
-void AtUpdate(const ReportedStep& step, Samples& to) {
+void AtUpdate(const StepRecord& step, Samples& to) {
   if (Updated(step)) to.AddNumber(step.*Field);
 }
 
 template <auto Field>
-void OfLayers(const ReportedStep& step, Samples& to) {
+void OfLayers(const StepRecord& step, Samples& to) {
   if (!Updated(step)) return;
   for (size_t layer = 0; layer < step.layers.size(); ++layer) to.AddLayer(layer, step.layers[layer].*Field);
 }
 
-inline void Applied(const ReportedStep& step, Samples& to) {
+inline void Applied(const StepRecord& step, Samples& to) {
   if (step.outcome == Outcome::kApplied) to.Add(1);
 }
 
 template <Outcome kOutcome>
-void ByReason(const ReportedStep& step, Samples& to) {
+void ByReason(const StepRecord& step, Samples& to) {
   if (step.outcome == kOutcome) to.Add(step.reason, 1);
 }
 
-inline void TimeOfUpdate(const ReportedStep& step, Samples& to) {
+inline void TimeOfUpdate(const StepRecord& step, Samples& to) {
   if (Updated(step)) to.Add(to.unix_s());
 }
 
-inline void Phases(const ReportedStep& step, Samples& to) {
+inline void Phases(const StepRecord& step, Samples& to) {
   if (!Updated(step)) return;
   to.Add("receive", step.receive_seconds);
   to.Add("update", step.update_seconds);
 }
 
-inline void RmsOfTensors(const ReportedStep& step, Samples& to) {
+inline void RmsOfTensors(const StepRecord& step, Samples& to) {
   if (Updated(step)) to.AddAll(step.tensor_rms);
 }
 
@@ -165,57 +165,57 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "Times that the run was taken back to a snapshot, by who asked; other: a torn step, as in on_torn."},
     {"Runs and steps", "ballast_snapshots", MetricType::kGauge, "run_id", "Steps that the run can be rewound to now."},
     {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id", "Last step applied, whole or in part.",
-     reading::AtUpdate<&ReportedStep::step>},
+     reading::AtUpdate<&StepRecord::step>},
     {"Runs and steps", "ballast_last_step_timestamp_seconds", MetricType::kGauge, "run_id",
      "When it was applied (Unix time).", reading::TimeOfUpdate},
     {"Runs and steps", "ballast_step_duration_seconds", MetricType::kHistogram, "run_id",
-     "From a step's begin to its last update.", reading::AtUpdate<&ReportedStep::seconds>, kSecondsBuckets},
+     "From a step's begin to its last update.", reading::AtUpdate<&StepRecord::seconds>, kSecondsBuckets},
     {"Runs and steps", "ballast_step_phase_duration_seconds", MetricType::kHistogram, "run_id phase=receive|update",
      "receive: first gradient byte to last; update: time the device spent on updates.", reading::Phases, kPhaseBuckets},
     {"Runs and steps", "ballast_learning_rate", MetricType::kGauge, "run_id",
      "Of the first parameter group at the last step, as the trainer gave it.",
-     reading::AtUpdate<&ReportedStep::learning_rate>},
+     reading::AtUpdate<&StepRecord::learning_rate>},
     {"Runs and steps", "ballast_loss", MetricType::kGauge, "run_id", "At the last step for which the trainer sent one.",
-     reading::AtClose<&ReportedStep::loss>},
+     reading::AtClose<&StepRecord::loss>},
 
     {"Optimizer health", "ballast_rms_ratio", MetricType::kGauge, "run_id layer",
      "RMS_t = sqrt(mean(g^2 / max(v, eps^2))) at the last step, maximum over the layer's tensors; none for rules "
      "without a second moment.",
-     reading::OfLayers<&ReportedStep::Layer::rms_ratio>},
+     reading::OfLayers<&StepRecord::Layer::rms_ratio>},
     {"Optimizer health", "ballast_rms_ratio_recent_max", MetricType::kGauge, "run_id layer",
      "Maximum of ballast_rms_ratio over the last 60 s, and never less than at the last step."},
     {"Optimizer health", "ballast_rms_ratio_distribution", MetricType::kHistogram, "run_id",
      "RMS_t of every tensor at every step.", reading::RmsOfTensors, kRmsBuckets},
     {"Optimizer health", "ballast_gradient_norm", MetricType::kGauge, "run_id",
-     "L2 norm of the whole gradient at the last step.", reading::AtUpdate<&ReportedStep::grad_norm>},
+     "L2 norm of the whole gradient at the last step.", reading::AtUpdate<&StepRecord::grad_norm>},
     {"Optimizer health", "ballast_gradient_norm_distribution", MetricType::kHistogram, "run_id",
-     "L2 norm of the whole gradient at every step.", reading::AtUpdate<&ReportedStep::grad_norm>, kNormBuckets},
+     "L2 norm of the whole gradient at every step.", reading::AtUpdate<&StepRecord::grad_norm>, kNormBuckets},
     {"Optimizer health", "ballast_layer_gradient_norm", MetricType::kGauge, "run_id layer",
-     "L2 norm of the layer's gradient at the last step.", reading::OfLayers<&ReportedStep::Layer::gradient_norm>},
+     "L2 norm of the layer's gradient at the last step.", reading::OfLayers<&StepRecord::Layer::gradient_norm>},
     {"Optimizer health", "ballast_update_to_weight_ratio", MetricType::kGauge, "run_id layer",
      "L2 norm of the update over that of the weights, at the last step with full statistics.",
-     reading::OfLayers<&ReportedStep::Layer::update_to_weight_ratio>},
+     reading::OfLayers<&StepRecord::Layer::update_to_weight_ratio>},
     {"Optimizer health", "ballast_edq_ratio", MetricType::kGauge, "run_id layer",
      "Part of the wanted update that rounding let through (EDQ / L2 norm of the wanted update; 1: all of it), at the "
      "last step with full statistics.",
-     reading::OfLayers<&ReportedStep::Layer::edq_ratio>},
+     reading::OfLayers<&StepRecord::Layer::edq_ratio>},
     {"Optimizer health", "ballast_unchanged_ratio", MetricType::kGauge, "run_id layer",
      "Part of the layer's weights that the update left bit for bit the same, at the last step with full statistics.",
-     reading::OfLayers<&ReportedStep::Layer::unchanged_ratio>},
+     reading::OfLayers<&StepRecord::Layer::unchanged_ratio>},
     {"Optimizer health",
      "ballast_hi_edq_ratio",
      MetricType::kGauge,
      "run_id layer",
      "ballast_edq_ratio of the first component alone, where weights are stored in two (mcf): what bf16 weights by "
      "themselves would have taken up.",
-     reading::OfLayers<&ReportedStep::Layer::hi_edq_ratio>,
+     reading::OfLayers<&StepRecord::Layer::hi_edq_ratio>,
      {},
      true},
     {"Optimizer health", "ballast_gradients_nonfinite_total", MetricType::kCounter, "run_id",
-     "Tensors whose gradient had a NaN or an infinity.", reading::AtClose<&ReportedStep::nonfinite_tensors>},
+     "Tensors whose gradient had a NaN or an infinity.", reading::AtClose<&StepRecord::nonfinite_tensors>},
     {"Optimizer health", "ballast_blocks_rejected_total", MetricType::kCounter, "run_id",
      "Blocks of 32 elements left as they were because their update was not finite.",
-     reading::AtClose<&ReportedStep::rejected_blocks>},
+     reading::AtClose<&StepRecord::rejected_blocks>},
 
     {"Loss spikes", "ballast_rms_spike_threshold", MetricType::kGauge, "run_id",
      "Of RMS_t, for layers that have none of their own.", reading::OfRun<&RunLabels::rms_threshold>},

@@ -17,43 +17,19 @@
 #include "server/metrics/metric_families.h"
 #include "server/stability/spike_score.h"
 #include "server/stability/spikes.h"
-#include "server/step/step_machine.h"
+#include "server/step/step_record.h"
 
 namespace ballast {
 
 struct PlanBytes;
 
-// What one closed step tells the metrics.
-struct StepReport {
-  uint64_t step = 0;
-  Outcome outcome = Outcome::kApplied;
-  std::string reason;
-  double seconds = 0;          // StepBegin to the last update
-  double receive_seconds = 0;  // first gradient byte to last
-  double update_seconds = 0;   // time the device spent on updates
-  std::optional<double> loss;
-  double learning_rate = 0;  // of the first group
-  double grad_norm = 0;
-  uint64_t nonfinite_tensors = 0;
-  uint64_t rejected_blocks = 0;
-  struct Layer {
-    std::optional<double> rms_ratio;  // max over the layer's tensors; finite; none: no rule with a second moment
-    // At steps with full statistics. hi: of the first component of a weight that has two, else none.
-    std::optional<double> update_to_weight_ratio, edq_ratio, unchanged_ratio, hi_edq_ratio, hi_unchanged_ratio;
-    double gradient_norm = 0;
-  };
-  Layer whole;                     // all layers together
-  std::vector<Layer> layers;       // by index into RunLabels::layers; tensors without an update this step left out
-  std::vector<double> tensor_rms;  // RMS_t of every tensor updated that has one; for the distribution
-};
-
 struct RunLabels {
   std::string run_id;
   std::string optimizer, master, state, serving;  // of the first tensor
   uint64_t parameters = 0;
-  std::vector<std::string> layers;
-  uint32_t ranks = 1;           // at most
-  bool two_components = false;  // some weight is stored in two
+  std::vector<std::string> layers;  // by index into StepRecord::layers
+  uint32_t ranks = 1;               // at most
+  bool two_components = false;      // some weight is stored in two
   double rms_threshold = 0;
 };
 
@@ -69,7 +45,7 @@ struct SpikeReport {
 class RunMetrics {
  public:
   virtual ~RunMetrics() = default;
-  virtual void OnStep(const StepReport& report) = 0;
+  virtual void OnStep(const StepRecord& report) = 0;  // when it closes
   virtual void OnSpikes(const SpikeReport& report) = 0;
   // An event, of a family of the run's that is a counter without a reading; who calls it includes metric_table.h.
   // label_value: of the label that lists its values, if it has one.

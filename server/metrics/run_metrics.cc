@@ -69,13 +69,13 @@ void RunSeries::Read(void (*MetricReading::*reading)(const Report&, Samples&), c
   }
 }
 
-void RunSeries::OnStep(const ReportedStep& report) {
+void RunSeries::OnStep(const StepRecord& report) {
   Read(&MetricReading::of_step, report);
   KeepRecentMax(report);
 }
 
 // Shown by the scrape, which knows how long ago it was.
-void RunSeries::KeepRecentMax(const ReportedStep& report) {
+void RunSeries::KeepRecentMax(const StepRecord& report) {
   if (!reading::Updated(report)) return;
   const size_t layers = std::min(report.layers.size(), options_.labels.layers.size());
   for (size_t layer = 0; layer < layers; ++layer) {

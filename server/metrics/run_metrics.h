@@ -34,7 +34,7 @@ class RunSeries final : public RunMetrics {
   RunSeries(Families* families, Options options);
   ~RunSeries() override;
 
-  void OnStep(const ReportedStep& report) override;
+  void OnStep(const StepRecord& report) override;
   void OnSpikes(const SpikeReport& report) override;
   void Count(FamilyRef counter, std::string_view label_value, double by) override;
   void OnSpikeAction(std::string_view action) override;
@@ -63,7 +63,7 @@ class RunSeries final : public RunMetrics {
   // To every family with a reading of this report.
   template <class Report>
   void Read(void (*MetricReading::*reading)(const Report&, Samples&), const Report& report);
-  void KeepRecentMax(const ReportedStep& report);
+  void KeepRecentMax(const StepRecord& report);
 
   const Options options_;
   SeriesSet series_;

@@ -11,7 +11,7 @@
 namespace ballast {
 namespace {
 
-// A node of the map in which StepRunner holds payloads, with what the allocator takes for the node and the payload.
+// A node of the map in which RankLink holds payloads, with what the allocator takes for the node and the payload.
 constexpr uint64_t kAllocation = 16, kNodePointers = 4 * sizeof(void*);
 constexpr uint64_t kHeldBytes = sizeof(std::pair<const ChunkId, Payload>) + kNodePointers + 2 * kAllocation;
 

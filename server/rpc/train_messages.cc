@@ -84,8 +84,8 @@ v1::TrainResponse FromOutput(const StreamOutput& output, const RunSpec& spec) {
   if (std::holds_alternative<output::Opened>(output)) response.mutable_opened();
   if (const auto* credit = std::get_if<output::Credit>(&output)) *response.mutable_credit() = FromCredit(*credit);
   if (const auto* drain = std::get_if<output::Drain>(&output)) response.mutable_drain()->set_reason(drain->reason);
-  if (const auto* closed = std::get_if<ClosedStep>(&output)) {
-    *response.mutable_step_result() = FromClosedStep(*closed, spec);
+  if (const auto* closed = std::get_if<StepRecord>(&output)) {
+    *response.mutable_step_result() = FromResult(*closed, spec);
   }
   return response;
 }

@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 
-#include "server/step/closed_step.h"
 #include "server/step/payload.h"
 #include "server/step/step_machine.h"
+#include "server/step/step_record.h"
 #include "server/store/weight_sink.h"
 
 namespace ballast {
@@ -72,7 +72,7 @@ struct Drain {
   std::string reason;
 };
 }  // namespace output
-using StreamOutput = std::variant<output::Opened, output::Credit, output::Drain, WeightsChunk, ClosedStep>;
+using StreamOutput = std::variant<output::Opened, output::Credit, output::Drain, WeightsChunk, StepRecord>;
 
 // The stream of a rank, whichever transport carries it. Called on the strand.
 class RankStream : public WeightSink {

@@ -82,27 +82,28 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
     ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].pool_bytes, Place::kHost));
   }
   ASSIGN_OR_RETURN(auto snapshots, SnapshotRing::Create(&spec_, store_.get()));
-  runner_ = std::make_unique<StepRunner>(StepRunner::Environment{.spec = &spec_,
-                                                                 .layers = &layers_,
-                                                                 .store = store_.get(),
-                                                                 .pools = std::move(pools),
-                                                                 .snapshots = std::move(snapshots),
-                                                                 .plan = &plan_,
-                                                                 .metrics = metrics_.get(),
-                                                                 .board = &board_,
-                                                                 .history = &history_});
+  driver_ = std::make_unique<StepDriver>(StepExecutor::Environment{.spec = &spec_,
+                                                                   .layers = &layers_,
+                                                                   .store = store_.get(),
+                                                                   .pools = std::move(pools),
+                                                                   .snapshots = std::move(snapshots),
+                                                                   .plan = &plan_,
+                                                                   .metrics = metrics_.get(),
+                                                                   .board = &board_,
+                                                                   .history = &history_});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   pulls_ = std::make_unique<Pulls>(Pulls::Environment{
       .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {
-        return runner_->SourceOf(step);
+        return driver_->executor().rewinder().SourceOf(step);
       }});
   PlanBytes live = store_->bytes();
-  live.gradients = runner_->gradient_bytes();
-  live.staging += runner_->slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes +
+  const StepExecutor& executor = driver_->executor();
+  live.gradients = executor.gradient_bytes();
+  live.staging += executor.slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes +
                   plan_.reader_bytes;  // as it may come to be
   live.padding = plan_.bytes.padding;
-  live.snapshots = runner_->snapshot_bytes();
-  live.client_state = runner_->client_state_bytes();
+  live.snapshots = executor.rewinder().bytes();
+  live.client_state = executor.client_state_bytes();
   board_.Write([&](RunStatus& s) { s.bytes = live; });
   metrics_->OnState("waiting");
   metrics_->OnRanks(0, spec_.ranks);
@@ -112,7 +113,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
 }
 
 void Run::Tick() {
-  if (runner_ != nullptr) runner_->Tick();
+  if (driver_ != nullptr) driver_->Tick();
   if (pulls_ != nullptr) pulls_->Tick(MonotonicSeconds());
 }
 
@@ -124,7 +125,7 @@ void Run::Attach(AttachRequest request, AttachDone done) {
 
 void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
   if (ended_ || closed_) return done(Gone(), 0);
-  const auto outcome = runner_->Attach({.session = request.fresh,
+  const auto outcome = driver_->Attach({.session = request.fresh,
                                         .resumes = request.resumes,
                                         .takeover = request.takeover,
                                         .rank = request.rank,
@@ -144,17 +145,17 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
   });
 }
 
-absl::StatusOr<Run::AttachReply> Run::ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const {
-  const StepMachine& machine = runner_->machine();
+absl::StatusOr<Run::AttachReply> Run::ReplyTo(const StepExecutor::AttachOutcome& outcome, bool knows_whole) const {
+  const StepMachine& machine = driver_->machine();
   AttachReply reply{.session = outcome.session,
                     .resumed = outcome.resumed,
                     .resume_step = machine.step(),
                     .weights_loaded = weights_loaded_,
                     .loaded_here = weights_loaded_ && loaded_by_ == outcome.session,
-                    .last_result = runner_->last_result(),
+                    .last_result = driver_->executor().last_result(),
                     .step_open = outcome.resumed && machine.InStep(outcome.rank),
-                    .credit_held = outcome.resumed ? runner_->held_bytes(outcome.rank) : 0,
-                    .client_state = runner_->client_state(outcome.rank),
+                    .credit_held = outcome.resumed ? driver_->executor().held_bytes(outcome.rank) : 0,
+                    .client_state = driver_->executor().client_state(outcome.rank),
                     .generation = machine.generation()};
   if (!reply.step_open) return reply;
   reply.applied = machine.TensorsApplied();
@@ -166,45 +167,45 @@ absl::StatusOr<Run::AttachReply> Run::ReplyTo(const StepRunner::AttachOutcome& o
 void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened) {
   Post([this, stream = std::move(stream), opened = std::move(opened)] {
     if (ended_ || closed_) return stream->Finish(Gone());
-    runner_->OpenStream(stream, opened);
+    driver_->OpenStream(stream, opened);
   });
 }
 
 void Run::OnMessage(std::shared_ptr<RankStream> stream, RankMessage message) {
   Post([this, stream = std::move(stream), message = std::move(message)]() mutable {
-    if (!ended_) runner_->OnMessage(stream, std::move(message));
+    if (!ended_) driver_->OnMessage(stream, std::move(message));
   });
 }
 
 void Run::OnWritten(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
-    if (!ended_) runner_->OnWritten(stream.get());
+    if (!ended_) driver_->OnWritten(stream.get());
   });
 }
 
 void Run::OnRoom() {
   Post([this] {
-    if (!ended_) runner_->OnRoom();
+    if (!ended_) driver_->OnRoom();
   });
 }
 
 void Run::OnInputClosed(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
-    if (!ended_) runner_->OnInputClosed(stream.get());
+    if (!ended_) driver_->OnInputClosed(stream.get());
   });
 }
 
 void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
-    if (!ended_) runner_->OnStreamGone(stream.get());
+    if (!ended_) driver_->OnStreamGone(stream.get());
   });
 }
 
 absl::Status Run::CheckLoad(SessionId session) const {
   if (ended_ || closed_) return Gone();
-  const StepMachine& machine = runner_->machine();
+  const StepMachine& machine = driver_->machine();
   if (auto s = machine.CheckCurrent(session); !s.ok()) return s;
-  if (machine.step_open() || runner_->last_result()) {
+  if (machine.step_open() || driver_->executor().last_result()) {
     return absl::FailedPreconditionError(
         absl::StrCat("LoadState is for before the first step; run '", spec_.run_id, "' is at step ", machine.step()));
   }
@@ -213,7 +214,7 @@ absl::Status Run::CheckLoad(SessionId session) const {
 
 void Run::SetWeightsLoaded(bool loaded) {
   weights_loaded_ = loaded;
-  runner_->set_weights_loaded(loaded);
+  driver_->set_weights_loaded(loaded);
   board_.Write([&](RunStatus& s) { s.weights_loaded = loaded; });
 }
 
@@ -280,26 +281,26 @@ void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
 void Run::Rewind(RewindOrder order, RewindDone done) {
   Post([this, order = std::move(order), done = std::move(done)]() mutable {
     if (ended_ || closed_) return done(Gone());
-    runner_->Rewind(std::move(order), std::move(done));
+    driver_->Rewind(std::move(order), std::move(done));
   });
 }
 
 void Run::Drain(std::function<void()> done) {
   Post([this, done = std::move(done)] {
     if (ended_ || !failure_.ok()) return done();
-    runner_->Drain(done);
+    driver_->Drain(done);
   });
 }
 
 void Run::AskStepOpen(std::function<void(bool)> done) {
-  Post([this, done = std::move(done)] { done(!ended_ && failure_.ok() && runner_->machine().step_open()); });
+  Post([this, done = std::move(done)] { done(!ended_ && failure_.ok() && driver_->machine().step_open()); });
 }
 
 void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, done = std::move(done)]() mutable {
     if (ended_) return done(Gone());
     if (!failure_.ok()) return done(absl::OkStatus());
-    if (runner_->AnyRankHeld()) {
+    if (driver_->AnyRankHeld()) {
       return done(
           absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
                                                      Peers(board_.Read()), "); stop it first, or delete with force")));
@@ -312,7 +313,7 @@ void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
 absl::Status Run::Gone() const { return failure_.ok() ? Ended(spec_) : failure_; }
 
 void Run::Dismiss(const absl::Status& why) {
-  runner_->End(why);
+  driver_->End(why);
   if (digests_ != nullptr) digests_->Abandon(why);
   if (pulls_ != nullptr) pulls_->End(why);
   if (load_ != nullptr) load_->Abandon(why);
@@ -339,7 +340,7 @@ uint64_t Run::End(absl::Status status) {
   uint64_t freed = 0;
   absl::Notification told;
   Post([&] {
-    if (!ended_ && runner_ != nullptr) Dismiss(status);
+    if (!ended_ && driver_ != nullptr) Dismiss(status);
     told.Notify();
   });
   told.WaitForNotification();
@@ -365,7 +366,7 @@ bool Run::EndNow(uint64_t* freed) {
   pulls_.reset();
   load_.reset();
   digests_.reset();
-  runner_.reset();
+  driver_.reset();
   store_.reset();
   metrics_->OnRanks(0, spec_.ranks);
   return true;

@@ -19,7 +19,8 @@
 #include "server/base/strand.h"
 #include "server/run/run_history.h"
 #include "server/run/run_status.h"
-#include "server/run/step_runner.h"
+#include "server/run/step_driver.h"
+#include "server/run/step_executor.h"
 #include "server/spec/layers.h"
 #include "server/step/held.h"
 #include "server/store/digest_job.h"
@@ -56,7 +57,7 @@ class Run {
     bool weights_loaded = false;
     bool loaded_here = false;  // by this very session
     std::vector<uint64_t> digests = {};
-    std::optional<ClosedStep> last_result = {};
+    std::optional<StepRecord> last_result = {};
     bool step_open = false;  // and of the open step, when resumed:
     Held held = {};
     std::vector<bool> applied = {};  // updated, by tensor
@@ -102,7 +103,7 @@ class Run {
   void OnPullWritten(std::shared_ptr<WeightSink> sink);
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 
-  // As in StepRunner::Rewind.
+  // As in StepDriver::Rewind.
   void Rewind(RewindOrder order, RewindDone done);
 
   // `done` once no step is open and the stream has been told all; at once for an idle run.
@@ -128,7 +129,7 @@ class Run {
   absl::Status Gone() const;
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
   absl::Status CheckLoad(SessionId session) const;
-  absl::StatusOr<AttachReply> ReplyTo(const StepRunner::AttachOutcome& outcome, bool knows_whole) const;
+  absl::StatusOr<AttachReply> ReplyTo(const StepExecutor::AttachOutcome& outcome, bool knows_whole) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
   void SetWeightsLoaded(bool loaded);
   void Tick();
@@ -150,7 +151,7 @@ class Run {
   absl::Status failure_ = absl::OkStatus();
   bool weights_loaded_ = false;
   std::unique_ptr<ParameterStore> store_;
-  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<StepDriver> driver_;
   std::unique_ptr<DigestJob> digests_;
   std::shared_ptr<LoadJob> load_;
   std::optional<SessionId> loaded_by_;  // of the weights that there are

@@ -6,6 +6,7 @@
 namespace ballast {
 
 void RunHistory::Add(StepRecord record) {
+  record.not_applied = std::vector<uint32_t>();
   absl::MutexLock lock(&mu_);
   records_.push_back(std::move(record));
   if (records_.size() > kSteps) records_.pop_front();

@@ -11,7 +11,7 @@
 
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
-#include "server/step/closed_step.h"
+#include "server/step/step_record.h"
 
 namespace ballast {
 
@@ -36,16 +36,14 @@ struct RunStatus {
   State state = State::kWaiting;
   std::string failure;  // why, of kFailed; otherwise why no step begins any more, if so
   bool weights_loaded = false;
-  uint64_t step = 0;  // last closed
   uint64_t generation = 1;
-  std::optional<double> loss;
   std::optional<double> rms_ratio_max = {};
   PlanBytes bytes;  // live
   // By layer group, at the last step that updated it; the optional parts at its last step with full statistics.
-  std::vector<StepReport::Layer> layers;
-  std::vector<RankStatus> ranks;  // by rank; empty until one has attached
-  std::optional<ClosedStep> last_result;
-  std::vector<TensorStatus> tensors;  // of the last step that was applied: the kTensorsShown of the largest RMS_t
+  std::vector<StepRecord::Layer> layers;
+  std::vector<RankStatus> ranks;          // by rank; empty until one has attached
+  std::optional<StepRecord> last_result;  // the last closed step; after a rewind, the one rewound to
+  std::vector<TensorStatus> tensors;      // of the last step that was applied: the kTensorsShown of the largest RMS_t
   double step_s = 0;
   uint64_t applied = 0, skipped = 0, partial = 0, aborted = 0;
   uint64_t received_bytes = 0, sent_bytes = 0;

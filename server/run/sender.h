@@ -37,7 +37,7 @@ class Sender {
   void Acknowledge() { ++acknowledged_; }                               // likewise: one more gradient is taken in
   void Receive(ChunkSet receives) { receives_ = std::move(receives); }  // what of the weights, from now on
   void Publish(uint64_t step, uint32_t tensor);
-  void Result(ClosedStep result) { results_.push_back(std::move(result)); }
+  void Result(StepRecord result) { results_.push_back(std::move(result)); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
   // The rank has the weights of all earlier steps: those still queued need not go.
   void DropPublished();
@@ -86,7 +86,7 @@ class Sender {
   std::optional<ChunkId> wanted_;
   uint64_t acknowledged_ = 0, acknowledgement_sent_ = 0;  // gradients of the stream
   std::optional<std::string> drain_;
-  std::deque<ClosedStep> results_;
+  std::deque<StepRecord> results_;
   std::deque<Published> tensors_;
   uint64_t next_chunk_ = 0;  // of tensors_.front()
   uint64_t encoded_ = 0;     // chunks so far

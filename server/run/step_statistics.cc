@@ -75,15 +75,6 @@ GradientFindings StepStatistics::Findings() const {
   return found;
 }
 
-void StepStatistics::Complete(ClosedStep* step) const {
-  const GradientFindings found = Findings();
-  step->grad_norm = found.norm;
-  step->nonfinite_tensors = found.nonfinite_tensors;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (updated_[i]) step->rejected_blocks += tensors_[i].rejected;
-  }
-}
-
 std::vector<StepStatistics::Sums> StepStatistics::SumLayers() const {
   std::vector<Sums> layers(layers_->names().size());
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
@@ -165,8 +156,8 @@ void StepStatistics::AddTo(const Sums& layer, Sums* whole) {
   for (const auto count : {&Sums::unchanged, &Sums::hi_unchanged, &Sums::elements}) whole->*count += layer.*count;
 }
 
-StepReport::Layer StepStatistics::ToLayer(const Sums& sums) {
-  StepReport::Layer layer;
+StepRecord::Layer StepStatistics::ToLayer(const Sums& sums) {
+  StepRecord::Layer layer;
   if (sums.has_rms) layer.rms_ratio = sums.rms_max;
   layer.gradient_norm = std::sqrt(sums.grad_sq);
   if (!sums.any || !sums.full) return layer;
@@ -184,23 +175,23 @@ StepReport::Layer StepStatistics::ToLayer(const Sums& sums) {
   return layer;
 }
 
-void StepStatistics::Complete(StepReport* report) const {
-  ClosedStep closed;
-  Complete(&closed);
-  report->grad_norm = closed.grad_norm;
-  report->nonfinite_tensors = closed.nonfinite_tensors;
-  report->rejected_blocks = closed.rejected_blocks;
+void StepStatistics::Complete(StepRecord* record) const {
+  const GradientFindings found = Findings();
+  record->grad_norm = found.norm;
+  record->nonfinite_tensors = found.nonfinite_tensors;
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (updated_[i] && HasRms(*spec_, i)) {
-      report->tensor_rms.push_back(RmsOf(tensors_[i], spec_->tensors[i].elements));
-    }
+    if (!updated_[i]) continue;
+    record->rejected_blocks += tensors_[i].rejected;
+    if (HasRms(*spec_, i)) record->tensor_rms.push_back(RmsOf(tensors_[i], spec_->tensors[i].elements));
   }
-  Sums whole;
-  for (const Sums& sums : SumLayers()) {
-    report->layers.push_back(ToLayer(sums));
-    AddTo(sums, &whole);
+  Sums sum;
+  for (const Sums& layer : SumLayers()) {
+    record->layers.push_back(ToLayer(layer));
+    AddTo(layer, &sum);
   }
-  report->whole = ToLayer(whole);
+  const StepRecord::Layer whole = ToLayer(sum);
+  record->edq_ratio = whole.edq_ratio;
+  record->unchanged_ratio = whole.unchanged_ratio;
 }
 
 }  // namespace ballast

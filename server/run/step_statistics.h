@@ -10,12 +10,11 @@
 #include <optional>
 #include <vector>
 
-#include "server/metrics/metrics.h"
 #include "server/run/run_status.h"
 #include "server/spec/layers.h"
 #include "server/spec/run_spec.h"
 #include "server/stability/spike_detector.h"
-#include "server/step/closed_step.h"
+#include "server/step/step_record.h"
 #include "server/step/step_verdict.h"
 
 namespace ballast {
@@ -36,8 +35,6 @@ class StepStatistics {
   // Of what was measured so far.
   GradientFindings Findings() const;
 
-  // Fills in grad_norm, nonfinite_tensors and rejected_blocks.
-  void Complete(ClosedStep* step) const;
   // Of the tensors updated the first to look at: those with a gradient that is not finite, then by RMS_t, else by norm.
   std::vector<TensorStatus> First(size_t count) const;
   // RMS_t by layer, of what was updated or tried.
@@ -49,8 +46,9 @@ class StepStatistics {
   double HeldTo(uint32_t tensor) const { return held_to_[tensor]; }
   // Tensors whose update was held to less than the whole.
   uint64_t held() const { return held_; }
-  // Fills in layers, whole, tensor_rms and what Complete fills in. Rules without a second moment have no RMS.
-  void Complete(StepReport* report) const;
+  // Fills in grad_norm, nonfinite_tensors, rejected_blocks, edq_ratio, unchanged_ratio, layers and tensor_rms. Rules
+  // without a second moment have no RMS.
+  void Complete(StepRecord* record) const;
 
  private:
   struct Sums {
@@ -61,7 +59,7 @@ class StepStatistics {
   // What was measured before stays.
   void Take(uint32_t tensor, const kernels::Statistics& statistics);
   static void AddTo(const Sums& layer, Sums* whole);
-  static StepReport::Layer ToLayer(const Sums& sums);
+  static StepRecord::Layer ToLayer(const Sums& sums);
   std::vector<Sums> SumLayers() const;
   // Of each layer the tensor with the largest value, of those that have one.
   template <typename Value>

@@ -34,7 +34,7 @@ class Pulls {
     const RunSpec* spec;
     ParameterStore* store;
     DigestJob* digests;
-    std::function<absl::StatusOr<PullSource>(uint64_t step)> source_of;  // as in StepRunner
+    std::function<absl::StatusOr<PullSource>(uint64_t step)> source_of;  // as in Rewinder
   };
   explicit Pulls(Environment environment);
 

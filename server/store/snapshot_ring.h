@@ -25,7 +25,8 @@
 #include "server/spec/run_spec.h"
 #include "server/stability/spike_detector.h"
 #include "server/stability/tensor_clip.h"
-#include "server/step/closed_step.h"
+#include "server/step/client_state.h"
+#include "server/step/step_record.h"
 #include "server/store/parameter_store.h"
 
 namespace ballast {
@@ -33,8 +34,7 @@ namespace ballast {
 // What a run knows at the end of a step beside weights, state and counts of updates. Anything that decides from earlier
 // steps keeps here what it has learned, so that a rewind makes it forget the steps that are undone.
 struct RunMemory {
-  ClosedStep result;
-  std::optional<double> loss;
+  StepRecord result;
   std::string stopped;                                    // why no step begins any more; empty: it may
   std::vector<std::optional<ClientState>> client_states;  // by rank
   SpikeDetector detector{{}, {}};

@@ -53,8 +53,8 @@ class MetricsTest : public testing::Test {
             .layers = std::move(layers)};
   }
 
-  static StepReport Step(uint64_t step, size_t layers = 2) {
-    const StepReport::Layer layer{.rms_ratio = 1.5,
+  static StepRecord Step(uint64_t step, size_t layers = 2) {
+    const StepRecord::Layer layer{.rms_ratio = 1.5,
                                   .update_to_weight_ratio = 0.001,
                                   .edq_ratio = 0.9,
                                   .unchanged_ratio = 0.25,
@@ -71,7 +71,7 @@ class MetricsTest : public testing::Test {
             .grad_norm = 4,
             .nonfinite_tensors = 1,
             .rejected_blocks = 2,
-            .layers = std::vector<StepReport::Layer>(layers, layer),
+            .layers = std::vector<StepRecord::Layer>(layers, layer),
             .tensor_rms = {0.9, 1.1, 2.5}};
   }
 
@@ -174,7 +174,7 @@ TEST_F(MetricsTest, AnAppliedStepShows) {
 TEST_F(MetricsTest, StepsThatAreNotAppliedAreCountedByReason) {
   const auto run = metrics_.AddRun(Labels("a"));
   const auto close = [&](Outcome outcome, const char* reason, const char* series) {
-    StepReport report = Step(7);
+    StepRecord report = Step(7);
     report.outcome = outcome, report.reason = reason;
     run->OnStep(report);
     EXPECT_THAT(Samples(), Contains(Pair(series, "1")));
@@ -188,7 +188,7 @@ TEST_F(MetricsTest, StepsThatAreNotAppliedAreCountedByReason) {
 TEST_F(MetricsTest, NonFiniteValuesNeverShow) {
   const auto run = metrics_.AddRun(Labels("a"));
   run->OnStep(Step(1));
-  StepReport report = Step(2);
+  StepRecord report = Step(2);
   report.grad_norm = report.seconds = report.learning_rate = kNan;
   report.loss = std::numeric_limits<double>::infinity();
   report.tensor_rms = {kNan, std::numeric_limits<double>::infinity()};
@@ -206,7 +206,7 @@ TEST_F(MetricsTest, NonFiniteValuesNeverShow) {
 TEST_F(MetricsTest, RecentMaxOutlivesItsStepByAMinute) {
   const auto run = metrics_.AddRun(Labels("a"));
   const std::string series = "ballast_rms_ratio_recent_max{layer=\"embed\",run_id=\"a\"}";
-  StepReport spike = Step(1);
+  StepRecord spike = Step(1);
   spike.layers[0].rms_ratio = 9;
   run->OnStep(spike);
   now_s_ += 30;
@@ -337,7 +337,7 @@ TEST_F(MetricsTest, ALargeRunIsCheapToReportAndToShow) {
   std::vector<std::string> layers;
   for (int i = 0; i < 64; ++i) layers.push_back(absl::StrCat("h.", i));
   std::vector<std::unique_ptr<RunMetrics>> runs;
-  StepReport report = Step(1, layers.size());
+  StepRecord report = Step(1, layers.size());
   report.tensor_rms.assign(20000, 1.3);
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 16; ++i) {

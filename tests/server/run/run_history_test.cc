@@ -33,6 +33,13 @@ TEST(RunHistoryTest, KeepsSoManyAndNoMore) {
   EXPECT_EQ(all.front().step, 11u);
 }
 
+TEST(RunHistoryTest, ListsOfTensorsAreNotKept) {
+  RunHistory history;
+  history.Add({.step = 1, .outcome = Outcome::kPartial, .not_applied = {0, 2}, .left_out = {1}});
+  EXPECT_THAT(history.Since(0, 1).front().not_applied, IsEmpty());
+  EXPECT_THAT(history.Since(0, 1).front().left_out, ElementsAre(1));
+}
+
 TEST(RunHistoryTest, StepsMadeAnewAfterARewindComeAgain) {
   RunHistory history;
   for (const uint64_t step : {1, 2, 3, 2, 3}) history.Add({.step = step});

@@ -196,7 +196,7 @@ bool Simulator::MustWait(const StepEvent& event) const {
   return begin != nullptr && machine_->machine().MustWait(*begin);
 }
 
-// As the step runner does after each event.
+// As StepDriver does after each event.
 void Simulator::TakeParked() {
   for (bool more = true; more;) {
     more = false;
@@ -295,7 +295,7 @@ void Simulator::Carry(const effect::Begun& e) {
   }
 }
 
-// As the step runner does after each event.
+// As StepDriver does after each event.
 void Simulator::Offer(uint32_t rank) {
   const Place& place = places_[rank];
   if (place.open_epoch == 0) return;

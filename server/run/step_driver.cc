@@ -1,0 +1,214 @@
+#include "server/run/step_driver.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/clock.h"
+
+namespace ballast {
+
+StepDriver::StepDriver(StepExecutor::Environment environment)
+    : spec_(environment.spec), executor_(std::move(environment), [this] { Settle(); }), links_(executor_.links()) {}
+
+StepExecutor::AttachOutcome StepDriver::Attach(const event::Attach& attach, const std::string& peer) {
+  std::string holder;
+  if (attach.rank < machine().world()) {
+    holder = absl::StrCat("rank ", attach.rank, " of run '", spec_->run_id, "' is held by ", links_[attach.rank].peer(),
+                          machine().connected(attach.rank) ? "" : " (connection lost)", ": ");
+  }
+  StepExecutor::AttachOutcome outcome = executor_.Attach(attach);
+  if (absl::IsAlreadyExists(outcome.status)) {
+    outcome.status = absl::AlreadyExistsError(absl::StrCat(holder, outcome.status.message()));
+  }
+  if (outcome.status.ok()) links_[outcome.rank].set_peer(peer);
+  if (outcome.status.ok() && !outcome.resumed) links_[outcome.rank].sender().Receive(attach.coverage.receives);
+  if (outcome.resumed) LeaveOldStream(outcome.rank);
+  executor_.ShowRanks();
+  Settle();
+  return outcome;
+}
+
+void StepDriver::OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened) {
+  if (auto refusal = executor_.OpenStream(stream, opened); !refusal.ok()) {
+    stream->Finish(refusal);
+    return executor_.reporter().LogRefused(*stream, refusal);
+  }
+  Settle();
+}
+
+void StepDriver::OnMessage(const std::shared_ptr<RankStream>& stream, RankMessage message) {
+  const auto rank = links_.RankOf(stream.get());
+  if (!rank) return;
+  links_[*rank].Park(std::move(message));
+  Settle();
+}
+
+void StepDriver::OnWritten(const RankStream* stream) {
+  for (RankLink& link : links_) link.sender().OnWritten(stream);
+  Settle();
+}
+
+void StepDriver::OnInputClosed(const RankStream* stream) {
+  const auto rank = links_.RankOf(stream);
+  if (!rank) return;
+  links_[*rank].OnInputClosed();
+  Settle();
+}
+
+void StepDriver::OnStreamGone(const RankStream* stream) {
+  for (RankLink& link : links_) link.OnGone(stream);
+  const auto rank = links_.RankOf(stream);
+  if (!rank) return;
+  EndStream(*rank, absl::CancelledError("the connection was lost"));
+  Settle();
+}
+
+void StepDriver::Tick() {
+  const double now_s = MonotonicSeconds();
+  for (RankLink& link : links_) link.CancelLate(now_s);
+  for (uint32_t rank = 0; rank < machine().world(); ++rank) {
+    executor_.reporter().LogLeaseIfOver(rank, links_[rank].peer(), now_s);
+  }
+  executor_.Handle(event::Tick{}).IgnoreError();  // never refused
+  Settle();
+}
+
+void StepDriver::Rewind(RewindOrder order, RewindDone done) {
+  executor_.rewinder().Ask(std::move(order), std::move(done));
+  if (!executor_.executing()) Settle();  // else what follows the effects does
+}
+
+void StepDriver::Drain(std::function<void()> done) {
+  executor_.gate().Drain();
+  drained_ = std::move(done);
+  for (RankLink& link : links_) link.sender().Drain("the daemon is shutting down");
+  Settle();
+}
+
+void StepDriver::End(const absl::Status& status) {
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+    if (links_[rank].open()) executor_.Detach(rank, status);
+  }
+  executor_.rewinder().End(status);
+}
+
+bool StepDriver::AnyRankHeld() const {
+  const double now_s = MonotonicSeconds();
+  for (uint32_t rank = 0; rank < machine().world(); ++rank) {
+    const bool resumable = now_s < machine().disconnected_at_s(rank) + spec_->lease_s;
+    if (machine().session(rank) && (machine().connected(rank) || resumable)) return true;
+  }
+  return false;
+}
+
+void StepDriver::TakeParked(uint32_t rank) {
+  RankLink& link = links_[rank];
+  while (link.parked() != nullptr && link.open() && !MustWait(link, *link.parked())) {
+    const auto stream = link.stream();
+    RankMessage message = link.Unpark();
+    if (auto s = executor_.Take(rank, message); !s.ok()) EndStream(rank, std::move(s));
+    stream->Consumed();
+  }
+}
+
+bool StepDriver::MustWait(const RankLink& link, const RankMessage& message) const {
+  if (const auto* begin = std::get_if<message::MicroBegin>(&message)) {
+    return machine().MustWait({link.session(), begin->micro, begin->last});
+  }
+  const auto* gradient = std::get_if<message::Gradient>(&message);
+  return gradient != nullptr && !link.HasRoomFor(gradient->data.size());
+}
+
+// Nothing else can make room for a rank that sums wait for.
+void StepDriver::RefuseStuck(uint32_t rank) {
+  const RankLink& link = links_[rank];
+  if (link.parked() == nullptr || !executor_.updater().idle() || !machine().InStep(rank)) return;
+  if (!std::holds_alternative<message::Gradient>(*link.parked())) return;
+  const auto wanted = executor_.machine().Wanted(rank);
+  if (!wanted) return;
+  EndStream(rank, absl::ResourceExhaustedError(absl::StrCat(
+                      link.held_bytes(),
+                      " bytes of gradients wait to be summed, and more were sent without credit, but not chunk ",
+                      wanted->chunk, " of tensor '", spec_->tensors[wanted->tensor].name,
+                      "', which sums wait for; heed Credit, or raise limits.credit_bytes")));
+}
+
+// A rank whose next chunk may find no credit is told which one sums wait for.
+void StepDriver::OfferWanted(uint32_t rank) {
+  RankLink& link = links_[rank];
+  if (!link.open()) return;
+  if (const auto wanted = executor_.machine().Offer(rank, link.ShortOfCredit())) link.sender().Want(*wanted);
+}
+
+// Its own client left it; nobody reads what it would still say, and what it still brings comes again.
+void StepDriver::LeaveOldStream(uint32_t rank) {
+  RankLink& link = links_[rank];
+  link.PromiseHeld();
+  executor_.reporter().metrics().OnReconnect(rank);
+  if (!link.open()) return;
+  link.stream()->Cancel();
+  EndStream(rank, absl::AbortedError("its client attached again"));
+}
+
+// The session stays: its client may come back with the token.
+void StepDriver::EndStream(uint32_t rank, absl::Status status) {
+  if (!links_[rank].open()) return;
+  const SessionId session = links_[rank].session();
+  executor_.Detach(rank, std::move(status));
+  executor_.Handle(event::StreamClosed{session, /*clean=*/false}).IgnoreError();
+  executor_.ShowRanks();
+}
+
+void StepDriver::Settle() {
+  if (!executor_.judge().awaits_answers()) executor_.rewinder().CarryOut();  // a step that is being judged comes first
+  // What one rank brings makes room for another.
+  for (bool more = true; more;) {
+    more = false;
+    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+      const size_t before = links_[rank].parked_messages();
+      TakeParked(rank);
+      more = more || links_[rank].parked_messages() != before;
+    }
+  }
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+    RefuseStuck(rank);
+    OfferWanted(rank);
+    links_[rank].sender().Pump();
+    FinishWhenDone(rank);
+  }
+  // When no stream and no update waits for the devices.
+  if (executor_.updater().idle() && !links_.any_sending()) executor_.rewinder().SaveNext([this] { Settle(); });
+  FinishWhenDrained();
+}
+
+// Ends the stream of a client that has nothing more to say once all it is owed has been written.
+void StepDriver::FinishWhenDone(uint32_t rank) {
+  RankLink& link = links_[rank];
+  if (!link.finished() || !executor_.updater().idle()) return;
+  if (machine().InStep(rank) && machine().Ended(rank)) return;  // it waits for the other ranks
+  if (machine().InStep(rank)) {
+    return EndStream(rank, absl::FailedPreconditionError(
+                               absl::StrCat("the client ended the stream with step ", machine().step(), " open")));
+  }
+  const SessionId session = link.session();
+  executor_.Detach(rank, absl::OkStatus());
+  executor_.Handle(event::StreamClosed{session, /*clean=*/true}).IgnoreError();
+  link.set_peer("");
+  executor_.ShowRanks();
+}
+
+// The daemon may not begin another step.
+void StepDriver::FinishWhenDrained() {
+  if (!executor_.gate().draining() || machine().step_open() || !executor_.updater().idle()) return;
+  bool all_gone = true;
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+    if (links_[rank].open() && !links_[rank].sending()) {
+      EndStream(rank, absl::UnavailableError("the daemon is shutting down"));
+    }
+    all_gone = all_gone && !links_[rank].open();
+  }
+  if (all_gone && drained_) std::exchange(drained_, nullptr)();
+}
+
+}  // namespace ballast

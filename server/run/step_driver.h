@@ -1,0 +1,72 @@
+// Drives a run's steps: hands what the ranks' streams bring to the executor, in turn, until nothing more can be taken,
+// and begins and ends the streams.
+//
+// A rank that is out of credit is told which chunk it may send nevertheless. The stream of one that sends more is not
+// read on until there is room, and ends with RESOURCE_EXHAUSTED where the chunk that sums wait for is behind.
+//
+// Strand-confined.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+
+#include "server/run/rank_stream.h"
+#include "server/run/rewinder.h"
+#include "server/run/step_executor.h"
+#include "server/step/step_machine.h"
+
+namespace ballast {
+
+class StepDriver {
+ public:
+  explicit StepDriver(StepExecutor::Environment environment);
+  StepDriver(const StepDriver&) = delete;
+  StepDriver& operator=(const StepDriver&) = delete;
+
+  StepExecutor::AttachOutcome Attach(const event::Attach& attach, const std::string& peer);
+  void OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened);
+  void OnMessage(const std::shared_ptr<RankStream>& stream, RankMessage message);
+  void OnWritten(const RankStream* stream);
+  void OnRoom() { Settle(); }
+  void OnInputClosed(const RankStream* stream);
+  void OnStreamGone(const RankStream* stream);
+  void Tick();
+
+  // As soon as the event in hand is done with and no step is being judged. Every session ends with proto/rewound.h's
+  // status; updates under way are done first, and undone. FAILED_PRECONDITION names the snapshots kept.
+  void Rewind(RewindOrder order, RewindDone done);
+  void set_weights_loaded(bool loaded) { executor_.gate().set_weights_loaded(loaded); }
+  // No new step begins; `done` once no step is open and all is sent, or the rank is away.
+  void Drain(std::function<void()> done);
+  // Ends every stream with this status, now.
+  void End(const absl::Status& status);
+
+  const StepExecutor& executor() const { return executor_; }
+  const StepMachine& machine() const { return executor_.machine(); }
+  // Some rank is attached, or its session may still resume.
+  bool AnyRankHeld() const;
+
+ private:
+  void TakeParked(uint32_t rank);
+  // For lack of room, or for the other ranks.
+  bool MustWait(const RankLink& link, const RankMessage& message) const;
+  void RefuseStuck(uint32_t rank);
+  void OfferWanted(uint32_t rank);
+  void LeaveOldStream(uint32_t rank);
+  void EndStream(uint32_t rank, absl::Status status);
+  // After whatever happened.
+  void Settle();
+  void FinishWhenDone(uint32_t rank);
+  void FinishWhenDrained();
+
+  const RunSpec* const spec_;
+  StepExecutor executor_;
+  RankLinks& links_;  // the executor's
+  std::function<void()> drained_;
+};
+
+}  // namespace ballast

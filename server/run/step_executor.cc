@@ -1,0 +1,327 @@
+#include "server/run/step_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/clock.h"
+#include "server/run/machine_options.h"
+
+namespace ballast {
+namespace {
+
+// A rank that lacks more than these has been away for longer than any lease.
+constexpr size_t kResultsKept = 256;
+
+StepSettings SettingsOf(const RunSpec& spec) {
+  StepSettings settings;
+  for (const GroupSpec& group : spec.groups) settings.hyper.push_back(group.hyper);
+  return settings;
+}
+
+}  // namespace
+
+StepExecutor::StepExecutor(Environment environment, std::function<void()> settle)
+    : spec_(environment.spec),
+      plan_(environment.plan),
+      settle_(std::move(settle)),
+      machine_(MachineOptions(*spec_, *plan_)),
+      settings_(SettingsOf(*spec_)),
+      reporter_({.spec = spec_,
+                 .machine = &machine_,
+                 .metrics = environment.metrics,
+                 .board = environment.board,
+                 .history = environment.history}),
+      pool_(spec_, plan_, std::move(environment.pools)),
+      links_(spec_->ranks, {.spec = spec_,
+                            .plan = plan_,
+                            .store = environment.store,
+                            .on_sent = [this](const std::string& lane, uint64_t b) { reporter_.OnSent(lane, b); }}),
+      updater_({.spec = spec_,
+                .layers = environment.layers,
+                .machine = &machine_,
+                .settings = &settings_,
+                .store = environment.store,
+                .pool = &pool_,
+                .on_updated = [this](const effect::Update& e, const TaskResult* result) { OnUpdated(e, result); }}),
+      judge_({.spec = spec_,
+              .machine = &machine_,
+              .settings = &settings_,
+              .updater = &updater_,
+              .pronounce = [this](const event::Verdict& verdict) { OnVerdict(verdict); },
+              .settle = settle_}),
+      rewinder_({.spec = spec_,
+                 .machine = &machine_,
+                 .store = environment.store,
+                 .snapshots = std::move(environment.snapshots),
+                 .reporter = &reporter_,
+                 .discard = [this](uint64_t to_step) { return Handle(event::Rewind{to_step}); },
+                 .recall = [this](const RunMemory& memory) { Recall(memory); }}) {}
+
+uint64_t StepExecutor::client_state_bytes() const {
+  return ClientStateBytes(links_.size(), rewinder_.most_snapshots());
+}
+
+StepExecutor::AttachOutcome StepExecutor::Attach(const event::Attach& attach) {
+  StepEffects effects = machine_.Handle(attach, MonotonicSeconds());
+  AttachOutcome outcome;
+  for (const StepEffect& e : effects) {
+    if (const auto* reject = std::get_if<effect::Reject>(&e)) outcome.retry_after_s = reject->retry_after_s;
+    if (const auto* attached = std::get_if<effect::Attached>(&e)) {
+      outcome.session = attached->session;
+      outcome.rank = attached->rank;
+      outcome.resumed = attached->resumed;
+    }
+  }
+  outcome.status = Execute(std::move(effects));
+  return outcome;
+}
+
+absl::Status StepExecutor::OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened) {
+  StepEffects effects = machine_.Handle(opened, MonotonicSeconds());
+  if (!effects.empty() && std::holds_alternative<effect::Reject>(effects.front())) {
+    return std::get<effect::Reject>(effects.front()).status;
+  }
+  const uint32_t rank = *machine_.RankOf(opened.session);
+  links_[rank].Open(stream, opened.session);
+  if (gate_.draining()) links_[rank].sender().Drain("the daemon is shutting down");
+  ShowRanks();
+  reporter_.LogOpened(rank, *stream);
+  return Execute(std::move(effects));  // no Reject among them: it was the first or is not there
+}
+
+absl::Status StepExecutor::Take(uint32_t rank, RankMessage& message) {
+  return std::visit([&](auto& m) { return Take(rank, m); }, message);
+}
+
+absl::Status StepExecutor::Take(uint32_t rank, message::StepBegin& m) {
+  if (auto s = gate_.Check(machine_, m.step); !s.ok()) return s;
+  begin_ = &m;
+  absl::Status taken = Handle(event::StepBegin{links_[rank].session(), m.step, m.content});
+  begin_ = nullptr;
+  return taken;
+}
+
+absl::Status StepExecutor::Take(uint32_t rank, message::MicroBegin& m) {
+  return Handle(event::MicroBegin{links_[rank].session(), m.micro, m.last});
+}
+
+absl::Status StepExecutor::Take(uint32_t rank, message::Gradient& m) {
+  gradient_ = &m;
+  absl::Status taken = Handle(event::Chunk{links_[rank].session(), m.micro, m.tensor, m.chunk, m.crc});
+  gradient_ = nullptr;
+  links_[rank].sender().Acknowledge();
+  return taken;
+}
+
+absl::Status StepExecutor::Take(uint32_t rank, message::MicroEnd& m) {
+  if (m.loss && machine_.InStep(rank)) judge_.AddLoss(rank, m.micro, *m.loss);
+  return Handle(event::MicroEnd{links_[rank].session(), m.micro, std::move(m.absent)});
+}
+
+absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
+  RankLink& link = links_[rank];
+  const bool in_step = machine_.InStep(rank), again = machine_.Ended(rank);
+  if (in_step && !m.client_state.empty()) {
+    link.BringState({machine_.step(), std::move(m.client_state)});  // the step may close by this
+  }
+  StepEffects effects = machine_.Handle(event::StepEnd{link.session(), std::move(m.content)}, MonotonicSeconds());
+  const bool refused = !effects.empty() && std::holds_alternative<effect::Reject>(effects.front());
+  if (refused) link.DropComingState();
+  if (in_step && !refused) {
+    settings_.end_values = std::move(m.values);
+    if (!again) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
+  }
+  return Execute(std::move(effects));
+}
+
+absl::Status StepExecutor::Take(uint32_t, message::Bad& m) { return std::move(m.status); }
+
+absl::Status StepExecutor::Handle(const StepEvent& event) {
+  return Execute(machine_.Handle(event, MonotonicSeconds()));
+}
+
+absl::Status StepExecutor::Execute(StepEffects effects) {
+  absl::Status refusal;
+  ++executing_;
+  for (const StepEffect& e : effects) {
+    if (const auto* reject = std::get_if<effect::Reject>(&e)) refusal = reject->status;
+    std::visit(
+        [this](const auto& one) {
+          using E = std::decay_t<decltype(one)>;
+          if constexpr (!std::is_same_v<E, effect::Reject> && !std::is_same_v<E, effect::Attached>) Do(one);
+        },
+        e);
+  }
+  --executing_;
+  return refusal;
+}
+
+void StepExecutor::Do(const effect::Fence& e) {
+  RankLink& link = links_[e.rank];
+  if (!link.open()) reporter_.LogEnd(e.rank, link.peer(), link.lane(), e.status);
+  if (link.open() && link.session() == e.session) {
+    if (e.status.code() == absl::StatusCode::kDataLoss) reporter_.metrics().OnDuplicateChunk(false);
+    Detach(e.rank, e.status);
+  }
+  link.set_peer("");
+  ShowRanks();
+}
+
+void StepExecutor::Do(const effect::LeftOut& e) {
+  std::vector<uint32_t>& ranks = settings_.left_out;
+  ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), e.rank), e.rank);
+}
+
+void StepExecutor::Do(const effect::Opened& e) {
+  settings_ = {.hyper = std::move(begin_->hyper), .left_out = e.left_out, .loss_scale = begin_->loss_scale};
+  updater_.Begin();
+  judge_.Begin();
+  reporter_.OnOpened();
+}
+
+void StepExecutor::Do(const effect::Begun& e) {
+  links_[e.rank].sender().DropPublished();
+  links_[e.rank].DropComingState();
+}
+
+void StepExecutor::Do(const effect::Hold& e) {
+  const uint64_t bytes = gradient_->data.size();
+  links_[e.rank].Hold(e.id, std::move(gradient_->data));
+  reporter_.OnReceived(links_[e.rank].lane(), bytes);
+}
+
+void StepExecutor::Do(const effect::Drop& e) {
+  links_[e.rank].sender().Credit(gradient_->data.size());
+  if (e.again) reporter_.metrics().OnDuplicateChunk(true);
+}
+
+void StepExecutor::Do(const effect::Sum& e) {
+  pool_.Sum(e, [&](uint32_t rank) { return links_[rank].TakeHeld(e.id); });
+}
+
+void StepExecutor::Do(const effect::Forget& e) {
+  links_[e.rank].DropHeld();
+  judge_.ForgetLosses(e.rank);
+}
+
+void StepExecutor::Do(const effect::Update& e) {
+  rewinder_.BeforeUpdate(e.tensor);
+  updater_.Update(e);
+}
+
+void StepExecutor::Do(const effect::Judge& e) {
+  settings_.TakeEndValues();
+  judge_.Judge(e);
+}
+
+void StepExecutor::Do(const effect::Publish& e) {
+  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
+    if (!e.rank || *e.rank == rank) links_[rank].sender().Publish(e.step, e.tensor);
+  }
+}
+
+void StepExecutor::Do(const effect::Close& e) {
+  DropAllHeld();
+  for (RankLink& link : links_) link.KeepComingState();
+  StepRecord record = RecordOf(e);
+  judge_.Observe(&record);
+  reporter_.OnSpikes(judge_.ReportOf(record), record);
+  AnswerSpikes(record);
+  reporter_.LogSpikes(record);
+  results_.push_back(reporter_.Report(std::move(record), updater_.statistics()));
+  if (results_.size() > kResultsKept) results_.pop_front();
+  if (e.outcome != Outcome::kPartial || !spec_->rewinds_torn) {
+    return rewinder_.OnClosed(e.step, [this] { return Memory(); });
+  }
+  rewinder_.AskItself({.steps_back = 1, .reason = "torn"}, absl::StrCat("step ", e.step, " is torn: ", e.reason),
+                      [] {});
+}
+
+void StepExecutor::Do(const effect::Result& e) {
+  for (const StepRecord& record : results_) {
+    if (record.step == e.step) links_[e.rank].sender().Result(record);
+  }
+}
+
+void StepExecutor::Do(const effect::Discard&) { DropAllHeld(); }
+
+void StepExecutor::DropAllHeld() {
+  for (RankLink& link : links_) link.DropHeld();
+}
+
+void StepExecutor::OnUpdated(const effect::Update& e, const TaskResult* result) {
+  if (result != nullptr && !spec_->staged && result->statistics.nonfinite > 0) {
+    StopIf(StopReason(*spec_, e.step, {.nonfinite_tensors = 1, .first_nonfinite = e.tensor}));
+  }
+  Handle(event::TensorApplied{e.step, e.tensor, e.slab}).IgnoreError();  // never refused
+  settle_();
+}
+
+void StepExecutor::OnVerdict(const event::Verdict& verdict) {
+  if (verdict.outcome == Outcome::kAborted) StopIf(verdict.detail);
+  Handle(verdict).IgnoreError();  // never refused
+}
+
+StepRecord StepExecutor::RecordOf(const effect::Close& e) {
+  StepRecord record{.step = e.step,
+                    .outcome = e.outcome,
+                    .reason = e.reason,
+                    .detail = e.outcome == Outcome::kApplied ? gate_.stopped() : e.detail,
+                    .not_applied = e.not_applied,
+                    .left_out = settings_.left_out,
+                    .update_seconds = updater_.busy_s(),
+                    .loss = judge_.Loss(),
+                    .learning_rate = HyperOf(spec_->groups[0], settings_.hyper[0], "lr").value_or(0),
+                    .clip_coefficient = settings_.clip};
+  updater_.statistics().Complete(&record);
+  reporter_.Complete(&record, updater_.last_update_s());
+  return record;
+}
+
+void StepExecutor::AnswerSpikes(const StepRecord& record) {
+  StepJudge::Answer answer = judge_.AnswerTo(record);
+  switch (answer.what) {
+    case SpikePolicy::Answer::kGoOn:
+      return;
+    case SpikePolicy::Answer::kStop:
+      reporter_.metrics().OnSpikeAction("stop");
+      return StopIf(std::move(answer.why));
+    case SpikePolicy::Answer::kRewind:
+      return rewinder_.AskItself({.steps_back = spec_->spikes.rewind_steps, .reason = "spike"}, std::move(answer.why),
+                                 [this] { reporter_.metrics().OnSpikeAction("rewind"); });
+  }
+}
+
+void StepExecutor::StopIf(std::string why) {
+  if (gate_.Stop(std::move(why))) reporter_.ShowStopped(gate_.stopped());
+}
+
+RunMemory StepExecutor::Memory() const {
+  RunMemory memory{
+      .result = results_.back(), .stopped = gate_.stopped(), .client_states = {}, .detector = judge_.detector()};
+  updater_.Remember(&memory);
+  for (const RankLink& link : links_) memory.client_states.push_back(link.state());
+  return memory;
+}
+
+void StepExecutor::Recall(const RunMemory& memory) {
+  updater_.GoBackTo(memory);
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) links_[rank].GoBackTo(memory.client_states[rank]);
+  judge_.GoBackTo(memory.detector);
+  settings_.end_values.clear();
+  results_ = {memory.result};
+  gate_.GoBackTo(memory.stopped);
+  reporter_.ShowRewound(memory);
+  ShowRanks();
+}
+
+void StepExecutor::Detach(uint32_t rank, absl::Status status) {
+  reporter_.LogEnd(rank, links_[rank].peer(), links_[rank].lane(), status);
+  links_[rank].Close(std::move(status));
+}
+
+void StepExecutor::ShowRanks() { reporter_.ShowRanks(links_.Status(machine_)); }
+
+}  // namespace ballast

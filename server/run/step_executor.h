@@ -1,0 +1,155 @@
+// Carries out what the step machine decides, for one run: events go in, from the ranks' messages and from the devices,
+// and the effects come out, in order, to the parts that each belong to: links to the ranks, the pool that gradients are
+// summed in, updates on the devices, the judge, the rewinder and the reporter.
+//
+// A payload waits, in the memory that it came in, until the machine says to sum it, and counts against its rank's
+// credit until then.
+//
+// Strand-confined.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#include "server/run/gradient_pool.h"
+#include "server/run/rank_links.h"
+#include "server/run/rank_stream.h"
+#include "server/run/rewinder.h"
+#include "server/run/run_history.h"
+#include "server/run/run_status.h"
+#include "server/run/step_gate.h"
+#include "server/run/step_judge.h"
+#include "server/run/step_reporter.h"
+#include "server/run/step_settings.h"
+#include "server/run/tensor_updater.h"
+#include "server/step/client_state.h"
+#include "server/step/step_machine.h"
+#include "server/step/step_record.h"
+#include "server/store/parameter_store.h"
+#include "server/store/snapshot_ring.h"
+
+namespace ballast {
+
+class StepExecutor {
+ public:
+  // What is pointed to outlives the executor.
+  struct Environment {
+    const RunSpec* spec;
+    const LayerGroups* layers;
+    ParameterStore* store;
+    std::vector<DeviceBuffer> pools;  // by shard
+    std::unique_ptr<SnapshotRing> snapshots;
+    const Plan* plan;
+    RunMetrics* metrics;
+    RunStatusBoard* board;
+    RunHistory* history;
+  };
+  struct AttachOutcome {
+    absl::Status status;
+    double retry_after_s = 0;
+    SessionId session = {};
+    uint32_t rank = 0;
+    bool resumed = false;
+  };
+
+  // settle: called when the devices have answered and the effects of that are carried out.
+  StepExecutor(Environment environment, std::function<void()> settle);
+  StepExecutor(const StepExecutor&) = delete;
+  StepExecutor& operator=(const StepExecutor&) = delete;
+
+  // Hands an event to the machine and executes its effects. Returns the refusal where the machine refuses it.
+  absl::Status Handle(const StepEvent& event);
+  AttachOutcome Attach(const event::Attach& attach);
+  // The rank's link takes the stream, unless that is refused.
+  absl::Status OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened);
+  // A refusal is what the rank's stream is to end with.
+  absl::Status Take(uint32_t rank, RankMessage& message);
+  // The rank's stream ends with this status, and the log says so; the machine is not told.
+  void Detach(uint32_t rank, absl::Status status);
+  void ShowRanks();
+  bool executing() const { return executing_ > 0; }  // effects
+
+  const StepMachine& machine() const { return machine_; }
+  StepMachine& machine() { return machine_; }  // events go in by Handle
+  StepGate& gate() { return gate_; }
+  RankLinks& links() { return links_; }
+  StepReporter& reporter() { return reporter_; }
+  Rewinder& rewinder() { return rewinder_; }
+  const Rewinder& rewinder() const { return rewinder_; }
+  const TensorUpdater& updater() const { return updater_; }
+  const StepJudge& judge() const { return judge_; }
+
+  std::optional<StepRecord> last_result() const {
+    return results_.empty() ? std::nullopt : std::optional<StepRecord>(results_.back());
+  }
+  // What the rank's process sent last with the StepEnd of a step that has closed.
+  const std::optional<ClientState>& client_state(uint32_t rank) const { return links_[rank].state(); }
+  uint64_t held_bytes(uint32_t rank) const { return links_[rank].held_bytes(); }
+  // Counted from the live allocations, and what the windows may take.
+  uint64_t gradient_bytes() const { return links_.size() * plan_->window_bytes + pool_.bytes(); }
+  uint64_t slot_bytes() const { return links_.slot_bytes(); }
+  uint64_t client_state_bytes() const;  // what the ranks' may take
+
+ private:
+  absl::Status Take(uint32_t rank, message::StepBegin& m);
+  absl::Status Take(uint32_t rank, message::MicroBegin& m);
+  absl::Status Take(uint32_t rank, message::Gradient& m);
+  absl::Status Take(uint32_t rank, message::MicroEnd& m);
+  absl::Status Take(uint32_t rank, message::StepEnd& m);
+  absl::Status Take(uint32_t rank, message::Bad& m);
+
+  absl::Status Execute(StepEffects effects);
+  void Do(const effect::Fence& e);
+  void Do(const effect::Opened& e);
+  void Do(const effect::LeftOut& e);
+  void Do(const effect::Begun& e);
+  void Do(const effect::Hold& e);
+  void Do(const effect::Drop& e);
+  void Do(const effect::Sum& e);
+  void Do(const effect::Forget& e);
+  void Do(const effect::Update& e);
+  void Do(const effect::Judge& e);
+  void Do(const effect::Publish& e);
+  void Do(const effect::Close& e);
+  void Do(const effect::Result& e);
+  void Do(const effect::Discard& e);
+  void DropAllHeld();
+
+  void OnUpdated(const effect::Update& e, const TaskResult* result);
+  void OnVerdict(const event::Verdict& verdict);
+  // All but what the judge fills in.
+  StepRecord RecordOf(const effect::Close& e);
+  // Goes back to a snapshot, or stops the run, where its policy wants that.
+  void AnswerSpikes(const StepRecord& record);
+  void StopIf(std::string why);
+  RunMemory Memory() const;
+  void Recall(const RunMemory& memory);
+
+  const RunSpec* const spec_;
+  const Plan* const plan_;
+  const std::function<void()> settle_;
+  StepMachine machine_;
+  StepGate gate_;
+  StepSettings settings_;  // of the open step
+  StepReporter reporter_;
+  GradientPool pool_;
+  RankLinks links_;
+  TensorUpdater updater_;
+  StepJudge judge_;
+  Rewinder rewinder_;
+  std::deque<StepRecord> results_;  // of the last steps, oldest first
+  int executing_ = 0;               // effects
+  // The message in hand.
+  message::Gradient* gradient_ = nullptr;
+  message::StepBegin* begin_ = nullptr;
+};
+
+}  // namespace ballast

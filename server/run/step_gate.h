@@ -1,0 +1,48 @@
+// Whether another step of a run may begin, and what a client is told where it may not. A value; thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+
+#include "server/step/step_machine.h"
+
+namespace ballast {
+
+class StepGate {
+ public:
+  void set_weights_loaded(bool loaded) { weights_loaded_ = loaded; }
+  // The daemon is shutting down: the open step goes on, and no other begins.
+  void Drain() { draining_ = true; }
+  // Likewise, for `why`, until GoBackTo. False, and nothing changes: `why` is empty, or it was stopped before.
+  bool Stop(std::string why) {
+    if (why.empty() || !stopped_.empty()) return false;
+    stopped_ = std::move(why);
+    return true;
+  }
+  // After a rewind: whether it was stopped when the snapshot was taken.
+  void GoBackTo(std::string stopped) { stopped_ = std::move(stopped); }
+
+  bool draining() const { return draining_; }
+  const std::string& stopped() const { return stopped_; }  // why; empty: it is not
+
+  // Of a rank's StepBegin: FAILED_PRECONDITION or UNAVAILABLE where it comes to nothing.
+  absl::Status Check(const StepMachine& machine, uint64_t step) const {
+    if (!weights_loaded_) {
+      return absl::FailedPreconditionError("StepBegin before the weights are loaded; send them with LoadState first");
+    }
+    if (machine.step_open()) return absl::OkStatus();
+    if (draining_) return absl::UnavailableError("the daemon is shutting down; no new step begins");
+    if (!stopped_.empty() && step == machine.step()) return absl::FailedPreconditionError(stopped_);
+    return absl::OkStatus();
+  }
+
+ private:
+  bool weights_loaded_ = false;
+  bool draining_ = false;
+  std::string stopped_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,206 @@
+#include "server/run/step_reporter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/clock.h"
+#include "server/base/log.h"
+#include "server/spec/spike_text.h"
+
+namespace ballast {
+namespace {
+
+// What is measured only now and then stays until it is measured again.
+StepRecord::Layer Latest(const StepRecord::Layer& before, StepRecord::Layer now) {
+  for (auto field :
+       {&StepRecord::Layer::update_to_weight_ratio, &StepRecord::Layer::edq_ratio, &StepRecord::Layer::unchanged_ratio,
+        &StepRecord::Layer::hi_edq_ratio, &StepRecord::Layer::hi_unchanged_ratio}) {
+    if (!(now.*field)) now.*field = before.*field;
+  }
+  return now;
+}
+
+}  // namespace
+
+StepReporter::StepReporter(Environment environment)
+    : environment_(std::move(environment)), lease_over_(environment_.spec->ranks) {}
+
+void StepReporter::OnOpened() {
+  clock_ = {.begin_s = MonotonicSeconds()};
+  environment_.metrics->OnState("training");
+  environment_.board->Write([](RunStatus& s) { s.state = RunStatus::State::kTraining; });
+}
+
+void StepReporter::OnReceived(const std::string& lane, uint64_t bytes) {
+  clock_.last_byte_s = MonotonicSeconds();
+  if (clock_.first_byte_s == 0) clock_.first_byte_s = clock_.last_byte_s;
+  environment_.metrics->OnReceived(lane, bytes);
+  received_bytes_ += bytes;
+  environment_.board->Write([&](RunStatus& s) { s.received_bytes += bytes; });
+}
+
+void StepReporter::OnSent(const std::string& lane, uint64_t bytes) {
+  environment_.metrics->OnSent(lane, bytes);
+  sent_bytes_ += bytes;
+  environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
+}
+
+void StepReporter::OnRankEnded(uint32_t rank, uint32_t ranks_in_step) {
+  const double now_s = MonotonicSeconds();
+  if (++clock_.ended == ranks_in_step && ranks_in_step > 1) {
+    clock_.wait_s = now_s - clock_.last_end_s;
+    environment_.metrics->OnWaitCaused(rank, clock_.wait_s);
+  }
+  clock_.last_end_s = now_s;
+  clock_.last_rank = rank;
+  environment_.metrics->OnRankSeen(rank);
+}
+
+void StepReporter::Complete(StepRecord* record, double last_update_s) {
+  record->closed_at_s = UnixSeconds();
+  record->seconds = (last_update_s > 0 ? last_update_s : MonotonicSeconds()) - clock_.begin_s;
+  record->receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
+  record->wait_seconds = clock_.wait_s;
+  record->last_rank = clock_.last_rank;
+  record->received_bytes = std::exchange(received_bytes_, 0);
+  record->sent_bytes = std::exchange(sent_bytes_, 0);
+}
+
+void StepReporter::OnSpikes(const SpikeReport& report, const StepRecord& record) {
+  environment_.metrics->OnSpikes(report);
+  if (record.reason == "spike") environment_.metrics->OnSpikeAction("skip");
+}
+
+void StepReporter::LogSpikes(const StepRecord& record) const {
+  for (const SpikeEvent& event : record.spikes) {
+    Log(LogLevel::kWarn, "spike", "a loss spike, or what tells of one",
+        {{"run_id", environment_.spec->run_id}, {"step", record.step}, {"err", SpikeText(event, *environment_.spec)}});
+  }
+}
+
+StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statistics) {
+  const double now_s = MonotonicSeconds();
+  environment_.metrics->OnStep(record);
+  LogTorn(record);
+  const std::vector<StepRecord::Layer> layers = std::exchange(record.layers, {});
+  const std::vector<double> tensor_rms = std::exchange(record.tensor_rms, {});
+  environment_.history->Add(record);
+  environment_.board->Write([&](RunStatus& s) {
+    s.last_result = record;
+    s.step_s = clock_.first_byte_s > 0 ? now_s - clock_.first_byte_s : now_s - clock_.begin_s;
+    s.applied += record.outcome == Outcome::kApplied ? 1 : 0;
+    s.skipped += record.outcome == Outcome::kSkipped ? 1 : 0;
+    s.partial += record.outcome == Outcome::kPartial ? 1 : 0;
+    s.aborted += record.outcome == Outcome::kAborted ? 1 : 0;
+    if (record.outcome == Outcome::kSkipped || record.outcome == Outcome::kAborted) return;  // nothing was updated
+    s.tensors = statistics.First(kTensorsShown);
+    s.rms_ratio_max.reset();
+    for (double rms : tensor_rms) s.rms_ratio_max = std::max(s.rms_ratio_max.value_or(0), rms);
+    s.layers.resize(layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) s.layers[i] = Latest(s.layers[i], layers[i]);
+  });
+  return record;
+}
+
+void StepReporter::ShowRanks(std::vector<RankStatus> ranks) {
+  const auto connected = std::count_if(ranks.begin(), ranks.end(), [](const RankStatus& r) { return r.connected; });
+  environment_.metrics->OnRanks(static_cast<uint32_t>(connected), std::max(static_cast<uint32_t>(ranks.size()), 1u));
+  environment_.board->Write([&](RunStatus& s) {
+    s.ranks = std::move(ranks);
+    s.generation = environment_.machine->generation();
+  });
+}
+
+void StepReporter::ShowSnapshots(std::vector<uint64_t> steps) {
+  environment_.metrics->OnSnapshots(steps.size());
+  environment_.board->Write([&](RunStatus& s) { s.snapshots = std::move(steps); });
+}
+
+void StepReporter::ShowStopped(const std::string& why) {
+  environment_.board->Write([&](RunStatus& s) { s.failure = why; });
+}
+
+void StepReporter::ShowRewound(const RunMemory& memory) {
+  environment_.board->Write([&](RunStatus& s) {
+    s.last_result = memory.result;
+    s.failure = memory.stopped;
+    ++s.rewinds;
+  });
+}
+
+void StepReporter::OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason,
+                             std::vector<uint64_t> snapshots) {
+  environment_.metrics->OnRewind(reason);
+  ShowSnapshots(std::move(snapshots));
+  Log(LogLevel::kWarn, "rewound", "run rewound to a snapshot",
+      {{"run_id", environment_.spec->run_id},
+       {"step", to_step},
+       {"from_step", from_step},
+       {"generation", environment_.machine->generation()},
+       {"reason", reason}});
+}
+
+void StepReporter::LogNotRewound(const std::string& why) const {
+  Log(LogLevel::kWarn, "rewound", "the run cannot be rewound", {{"run_id", environment_.spec->run_id}, {"err", why}});
+}
+
+void StepReporter::LogOpened(uint32_t rank, const RankStream& stream) const {
+  Log(LogLevel::kInfo, "stream", "rank opened its stream",
+      {{"run_id", environment_.spec->run_id},
+       {"rank", uint64_t{rank}},
+       {"lane", std::string(stream.lane())},
+       {"peer", stream.peer()}});
+}
+
+// A stream that was not taken: as with any other request.
+void StepReporter::LogRefused(const RankStream& stream, const absl::Status& why) const {
+  Log(LogLevel::kWarn, "refused", "a request was refused",
+      {{"run_id", environment_.spec->run_id},
+       {"reason", absl::StatusCodeToString(why.code())},
+       {"peer", stream.peer()},
+       {"method", "Train"},
+       {"err", std::string(why.message())}});
+}
+
+void StepReporter::LogEnd(uint32_t rank, const std::string& peer, const std::string& lane,
+                          const absl::Status& why) const {
+  if (why.ok()) return;
+  const bool orderly = absl::IsUnavailable(why);  // the daemon is shutting down
+  const LogLevel level = absl::IsDataLoss(why) ? LogLevel::kError : orderly ? LogLevel::kInfo : LogLevel::kWarn;
+  Log(level, "stream_ended", "a rank's stream or session was ended",
+      {{"run_id", environment_.spec->run_id},
+       {"rank", uint64_t{rank}},
+       {"step", environment_.machine->step()},
+       {"reason", absl::StatusCodeToString(why.code())},
+       {"peer", peer},
+       {"lane", lane},
+       {"err", std::string(why.message())}});
+}
+
+void StepReporter::LogLeaseIfOver(uint32_t rank, const std::string& peer, double now_s) {
+  const StepMachine& machine = *environment_.machine;
+  const bool away = machine.session(rank) && !machine.connected(rank);
+  const bool over = away && now_s >= machine.disconnected_at_s(rank) + environment_.spec->lease_s;
+  if (over && !lease_over_[rank]) {
+    Log(LogLevel::kWarn, "lease_expired", "a rank was away for longer than its lease; another process may take it",
+        {{"run_id", environment_.spec->run_id},
+         {"rank", uint64_t{rank}},
+         {"step", machine.step()},
+         {"peer", peer},
+         {"dur_s", now_s - machine.disconnected_at_s(rank)}});
+  }
+  lease_over_[rank] = over;
+}
+
+void StepReporter::LogTorn(const StepRecord& record) const {
+  if (record.outcome != Outcome::kPartial && record.outcome != Outcome::kAborted) return;
+  Log(LogLevel::kWarn, "step_torn", "a step was not applied, or in part",
+      {{"run_id", environment_.spec->run_id},
+       {"step", record.step},
+       {"reason", record.reason},
+       {"outcome", std::string(OutcomeName(record.outcome))},
+       {"tensors_not_applied", uint64_t{record.not_applied.size()}},
+       {"err", record.detail}});
+}
+
+}  // namespace ballast

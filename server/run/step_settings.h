@@ -1,0 +1,27 @@
+// What the open step is made with: the values that its ranks gave, the ranks that are left out, and the clipping that
+// was decided. After the step has closed, what it was made with, until the next one opens. A value; thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "server/run/rank_stream.h"
+
+namespace ballast {
+
+struct StepSettings {
+  std::vector<std::vector<double>> hyper = {};       // by group, complete, in the kernel's order
+  std::vector<message::GroupValue> end_values = {};  // that win over them once the step is judged
+  std::vector<uint32_t> left_out = {};               // ranks, ascending
+  double loss_scale = 1;
+  float clip = 1;  // of the gradient over all tensors
+
+  // All ranks gave the same: the step machine has seen to that.
+  void TakeEndValues() {
+    for (const message::GroupValue& v : end_values) hyper[v.group][v.hyper] = v.value;
+  }
+  // Of the ranks that there are, those that take part.
+  uint32_t RanksOf(uint32_t world) const { return world - static_cast<uint32_t>(left_out.size()); }
+};
+
+}  // namespace ballast
