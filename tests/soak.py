@@ -32,7 +32,7 @@ RSS_SLACK_KIB = 16 * 1024
 
 
 def held(pid: int) -> dict[str, int]:
-    """What the daemon's process holds."""
+    """The memory, threads and file descriptors that the daemon's process holds."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     fds = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     return {"rss_kib": int(status["VmRSS"].split()[0]), "threads": int(status["Threads"]), "fds": fds}

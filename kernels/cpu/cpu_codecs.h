@@ -115,7 +115,7 @@ struct MasterCodec {
       kServers[format](planes, scales, row_length, out, first, last);
     }(WireFormats{});
   }
-  // nullptr for a format that is not fit for it; callers ask WireFormat first.
+  // nullptr if the format is not fit for that; callers ask WireFormat first.
   template <class Wire>
   static constexpr auto Loader() -> bool (*)(std::byte* const*, const void*, uint64_t, uint64_t) {
     if constexpr (Wire::kGradient) {
@@ -146,7 +146,7 @@ void AccumulatePayload(float* sum, const void* in, uint64_t n, bool first) {
   }
 }
 
-// What a gradient has in one tile.
+// Measures a gradient in one tile.
 template <class L, class Wire>
 TileStatistics MeasureTile(const std::byte* in, uint64_t n, float scale, uint64_t tile) {
   TileStatistics out{};
@@ -179,12 +179,12 @@ void MeasurePayload(const void* in, uint64_t n, float scale, uint64_t first, uin
   for (uint64_t tile = first; tile < last; ++tile) stats[tile - first] = MeasureTile<L, Wire>(payload, n, scale, tile);
 }
 
-// kVariance: values are v, so none is negative, and a format that stores roots is given them.
+// kVariance: values are v, so none may be negative, and a format that stores roots gets their roots.
 template <class L, class S, bool kVariance>
 struct CpuSlotCodec {
   static constexpr auto kPlanes = SlotPlanes<S>(kVariance ? 1 : 0);
 
-  // A NaN is neither.
+  // A NaN is not acceptable, since it compares false.
   static bool Acceptable(float x) { return x <= kLargestValue<S> && x >= (kVariance ? 0 : -kLargestValue<S>); }
 
   template <bool kStochastic>
@@ -224,7 +224,7 @@ struct CpuSlotCodec {
   static constexpr SlotCodec Table() { return {kPlanes, kLargestValue<S>, &Encode, &Decode}; }
 };
 
-// A v of two components: the master of that kind, whose codec it is.
+// The codec of a v of two components, which is that of the master of that kind.
 template <class L, class Master>
 struct PairCodec {
   static constexpr std::array<Plane, 2> kPlanes = {

@@ -1,5 +1,5 @@
-// The curvature along a tensor's last update on CPUs: a row of 256 elements at a time, of sampled tiles alone. Neither
-// the master nor the rule takes part, so it is compiled once for a state format.
+// The curvature along a tensor's last update on CPUs: a row of 256 elements at a time, only of sampled tiles. It
+// depends on neither the master nor the rule, so it is compiled once for each state format.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class CpuCurvature {
 
   static bool Finite(float x) { return (std::bit_cast<uint32_t>(x) & kMagnitude) < kInfinityBits; }
 
-  // As the update takes it, but for the bits of a NaN, which are not the same on every device: it is kept as infinity.
+  // Loads the gradient as the update does, but keeps NaN as infinity, since a NaN's bits differ between devices.
   void LoadGradient(uint64_t first, uint64_t count) {
     const std::byte* const in = static_cast<const std::byte*>(probe_.grad);
     uint32_t largest = load_(in, first, count, probe_.grad_scale, grad_);

@@ -12,7 +12,7 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-// The row of a rule with these formats: rules whose slots are alike share it.
+// The row type of a rule with these formats; rules with the same slots share it.
 template <class L, class Rule, class Master, class State, class Numbers>
 struct RowFor;
 template <class L, class Rule, class Master, class State, int... I>
@@ -56,7 +56,7 @@ class CpuKernel {
     for (uint64_t first = tile * kTile; first < end; first += kRow) act(first, std::min(kRow, end - first));
   }
 
-  // From what is stored and the gradients to what is wanted. kTerms: with the terms of the core statistics.
+  // Applies the rule to the stored values and the gradients. kTerms: also computes the terms of the core statistics.
   template <bool kTerms>
   void ApplyRow(uint64_t first) {
     const auto decoders = row_.Decoders(first);

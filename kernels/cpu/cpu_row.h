@@ -1,11 +1,10 @@
-// A row of one tensor on its way from what is stored to what will be: all of an update that does not depend on the
-// rule. Gradients are widened and stored values decoded; it is given the values wanted; it decides which blocks can be
-// stored, encodes them, with the numbers that depend on a block made for the eight blocks of the row side by side, and
-// adds up the statistics.
+// One row of a tensor in an update: everything that does not depend on the rule. It widens gradients and decodes stored
+// values; the rule computes the values wanted; then it decides which blocks can be stored, encodes them (the numbers
+// that depend on a block are made for the eight blocks of the row side by side), and adds up the statistics.
 //
 // A block in which a gradient is not finite, or in which |m|, sqrt(v) or |x| comes out above its format's bound, keeps
-// its old contents and is counted; of its figures only the largest finite gradient is kept. Where a scale is shared by
-// more than one block, they are kept together.
+// its old contents and is counted; its only figure that counts is the largest finite gradient. Blocks that share a
+// scale keep their contents together.
 #pragma once
 
 #include <array>
@@ -28,8 +27,8 @@ class CpuRow {
 
   CpuRow(const Update& u, GradientLoader load) : u_(u), load_(load) {}
 
-  // The row's values: gradients; what is wanted of weights (and of their second component) and of slots, in the form
-  // their formats encode; the terms of the core statistics. And the largest magnitude of each block, of weights and
+  // The row's values: gradients; the values wanted for weights (and their second component) and for slots, in the form
+  // that their formats encode; the terms of the core statistics; and each block's largest magnitude of weights and
   // slots.
   alignas(64) float grad[kRow], next[kRow], next_low[kRow], delta[kRow], rms[kRow] = {}, slot[kSlotCount][kRow];
   RowBlocks most[1 + kSlotCount];
@@ -120,7 +119,7 @@ class CpuRow {
   static constexpr int kFirstPlane = kFirstPlanes[I];
   static constexpr int kPlaneCount = kFirstPlanes[kSlotCount];
   static_assert(kPlaneCount <= kMaxPlanes);
-  // Every plane as declared, and what slot I's magnitudes may not pass.
+  // Every plane as declared, and the bound of slot I's magnitudes.
   static constexpr auto kPlanes = [] {
     std::array<StoredPlane, kPlaneCount> planes{};
     auto to = std::copy(std::begin(Master::kPlanes), std::end(Master::kPlanes), planes.begin());
@@ -136,7 +135,7 @@ class CpuRow {
     (SlotNumbers());
   }
 
-  // What lies past the tensor's end stays zero and takes no part in scales and sums.
+  // Zeros what lies past the tensor's end, so that it takes no part in scales and sums.
   void ClearTail(uint64_t count) {
     ForEachValue([count](float* row) { std::fill(row + count, row + kRow, 0.0f); });
     most[0] = Largest<L>(next);
@@ -211,7 +210,7 @@ class CpuRow {
     if constexpr (PlaneCount<Master>() == 2) StoreBlock<L, Master, 1>(u_.planes[1], first + i, words[1]);
   }
 
-  // The seldom path: encodes all with zeros in place of what cannot be stored, then puts the old contents back.
+  // The rare path: encodes everything with zeros in place of what cannot be stored, then puts the old contents back.
   void EncodeAccepted(uint64_t first, uint64_t count) {
     Keep(first, static_cast<int>(kPlanes.size()));
     DropRejected(count);

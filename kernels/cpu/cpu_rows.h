@@ -1,5 +1,5 @@
-// What the CPU driver and the codecs are made of: rows of 256 elements, eight blocks, that stay in the first-level
-// cache between passes.
+// The parts of the CPU driver and the codecs: rows of 256 elements, or eight blocks, that stay in the first-level cache
+// between passes.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +68,7 @@ inline void StoreScales(std::byte* plane, uint64_t first, const RowBlocks& scale
   }
 }
 
-// A slot's Decoder or Encoder for each block of a row: made for many blocks at once, given out for one.
+// A slot's Decoders or Encoders for the blocks of a row: made for many blocks at once, used for one at a time.
 template <class L, template <class> class Coder>
 class RowCoder {
  public:
@@ -104,7 +104,7 @@ struct RowDecoder : RowCoder<L, S::template Decoder> {
   }
 };
 
-// Stores the scales that follow from the blocks' largest magnitudes.
+// Computes the scales from the blocks' largest magnitudes, and stores them.
 template <class L, class S>
 struct RowEncoder : RowCoder<L, S::template Encoder> {
   void Store(const RowBlocks& largest, std::byte* const* planes, uint64_t first) {
@@ -147,7 +147,7 @@ inline RowBlocks Largest(const float* row) {
   return most;
 }
 
-// Decodes elements [first, first + count) of a payload, count <= 256, times `scale`; what is left of the row is +0.
+// Decodes elements [first, first + count) of a payload, count <= 256, times `scale`; the rest of the row becomes +0.
 // Returns the largest magnitude, as bits.
 template <class L, class Wire>
 inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t count, float scale, float* row) {
@@ -169,10 +169,10 @@ inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t coun
   return L::Largest(most);
 }
 
-// Decodes a row of gradients: DecodePayload of some format.
+// A function that decodes a row of gradients: DecodePayload for some format.
 using GradientLoader = uint32_t (*)(const std::byte*, uint64_t, uint64_t, float, float*);
 
-// That of a gradient's format.
+// The loader for a gradient's format.
 template <class L, class Wires>
 struct GradientLoaders;
 template <class L, template <class...> class ListOf, class... Wires>

@@ -21,7 +21,8 @@ const LaneTables& ScalarTables();
 const LaneTables& Avx2Tables();  // x86-64 builds only, and so is the next
 const LaneTables& Avx512Tables();
 
-// Those this processor can run, the fastest last: choice_x86.cc or choice_other.cc, by the build's target.
+// The lanes that this processor can run, the fastest last. Defined in choice_x86.cc or choice_other.cc, by the build's
+// target.
 std::span<const LaneTables* const> UsableLanes();
 
 }  // namespace ballast::kernels

@@ -4,8 +4,8 @@
 //
 // All pointers in batches and the batches themselves are memory of the device, 16-byte aligned (planes 64); payloads in
 // either direction have room for whole rows of 256 elements. What is there past a tensor's end does not matter.
-// Bits are the CPU's but for those of a NaN, which reaches a statistic only where infinities cancel. Compute capability
-// 8.0 or later. Thread-safe.
+// Bits are those of the CPU, except those of a NaN, which reaches a statistic only where infinities cancel. Compute
+// capability 8.0 or later. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,8 @@ struct DeviceCurvature {
 struct CudaKernel {
   // Both passes, where the rule has two; then `constants` in the batch are those of the second.
   int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream);
-  // As in Kernel, `tiles` sampled ones; nullptr where that is. Kernels whose Kernel::curvature is the same share it.
+  // As Kernel::curvature, for a batch with so many sampled tiles; nullptr where that is. Kernels with the same
+  // Kernel::curvature share it.
   int (*curvature)(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream);
 };
 struct CudaMaster {
@@ -73,7 +74,7 @@ struct CudaMaster {
 // whole rows in `sum` too. Ranks and micro-batches are added in their order, so the launches are in one stream.
 int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, bool first, CudaStream stream);
 
-// What the gradients of a batch have in each of their tiles.
+// Measures the gradients of a batch in each of their tiles.
 int CudaMeasure(const DeviceGradient* batch, int count, uint64_t tiles, CudaStream stream);
 
 std::span<const CudaKernel> CudaKernels();

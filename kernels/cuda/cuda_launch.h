@@ -13,7 +13,7 @@ inline namespace BALLAST_UNIT {
 inline constexpr int kWarpsPerGroup = 4;
 inline constexpr int kGroupThreads = kWarpsPerGroup * kWarpThreads;
 
-// Thread groups of `kernel` that the current device holds at once; asked once for each device and kernel.
+// How many thread groups of `kernel` the current device holds at once; asked once for each device and kernel.
 template <auto kKernel>
 cudaError_t ResidentGroups(int* groups) {
   constexpr int kDevices = 64;

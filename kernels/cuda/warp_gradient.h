@@ -1,4 +1,4 @@
-// What a gradient has in a tile, before any update, measured on a GPU by one warp: the bits of WireFormat::measure.
+// Measures a gradient in a tile before any update, on a GPU, by one warp, with the bits of WireFormat::measure.
 // Written over a warp lane (simd/warp.h). Gradients are 16-byte aligned and readable up to the next multiple of 256
 // elements.
 #pragma once

@@ -1,6 +1,6 @@
-// Which warp of a launch works on which tiles. A launch serves a batch of tensors; their tiles are counted through, and
-// every warp takes one run of them, as even as can be, so that it looks its tensor up once. Plain functions, run by
-// the tests on a CPU.
+// Which warp of a launch works on which tiles. A launch serves a batch of tensors whose tiles are numbered through.
+// Every warp takes one run of consecutive tiles, all runs as equal as can be, so that it looks its tensor up once.
+// Plain functions, which the tests run on a CPU.
 #pragma once
 
 #include <cstdint>

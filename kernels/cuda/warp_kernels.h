@@ -1,5 +1,5 @@
-// The GPU driver: one warp updates a tile, a row of 256 elements at a time, eight elements a thread, in registers but
-// for what statistics need later, which waits in shared memory. It is the CPU's driver (cpu_kernels.h, cpu_row.h) step
+// The GPU driver: one warp updates a tile, a row of 256 elements at a time, eight elements a thread, in registers;
+// values that statistics need later wait in shared memory. It follows the CPU's driver (cpu_kernels.h, cpu_row.h) step
 // for step: the same blocks are rejected, the same words stored, the same sums taken in the same order.
 //
 // Written over a warp lane (simd/warp.h). Besides what cpu_row.h says: gradients are 16-byte aligned and readable up

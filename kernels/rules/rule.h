@@ -1,7 +1,7 @@
 // What every optimizer rule is made of: kName, kHypers, kSlots, kHasRms, Prepare (host constants, in double, rounded
-// once) and Apply (one element, over a lane type). Rules are element-wise. A rule that needs a mean over the tensor
-// first has kTwoPass, MeasureTerm (what one element adds, and the second moment it makes) and Finish. A rule with
-// kHasRms has m and v in its first two slots, and Precondition: how they become its update.
+// once) and Apply (one element, over a lane type). Rules are element-wise. A rule that first needs a mean over the
+// tensor has kTwoPass, MeasureTerm (what one element adds, and the second moment that results) and Finish. A rule with
+// kHasRms has m and v in its first two slots, and Precondition, which says how they become its update.
 #pragma once
 
 #include <cmath>
@@ -55,7 +55,7 @@ inline double Power(double b, uint64_t t) {
   return result;
 }
 
-// An eps that has not vanished in fp32: nothing is divided by zero.
+// An eps that does not vanish in fp32, so that nothing is divided by zero.
 inline float AtLeastLeastNormal(double eps) {
   return std::max(static_cast<float>(eps), std::numeric_limits<float>::min());
 }

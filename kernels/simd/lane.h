@@ -1,5 +1,5 @@
-// What the formulas are written over. A lane type L holds kWidth elements side by side and has the operations of
-// ScalarLane (scalar.h), which is the definition: Avx2Lane and Avx512Lane give the same bits, element for element.
+// The types that the formulas are written over. A lane type L holds kWidth elements side by side and has the operations
+// of ScalarLane (scalar.h), which defines them: Avx2Lane and Avx512Lane give the same bits, element for element.
 // Every arithmetic operation is one IEEE-754 rounding to nearest even; nothing may be contracted or reassociated.
 //
 // BALLAST_UNIT names an inline namespace around all that a translation unit compiles for itself. Units with compiler

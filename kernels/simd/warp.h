@@ -1,6 +1,6 @@
-// The lane of a GPU thread. 32 threads, a warp, work on a row of 256 elements, of which each has 8 in a row; an
-// operation of ScalarLane is done by all of them at once, each on an element of its own. Beyond those operations a warp
-// lane has the ones below, by which threads reach memory and each other: all threads call them together.
+// The lane of a GPU thread. The 32 threads of a warp work on a row of 256 elements; each has 8 consecutive ones. All
+// threads do an operation of ScalarLane at once, each on an element of its own. A warp lane also has the operations
+// below, by which threads reach memory and each other; all threads call them together.
 //
 // The same operations for 32 threads side by side on a CPU are in tests/kernels/cuda/lockstep.h, where the code that is
 // written over a warp lane is run against the CPU's kernels without a GPU.

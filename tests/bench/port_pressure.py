@@ -66,7 +66,7 @@ def innermost_loops(assembly: list[str], instruction: str) -> list[list[str]]:
 
 
 def hot_loops(assembly: list[str]) -> dict[str, tuple[list[str], int]]:
-    """By name, the instructions and how many vectors of elements a turn handles: only the update takes roots, and of
+    """By name, the instructions and how many vectors of elements one turn handles: only the update takes roots, and of
     the loops that divide without one only the encoders are long. More work, more instructions."""
     update = sorted(innermost_loops(assembly, "vsqrtps"), key=len)
     encode = sorted((x for x in innermost_loops(assembly, "vdivps") if len(x) > 40), key=len)

@@ -76,7 +76,7 @@ TEST_P(RewindTest, AClientThatAsksForItGoesOnToTheBit) {
   EXPECT_EQ(problem_.weights(0), weights);
 }
 
-// While the step waits for its result, and while it is being sent.
+// The rewind comes while the step waits for its result, and while it is being sent.
 TEST_P(RewindTest, AStepUnderWayIsToldOfTheRewind) {
   const auto client = Open(daemon_.address()), other = Open(daemon_.address());
   Begin(*client);

@@ -221,7 +221,7 @@ TEST(TrainingTest, TheHostBufferDoesNotGrowWithTheMicroBatches) {
   EXPECT_LE(closed->timing.buffered_bytes_most, bytes + config.limits.credit_bytes);
 }
 
-// The run's creation, the attachment, the upload and the first step: whatever a connection is lost in.
+// The connection is lost in the run's creation, the attachment, the upload or the first step.
 TEST(TrainingTest, AConnectionLostBeforeTheFirstStepChangesNoBit) {
   constexpr int kSteps = 2;
   Config config = RealDaemon::Small();

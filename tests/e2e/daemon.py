@@ -24,7 +24,7 @@ def plain_environment() -> dict[str, str]:
 
 
 def until(what: str, probe, seconds: float = 60):
-    """What the probe returns, once it is true: for what is published later than it happens."""
+    """Waits until the probe returns something true, and returns that: for what is published later than it happens."""
     deadline = time.monotonic() + seconds
     while not (found := probe()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

@@ -125,7 +125,7 @@ def role_of(rank: int, world: int) -> str:
 
 
 def train_together(place: dict[str, Any], world: int) -> dict[int, dict[str, Any]]:
-    """What each rank told at its end; of the one that was replaced, what its successor told."""
+    """What each rank told at its end; for the rank that was replaced, what its successor told."""
     trainers = [Trainer(place, rank, world, role_of(rank, world)) for rank in range(world)]
     ended: dict[int, dict[str, Any]] = {}
     give_up = time.monotonic() + PATIENCE_S

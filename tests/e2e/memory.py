@@ -1,4 +1,4 @@
-"""What the daemon holds while a model of so many parameters trains, against what `ballastctl plan` said before.
+"""Compares what the daemon holds while a model of so many parameters trains with what `ballastctl plan` said before.
 
     memory.py PARAMETERS [release | staged]
 

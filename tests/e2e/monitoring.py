@@ -60,7 +60,7 @@ class Service:
         self.process.wait()
 
     def until_true(self, what: str, probe, seconds: float = 120):
-        """What the probe returns, once it is true; in vain when the program has ended, or at the deadline."""
+        """Waits for the probe to return something true; fails when the program ends, or at the deadline."""
         deadline = time.monotonic() + seconds
         while not (found := probe()):
             assert time.monotonic() < deadline, f"not within {seconds} s: {what}; the log:\n{self.log.read_text()}"
@@ -73,7 +73,7 @@ class Service:
 
 
 class Alertmanager(Service):
-    """With the shipped routes; only the webhook's address is another."""
+    """Alertmanager with the shipped routes; only the webhook's address differs."""
 
     def __init__(self, folder: Path, hook_url: str):
         shipped = (DEPLOY / "alertmanager" / "alertmanager.yml").read_text()
@@ -90,7 +90,7 @@ class Alertmanager(Service):
 
 
 class Prometheus(Service):
-    """With the shipped rules, each second."""
+    """Prometheus with the shipped rules, evaluated every second."""
 
     def __init__(self, folder: Path, daemon: str, alertmanager: str):
         rules = sorted(str(path) for path in (DEPLOY / "prometheus").glob("*.yml") if "_test" not in path.name)
@@ -115,7 +115,7 @@ class Prometheus(Service):
         return self.get("query", query=expression)["result"]
 
     def until(self, expression: str, seconds: float = 120) -> list[dict]:
-        """Its series, once there are some."""
+        """Waits until the query has series, and returns them."""
         return self.until_true(expression, lambda: self.query(expression), seconds)
 
 
@@ -167,7 +167,7 @@ def panels() -> list[dict]:
 
 
 def resolved(expression: str, interval: str = "1m") -> str:
-    """As Grafana would send it with everything chosen."""
+    """The query as Grafana would send it with everything chosen."""
     text = expression.replace("$__rate_interval", interval)
     for variable in dashboard()["templating"]["list"]:
         text = re.sub(rf"\${variable['name']}\b", variable.get("allValue", "prometheus"), text)

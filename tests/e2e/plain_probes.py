@@ -249,7 +249,7 @@ def probes(server: str) -> dict:
 
 
 def hyperparameters(server: str, rules) -> dict[str, dict[str, float]]:
-    """By rule, with the defaults."""
+    """The hyperparameters by rule, with their defaults."""
     by_rule = {}
     for rule in rules:
         probe = Probe(server, groups=[run_pb2.GroupSpec(rule=rule)])

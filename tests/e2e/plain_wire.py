@@ -39,7 +39,7 @@ BYTES = {"fp32": 4, "bf16": 2, "int8-row": 1, "int8-tensor": 1}
 
 
 def encode(array: np.ndarray, wire: str) -> bytes:
-    """What gradients are sent in, rounded to nearest even; of finite values."""
+    """Encodes finite gradients for the wire, rounded to nearest even."""
     if wire == "fp32":
         return array.astype("<f4").tobytes()
     assert wire == "bf16"
@@ -54,7 +54,7 @@ def row_length(shape: tuple[int, ...], wire: str) -> int:
 
 
 def decode(data: bytes, wire: str, scales, first: int, of_a_row: int) -> np.ndarray:
-    """What weights are served in, as fp32. `first`: the number of the payload's first element in its tensor."""
+    """Decodes served weights to fp32. `first`: the number of the payload's first element in its tensor."""
     if wire == "fp32":
         return np.frombuffer(data, "<f4")
     if wire == "bf16":

@@ -73,7 +73,7 @@ def flood(address: tuple[str, int], ended, place: int) -> None:
 
 
 class Flood:
-    """So many connections at once while the `with` lasts; `ended` counts those that are over."""
+    """Keeps so many connections open while the `with` lasts; `ended` counts those that are over."""
 
     def __init__(self, server: str, connections: int):
         host, port = server.rsplit(":", 1)

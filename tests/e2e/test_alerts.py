@@ -144,7 +144,7 @@ def test_variables_find_their_values(live):
 
 
 def test_a_daemon_that_is_down_silences_the_rest_of_its_alerts(live):
-    """And gradients that are not finite the prediction of a spike, of the same run alone."""
+    """Gradients that are not finite inhibit the prediction of a spike, for the same run alone."""
     down = {"alertname": "BallastDown", "instance": "gone"}
     named = [
         down,

@@ -116,7 +116,7 @@ def test_streams_that_are_opened_and_reset_at_once_do_not_fill_the_memory(tmp_pa
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other end closes."""
+    """Receives until the other end closes; returns what came."""
     got = b""
     try:
         while part := connection.recv(4096):

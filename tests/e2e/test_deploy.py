@@ -184,7 +184,7 @@ def test_a_silent_daemon_ends_and_the_image_knows_its_revision():
 
 
 def test_flags_that_are_shipped_are_flags(tmp_path):
-    """Those of the compose file, the image and the unit are taken by the daemon itself."""
+    """The daemon itself accepts the flags of the compose file, the image and the unit."""
     if not BALLASTD.exists():
         pytest.skip("needs a built daemon")
     unit = (DEPLOY / "systemd" / "ballastd.service").read_text()

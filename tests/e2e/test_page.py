@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said(training, path, code, says):
 
 
 def test_many_viewers_leave_room_for_a_scrape(training):
-    """As many pages as VIEWERS ask every 2 s, all at once; a scrape beside them is answered in time."""
+    """VIEWERS pages ask every 2 s, all at once; a scrape beside them is answered in time."""
     over, codes, problems = threading.Event(), [], []
 
     def view():

@@ -42,7 +42,7 @@ def tree(tmp_path):
 
 
 def run(tree: Path, *flags: str) -> tuple[int, str, list[str]]:
-    """Its exit code, what it printed, and the processes that it left."""
+    """The command's exit code, what it printed, and the processes that it left."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # nproc heeds it
     with subprocess.Popen(
         [tree / "tests" / "run.sh", *flags],

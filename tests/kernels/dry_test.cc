@@ -69,7 +69,7 @@ TEST(DryTest, AdversarialGradientsAreMeasuredAndNothingIsStored) {
   EXPECT_GT(rejected, 0u);
 }
 
-// The figures a verdict goes by do not depend on what it asks for of the full ones.
+// The figures that a verdict uses do not depend on whether full statistics are asked for.
 TEST(DryTest, TheCoreStatisticsAreThoseOfAFullUpdate) {
   const Kernel& kernel = *FindKernel("adamw", "split24", "companded8");
   Tensor tensor(kernel, kElements);

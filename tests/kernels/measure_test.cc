@@ -96,7 +96,7 @@ TEST(MeasureTest, EveryLaneGivesTheReferencesBits) {
   }
 }
 
-// So the norm that a verdict goes by is the norm that is reported.
+// The norm that a verdict uses is therefore the norm that is reported.
 TEST(MeasureTest, ItIsWhatTheUpdatesStatisticsSay) {
   const Kernel& kernel = *FindKernel("adamw", "split24", "companded8");
   std::vector<float> values = Normals(6).Vector(kElements, 1e-3);
@@ -137,7 +137,7 @@ TEST(MeasureTest, AClippedUpdateIsThatOfTheClippedGradient) {
   }
 }
 
-// A coefficient of 0 is one of no gradient; what was not finite before stays refused.
+// A coefficient of 0 makes the gradient 0; blocks that were not finite before stay refused.
 TEST(MeasureTest, ACoefficientOfZeroLeavesNoGradientAndHidesNone) {
   const Kernel& kernel = *FindKernel("sgd", "fp32", "fp32");
   std::vector<float> values(2 * kBlock, 3.0f);

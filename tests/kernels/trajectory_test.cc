@@ -72,7 +72,7 @@ TEST(TrajectoryTest, OtherRulesInExactFormatsFollowTheOracle) {
   }
 }
 
-// split32 is fp32 in other clothes.
+// split32 stores every fp32 number exactly.
 TEST(TrajectoryTest, Split32TakesExactlyTheStepsOfFp32) {
   Tensor split(*FindKernel("adamw", "split32", "fp32"), 1000), plain(*FindKernel("adamw", "fp32", "fp32"), 1000);
   const std::vector<float> start = Normals(1).Vector(1000);

@@ -79,7 +79,7 @@ TEST_F(OpenStepTest, StopsWithoutCredit) {
   EXPECT_THAT(Drain(&credit), ElementsAre("0.2"));
 }
 
-// What is absent may be what the other ranks' credit waits for.
+// The other ranks' credit may wait for the list of absent tensors.
 TEST_F(OpenStepTest, TheEndGoesBeforeWhatWaitsForCredit) {
   CreditWindow credit(16);
   Push(0);
@@ -91,7 +91,7 @@ TEST_F(OpenStepTest, TheEndGoesBeforeWhatWaitsForCredit) {
   EXPECT_THAT(Drain(&credit), ElementsAre("0.2", "step_end"));
 }
 
-// And counts against the window: its credit returns as well.
+// The wanted chunk counts against the window, and its credit returns as well.
 TEST_F(OpenStepTest, AWantedChunkIsSentWithoutCredit) {
   CreditWindow credit(16);
   Push(0);

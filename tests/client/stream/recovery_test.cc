@@ -78,7 +78,7 @@ TEST(RecoveryTest, APullGoesOnWithTheTensorThatItWasAt) {
   EXPECT_EQ(daemon.seen().pulled, 3 + 1 + 1 + 2);
 }
 
-// Each loss after it is one of its own, with all of reconnect_timeout again, and said.
+// After progress, each loss counts as a new one: it is logged, and reconnect_timeout begins anew.
 TEST(RecoveryTest, APieceOfATensorFurtherThanAnyBeforeIsProgressOfAPull) {
   FakeDaemon uncut;
   Trainer first(uncut.address());
@@ -96,7 +96,7 @@ TEST(RecoveryTest, APieceOfATensorFurtherThanAnyBeforeIsProgressOfAPull) {
   EXPECT_THAT(trainer.Lines(), ElementsAre(HasSubstr("pulling weights"), HasSubstr("pulling weights")));
 }
 
-// Its weights went back meanwhile, by a rewind, to what the reader had before it wrote a part of others over them.
+// Meanwhile a rewind took the weights back to what the reader had before a part of newer ones was written over them.
 TEST(RecoveryTest, ATensorThatCameInPartIsSentWholeThoughItIsAgainWhatTheReaderHad) {
   FakeDaemon uncut;
   Trainer first(uncut.address());
@@ -169,7 +169,7 @@ TEST(RecoveryTest, AnUploadThatNeverComesFurtherEnds) {
   EXPECT_EQ(trainer.client->LoadWeights({&view, 1}).status().code(), absl::StatusCode::kUnavailable);
 }
 
-// While its predecessor's step is finished, or too many want something at a time.
+// The daemon is finishing the step of the rank's last process, or serves too many requests at a time.
 TEST(RecoveryTest, ABusyDaemonIsAskedAgainWhenItSays) {
   using grpc::StatusCode;
   FakeDaemon daemon;

@@ -170,7 +170,7 @@ TEST(ResumeTest, ADaemonThatIsAStepBehindIsNotFollowed) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("step 2 is open here, but the daemon is at step 1"));
 }
 
-// More steps ago than the daemon keeps results of.
+// The step closed so long ago that the daemon no longer keeps its result.
 TEST(ResumeTest, AStepWhoseResultIsGoneIsNotAwaited) {
   FakeDaemon daemon;
   Trainer trainer(daemon.address());

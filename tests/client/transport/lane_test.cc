@@ -183,7 +183,7 @@ TEST_F(LaneTest, GrpcIsTakenOnRequest) {
   EXPECT_THAT(Lines(), IsEmpty());
 }
 
-// As in another container, where the daemon's path is not there, or is another's.
+// In another container the daemon's path does not exist, or belongs to another daemon.
 TEST_F(LaneTest, WithoutTheSocketItIsGrpcAndOneLineSaysWhy) {
   RealDaemon daemon(WithSocket());
   unlink(SocketPath().c_str());
@@ -267,7 +267,7 @@ TEST_F(LaneTest, CutsAtAnyMomentChangeNoBit) {
   EXPECT_EQ(weights, expected);
 }
 
-// The path goes away while a step is open: what is left of it goes over gRPC.
+// The shared-memory path goes away while a step is open: the rest of the step goes over gRPC.
 TEST_F(LaneTest, ACutStepGoesOnOverTheOtherLane) {
   const std::vector<float> expected = Uncut(3);
   RealDaemon daemon(WithSocket());

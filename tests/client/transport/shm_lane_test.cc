@@ -62,7 +62,7 @@ TEST_F(ShmLaneTest, AReaderThatIsBusyBeats) {
   }
 }
 
-// Its client's words lie unread in the socket then, which so ends with an error instead of an end.
+// The client's hello then lies unread in the socket, so the socket reports an error instead of its end.
 TEST(ShmLaneOpenTest, ADaemonThatEndsBeforeItAnswersIsNotSaidToBeOfAnotherVersion) {
   const std::string path = absl::StrCat(::testing::TempDir(), "ballast-shm-lane-end-", getpid(), ".sock");
   absl::Status status;

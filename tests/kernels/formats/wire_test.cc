@@ -77,7 +77,7 @@ TEST(WireTest, EveryFiniteCodeLoadsAsItsValue) {
   }
 }
 
-// The first buffer of SGD is the gradient: what an update decodes.
+// SGD's first buffer is the gradient, so it shows what an update decodes.
 TEST(WireTest, EveryFiniteCodeIsTheGradientOfItsValue) {
   const Kernel& kernel = *FindKernel("sgd", "fp32", "fp32");
   for (const char* name : {"bf16", "fp16", "fp8-e5m2"}) {

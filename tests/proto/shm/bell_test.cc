@@ -77,7 +77,7 @@ TEST_F(ShmBellTest, WaitingLongCostsNoProcessor) {
   EXPECT_LT(ThreadSeconds() - began_s, 0.01);
 }
 
-// As a trainer may that wants to be slept through: late by the timeout, and no more.
+// A trainer may forge the bell so that nobody wakes: the waiter is late by the timeout, and no more.
 TEST_F(ShmBellTest, AForgedBellDelaysByTheTimeout) {
   std::atomic<bool> ready = false;
   std::thread other([&] {

@@ -173,7 +173,7 @@ TEST_F(ShmRecordTest, WhatTheTrainerWritesIntoTheReadersCounterChangesNothing) {
   }
 }
 
-// A length is read once: what becomes of the header in the ring does not matter any more.
+// The header is read once: later changes of it in the ring do not matter.
 TEST_F(ShmRecordTest, AHeaderThatChangesAfterItWasReadIsWhatItWas) {
   ShmRecord record{.type = ShmRecord::kMessage, .body_bytes = 4};
   Scribble(&record, sizeof record);

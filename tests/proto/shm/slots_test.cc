@@ -86,7 +86,7 @@ TEST_F(ShmSlotsTest, ABorrowerRefusesWhatIsNoSlotTooLongOrOutAlready) {
   EXPECT_TRUE(borrower_.Borrow(0, 1).ok());
 }
 
-// Weights: the trainer is the borrower, and may write any mark and count.
+// For weights the trainer is the borrower, and may write any mark and count.
 TEST_F(ShmSlotsTest, ForgedMarksNeverHandOutMoreThanThereIs) {
   ShmLender daemon(WeightSlots(*pair_.daemon));
   const auto first = daemon.Take();

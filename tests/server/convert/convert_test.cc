@@ -355,7 +355,7 @@ TEST(ConvertTest, StagedHasItsPolicies) {
   EXPECT_FALSE(JudgesGradients(ToRunSpec(wire, {}).value()));
 }
 
-// The values go by name, so that ranks which disagree can be told in what.
+// The content has the values by name, so that ranks that disagree can be told which value differs.
 TEST(ConvertTest, StepEndBringsValuesByPlaceAndName) {
   v1::RunSpec wire = SmallSpec();
   *wire.add_groups() = wire.groups(0);

@@ -49,7 +49,7 @@ TEST_F(FairQueueTest, QueuesWithJobsShareEqually) {
   EXPECT_NEAR(static_cast<double>(served_["a"]), static_cast<double>(served_["c"]), 100);
 }
 
-// One whose job is at work has none that waits, as every run has it that sends its updates one by one.
+// Queue a never has a waiting job while one is at work, like a run that sends its updates one by one.
 TEST_F(FairQueueTest, ALateQueueDoesNotCatchUp) {
   for (int i = 0; i < 1000; ++i) {
     Add(&a_, 1000);
@@ -83,7 +83,7 @@ TEST_F(FairQueueTest, AnIdleQueueNeitherCatchesUpNorPays) {
   EXPECT_EQ(served_["b"], 10000u);
 }
 
-// The others' large jobs put them far apart; the small one's turn is not after the one that is farthest.
+// Large jobs put the other queues' counts far apart; the small queue does not have to wait for the largest count.
 TEST_F(FairQueueTest, ABriefQueueIsServedBesideLongOnes) {
   for (int i = 0; i < 100; ++i) {
     Add(&a_, 100000);

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::Each;
 
-// What goes out late must not be what a task behind it has made of the same memory.
+// Results that are copied out late must not be overwritten by a later task in the same memory.
 TEST(GpuBatchTest, CodesGoOutWithTheirOwnScales) {
   FakeGpuState state;
   GpuDevice gpu(std::make_unique<FakeGpu>(&state));

@@ -35,7 +35,7 @@ TEST(WatchdogTest, TellsWhileAllIsWellAndThenWhatIsNot) {
   EXPECT_EQ(why, "the port is deaf");
 }
 
-// As when the machine or a debugger held it: what is not well gets its time afterwards.
+// After the machine or a debugger held the process, a check that fails has its whole time again.
 TEST(WatchdogTest, TheTimeThatTheWholeProcessStoodStillDoesNotCount) {
   std::atomic<int> looks = 0, looks_until_silent = 0;
   absl::Notification silent;

@@ -119,7 +119,7 @@ TEST_F(LoadRpcTest, AFencedSessionCannotLoad) {
   EXPECT_EQ(Upload().error_code(), grpc::ABORTED);
 }
 
-// Its client may have lost the connection and come back before the daemon knows.
+// A client may lose its connection and come back before the daemon notices.
 TEST_F(LoadRpcTest, AnUploadTakesThePlaceOfItsSessionsLastOne) {
   ASSERT_TRUE(LoadAll(spec_, token_, &response_).ok());
   grpc::ClientContext context;

@@ -96,7 +96,7 @@ TEST_F(PullRpcTest, RefusesByName) {
   EXPECT_THAT(Pull(request, &answer).error_message(), HasSubstr("tensor 9: run 'r1' has 3 tensors"));
 }
 
-// Between pulls of the latest, in formats whose scales are those of the weights served.
+// Snapshots are pulled between pulls of the latest weights, in formats whose scales belong to the weights served.
 TEST_F(PullRpcTest, ASnapshotsWeightsAreThoseOfItsStep) {
   for (const char* serving : {"fp32", "int8-row", "int8-tensor"}) {
     SCOPED_TRACE(serving);

@@ -62,7 +62,7 @@ TEST_F(ResumeRpcTest, AfterACutOnlyMissingChunksAreSent) {
   }
 }
 
-// Those that wait to be summed, and those that are not needed, too.
+// Gradients that wait to be summed, and those that are not needed, are acknowledged, too.
 TEST_F(ResumeRpcTest, GradientsAreAcknowledgedByTheirCountOnTheStream) {
   v1::RunSpec spec = SmallSpec();
   spec.set_ranks(2);
@@ -92,7 +92,7 @@ TEST_F(ResumeRpcTest, GradientsAreAcknowledgedByTheirCountOnTheStream) {
   }
 }
 
-// Else it grows with tensors x micro-batches, beyond what a message holds.
+// Otherwise the answer grows with tensors x micro-batches, beyond what fits into a message.
 TEST_F(ResumeRpcTest, HeldTensorsAreToldWholeToAClientThatKnowsThat) {
   constexpr uint32_t kMicros = 40;
   v1::RunSpec spec = SmallSpec();

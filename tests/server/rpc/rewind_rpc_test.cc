@@ -104,7 +104,8 @@ class RewindRpcTest : public TeamRpcTest {
   uint64_t sends_ = 0;
 };
 
-// Their norms go back with them; and a gradient whose norm is being taken when the run goes back updates nothing.
+// The averages of their norms go back, too; and a gradient that is being measured when the run goes back updates
+// nothing.
 TEST_F(RewindRpcTest, TensorsThatAreClippedByThemselvesGoBackToo) {
   v1::RunSpec spec = KeptSpec(1, 10);
   spec.mutable_tensor_clip()->set_absolute(0.1);
@@ -218,7 +219,8 @@ TEST_F(RewindRpcTest, TheOpenStepIsUndone) {
   ExpectSame(first, Train(&team, 5, 6));
 }
 
-// Right behind the step that closed, when its snapshot is hardly begun; and again before anybody is back.
+// The rewind comes right behind the step that closed, when its snapshot has hardly begun; and again before any rank is
+// back.
 TEST_F(RewindRpcTest, ASnapshotMayBeGoneBackToAsSoonAsItsStepHasClosed) {
   Team team = StartTeam(KeptSpec(1, 1), 1);
   TrainReference(&team, 1, 1);

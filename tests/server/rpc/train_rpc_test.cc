@@ -299,7 +299,7 @@ TEST_F(TrainRpcTest, APoolFullOfHalfSentTensorsNamesTheChunkItWants) {
   for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(step, *t.reference, i)) << i;
 }
 
-// One that does not heed it, and sends more than is taken, is an error and not a hang.
+// A client that ignores the wanted chunk, and sends more than is taken, gets an error and does not hang.
 TEST_F(TrainRpcTest, WhoSendsWithoutCreditAroundTheWantedChunkIsRefused) {
   server_.reset();
   Config config = DefaultConfig();

@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
                 absl::StatusCode::kFailedPrecondition, "Open came twice"}),
     [](const auto& of) { return of.param.name; });
 
-// The daemon's view of what it wrote, denied: it lets go of the trainer.
+// The trainer denies what the daemon wrote: the daemon lets go of it.
 TEST_F(ShmRpcTest, AReadersCounterThatLiesEndsTheStream) {
   Raw raw = StartRaw(SmallSpec());
   ShmRecord opened;

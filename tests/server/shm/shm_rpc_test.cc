@@ -80,7 +80,7 @@ TEST_F(ShmRpcTest, SilentAndNonsensicalGuestsAreDismissedAndDisturbNobody) {
   ExpectStep(&raw, 1);
 }
 
-// One that lives on, and beats.
+// The trainer lives on and beats, but never sends Open.
 TEST_F(ShmRpcTest, AStreamThatNeverSaysAnythingIsEnded) {
   server_.reset();
   Config config = DefaultConfig();
@@ -124,7 +124,7 @@ TEST_F(ShmRpcTest, ATrainerThatIsGoneIsNoticedAndItsGradientsStay) {
   for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(answer, *raw.reference, i)) << i;
 }
 
-// One that writes without a pause keeps its stream's thread from ever waiting, and from nothing else.
+// A trainer that writes without a pause keeps its stream's thread from ever waiting, but not from its other work.
 TEST_F(ShmRpcTest, TheDaemonBeatsWithEachRecordThatItReads) {
   constexpr uint64_t kRecords = 64;
   Raw raw = StartRaw(SmallSpec());
@@ -138,7 +138,7 @@ TEST_F(ShmRpcTest, TheDaemonBeatsWithEachRecordThatItReads) {
   ExpectStep(&raw, 1);
 }
 
-// One that does not read: the daemon keeps a pipe and the weight slots for it, and nobody else waits.
+// For a trainer that does not read, the daemon keeps a pipe and the weight slots, and nobody else waits.
 TEST_F(ShmRpcTest, AStoppedReaderCostsTheOthersNothing) {
   v1::RunSpec spec = SmallSpec();
   spec.set_run_id("r2");

@@ -47,7 +47,7 @@ TEST(SpikeScoreTest, ChanceIsTheShareOfStepsThatEventsCover) {
   EXPECT_DOUBLE_EQ(SpikeScore().counts().chance(), 0);
 }
 
-// Counted from whole lists of steps, in no order of time.
+// Counts from whole lists of steps, instead of step by step.
 TEST(SpikeScoreTest, CountsWhatALookBackOverAllStepsWould) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 200; ++round) {

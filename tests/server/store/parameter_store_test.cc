@@ -216,7 +216,7 @@ TEST_P(ParameterStoreTest, TheCurvatureOfAKnownLossIsFound) {
   }
 }
 
-// The change of the gradient must be that of one update.
+// A curvature is defined only if exactly one update lies between the two gradients.
 TEST_P(ParameterStoreTest, TheCurvatureIsUndefinedAfterASkippedStepAndALoad) {
   Store store(device_.get(), {"adamw", "split24", "companded8"});
   const auto defined = [&](uint64_t step) { return store.Do(kCurvature, 0, step).curvature.u_pu > 0; };

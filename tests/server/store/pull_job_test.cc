@@ -80,7 +80,7 @@ class PullJobTest : public testing::StoreTest {
   std::unique_ptr<WeightCopies> copies_;
 };
 
-// Two of them: the second waits for the first one's copy.
+// There are two readers: the second waits for the first one's copy.
 TEST_F(PullJobTest, AReaderSlowerThanTheUpdatesGetsEachTensorWholeAndOfOneTime) {
   for (const char* serving : {"fp32", "int8-row"}) {
     SCOPED_TRACE(serving);
@@ -154,7 +154,7 @@ TEST_F(PullJobTest, AReaderThatTakesNothingIsToldSoAndThenCutOff) {
   });
 }
 
-// It takes a chunk whenever its time is nearly up, while another waits for a copy of its own.
+// The reader takes a chunk whenever its time is nearly up, while another one waits for a copy.
 TEST_F(PullJobTest, ASlowReaderLosesTheCopyThatAnotherWaitsFor) {
   const auto trickling = std::make_shared<SlowReader>(), next = std::make_shared<SlowReader>();
   absl::Notification has_copy, waits, ended;

@@ -175,7 +175,7 @@ def training_part(cells: list[dict], task: str) -> list[str]:
 
 
 def verdict(found: dict[str, dict[int, dict]], base: dict[int, dict]) -> list[str]:
-    """In words: what ended below the default recipe, and which differences are beyond two standard errors."""
+    """Says in words what ended below the default recipe, and which differences exceed two standard errors."""
     default = "split24 + companded8 stochastic"
     ours = found.get(default)
     if not ours:

@@ -9,7 +9,7 @@ from tasks import TASKS
 
 BETA2 = (0.9, 0.95, 0.98, 0.99, 0.999)
 STEPS, WARM_UP, BEFALLS = 400, 100, 250
-# What spikes come of in practice.
+# What causes spikes in practice.
 CONDITIONS = ("calm", "high lr", "shift", "burst")
 HIGH, BURST = 10, 3  # times the usual lr; bad batches in a row
 # The first is what the others are held against.
@@ -43,7 +43,7 @@ class Cell:
 
 
 def all_cells(quick: bool) -> list[Cell]:
-    """In an order in which an interrupted study has something of everything."""
+    """All cells, in an order in which an interrupted study has something of everything."""
     sizes = {name: task.sizes for name, task in TASKS.items()}
     if quick:
         return [Cell(task, "burst", 0.99, sizes[task][0], arm) for task in TASKS for arm in ARMS[:2]]
