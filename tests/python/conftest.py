@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class Program:
             stdout=subprocess.PIPE,
             text=True,
             preexec_fn=heed_interrupts,
+            start_new_session=True,  # a group of its own, for close()
         )
 
     def hear(self) -> str:
@@ -116,8 +118,9 @@ class Program:
         return self._process.wait(timeout=120)
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
+        """Ends it, and the processes that it left: they would hold its pipes open."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
 

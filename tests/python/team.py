@@ -67,6 +67,13 @@ class Member:
         nn.functional.mse_loss(last(self.input), y).backward()
         return "begun"
 
+    def arrive(self) -> str:
+        """As begin(), and what was sent is with the daemon, so that the step has begun there."""
+        before = self.optimizer.run_status().received_bytes
+        self.begin()
+        until(lambda: self.optimizer.run_status().received_bytes > before)
+        return "arrived"
+
     def await_last_layer(self) -> str:
         """Its new weights return when the last rank has begun."""
         until(lambda: not torch.equal(self.model[2].weight, self.weight_before))

@@ -36,10 +36,11 @@ def start(team: Team, link: Proxy, **options: Any) -> list[Result]:
 
 
 def disagree(team: Team, steps: int) -> list[Result]:
-    """Steps that LOST has not begun, and that come to nothing."""
+    """Steps that come to nothing. ONE is in each before OTHER is: LOST may be, with which OTHER would disagree."""
     results = []
     for _ in range(steps):
-        team.tell([ONE], "step")
+        assert team.ask([ONE], "arrive") == ["arrived"]
+        team.tell([ONE], "end")
         team.tell([OTHER], "step_otherwise")
         result, same = team.hear(OTHERS)
         assert result == same and (result["outcome"], result["reason"]) == ("ABORTED", "disagreement")
@@ -49,7 +50,7 @@ def disagree(team: Team, steps: int) -> list[Result]:
 
 def test_it_hears_of_its_step_and_goes_on_with_the_one_that_is_next(team: Team, link: Proxy) -> None:
     results = start(team, link)
-    assert team.ask([LOST], "begin") == ["begun"]
+    assert team.ask([LOST], "arrive") == ["arrived"]
     link.leave()
     team.tell([LOST], "end")
     results += disagree(team, 3)
