@@ -1,4 +1,4 @@
-// Which planes a (rule, master, state) stores, in order: the master's, then each slot's codes and, where there is one,
+// Which planes a (rule, master, state) stores, in order: the master's, then each moment's codes and, where there is one,
 // scales.
 #pragma once
 
@@ -14,8 +14,9 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-inline constexpr Kind kSlotKinds[kMaxSlots] = {Kind::kMomentum, Kind::kVariance, Kind::kVariance};
-inline constexpr const char* kSlotPlaneNames[kMaxSlots][2] = {
+inline constexpr PlaneKind kMomentKinds[kMaxMoments] = {PlaneKind::kMomentum, PlaneKind::kVariance,
+                                                        PlaneKind::kVariance};
+inline constexpr const char* kMomentPlaneNames[kMaxMoments][2] = {
     {"momentum", "momentum.scale"}, {"variance", "variance.scale"}, {"variance.lo", ""}};
 
 template <class Format>
@@ -23,18 +24,18 @@ constexpr int PlaneCount() {
   return static_cast<int>(std::size(Format::kPlanes));
 }
 
-template <class State, Slot kSlot>
-struct SlotFormat;
+template <class State, Moment kMoment>
+struct FormatOfMoment;
 template <class State>
-struct SlotFormat<State, Slot::kSigned> {
+struct FormatOfMoment<State, Moment::kSigned> {
   using Type = typename State::Signed;
 };
 template <class State>
-struct SlotFormat<State, Slot::kNonNegative> {
+struct FormatOfMoment<State, Moment::kNonNegative> {
   using Type = typename State::NonNegative;
 };
 template <class State>
-struct SlotFormat<State, Slot::kResidual> {
+struct FormatOfMoment<State, Moment::kResidual> {
   using Type = typename State::Residual;
 };
 
@@ -42,37 +43,37 @@ template <class Master>
 constexpr auto MasterPlanes() {
   std::array<Plane, std::size(Master::kPlanes)> planes{};
   for (size_t i = 0; i < planes.size(); ++i) {
-    planes[i] = {Master::kPlanes[i].suffix, Kind::kWeights, Master::kPlanes[i].bytes, Master::kPlanes[i].per};
+    planes[i] = {Master::kPlanes[i].suffix, PlaneKind::kWeights, Master::kPlanes[i].bytes, Master::kPlanes[i].per};
   }
   return planes;
 }
 
-// Slot number `slot` of a rule, in the format S.
+// Moment number `moment` of a rule, in the format S.
 template <class S>
-constexpr auto SlotPlanes(int slot) {
+constexpr auto MomentPlanes(int moment) {
   std::array<Plane, std::size(S::kPlanes)> planes{};
   for (size_t i = 0; i < planes.size(); ++i) {
-    planes[i] = {kSlotPlaneNames[slot][i], kSlotKinds[slot], S::kPlanes[i].bytes, S::kPlanes[i].per};
+    planes[i] = {kMomentPlaneNames[moment][i], kMomentKinds[moment], S::kPlanes[i].bytes, S::kPlanes[i].per};
   }
   return planes;
 }
 
-// The format that slot I of a rule has in a state format.
+// The format that moment I of a rule has in a state format.
 template <class Rule, class State, int I>
-using SlotAt = typename SlotFormat<State, Rule::kSlots[I]>::Type;
+using MomentAt = typename FormatOfMoment<State, Rule::kMoments[I]>::Type;
 
 template <class Rule, class Master, class State>
 constexpr auto MakePlanes() {
-  constexpr int kSlotCount = static_cast<int>(std::size(Rule::kSlots));
+  constexpr int kMomentCount = static_cast<int>(std::size(Rule::kMoments));
   return []<int... I>(std::integer_sequence<int, I...>) {
-    std::array<Plane, (PlaneCount<Master>() + ... + PlaneCount<SlotAt<Rule, State, I>>())> planes{};
+    std::array<Plane, (PlaneCount<Master>() + ... + PlaneCount<MomentAt<Rule, State, I>>())> planes{};
     auto to = planes.begin();
     const auto add = [&to](const auto& some) { to = std::copy(some.begin(), some.end(), to); };
     add(MasterPlanes<Master>());
-    (add(SlotPlanes<SlotAt<Rule, State, I>>(I)), ...);
+    (add(MomentPlanes<MomentAt<Rule, State, I>>(I)), ...);
     return planes;
   }
-  (std::make_integer_sequence<int, kSlotCount>());
+  (std::make_integer_sequence<int, kMomentCount>());
 }
 
 template <class Rule, class Master, class State>

@@ -32,7 +32,7 @@ using StateList = List<Fp32State, Bf16State, Companded8State, Flash8State, Dynam
 using WireList = List<WireFp32, WireBf16, WireFp16, WireFp8E5M2, WireFp8E4M3, WireInt8Row, WireInt8Tensor>;
 
 // The triples that make sense: every rule of each line with every master and every state of the line. Stochastic codes
-// of m need the floor that a coarse v has, so both slots are of one state format; Collage's rules compute in mcf.
+// of m need the floor that a coarse v has, so both moments are of one state format; Collage's rules compute in mcf.
 template <class Rules, class Masters, class States>
 struct Family {};
 using Families = List<

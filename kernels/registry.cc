@@ -8,8 +8,8 @@
 namespace ballast::kernels {
 namespace {
 
-const LaneTables& Best() {
-  static const LaneTables& best = *UsableLanes().back();
+const IsaTables& Best() {
+  static const IsaTables& best = *UsableIsas().back();
   return best;
 }
 
@@ -55,8 +55,8 @@ CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes) {
   CurvatureProbe probe{};
   const std::byte **momentum = probe.momentum, **variance = probe.variance;
   for (size_t p = 0; p < kernel.planes.size(); ++p) {
-    if (kernel.planes[p].kind == Kind::kMomentum) *momentum++ = planes[p];
-    if (kernel.planes[p].kind == Kind::kVariance) *variance++ = planes[p];
+    if (kernel.planes[p].kind == PlaneKind::kMomentum) *momentum++ = planes[p];
+    if (kernel.planes[p].kind == PlaneKind::kVariance) *variance++ = planes[p];
   }
   return probe;
 }
@@ -64,8 +64,8 @@ CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes) {
 uint64_t RandomKey(uint64_t tensor_key, uint64_t step) { return Fmix64(tensor_key ^ Fmix64(step)); }
 
 std::span<const Kernel> Kernels() { return Best().kernels; }
-std::span<const Master> Masters() { return Best().masters; }
-std::span<const State> States() { return Best().states; }
+std::span<const MasterFormat> MasterFormats() { return Best().masters; }
+std::span<const MomentFormat> MomentFormats() { return Best().states; }
 std::span<const WireFormat> WireFormats() { return Best().wires; }
 std::span<const char* const> RuleNames() { return Best().rules; }
 
@@ -73,12 +73,12 @@ const Kernel* FindKernel(std::string_view rule, std::string_view master, std::st
   return Find(Kernels(), [&](const Kernel& k) { return k.rule == rule && k.master == master && k.state == state; });
 }
 
-const Master* FindMaster(std::string_view name) {
-  return Find(Masters(), [&](const Master& m) { return m.name == name; });
+const MasterFormat* FindMasterFormat(std::string_view name) {
+  return Find(MasterFormats(), [&](const MasterFormat& m) { return m.name == name; });
 }
 
-const State* FindState(std::string_view name) {
-  return Find(States(), [&](const State& s) { return s.name == name; });
+const MomentFormat* FindMomentFormat(std::string_view name) {
+  return Find(MomentFormats(), [&](const MomentFormat& s) { return s.name == name; });
 }
 
 WireIndex FindWireFormat(std::string_view name) {
@@ -86,6 +86,6 @@ WireIndex FindWireFormat(std::string_view name) {
   return found == nullptr ? -1 : static_cast<WireIndex>(found - WireFormats().data());
 }
 
-const char* LaneName() { return Best().name; }
+const char* IsaName() { return Best().name; }
 
 }  // namespace ballast::kernels

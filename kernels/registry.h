@@ -25,12 +25,12 @@ inline constexpr int kMaxPlanes = 6;
 inline constexpr int kMaxConstants = 16;
 
 // What a stored array is for; the daemon reports bytes by it.
-enum class Kind : uint8_t { kWeights, kMomentum, kVariance };
+enum class PlaneKind : uint8_t { kWeights, kMomentum, kVariance };
 
 // One stored array of a tensor: `bytes` bytes for every `per` elements of the padded count.
 struct Plane {
   const char* name;
-  Kind kind;
+  PlaneKind kind;
   uint32_t bytes;
   uint32_t per;
 };
@@ -200,7 +200,7 @@ struct Kernel {
 CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes);
 
 // A master format's codec, for loading and serving weights. Elements [first, last), first a multiple of kBlock.
-struct Master {
+struct MasterFormat {
   const char* name;
   std::span<const Plane> planes;
   bool paired;  // a weight is the sum of two components
@@ -210,15 +210,15 @@ struct Master {
   // Decodes into `format`, one with `serving` (round to nearest even; finite values saturate). `out` points at element
   // `first`. A format with scales divides by scales[e / row_length] for element e of the tensor: `row_length` is the
   // length of a row for kRow, n for kTensor; both are ignored for kNone.
-  void (*serve)(const std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length, void* out,
-                uint64_t first, uint64_t last);
+  void (*encode_weights)(const std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length,
+                         void* out, uint64_t first, uint64_t last);
   // The scale of a row or tensor: the largest |weight| of [first, last), any range; 0 when all are 0.
   float (*absmax)(const std::byte* const* planes, uint64_t first, uint64_t last);
 };
 
-// A slot's codec in a state format, for import, export and study: does by itself what an update does to a moment. It
+// A moment's codec in a state format, for import, export and study: does by itself what an update does to a moment. It
 // works on whole tensors; planes are padded as the daemon's are. Codes past the end are those of zeros.
-struct SlotCodec {
+struct MomentCodec {
   std::span<const Plane> planes;
   float largest;  // values beyond are refused by encode, and a block that would need one is rejected by update
   // Encodes n values (m, or v itself, not its root). Returns false, having stored nothing, if any is not finite, too
@@ -226,24 +226,24 @@ struct SlotCodec {
   bool (*encode)(std::byte* const* planes, const float* in, uint64_t n, uint64_t random_key, bool stochastic);
   void (*decode)(const std::byte* const* planes, float* out, uint64_t n);
 };
-struct State {
+struct MomentFormat {
   const char* name;
-  SlotCodec momentum, variance;
+  MomentCodec momentum, variance;
 };
 
 std::span<const Kernel> Kernels();
-std::span<const Master> Masters();
-std::span<const State> States();
+std::span<const MasterFormat> MasterFormats();
+std::span<const MomentFormat> MomentFormats();
 std::span<const WireFormat> WireFormats();
 std::span<const char* const> RuleNames();
 
 // These find an entry by name; nullptr or -1: there is none.
 const Kernel* FindKernel(std::string_view rule, std::string_view master, std::string_view state);
-const Master* FindMaster(std::string_view name);
-const State* FindState(std::string_view name);
+const MasterFormat* FindMasterFormat(std::string_view name);
+const MomentFormat* FindMomentFormat(std::string_view name);
 WireIndex FindWireFormat(std::string_view name);
 
 // The lane in use, the widest this processor has: scalar, avx2 or avx512. All give the same bits.
-const char* LaneName();
+const char* IsaName();
 
 }  // namespace ballast::kernels

@@ -1,5 +1,5 @@
 // How the wire says that a run was rewound (proto/PROTOCOL.md, "Rewind"): by the message of the FAILED_PRECONDITION
-// that ends its sessions. Both lanes carry a code and a message, and nothing else.
+// that ends its sessions. Both transports carry a code and a message, and nothing else.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // How the wire says that a session has ended, and that nobody took its rank over: by the message of an ABORTED. Both
-// lanes carry a code and a message, and nothing else.
+// transports carry a code and a message, and nothing else.
 #pragma once
 
 #include "absl/status/status.h"

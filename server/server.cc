@@ -20,7 +20,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/convert/daemon_status.h"
-#include "server/device/devices.h"
+#include "server/device/device_pool.h"
 #include "server/ops/ops_api.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/connection_table.h"
@@ -115,9 +115,9 @@ class GrpcServer final : public Server {
   absl::Status OfferSharedMemory(const std::string& where);
 
   Metrics* const metrics_;
-  Devices devices_;
+  DevicePool devices_;
   Sessions sessions_;
-  Runs runs_;
+  RunRegistry runs_;
   RequestQueue requests_;
   ConnectionTable connections_;
   const uint32_t message_bytes_;
@@ -213,7 +213,7 @@ absl::Status GrpcServer::OfferSharedMemory(const std::string& where) {
   if (!listener.ok()) {
     const std::string why = absl::StrCat("no shared memory for trainers: ", listener.status().message());
     if (where.back() != '/') return absl::UnavailableError(absl::StrCat(why, "; choose another shm_socket, or off"));
-    Log(LogLevel::kWarn, "lane", "trainers of this host use gRPC", {{"err", why}});
+    Log(LogLevel::kWarn, "transport", "trainers of this host use gRPC", {{"err", why}});
     return absl::OkStatus();
   }
   shm_ = *std::move(listener);

@@ -1,7 +1,7 @@
 // Waits for something that is published a little later than its cause: a status board, a counter, a line of a log, a
 // file.
 //
-//   EXPECT_SOON(RankLine(*client), HasSubstr("lane grpc"));  // asks again until it matches
+//   EXPECT_SOON(RankLine(*client), HasSubstr("transport grpc"));  // asks again until it matches
 //   ASSERT_TRUE(Soon([&] { return cuts > 5; }));
 //
 // Both give up after a minute, which is enough on any machine, however busy.

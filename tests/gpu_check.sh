@@ -59,8 +59,8 @@ choose_arch() {
 
 # --- the build ------------------------------------------------------------------------------------------------------
 
-# The options of one lane, as in kernels/CMakeLists.txt; of a new one without any it shows when it is compiled.
-lane_options() {
+# The options of one isa, as in kernels/CMakeLists.txt; of a new one without any it shows when it is compiled.
+isa_options() {
   local order="-mtune=znver3 -fschedule-insns -fsched-pressure"
   case $1 in
     avx512) echo "-DBALLAST_UNIT=avx512_unit -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl $order" \
@@ -70,15 +70,15 @@ lane_options() {
   esac
 }
 
-# Whether this machine's processor has the lane, or the choice among lanes, of that name.
-has_lane() {
+# Whether this machine's processor has the isa, or the choice among isas, of that name.
+has_isa() {
   if [[ $(uname -m) == x86_64 ]]; then [[ $1 != choice_other ]]; else [[ ! $1 =~ ^(avx|choice_x86) ]]; fi
 }
 
 # One line a unit, the longest to compile first: object, source, compiler and its options. Every source there is, so that
 # none is forgotten: an object's folder is the program that it is linked into, or `kernels`, linked into both.
 units() {
-  local lane="-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math" host="-O2 -ffp-contract=off -fno-math-errno"
+  local isa="-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math" host="-O2 -ffp-contract=off -fno-math-errno"
   local part name source cuda="nvcc -std=c++20 -O3 -gencode=arch=compute_$arch,code=sm_$arch --fmad=false"
   cuda+=" --expt-relaxed-constexpr -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"
   cuda+=" -DBALLAST_CUDA_PARTS=$CUDA_PARTS"
@@ -87,14 +87,14 @@ units() {
   done
   for source in kernels/cpu/*.cc; do
     name=$(basename "$source" .cc)
-    if has_lane "$name"; then echo "kernels/$name $source g++ $lane $(lane_options "$name")"; fi
+    if has_isa "$name"; then echo "kernels/$name $source g++ $isa $(isa_options "$name")"; fi
   done
   for source in kernels/cuda/*.cu kernels/*.cc; do
     name=$(basename "${source%.*}")
     case $source in
       kernels/cuda/cuda_updates.cu) ;; # in parts
       *.cu) echo "kernels/$name $source $cuda -DBALLAST_UNIT=cuda_unit" ;;
-      *) echo "kernels/$name $source g++ $lane" ;;
+      *) echo "kernels/$name $source g++ $isa" ;;
     esac
   done
   for source in tests/kernels/cuda/gpu_identity*.cc; do

@@ -9,8 +9,8 @@
 #include "client/cpp/stream/step_stream.h"
 #include "client/cpp/stream/weight_transfer.h"
 #include "client/cpp/transport/connection.h"
-#include "client/cpp/transport/lane_choice.h"
 #include "client/cpp/transport/retry.h"
+#include "client/cpp/transport/transport_opener.h"
 #include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {
@@ -175,9 +175,8 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
   auto tensors = TensorTable::Create(run->spec(), grant->chunk_elements());
   if (!tensors.ok()) return tensors.status();
   auto stream = StepStream::Start(*impl_->connection, options, *grant, *std::move(tensors),
-                                  [lanes = LaneChoice(*impl_->connection, options.lane)](const auto& granted) mutable {
-                                    return lanes.Open(granted);
-                                  });
+                                  [transports = TransportOpener(*impl_->connection, options.transport)](
+                                      const auto& granted) mutable { return transports.Open(granted); });
   if (!stream.ok()) return stream.status();
   impl_->stream = *std::move(stream);
   impl_->run_id = options.run_id;

@@ -66,7 +66,7 @@ struct ClientOptions {
 
 // What carries the step stream. kAuto: shared memory with a daemon on this host, otherwise gRPC. kShm: shared memory,
 // or an error.
-enum class LaneWish { kAuto, kGrpc, kShm };
+enum class TransportChoice { kAuto, kGrpc, kShm };
 
 struct AttachOptions {
   std::string run_id;
@@ -74,7 +74,7 @@ struct AttachOptions {
   uint32_t world = 1;     // at most the run's ranks; the same number on every rank
   bool takeover = false;  // fence a live session that holds the rank
   double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
-  LaneWish lane = LaneWish::kAuto;
+  TransportChoice transport = TransportChoice::kAuto;
   // How long to wait for the end of a step that is open without this rank, as long as the daemon answers.
   double join_timeout_s = 3600;
 };

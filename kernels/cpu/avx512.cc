@@ -1,12 +1,12 @@
-// The AVX-512 lane. Nothing of this unit may run before UsableLanes() has looked at the processor.
+// The AVX-512 vector type. Nothing of this unit may run before UsableIsas() has looked at the processor.
 #include "kernels/simd/avx512.h"
 
 #include "kernels/cpu/cpu_tables.h"
 
 namespace ballast::kernels {
 
-const LaneTables& Avx512Tables() {
-  static constexpr LaneTables kTables = MakeTables<Avx512Lane>("avx512");
+const IsaTables& Avx512Tables() {
+  static constexpr IsaTables kTables = MakeTables<Avx512Vector>("avx512");
   return kTables;
 }
 

@@ -2,8 +2,8 @@
 
 namespace ballast::kernels {
 
-std::span<const LaneTables* const> UsableLanes() {
-  static const LaneTables* const kLanes[] = {&ScalarTables()};
+std::span<const IsaTables* const> UsableIsas() {
+  static const IsaTables* const kLanes[] = {&ScalarTables()};
   return kLanes;
 }
 

@@ -13,11 +13,11 @@ bool HasAvx512() {
 
 }  // namespace
 
-std::span<const LaneTables* const> UsableLanes() {
+std::span<const IsaTables* const> UsableIsas() {
   static const size_t count = HasAvx512() ? 3 : HasAvx2() ? 2 : 1;
-  static const std::array<const LaneTables*, 3> lanes = {&ScalarTables(), count > 1 ? &Avx2Tables() : nullptr,
+  static const std::array<const IsaTables*, 3> tables = {&ScalarTables(), count > 1 ? &Avx2Tables() : nullptr,
                                                          count > 2 ? &Avx512Tables() : nullptr};
-  return std::span(lanes).first(count);
+  return std::span(tables).first(count);
 }
 
 }  // namespace ballast::kernels

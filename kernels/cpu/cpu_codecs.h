@@ -1,4 +1,4 @@
-// The formats by themselves on CPUs: loading and serving of masters, encoding and decoding of slots.
+// The formats by themselves on CPUs: loading and serving of masters, encoding and decoding of moments.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-template <class L, class Format, class WireFormats>
+template <class V, class Format, class WireFormats>
 struct MasterCodec {
   static constexpr auto kPlanes = MasterPlanes<Format>();
 
@@ -20,31 +20,31 @@ struct MasterCodec {
     const std::byte* payload = static_cast<const std::byte*>(in);
     alignas(64) float row[kRow];
     for (uint64_t e = 0; e < last - first; e += kRow) {
-      if (DecodePayload<L, Wire>(payload, e, std::min(kRow, last - first - e), 1, row) >= kInfinityBits) return false;
+      if (DecodePayload<V, Wire>(payload, e, std::min(kRow, last - first - e), 1, row) >= kInfinityBits) return false;
     }
     for (uint64_t e = 0; e < last - first; e += kRow) {
       const uint64_t count = std::min(kRow, last - first - e);
-      DecodePayload<L, Wire>(payload, e, count, 1, row);
+      DecodePayload<V, Wire>(payload, e, count, 1, row);
       for (uint64_t i = 0; i < count; i += kBlock) StoreWeights(planes, first + e + i, row + i);
     }
     return true;
   }
   static void StoreWeights(std::byte* const* planes, uint64_t first, const float* values) {
-    BlockWords<L> words[2];
-    for (int j = 0; j < kVectors<L>; ++j) {
-      const auto x = Saturated(L::Load(values + j * L::kWidth));
-      const auto w = Format::template Encode<L, false>(x, L::SetBits(0));
+    BlockWords<V> words[2];
+    for (int j = 0; j < kVectors<V>; ++j) {
+      const auto x = Saturated(V::Load(values + j * V::kWidth));
+      const auto w = Format::template Encode<V, false>(x, V::SetBits(0));
       words[0][j] = w.word[0];
       if constexpr (kPlanes.size() == 2) words[1][j] = w.word[1];
     }
-    StoreBlock<L, Format, 0>(planes[0], first, words[0]);
-    if constexpr (kPlanes.size() == 2) StoreBlock<L, Format, 1>(planes[1], first, words[1]);
+    StoreBlock<V, Format, 0>(planes[0], first, words[0]);
+    if constexpr (kPlanes.size() == 2) StoreBlock<V, Format, 1>(planes[1], first, words[1]);
   }
 
-  static typename L::F Saturated(typename L::F x) {
-    const auto bits = L::Bits(x);
-    const auto magnitude = L::MinBits(L::And(bits, L::SetBits(kMagnitude)), L::SetBits(Format::kSaturated));
-    return L::FromBits(L::Or(magnitude, L::And(bits, L::SetBits(kSignBit))));
+  static typename V::F Saturated(typename V::F x) {
+    const auto bits = V::Bits(x);
+    const auto magnitude = V::MinBits(V::And(bits, V::SetBits(kMagnitude)), V::SetBits(Format::kSaturated));
+    return V::FromBits(V::Or(magnitude, V::And(bits, V::SetBits(kSignBit))));
   }
 
   template <class Wire>
@@ -54,27 +54,27 @@ struct MasterCodec {
     for (uint64_t block = first; block < last; block += kBlock, to += kBlock * Wire::kBytes) {
       alignas(64) float scale[kBlock] = {};
       if constexpr (Wire::kScaling != Scaling::kNone) SpreadScales(scales, row_length, block, last, scale);
-      BlockWords<L> words;
-      for (int j = 0; j < kVectors<L>; ++j) {
-        const uint64_t i = static_cast<uint64_t>(j) * L::kWidth;
-        words[j] = ServeOne<Wire>(LoadMaster<L, Format>(planes, block + i), L::Load(scale + i));
+      BlockWords<V> words;
+      for (int j = 0; j < kVectors<V>; ++j) {
+        const uint64_t i = static_cast<uint64_t>(j) * V::kWidth;
+        words[j] = EncodeOne<Wire>(LoadMaster<V, Format>(planes, block + i), V::Load(scale + i));
       }
       if (last - block >= kBlock) {
-        L::template StoreWords<Wire::kBytes, Wire::kSigned>(to, words);
+        V::template StoreWords<Wire::kBytes, Wire::kSigned>(to, words);
       } else {
         std::byte whole[kBlock * Wire::kBytes];
-        L::template StoreWords<Wire::kBytes, Wire::kSigned>(whole, words);
+        V::template StoreWords<Wire::kBytes, Wire::kSigned>(whole, words);
         std::memcpy(to, whole, (last - block) * Wire::kBytes);
       }
     }
   }
   // A master whose first plane is bf16 is served in bf16 as it is.
   template <class Wire>
-  static typename L::U ServeOne(const Words<L>& w, typename L::F scale) {
+  static typename V::U EncodeOne(const Words<V>& w, typename V::F scale) {
     if constexpr (kPlanes[0].bytes == 2 && std::is_same_v<Wire, WireBf16>) {
       return w.word[0];
     } else {
-      return Wire::template Encode<L>(Format::template Decode<L>(w), scale);
+      return Wire::template Encode<V>(Format::template Decode<V>(w), scale);
     }
   }
   static void SpreadScales(const float* scales, uint64_t row_length, uint64_t block, uint64_t last, float* out) {
@@ -90,9 +90,9 @@ struct MasterCodec {
     uint32_t most = 0;
     for (uint64_t block = first / kBlock * kBlock; block < last; block += kBlock) {
       alignas(64) float values[kBlock];
-      for (int j = 0; j < kVectors<L>; ++j) {
-        const uint64_t i = static_cast<uint64_t>(j) * L::kWidth;
-        L::Store(values + i, Format::template Decode<L>(LoadMaster<L, Format>(planes, block + i)));
+      for (int j = 0; j < kVectors<V>; ++j) {
+        const uint64_t i = static_cast<uint64_t>(j) * V::kWidth;
+        V::Store(values + i, Format::template Decode<V>(LoadMaster<V, Format>(planes, block + i)));
       }
       for (uint64_t e = std::max(first, block); e < std::min(last, block + kBlock); ++e) {
         most = std::max(most, std::bit_cast<uint32_t>(values[e - block]) & kMagnitude);
@@ -107,8 +107,8 @@ struct MasterCodec {
       return kLoaders[format](planes, in, first, last);
     }(WireFormats{});
   }
-  static void Serve(const std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length,
-                    void* out, uint64_t first, uint64_t last) {
+  static void EncodeWeights(const std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length,
+                            void* out, uint64_t first, uint64_t last) {
     [&]<class... Wires>(List<Wires...>) {
       constexpr void (*kServers[])(const std::byte* const*, const float*, uint64_t, void*, uint64_t,
                                    uint64_t) = {Server<Wires>()...};
@@ -135,19 +135,19 @@ struct MasterCodec {
   }
 };
 
-template <class L, class Wire>
+template <class V, class Wire>
 void AccumulatePayload(float* sum, const void* in, uint64_t n, bool first) {
   const std::byte* payload = static_cast<const std::byte*>(in);
   alignas(64) float row[kRow];
   for (uint64_t e = 0; e < n; e += kRow) {
     const uint64_t count = std::min(kRow, n - e);
-    DecodePayload<L, Wire>(payload, e, count, 1, row);
+    DecodePayload<V, Wire>(payload, e, count, 1, row);
     for (uint64_t i = 0; i < count; ++i) sum[e + i] = first ? row[i] : sum[e + i] + row[i];
   }
 }
 
 // Measures a gradient in one tile.
-template <class L, class Wire>
+template <class V, class Wire>
 TileStatistics MeasureTile(const std::byte* in, uint64_t n, float scale, uint64_t tile) {
   TileStatistics out{};
   TileSum squares;
@@ -155,7 +155,7 @@ TileStatistics MeasureTile(const std::byte* in, uint64_t n, float scale, uint64_
   const uint64_t end = std::min(n, (tile + 1) * kTile);
   for (uint64_t first = tile * kTile; first < end; first += kRow) {
     const uint64_t count = std::min(kRow, end - first);
-    uint32_t largest = DecodePayload<L, Wire>(in, first, count, scale, row);
+    uint32_t largest = DecodePayload<V, Wire>(in, first, count, scale, row);
     if (largest >= kInfinityBits) {
       const NonFinite found = FindNonFinite(row, count);
       out.nonfinite += found.count;
@@ -165,38 +165,38 @@ TileStatistics MeasureTile(const std::byte* in, uint64_t n, float scale, uint64_
       }
     }
     out.grad_absmax = std::max(out.grad_absmax, std::bit_cast<float>(largest));
-    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-      const auto g = L::Load(row + i);
-      squares.template Add<L>(i, L::Mul(g, g));
+    for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+      const auto g = V::Load(row + i);
+      squares.template Add<V>(i, V::Mul(g, g));
     }
   }
   out.grad_sq = squares.Total();
   return out;
 }
-template <class L, class Wire>
+template <class V, class Wire>
 void MeasurePayload(const void* in, uint64_t n, float scale, uint64_t first, uint64_t last, TileStatistics* stats) {
   const std::byte* payload = static_cast<const std::byte*>(in);
-  for (uint64_t tile = first; tile < last; ++tile) stats[tile - first] = MeasureTile<L, Wire>(payload, n, scale, tile);
+  for (uint64_t tile = first; tile < last; ++tile) stats[tile - first] = MeasureTile<V, Wire>(payload, n, scale, tile);
 }
 
 // kVariance: values are v, so none may be negative, and a format that stores roots gets their roots.
-template <class L, class S, bool kVariance>
-struct CpuSlotCodec {
-  static constexpr auto kPlanes = SlotPlanes<S>(kVariance ? 1 : 0);
+template <class V, class S, bool kVariance>
+struct CpuMomentCodec {
+  static constexpr auto kPlanes = MomentPlanes<S>(kVariance ? 1 : 0);
 
   // A NaN is not acceptable, since it compares false.
   static bool Acceptable(float x) { return x <= kLargestValue<S> && x >= (kVariance ? 0 : -kLargestValue<S>); }
 
   template <bool kStochastic>
   static void EncodeRow(std::byte* const* planes, const float* row, uint64_t first, uint64_t key) {
-    RowEncoder<L, S> encoder;
-    encoder.Store(kernels::Largest<L>(row), planes, first);
-    const RandomStream<L> stream(key, first);
+    RowEncoder<V, S> encoder;
+    encoder.Store(kernels::Largest<V>(row), planes, first);
+    const RandomStream<V> stream(key, first);
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       const uint64_t e = first + b * kBlock;
-      RandomWords<L> random[kVectors<L>];
-      for (int j = 0; j < kVectors<L>; ++j) random[j] = stream.At(e + static_cast<uint64_t>(j) * L::kWidth);
-      EncodeSlotBlock<L, S, kStochastic>(encoder.At(b), row + b * kBlock, random, planes[0], e);
+      RandomWords<V> random[kVectors<V>];
+      for (int j = 0; j < kVectors<V>; ++j) random[j] = stream.At(e + static_cast<uint64_t>(j) * V::kWidth);
+      EncodeMomentBlock<V, S, kStochastic>(encoder.At(b), row + b * kBlock, random, planes[0], e);
     }
   }
   static bool Encode(std::byte* const* planes, const float* in, uint64_t n, uint64_t key, bool stochastic) {
@@ -212,33 +212,33 @@ struct CpuSlotCodec {
   }
   static void Decode(const std::byte* const* planes, float* out, uint64_t n) {
     for (uint64_t first = 0; first < n; first += kRow) {
-      RowDecoder<L, S> decoder;
+      RowDecoder<V, S> decoder;
       decoder.Load(planes, first);
       alignas(64) float row[kRow];
-      for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-        L::Store(row + i, decoder.At(i / kBlock).Decode(LoadWords<L, S, 0>(planes[0], first + i)));
+      for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+        V::Store(row + i, decoder.At(i / kBlock).Decode(LoadWords<V, S, 0>(planes[0], first + i)));
       }
       std::copy_n(row, std::min(kRow, n - first), out + first);
     }
   }
-  static constexpr SlotCodec Table() { return {kPlanes, kLargestValue<S>, &Encode, &Decode}; }
+  static constexpr MomentCodec Table() { return {kPlanes, kLargestValue<S>, &Encode, &Decode}; }
 };
 
 // The codec of a v of two components, which is that of the master of that kind.
-template <class L, class Master>
+template <class V, class Master>
 struct PairCodec {
   static constexpr std::array<Plane, 2> kPlanes = {
-      Plane{kSlotPlaneNames[1][0], Kind::kVariance, Master::kPlanes[0].bytes, 1},
-      Plane{kSlotPlaneNames[2][0], Kind::kVariance, Master::kPlanes[1].bytes, 1}};
-  using Codec = MasterCodec<L, Master, List<WireFp32>>;
+      Plane{kMomentPlaneNames[1][0], PlaneKind::kVariance, Master::kPlanes[0].bytes, 1},
+      Plane{kMomentPlaneNames[2][0], PlaneKind::kVariance, Master::kPlanes[1].bytes, 1}};
+  using Codec = MasterCodec<V, Master, List<WireFp32>>;
 
   static bool Encode(std::byte* const* planes, const float* in, uint64_t n, uint64_t, bool) {
     return std::all_of(in, in + n, [](float x) { return x >= 0; }) && Codec::Load(planes, 0, in, 0, n);
   }
   static void Decode(const std::byte* const* planes, float* out, uint64_t n) {
-    Codec::Serve(planes, 0, nullptr, n, out, 0, n);
+    Codec::EncodeWeights(planes, 0, nullptr, n, out, 0, n);
   }
-  static constexpr SlotCodec Table() { return {kPlanes, std::bit_cast<float>(kLargestFiniteBits), &Encode, &Decode}; }
+  static constexpr MomentCodec Table() { return {kPlanes, std::bit_cast<float>(kLargestFiniteBits), &Encode, &Decode}; }
 };
 
 }  // namespace BALLAST_UNIT

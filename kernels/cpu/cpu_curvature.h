@@ -12,13 +12,13 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-template <class L, class State>
+template <class V, class State>
 class CpuCurvature {
  public:
   explicit CpuCurvature(const CurvatureProbe& probe)
-      : probe_(probe), load_(GradientLoaders<L, WireList>::Of(probe.grad_format)) {}
+      : probe_(probe), load_(GradientLoaders<V, WireList>::Of(probe.grad_format)) {}
 
-  TileCurvature Probe(uint64_t sampled) {
+  TileCurvature ProbeCurvature(uint64_t sampled) {
     u_dg_.Clear();
     u_pu_.Clear();
     nonfinite_ = 0;
@@ -43,33 +43,33 @@ class CpuCurvature {
   void LoadGradient(uint64_t first, uint64_t count) {
     const std::byte* const in = static_cast<const std::byte*>(probe_.grad);
     uint32_t largest = load_(in, first, count, probe_.grad_scale, grad_);
-    if (probe_.clip != 1) largest = ClipRow<L>(probe_.clip, grad_);
+    if (probe_.clip != 1) largest = ClipRow<V>(probe_.clip, grad_);
     if (largest < kInfinityBits) return;
     for (float& g : grad_) g = Finite(g) ? g : std::bit_cast<float>(kInfinityBits);
   }
 
   void AddRow(uint64_t first, uint64_t count, const float* before) {
-    RowDecoder<L, Signed> momentum;
-    RowDecoder<L, NonNegative> variance;
+    RowDecoder<V, Signed> momentum;
+    RowDecoder<V, NonNegative> variance;
     momentum.Load(probe_.momentum, first);
     variance.Load(probe_.variance, first);
-    auto most = L::SetBits(0);
-    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-      const auto m = momentum.At(i / kBlock).Decode(LoadWords<L, Signed, 0>(probe_.momentum[0], first + i));
-      const auto v = variance.At(i / kBlock).Decode(LoadWords<L, NonNegative, 0>(probe_.variance[0], first + i));
-      const auto t = TermsOf<L>(probe_.preconditioner, m, v, L::Load(grad_ + i), L::Load(before + i));
-      L::Store(dg_ + i, t.u_dg);
-      L::Store(pu_ + i, t.u_pu);
+    auto most = V::SetBits(0);
+    for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+      const auto m = momentum.At(i / kBlock).Decode(LoadWords<V, Signed, 0>(probe_.momentum[0], first + i));
+      const auto v = variance.At(i / kBlock).Decode(LoadWords<V, NonNegative, 0>(probe_.variance[0], first + i));
+      const auto t = TermsOf<V>(probe_.preconditioner, m, v, V::Load(grad_ + i), V::Load(before + i));
+      V::Store(dg_ + i, t.u_dg);
+      V::Store(pu_ + i, t.u_pu);
       const auto larger =
-          L::MaxBits(L::And(L::Bits(t.u_dg), L::SetBits(kMagnitude)), L::And(L::Bits(t.u_pu), L::SetBits(kMagnitude)));
-      most = L::MaxBits(most, larger);
+          V::MaxBits(V::And(V::Bits(t.u_dg), V::SetBits(kMagnitude)), V::And(V::Bits(t.u_pu), V::SetBits(kMagnitude)));
+      most = V::MaxBits(most, larger);
     }
     std::fill(dg_ + count, dg_ + kRow, 0.0f);
     std::fill(pu_ + count, pu_ + kRow, 0.0f);
-    if (L::Largest(most) >= kInfinityBits) DropNonFinite(count);
-    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-      u_dg_.template Add<L>(i, L::Load(dg_ + i));
-      u_pu_.template Add<L>(i, L::Load(pu_ + i));
+    if (V::Largest(most) >= kInfinityBits) DropNonFinite(count);
+    for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+      u_dg_.template Add<V>(i, V::Load(dg_ + i));
+      u_pu_.template Add<V>(i, V::Load(pu_ + i));
     }
   }
 
@@ -88,10 +88,10 @@ class CpuCurvature {
   uint32_t nonfinite_ = 0;
 };
 
-template <class L, class State>
+template <class V, class State>
 void ProbeTiles(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* sums) {
-  CpuCurvature<L, State> curvature(probe);
-  for (uint64_t sampled = first; sampled < last; ++sampled) sums[sampled - first] = curvature.Probe(sampled);
+  CpuCurvature<V, State> curvature(probe);
+  for (uint64_t sampled = first; sampled < last; ++sampled) sums[sampled - first] = curvature.ProbeCurvature(sampled);
 }
 
 }  // namespace BALLAST_UNIT

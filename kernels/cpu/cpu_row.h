@@ -16,22 +16,22 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-// Slots: the formats of the rule's slots, in order.
-template <class L, class Master, class... Slots>
+// Moments: the formats of the rule's moments, in order.
+template <class V, class Master, class... Moments>
 class CpuRow {
  public:
-  static constexpr int kSlotCount = sizeof...(Slots);
-  using SlotNumbers = std::make_integer_sequence<int, kSlotCount>;
+  static constexpr int kMomentCount = sizeof...(Moments);
+  using MomentNumbers = std::make_integer_sequence<int, kMomentCount>;
   template <int I>
-  using SlotType = std::tuple_element_t<I, std::tuple<Slots...>>;
+  using MomentType = std::tuple_element_t<I, std::tuple<Moments...>>;
 
   CpuRow(const Update& u, GradientLoader load) : u_(u), load_(load) {}
 
-  // The row's values: gradients; the values wanted for weights (and their second component) and for slots, in the form
+  // The row's values: gradients; the values wanted for weights (and their second component) and for moments, in the form
   // that their formats encode; the terms of the core statistics; and each block's largest magnitude of weights and
-  // slots.
-  alignas(64) float grad[kRow], next[kRow], next_low[kRow], delta[kRow], rms[kRow] = {}, slot[kSlotCount][kRow];
-  RowBlocks most[1 + kSlotCount];
+  // moments.
+  alignas(64) float grad[kRow], next[kRow], next_low[kRow], delta[kRow], rms[kRow] = {}, moment[kMomentCount][kRow];
+  RowBlocks most[1 + kMomentCount];
 
   void StartTile() {
     out_ = {};
@@ -39,7 +39,7 @@ class CpuRow {
   }
   void StartRow(uint64_t first, uint64_t count) {
     uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
-    if (u_.clip != 1) largest = ClipRow<L>(u_.clip, grad);
+    if (u_.clip != 1) largest = ClipRow<V>(u_.clip, grad);
     rejected_ = {};
     if (largest >= kInfinityBits) {
       const NonFinite found = FindNonFinite(grad, count);
@@ -51,33 +51,33 @@ class CpuRow {
   }
   bool rejected(uint64_t block) const { return rejected_[block]; }
 
-  // The decoders of every slot for this row, and what is stored of one block or lane.
+  // The decoders of every moment for this row, and what is stored of one block or lane.
   auto Decoders(uint64_t first) const {
     return [&]<int... I>(std::integer_sequence<int, I...>) { return std::tuple{Decoder<I>(first)...}; }
-    (SlotNumbers());
+    (MomentNumbers());
   }
   template <int I>
-  RowDecoder<L, SlotType<I>> Decoder(uint64_t first) const {
-    RowDecoder<L, SlotType<I>> decoder;
+  RowDecoder<V, MomentType<I>> Decoder(uint64_t first) const {
+    RowDecoder<V, MomentType<I>> decoder;
     decoder.Load(u_.planes + kFirstPlane<I>, first);
     return decoder;
   }
   template <int I>
-  void DecodeSlot(const typename SlotType<I>::template Decoder<L>& decoder, uint64_t first,
-                  typename L::F (&out)[kVectors<L>]) const {
-    for (int j = 0; j < kVectors<L>; ++j) {
-      const uint64_t at = first + static_cast<uint64_t>(j) * L::kWidth;
-      out[j] = decoder.Decode(LoadWords<L, SlotType<I>, 0>(u_.planes[kFirstPlane<I>], at));
+  void DecodeMoment(const typename MomentType<I>::template Decoder<V>& decoder, uint64_t first,
+                    typename V::F (&out)[kVectors<V>]) const {
+    for (int j = 0; j < kVectors<V>; ++j) {
+      const uint64_t at = first + static_cast<uint64_t>(j) * V::kWidth;
+      out[j] = decoder.Decode(LoadWords<V, MomentType<I>, 0>(u_.planes[kFirstPlane<I>], at));
     }
   }
-  Element<L> LoadWeight(uint64_t first) const {
-    Element<L> e{};
-    const Words<L> words = LoadMaster<L, Master>(u_.planes, first);
+  Element<V> LoadWeight(uint64_t first) const {
+    Element<V> e{};
+    const Words<V> words = LoadMaster<V, Master>(u_.planes, first);
     if constexpr (Master::kPaired) {
-      e.weight = Master::template Component<L>(words.word[0]);
-      e.weight_low = Master::template Component<L>(words.word[1]);
+      e.weight = Master::template Component<V>(words.word[0]);
+      e.weight_low = Master::template Component<V>(words.word[1]);
     } else {
-      e.weight = Master::template Decode<L>(words);
+      e.weight = Master::template Decode<V>(words);
     }
     return e;
   }
@@ -110,41 +110,41 @@ class CpuRow {
   enum Sum { kGradSq, kUpdateSq, kRmsSq, kWeightSq, kStoredDot, kHiDot, kSums };
 
   static constexpr auto kFirstPlanes = [] {
-    std::array<int, kSlotCount + 1> first{PlaneCount<Master>()};
-    constexpr int kCounts[] = {PlaneCount<Slots>()...};
-    for (size_t i = 0; i < kSlotCount; ++i) first[i + 1] = first[i] + kCounts[i];
+    std::array<int, kMomentCount + 1> first{PlaneCount<Master>()};
+    constexpr int kCounts[] = {PlaneCount<Moments>()...};
+    for (size_t i = 0; i < kMomentCount; ++i) first[i + 1] = first[i] + kCounts[i];
     return first;
   }();
   template <int I>
   static constexpr int kFirstPlane = kFirstPlanes[I];
-  static constexpr int kPlaneCount = kFirstPlanes[kSlotCount];
+  static constexpr int kPlaneCount = kFirstPlanes[kMomentCount];
   static_assert(kPlaneCount <= kMaxPlanes);
-  // Every plane as declared, and the bound of slot I's magnitudes.
+  // Every plane as declared, and the bound of moment I's magnitudes.
   static constexpr auto kPlanes = [] {
     std::array<StoredPlane, kPlaneCount> planes{};
     auto to = std::copy(std::begin(Master::kPlanes), std::end(Master::kPlanes), planes.begin());
-    ((to = std::copy(std::begin(Slots::kPlanes), std::end(Slots::kPlanes), to)), ...);
+    ((to = std::copy(std::begin(Moments::kPlanes), std::end(Moments::kPlanes), to)), ...);
     return planes;
   }();
   template <int I>
-  static constexpr uint32_t kBound = SlotType<I>::kLargestBits;
+  static constexpr uint32_t kBound = MomentType<I>::kLargestBits;
 
   template <class Do>
-  static void ForEachSlot(Do&& act) {
+  static void ForEachMoment(Do&& act) {
     [&]<int... I>(std::integer_sequence<int, I...>) { (act(std::integral_constant<int, I>()), ...); }
-    (SlotNumbers());
+    (MomentNumbers());
   }
 
   // Zeros what lies past the tensor's end, so that it takes no part in scales and sums.
   void ClearTail(uint64_t count) {
     ForEachValue([count](float* row) { std::fill(row + count, row + kRow, 0.0f); });
-    most[0] = Largest<L>(next);
-    ForEachSlot([this](auto i) { most[1 + i] = Largest<L>(slot[i]); });
+    most[0] = Largest<V>(next);
+    ForEachMoment([this](auto i) { most[1 + i] = Largest<V>(moment[i]); });
   }
   template <class Do>
   void ForEachValue(Do&& act) {
     for (float* row : {next, next_low, delta, rms}) act(row);
-    ForEachSlot([&](auto i) { act(slot[i]); });
+    ForEachMoment([&](auto i) { act(moment[i]); });
   }
 
   // Adds the blocks that cannot be stored to those already rejected. Returns whether there are none.
@@ -152,12 +152,12 @@ class CpuRow {
     bool any = false;
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       bool bad = most[0].of[b] > kLargestBits;
-      ForEachSlot([&](auto i) { bad = bad || most[1 + i].of[b] > kBound<i>; });
+      ForEachMoment([&](auto i) { bad = bad || most[1 + i].of[b] > kBound<i>; });
       rejected_[b] = rejected_[b] || bad;
       any = any || rejected_[b];
     }
     bool shared = false;
-    ForEachSlot([&](auto i) { shared = shared || SlotType<i>::kScalePer > kBlock; });
+    ForEachMoment([&](auto i) { shared = shared || MomentType<i>::kScalePer > kBlock; });
     if (any && shared) rejected_.fill(true);
     return !any;
   }
@@ -171,43 +171,43 @@ class CpuRow {
 
   template <bool kStochastic>
   void EncodeAs(uint64_t first) {
-    const RandomStream<L> stream(u_.random_key, first);
-    const auto encoders = StoreEncoders(first, SlotNumbers());
+    const RandomStream<V> stream(u_.random_key, first);
+    const auto encoders = StoreEncoders(first, MomentNumbers());
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       const uint64_t i = b * kBlock;
-      RandomWords<L> random[kVectors<L>];
-      for (int j = 0; j < kVectors<L>; ++j) random[j] = stream.At(first + i + static_cast<uint64_t>(j) * L::kWidth);
+      RandomWords<V> random[kVectors<V>];
+      for (int j = 0; j < kVectors<V>; ++j) random[j] = stream.At(first + i + static_cast<uint64_t>(j) * V::kWidth);
       EncodeWeights<kStochastic>(first, i, random);
       [&]<int... I>(std::integer_sequence<int, I...>) {
-        (EncodeSlotBlock<L, SlotType<I>, kStochastic>(std::get<I>(encoders).At(b), slot[I] + i, random,
-                                                      u_.planes[kFirstPlane<I>], first + i),
+        (EncodeMomentBlock<V, MomentType<I>, kStochastic>(std::get<I>(encoders).At(b), moment[I] + i, random,
+                                                          u_.planes[kFirstPlane<I>], first + i),
          ...);
       }
-      (SlotNumbers());
+      (MomentNumbers());
     }
   }
   template <int... I>
   auto StoreEncoders(uint64_t first, std::integer_sequence<int, I...>) const {
-    std::tuple<RowEncoder<L, SlotType<I>>...> encoders;
+    std::tuple<RowEncoder<V, MomentType<I>>...> encoders;
     (std::get<I>(encoders).Store(most[1 + I], u_.planes + kFirstPlane<I>, first), ...);
     return encoders;
   }
   template <bool kStochastic>
-  void EncodeWeights(uint64_t first, uint64_t i, const RandomWords<L> (&random)[kVectors<L>]) {
-    BlockWords<L> words[2];
-    for (int j = 0; j < kVectors<L>; ++j) {
-      const uint64_t at = i + static_cast<uint64_t>(j) * L::kWidth;
-      Words<L> w;
+  void EncodeWeights(uint64_t first, uint64_t i, const RandomWords<V> (&random)[kVectors<V>]) {
+    BlockWords<V> words[2];
+    for (int j = 0; j < kVectors<V>; ++j) {
+      const uint64_t at = i + static_cast<uint64_t>(j) * V::kWidth;
+      Words<V> w;
       if constexpr (Master::kPaired) {
-        w = Master::template EncodePair<L>(L::Load(next + at), L::Load(next_low + at));
+        w = Master::template EncodePair<V>(V::Load(next + at), V::Load(next_low + at));
       } else {
-        w = Master::template Encode<L, kStochastic>(L::Load(next + at), random[j].master);
+        w = Master::template Encode<V, kStochastic>(V::Load(next + at), random[j].master);
       }
       words[0][j] = w.word[0];
       if constexpr (PlaneCount<Master>() == 2) words[1][j] = w.word[1];
     }
-    StoreBlock<L, Master, 0>(u_.planes[0], first + i, words[0]);
-    if constexpr (PlaneCount<Master>() == 2) StoreBlock<L, Master, 1>(u_.planes[1], first + i, words[1]);
+    StoreBlock<V, Master, 0>(u_.planes[0], first + i, words[0]);
+    if constexpr (PlaneCount<Master>() == 2) StoreBlock<V, Master, 1>(u_.planes[1], first + i, words[1]);
   }
 
   // The rare path: encodes everything with zeros in place of what cannot be stored, then puts the old contents back.
@@ -245,25 +245,25 @@ class CpuRow {
   }
 
   void AddCore() {
-    for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-      const auto g = L::Load(grad + i), d = L::Load(delta + i);
-      sums_[kGradSq].template Add<L>(i, L::Mul(g, g));
-      sums_[kUpdateSq].template Add<L>(i, L::Mul(d, d));
-      sums_[kRmsSq].template Add<L>(i, L::Load(rms + i));
+    for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+      const auto g = V::Load(grad + i), d = V::Load(delta + i);
+      sums_[kGradSq].template Add<V>(i, V::Mul(g, g));
+      sums_[kUpdateSq].template Add<V>(i, V::Mul(d, d));
+      sums_[kRmsSq].template Add<V>(i, V::Load(rms + i));
     }
   }
 
   void AddFull(uint64_t first, uint64_t count) {
     for (uint64_t b = 0; b * kBlock < count; ++b) {
       if (rejected_[b]) continue;
-      auto same = L::SetBits(0), hi_same = L::SetBits(0), saturated = L::SetBits(0);
-      for (int j = 0; j < kVectors<L>; ++j) {
-        const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * L::kWidth;
+      auto same = V::SetBits(0), hi_same = V::SetBits(0), saturated = V::SetBits(0);
+      for (int j = 0; j < kVectors<V>; ++j) {
+        const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
         AddStored(first, i, &same, &hi_same);
-        ForEachSlot([&](auto s) {
-          using S = SlotType<s>;
-          const auto code = LoadWords<L, S, 0>(u_.planes[kFirstPlane<s>], first + i);
-          saturated = L::IncrementIf(S::template Saturated<L>(code), saturated);
+        ForEachMoment([&](auto s) {
+          using S = MomentType<s>;
+          const auto code = LoadWords<V, S, 0>(u_.planes[kFirstPlane<s>], first + i);
+          saturated = V::IncrementIf(S::template Saturated<V>(code), saturated);
         });
       }
       const uint32_t tail = static_cast<uint32_t>(kBlock - std::min(kBlock, count - b * kBlock));  // zeros, unchanged
@@ -272,33 +272,33 @@ class CpuRow {
       out_.saturated += Total(saturated);
     }
   }
-  void AddStored(uint64_t first, uint64_t i, typename L::U* same, typename L::U* hi_same) {
+  void AddStored(uint64_t first, uint64_t i, typename V::U* same, typename V::U* hi_same) {
     const std::byte* kept[2] = {old_[0], old_[1]};
-    const Words<L> before = LoadMaster<L, Master>(kept, i), after = LoadMaster<L, Master>(u_.planes, first + i);
-    const auto x = Master::template Decode<L>(before), d = L::Load(delta + i);
-    sums_[kWeightSq].template Add<L>(i, L::Mul(x, x));
-    const auto one = L::EqualBits(before.word[0], after.word[0]);
+    const Words<V> before = LoadMaster<V, Master>(kept, i), after = LoadMaster<V, Master>(u_.planes, first + i);
+    const auto x = Master::template Decode<V>(before), d = V::Load(delta + i);
+    sums_[kWeightSq].template Add<V>(i, V::Mul(x, x));
+    const auto one = V::EqualBits(before.word[0], after.word[0]);
     if constexpr (Master::kPaired) {
       const auto hi = Change(before.word[0], after.word[0]), lo = Change(before.word[1], after.word[1]);
-      sums_[kStoredDot].template Add<L>(i, L::Mul(d, L::Add(hi, lo)));
-      sums_[kHiDot].template Add<L>(i, L::Mul(d, hi));
-      *hi_same = L::IncrementIf(one, *hi_same);
+      sums_[kStoredDot].template Add<V>(i, V::Mul(d, V::Add(hi, lo)));
+      sums_[kHiDot].template Add<V>(i, V::Mul(d, hi));
+      *hi_same = V::IncrementIf(one, *hi_same);
     } else {
-      sums_[kStoredDot].template Add<L>(i, L::Mul(d, L::Sub(Master::template Decode<L>(after), x)));
+      sums_[kStoredDot].template Add<V>(i, V::Mul(d, V::Sub(Master::template Decode<V>(after), x)));
     }
-    auto counted = L::IncrementIf(one, L::SetBits(0));
+    auto counted = V::IncrementIf(one, V::SetBits(0));
     if constexpr (PlaneCount<Master>() == 2) {
-      const auto two = L::EqualBits(before.word[1], after.word[1]);
-      counted = L::And(counted, L::IncrementIf(two, L::SetBits(0)));
+      const auto two = V::EqualBits(before.word[1], after.word[1]);
+      counted = V::And(counted, V::IncrementIf(two, V::SetBits(0)));
     }
-    *same = L::AddBits(*same, counted);
+    *same = V::AddBits(*same, counted);
   }
-  static typename L::F Change(typename L::U before, typename L::U after) {
-    return L::Sub(Master::template Component<L>(after), Master::template Component<L>(before));
+  static typename V::F Change(typename V::U before, typename V::U after) {
+    return V::Sub(Master::template Component<V>(after), Master::template Component<V>(before));
   }
-  static uint32_t Total(typename L::U counts) {
-    uint32_t each[L::kWidth], total = 0;
-    L::StoreBits(each, counts);
+  static uint32_t Total(typename V::U counts) {
+    uint32_t each[V::kWidth], total = 0;
+    V::StoreBits(each, counts);
     for (const uint32_t count : each) total += count;
     return total;
   }

@@ -20,10 +20,10 @@ inline constexpr uint64_t kRowBlocks = kRow / kBlock;
 inline constexpr uint64_t kRowBlocksRoom = 16;  // a whole lane of the widest kind
 static_assert(kRow == kPad);                    // a row is always whole in memory
 
-template <class L>
-inline constexpr int kVectors = static_cast<int>(kBlock) / L::kWidth;  // lanes a block
-template <class L>
-using BlockWords = typename L::U[kVectors<L>];
+template <class V>
+inline constexpr int kVectors = static_cast<int>(kBlock) / V::kWidth;  // lanes a block
+template <class V>
+using BlockWords = typename V::U[kVectors<V>];
 
 // One 32-bit figure for each block of a row.
 struct RowBlocks {
@@ -31,25 +31,25 @@ struct RowBlocks {
 };
 
 // The words of one lane of a plane that starts at `plane`, from element `first` on.
-template <class L, class Format, int kPlane>
-inline typename L::U LoadWords(const std::byte* plane, uint64_t first) {
+template <class V, class Format, int kPlane>
+inline typename V::U LoadWords(const std::byte* plane, uint64_t first) {
   constexpr StoredPlane kStored = Format::kPlanes[kPlane];
-  return L::template LoadWords<kStored.bytes, kStored.sign>(plane + first * kStored.bytes);
+  return V::template LoadWords<kStored.bytes, kStored.sign>(plane + first * kStored.bytes);
 }
 
-template <class L, class Master>
-inline Words<L> LoadMaster(const std::byte* const* planes, uint64_t first) {
-  Words<L> w{};
-  w.word[0] = LoadWords<L, Master, 0>(planes[0], first);
-  if constexpr (std::size(Master::kPlanes) == 2) w.word[1] = LoadWords<L, Master, 1>(planes[1], first);
+template <class V, class Master>
+inline Words<V> LoadMaster(const std::byte* const* planes, uint64_t first) {
+  Words<V> w{};
+  w.word[0] = LoadWords<V, Master, 0>(planes[0], first);
+  if constexpr (std::size(Master::kPlanes) == 2) w.word[1] = LoadWords<V, Master, 1>(planes[1], first);
   return w;
 }
 
 // One block of a plane.
-template <class L, class Format, int kPlane>
-inline void StoreBlock(std::byte* plane, uint64_t first, const BlockWords<L>& words) {
+template <class V, class Format, int kPlane>
+inline void StoreBlock(std::byte* plane, uint64_t first, const BlockWords<V>& words) {
   constexpr StoredPlane kStored = Format::kPlanes[kPlane];
-  L::template StoreWords<kStored.bytes, kStored.sign>(plane + first * kStored.bytes, words);
+  V::template StoreWords<kStored.bytes, kStored.sign>(plane + first * kStored.bytes, words);
 }
 
 // The scales of the row's blocks, and back.
@@ -68,33 +68,33 @@ inline void StoreScales(std::byte* plane, uint64_t first, const RowBlocks& scale
   }
 }
 
-// A slot's Decoders or Encoders for the blocks of a row: made for many blocks at once, used for one at a time.
-template <class L, template <class> class Coder>
+// A moment's Decoders or Encoders for the blocks of a row: made for many blocks at once, used for one at a time.
+template <class V, template <class> class Coder>
 class RowCoder {
  public:
   template <class... Blocks>
   void Make(const Blocks&... blocks) {
-    if constexpr (Coder<L>::kNumbers > 0) {
-      for (uint64_t b = 0; b < kRowBlocks; b += L::kWidth) {
-        const auto made = Coder<L>::Of(L::LoadBits(blocks.of + b)...);
-        for (int i = 0; i < Coder<L>::kNumbers; ++i) L::Store(number_[i] + b, made.number[i]);
+    if constexpr (Coder<V>::kNumbers > 0) {
+      for (uint64_t b = 0; b < kRowBlocks; b += V::kWidth) {
+        const auto made = Coder<V>::Of(V::LoadBits(blocks.of + b)...);
+        for (int i = 0; i < Coder<V>::kNumbers; ++i) V::Store(number_[i] + b, made.number[i]);
       }
     }
   }
-  Coder<L> At(uint64_t block) const {
-    Coder<L> coder;
-    if constexpr (Coder<L>::kNumbers > 0) {
-      for (int i = 0; i < Coder<L>::kNumbers; ++i) coder.number[i] = L::Set(number_[i][block]);
+  Coder<V> At(uint64_t block) const {
+    Coder<V> coder;
+    if constexpr (Coder<V>::kNumbers > 0) {
+      for (int i = 0; i < Coder<V>::kNumbers; ++i) coder.number[i] = V::Set(number_[i][block]);
     }
     return coder;
   }
 
  private:
-  alignas(64) float number_[std::max(Coder<L>::kNumbers, 1)][kRowBlocksRoom];
+  alignas(64) float number_[std::max(Coder<V>::kNumbers, 1)][kRowBlocksRoom];
 };
 
-template <class L, class S>
-struct RowDecoder : RowCoder<L, S::template Decoder> {
+template <class V, class S>
+struct RowDecoder : RowCoder<V, S::template Decoder> {
   void Load(const std::byte* const* planes, uint64_t first) {
     if constexpr (S::kScalePer > 0) {
       RowBlocks scales;
@@ -105,16 +105,16 @@ struct RowDecoder : RowCoder<L, S::template Decoder> {
 };
 
 // Computes the scales from the blocks' largest magnitudes, and stores them.
-template <class L, class S>
-struct RowEncoder : RowCoder<L, S::template Encoder> {
+template <class V, class S>
+struct RowEncoder : RowCoder<V, S::template Encoder> {
   void Store(const RowBlocks& largest, std::byte* const* planes, uint64_t first) {
     if constexpr (S::kScalePer > 0) {
       RowBlocks most = largest;
       if constexpr (S::kScalePer == kRow)
         std::fill_n(most.of, kRowBlocks, *std::max_element(most.of, most.of + kRowBlocks));
       RowBlocks scales;
-      for (uint64_t b = 0; b < kRowBlocks; b += L::kWidth) {
-        L::StoreBits(scales.of + b, S::template Scale<L>(L::LoadBits(most.of + b)));
+      for (uint64_t b = 0; b < kRowBlocks; b += V::kWidth) {
+        V::StoreBits(scales.of + b, S::template Scale<V>(V::LoadBits(most.of + b)));
       }
       StoreScales<S>(planes[1], first, scales);
       this->Make(scales, most);
@@ -122,34 +122,34 @@ struct RowEncoder : RowCoder<L, S::template Encoder> {
   }
 };
 
-template <class L, class S, bool kStochastic>
-inline void EncodeSlotBlock(const typename S::template Encoder<L>& encoder, const float* values,
-                            const RandomWords<L> (&random)[kVectors<L>], std::byte* plane, uint64_t first) {
-  BlockWords<L> words;
-  for (int j = 0; j < kVectors<L>; ++j) {
-    words[j] = encoder.template Encode<kStochastic>(L::Load(values + j * L::kWidth), random[j].state);
+template <class V, class S, bool kStochastic>
+inline void EncodeMomentBlock(const typename S::template Encoder<V>& encoder, const float* values,
+                              const RandomWords<V> (&random)[kVectors<V>], std::byte* plane, uint64_t first) {
+  BlockWords<V> words;
+  for (int j = 0; j < kVectors<V>; ++j) {
+    words[j] = encoder.template Encode<kStochastic>(V::Load(values + j * V::kWidth), random[j].state);
   }
-  StoreBlock<L, S, 0>(plane, first, words);
+  StoreBlock<V, S, 0>(plane, first, words);
 }
 
 // The largest magnitude of each block, as bits.
-template <class L>
+template <class V>
 inline RowBlocks Largest(const float* row) {
   RowBlocks most;
   for (uint64_t b = 0; b < kRowBlocks; ++b) {
-    auto block = L::SetBits(0);
-    for (int j = 0; j < kVectors<L>; ++j) {
-      const auto x = L::Load(row + b * kBlock + static_cast<uint64_t>(j) * L::kWidth);
-      block = L::MaxBits(block, L::And(L::Bits(x), L::SetBits(kMagnitude)));
+    auto block = V::SetBits(0);
+    for (int j = 0; j < kVectors<V>; ++j) {
+      const auto x = V::Load(row + b * kBlock + static_cast<uint64_t>(j) * V::kWidth);
+      block = V::MaxBits(block, V::And(V::Bits(x), V::SetBits(kMagnitude)));
     }
-    most.of[b] = L::Largest(block);
+    most.of[b] = V::Largest(block);
   }
   return most;
 }
 
 // Decodes elements [first, first + count) of a payload, count <= 256, times `scale`; the rest of the row becomes +0.
 // Returns the largest magnitude, as bits.
-template <class L, class Wire>
+template <class V, class Wire>
 inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t count, float scale, float* row) {
   alignas(64) std::byte padded[kRow * Wire::kBytes];
   const std::byte* words = in + first * Wire::kBytes;
@@ -158,47 +158,47 @@ inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t coun
     std::memcpy(padded, words, count * Wire::kBytes);
     words = padded;
   }
-  auto most = L::SetBits(0);
-  for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-    const auto word = L::template LoadWords<Wire::kBytes, false>(words + i * Wire::kBytes);
-    const auto x = L::Mul(Wire::template Decode<L>(word), L::Set(scale));
-    L::Store(row + i, x);
-    most = L::MaxBits(most, L::And(L::Bits(x), L::SetBits(kMagnitude)));
+  auto most = V::SetBits(0);
+  for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+    const auto word = V::template LoadWords<Wire::kBytes, false>(words + i * Wire::kBytes);
+    const auto x = V::Mul(Wire::template Decode<V>(word), V::Set(scale));
+    V::Store(row + i, x);
+    most = V::MaxBits(most, V::And(V::Bits(x), V::SetBits(kMagnitude)));
   }
   std::fill(row + count, row + kRow, 0.0f);  // even where the scale is not finite
-  return L::Largest(most);
+  return V::Largest(most);
 }
 
 // A function that decodes a row of gradients: DecodePayload for some format.
 using GradientLoader = uint32_t (*)(const std::byte*, uint64_t, uint64_t, float, float*);
 
 // The loader for a gradient's format.
-template <class L, class Wires>
+template <class V, class Wires>
 struct GradientLoaders;
-template <class L, template <class...> class ListOf, class... Wires>
-struct GradientLoaders<L, ListOf<Wires...>> {
+template <class V, template <class...> class ListOf, class... Wires>
+struct GradientLoaders<V, ListOf<Wires...>> {
   static GradientLoader Of(WireIndex format) {
     constexpr GradientLoader kLoaders[] = {&LoadAs<Wires>...};
     return kLoaders[format];
   }
   template <class Wire>
   static uint32_t LoadAs(const std::byte* in, uint64_t first, uint64_t count, float scale, float* row) {
-    if constexpr (Wire::kGradient) return DecodePayload<L, Wire>(in, first, count, scale, row);
+    if constexpr (Wire::kGradient) return DecodePayload<V, Wire>(in, first, count, scale, row);
     return kInfinityBits;  // never a gradient's format; callers ask WireFormat first
   }
 };
 
 // Multiplies a row of gradients and returns the largest magnitude after it, as bits. What lies past the tensor's end
 // stays +0.
-template <class L>
+template <class V>
 inline uint32_t ClipRow(float clip, float* row) {
-  auto largest = L::SetBits(0);
-  for (uint64_t i = 0; i < kRow; i += L::kWidth) {
-    const auto x = L::Mul(L::Load(row + i), L::Set(clip));
-    L::Store(row + i, x);
-    largest = L::MaxBits(largest, L::And(L::Bits(x), L::SetBits(kMagnitude)));
+  auto largest = V::SetBits(0);
+  for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+    const auto x = V::Mul(V::Load(row + i), V::Set(clip));
+    V::Store(row + i, x);
+    largest = V::MaxBits(largest, V::And(V::Bits(x), V::SetBits(kMagnitude)));
   }
-  return L::Largest(largest);
+  return V::Largest(largest);
 }
 
 // The elements of a row of gradients that are not finite.

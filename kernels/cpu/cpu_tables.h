@@ -13,11 +13,11 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-template <class L, class Rule, class Master, class State>
+template <class V, class Rule, class Master, class State>
 struct KernelEntry {
-  using K = CpuKernel<L, Rule, Master, State>;
+  using K = CpuKernel<V, Rule, Master, State>;
 
-  static K Make(const Update& u) { return K(u, GradientLoaders<L, WireList>::Of(u.grad_format)); }
+  static K Make(const Update& u) { return K(u, GradientLoaders<V, WireList>::Of(u.grad_format)); }
 
   static void RunUpdate(const Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
     K kernel = Make(u);
@@ -45,42 +45,42 @@ struct KernelEntry {
       kernel.finish = &Rule::Finish;
     }
     if constexpr (Rule::kHasRms) {
-      static_assert(Rule::kSlots[0] == Slot::kSigned && Rule::kSlots[1] == Slot::kNonNegative);
+      static_assert(Rule::kMoments[0] == Moment::kSigned && Rule::kMoments[1] == Moment::kNonNegative);
       kernel.precondition = &Rule::Precondition;
-      kernel.curvature = &ProbeTiles<L, State>;
+      kernel.curvature = &ProbeTiles<V, State>;
     }
     return kernel;
   }
 };
 
-template <class L>
+template <class V>
 struct Tables {
   template <class... Ts>
   static constexpr auto OfTriples(List<Ts...>) {
-    return std::array{KernelEntry<L, typename Ts::Rule, typename Ts::Master, typename Ts::State>::Table()...};
+    return std::array{KernelEntry<V, typename Ts::Rule, typename Ts::Master, typename Ts::State>::Table()...};
   }
 
   template <class... Ms>
   static constexpr auto OfMasterList(List<Ms...>) {
-    return std::array{OneMaster<Ms>()...};
+    return std::array{OneMasterFormat<Ms>()...};
   }
   template <class M>
-  static constexpr Master OneMaster() {
-    using Codec = MasterCodec<L, M, WireList>;
-    return {M::kName, Codec::kPlanes, M::kPaired, &Codec::Load, &Codec::Serve, &Codec::AbsMax};
+  static constexpr MasterFormat OneMasterFormat() {
+    using Codec = MasterCodec<V, M, WireList>;
+    return {M::kName, Codec::kPlanes, M::kPaired, &Codec::Load, &Codec::EncodeWeights, &Codec::AbsMax};
   }
 
   template <class... Ss>
   static constexpr auto OfStateList(List<Ss...>) {
-    return std::array{OneState<Ss>()...};
+    return std::array{OneMomentFormat<Ss>()...};
   }
   template <class S>
-  static constexpr State OneState() {
-    constexpr SlotCodec kMomentum = CpuSlotCodec<L, typename S::Signed, false>::Table();
+  static constexpr MomentFormat OneMomentFormat() {
+    constexpr MomentCodec kMomentum = CpuMomentCodec<V, typename S::Signed, false>::Table();
     if constexpr (requires { typename S::Residual; }) {
-      return {S::kName, kMomentum, PairCodec<L, McfMaster>::Table()};
+      return {S::kName, kMomentum, PairCodec<V, McfMaster>::Table()};
     } else {
-      return {S::kName, kMomentum, CpuSlotCodec<L, typename S::NonNegative, true>::Table()};
+      return {S::kName, kMomentum, CpuMomentCodec<V, typename S::NonNegative, true>::Table()};
     }
   }
 
@@ -92,8 +92,8 @@ struct Tables {
   static constexpr WireFormat OneWire() {
     WireFormat wire{W::kName, W::kBytes, W::kGradient, W::kServing, W::kScaling, nullptr, nullptr};
     if constexpr (W::kGradient) {
-      wire.accumulate = &AccumulatePayload<L, W>;
-      wire.measure = &MeasurePayload<L, W>;
+      wire.accumulate = &AccumulatePayload<V, W>;
+      wire.measure = &MeasurePayload<V, W>;
     }
     return wire;
   }
@@ -110,9 +110,9 @@ constexpr auto NamesOf(List<Rs...>) {
 }
 inline constexpr auto kRuleNames = NamesOf(RuleList{});
 
-template <class L>
-constexpr LaneTables MakeTables(const char* name) {
-  return {name, Tables<L>::kKernels, Tables<L>::kMasters, Tables<L>::kStates, Tables<L>::kWires, kRuleNames};
+template <class V>
+constexpr IsaTables MakeTables(const char* name) {
+  return {name, Tables<V>::kKernels, Tables<V>::kMasters, Tables<V>::kStates, Tables<V>::kWires, kRuleNames};
 }
 
 }  // namespace BALLAST_UNIT

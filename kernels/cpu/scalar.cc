@@ -1,10 +1,10 @@
-// The scalar lane: the reference, for any processor of the target.
+// The scalar vector type: the reference, for any processor of the target.
 #include "kernels/cpu/cpu_tables.h"
 
 namespace ballast::kernels {
 
-const LaneTables& ScalarTables() {
-  static constexpr LaneTables kTables = MakeTables<ScalarLane>("scalar");
+const IsaTables& ScalarTables() {
+  static constexpr IsaTables kTables = MakeTables<ScalarVector>("scalar");
   return kTables;
 }
 

@@ -8,21 +8,21 @@
 
 namespace ballast::kernels {
 
-struct LaneTables {
+struct IsaTables {
   const char* name;
   std::span<const Kernel> kernels;
-  std::span<const Master> masters;
-  std::span<const State> states;
+  std::span<const MasterFormat> masters;
+  std::span<const MomentFormat> states;
   std::span<const WireFormat> wires;
   std::span<const char* const> rules;
 };
 
-const LaneTables& ScalarTables();
-const LaneTables& Avx2Tables();  // x86-64 builds only, and so is the next
-const LaneTables& Avx512Tables();
+const IsaTables& ScalarTables();
+const IsaTables& Avx2Tables();  // x86-64 builds only, and so is the next
+const IsaTables& Avx512Tables();
 
 // The lanes that this processor can run, the fastest last. Defined in choice_x86.cc or choice_other.cc, by the build's
 // target.
-std::span<const LaneTables* const> UsableLanes();
+std::span<const IsaTables* const> UsableIsas();
 
 }  // namespace ballast::kernels

@@ -32,28 +32,28 @@ __device__ std::byte* PayloadOf(const DeviceCopy& item, uint64_t element) {
 template <class Format, class Wire>
 __global__ void __launch_bounds__(kGroupThreads) CheckRows(const DeviceCopy* batch, int count, uint64_t tiles) {
   ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t n) {
-    const bool finite = WarpCodec<WarpLane, Format>::template FiniteRow<Wire>(PayloadOf<Wire>(item, first), n);
-    if (!finite) WarpLane::StoreOnce(item.refused, 1);
+    const bool finite = WarpCodec<WarpVector, Format>::template FiniteRow<Wire>(PayloadOf<Wire>(item, first), n);
+    if (!finite) WarpVector::StoreOnce(item.refused, 1);
   });
 }
 template <class Format, class Wire>
 __global__ void __launch_bounds__(kGroupThreads) LoadRows(const DeviceCopy* batch, int count, uint64_t tiles) {
   ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t n) {
     if (*item.refused != 0) return;
-    WarpCodec<WarpLane, Format>::template LoadRow<Wire>(item.planes, PayloadOf<Wire>(item, first), first, n);
+    WarpCodec<WarpVector, Format>::template LoadRow<Wire>(item.planes, PayloadOf<Wire>(item, first), first, n);
   });
 }
 template <class Format, class Wire>
 __global__ void __launch_bounds__(kGroupThreads) ServeRows(const DeviceCopy* batch, int count, uint64_t tiles) {
   ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t) {
-    WarpCodec<WarpLane, Format>::template ServeRow<Wire>(item.planes, item.scales, item.row_length,
-                                                         PayloadOf<Wire>(item, first), first, item.last);
+    WarpCodec<WarpVector, Format>::template EncodeRow<Wire>(item.planes, item.scales, item.row_length,
+                                                            PayloadOf<Wire>(item, first), first, item.last);
   });
 }
 template <class Format>
 __global__ void __launch_bounds__(kGroupThreads) RaiseRows(const DeviceCopy* batch, int count, uint64_t tiles) {
   ForRows(batch, count, tiles, [](const DeviceCopy& item, uint64_t first, uint64_t) {
-    WarpCodec<WarpLane, Format>::RaiseRow(item.planes, item.scales, item.row_length, first, item.last);
+    WarpCodec<WarpVector, Format>::RaiseRow(item.planes, item.scales, item.row_length, first, item.last);
   });
 }
 
@@ -64,10 +64,10 @@ __global__ void __launch_bounds__(kGroupThreads)
   for (uint64_t row = rows.first; row < rows.last; ++row) {
     const uint64_t first = row * kRow, count = n - first < kRow ? n - first : kRow;
     uint32_t packed[WordsEach(Wire::kBytes)];
-    WarpLane::LoadVector(in + first * Wire::kBytes, packed);
+    WarpVector::LoadVector(in + first * Wire::kBytes, packed);
     float values[kEach];
-    DecodeRow<WarpLane, Wire>(packed, 1, count, values);
-    WarpSum<WarpLane> lanes(sum + first);
+    DecodeRow<WarpVector, Wire>(packed, 1, count, values);
+    WarpSum<WarpVector> lanes(sum + first);
     first_of_all ? lanes.Set(values) : lanes.Add(values);
   }
 }
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(kGroupThreads)
   ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceGradient& item, uint64_t tile) {
     WithWire(item.format, WireList{}, [&]<class Wire>() {
       if constexpr (Wire::kGradient) {
-        MeasureGradientTile<WarpLane, Wire>(static_cast<const std::byte*>(item.grad), item.n, item.scale, tile, row,
-                                            item.tiles + tile);
+        MeasureGradientTile<WarpVector, Wire>(static_cast<const std::byte*>(item.grad), item.n, item.scale, tile, row,
+                                              item.tiles + tile);
       }
     });
   });
@@ -92,11 +92,11 @@ __global__ void __launch_bounds__(kGroupThreads) ProbeStates(const DeviceCurvatu
   __shared__ alignas(16) float rows[kWarpsPerGroup][kProbeRows * kRow];
   float* const mine = rows[threadIdx.x / kWarpThreads];
   ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceCurvature& item, uint64_t tile) {
-    WarpProbe<WarpLane, State>(item.probe, mine).Run(tile, item.tiles + tile);
+    WarpProbe<WarpVector, State>(item.probe, mine).Run(tile, item.tiles + tile);
   });
 }
 template <class State>
-int Probe(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream) {
+int ProbeCurvature(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream) {
   return Launch<&ProbeStates<State>>(tiles, stream, batch, count, tiles);
 }
 
@@ -112,7 +112,7 @@ struct Codec {
     });
     return error;
   }
-  static int Serve(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream) {
+  static int EncodeWeights(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream) {
     cudaError_t error = cudaErrorInvalidValue;
     WithWire(format, WireList{}, [&]<class Wire>() {
       if constexpr (Wire::kServing) error = Launch<&ServeRows<Format, Wire>>(tiles, stream, batch, count, tiles);
@@ -126,12 +126,12 @@ struct Codec {
 
 template <class... Ms>
 constexpr auto MastersOf(List<Ms...>) {
-  return std::array{CudaMaster{&Codec<Ms>::Load, &Codec<Ms>::Serve, &Codec<Ms>::RaiseScales}...};
+  return std::array{CudaMaster{&Codec<Ms>::Load, &Codec<Ms>::EncodeWeights, &Codec<Ms>::RaiseScales}...};
 }
 
 template <class T>
 void SetProbe(CudaKernel* kernel) {
-  if constexpr (T::Rule::kHasRms) kernel->curvature = &Probe<typename T::State>;
+  if constexpr (T::Rule::kHasRms) kernel->curvature = &ProbeCurvature<typename T::State>;
 }
 
 template <class... Ts>

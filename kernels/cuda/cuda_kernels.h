@@ -33,7 +33,7 @@ struct DeviceCopy {
   uint64_t first, last;
   uint64_t first_tile;  // counted from `first`
   std::byte* payload;
-  float* scales;  // of the whole tensor; see Master::serve
+  float* scales;  // of the whole tensor; see MasterFormat::encode_weights
   uint64_t row_length;
   uint32_t* refused;  // of a load: 0 before; 1 after, and nothing is stored, if an element is NaN or infinite
 };
@@ -65,7 +65,7 @@ struct CudaKernel {
 struct CudaMaster {
   // Each call works on one batch, all of it in wire format `format`.
   int (*load)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
-  int (*serve)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
+  int (*encode_weights)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
   // Raises scales, which are >= 0 before.
   int (*raise_scales)(const DeviceCopy* batch, int count, uint64_t tiles, CudaStream stream);
 };

@@ -21,7 +21,7 @@ inline constexpr int kGroupsPerProcessor = requires {
 __device__ inline void CopyUpdate(const Update& from, Update* to) {
   static_assert(sizeof(Update) % sizeof(uint32_t) == 0);
   __syncwarp();
-  for (uint32_t i = WarpLane::Thread(); i < sizeof(Update) / sizeof(uint32_t); i += kWarpThreads) {
+  for (uint32_t i = WarpVector::Thread(); i < sizeof(Update) / sizeof(uint32_t); i += kWarpThreads) {
     reinterpret_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(&from)[i];
   }
   __syncwarp();
@@ -34,13 +34,13 @@ __device__ void ForTiles(const DeviceUpdate* batch, int count, uint64_t tiles, A
   __shared__ Update updates[kWarpsPerGroup];
   __shared__ const DeviceUpdate* current[kWarpsPerGroup];  // whose they are: not a register's worth
   const uint32_t mine = threadIdx.x / kWarpThreads;
-  WarpTile<WarpLane, typename T::Rule, typename T::Master, typename T::State> work(updates[mine], rows[mine]);
-  if (WarpLane::Thread() == 0) current[mine] = nullptr;
+  WarpTile<WarpVector, typename T::Rule, typename T::Master, typename T::State> work(updates[mine], rows[mine]);
+  if (WarpVector::Thread() == 0) current[mine] = nullptr;
   __syncwarp();
   ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceUpdate& item, uint64_t tile) {
     if (current[mine] != &item) {
       __syncwarp();  // all have looked
-      if (WarpLane::Thread() == 0) current[mine] = &item;
+      if (WarpVector::Thread() == 0) current[mine] = &item;
       CopyUpdate(item.update, &updates[mine]);
     }
     act(work, item, tile);
@@ -58,7 +58,7 @@ template <class T>
 __global__ void __launch_bounds__(kGroupThreads, kGroupsPerProcessor<T>)
     MeasureTiles(const DeviceUpdate* batch, int count, uint64_t tiles) {
   ForTiles<T>(batch, count, tiles, [](auto& work, const DeviceUpdate& item, uint64_t tile) {
-    WarpLane::StoreOnce(item.sums + tile, work.Measure(tile));
+    WarpVector::StoreOnce(item.sums + tile, work.Measure(tile));
   });
 }
 
@@ -70,11 +70,11 @@ __global__ void __launch_bounds__(kGroupThreads) FinishTensors(DeviceUpdate* bat
     const uint64_t tiles = TilesOf(item.update.n);
     double sum = 0;
     for (uint64_t first = 0; first < tiles; first += kWarpThreads) {
-      const uint64_t tile = first + WarpLane::Thread();
+      const uint64_t tile = first + WarpVector::Thread();
       const float mine = tile < tiles ? item.sums[tile] : 0.0f;  // sums are not negative: + 0 changes nothing
       for (int t = 0; t < kWarpThreads; ++t) sum += static_cast<double>(__shfl_sync(0xffffffffu, mine, t));
     }
-    if (WarpLane::Thread() == 0) T::Rule::Finish(sum, item.update.n, item.update.constants);
+    if (WarpVector::Thread() == 0) T::Rule::Finish(sum, item.update.n, item.update.constants);
   }
 }
 

@@ -1,4 +1,4 @@
-// Loading and serving of masters on a GPU: a warp works on 256 elements at a time. Written over a warp lane
+// Loading and serving of masters on a GPU: a warp works on 256 elements at a time. Written over a warp's vector type
 // (simd/warp.h); the bits are those of cpu_codecs.h. `first` is a multiple of kBlock; payloads are 16-byte aligned and
 // have room for whole rows of 256 elements.
 #pragma once
@@ -8,11 +8,11 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-template <class L, class Format>
+template <class V, class Format>
 struct WarpCodec {
-  using F = typename L::F;
-  using U = typename L::U;
-  using M = typename L::M;
+  using F = typename V::F;
+  using U = typename V::U;
+  using M = typename V::M;
   static constexpr bool kTwo = std::size(Format::kPlanes) == 2;
 
   // Whether all of `count` elements from `in` are finite.
@@ -20,9 +20,9 @@ struct WarpCodec {
   static BALLAST_FN bool FiniteRow(const std::byte* in, uint64_t count) {
     F values[kEach];
     Read<Wire>(in, count, values);
-    auto most = L::SetBits(0);
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = L::MaxBits(most, MagnitudeOf<L>(values[j]));
-    return !L::Any(L::GreaterBits(most, L::SetBits(kInfinityBits - 1)));
+    auto most = V::SetBits(0);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = V::MaxBits(most, MagnitudeOf<V>(values[j]));
+    return !V::Any(V::GreaterBits(most, V::SetBits(kInfinityBits - 1)));
   }
 
   // Decodes `count` elements from `in` into [first, first + count), and zeros to the end of the last block.
@@ -32,45 +32,45 @@ struct WarpCodec {
     Read<Wire>(in, count, values);
     U words[2][kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      const auto w = Format::template Encode<L, false>(Saturated(values[j]), L::SetBits(0));
+      const auto w = Format::template Encode<V, false>(Saturated(values[j]), V::SetBits(0));
       words[0][j] = w.word[0];
       if constexpr (kTwo) words[1][j] = w.word[1];
     }
-    const auto begin = L::And(L::Position(), L::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
-    const auto where = L::GreaterBits(L::SetBits(static_cast<uint32_t>(count)), begin);
-    StoreRow<L, Format::kPlanes[0].bytes>(At<0>(planes, first), words[0], where);
-    if constexpr (kTwo) StoreRow<L, Format::kPlanes[1].bytes>(At<1>(planes, first), words[1], where);
+    const auto begin = V::And(V::Position(), V::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
+    const auto where = V::GreaterBits(V::SetBits(static_cast<uint32_t>(count)), begin);
+    StoreRow<V, Format::kPlanes[0].bytes>(At<0>(planes, first), words[0], where);
+    if constexpr (kTwo) StoreRow<V, Format::kPlanes[1].bytes>(At<1>(planes, first), words[1], where);
   }
 
-  // Encodes [first, first + 256), or to `last`, at `out`. Scales as in Master::serve.
+  // Encodes [first, first + 256), or to `last`, at `out`. Scales as in MasterFormat::encode_weights.
   template <class Wire>
-  static BALLAST_FN void ServeRow(std::byte* const* planes, const float* scales, uint64_t row_length, std::byte* out,
-                                  uint64_t first, uint64_t last) {
-    const auto where = Inside<L>(last - first < kRow ? last - first : kRow, 0);
+  static BALLAST_FN void EncodeRow(std::byte* const* planes, const float* scales, uint64_t row_length, std::byte* out,
+                                   uint64_t first, uint64_t last) {
+    const auto where = Inside<V>(last - first < kRow ? last - first : kRow, 0);
     U words[2][kEach];
     LoadMaster(planes, first, where, words);
     F scale[kEach];
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) scale[j] = L::Set(1.0f);
-    if constexpr (Wire::kScaling != Scaling::kNone) L::LoadScales(scales, row_length, first, last, scale);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) scale[j] = V::Set(1.0f);
+    if constexpr (Wire::kScaling != Scaling::kNone) V::LoadScales(scales, row_length, first, last, scale);
     U served[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
       if constexpr (Format::kPlanes[0].bytes == 2 && std::is_same_v<Wire, WireBf16>) {
         served[j] = words[0][j];
       } else {
-        served[j] = Wire::template Encode<L>(Format::template Decode<L>(At(words, j)), scale[j]);
+        served[j] = Wire::template Encode<V>(Format::template Decode<V>(At(words, j)), scale[j]);
       }
     }
-    StoreRow<L, Wire::kBytes>(out, served, where);
+    StoreRow<V, Wire::kBytes>(out, served, where);
   }
 
   // Raises each row's scale to the largest magnitude of its elements in [first, first + 256), or to `last`.
   static BALLAST_FN void RaiseRow(std::byte* const* planes, float* scales, uint64_t row_length, uint64_t first,
                                   uint64_t last) {
     U words[2][kEach], magnitude[kEach];
-    LoadMaster(planes, first, Inside<L>(last - first < kRow ? last - first : kRow, 0), words);
+    LoadMaster(planes, first, Inside<V>(last - first < kRow ? last - first : kRow, 0), words);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) magnitude[j] =
-        MagnitudeOf<L>(Format::template Decode<L>(At(words, j)));
-    L::Raise(scales, row_length, first, last, magnitude);
+        MagnitudeOf<V>(Format::template Decode<V>(At(words, j)));
+    V::Raise(scales, row_length, first, last, magnitude);
   }
 
  private:
@@ -78,8 +78,8 @@ struct WarpCodec {
   static BALLAST_FN std::byte* At(std::byte* const* planes, uint64_t first) {
     return planes[kPlane] + first * Format::kPlanes[kPlane].bytes;
   }
-  static BALLAST_FN Words<L> At(const U (&words)[2][kEach], int j) {
-    Words<L> w{};
+  static BALLAST_FN Words<V> At(const U (&words)[2][kEach], int j) {
+    Words<V> w{};
     w.word[0] = words[0][j];
     if constexpr (kTwo) w.word[1] = words[1][j];
     return w;
@@ -87,8 +87,8 @@ struct WarpCodec {
   template <class Wire>
   static BALLAST_FN void Read(const std::byte* in, uint64_t count, F (&values)[kEach]) {
     U packed[WordsEach(Wire::kBytes)];
-    L::LoadVector(in, packed);
-    DecodeRow<L, Wire>(packed, 1, count, values);
+    V::LoadVector(in, packed);
+    DecodeRow<V, Wire>(packed, 1, count, values);
   }
   static BALLAST_FN void LoadMaster(std::byte* const* planes, uint64_t first, M where, U (&words)[2][kEach]) {
     LoadPlane<0>(planes, first, where, words[0]);
@@ -98,12 +98,12 @@ struct WarpCodec {
   static BALLAST_FN void LoadPlane(std::byte* const* planes, uint64_t first, M where, U (&words)[kEach]) {
     constexpr StoredPlane kStored = Format::kPlanes[kPlane];
     U packed[WordsEach(kStored.bytes)];
-    L::LoadVector(At<kPlane>(planes, first), packed, where);
-    Unpack<L, kStored.bytes, kStored.sign>(packed, words);
+    V::LoadVector(At<kPlane>(planes, first), packed, where);
+    Unpack<V, kStored.bytes, kStored.sign>(packed, words);
   }
   static BALLAST_FN F Saturated(F x) {
-    const auto magnitude = L::MinBits(MagnitudeOf<L>(x), L::SetBits(Format::kSaturated));
-    return L::FromBits(L::Or(magnitude, L::And(L::Bits(x), L::SetBits(kSignBit))));
+    const auto magnitude = V::MinBits(MagnitudeOf<V>(x), V::SetBits(Format::kSaturated));
+    return V::FromBits(V::Or(magnitude, V::And(V::Bits(x), V::SetBits(kSignBit))));
   }
 };
 

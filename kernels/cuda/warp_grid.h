@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/simd/lane.h"
+#include "kernels/simd/vector.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {

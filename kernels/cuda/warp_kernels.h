@@ -2,7 +2,7 @@
 // values that statistics need later wait in shared memory. It follows the CPU's driver (cpu_kernels.h, cpu_row.h) step
 // for step: the same blocks are rejected, the same words stored, the same sums taken in the same order.
 //
-// Written over a warp lane (simd/warp.h). Besides what cpu_row.h says: gradients are 16-byte aligned and readable up
+// Written over a warp's vector type (simd/warp.h). Besides what cpu_row.h says: gradients are 16-byte aligned and readable up
 // to the next multiple of 256 elements.
 #pragma once
 
@@ -22,12 +22,12 @@ enum WarpRows { kGradSq, kUpdateSq, kRmsSq, kWeightSq, kStoredDot, kHiDot, kCoun
 enum WarpCounts { kNonfinite, kRejected, kUnchanged, kHiUnchanged, kSaturated };
 inline constexpr int kWarpSums = kCounts;
 
-template <class L, class Rule, class Master, class State>
+template <class V, class Rule, class Master, class State>
 class WarpTile {
  public:
-  using F = typename L::F;
-  using U = typename L::U;
-  using M = typename L::M;
+  using F = typename V::F;
+  using U = typename V::U;
+  using M = typename V::M;
 
   // `rows`: kWarpRows * 256 numbers of this warp's own. On a GPU both are in shared memory, where `u` takes no
   // registers.
@@ -38,7 +38,7 @@ class WarpTile {
       BALLAST_UNROLL for (int i = 0; i < kWarpSums; ++i) Sum(i).Clear();
     }
     Sum(kCounts).Clear();
-    absmax_ = L::SetBits(0);
+    absmax_ = V::SetBits(0);
     const uint64_t begin = tile * kTile, end = u_.n < begin + kTile ? u_.n : begin + kTile;
     for (uint64_t first = begin; first < end; first += kRow) UpdateRow(first, end - first < kRow ? end - first : kRow);
     Finish(out);
@@ -48,47 +48,47 @@ class WarpTile {
   BALLAST_FN F Measure(uint64_t tile) {
     Sum(0).Clear();
     Sum(kCounts).Clear();
-    absmax_ = L::SetBits(0);
+    absmax_ = V::SetBits(0);
     const uint64_t begin = tile * kTile, end = u_.n < begin + kTile ? u_.n : begin + kTile;
     for (uint64_t first = begin; first < end; first += kRow) MeasureRow(first, end - first < kRow ? end - first : kRow);
     return Sum(0).Total();
   }
 
  private:
-  static constexpr int kSlotCount = static_cast<int>(std::size(Rule::kSlots));
+  static constexpr int kMomentCount = static_cast<int>(std::size(Rule::kMoments));
   template <int I>
-  using SlotType = SlotAt<Rule, State, I>;
+  using MomentType = MomentAt<Rule, State, I>;
   static constexpr int kMasterPlanes = PlaneCount<Master>();
 
-  // Number of the first plane of slot I.
+  // Number of the first plane of moment I.
   template <int I>
   static constexpr int FirstPlane() {
     if constexpr (I == 0) {
       return kMasterPlanes;
     } else {
-      return FirstPlane<I - 1>() + PlaneCount<SlotType<I - 1>>();
+      return FirstPlane<I - 1>() + PlaneCount<MomentType<I - 1>>();
     }
   }
   template <class Do>
-  static BALLAST_FN void ForEachSlot(Do&& act) {
+  static BALLAST_FN void ForEachMoment(Do&& act) {
     [&]<int... I>(std::integer_sequence<int, I...>) { (act(std::integral_constant<int, I>()), ...); }
-    (std::make_integer_sequence<int, kSlotCount>());
+    (std::make_integer_sequence<int, kMomentCount>());
   }
   template <class S>
   static constexpr bool kShared = S::kScalePer > kBlock;  // a scale for a whole row
 
   // A row as it lies in memory.
   struct Stored {
-    U grad[kMostWords], master[2][kMostWords], code[kSlotCount][kMostWords], scale[kSlotCount];
+    U grad[kMostWords], master[2][kMostWords], code[kMomentCount][kMostWords], scale[kMomentCount];
   };
   // A row's values: what is wanted, in the form the formats encode.
   struct Row {
-    F next[kEach], next_low[kEach], slot[kSlotCount][kEach];
-    U most[1 + kSlotCount];  // the largest magnitudes of the thread's block
-    M bad;                   // the block keeps its old contents
+    F next[kEach], next_low[kEach], moment[kMomentCount][kEach];
+    U most[1 + kMomentCount];  // the largest magnitudes of the thread's block
+    M bad;                     // the block keeps its old contents
   };
 
-  BALLAST_FN WarpSum<L> Sum(int i) const { return WarpSum<L>(rows_ + i * static_cast<int>(kRow)); }
+  BALLAST_FN WarpSum<V> Sum(int i) const { return WarpSum<V>(rows_ + i * static_cast<int>(kRow)); }
   template <class Format, int kPlane>
   BALLAST_FN std::byte* At(int plane, uint64_t first) const {
     constexpr StoredPlane kStored = Format::kPlanes[kPlane];
@@ -99,18 +99,18 @@ class WarpTile {
   BALLAST_FN void Load(uint64_t first, Stored* s) const {
     LoadGradient(first, s->grad);
     LoadMaster(first, s);
-    ForEachSlot([&](auto i) { LoadSlot<decltype(i)::value>(first, s); });
+    ForEachMoment([&](auto i) { LoadMoment<decltype(i)::value>(first, s); });
   }
   BALLAST_FN void LoadMaster(uint64_t first, Stored* s) const {
     LoadPlane<Master, 0>(0, first, s->master[0]);
     if constexpr (kMasterPlanes == 2) LoadPlane<Master, 1>(1, first, s->master[1]);
   }
   template <int I>
-  BALLAST_FN void LoadSlot(uint64_t first, Stored* s) const {
-    using S = SlotType<I>;
+  BALLAST_FN void LoadMoment(uint64_t first, Stored* s) const {
+    using S = MomentType<I>;
     LoadPlane<S, 0>(FirstPlane<I>(), first, s->code[I]);
     if constexpr (S::kScalePer > 0) {
-      s->scale[I] = L::template LoadScale<S::kPlanes[1].bytes, S::kScalePer>(At<S, 1>(FirstPlane<I>() + 1, first));
+      s->scale[I] = V::template LoadScale<S::kPlanes[1].bytes, S::kScalePer>(At<S, 1>(FirstPlane<I>() + 1, first));
     }
   }
   template <class Format, int kPlane>
@@ -120,7 +120,7 @@ class WarpTile {
   template <uint32_t kBytes>
   static BALLAST_FN void LoadWords(const std::byte* row, U (&words)[kMostWords]) {
     U some[WordsEach(kBytes)];
-    L::LoadVector(row, some);
+    V::LoadVector(row, some);
     BALLAST_UNROLL for (int i = 0; i < WordsEach(kBytes); ++i) words[i] = some[i];
   }
   BALLAST_FN void LoadGradient(uint64_t first, U (&words)[kMostWords]) const {
@@ -143,35 +143,35 @@ class WarpTile {
   }
 
   BALLAST_FN void LoadConstants(F (&constants)[Rule::kConstants]) const {
-    BALLAST_UNROLL for (int i = 0; i < Rule::kConstants; ++i) constants[i] = L::Set(u_.constants[i]);
+    BALLAST_UNROLL for (int i = 0; i < Rule::kConstants; ++i) constants[i] = V::Set(u_.constants[i]);
   }
 
   // Returns infinity's bits, or more, where one of the thread's gradients is not finite, and less elsewhere.
   BALLAST_FN U DecodeGradient(const Stored& s, uint64_t count, F (&grad)[kEach]) {
     WithWire(u_.grad_format, WireList{}, [&]<class Wire>() {
-      if constexpr (Wire::kGradient) DecodeRow<L, Wire>(s.grad, u_.grad_scale, count, grad);
+      if constexpr (Wire::kGradient) DecodeRow<V, Wire>(s.grad, u_.grad_scale, count, grad);
     });
     if (u_.clip != 1) {
-      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = L::Mul(grad[j], L::Set(u_.clip));
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = V::Mul(grad[j], V::Set(u_.clip));
     }
-    const GradientRange<L> range = RangeOf<L>(grad);
-    absmax_ = L::MaxBits(absmax_, range.largest_finite);
-    if (!L::Any(NotFinite<L>(range.most))) return L::SetBits(0);
+    const GradientRange<V> range = RangeOf<V>(grad);
+    absmax_ = V::MaxBits(absmax_, range.largest_finite);
+    if (!V::Any(NotFinite<V>(range.most))) return V::SetBits(0);
     Count<kNonfinite>(range.nonfinite);
-    return L::SelectBits(NotFinite<L>(range.most), range.most, L::SetBits(0));
+    return V::SelectBits(NotFinite<V>(range.most), range.most, V::SetBits(0));
   }
 
   template <int I>
-  BALLAST_FN void DecodeSlot(const Stored& s, F (&out)[kEach]) const {
-    using S = SlotType<I>;
+  BALLAST_FN void DecodeMoment(const Stored& s, F (&out)[kEach]) const {
+    using S = MomentType<I>;
     U codes[kEach];
-    Unpack<L, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[I], codes);
-    const auto decoder = DecoderOf<L, S>(s.scale[I]);
+    Unpack<V, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[I], codes);
+    const auto decoder = DecoderOf<V, S>(s.scale[I]);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) out[j] = decoder.Decode(codes[j]);
   }
   template <class S>
   static BALLAST_FN auto Encoder(U scale, U most) {
-    using E = typename S::template Encoder<L>;
+    using E = typename S::template Encoder<V>;
     if constexpr (E::kNumbers > 0) {
       return E::Of(scale, most);
     } else {
@@ -190,35 +190,36 @@ class WarpTile {
     if constexpr (kTerms) Sum(kGrad).Set(grad);
     Weights weights;
     TakeWeights(s, &weights);
-    ForEachSlot([&](auto i) { DecodeSlot<decltype(i)::value>(s, r->slot[i]); });
+    ForEachMoment([&](auto i) { DecodeMoment<decltype(i)::value>(s, r->moment[i]); });
     F constants[Rule::kConstants];
     LoadConstants(constants);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      Element<L> e{};
+      Element<V> e{};
       SetWeight(weights, j, &e);
       e.grad = grad[j];
-      ForEachSlot([&](auto i) { e.slot[i] = r->slot[i][j]; });
-      const Updated<L> done = Rule::template Apply<L>(constants, e);
+      ForEachMoment([&](auto i) { e.moment[i] = r->moment[i][j]; });
+      const Updated<V> done = Rule::template Apply<V>(constants, e);
       r->next[j] = done.weight;
       if constexpr (Master::kPaired) r->next_low[j] = done.weight_low;
       if constexpr (kTerms) delta[j] = done.delta;
       if constexpr (kTerms && Rule::kHasRms) rms[j] = done.rms_term;
-      ForEachSlot(
-          [&](auto i) { r->slot[i][j] = SlotType<decltype(i)::value>::kStoresRoot ? done.root[i] : done.slot[i]; });
+      ForEachMoment([&](auto i) {
+        r->moment[i][j] = MomentType<decltype(i)::value>::kStoresRoot ? done.root[i] : done.moment[i];
+      });
     }
     if constexpr (kTerms) Sum(kDelta).Set(delta);
     if constexpr (kTerms && Rule::kHasRms) Sum(kRms).Set(rms);
     if (count < kRow) {
-      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) ClearWanted(L::Not(Inside<L>(count, j)), j, r);
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) ClearWanted(V::Not(Inside<V>(count, j)), j, r);
       if constexpr (kTerms) Sum(kDelta).Keep(count);
       if constexpr (kTerms && Rule::kHasRms) Sum(kRms).Keep(count);
     }
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) r->most[0] = L::MaxBits(r->most[0], MagnitudeOf<L>(r->next[j]));
-    r->most[0] = OverBlock<L>(r->most[0]);
-    ForEachSlot([&](auto i) {
-      auto most = L::SetBits(0);
-      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = L::MaxBits(most, MagnitudeOf<L>(r->slot[i][j]));
-      r->most[1 + i] = OverBlock<L>(most);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) r->most[0] = V::MaxBits(r->most[0], MagnitudeOf<V>(r->next[j]));
+    r->most[0] = OverBlock<V>(r->most[0]);
+    ForEachMoment([&](auto i) {
+      auto most = V::SetBits(0);
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = V::MaxBits(most, MagnitudeOf<V>(r->moment[i][j]));
+      r->most[1 + i] = OverBlock<V>(most);
     });
   }
 
@@ -227,9 +228,9 @@ class WarpTile {
     U word[2][kEach];
   };
   static BALLAST_FN void TakeWeights(const Stored& s, Weights* w) {
-    Unpack<L, Master::kPlanes[0].bytes, Master::kPlanes[0].sign>(s.master[0], w->word[0]);
+    Unpack<V, Master::kPlanes[0].bytes, Master::kPlanes[0].sign>(s.master[0], w->word[0]);
     if constexpr (kMasterPlanes == 2) {
-      Unpack<L, Master::kPlanes[1].bytes, Master::kPlanes[1].sign>(s.master[1], w->word[1]);
+      Unpack<V, Master::kPlanes[1].bytes, Master::kPlanes[1].sign>(s.master[1], w->word[1]);
     }
   }
   BALLAST_FN void ReadWeights(uint64_t first, Weights* w) const {
@@ -237,16 +238,16 @@ class WarpTile {
     LoadMaster(first, &s);
     TakeWeights(s, w);
   }
-  static BALLAST_FN void SetWeight(const Weights& w, int j, Element<L>* e) {
+  static BALLAST_FN void SetWeight(const Weights& w, int j, Element<V>* e) {
     if constexpr (Master::kPaired) {
-      e->weight = Master::template Component<L>(w.word[0][j]);
-      e->weight_low = Master::template Component<L>(w.word[1][j]);
+      e->weight = Master::template Component<V>(w.word[0][j]);
+      e->weight_low = Master::template Component<V>(w.word[1][j]);
     } else {
-      e->weight = Master::template Decode<L>(WordsAt(w, j));
+      e->weight = Master::template Decode<V>(WordsAt(w, j));
     }
   }
-  static BALLAST_FN Words<L> WordsAt(const Weights& weights, int j) {
-    Words<L> w{};
+  static BALLAST_FN Words<V> WordsAt(const Weights& weights, int j) {
+    Words<V> w{};
     w.word[0] = weights.word[0][j];
     if constexpr (kMasterPlanes == 2) w.word[1] = weights.word[1][j];
     return w;
@@ -254,24 +255,24 @@ class WarpTile {
 
   // What is wanted of element j, zero where.
   static BALLAST_FN void ClearWanted(M where, int j, Row* r) {
-    const auto clear = [&](F* x) { *x = L::Select(where, L::Set(0.0f), *x); };
+    const auto clear = [&](F* x) { *x = V::Select(where, V::Set(0.0f), *x); };
     clear(&r->next[j]);
     if constexpr (Master::kPaired) clear(&r->next_low[j]);
-    ForEachSlot([&](auto i) { clear(&r->slot[i][j]); });
+    ForEachMoment([&](auto i) { clear(&r->moment[i][j]); });
   }
 
   // Finds the blocks that cannot be stored. They take no part in sums.
   BALLAST_FN void Reject(uint64_t count, Row* r) {
-    r->bad = L::GreaterBits(r->most[0], L::SetBits(kLargestBits));
+    r->bad = V::GreaterBits(r->most[0], V::SetBits(kLargestBits));
     bool shared = false;
-    ForEachSlot([&](auto i) {
-      using S = SlotType<decltype(i)::value>;
-      r->bad = L::Either(r->bad, L::GreaterBits(r->most[1 + i], L::SetBits(S::kLargestBits)));
+    ForEachMoment([&](auto i) {
+      using S = MomentType<decltype(i)::value>;
+      r->bad = V::Either(r->bad, V::GreaterBits(r->most[1 + i], V::SetBits(S::kLargestBits)));
       shared = shared || kShared<S>;
     });
-    if (!L::Any(r->bad)) return;
-    if (shared) r->bad = L::EqualBits(L::SetBits(0), L::SetBits(0));
-    Count<kRejected>(L::IncrementIf(L::Both(r->bad, FirstOfBlock(count)), L::SetBits(0)));
+    if (!V::Any(r->bad)) return;
+    if (shared) r->bad = V::EqualBits(V::SetBits(0), V::SetBits(0));
+    Count<kRejected>(V::IncrementIf(V::Both(r->bad, FirstOfBlock(count)), V::SetBits(0)));
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) ClearWanted(r->bad, j, r);
     if (u_.statistics != StatisticsLevel::kOff) {
       for (const int figure : {kGrad, kDelta, kRms}) Sum(figure).ClearWhere(r->bad);
@@ -279,56 +280,56 @@ class WarpTile {
   }
   // The first threads of blocks that begin before `count`.
   static BALLAST_FN M FirstOfBlock(uint64_t count) {
-    const auto within = L::And(L::Position(), L::SetBits(static_cast<uint32_t>(kBlock) - 1));
-    return L::Both(L::EqualBits(within, L::SetBits(0)), Inside<L>(count, 0));
+    const auto within = V::And(V::Position(), V::SetBits(static_cast<uint32_t>(kBlock) - 1));
+    return V::Both(V::EqualBits(within, V::SetBits(0)), Inside<V>(count, 0));
   }
 
   template <bool kStochastic>
   BALLAST_FN void Encode(uint64_t first, const Row& r) const {
-    const auto good = L::Not(r.bad);
-    const RandomStream<L> stream(u_.random_key, first);
-    RandomWords<L> random[kEach];
+    const auto good = V::Not(r.bad);
+    const RandomStream<V> stream(u_.random_key, first);
+    RandomWords<V> random[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) random[j] = stream.At(first + static_cast<uint64_t>(j));
     Weights after;
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      Words<L> w;
+      Words<V> w;
       if constexpr (Master::kPaired) {
-        w = Master::template EncodePair<L>(r.next[j], r.next_low[j]);
+        w = Master::template EncodePair<V>(r.next[j], r.next_low[j]);
       } else {
-        w = Master::template Encode<L, kStochastic>(r.next[j], random[j].master);
+        w = Master::template Encode<V, kStochastic>(r.next[j], random[j].master);
       }
       after.word[0][j] = w.word[0];
       if constexpr (kMasterPlanes == 2) after.word[1][j] = w.word[1];
     }
-    StoreRow<L, Master::kPlanes[0].bytes>(At<Master, 0>(0, first), after.word[0], good);
+    StoreRow<V, Master::kPlanes[0].bytes>(At<Master, 0>(0, first), after.word[0], good);
     if constexpr (kMasterPlanes == 2) {
-      StoreRow<L, Master::kPlanes[1].bytes>(At<Master, 1>(1, first), after.word[1], good);
+      StoreRow<V, Master::kPlanes[1].bytes>(At<Master, 1>(1, first), after.word[1], good);
     }
-    ForEachSlot([&](auto i) { EncodeSlot<decltype(i)::value, kStochastic>(first, random, good, r); });
+    ForEachMoment([&](auto i) { EncodeMoment<decltype(i)::value, kStochastic>(first, random, good, r); });
   }
   template <int I, bool kStochastic>
-  BALLAST_FN void EncodeSlot(uint64_t first, const RandomWords<L> (&random)[kEach], M good, const Row& r) const {
-    using S = SlotType<I>;
-    auto scale = L::SetBits(0), most = r.most[1 + I];
+  BALLAST_FN void EncodeMoment(uint64_t first, const RandomWords<V> (&random)[kEach], M good, const Row& r) const {
+    using S = MomentType<I>;
+    auto scale = V::SetBits(0), most = r.most[1 + I];
     if constexpr (S::kScalePer > 0) {
-      if constexpr (kShared<S>) most = OverRow<L>(most);
-      scale = S::template Scale<L>(most);
-      L::template StoreScale<S::kPlanes[1].bytes, S::kScalePer>(At<S, 1>(FirstPlane<I>() + 1, first), scale, good);
+      if constexpr (kShared<S>) most = OverRow<V>(most);
+      scale = S::template Scale<V>(most);
+      V::template StoreScale<S::kPlanes[1].bytes, S::kScalePer>(At<S, 1>(FirstPlane<I>() + 1, first), scale, good);
     }
     const auto encoder = Encoder<S>(scale, most);
     U codes[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) codes[j] =
-        encoder.template Encode<kStochastic>(r.slot[I][j], random[j].state);
-    StoreRow<L, S::kPlanes[0].bytes>(At<S, 0>(FirstPlane<I>(), first), codes, good);
+        encoder.template Encode<kStochastic>(r.moment[I][j], random[j].state);
+    StoreRow<V, S::kPlanes[0].bytes>(At<S, 0>(FirstPlane<I>(), first), codes, good);
   }
 
   BALLAST_FN void AddCore() const {
     F grad[kEach], delta[kEach];
     Sum(kGrad).Get(grad);
     Sum(kDelta).Get(delta);
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = L::Mul(grad[j], grad[j]);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = V::Mul(grad[j], grad[j]);
     Sum(kGradSq).Add(grad);
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) delta[j] = L::Mul(delta[j], delta[j]);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) delta[j] = V::Mul(delta[j], delta[j]);
     Sum(kUpdateSq).Add(delta);
     if constexpr (Rule::kHasRms) {
       F rms[kEach];
@@ -344,47 +345,47 @@ class WarpTile {
     Weights after;
     TakeWeights(s, &after);
     AddStored(before, after, r.bad, count);
-    const auto live = L::Both(L::Not(r.bad), BlockBegins(count));
-    auto saturated = L::SetBits(0);
-    ForEachSlot([&](auto i) {
-      using S = SlotType<decltype(i)::value>;
-      LoadSlot<decltype(i)::value>(first, &s);
+    const auto live = V::Both(V::Not(r.bad), BlockBegins(count));
+    auto saturated = V::SetBits(0);
+    ForEachMoment([&](auto i) {
+      using S = MomentType<decltype(i)::value>;
+      LoadMoment<decltype(i)::value>(first, &s);
       U codes[kEach];
-      Unpack<L, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[i], codes);
+      Unpack<V, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[i], codes);
       BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-        saturated = L::IncrementIf(L::Both(live, S::template Saturated<L>(codes[j])), saturated);
+        saturated = V::IncrementIf(V::Both(live, S::template Saturated<V>(codes[j])), saturated);
       }
     });
     Count<kSaturated>(saturated);
   }
   // The thread's block begins before `count`.
   static BALLAST_FN M BlockBegins(uint64_t count) {
-    const auto begin = L::And(L::Position(), L::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
-    return L::GreaterBits(L::SetBits(static_cast<uint32_t>(count)), begin);
+    const auto begin = V::And(V::Position(), V::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
+    return V::GreaterBits(V::SetBits(static_cast<uint32_t>(count)), begin);
   }
   BALLAST_FN void AddStored(const Weights& before, const Weights& after, M bad, uint64_t count) {
     F delta[kEach], weight_sq[kEach], stored[kEach], hi[kEach];
     Sum(kDelta).Get(delta);
-    const auto good = L::Not(bad);
-    auto unchanged = L::SetBits(0), hi_unchanged = unchanged;
+    const auto good = V::Not(bad);
+    auto unchanged = V::SetBits(0), hi_unchanged = unchanged;
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      const auto x = Master::template Decode<L>(WordsAt(before, j));
-      weight_sq[j] = L::Select(good, L::Mul(x, x), L::Set(0.0f));
-      const auto counted = L::Both(good, Inside<L>(count, j));
-      const auto one = L::EqualBits(before.word[0][j], after.word[0][j]);
+      const auto x = Master::template Decode<V>(WordsAt(before, j));
+      weight_sq[j] = V::Select(good, V::Mul(x, x), V::Set(0.0f));
+      const auto counted = V::Both(good, Inside<V>(count, j));
+      const auto one = V::EqualBits(before.word[0][j], after.word[0][j]);
       auto same = one;
-      if constexpr (kMasterPlanes == 2) same = L::Both(one, L::EqualBits(before.word[1][j], after.word[1][j]));
-      unchanged = L::IncrementIf(L::Both(counted, same), unchanged);
+      if constexpr (kMasterPlanes == 2) same = V::Both(one, V::EqualBits(before.word[1][j], after.word[1][j]));
+      unchanged = V::IncrementIf(V::Both(counted, same), unchanged);
       if constexpr (Master::kPaired) {
         const auto change = [&](int c) {
-          return L::Sub(Master::template Component<L>(after.word[c][j]),
-                        Master::template Component<L>(before.word[c][j]));
+          return V::Sub(Master::template Component<V>(after.word[c][j]),
+                        Master::template Component<V>(before.word[c][j]));
         };
-        hi[j] = L::Mul(delta[j], change(0));
-        stored[j] = L::Mul(delta[j], L::Add(change(0), change(1)));
-        hi_unchanged = L::IncrementIf(L::Both(counted, one), hi_unchanged);
+        hi[j] = V::Mul(delta[j], change(0));
+        stored[j] = V::Mul(delta[j], V::Add(change(0), change(1)));
+        hi_unchanged = V::IncrementIf(V::Both(counted, one), hi_unchanged);
       } else {
-        stored[j] = L::Mul(delta[j], L::Sub(Master::template Decode<L>(WordsAt(after, j)), x));
+        stored[j] = V::Mul(delta[j], V::Sub(Master::template Decode<V>(WordsAt(after, j)), x));
       }
     }
     Count<kUnchanged>(unchanged);
@@ -396,56 +397,56 @@ class WarpTile {
 
   BALLAST_FN void Finish(TileStatistics* out) const {
     const bool core = u_.statistics != StatisticsLevel::kOff, full = u_.statistics == StatisticsLevel::kFull;
-    const auto zero = L::Set(0.0f);
-    L::StoreOnce(&out->grad_sq, core ? Sum(kGradSq).Total() : zero);
-    L::StoreOnce(&out->update_sq, core ? Sum(kUpdateSq).Total() : zero);
-    L::StoreOnce(&out->rms_sq, core ? Sum(kRmsSq).Total() : zero);
-    L::StoreOnce(&out->grad_absmax, L::FromBits(L::SetBits(L::Most(absmax_))));
-    L::StoreOnce(&out->nonfinite, Counted<kNonfinite>());
-    L::StoreOnce(&out->rejected, Counted<kRejected>());
-    L::StoreOnce(&out->weight_sq, full ? Sum(kWeightSq).Total() : zero);
+    const auto zero = V::Set(0.0f);
+    V::StoreOnce(&out->grad_sq, core ? Sum(kGradSq).Total() : zero);
+    V::StoreOnce(&out->update_sq, core ? Sum(kUpdateSq).Total() : zero);
+    V::StoreOnce(&out->rms_sq, core ? Sum(kRmsSq).Total() : zero);
+    V::StoreOnce(&out->grad_absmax, V::FromBits(V::SetBits(V::Most(absmax_))));
+    V::StoreOnce(&out->nonfinite, Counted<kNonfinite>());
+    V::StoreOnce(&out->rejected, Counted<kRejected>());
+    V::StoreOnce(&out->weight_sq, full ? Sum(kWeightSq).Total() : zero);
     const auto stored_dot = full ? Sum(kStoredDot).Total() : zero;
-    L::StoreOnce(&out->stored_dot, stored_dot);
-    L::StoreOnce(&out->hi_dot, Master::kPaired && full ? Sum(kHiDot).Total() : stored_dot);
-    L::StoreOnce(&out->unchanged, Counted<kUnchanged>());
-    L::StoreOnce(&out->hi_unchanged, Counted<kHiUnchanged>());
-    L::StoreOnce(&out->saturated, Counted<kSaturated>());
+    V::StoreOnce(&out->stored_dot, stored_dot);
+    V::StoreOnce(&out->hi_dot, Master::kPaired && full ? Sum(kHiDot).Total() : stored_dot);
+    V::StoreOnce(&out->unchanged, Counted<kUnchanged>());
+    V::StoreOnce(&out->hi_unchanged, Counted<kHiUnchanged>());
+    V::StoreOnce(&out->saturated, Counted<kSaturated>());
   }
 
   template <int kWhich>
   BALLAST_FN void Count(U more) const {
     F counts[kEach];
     Sum(kCounts).Get(counts);
-    counts[kWhich] = L::FromBits(L::AddBits(L::Bits(counts[kWhich]), more));
+    counts[kWhich] = V::FromBits(V::AddBits(V::Bits(counts[kWhich]), more));
     Sum(kCounts).Set(counts);
   }
   template <int kWhich>
   BALLAST_FN uint32_t Counted() const {
     F counts[kEach];
     Sum(kCounts).Get(counts);
-    return L::Sum(L::Bits(counts[kWhich]));
+    return V::Sum(V::Bits(counts[kWhich]));
   }
 
   BALLAST_FN void MeasureRow(uint64_t first, uint64_t count) {
     Stored s;
     LoadGradient(first, s.grad);
-    LoadSlot<kSecondMoment>(first, &s);
+    LoadMoment<kSecondMoment>(first, &s);
     F grad[kEach], v[kEach], terms[kEach];
     auto bad = DecodeGradient(s, count, grad);
-    DecodeSlot<kSecondMoment>(s, v);
+    DecodeMoment<kSecondMoment>(s, v);
     F constants[Rule::kConstants];
     LoadConstants(constants);
-    auto most = L::SetBits(0);
+    auto most = V::SetBits(0);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      const auto measured = Rule::template Measure<L>(constants, grad[j], v[j]);
+      const auto measured = Rule::template Measure<V>(constants, grad[j], v[j]);
       terms[j] = measured.term;
-      most = L::MaxBits(most, L::Bits(measured.v));
+      most = V::MaxBits(most, V::Bits(measured.v));
     }
-    constexpr uint32_t kLargest = std::bit_cast<uint32_t>(kLargestValue<SlotType<kSecondMoment>>);
-    bad = OverBlock<L>(L::MaxBits(bad, L::SelectBits(L::GreaterBits(most, L::SetBits(kLargest)), most, L::SetBits(0))));
-    const auto adds = L::EqualBits(bad, L::SetBits(0));
+    constexpr uint32_t kLargest = std::bit_cast<uint32_t>(kLargestValue<MomentType<kSecondMoment>>);
+    bad = OverBlock<V>(V::MaxBits(bad, V::SelectBits(V::GreaterBits(most, V::SetBits(kLargest)), most, V::SetBits(0))));
+    const auto adds = V::EqualBits(bad, V::SetBits(0));
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      terms[j] = L::Select(L::Both(adds, Inside<L>(count, j)), terms[j], L::Set(0.0f));
+      terms[j] = V::Select(V::Both(adds, Inside<V>(count, j)), terms[j], V::Set(0.0f));
     }
     Sum(0).Add(terms);
   }

@@ -11,29 +11,29 @@ inline namespace BALLAST_UNIT {
 
 // To nearest even, as an fp32 with a lower half of zeros. A NaN stays as it is: its payload must not carry into the
 // sign.
-template <class L>
-BALLAST_FN typename L::F RoundToBf16(typename L::F x) {
-  const auto bits = L::Bits(x);
-  const auto odd = L::And(L::template ShiftRight<16>(bits), L::SetBits(1));
-  const auto rounded = L::AddBits(L::AddBits(bits, L::SetBits(0x7fff)), odd);
-  const auto nan = L::GreaterBits(L::And(bits, L::SetBits(kMagnitude)), L::SetBits(kInfinityBits));
-  return L::FromBits(L::SelectBits(nan, bits, L::And(rounded, L::SetBits(0xffff0000u))));
+template <class V>
+BALLAST_FN typename V::F RoundToBf16(typename V::F x) {
+  const auto bits = V::Bits(x);
+  const auto odd = V::And(V::template ShiftRight<16>(bits), V::SetBits(1));
+  const auto rounded = V::AddBits(V::AddBits(bits, V::SetBits(0x7fff)), odd);
+  const auto nan = V::GreaterBits(V::And(bits, V::SetBits(kMagnitude)), V::SetBits(kInfinityBits));
+  return V::FromBits(V::SelectBits(nan, bits, V::And(rounded, V::SetBits(0xffff0000u))));
 }
 
-template <class L>
-BALLAST_FN typename L::F FromBf16(typename L::U word) {
-  return L::FromBits(L::template ShiftLeft<16>(word));
+template <class V>
+BALLAST_FN typename V::F FromBf16(typename V::U word) {
+  return V::FromBits(V::template ShiftLeft<16>(word));
 }
 
 // The word of a finite value that does not round to infinity. r < 2^16 is added below the cut.
-template <class L>
-BALLAST_FN typename L::U ToBf16Word(typename L::F x, typename L::U r) {
-  return L::template ShiftRight<16>(L::AddBits(L::Bits(x), r));
+template <class V>
+BALLAST_FN typename V::U ToBf16Word(typename V::F x, typename V::U r) {
+  return V::template ShiftRight<16>(V::AddBits(V::Bits(x), r));
 }
-template <class L>
-BALLAST_FN typename L::U NearestBf16Word(typename L::F x) {
-  const auto odd = L::And(L::template ShiftRight<16>(L::Bits(x)), L::SetBits(1));
-  return ToBf16Word<L>(x, L::AddBits(L::SetBits(0x7fff), odd));
+template <class V>
+BALLAST_FN typename V::U NearestBf16Word(typename V::F x) {
+  const auto odd = V::And(V::template ShiftRight<16>(V::Bits(x)), V::SetBits(1));
+  return ToBf16Word<V>(x, V::AddBits(V::SetBits(0x7fff), odd));
 }
 
 inline constexpr uint32_t kSaturatedBf16 = 0x7f7f7fffu;  // the largest that does not round to infinity
@@ -44,16 +44,16 @@ struct Bf16Master {
   static constexpr bool kPaired = false;
   static constexpr uint32_t kSaturated = kSaturatedBf16;
 
-  template <class L>
-  static BALLAST_FN typename L::F Decode(const Words<L>& w) {
-    return FromBf16<L>(w.word[0]);
+  template <class V>
+  static BALLAST_FN typename V::F Decode(const Words<V>& w) {
+    return FromBf16<V>(w.word[0]);
   }
-  template <class L, bool kStochastic>
-  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U random) {
+  template <class V, bool kStochastic>
+  static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U random) {
     if constexpr (kStochastic) {
-      return {{ToBf16Word<L>(x, L::template ShiftRight<16>(random))}};
+      return {{ToBf16Word<V>(x, V::template ShiftRight<16>(random))}};
     } else {
-      return {{NearestBf16Word<L>(x)}};
+      return {{NearestBf16Word<V>(x)}};
     }
   }
 };
@@ -65,69 +65,69 @@ struct McfMaster {
   static constexpr bool kPaired = true;
   static constexpr uint32_t kSaturated = kSaturatedBf16;
 
-  template <class L>
-  static BALLAST_FN typename L::F Component(typename L::U word) {
-    return FromBf16<L>(word);
+  template <class V>
+  static BALLAST_FN typename V::F Component(typename V::U word) {
+    return FromBf16<V>(word);
   }
-  template <class L>
-  static BALLAST_FN typename L::F Decode(const Words<L>& w) {
-    return L::Add(Component<L>(w.word[0]), Component<L>(w.word[1]));
+  template <class V>
+  static BALLAST_FN typename V::F Decode(const Words<V>& w) {
+    return V::Add(Component<V>(w.word[0]), Component<V>(w.word[1]));
   }
-  template <class L, bool>
-  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U) {
-    const auto hi = NearestBf16Word<L>(x);
-    return {{hi, NearestBf16Word<L>(L::Sub(x, FromBf16<L>(hi)))}};
+  template <class V, bool>
+  static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U) {
+    const auto hi = NearestBf16Word<V>(x);
+    return {{hi, NearestBf16Word<V>(V::Sub(x, FromBf16<V>(hi)))}};
   }
-  template <class L>
-  static BALLAST_FN Words<L> EncodePair(typename L::F hi, typename L::F lo) {
-    return {{L::template ShiftRight<16>(L::Bits(hi)), L::template ShiftRight<16>(L::Bits(lo))}};
+  template <class V>
+  static BALLAST_FN Words<V> EncodePair(typename V::F hi, typename V::F lo) {
+    return {{V::template ShiftRight<16>(V::Bits(hi)), V::template ShiftRight<16>(V::Bits(lo))}};
   }
 };
 
 inline constexpr uint32_t kLargestBf16Moment = 0x7f7effffu;  // of a v: it stays finite however it is rounded
 
-// A slot in bf16. kShift: which half of the random word is its own. A v's root is not what is stored.
+// A moment in bf16. kShift: which half of the random word is its own. A v's root is not what is stored.
 template <int kShift, bool kRandom, uint32_t kLargest>
-struct Bf16Slot {
+struct Bf16Moment {
   static constexpr StoredPlane kPlanes[] = {{"", 2, 1}};
   static constexpr uint32_t kScalePer = 0;
   static constexpr bool kStoresRoot = false;
   static constexpr uint32_t kLargestBits = kLargest;
 
-  template <class L>
-  struct Decoder : NoNumbers<L> {
-    BALLAST_FN typename L::F Decode(typename L::U code) const { return FromBf16<L>(code); }
+  template <class V>
+  struct Decoder : NoNumbers<V> {
+    BALLAST_FN typename V::F Decode(typename V::U code) const { return FromBf16<V>(code); }
   };
-  template <class L>
-  struct Encoder : NoNumbers<L> {
+  template <class V>
+  struct Encoder : NoNumbers<V> {
     template <bool kStochastic>
-    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U random) const {
+    BALLAST_FN typename V::U Encode(typename V::F x, typename V::U random) const {
       if constexpr (kStochastic && kRandom) {
-        const auto r = L::And(L::template ShiftRight<kShift>(random), L::SetBits(0xffff));
-        return ToBf16Word<L>(x, r);
+        const auto r = V::And(V::template ShiftRight<kShift>(random), V::SetBits(0xffff));
+        return ToBf16Word<V>(x, r);
       } else {
-        return NearestBf16Word<L>(x);
+        return NearestBf16Word<V>(x);
       }
     }
   };
-  template <class L>
-  static BALLAST_FN typename L::M Saturated(typename L::U code) {
-    return L::EqualBits(L::And(code, L::SetBits(0x7fff)), L::SetBits(0x7f7f));
+  template <class V>
+  static BALLAST_FN typename V::M Saturated(typename V::U code) {
+    return V::EqualBits(V::And(code, V::SetBits(0x7fff)), V::SetBits(0x7f7f));
   }
 };
 
 struct Bf16State {
   static constexpr const char* kName = "bf16";
-  using Signed = Bf16Slot<0, true, kLargestBits>;
-  using NonNegative = Bf16Slot<16, true, kLargestBf16Moment>;
+  using Signed = Bf16Moment<0, true, kLargestBits>;
+  using NonNegative = Bf16Moment<16, true, kLargestBf16Moment>;
 };
 
-// m is never an expansion; v is hi and, in a slot of its own, lo. The rule rounds; nothing is random.
+// m is never an expansion; v is hi and, in a moment of its own, lo. The rule rounds; nothing is random.
 struct McfState {
   static constexpr const char* kName = "mcf";
-  using Signed = Bf16Slot<0, false, kLargestBits>;
-  using NonNegative = Bf16Slot<0, false, kLargestBf16Moment>;
-  using Residual = Bf16Slot<0, false, kLargestBits>;
+  using Signed = Bf16Moment<0, false, kLargestBits>;
+  using NonNegative = Bf16Moment<0, false, kLargestBf16Moment>;
+  using Residual = Bf16Moment<0, false, kLargestBits>;
 };
 
 }  // namespace BALLAST_UNIT

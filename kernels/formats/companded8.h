@@ -20,16 +20,16 @@ namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
 // The bits of the least bf16 number >= the finite non-negative fp32 with these bits.
-template <class L>
-BALLAST_FN typename L::U Bf16RoundedUp(typename L::U absmax) {
-  return L::template ShiftRight<16>(L::AddBits(absmax, L::SetBits(0xffffu)));
+template <class V>
+BALLAST_FN typename V::U Bf16RoundedUp(typename V::U absmax) {
+  return V::template ShiftRight<16>(V::AddBits(absmax, V::SetBits(0xffffu)));
 }
 
 // A position is held to the largest code before it is taken apart, so no code passes it: at the largest code nothing is
 // left over to round up. A block of zeros has the largest code 0.
-template <class L>
-BALLAST_FN typename L::F LargestCode(typename L::U scale, float largest) {
-  return L::Select(L::EqualBits(scale, L::SetBits(0)), L::Set(0.0f), L::Set(largest));
+template <class V>
+BALLAST_FN typename V::F LargestCode(typename V::U scale, float largest) {
+  return V::Select(V::EqualBits(scale, V::SetBits(0)), V::Set(0.0f), V::Set(largest));
 }
 
 struct Companded8Signed {
@@ -38,55 +38,55 @@ struct Companded8Signed {
   static constexpr bool kStoresRoot = false;
   static constexpr uint32_t kLargestBits = kernels::kLargestBits;
 
-  template <class L>
-  static BALLAST_FN typename L::U Scale(typename L::U absmax) {
-    return Bf16RoundedUp<L>(absmax);
+  template <class V>
+  static BALLAST_FN typename V::U Scale(typename V::U absmax) {
+    return Bf16RoundedUp<V>(absmax);
   }
 
-  template <class L>
+  template <class V>
   struct Decoder {
     static constexpr int kNumbers = 1;
-    typename L::F number[kNumbers];  // A
+    typename V::F number[kNumbers];  // A
 
-    static BALLAST_FN Decoder Of(typename L::U scale) { return {{FromBf16<L>(scale)}}; }
-    BALLAST_FN typename L::F Decode(typename L::U code) const {
-      const auto k = L::FromInteger(code);
-      return L::Mul(L::Div(k, L::Sub(L::Set(254.0f), L::Abs(k))), number[0]);
+    static BALLAST_FN Decoder Of(typename V::U scale) { return {{FromBf16<V>(scale)}}; }
+    BALLAST_FN typename V::F Decode(typename V::U code) const {
+      const auto k = V::FromInteger(code);
+      return V::Mul(V::Div(k, V::Sub(V::Set(254.0f), V::Abs(k))), number[0]);
     }
   };
 
-  template <class L>
+  template <class V>
   struct Encoder {
     static constexpr int kNumbers = 3;
-    typename L::F number[kNumbers];  // A, 254 A, the largest code
+    typename V::F number[kNumbers];  // A, 254 A, the largest code
 
-    static BALLAST_FN Encoder Of(typename L::U scale, typename L::U) {
-      const auto a = FromBf16<L>(scale);
-      return {{a, L::Mul(L::Set(254.0f), a), LargestCode<L>(scale, 127.0f)}};
+    static BALLAST_FN Encoder Of(typename V::U scale, typename V::U) {
+      const auto a = FromBf16<V>(scale);
+      return {{a, V::Mul(V::Set(254.0f), a), LargestCode<V>(scale, 127.0f)}};
     }
     template <bool kStochastic>
-    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U random) const {
-      const auto a = L::Abs(x);
-      const auto position = L::Div(L::Mul(L::Set(254.0f), a), L::Add(a, number[0]));
-      const auto bounded = L::Min(position, number[2]);  // also where both are 0 and the position is NaN
-      const auto k = L::Truncate(bounded);
-      const auto kf = L::FromInteger(k);
-      typename L::M up;
+    BALLAST_FN typename V::U Encode(typename V::F x, typename V::U random) const {
+      const auto a = V::Abs(x);
+      const auto position = V::Div(V::Mul(V::Set(254.0f), a), V::Add(a, number[0]));
+      const auto bounded = V::Min(position, number[2]);  // also where both are 0 and the position is NaN
+      const auto k = V::Truncate(bounded);
+      const auto kf = V::FromInteger(k);
+      typename V::M up;
       if constexpr (kStochastic) {
-        const auto u = Uniform<L>(L::And(random, L::SetBits(0xffff)));
-        const auto above = L::Sub(L::Mul(a, L::Sub(L::Set(254.0f), kf)), L::Mul(kf, number[0]));
-        up = L::Less(L::Mul(u, number[1]), L::Mul(above, L::Sub(L::Set(253.0f), kf)));
+        const auto u = Uniform<V>(V::And(random, V::SetBits(0xffff)));
+        const auto above = V::Sub(V::Mul(a, V::Sub(V::Set(254.0f), kf)), V::Mul(kf, number[0]));
+        up = V::Less(V::Mul(u, number[1]), V::Mul(above, V::Sub(V::Set(253.0f), kf)));
       } else {
-        up = L::LessEqual(L::Set(0.5f), L::Sub(bounded, kf));
+        up = V::LessEqual(V::Set(0.5f), V::Sub(bounded, kf));
       }
-      const auto sign = L::template ShiftRightSigned<31>(L::Bits(x));
-      return L::SubBits(L::Xor(L::IncrementIf(up, k), sign), sign);
+      const auto sign = V::template ShiftRightSigned<31>(V::Bits(x));
+      return V::SubBits(V::Xor(V::IncrementIf(up, k), sign), sign);
     }
   };
 
-  template <class L>
-  static BALLAST_FN typename L::M Saturated(typename L::U code) {
-    return L::EqualBits(L::MaxBits(code, L::SubBits(L::SetBits(0), code)), L::SetBits(127));
+  template <class V>
+  static BALLAST_FN typename V::M Saturated(typename V::U code) {
+    return V::EqualBits(V::MaxBits(code, V::SubBits(V::SetBits(0), code)), V::SetBits(127));
   }
 };
 
@@ -97,59 +97,59 @@ struct Companded8NonNegative {
   static constexpr uint32_t kLargestBits =
       0x5f7f0000u;  // the last bf16 below 2^64: the largest code's square is finite
 
-  template <class L>
-  static BALLAST_FN typename L::U Scale(typename L::U absmax) {
-    return Bf16RoundedUp<L>(absmax);
+  template <class V>
+  static BALLAST_FN typename V::U Scale(typename V::U absmax) {
+    return Bf16RoundedUp<V>(absmax);
   }
 
-  template <class L>
+  template <class V>
   struct Decoder {
     static constexpr int kNumbers = 2;
-    typename L::F number[kNumbers];  // A / 255, what code 0 decodes to
+    typename V::F number[kNumbers];  // A / 255, what code 0 decodes to
 
-    static BALLAST_FN Decoder Of(typename L::U scale) {
-      const auto step = L::Div(FromBf16<L>(scale), L::Set(255.0f));
-      return {{step, L::Mul(L::Set(0.25f), L::Mul(step, step))}};
+    static BALLAST_FN Decoder Of(typename V::U scale) {
+      const auto step = V::Div(FromBf16<V>(scale), V::Set(255.0f));
+      return {{step, V::Mul(V::Set(0.25f), V::Mul(step, step))}};
     }
-    BALLAST_FN typename L::F Decode(typename L::U code) const {
-      const auto root = L::Mul(L::FromInteger(code), number[0]);
-      return L::Max(L::Mul(root, root), number[1]);  // which only code 0 lies below
+    BALLAST_FN typename V::F Decode(typename V::U code) const {
+      const auto root = V::Mul(V::FromInteger(code), number[0]);
+      return V::Max(V::Mul(root, root), number[1]);  // which only code 0 lies below
     }
   };
 
-  template <class L>
+  template <class V>
   struct Encoder {
     static constexpr int kNumbers = 2;
-    typename L::F number[kNumbers];  // 255 / A, the largest code
+    typename V::F number[kNumbers];  // 255 / A, the largest code
 
-    static BALLAST_FN Encoder Of(typename L::U scale, typename L::U) {
-      const auto zero = L::EqualBits(scale, L::SetBits(0));
-      const auto inverse = L::Div(L::Set(255.0f), L::Select(zero, L::Set(1.0f), FromBf16<L>(scale)));
-      return {{inverse, LargestCode<L>(scale, 255.0f)}};
+    static BALLAST_FN Encoder Of(typename V::U scale, typename V::U) {
+      const auto zero = V::EqualBits(scale, V::SetBits(0));
+      const auto inverse = V::Div(V::Set(255.0f), V::Select(zero, V::Set(1.0f), FromBf16<V>(scale)));
+      return {{inverse, LargestCode<V>(scale, 255.0f)}};
     }
     template <bool kStochastic>
-    BALLAST_FN typename L::U Encode(typename L::F root, typename L::U random) const {
-      const auto t = L::Min(L::Mul(root, number[0]), number[1]);
-      const auto k = L::Truncate(t);
-      const auto kf = L::FromInteger(k);
-      typename L::M up;
+    BALLAST_FN typename V::U Encode(typename V::F root, typename V::U random) const {
+      const auto t = V::Min(V::Mul(root, number[0]), number[1]);
+      const auto k = V::Truncate(t);
+      const auto kf = V::FromInteger(k);
+      typename V::M up;
       if constexpr (kStochastic) {
-        const auto u = Uniform<L>(L::template ShiftRight<16>(random));
+        const auto u = Uniform<V>(V::template ShiftRight<16>(random));
         // The square of the level, 0.25 for k = 0, and the distance to the next: small integers and quarters, exact.
-        const auto level = L::Max(kf, L::Set(0.5f)), next = L::Add(kf, L::Set(1.0f));
-        const auto below = L::Mul(level, level);
-        const auto width = L::Sub(L::Mul(next, next), below);
-        up = L::Less(L::Mul(u, width), L::Sub(L::Mul(t, t), below));
+        const auto level = V::Max(kf, V::Set(0.5f)), next = V::Add(kf, V::Set(1.0f));
+        const auto below = V::Mul(level, level);
+        const auto width = V::Sub(V::Mul(next, next), below);
+        up = V::Less(V::Mul(u, width), V::Sub(V::Mul(t, t), below));
       } else {
-        up = L::LessEqual(L::Set(0.5f), L::Sub(t, kf));
+        up = V::LessEqual(V::Set(0.5f), V::Sub(t, kf));
       }
-      return L::IncrementIf(up, k);
+      return V::IncrementIf(up, k);
     }
   };
 
-  template <class L>
-  static BALLAST_FN typename L::M Saturated(typename L::U code) {
-    return L::EqualBits(code, L::SetBits(255));
+  template <class V>
+  static BALLAST_FN typename V::M Saturated(typename V::U code) {
+    return V::EqualBits(code, V::SetBits(255));
   }
 };
 

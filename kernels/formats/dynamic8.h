@@ -63,7 +63,7 @@ __device__ const DynamicTables kDeviceTables = MakeDynamicTables(kBothSigns);
 #endif
 
 template <bool kBothSigns, uint32_t kLargest>
-struct Dynamic8Slot {
+struct Dynamic8Moment {
   static constexpr StoredPlane kPlanes[] = {{"", 1, 1}, {"scale", 4, 256}};
   static constexpr uint32_t kScalePer = 256;
   static constexpr bool kStoresRoot = false;
@@ -78,54 +78,54 @@ struct Dynamic8Slot {
 #endif
   }
 
-  template <class L>
-  static BALLAST_FN typename L::U Scale(typename L::U absmax) {
+  template <class V>
+  static BALLAST_FN typename V::U Scale(typename V::U absmax) {
     return absmax;
   }
 
-  template <class L>
+  template <class V>
   struct Decoder {
     static constexpr int kNumbers = 1;
-    typename L::F number[kNumbers];  // the block's largest magnitude
+    typename V::F number[kNumbers];  // the block's largest magnitude
 
-    static BALLAST_FN Decoder Of(typename L::U scale) { return {{L::FromBits(scale)}}; }
-    BALLAST_FN typename L::F Decode(typename L::U code) const {
-      return L::Mul(L::FromBits(L::Gather(Tables().values.data(), code)), number[0]);
+    static BALLAST_FN Decoder Of(typename V::U scale) { return {{V::FromBits(scale)}}; }
+    BALLAST_FN typename V::F Decode(typename V::U code) const {
+      return V::Mul(V::FromBits(V::Gather(Tables().values.data(), code)), number[0]);
     }
   };
 
-  template <class L>
+  template <class V>
   struct Encoder {
     static constexpr int kNumbers = 1;
-    typename L::F number[kNumbers];  // what divides: 1 for a block of zeros
+    typename V::F number[kNumbers];  // what divides: 1 for a block of zeros
 
-    static BALLAST_FN Encoder Of(typename L::U scale, typename L::U) {
-      return {{L::Select(L::EqualBits(scale, L::SetBits(0)), L::Set(1.0f), L::FromBits(scale))}};
+    static BALLAST_FN Encoder Of(typename V::U scale, typename V::U) {
+      return {{V::Select(V::EqualBits(scale, V::SetBits(0)), V::Set(1.0f), V::FromBits(scale))}};
     }
     // The number of middles below x.
     template <bool>
-    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U) const {
-      const auto z = L::Div(x, number[0]);
-      auto code = L::SetBits(0);
+    BALLAST_FN typename V::U Encode(typename V::F x, typename V::U) const {
+      const auto z = V::Div(x, number[0]);
+      auto code = V::SetBits(0);
       for (uint32_t step = 128; step > 0; step /= 2) {
-        const auto middle = L::Gather(Tables().middles.data(), L::AddBits(code, L::SetBits(step - 1)));
-        const auto further = L::AddBits(code, L::SetBits(step));
-        code = L::SelectBits(L::Less(L::FromBits(middle), z), further, code);
+        const auto middle = V::Gather(Tables().middles.data(), V::AddBits(code, V::SetBits(step - 1)));
+        const auto further = V::AddBits(code, V::SetBits(step));
+        code = V::SelectBits(V::Less(V::FromBits(middle), z), further, code);
       }
       return code;
     }
   };
 
-  template <class L>
-  static BALLAST_FN typename L::M Saturated(typename L::U code) {
-    return L::EqualBits(code, L::SetBits(255));
+  template <class V>
+  static BALLAST_FN typename V::M Saturated(typename V::U code) {
+    return V::EqualBits(code, V::SetBits(255));
   }
 };
 
 struct Dynamic8State {
   static constexpr const char* kName = "dynamic8";
-  using Signed = Dynamic8Slot<true, kLargestBits>;
-  using NonNegative = Dynamic8Slot<false, kLargestFiniteBits>;
+  using Signed = Dynamic8Moment<true, kLargestBits>;
+  using NonNegative = Dynamic8Moment<false, kLargestFiniteBits>;
 };
 
 }  // namespace BALLAST_UNIT

@@ -18,22 +18,22 @@ namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
 // To the nearest integer of |y| < 2^23, halves away from zero; as a signed integer.
-template <class L>
-BALLAST_FN typename L::U RoundHalfAway(typename L::F y) {
-  const auto magnitude = L::Abs(y);
-  const auto k = L::Truncate(magnitude);
-  const auto up = L::LessEqual(L::Set(0.5f), L::Sub(magnitude, L::FromInteger(k)));
-  const auto sign = L::template ShiftRightSigned<31>(L::Bits(y));
-  return L::SubBits(L::Xor(L::IncrementIf(up, k), sign), sign);
+template <class V>
+BALLAST_FN typename V::U RoundHalfAway(typename V::F y) {
+  const auto magnitude = V::Abs(y);
+  const auto k = V::Truncate(magnitude);
+  const auto up = V::LessEqual(V::Set(0.5f), V::Sub(magnitude, V::FromInteger(k)));
+  const auto sign = V::template ShiftRightSigned<31>(V::Bits(y));
+  return V::SubBits(V::Xor(V::IncrementIf(up, k), sign), sign);
 }
 
 // floor(y + .5) with the sum rounded, as a signed integer.
-template <class L>
-BALLAST_FN typename L::U FloorOfHalfMore(typename L::F y) {
-  const auto sum = L::Add(y, L::Set(0.5f));
-  const auto k = L::Truncate(sum);
-  const auto below = L::Less(sum, L::FromInteger(k));  // k was rounded up, towards zero
-  return L::SubBits(k, L::SelectBits(below, L::SetBits(1), L::SetBits(0)));
+template <class V>
+BALLAST_FN typename V::U FloorOfHalfMore(typename V::F y) {
+  const auto sum = V::Add(y, V::Set(0.5f));
+  const auto k = V::Truncate(sum);
+  const auto below = V::Less(sum, V::FromInteger(k));  // k was rounded up, towards zero
+  return V::SubBits(k, V::SelectBits(below, V::SetBits(1), V::SetBits(0)));
 }
 
 template <int N>
@@ -43,40 +43,40 @@ struct Flash {
   static constexpr uint32_t kSaturated = kSaturatedBf16;
 
   // Two powers of two whose product is h = 2^(E-8), of the biased exponent e >= 1 of n; or of 1/h.
-  template <class L>
+  template <class V>
   struct TwoSteps {
-    typename L::F first, second;
+    typename V::F first, second;
   };
-  template <class L>
-  static BALLAST_FN typename L::U BiasedExponent(typename L::U word) {
-    const auto e = L::And(L::template ShiftRight<7>(word), L::SetBits(0xff));
-    return L::MaxBits(e, L::SetBits(1));
+  template <class V>
+  static BALLAST_FN typename V::U BiasedExponent(typename V::U word) {
+    const auto e = V::And(V::template ShiftRight<7>(word), V::SetBits(0xff));
+    return V::MaxBits(e, V::SetBits(1));
   }
-  template <class L>
-  static BALLAST_FN TwoSteps<L> PowerOfTwo(typename L::U exponent) {  // signed, -300 < exponent < 300
-    const auto half = L::template ShiftRightSigned<1>(exponent);
-    const auto rest = L::SubBits(exponent, half);
-    const auto power = [](typename L::U p) {
-      return L::FromBits(L::template ShiftLeft<23>(L::AddBits(p, L::SetBits(127))));
+  template <class V>
+  static BALLAST_FN TwoSteps<V> PowerOfTwo(typename V::U exponent) {  // signed, -300 < exponent < 300
+    const auto half = V::template ShiftRightSigned<1>(exponent);
+    const auto rest = V::SubBits(exponent, half);
+    const auto power = [](typename V::U p) {
+      return V::FromBits(V::template ShiftLeft<23>(V::AddBits(p, V::SetBits(127))));
     };
     return {power(half), power(rest)};
   }
 
-  template <class L>
-  static BALLAST_FN typename L::F Decode(const Words<L>& w) {
-    const auto n = FromBf16<L>(w.word[0]);
-    const auto h = PowerOfTwo<L>(L::SubBits(BiasedExponent<L>(w.word[0]), L::SetBits(127 + 8)));
-    const auto fraction = L::Div(L::FromInteger(w.word[1]), L::Set(static_cast<float>(N)));
-    return L::Add(n, L::Mul(L::Mul(fraction, h.first), h.second));
+  template <class V>
+  static BALLAST_FN typename V::F Decode(const Words<V>& w) {
+    const auto n = FromBf16<V>(w.word[0]);
+    const auto h = PowerOfTwo<V>(V::SubBits(BiasedExponent<V>(w.word[0]), V::SetBits(127 + 8)));
+    const auto fraction = V::Div(V::FromInteger(w.word[1]), V::Set(static_cast<float>(N)));
+    return V::Add(n, V::Mul(V::Mul(fraction, h.first), h.second));
   }
 
-  template <class L, bool>
-  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U) {
-    const auto word = NearestBf16Word<L>(x);
-    const auto residual = L::Sub(x, FromBf16<L>(word));
-    const auto inverse = PowerOfTwo<L>(L::SubBits(L::SetBits(127 + 8), BiasedExponent<L>(word)));
-    const auto scaled = L::Mul(L::Mul(residual, inverse.first), inverse.second);
-    return {{word, RoundHalfAway<L>(L::Mul(L::Set(static_cast<float>(N)), scaled))}};
+  template <class V, bool>
+  static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U) {
+    const auto word = NearestBf16Word<V>(x);
+    const auto residual = V::Sub(x, FromBf16<V>(word));
+    const auto inverse = PowerOfTwo<V>(V::SubBits(V::SetBits(127 + 8), BiasedExponent<V>(word)));
+    const auto scaled = V::Mul(V::Mul(residual, inverse.first), inverse.second);
+    return {{word, RoundHalfAway<V>(V::Mul(V::Set(static_cast<float>(N)), scaled))}};
   }
 };
 
@@ -90,88 +90,88 @@ struct Flash32 : Flash<32767> {
   static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 2, 1, true}};
 };
 
-struct Flash8Slot {
+struct Flash8Moment {
   static constexpr uint32_t kScalePer = 32;
   static constexpr uint32_t kLargestBits = 0x477fefffu;  // below 65520, which fp16 rounds to infinity
 
-  template <class L>
-  static BALLAST_FN typename L::U Scale(typename L::U absmax) {
-    return Fp16::Encode<L>(Divisor<L>(absmax));
+  template <class V>
+  static BALLAST_FN typename V::U Scale(typename V::U absmax) {
+    return Fp16::Encode<V>(Divisor<V>(absmax));
   }
-  template <class L>
-  static BALLAST_FN typename L::F Divisor(typename L::U absmax) {
-    return L::Max(L::FromBits(absmax), L::Set(1e-12f));
+  template <class V>
+  static BALLAST_FN typename V::F Divisor(typename V::U absmax) {
+    return V::Max(V::FromBits(absmax), V::Set(1e-12f));
   }
 
-  template <class L>
+  template <class V>
   struct Decoder {
     static constexpr int kNumbers = 1;
-    typename L::F number[1];  // fp16(A)
-    static BALLAST_FN auto Numbers(typename L::U scale) { return Decoder{{Fp16::Decode<L>(scale)}}; }
+    typename V::F number[1];  // fp16(A)
+    static BALLAST_FN auto Numbers(typename V::U scale) { return Decoder{{Fp16::Decode<V>(scale)}}; }
   };
-  template <class L>
+  template <class V>
   struct Encoder {
     static constexpr int kNumbers = 1;
-    typename L::F number[1];  // A
-    static BALLAST_FN auto Numbers(typename L::U absmax) { return Encoder{{Divisor<L>(absmax)}}; }
+    typename V::F number[1];  // A
+    static BALLAST_FN auto Numbers(typename V::U absmax) { return Encoder{{Divisor<V>(absmax)}}; }
   };
 };
 
-struct Flash8Signed : Flash8Slot {
+struct Flash8Signed : Flash8Moment {
   static constexpr StoredPlane kPlanes[] = {{"", 1, 1, true}, {"scale", 2, 32}};
   static constexpr bool kStoresRoot = false;
 
-  template <class L>
-  struct Decoder : Flash8Slot::Decoder<L> {
-    static BALLAST_FN Decoder Of(typename L::U scale) { return {Flash8Slot::Decoder<L>::Numbers(scale)}; }
-    BALLAST_FN typename L::F Decode(typename L::U code) const {
-      const auto y = L::Div(L::FromInteger(code), L::Set(127.0f));
-      return L::Mul(L::Div(y, L::Sub(L::Set(2.0f), L::Abs(y))), this->number[0]);
+  template <class V>
+  struct Decoder : Flash8Moment::Decoder<V> {
+    static BALLAST_FN Decoder Of(typename V::U scale) { return {Flash8Moment::Decoder<V>::Numbers(scale)}; }
+    BALLAST_FN typename V::F Decode(typename V::U code) const {
+      const auto y = V::Div(V::FromInteger(code), V::Set(127.0f));
+      return V::Mul(V::Div(y, V::Sub(V::Set(2.0f), V::Abs(y))), this->number[0]);
     }
   };
-  template <class L>
-  struct Encoder : Flash8Slot::Encoder<L> {
-    static BALLAST_FN Encoder Of(typename L::U, typename L::U absmax) {
-      return {Flash8Slot::Encoder<L>::Numbers(absmax)};
+  template <class V>
+  struct Encoder : Flash8Moment::Encoder<V> {
+    static BALLAST_FN Encoder Of(typename V::U, typename V::U absmax) {
+      return {Flash8Moment::Encoder<V>::Numbers(absmax)};
     }
     template <bool>
-    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U) const {
-      const auto z = L::Div(x, this->number[0]);
-      const auto y = L::Div(L::Mul(L::Set(2.0f), z), L::Add(L::Set(1.0f), L::Abs(z)));
-      return FloorOfHalfMore<L>(L::Mul(L::Set(127.0f), y));
+    BALLAST_FN typename V::U Encode(typename V::F x, typename V::U) const {
+      const auto z = V::Div(x, this->number[0]);
+      const auto y = V::Div(V::Mul(V::Set(2.0f), z), V::Add(V::Set(1.0f), V::Abs(z)));
+      return FloorOfHalfMore<V>(V::Mul(V::Set(127.0f), y));
     }
   };
-  template <class L>
-  static BALLAST_FN typename L::M Saturated(typename L::U code) {
-    return L::EqualBits(L::MaxBits(code, L::SubBits(L::SetBits(0), code)), L::SetBits(127));
+  template <class V>
+  static BALLAST_FN typename V::M Saturated(typename V::U code) {
+    return V::EqualBits(V::MaxBits(code, V::SubBits(V::SetBits(0), code)), V::SetBits(127));
   }
 };
 
-struct Flash8NonNegative : Flash8Slot {
+struct Flash8NonNegative : Flash8Moment {
   static constexpr StoredPlane kPlanes[] = {{"", 1, 1}, {"scale", 2, 32}};
   static constexpr bool kStoresRoot = true;
 
-  template <class L>
-  struct Decoder : Flash8Slot::Decoder<L> {
-    static BALLAST_FN Decoder Of(typename L::U scale) { return {Flash8Slot::Decoder<L>::Numbers(scale)}; }
-    BALLAST_FN typename L::F Decode(typename L::U code) const {
-      const auto root = L::Mul(L::Div(L::FromInteger(code), L::Set(255.0f)), this->number[0]);
-      return L::Mul(root, root);
+  template <class V>
+  struct Decoder : Flash8Moment::Decoder<V> {
+    static BALLAST_FN Decoder Of(typename V::U scale) { return {Flash8Moment::Decoder<V>::Numbers(scale)}; }
+    BALLAST_FN typename V::F Decode(typename V::U code) const {
+      const auto root = V::Mul(V::Div(V::FromInteger(code), V::Set(255.0f)), this->number[0]);
+      return V::Mul(root, root);
     }
   };
-  template <class L>
-  struct Encoder : Flash8Slot::Encoder<L> {
-    static BALLAST_FN Encoder Of(typename L::U, typename L::U absmax) {
-      return {Flash8Slot::Encoder<L>::Numbers(absmax)};
+  template <class V>
+  struct Encoder : Flash8Moment::Encoder<V> {
+    static BALLAST_FN Encoder Of(typename V::U, typename V::U absmax) {
+      return {Flash8Moment::Encoder<V>::Numbers(absmax)};
     }
     template <bool>
-    BALLAST_FN typename L::U Encode(typename L::F root, typename L::U) const {
-      return FloorOfHalfMore<L>(L::Mul(L::Set(255.0f), L::Div(root, this->number[0])));
+    BALLAST_FN typename V::U Encode(typename V::F root, typename V::U) const {
+      return FloorOfHalfMore<V>(V::Mul(V::Set(255.0f), V::Div(root, this->number[0])));
     }
   };
-  template <class L>
-  static BALLAST_FN typename L::M Saturated(typename L::U code) {
-    return L::EqualBits(code, L::SetBits(255));
+  template <class V>
+  static BALLAST_FN typename V::M Saturated(typename V::U code) {
+    return V::EqualBits(code, V::SetBits(255));
   }
 };
 

@@ -1,12 +1,12 @@
-// What every format is made of. All of it is pure and written over a lane type (kernels/simd/lane.h). The driver loads,
+// What every format is made of. All of it is pure and written over a vector type (kernels/simd/vector.h). The driver loads,
 // stores, widens, packs and takes the maximum of a block.
 //
-// A master format: kName, kPlanes, Decode(words) -> value, Encode<L, kStochastic>(value, random bits) -> words, one
+// A master format: kName, kPlanes, Decode(words) -> value, Encode<V, kStochastic>(value, random bits) -> words, one
 // word a plane. A format of two components (kPaired) decodes to their sum, and has Component(word) for each. A format
 // with kManyRegisters needs more than 168 registers for an update on a GPU.
 //
-// A state format: kName and a slot for each kind of slot that a rule may have: Signed (m), NonNegative (v) and, for
-// the second component of a v of two, Residual. A slot has
+// A state format: kName and a moment for each kind of moment that a rule may have: Signed (m), NonNegative (v) and, for
+// the second component of a v of two, Residual. A moment has
 //   kPlanes          codes, one an element; then, where kScalePer > 0, scales, one for every kScalePer elements (32 or
 //                    256)
 //   kStoresRoot      it is given sqrt(v), and decodes to v
@@ -39,20 +39,20 @@ inline constexpr uint32_t kLargestBits = 0x7b000000u;        // 2^119
 inline constexpr uint32_t kLargestFiniteBits = 0x7f7fffffu;  // for a v that is stored as it is
 
 // The stored words of one value, one for each of a master's planes.
-template <class L>
+template <class V>
 struct Words {
-  typename L::U word[2];
+  typename V::U word[2];
 };
 
-// The largest value that a slot takes: where it stores roots, the square of its bound.
+// The largest value that a moment takes: where it stores roots, the square of its bound.
 template <class S>
 inline constexpr float kLargestValue = [] {
   const double bound = static_cast<double>(std::bit_cast<float>(S::kLargestBits));
   return static_cast<float>(S::kStoresRoot ? bound * bound : bound);
 }();
 
-// What a slot without scales has in place of Decoder and Encoder numbers.
-template <class L>
+// What a moment without scales has in place of Decoder and Encoder numbers.
+template <class V>
 struct NoNumbers {
   static constexpr int kNumbers = 0;
 };

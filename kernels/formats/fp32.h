@@ -12,44 +12,44 @@ struct Fp32Master {
   static constexpr uint32_t kSaturated = kLargestFiniteBits;
   static constexpr bool kPaired = false;
 
-  template <class L>
-  static BALLAST_FN typename L::F Decode(const Words<L>& w) {
-    return L::FromBits(w.word[0]);
+  template <class V>
+  static BALLAST_FN typename V::F Decode(const Words<V>& w) {
+    return V::FromBits(w.word[0]);
   }
-  template <class L, bool>
-  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U) {
-    return {{L::Bits(x)}};
+  template <class V, bool>
+  static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U) {
+    return {{V::Bits(x)}};
   }
 };
 
 template <uint32_t kLargest>
-struct Fp32Slot {
+struct Fp32Moment {
   static constexpr StoredPlane kPlanes[] = {{"", 4, 1}};
   static constexpr uint32_t kScalePer = 0;
   static constexpr bool kStoresRoot = false;
   static constexpr uint32_t kLargestBits = kLargest;
 
-  template <class L>
-  struct Decoder : NoNumbers<L> {
-    BALLAST_FN typename L::F Decode(typename L::U code) const { return L::FromBits(code); }
+  template <class V>
+  struct Decoder : NoNumbers<V> {
+    BALLAST_FN typename V::F Decode(typename V::U code) const { return V::FromBits(code); }
   };
-  template <class L>
-  struct Encoder : NoNumbers<L> {
+  template <class V>
+  struct Encoder : NoNumbers<V> {
     template <bool>
-    BALLAST_FN typename L::U Encode(typename L::F x, typename L::U) const {
-      return L::Bits(x);
+    BALLAST_FN typename V::U Encode(typename V::F x, typename V::U) const {
+      return V::Bits(x);
     }
   };
-  template <class L>
-  static BALLAST_FN typename L::M Saturated(typename L::U code) {
-    return L::EqualBits(L::And(code, L::SetBits(kMagnitude)), L::SetBits(kLargestFiniteBits));
+  template <class V>
+  static BALLAST_FN typename V::M Saturated(typename V::U code) {
+    return V::EqualBits(V::And(code, V::SetBits(kMagnitude)), V::SetBits(kLargestFiniteBits));
   }
 };
 
 struct Fp32State {
   static constexpr const char* kName = "fp32";
-  using Signed = Fp32Slot<kLargestBits>;
-  using NonNegative = Fp32Slot<kLargestFiniteBits>;
+  using Signed = Fp32Moment<kLargestBits>;
+  using NonNegative = Fp32Moment<kLargestFiniteBits>;
 };
 
 }  // namespace BALLAST_UNIT

@@ -16,38 +16,38 @@ struct SmallFloat {
   static constexpr uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
   static constexpr uint32_t kSign = 1u << (kExponentBits + kMantissaBits);
 
-  template <class L>
-  static BALLAST_FN typename L::F Decode(typename L::U word) {
-    const auto magnitude = L::And(word, L::SetBits(kSign - 1));
+  template <class V>
+  static BALLAST_FN typename V::F Decode(typename V::U word) {
+    const auto magnitude = V::And(word, V::SetBits(kSign - 1));
     // As an fp32 with the exponent field of the format: 2^(127-bias) too small, subnormals included.
-    const auto small = L::FromBits(L::template ShiftLeft<kDrop>(magnitude));
-    const auto finite = L::Bits(L::Mul(small, L::FromBits(L::SetBits((254 - kBias) << 23))));
+    const auto small = V::FromBits(V::template ShiftLeft<kDrop>(magnitude));
+    const auto finite = V::Bits(V::Mul(small, V::FromBits(V::SetBits((254 - kBias) << 23))));
     const auto beyond =
-        L::Or(L::SetBits(kInfinityBits), L::template ShiftLeft<kDrop>(L::SubBits(magnitude, L::SetBits(kInfinity))));
-    const auto infinite_only = kInfinity == kNan ? L::SetBits(kInfinityBits | 0x400000u) : beyond;
-    const auto bits = L::SelectBits(L::GreaterBits(magnitude, L::SetBits(kLargest)), infinite_only, finite);
-    const auto sign = L::And(word, L::SetBits(kSign));
-    return L::FromBits(L::Or(bits, L::template ShiftLeft<31 - kExponentBits - kMantissaBits>(sign)));
+        V::Or(V::SetBits(kInfinityBits), V::template ShiftLeft<kDrop>(V::SubBits(magnitude, V::SetBits(kInfinity))));
+    const auto infinite_only = kInfinity == kNan ? V::SetBits(kInfinityBits | 0x400000u) : beyond;
+    const auto bits = V::SelectBits(V::GreaterBits(magnitude, V::SetBits(kLargest)), infinite_only, finite);
+    const auto sign = V::And(word, V::SetBits(kSign));
+    return V::FromBits(V::Or(bits, V::template ShiftLeft<31 - kExponentBits - kMantissaBits>(sign)));
   }
 
-  template <class L>
-  static BALLAST_FN typename L::U Encode(typename L::F x) {
-    const auto bits = L::Bits(x);
-    const auto magnitude = L::And(bits, L::SetBits(kMagnitude));
-    const auto odd = L::And(L::template ShiftRight<kDrop>(magnitude), L::SetBits(1));
-    const auto rounded = L::AddBits(magnitude, L::AddBits(L::SetBits((1u << (kDrop - 1)) - 1), odd));
-    const auto normal = L::SubBits(L::template ShiftRight<kDrop>(rounded), L::SetBits((127 - kBias) << kMantissaBits));
+  template <class V>
+  static BALLAST_FN typename V::U Encode(typename V::F x) {
+    const auto bits = V::Bits(x);
+    const auto magnitude = V::And(bits, V::SetBits(kMagnitude));
+    const auto odd = V::And(V::template ShiftRight<kDrop>(magnitude), V::SetBits(1));
+    const auto rounded = V::AddBits(magnitude, V::AddBits(V::SetBits((1u << (kDrop - 1)) - 1), odd));
+    const auto normal = V::SubBits(V::template ShiftRight<kDrop>(rounded), V::SetBits((127 - kBias) << kMantissaBits));
     // Adding this power of two leaves the value, rounded to the subnormals' spacing, in the low mantissa bits.
     constexpr uint32_t kAnchor = (127 - kBias + 1 + kDrop) << 23;
-    const auto shifted = L::Bits(L::Add(L::FromBits(magnitude), L::FromBits(L::SetBits(kAnchor))));
-    const auto subnormal = L::SubBits(shifted, L::SetBits(kAnchor));
-    const auto least_normal = L::SetBits((127 - kBias + 1) << 23);
-    auto code = L::SelectBits(L::GreaterBits(least_normal, magnitude), subnormal, normal);
-    code = L::MinBits(code, L::SetBits(kLargest));
-    code = L::SelectBits(L::EqualBits(magnitude, L::SetBits(kInfinityBits)), L::SetBits(kInfinity), code);
-    code = L::SelectBits(L::GreaterBits(magnitude, L::SetBits(kInfinityBits)), L::SetBits(kNan), code);
-    const auto sign = L::template ShiftRight<31 - kExponentBits - kMantissaBits>(L::And(bits, L::SetBits(kSignBit)));
-    return L::Or(code, sign);
+    const auto shifted = V::Bits(V::Add(V::FromBits(magnitude), V::FromBits(V::SetBits(kAnchor))));
+    const auto subnormal = V::SubBits(shifted, V::SetBits(kAnchor));
+    const auto least_normal = V::SetBits((127 - kBias + 1) << 23);
+    auto code = V::SelectBits(V::GreaterBits(least_normal, magnitude), subnormal, normal);
+    code = V::MinBits(code, V::SetBits(kLargest));
+    code = V::SelectBits(V::EqualBits(magnitude, V::SetBits(kInfinityBits)), V::SetBits(kInfinity), code);
+    code = V::SelectBits(V::GreaterBits(magnitude, V::SetBits(kInfinityBits)), V::SetBits(kNan), code);
+    const auto sign = V::template ShiftRight<31 - kExponentBits - kMantissaBits>(V::And(bits, V::SetBits(kSignBit)));
+    return V::Or(code, sign);
   }
 };
 

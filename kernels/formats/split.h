@@ -21,17 +21,17 @@ struct Split {
   static constexpr uint32_t kHalf = 1u << (LoBits - 1);
   static constexpr uint32_t kSaturated = ((0x7f7fu << LoBits) + (kHalf - 1)) << (16 - LoBits);  // both at their largest
 
-  template <class L>
-  static BALLAST_FN typename L::F Decode(const Words<L>& w) {
-    const auto kept = L::AddBits(L::template ShiftLeft<LoBits>(w.word[0]), w.word[1]);
-    return L::FromBits(L::template ShiftLeft<16 - LoBits>(kept));
+  template <class V>
+  static BALLAST_FN typename V::F Decode(const Words<V>& w) {
+    const auto kept = V::AddBits(V::template ShiftLeft<LoBits>(w.word[0]), w.word[1]);
+    return V::FromBits(V::template ShiftLeft<16 - LoBits>(kept));
   }
 
   // From the 16 + LoBits bits that are kept.
-  template <class L>
-  static BALLAST_FN Words<L> Pack(typename L::U u) {
-    const auto hi = L::template ShiftRight<LoBits>(L::AddBits(u, L::SetBits(kHalf)));
-    return {{hi, L::SubBits(u, L::template ShiftLeft<LoBits>(hi))}};
+  template <class V>
+  static BALLAST_FN Words<V> Pack(typename V::U u) {
+    const auto hi = V::template ShiftRight<LoBits>(V::AddBits(u, V::SetBits(kHalf)));
+    return {{hi, V::SubBits(u, V::template ShiftLeft<LoBits>(hi))}};
   }
 };
 
@@ -39,11 +39,11 @@ struct Split24 : Split<8> {
   static constexpr const char* kName = "split24";
   static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 1, 1, true}};
 
-  template <class L, bool kStochastic>
-  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U random) {
-    auto r = L::SetBits(0x80);
-    if constexpr (kStochastic) r = L::template ShiftRight<24>(random);
-    return Pack<L>(L::template ShiftRight<8>(L::AddBits(L::Bits(x), r)));
+  template <class V, bool kStochastic>
+  static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U random) {
+    auto r = V::SetBits(0x80);
+    if constexpr (kStochastic) r = V::template ShiftRight<24>(random);
+    return Pack<V>(V::template ShiftRight<8>(V::AddBits(V::Bits(x), r)));
   }
 };
 
@@ -51,9 +51,9 @@ struct Split32 : Split<16> {
   static constexpr const char* kName = "split32";
   static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 2, 1, true}};
 
-  template <class L, bool>
-  static BALLAST_FN Words<L> Encode(typename L::F x, typename L::U) {
-    return Pack<L>(L::Bits(x));
+  template <class V, bool>
+  static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U) {
+    return Pack<V>(V::Bits(x));
   }
 };
 

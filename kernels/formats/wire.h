@@ -22,13 +22,13 @@ struct WireFp32 : WireWord {
   static constexpr const char* kName = "fp32";
   static constexpr int kBytes = 4;
   static constexpr bool kGradient = true, kServing = true;
-  template <class L>
-  static BALLAST_FN typename L::F Decode(typename L::U word) {
-    return L::FromBits(word);
+  template <class V>
+  static BALLAST_FN typename V::F Decode(typename V::U word) {
+    return V::FromBits(word);
   }
-  template <class L>
-  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F) {
-    return L::Bits(x);
+  template <class V>
+  static BALLAST_FN typename V::U Encode(typename V::F x, typename V::F) {
+    return V::Bits(x);
   }
 };
 
@@ -36,22 +36,22 @@ struct WireBf16 : WireWord {
   static constexpr const char* kName = "bf16";
   static constexpr int kBytes = 2;
   static constexpr bool kGradient = true, kServing = true;
-  template <class L>
-  static BALLAST_FN typename L::F Decode(typename L::U word) {
-    return FromBf16<L>(word);
+  template <class V>
+  static BALLAST_FN typename V::F Decode(typename V::U word) {
+    return FromBf16<V>(word);
   }
-  template <class L>
-  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F) {
-    const auto bits = L::Bits(x);
-    const auto magnitude = L::And(bits, L::SetBits(kMagnitude));
-    const auto upper = L::template ShiftRight<16>(bits);
-    const auto special = L::SelectBits(L::GreaterBits(magnitude, L::SetBits(kInfinityBits)),
-                                       L::Or(upper, L::SetBits(0x40)), upper);  // a NaN stays one
-    const auto finite = L::GreaterBits(L::SetBits(kInfinityBits), magnitude);
-    const auto word = NearestBf16Word<L>(x), largest = L::SetBits(0x7f7f);
-    const auto sign = L::And(word, L::SetBits(0x8000));
-    const auto saturated = L::Or(sign, L::MinBits(L::And(word, L::SetBits(0x7fff)), largest));
-    return L::SelectBits(finite, saturated, special);
+  template <class V>
+  static BALLAST_FN typename V::U Encode(typename V::F x, typename V::F) {
+    const auto bits = V::Bits(x);
+    const auto magnitude = V::And(bits, V::SetBits(kMagnitude));
+    const auto upper = V::template ShiftRight<16>(bits);
+    const auto special = V::SelectBits(V::GreaterBits(magnitude, V::SetBits(kInfinityBits)),
+                                       V::Or(upper, V::SetBits(0x40)), upper);  // a NaN stays one
+    const auto finite = V::GreaterBits(V::SetBits(kInfinityBits), magnitude);
+    const auto word = NearestBf16Word<V>(x), largest = V::SetBits(0x7f7f);
+    const auto sign = V::And(word, V::SetBits(0x8000));
+    const auto saturated = V::Or(sign, V::MinBits(V::And(word, V::SetBits(0x7fff)), largest));
+    return V::SelectBits(finite, saturated, special);
   }
 };
 
@@ -59,13 +59,13 @@ struct WireBf16 : WireWord {
 template <class Float, int kWidth>
 struct WireSmall : WireWord {
   static constexpr int kBytes = kWidth;
-  template <class L>
-  static BALLAST_FN typename L::F Decode(typename L::U word) {
-    return Float::template Decode<L>(word);
+  template <class V>
+  static BALLAST_FN typename V::F Decode(typename V::U word) {
+    return Float::template Decode<V>(word);
   }
-  template <class L>
-  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F) {
-    return Float::template Encode<L>(x);
+  template <class V>
+  static BALLAST_FN typename V::U Encode(typename V::F x, typename V::F) {
+    return Float::template Encode<V>(x);
   }
 };
 struct WireFp16 : WireSmall<Fp16, 2> {
@@ -88,13 +88,13 @@ struct WireInt8 {
   static constexpr int kBytes = 1;
   static constexpr bool kSigned = true, kGradient = false, kServing = true;
   static constexpr Scaling kScaling = kPer;
-  template <class L>
-  static BALLAST_FN typename L::U Encode(typename L::F x, typename L::F scale) {
-    const auto q = L::Div(L::Mul(L::Set(127.0f), x), scale);
-    const auto bounded = L::Max(L::Min(q, L::Set(127.0f)), L::Set(-127.0f));
-    const auto anchor = L::Set(0x1.8p23f);  // leaves the nearest integer, halves to even, in the low mantissa bits
-    const auto code = L::SubBits(L::Bits(L::Add(bounded, anchor)), L::Bits(anchor));
-    return L::SelectBits(L::EqualBits(L::Bits(scale), L::SetBits(0)), L::SetBits(0), code);
+  template <class V>
+  static BALLAST_FN typename V::U Encode(typename V::F x, typename V::F scale) {
+    const auto q = V::Div(V::Mul(V::Set(127.0f), x), scale);
+    const auto bounded = V::Max(V::Min(q, V::Set(127.0f)), V::Set(-127.0f));
+    const auto anchor = V::Set(0x1.8p23f);  // leaves the nearest integer, halves to even, in the low mantissa bits
+    const auto code = V::SubBits(V::Bits(V::Add(bounded, anchor)), V::Bits(anchor));
+    return V::SelectBits(V::EqualBits(V::Bits(scale), V::SetBits(0)), V::SetBits(0), code);
   }
 };
 struct WireInt8Row : WireInt8<Scaling::kRow> {

@@ -1,4 +1,4 @@
-// One element of a curvature probe, over a lane type: registry.h has the formulas.
+// One element of a curvature probe, over a vector type: registry.h has the formulas.
 #pragma once
 
 #include "kernels/registry.h"
@@ -8,16 +8,16 @@ namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
 // What an element adds to the two sums.
-template <class L>
+template <class V>
 struct CurvatureTerms {
-  typename L::F u_dg, u_pu;
+  typename V::F u_dg, u_pu;
 };
-template <class L>
-BALLAST_FN CurvatureTerms<L> TermsOf(const Preconditioner& k, typename L::F m, typename L::F v, typename L::F grad,
-                                     typename L::F before) {
-  const auto p = L::Fma(L::Sqrt(v), L::Set(k.root_debias), L::Set(k.eps));
-  const auto u = L::Div(L::Mul(m, L::Set(k.mean_debias)), p);
-  return {L::Mul(u, L::Sub(grad, before)), L::Mul(L::Mul(u, u), p)};
+template <class V>
+BALLAST_FN CurvatureTerms<V> TermsOf(const Preconditioner& k, typename V::F m, typename V::F v, typename V::F grad,
+                                     typename V::F before) {
+  const auto p = V::Fma(V::Sqrt(v), V::Set(k.root_debias), V::Set(k.eps));
+  const auto u = V::Div(V::Mul(m, V::Set(k.mean_debias)), p);
+  return {V::Mul(u, V::Sub(grad, before)), V::Mul(V::Mul(u, u), p)};
 }
 
 }  // namespace BALLAST_UNIT

@@ -32,42 +32,42 @@ BALLAST_FN uint64_t Fmix64(uint64_t k) {
 }
 
 // The random words of one lane of elements.
-template <class L>
+template <class V>
 struct RandomWords {
-  typename L::U state;   // x: low half for m, high half for v
-  typename L::U master;  // y: high bits for the master
+  typename V::U state;   // x: low half for m, high half for v
+  typename V::U master;  // y: high bits for the master
 };
 
 // The words of the elements around `e`: those that share the upper half of e's index.
-template <class L>
+template <class V>
 class RandomStream {
  public:
   BALLAST_FN RandomStream(uint64_t c, uint64_t e) {
     const uint64_t keyed = c + (e >> 32) * 0x9E3779B97F4A7C15ULL;
-    c1_ = L::SetBits(static_cast<uint32_t>(keyed >> 32));
-    start_ = L::AddBits(L::SetBits(static_cast<uint32_t>(keyed)), L::Ramp(0x9E3779B9u));
+    c1_ = V::SetBits(static_cast<uint32_t>(keyed >> 32));
+    start_ = V::AddBits(V::SetBits(static_cast<uint32_t>(keyed)), V::Ramp(0x9E3779B9u));
   }
 
   // The words of elements e, e+1, ..., one in each position of the lane.
-  BALLAST_FN RandomWords<L> At(uint64_t e) const {
-    auto x = L::AddBits(start_, L::SetBits(static_cast<uint32_t>(e) * 0x9E3779B9u));
-    x = L::Xor(x, L::template ShiftRight<16>(x));
-    x = L::MulBits(x, L::SetBits(0x21F0AAADu));
-    x = L::Xor(x, c1_);
-    x = L::Xor(x, L::template ShiftRight<15>(x));
-    x = L::MulBits(x, L::SetBits(0xD35A2D97u));
-    x = L::Xor(x, L::template ShiftRight<15>(x));
-    return {x, L::MulBits(L::Xor(x, c1_), L::SetBits(0x2C1B3C6Du))};
+  BALLAST_FN RandomWords<V> At(uint64_t e) const {
+    auto x = V::AddBits(start_, V::SetBits(static_cast<uint32_t>(e) * 0x9E3779B9u));
+    x = V::Xor(x, V::template ShiftRight<16>(x));
+    x = V::MulBits(x, V::SetBits(0x21F0AAADu));
+    x = V::Xor(x, c1_);
+    x = V::Xor(x, V::template ShiftRight<15>(x));
+    x = V::MulBits(x, V::SetBits(0xD35A2D97u));
+    x = V::Xor(x, V::template ShiftRight<15>(x));
+    return {x, V::MulBits(V::Xor(x, c1_), V::SetBits(0x2C1B3C6Du))};
   }
 
  private:
-  typename L::U start_, c1_;
+  typename V::U start_, c1_;
 };
 
 // (bits + 0.5) / 2^16, exactly: uniform in (0, 1).
-template <class L>
-BALLAST_FN typename L::F Uniform(typename L::U bits16) {
-  return L::Fma(L::FromInteger(bits16), L::Set(0x1p-16f), L::Set(0x1p-17f));
+template <class V>
+BALLAST_FN typename V::F Uniform(typename V::U bits16) {
+  return V::Fma(V::FromInteger(bits16), V::Set(0x1p-16f), V::Set(0x1p-17f));
 }
 
 }  // namespace BALLAST_UNIT

@@ -19,10 +19,10 @@ class TileSum {
   float* lanes() { return lanes_; }
   void Clear() { std::memset(lanes_, 0, sizeof lanes_); }
 
-  // Adds one lane type's worth of terms at lane i.
-  template <class L>
-  void Add(uint64_t i, typename L::F terms) {
-    L::Store(lanes_ + i, L::Add(L::Load(lanes_ + i), terms));
+  // Adds one vector type's worth of terms at lane i.
+  template <class V>
+  void Add(uint64_t i, typename V::F terms) {
+    V::Store(lanes_ + i, V::Add(V::Load(lanes_ + i), terms));
   }
 
   float Total() const {

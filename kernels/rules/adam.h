@@ -18,7 +18,7 @@ inline namespace BALLAST_UNIT {
 
 template <bool kDecoupled>
 struct AdamRule {
-  static constexpr Slot kSlots[] = {Slot::kSigned, Slot::kNonNegative};
+  static constexpr Moment kMoments[] = {Moment::kSigned, Moment::kNonNegative};
   static constexpr bool kHasRms = true;
   static constexpr bool kTwoPass = false;
 
@@ -41,20 +41,20 @@ struct AdamRule {
             AtLeastLeastNormal(hyper[4])};
   }
 
-  template <class L>
-  static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
+  template <class V>
+  static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
     auto g = e.grad;
-    if constexpr (!kDecoupled) g = L::Fma(k[kL2], e.weight, g);
-    const auto m = L::Add(L::Mul(k[kB1], e.slot[0]), L::Mul(k[kC1], g));
-    const auto v = L::Add(L::Mul(k[kB2], e.slot[1]), L::Mul(k[kC2], L::Mul(g, g)));
-    const auto s = L::Sqrt(v);
-    const auto u = L::Div(m, L::Fma(s, k[kQ2], k[kEps]));
-    Updated<L> r;
-    TakeStep<L, kDecoupled>(k[kMinusA], u, e.weight, k[kD], k[kDecay], &r);
-    r.slot[0] = m;
-    r.slot[1] = v;
+    if constexpr (!kDecoupled) g = V::Fma(k[kL2], e.weight, g);
+    const auto m = V::Add(V::Mul(k[kB1], e.moment[0]), V::Mul(k[kC1], g));
+    const auto v = V::Add(V::Mul(k[kB2], e.moment[1]), V::Mul(k[kC2], V::Mul(g, g)));
+    const auto s = V::Sqrt(v);
+    const auto u = V::Div(m, V::Fma(s, k[kQ2], k[kEps]));
+    Updated<V> r;
+    TakeStep<V, kDecoupled>(k[kMinusA], u, e.weight, k[kD], k[kDecay], &r);
+    r.moment[0] = m;
+    r.moment[1] = v;
     r.root[1] = s;
-    r.rms_term = L::Div(L::Mul(e.grad, e.grad), L::Max(L::Mul(v, k[kDebias]), k[kEps2]));
+    r.rms_term = V::Div(V::Mul(e.grad, e.grad), V::Max(V::Mul(v, k[kDebias]), k[kEps2]));
     return r;
   }
 };

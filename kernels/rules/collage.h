@@ -27,18 +27,18 @@ inline double NearestBf16(double x) {
 
 // bf16 arithmetic on values that are bf16: fp32's, rounded once more. (24 bits hold sums, products, quotients and roots
 // of 8-bit numbers well enough that rounding twice is rounding once.)
-template <class L>
+template <class V>
 struct Bf16Math {
-  using F = typename L::F;
+  using F = typename V::F;
   struct Pair {
     F hi, lo;
   };
-  static BALLAST_FN F Add(F a, F b) { return RoundToBf16<L>(L::Add(a, b)); }
-  static BALLAST_FN F Sub(F a, F b) { return RoundToBf16<L>(L::Sub(a, b)); }
-  static BALLAST_FN F Mul(F a, F b) { return RoundToBf16<L>(L::Mul(a, b)); }
-  static BALLAST_FN F Div(F a, F b) { return RoundToBf16<L>(L::Div(a, b)); }
-  static BALLAST_FN F Sqrt(F a) { return RoundToBf16<L>(L::Sqrt(a)); }
-  static BALLAST_FN F Fma(F a, F b, F c) { return RoundToBf16<L>(L::Fma(a, b, c)); }
+  static BALLAST_FN F Add(F a, F b) { return RoundToBf16<V>(V::Add(a, b)); }
+  static BALLAST_FN F Sub(F a, F b) { return RoundToBf16<V>(V::Sub(a, b)); }
+  static BALLAST_FN F Mul(F a, F b) { return RoundToBf16<V>(V::Mul(a, b)); }
+  static BALLAST_FN F Div(F a, F b) { return RoundToBf16<V>(V::Div(a, b)); }
+  static BALLAST_FN F Sqrt(F a) { return RoundToBf16<V>(V::Sqrt(a)); }
+  static BALLAST_FN F Fma(F a, F b, F c) { return RoundToBf16<V>(V::Fma(a, b, c)); }
 
   // hi + lo = a + b, for |a| >= |b|.
   static BALLAST_FN Pair FastTwoSum(F a, F b) {
@@ -51,7 +51,7 @@ struct Bf16Math {
   }
   static BALLAST_FN Pair Product(Pair x, Pair b) {
     const F p = Mul(x.hi, b.hi);
-    const F e = Fma(x.hi, b.hi, L::FromBits(L::Xor(L::Bits(p), L::SetBits(kSignBit))));
+    const F e = Fma(x.hi, b.hi, V::FromBits(V::Xor(V::Bits(p), V::SetBits(kSignBit))));
     return FastTwoSum(p, Add(Add(Mul(x.lo, b.hi), Mul(x.hi, b.lo)), e));
   }
 };
@@ -81,40 +81,40 @@ struct CollageRule {
             AtLeastLeastNormal(NearestBf16(hyper[4]))};
   }
 
-  template <class L>
-  static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
-    using B = Bf16Math<L>;
-    const auto g = RoundToBf16<L>(e.grad);
-    const auto m = B::Add(B::Mul(k[kB1], e.slot[0]), B::Mul(k[kC1], g));
+  template <class V>
+  static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
+    using B = Bf16Math<V>;
+    const auto g = RoundToBf16<V>(e.grad);
+    const auto m = B::Add(B::Mul(k[kB1], e.moment[0]), B::Mul(k[kC1], g));
     const auto w = B::Mul(k[kC2], B::Mul(g, g));
-    Updated<L> r;
+    Updated<V> r;
     if constexpr (kPlus) {
-      const auto v = B::Grow(B::Product({e.slot[1], e.slot[2]}, {k[kB2], k[kB2Low]}), w);
-      r.slot[1] = L::Max(v.hi, L::Set(0.0f));
-      r.slot[2] = v.lo;
+      const auto v = B::Grow(B::Product({e.moment[1], e.moment[2]}, {k[kB2], k[kB2Low]}), w);
+      r.moment[1] = V::Max(v.hi, V::Set(0.0f));
+      r.moment[2] = v.lo;
     } else {
-      r.slot[1] = B::Add(B::Mul(k[kB2], e.slot[1]), w);
+      r.moment[1] = B::Add(B::Mul(k[kB2], e.moment[1]), w);
     }
-    const auto vhat = B::Div(r.slot[1], k[kK2]);
+    const auto vhat = B::Div(r.moment[1], k[kK2]);
     const auto u = B::Div(B::Div(m, k[kK1]), B::Add(B::Sqrt(vhat), k[kEps]));
     r.delta = B::Mul(k[kMinusLr], B::Add(u, B::Mul(k[kWd], e.weight)));
     const auto x = B::Grow({e.weight, e.weight_low}, r.delta);
     r.weight = x.hi;
     r.weight_low = x.lo;
-    r.slot[0] = m;
-    r.rms_term = L::Div(L::Mul(e.grad, e.grad), L::Max(vhat, k[kEps2]));
+    r.moment[0] = m;
+    r.rms_term = V::Div(V::Mul(e.grad, e.grad), V::Max(vhat, k[kEps2]));
     return r;
   }
 };
 
 struct CollageLight : CollageRule<false> {
   static constexpr const char* kName = "collage_light";
-  static constexpr Slot kSlots[] = {Slot::kSigned, Slot::kNonNegative};
+  static constexpr Moment kMoments[] = {Moment::kSigned, Moment::kNonNegative};
 };
 
 struct CollagePlus : CollageRule<true> {
   static constexpr const char* kName = "collage_plus";
-  static constexpr Slot kSlots[] = {Slot::kSigned, Slot::kNonNegative, Slot::kResidual};
+  static constexpr Moment kMoments[] = {Moment::kSigned, Moment::kNonNegative, Moment::kResidual};
 };
 
 }  // namespace BALLAST_UNIT

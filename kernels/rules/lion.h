@@ -17,7 +17,7 @@ struct Lion {
       HyperBeta1(0.9),
       {"beta2", 0.99, 0, 1, false, true, ScaledBy::kNothing, "decay of the mean of gradients that is kept"},
       HyperLrPeak()};
-  static constexpr Slot kSlots[] = {Slot::kSigned};
+  static constexpr Moment kMoments[] = {Moment::kSigned};
   static constexpr bool kHasRms = false;
   static constexpr bool kTwoPass = false;
 
@@ -30,15 +30,15 @@ struct Lion {
     for (int i = 0; i < kConstants; ++i) constants[i] = static_cast<float>(values[i]);
   }
 
-  template <class L>
-  static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
-    const auto direction = L::Add(L::Mul(k[kB1], e.slot[0]), L::Mul(k[kC1], e.grad));
-    const auto sign = L::And(L::Bits(direction), L::SetBits(kSignBit));
-    const auto one = L::FromBits(L::Or(L::Bits(L::Set(1.0f)), sign));
-    const auto u = L::Select(L::Less(L::Set(0.0f), L::Abs(direction)), one, L::Set(0.0f));
-    Updated<L> r;
-    TakeStep<L>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
-    r.slot[0] = L::Add(L::Mul(k[kB2], e.slot[0]), L::Mul(k[kC2], e.grad));
+  template <class V>
+  static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
+    const auto direction = V::Add(V::Mul(k[kB1], e.moment[0]), V::Mul(k[kC1], e.grad));
+    const auto sign = V::And(V::Bits(direction), V::SetBits(kSignBit));
+    const auto one = V::FromBits(V::Or(V::Bits(V::Set(1.0f)), sign));
+    const auto u = V::Select(V::Less(V::Set(0.0f), V::Abs(direction)), one, V::Set(0.0f));
+    Updated<V> r;
+    TakeStep<V>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
+    r.moment[0] = V::Add(V::Mul(k[kB2], e.moment[0]), V::Mul(k[kC2], e.grad));
     return r;
   }
 };

@@ -1,7 +1,7 @@
-// What every optimizer rule is made of: kName, kHypers, kSlots, kHasRms, Prepare (host constants, in double, rounded
-// once) and Apply (one element, over a lane type). Rules are element-wise. A rule that first needs a mean over the
+// What every optimizer rule is made of: kName, kHypers, kMoments, kHasRms, Prepare (host constants, in double, rounded
+// once) and Apply (one element, over a vector type). Rules are element-wise. A rule that first needs a mean over the
 // tensor has kTwoPass, MeasureTerm (what one element adds, and the second moment that results) and Finish. A rule with
-// kHasRms has m and v in its first two slots, and Precondition, which says how they become its update.
+// kHasRms has m and v in its first two moments, and Precondition, which says how they become its update.
 #pragma once
 
 #include <cmath>
@@ -15,34 +15,34 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-enum class Slot { kSigned, kNonNegative, kResidual };
-inline constexpr int kMaxSlots = 3;
+enum class Moment { kSigned, kNonNegative, kResidual };
+inline constexpr int kMaxMoments = 3;
 
 // One element before and after the update. `weight_low` is used where the master has two components.
-template <class L>
+template <class V>
 struct Element {
-  typename L::F grad, weight, weight_low;
-  typename L::F slot[kMaxSlots];
+  typename V::F grad, weight, weight_low;
+  typename V::F moment[kMaxMoments];
 };
-template <class L>
+template <class V>
 struct Updated {
-  typename L::F weight, weight_low;
-  typename L::F delta;  // d: the update wanted, before any rounding of the weight
-  typename L::F slot[kMaxSlots];
-  typename L::F root[kMaxSlots];  // sqrt of a NonNegative slot
-  typename L::F rms_term;         // g^2 / max(vhat, eps^2), where kHasRms
+  typename V::F weight, weight_low;
+  typename V::F delta;  // d: the update wanted, before any rounding of the weight
+  typename V::F moment[kMaxMoments];
+  typename V::F root[kMaxMoments];  // sqrt of a NonNegative moment
+  typename V::F rms_term;           // g^2 / max(vhat, eps^2), where kHasRms
 };
 
 // x = fma(-lr, u, RN(x d)) and the update wanted, fma(-lr, u, RN((d-1) x)); without decoupled decay d = 1.
-template <class L, bool kDecoupled = true>
-BALLAST_FN void TakeStep(typename L::F minus_lr, typename L::F u, typename L::F x, typename L::F d,
-                         typename L::F d_less_one, Updated<L>* r) {
+template <class V, bool kDecoupled = true>
+BALLAST_FN void TakeStep(typename V::F minus_lr, typename V::F u, typename V::F x, typename V::F d,
+                         typename V::F d_less_one, Updated<V>* r) {
   if constexpr (kDecoupled) {
-    r->weight = L::Fma(minus_lr, u, L::Mul(x, d));
-    r->delta = L::Fma(minus_lr, u, L::Mul(x, d_less_one));
+    r->weight = V::Fma(minus_lr, u, V::Mul(x, d));
+    r->delta = V::Fma(minus_lr, u, V::Mul(x, d_less_one));
   } else {
-    r->weight = L::Fma(minus_lr, u, x);
-    r->delta = L::Fma(minus_lr, u, L::Set(0.0f));
+    r->weight = V::Fma(minus_lr, u, x);
+    r->delta = V::Fma(minus_lr, u, V::Set(0.0f));
   }
 }
 

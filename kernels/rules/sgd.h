@@ -23,7 +23,7 @@ constexpr Hyper HyperNesterov() {
 
 template <bool kDecoupled>
 struct SgdRule {
-  static constexpr Slot kSlots[] = {Slot::kSigned};
+  static constexpr Moment kMoments[] = {Moment::kSigned};
   static constexpr bool kHasRms = false;
   static constexpr bool kTwoPass = false;
 
@@ -39,15 +39,15 @@ struct SgdRule {
     for (int i = 0; i < kConstants; ++i) constants[i] = static_cast<float>(values[i]);
   }
 
-  template <class L>
-  static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
+  template <class V>
+  static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
     auto g = e.grad;
-    if constexpr (!kDecoupled) g = L::Fma(k[kL2], e.weight, g);
-    const auto b = L::Add(L::Mul(k[kMu], e.slot[0]), L::Mul(k[kC], g));
-    const auto u = L::Fma(k[kOfBuffer], b, L::Mul(k[kOfGradient], g));  // 1 b + 0 or mu b + g
-    Updated<L> r;
-    TakeStep<L, kDecoupled>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
-    r.slot[0] = b;
+    if constexpr (!kDecoupled) g = V::Fma(k[kL2], e.weight, g);
+    const auto b = V::Add(V::Mul(k[kMu], e.moment[0]), V::Mul(k[kC], g));
+    const auto u = V::Fma(k[kOfBuffer], b, V::Mul(k[kOfGradient], g));  // 1 b + 0 or mu b + g
+    Updated<V> r;
+    TakeStep<V, kDecoupled>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
+    r.moment[0] = b;
     return r;
   }
 };

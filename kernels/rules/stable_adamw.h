@@ -20,7 +20,7 @@ struct StableAdamW {
   static constexpr const char* kName = "stable_adamw";
   static constexpr Hyper kHypers[] = {HyperLr(1e-3),    HyperDecay(1e-2), HyperBeta1(0.9),
                                       HyperBeta2(0.99), HyperEps(1e-6),   HyperLrPeak()};
-  static constexpr Slot kSlots[] = {Slot::kSigned, Slot::kNonNegative};
+  static constexpr Moment kMoments[] = {Moment::kSigned, Moment::kNonNegative};
   static constexpr bool kHasRms = true;
   static constexpr bool kTwoPass = true;
 
@@ -50,35 +50,35 @@ struct StableAdamW {
     return {1, 1, AtLeastLeastNormal(hyper[4])};
   }
 
-  template <class L>
-  static BALLAST_FN typename L::F SecondMoment(const typename L::F* k, typename L::F v, typename L::F g2) {
-    return L::Add(L::Mul(k[kB2], v), L::Mul(k[kC2], g2));
+  template <class V>
+  static BALLAST_FN typename V::F SecondMoment(const typename V::F* k, typename V::F v, typename V::F g2) {
+    return V::Add(V::Mul(k[kB2], v), V::Mul(k[kC2], g2));
   }
   // What the first pass adds, and the second moment.
-  template <class L>
+  template <class V>
   struct Measured {
-    typename L::F term, v;
+    typename V::F term, v;
   };
-  template <class L>
-  static BALLAST_FN Measured<L> Measure(const typename L::F* k, typename L::F g, typename L::F old_v) {
-    const auto g2 = L::Mul(g, g);
-    const auto v = SecondMoment<L>(k, old_v, g2);
-    return {L::Div(g2, L::Max(v, k[kEps2])), v};
+  template <class V>
+  static BALLAST_FN Measured<V> Measure(const typename V::F* k, typename V::F g, typename V::F old_v) {
+    const auto g2 = V::Mul(g, g);
+    const auto v = SecondMoment<V>(k, old_v, g2);
+    return {V::Div(g2, V::Max(v, k[kEps2])), v};
   }
 
-  template <class L>
-  static BALLAST_FN Updated<L> Apply(const typename L::F* k, const Element<L>& e) {
-    const auto g2 = L::Mul(e.grad, e.grad);
-    const auto m = L::Add(L::Mul(k[kB1], e.slot[0]), L::Mul(k[kC1], e.grad));
-    const auto v = SecondMoment<L>(k, e.slot[1], g2);
-    const auto s = L::Sqrt(v);
-    const auto u = L::Div(m, L::Add(s, k[kEps]));
-    Updated<L> r;
-    TakeStep<L>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
-    r.slot[0] = m;
-    r.slot[1] = v;
+  template <class V>
+  static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
+    const auto g2 = V::Mul(e.grad, e.grad);
+    const auto m = V::Add(V::Mul(k[kB1], e.moment[0]), V::Mul(k[kC1], e.grad));
+    const auto v = SecondMoment<V>(k, e.moment[1], g2);
+    const auto s = V::Sqrt(v);
+    const auto u = V::Div(m, V::Add(s, k[kEps]));
+    Updated<V> r;
+    TakeStep<V>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
+    r.moment[0] = m;
+    r.moment[1] = v;
     r.root[1] = s;
-    r.rms_term = L::Div(g2, L::Max(v, k[kEps2]));
+    r.rms_term = V::Div(g2, V::Max(v, k[kEps2]));
     return r;
   }
 };

@@ -1,14 +1,14 @@
-// Eight floats in an AVX2 register. The operations are those of ScalarLane.
+// Eight floats in an AVX2 register. The operations are those of ScalarVector.
 #pragma once
 
 #include <immintrin.h>
 
-#include "kernels/simd/lane.h"
+#include "kernels/simd/vector.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-struct Avx2Lane {
+struct Avx2Vector {
   using F = __m256;
   using U = __m256i;
   using M = __m256i;  // all ones or zeros

@@ -1,14 +1,14 @@
-// Sixteen floats in an AVX-512 register (F, BW, DQ, VL). The operations are those of ScalarLane.
+// Sixteen floats in an AVX-512 register (F, BW, DQ, VL). The operations are those of ScalarVector.
 #pragma once
 
 #include <immintrin.h>
 
-#include "kernels/simd/lane.h"
+#include "kernels/simd/vector.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-struct Avx512Lane {
+struct Avx512Vector {
   using F = __m512;
   using U = __m512i;
   using M = __mmask16;

@@ -1,4 +1,4 @@
-// The scalar lane: one float. It is the definition of a lane's operations, and what a GPU thread runs.
+// The scalar vector type: one float. It is the definition of a lane's operations, and what a GPU thread runs.
 #pragma once
 
 #include <bit>
@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/simd/lane.h"
+#include "kernels/simd/vector.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-struct ScalarLane {
+struct ScalarVector {
   using F = float;     // values
   using U = uint32_t;  // bit patterns and integers
   using M = bool;      // masks

@@ -1,9 +1,9 @@
 // The lane of a GPU thread. The 32 threads of a warp work on a row of 256 elements; each has 8 consecutive ones. All
-// threads do an operation of ScalarLane at once, each on an element of its own. A warp lane also has the operations
+// threads do an operation of ScalarVector at once, each on an element of its own. A warp lane also has the operations
 // below, by which threads reach memory and each other; all threads call them together.
 //
 // The same operations for 32 threads side by side on a CPU are in tests/kernels/cuda/lockstep.h, where the code that is
-// written over a warp lane is run against the CPU's kernels without a GPU.
+// written over a warp's vector type is run against the CPU's kernels without a GPU.
 #pragma once
 
 #include "kernels/simd/scalar.h"
@@ -27,7 +27,7 @@ BALLAST_FN void SpreadScales(const float* scales, uint64_t row_length, uint64_t 
 }
 
 #ifdef __CUDACC__
-struct WarpLane : ScalarLane {
+struct WarpVector : ScalarVector {
   static __device__ uint32_t Thread() { return threadIdx.x % kWarpThreads; }
 
   // The first of the thread's elements in the row; the same times a step.

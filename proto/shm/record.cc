@@ -16,10 +16,10 @@ absl::Span<std::byte> At(const ShmPipe& pipe, uint64_t position, uint64_t bytes)
 absl::Status CheckHeader(const ShmRecord& record, uint64_t sequence, uint32_t most_body_bytes) {
   if (record.sequence != sequence) {
     return absl::DataLossError(
-        absl::StrCat("record ", sequence, " of the shared-memory lane says that it is ", record.sequence));
+        absl::StrCat("record ", sequence, " of the shared-memory transport says that it is ", record.sequence));
   }
   if (record.body_bytes > most_body_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("record ", sequence, " of the shared-memory lane has ",
+    return absl::ResourceExhaustedError(absl::StrCat("record ", sequence, " of the shared-memory transport has ",
                                                      record.body_bytes, " bytes, and none may be larger than ",
                                                      most_body_bytes));
   }
@@ -28,9 +28,9 @@ absl::Status CheckHeader(const ShmRecord& record, uint64_t sequence, uint32_t mo
   const bool placed =
       payload ? record.type == ShmRecord::kMessage && record.payload_bytes > 0 : record.payload_bytes == 0;
   if (known && placed && record.zero == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("record ", sequence, " of the shared-memory lane has the type ", record.type, " and a payload of ",
-                   record.payload_bytes, " bytes in slot ", record.slot, "; no client of this version writes that"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "record ", sequence, " of the shared-memory transport has the type ", record.type, " and a payload of ",
+      record.payload_bytes, " bytes in slot ", record.slot, "; no client of this version writes that"));
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ absl::StatusOr<bool> ShmRecordWriter::Flush() {
   while (!empty()) {
     const uint64_t taken = written_ - pipe_.read->value.load(std::memory_order_acquire);
     if (taken > pipe_.ring.size()) {
-      return absl::DataLossError("the reader of the shared-memory lane counts more than was written");
+      return absl::DataLossError("the reader of the shared-memory transport counts more than was written");
     }
     const uint64_t bytes = std::min<uint64_t>(out_.size() - gone_, pipe_.ring.size() - taken);
     if (bytes == 0) return false;
@@ -70,7 +70,7 @@ bool ShmRecordWriter::HasRoom() const {
 absl::StatusOr<uint64_t> ShmRecordReader::Available() const {
   const uint64_t available = pipe_.written->value.load(std::memory_order_acquire) - read_;
   if (available <= pipe_.ring.size()) return available;
-  return absl::DataLossError("the writer of the shared-memory lane counts more than its pipe holds");
+  return absl::DataLossError("the writer of the shared-memory transport counts more than its pipe holds");
 }
 
 void ShmRecordReader::Copy(std::byte* to, uint64_t bytes) {

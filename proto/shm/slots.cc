@@ -60,12 +60,12 @@ void ShmLender::PutBack(uint32_t slot) { free_.push_back(slot); }
 absl::StatusOr<absl::Span<const std::byte>> ShmBorrower::Borrow(uint32_t slot, uint64_t bytes) {
   if (slot >= slots() || bytes > slots_.slot_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("a payload of ", bytes, " bytes in slot ", slot,
-                                                   " of the shared-memory lane, which has ", slots(), " slots of ",
+                                                   " of the shared-memory transport, which has ", slots(), " slots of ",
                                                    slots_.slot_bytes, " bytes"));
   }
   if (used_[slot].exchange(true, std::memory_order_acquire)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("slot ", slot, " of the shared-memory lane was named again before it was given back"));
+        absl::StrCat("slot ", slot, " of the shared-memory transport was named again before it was given back"));
   }
   borrowed_.fetch_add(1, std::memory_order_relaxed);
   return absl::MakeConstSpan(slots_.memory + slot * slots_.slot_bytes, bytes);

@@ -17,8 +17,8 @@ namespace ballast {
 namespace {
 
 constexpr uint64_t kLinesPerSecond = 10;
-constexpr std::array<std::string_view, 12> kKeys = {"run_id", "rank", "step", "from_step", "generation", "reason",
-                                                    "tensor", "peer", "lane", "dur_s",     "bytes",      "err"};
+constexpr std::array<std::string_view, 12> kKeys = {"run_id", "rank", "step",      "from_step", "generation", "reason",
+                                                    "tensor", "peer", "transport", "dur_s",     "bytes",      "err"};
 
 const char* LevelName(LogLevel level) {
   constexpr std::array kNames = {"debug", "info", "warn", "error"};

@@ -36,7 +36,8 @@ v1::RunState FromState(RunStatus::State state) {
 }
 
 std::string DescribeRank(size_t rank, const RankStatus& status) {
-  if (status.connected) return absl::StrCat("rank ", rank, ": ", status.peer, ", connected, lane ", status.lane);
+  if (status.connected)
+    return absl::StrCat("rank ", rank, ": ", status.peer, ", connected, transport ", status.transport);
   const auto gone_s = static_cast<int64_t>(MonotonicSeconds() - status.disconnected_at_s);
   return absl::StrCat("rank ", rank, ": ", status.peer, ", not connected for ", gone_s, " s");
 }
@@ -159,7 +160,7 @@ v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, 
   return out;
 }
 
-v1::DeviceStatus FromDevice(const Devices::State& state) {
+v1::DeviceStatus FromDevice(const DevicePool::State& state) {
   v1::DeviceStatus out;
   out.set_device(state.label);
   out.set_memory_limit_bytes(state.limit_bytes);

@@ -14,7 +14,7 @@
 #include "ballast/v1/run.pb.h"
 #include "ballast/v1/trainer.pb.h"
 #include "server/config/config.h"
-#include "server/device/devices.h"
+#include "server/device/device_pool.h"
 #include "server/plan/plan.h"
 #include "server/run/rank_stream.h"
 #include "server/run/run.h"
@@ -47,7 +47,7 @@ v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec);
 v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec);
 // `devices`: the labels of those that hold the run, or would hold it.
 v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes);
-v1::DeviceStatus FromDevice(const Devices::State& state);
+v1::DeviceStatus FromDevice(const DevicePool::State& state);
 v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 // The newest `most` of the steps after step `after`.
 v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);

@@ -60,14 +60,14 @@ absl::Status CheckFormat(const v1::Gradient& g, const RunSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<kernels::Kind> ToKind(const std::string& slot, const RunSpec& spec, ChunkName name) {
-  if (slot.empty() || slot == "weights") return kernels::Kind::kWeights;
+absl::StatusOr<kernels::PlaneKind> ToKind(const std::string& slot, const RunSpec& spec, ChunkName name) {
+  if (slot.empty() || slot == "weights") return kernels::PlaneKind::kWeights;
   const bool momentum = slot == "momentum";
   if (!momentum && slot != "variance") {
     return InvalidArgumentError(
         StrCat(NameOf(spec, name), ": the slot is '", slot, "'; there are weights, momentum, variance and updates"));
   }
-  const kernels::Kind kind = momentum ? kernels::Kind::kMomentum : kernels::Kind::kVariance;
+  const kernels::PlaneKind kind = momentum ? kernels::PlaneKind::kMomentum : kernels::PlaneKind::kVariance;
   if (StateCodec(spec, name.tensor, kind) != nullptr) return kind;
   const kernels::Kernel& kernel = *spec.groups[spec.tensors[name.tensor].group].kernel;
   return InvalidArgumentError(StrCat(NameOf(spec, name), ": ", kernel.rule, " with state ", kernel.state, " has no ",
@@ -92,7 +92,7 @@ absl::StatusOr<LoadChunk> ToLoadChunk(v1::LoadStateRequest* request, const RunSp
   RETURN_IF_ERROR(CheckTensor(spec, name.tensor));
   RETURN_IF_ERROR(CheckChunk(spec, name));
   if (request->slot() == "updates") return ToUpdates(*request, spec);
-  ASSIGN_OR_RETURN(const kernels::Kind kind, ToKind(request->slot(), spec, name));
+  ASSIGN_OR_RETURN(const kernels::PlaneKind kind, ToKind(request->slot(), spec, name));
   ASSIGN_OR_RETURN(const kernels::WireIndex format, ToWireFormat(request->format(), &kernels::WireFormat::gradient,
                                                                  NameOf(spec, name) + ": the format"));
   RETURN_IF_ERROR(CheckSize(spec, name, format, request->data().size()));

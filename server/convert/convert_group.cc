@@ -143,7 +143,7 @@ absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool ke
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at) {
   GroupSpec made;
   ASSIGN_OR_RETURN(made.kernel, ChooseKernel(group.rule(), group.master(), group.state(), at));
-  made.master = kernels::FindMaster(made.kernel->master);
+  made.master = kernels::FindMasterFormat(made.kernel->master);
   ASSIGN_OR_RETURN(made.hyper, ToHyper(group, *made.kernel, at));
   if (!group.rounding().empty() && group.rounding() != "stochastic" && group.rounding() != "nearest") {
     return InvalidArgumentError(StrCat(at, ".rounding is '", group.rounding(), "'; valid: stochastic, nearest"));

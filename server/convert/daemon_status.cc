@@ -18,14 +18,14 @@ v1::GetServerResponse DaemonStatus::GetServer() const {
   out.set_device(devices_->description());
   out.set_memory_limit_bytes(devices_->limit_bytes());
   out.set_memory_reserved_bytes(devices_->reserved_bytes());
-  for (const Devices::State& state : devices_->Read()) *out.add_devices() = FromDevice(state);
+  for (const DevicePool::State& state : devices_->Read()) *out.add_devices() = FromDevice(state);
   out.set_uptime_s(MonotonicSeconds() - begin_s_);
   out.set_protocol_min(kProtocolMin);
   out.set_protocol_max(kProtocolMax);
   out.set_ops_address(ops_address_);
   for (const char* name : kernels::RuleNames()) out.add_rules(name);
-  for (const kernels::Master& master : kernels::Masters()) out.add_masters(master.name);
-  for (const kernels::State& state : kernels::States()) out.add_states(state.name);
+  for (const kernels::MasterFormat& master : kernels::MasterFormats()) out.add_masters(master.name);
+  for (const kernels::MomentFormat& state : kernels::MomentFormats()) out.add_states(state.name);
   for (const kernels::WireFormat& format : kernels::WireFormats()) {
     out.add_wire_formats(format.name);
     if (format.gradient) out.add_gradient_formats(format.name);

@@ -11,8 +11,8 @@
 #include "ballast/v1/admin.pb.h"
 #include "ballast/v1/run.pb.h"
 #include "server/base/clock.h"
-#include "server/device/devices.h"
-#include "server/run/runs.h"
+#include "server/device/device_pool.h"
+#include "server/run/run_registry.h"
 #include "server/spec/run_spec.h"
 
 namespace ballast {
@@ -20,7 +20,7 @@ namespace ballast {
 class DaemonStatus {
  public:
   // Both outlive it. ops_address: where the ops HTTP server listens; may be empty.
-  DaemonStatus(const Devices* devices, Runs* runs, std::string ops_address)
+  DaemonStatus(const DevicePool* devices, RunRegistry* runs, std::string ops_address)
       : devices_(devices), runs_(runs), ops_address_(std::move(ops_address)) {}
 
   v1::GetServerResponse GetServer() const;
@@ -32,8 +32,8 @@ class DaemonStatus {
   v1::RunPlan PlanRun(const RunSpec& spec) const;
 
  private:
-  const Devices* const devices_;
-  Runs* const runs_;
+  const DevicePool* const devices_;
+  RunRegistry* const runs_;
   const std::string ops_address_;
   const double begin_s_ = MonotonicSeconds();
 };

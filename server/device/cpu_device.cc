@@ -44,11 +44,11 @@ bool RunTiles(const ScaleTask& t, uint64_t first, uint64_t last) {
   }
   return true;
 }
-bool RunTiles(const ServeTask& t, uint64_t first, uint64_t last) {
+bool RunTiles(const EncodeWeightsTask& t, uint64_t first, uint64_t last) {
   const uint64_t begin = t.first + first * kTile;
   std::byte* out = t.out + (begin - t.first) * FormatBytes(t.format);
-  t.master->serve(t.planes.data(), t.format, t.scales, t.row_length, out, begin,
-                  std::min(t.last, t.first + last * kTile));
+  t.master->encode_weights(t.planes.data(), t.format, t.scales, t.row_length, out, begin,
+                           std::min(t.last, t.first + last * kTile));
   return true;
 }
 bool RunTiles(const LoadTask& t, uint64_t first, uint64_t last) {
@@ -70,7 +70,7 @@ bool RunTiles(const CopyTask& t, uint64_t first, uint64_t last) {
 
 // Does what a task needs before its tiles are shared.
 void Prepare(const ScaleTask& t) { std::fill_n(t.scales, t.elements / t.row_length, 0.0f); }
-void Prepare(const ServeTask& t) {
+void Prepare(const EncodeWeightsTask& t) {
   if (t.scales == nullptr || t.first == t.last) return;
   const uint64_t first = t.first / t.row_length, last = (t.last - 1) / t.row_length + 1;
   std::copy(t.scales + first, t.scales + last, t.scales_out);
@@ -171,7 +171,7 @@ absl::StatusOr<std::unique_ptr<DeviceQueue>> CpuDevice::NewQueue(const QueueNeed
 }
 
 std::string CpuDevice::description() const {
-  return absl::StrCat("cpu, ", threads_, threads_ == 1 ? " thread, " : " threads, ", kernels::LaneName(), " lane",
+  return absl::StrCat("cpu, ", threads_, threads_ == 1 ? " thread, " : " threads, ", kernels::IsaName(),
                       remark_.empty() ? "" : absl::StrCat(" (", remark_, ")"));
 }
 

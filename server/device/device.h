@@ -4,9 +4,9 @@
 //
 //   ASSIGN_OR_RETURN(DeviceBuffer planes, device->Allocate(bytes, Place::kDevice));
 //   ASSIGN_OR_RETURN(auto queue, device->NewQueue({.tiles = 1000}));
-//   queue->Submit(ServeTask{...}, [](const TaskResult&) {...});   // the completion runs on a thread of the device
+//   queue->Submit(EncodeWeightsTask{...}, [](const TaskResult&) {...});   // the completion runs on a thread of the device
 //
-// To add a kind of device, derive from Device and open it in devices.cc.
+// To add a kind of device, derive from Device and open it in device_pool.cc.
 #pragma once
 
 #include <array>
@@ -84,14 +84,14 @@ struct CurvatureTask {
 };
 // Computes the scales that the master is served with: for each row of `row_length` elements its largest |weight|.
 struct ScaleTask {
-  const kernels::Master* master = nullptr;
+  const kernels::MasterFormat* master = nullptr;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   uint64_t elements = 0, row_length = 0;
   float* scales = nullptr;  // elements / row_length
 };
 // Encodes elements [first, last) of the master into caller memory, and copies the scales that they need, if any.
-struct ServeTask {
-  const kernels::Master* master = nullptr;
+struct EncodeWeightsTask {
+  const kernels::MasterFormat* master = nullptr;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   kernels::WireIndex format = 0;
   uint64_t first = 0, last = 0;
@@ -102,7 +102,7 @@ struct ServeTask {
 };
 // Decodes caller memory into elements [first, last) of the master.
 struct LoadTask {
-  const kernels::Master* master = nullptr;
+  const kernels::MasterFormat* master = nullptr;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   kernels::WireIndex format = 0;
   uint64_t first = 0, last = 0;
@@ -117,7 +117,8 @@ struct CopyTask {
   };
   std::array<Piece, kernels::kMaxPlanes> pieces = {};
 };
-using DeviceTask = std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, ServeTask, LoadTask, CopyTask>;
+using DeviceTask =
+    std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, EncodeWeightsTask, LoadTask, CopyTask>;
 
 struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
@@ -139,8 +140,8 @@ class DeviceQueue {
 // The most that a queue's tasks may need: their staging is reserved when the queue is made.
 struct QueueNeeds {
   uint64_t tiles = 0;          // in an update or a measurement, or sampled tiles in a probe
-  uint64_t payload_bytes = 0;  // in a load or a ServeTask, without scales
-  uint64_t scales = 0;         // in a ServeTask
+  uint64_t payload_bytes = 0;  // in a load or a EncodeWeightsTask, without scales
+  uint64_t scales = 0;         // in a EncodeWeightsTask
 };
 
 // Thread-safe. Outlives its buffers and queues.

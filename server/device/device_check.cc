@@ -50,7 +50,7 @@ float Value(uint64_t i) {
 class Subject {
  public:
   Subject(Device* device, const kernels::Kernel& kernel)
-      : device_(device), kernel_(kernel), master_(kernels::FindMaster(kernel.master)) {
+      : device_(device), kernel_(kernel), master_(kernels::FindMasterFormat(kernel.master)) {
     for (const kernels::Hyper& h : kernel.hypers) hyper_.push_back(h.value);
   }
   ~Subject() {
@@ -72,7 +72,7 @@ class Subject {
 
   Device* const device_;
   const kernels::Kernel& kernel_;
-  const kernels::Master* const master_;
+  const kernels::MasterFormat* const master_;
   std::vector<double> hyper_;
   std::array<DeviceBuffer, kernels::kMaxPlanes> buffers_;
   std::array<std::byte*, kernels::kMaxPlanes> planes_ = {};
@@ -168,12 +168,12 @@ void Subject::Judge(const UpdateTask& update, uint64_t t) {
 
 absl::StatusOr<DeviceBits> Subject::Served() {
   bits_.weights.resize(kElements);
-  queue_->Submit(ServeTask{.master = master_,
-                           .planes = planes_,
-                           .format = kernels::FindWireFormat("fp32"),
-                           .first = 0,
-                           .last = kElements,
-                           .out = reinterpret_cast<std::byte*>(bits_.weights.data())},
+  queue_->Submit(EncodeWeightsTask{.master = master_,
+                                   .planes = planes_,
+                                   .format = kernels::FindWireFormat("fp32"),
+                                   .first = 0,
+                                   .last = kElements,
+                                   .out = reinterpret_cast<std::byte*>(bits_.weights.data())},
                  [](const TaskResult&) {});
   queue_->WaitIdle();
   if (bits_.statistics.size() == submitted_) return std::move(bits_);

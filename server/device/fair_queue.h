@@ -32,7 +32,7 @@ inline Extent ExtentOf(const DeviceTask& task) {
   if (const auto* m = std::get_if<MeasureTask>(&task)) return {0, m->elements};
   if (const auto* c = std::get_if<CurvatureTask>(&task)) return {0, kernels::SampledElements(c->probe.n)};
   if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
-  if (const auto* s = std::get_if<ServeTask>(&task)) return {s->first, s->last};
+  if (const auto* s = std::get_if<EncodeWeightsTask>(&task)) return {s->first, s->last};
   if (const auto* c = std::get_if<CopyTask>(&task)) return {0, WordsOf(*c)};
   const auto& l = std::get<LoadTask>(task);
   return {l.first, l.last};

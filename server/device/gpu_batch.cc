@@ -27,7 +27,7 @@ constexpr uint64_t kPartAlignment = 256;
 uint64_t AlignPart(uint64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
 
 // Whole rows, as kernels/cuda/cuda_kernels.h wants payloads.
-uint64_t PayloadBytes(const ServeTask& t) {
+uint64_t PayloadBytes(const EncodeWeightsTask& t) {
   return AlignPart((t.last - t.first + kPad - 1) / kPad * kPad * WireBytes(t.format));
 }
 
@@ -82,13 +82,13 @@ DeviceGradient ItemOf(const MeasureTask& t, const std::byte* twin) {
 }
 
 // `front`: the first of the batch; the others want the same kernel.
-void Launch(Gpu* gpu, const UpdateTask& front, DeviceUpdate* items, int count, uint64_t tiles) {
+void Launch(GpuDriver* gpu, const UpdateTask& front, DeviceUpdate* items, int count, uint64_t tiles) {
   gpu->Update(IndexIn(kernels::Kernels(), front.kernel), items, count, tiles);
 }
-void Launch(Gpu* gpu, const CurvatureTask& front, const DeviceCurvature* items, int count, uint64_t tiles) {
-  gpu->Probe(IndexIn(kernels::Kernels(), front.kernel), items, count, tiles);
+void Launch(GpuDriver* gpu, const CurvatureTask& front, const DeviceCurvature* items, int count, uint64_t tiles) {
+  gpu->ProbeCurvature(IndexIn(kernels::Kernels(), front.kernel), items, count, tiles);
 }
-void Launch(Gpu* gpu, const MeasureTask&, const DeviceGradient* items, int count, uint64_t tiles) {
+void Launch(GpuDriver* gpu, const MeasureTask&, const DeviceGradient* items, int count, uint64_t tiles) {
   gpu->Measure(items, count, tiles);
 }
 
@@ -105,7 +105,7 @@ DeviceCopy CopyOf(const std::array<std::byte*, kernels::kMaxPlanes>& planes, uin
 struct Rows {
   uint64_t first, count;
 };
-Rows RowsOf(const ServeTask& t) {
+Rows RowsOf(const EncodeWeightsTask& t) {
   if (t.scales == nullptr || t.first == t.last) return {0, 0};
   const uint64_t first = t.first / t.row_length;
   return {first, (t.last - 1) / t.row_length + 1 - first};
@@ -113,7 +113,7 @@ Rows RowsOf(const ServeTask& t) {
 
 }  // namespace
 
-GpuStaging::GpuStaging(Gpu* gpu, const QueueNeeds& needs, TwinOf twin_of)
+GpuStaging::GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of)
     : gpu_(gpu),
       twin_of_(std::move(twin_of)),
       tile_capacity_(std::max(needs.tiles, kLeastTiles)),
@@ -129,14 +129,14 @@ GpuStaging::GpuStaging(Gpu* gpu, const QueueNeeds& needs, TwinOf twin_of)
 }
 
 GpuStaging::~GpuStaging() {
-  if (host_ != nullptr) gpu_->Free(host_, Gpu::Memory::kPinned);
-  if (device_ != nullptr) gpu_->Free(device_, Gpu::Memory::kDevice);
+  if (host_ != nullptr) gpu_->Free(host_, GpuDriver::Memory::kPinned);
+  if (device_ != nullptr) gpu_->Free(device_, GpuDriver::Memory::kDevice);
 }
 
 absl::Status GpuStaging::Reserve() {
-  ASSIGN_OR_RETURN(device_, gpu_->Allocate(end_, Gpu::Memory::kDevice));
-  ASSIGN_OR_RETURN(host_, gpu_->Allocate(end_, Gpu::Memory::kPinned));
-  for (Gpu::Event* event : {&in_, &computed_, &out_}) {
+  ASSIGN_OR_RETURN(device_, gpu_->Allocate(end_, GpuDriver::Memory::kDevice));
+  ASSIGN_OR_RETURN(host_, gpu_->Allocate(end_, GpuDriver::Memory::kPinned));
+  for (GpuDriver::Event* event : {&in_, &computed_, &out_}) {
     ASSIGN_OR_RETURN(*event, gpu_->NewEvent());
   }
   return absl::OkStatus();
@@ -160,11 +160,11 @@ bool GpuStaging::Fits(Tasks batch, const DeviceTask& next) const {
     return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
   }
   if (std::holds_alternative<MeasureTask>(next)) return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
-  const auto* s = std::get_if<ServeTask>(&next);
+  const auto* s = std::get_if<EncodeWeightsTask>(&next);
   if (s == nullptr || s->scales != nullptr) return false;
   uint64_t bytes = PayloadBytes(*s);
   for (const DeviceTask* task : batch) {
-    const auto& other = As<ServeTask>(task);
+    const auto& other = As<EncodeWeightsTask>(task);
     if (other.master != s->master || other.format != s->format) return false;
     bytes += PayloadBytes(other);
   }
@@ -172,18 +172,18 @@ bool GpuStaging::Fits(Tasks batch, const DeviceTask& next) const {
 }
 
 void GpuStaging::StartCompute(uint64_t item_bytes) {
-  gpu_->Copy(Gpu::Stream::kIn, device_ + items_, host_ + items_, item_bytes);
-  gpu_->Record(in_, Gpu::Stream::kIn);
-  gpu_->Wait(Gpu::Stream::kCompute, in_);
+  gpu_->Copy(GpuDriver::Stream::kIn, device_ + items_, host_ + items_, item_bytes);
+  gpu_->Record(in_, GpuDriver::Stream::kIn);
+  gpu_->Wait(GpuDriver::Stream::kCompute, in_);
 }
 
 void GpuStaging::StartOut() {
-  gpu_->Record(computed_, Gpu::Stream::kCompute);
-  gpu_->Wait(Gpu::Stream::kOut, computed_);
+  gpu_->Record(computed_, GpuDriver::Stream::kCompute);
+  gpu_->Wait(GpuDriver::Stream::kOut, computed_);
 }
 
 void GpuStaging::CopyOut(uint64_t at, uint64_t bytes) {
-  gpu_->Copy(Gpu::Stream::kOut, host_ + at, device_ + at, bytes);
+  gpu_->Copy(GpuDriver::Stream::kOut, host_ + at, device_ + at, bytes);
 }
 
 template <class Task>
@@ -195,7 +195,7 @@ void GpuStaging::GiveGradients(Tasks batch) {
   for (const DeviceTask* task : batch) {
     const GradientRead gradient = GradientOf(As<Task>(task));
     std::byte* const twin = twin_of_(gradient.data);
-    if (!gradient.on_device) gpu_->Copy(Gpu::Stream::kIn, twin, gradient.data, gradient.bytes);
+    if (!gradient.on_device) gpu_->Copy(GpuDriver::Stream::kIn, twin, gradient.data, gradient.bytes);
     *item = ItemOf(As<Task>(task), twin);
     item->first_tile = tiles;
     item->tiles = OnDevice<Tile>(tiles_) + tiles;
@@ -213,7 +213,7 @@ void GpuStaging::GiveServes(Tasks batch) {
   DeviceCopy* item = OnHost<DeviceCopy>(items_);
   uint64_t tiles = 0, payload = payload_;
   for (const DeviceTask* task : batch) {
-    const auto& serve = As<ServeTask>(task);
+    const auto& serve = As<EncodeWeightsTask>(task);
     *item = CopyOf(serve.planes, serve.first, serve.last);
     item->first_tile = tiles;
     item->payload = device_ + payload;
@@ -223,12 +223,12 @@ void GpuStaging::GiveServes(Tasks batch) {
     payload += PayloadBytes(serve);
   }
   StartCompute(batch.size() * sizeof(DeviceCopy));
-  const auto& front = As<ServeTask>(batch.front());
-  gpu_->Serve(IndexIn(kernels::Masters(), front.master), OnDevice<DeviceCopy>(items_), static_cast<int>(batch.size()),
-              tiles, front.format);
+  const auto& front = As<EncodeWeightsTask>(batch.front());
+  gpu_->EncodeWeights(IndexIn(kernels::MasterFormats(), front.master), OnDevice<DeviceCopy>(items_),
+                      static_cast<int>(batch.size()), tiles, front.format);
   // Copied in the kernels' stream, since the tensor's next ScaleTask may already be at work when results go out.
   const Rows rows = RowsOf(front);
-  gpu_->Copy(Gpu::Stream::kCompute, device_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
+  gpu_->Copy(GpuDriver::Stream::kCompute, device_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
   StartOut();
   CopyOut(payload_, payload - payload_);
   CopyOut(scales_, rows.count * sizeof(float));
@@ -237,15 +237,15 @@ void GpuStaging::GiveServes(Tasks batch) {
 void GpuStaging::GiveLoad(const LoadTask& task) {
   const uint64_t bytes = (task.last - task.first) * WireBytes(task.format);
   std::memcpy(host_ + payload_, task.in, bytes);
-  gpu_->Copy(Gpu::Stream::kIn, device_ + payload_, host_ + payload_, bytes);
+  gpu_->Copy(GpuDriver::Stream::kIn, device_ + payload_, host_ + payload_, bytes);
   DeviceCopy* const item = OnHost<DeviceCopy>(items_);
   *item = CopyOf(task.planes, task.first, task.last);
   item->payload = device_ + payload_;
   item->refused = OnDevice<uint32_t>(0);
   StartCompute(sizeof(DeviceCopy));
-  gpu_->Zero(Gpu::Stream::kCompute, device_, sizeof(uint32_t));
-  gpu_->Load(IndexIn(kernels::Masters(), task.master), OnDevice<DeviceCopy>(items_), 1, TilesOf(task.last - task.first),
-             task.format);
+  gpu_->Zero(GpuDriver::Stream::kCompute, device_, sizeof(uint32_t));
+  gpu_->Load(IndexIn(kernels::MasterFormats(), task.master), OnDevice<DeviceCopy>(items_), 1,
+             TilesOf(task.last - task.first), task.format);
   StartOut();
   CopyOut(0, sizeof(uint32_t));
 }
@@ -256,15 +256,16 @@ void GpuStaging::GiveScales(const ScaleTask& task) {
   item->scales = task.scales;
   item->row_length = task.row_length;
   StartCompute(sizeof(DeviceCopy));
-  gpu_->Zero(Gpu::Stream::kCompute, task.scales, task.elements / task.row_length * sizeof(float));
-  gpu_->RaiseScales(IndexIn(kernels::Masters(), task.master), OnDevice<DeviceCopy>(items_), 1, TilesOf(task.elements));
+  gpu_->Zero(GpuDriver::Stream::kCompute, task.scales, task.elements / task.row_length * sizeof(float));
+  gpu_->RaiseScales(IndexIn(kernels::MasterFormats(), task.master), OnDevice<DeviceCopy>(items_), 1,
+                    TilesOf(task.elements));
   StartOut();
 }
 
 // Copies in the kernels' stream, and so after the update before it and before the one behind it.
 void GpuStaging::GiveCopy(const CopyTask& task) {
   for (const CopyTask::Piece& p : task.pieces) {
-    if (p.bytes > 0) gpu_->Copy(Gpu::Stream::kCompute, p.to, p.from, p.bytes);
+    if (p.bytes > 0) gpu_->Copy(GpuDriver::Stream::kCompute, p.to, p.from, p.bytes);
   }
   StartOut();
 }
@@ -277,7 +278,7 @@ void GpuStaging::Give(Tasks batch) {
     GiveGradients<MeasureTask>(batch);
   } else if (std::holds_alternative<CurvatureTask>(front)) {
     GiveGradients<CurvatureTask>(batch);
-  } else if (std::holds_alternative<ServeTask>(front)) {
+  } else if (std::holds_alternative<EncodeWeightsTask>(front)) {
     GiveServes(batch);
   } else if (const auto* load = std::get_if<LoadTask>(&front)) {
     GiveLoad(*load);
@@ -286,7 +287,7 @@ void GpuStaging::Give(Tasks batch) {
   } else {
     GiveScales(std::get<ScaleTask>(front));
   }
-  gpu_->Record(out_, Gpu::Stream::kOut);
+  gpu_->Record(out_, GpuDriver::Stream::kOut);
 }
 
 TaskResult GpuStaging::Take(Tasks batch, size_t i) {
@@ -299,9 +300,9 @@ TaskResult GpuStaging::Take(Tasks batch, size_t i) {
   } else if (std::holds_alternative<CurvatureTask>(*batch[i])) {
     result.curvature =
         kernels::Combine({OnHost<const TileCurvature>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])});
-  } else if (const auto* s = std::get_if<ServeTask>(batch[i])) {
+  } else if (const auto* s = std::get_if<EncodeWeightsTask>(batch[i])) {
     uint64_t at = payload_;
-    for (const DeviceTask* task : batch.first(i)) at += PayloadBytes(As<ServeTask>(task));
+    for (const DeviceTask* task : batch.first(i)) at += PayloadBytes(As<EncodeWeightsTask>(task));
     std::memcpy(s->out, host_ + at, (s->last - s->first) * WireBytes(s->format));
     const Rows rows = RowsOf(*s);
     if (rows.count > 0) std::memcpy(s->scales_out, host_ + scales_, rows.count * sizeof(float));

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "server/device/device.h"
-#include "server/device/gpu.h"
+#include "server/device/gpu_driver.h"
 
 namespace ballast {
 
@@ -23,7 +23,7 @@ class GpuStaging {
   // Where the GPU's copy of a pinned byte is.
   using TwinOf = std::function<std::byte*(const void*)>;
 
-  GpuStaging(Gpu* gpu, const QueueNeeds& needs, TwinOf twin_of);
+  GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of);
   ~GpuStaging();
   GpuStaging(const GpuStaging&) = delete;
   absl::Status Reserve();
@@ -32,9 +32,9 @@ class GpuStaging {
   // Whether `next` can join the tasks of a batch in one launch.
   bool Fits(std::span<const DeviceTask* const> batch, const DeviceTask& next) const;
   void Give(std::span<const DeviceTask* const> batch);
-  // The result of the batch's task number i. Copies the bytes of a ServeTask to where it wants them.
+  // The result of the batch's task number i. Copies the bytes of a EncodeWeightsTask to where it wants them.
   TaskResult Take(std::span<const DeviceTask* const> batch, size_t i);
-  Gpu::Event out() const { return out_; }
+  GpuDriver::Event out() const { return out_; }
 
   bool busy = false;  // from Give to the last Take; the owner's
 
@@ -58,13 +58,13 @@ class GpuStaging {
     return reinterpret_cast<T*>(device_ + at);
   }
 
-  Gpu* const gpu_;
+  GpuDriver* const gpu_;
   const TwinOf twin_of_;
   const uint64_t tile_capacity_, payload_capacity_;
   // Where the parts begin; a load's flag is at 0.
   uint64_t items_ = 0, tiles_ = 0, sums_ = 0, payload_ = 0, scales_ = 0, end_ = 0;
   std::byte *host_ = nullptr, *device_ = nullptr;
-  Gpu::Event in_ = 0, computed_ = 0, out_ = 0;
+  GpuDriver::Event in_ = 0, computed_ = 0, out_ = 0;
 };
 
 }  // namespace ballast

@@ -60,7 +60,7 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
   GpuDevice* const device_;
 };
 
-GpuDevice::GpuDevice(std::unique_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
+GpuDevice::GpuDevice(std::unique_ptr<GpuDriver> gpu) : gpu_(std::move(gpu)) {
   dispatcher_ = std::thread([this] { DispatchLoop(); });
   finisher_ = std::thread([this] { FinishLoop(); });
   pthread_setname_np(dispatcher_.native_handle(), "gpu-dispatch");
@@ -81,11 +81,11 @@ absl::StatusOr<DeviceBuffer> GpuDevice::Allocate(uint64_t bytes, Place place) {
   if (place == Place::kAside) return AllocateAside(bytes);
   // Room for the last row of a gradient, as kernels/cuda/cuda_kernels.h wants it.
   ASSIGN_OR_RETURN(std::byte* const on_device,
-                   gpu_->Allocate(bytes + kernels::kPad * sizeof(float), Gpu::Memory::kDevice));
+                   gpu_->Allocate(bytes + kernels::kPad * sizeof(float), GpuDriver::Memory::kDevice));
   allocated_.fetch_add(bytes, std::memory_order_relaxed);
   DeviceBuffer buffer(this, on_device, bytes);
   if (place == Place::kDevice) return buffer;
-  ASSIGN_OR_RETURN(std::byte* const pinned, gpu_->Allocate(bytes, Gpu::Memory::kPinned));
+  ASSIGN_OR_RETURN(std::byte* const pinned, gpu_->Allocate(bytes, GpuDriver::Memory::kPinned));
   allocated_.fetch_add(bytes, std::memory_order_relaxed);
   DeviceBuffer pinned_buffer(this, pinned, bytes);
   absl::MutexLock lock(&buffers_mu_);
@@ -94,7 +94,7 @@ absl::StatusOr<DeviceBuffer> GpuDevice::Allocate(uint64_t bytes, Place place) {
 }
 
 absl::StatusOr<DeviceBuffer> GpuDevice::AllocateAside(uint64_t bytes) {
-  ASSIGN_OR_RETURN(std::byte* const pinned, gpu_->Allocate(bytes, Gpu::Memory::kPinned));
+  ASSIGN_OR_RETURN(std::byte* const pinned, gpu_->Allocate(bytes, GpuDriver::Memory::kPinned));
   allocated_.fetch_add(bytes, std::memory_order_relaxed);
   absl::MutexLock lock(&buffers_mu_);
   pinned_[pinned] = {.twin = nullptr, .bytes = bytes};
@@ -113,10 +113,10 @@ void GpuDevice::Free(std::byte* data, uint64_t bytes) {
       pinned_.erase(found);
     }
   }
-  gpu_->Free(data, pinned ? Gpu::Memory::kPinned : Gpu::Memory::kDevice);
+  gpu_->Free(data, pinned ? GpuDriver::Memory::kPinned : GpuDriver::Memory::kDevice);
   if (twin == nullptr) return;
   allocated_.fetch_sub(bytes, std::memory_order_relaxed);
-  gpu_->Free(twin, Gpu::Memory::kDevice);
+  gpu_->Free(twin, GpuDriver::Memory::kDevice);
 }
 
 std::byte* GpuDevice::TwinOf(const void* pinned) const {

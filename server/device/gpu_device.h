@@ -22,8 +22,8 @@
 
 #include "server/device/device.h"
 #include "server/device/fair_queue.h"
-#include "server/device/gpu.h"
 #include "server/device/gpu_batch.h"
+#include "server/device/gpu_driver.h"
 
 namespace ballast {
 
@@ -31,7 +31,7 @@ class GpuDevice final : public Device {
  public:
   static constexpr int kStagings = 3;  // one batch comes in, one is at work, one goes out
 
-  explicit GpuDevice(std::unique_ptr<Gpu> gpu);
+  explicit GpuDevice(std::unique_ptr<GpuDriver> gpu);
   ~GpuDevice() override;
 
   absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) override;
@@ -64,7 +64,7 @@ class GpuDevice final : public Device {
   void Fail(const absl::Status& why);
   static std::vector<const DeviceTask*> TasksOf(const std::vector<DeviceJob>& jobs);
 
-  const std::unique_ptr<Gpu> gpu_;
+  const std::unique_ptr<GpuDriver> gpu_;
   std::atomic<uint64_t> allocated_ = 0;
 
   struct Pinned {

@@ -6,7 +6,7 @@
 
 #include "server/plan/plan.h"
 #include "server/step/payload.h"
-#include "server/step/reduction.h"
+#include "server/step/reduction_tracker.h"
 
 namespace ballast {
 namespace {
@@ -29,7 +29,7 @@ uint64_t MostHeldChunks(const RunSpec& spec, uint64_t window_bytes) {
     if (chunks > 1) kinds.push_back({spec.chunk_elements * element_bytes, chunks - 1});
   }
   std::sort(kinds.begin(), kinds.end(), [](const Kind& a, const Kind& b) { return a.bytes < b.bytes; });
-  const uint64_t live = std::min(spec.accumulation, Reduction::kMostLive);
+  const uint64_t live = std::min(spec.accumulation, ReductionTracker::kMostLive);
   uint64_t held = 0;
   for (const Kind& kind : kinds) {
     const uint64_t fit = std::min(live * kind.chunks, window_bytes / kind.bytes);
@@ -40,12 +40,12 @@ uint64_t MostHeldChunks(const RunSpec& spec, uint64_t window_bytes) {
 }
 
 uint64_t AccountBytes(const RunSpec& spec, uint64_t window_bytes, uint64_t pools) {
-  Reduction::Size size{
+  ReductionTracker::Size size{
       .ranks = spec.ranks, .micros = spec.accumulation, .tensors = spec.tensors.size(), .pools = pools};
   size.chunks = 0;
   for (const TensorSpec& t : spec.tensors) size.chunks += ChunkCount(spec, t);
   const uint64_t of_rank = MostHeldChunks(spec, window_bytes) * kHeldBytes + ChunkSet::Bytes(size.chunks);
-  return AlignUp(Reduction::BytesAtMost(size) + spec.ranks * of_rank + ChunkSet::StartsBytes(size.tensors));
+  return AlignUp(ReductionTracker::BytesAtMost(size) + spec.ranks * of_rank + ChunkSet::StartsBytes(size.tensors));
 }
 
 }  // namespace ballast

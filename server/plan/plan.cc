@@ -33,7 +33,7 @@ void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   plan->send_slot_scales = std::max(plan->send_slot_scales, scales.most);
 }
 
-uint64_t& OfKind(PlanBytes& bytes, kernels::Kind kind) {
+uint64_t& OfKind(PlanBytes& bytes, kernels::PlaneKind kind) {
   uint64_t* const by_kind[] = {&bytes.weights, &bytes.momentum, &bytes.variance};
   return *by_kind[static_cast<size_t>(kind)];
 }

@@ -77,7 +77,7 @@ struct Plan {
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
-  uint64_t window_bytes = 0;      // for each rank's gradients that wait to be summed; lane_shape.h says where they are
+  uint64_t window_bytes = 0;      // for each rank's gradients that wait to be summed; shm_shape.h says where they are
   uint64_t account_bytes = 0;     // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
   uint64_t copy_bytes = 0;        // weights of the largest tensor, of which a slow reader may be sent a copy
   uint64_t reader_bytes = 0;      // part of bytes.staging: the chunks that readers hold, and that copy, at most
@@ -107,7 +107,7 @@ inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements
 inline uint64_t WeightBytes(std::span<const kernels::Plane> planes, size_t count, uint64_t elements) {
   uint64_t bytes = 0;
   for (const kernels::Plane& plane : planes.first(count)) {
-    if (plane.kind == kernels::Kind::kWeights) bytes = Sum(bytes, AlignedPlaneBytes(plane, elements));
+    if (plane.kind == kernels::PlaneKind::kWeights) bytes = Sum(bytes, AlignedPlaneBytes(plane, elements));
   }
   return bytes;
 }

@@ -44,7 +44,7 @@ grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* c
   RpcRecord record(environment_.metrics, "DeleteRun", context->peer());
   record.set_run_id(request->run_id());
   auto* reactor = context->DefaultReactor();
-  const auto mode = request->force() ? Runs::Mode::kForce : Runs::Mode::kIdleOnly;
+  const auto mode = request->force() ? RunRegistry::Mode::kForce : RunRegistry::Mode::kIdleOnly;
   environment_.runs->Delete(request->run_id(), mode,
                             [reactor, response, record](const absl::StatusOr<uint64_t>& freed) mutable {
                               if (freed.ok()) response->set_freed_bytes(*freed);

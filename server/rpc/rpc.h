@@ -18,15 +18,15 @@
 #include "server/base/utf8.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/connection_table.h"
-#include "server/run/runs.h"
+#include "server/run/run_registry.h"
 #include "server/run/sessions.h"
 
 namespace ballast {
 
 // What the calls work on; all of it outlives them.
 struct RpcEnvironment {
-  const Devices* devices = nullptr;
-  Runs* runs = nullptr;
+  const DevicePool* devices = nullptr;
+  RunRegistry* runs = nullptr;
   Sessions* sessions = nullptr;
   Metrics* metrics = nullptr;
   const std::string* shm_socket = nullptr;  // path of the shared-memory socket; empty: there is none

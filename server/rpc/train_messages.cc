@@ -75,7 +75,8 @@ RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) 
     return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
   }
   if (request->has_open()) return message::Bad{absl::FailedPreconditionError("Open came twice on one stream")};
-  if (request->has_batch()) return message::Bad{absl::InvalidArgumentError("a batch in a batch, or on the lane shm")};
+  if (request->has_batch())
+    return message::Bad{absl::InvalidArgumentError("a batch in a batch, or on the transport shm")};
   return message::Bad{absl::InvalidArgumentError("an empty message, or one of a later protocol")};
 }
 

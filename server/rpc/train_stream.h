@@ -1,4 +1,4 @@
-// One Train call, the gRPC lane: checks what the rank sends, posts it to the run's strand without a copy, and writes
+// One Train call, the gRPC transport: checks what the rank sends, posts it to the run's strand without a copy, and writes
 // what the run answers.
 //
 // gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h. A
@@ -37,7 +37,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   void Cancel() override { TryCancel(); }
   void Consumed() override;
   const std::string& peer() const override { return peer_; }
-  const char* lane() const override { return "grpc"; }
+  const char* transport() const override { return "grpc"; }
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

@@ -24,8 +24,8 @@ std::string Difference(const std::string& existing, const std::string& asked) {
   return FirstDifference(a, b).value_or("in nothing that can be named");
 }
 
-absl::StatusOr<Runs::CreateRequest> ToCreateRequest(const v1::RunSpec& spec, const Config::Limits& limits) {
-  Runs::CreateRequest made;
+absl::StatusOr<RunRegistry::CreateRequest> ToCreateRequest(const v1::RunSpec& spec, const Config::Limits& limits) {
+  RunRegistry::CreateRequest made;
   made.difference = Difference;
   ASSIGN_OR_RETURN(made.spec, ToRunSpec(spec, limits));
   made.canonical_spec = SerializeCanonical(Canonical(spec));

@@ -14,7 +14,7 @@
 #include "server/plan/plan.h"
 #include "server/spec/run_spec.h"
 #include "server/step/payload.h"
-#include "server/step/reduce_pool.h"
+#include "server/step/slab_allocator.h"
 #include "server/step/step_machine.h"
 
 namespace ballast {

@@ -14,9 +14,9 @@ constexpr double kLeaveS = 1;
 
 RankLink::RankLink(Environment environment)
     : environment_(std::move(environment)),
-      sender_(Sender::Environment{.spec = environment_.spec,
-                                  .store = environment_.store,
-                                  .on_sent = [this](uint64_t bytes) { environment_.on_sent(lane_, bytes); }},
+      outbox_(RankOutbox::Environment{.spec = environment_.spec,
+                                      .store = environment_.store,
+                                      .on_sent = [this](uint64_t bytes) { environment_.on_sent(transport_, bytes); }},
               *environment_.plan) {}
 
 void RankLink::Open(std::shared_ptr<RankStream> stream, SessionId session) {
@@ -27,17 +27,17 @@ void RankLink::Open(std::shared_ptr<RankStream> stream, SessionId session) {
   input_closed_ = false;
   parked_.clear();
   peer_ = stream_->peer();
-  lane_ = stream_->lane();
-  sender_.Bind(stream_);
-  sender_.Open();
-  if (held_promised_ > held_bytes_) sender_.Credit(held_promised_ - held_bytes_);
+  transport_ = stream_->transport();
+  outbox_.Bind(stream_);
+  outbox_.Open();
+  if (held_promised_ > held_bytes_) outbox_.Credit(held_promised_ - held_bytes_);
   held_promised_ = 0;
 }
 
 void RankLink::Close(absl::Status status) {
   stream_->Finish(std::move(status));
   leaving_.push_back({stream_, MonotonicSeconds() + kLeaveS});
-  sender_.Unbind();
+  outbox_.Unbind();
   parked_.clear();
   KeepHeld();
   stream_.reset();
@@ -71,12 +71,12 @@ void RankLink::Hold(const ChunkId& id, Payload payload) {
 Payload RankLink::TakeHeld(const ChunkId& id) {
   auto node = held_.extract(id);
   held_bytes_ -= node.mapped().size();
-  sender_.Credit(node.mapped().size());
+  outbox_.Credit(node.mapped().size());
   return std::move(node.mapped());
 }
 
 void RankLink::DropHeld() {
-  if (held_bytes_ > 0) sender_.Credit(held_bytes_);
+  if (held_bytes_ > 0) outbox_.Credit(held_bytes_);
   held_.clear();
   held_bytes_ = 0;
 }

@@ -20,8 +20,8 @@
 #include "absl/status/status.h"
 
 #include "server/plan/plan.h"
+#include "server/run/rank_outbox.h"
 #include "server/run/rank_stream.h"
-#include "server/run/sender.h"
 #include "server/spec/run_spec.h"
 #include "server/step/client_state.h"
 #include "server/step/payload.h"
@@ -35,7 +35,7 @@ class RankLink {
     const RunSpec* spec;
     const Plan* plan;
     ParameterStore* store;
-    std::function<void(const std::string& lane, uint64_t bytes)> on_sent;  // payload of a weights chunk left
+    std::function<void(const std::string& transport, uint64_t bytes)> on_sent;  // payload of a weights chunk left
   };
   explicit RankLink(Environment environment);
   RankLink(const RankLink&) = delete;
@@ -55,7 +55,7 @@ class RankLink {
   // Who holds the rank; empty: nobody.
   void set_peer(std::string peer) { peer_ = std::move(peer); }
   const std::string& peer() const { return peer_; }
-  const std::string& lane() const { return lane_; }  // of the last stream; empty: none yet
+  const std::string& transport() const { return transport_; }  // of the last stream; empty: none yet
 
   // What comes in.
   void Park(RankMessage message) { parked_.push_back(std::move(message)); }
@@ -75,11 +75,11 @@ class RankLink {
   bool ShortOfCredit() const;
 
   // What goes out.
-  Sender& sender() { return sender_; }
-  bool sending() const { return open() && !sender_.idle(); }
+  RankOutbox& outbox() { return outbox_; }
+  bool sending() const { return open() && !outbox_.idle(); }
   // The client has nothing more to say, and all that it is owed has been written.
-  bool finished() const { return open() && input_closed_ && parked_.empty() && sender_.idle(); }
-  uint64_t slot_bytes() const { return sender_.slot_bytes(); }
+  bool finished() const { return open() && input_closed_ && parked_.empty() && outbox_.idle(); }
+  uint64_t slot_bytes() const { return outbox_.slot_bytes(); }
 
   // The client's state: what comes with the StepEnd of the open step is the rank's once that step has closed.
   void BringState(ClientState state) { coming_state_ = std::move(state); }
@@ -102,13 +102,13 @@ class RankLink {
   std::shared_ptr<RankStream> stream_;
   SessionId session_ = {};
   bool input_closed_ = false;
-  std::string peer_, lane_;
+  std::string peer_, transport_;
   std::vector<Leaving> leaving_;    // told to end
   std::deque<RankMessage> parked_;  // a gradient that finds no room, and what follows it
   std::map<ChunkId, Payload> held_;
   uint64_t held_bytes_ = 0;
   uint64_t held_promised_ = 0;  // until the client's stream is open
-  Sender sender_;
+  RankOutbox outbox_;
   std::optional<ClientState> coming_state_, state_;
 };
 

@@ -25,7 +25,7 @@ std::vector<RankStatus> RankLinks::Status(const StepMachine& machine) const {
   std::vector<RankStatus> ranks;
   for (uint32_t rank = 0; rank < machine.world(); ++rank) {
     ranks.push_back({.peer = machine.session(rank) ? links_[rank].peer() : "",
-                     .lane = links_[rank].lane(),
+                     .transport = links_[rank].transport(),
                      .connected = machine.connected(rank),
                      .disconnected_at_s = machine.disconnected_at_s(rank)});
   }

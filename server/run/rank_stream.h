@@ -80,7 +80,7 @@ class RankStream : public WeightSink {
   virtual bool Write(const StreamOutput& output) = 0;  // anything but WeightsChunk; answered like WriteWeights
   virtual void Consumed() = 0;                         // one message's memory is free: another may be read
   virtual const std::string& peer() const = 0;
-  virtual const char* lane() const = 0;  // grpc | shm
+  virtual const char* transport() const = 0;  // grpc | shm
   // The rank can send no more before some of what it sent is summed, whatever its credit.
   virtual bool full() const { return false; }
 };

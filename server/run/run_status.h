@@ -16,8 +16,8 @@
 namespace ballast {
 
 struct RankStatus {
-  std::string peer;  // empty: nobody holds the rank
-  std::string lane;  // of its last stream; empty: none yet
+  std::string peer;       // empty: nobody holds the rank
+  std::string transport;  // of its last stream; empty: none yet
   bool connected = false;
   double disconnected_at_s = 0;  // MonotonicSeconds
 };

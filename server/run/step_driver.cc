@@ -22,7 +22,7 @@ StepExecutor::AttachOutcome StepDriver::Attach(const event::Attach& attach, cons
     outcome.status = absl::AlreadyExistsError(absl::StrCat(holder, outcome.status.message()));
   }
   if (outcome.status.ok()) links_[outcome.rank].set_peer(peer);
-  if (outcome.status.ok() && !outcome.resumed) links_[outcome.rank].sender().Receive(attach.coverage.receives);
+  if (outcome.status.ok() && !outcome.resumed) links_[outcome.rank].outbox().Receive(attach.coverage.receives);
   if (outcome.resumed) LeaveOldStream(outcome.rank);
   executor_.ShowRanks();
   Settle();
@@ -45,7 +45,7 @@ void StepDriver::OnMessage(const std::shared_ptr<RankStream>& stream, RankMessag
 }
 
 void StepDriver::OnWritten(const RankStream* stream) {
-  for (RankLink& link : links_) link.sender().OnWritten(stream);
+  for (RankLink& link : links_) link.outbox().OnWritten(stream);
   Settle();
 }
 
@@ -82,7 +82,7 @@ void StepDriver::Rewind(RewindOrder order, RewindDone done) {
 void StepDriver::Drain(std::function<void()> done) {
   executor_.gate().Drain();
   drained_ = std::move(done);
-  for (RankLink& link : links_) link.sender().Drain("the daemon is shutting down");
+  for (RankLink& link : links_) link.outbox().Drain("the daemon is shutting down");
   Settle();
 }
 
@@ -138,7 +138,7 @@ void StepDriver::RefuseStuck(uint32_t rank) {
 void StepDriver::OfferWanted(uint32_t rank) {
   RankLink& link = links_[rank];
   if (!link.open()) return;
-  if (const auto wanted = executor_.machine().Offer(rank, link.ShortOfCredit())) link.sender().Want(*wanted);
+  if (const auto wanted = executor_.machine().Offer(rank, link.ShortOfCredit())) link.outbox().Want(*wanted);
 }
 
 // Its own client left it; nobody reads what it would still say, and what it still brings comes again.
@@ -174,7 +174,7 @@ void StepDriver::Settle() {
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {
     RefuseStuck(rank);
     OfferWanted(rank);
-    links_[rank].sender().Pump();
+    links_[rank].outbox().Pump();
     FinishWhenDone(rank);
   }
   // When no stream and no update waits for the devices.

@@ -34,10 +34,11 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
                  .board = environment.board,
                  .history = environment.history}),
       pool_(spec_, plan_, std::move(environment.pools)),
-      links_(spec_->ranks, {.spec = spec_,
-                            .plan = plan_,
-                            .store = environment.store,
-                            .on_sent = [this](const std::string& lane, uint64_t b) { reporter_.OnSent(lane, b); }}),
+      links_(spec_->ranks,
+             {.spec = spec_,
+              .plan = plan_,
+              .store = environment.store,
+              .on_sent = [this](const std::string& transport, uint64_t b) { reporter_.OnSent(transport, b); }}),
       updater_({.spec = spec_,
                 .layers = environment.layers,
                 .machine = &machine_,
@@ -85,7 +86,7 @@ absl::Status StepExecutor::OpenStream(const std::shared_ptr<RankStream>& stream,
   }
   const uint32_t rank = *machine_.RankOf(opened.session);
   links_[rank].Open(stream, opened.session);
-  if (gate_.draining()) links_[rank].sender().Drain("the daemon is shutting down");
+  if (gate_.draining()) links_[rank].outbox().Drain("the daemon is shutting down");
   ShowRanks();
   reporter_.LogOpened(rank, *stream);
   return Execute(std::move(effects));  // no Reject among them: it was the first or is not there
@@ -111,7 +112,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::Gradient& m) {
   gradient_ = &m;
   absl::Status taken = Handle(event::Chunk{links_[rank].session(), m.micro, m.tensor, m.chunk, m.crc});
   gradient_ = nullptr;
-  links_[rank].sender().Acknowledge();
+  links_[rank].outbox().Acknowledge();
   return taken;
 }
 
@@ -160,7 +161,7 @@ absl::Status StepExecutor::Execute(StepEffects effects) {
 
 void StepExecutor::Do(const effect::Fence& e) {
   RankLink& link = links_[e.rank];
-  if (!link.open()) reporter_.LogEnd(e.rank, link.peer(), link.lane(), e.status);
+  if (!link.open()) reporter_.LogEnd(e.rank, link.peer(), link.transport(), e.status);
   if (link.open() && link.session() == e.session) {
     if (e.status.code() == absl::StatusCode::kDataLoss) reporter_.metrics().OnDuplicateChunk(false);
     Detach(e.rank, e.status);
@@ -182,18 +183,18 @@ void StepExecutor::Do(const effect::Opened& e) {
 }
 
 void StepExecutor::Do(const effect::Begun& e) {
-  links_[e.rank].sender().DropPublished();
+  links_[e.rank].outbox().DropPublished();
   links_[e.rank].DropComingState();
 }
 
 void StepExecutor::Do(const effect::Hold& e) {
   const uint64_t bytes = gradient_->data.size();
   links_[e.rank].Hold(e.id, std::move(gradient_->data));
-  reporter_.OnReceived(links_[e.rank].lane(), bytes);
+  reporter_.OnReceived(links_[e.rank].transport(), bytes);
 }
 
 void StepExecutor::Do(const effect::Drop& e) {
-  links_[e.rank].sender().Credit(gradient_->data.size());
+  links_[e.rank].outbox().Credit(gradient_->data.size());
   if (e.again) reporter_.metrics().OnDuplicateChunk(true);
 }
 
@@ -218,7 +219,7 @@ void StepExecutor::Do(const effect::Judge& e) {
 
 void StepExecutor::Do(const effect::Publish& e) {
   for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
-    if (!e.rank || *e.rank == rank) links_[rank].sender().Publish(e.step, e.tensor);
+    if (!e.rank || *e.rank == rank) links_[rank].outbox().Publish(e.step, e.tensor);
   }
 }
 
@@ -241,7 +242,7 @@ void StepExecutor::Do(const effect::Close& e) {
 
 void StepExecutor::Do(const effect::Result& e) {
   for (const StepRecord& record : results_) {
-    if (record.step == e.step) links_[e.rank].sender().Result(record);
+    if (record.step == e.step) links_[e.rank].outbox().Result(record);
   }
 }
 
@@ -318,7 +319,7 @@ void StepExecutor::Recall(const RunMemory& memory) {
 }
 
 void StepExecutor::Detach(uint32_t rank, absl::Status status) {
-  reporter_.LogEnd(rank, links_[rank].peer(), links_[rank].lane(), status);
+  reporter_.LogEnd(rank, links_[rank].peer(), links_[rank].transport(), status);
   links_[rank].Close(std::move(status));
 }
 

@@ -73,14 +73,14 @@ void StepJudge::JudgeMeasured() {
   if (applies) environment_.settings->clip = ClipCoefficient(spec, found.norm);
   if (!applies || spec.spikes.action != SpikeAction::kSkip) return Pronounce(verdict_);
   for (uint32_t i = 0; i < judged_.size(); ++i) {
-    if (judged_[i]) Probe(i, *judged_[i]);
+    if (judged_[i]) DryUpdate(i, *judged_[i]);
   }
 }
 
-void StepJudge::Probe(uint32_t tensor, Slab slab) {
+void StepJudge::DryUpdate(uint32_t tensor, Slab slab) {
   const auto on_answer = [this] { OnAnswer(); };
   ++awaited_;
-  environment_.updater->Probe(judging_, tensor, slab, on_answer);
+  environment_.updater->DryUpdate(judging_, tensor, slab, on_answer);
   if (!ProbesCurvature(*environment_.spec, environment_.spec->tensors[tensor])) return;
   ++awaited_;
   environment_.updater->ProbeCurvature(judging_, tensor, slab, on_answer);

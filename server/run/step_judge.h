@@ -66,7 +66,7 @@ class StepJudge {
  private:
   void OnAnswer();
   void JudgeMeasured();
-  void Probe(uint32_t tensor, Slab slab);
+  void DryUpdate(uint32_t tensor, Slab slab);
   void Pronounce(event::Verdict verdict);
   // Skips a step that would else be applied, where the run's policy wants that.
   void JudgeSpikes(event::Verdict* verdict);

@@ -31,16 +31,16 @@ void StepReporter::OnOpened() {
   environment_.board->Write([](RunStatus& s) { s.state = RunStatus::State::kTraining; });
 }
 
-void StepReporter::OnReceived(const std::string& lane, uint64_t bytes) {
+void StepReporter::OnReceived(const std::string& transport, uint64_t bytes) {
   clock_.last_byte_s = MonotonicSeconds();
   if (clock_.first_byte_s == 0) clock_.first_byte_s = clock_.last_byte_s;
-  environment_.metrics->OnReceived(lane, bytes);
+  environment_.metrics->OnReceived(transport, bytes);
   received_bytes_ += bytes;
   environment_.board->Write([&](RunStatus& s) { s.received_bytes += bytes; });
 }
 
-void StepReporter::OnSent(const std::string& lane, uint64_t bytes) {
-  environment_.metrics->OnSent(lane, bytes);
+void StepReporter::OnSent(const std::string& transport, uint64_t bytes) {
+  environment_.metrics->OnSent(transport, bytes);
   sent_bytes_ += bytes;
   environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
 }
@@ -148,7 +148,7 @@ void StepReporter::LogOpened(uint32_t rank, const RankStream& stream) const {
   Log(LogLevel::kInfo, "stream", "rank opened its stream",
       {{"run_id", environment_.spec->run_id},
        {"rank", uint64_t{rank}},
-       {"lane", std::string(stream.lane())},
+       {"transport", std::string(stream.transport())},
        {"peer", stream.peer()}});
 }
 
@@ -162,7 +162,7 @@ void StepReporter::LogRefused(const RankStream& stream, const absl::Status& why)
        {"err", std::string(why.message())}});
 }
 
-void StepReporter::LogEnd(uint32_t rank, const std::string& peer, const std::string& lane,
+void StepReporter::LogEnd(uint32_t rank, const std::string& peer, const std::string& transport,
                           const absl::Status& why) const {
   if (why.ok()) return;
   const bool orderly = absl::IsUnavailable(why);  // the daemon is shutting down
@@ -173,7 +173,7 @@ void StepReporter::LogEnd(uint32_t rank, const std::string& peer, const std::str
        {"step", environment_.machine->step()},
        {"reason", absl::StatusCodeToString(why.code())},
        {"peer", peer},
-       {"lane", lane},
+       {"transport", transport},
        {"err", std::string(why.message())}});
 }
 

@@ -39,8 +39,8 @@ class StepReporter {
 
   // The open step.
   void OnOpened();
-  void OnReceived(const std::string& lane, uint64_t bytes);  // a gradient's payload
-  void OnSent(const std::string& lane, uint64_t bytes);      // a weights chunk's
+  void OnReceived(const std::string& transport, uint64_t bytes);  // a gradient's payload
+  void OnSent(const std::string& transport, uint64_t bytes);      // a weights chunk's
   // The rank has ended the step, which so many ranks take part in. If it is the last, all others have waited for it.
   void OnRankEnded(uint32_t rank, uint32_t ranks_in_step);
 
@@ -64,7 +64,7 @@ class StepReporter {
   void LogOpened(uint32_t rank, const RankStream& stream) const;
   void LogRefused(const RankStream& stream, const absl::Status& why) const;
   // A stream, or a session without one, is over.
-  void LogEnd(uint32_t rank, const std::string& peer, const std::string& lane, const absl::Status& why) const;
+  void LogEnd(uint32_t rank, const std::string& peer, const std::string& transport, const absl::Status& why) const;
   // For each rank at each tick: logs a lease that is over, once.
   void LogLeaseIfOver(uint32_t rank, const std::string& peer, double now_s);
 

@@ -60,15 +60,15 @@ void TensorUpdater::Measure(uint64_t step, uint32_t tensor, Slab slab, Done done
                               });
 }
 
-void TensorUpdater::Probe(uint64_t step, uint32_t tensor, Slab slab, Done done) {
+void TensorUpdater::DryUpdate(uint64_t step, uint32_t tensor, Slab slab, Done done) {
   probed_ = true;
   ++under_way_;
-  environment_.store->Probe(tensor, ValuesOf(step, tensor, slab),
-                            [this, step, tensor, done = std::move(done)](const TaskResult& result) {
-                              --under_way_;
-                              if (IsOpen(step)) statistics_.AddProbe(tensor, result.statistics);
-                              done();
-                            });
+  environment_.store->DryUpdate(tensor, ValuesOf(step, tensor, slab),
+                                [this, step, tensor, done = std::move(done)](const TaskResult& result) {
+                                  --under_way_;
+                                  if (IsOpen(step)) statistics_.AddProbe(tensor, result.statistics);
+                                  done();
+                                });
 }
 
 void TensorUpdater::ProbeCurvature(uint64_t step, uint32_t tensor, Slab slab, Done done) {

@@ -46,7 +46,7 @@ class TensorUpdater {
   void Measure(uint64_t step, uint32_t tensor, Slab slab, Done done);
   // What the tensor's update would show. The step is probed from here on, and its updates do not probe the curvature
   // again: whoever probes a tensor asks for its curvature too, where it has one (ProbesCurvature).
-  void Probe(uint64_t step, uint32_t tensor, Slab slab, Done done);
+  void DryUpdate(uint64_t step, uint32_t tensor, Slab slab, Done done);
   void ProbeCurvature(uint64_t step, uint32_t tensor, Slab slab, Done done);
   bool probed() const { return probed_; }
 

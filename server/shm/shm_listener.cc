@@ -16,7 +16,7 @@
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
-#include "server/shm/lane_shape.h"
+#include "server/shm/shm_shape.h"
 
 namespace ballast {
 namespace {
@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<ShmListener>> ShmListener::Start(const RpcEnviron
   std::unique_ptr<ShmListener> listener(new ShmListener(environment, std::move(path), std::move(socket)));
   listener->stop_fd_ = eventfd(0, EFD_CLOEXEC);
   if (listener->stop_fd_ < 0) return absl::UnavailableError("the system refused an eventfd");
-  listener->thread_ = std::thread([self = listener.get()] { self->Serve(); });
+  listener->thread_ = std::thread([self = listener.get()] { self->Loop(); });
   return listener;
 }
 
@@ -85,7 +85,7 @@ ShmListener::~ShmListener() {
   unlink(path_.c_str());
 }
 
-void ShmListener::Serve() {
+void ShmListener::Loop() {
   std::vector<bool> stirred;
   while (Wait(&stirred)) {
     for (size_t i = guests_.size(); i-- > 0;) {
@@ -135,7 +135,7 @@ bool ShmListener::AdmitOne() {
     return true;
   }
   if (!socket.ok()) return false;
-  Log(LogLevel::kWarn, "lane", "shared memory refused", {{"err", "file descriptors run short"}});
+  Log(LogLevel::kWarn, "transport", "shared memory refused", {{"err", "file descriptors run short"}});
   return true;
 }
 
@@ -144,7 +144,7 @@ bool ShmListener::Answer(Guest* guest) {
   if (!hello.ok()) return false;
   auto connection = Grant(*guest, *hello);
   if (!connection.ok()) {
-    Log(LogLevel::kWarn, "lane", "shared memory refused", {{"err", std::string(connection.status().message())}});
+    Log(LogLevel::kWarn, "transport", "shared memory refused", {{"err", std::string(connection.status().message())}});
     guest->socket.Answer(Refusal(connection.status()), -1).IgnoreError();  // it is dismissed either way
     return false;
   }

@@ -42,7 +42,7 @@ class ShmListener {
   };
 
   ShmListener(const RpcEnvironment& environment, std::string path, ShmSocket socket);
-  void Serve();
+  void Loop();
   // Waits until guests have something to say, or hung up, and tells which. False: it is time to stop.
   bool Wait(std::vector<bool>* stirred);
   void Admit();

@@ -29,7 +29,7 @@ std::string FinishBody(const absl::Status& status) {
 
 std::shared_ptr<ShmStream> ShmStream::Start(const RpcEnvironment& environment, Connection connection) {
   std::shared_ptr<ShmStream> stream(new ShmStream(environment, std::move(connection)));
-  stream->thread_ = std::thread([self = stream.get()] { self->Serve(); });  // joined before the stream is let go
+  stream->thread_ = std::thread([self = stream.get()] { self->Loop(); });  // joined before the stream is let go
   return stream;
 }
 
@@ -60,7 +60,7 @@ void ShmStream::Nudge() {
 
 // --- the thread -----------------------------------------------------------------------------------------------------
 
-void ShmStream::Serve() {
+void ShmStream::Loop() {
   ShmWaiter waiter(&control_.daemon_bell);
   while (!Over() && !pulse_.Lost()) {
     pulse_.Beat();
@@ -141,10 +141,11 @@ absl::Status ShmStream::TakeMessage(const ShmRecord& record) {
     payload = Payload(shared_from_this(), record.slot, *bytes);
   }
   if (!request_.ParseFromString(reader_.body())) {
-    return absl::InvalidArgumentError("a message of the shared-memory lane is no TrainRequest");
+    return absl::InvalidArgumentError("a message of the shared-memory transport is no TrainRequest");
   }
   if (payload.size() > 0 && (!request_.has_gradient() || !request_.gradient().data().empty())) {
-    return absl::InvalidArgumentError("a slot of the shared-memory lane goes with a Gradient that has no data itself");
+    return absl::InvalidArgumentError(
+        "a slot of the shared-memory transport goes with a Gradient that has no data itself");
   }
   if (run_ == nullptr) return Bind();
   ++unconsumed_;

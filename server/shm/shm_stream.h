@@ -1,4 +1,4 @@
-// One Train stream over memory shared with a trainer on this host: the lane that copies nothing here. Gradients are
+// One Train stream over memory shared with a trainer on this host: the transport that copies nothing here. Gradients are
 // borrowed where they lie until they are summed, weights are encoded where the trainer reads them.
 //
 // The thread of each stream checks what the trainer sends, posts it to the run's strand, and writes on what found no
@@ -58,14 +58,14 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   void Cancel() override;
   void Consumed() override;
   const std::string& peer() const override { return connection_.peer; }
-  const char* lane() const override { return "shm"; }
+  const char* transport() const override { return "shm"; }
   bool full() const override { return borrower_.borrowed() + 1 >= borrower_.slots(); }
 
   void GiveBack(uint32_t slot) override { borrower_.GiveBack(slot); }
 
  private:
   ShmStream(const RpcEnvironment& environment, Connection connection);
-  void Serve();
+  void Loop();
   void Nudge();
   std::chrono::milliseconds Patience() const;
   void EndUnopened();

@@ -71,8 +71,8 @@ absl::StatusOr<const kernels::Kernel*> ChooseKernel(absl::string_view rule, absl
                                                     absl::string_view state, absl::string_view at) {
   const auto rules = kernels::RuleNames();
   RETURN_IF_ERROR(CheckName(StrCat(at, ".rule"), rule, Names(rules.begin(), rules.end())));
-  if (!master.empty()) RETURN_IF_ERROR(CheckName(StrCat(at, ".master"), master, NamesOf(kernels::Masters())));
-  if (!state.empty()) RETURN_IF_ERROR(CheckName(StrCat(at, ".state"), state, NamesOf(kernels::States())));
+  if (!master.empty()) RETURN_IF_ERROR(CheckName(StrCat(at, ".master"), master, NamesOf(kernels::MasterFormats())));
+  if (!state.empty()) RETURN_IF_ERROR(CheckName(StrCat(at, ".state"), state, NamesOf(kernels::MomentFormats())));
   const kernels::Kernel* best = nullptr;
   int best_usual = -1;
   for (const kernels::Kernel& k : kernels::Kernels()) {

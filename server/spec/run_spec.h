@@ -32,7 +32,7 @@ struct TensorSpec {
 
 struct GroupSpec {
   const kernels::Kernel* kernel = nullptr;
-  const kernels::Master* master = nullptr;
+  const kernels::MasterFormat* master = nullptr;
   bool stochastic = true;
   std::vector<double> hyper;  // in the order of kernel->hypers
 };

@@ -21,7 +21,7 @@ absl::Status TooLong(uint32_t rank, uint32_t micros, uint32_t tensors, uint64_t 
 }  // namespace
 
 // A rank begins a micro-batch only when it has delivered all of the one before.
-absl::StatusOr<Held> HeldOf(const Reduction& reduction, uint32_t rank, uint32_t tensors, bool knows_whole,
+absl::StatusOr<Held> HeldOf(const ReductionTracker& reduction, uint32_t rank, uint32_t tensors, bool knows_whole,
                             uint64_t most_bytes) {
   Held held;
   const uint32_t begun = reduction.micros_begun(rank);

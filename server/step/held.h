@@ -1,6 +1,6 @@
 // Which of a rank's contributions to the open step have arrived; a client that resumes is told so (ChunksHeld).
 //
-// Pure; thread-safe as far as the Reduction is.
+// Pure; thread-safe as far as the ReductionTracker is.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 
-#include "server/step/reduction.h"
+#include "server/step/reduction_tracker.h"
 
 namespace ballast {
 
@@ -28,7 +28,7 @@ inline constexpr uint64_t kMostHeldBytes = uint64_t{64} << 20;
 
 // knows_whole: the client knows the field held_whole. A client that does not is told each chunk of each micro-batch;
 // FAILED_PRECONDITION, if that takes more than most_bytes.
-absl::StatusOr<Held> HeldOf(const Reduction& reduction, uint32_t rank, uint32_t tensors, bool knows_whole,
+absl::StatusOr<Held> HeldOf(const ReductionTracker& reduction, uint32_t rank, uint32_t tensors, bool knows_whole,
                             uint64_t most_bytes = kMostHeldBytes);
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-// The bytes of one gradient chunk on their way to the sum. The payload owns them, or borrows them from a lane's memory,
+// The bytes of one gradient chunk on their way to the sum. The payload owns them, or borrows them from a transport's memory,
 // where they stay until they are summed. The trainer may change borrowed bytes at any time, so nothing that is read
 // from them may decide which memory is touched. A movable value; thread-compatible.
 #pragma once

@@ -4,11 +4,11 @@
 //
 //   - exactly one step is open; it closes exactly once, APPLIED, SKIPPED, ABORTED or PARTIAL, and every outcome uses
 //     its number up; the ranks' StepBegin and their numbers of micro-batches must agree, or it is ABORTED;
-//   - in every micro-batch every rank delivers each tensor whole or lists it absent; Reduction says what may be summed;
+//   - in every micro-batch every rank delivers each tensor whole or lists it absent; ReductionTracker says what may be summed;
 //   - a tensor is complete when the last micro-batch of every rank is in its sum. With commit `release` the effect
 //     Update follows at once. With `staged` the effect Judge follows when all tensors are complete and the ranks'
 //     StepEnds agree, and the Updates follow a favourable Verdict. A tensor has at most one Update a step;
-//   - a rank may begin the next micro-batch but one only when all of the first is summed (Reduction::kMostLive);
+//   - a rank may begin the next micro-batch but one only when all of the first is summed (ReductionTracker::kMostLive);
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
 //     session; in a micro-batch that is wholly summed and no longer kept account of, any checksum is accepted;
 //   - a session is live while its stream is open and for lease_s after; a token resumes it, takeover fences it;
@@ -43,7 +43,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/step/reduction.h"
+#include "server/step/reduction_tracker.h"
 
 namespace ballast {
 
@@ -54,7 +54,7 @@ enum class Commit { kRelease, kStaged };
 
 struct StepMachineOptions {
   std::vector<std::string> tensor_names;
-  Reduction::Options reduction;
+  ReductionTracker::Options reduction;
   Commit commit = Commit::kRelease;
   uint32_t most_micros = 1;  // a step
   double lease_s = 10;
@@ -188,7 +188,7 @@ struct Drop {
   bool again = false;
 };
 // Sum these payloads, which are held; then drop them and return their credit.
-using Sum = Reduction::Sum;
+using Sum = ReductionTracker::Sum;
 // Drop all payloads of the rank that are held, and return their credit.
 struct Forget {
   uint32_t rank = 0;
@@ -262,7 +262,7 @@ class StepMachine {
   // Whether the event must be handed in again later, since the rank is too far ahead of the others.
   bool MustWait(const event::MicroBegin& e) const;
   // What has arrived of the open step, for a resuming client.
-  const Reduction& reduction() const { return reduction_; }
+  const ReductionTracker& reduction() const { return reduction_; }
   // The chunk that a rank in the step may send beyond its credit.
   std::optional<ChunkId> Wanted(uint32_t rank) { return InStep(rank) ? reduction_.Wanted(rank) : std::nullopt; }
   // The chunk that the rank is to be told to send although it may find no credit. Returned once for each chunk and
@@ -385,7 +385,7 @@ class StepMachine {
   std::string begin_content_;
   uint32_t begin_rank_ = 0;  // whose content it is
   bool judged_ = false;      // Judge was emitted
-  Reduction reduction_;
+  ReductionTracker reduction_;
   std::vector<Tensor> tensors_;
   size_t unsettled_ = 0;                  // tensors neither applied nor absent
   std::vector<uint64_t> applied_in_;      // by tensor: the last step that updated it, as the device has said

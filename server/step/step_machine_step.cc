@@ -66,7 +66,7 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
   if (MustWait(e)) {
     return Refuse(absl::FailedPreconditionError(
         absl::StrCat("micro-batch ", e.micro, " begins, but micro-batch ", reduction_.micros_summed(),
-                     " is not summed yet; its ranks may be ", Reduction::kMostLive, " apart")));
+                     " is not summed yet; its ranks may be ", ReductionTracker::kMostLive, " apart")));
   }
   if (std::string conflict = MicroConflict(rank, e.micro, e.last); !conflict.empty()) {
     StepEffects effects;
@@ -131,9 +131,9 @@ StepEffects StepMachine::On(const event::Chunk& e, double now_s) {
   }
   const ChunkId id{e.micro, e.tensor, e.chunk};
   switch (reduction_.Deliver(rank, id, e.crc)) {
-    case Reduction::Arrival::kAgain:
+    case ReductionTracker::Arrival::kAgain:
       return {effect::Drop{rank, /*again=*/true}};
-    case Reduction::Arrival::kOther: {
+    case ReductionTracker::Arrival::kOther: {
       const auto why = absl::DataLossError(absl::StrCat("chunk ", e.chunk, " of ", Name(e.tensor), " in step ", step_,
                                                         " came twice with different bytes; the session is closed"));
       effects = Refuse(why);
@@ -141,7 +141,7 @@ StepEffects StepMachine::On(const event::Chunk& e, double now_s) {
       EndSession(rank, why, "data_loss", now_s, &effects);
       return effects;
     }
-    case Reduction::Arrival::kNew:
+    case ReductionTracker::Arrival::kNew:
       effects.push_back(effect::Hold{rank, id});
       Proceed(&effects);
   }
@@ -298,9 +298,9 @@ void StepMachine::Update(uint32_t tensor, Slab slab, StepEffects* effects) {
 }
 
 void StepMachine::Proceed(StepEffects* effects) {
-  Reduction::Progress progress = reduction_.Advance();
-  for (Reduction::Sum& sum : progress.sums) effects->push_back(std::move(sum));
-  for (const Reduction::Complete& complete : progress.complete) {
+  ReductionTracker::Progress progress = reduction_.Advance();
+  for (ReductionTracker::Sum& sum : progress.sums) effects->push_back(std::move(sum));
+  for (const ReductionTracker::Complete& complete : progress.complete) {
     Tensor& t = tensors_[complete.tensor];
     if (!complete.slab) {
       t.state = TensorState::kAbsent;

@@ -55,7 +55,7 @@ void DigestJob::NextChunk() {
   const TensorSpec& t = spec_->tensors[tensor_];
   const TensorRange range{tensor_, ChunkBegin(*spec_, chunk_), ChunkEnd(*spec_, t, chunk_)};
   encoding_ = true;
-  store_->Serve(range, &scratch_, [this](const TaskResult&) { OnChunk(); });
+  store_->EncodeWeights(range, &scratch_, [this](const TaskResult&) { OnChunk(); });
 }
 
 void DigestJob::OnChunk() {

@@ -9,7 +9,7 @@
 namespace ballast {
 namespace {
 
-using kernels::Kind;
+using kernels::PlaneKind;
 
 size_t CountOf(const std::vector<bool>& chunks) {
   return static_cast<size_t>(std::count(chunks.begin(), chunks.end(), true));
@@ -50,7 +50,7 @@ absl::Status LoadJob::LoadOne(LoadChunk chunk) {
   held_[Index(chunk.kind)][chunk.tensor][chunk.chunk] = true;
   const TensorSpec& t = spec_->tensors[chunk.tensor];
   const TensorRange range{chunk.tensor, ChunkBegin(*spec_, chunk.chunk), ChunkEnd(*spec_, t, chunk.chunk)};
-  if (chunk.kind != Kind::kWeights) return LoadState(range, chunk);
+  if (chunk.kind != PlaneKind::kWeights) return LoadState(range, chunk);
   LoadWeights(range, std::move(chunk));
   return absl::OkStatus();
 }
@@ -90,7 +90,7 @@ void LoadJob::Abandon(absl::Status why) {
 
 absl::Status LoadJob::Finish() const {
   for (uint32_t i = 0; i < spec_->tensors.size(); ++i) {
-    const std::vector<bool>& weights = held_[Index(Kind::kWeights)][i];
+    const std::vector<bool>& weights = held_[Index(PlaneKind::kWeights)][i];
     if (CountOf(weights) < weights.size()) {
       return absl::InvalidArgumentError(absl::StrCat("tensor '", spec_->tensors[i].name, "': ", Share(weights),
                                                      " were sent; send every tensor whole"));
@@ -105,7 +105,7 @@ absl::Status LoadJob::CheckState(uint32_t tensor) const {
   if (!store_->state_loaded(tensor)) return absl::OkStatus();
   bool whole = counted_[tensor];
   std::string sent = absl::StrCat("updates", whole ? "" : " not");
-  for (const auto& [kind, name] : {std::pair{Kind::kMomentum, "momentum"}, {Kind::kVariance, "variance"}}) {
+  for (const auto& [kind, name] : {std::pair{PlaneKind::kMomentum, "momentum"}, {PlaneKind::kVariance, "variance"}}) {
     const std::vector<bool>& chunks = held_[Index(kind)][tensor];
     if (StateCodec(*spec_, tensor, kind) == nullptr) continue;
     whole = whole && CountOf(chunks) == chunks.size();

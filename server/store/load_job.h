@@ -29,7 +29,7 @@ struct LoadCall {
 struct LoadChunk {
   uint32_t tensor = 0;
   uint64_t chunk = 0;
-  kernels::Kind kind = kernels::Kind::kWeights;  // others where StateCodec has one
+  kernels::PlaneKind kind = kernels::PlaneKind::kWeights;  // others where StateCodec has one
   kernels::WireIndex format = 0;
   std::string data;                                // of the chunk's exact size: the edge saw to it
   std::optional<uint64_t> updates = std::nullopt;  // this instead of data

@@ -106,7 +106,7 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   const auto all = KernelOf(*environment_.spec, tensor).planes;
   for (size_t p = 0, next = 0; p < all.size(); ++p) {
-    if (all[p].kind != kernels::Kind::kWeights) continue;
+    if (all[p].kind != kernels::PlaneKind::kWeights) continue;
     planes[next++] = image == nullptr ? PlaneAt(tensor, p) : PlaneIn(*image, tensor, p);
   }
   return planes;
@@ -154,7 +154,7 @@ void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done d
                                 OnStrand(std::move(done)));
 }
 
-void ParameterStore::Probe(uint32_t tensor, const UpdateValues& values, Done done) {
+void ParameterStore::DryUpdate(uint32_t tensor, const UpdateValues& values, Done done) {
   UpdateTask task = MakeUpdate(tensor, values, updates_[tensor] + 1);
   task.update.dry = true;
   task.update.statistics = kernels::StatisticsLevel::kCore;
@@ -203,21 +203,21 @@ float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image) {
   return scales;
 }
 
-void ParameterStore::Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image) {
+void ParameterStore::EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
   std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
   const float* const scales = PresentScales(range.tensor, image);
   ShardOf(range.tensor)
-      .queue->Submit(ServeTask{.master = environment_.spec->groups[t.group].master,
-                               .planes = MasterPlanes(range.tensor, image),
-                               .format = t.serving_format,
-                               .first = range.first,
-                               .last = range.last,
-                               .out = to,
-                               .scales = scales,
-                               .row_length = t.row_length,
-                               .scales_out = out->scales.data()},
+      .queue->Submit(EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
+                                       .planes = MasterPlanes(range.tensor, image),
+                                       .format = t.serving_format,
+                                       .first = range.first,
+                                       .last = range.last,
+                                       .out = to,
+                                       .scales = scales,
+                                       .row_length = t.row_length,
+                                       .scales_out = out->scales.data()},
                      OnStrand(std::move(done)));
 }
 

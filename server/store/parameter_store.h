@@ -36,10 +36,10 @@ struct StoreImage {
 };
 
 // The index of a kind in arrays by kind.
-constexpr size_t Index(kernels::Kind kind) { return static_cast<size_t>(kind); }
+constexpr size_t Index(kernels::PlaneKind kind) { return static_cast<size_t>(kind); }
 
 // How the tensor's state of this kind is encoded; nullptr: it has none, or none that is encoded by itself.
-const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::Kind kind);
+const kernels::MomentCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::PlaneKind kind);
 
 class ParameterStore {
  public:
@@ -58,7 +58,7 @@ class ParameterStore {
     absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
     const std::byte* gradient = nullptr;
     kernels::WireIndex gradient_format = 0;
-    bool measured = false;  // an earlier Measure, Probe or Curvature has read this gradient already
+    bool measured = false;  // an earlier Measure, DryUpdate or Curvature has read this gradient already
   };
   struct Environment {
     const RunSpec* spec;  // outlives the store, like the rest
@@ -75,7 +75,7 @@ class ParameterStore {
   void Measure(uint32_t tensor, const UpdateValues& values, Done done);
   // The core statistics that an Update with these values would give now. Touches neither the weights, nor the state,
   // nor the count of updates.
-  void Probe(uint32_t tensor, const UpdateValues& values, Done done);
+  void DryUpdate(uint32_t tensor, const UpdateValues& values, Done done);
   // Probes the curvature along the tensor's last update, as in kernels::Kernel::curvature, and keeps the gradient for
   // the next probe. To be called in every step before the Update or the skip, where ProbesCurvature (run_spec.h). The
   // sums are 0 unless exactly one Update, and nothing else, came between this call and the one before it. Betas and eps
@@ -83,13 +83,13 @@ class ParameterStore {
   void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
   // Encodes weights in the tensor's serving format, with the scales of its present weights, into `out`, which stays
   // valid until done and is resized to fit. `image`: encodes the weights saved there, before this call, instead.
-  void Serve(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
+  void EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
   // Loads momentum or variance that has a StateCodec, rounded to nearest; encodes it before it returns.
   // INVALID_ARGUMENT, and nothing is loaded: a value is not finite, is too large for the format, or is a negative
   // variance. RESOURCE_EXHAUSTED: the device has no room to copy from.
-  absl::Status LoadState(TensorRange range, kernels::Kind kind, kernels::WireIndex format, const std::byte* in,
+  absl::Status LoadState(TensorRange range, kernels::PlaneKind kind, kernels::WireIndex format, const std::byte* in,
                          Done done);
   // Says how many updates the tensor's loaded state has seen.
   void SetUpdates(uint32_t tensor, uint64_t updates);
@@ -122,7 +122,7 @@ class ParameterStore {
  private:
   // What one device holds.
   struct Shard {
-    std::array<DeviceBuffer, 3> buffers;  // by kernels::Kind
+    std::array<DeviceBuffer, 3> buffers;  // by kernels::PlaneKind
     DeviceBuffer tiles;                   // statistics scratch of the update in hand
     DeviceBuffer scales;                  // that tensors are served with
     DeviceBuffer kept;                    // sampled gradients of the last curvature probes

@@ -49,7 +49,7 @@ void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
   CopyTask task;
   for (size_t p = 0; p < planes.size(); ++p) {
-    if (image->only && planes[p].kind != kernels::Kind::kWeights) continue;
+    if (image->only && planes[p].kind != kernels::PlaneKind::kWeights) continue;
     task.pieces[p] = {.to = PlaneIn(*image, tensor, p),
                       .from = PlaneAt(tensor, p),
                       .bytes = kernels::PlaneBytes(planes[p], t.elements)};

@@ -13,17 +13,17 @@
 namespace ballast {
 namespace {
 
-using kernels::Kind;
+using kernels::PlaneKind;
 
-const char* NameOf(Kind kind) { return kind == Kind::kMomentum ? "momentum" : "variance"; }
+const char* NameOf(PlaneKind kind) { return kind == PlaneKind::kMomentum ? "momentum" : "variance"; }
 
 }  // namespace
 
-const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, Kind kind) {
+const kernels::MomentCodec* StateCodec(const RunSpec& spec, uint32_t tensor, PlaneKind kind) {
   const kernels::Kernel& kernel = *spec.groups[spec.tensors[tensor].group].kernel;
-  const kernels::State* const state = kernels::FindState(kernel.state);
-  if (state == nullptr || kind == Kind::kWeights) return nullptr;
-  const kernels::SlotCodec& codec = kind == Kind::kMomentum ? state->momentum : state->variance;
+  const kernels::MomentFormat* const state = kernels::FindMomentFormat(kernel.state);
+  if (state == nullptr || kind == PlaneKind::kWeights) return nullptr;
+  const kernels::MomentCodec& codec = kind == PlaneKind::kMomentum ? state->momentum : state->variance;
   size_t same = 0;
   for (const kernels::Plane& plane : kernel.planes) {
     if (plane.kind != kind) continue;
@@ -34,10 +34,10 @@ const kernels::SlotCodec* StateCodec(const RunSpec& spec, uint32_t tensor, Kind 
   return same > 0 && same == codec.planes.size() ? &codec : nullptr;
 }
 
-absl::Status ParameterStore::LoadState(TensorRange range, Kind kind, kernels::WireIndex format, const std::byte* in,
-                                       Done done) {
+absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernels::WireIndex format,
+                                       const std::byte* in, Done done) {
   const RunSpec& spec = *environment_.spec;
-  const kernels::SlotCodec& codec = *StateCodec(spec, range.tensor, kind);
+  const kernels::MomentCodec& codec = *StateCodec(spec, range.tensor, kind);
   const uint64_t n = range.last - range.first;
   uint64_t bytes = AlignUp(n * sizeof(float));
   for (const kernels::Plane& plane : codec.planes) bytes += AlignedPlaneBytes(plane, n);
@@ -61,7 +61,7 @@ absl::Status ParameterStore::LoadState(TensorRange range, Kind kind, kernels::Wi
   if (!codec.encode(planes, values, n, /*random_key=*/0, /*stochastic=*/false)) {
     return absl::InvalidArgumentError(absl::StrCat("tensor '", spec.tensors[range.tensor].name, "': a value of its ",
                                                    NameOf(kind), " is not finite, larger than ", codec.largest,
-                                                   kind == Kind::kVariance ? ", or negative" : ""));
+                                                   kind == PlaneKind::kVariance ? ", or negative" : ""));
   }
   spots_[range.tensor].state_loaded = true;
   ShardOf(range.tensor)
@@ -91,7 +91,7 @@ void ParameterStore::ClearState(uint32_t tensor, const std::shared_ptr<const Dev
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
   for (size_t p = 0; p < planes.size(); ++p) {
-    if (planes[p].kind == Kind::kWeights) continue;
+    if (planes[p].kind == PlaneKind::kWeights) continue;
     const uint64_t bytes = kernels::PlaneBytes(planes[p], t.elements);
     for (uint64_t begin = 0; begin < bytes; begin += zeros->bytes()) {
       CopyTask task;

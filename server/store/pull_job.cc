@@ -86,8 +86,8 @@ void PullJob::Encode(uint32_t tensor) {
   const bool last = range.last == t.elements;
   encoding_ = true;
   auto done = [self = shared_from_this(), last](const TaskResult&) { self->OnEncoded(last); };
-  if (source_.snapshot) return source_.snapshots->Serve(*source_.snapshot, range, &piece_, std::move(done));
-  source_.store->Serve(range, &piece_, std::move(done), copy_);
+  if (source_.snapshot) return source_.snapshots->EncodeWeights(*source_.snapshot, range, &piece_, std::move(done));
+  source_.store->EncodeWeights(range, &piece_, std::move(done), copy_);
 }
 
 void PullJob::OnEncoded(bool last) {

@@ -101,10 +101,10 @@ const SnapshotRing::Slot* SnapshotRing::Find(uint64_t id) const {
   return found == slots_.end() ? nullptr : &*found;
 }
 
-void SnapshotRing::Serve(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done) {
+void SnapshotRing::EncodeWeights(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done) {
   const Slot* const slot = Find(id);
   if (slot == current_) BeforeUpdate(range.tensor);  // it is not there yet
-  store_->Serve(range, out, std::move(done), &slot->image);
+  store_->EncodeWeights(range, out, std::move(done), &slot->image);
 }
 
 const RunMemory& SnapshotRing::Restore(uint64_t step) {

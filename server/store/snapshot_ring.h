@@ -63,10 +63,10 @@ class SnapshotRing {
   std::vector<uint64_t> steps() const;
   // The number of the snapshot of one of these steps; each snapshot has a number of its own.
   uint64_t IdOf(uint64_t step) const;
-  // Whether the snapshot is still kept. Serve and StepOf require that.
+  // Whether the snapshot is still kept. EncodeWeights and StepOf require that.
   bool Keeps(uint64_t id) const { return Find(id) != nullptr; }
-  // As in ParameterStore::Serve.
-  void Serve(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done);
+  // As in ParameterStore::EncodeWeights.
+  void EncodeWeights(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done);
   // The step of the tensor's last update in the snapshot; 0: none.
   uint64_t StepOf(uint64_t id, uint32_t tensor) const { return Find(id)->counts[tensor].step; }
   // The latest of steps() at or before `step`; none: all are later.

@@ -1,5 +1,5 @@
 // A piece of a tensor's weights in its serving format, on its way out: the device encodes it, then it is swapped into a
-// message and back, or it is encoded where a lane wants it. Its own memory is reserved once. A movable value.
+// message and back, or it is encoded where a transport wants it. Its own memory is reserved once. A movable value.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@ namespace ballast {
 struct WeightPiece {
   std::string data;
   std::vector<float> scales;  // those that the data needs, in order; none for most formats
-  // Where not null, memory that a lane lends and that is used instead of `data`; any piece of the run fits.
+  // Where not null, memory that a transport lends and that is used instead of `data`; any piece of the run fits.
   std::byte* place = nullptr;
-  uint32_t slot = 0;          // the lane's own number of that memory
+  uint32_t slot = 0;          // the transport's own number of that memory
   uint64_t placed_bytes = 0;  // encoded there
 
   void Reserve(uint64_t data_bytes, uint64_t scale_count) {

@@ -16,7 +16,7 @@ struct WeightsChunk {
   bool last = false;  // of the tensor that the rank receives
 };
 
-// An outgoing stream as its run sees it. Shared by its lane (until the call is over) and the run (until it has let go).
+// An outgoing stream as its run sees it. Shared by its transport (until the call is over) and the run (until it has let go).
 // Called on the strand.
 class WeightSink {
  public:

@@ -1,20 +1,20 @@
 // Times one update of a tensor at a time, on request, so that cpu_kernels.py can take turns between this program's
-// lanes and other programs.
+// isas and other programs.
 //
 //   cpu_kernel_bench [--elements N] [--gradient bf16|fp32]
 //
 // Each line of standard input is answered by one line: a number of seconds, or "error: ..." (and exit code 1 at the
 // end). The threads have equal shares of the tiles, and are started before the clock is.
 //
-//   update LANE RULE MASTER STATE nearest|stochastic off|core|full|dry THREADS   all passes of the rule; dry: core
+//   update ISA RULE MASTER STATE nearest|stochastic off|core|full|dry THREADS   all passes of the rule; dry: core
 //                                      statistics, and nothing is stored
-//   curvature LANE RULE MASTER STATE THREADS   one probe, not the first, of the tensor as updates left it
+//   curvature ISA RULE MASTER STATE THREADS   one probe, not the first, of the tensor as updates left it
 //   mimic RULE MASTER STATE THREADS    the same reads and writes without the arithmetic: the honest bound
 //   memcpy BYTES THREADS               reads BYTES and writes BYTES
-//   lanes                              the usable lanes, the fastest last
+//   isas                              the usable isas, the fastest last
 //   bytes RULE MASTER STATE            moved a parameter: planes read and written once, the gradient read once
 //
-// Planes are made, filled and touched at their triple's first line; all lanes and mimic share them.
+// Planes are made, filled and touched at their triple's first line; all isas and mimic share them.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -109,8 +109,8 @@ class Bench {
     gradient_ = std::make_unique<Buffer>(PaddedElements(elements) * format.bytes);
     const Buffer wide(PaddedElements(elements) * 4);
     std::byte* planes[] = {wide.data()};
-    FindMaster("fp32")->load(planes, FindWireFormat("fp32"), Values(elements, 2, 1e-3f).data(), 0, elements);
-    FindMaster("fp32")->serve(planes, format_, nullptr, 0, gradient_->data(), 0, elements);
+    FindMasterFormat("fp32")->load(planes, FindWireFormat("fp32"), Values(elements, 2, 1e-3f).data(), 0, elements);
+    FindMasterFormat("fp32")->encode_weights(planes, format_, nullptr, 0, gradient_->data(), 0, elements);
   }
 
   std::string Answer(const std::string& line) {
@@ -121,9 +121,9 @@ class Bench {
     if (command == "curvature") return Number(CurvatureLine(in));
     if (command == "mimic") return Number(MimicLine(in));
     if (command == "memcpy") return Number(MemcpyLine(in));
-    if (command == "lanes") return Joined(LaneNames());
-    if (command == "bytes") return Number(MovedBytes(KernelOf(*UsableLanes().front(), ReadNames(in))));
-    throw BadLine{"unknown command '" + command + "': update, curvature, mimic, memcpy, lanes, bytes"};
+    if (command == "isas") return Joined(IsaNames());
+    if (command == "bytes") return Number(MovedBytes(KernelOf(*UsableIsas().front(), ReadNames(in))));
+    throw BadLine{"unknown command '" + command + "': update, curvature, mimic, memcpy, isas, bytes"};
   }
 
  private:
@@ -139,9 +139,9 @@ class Bench {
     for (const std::string& name : names) all.append(all.empty() ? "" : ", ").append(name);
     return all;
   }
-  static std::vector<std::string> LaneNames() {
+  static std::vector<std::string> IsaNames() {
     std::vector<std::string> names;
-    for (const LaneTables* lane : UsableLanes()) names.emplace_back(lane->name);
+    for (const IsaTables* isa : UsableIsas()) names.emplace_back(isa->name);
     return names;
   }
 
@@ -155,8 +155,8 @@ class Bench {
     if (found != valid.end()) return static_cast<size_t>(found - valid.begin());
     throw BadLine{std::string("unknown ") + what + " '" + word + "': " + Joined(valid)};
   }
-  static const LaneTables& ReadLane(std::istream& in) {
-    return *UsableLanes()[OneOf(in, "lane (of those this processor can run)", LaneNames())];
+  static const IsaTables& ReadIsa(std::istream& in) {
+    return *UsableIsas()[OneOf(in, "isa (of those this processor can run)", IsaNames())];
   }
   static Names ReadNames(std::istream& in) {
     Names names;
@@ -171,9 +171,9 @@ class Bench {
     return threads;
   }
   // The kernel, or the names that would have been right at the first wrong place.
-  static const Kernel& KernelOf(const LaneTables& lane, const Names& names) {
+  static const Kernel& KernelOf(const IsaTables& isa, const Names& names) {
     std::set<std::string> rules, masters, states;
-    for (const Kernel& kernel : lane.kernels) {
+    for (const Kernel& kernel : isa.kernels) {
       rules.insert(kernel.rule);
       if (kernel.rule != names.rule) continue;
       masters.insert(kernel.master);
@@ -209,13 +209,13 @@ class Bench {
     std::byte* planes[kMaxPlanes];
     for (size_t p = 0; p < tensor.planes.size(); ++p) planes[p] = tensor.planes[p].data();
     const std::vector<float> weights = Values(elements_, 1, 0.02f);
-    FindMaster(kernel.master)->load(planes, FindWireFormat("fp32"), weights.data(), 0, elements_);
+    FindMasterFormat(kernel.master)->load(planes, FindWireFormat("fp32"), weights.data(), 0, elements_);
     return tensor;
   }
 
   double UpdateLine(std::istream& in) {
-    const LaneTables& lane = ReadLane(in);
-    const Kernel& kernel = KernelOf(lane, ReadNames(in));
+    const IsaTables& isa = ReadIsa(in);
+    const Kernel& kernel = KernelOf(isa, ReadNames(in));
     const bool stochastic = OneOf(in, "rounding", {"nearest", "stochastic"}) == 1;
     const size_t level = OneOf(in, "statistics", {"off", "core", "full", "dry"});
     const int threads = ReadThreads(in);
@@ -260,8 +260,8 @@ class Bench {
   }
 
   double CurvatureLine(std::istream& in) {
-    const LaneTables& lane = ReadLane(in);
-    const Kernel& kernel = KernelOf(lane, ReadNames(in));
+    const IsaTables& isa = ReadIsa(in);
+    const Kernel& kernel = KernelOf(isa, ReadNames(in));
     const int threads = ReadThreads(in);
     if (kernel.curvature == nullptr) throw BadLine{std::string("'") + kernel.rule + "' has no second moment"};
 
@@ -285,7 +285,7 @@ class Bench {
   }
 
   double MimicLine(std::istream& in) {
-    const Kernel& kernel = KernelOf(*UsableLanes().front(), ReadNames(in));
+    const Kernel& kernel = KernelOf(*UsableIsas().front(), ReadNames(in));
     const int threads = ReadThreads(in);
     const Tensor& tensor = TensorOf(kernel);
     std::vector<bench::Stream> planes;

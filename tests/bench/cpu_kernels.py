@@ -44,8 +44,8 @@ class Ours:
     def __init__(self, program: Path, elements: int, gradient: str):
         self.bench = Answering([program, "--elements", elements, "--gradient", gradient])
         self.elements = elements
-        self.lanes = self.bench.ask("lanes").split(", ")
-        self.best = self.lanes[-1]
+        self.isas = self.bench.ask("isas").split(", ")
+        self.best = self.isas[-1]
         self.variants: dict[str, Variant] = {}
         self.answers: dict[str, float] = {}
 
@@ -60,11 +60,11 @@ class Ours:
             self.answers[line] = float(self.bench.ask(line))
         return self.answers[line]
 
-    def update(self, rule="adamw", formats=USUAL, rounding="nearest", level="off", threads=1, lane=None) -> str:
-        lane = lane or self.best
+    def update(self, rule="adamw", formats=USUAL, rounding="nearest", level="off", threads=1, isa=None) -> str:
+        isa = isa or self.best
         what = f"{rule} {formats} {rounding} {level}"
         return self.add(
-            f"{lane} {what}, {threads} T", f"update {lane} {what} {threads}", threads, self.moved(rule, formats)
+            f"{isa} {what}, {threads} T", f"update {isa} {what} {threads}", threads, self.moved(rule, formats)
         )
 
     def mimic(self, threads: int) -> str:
@@ -130,15 +130,15 @@ def ratio_rows(ours: Ours) -> list[dict]:
     for rounding in ROUNDINGS:
         row(f"{rounding}, 2 T / 1 T", lambda x: (adamw(x, rounding, threads=2), adamw(x, rounding)), 1.85)
     row("mimic, 2 T / 1 T", lambda x: (ours.mimic(2), ours.mimic(1)))
-    if "avx512" in ours.lanes:
-        row("AVX2 / AVX-512, nearest", lambda x: (adamw(x, lane="avx2"), adamw(x, lane="avx512")), 0.65)
-        row("AVX-512 / scalar, nearest", lambda x: (adamw(x, lane="avx512"), adamw(x, lane="scalar")), 7)
+    if "avx512" in ours.isas:
+        row("AVX2 / AVX-512, nearest", lambda x: (adamw(x, isa="avx2"), adamw(x, isa="avx512")), 0.65)
+        row("AVX-512 / scalar, nearest", lambda x: (adamw(x, isa="avx512"), adamw(x, isa="scalar")), 7)
     else:
         missing = "not measured: this processor has no AVX-512"
         row("AVX2 / AVX-512, nearest", None, 0.65, missing=missing)
         row("AVX-512 / scalar, nearest", None, 7, missing=missing)
-        if "avx2" in ours.lanes:
-            row("AVX2 / scalar, nearest", lambda x: (adamw(x, lane="avx2"), adamw(x, lane="scalar")))
+        if "avx2" in ours.isas:
+            row("AVX2 / scalar, nearest", lambda x: (adamw(x, isa="avx2"), adamw(x, isa="scalar")))
     for rounding in ROUNDINGS:
         stable = {"rule": "stable_adamw", "rounding": rounding}
         row(

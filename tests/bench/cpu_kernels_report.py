@@ -16,8 +16,8 @@ def seconds(variant: Variant) -> tuple[float, float, float]:
 def machine() -> str:
     text = Path("/proc/cpuinfo").read_text()
     model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-    lanes = [name for name, flag in (("AVX2", "avx2"), ("AVX-512", "avx512f")) if re.search(rf"\b{flag}\b", text)]
-    return f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores, {' and '.join(lanes) or 'no AVX2'}"
+    isas = [name for name, flag in (("AVX2", "avx2"), ("AVX-512", "avx512f")) if re.search(rf"\b{flag}\b", text)]
+    return f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores, {' and '.join(isas) or 'no AVX2'}"
 
 
 class Report:

@@ -1,17 +1,17 @@
 // What the divider alone allows: three divisions and one square root an element, as AdamW with companded8 takes, on
-// values in the first-level cache. port_pressure.py compiles it with a lane's options, with BALLAST_LANE naming the
-// lane and its header included. Prints nanoseconds an element, and the clock in GHz by a chain of additions of one
+// values in the first-level cache. port_pressure.py compiles it with a isa's options, with BALLAST_VECTOR naming the
+// isa and its header included. Prints nanoseconds an element, and the clock in GHz by a chain of additions of one
 // cycle each.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
-#include "kernels/simd/lane.h"
+#include "kernels/simd/vector.h"
 
 namespace ballast::kernels {
 namespace {
 
-using L = BALLAST_LANE;
+using V = BALLAST_VECTOR;
 constexpr int kElements = 1024;
 constexpr int kPasses = 4000;
 alignas(64) float a[kElements], b[kElements], c[kElements], out[kElements];
@@ -26,10 +26,10 @@ double DividerNanoseconds() {
   }
   const double started = Now();
   for (int pass = 0; pass < kPasses; ++pass) {
-    for (int i = 0; i < kElements; i += L::kWidth) {
-      const auto x = L::Load(a + i), y = L::Load(b + i), z = L::Load(c + i);
-      const auto sum = L::Add(L::Add(L::Div(x, y), L::Div(y, z)), L::Add(L::Div(z, x), L::Sqrt(z)));
-      L::Store(out + i, sum);
+    for (int i = 0; i < kElements; i += V::kWidth) {
+      const auto x = V::Load(a + i), y = V::Load(b + i), z = V::Load(c + i);
+      const auto sum = V::Add(V::Add(V::Div(x, y), V::Div(y, z)), V::Add(V::Div(z, x), V::Sqrt(z)));
+      V::Store(out + i, sum);
     }
     asm volatile("" ::: "memory");
   }

@@ -59,7 +59,7 @@ std::vector<Work> AllWork(const Options& options) {
     all.push_back({"2^" + std::to_string(bits), std::vector<uint64_t>(std::max<uint64_t>(1, kRound / n), n), false});
   }
   all.push_back({"ViT-S/16", VisionShapes(384, 12), true});
-  all.push_back({"ViT-L/16", VisionShapes(1024, 24), true});
+  all.push_back({"ViT-V/16", VisionShapes(1024, 24), true});
   all.push_back(
       {"Llama-3.1-8B, " + std::to_string(options.llama_layers) + " layers", LlamaShapes(options.llama_layers), true});
   return all;

@@ -55,7 +55,7 @@ def identity(folder: Path) -> list[str]:
     found = rows[0]
     lines = [
         f"{found['states']} states compared byte for byte over {found['kernels']} kernels and {found['masters']} masters, "
-        f"against the CPU's {found['lane']} lane: **{found['differences']} differences**. "
+        f"against the CPU's {found['isa']} isa: **{found['differences']} differences**. "
         f"{found['rejected']} of {found['blocks']} blocks were rejected, on both sides. {found['checks']} other checks."
     ]
     lines += [f"First difference: {found['first']}"] if found["first"] else []

@@ -163,12 +163,12 @@ class Tensors {
   };
 
   void LoadWeights() const {
-    const auto master = static_cast<size_t>(FindMaster(kernel_.master) - Masters().data());
+    const auto master = static_cast<size_t>(FindMasterFormat(kernel_.master) - MasterFormats().data());
     const DeviceArray refused = Uploaded(std::vector<uint32_t>{0}, stream_);
     std::vector<DeviceCopy> batch;
     for (size_t i = 0; i < places_.size(); ++i) {
       DeviceCopy copy{.last = work_.sizes[i], .first_tile = places_[i].first_tile};
-      for (size_t p = 0; p < Masters()[master].planes.size(); ++p)
+      for (size_t p = 0; p < MasterFormats()[master].planes.size(); ++p)
         copy.planes[p] = planes_[p].data() + places_[i].plane[p];
       copy.payload = gradient_.data() + places_[i].element * 2;
       copy.refused = refused.as<uint32_t>();

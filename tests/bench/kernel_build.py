@@ -3,7 +3,7 @@
 
     tests/bench/kernel_build.py [--limit SECONDS]     (default 180: what two processors may take)
 
-Prints the seconds, the processors, the kernels and the lanes; exits 1 beyond the limit.
+Prints the seconds, the processors, the kernels and the isas; exits 1 beyond the limit.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Why a kernel is as fast as it is: what its two hot loops ask of a processor's ports, by llvm-mca's models.
 
-    port_pressure.py [--lane avx2|avx512] [--mcpu NAME] [--llvm-mca PROGRAM]
+    port_pressure.py [--isa avx2|avx512] [--mcpu NAME] [--llvm-mca PROGRAM]
 
-Compiles AdamW with split24 and companded8 alone, with the lane's own options of kernels/CMakeLists.txt, and takes the
+Compiles AdamW with split24 and companded8 alone, with the isa's own options of kernels/CMakeLists.txt, and takes the
 loops over a row's eight blocks of 32: apply (decode, update, largest magnitudes) and encode. Left out are the
 widening of gradients, what is done once a row, and memory: the cycles are a bound from below. Beside them stands what
-the divider alone allows, three divisions and a root, timed on this processor where it has the lane. Skips, saying so,
+the divider alone allows, three divisions and a root, timed on this processor where it has the isa. Skips, saying so,
 without llvm-mca (Debian: package llvm, group bench of deploy/packages.sh).
 """
 
@@ -22,10 +22,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WORK = ROOT / "build" / "port-pressure"
 # The type, a processor that llvm-mca 14 models, what Linux calls the widest instructions that are needed, elements.
-LANES = {"avx2": ("Avx2Lane", "znver3", "avx2", 8), "avx512": ("Avx512Lane", "icelake-server", "avx512vl", 16)}
+ISAS = {"avx2": ("Avx2Vector", "znver3", "avx2", 8), "avx512": ("Avx512Vector", "icelake-server", "avx512vl", 16)}
 APPLY = ("apply, statistics off", "apply, statistics on")
 ENCODE = ("encode, nearest", "encode, stochastic")
-SOURCE = """#include "kernels/simd/{lane}.h"
+SOURCE = """#include "kernels/simd/{isa}.h"
 #include "kernels/cpu/cpu_tables.h"
 
 namespace ballast::kernels {{
@@ -43,11 +43,11 @@ def run(*command) -> str:
     return done.stdout
 
 
-def lane_command(lane: str) -> list[str]:
-    """The compiler and the options that kernels/CMakeLists.txt gives the lane's unit, without files."""
+def isa_command(isa: str) -> list[str]:
+    """The compiler and the options that kernels/CMakeLists.txt gives the isa's unit, without files."""
     run("cmake", "-S", "kernels", "-B", WORK, "-G", "Ninja", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
     units = json.loads((WORK / "compile_commands.json").read_text())
-    unit = next(unit for unit in units if unit["file"].endswith(f"cpu/{lane}.cc"))
+    unit = next(unit for unit in units if unit["file"].endswith(f"cpu/{isa}.cc"))
     words = shlex.split(unit["command"])
     return words[: words.index("-o")]
 
@@ -96,18 +96,18 @@ def analyse(llvm_mca: str, mcpu: str, body: list[str], elements: int) -> dict:
     }
 
 
-def divider(lane: str, command: list[str]) -> tuple[float, float] | None:
-    """Nanoseconds an element and the clock in GHz, where this processor has the lane."""
-    type_name, _, flag, _ = LANES[lane]
+def divider(isa: str, command: list[str]) -> tuple[float, float] | None:
+    """Nanoseconds an element and the clock in GHz, where this processor has the isa."""
+    type_name, _, flag, _ = ISAS[isa]
     if flag not in Path("/proc/cpuinfo").read_text():
         return None
     program = WORK / "divider_floor"
-    lane_options = ["-include", f"kernels/simd/{lane}.h", f"-DBALLAST_LANE={type_name}"]
-    run(*command, *lane_options, HERE / "divider_floor.cc", "-o", program)
+    isa_options = ["-include", f"kernels/simd/{isa}.h", f"-DBALLAST_LANE={type_name}"]
+    run(*command, *isa_options, HERE / "divider_floor.cc", "-o", program)
     return tuple(map(float, run(program).split()))
 
 
-def print_bounds(lane: str, cycles: dict[str, float], measured: tuple[float, float] | None):
+def print_bounds(isa: str, cycles: dict[str, float], measured: tuple[float, float] | None):
     for rounding in ("nearest", "stochastic"):
         for level in ("off", "on"):
             parts = [cycles.get(f"apply, statistics {level}"), cycles.get(f"encode, {rounding}")]
@@ -118,7 +118,7 @@ def print_bounds(lane: str, cycles: dict[str, float], measured: tuple[float, flo
                 text += f", so at most {1e3 * measured[1] / sum(parts):.0f} Mparam/s at the {measured[1]:.2f} GHz seen"
             print(text + ".")
     if not measured:
-        print(f"Divider floor and clock: not measured: this processor has no {LANES[lane][2]}.")
+        print(f"Divider floor and clock: not measured: this processor has no {ISAS[isa][2]}.")
         return
     nanoseconds, gigahertz = measured
     print(
@@ -127,35 +127,35 @@ def print_bounds(lane: str, cycles: dict[str, float], measured: tuple[float, flo
     )
 
 
-def report(lane: str, mcpu: str, llvm_mca: str):
-    command = lane_command(lane)
-    source, assembly = WORK / f"{lane}.cc", WORK / f"{lane}.s"
-    source.write_text(SOURCE.format(lane=lane, type=LANES[lane][0]))
+def report(isa: str, mcpu: str, llvm_mca: str):
+    command = isa_command(isa)
+    source, assembly = WORK / f"{isa}.cc", WORK / f"{isa}.s"
+    source.write_text(SOURCE.format(isa=isa, type=ISAS[isa][0]))
     run(*command, "-g0", "-S", source, "-o", assembly)
     loops = hot_loops(assembly.read_text().splitlines())
-    print(f"AdamW split24 companded8, lane {lane}, model {mcpu}; a parameter each, memory and gradients left out\n")
+    print(f"AdamW split24 companded8, isa {isa}, model {mcpu}; a parameter each, memory and gradients left out\n")
     print("| loop | instructions | uops | cycles | busiest ports |\n| --- | --- | --- | --- | --- |")
     cycles = {}
     for name, (body, vectors) in loops.items():
-        found = analyse(llvm_mca, mcpu, body, vectors * LANES[lane][3])
+        found = analyse(llvm_mca, mcpu, body, vectors * ISAS[isa][3])
         cycles[name] = found["cycles"]
         ports = ", ".join(f"{port} {load:.2f}" for load, port in found["ports"])
         print(f"| {name} | {found['instructions']:.1f} | {found['uops']:.1f} | {found['cycles']:.2f} | {ports} |")
     print()
-    print_bounds(lane, cycles, divider(lane, command))
+    print_bounds(isa, cycles, divider(isa, command))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lane", choices=LANES, action="append")
+    parser.add_argument("--isa", choices=ISAS, action="append")
     parser.add_argument("--mcpu", help="llvm-mca's name of the processor")
     parser.add_argument("--llvm-mca", default=shutil.which("llvm-mca-14") or shutil.which("llvm-mca"))
     options = parser.parse_args()
     if not options.llvm_mca:
         print("!! SKIPPED: no llvm-mca here (deploy/packages.sh bench)")
         return
-    for lane in options.lane or LANES:
-        report(lane, options.mcpu or LANES[lane][1], options.llvm_mca)
+    for isa in options.isa or ISAS:
+        report(isa, options.mcpu or ISAS[isa][1], options.llvm_mca)
         print()
 
 

@@ -26,9 +26,9 @@ void Form32(benchmark::State& state) {
   if (!CanRun(state)) return;
   uint64_t key = 42;
   for (auto _ : state) {
-    const RandomStream<ScalarLane> stream(key, 0);
+    const RandomStream<ScalarVector> stream(key, 0);
     for (uint64_t e = 0; e < kCount; ++e) {
-      const RandomWords<ScalarLane> r = stream.At(e);
+      const RandomWords<ScalarVector> r = stream.At(e);
       state_words[e] = r.state;
       master_words[e] = r.master;
     }

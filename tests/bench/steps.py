@@ -3,9 +3,9 @@
 
     steps.py [--quick] [--json FILE] [--record] [--rounds N] [--quiet-wait SECONDS]
 
-Trainers that compute nothing push gradients of plain SGD to a daemon of one thread and get the weights back: by lane, by
-pair of formats, by ranks, by tensors, by commit mode. All cases take turns, beside lanes_bench's push and pull of as many
-bytes on the same lane. The time the daemon's device was busy with updates is told by its metrics and taken off, but for
+Trainers that compute nothing push gradients of plain SGD to a daemon of one thread and get the weights back: by transport, by
+pair of formats, by ranks, by tensors, by commit mode. All cases take turns, beside transports_bench's push and pull of as many
+bytes on the same transport. The time the daemon's device was busy with updates is told by its metrics and taken off, but for
 the tables. --record writes results/steps.md. Exit code 1: a limit that was measured undisturbed is not kept.
 """
 
@@ -27,7 +27,10 @@ from turns import Answering, Load, children, quartiles
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIMIT = 1.15  # of the whole step without its updates, to push and then pull
-LANES = {"grpc": ("gRPC over TCP", "tcp"), "shm": ("shared memory", "shm")}  # the step's name: ours, lanes_bench's
+TRANSPORTS = {
+    "grpc": ("gRPC over TCP", "tcp"),
+    "shm": ("shared memory", "shm"),
+}  # the step's name: ours, transports_bench's
 LARGE, MEDIUM, SMALL = 25_000_000, 10_000_000, 2_500_000  # parameters
 PAIRS = [
     ("fp32", "fp32"),
@@ -45,7 +48,7 @@ UPDATE = re.compile(r'^ballast_step_phase_duration_seconds_sum\{[^}]*phase="upda
 class Case:
     """One kind of step, or one transfer; seconds of one, a value a round."""
 
-    lane: str
+    transport: str
     parameters: int
     ranks: int = 1
     tensors: int = 50
@@ -58,7 +61,7 @@ class Case:
 
     def line(self) -> str:
         shape = f"{self.ranks} {self.tensors} {self.parameters}"
-        return f"{self.lane} {shape} {self.gradient} {self.serving} {self.commit} {self.steps}"
+        return f"{self.transport} {shape} {self.gradient} {self.serving} {self.commit} {self.steps}"
 
     def run(self, steps: Answering, daemon):
         before = update_seconds(daemon)
@@ -87,7 +90,7 @@ class Suite:
     pairs: dict[tuple[str, str, str], Case]
     ranks: dict[tuple[str, int], Case]
     tensors: dict[tuple[str, int], Case]
-    transfers: dict[tuple[str, str], list[float]]  # lane, mode
+    transfers: dict[tuple[str, str], list[float]]  # transport, mode
 
     def cases(self) -> list[Case]:
         return [
@@ -99,15 +102,23 @@ class Suite:
 
 def make_suite(scale: int) -> Suite:
     return Suite(
-        {lane: Case(lane, LARGE // scale) for lane in LANES},
-        {lane: Case(lane, LARGE // scale, commit="staged") for lane in LANES},
+        {transport: Case(transport, LARGE // scale) for transport in TRANSPORTS},
+        {transport: Case(transport, LARGE // scale, commit="staged") for transport in TRANSPORTS},
         {
-            (lane, *pair): Case(lane, LARGE // scale, gradient=pair[0], serving=pair[1])
-            for lane in LANES
+            (transport, *pair): Case(transport, LARGE // scale, gradient=pair[0], serving=pair[1])
+            for transport in TRANSPORTS
             for pair in PAIRS[1:]
         },
-        {(lane, ranks): Case(lane, SMALL // scale, ranks=ranks) for lane in LANES for ranks in (1, 2, 4, 8)},
-        {(lane, count): Case(lane, MEDIUM // scale, tensors=count) for lane in LANES for count in (10, 1000, 20000)},
+        {
+            (transport, ranks): Case(transport, SMALL // scale, ranks=ranks)
+            for transport in TRANSPORTS
+            for ranks in (1, 2, 4, 8)
+        },
+        {
+            (transport, count): Case(transport, MEDIUM // scale, tensors=count)
+            for transport in TRANSPORTS
+            for count in (10, 1000, 20000)
+        },
         {},
     )
 
@@ -117,37 +128,37 @@ def measure(suite: Suite, build: Path, options: argparse.Namespace) -> Load:
     with tempfile.TemporaryDirectory(prefix="ballast-steps-") as folder:
         with trainer.own_daemon("--shm_socket", f"{folder}/daemon.sock") as daemon:
             steps = Answering([build / "tests" / "bench" / "steps_bench", daemon.server])
-            lanes = Answering([build / "tests" / "bench" / "lanes_bench", folder])
+            transports = Answering([build / "tests" / "bench" / "transports_bench", folder])
             try:
                 for number in range(options.rounds):
-                    one_round(suite, number, (steps, lanes, daemon), load, options)
+                    one_round(suite, number, (steps, transports, daemon), load, options)
             finally:
                 steps.close()
-                lanes.close()
+                transports.close()
     return load
 
 
 def one_round(suite: Suite, number: int, programs, load: Load, options: argparse.Namespace):
-    steps, lanes, daemon = programs
-    lanes.ask("memcpy push 1024 1")  # by its answer its peers are there
+    steps, transports, daemon = programs
+    transports.ask("memcpy push 1024 1")  # by its answer its peers are there
     load.wait_until_quiet(options.quiet_wait / options.rounds)
     load.begin_round(
-        [os.getpid(), steps.process.pid, lanes.process.pid, daemon.process.pid, *children(lanes.process.pid)]
+        [os.getpid(), steps.process.pid, transports.process.pid, daemon.process.pid, *children(transports.process.pid)]
     )
     nbytes = next(iter(suite.overhead.values())).parameters * 4
-    for lane, (_title, name) in LANES.items():
+    for transport, (_title, name) in TRANSPORTS.items():
         for mode in ("push", "pull", "both"):
-            taken = float(lanes.ask(f"{name} {mode} {nbytes} 5").split()[0]) / 5
-            suite.transfers.setdefault((lane, mode), []).append(taken)
+            taken = float(transports.ask(f"{name} {mode} {nbytes} 5").split()[0]) / 5
+            suite.transfers.setdefault((transport, mode), []).append(taken)
     for case in suite.cases() if number % 2 == 0 else reversed(suite.cases()):
         case.run(steps, daemon)
     load.end_round()
     print(f"round {number + 1} of {options.rounds}: others used {load.shares[-1]:.2f} cores", file=sys.stderr)
 
 
-def overheads(suite: Suite, lane: str) -> list[float]:
+def overheads(suite: Suite, transport: str) -> list[float]:
     """By round, the time of a step without its updates, as a multiple of a push and then a pull."""
-    case, push, pull = suite.overhead[lane], suite.transfers[lane, "push"], suite.transfers[lane, "pull"]
+    case, push, pull = suite.overhead[transport], suite.transfers[transport, "push"], suite.transfers[transport, "pull"]
     return [(s - u) / (a + b) for s, u, a, b in zip(case.seconds, case.updates, push, pull)]
 
 
@@ -175,16 +186,16 @@ def overhead_table(suite: Suite) -> list[str]:
         "",
         f"The limit is {LIMIT} for the step without its updates, to the same bytes pushed and then pulled.",
         "",
-        "| lane | step, ms | updates in it, ms | push, ms | pull, ms | both at once, ms | step without updates / push "
+        "| transport | step, ms | updates in it, ms | push, ms | pull, ms | both at once, ms | step without updates / push "
         "and pull | whole step / push and pull | staged step, ms |",
         "| --- " * 9 + "|",
     ]
-    for lane, (title, _name) in LANES.items():
-        case, moved = suite.overhead[lane], [suite.transfers[lane, mode] for mode in ("push", "pull", "both")]
+    for transport, (title, _name) in TRANSPORTS.items():
+        case, moved = suite.overhead[transport], [suite.transfers[transport, mode] for mode in ("push", "pull", "both")]
         whole = [s / (a + b) for s, a, b in zip(case.seconds, moved[0], moved[1])]
         cells = [title, case.ms(), spread([1000 * u for u in case.updates])]
         cells += [spread([1000 * t for t in times]) for times in moved]
-        cells += [spread(overheads(suite, lane)), spread(whole), suite.commit[lane].ms()]
+        cells += [spread(overheads(suite, transport)), spread(whole), suite.commit[transport].ms()]
         lines.append("| " + " | ".join(cells) + " |")
     return lines + [""]
 
@@ -193,15 +204,15 @@ def pairs_table(suite: Suite) -> list[str]:
     lines = [
         "## The same by what gradients and weights travel in",
         "",
-        "| lane | gradients | weights | bytes a parameter | step, ms | of fp32, fp32 |",
+        "| transport | gradients | weights | bytes a parameter | step, ms | of fp32, fp32 |",
         "| --- " * 6 + "|",
     ]
     width = {"fp32": 4, "bf16": 2}
-    for lane, (title, _name) in LANES.items():
+    for transport, (title, _name) in TRANSPORTS.items():
         for pair in PAIRS:
-            case = suite.overhead[lane] if pair == PAIRS[0] else suite.pairs[lane, *pair]
+            case = suite.overhead[transport] if pair == PAIRS[0] else suite.pairs[transport, *pair]
             nbytes = sum(width.get(name, 1) for name in pair)
-            share = relative(case, suite.overhead[lane])
+            share = relative(case, suite.overhead[transport])
             lines.append(f"| {title} | {pair[0]} | {pair[1]} | {nbytes} | {case.ms()} | {share} |")
     return lines + [""]
 
@@ -211,37 +222,39 @@ def growth_tables(suite: Suite) -> list[str]:
     lines = [
         f"## As ranks grow: {small:.3g} M parameters of fp32 from each",
         "",
-        "| lane | ranks | step, ms | of one rank | a rank, of one rank |",
+        "| transport | ranks | step, ms | of one rank | a rank, of one rank |",
         "| --- " * 5 + "|",
     ]
-    for (lane, ranks), case in suite.ranks.items():
-        first = suite.ranks[lane, 1]
+    for (transport, ranks), case in suite.ranks.items():
+        first = suite.ranks[transport, 1]
         each = statistics.median(a / b / ranks for a, b in zip(case.seconds, first.seconds))
-        lines.append(f"| {LANES[lane][0]} | {ranks} | {case.ms()} | {relative(case, first)} | {each:.2f} |")
+        lines.append(f"| {TRANSPORTS[transport][0]} | {ranks} | {case.ms()} | {relative(case, first)} | {each:.2f} |")
     lines += [
         "",
         f"## As tensors grow: {medium:.3g} M parameters of fp32 in all",
         "",
-        "| lane | tensors | step, ms | of 10 tensors | us a tensor more |",
+        "| transport | tensors | step, ms | of 10 tensors | us a tensor more |",
         "| --- " * 5 + "|",
     ]
-    for (lane, count), case in suite.tensors.items():
-        first = suite.tensors[lane, 10]
+    for (transport, count), case in suite.tensors.items():
+        first = suite.tensors[transport, 10]
         more = statistics.median(a - b for a, b in zip(case.seconds, first.seconds)) / max(1, count - 10)
-        cells = [LANES[lane][0], f"{count:,}", case.ms(), relative(case, first), f"{more * 1e6:.3g}"]
+        cells = [TRANSPORTS[transport][0], f"{count:,}", case.ms(), relative(case, first), f"{more * 1e6:.3g}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def rows(suite: Suite, rounds: int) -> list[dict]:
     made = []
-    for lane, (title, _name) in LANES.items():
-        case = suite.overhead[lane]
+    for transport, (title, _name) in TRANSPORTS.items():
+        case = suite.overhead[transport]
         step = statistics.median(s - u for s, u in zip(case.seconds, case.updates))
-        bound = statistics.median(a + b for a, b in zip(suite.transfers[lane, "push"], suite.transfers[lane, "pull"]))
+        bound = statistics.median(
+            a + b for a, b in zip(suite.transfers[transport, "push"], suite.transfers[transport, "pull"])
+        )
         name = f"{title}: step without updates, to push and then pull"
         made.append({"name": name, "value": 1000 * step, "unit": "ms", "bound": 1000 * bound})
-        made[-1] |= {"ratio": statistics.median(overheads(suite, lane)), "n": rounds}
+        made[-1] |= {"ratio": statistics.median(overheads(suite, transport)), "n": rounds}
     return made
 
 
@@ -264,7 +277,9 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(rows(suite, options.rounds)))
     return int(
-        load.quiet and not options.quick and any(statistics.median(overheads(suite, lane)) > LIMIT for lane in LANES)
+        load.quiet
+        and not options.quick
+        and any(statistics.median(overheads(suite, transport)) > LIMIT for transport in TRANSPORTS)
     )
 
 

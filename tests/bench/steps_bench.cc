@@ -2,10 +2,10 @@
 // daemon. steps.py asks it in turns.
 //
 //   steps_bench SERVER
-//   > LANE RANKS TENSORS PARAMETERS GRADIENT SERVING COMMIT STEPS
+//   > TRANSPORT RANKS TENSORS PARAMETERS GRADIENT SERVING COMMIT STEPS
 //   < SECONDS OWN_CPU_SECONDS
 //
-// LANE: grpc, shm. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT: release,
+// TRANSPORT: grpc, shm. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT: release,
 // staged. Each rank has a thread and a client, all in this process; SECONDS are of the STEPS after a first one that
 // does not count, from the begin of the first rank to the end of the last. The rule is plain SGD over fp32 weights: the
 // cheapest update there is.
@@ -31,7 +31,7 @@ namespace ballast::bench {
 namespace {
 
 struct Case {
-  std::string lane;
+  std::string transport;
   uint32_t ranks = 1, tensors = 1;
   uint64_t parameters = 0;
   std::string gradient, serving, commit;
@@ -91,8 +91,9 @@ class Trainer {
         weights_(wanted.tensors * wanted.elements() * FormatBytes(wanted.serving)),
         scales_(wanted.tensors) {
     OrDie(client_->CreateRun(Spec(wanted, run)));
-    const LaneWish lane = wanted.lane == "shm" ? LaneWish::kShm : LaneWish::kGrpc;
-    const auto attachment = OrDie(client_->Attach({.run_id = run, .rank = rank, .world = wanted.ranks, .lane = lane}));
+    const TransportChoice transport = wanted.transport == "shm" ? TransportChoice::kShm : TransportChoice::kGrpc;
+    const auto attachment =
+        OrDie(client_->Attach({.run_id = run, .rank = rank, .world = wanted.ranks, .transport = transport}));
     if (!attachment.weights_loaded) Load();
     Bind();
   }
@@ -164,7 +165,7 @@ int Main(const std::string& server) {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // as a trainer's environment may
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   Case wanted;
-  for (uint64_t number = 0; std::cin >> wanted.lane >> wanted.ranks >> wanted.tensors >> wanted.parameters >>
+  for (uint64_t number = 0; std::cin >> wanted.transport >> wanted.ranks >> wanted.tensors >> wanted.parameters >>
                             wanted.gradient >> wanted.serving >> wanted.commit >> wanted.steps;
        ++number) {
     const std::string run = absl::StrCat("steps-", number);

@@ -12,7 +12,7 @@ namespace ballast {
 
 CuttingProxy::CuttingProxy(const std::string& target, std::deque<uint64_t> cuts)
     : target_port_(PortOf(target)), listener_(LoopbackSocket::Listen()), cuts_(std::move(cuts)) {
-  if (pipe(stop_) == 0) thread_ = std::thread([this] { Serve(); });
+  if (pipe(stop_) == 0) thread_ = std::thread([this] { Loop(); });
 }
 
 CuttingProxy::~CuttingProxy() {
@@ -29,7 +29,7 @@ int CuttingProxy::connections() const {
 }
 
 // One connection at a time: a client has one.
-void CuttingProxy::Serve() {
+void CuttingProxy::Loop() {
   for (;;) {
     pollfd waited[] = {{stop_[0], POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
     if (poll(waited, 2, -1) < 0 || waited[0].revents != 0) return;

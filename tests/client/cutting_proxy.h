@@ -24,7 +24,7 @@ class CuttingProxy {
   int connections() const;
 
  private:
-  void Serve();
+  void Loop();
   void Relay(const LoopbackSocket& near, const LoopbackSocket& far, uint64_t limit);
 
   const uint16_t target_port_;

@@ -13,7 +13,7 @@
 namespace ballast {
 namespace {
 
-class RewindTest : public ::testing::TestWithParam<LaneWish> {
+class RewindTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
   std::unique_ptr<Client> Open(const std::string& server) {
     return Client::Connect({.server = server, .log = [](const std::string&) {}}).value();
@@ -26,7 +26,7 @@ class RewindTest : public ::testing::TestWithParam<LaneWish> {
     ASSERT_TRUE(client.Attach(Rank()).ok());
     ASSERT_TRUE(problem_.UploadAndBind(client).ok());
   }
-  static AttachOptions Rank() { return {.run_id = "least-squares", .lane = GetParam()}; }
+  static AttachOptions Rank() { return {.run_id = "least-squares", .transport = GetParam()}; }
   static v1::RewindRequest To(uint64_t step) {
     v1::RewindRequest request;
     request.set_run_id("least-squares");
@@ -93,8 +93,10 @@ TEST_P(RewindTest, AStepUnderWayIsToldOfTheRewind) {
   EXPECT_EQ(Train(*client, 2), first);
 }
 
-INSTANTIATE_TEST_SUITE_P(Lanes, RewindTest, ::testing::Values(LaneWish::kGrpc, LaneWish::kShm),
-                         [](const auto& lane) { return lane.param == LaneWish::kShm ? "Shm" : "Grpc"; });
+INSTANTIATE_TEST_SUITE_P(Transports, RewindTest, ::testing::Values(TransportChoice::kGrpc, TransportChoice::kShm),
+                         [](const auto& transport) {
+                           return transport.param == TransportChoice::kShm ? "Shm" : "Grpc";
+                         });
 
 }  // namespace
 }  // namespace ballast

@@ -56,7 +56,7 @@ def next_step(optimizer: ballast.AdamW) -> int:
 def transports_of(optimizer: ballast.AdamW, rank: int) -> set[str]:
     """The rank's, where the daemon shows one: while a run is rewound it does not."""
     lines = [line for line in optimizer.run_status()["ranks"] if line.startswith(f"rank {rank}:")]
-    return {line.rpartition("lane ")[2] for line in lines if "lane " in line}
+    return {line.rpartition("transport ")[2] for line in lines if "transport " in line}
 
 
 class Trainer:

@@ -55,7 +55,7 @@ def measure(folder: Path, parameters: int, commit: str) -> dict[str, int]:
         peak = status_bytes(daemon.process.pid, "VmHWM")
         metrics = daemon.get("/metrics")[1]
     lines = [line for line in metrics.splitlines() if line.startswith("ballast_received_bytes_total{")]
-    received = sum(int(float(line.split()[-1])) for line in lines)  # over all lanes
+    received = sum(int(float(line.split()[-1])) for line in lines)  # over all transports
     return {"planned": planned, "idle": idle, "peak": peak, "received": received}
 
 

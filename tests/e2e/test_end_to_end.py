@@ -71,7 +71,8 @@ def test_python_trains_and_is_measured(daemon):
     assert metric(metrics, "ballast_step", run_id="py") == 60
     assert metric(metrics, "ballast_loss", run_id="py") == pytest.approx(float(result.stdout.split()[-1]), rel=1e-5)
     received = [
-        metric(metrics, "ballast_received_bytes_total", run_id="py", transport=lane) for lane in ("grpc", "shm")
+        metric(metrics, "ballast_received_bytes_total", run_id="py", transport=transport)
+        for transport in ("grpc", "shm")
     ]
     assert sum(received) == 60 * 4 * (16 * 64 + 64 + 64 + 1)
     runs = daemon.ctl("runs")

@@ -58,14 +58,14 @@ def test_the_transport_is_taken_without_asking_and_shown(daemon):
     result = subprocess.run([EXAMPLE, daemon.server], capture_output=True, text=True, env=plain_environment())
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    assert [line["lane"] for line in streams(daemon)] == ["shm"]
+    assert [line["transport"] for line in streams(daemon)] == ["shm"]
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm", "grpc"])
 def test_the_option_of_python_chooses(daemon, transport):
     trainer = start_trainer(daemon, transport)
     try:
-        taken = f"connected, lane {'grpc' if transport == 'grpc' else 'shm'}"
+        taken = f"connected, transport {'grpc' if transport == 'grpc' else 'shm'}"
         until(taken, lambda: rank_line(daemon).endswith(taken))
     finally:
         trainer.kill()
@@ -79,7 +79,7 @@ def test_a_killed_trainer_is_noticed_and_its_successor_goes_on(daemon):
     until("the rank is gone", lambda: "not connected" in rank_line(daemon))
     successor = start_trainer(daemon, "shm", weights="server")
     try:
-        until("the rank is back", lambda: rank_line(daemon).endswith(" connected, lane shm"))
+        until("the rank is back", lambda: rank_line(daemon).endswith(" connected, transport shm"))
     finally:
         successor.kill()
         successor.communicate()
@@ -116,5 +116,5 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path):
     with Daemon(tmp_path, "--shm_socket", f"{folder}/") as running:
         result = subprocess.run([EXAMPLE, running.server], capture_output=True, text=True, env=plain_environment())
         assert result.returncode == 0, result.stderr
-        assert [line["lane"] for line in streams(running)] == ["grpc"]
+        assert [line["transport"] for line in streams(running)] == ["grpc"]
         assert "only this user can write to" in running.log.read_text()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The kernels' identity test on an emulated processor with AVX-512: every kernel of the registry in the lanes scalar,
+# The kernels' identity test on an emulated processor with AVX-512: every kernel of the registry in the isas scalar,
 # AVX2 and AVX-512, bit for bit. For machines whose own processor lacks AVX-512; elsewhere tests/run.sh does it.
 #
 #   tests/emulated/kernels.sh [--timeout SECONDS] [GTEST_FLAG...]     (default: 3600 s)

@@ -48,15 +48,15 @@ struct Buffer {
 
 void CheckFinite(const Kernel& kernel, const Update& u) {
   std::vector<float> values(u.n);
-  FindMaster(kernel.master)->serve(u.planes, FindWireFormat("fp32"), nullptr, 1, values.data(), 0, u.n);
+  FindMasterFormat(kernel.master)->encode_weights(u.planes, FindWireFormat("fp32"), nullptr, 1, values.data(), 0, u.n);
   const auto check = [&](const char* what, bool negative) {
     for (uint64_t i = 0; i < u.n; ++i) {
       if (!std::isfinite(values[i]) || (!negative && values[i] < 0)) Fail(kernel, what, i, values[i]);
     }
   };
   check("the weight", true);
-  const State& state = *FindState(kernel.state);
-  const size_t master_planes = FindMaster(kernel.master)->planes.size();
+  const MomentFormat& state = *FindMomentFormat(kernel.state);
+  const size_t master_planes = FindMasterFormat(kernel.master)->planes.size();
   state.momentum.decode(u.planes + master_planes, values.data(), u.n);
   check("m", true);
   if (master_planes + state.momentum.planes.size() == kernel.planes.size()) return;
@@ -95,7 +95,7 @@ void RunOne(Input in) {
   std::vector<float> weights(u.n);
   for (float& w : weights) w = in.Take<float>();
   for (float& w : weights) w = std::isfinite(w) ? w : 1.0f;
-  if (!FindMaster(kernel.master)->load(u.planes, FindWireFormat("fp32"), weights.data(), 0, u.n)) std::abort();
+  if (!FindMasterFormat(kernel.master)->load(u.planes, FindWireFormat("fp32"), weights.data(), 0, u.n)) std::abort();
 
   const size_t bytes = WireFormats()[static_cast<size_t>(u.grad_format)].bytes;
   std::vector<std::byte> grad(u.n * bytes);

@@ -29,7 +29,7 @@ sim::RunShape ShapeFrom(Input* in) {
   run.machine.most_micros = 1 + in->Below(3);
   run.machine.lease_s = 2;
   run.machine.rank_timeout_s = 10;
-  Reduction::Options& reduction = run.machine.reduction;
+  ReductionTracker::Options& reduction = run.machine.reduction;
   const uint32_t tensors = 1 + in->Below(4), pools = 1 + in->Below(2);
   const bool whole = run.machine.commit == Commit::kStaged || run.machine.most_micros > 1 || in->Below(2) == 0;
   reduction.pool_bytes.resize(pools);

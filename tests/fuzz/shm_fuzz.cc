@@ -1,4 +1,4 @@
-// The daemon's end of the shared-memory lane against a trainer that may write anything anywhere at any time: bytes are
+// The daemon's end of the shared-memory transport against a trainer that may write anything anywhere at any time: bytes are
 // read as what such a trainer does, between what the daemon does. Whatever it is, a record's body and payload lie
 // within their bounds, no slot is borrowed or filled twice, and memory grows only with bytes that came.
 //

@@ -8,7 +8,7 @@ namespace {
 
 // Every v of the tensor is 1: the largest code under a scale of 1.
 void SetVarianceToOne(Tensor* tensor) {
-  const size_t p = SlotPlane(tensor->kernel(), Kind::kVariance);
+  const size_t p = MomentPlane(tensor->kernel(), PlaneKind::kVariance);
   std::memset(tensor->plane(p), 0xff, tensor->size());
   const uint16_t one = 0x3f80;
   for (uint64_t b = 0; b < tensor->size() / kBlock; ++b) std::memcpy(tensor->plane(p + 1) + b * 2, &one, 2);
@@ -44,7 +44,7 @@ double RatioToExact(double beta2, double deviation) {
       squares[i] = beta2 * squares[i] + (1 - beta2) * g * g;
     }
   }
-  return Mean(DecodeSlot(tensor, Kind::kVariance).values) / Mean(squares);
+  return Mean(DecodeMoment(tensor, PlaneKind::kVariance).values) / Mean(squares);
 }
 
 TEST(AcceptanceTest, TheVarianceFollowsSteadyGradients) {

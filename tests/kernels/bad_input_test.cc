@@ -27,8 +27,8 @@ TEST(BadInputTest, ZeroGradientsOnFreshStateMoveNothing) {
         EXPECT_EQ(s.unchanged, 600u);
       }
       EXPECT_EQ(tensor.Weights(), before);
-      for (const double m : DecodeSlot(tensor, Kind::kMomentum).values) ASSERT_EQ(m, 0);
-      for (const double v : DecodeSlot(tensor, Kind::kVariance).values) ASSERT_EQ(v, 0);
+      for (const double m : DecodeMoment(tensor, PlaneKind::kMomentum).values) ASSERT_EQ(m, 0);
+      for (const double v : DecodeMoment(tensor, PlaneKind::kVariance).values) ASSERT_EQ(v, 0);
     }
   }
 }

@@ -24,8 +24,8 @@ T ReadPlane(const Tensor& tensor, size_t plane, uint64_t index) {
   return ReadAt<T>(tensor.plane(plane), index);
 }
 
-// The index of the slot's first plane, of `kind`; kMaxPlanes where the rule has no such slot.
-inline size_t SlotPlane(const Kernel& kernel, Kind kind) {
+// The index of the moment's first plane, of `kind`; kMaxPlanes where the rule has no such moment.
+inline size_t MomentPlane(const Kernel& kernel, PlaneKind kind) {
   for (size_t p = 0; p < kernel.planes.size(); ++p) {
     if (kernel.planes[p].kind == kind) return p;
   }
@@ -49,51 +49,51 @@ inline std::vector<double> DecodeWeights(const Tensor& tensor) {
   return values;
 }
 
-struct DecodedSlot {
+struct DecodedMoment {
   std::vector<double> values;
   std::vector<int> codes;  // where the format has scales
   uint64_t saturated = 0;  // codes at the largest level
 };
 
-inline oracle::Moment MomentOf(Kind kind) {
-  return kind == Kind::kMomentum ? oracle::Moment::kFirst : oracle::Moment::kSecond;
+inline oracle::Moment MomentOf(PlaneKind kind) {
+  return kind == PlaneKind::kMomentum ? oracle::Moment::kFirst : oracle::Moment::kSecond;
 }
 inline double ScaleAt(std::string_view state, const std::byte* scales, uint64_t block) {
   if (state == "dynamic8") return static_cast<double>(ReadAt<float>(scales, block));
   return oracle::ValueOf(ReadAt<uint16_t>(scales, block), state == "flash8" ? oracle::kFp16 : oracle::kBf16, 16);
 }
 // Codes of dynamic8 are indices; the others' are int8 for m and uint8 for v.
-inline int CodeAt(std::string_view state, Kind kind, const std::byte* codes, uint64_t i) {
-  const bool with_sign = kind == Kind::kMomentum && state != "dynamic8";
+inline int CodeAt(std::string_view state, PlaneKind kind, const std::byte* codes, uint64_t i) {
+  const bool with_sign = kind == PlaneKind::kMomentum && state != "dynamic8";
   return with_sign ? static_cast<int>(ReadAt<int8_t>(codes, i)) : static_cast<int>(ReadAt<uint8_t>(codes, i));
 }
-inline bool IsLargest(std::string_view state, Kind kind, int code) {
+inline bool IsLargest(std::string_view state, PlaneKind kind, int code) {
   return std::abs(code) == oracle::FormatOf(state, MomentOf(kind)).largest;
 }
 
-// planes[0], planes[1]: the slot's own.
-inline DecodedSlot DecodePlanes(std::string_view state, Kind kind, const std::byte* const* planes, uint64_t n) {
-  const oracle::SlotFormat format = oracle::FormatOf(state, MomentOf(kind));
-  DecodedSlot slot;
+// planes[0], planes[1]: the moment's own.
+inline DecodedMoment DecodePlanes(std::string_view state, PlaneKind kind, const std::byte* const* planes, uint64_t n) {
+  const oracle::FormatOfMoment format = oracle::FormatOf(state, MomentOf(kind));
+  DecodedMoment moment;
   for (uint64_t i = 0; i < n; ++i) {
     if (format.block == 0) {
-      slot.values.push_back(state == "fp32" ? static_cast<double>(ReadAt<float>(planes[0], i))
-                                            : oracle::ValueOf(ReadAt<uint16_t>(planes[0], i), oracle::kBf16, 16));
-      if (state == "mcf" && kind == Kind::kVariance) {
-        slot.values.back() += oracle::ValueOf(ReadAt<uint16_t>(planes[1], i), oracle::kBf16, 16);
+      moment.values.push_back(state == "fp32" ? static_cast<double>(ReadAt<float>(planes[0], i))
+                                              : oracle::ValueOf(ReadAt<uint16_t>(planes[0], i), oracle::kBf16, 16));
+      if (state == "mcf" && kind == PlaneKind::kVariance) {
+        moment.values.back() += oracle::ValueOf(ReadAt<uint16_t>(planes[1], i), oracle::kBf16, 16);
       }
       continue;
     }
     const double scale = ScaleAt(state, planes[1], i / static_cast<uint64_t>(format.block));
-    slot.codes.push_back(CodeAt(state, kind, planes[0], i));
-    slot.values.push_back(format.level(slot.codes.back(), scale));
-    slot.saturated += IsLargest(state, kind, slot.codes.back()) ? 1 : 0;
+    moment.codes.push_back(CodeAt(state, kind, planes[0], i));
+    moment.values.push_back(format.level(moment.codes.back(), scale));
+    moment.saturated += IsLargest(state, kind, moment.codes.back()) ? 1 : 0;
   }
-  return slot;
+  return moment;
 }
-// Empty where the rule has no such slot.
-inline DecodedSlot DecodeSlot(const Tensor& tensor, Kind kind) {
-  const size_t p = SlotPlane(tensor.kernel(), kind);
+// Empty where the rule has no such moment.
+inline DecodedMoment DecodeMoment(const Tensor& tensor, PlaneKind kind) {
+  const size_t p = MomentPlane(tensor.kernel(), kind);
   if (p == kMaxPlanes) return {};
   const std::byte* planes[2] = {tensor.plane(p), nullptr};
   if (p + 1 < tensor.kernel().planes.size()) planes[1] = tensor.plane(p + 1);

@@ -1,4 +1,4 @@
-// An update that is only tried: every kernel on every lane says of it what the update that stores says, and leaves
+// An update that is only tried: every kernel on every isa says of it what the update that stores says, and leaves
 // every byte of the planes alone.
 #include <gtest/gtest.h>
 
@@ -44,12 +44,12 @@ void ExpectDryIsSilent(const Kernel& kernel, WireIndex format, bool stochastic, 
 }
 
 void Walk(bool adversarial, uint64_t* rejected) {
-  for (const LaneTables* lane : UsableLanes()) {
-    for (const Kernel& kernel : lane->kernels) {
+  for (const IsaTables* isa : UsableIsas()) {
+    for (const Kernel& kernel : isa->kernels) {
       for (const WireIndex format : GradientFormats()) {
         const bool stochastic = format % 2 == 0;
         SCOPED_TRACE(NameOf(kernel) + " gradients " + NameOf(format) + (stochastic ? " stochastic " : " nearest ") +
-                     lane->name);
+                     isa->name);
         ExpectDryIsSilent(kernel, format, stochastic, adversarial, rejected);
         if (testing::Test::HasFatalFailure()) return;
       }

@@ -1,6 +1,6 @@
-// The lane, the number of threads, the chunking and the optimizer change no bit: every kernel of the registry with
-// every gradient format and rounding, ordinary and adversarial inputs, several steps, in every lane this machine can
-// run, against the scalar lane; and that against the same text compiled without optimization.
+// The isa, the number of threads, the chunking and the optimizer change no bit: every kernel of the registry with
+// every gradient format and rounding, ordinary and adversarial inputs, several steps, in every isa this machine can
+// run, against the scalar isa; and that against the same text compiled without optimization.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -84,13 +84,13 @@ struct Variant {
   std::string name;
 };
 
-// Every lane but the first, which is the reference, at once; the best in pieces; and the unoptimized one.
+// Every isa but the first, which is the reference, at once; the best in pieces; and the unoptimized one.
 std::vector<Variant> VariantsOf(size_t k) {
   std::vector<Variant> variants;
-  for (const LaneTables* lane : UsableLanes().subspan(1)) {
-    variants.push_back({&lane->kernels[k], &StepAtOnce, lane->name});
+  for (const IsaTables* isa : UsableIsas().subspan(1)) {
+    variants.push_back({&isa->kernels[k], &StepAtOnce, isa->name});
   }
-  const LaneTables& best = *UsableLanes().back();
+  const IsaTables& best = *UsableIsas().back();
   variants.push_back({&best.kernels[k], &StepInPieces, std::string(best.name) + " in pieces on two threads"});
   return variants;
 }
@@ -149,20 +149,20 @@ Totals WalkAll(const Gradients& gradients, double weight_scale) {
 }
 
 TEST(IdentityTest, NoTwoUnitsShareAFunction) {
-  std::vector<const LaneTables*> units(UsableLanes().begin(), UsableLanes().end());
+  std::vector<const IsaTables*> units(UsableIsas().begin(), UsableIsas().end());
   units.push_back(&UnoptimizedTables());
   std::set<void (*)(const Update&, uint64_t, uint64_t, TileStatistics*)> updates;
   std::set<bool (*)(std::byte* const*, WireIndex, const void*, uint64_t, uint64_t)> loads;
-  for (const LaneTables* unit : units) {
+  for (const IsaTables* unit : units) {
     for (size_t i = 0; i < unit->kernels.size(); ++i) {
       EXPECT_EQ(NameOf(unit->kernels[i]), NameOf(ScalarTables().kernels[i]));
       updates.insert(unit->kernels[i].update);
     }
-    for (const Master& master : unit->masters) loads.insert(master.load);
+    for (const MasterFormat& master : unit->masters) loads.insert(master.load);
   }
   EXPECT_EQ(updates.size(), units.size() * Kernels().size());
-  EXPECT_EQ(loads.size(), units.size() * Masters().size());
-  EXPECT_EQ(Kernels().data(), UsableLanes().back()->kernels.data());
+  EXPECT_EQ(loads.size(), units.size() * MasterFormats().size());
+  EXPECT_EQ(Kernels().data(), UsableIsas().back()->kernels.data());
   EXPECT_LE(Kernels().size(), 80u);
 }
 
@@ -193,17 +193,17 @@ TEST(IdentityTest, UnoptimizedCodeGivesTheSameBits) {
 
 TEST(IdentityTest, ProbesGiveTheUnoptimizedCodesBits) {
   const auto gradient = [](uint64_t t) { return Encoded(FindWireFormat("bf16"), Adversarial(t, kElements)); };
-  for (const LaneTables* lane : UsableLanes()) {
-    for (size_t k = 0; k < lane->kernels.size(); ++k) {
-      const Kernel &kernel = lane->kernels[k], &slow = UnoptimizedTables().kernels[k];
+  for (const IsaTables* isa : UsableIsas()) {
+    for (size_t k = 0; k < isa->kernels.size(); ++k) {
+      const Kernel &kernel = isa->kernels[k], &slow = UnoptimizedTables().kernels[k];
       if (kernel.curvature == nullptr) continue;
-      SCOPED_TRACE(NameOf(kernel) + " " + lane->name);
+      SCOPED_TRACE(NameOf(kernel) + " " + isa->name);
       Tensor tensor(kernel, kElements);
       tensor.Step(gradient(1), {.t = 1});
       Kept a(kElements), b(kElements);
       for (const uint64_t t : {2, 3}) {
-        EXPECT_TRUE(SameBits(Probe(kernel, &tensor, gradient(t), {.t = 1, .clip = 0.3f}, &a),
-                             Probe(slow, &tensor, gradient(t), {.t = 1, .clip = 0.3f}, &b)));
+        EXPECT_TRUE(SameBits(ProbeCurvature(kernel, &tensor, gradient(t), {.t = 1, .clip = 0.3f}, &a),
+                             ProbeCurvature(slow, &tensor, gradient(t), {.t = 1, .clip = 0.3f}, &b)));
         EXPECT_TRUE(a == b);
       }
     }
@@ -211,7 +211,7 @@ TEST(IdentityTest, ProbesGiveTheUnoptimizedCodesBits) {
 }
 
 // Loads `values` and serves them in every format: all that the master's codec writes, one after the other.
-std::vector<std::byte> LoadedAndServed(const Master& master, const std::vector<float>& values) {
+std::vector<std::byte> LoadedAndServed(const MasterFormat& master, const std::vector<float>& values) {
   const uint64_t n = values.size(), row_length = 1000;
   std::vector<std::byte> planes[2], all;
   std::byte* at[2] = {};
@@ -228,7 +228,7 @@ std::vector<std::byte> LoadedAndServed(const Master& master, const std::vector<f
   for (size_t wire = 0; wire < WireFormats().size(); ++wire) {
     if (!WireFormats()[wire].serving) continue;
     std::vector<std::byte> served(n * WireFormats()[wire].bytes);
-    master.serve(at, static_cast<WireIndex>(wire), scales.data(), row_length, served.data(), 0, n);
+    master.encode_weights(at, static_cast<WireIndex>(wire), scales.data(), row_length, served.data(), 0, n);
     all.insert(all.end(), served.begin(), served.end());
   }
   return all;
@@ -237,16 +237,16 @@ std::vector<std::byte> LoadedAndServed(const Master& master, const std::vector<f
 TEST(IdentityTest, LoadingAndServingGiveTheSameBits) {
   std::vector<float> values = Adversarial(9, kElements);
   for (float& x : values) x = std::isfinite(x) ? x : 0.0f;
-  for (const LaneTables* lane : UsableLanes()) {
-    for (size_t i = 0; i < lane->masters.size(); ++i) {
-      const Master &fast = lane->masters[i], &slow = UnoptimizedTables().masters[i];
-      EXPECT_TRUE(LoadedAndServed(fast, values) == LoadedAndServed(slow, values)) << fast.name << " " << lane->name;
+  for (const IsaTables* isa : UsableIsas()) {
+    for (size_t i = 0; i < isa->masters.size(); ++i) {
+      const MasterFormat &fast = isa->masters[i], &slow = UnoptimizedTables().masters[i];
+      EXPECT_TRUE(LoadedAndServed(fast, values) == LoadedAndServed(slow, values)) << fast.name << " " << isa->name;
     }
   }
 }
 
-// Codes of a slot, and what they decode to.
-std::vector<std::byte> EncodedSlot(const SlotCodec& codec, const std::vector<float>& values, bool stochastic) {
+// Codes of a moment, and what they decode to.
+std::vector<std::byte> EncodedMoment(const MomentCodec& codec, const std::vector<float>& values, bool stochastic) {
   std::vector<std::vector<std::byte>> planes;
   std::vector<std::byte*> at;
   for (const Plane& plane : codec.planes) {
@@ -262,17 +262,17 @@ std::vector<std::byte> EncodedSlot(const SlotCodec& codec, const std::vector<flo
   return all;
 }
 
-TEST(IdentityTest, SlotCodecsGiveTheSameBits) {
-  for (const LaneTables* lane : UsableLanes()) {
-    for (size_t i = 0; i < lane->states.size(); ++i) {
-      const State &fast = lane->states[i], &slow = UnoptimizedTables().states[i];
+TEST(IdentityTest, MomentCodecsGiveTheSameBits) {
+  for (const IsaTables* isa : UsableIsas()) {
+    for (size_t i = 0; i < isa->states.size(); ++i) {
+      const MomentFormat &fast = isa->states[i], &slow = UnoptimizedTables().states[i];
       const double scale = std::min(1.0, std::sqrt(static_cast<double>(fast.momentum.largest)) * 1e-3);
       std::vector<float> m = Normals(3).Vector(kElements, scale), v = m;
       for (float& x : v) x *= x;
       for (const bool stochastic : {false, true}) {
-        SCOPED_TRACE(std::string(fast.name) + " " + lane->name);
-        EXPECT_TRUE(EncodedSlot(fast.momentum, m, stochastic) == EncodedSlot(slow.momentum, m, stochastic));
-        EXPECT_TRUE(EncodedSlot(fast.variance, v, stochastic) == EncodedSlot(slow.variance, v, stochastic));
+        SCOPED_TRACE(std::string(fast.name) + " " + isa->name);
+        EXPECT_TRUE(EncodedMoment(fast.momentum, m, stochastic) == EncodedMoment(slow.momentum, m, stochastic));
+        EXPECT_TRUE(EncodedMoment(fast.variance, v, stochastic) == EncodedMoment(slow.variance, v, stochastic));
       }
     }
   }

@@ -83,11 +83,11 @@ TEST(MeasureTest, EveryLaneGivesTheReferencesBits) {
       for (const float scale : kScales) {
         for (const uint64_t n : {kElements, kTile, kTile + 1, uint64_t{300}, uint64_t{1}}) {
           const std::vector<TileStatistics> wanted = Reference(payload, n, scale);
-          for (const LaneTables* lane : UsableLanes()) {
-            SCOPED_TRACE(std::string(NameOf(format)) + " " + lane->name + ", " + std::to_string(n) +
-                         " elements times " + std::to_string(scale));
+          for (const IsaTables* isa : UsableIsas()) {
+            SCOPED_TRACE(std::string(NameOf(format)) + " " + isa->name + ", " + std::to_string(n) + " elements times " +
+                         std::to_string(scale));
             std::vector<TileStatistics> got(wanted.size());
-            lane->wires[static_cast<size_t>(format)].measure(payload.bytes.data(), n, scale, 0, got.size(), got.data());
+            isa->wires[static_cast<size_t>(format)].measure(payload.bytes.data(), n, scale, 0, got.size(), got.data());
             ExpectSame(wanted, got);
           }
         }
@@ -119,10 +119,10 @@ TEST(MeasureTest, ItIsWhatTheUpdatesStatisticsSay) {
 // Two roundings: the clipped gradient, made here and sent as fp32, gives the same bits.
 TEST(MeasureTest, AClippedUpdateIsThatOfTheClippedGradient) {
   constexpr float kScale = 1.0f / 3, kClip = 0.3f;
-  for (const LaneTables* lane : UsableLanes()) {
-    for (const Kernel& kernel : lane->kernels) {
+  for (const IsaTables* isa : UsableIsas()) {
+    for (const Kernel& kernel : isa->kernels) {
       for (const WireIndex format : GradientFormats()) {
-        SCOPED_TRACE(NameOf(kernel) + " gradients " + NameOf(format) + " " + lane->name);
+        SCOPED_TRACE(NameOf(kernel) + " gradients " + NameOf(format) + " " + isa->name);
         const Payload payload = Encoded(format, Normals(7).Vector(kTile + 100, 1e-3));
         std::vector<float> clipped = Decoded(payload, kTile + 100);
         for (float& g : clipped) g = Rounded(Rounded(g, kScale), kClip);

@@ -1,4 +1,4 @@
-// Arrays for a codec alone, without a kernel: what a Master or a SlotCodec reads and writes.
+// Arrays for a codec alone, without a kernel: what a MasterFormat or a MomentCodec reads and writes.
 #pragma once
 
 #include <cstring>
@@ -40,7 +40,7 @@ class Planes {
 // A master's planes with fp32 weights in and out.
 class Weights {
  public:
-  Weights(const char* master, uint64_t n) : master_(*FindMaster(master)), planes_(master_.planes, n), n_(n) {}
+  Weights(const char* master, uint64_t n) : master_(*FindMasterFormat(master)), planes_(master_.planes, n), n_(n) {}
   Weights(const char* master, const std::vector<float>& values) : Weights(master, values.size()) { Load(values); }
 
   bool Load(const std::vector<float>& values) { return Load(FindWireFormat("fp32"), values.data()); }
@@ -49,23 +49,23 @@ class Weights {
   template <class T>
   std::vector<T> Served(const char* format, const float* scales = nullptr, uint64_t row_length = 1) {
     std::vector<T> out(n_);
-    master_.serve(planes_.get(), FindWireFormat(format), scales, row_length, out.data(), 0, n_);
+    master_.encode_weights(planes_.get(), FindWireFormat(format), scales, row_length, out.data(), 0, n_);
     return out;
   }
-  const Master& master() const { return master_; }
+  const MasterFormat& master() const { return master_; }
   Planes& planes() { return planes_; }
 
  private:
-  const Master& master_;
+  const MasterFormat& master_;
   Planes planes_;
   uint64_t n_;
 };
 
-// One slot of a state format.
-class Slot {
+// One moment of a state format.
+class Moment {
  public:
-  Slot(const char* state, Kind kind, uint64_t n)
-      : codec_(kind == Kind::kMomentum ? FindState(state)->momentum : FindState(state)->variance),
+  Moment(const char* state, PlaneKind kind, uint64_t n)
+      : codec_(kind == PlaneKind::kMomentum ? FindMomentFormat(state)->momentum : FindMomentFormat(state)->variance),
         planes_(codec_.planes, n),
         n_(n) {}
 
@@ -80,12 +80,12 @@ class Slot {
   std::vector<float> RoundTrip(const std::vector<float>& values, uint64_t random_key = 0, bool stochastic = false) {
     return Encode(values, random_key, stochastic) ? Decode() : std::vector<float>();
   }
-  const SlotCodec& codec() const { return codec_; }
+  const MomentCodec& codec() const { return codec_; }
   Planes& planes() { return planes_; }
   uint64_t size() const { return n_; }
 
  private:
-  const SlotCodec& codec_;
+  const MomentCodec& codec_;
   Planes planes_;
   uint64_t n_;
 };

@@ -58,8 +58,8 @@ inline CurvatureProbe MakeProbe(const Kernel& kernel, Tensor* tensor, const Payl
   return probe;
 }
 
-inline std::vector<TileCurvature> Probe(const Kernel& kernel, Tensor* tensor, const Payload& grad,
-                                        const StepOptions& options, Kept* kept) {
+inline std::vector<TileCurvature> ProbeCurvature(const Kernel& kernel, Tensor* tensor, const Payload& grad,
+                                                 const StepOptions& options, Kept* kept) {
   const CurvatureProbe probe = MakeProbe(kernel, tensor, grad, options, kept);
   std::vector<TileCurvature> tiles(SampledTiles(probe.n));
   kernel.curvature(probe, 0, tiles.size(), tiles.data());

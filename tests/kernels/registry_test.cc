@@ -16,40 +16,40 @@ TEST(RegistryTest, NamesAreUniqueAndFound) {
   for (const Kernel& kernel : Kernels()) {
     EXPECT_TRUE(names.insert(NameOf(kernel)).second) << NameOf(kernel);
     EXPECT_EQ(FindKernel(kernel.rule, kernel.master, kernel.state), &kernel);
-    EXPECT_NE(FindMaster(kernel.master), nullptr);
+    EXPECT_NE(FindMasterFormat(kernel.master), nullptr);
     std::set<std::string> planes, hypers;
     for (const Plane& p : kernel.planes) EXPECT_TRUE(planes.insert(p.name).second) << p.name;
     for (const Hyper& h : kernel.hypers) EXPECT_TRUE(hypers.insert(h.name).second) << h.name;
     EXPECT_LE(kernel.planes.size(), static_cast<size_t>(kMaxPlanes));
   }
-  for (const Master& master : Masters()) EXPECT_EQ(FindMaster(master.name), &master);
-  for (const State& state : States()) EXPECT_EQ(FindState(state.name), &state);
+  for (const MasterFormat& master : MasterFormats()) EXPECT_EQ(FindMasterFormat(master.name), &master);
+  for (const MomentFormat& state : MomentFormats()) EXPECT_EQ(FindMomentFormat(state.name), &state);
   EXPECT_EQ(FindKernel("adamw", "split24", "nothing"), nullptr);
-  EXPECT_EQ(FindMaster(""), nullptr);
-  EXPECT_EQ(FindState("int4"), nullptr);
+  EXPECT_EQ(FindMasterFormat(""), nullptr);
+  EXPECT_EQ(FindMomentFormat("int4"), nullptr);
   EXPECT_EQ(FindWireFormat("fp12"), -1);
 }
 
 TEST(RegistryTest, AMastersPlanesComeFirstInItsKernels) {
   for (const Kernel& kernel : Kernels()) {
-    const Master& master = *FindMaster(kernel.master);
+    const MasterFormat& master = *FindMasterFormat(kernel.master);
     for (size_t p = 0; p < master.planes.size(); ++p) {
       EXPECT_STREQ(kernel.planes[p].name, master.planes[p].name);
-      EXPECT_EQ(kernel.planes[p].kind, Kind::kWeights);
+      EXPECT_EQ(kernel.planes[p].kind, PlaneKind::kWeights);
       EXPECT_EQ(kernel.planes[p].bytes, master.planes[p].bytes);
       EXPECT_EQ(kernel.planes[p].per, master.planes[p].per);
     }
   }
 }
 
-// A state's slots are stored in a kernel as the codec alone stores them.
-TEST(RegistryTest, AKernelsSlotPlanesAreItsStates) {
+// A state's moments are stored in a kernel as the codec alone stores them.
+TEST(RegistryTest, AKernelsMomentPlanesAreItsStates) {
   for (const Kernel& kernel : Kernels()) {
-    const State& state = *FindState(kernel.state);
-    for (const Kind kind : {Kind::kMomentum, Kind::kVariance}) {
-      const size_t first = SlotPlane(kernel, kind);
+    const MomentFormat& state = *FindMomentFormat(kernel.state);
+    for (const PlaneKind kind : {PlaneKind::kMomentum, PlaneKind::kVariance}) {
+      const size_t first = MomentPlane(kernel, kind);
       if (first == kMaxPlanes) continue;
-      const std::span<const Plane> planes = (kind == Kind::kMomentum ? state.momentum : state.variance).planes;
+      const std::span<const Plane> planes = (kind == PlaneKind::kMomentum ? state.momentum : state.variance).planes;
       for (size_t p = 0; p < planes.size(); ++p) {
         ASSERT_LT(first + p, kernel.planes.size()) << NameOf(kernel);
         EXPECT_EQ(kernel.planes[first + p].bytes, planes[p].bytes) << NameOf(kernel);
@@ -104,7 +104,7 @@ const std::map<std::string, std::set<std::string>> kHypersOfRule = {
 TEST(RegistryTest, RulesHaveTheirHyperparametersAndNoOther) {
   std::set<std::string> seen;
   for (const Kernel& kernel : Kernels()) {
-    EXPECT_EQ(kernel.has_rms, SlotPlane(kernel, Kind::kVariance) != kMaxPlanes) << kernel.rule;
+    EXPECT_EQ(kernel.has_rms, MomentPlane(kernel, PlaneKind::kVariance) != kMaxPlanes) << kernel.rule;
     EXPECT_EQ(kernel.finish != nullptr, kernel.measure != nullptr);
     const auto wanted = kHypersOfRule.find(kernel.rule);
     if (wanted == kHypersOfRule.end()) continue;

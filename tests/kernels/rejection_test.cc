@@ -135,7 +135,7 @@ TEST(RejectionTest, WeightsBeyondTwoToThe119AreRefused) {
     const TileStatistics s = tensor.Step(grad, options)[0];
     EXPECT_EQ(s.rejected, BlocksOf(kernel, 768, {300}).size());
     EXPECT_EQ(s.nonfinite, 0u);
-    const DecodedSlot m = DecodeSlot(tensor, Kind::kMomentum);
+    const DecodedMoment m = DecodeMoment(tensor, PlaneKind::kMomentum);
     EXPECT_NE(m.values[0], 0);
     EXPECT_EQ(m.values[300], 0);
     EXPECT_NE(m.values[600], 0);
@@ -150,7 +150,7 @@ TEST(RejectionTest, AScaleThatFp16DoesNotHaveIsRefusedAndTheOneBelowIsNot) {
     Tensor tensor(kernel, 64);
     const TileStatistics s = tensor.Step(Encoded(FindWireFormat("fp32"), std::vector<float>(64, g)), options)[0];
     EXPECT_EQ(s.rejected, refused ? 2u : 0u) << g;
-    EXPECT_EQ(DecodeSlot(tensor, Kind::kMomentum).values[0], refused ? 0 : 65504) << g;
+    EXPECT_EQ(DecodeMoment(tensor, PlaneKind::kMomentum).values[0], refused ? 0 : 65504) << g;
   }
 }
 

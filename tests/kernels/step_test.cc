@@ -40,7 +40,7 @@ Expectation Expect(const Tensor& tensor, const std::vector<float>& grad, const S
   const Kernel& kernel = tensor.kernel();
   const oracle::Hypers h = HypersOf(kernel, options.hyper);
   const std::vector<double> weights = DecodeWeights(tensor);
-  const DecodedSlot m = DecodeSlot(tensor, Kind::kMomentum), v = DecodeSlot(tensor, Kind::kVariance);
+  const DecodedMoment m = DecodeMoment(tensor, PlaneKind::kMomentum), v = DecodeMoment(tensor, PlaneKind::kVariance);
   Expectation x;
   for (uint64_t i = 0; i < tensor.size(); ++i) {
     x.before.push_back({DecodedAs(kernel.master, weights[i]), DecodedAs(kernel.state, m.values[i]),
@@ -86,36 +86,37 @@ void ExpectWeights(const Tensor& after, const Expectation& x, const StepOptions&
 }
 
 // The moment as it is encoded: the value or its root.
-oracle::Rounded EncodedMoment(const oracle::Stepped& s, Kind kind, bool of_root) {
-  if (kind == Kind::kMomentum) return s.m;
+oracle::Rounded EncodedMoment(const oracle::Stepped& s, PlaneKind kind, bool of_root) {
+  if (kind == PlaneKind::kMomentum) return s.m;
   return of_root ? oracle::Sqrt(s.v) : s.v;
 }
 
-uint32_t FieldOf(const StepOptions& options, Kind kind, uint64_t i) {
+uint32_t FieldOf(const StepOptions& options, PlaneKind kind, uint64_t i) {
   const oracle::RandomFields bits = oracle::RandomAt(options.tensor_key, options.t, i);
-  return kind == Kind::kMomentum ? bits.m : bits.v;
+  return kind == PlaneKind::kMomentum ? bits.m : bits.v;
 }
 
-void ExpectNumbers(const Tensor& after, Kind kind, const Expectation& x, const StepOptions& options, Doubt* doubt) {
+void ExpectNumbers(const Tensor& after, PlaneKind kind, const Expectation& x, const StepOptions& options,
+                   Doubt* doubt) {
   const char* state = after.kernel().state;
-  const DecodedSlot slot = DecodeSlot(after, kind);
+  const DecodedMoment moment = DecodeMoment(after, kind);
   for (uint64_t i = 0; i < after.size(); ++i) {
     const oracle::Rounded wanted = EncodedMoment(x.after[i], kind, false);
     const oracle::Rounding rounding = RoundingOf(options, FieldOf(options, kind, i));
     const double low = oracle::Kept(state, wanted.value - wanted.error, rounding);
     const double high = oracle::Kept(state, wanted.value + wanted.error, rounding);
-    ASSERT_LE(low, slot.values[i]) << "moment " << i << " of " << wanted.value << " +- " << wanted.error;
-    ASSERT_GE(high, slot.values[i]) << "moment " << i << " of " << wanted.value << " +- " << wanted.error;
+    ASSERT_LE(low, moment.values[i]) << "moment " << i << " of " << wanted.value << " +- " << wanted.error;
+    ASSERT_GE(high, moment.values[i]) << "moment " << i << " of " << wanted.value << " +- " << wanted.error;
     doubt->Add(low != high);
   }
 }
 
 // The scale of a block whose largest magnitude the oracle knows to within an error; and the code of each element for
 // the scale that is stored. Computing a position takes a few more fp32 roundings.
-void ExpectCodes(const Tensor& after, Kind kind, const Expectation& x, const StepOptions& options, Doubt* doubt) {
+void ExpectCodes(const Tensor& after, PlaneKind kind, const Expectation& x, const StepOptions& options, Doubt* doubt) {
   const char* state = after.kernel().state;
-  const oracle::SlotFormat format = oracle::FormatOf(state, MomentOf(kind));
-  const DecodedSlot slot = DecodeSlot(after, kind);
+  const oracle::FormatOfMoment format = oracle::FormatOf(state, MomentOf(kind));
+  const DecodedMoment moment = DecodeMoment(after, kind);
   const uint64_t size = static_cast<uint64_t>(format.block);
   for (uint64_t first = 0; first < after.size(); first += size) {
     const uint64_t last = std::min(first + size, after.size());
@@ -125,7 +126,7 @@ void ExpectCodes(const Tensor& after, Kind kind, const Expectation& x, const Ste
       most = std::max(most, std::abs(wanted.value));
       error = std::max(error, std::abs(wanted.value) + wanted.error - most);
     }
-    const double stored = ScaleAt(state, after.plane(SlotPlane(after.kernel(), kind) + 1), first / size);
+    const double stored = ScaleAt(state, after.plane(MomentPlane(after.kernel(), kind) + 1), first / size);
     ASSERT_LE(format.scale(std::max(0.0, most - error)), stored) << "scale of " << most;
     ASSERT_GE(format.scale(most + error), stored) << "scale of " << most;
     for (uint64_t i = first; i < last; ++i) {
@@ -135,15 +136,15 @@ void ExpectCodes(const Tensor& after, Kind kind, const Expectation& x, const Ste
       const double least = format.of_root ? std::max(0.0, wanted.value - slack) : wanted.value - slack;
       const int low = format.code(least, {most, stored}, rounding);
       const int high = format.code(wanted.value + slack, {most, stored}, rounding);
-      ASSERT_LE(low, slot.codes[i]) << "code " << i << " of " << wanted.value << " +- " << slack << " in " << stored;
-      ASSERT_GE(high, slot.codes[i]) << "code " << i << " of " << wanted.value << " +- " << slack << " in " << stored;
+      ASSERT_LE(low, moment.codes[i]) << "code " << i << " of " << wanted.value << " +- " << slack << " in " << stored;
+      ASSERT_GE(high, moment.codes[i]) << "code " << i << " of " << wanted.value << " +- " << slack << " in " << stored;
       doubt->Add(low != high);
     }
   }
 }
 
-void ExpectSlot(const Tensor& after, Kind kind, const Expectation& x, const StepOptions& options, Doubt* doubt) {
-  if (SlotPlane(after.kernel(), kind) == kMaxPlanes) return;
+void ExpectMoment(const Tensor& after, PlaneKind kind, const Expectation& x, const StepOptions& options, Doubt* doubt) {
+  if (MomentPlane(after.kernel(), kind) == kMaxPlanes) return;
   if (oracle::FormatOf(after.kernel().state, MomentOf(kind)).block > 0) {
     ExpectCodes(after, kind, x, options, doubt);
   } else {
@@ -153,7 +154,7 @@ void ExpectSlot(const Tensor& after, Kind kind, const Expectation& x, const Step
 }
 
 bool SameWeight(const Tensor& a, const Tensor& b, uint64_t i) {
-  for (size_t p = 0; p < FindMaster(a.kernel().master)->planes.size(); ++p) {
+  for (size_t p = 0; p < FindMasterFormat(a.kernel().master)->planes.size(); ++p) {
     const uint32_t bytes = a.kernel().planes[p].bytes;
     if (std::memcmp(a.plane(p) + i * bytes, b.plane(p) + i * bytes, bytes) != 0) return false;
   }
@@ -187,7 +188,8 @@ void ExpectStatistics(const Tensor& before, const Tensor& after, const std::vect
   EXPECT_EQ(got.grad_absmax, absmax);
   EXPECT_EQ(got.unchanged, unchanged);
   EXPECT_EQ(got.hi_unchanged, got.unchanged);
-  EXPECT_EQ(got.saturated, DecodeSlot(after, Kind::kMomentum).saturated + DecodeSlot(after, Kind::kVariance).saturated);
+  EXPECT_EQ(got.saturated,
+            DecodeMoment(after, PlaneKind::kMomentum).saturated + DecodeMoment(after, PlaneKind::kVariance).saturated);
   EXPECT_EQ(got.nonfinite + got.rejected, 0u);
 }
 
@@ -224,8 +226,8 @@ void CheckSteps(const Kernel& kernel, StepOptions options, Doubt* doubt) {
     }
     const Statistics got = Combine(tensor.Step(payload, options), true);
     ExpectWeights(tensor, x, options, doubt);
-    ExpectSlot(tensor, Kind::kMomentum, x, options, doubt);
-    ExpectSlot(tensor, Kind::kVariance, x, options, doubt);
+    ExpectMoment(tensor, PlaneKind::kMomentum, x, options, doubt);
+    ExpectMoment(tensor, PlaneKind::kVariance, x, options, doubt);
     ExpectStatistics(before, tensor, grad, x, got);
     if (testing::Test::HasFailure()) return;
   }

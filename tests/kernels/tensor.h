@@ -108,12 +108,13 @@ class Tensor {
 
   void SetWeights(const std::vector<float>& weights) {
     const Pointers to = Planes();
-    FindMaster(kernel_->master)->load(to.at, FindWireFormat("fp32"), weights.data(), 0, n_);
+    FindMasterFormat(kernel_->master)->load(to.at, FindWireFormat("fp32"), weights.data(), 0, n_);
   }
   std::vector<float> Weights() const {
     std::vector<float> weights(n_);
     const Pointers from = const_cast<Tensor*>(this)->Planes();
-    FindMaster(kernel_->master)->serve(from.at, FindWireFormat("fp32"), nullptr, 1, weights.data(), 0, n_);
+    FindMasterFormat(kernel_->master)
+        ->encode_weights(from.at, FindWireFormat("fp32"), nullptr, 1, weights.data(), 0, n_);
     return weights;
   }
 

@@ -10,11 +10,11 @@ const Kernel& Of(const char* state) { return *FindKernel("adamw", "fp32", state)
 
 // Every v of the tensor, by the state's own codec.
 void SetVariance(Tensor* tensor, float v) {
-  const size_t first = SlotPlane(tensor->kernel(), Kind::kVariance);
+  const size_t first = MomentPlane(tensor->kernel(), PlaneKind::kVariance);
   std::byte* planes[kMaxPlanes] = {};
   for (size_t p = first; p < tensor->kernel().planes.size(); ++p) planes[p - first] = tensor->plane(p);
   const std::vector<float> values(tensor->size(), v);
-  FindState(tensor->kernel().state)->variance.encode(planes, values.data(), values.size(), 0, false);
+  FindMomentFormat(tensor->kernel().state)->variance.encode(planes, values.data(), values.size(), 0, false);
 }
 StepOptions Options(const Kernel& kernel, double beta2) {
   return {.hyper = Hypers(kernel, {{"beta2", beta2}, {"lr", 0}}), .statistics = StatisticsLevel::kOff};
@@ -28,7 +28,7 @@ double ConstantGradient(const char* state, const YAML::Node& row) {
   const Payload grad = Encoded(FindWireFormat("fp32"), std::vector<float>(kBlock, g));
   StepOptions options = Options(Of(state), row["beta2"].as<double>());
   for (; options.t <= row["steps"].as<uint64_t>(); ++options.t) tensor.Step(grad, options);
-  return DecodeSlot(tensor, Kind::kVariance).values[0];
+  return DecodeMoment(tensor, PlaneKind::kVariance).values[0];
 }
 void EmaStall(const YAML::Node& record) {
   for (const YAML::Node& row : record["rows"]) {
@@ -86,7 +86,7 @@ Spread Noise(const char* state, double beta2, double deviation, uint64_t steps) 
     update.grad = pool.data() + random.Word() % kPool;
     tensor.kernel().update(update, 0, tensor.tiles(), stats.data());
   }
-  return SpreadOf(DecodeSlot(tensor, Kind::kVariance).values);
+  return SpreadOf(DecodeMoment(tensor, PlaneKind::kVariance).values);
 }
 
 // The published variants that no state format is: 8-bit codes of the root under a scale for each 32.

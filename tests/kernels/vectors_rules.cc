@@ -16,7 +16,7 @@ double Bytes(const char* rule, const char* master, const char* state) {
   return Bytes(FindKernel(rule, master, state)->planes);
 }
 double Bytes(const char* state) {
-  return Bytes(FindState(state)->momentum.planes) + Bytes(FindState(state)->variance.planes);
+  return Bytes(FindMomentFormat(state)->momentum.planes) + Bytes(FindMomentFormat(state)->variance.planes);
 }
 
 // What the registry has is counted from its planes; the rest are sums of formats that it has or that are named here.
@@ -68,7 +68,7 @@ void BetaHat(const YAML::Node& record) {
       const uint64_t t = std::stoull(entry.first.as<std::string>());
       EXPECT_NEAR(oracle::DebiasedBeta(beta, t), entry.second.as<double>(), 1e-15);
       for (const char* name : {"beta1", "beta2"}) {
-        const size_t plane = SlotPlane(kernel, name[4] == '1' ? Kind::kMomentum : Kind::kVariance);
+        const size_t plane = MomentPlane(kernel, name[4] == '1' ? PlaneKind::kMomentum : PlaneKind::kVariance);
         Tensor tensor(kernel, 1);
         const float one = 1;
         std::memcpy(tensor.plane(plane), &one, sizeof one);

@@ -6,17 +6,17 @@
 namespace ballast::kernels {
 namespace {
 
-constexpr Kind kM = Kind::kMomentum, kV = Kind::kVariance;
-std::vector<int> Codes(Slot* slot, const char* state, Kind kind) {
+constexpr PlaneKind kM = PlaneKind::kMomentum, kV = PlaneKind::kVariance;
+std::vector<int> Codes(Moment* moment, const char* state, PlaneKind kind) {
   std::vector<int> codes;
-  for (uint64_t i = 0; i < slot->size(); ++i) codes.push_back(CodeAt(state, kind, slot->planes()[0], i));
+  for (uint64_t i = 0; i < moment->size(); ++i) codes.push_back(CodeAt(state, kind, moment->planes()[0], i));
   return codes;
 }
 
-void Probe(Kind kind, const std::vector<float>& values, const YAML::Node& record) {
-  Slot slot("flash8", kind, values.size());
-  EXPECT_EQ(slot.RoundTrip(values), Floats(record["rec"]));
-  EXPECT_EQ(Codes(&slot, "flash8", kind), Integers(record["q"]));
+void Probe(PlaneKind kind, const std::vector<float>& values, const YAML::Node& record) {
+  Moment moment("flash8", kind, values.size());
+  EXPECT_EQ(moment.RoundTrip(values), Floats(record["rec"]));
+  EXPECT_EQ(Codes(&moment, "flash8", kind), Integers(record["q"]));
 }
 void MomentumProbe(const YAML::Node& record) {
   Probe(kM, Floats(record["x"]), record);
@@ -28,14 +28,14 @@ void VarianceProbe(const YAML::Node& record) { Probe(kV, Floats(record["v"]), re
 struct Sweep {
   std::vector<float> in, out;
 };
-Sweep SweepOf(Kind kind, double least, double most, uint64_t count) {
+Sweep SweepOf(PlaneKind kind, double least, double most, uint64_t count) {
   Sweep s;
   for (uint64_t i = 0; i < count; ++i) {
     const double part = static_cast<double>(i) / static_cast<double>(count - 1);
     s.in.push_back(i % kBlock == 0 ? 1.0f : static_cast<float>(least + part * (most - least)));
   }
-  Slot slot("flash8", kind, count);
-  s.out = slot.RoundTrip(s.in);
+  Moment moment("flash8", kind, count);
+  s.out = moment.RoundTrip(s.in);
   return s;
 }
 double Worst(const Sweep& s) {
@@ -48,9 +48,9 @@ struct Nmse {
   double codec, linear, zeros, linear_zeros;
 };
 // `linear`: codes evenly spread up to a block's largest, `top` of them.
-Nmse NmseOf(const char* state, Kind kind, const std::vector<float>& values, int top) {
-  Slot slot(state, kind, values.size());
-  const std::vector<float> got = slot.RoundTrip(values);
+Nmse NmseOf(const char* state, PlaneKind kind, const std::vector<float>& values, int top) {
+  Moment moment(state, kind, values.size());
+  const std::vector<float> got = moment.RoundTrip(values);
   Nmse e{};
   double sum = 0, most = 0;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -68,7 +68,7 @@ Nmse NmseOf(const char* state, Kind kind, const std::vector<float>& values, int 
   const double n = static_cast<double>(values.size());
   return {e.codec / sum, e.linear / sum, e.zeros / n, e.linear_zeros / n};
 }
-std::vector<float> Gauss(Kind kind) {
+std::vector<float> Gauss(PlaneKind kind) {
   std::vector<float> values = Normals(41).Vector(1 << 20);
   for (float& x : values) x = kind == kM ? x : x * x;
   return values;
@@ -122,12 +122,12 @@ void MomentumScaleEdges(const YAML::Node& record) {
     SCOPED_TRACE(a);
     std::vector<float> values(kBlock);
     values[0] = a, values[1] = -a / 2;
-    Slot slot("flash8", kM, kBlock);
-    EXPECT_EQ(slot.Encode(values), std::isfinite(Number(row["scale"])));
+    Moment moment("flash8", kM, kBlock);
+    EXPECT_EQ(moment.Encode(values), std::isfinite(Number(row["scale"])));
     if (!std::isfinite(Number(row["scale"]))) continue;
-    EXPECT_EQ(ScaleAt("flash8", slot.planes()[1], 0), Number(row["scale"]));
-    const std::vector<float> decoded = slot.Decode(), wanted = Floats(row["rec"]);
-    const std::vector<int> codes = Codes(&slot, "flash8", kM), q = Integers(row["q"]);
+    EXPECT_EQ(ScaleAt("flash8", moment.planes()[1], 0), Number(row["scale"]));
+    const std::vector<float> decoded = moment.Decode(), wanted = Floats(row["rec"]);
+    const std::vector<int> codes = Codes(&moment, "flash8", kM), q = Integers(row["q"]);
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(decoded[i], wanted[i]);
       EXPECT_EQ(codes[i], q[i]);
@@ -138,24 +138,24 @@ void VarianceScaleEdges(const YAML::Node& record) {
   for (const YAML::Node& row : record["rows"]) {
     const std::vector<float> values(kBlock, static_cast<float>(Number(row["v"])));
     SCOPED_TRACE(values[0]);
-    Slot slot("flash8", kV, kBlock);
-    EXPECT_EQ(slot.Encode(values), std::isfinite(Number(row["scale"])));
+    Moment moment("flash8", kV, kBlock);
+    EXPECT_EQ(moment.Encode(values), std::isfinite(Number(row["scale"])));
     if (!std::isfinite(Number(row["scale"]))) continue;
-    EXPECT_EQ(ScaleAt("flash8", slot.planes()[1], 0), Number(row["scale"]));
-    EXPECT_EQ(Codes(&slot, "flash8", kV)[0], row["q"].as<int>());
-    EXPECT_EQ(slot.Decode()[0], static_cast<float>(Number(row["rec"])));
+    EXPECT_EQ(ScaleAt("flash8", moment.planes()[1], 0), Number(row["scale"]));
+    EXPECT_EQ(Codes(&moment, "flash8", kV)[0], row["q"].as<int>());
+    EXPECT_EQ(moment.Decode()[0], static_cast<float>(Number(row["rec"])));
   }
 }
 
 // The map as the codec has it: all codes under a scale of 1.
-std::vector<float> DynamicMap(Kind kind) {
-  Slot slot("dynamic8", kind, 256);
-  for (size_t i = 0; i < 256; ++i) slot.planes()[0][i] = static_cast<std::byte>(i);
+std::vector<float> DynamicMap(PlaneKind kind) {
+  Moment moment("dynamic8", kind, 256);
+  for (size_t i = 0; i < 256; ++i) moment.planes()[0][i] = static_cast<std::byte>(i);
   const float one = 1;
-  std::memcpy(slot.planes()[1], &one, sizeof one);
-  return slot.Decode();
+  std::memcpy(moment.planes()[1], &one, sizeof one);
+  return moment.Decode();
 }
-void ExpectMap(Kind kind, const YAML::Node& record, const char* entries, const char* zero, const char* gap) {
+void ExpectMap(PlaneKind kind, const YAML::Node& record, const char* entries, const char* zero, const char* gap) {
   const std::vector<float> map = DynamicMap(kind), wanted = Floats(record[entries]);
   const std::vector<int> places = Integers(record["idx"]);
   for (size_t i = 0; i < places.size(); ++i) EXPECT_EQ(map[static_cast<size_t>(places[i])], wanted[i]) << places[i];

@@ -146,7 +146,8 @@ TEST(WalkTest, TheGradientScaleIsAppliedBeforeAnythingElse) {
 
 // Past the end lie zeros: all bytes are 0, but that the map of dynamic8 has its zero at code 127 of m.
 bool IsPadding(const Kernel& kernel, const Plane& plane, std::byte byte) {
-  const bool map = kernel.state == std::string_view("dynamic8") && plane.kind == Kind::kMomentum && plane.bytes == 1;
+  const bool map =
+      kernel.state == std::string_view("dynamic8") && plane.kind == PlaneKind::kMomentum && plane.bytes == 1;
   return byte == std::byte{0} || (map && byte == std::byte{127});
 }
 

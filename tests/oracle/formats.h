@@ -84,14 +84,14 @@ inline double WeightOf(std::string_view master, uint32_t hi, int lo) {
   return std::copysign(MagnitudeOf(magnitude, kFp32), narrow);
 }
 
-// The moments. A slot with scales keeps a code for each element and a scale for each block; others keep a number.
+// The moments. A moment with scales keeps a code for each element and a scale for each block; others keep a number.
 enum class Moment { kFirst, kSecond };
 
 // What a block's codes are relative to: its largest magnitude, or that as it is stored.
 struct BlockScale {
   double absmax, stored;
 };
-struct SlotFormat {
+struct FormatOfMoment {
   int block;     // elements that share a scale; 0: no scales
   bool of_root;  // codes are of sqrt(v)
   int largest;   // code
@@ -207,7 +207,7 @@ inline double Kept(std::string_view state, double x, Rounding rounding) {
   return rounding.stochastic && state == "bf16" ? RoundWithBits(x, kBf16, rounding.bits, 16) : Nearest(x, kBf16);
 }
 
-inline SlotFormat FormatOf(std::string_view state, Moment moment) {
+inline FormatOfMoment FormatOf(std::string_view state, Moment moment) {
   const bool first = moment == Moment::kFirst;
   if (state == "companded8") {
     if (first) return {32, false, 127, companded8::Scale, companded8::FirstLevel, companded8::FirstCode};

@@ -30,7 +30,7 @@ def planes(done: numerics.Step) -> list[np.ndarray]:
 def test_the_registry_is_whole() -> None:
     assert {kernel.rule for kernel in numerics.kernels()} == set(numerics.rules())
     assert {kernel.master for kernel in numerics.kernels()} <= {form.name for form in numerics.formats()}
-    assert numerics.lane() in ("scalar", "avx2", "avx512")
+    assert numerics.isa() in ("scalar", "avx2", "avx512")
     sizes = {(k.rule, k.master, k.state): k.bytes_per_parameter for k in numerics.kernels()}
     assert sizes["adamw", "split24", "companded8"] == 5.125
     assert sizes["adamw", "fp32", "fp32"] == 12

@@ -42,7 +42,9 @@ def test_one_that_waits_for_rank_0_is_told_too(run: str, doomed: Daemon, program
     client = _core.Client.connect(doomed.server, 5.0, 5.0)
     # Its stream is open; before, it would be attaching still, which fails in other words.
     until(
-        lambda: any(s["run_id"] == run and "connected, lane" in "".join(s["ranks"]) for s in client.list_runs()["runs"])
+        lambda: any(
+            s["run_id"] == run and "connected, transport" in "".join(s["ranks"]) for s in client.list_runs()["runs"]
+        )
     )
     client.close()
     doomed.kill()

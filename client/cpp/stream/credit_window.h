@@ -1,5 +1,5 @@
 // How many bytes of gradients may be under way on one stream, and how many gradients were sent on it. The daemon bounds
-// what it must buffer, and the lane has so many slots. A value.
+// what it must buffer, and the transport has so many slots. A value.
 #pragma once
 
 #include <algorithm>

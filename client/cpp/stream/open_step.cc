@@ -14,7 +14,7 @@ OpenStep::OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t mic
     : tensors_(tensors),
       begin_(std::move(begin)),
       micros_(micros),
-      outbox_(tensors.size()),
+      buffer_(tensors.size()),
       arrivals_(tensors.size()),
       losses_(micros),
       began_at_(now) {}
@@ -24,43 +24,43 @@ absl::Status OpenStep::MayPush(uint32_t tensor) const {
     return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " after EndStep of step ",
                                                       number(), "; wait for its result, then BeginStep"));
   }
-  if (!outbox_.pushed(outbox_.micro(), tensor)) return absl::OkStatus();
+  if (!buffer_.pushed(buffer_.micro(), tensor)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(tensors_.Name(tensor), " was pushed before in step ", number(),
                                                     "; one gradient per tensor and ",
                                                     micros_ > 1 ? "micro-batch" : "step"));
 }
 
 void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
-  outbox_.Add(tensor, std::move(chunks));
+  buffer_.Add(tensor, std::move(chunks));
   if (!result_) return;
   std::vector<std::string> freed;  // the daemon closed the step already
-  outbox_.FreeAll(&freed);
+  buffer_.FreeAll(&freed);
 }
 
 absl::Status OpenStep::MayEndMicro() const {
-  if (outbox_.micro() + 1 < micros_ && !ended()) return absl::OkStatus();
+  if (buffer_.micro() + 1 < micros_ && !ended()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("EndMicro in the last of ", micros_, " micro-batches of step ",
                                                     number(), "; call EndStep, or begin the step with more"));
 }
 
 void OpenStep::EndMicro(std::optional<double> loss, bool next_is_last) {
-  losses_[outbox_.micro()] = loss;
-  outbox_.BeginMicro();
-  if (next_is_last) micros_ = outbox_.micro() + 1;
+  losses_[buffer_.micro()] = loss;
+  buffer_.BeginMicro();
+  if (next_is_last) micros_ = buffer_.micro() + 1;
 }
 
 absl::Status OpenStep::MayEnd() const {
   if (ended()) {
     return absl::FailedPreconditionError(absl::StrCat("EndStep of step ", number(), " was called before"));
   }
-  if (outbox_.micro() + 1 == micros_) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("EndStep in micro-batch ", outbox_.micro() + 1, " of ", micros_,
+  if (buffer_.micro() + 1 == micros_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("EndStep in micro-batch ", buffer_.micro() + 1, " of ", micros_,
                                                     " of step ", number(), "; call EndMicro after each but the last"));
 }
 
 std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, v1::StepEnd end, absl::Time now) {
   end_ = std::move(end);
-  losses_[outbox_.micro()] = loss;
+  losses_[buffer_.micro()] = loss;
   ended_at_ = now;
   timing_.backward_s = absl::ToDoubleSeconds(now - began_at_);
   timing_.pushed_bytes_in_backward = timing_.pushed_bytes;
@@ -68,13 +68,13 @@ std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss
   return promise_.get_future();
 }
 
-bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { return credit.Allows(outbox_.Bytes(id)); }
+bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { return credit.Allows(buffer_.Bytes(id)); }
 
 bool OpenStep::HasRequest(const CreditWindow& credit) const {
   if (next_ == Next::kNothing) return false;
   if (next_ != Next::kGradients) return true;
   return MicroEndIsDue() ||
-         (!MicroSent() && (MayGo(outbox_.next(), credit) || (credit.AllowsWanted() && WantedIsQueued())));
+         (!MicroSent() && (MayGo(buffer_.next(), credit) || (credit.AllowsWanted() && WantedIsQueued())));
 }
 
 void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
@@ -103,13 +103,13 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
 // MicroEnd goes before gradients that wait for credit, since the other ranks' credit may wait for the list of tensors
 // that are absent here.
 void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
-  const bool within = !MicroSent() && MayGo(outbox_.next(), *credit);
+  const bool within = !MicroSent() && MayGo(buffer_.next(), *credit);
   if (!within && MicroEndIsDue()) {
     FillMicroEnd(request->mutable_micro_end());
     micro_end_sent_ = true;
   } else {
-    const ChunkRef id = within ? outbox_.next() : *std::exchange(wanted_, std::nullopt);
-    credit->Spend(outbox_.Bytes(id));
+    const ChunkRef id = within ? buffer_.next() : *std::exchange(wanted_, std::nullopt);
+    credit->Spend(buffer_.Bytes(id));
     unacknowledged_.push_back({.number = credit->sent(), .id = id});
     FillGradient(id, request->mutable_gradient());
   }
@@ -124,13 +124,13 @@ void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
   gradient->set_tensor(id.tensor);
   gradient->set_chunk(id.chunk);
   gradient->set_format(tensors_[id.tensor].gradient);
-  *gradient->mutable_data() = outbox_.Lend(id);
+  *gradient->mutable_data() = buffer_.Lend(id);
   timing_.pushed_bytes += gradient->data().size();
 }
 
 void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {
   std::vector<bool> absent(tensors_.size());
-  for (uint32_t i = 0; i < tensors_.size(); ++i) absent[i] = !outbox_.pushed(sending_, i);
+  for (uint32_t i = 0; i < tensors_.size(); ++i) absent[i] = !buffer_.pushed(sending_, i);
   end->set_micro(sending_);
   end->set_absent(PackBits(absent));
   if (losses_[sending_]) end->set_loss(*losses_[sending_]);
@@ -139,12 +139,12 @@ void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {
 void OpenStep::Sent(v1::TrainRequest* request) {
   if (!request->has_gradient()) return;
   v1::Gradient& gradient = *request->mutable_gradient();
-  outbox_.BringBack({gradient.micro(), gradient.tensor(), gradient.chunk()}, gradient.mutable_data());
+  buffer_.BringBack({gradient.micro(), gradient.tensor(), gradient.chunk()}, gradient.mutable_data());
 }
 
 void OpenStep::Acknowledge(uint64_t gradients, std::vector<std::string>* freed) {
   for (; !unacknowledged_.empty() && unacknowledged_.front().number <= gradients; unacknowledged_.pop_front()) {
-    outbox_.Free(unacknowledged_.front().id, freed);
+    buffer_.Free(unacknowledged_.front().id, freed);
   }
 }
 
@@ -196,13 +196,13 @@ absl::Status OpenStep::SetResult(const v1::StepResult& result, std::vector<std::
   }
   result_ = result;
   next_ = Next::kNothing;
-  outbox_.FreeAll(freed);
+  buffer_.FreeAll(freed);
   return absl::OkStatus();
 }
 
 StepResult OpenStep::result(absl::Time now) const {
   StepResult result{.result = *result_, .timing = timing_};
-  result.timing.buffered_bytes_most = outbox_.most_bytes();
+  result.timing.buffered_bytes_most = buffer_.most_bytes();
   result.timing.wait_s = absl::ToDoubleSeconds(now - *ended_at_);
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (weights_in(i)) result.received.push_back(i);
@@ -227,7 +227,7 @@ absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
   unacknowledged_.clear();
   if (next_ != Next::kNothing) return RequeueAllBut(grant);
   std::vector<std::string> freed;
-  outbox_.FreeAll(&freed);
+  buffer_.FreeAll(&freed);
   return absl::OkStatus();
 }
 
@@ -242,7 +242,7 @@ absl::Status OpenStep::RequeueAllBut(const v1::AttachResponse& grant) {
     if (entry.chunks().empty() || entry.tensor() >= tensors_.size()) continue;
     held[{entry.micro(), entry.tensor()}] = UnpackBits(entry.chunks(), tensors_[entry.tensor()].chunks);
   }
-  const auto lost = outbox_.Requeue([&](const ChunkRef& id) {
+  const auto lost = buffer_.Requeue([&](const ChunkRef& id) {
     if (applied[id.tensor] || id.micro < whole_micros) return true;
     if (const auto found = whole.find(id.micro); found != whole.end() && found->second[id.tensor]) return true;
     const auto found = held.find({id.micro, id.tensor});

@@ -21,7 +21,7 @@
 #include "ballast/v1/trainer.pb.h"
 #include "client/cpp/client.h"
 #include "client/cpp/stream/credit_window.h"
-#include "client/cpp/stream/outbox.h"
+#include "client/cpp/stream/retransmit_buffer.h"
 #include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {
@@ -35,7 +35,7 @@ class OpenStep {
 
   // The trainer's side.
   absl::Status MayPush(uint32_t tensor) const;
-  bool pushed(uint32_t tensor) const { return outbox_.pushed(tensor); }
+  bool pushed(uint32_t tensor) const { return buffer_.pushed(tensor); }
   void Push(uint32_t tensor, std::vector<std::string> chunks);
   absl::Status MayEndMicro() const;
   void EndMicro(std::optional<double> loss, bool next_is_last = false);
@@ -80,10 +80,10 @@ class OpenStep {
 
   bool MayGo(const ChunkRef& id, const CreditWindow& credit) const;
   // All chunks of the micro-batch that is being sent have left.
-  bool MicroSent() const { return outbox_.all_sent() || outbox_.next().micro != sending_; }
-  bool MicroEnded() const { return sending_ < outbox_.micro() || ended(); }
+  bool MicroSent() const { return buffer_.all_sent() || buffer_.next().micro != sending_; }
+  bool MicroEnded() const { return sending_ < buffer_.micro() || ended(); }
   bool MicroEndIsDue() const { return MicroEnded() && !micro_end_sent_; }
-  bool WantedIsQueued() const { return wanted_ && outbox_.queued(*wanted_); }
+  bool WantedIsQueued() const { return wanted_ && buffer_.queued(*wanted_); }
   void FillGradient(ChunkRef id, v1::Gradient* gradient);
   absl::Status RequeueAllBut(const v1::AttachResponse& grant);
   void FillMicroEnd(v1::MicroEnd* end) const;
@@ -93,7 +93,7 @@ class OpenStep {
   const v1::StepBegin begin_;
   uint32_t micros_;
   v1::StepEnd end_;
-  Outbox outbox_;
+  RetransmitBuffer buffer_;
   struct Unacknowledged {
     uint64_t number = 0;  // of the stream's gradients, from 1
     ChunkRef id;

@@ -64,19 +64,19 @@ std::future<absl::StatusOr<StepResult>> Ready(absl::Status status) {
 
 }  // namespace
 
-StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, LaneOpener open_lane)
+StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport)
     : connection_(connection),
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       attached_at_(absl::Now()),
-      open_lane_(std::move(open_lane)),
+      open_transport_(std::move(open_transport)),
       bound_(tensors_.size()) {}
 
 absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connection, AttachOptions options,
                                                               const v1::AttachResponse& grant, TensorTable tensors,
-                                                              LaneOpener open_lane) {
+                                                              OpenTransport open_transport) {
   std::unique_ptr<StepStream> stream(
-      new StepStream(connection, std::move(options), std::move(tensors), std::move(open_lane)));
+      new StepStream(connection, std::move(options), std::move(tensors), std::move(open_transport)));
   StepStream& self = *stream;
   self.reader_ = std::thread([&self, grant] { self.Read(grant); });
   self.writer_ = std::thread([&self] { self.Write(); });
@@ -111,7 +111,7 @@ void StepStream::Cancel() {
     call = call_;
     asking = asking_;
   }
-  if (call) call->lane->Cancel();
+  if (call) call->transport->Cancel();
   if (asking) asking->TryCancel();
 }
 
@@ -292,10 +292,10 @@ bool StepStream::WriterHasWork() const {
   return open_ && (MayHalfClose() || (step_ && step_->HasRequest(Allowance())));
 }
 
-// The credit with the lane's present number of free slots, which become free before the Credit that says so comes.
+// The credit with the transport's present number of free slots, which become free before the Credit that says so comes.
 CreditWindow StepStream::Allowance() const {
   CreditWindow credit = credit_;
-  credit.set_slots_free(call_->lane->slots_free());
+  credit.set_slots_free(call_->transport->slots_free());
   return credit;
 }
 
@@ -344,7 +344,7 @@ void StepStream::WriteOne() {
     gradient.set_crc32c(Crc32c(BytesOf(gradient.data())));
   }
   const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
-  const bool alive = half_close ? call->lane->WritesDone() : call->lane->Write(&request, more);
+  const bool alive = half_close ? call->transport->WritesDone() : call->transport->Write(&request, more);
   absl::MutexLock lock(&mu_);
   writing_ = false;
   if (!alive) open_ = false;  // why, the reader finds out

@@ -28,21 +28,21 @@
 #include "client/cpp/stream/credit_window.h"
 #include "client/cpp/stream/open_step.h"
 #include "client/cpp/transport/connection.h"
-#include "client/cpp/transport/lane.h"
+#include "client/cpp/transport/transport.h"
 #include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {
 
 class StepStream {
  public:
-  // Opens the lane for a stream of the granted session. The reader's thread calls it for each stream that it opens. An
+  // Opens the transport for a stream of the granted session. The reader's thread calls it for each stream that it opens. An
   // error that IsLost accepts is tried again once a stream has been open.
-  using LaneOpener = std::function<absl::StatusOr<std::unique_ptr<Lane>>(const v1::AttachResponse& grant)>;
+  using OpenTransport = std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::AttachResponse& grant)>;
 
   // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream.
   static absl::StatusOr<std::unique_ptr<StepStream>> Start(Connection& connection, AttachOptions options,
                                                            const v1::AttachResponse& grant, TensorTable tensors,
-                                                           LaneOpener open_lane);
+                                                           OpenTransport open_transport);
   ~StepStream();  // within a second; ends the stream cleanly when no step is open
   StepStream(const StepStream&) = delete;
   StepStream& operator=(const StepStream&) = delete;
@@ -83,7 +83,7 @@ class StepStream {
   };
   struct Call {
     const absl::Time began = absl::Now();
-    std::unique_ptr<Lane> lane;
+    std::unique_ptr<Transport> transport;
   };
   // How a stream ended.
   struct End {
@@ -91,7 +91,7 @@ class StepStream {
     bool lost = false;  // the session may be resumed
   };
 
-  StepStream(Connection& connection, AttachOptions options, TensorTable tensors, LaneOpener open_lane);
+  StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport);
 
   absl::Status Bind(uint32_t tensor, const Destination& destination);
   absl::Status AwaitOpened();
@@ -130,7 +130,7 @@ class StepStream {
   const AttachOptions options_;
   const TensorTable tensors_;
   const absl::Time attached_at_;
-  const LaneOpener open_lane_;  // the reader's
+  const OpenTransport open_transport_;  // the reader's
 
   mutable absl::Mutex mu_;
   std::string token_ ABSL_GUARDED_BY(mu_);

@@ -55,33 +55,33 @@ absl::Status StepStream::Explain(const absl::Status& why) const {
 
 StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
   auto call = std::make_shared<Call>();
-  auto lane = open_lane_(grant);
+  auto transport = open_transport_(grant);
   v1::TrainRequest request;
   {
     absl::MutexLock lock(&mu_);
-    if (!lane.ok()) return {.status = lane.status(), .lost = opened_once_ && IsLost(lane.status())};
+    if (!transport.ok()) return {.status = transport.status(), .lost = opened_once_ && IsLost(transport.status())};
     if (attach_again_) return {.status = absl::CancelledError("attaching again"), .lost = true};
-    call->lane = *std::move(lane);
+    call->transport = *std::move(transport);
     if (auto s = Adopt(grant, request.mutable_open()); !s.ok()) return {.status = s};
     call_ = call;
     half_closed_ = false;
     opened_by_ = absl::Now() + absl::Seconds(connection_.options().connect_timeout_s);
   }
-  call->lane->Start(request);
+  call->transport->Start(request);
   v1::TrainResponse response;
   absl::Span<const std::byte> data;
   absl::Status refused;
-  while (refused.ok() && call->lane->Read(&response, &data)) refused = Handle(response, data);
+  while (refused.ok() && call->transport->Read(&response, &data)) refused = Handle(response, data);
   return Hang(*call, refused);
 }
 
 // Ends a stream that is no longer read, once the writer has let go of it.
 StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
   if (!refused.ok()) {
-    call.lane->Cancel();
+    call.transport->Cancel();
     v1::TrainResponse rest;
     absl::Span<const std::byte> data;
-    while (call.lane->Read(&rest, &data)) continue;
+    while (call.transport->Read(&rest, &data)) continue;
   }
   bool left = false;
   {
@@ -94,7 +94,7 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
     call_ = nullptr;
     left = leaving_;
   }
-  const absl::Status status = call.lane->Finish();
+  const absl::Status status = call.transport->Finish();
   if (!refused.ok()) return {.status = refused};
   if (left) return {.status = absl::CancelledError("the client was closed")};
   if (status.ok()) return {.status = absl::UnavailableError("the daemon ended the stream"), .lost = true};

@@ -90,7 +90,7 @@ nb::list DescribeKernels() {
 
 nb::list DescribeStates() {
   nb::list all;
-  for (const kernels::State& state : kernels::States()) {
+  for (const kernels::MomentFormat& state : kernels::MomentFormats()) {
     nb::dict one;
     one["name"] = state.name;
     one["momentum"] = Describe(state.momentum.planes);
@@ -120,14 +120,14 @@ nb::list DescribeWireFormats() {
 // Everything that is compiled; a position in a list is the index that the functions below take.
 nb::dict Registry() {
   nb::list masters;
-  for (const kernels::Master& master : kernels::Masters()) {
+  for (const kernels::MasterFormat& master : kernels::MasterFormats()) {
     nb::dict one;
     one["name"] = master.name;
     one["planes"] = Describe(master.planes);
     masters.append(one);
   }
   nb::dict all;
-  all["lane"] = kernels::LaneName();
+  all["isa"] = kernels::IsaName();
   all["pad"] = kernels::kPad;
   all["kernels"] = DescribeKernels();
   all["masters"] = masters;
@@ -207,7 +207,7 @@ nb::dict Update(size_t kernel_index, const Addresses& planes, Address grad, size
 // --- the codecs -----------------------------------------------------------------------------------------------------
 
 bool Load(size_t master_index, const Addresses& planes, size_t format, Address in, uint64_t n) {
-  const kernels::Master& master = Entry(kernels::Masters(), master_index);
+  const kernels::MasterFormat& master = Entry(kernels::MasterFormats(), master_index);
   if (!Entry(kernels::WireFormats(), format).gradient) throw nb::value_error("not a format that weights load from");
   const Pointers pointers = PlanePointers(planes, master.planes.size());
   return master.load(pointers.data(), static_cast<kernels::WireIndex>(format), At<const void>(in), 0, n);
@@ -215,32 +215,32 @@ bool Load(size_t master_index, const Addresses& planes, size_t format, Address i
 
 void Serve(size_t master_index, const Addresses& planes, size_t format, Address scales, uint64_t row_length,
            Address out, uint64_t n) {
-  const kernels::Master& master = Entry(kernels::Masters(), master_index);
+  const kernels::MasterFormat& master = Entry(kernels::MasterFormats(), master_index);
   if (!Entry(kernels::WireFormats(), format).serving) throw nb::value_error("not a serving format");
   const Pointers pointers = PlanePointers(planes, master.planes.size());
-  master.serve(pointers.data(), static_cast<kernels::WireIndex>(format), At<const float>(scales), row_length,
-               At<void>(out), 0, n);
+  master.encode_weights(pointers.data(), static_cast<kernels::WireIndex>(format), At<const float>(scales), row_length,
+                        At<void>(out), 0, n);
 }
 
 float AbsMax(size_t master_index, const Addresses& planes, uint64_t first, uint64_t last) {
-  const kernels::Master& master = Entry(kernels::Masters(), master_index);
+  const kernels::MasterFormat& master = Entry(kernels::MasterFormats(), master_index);
   return master.absmax(PlanePointers(planes, master.planes.size()).data(), first, last);
 }
 
-const kernels::SlotCodec& Slot(size_t state, bool variance) {
-  const kernels::State& found = Entry(kernels::States(), state);
+const kernels::MomentCodec& Slot(size_t state, bool variance) {
+  const kernels::MomentFormat& found = Entry(kernels::MomentFormats(), state);
   return variance ? found.variance : found.momentum;
 }
 
 bool EncodeSlot(size_t state, bool variance, const Addresses& planes, Address in, uint64_t n, uint64_t random_key,
                 bool stochastic) {
-  const kernels::SlotCodec& codec = Slot(state, variance);
+  const kernels::MomentCodec& codec = Slot(state, variance);
   const Pointers pointers = PlanePointers(planes, codec.planes.size());
   return codec.encode(pointers.data(), At<const float>(in), n, random_key, stochastic);
 }
 
 void DecodeSlot(size_t state, bool variance, const Addresses& planes, Address out, uint64_t n) {
-  const kernels::SlotCodec& codec = Slot(state, variance);
+  const kernels::MomentCodec& codec = Slot(state, variance);
   codec.decode(PlanePointers(planes, codec.planes.size()).data(), At<float>(out), n);
 }
 

@@ -23,7 +23,7 @@ absl::Span<const std::byte> BytesOf(const Values& values) {
 // Room for so many elements of a master.
 class MasterRoom {
  public:
-  MasterRoom(const kernels::Master& master, uint64_t elements) {
+  MasterRoom(const kernels::MasterFormat& master, uint64_t elements) {
     uint64_t end = 0;
     std::array<uint64_t, kernels::kMaxPlanes> offsets = {};
     for (size_t p = 0; p < master.planes.size(); ++p) {
@@ -43,14 +43,14 @@ class MasterRoom {
 };
 
 struct Formats {
-  const kernels::Master* master = nullptr;
+  const kernels::MasterFormat* master = nullptr;
   kernels::WireIndex loaded = -1, served = -1;
   const kernels::WireFormat& of_loaded() const { return kernels::WireFormats()[static_cast<size_t>(loaded)]; }
   const kernels::WireFormat& of_served() const { return kernels::WireFormats()[static_cast<size_t>(served)]; }
 };
 
 std::optional<Formats> Find(const ServedAs& tensor) {
-  const Formats formats{.master = kernels::FindMaster(tensor.master),
+  const Formats formats{.master = kernels::FindMasterFormat(tensor.master),
                         .loaded = kernels::FindWireFormat(tensor.format),
                         .served = kernels::FindWireFormat(tensor.serving)};
   if (formats.master == nullptr || formats.loaded < 0 || formats.served < 0) return std::nullopt;
@@ -67,7 +67,7 @@ std::optional<uint64_t> DigestInPieces(const Formats& formats, uint64_t elements
     const std::byte* const in = weights + first * formats.of_loaded().bytes;
     if (!formats.master->load(room.planes(), formats.loaded, in, 0, n)) return std::nullopt;
     codes.resize(n * formats.of_served().bytes);
-    formats.master->serve(room.planes(), formats.served, nullptr, 0, codes.data(), 0, n);
+    formats.master->encode_weights(room.planes(), formats.served, nullptr, 0, codes.data(), 0, n);
     digester.Add(codes);
   }
   return digester.Digest();
@@ -82,7 +82,7 @@ std::optional<uint64_t> DigestWithScales(const Formats& formats, uint64_t elemen
     scales.push_back(formats.master->absmax(room.planes(), first, first + row_length));
   }
   std::vector<std::byte> codes(elements * formats.of_served().bytes);
-  formats.master->serve(room.planes(), formats.served, scales.data(), row_length, codes.data(), 0, elements);
+  formats.master->encode_weights(room.planes(), formats.served, scales.data(), row_length, codes.data(), 0, elements);
   return WeightDigest(BytesOf(std::array{WeightDigest(codes), WeightDigest(BytesOf(scales))}));
 }
 

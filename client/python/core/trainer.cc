@@ -26,9 +26,11 @@ namespace nb = nanobind;
 
 nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, uint32_t world, bool takeover,
                 double wait_s, const std::string& transport, double join_timeout_s) {
-  const LaneWish wish = transport == "grpc" ? LaneWish::kGrpc : transport == "shm" ? LaneWish::kShm : LaneWish::kAuto;
+  const TransportChoice wish = transport == "grpc"  ? TransportChoice::kGrpc
+                               : transport == "shm" ? TransportChoice::kShm
+                                                    : TransportChoice::kAuto;
   AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
-  options.lane = wish;
+  options.transport = wish;
   options.join_timeout_s = join_timeout_s;
   const Attachment attachment = OrThrow(self.AskOrUndo([options](Client& client) { return client.Attach(options); },
                                                        [](Client& client) { client.Detach(); }));

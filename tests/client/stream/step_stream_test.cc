@@ -1,4 +1,4 @@
-// The step's two threads against a lane whose writes take as long as the test wants.
+// The step's two threads against a transport whose writes take as long as the test wants.
 #include "client/cpp/stream/step_stream.h"
 
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 #include "proto/checksum.h"
 
 #include "tests/client/fake_daemon.h"
-#include "tests/client/transport/scripted_lane.h"
+#include "tests/client/transport/scripted_transport.h"
 
 namespace ballast {
 namespace {
@@ -22,8 +22,8 @@ class StepStreamTest : public ::testing::Test {
     grant.set_chunk_elements(4);
     grant.set_credit_bytes(1 << 20);
     stream_ = StepStream::Start(*connection_, {.run_id = "r"}, grant, TensorTable::Create(FakeSpec(), 4).value(),
-                                [this](const v1::AttachResponse&) -> absl::StatusOr<std::unique_ptr<Lane>> {
-                                  return std::make_unique<ScriptedLane>(script_);
+                                [this](const v1::AttachResponse&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+                                  return std::make_unique<ScriptedTransport>(script_);
                                 })
                   .value();
   }

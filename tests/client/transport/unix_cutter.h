@@ -1,4 +1,4 @@
-// Cuts the connections of this process over the Unix sockets of the shared-memory lane, as the death of either end
+// Cuts the connections of this process over the Unix sockets of the shared-memory transport, as the death of either end
 // would.
 #pragma once
 

@@ -5,8 +5,8 @@
 
 namespace ballast::kernels {
 
-const LaneTables& UnoptimizedTables() {
-  static constexpr LaneTables kTables = MakeTables<ScalarLane>("unoptimized");
+const IsaTables& UnoptimizedTables() {
+  static constexpr IsaTables kTables = MakeTables<ScalarVector>("unoptimized");
   return kTables;
 }
 

@@ -5,6 +5,6 @@
 
 namespace ballast::kernels {
 
-const LaneTables& UnoptimizedTables();
+const IsaTables& UnoptimizedTables();
 
 }  // namespace ballast::kernels

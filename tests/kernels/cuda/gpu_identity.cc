@@ -44,8 +44,8 @@ void WriteJson(const std::string& path, const Options& options, const Findings& 
     for (char& c : text) c = c == '"' || c == '\\' || c < ' ' ? '\'' : c;
     return '"' + text + '"';
   };
-  std::ofstream(path) << "{\"reduced\": " << (options.extent.reduced ? "true" : "false") << ", \"lane\": \""
-                      << LaneName() << "\", \"kernels\": " << Kernels().size() << ", \"masters\": " << Masters().size()
+  std::ofstream(path) << "{\"reduced\": " << (options.extent.reduced ? "true" : "false") << ", \"isa\": \"" << IsaName()
+                      << "\", \"kernels\": " << Kernels().size() << ", \"masters\": " << MasterFormats().size()
                       << ", \"states\": " << f.compared() << ", \"blocks\": " << f.blocks()
                       << ", \"rejected\": " << f.rejected() << ", \"checks\": " << f.checks()
                       << ", \"differences\": " << f.differences() << ", \"first\": " << quoted(f.first())
@@ -56,7 +56,7 @@ void CompareAll(const Extent& extent, Findings* findings) {
   Check(cudaSetDevice(0), "cudaSetDevice");
   const Stream stream;
   findings->Expect(CudaKernels().size() == Kernels().size(), "the number of kernels");
-  findings->Expect(CudaMasters().size() == Masters().size(), "the number of masters");
+  findings->Expect(CudaMasters().size() == MasterFormats().size(), "the number of masters");
   CompareUpdates(extent, stream, findings);
   CompareManyTensors(extent, stream, findings);
   CompareCodecs(extent, stream, findings);
@@ -81,7 +81,7 @@ int Main(int argc, char** argv) {
     failure = error.what();
     std::cout << "FAILED: " << failure << std::endl;
   }
-  std::cout << findings.compared() << " states compared (" << Kernels().size() << " kernels, CPU lane " << LaneName()
+  std::cout << findings.compared() << " states compared (" << Kernels().size() << " kernels, CPU isa " << IsaName()
             << "), " << findings.differences() << " differences, " << findings.rejected() << " of " << findings.blocks()
             << " blocks rejected, " << findings.checks() << " other checks" << std::endl;
   if (!options.json.empty()) WriteJson(options.json, options, findings, failure);

@@ -32,9 +32,9 @@ std::vector<float> Finite(std::vector<float> values) {
 // A master's planes on both sides.
 class MasterTensor {
  public:
-  MasterTensor(size_t master, uint64_t n) : MasterTensor(master, n, LayoutOf(Masters()[master], n)) {}
+  MasterTensor(size_t master, uint64_t n) : MasterTensor(master, n, LayoutOf(MasterFormats()[master], n)) {}
 
-  const Master& master() const { return Masters()[index_]; }
+  const MasterFormat& master() const { return MasterFormats()[index_]; }
   const CudaMaster& cuda() const { return CudaMasters()[index_]; }
   std::byte* const* planes() const { return at_; }
   DeviceCopy Copy(const Piece& piece, uint64_t first_tile) const {
@@ -57,7 +57,7 @@ class MasterTensor {
   }
 
  private:
-  static Layout LayoutOf(const Master& master, uint64_t n) {
+  static Layout LayoutOf(const MasterFormat& master, uint64_t n) {
     Layout layout;
     for (const Plane& plane : master.planes) layout.Add(PlaneBytes(plane, n));
     return layout;
@@ -65,7 +65,8 @@ class MasterTensor {
   MasterTensor(size_t master, uint64_t n, const Layout& layout) : index_(master), states_(layout.size(), kPoison) {
     Layout again;
     size_t p = 0;
-    for (const Plane& plane : Masters()[master].planes) at_[p++] = states_.host() + again.Add(PlaneBytes(plane, n));
+    for (const Plane& plane : MasterFormats()[master].planes)
+      at_[p++] = states_.host() + again.Add(PlaneBytes(plane, n));
   }
 
   const size_t index_;
@@ -97,7 +98,7 @@ std::vector<DeviceCopy> BatchOf(const MasterTensor& tensor, std::span<const Piec
 // Both halves in one batch, with a flag of their own each; where `broken`, the second one's last element is infinite.
 void CompareLoad(size_t master, WireIndex format, std::vector<float> values, const Stream& stream, Findings* findings) {
   const bool broken = !std::isfinite(values.back());
-  const std::string title = std::string("loading ") + Masters()[master].name + " from " + NameOf(format) +
+  const std::string title = std::string("loading ") + MasterFormats()[master].name + " from " + NameOf(format) +
                             (broken ? " with an infinity" : "");
   const Payload payload = Encoded(format, values);
   MasterTensor tensor(master, kElements);
@@ -166,14 +167,14 @@ void CompareServing(const MasterTensor& tensor, WireIndex format, uint64_t row, 
   std::vector<DeviceCopy> batch = BatchOf(tensor, kPieces);
   for (size_t i = 0; i < std::size(kPieces); ++i) {
     const auto [first, last] = kPieces[i];
-    tensor.master().serve(tensor.planes(), format, scales.data(), row, out.host() + places[i], first, last);
+    tensor.master().encode_weights(tensor.planes(), format, scales.data(), row, out.host() + places[i], first, last);
     batch[i].payload = out.device() + places[i];
     batch[i].scales = device_scales.as<float>();
     batch[i].row_length = row;
   }
   const DeviceArray on_device = Uploaded(batch, stream);
-  Check(tensor.cuda().serve(on_device.as<DeviceCopy>(), static_cast<int>(batch.size()), TilesOf(kPieces), format,
-                            stream.get()),
+  Check(tensor.cuda().encode_weights(on_device.as<DeviceCopy>(), static_cast<int>(batch.size()), TilesOf(kPieces),
+                                     format, stream.get()),
         title);
   const std::vector<std::byte> got = out.Downloaded(stream);
   for (size_t i = 0; i < std::size(kPieces); ++i) {
@@ -281,7 +282,7 @@ void CompareMeasures(std::span<const uint64_t> sizes, bool adversarial, const St
 void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings) {
   const std::vector<uint64_t> all = {1, 3, 7, 8, 9, 24, 255, 256, 257, 333, 1149, 4095, 4096, 5000, kElements};
   const std::vector<uint64_t> few = {3, 256, 333, kElements};
-  for (size_t m = 0; m < Masters().size(); ++m) {
+  for (size_t m = 0; m < MasterFormats().size(); ++m) {
     CompareMaster(m, Normals(3).Vector(kElements, 1), extent.reduced ? few : all, stream, findings);
     if (!extent.reduced) CompareMaster(m, Finite(Adversarial(9, kElements)), all, stream, findings);
   }
@@ -306,7 +307,7 @@ void CheckRefusals(const Stream& stream, Findings* findings) {
   std::vector<float> values = Normals(4).Vector(kElements, 1);
   for (const float broken : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     values.back() = broken;
-    for (size_t m = 0; m < Masters().size(); ++m) {
+    for (size_t m = 0; m < MasterFormats().size(); ++m) {
       for (const WireIndex format : GradientFormats()) CompareLoad(m, format, values, stream, findings);
     }
   }
@@ -317,13 +318,14 @@ void CheckRefusals(const Stream& stream, Findings* findings) {
   }
   for (const CudaMaster& master : CudaMasters()) {
     findings->Expect(master.load(nullptr, 0, 0, fp32, stream.get()) == cudaSuccess, "a load of no tensors");
-    findings->Expect(master.serve(nullptr, 0, 0, fp32, stream.get()) == cudaSuccess, "serving no tensors");
+    findings->Expect(master.encode_weights(nullptr, 0, 0, fp32, stream.get()) == cudaSuccess, "serving no tensors");
     findings->Expect(master.raise_scales(nullptr, 0, 0, stream.get()) == cudaSuccess, "scales of no tensors");
     for (const WireIndex wrong : {-1, static_cast<WireIndex>(WireFormats().size()), FindWireFormat("int8-row")}) {
       findings->Expect(master.load(nullptr, 1, 1, wrong, stream.get()) != cudaSuccess, "a load from no fit format");
     }
     for (const WireIndex wrong : {-1, static_cast<WireIndex>(WireFormats().size()), FindWireFormat("fp8-e5m2")}) {
-      findings->Expect(master.serve(nullptr, 1, 1, wrong, stream.get()) != cudaSuccess, "serving in no fit format");
+      findings->Expect(master.encode_weights(nullptr, 1, 1, wrong, stream.get()) != cudaSuccess,
+                       "serving in no fit format");
     }
   }
   findings->Expect(CudaAccumulate(nullptr, nullptr, fp32, 0, true, stream.get()) == cudaSuccess, "a sum of nothing");

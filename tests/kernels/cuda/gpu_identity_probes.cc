@@ -100,7 +100,7 @@ void CompareProbe(std::deque<Probed>* tensors, bool adversarial, uint64_t t, con
 
 void CompareProbes(const Extent& extent, const Stream& stream, Findings* findings) {
   const std::vector<uint64_t> few = {1, 257, 4097}, all = {1, 31, 257, 4096, 4097, 65536, 65537, 200003};
-  for (const State& state : States()) {
+  for (const MomentFormat& state : MomentFormats()) {
     for (const bool adversarial : {false, true}) {
       std::deque<Probed> tensors;
       for (size_t k = 0; k < Kernels().size(); ++k) {

@@ -145,7 +145,7 @@ class Batch {
     }
     if (sizes_[i] == 0) return;
     const std::vector<float> weights = Normals(i + 1).Vector(sizes_[i], case_.adversarial ? 1 : 0.02);
-    FindMaster(kernel_.master)->load(planes, FindWireFormat("fp32"), weights.data(), 0, sizes_[i]);
+    FindMasterFormat(kernel_.master)->load(planes, FindWireFormat("fp32"), weights.data(), 0, sizes_[i]);
   }
 
   // All but the pointers.

@@ -1,5 +1,5 @@
 // A warp lane (kernels/simd/warp.h) on a CPU: the 32 threads of a warp side by side in arrays, every operation done by
-// all of them before the next. Code written over a warp lane runs here as it stands.
+// all of them before the next. Code written over a warp's vector type runs here as it stands.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct LockstepTraffic {
 };
 inline thread_local LockstepTraffic lockstep_traffic;
 
-struct LockstepLane {
+struct LockstepVector {
   template <class T>
   struct Threads {
     T of[kWarpThreads];
@@ -30,7 +30,7 @@ struct LockstepLane {
   using F = Threads<float>;
   using U = Threads<uint32_t>;
   using M = Threads<bool>;
-  using One = ScalarLane;
+  using One = ScalarVector;
 
   // What `act` makes of each thread's number and operands.
   template <class Act, class... Ts>

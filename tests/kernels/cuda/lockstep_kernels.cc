@@ -13,15 +13,15 @@ namespace ballast::kernels {
 namespace {
 
 template <class State>
-void Probe(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* out) {
+void ProbeCurvature(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* out) {
   float rows[kProbeRows * kRow];
-  WarpProbe<LockstepLane, State> warp(probe, rows);
+  WarpProbe<LockstepVector, State> warp(probe, rows);
   for (uint64_t i = first; i < last; ++i) warp.Run(i, out + (i - first));
 }
 
 template <class T>
 struct Entry {
-  using Tile = WarpTile<LockstepLane, typename T::Rule, typename T::Master, typename T::State>;
+  using Tile = WarpTile<LockstepVector, typename T::Rule, typename T::Master, typename T::State>;
 
   static void Update(const kernels::Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
     float rows[kWarpRows * kRow];
@@ -33,19 +33,19 @@ struct Entry {
     float rows[kWarpRows * kRow];
     lockstep_traffic = {reinterpret_cast<std::byte*>(rows), reinterpret_cast<std::byte*>(std::end(rows)), 0};
     Tile tile(u, rows);
-    for (uint64_t i = first; i < last; ++i) LockstepLane::StoreOnce(out + (i - first), tile.Measure(i));
+    for (uint64_t i = first; i < last; ++i) LockstepVector::StoreOnce(out + (i - first), tile.Measure(i));
   }
   static constexpr LockstepKernel Table() {
     LockstepKernel kernel{&Update, nullptr, nullptr};
     if constexpr (T::Rule::kTwoPass) kernel.measure = &Measure;
-    if constexpr (T::Rule::kHasRms) kernel.curvature = &Probe<typename T::State>;
+    if constexpr (T::Rule::kHasRms) kernel.curvature = &ProbeCurvature<typename T::State>;
     return kernel;
   }
 };
 
 template <class Format>
 struct Codec {
-  using Rows = WarpCodec<LockstepLane, Format>;
+  using Rows = WarpCodec<LockstepVector, Format>;
 
   static bool Load(std::byte* const* planes, WireIndex format, const std::byte* in, uint64_t first, uint64_t last) {
     bool finite = true;
@@ -61,12 +61,12 @@ struct Codec {
     });
     return finite;
   }
-  static void Serve(std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length,
-                    std::byte* out, uint64_t first, uint64_t last) {
+  static void EncodeWeights(std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length,
+                            std::byte* out, uint64_t first, uint64_t last) {
     WithWire(format, WireList{}, [&]<class Wire>() {
       if constexpr (Wire::kServing) {
         for (uint64_t e = first; e < last; e += kRow) {
-          Rows::template ServeRow<Wire>(planes, scales, row_length, out + (e - first) * Wire::kBytes, e, last);
+          Rows::template EncodeRow<Wire>(planes, scales, row_length, out + (e - first) * Wire::kBytes, e, last);
         }
       }
     });
@@ -82,7 +82,7 @@ constexpr auto KernelsOf(List<Ts...>) {
 }
 template <class... Ms>
 constexpr auto MastersOf(List<Ms...>) {
-  return std::array{LockstepMaster{&Codec<Ms>::Load, &Codec<Ms>::Serve, &Codec<Ms>::Raise}...};
+  return std::array{LockstepMaster{&Codec<Ms>::Load, &Codec<Ms>::EncodeWeights, &Codec<Ms>::Raise}...};
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ void LockstepMeasure(WireIndex format, const std::byte* grad, uint64_t n, float 
   WithWire(format, WireList{}, [&]<class Wire>() {
     if constexpr (Wire::kGradient) {
       for (uint64_t tile = first; tile < last; ++tile) {
-        MeasureGradientTile<LockstepLane, Wire>(grad, n, scale, tile, row, stats + (tile - first));
+        MeasureGradientTile<LockstepVector, Wire>(grad, n, scale, tile, row, stats + (tile - first));
       }
     }
   });

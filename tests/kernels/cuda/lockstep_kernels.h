@@ -15,8 +15,8 @@ struct LockstepKernel {
 };
 struct LockstepMaster {
   bool (*load)(std::byte* const* planes, WireIndex format, const std::byte* in, uint64_t first, uint64_t last);
-  void (*serve)(std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length, std::byte* out,
-                uint64_t first, uint64_t last);
+  void (*encode_weights)(std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length,
+                         std::byte* out, uint64_t first, uint64_t last);
   void (*raise)(std::byte* const* planes, float* scales, uint64_t row_length, uint64_t first, uint64_t last);
 };
 

@@ -145,7 +145,7 @@ TEST(WarpTest, ProbingGivesTheSameBits) {
         for (const uint64_t t : {2, 3}) {
           const StepOptions options{.t = t - 1, .grad_scale = 1.0f / 3, .clip = t == 2 ? 1.0f : 0.3f};
           const Payload sent = grad(t), roomy = Roomy(sent);
-          const auto wanted = Probe(kernel, &tensor, sent, options, &a);
+          const auto wanted = ProbeCurvature(kernel, &tensor, sent, options, &a);
           std::vector<TileCurvature> got(wanted.size());
           const CurvatureProbe probe = MakeProbe(kernel, &tensor, roomy, options, &b);
           LockstepKernels()[k].curvature(probe, 0, got.size(), got.data());
@@ -170,7 +170,7 @@ TEST(WarpTest, EveryByteMovesOnce) {
     uint64_t planes = 0, variance = 0;
     for (const Plane& plane : kernel.planes) {
       planes += PlaneBytes(plane, kWhole);
-      if (plane.kind == Kind::kVariance) variance += PlaneBytes(plane, kWhole);
+      if (plane.kind == PlaneKind::kVariance) variance += PlaneBytes(plane, kWhole);
     }
     const Update u = tensor.MakeUpdate(grad, {.statistics = StatisticsLevel::kOff});
     std::vector<TileStatistics> stats(tensor.tiles());
@@ -185,7 +185,7 @@ TEST(WarpTest, EveryByteMovesOnce) {
 
 // A master's planes.
 struct Planes {
-  Planes(const Master& master, uint64_t n) {
+  Planes(const MasterFormat& master, uint64_t n) {
     for (const Plane& plane : master.planes) {
       bytes.emplace_back(PlaneBytes(plane, n), std::byte{0x5a});
     }
@@ -198,14 +198,14 @@ struct Planes {
 TEST(WarpTest, LoadingGivesTheSameBits) {
   std::vector<float> values = Adversarial(9, kElements);
   for (float& x : values) x = std::isfinite(x) ? x : 0.0f;
-  for (size_t m = 0; m < Masters().size(); ++m) {
+  for (size_t m = 0; m < MasterFormats().size(); ++m) {
     for (size_t wire = 0; wire < WireFormats().size(); ++wire) {
       if (!WireFormats()[wire].gradient) continue;
       const Payload payload = Encoded(static_cast<WireIndex>(wire), values), roomy = Roomy(payload);
-      Planes a(Masters()[m], kElements), b(Masters()[m], kElements);
-      const bool loaded = Masters()[m].load(a.at.data(), payload.format, payload.bytes.data(), 0, kElements);
+      Planes a(MasterFormats()[m], kElements), b(MasterFormats()[m], kElements);
+      const bool loaded = MasterFormats()[m].load(a.at.data(), payload.format, payload.bytes.data(), 0, kElements);
       EXPECT_EQ(LockstepMasters()[m].load(b.at.data(), payload.format, roomy.bytes.data(), 0, kElements), loaded);
-      EXPECT_TRUE(a.bytes == b.bytes) << Masters()[m].name << " from " << WireFormats()[wire].name;
+      EXPECT_TRUE(a.bytes == b.bytes) << MasterFormats()[m].name << " from " << WireFormats()[wire].name;
     }
   }
 }
@@ -214,8 +214,8 @@ TEST(WarpTest, ARefusedLoadStoresNothing) {
   std::vector<float> values(kElements, 1.0f);
   values.back() = std::numeric_limits<float>::infinity();
   const Payload roomy = Roomy(Encoded(FindWireFormat("fp32"), values));
-  for (size_t m = 0; m < Masters().size(); ++m) {
-    Planes planes(Masters()[m], kElements);
+  for (size_t m = 0; m < MasterFormats().size(); ++m) {
+    Planes planes(MasterFormats()[m], kElements);
     const auto before = planes.bytes;
     EXPECT_FALSE(LockstepMasters()[m].load(planes.at.data(), roomy.format, roomy.bytes.data(), 0, kElements));
     EXPECT_TRUE(planes.bytes == before);
@@ -225,8 +225,8 @@ TEST(WarpTest, ARefusedLoadStoresNothing) {
 // Rows of the tensor shorter and longer than a thread's eight elements and a warp's 256, and pieces that begin inside.
 TEST(WarpTest, ServingGivesTheSameBits) {
   const std::vector<float> values = Normals(3).Vector(kElements, 1);
-  for (size_t m = 0; m < Masters().size(); ++m) {
-    const Master& master = Masters()[m];
+  for (size_t m = 0; m < MasterFormats().size(); ++m) {
+    const MasterFormat& master = MasterFormats()[m];
     Planes planes(master, kElements);
     ASSERT_TRUE(master.load(planes.at.data(), FindWireFormat("fp32"), values.data(), 0, kElements));
     for (const uint64_t row : {uint64_t{3}, uint64_t{24}, uint64_t{333}, uint64_t{1149}, kElements}) {
@@ -243,8 +243,8 @@ TEST(WarpTest, ServingGivesTheSameBits) {
           const uint64_t bytes = (last - first) * WireFormats()[wire].bytes;
           std::vector<std::byte> wanted(bytes), got(bytes + 4 * kPad);
           const WireIndex format = static_cast<WireIndex>(wire);
-          master.serve(planes.at.data(), format, scales.data(), row, wanted.data(), first, last);
-          LockstepMasters()[m].serve(planes.at.data(), format, scales.data(), row, got.data(), first, last);
+          master.encode_weights(planes.at.data(), format, scales.data(), row, wanted.data(), first, last);
+          LockstepMasters()[m].encode_weights(planes.at.data(), format, scales.data(), row, got.data(), first, last);
           EXPECT_EQ(std::memcmp(wanted.data(), got.data(), bytes), 0)
               << master.name << " as " << WireFormats()[wire].name;
         }

@@ -30,18 +30,18 @@ std::vector<uint32_t> SampledScales() {
 }
 
 // All 256 codes under one scale, decoded; index by the code as a byte.
-std::vector<float> Levels(Kind kind, uint32_t stored) {
-  Slot slot("companded8", kind, 256);
-  for (uint32_t i = 0; i < 256; ++i) slot.planes()[0][i] = static_cast<std::byte>(i);
+std::vector<float> Levels(PlaneKind kind, uint32_t stored) {
+  Moment moment("companded8", kind, 256);
+  for (uint32_t i = 0; i < 256; ++i) moment.planes()[0][i] = static_cast<std::byte>(i);
   const uint16_t scale = static_cast<uint16_t>(stored);
-  for (size_t block = 0; block < 8; ++block) std::memcpy(slot.planes()[1] + 2 * block, &scale, 2);
-  return slot.Decode();
+  for (size_t block = 0; block < 8; ++block) std::memcpy(moment.planes()[1] + 2 * block, &scale, 2);
+  return moment.Decode();
 }
 float At(const std::vector<float>& levels, int code) { return levels[static_cast<uint8_t>(code)]; }
 
 TEST(Companded8Test, LevelsAreThoseOfTheDefinition) {
   for (const uint32_t stored : {0x3f80u, 0x3fabu, 0x2000u, 0x5a7fu, (127u + 119u) << 7}) {
-    const std::vector<float> m = Levels(Kind::kMomentum, stored), v = Levels(Kind::kVariance, stored);
+    const std::vector<float> m = Levels(PlaneKind::kMomentum, stored), v = Levels(PlaneKind::kVariance, stored);
     for (int k = -127; k <= 127; ++k) {
       const double wanted = oracle::companded8::FirstLevel(k, Wide(ScaleOf(stored)));
       ASSERT_NEAR(Wide(At(m, k)), wanted, LevelBound(wanted));
@@ -56,7 +56,7 @@ TEST(Companded8Test, LevelsAreThoseOfTheDefinition) {
 
 TEST(Companded8Test, LevelsRiseStrictlyAndMomentumIsOdd) {
   for (const uint32_t stored : SampledScales()) {
-    const std::vector<float> m = Levels(Kind::kMomentum, stored), v = Levels(Kind::kVariance, stored);
+    const std::vector<float> m = Levels(PlaneKind::kMomentum, stored), v = Levels(PlaneKind::kVariance, stored);
     for (int k = -127; k < 127; ++k) ASSERT_LT(At(m, k), At(m, k + 1)) << stored << " " << k;
     for (int k = 0; k <= 127; ++k) ASSERT_EQ(At(m, -k), -At(m, k));
     EXPECT_EQ(At(m, 127), ScaleOf(stored));
@@ -77,8 +77,8 @@ std::vector<float> WithLeaders(const std::vector<float>& levels, int leader, int
 
 TEST(Companded8Test, EveryDecodedLevelOfMomentumEncodesToItselfWhenNearest) {
   for (const uint32_t stored : SampledScales()) {
-    const std::vector<float> values = WithLeaders(Levels(Kind::kMomentum, stored), 127, -127, 127);
-    Slot m("companded8", Kind::kMomentum, values.size());
+    const std::vector<float> values = WithLeaders(Levels(PlaneKind::kMomentum, stored), 127, -127, 127);
+    Moment m("companded8", PlaneKind::kMomentum, values.size());
     ASSERT_EQ(m.RoundTrip(values), values) << stored;
   }
 }
@@ -87,13 +87,13 @@ TEST(Companded8Test, EveryDecodedLevelOfMomentumEncodesToItselfWhenNearest) {
 TEST(Companded8Test, EveryDecodedLevelOfVarianceEncodesToItsCodeWhenNearest) {
   for (const uint32_t stored : SampledScales()) {
     if (ScaleOf(stored) < 1e-18f || ScaleOf(stored) > 1e18f) continue;
-    std::vector<float> values = WithLeaders(Levels(Kind::kVariance, stored), 255, 1, 255);
+    std::vector<float> values = WithLeaders(Levels(PlaneKind::kVariance, stored), 255, 1, 255);
     for (size_t i = 0; i < values.size(); i += kBlock) values[i] = ScaleOf(stored) * ScaleOf(stored);
-    Slot v("companded8", Kind::kVariance, values.size());
+    Moment v("companded8", PlaneKind::kVariance, values.size());
     ASSERT_TRUE(v.Encode(values));
     int k = 1;
     for (size_t i = 0; i < values.size(); ++i) {
-      const int code = CodeAt("companded8", Kind::kVariance, v.planes()[0], i);
+      const int code = CodeAt("companded8", PlaneKind::kVariance, v.planes()[0], i);
       ASSERT_EQ(code, i % kBlock == 0 ? 255 : k++) << stored;
     }
   }
@@ -106,7 +106,7 @@ TEST(Companded8Test, TheLargestMagnitudeNeverPassesTheLastCode) {
     const float a = ScaleOf(stored);
     beyond += a * (255.0f / a) > 255.0f ? 1 : 0;
     for (const bool stochastic : {false, true}) {
-      Slot m("companded8", Kind::kMomentum, 64), v("companded8", Kind::kVariance, 64);
+      Moment m("companded8", PlaneKind::kMomentum, 64), v("companded8", PlaneKind::kVariance, 64);
       std::vector<float> values(64, a);
       values[1] = -a;
       ASSERT_TRUE(m.Encode(values, stored, stochastic));
@@ -124,16 +124,16 @@ TEST(Companded8Test, TheLargestMagnitudeNeverPassesTheLastCode) {
 // The mean over all random fields of what is decoded is the value, though a code's two neighbours are curved apart.
 TEST(Companded8Test, StochasticRoundingKeepsTheExpectation) {
   constexpr uint64_t kN = 1 << 16;
-  for (const Kind kind : {Kind::kMomentum, Kind::kVariance}) {
+  for (const PlaneKind kind : {PlaneKind::kMomentum, PlaneKind::kVariance}) {
     const std::vector<float> levels = Levels(kind, 0x3f80);
-    const int top = kind == Kind::kMomentum ? 127 : 255;
+    const int top = kind == PlaneKind::kMomentum ? 127 : 255;
     for (const int k : {0, 1, 2, 17, 63, 100, top - 2, top - 1}) {
       for (const double part : {0.03, 0.5, 0.91}) {
         const double low = Wide(At(levels, k)), high = Wide(At(levels, k + 1)), value = low + part * (high - low);
         std::vector<float> values(kN, static_cast<float>(value));
         for (uint64_t i = 0; i < kN; i += kBlock) values[i] = 1;
-        Slot slot("companded8", kind, kN);
-        const std::vector<float> decoded = slot.RoundTrip(values, 77, true);
+        Moment moment("companded8", kind, kN);
+        const std::vector<float> decoded = moment.RoundTrip(values, 77, true);
         double sum = 0;
         for (uint64_t i = 0; i < kN; ++i) sum += i % kBlock == 0 ? 0 : Wide(decoded[i]);
         const double count = kN * 31.0 / 32, deviation = (high - low) * std::sqrt(part * (1 - part) / count);
@@ -147,7 +147,7 @@ TEST(Companded8Test, BelowTheFloorOfTheVarianceTheFloorWins) {
   for (const float root : {0.0f, 0.1f, 0.3f, 0.499f}) {
     std::vector<float> values(4096, root / 255 * (root / 255));
     for (size_t i = 0; i < values.size(); i += kBlock) values[i] = 1;
-    Slot v("companded8", Kind::kVariance, values.size());
+    Moment v("companded8", PlaneKind::kVariance, values.size());
     const std::vector<float> decoded = v.RoundTrip(values, 5, true);
     for (size_t i = 0; i < values.size(); ++i) {
       ASSERT_NEAR(Wide(decoded[i]), i % kBlock == 0 ? 1 : 0.25 / 255 / 255, 1e-10);
@@ -161,7 +161,7 @@ TEST(Companded8Test, ScalesAreRoundedUpToTheNextBf16) {
   for (size_t i = 0; i < values.size(); i += kBlock) {
     values[i + 3] = std::bit_cast<float>(static_cast<uint32_t>(random.Word()) % ((127u + 119u) << 23));
   }
-  Slot m("companded8", Kind::kMomentum, values.size());
+  Moment m("companded8", PlaneKind::kMomentum, values.size());
   ASSERT_TRUE(m.Encode(values));
   for (size_t i = 0; i < values.size(); i += kBlock) {
     const uint32_t stored = ReadAt<uint16_t>(m.planes()[1], i / kBlock);
@@ -173,11 +173,11 @@ TEST(Companded8Test, ScalesAreRoundedUpToTheNextBf16) {
 }
 
 // Normalised mean square errors of one shot, over blocks of 32 of N(0,1), v = g^2.
-double Nmse(Kind kind, bool stochastic) {
+double Nmse(PlaneKind kind, bool stochastic) {
   std::vector<float> values = Normals(17).Vector(kBlock * 20000);
-  for (float& x : values) x = kind == Kind::kMomentum ? x : x * x;
-  Slot slot("companded8", kind, values.size());
-  const std::vector<float> decoded = slot.RoundTrip(values, 3, stochastic);
+  for (float& x : values) x = kind == PlaneKind::kMomentum ? x : x * x;
+  Moment moment("companded8", kind, values.size());
+  const std::vector<float> decoded = moment.RoundTrip(values, 3, stochastic);
   double error = 0, sum = 0;
   for (size_t i = 0; i < values.size(); ++i) {
     error += Wide(decoded[i] - values[i]) * Wide(decoded[i] - values[i]);
@@ -187,8 +187,8 @@ double Nmse(Kind kind, bool stochastic) {
 }
 
 TEST(Companded8Test, ErrorOnNormalsIsWithinTheAcceptedFigures) {
-  const double m = Nmse(Kind::kMomentum, true), v = Nmse(Kind::kVariance, true);
-  const double nearest_m = Nmse(Kind::kMomentum, false), nearest_v = Nmse(Kind::kVariance, false);
+  const double m = Nmse(PlaneKind::kMomentum, true), v = Nmse(PlaneKind::kVariance, true);
+  const double nearest_m = Nmse(PlaneKind::kMomentum, false), nearest_v = Nmse(PlaneKind::kVariance, false);
   RecordProperty("stochastic_m", std::to_string(m * 1e6) + "e-6");
   RecordProperty("stochastic_v", std::to_string(v * 1e6) + "e-6");
   printf("NMSE: stochastic m %.3g v %.3g; nearest m %.3g v %.3g\n", m, v, nearest_m, nearest_v);

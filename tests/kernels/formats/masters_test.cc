@@ -61,7 +61,7 @@ TEST(Split24Test, EveryStoredWeightSurvivesServingAndLoading) {
 // What is kept and what is served of every exponent, for the formats that round to nearest when loading.
 TEST(MastersTest, LoadingKeepsAndServesWhatTheDefinitionSays) {
   const std::vector<float> values = EveryExponent(2048);
-  for (const Master& master : Masters()) {
+  for (const MasterFormat& master : MasterFormats()) {
     SCOPED_TRACE(master.name);
     Weights w(master.name, values);
     const std::vector<float> served = w.Values();
@@ -193,7 +193,7 @@ TEST(McfMasterTest, HoldsTwiceTheDigits) {
 }
 
 TEST(MastersTest, LoadingRefusesWhatIsNotFiniteAndStoresNothing) {
-  for (const Master& master : Masters()) {
+  for (const MasterFormat& master : MasterFormats()) {
     for (const WireIndex format : GradientFormats()) {
       SCOPED_TRACE(std::string(master.name) + " " + NameOf(format));
       for (const float bad : {INFINITY, -INFINITY, NAN}) {
@@ -215,7 +215,7 @@ TEST(MastersTest, LoadingRefusesWhatIsNotFiniteAndStoresNothing) {
 TEST(MastersTest, PartsAreLoadedAndServedAsTheWhole) {
   constexpr uint64_t kN = 1000;
   const std::vector<float> values = Normals(3).Vector(kN);
-  for (const Master& master : Masters()) {
+  for (const MasterFormat& master : MasterFormats()) {
     SCOPED_TRACE(master.name);
     Weights whole(master.name, values), parts(master.name, kN);
     const std::vector<float> served = whole.Values();
@@ -223,7 +223,7 @@ TEST(MastersTest, PartsAreLoadedAndServedAsTheWhole) {
     const WireIndex fp32 = FindWireFormat("fp32");
     for (const auto& [first, last] : {std::pair<uint64_t, uint64_t>{608, kN}, {0, 32}, {32, 608}}) {
       ASSERT_TRUE(master.load(parts.planes().get(), fp32, values.data() + first, first, last));
-      master.serve(parts.planes().get(), fp32, nullptr, 1, got.data() + first, first, last);
+      master.encode_weights(parts.planes().get(), fp32, nullptr, 1, got.data() + first, first, last);
     }
     EXPECT_TRUE(parts.planes().Bytes() == whole.planes().Bytes());
     EXPECT_EQ(got, served);
@@ -232,7 +232,7 @@ TEST(MastersTest, PartsAreLoadedAndServedAsTheWhole) {
 
 TEST(MastersTest, AbsmaxIsOverTheDecodedWeightsOfAnyRange) {
   const std::vector<float> values = Normals(4).Vector(700);
-  for (const Master& master : Masters()) {
+  for (const MasterFormat& master : MasterFormats()) {
     Weights w(master.name, values);
     const std::vector<float> served = w.Values();
     for (const auto& [first, last] :

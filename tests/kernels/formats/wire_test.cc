@@ -125,7 +125,7 @@ void ExpectServedAsTheOracle(const char* name, const std::vector<float>& values)
   const WireFormat& wire = Format(FindWireFormat(name));
   Weights w("fp32", values);
   std::vector<std::byte> served(values.size() * wire.bytes);
-  w.master().serve(w.planes().get(), FindWireFormat(name), nullptr, 1, served.data(), 0, values.size());
+  w.master().encode_weights(w.planes().get(), FindWireFormat(name), nullptr, 1, served.data(), 0, values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     uint32_t code = 0;
     std::memcpy(&code, served.data() + i * wire.bytes, wire.bytes);
@@ -173,7 +173,7 @@ TEST(WireTest, FiniteValuesBeyondTheRangeSaturate) {
 
 TEST(WireTest, EveryMasterServesEveryFormatFromItsDecodedValue) {
   const std::vector<float> weights = Normals(5).Vector(1000, 3);
-  for (const Master& master : Masters()) {
+  for (const MasterFormat& master : MasterFormats()) {
     Weights w(master.name, weights);
     const std::vector<float> decoded = w.Values();
     const std::vector<uint16_t> half = w.Served<uint16_t>("fp16");
@@ -196,7 +196,7 @@ void ExpectInt8(double w, double scale, int q) {
 }
 
 TEST(Int8Test, RowsHaveTheirOwnScaleWhereverAPartBegins) {
-  for (const Master& master : Masters()) {
+  for (const MasterFormat& master : MasterFormats()) {
     for (const uint64_t row : {1ull, 7ull, 33ull, 64ull, 1000ull}) {
       SCOPED_TRACE(std::string(master.name) + " rows of " + std::to_string(row));
       const uint64_t rows = 3000 / row, n = rows * row;
@@ -214,14 +214,14 @@ TEST(Int8Test, RowsHaveTheirOwnScaleWhereverAPartBegins) {
         if (HasFatalFailure()) return;
       }
       std::vector<int8_t> part(n - 1024);
-      w.master().serve(w.planes().get(), FindWireFormat("int8-row"), scales.data(), row, part.data(), 1024, n);
+      w.master().encode_weights(w.planes().get(), FindWireFormat("int8-row"), scales.data(), row, part.data(), 1024, n);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 1024));
     }
   }
 }
 
 TEST(Int8Test, ATensorHasOneScaleAndTheLargestWeightIsCode127) {
-  for (const Master& master : Masters()) {
+  for (const MasterFormat& master : MasterFormats()) {
     Weights w(master.name, Normals(2).Vector(5000));
     const float scale = w.master().absmax(w.planes().get(), 0, 5000);
     const std::vector<float> decoded = w.Values();
@@ -259,14 +259,14 @@ TEST(WireTest, LoadingFromAPayloadKeepsItsValues) {
   for (const char* name : {"fp32", "bf16", "fp16"}) {
     const WireIndex format = FindWireFormat(name);
     const Payload payload = Encoded(format, Normals(6).Vector(333));
-    for (const Master& master : Masters()) {
+    for (const MasterFormat& master : MasterFormats()) {
       const std::string_view kept = master.name;
       const bool keeps_half = kept != "bf16" && !kept.starts_with("flash");
       if (std::string_view(name) == "fp32" ? kept != "fp32" && kept != "split32" : !keeps_half) continue;
       Weights w(master.name, 333);
       ASSERT_TRUE(w.Load(format, payload.bytes.data()));
       std::vector<std::byte> again(payload.bytes.size());
-      w.master().serve(w.planes().get(), format, nullptr, 1, again.data(), 0, 333);
+      w.master().encode_weights(w.planes().get(), format, nullptr, 1, again.data(), 0, 333);
       EXPECT_EQ(again, payload.bytes) << master.name << " " << name;
     }
   }

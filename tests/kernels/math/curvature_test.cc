@@ -30,9 +30,9 @@ std::vector<const Kernel*> ProbedKernels(std::span<const Kernel> kernels = Kerne
 
 // The second moment that the rule's denominator reads: of two components the first.
 std::vector<double> VarianceOf(const Tensor& tensor) {
-  if (std::string_view(tensor.kernel().state) != "mcf") return DecodeSlot(tensor, Kind::kVariance).values;
+  if (std::string_view(tensor.kernel().state) != "mcf") return DecodeMoment(tensor, PlaneKind::kVariance).values;
   std::vector<double> values(tensor.size());
-  const size_t plane = SlotPlane(tensor.kernel(), Kind::kVariance);
+  const size_t plane = MomentPlane(tensor.kernel(), PlaneKind::kVariance);
   for (uint64_t i = 0; i < tensor.size(); ++i) {
     values[i] = oracle::ValueOf(ReadPlane<uint16_t>(tensor, plane, i), oracle::kBf16, 16);
   }
@@ -50,7 +50,7 @@ std::vector<oracle::CurvatureSums> Oracle(const Tensor& tensor, uint64_t t, cons
                                           const std::vector<float>& before) {
   const Kernel& kernel = tensor.kernel();
   const oracle::Hypers hypers = HypersOf(kernel, DefaultHypers(kernel));
-  const std::vector<double> m = DecodeSlot(tensor, Kind::kMomentum).values, v = VarianceOf(tensor);
+  const std::vector<double> m = DecodeMoment(tensor, PlaneKind::kMomentum).values, v = VarianceOf(tensor);
   std::vector<oracle::CurvatureSums> tiles(SampledTiles(tensor.size()));
   for (size_t s = 0; s < tiles.size(); ++s) {
     const uint64_t first = s * kCurvatureEvery * kTile;
@@ -105,8 +105,9 @@ TEST(CurvatureTest, TheSumsAreTheOracles) {
     Tensor tensor = Stepped(*kernel, 3);
     const std::vector<std::byte> planes = tensor.Bytes();
     Kept kept(kElements);
-    Probe(*kernel, &tensor, InFp32(Sent(3)), {.t = 2, .grad_scale = kScale, .clip = kClip}, &kept);
-    const auto got = Probe(*kernel, &tensor, InFp32(Sent(4)), {.t = 3, .grad_scale = kScale, .clip = kClip}, &kept);
+    ProbeCurvature(*kernel, &tensor, InFp32(Sent(3)), {.t = 2, .grad_scale = kScale, .clip = kClip}, &kept);
+    const auto got =
+        ProbeCurvature(*kernel, &tensor, InFp32(Sent(4)), {.t = 3, .grad_scale = kScale, .clip = kClip}, &kept);
     ExpectClose(Oracle(tensor, 3, Sent(4), Sent(3)), got);
     for (const TileCurvature& tile : got) EXPECT_EQ(tile.nonfinite, 0u);
     EXPECT_TRUE(tensor.Bytes() == planes) << "a probe stores nothing in the tensor";
@@ -125,8 +126,8 @@ TEST(CurvatureTest, EveryGradientFormatIsTakenAsTheUpdateTakesIt) {
       std::vector<float> sums(kElements);
       WireFormats()[static_cast<size_t>(format)].accumulate(sums.data(), payload.bytes.data(), kElements, true);
       const StepOptions options{.t = 2, .grad_scale = kScale, .clip = kClip};
-      const auto got = Probe(kernel, &tensor, payload, options, &sent);
-      const auto wanted = Probe(kernel, &tensor, InFp32(sums), options, &widened);
+      const auto got = ProbeCurvature(kernel, &tensor, payload, options, &sent);
+      const auto wanted = ProbeCurvature(kernel, &tensor, InFp32(sums), options, &widened);
       EXPECT_TRUE(SameBits(wanted, got));
       EXPECT_TRUE(sent == widened);
     }
@@ -137,7 +138,7 @@ TEST(CurvatureTest, TheFirstProbeOnlyKeepsTheGradient) {
   const Kernel& kernel = *FindKernel("adamw", "fp32", "fp32");
   Tensor tensor = Stepped(kernel, 1);
   Kept kept(kElements);
-  for (const TileCurvature& tile : Probe(kernel, &tensor, InFp32(Sent(7)), {.t = 1}, &kept)) {
+  for (const TileCurvature& tile : ProbeCurvature(kernel, &tensor, InFp32(Sent(7)), {.t = 1}, &kept)) {
     EXPECT_EQ(tile.u_dg, 0);
     EXPECT_EQ(tile.u_pu, 0);
     EXPECT_EQ(tile.nonfinite, 0u);
@@ -162,16 +163,16 @@ TEST(CurvatureTest, NonFiniteElementsAreCountedInBothProbesTheyTouch) {
   std::fill(broken.begin() + kTile, broken.begin() + kCurvatureEvery * kTile, NAN);
   broken[3] = NAN, broken[kTile - 1] = INFINITY, broken[kElements - 1] = -INFINITY;
   Kept kept(kElements);
-  Probe(kernel, &tensor, InFp32(Sent(8)), options, &kept);
+  ProbeCurvature(kernel, &tensor, InFp32(Sent(8)), options, &kept);
   for (const auto& [grad, before] : {std::pair{broken, Sent(8)}, {Sent(10), broken}}) {
-    const auto got = Probe(kernel, &tensor, InFp32(grad), options, &kept);
+    const auto got = ProbeCurvature(kernel, &tensor, InFp32(grad), options, &kept);
     ExpectClose(Oracle(tensor, 2, grad, before), got);
     EXPECT_EQ(got[0].nonfinite, 2u);
     EXPECT_EQ(got[1].nonfinite, 0u);
     EXPECT_EQ(got[2].nonfinite, 1u);
     EXPECT_EQ(Combine(got).nonfinite, 3u);
   }
-  EXPECT_EQ(Combine(Probe(kernel, &tensor, InFp32(Sent(11)), options, &kept)).nonfinite, 0u);
+  EXPECT_EQ(Combine(ProbeCurvature(kernel, &tensor, InFp32(Sent(11)), options, &kept)).nonfinite, 0u);
 }
 
 TEST(CurvatureTest, TilesAreCombinedInOrderInDouble) {
@@ -209,9 +210,9 @@ TEST_P(QuadraticTest, TheProbeIsTheRayleighQuotientAlongTheLastUpdate) {
   for (uint64_t t = 1; t <= 6; ++t) {
     std::vector<float> grad = tensor.Weights();
     for (size_t i = 0; i < grad.size(); ++i) grad[i] = static_cast<float>(a[i] * static_cast<double>(grad[i]));
-    const Curvature got = Combine(Probe(kernel, &tensor, InFp32(grad), {.hyper = hyper, .t = t - 1}, &kept));
+    const Curvature got = Combine(ProbeCurvature(kernel, &tensor, InFp32(grad), {.hyper = hyper, .t = t - 1}, &kept));
     if (t > 1) {
-      const std::vector<double> m = DecodeSlot(tensor, Kind::kMomentum).values, v = VarianceOf(tensor);
+      const std::vector<double> m = DecodeMoment(tensor, PlaneKind::kMomentum).values, v = VarianceOf(tensor);
       double above = 0, below = 0;
       for (uint64_t i = 0; i < kElements; ++i) {
         if (i / kTile % kCurvatureEvery != 0) continue;
@@ -247,14 +248,14 @@ TEST(CurvatureTest, EveryLaneAndAnyPiecesGiveTheSameBits) {
       Tensor tensor(scalar, kElements);
       tensor.Step(Encoded(format, grads(1)), {.t = 1});
       const std::vector<Payload> payloads = {Encoded(format, grads(2)), Encoded(format, grads(3))};
-      for (const LaneTables* lane : UsableLanes()) {
+      for (const IsaTables* isa : UsableIsas()) {
         Kept wanted(kElements), got(kElements);
         for (const Payload& payload : payloads) {
           const StepOptions options{.t = 1, .clip = adversarial ? 1.0f : kClip};
-          const auto a = Probe(scalar, &tensor, payload, options, &wanted);
-          const auto b = ProbeInPieces(lane->kernels[k], &tensor, payload, options, &got);
-          ASSERT_TRUE(SameBits(a, b)) << lane->name;
-          ASSERT_TRUE(wanted == got) << lane->name;
+          const auto a = ProbeCurvature(scalar, &tensor, payload, options, &wanted);
+          const auto b = ProbeInPieces(isa->kernels[k], &tensor, payload, options, &got);
+          ASSERT_TRUE(SameBits(a, b)) << isa->name;
+          ASSERT_TRUE(wanted == got) << isa->name;
           nonfinite += Combine(a).nonfinite;
         }
       }

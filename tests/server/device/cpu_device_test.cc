@@ -26,7 +26,7 @@ class Tensor {
       : kernel_(kernel), queue_(*device->NewQueue({})) {
     for (const kernels::Plane& plane : kernel_.planes) {
       buffers_.push_back(device->Allocate(AlignedPlaneBytes(plane, kElements), Place::kDevice).value());
-      if (plane.kind == kernels::Kind::kWeights) master_planes_[masters_++] = buffers_.back().data();
+      if (plane.kind == kernels::PlaneKind::kWeights) master_planes_[masters_++] = buffers_.back().data();
     }
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0, 1);
@@ -60,14 +60,14 @@ class Tensor {
   void Update(uint64_t step) {
     queue_->Submit(MakeUpdate(step), [this](const TaskResult& r) { norms_.push_back(r.statistics.grad_sq); });
   }
-  std::vector<float> Serve() {
+  std::vector<float> EncodeWeights() {
     std::vector<float> out(kElements);
-    queue_->Submit(ServeTask{.master = Master(),
-                             .planes = master_planes_,
-                             .format = kernels::FindWireFormat("fp32"),
-                             .first = 0,
-                             .last = kElements,
-                             .out = reinterpret_cast<std::byte*>(out.data())},
+    queue_->Submit(EncodeWeightsTask{.master = Master(),
+                                     .planes = master_planes_,
+                                     .format = kernels::FindWireFormat("fp32"),
+                                     .first = 0,
+                                     .last = kElements,
+                                     .out = reinterpret_cast<std::byte*>(out.data())},
                    [](const TaskResult&) {});
     queue_->WaitIdle();
     return out;
@@ -95,7 +95,7 @@ class Tensor {
     return measured;
   }
   // After so many updates.
-  kernels::Curvature Probe(uint64_t updates) {
+  kernels::Curvature ProbeCurvature(uint64_t updates) {
     const std::byte* planes[kernels::kMaxPlanes] = {};
     for (size_t i = 0; i < buffers_.size(); ++i) planes[i] = buffers_[i].data();
     CurvatureTask task{.kernel = &kernel_, .probe = kernels::ProbeOf(kernel_, planes), .tiles = sampled_.data()};
@@ -126,7 +126,7 @@ class Tensor {
     for (const kernels::Hyper& h : kernel_.hypers) hyper.push_back(h.value);
     return hyper;
   }
-  const kernels::Master* Master() const { return kernels::FindMaster(kernel_.master); }
+  const kernels::MasterFormat* Master() const { return kernels::FindMasterFormat(kernel_.master); }
 
   const kernels::Kernel& kernel_;
   std::vector<DeviceBuffer> buffers_;
@@ -151,7 +151,7 @@ Trained Train(uint32_t threads, const kernels::Kernel& kernel) {
   Tensor tensor(&device, kernel);
   tensor.Load();
   for (uint64_t step = 1; step <= 3; ++step) tensor.Update(step);
-  return {tensor.Serve(), tensor.norms()};
+  return {tensor.EncodeWeights(), tensor.norms()};
 }
 
 class CpuDeviceRuleTest : public ::testing::TestWithParam<const char*> {};
@@ -177,7 +177,7 @@ TEST(CpuDeviceTest, ARuleOfTwoPassesSeesTheWholeTensorBeforeItsUpdate) {
   Tensor shared(&device, *found), by_hand(&device, *found);
   shared.Load();
   by_hand.Load();
-  by_hand.Serve();  // waits
+  by_hand.EncodeWeights();  // waits
   for (uint64_t step = 1; step <= 2; ++step) {
     shared.Update(step);
     UpdateTask task = by_hand.MakeUpdate(step);
@@ -189,7 +189,7 @@ TEST(CpuDeviceTest, ARuleOfTwoPassesSeesTheWholeTensorBeforeItsUpdate) {
     found->finish(sum, kElements, task.update.constants);
     found->update(task.update, 0, tiles, task.tiles);
   }
-  EXPECT_EQ(shared.Serve(), by_hand.Serve());
+  EXPECT_EQ(shared.EncodeWeights(), by_hand.EncodeWeights());
 }
 
 TEST(CpuDeviceTest, ScalesAreTheLargestMagnitudesOfRowsForAnyNumberOfThreads) {
@@ -198,7 +198,7 @@ TEST(CpuDeviceTest, ScalesAreTheLargestMagnitudesOfRowsForAnyNumberOfThreads) {
   Tensor a(&one), b(&many);
   a.Load();
   b.Load();
-  const std::vector<float> weights = a.Serve();
+  const std::vector<float> weights = a.EncodeWeights();
   for (const uint64_t row_length : {uint64_t{1}, uint64_t{13}, kElements / 13, kElements}) {
     std::vector<float> wanted(kElements / row_length);
     for (uint64_t e = 0; e < kElements; ++e) {
@@ -232,10 +232,10 @@ TEST(CpuDeviceTest, AProbeIsTheStatesForAnyNumberOfThreads) {
   for (Tensor* tensor : {&a, &b}) {
     tensor->Load();
     tensor->Update(1);
-    EXPECT_EQ(tensor->Probe(1).u_pu, 0);
+    EXPECT_EQ(tensor->ProbeCurvature(1).u_pu, 0);
     tensor->NextGradient();
   }
-  const kernels::Curvature wanted = a.Probe(1), got = b.Probe(1);
+  const kernels::Curvature wanted = a.ProbeCurvature(1), got = b.ProbeCurvature(1);
   EXPECT_GT(wanted.u_pu, 0);
   EXPECT_NE(wanted.u_dg, 0);
   EXPECT_EQ(wanted.u_pu, got.u_pu);
@@ -253,7 +253,7 @@ TEST(CpuDeviceTest, AQueueKeepsItsOrderAndEveryQueueIsServed) {
   for (int i = 0; i < kTasks; ++i) {
     for (size_t q = 0; q < kQueues; ++q) {
       std::byte* const nothing = nullptr;
-      tensors[q]->queue().Submit(ServeTask{.master = &kernels::Masters()[0], .out = nothing},
+      tensors[q]->queue().Submit(EncodeWeightsTask{.master = &kernels::MasterFormats()[0], .out = nothing},
                                  [&order, &done, q, i](const TaskResult&) {
                                    order[q].push_back(i);
                                    done.DecrementCount();
@@ -272,10 +272,10 @@ TEST(CpuDeviceTest, ALongQueueDoesNotHoldUpAShortOne) {
   Tensor busy(&device), brief(&device);
   busy.Load();
   brief.Load();
-  brief.Serve();
+  brief.EncodeWeights();
   for (uint64_t step = 1; step <= 200; ++step) busy.Update(step);
   brief.Update(1);
-  brief.Serve();
+  brief.EncodeWeights();
   EXPECT_LT(busy.norms().size(), 200u);
 }
 
@@ -286,7 +286,7 @@ TEST(CpuDeviceTest, LoadRefusesNan) {
   absl::Notification done;
   bool finite = true;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
-  const kernels::Master& master = *kernels::FindMaster("fp32");
+  const kernels::MasterFormat& master = *kernels::FindMasterFormat("fp32");
   DeviceBuffer plane = device.Allocate(kernels::PlaneBytes(master.planes[0], kElements), Place::kDevice).value();
   planes[0] = plane.data();
   tensor.queue().Submit(LoadTask{.master = &master,

@@ -121,7 +121,7 @@ void FakeGpu::Measure(const kernels::DeviceGradient* batch, int count, uint64_t)
   });
 }
 
-void FakeGpu::Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t) {
+void FakeGpu::ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t) {
   ++state_->probe_launches;
   Give(Stream::kCompute, [=, this] {
     for (const kernels::DeviceCurvature* item = batch; item != batch + count; ++item) {
@@ -141,12 +141,12 @@ void FakeGpu::Load(size_t master, const DeviceCopy* batch, int count, uint64_t, 
   });
 }
 
-void FakeGpu::Serve(size_t master, const DeviceCopy* batch, int count, uint64_t, kernels::WireIndex format) {
+void FakeGpu::EncodeWeights(size_t master, const DeviceCopy* batch, int count, uint64_t, kernels::WireIndex format) {
   ++state_->serve_launches;
   Give(Stream::kCompute, [=] {
     for (const DeviceCopy* item = batch; item != batch + count; ++item) {
-      kernels::LockstepMasters()[master].serve(item->planes, format, item->scales, item->row_length, item->payload,
-                                               item->first, item->last);
+      kernels::LockstepMasters()[master].encode_weights(item->planes, format, item->scales, item->row_length,
+                                                        item->payload, item->first, item->last);
     }
   });
 }
@@ -161,7 +161,7 @@ void FakeGpu::RaiseScales(size_t master, const DeviceCopy* batch, int count, uin
   });
 }
 
-absl::StatusOr<Gpu::Event> FakeGpu::NewEvent() {
+absl::StatusOr<GpuDriver::Event> FakeGpu::NewEvent() {
   absl::MutexLock lock(&mu_);
   events_.emplace_back();
   return static_cast<Event>(events_.size() - 1);

@@ -1,4 +1,4 @@
-// A Gpu of host memory: every stream is a thread, and its kernels are the GPU's driver run on the CPU
+// A GpuDriver of host memory: every stream is a thread, and its kernels are the GPU's driver run on the CPU
 // (tests/kernels/cuda/lockstep.h). As on a GPU, work is done later than it is given, so code that relies on an order
 // without asking for it fails. Thread-safe.
 #pragma once
@@ -16,7 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
-#include "server/device/gpu.h"
+#include "server/device/gpu_driver.h"
 
 namespace ballast {
 
@@ -37,7 +37,7 @@ struct FakeGpuState {
   absl::Status failure ABSL_GUARDED_BY(mu) = absl::OkStatus();
 };
 
-class FakeGpu final : public Gpu {
+class FakeGpu final : public GpuDriver {
  public:
   explicit FakeGpu(FakeGpuState* state, int number = 0);
   ~FakeGpu() override;
@@ -50,11 +50,11 @@ class FakeGpu final : public Gpu {
   void Zero(Stream stream, void* to, uint64_t bytes) override;
   void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles) override;
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override;
-  void Probe(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override;
+  void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override;
   void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
             kernels::WireIndex format) override;
-  void Serve(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
-             kernels::WireIndex format) override;
+  void EncodeWeights(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
+                     kernels::WireIndex format) override;
   void RaiseScales(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles) override;
   absl::StatusOr<Event> NewEvent() override;
   void Record(Event event, Stream stream) override;

@@ -20,7 +20,7 @@ TEST(GpuBatchTest, CodesGoOutWithTheirOwnScales) {
   GpuDevice gpu(std::make_unique<FakeGpu>(&state));
   gpu.Watch([](const absl::Status& why) { ADD_FAILURE() << why; });
   constexpr uint64_t kElements = 256, kRow = 64, kRows = kElements / kRow;
-  const kernels::Master& master = *kernels::FindMaster("fp32");
+  const kernels::MasterFormat& master = *kernels::FindMasterFormat("fp32");
   const DeviceBuffer plane = gpu.Allocate(4 * kElements, Place::kDevice).value();
   const DeviceBuffer scales = gpu.Allocate(4 * kRows, Place::kDevice).value();
   const auto queue = gpu.NewQueue({.payload_bytes = 4 * kElements, .scales = kRows}).value();
@@ -48,15 +48,15 @@ TEST(GpuBatchTest, CodesGoOutWithTheirOwnScales) {
   }
   std::vector<std::byte> codes(kElements);
   std::vector<float> served(2, 0.0f);
-  queue->Submit(ServeTask{.master = &master,
-                          .planes = {plane.data()},
-                          .format = kernels::FindWireFormat("int8-row"),
-                          .first = kRow,
-                          .last = 3 * kRow,
-                          .out = codes.data(),
-                          .scales = reinterpret_cast<const float*>(scales.data()),
-                          .row_length = kRow,
-                          .scales_out = served.data()},
+  queue->Submit(EncodeWeightsTask{.master = &master,
+                                  .planes = {plane.data()},
+                                  .format = kernels::FindWireFormat("int8-row"),
+                                  .first = kRow,
+                                  .last = 3 * kRow,
+                                  .out = codes.data(),
+                                  .scales = reinterpret_cast<const float*>(scales.data()),
+                                  .row_length = kRow,
+                                  .scales_out = served.data()},
                 [](const TaskResult&) {});
   load(twos);
   {

@@ -99,7 +99,7 @@ class Model {
       queue_->Submit(task, [this](const TaskResult& r) { statistics_.push_back(r.statistics); });
     }
   }
-  void Serve(std::string_view format, uint64_t row_length) {
+  void EncodeWeights(std::string_view format, uint64_t row_length) {
     const kernels::WireIndex wire = kernels::FindWireFormat(format);
     const bool scaled = kernels::WireFormats()[static_cast<size_t>(wire)].scaling != kernels::Scaling::kNone;
     for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -119,15 +119,15 @@ class Model {
         Piece& piece = served_.emplace_back();
         piece.data.resize((last - first) * kernels::WireFormats()[static_cast<size_t>(wire)].bytes);
         if (scaled) piece.scales.resize((last - 1) / row + 1 - first / row);
-        queue_->Submit(ServeTask{.master = master(),
-                                 .planes = MasterPlanes(i),
-                                 .format = wire,
-                                 .first = first,
-                                 .last = last,
-                                 .out = piece.data.data(),
-                                 .scales = scaled ? scales : nullptr,
-                                 .row_length = row,
-                                 .scales_out = piece.scales.data()},
+        queue_->Submit(EncodeWeightsTask{.master = master(),
+                                         .planes = MasterPlanes(i),
+                                         .format = wire,
+                                         .first = first,
+                                         .last = last,
+                                         .out = piece.data.data(),
+                                         .scales = scaled ? scales : nullptr,
+                                         .row_length = row,
+                                         .scales_out = piece.scales.data()},
                        [](const TaskResult&) {});
       }
     }
@@ -161,7 +161,7 @@ class Model {
 
  private:
   static constexpr uint64_t kPiece = 2 * kernels::kTile;
-  const kernels::Master* master() const { return kernels::FindMaster(kernel_.master); }
+  const kernels::MasterFormat* master() const { return kernels::FindMasterFormat(kernel_.master); }
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(size_t i) {
     std::array<std::byte*, kernels::kMaxPlanes> planes = {};
     for (size_t p = 0; p < master()->planes.size(); ++p) planes[p] = planes_[i][p].data();
@@ -192,7 +192,7 @@ Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
   model.Load();
   for (uint64_t t = 1; t <= 3; ++t) {
     model.Step(t);
-    for (const char* format : {"fp32", "bf16", "fp8-e4m3", "int8-row", "int8-tensor"}) model.Serve(format, 24);
+    for (const char* format : {"fp32", "bf16", "fp8-e4m3", "int8-row", "int8-tensor"}) model.EncodeWeights(format, 24);
   }
   model.WaitIdle();
   return {model.served(), model.statistics()};
@@ -237,7 +237,7 @@ TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {
       model->JudgedStep(t);
       Hold(&state, false);
     }
-    model->Serve("fp32", 24);
+    model->EncodeWeights("fp32", 24);
     model->WaitIdle();
   }
   EXPECT_TRUE(a.served() == b.served());
@@ -289,7 +289,7 @@ TEST(GpuDeviceTest, LoadRefusesNan) {
   FakeGpuState state;
   GpuDevice gpu(std::make_unique<FakeGpu>(&state));
   gpu.Watch(NoFailure);
-  const kernels::Master& master = *kernels::FindMaster("fp32");
+  const kernels::MasterFormat& master = *kernels::FindMasterFormat("fp32");
   const DeviceBuffer plane = gpu.Allocate(4 * 256, Place::kDevice).value();
   const auto queue = gpu.NewQueue({.payload_bytes = 4 * 256}).value();
   std::vector<float> values(256, 1.0f);

@@ -8,7 +8,7 @@
 #include "server/convert/convert.h"
 #include "server/device/cpu_device.h"
 #include "server/plan/accounts.h"
-#include "server/step/reduction.h"
+#include "server/step/reduction_tracker.h"
 #include "server/store/parameter_store.h"
 #include "tests/server/specs.h"
 
@@ -231,7 +231,7 @@ TEST(PlanTest, TheAccountsOfTheLargestRunAreBounded) {
   spec.accumulation = 1024;
   const Plan plan = MakePlan(spec);
   EXPECT_GT(plan.account_bytes,
-            Reduction::BytesAtMost({.ranks = 64, .micros = 1024, .tensors = 100000, .chunks = 100000}));
+            ReductionTracker::BytesAtMost({.ranks = 64, .micros = 1024, .tensors = 100000, .chunks = 100000}));
   EXPECT_LT(plan.account_bytes, uint64_t{3} << 30);
   EXPECT_GT(plan.bytes.staging, plan.account_bytes);
 }

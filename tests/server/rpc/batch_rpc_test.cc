@@ -45,7 +45,7 @@ class BatchRpcTest : public RpcTest {
   }
 };
 
-// A stream of this lane alone: the other one's begins with a hello of its own.
+// A stream of this transport alone: the other one's begins with a hello of its own.
 TEST_F(BatchRpcTest, AStreamThatNeverSaysAnythingIsEnded) {
   server_.reset();
   Config config = DefaultConfig();

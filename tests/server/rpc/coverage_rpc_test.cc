@@ -92,9 +92,9 @@ TEST_F(CoverageRpcTest, EachRankSendsAndReceivesItsPartAndTheBitsAreThoseOfTheWh
   EXPECT_EQ(zero.result->outcome(), v1::STEP_OUTCOME_APPLIED);
   EXPECT_THAT(zero.weights, SizeIs(2));
   EXPECT_THAT(one.weights, SizeIs(2));
-  EXPECT_EQ(zero.weights.at(0) + one.weights.at(0), reference.Serve(0));
-  EXPECT_EQ(zero.weights.at(1), reference.Serve(1));
-  EXPECT_EQ(one.weights.at(2), reference.Serve(2));
+  EXPECT_EQ(zero.weights.at(0) + one.weights.at(0), reference.EncodeWeights(0));
+  EXPECT_EQ(zero.weights.at(1), reference.EncodeWeights(1));
+  EXPECT_EQ(one.weights.at(2), reference.EncodeWeights(2));
 }
 
 TEST_F(CoverageRpcTest, AGapIsNamedToTheLastRank) {

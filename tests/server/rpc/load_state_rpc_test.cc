@@ -9,7 +9,7 @@
 namespace ballast::testing {
 namespace {
 
-using kernels::Kind;
+using kernels::PlaneKind;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -88,12 +88,13 @@ TEST_F(LoadStateRpcTest, ARunGoesOnToTheBitFromStateOfAnother) {
     const auto upload = Begin(second.spec, second.token);
     for (uint32_t i = 0; i < 2; ++i) {
       upload->SendUpdates(i, 3);
-      for (const auto& [slot, kind] : {std::pair{"variance", Kind::kVariance}, {"momentum", Kind::kMomentum}}) {
+      for (const auto& [slot, kind] :
+           {std::pair{"variance", PlaneKind::kVariance}, {"momentum", PlaneKind::kMomentum}}) {
         const std::vector<float> values = first.reference->State(i, kind);
         upload->Send(i, slot, values);
         first.reference->LoadState(i, kind, values);  // a scale of companded8 may have been larger than its block needs
       }
-      upload->Send(i, "weights", Floats(first.reference->Serve(i)));
+      upload->Send(i, "weights", Floats(first.reference->EncodeWeights(i)));
     }
     const grpc::Status loaded = upload->End();
     ASSERT_TRUE(loaded.ok()) << loaded.error_message();

@@ -11,7 +11,7 @@
 
 #include "server/convert/convert.h"
 #include "server/device/cpu_device.h"
-#include "server/device/devices.h"
+#include "server/device/device_pool.h"
 #include "tests/server/specs.h"
 
 namespace ballast {
@@ -40,13 +40,13 @@ class LoadStreamTest : public ::testing::Test {
   void SetUp() override {
     std::vector<std::unique_ptr<Device>> all;
     all.push_back(std::make_unique<CpuDevice>(CpuDevice::Options{.threads = 1}));
-    devices_ = std::make_unique<Devices>(std::move(all), uint64_t{1} << 30);
-    runs_ =
-        std::make_unique<Runs>(Runs::Options{.devices = devices_.get(), .metrics = &metrics_, .sessions = &sessions_});
+    devices_ = std::make_unique<DevicePool>(std::move(all), uint64_t{1} << 30);
+    runs_ = std::make_unique<RunRegistry>(
+        RunRegistry::Options{.devices = devices_.get(), .metrics = &metrics_, .sessions = &sessions_});
     absl::Notification created, attached;
-    Runs::CreateRequest request;
+    RunRegistry::CreateRequest request;
     request.spec = ToRunSpec(testing::MakeSpec("r1", {{"w", {300}, "fp32"}}), {}).value();
-    runs_->Create(std::move(request), [&](absl::StatusOr<Runs::Created> made) {
+    runs_->Create(std::move(request), [&](absl::StatusOr<RunRegistry::Created> made) {
       run_ = made.value().run;
       created.Notify();
     });
@@ -71,8 +71,8 @@ class LoadStreamTest : public ::testing::Test {
 
   Metrics metrics_{{}};
   Sessions sessions_;
-  std::unique_ptr<Devices> devices_;
-  std::unique_ptr<Runs> runs_;
+  std::unique_ptr<DevicePool> devices_;
+  std::unique_ptr<RunRegistry> runs_;
   std::shared_ptr<ballast::Run> run_;
   Sessions::Session session_;
 };

@@ -59,7 +59,7 @@ TEST_F(PullRpcTest, WeightsWithScalesComeWithThoseOfTheirStep) {
 
 TEST_F(PullRpcTest, EachTensorIsOfOneStepWhileTrainingGoesOn) {
   Trainer t = StartTrainer(MakeSpec("r1", {{"w", {400000}}}));
-  std::map<uint64_t, std::string> of_step = {{0, t.reference->Serve(0)}};
+  std::map<uint64_t, std::string> of_step = {{0, t.reference->EncodeWeights(0)}};
   v1::PullRequest request;
   request.set_run_id("r1");
   grpc::ClientContext context;
@@ -77,7 +77,7 @@ TEST_F(PullRpcTest, EachTensorIsOfOneStepWhileTrainingGoesOn) {
     pulled += w.data();
     if (step < 3) {
       Step(&t, ++step);
-      of_step[step] = t.reference->Serve(0);
+      of_step[step] = t.reference->EncodeWeights(0);
     }
   }
   ASSERT_TRUE(reader->Finish().ok());

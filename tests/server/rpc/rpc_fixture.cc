@@ -21,13 +21,13 @@ Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.s
       size_t space = storage.size();
       auto* aligned = static_cast<std::byte*>(std::align(kAlignment, space - kAlignment, at, space));
       tensors_[i].planes.push_back(aligned);
-      if (plane.kind == kernels::Kind::kWeights) tensors_[i].master_planes.push_back(aligned);
+      if (plane.kind == kernels::PlaneKind::kWeights) tensors_[i].master_planes.push_back(aligned);
     }
   }
 }
 
 void Reference::Load(uint32_t tensor, const std::vector<float>& weights) {
-  const kernels::Master* master = spec_.groups[spec_.tensors[tensor].group].master;
+  const kernels::MasterFormat* master = spec_.groups[spec_.tensors[tensor].group].master;
   master->load(tensors_[tensor].master_planes.data(), kernels::FindWireFormat("fp32"), weights.data(), 0,
                weights.size());
 }
@@ -74,16 +74,16 @@ void Reference::UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient
   t.statistics = kernels::Combine(tiles, true);
 }
 
-std::string Reference::Serve(uint32_t tensor) const {
+std::string Reference::EncodeWeights(uint32_t tensor) const {
   const TensorSpec& spec = spec_.tensors[tensor];
   std::string out(ServingBytes(spec), '\0');
   const std::vector<float> scales = Scales(tensor);
-  spec_.groups[spec.group].master->serve(tensors_[tensor].master_planes.data(), spec.serving_format, scales.data(),
-                                         spec.row_length, out.data(), 0, spec.elements);
+  spec_.groups[spec.group].master->encode_weights(tensors_[tensor].master_planes.data(), spec.serving_format,
+                                                  scales.data(), spec.row_length, out.data(), 0, spec.elements);
   return out;
 }
 
-std::vector<std::byte*> Reference::PlanesOf(uint32_t tensor, kernels::Kind kind) const {
+std::vector<std::byte*> Reference::PlanesOf(uint32_t tensor, kernels::PlaneKind kind) const {
   std::vector<std::byte*> planes;
   const auto all = spec_.groups[spec_.tensors[tensor].group].kernel->planes;
   for (size_t p = 0; p < all.size(); ++p) {
@@ -92,13 +92,13 @@ std::vector<std::byte*> Reference::PlanesOf(uint32_t tensor, kernels::Kind kind)
   return planes;
 }
 
-std::vector<float> Reference::State(uint32_t tensor, kernels::Kind kind) const {
+std::vector<float> Reference::State(uint32_t tensor, kernels::PlaneKind kind) const {
   std::vector<float> values(spec_.tensors[tensor].elements);
   StateCodec(spec_, tensor, kind)->decode(PlanesOf(tensor, kind).data(), values.data(), values.size());
   return values;
 }
 
-void Reference::LoadState(uint32_t tensor, kernels::Kind kind, const std::vector<float>& values) {
+void Reference::LoadState(uint32_t tensor, kernels::PlaneKind kind, const std::vector<float>& values) {
   EXPECT_TRUE(StateCodec(spec_, tensor, kind)
                   ->encode(PlanesOf(tensor, kind).data(), values.data(), values.size(), /*random_key=*/0,
                            /*stochastic=*/false));
@@ -127,7 +127,7 @@ std::vector<float> Reference::ScalesOfChunks(uint32_t tensor) const {
 
 uint64_t Reference::Digest(uint32_t tensor) const {
   const std::vector<float> scales = Scales(tensor);
-  const uint64_t codes = WeightDigest(Bytes(Serve(tensor)));
+  const uint64_t codes = WeightDigest(Bytes(EncodeWeights(tensor)));
   if (scales.empty()) return codes;
   const uint64_t both[] = {
       codes, WeightDigest({reinterpret_cast<const std::byte*>(scales.data()), scales.size() * sizeof(float)})};
@@ -309,7 +309,7 @@ StepAnswer RpcTest::Step(Trainer* trainer, uint64_t step, std::optional<double> 
 
 bool RpcTest::Equal(const StepAnswer& answer, const Reference& reference, uint32_t tensor) {
   const auto got = answer.weights.find(tensor);
-  return got != answer.weights.end() && got->second == reference.Serve(tensor) &&
+  return got != answer.weights.end() && got->second == reference.EncodeWeights(tensor) &&
          answer.scales.at(tensor) == reference.ScalesOfChunks(tensor);
 }
 

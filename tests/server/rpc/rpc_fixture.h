@@ -34,9 +34,9 @@ class Reference {
   // Updates by a sum of gradients in fp32, times `scale`, times `clip`.
   void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
                    std::optional<double> lr = std::nullopt);
-  std::string Serve(uint32_t tensor) const;
-  std::vector<float> State(uint32_t tensor, kernels::Kind kind) const;                    // decoded
-  void LoadState(uint32_t tensor, kernels::Kind kind, const std::vector<float>& values);  // rounded to nearest
+  std::string EncodeWeights(uint32_t tensor) const;
+  std::vector<float> State(uint32_t tensor, kernels::PlaneKind kind) const;                    // decoded
+  void LoadState(uint32_t tensor, kernels::PlaneKind kind, const std::vector<float>& values);  // rounded to nearest
   std::vector<float> Scales(uint32_t tensor) const;
   std::vector<float> ScalesOfChunks(uint32_t tensor) const;  // as they are sent
   uint64_t Digest(uint32_t tensor) const;
@@ -48,7 +48,7 @@ class Reference {
     kernels::WireIndex format = 0;
     float scale = 1, clip = 1;
   };
-  std::vector<std::byte*> PlanesOf(uint32_t tensor, kernels::Kind kind) const;
+  std::vector<std::byte*> PlanesOf(uint32_t tensor, kernels::PlaneKind kind) const;
   void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
   struct Tensor {
     std::vector<std::vector<std::byte>> storage;

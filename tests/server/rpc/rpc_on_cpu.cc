@@ -6,6 +6,8 @@ absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, 
   return Server::Start(config, metrics, "");
 }
 
-absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string&) { return std::unique_ptr<Lane>(); }
+absl::StatusOr<std::unique_ptr<Transport>> OpenTestTransport(const std::string&) {
+  return std::unique_ptr<Transport>();
+}
 
 }  // namespace ballast::testing

@@ -74,7 +74,7 @@ class SlowRankRpcTest : public RpcTest {
   }
   double SentBytes() const {
     const std::string series = absl::StrCat("ballast_sent_bytes_total{run_id=\"", spec_.run_id, "\"");
-    double sum = 0;  // over the lanes
+    double sum = 0;  // over the transports
     for (const absl::string_view line : absl::StrSplit(metrics_.Serialize(), '\n')) {
       double bytes = 0;
       if (!absl::StartsWith(line, series)) continue;

@@ -18,9 +18,9 @@ bool Wire::Send(const v1::TrainRequest& request) {
     *held_->add_requests() = request;
     return true;
   }
-  if (lane_ == nullptr) return stream().Write(request);
+  if (transport_ == nullptr) return stream().Write(request);
   v1::TrainRequest copy = request;
-  return lane_->Write(&copy, /*more=*/false);
+  return transport_->Write(&copy, /*more=*/false);
 }
 
 bool Wire::Release() {
@@ -33,12 +33,12 @@ bool Wire::Open(const std::string& token, const v1::Open& rest) {
   v1::TrainRequest request;
   *request.mutable_open() = rest;
   request.mutable_open()->set_session_token(token);
-  auto lane = OpenTestLane(token);
-  refused_ = lane.status();
-  if (!lane.ok()) return false;
-  lane_ = *std::move(lane);
-  if (lane_ != nullptr) {
-    lane_->Start(request);
+  auto transport = OpenTestTransport(token);
+  refused_ = transport.status();
+  if (!transport.ok()) return false;
+  transport_ = *std::move(transport);
+  if (transport_ != nullptr) {
+    transport_->Start(request);
   } else if (!Send(request)) {
     return false;
   }
@@ -82,7 +82,7 @@ bool Wire::EndStep(const std::string& absent, std::optional<double> loss, uint32
 
 std::optional<v1::TrainResponse> Wire::Read() {
   v1::TrainResponse response;
-  while (lane_ == nullptr) {
+  while (transport_ == nullptr) {
     if (!batch_.empty()) {
       response = std::move(batch_.front());
       batch_.pop_front();
@@ -95,7 +95,7 @@ std::optional<v1::TrainResponse> Wire::Read() {
     batch_.assign(responses.begin(), responses.end());
   }
   absl::Span<const std::byte> data;
-  if (!lane_->Read(&response, &data)) return std::nullopt;
+  if (!transport_->Read(&response, &data)) return std::nullopt;
   if (!data.empty()) response.mutable_weights()->set_data(data.data(), data.size());
   return response;
 }
@@ -112,13 +112,13 @@ grpc::Status Wire::Finish() {
   while (Read()) {
   }
   finished_ = true;
-  const absl::Status status = lane_ != nullptr ? lane_->Finish() : refused_;
+  const absl::Status status = transport_ != nullptr ? transport_->Finish() : refused_;
   if (!status.ok()) return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-  return lane_ != nullptr ? grpc::Status::OK : stream().Finish();
+  return transport_ != nullptr ? grpc::Status::OK : stream().Finish();
 }
 
 grpc::Status Wire::Hang() {
-  lane_ != nullptr ? lane_->Cancel() : context_.TryCancel();
+  transport_ != nullptr ? transport_->Cancel() : context_.TryCancel();
   return Finish();
 }
 

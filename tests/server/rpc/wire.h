@@ -14,18 +14,18 @@
 #include "absl/status/statusor.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
-#include "client/cpp/transport/lane.h"
+#include "client/cpp/transport/transport.h"
 
 namespace ballast::testing {
 
-// Opens the lane that this executable tests, for the session of `token`; nullptr: gRPC.
-absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string& token);
+// Opens the transport that this executable tests, for the session of `token`; nullptr: gRPC.
+absl::StatusOr<std::unique_ptr<Transport>> OpenTestTransport(const std::string& token);
 
 inline absl::Span<const std::byte> Bytes(const std::string& s) {
   return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
 }
 
-// A rank's Train stream, call by call: over gRPC or, from Open on, over the lane that is tested.
+// A rank's Train stream, call by call: over gRPC or, from Open on, over the transport that is tested.
 class Wire {
  public:
   explicit Wire(v1::TrainerService::Stub* stub) : stub_(stub) {}
@@ -50,14 +50,14 @@ class Wire {
   // Reads everything the daemon still sends, ends the stream, and returns the daemon's status.
   grpc::Status Finish();
   grpc::Status Hang();  // cancels
-  void CloseInput() { lane_ != nullptr ? lane_->WritesDone() : stream().WritesDone(); }
+  void CloseInput() { transport_ != nullptr ? transport_->WritesDone() : stream().WritesDone(); }
 
  private:
   grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>& stream();
 
   v1::TrainerService::Stub* const stub_;
-  std::unique_ptr<Lane> lane_;
-  absl::Status refused_;  // by the lane
+  std::unique_ptr<Transport> transport_;
+  absl::Status refused_;  // by the transport
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream_;
   std::optional<v1::RequestBatch> held_;

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "client/cpp/transport/shm_lane.h"
+#include "client/cpp/transport/shm_transport.h"
 #include "tests/server/rpc/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -19,11 +19,11 @@ absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, 
   return Server::Start(with_socket, metrics, "");
 }
 
-absl::StatusOr<std::unique_ptr<Lane>> OpenTestLane(const std::string& token) {
-  if (token.size() != ShmHello().token.size()) return std::unique_ptr<Lane>();  // none that a daemon gives
-  auto lane = ShmLane::Open(SocketPath(), token);
-  if (!lane.ok()) return lane.status();
-  return std::unique_ptr<Lane>(*std::move(lane));
+absl::StatusOr<std::unique_ptr<Transport>> OpenTestTransport(const std::string& token) {
+  if (token.size() != ShmHello().token.size()) return std::unique_ptr<Transport>();  // none that a daemon gives
+  auto transport = ShmTransport::Open(SocketPath(), token);
+  if (!transport.ok()) return transport.status();
+  return std::unique_ptr<Transport>(*std::move(transport));
 }
 
 }  // namespace ballast::testing

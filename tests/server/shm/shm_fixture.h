@@ -1,4 +1,4 @@
-// A trainer of the shared-memory lane that writes what it likes, and runs to do it in.
+// A trainer of the shared-memory transport that writes what it likes, and runs to do it in.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Trainers of bad faith on the shared-memory lane: they end their own stream, or spoil their own numbers.
+// Trainers of bad faith on the shared-memory transport: they end their own stream, or spoil their own numbers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
-// The shared-memory lane byte by byte: what it hands out, to whom, and what becomes of it.
+// The shared-memory transport byte by byte: what it hands out, to whom, and what becomes of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/shm/lane_shape.h"
+#include "server/shm/shm_shape.h"
 #include "tests/eventually.h"
 #include "tests/server/shm/shm_fixture.h"
 
@@ -19,7 +19,7 @@ TEST_F(ShmRpcTest, IsOfferedAndTrainsInPlace) {
   Raw raw = StartRaw(SmallSpec());
   EXPECT_THAT(raw.grant.lanes(), ElementsAre("grpc", "shm"));
   for (uint64_t step = 1; step <= 3; ++step) ExpectStep(&raw, step);
-  EXPECT_THAT(Status("r1").ranks(), ElementsAre(AllOf(HasSubstr("connected"), HasSubstr("lane shm"))));
+  EXPECT_THAT(Status("r1").ranks(), ElementsAre(AllOf(HasSubstr("connected"), HasSubstr("transport shm"))));
 }
 
 TEST_F(ShmRpcTest, TheSegmentHoldsTheWindowAndLittleMore) {
@@ -108,7 +108,7 @@ TEST_F(ShmRpcTest, ATrainerThatIsGoneIsNoticedAndItsGradientsStay) {
   const v1::AttachResponse resumed = Resume("r1", raw.grant.session_token());
   ASSERT_EQ(resumed.held_size(), 1);
   EXPECT_EQ(resumed.held(0).chunks(), std::string(1, '\3'));
-  // Over the other lane.
+  // Over the other transport.
   Wire wire(trainer_.get());
   ASSERT_TRUE(wire.Open(raw.grant.session_token()));
   wire.Begin(1);

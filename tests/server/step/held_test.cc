@@ -11,13 +11,13 @@ namespace {
 constexpr uint32_t kOfTensors = 20, kOfMicros = 30;
 
 // A rank that has all of its micro-batches in, but for the last tensor of the last.
-Reduction AllButOne() {
-  Reduction::Options options{.chunks = std::vector<uint64_t>(kOfTensors, 1),
-                             .slab_bytes = std::vector<uint64_t>(kOfTensors, 64),
-                             .pool_of = std::vector<uint32_t>(kOfTensors),
-                             .pool_bytes = {64 * kOfTensors},
-                             .micros = kOfMicros};
-  Reduction reduction(options);
+ReductionTracker AllButOne() {
+  ReductionTracker::Options options{.chunks = std::vector<uint64_t>(kOfTensors, 1),
+                                    .slab_bytes = std::vector<uint64_t>(kOfTensors, 64),
+                                    .pool_of = std::vector<uint32_t>(kOfTensors),
+                                    .pool_bytes = {64 * kOfTensors},
+                                    .micros = kOfMicros};
+  ReductionTracker reduction(options);
   reduction.Begin(1);
   for (uint32_t micro = 0; micro < kOfMicros; ++micro) {
     reduction.BeginMicro(0, micro + 1 == kOfMicros);
@@ -30,7 +30,7 @@ Reduction AllButOne() {
 }
 
 TEST(HeldTest, AClientThatKnowsHeldWholeIsToldInAFewBits) {
-  const Reduction reduction = AllButOne();
+  const ReductionTracker reduction = AllButOne();
   const auto held = HeldOf(reduction, 0, kOfTensors, /*knows_whole=*/true, /*most_bytes=*/0);
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_EQ(held->whole_micros, kOfMicros - 1);
@@ -39,7 +39,7 @@ TEST(HeldTest, AClientThatKnowsHeldWholeIsToldInAFewBits) {
 }
 
 TEST(HeldTest, HeldChunksThatFitNoMessageAreRefusedByName) {
-  const Reduction reduction = AllButOne();
+  const ReductionTracker reduction = AllButOne();
   const auto fits = HeldOf(reduction, 0, kOfTensors, /*knows_whole=*/false);
   ASSERT_TRUE(fits.ok()) << fits.status();
   EXPECT_EQ(fits->chunks.size(), kOfTensors * kOfMicros - 1u);

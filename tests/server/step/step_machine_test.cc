@@ -116,7 +116,7 @@ class Scenario {
                                .step_timeout_s = static_cast<double>(c.number("step_timeout")),
                                .counted_tick_s = static_cast<double>(c.number("tick", 1000)),
                                .leaves_out_lost = c.has("leaves_out_lost")};
-    Reduction::Options& r = options.reduction;
+    ReductionTracker::Options& r = options.reduction;
     chunks_ = r.chunks;
     for (size_t i = 0; i < r.chunks.size(); ++i) options.tensor_names.push_back(absl::StrCat("w", i));
     r.slab_bytes = r.chunks;

@@ -34,7 +34,7 @@ RunShape DrawRun(Random* random, uint32_t* world) {
   run.machine.rank_timeout_s = 10;
   if (Chance(random, 4)) run.machine.step_timeout_s = static_cast<double>(4 + Below(random, 20));
   run.machine.leaves_out_lost = Chance(random, 2);
-  Reduction::Options& reduction = run.machine.reduction;
+  ReductionTracker::Options& reduction = run.machine.reduction;
   const uint64_t tensors = 1 + Below(random, wide ? 2 : 8), pools = 1 + Below(random, 3);
   reduction.pool_bytes.resize(pools);
   std::vector<uint64_t> all(pools), largest(pools);

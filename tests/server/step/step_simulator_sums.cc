@@ -29,7 +29,7 @@ void StepChecker::On(const effect::Drop& e) {
   if (chunk_ == nullptr || ranks_[e.rank].session != chunk_->session) return Fail("dropped a chunk that did not come");
   if (e.again != known_payload_.has_value()) Fail("a chunk came again or did not, and was taken for the contrary");
   // The checksums of a rank's earlier micro-batches, which are wholly summed, are no longer kept.
-  const bool kept = chunk_->micro + Reduction::kMostLive >= ranks_[e.rank].micros.size();
+  const bool kept = chunk_->micro + ReductionTracker::kMostLive >= ranks_[e.rank].micros.size();
   if (kept && known_payload_ && *known_payload_ != chunk_->crc)
     Fail("other bytes were acknowledged for a chunk that is in");
   if (!e.again && ranks_[e.rank].in_step) Fail("dropped a chunk of the open step");
@@ -76,7 +76,7 @@ void StepChecker::On(const effect::Sum& e) {
 }
 
 void StepChecker::CheckSlab(const effect::Sum& e) {
-  const Reduction::Options& reduction = shape_.machine.reduction;
+  const ReductionTracker::Options& reduction = shape_.machine.reduction;
   const uint32_t pool = reduction.pool_of[e.id.tensor];
   if (const LiveSlab* live = Live(step_, e.id.tensor)) {
     if (live->slab.offset != e.slab.offset) Fail("a tensor moved to another slab");

@@ -1,5 +1,5 @@
 // The reduction as plainly as it can be written: every choice is a walk over all chunks, and everything that was said
-// is kept. What server/step/reduction.h does must be the same, to the order of its sums. Contracts are there.
+// is kept. What server/step/reduction_tracker.h does must be the same, to the order of its sums. Contracts are there.
 #pragma once
 
 #include <compare>
@@ -8,17 +8,17 @@
 #include <utility>
 #include <vector>
 
-#include "server/step/reduction.h"
+#include "server/step/reduction_tracker.h"
 
 namespace ballast {
 
 class WalkingReduction {
  public:
-  using Options = Reduction::Options;
-  using Sum = Reduction::Sum;
-  using Complete = Reduction::Complete;
-  using Progress = Reduction::Progress;
-  using Arrival = Reduction::Arrival;
+  using Options = ReductionTracker::Options;
+  using Sum = ReductionTracker::Sum;
+  using Complete = ReductionTracker::Complete;
+  using Progress = ReductionTracker::Progress;
+  using Arrival = ReductionTracker::Arrival;
 
   explicit WalkingReduction(Options options);
 
@@ -71,7 +71,7 @@ class WalkingReduction {
 
   const Options options_;
   std::vector<size_t> first_chunk_;  // by tensor: its first flat chunk
-  std::vector<ReducePool> pools_;
+  std::vector<SlabAllocator> pools_;
   // A pool that takes all of its tensors at once gives each its own place: when none is free until all are complete,
   // first-fit around slabs that the last step's updates still read could leave holes too small for the rest.
   std::vector<bool> whole_;   // by pool

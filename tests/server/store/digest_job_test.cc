@@ -39,7 +39,7 @@ class DigestJobTest : public testing::StoreTest {
   }
   // On the strand: calls `between` once for every chunk or so that the job digests, as long as it says true.
   void EachChunk(std::function<bool()> between) {
-    store_->Serve({2, 0, 5}, &piece_, [this, between = std::move(between)](const TaskResult&) mutable {
+    store_->EncodeWeights({2, 0, 5}, &piece_, [this, between = std::move(between)](const TaskResult&) mutable {
       if (between()) EachChunk(std::move(between));
     });
   }

@@ -74,7 +74,7 @@ class Store {
     for (uint64_t first = 0; first < t.elements; first += spec_.chunk_elements) {
       const uint64_t last = std::min(t.elements, first + spec_.chunk_elements);
       WeightPiece piece;
-      Wait(1, [&](auto done) { store_->Serve({tensor, first, last}, &piece, std::move(done)); });
+      Wait(1, [&](auto done) { store_->EncodeWeights({tensor, first, last}, &piece, std::move(done)); });
       std::memcpy(weights.data() + first, piece.encoded().data(), piece.encoded().size());
     }
     return weights;
@@ -144,7 +144,7 @@ class Store {
   std::unique_ptr<ParameterStore> store_;
 };
 
-constexpr auto kProbe = &ParameterStore::Probe, kUpdate = &ParameterStore::Update;
+constexpr auto kProbe = &ParameterStore::DryUpdate, kUpdate = &ParameterStore::Update;
 constexpr auto kCurvature = &ParameterStore::Curvature;
 
 class ParameterStoreTest : public ::testing::TestWithParam<bool> {

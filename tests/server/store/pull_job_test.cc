@@ -68,8 +68,8 @@ class PullJobTest : public testing::StoreTest {
       absl::Notification served;
       OnStrand([&] {
         if (k == 0) Change(tensor, seed);
-        store_->Serve({tensor, ChunkBegin(spec_, k), ChunkEnd(spec_, t, k)}, &piece,
-                      [&](const TaskResult&) { served.Notify(); });
+        store_->EncodeWeights({tensor, ChunkBegin(spec_, k), ChunkEnd(spec_, t, k)}, &piece,
+                              [&](const TaskResult&) { served.Notify(); });
       });
       served.WaitForNotification();
       bytes += piece.data;

@@ -45,7 +45,7 @@ __all__ = [
     "formats",
     "from_planes",
     "kernels",
-    "lane",
+    "isa",
     "new_state",
     "rules",
     "step",
@@ -53,9 +53,9 @@ __all__ = [
 ]
 
 
-def lane() -> str:
+def isa() -> str:
     """The instructions in use, the widest of this processor: "scalar", "avx2" or "avx512". The bits are the same."""
-    return str(tables.registry()["lane"])
+    return str(tables.registry()["isa"])
 
 
 def formats() -> tuple[Format, ...]:

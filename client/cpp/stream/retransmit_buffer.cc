@@ -1,0 +1,82 @@
+#include "client/cpp/stream/retransmit_buffer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ballast {
+
+std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
+                                       absl::Span<const std::byte> gradient) {
+  const WireTensor& wire = tensors[tensor];
+  const size_t chunk_bytes = tensors.chunk_elements() * wire.gradient_element_bytes;
+  std::vector<std::string> chunks;
+  chunks.reserve(wire.chunks);
+  for (uint64_t k = 0; k < wire.chunks; ++k) {
+    const auto piece = gradient.subspan(k * chunk_bytes, chunk_bytes);
+    chunks.emplace_back(reinterpret_cast<const char*>(piece.data()), piece.size());
+  }
+  return chunks;
+}
+
+bool RetransmitBuffer::pushed(uint32_t tensor) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const auto& micro) { return micro[tensor].pushed; });
+}
+
+void RetransmitBuffer::Add(uint32_t tensor, std::vector<std::string> chunks) {
+  Entry& entry = entries_.back()[tensor];
+  entry.pushed = true;
+  entry.chunks.reserve(chunks.size());
+  for (std::string& bytes : chunks) {
+    queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = entry.chunks.size()});
+    bytes_ += bytes.size();
+    const uint64_t size = bytes.size();
+    entry.chunks.push_back({.bytes = std::move(bytes), .size = size});
+  }
+  most_bytes_ = std::max(most_bytes_, bytes_);
+  order_.push_back({micro(), tensor});
+}
+
+bool RetransmitBuffer::queued(const ChunkRef& id) const {
+  return std::find(queue_.begin(), queue_.end(), id) != queue_.end();
+}
+
+std::string RetransmitBuffer::Lend(const ChunkRef& id) {
+  queue_.erase(std::find(queue_.begin(), queue_.end(), id));
+  return std::move(At(id).bytes);
+}
+
+void RetransmitBuffer::BringBack(const ChunkRef& id, std::string* bytes) {
+  if (Chunk& chunk = At(id); !chunk.freed) chunk.bytes = std::move(*bytes);
+}
+
+void RetransmitBuffer::Free(const ChunkRef& id, std::vector<std::string>* freed) {
+  Chunk& chunk = At(id);
+  if (std::exchange(chunk.freed, true)) return;
+  bytes_ -= chunk.size;
+  freed->push_back(std::exchange(chunk.bytes, {}));
+}
+
+void RetransmitBuffer::FreeAll(std::vector<std::string>* freed) {
+  queue_.clear();
+  for (const auto& [micro, tensor] : order_) {
+    const uint64_t chunks = entries_[micro][tensor].chunks.size();
+    for (uint64_t k = 0; k < chunks; ++k) Free({.micro = micro, .tensor = tensor, .chunk = k}, freed);
+  }
+}
+
+std::optional<ChunkRef> RetransmitBuffer::Requeue(const std::function<bool(const ChunkRef&)>& held) {
+  std::optional<ChunkRef> lost;
+  queue_.clear();
+  for (const auto& [micro, tensor] : order_) {
+    const std::vector<Chunk>& chunks = entries_[micro][tensor].chunks;
+    for (uint64_t k = 0; k < chunks.size(); ++k) {
+      const ChunkRef id{.micro = micro, .tensor = tensor, .chunk = k};
+      if (held(id)) continue;
+      if (chunks[k].freed) lost = id;
+      queue_.push_back(id);
+    }
+  }
+  return lost;
+}
+
+}  // namespace ballast

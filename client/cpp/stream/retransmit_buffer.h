@@ -1,0 +1,82 @@
+// The host buffer of one step's gradients: it keeps what was pushed in each micro-batch, cut into chunks, until the
+// daemon has acknowledged them. Chunks leave in the order of the pushes; after a lost connection those that the daemon
+// does not hold are queued once more. Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+#include "client/cpp/wire/tensor_table.h"
+
+namespace ballast {
+
+struct ChunkRef {
+  uint32_t micro = 0;
+  uint32_t tensor = 0;
+  uint64_t chunk = 0;
+  bool operator==(const ChunkRef&) const = default;
+};
+
+// A copy of the gradient as chunks.
+std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
+                                       absl::Span<const std::byte> gradient);
+
+class RetransmitBuffer {
+ public:
+  // The first micro-batch has begun.
+  explicit RetransmitBuffer(uint32_t tensors) : tensors_(tensors) { BeginMicro(); }
+
+  void BeginMicro() { entries_.emplace_back(tensors_); }
+  uint32_t micro() const { return static_cast<uint32_t>(entries_.size()) - 1; }  // the present one
+  bool pushed(uint32_t micro, uint32_t tensor) const { return entries_[micro][tensor].pushed; }
+  bool pushed(uint32_t tensor) const;  // in any of them
+  // In the present micro-batch.
+  void Add(uint32_t tensor, std::vector<std::string> chunks);
+
+  bool all_sent() const { return queue_.empty(); }
+  const ChunkRef& next() const { return queue_.front(); }
+  bool queued(const ChunkRef& id) const;
+  uint64_t Bytes(const ChunkRef& id) const { return entries_[id.micro][id.tensor].chunks[id.chunk].size; }
+  uint64_t most_bytes() const { return most_bytes_; }  // kept at one time, so far
+
+  // Lends the bytes of a queued chunk to the writer, who brings them back. If the chunk was freed meanwhile, they stay
+  // in *bytes.
+  std::string Lend(const ChunkRef& id);
+  void BringBack(const ChunkRef& id, std::string* bytes);
+
+  // Frees one chunk, or all of the step, whose queue is empty then. The memory is added to *freed, for the caller to
+  // destroy where that may take its time.
+  void Free(const ChunkRef& id, std::vector<std::string>* freed);
+  void FreeAll(std::vector<std::string>* freed);
+  // Queues again all that the daemon does not hold. Nothing may be lent. A chunk that was freed and is not held is
+  // returned: it is lost.
+  std::optional<ChunkRef> Requeue(const std::function<bool(const ChunkRef&)>& held);
+
+ private:
+  struct Chunk {
+    std::string bytes;  // empty while lent
+    uint64_t size = 0;
+    bool freed = false;
+  };
+  struct Entry {
+    bool pushed = false;
+    std::vector<Chunk> chunks;
+  };
+  Chunk& At(const ChunkRef& id) { return entries_[id.micro][id.tensor].chunks[id.chunk]; }
+  struct Push {
+    uint32_t micro = 0, tensor = 0;
+  };
+  const uint32_t tensors_;
+  std::vector<std::vector<Entry>> entries_;  // by micro-batch and tensor
+  std::vector<Push> order_;                  // of the pushes
+  std::deque<ChunkRef> queue_;
+  uint64_t bytes_ = 0, most_bytes_ = 0;  // kept, those lent too
+};
+
+}  // namespace ballast

@@ -1,0 +1,138 @@
+#include "client/cpp/transport/shm_transport.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ballast {
+namespace {
+
+// How often a sleeper looks whether the daemon is still there.
+constexpr auto kGlance = std::chrono::milliseconds(100);
+// StepResult names at most every tensor, scales are at most those of a chunk's elements.
+constexpr uint32_t kMostBodyBytes = 64 << 20;
+
+absl::Status FromFinishBody(const std::string& body) {
+  uint32_t code = 0;
+  if (body.size() < sizeof code) return absl::InternalError("the daemon ended the stream without a status");
+  std::memcpy(&code, body.data(), sizeof code);
+  return {static_cast<absl::StatusCode>(code), body.substr(sizeof code)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShmTransport>> ShmTransport::Open(const std::string& path, const std::string& token,
+                                                                 double patience_s) {
+  ShmHello hello;
+  if (token.size() != hello.token.size()) return absl::InternalError("the session's token has another size");
+  std::copy(token.begin(), token.end(), hello.token.begin());
+  auto socket = ShmSocket::Connect(path);
+  if (!socket.ok()) return socket.status();
+  auto segment = socket->Ask(hello, patience_s);
+  if (!segment.ok()) return segment.status();
+  return std::unique_ptr<ShmTransport>(new ShmTransport(*std::move(socket), *std::move(segment)));
+}
+
+ShmTransport::ShmTransport(ShmSocket socket, std::shared_ptr<ShmSegment> segment)
+    : socket_(std::move(socket)),
+      segment_(std::move(segment)),
+      control_(segment_->control()),
+      writer_(UpPipe(*segment_)),
+      lender_(GradientSlots(*segment_)),
+      room_(&control_.trainer_bell),
+      reader_(DownPipe(*segment_), kMostBodyBytes),
+      borrower_(WeightSlots(*segment_)),
+      news_(&control_.trainer_bell),
+      pulse_(&control_.trainer_beats, &control_.daemon_beats) {}
+
+void ShmTransport::Start(const v1::TrainRequest& open) {
+  Send({.type = ShmRecord::kMessage}, open.SerializeAsString());
+}
+
+bool ShmTransport::Write(v1::TrainRequest* request, bool /*more*/) {
+  ShmRecord record{.type = ShmRecord::kMessage};
+  const uint64_t bytes = request->has_gradient() ? request->gradient().data().size() : 0;
+  // A payload that finds no slot, because the caller did not heed slots_free, goes through the pipe.
+  const auto slot = bytes > 0 && bytes <= lender_.slot_bytes() ? lender_.Take() : std::nullopt;
+  if (!slot) return Send(record, request->SerializeAsString());
+  std::string data;
+  data.swap(*request->mutable_gradient()->mutable_data());
+  std::memcpy(lender_.at(*slot).data(), data.data(), bytes);
+  lender_.Lend(*slot);
+  record.slot = *slot;
+  record.payload_bytes = static_cast<uint32_t>(bytes);
+  const bool sent = Send(record, request->SerializeAsString());
+  data.swap(*request->mutable_gradient()->mutable_data());
+  return sent;
+}
+
+bool ShmTransport::Send(const ShmRecord& record, absl::string_view body) {
+  writer_.Add(record, body);
+  for (;;) {
+    const auto done = writer_.Flush();
+    Ring(&control_.daemon_bell);
+    if (!done.ok() || over_) return false;
+    if (*done) return true;
+    control_.up_full.Raise();
+    if (!room_.Await(kGlance, [this] { return writer_.HasRoom() || over_; }) && socket_.HungUp()) return false;
+  }
+}
+
+bool ShmTransport::Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) {
+  GiveBack();
+  *data = {};
+  ShmRecord record;
+  if (!Next(&record)) return false;
+  if (record.type == ShmRecord::kFinish) return End(FromFinishBody(reader_.body()));
+  if (record.type != ShmRecord::kMessage || !response->ParseFromString(reader_.body())) {
+    return End(absl::InternalError("the daemon wrote what is no TrainResponse"));
+  }
+  if (record.slot == ShmRecord::kNoSlot) return true;
+  const auto bytes = borrower_.Borrow(record.slot, record.payload_bytes);
+  if (!bytes.ok()) return End(absl::InternalError(bytes.status().message()));
+  borrowed_ = record.slot;
+  *data = *bytes;
+  return true;
+}
+
+void ShmTransport::GiveBack() {
+  if (!borrowed_) return;
+  borrower_.GiveBack(*std::exchange(borrowed_, std::nullopt));
+  if (control_.weights_out.TakeDown()) Ring(&control_.daemon_bell);
+}
+
+bool ShmTransport::Next(ShmRecord* record) {
+  for (bool hung_up = false;;) {
+    pulse_.Beat();  // with each record, too: the pipe may not be empty for long
+    const auto next = reader_.Next(record);
+    if (control_.down_full.TakeDown()) Ring(&control_.daemon_bell);
+    if (!next.ok()) return End(absl::InternalError(next.status().message()));
+    if (*next) return true;
+    // Records that were written before the end are read first.
+    if (hung_up) return End(absl::UnavailableError("the daemon closed the shared memory"));
+    if (over_) return End(absl::CancelledError("the stream was cancelled"));
+    if (pulse_.Lost()) return End(absl::UnavailableError("the daemon does not answer"));
+    const auto stirred = [this] { return over_ || control_.let_go.raised != 0; };
+    if (!news_.Await(kGlance, [&] { return reader_.HasMore() || stirred(); }) || stirred()) hung_up = socket_.HungUp();
+  }
+}
+
+bool ShmTransport::End(absl::Status status) {
+  if (!end_) end_ = std::move(status);
+  over_ = true;
+  socket_.Shutdown();
+  Ring(&control_.trainer_bell);  // the writer
+  return false;
+}
+
+void ShmTransport::Cancel() {
+  over_ = true;
+  socket_.Shutdown();
+  Ring(&control_.trainer_bell);
+}
+
+}  // namespace ballast

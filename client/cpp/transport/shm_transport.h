@@ -1,0 +1,63 @@
+// The transport to a daemon on the same host: gradients are copied into slots of the shared segment, and weights are read
+// from theirs. See transport.h, and proto/shm/segment.h for what is shared. The daemon is trusted as much as its gRPC port
+// is; what it writes is checked all the same, so that a broken daemon ends the stream and not the trainer.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "proto/shm/bell.h"
+#include "proto/shm/pulse.h"
+#include "proto/shm/record.h"
+#include "proto/shm/slots.h"
+#include "proto/shm/socket.h"
+
+#include "client/cpp/transport/transport.h"
+
+namespace ballast {
+
+class ShmTransport final : public Transport {
+ public:
+  // Asks the daemon at `path` for the memory of the session of `token`, and waits for the answer for patience_s. The
+  // error says why the two cannot share memory.
+  static absl::StatusOr<std::unique_ptr<ShmTransport>> Open(const std::string& path, const std::string& token,
+                                                            double patience_s = 0.5);
+
+  void Start(const v1::TrainRequest& open) override;
+  bool Write(v1::TrainRequest* request, bool more) override;
+  bool WritesDone() override { return Send({.type = ShmRecord::kHalfClose}, ""); }
+  uint64_t slots_free() const override { return lender_.free(); }
+  bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) override;
+  void Cancel() override;
+  absl::Status Finish() override { return *end_; }
+
+ private:
+  ShmTransport(ShmSocket socket, std::shared_ptr<ShmSegment> segment);
+  bool Send(const ShmRecord& record, absl::string_view body);
+  // The next record, however long it takes. False: end_ says why.
+  bool Next(ShmRecord* record);
+  bool End(absl::Status status);
+  void GiveBack();
+
+  const ShmSocket socket_;
+  const std::shared_ptr<ShmSegment> segment_;
+  ShmControl& control_;
+  std::atomic<bool> over_ = false;
+
+  // The writing thread's.
+  ShmRecordWriter writer_;
+  ShmLender lender_;
+  ShmWaiter room_;
+
+  // The reading thread's.
+  ShmRecordReader reader_;
+  ShmBorrower borrower_;
+  ShmWaiter news_;
+  ShmPulse pulse_;
+  std::optional<uint32_t> borrowed_;
+  std::optional<absl::Status> end_;  // once Read was false
+};
+
+}  // namespace ballast

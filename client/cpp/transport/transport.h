@@ -1,0 +1,38 @@
+// One Train stream as a client sees it, over gRPC or over memory shared with a daemon on the same host.
+//
+// Start comes first. Then one thread reads and another writes; Cancel: any thread, also before Start. Finish: the
+// reading thread, once Read was false and nobody writes any more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+#include "ballast/v1/trainer.pb.h"
+
+namespace ballast {
+
+class Transport {
+ public:
+  static constexpr uint64_t kUnbounded = std::numeric_limits<uint64_t>::max();
+
+  virtual ~Transport() = default;
+
+  virtual void Start(const v1::TrainRequest& open) = 0;
+  // Writes the request, and leaves it unchanged. `more`: another follows at once, so this one may be kept until then.
+  // False: the stream is over, and the reader learns why.
+  virtual bool Write(v1::TrainRequest* request, bool more) = 0;
+  virtual bool WritesDone() = 0;
+  // How many gradients may be written before others are summed. Any thread.
+  virtual uint64_t slots_free() const { return kUnbounded; }
+  // Waits for a response. *data: the payload of a Weights message, valid until the next Read.
+  virtual bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) = 0;
+  virtual void Cancel() = 0;
+  // How the stream ended, in the daemon's words, or UNAVAILABLE.
+  virtual absl::Status Finish() = 0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,212 @@
+// A GPU by way of the CUDA runtime, which is linked statically and finds the driver when it is first called.
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/device/gpu_discovery.h"
+
+namespace ballast {
+namespace {
+
+using kernels::DeviceCopy;
+using kernels::DeviceUpdate;
+
+std::string Gibibytes(uint64_t bytes) { return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1ULL << 30)); }
+
+class CudaDriver final : public GpuDriver {
+ public:
+  CudaDriver(uint32_t number, std::string model) : number_(number), model_(std::move(model)) {}
+  ~CudaDriver() override {
+    Use();
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+    for (const cudaStream_t stream : streams_) {
+      if (stream != nullptr) cudaStreamDestroy(stream);
+    }
+  }
+  absl::Status Open() {
+    Use();
+    // The copies' streams first: a kernel that fills the GPU must not hold them up.
+    int least = 0, greatest = 0;
+    Check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    for (int s = 0; s < kStreams; ++s) {
+      const int priority = s == static_cast<int>(Stream::kCompute) ? least : greatest;
+      Check(cudaStreamCreateWithPriority(&streams_[static_cast<size_t>(s)], cudaStreamNonBlocking, priority),
+            "cudaStreamCreate");
+    }
+    size_t free = 0, total = 0;
+    Check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    total_bytes_ = total;
+    return status();
+  }
+
+  std::string label() const override { return absl::StrCat("cuda:", number_); }
+  std::string name() const override { return absl::StrCat(label(), ", ", model_, ", ", Gibibytes(total_bytes_)); }
+  uint64_t memory_bytes() const override { return total_bytes_; }
+
+  absl::StatusOr<std::byte*> Allocate(uint64_t bytes, Memory memory) override;
+  void Free(std::byte* data, Memory memory) override {
+    Use();
+    memory == Memory::kPinned ? Check(cudaFreeHost(data), "cudaFreeHost") : Check(cudaFree(data), "cudaFree");
+  }
+
+  void Copy(Stream stream, void* to, const void* from, uint64_t bytes) override {
+    Use();
+    if (bytes > 0) Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Of(stream)), "cudaMemcpyAsync");
+  }
+  void Zero(Stream stream, void* to, uint64_t bytes) override {
+    Use();
+    Check(cudaMemsetAsync(to, 0, bytes, Of(stream)), "cudaMemsetAsync");
+  }
+  void Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaKernels()[kernel].update(batch, count, tiles, Of(Stream::kCompute)), "the update");
+  }
+  void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaMeasure(batch, count, tiles, Of(Stream::kCompute)), "measuring");
+  }
+  void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaKernels()[kernel].curvature(batch, count, tiles, Of(Stream::kCompute)), "a curvature probe");
+  }
+  void Load(size_t master, const DeviceCopy* batch, int count, uint64_t tiles, kernels::WireIndex format) override {
+    Use();
+    Launched(kernels::CudaMasters()[master].load(batch, count, tiles, format, Of(Stream::kCompute)), "a load");
+  }
+  void EncodeWeights(size_t master, const DeviceCopy* batch, int count, uint64_t tiles,
+                     kernels::WireIndex format) override {
+    Use();
+    Launched(kernels::CudaMasters()[master].encode_weights(batch, count, tiles, format, Of(Stream::kCompute)),
+             "serving");
+  }
+  void RaiseScales(size_t master, const DeviceCopy* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaMasters()[master].raise_scales(batch, count, tiles, Of(Stream::kCompute)), "scales");
+  }
+
+  absl::StatusOr<Event> NewEvent() override {
+    Use();
+    cudaEvent_t event = nullptr;
+    Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "cudaEventCreate");
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return status_;
+    events_.push_back(event);
+    return static_cast<Event>(events_.size() - 1);
+  }
+  void Record(Event event, Stream stream) override {
+    Use();
+    Check(cudaEventRecord(Of(event), Of(stream)), "cudaEventRecord");
+  }
+  void Wait(Stream stream, Event event) override {
+    Use();
+    Check(cudaStreamWaitEvent(Of(stream), Of(event), 0), "cudaStreamWaitEvent");
+  }
+  absl::Status Await(Event event) override {
+    Use();
+    Check(cudaEventSynchronize(Of(event)), "cudaEventSynchronize");
+    return status();
+  }
+
+ private:
+  // The current device is the thread's.
+  void Use() const { cudaSetDevice(static_cast<int>(number_)); }
+  cudaStream_t Of(Stream stream) const { return streams_[static_cast<size_t>(stream)]; }
+  cudaEvent_t Of(Event event) {
+    absl::MutexLock lock(&mu_);
+    return events_[static_cast<size_t>(event)];
+  }
+  absl::Status status() {
+    absl::MutexLock lock(&mu_);
+    return status_;
+  }
+  // Keeps the first failure: a failed context answers every later call with the same error.
+  void Check(cudaError_t error, const char* call) {
+    if (error == cudaSuccess) return;
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return;
+    status_ = absl::InternalError(absl::StrCat(label(), " (", model_, ") failed in ", call, ": ",
+                                               cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+  }
+  void Launched(int error, const char* what) { Check(static_cast<cudaError_t>(error), what); }
+
+  const uint32_t number_;
+  const std::string model_;
+  uint64_t total_bytes_ = 0;
+  std::array<cudaStream_t, kStreams> streams_ = {};
+  absl::Mutex mu_;
+  std::deque<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+absl::StatusOr<std::byte*> CudaDriver::Allocate(uint64_t bytes, Memory memory) {
+  Use();
+  void* data = nullptr;
+  const bool pinned = memory == Memory::kPinned;
+  const cudaError_t error = pinned ? cudaHostAlloc(&data, bytes, cudaHostAllocPortable) : cudaMalloc(&data, bytes);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // a refusal is no failure of the device
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    return absl::ResourceExhaustedError(
+        pinned ? absl::StrCat("the system refused ", bytes, " bytes of pinned host memory: ", cudaGetErrorString(error))
+               : absl::StrCat(label(), " has ", free, " bytes free of ", total, ", and ", bytes,
+                              " were asked for: ", cudaGetErrorString(error)));
+  }
+  if (pinned) {
+    std::memset(data, 0, bytes);
+  } else {
+    Check(cudaMemset(data, 0, bytes), "cudaMemset");
+    Check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
+  }
+  return static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
+GpuSurvey SurveyGpus() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    std::error_code ignored;
+    const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", ignored);
+    return {.names = {},
+            .why_none = driver ? absl::StrCat("no usable GPU: ", cudaGetErrorString(error)) : "no GPU found"};
+  }
+  GpuSurvey survey{.names = {}, .why_none = count == 0 ? "no GPU found" : ""};
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    const bool known = cudaGetDeviceProperties(&properties, i) == cudaSuccess;
+    survey.names.push_back(known ? properties.name : "a GPU that does not answer");
+  }
+  return survey;
+}
+
+absl::StatusOr<std::unique_ptr<GpuDriver>> OpenGpu(uint32_t number) {
+  const GpuSurvey survey = SurveyGpus();
+  if (survey.names.empty()) return absl::NotFoundError(survey.why_none);
+  if (number >= survey.names.size()) {
+    return absl::NotFoundError(absl::StrCat("this machine has cuda:0 to cuda:", survey.names.size() - 1, " (",
+                                            absl::StrJoin(survey.names, ", "), ")"));
+  }
+  int capability = 0;
+  cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, static_cast<int>(number));
+  if (capability < 8) {
+    return absl::NotFoundError(absl::StrCat("cuda:", number, " (", survey.names[number], ") has compute capability ",
+                                            capability, ".x, and 8.0 is needed"));
+  }
+  auto gpu = std::make_unique<CudaDriver>(number, survey.names[number]);
+  if (absl::Status status = gpu->Open(); !status.ok()) return status;
+  return gpu;
+}
+
+}  // namespace ballast

@@ -1,0 +1,97 @@
+// What goes out on a rank's stream, and in which order: control first, then weights tensor by tensor, then the
+// step's result. Weights are encoded on demand, one chunk ahead of the write, into kSendSlots strings that were
+// reserved with the run, or where the stream lends memory: no queue of payload, whatever the reader's pace.
+//
+// Strand-confined. A slot belongs to the outbox, to a device task (encoding) or to the stream (writing), in turn.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "server/run/rank_stream.h"
+#include "server/store/parameter_store.h"
+
+namespace ballast {
+
+class RankOutbox {
+ public:
+  struct Environment {
+    const RunSpec* spec;
+    ParameterStore* store;
+    std::function<void(uint64_t bytes)> on_sent;  // payload of a weights chunk left
+  };
+  RankOutbox(Environment environment, const Plan& plan);
+
+  void Bind(std::shared_ptr<RankStream> stream);  // what was queued for the stream before is dropped
+  void Unbind();
+
+  void Open() { opened_ = true, Pump(); }
+  void Credit(uint64_t bytes) { credit_bytes_ += bytes; }               // goes out with the next Pump
+  void Want(const ChunkId& id) { wanted_ = id; }                        // likewise
+  void Acknowledge() { ++acknowledged_; }                               // likewise: one more gradient is taken in
+  void Receive(ChunkSet receives) { receives_ = std::move(receives); }  // what of the weights, from now on
+  void Publish(uint64_t step, uint32_t tensor);
+  void Result(StepRecord result) { results_.push_back(std::move(result)); }
+  void Drain(std::string reason) { drain_ = std::move(reason); }
+  // The rank has the weights of all earlier steps: those still queued need not go.
+  void DropPublished();
+  // Starts what can be started. After any of the above.
+  void Pump();
+  // The stream's write is over.
+  void OnWritten(const RankStream* stream);
+
+  // Nothing queued, encoding or being written.
+  bool idle() const;
+  uint64_t slot_bytes() const { return slot_bytes_; }  // reserved
+
+ private:
+  enum class SlotState { kFree, kEncoding, kReady, kWriting };
+  struct Slot {
+    SlotState state = SlotState::kFree;
+    bool stale = false;  // of a stream or step that is over: free it instead of sending it
+    uint64_t order = 0;  // chunks go out in the order they were begun
+    WeightsChunk chunk;
+    WeightPiece piece;
+    std::shared_ptr<RankStream> stream;  // whose piece it is, unless kFree
+  };
+  struct Published {
+    uint64_t step = 0;
+    uint32_t tensor = 0;
+  };
+
+  // The first chunk from `from` on that the rank receives; none: the tensor has no more of them.
+  std::optional<uint64_t> NextReceived(uint32_t tensor, uint64_t from) const;
+  void Encode();
+  void EncodeNextChunk(Slot* slot);
+  void Encoded(Slot* slot);
+  // Not to be written after all.
+  static void Discard(Slot* slot);
+  void WriteNext();
+  std::optional<StreamOutput> NextControl();
+  Slot* NextReady();
+  bool AnySlotBusy() const;
+
+  const Environment environment_;
+  std::shared_ptr<RankStream> stream_;
+  ChunkSet receives_;
+  bool writing_ = false;
+  bool opened_ = false;
+  uint64_t credit_bytes_ = 0;
+  std::optional<ChunkId> wanted_;
+  uint64_t acknowledged_ = 0, acknowledgement_sent_ = 0;  // gradients of the stream
+  std::optional<std::string> drain_;
+  std::deque<StepRecord> results_;
+  std::deque<Published> tensors_;
+  uint64_t next_chunk_ = 0;  // of tensors_.front()
+  uint64_t encoded_ = 0;     // chunks so far
+  uint64_t slot_bytes_ = 0;
+  std::array<Slot, kSendSlots> slots_;
+};
+
+}  // namespace ballast

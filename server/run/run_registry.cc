@@ -1,0 +1,273 @@
+#include "server/run/run_registry.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+
+namespace ballast {
+namespace {
+
+constexpr uint64_t kMostSeries = Metrics::kMostSeries;
+
+std::string DescribeBytes(const PlanBytes& b) {
+  std::vector<std::string> kinds;
+  for (const ByteKind& kind : kByteKinds) kinds.push_back(absl::StrCat(kind.name, " ", b.*kind.bytes));
+  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (", absl::StrJoin(kinds, ", "),
+                      ")");
+}
+
+RunShape ShapeOf(const RunSpec& spec) {
+  return {.layers = spec.layers.size(), .ranks = spec.ranks, .two_components = HasPairedMaster(spec)};
+}
+
+}  // namespace
+
+RunRegistry::RunRegistry(Options options) : options_(std::move(options)), strand_({.name = "runs"}) {
+  options_.metrics->KeepEnded(options_.max_runs);
+  ShowMemory();
+  for (size_t d = 0; d < options_.devices->size(); ++d) {
+    options_.devices->at(d)->Watch(
+        [this, d](const absl::Status& why) { strand_.Post([this, d, why] { OnDeviceFailed(d, why); }); });
+  }
+}
+
+RunRegistry::~RunRegistry() {
+  for (size_t d = 0; d < options_.devices->size(); ++d) options_.devices->at(d)->Watch(nullptr);
+  End(absl::UnavailableError("the daemon is shutting down"));
+}
+
+void RunRegistry::Create(CreateRequest request, absl::AnyInvocable<void(absl::StatusOr<Created>)> done) {
+  strand_.Post(
+      [this, request = std::move(request), done = std::move(done)]() mutable { done(CreateNow(std::move(request))); });
+}
+
+absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest request) {
+  const std::string run_id = request.spec.run_id;
+  if (auto existing = Find(run_id); existing.ok()) {
+    if ((*existing)->spec_sha256() != request.spec_sha256) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "run '", run_id,
+          "' exists with another spec: ", request.difference((*existing)->canonical_spec(), request.canonical_spec),
+          "; use another run_id, or delete the run"));
+    }
+    if ((*existing)->Status().state != RunStatus::State::kFailed) return Created{*existing, false};
+    if (draining()) return absl::UnavailableError("the daemon is shutting down; create the run at the next one");
+    Remove(*existing);  // nothing of it is left to go on from
+  }
+  ASSIGN_OR_RETURN(Placement placement, Admit(request.spec));
+  std::vector<Device*> devices = options_.devices->Of(placement);
+  Plan plan = MakePlan(request.spec, std::move(placement));
+  auto run = Run::Create({.spec = std::move(request.spec),
+                          .canonical_spec = std::move(request.canonical_spec),
+                          .spec_sha256 = std::move(request.spec_sha256),
+                          .plan = std::move(plan),
+                          .devices = std::move(devices),
+                          .metrics = options_.metrics});
+  if (!run.ok()) {
+    options_.metrics->OnAdmissionRejected("memory");
+    return absl::Status(run.status().code(), absl::StrCat("run '", run_id, "': ", run.status().message()));
+  }
+  options_.devices->Reserve((*run)->plan());
+  {
+    absl::MutexLock lock(&mu_);
+    runs_[run_id] = *run;
+  }
+  ShowMemory();
+  Log(LogLevel::kInfo, "run_created", "run created",
+      {{"run_id", run_id},
+       {"bytes", (*run)->plan().bytes.total()},
+       {"devices", absl::StrJoin((*run)->devices(), ",")}});
+  return Created{*std::move(run), true};
+}
+
+absl::StatusOr<Placement> RunRegistry::Admit(const RunSpec& spec) const {
+  if (draining()) {
+    options_.metrics->OnAdmissionRejected("draining");
+    return absl::UnavailableError("the daemon is shutting down; no new run begins");
+  }
+  const size_t count = All().size();
+  if (count >= options_.max_runs) {
+    options_.metrics->OnAdmissionRejected("max_runs");
+    return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' would be the ", count + 1,
+                                                     "th, and max_runs is ", options_.max_runs,
+                                                     "; delete a run, or raise max_runs"));
+  }
+  RETURN_IF_ERROR(AdmitSeries(spec));
+  return AdmitMemory(spec);
+}
+
+absl::StatusOr<Placement> RunRegistry::AdmitMemory(const RunSpec& spec) const {
+  const std::optional<uint64_t> host_free = options_.devices->host_free_bytes();
+  if (auto placement = ChoosePlacement(spec, options_.devices->FreeBytes(), host_free)) return *std::move(placement);
+  options_.metrics->OnAdmissionRejected("memory");
+  std::string room =
+      absl::StrJoin(options_.devices->Read(), "; ", [&](std::string* out, const DevicePool::State& state) {
+        if (options_.devices->size() > 1) absl::StrAppend(out, state.label, " has ");
+        absl::StrAppend(out, state.free_bytes(), " of ", state.limit_bytes, " free",
+                        state.failure.ok() ? "" : " (failed)");
+      });
+  if (host_free) {
+    absl::StrAppend(&room, "; the host has ", *host_free, " of ", *options_.devices->host_limit_bytes(),
+                    " free for snapshots and client_state");
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("run '", spec.run_id, "' needs ", DescribeBytes(MakePlan(spec).bytes), ", ", room,
+                   "; delete a run, choose a smaller state or master format, ",
+                   spec.snapshots > 0 ? "keep fewer snapshots, " : "", "or raise memory_limit"));
+}
+
+absl::Status RunRegistry::AdmitSeries(const RunSpec& spec) const {
+  const uint64_t mine = Metrics::SeriesOfRun(ShapeOf(spec));
+  uint64_t all = mine;
+  for (const auto& run : All()) all += Metrics::SeriesOfRun(ShapeOf(run->spec()));
+  if (all <= kMostSeries) return absl::OkStatus();
+  options_.metrics->OnAdmissionRejected("series");
+  return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' needs ", mine, " metric series, ",
+                                                   kMostSeries - std::min(kMostSeries, all - mine), " of ", kMostSeries,
+                                                   " free; delete a run, or lower limits.layer_groups"));
+}
+
+void RunRegistry::Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
+  strand_.Post([this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable {
+    if (draining()) return done(absl::UnavailableError("the daemon is shutting down; its runs end with it"));
+    auto run = Find(run_id);
+    if (!run.ok()) return done(run.status());
+    if (mode == Mode::kIdleOnly) {
+      absl::Status status;
+      absl::Notification answered;
+      (*run)->Close([&](absl::Status s) {
+        status = std::move(s);
+        answered.Notify();
+      });
+      answered.WaitForNotification();
+      if (!status.ok()) return done(status);
+    }
+    done(Remove(*run));
+  });
+}
+
+uint64_t RunRegistry::Remove(const std::shared_ptr<Run>& run) {
+  const std::string& run_id = run->spec().run_id;
+  {
+    absl::MutexLock lock(&mu_);
+    runs_.erase(run_id);
+  }
+  options_.sessions->Forget(run_id);
+  const uint64_t freed = run->End(absl::NotFoundError(absl::StrCat("run '", run_id, "' was deleted")));
+  options_.devices->Release(run->plan());
+  ShowMemory();
+  Log(LogLevel::kInfo, "run_deleted", "run deleted", {{"run_id", run_id}, {"bytes", freed}});
+  return freed;
+}
+
+absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Find(absl::string_view run_id) const {
+  absl::MutexLock lock(&mu_);
+  const auto run = runs_.find(std::string(run_id));
+  if (run != runs_.end()) return run->second;
+  if (draining_) return absl::UnavailableError("the daemon is shutting down; ask again when it is back");
+  std::string known;
+  for (const auto& [id, _] : runs_) absl::StrAppend(&known, known.empty() ? "" : ", ", id);
+  return absl::NotFoundError(
+      absl::StrCat("no run '", run_id, "'; ", known.empty() ? "there are no runs" : "there are: ", known));
+}
+
+std::vector<std::shared_ptr<Run>> RunRegistry::All() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Run>> all;
+  for (const auto& [_, run] : runs_) all.push_back(run);
+  return all;
+}
+
+void RunRegistry::OnDeviceFailed(size_t device, const absl::Status& why) {
+  const bool any_left = options_.devices->Fail(device, why);
+  const std::string label = options_.devices->at(device)->label(), reason(why.message());
+  Log(LogLevel::kError, "device_failed", "a device failed: its runs are lost, and must be created anew",
+      {{"device", label}, {"err", reason}});
+  options_.metrics->OnDeviceFailed(label);
+  ShowMemory();
+  for (const auto& run : All()) {
+    const auto& devices = run->plan().placement.devices;
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) continue;
+    run->Fail(absl::DataLossError(
+        absl::StrCat("run '", run->spec().run_id, "' is lost: ", reason, "; create it anew and load the weights")));
+  }
+  if (!any_left && options_.on_last_failure) options_.on_last_failure(why);
+}
+
+bool RunRegistry::draining() const {
+  absl::MutexLock lock(&mu_);
+  return draining_;
+}
+
+void RunRegistry::ShowMemory() const {
+  for (const DevicePool::State& state : options_.devices->Read()) {
+    options_.metrics->SetMemory(state.label, state.reserved, state.failure.ok() ? state.limit_bytes : 0);
+  }
+}
+
+int RunRegistry::Drain(double timeout_s) {
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+  }
+  // Outlives this call in the runs that do not get ready in time.
+  struct Pending {
+    absl::Mutex mu;
+    size_t runs ABSL_GUARDED_BY(mu) = 0;
+  };
+  const auto pending = std::make_shared<Pending>();
+  const auto all = All();
+  {
+    absl::MutexLock lock(&pending->mu);
+    pending->runs = all.size();
+  }
+  for (const auto& run : all) {
+    run->Drain([pending] {
+      absl::MutexLock lock(&pending->mu);
+      --pending->runs;
+    });
+  }
+  {
+    const auto none = [&]() ABSL_SHARED_LOCKS_REQUIRED(pending->mu) { return pending->runs == 0; };
+    absl::MutexLock lock(&pending->mu);
+    pending->mu.AwaitWithTimeout(absl::Condition(&none), absl::Seconds(timeout_s));
+  }
+  std::atomic<int> open = 0;
+  absl::BlockingCounter asked(static_cast<int>(all.size()));
+  for (const auto& run : all) {
+    run->AskStepOpen([&](bool step_open) {
+      open += step_open ? 1 : 0;
+      asked.DecrementCount();
+    });
+  }
+  asked.Wait();
+  return open;
+}
+
+double RunRegistry::busy_s() const {
+  double most = 0;
+  for (const auto& run : All()) most = std::max(most, run->busy_s());
+  return most;
+}
+
+void RunRegistry::End(const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mu_);
+    draining_ = true;
+  }
+  strand_.Stop();
+  for (const auto& run : All()) run->End(status);
+  absl::MutexLock lock(&mu_);
+  runs_.clear();
+}
+
+}  // namespace ballast

@@ -1,0 +1,87 @@
+// The runs of a daemon: who may be created, on which of its devices, who is there. Creations and deletions happen one
+// after another on a strand of their own, so admission is decided once, against what is really reserved. When a device
+// fails, its runs fail, and those on others go on.
+//
+// Thread-safe. Callbacks come on that strand.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/device/device_pool.h"
+#include "server/run/run.h"
+#include "server/run/sessions.h"
+
+namespace ballast {
+
+class RunRegistry {
+ public:
+  struct Options {
+    DevicePool* devices = nullptr;
+    Metrics* metrics = nullptr;
+    Sessions* sessions = nullptr;
+    uint32_t max_runs = 16;
+    std::function<void(const absl::Status&)> on_last_failure = nullptr;  // no device is left, for this last reason
+  };
+  struct Created {
+    std::shared_ptr<Run> run;
+    bool created = false;
+  };
+  // How another spec under the same id differs, in words; given by the edge, which can read canonical specs.
+  using Difference = std::function<std::string(const std::string& existing, const std::string& asked)>;
+  struct CreateRequest {
+    RunSpec spec;
+    std::string canonical_spec;
+    std::string spec_sha256;
+    Difference difference;
+  };
+
+  explicit RunRegistry(Options options);
+  ~RunRegistry();  // ends every run
+
+  void Create(CreateRequest request, absl::AnyInvocable<void(absl::StatusOr<Created>)> done);
+  // Whether a trainer may be attached.
+  enum class Mode { kIdleOnly, kForce };
+  void Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)> done);
+
+  // NOT_FOUND, with those that there are; UNAVAILABLE once they end with the daemon.
+  absl::StatusOr<std::shared_ptr<Run>> Find(absl::string_view run_id) const;
+  std::vector<std::shared_ptr<Run>> All() const;  // by id
+  uint32_t max_runs() const { return options_.max_runs; }
+  bool draining() const;
+
+  // No new runs or steps; waits for the open steps. Returns how many were left open.
+  int Drain(double timeout_s);
+  // For how long the strand busiest now has been at one task.
+  double busy_s() const;
+  // Ends every run with this status.
+  void End(const absl::Status& status);
+
+ private:
+  absl::StatusOr<Created> CreateNow(CreateRequest request);
+  // Where it may be created.
+  absl::StatusOr<Placement> Admit(const RunSpec& spec) const;
+  absl::StatusOr<Placement> AdmitMemory(const RunSpec& spec) const;
+  absl::Status AdmitSeries(const RunSpec& spec) const;
+  uint64_t Remove(const std::shared_ptr<Run>& run);
+  void ShowMemory() const;
+  void OnDeviceFailed(size_t device, const absl::Status& why);
+
+  const Options options_;
+  mutable absl::Mutex mu_;
+  std::map<std::string, std::shared_ptr<Run>, std::less<>> runs_ ABSL_GUARDED_BY(mu_);
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  Strand strand_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,19 @@
+#include "server/shm/shm_shape.h"
+
+#include <algorithm>
+
+namespace ballast {
+
+ShmShape ShapeOf(const RunSpec& spec, const Plan& plan) {
+  ShmShape shape{.pipe_bytes = kPipeBytes, .weight_slots = kWeightSlots, .weight_slot_bytes = plan.send_slot_bytes};
+  for (const TensorSpec& t : spec.tensors) {
+    const uint64_t chunk_bytes = std::min(t.elements, spec.chunk_elements) * WireBytes(t.gradient_format);
+    shape.gradient_slot_bytes = std::max(shape.gradient_slot_bytes, AlignUp(chunk_bytes));
+  }
+  // A run of empty tensors has no payload at all.
+  const uint64_t slots = plan.window_bytes / std::max(shape.gradient_slot_bytes, kAlignment) + 1;
+  shape.gradient_slots = static_cast<uint32_t>(std::max<uint64_t>(slots, kLeastGradientSlots));
+  return shape;
+}
+
+}  // namespace ballast
