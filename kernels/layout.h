@@ -1,5 +1,5 @@
-// Which planes a (rule, master, state) stores, in order: the master's, then each moment's codes and, where there is one,
-// scales.
+// Which planes a (rule, master, state) stores, in order: the master's, then each moment's codes and, where there is
+// one, scales.
 #pragma once
 
 #include <algorithm>

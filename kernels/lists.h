@@ -1,6 +1,6 @@
 // The lists of everything that is compiled: rules, formats, and the triples of them that make sense. The tables of the
-// CPU lanes (cpu_tables.h) and of GPUs (cuda_kernels.cu) are made from them. To add a rule or format, add its name
-// here.
+// CPUs' instruction sets (cpu_tables.h) and of GPUs (cuda_kernels.cu) are made from them. To add a rule or format, add
+// its name here.
 #pragma once
 
 #include <cstddef>

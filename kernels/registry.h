@@ -243,7 +243,7 @@ const MasterFormat* FindMasterFormat(std::string_view name);
 const MomentFormat* FindMomentFormat(std::string_view name);
 WireIndex FindWireFormat(std::string_view name);
 
-// The lane in use, the widest this processor has: scalar, avx2 or avx512. All give the same bits.
+// The instruction set in use, the widest this processor has: scalar, avx2 or avx512. All give the same bits.
 const char* IsaName();
 
 }  // namespace ballast::kernels

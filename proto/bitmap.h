@@ -1,4 +1,5 @@
-// Bitmaps as the wire carries them, for both of its ends: bit i is bit i % 8 of byte i / 8 (proto/PROTOCOL.md, MicroEnd).
+// Bitmaps as the wire carries them, for both of its ends: bit i is bit i % 8 of byte i / 8 (proto/PROTOCOL.md,
+// MicroEnd).
 #pragma once
 
 #include <cstddef>

@@ -32,7 +32,7 @@ class Server {
   virtual ~Server() = default;
 
   virtual std::string address() const = 0;  // host:port, the real port
-  virtual std::string device() const = 0;   // one line for people: "cpu, 2 threads, scalar transport (no GPU found)"
+  virtual std::string device() const = 0;   // one line for people: "cpu, 2 threads, avx2 (no GPU found)"
   virtual uint64_t memory_limit_bytes() const = 0;
   virtual bool ready() const = 0;         // serving, not draining
   virtual absl::Status live() const = 0;  // OK: the strands, the device and the port answer

@@ -27,8 +27,8 @@ class CpuRow {
 
   CpuRow(const Update& u, GradientLoader load) : u_(u), load_(load) {}
 
-  // The row's values: gradients; the values wanted for weights (and their second component) and for moments, in the form
-  // that their formats encode; the terms of the core statistics; and each block's largest magnitude of weights and
+  // The row's values: gradients; the values wanted for weights (and their second component) and for moments, in the
+  // form that their formats encode; the terms of the core statistics; and each block's largest magnitude of weights and
   // moments.
   alignas(64) float grad[kRow], next[kRow], next_low[kRow], delta[kRow], rms[kRow] = {}, moment[kMomentCount][kRow];
   RowBlocks most[1 + kMomentCount];
@@ -51,7 +51,7 @@ class CpuRow {
   }
   bool rejected(uint64_t block) const { return rejected_[block]; }
 
-  // The decoders of every moment for this row, and what is stored of one block or lane.
+  // The decoders of every moment for this row, and what is stored of one block or vector.
   auto Decoders(uint64_t first) const {
     return [&]<int... I>(std::integer_sequence<int, I...>) { return std::tuple{Decoder<I>(first)...}; }
     (MomentNumbers());

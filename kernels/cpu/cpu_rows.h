@@ -17,11 +17,11 @@ namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
 inline constexpr uint64_t kRowBlocks = kRow / kBlock;
-inline constexpr uint64_t kRowBlocksRoom = 16;  // a whole lane of the widest kind
+inline constexpr uint64_t kRowBlocksRoom = 16;  // a whole vector of the widest kind
 static_assert(kRow == kPad);                    // a row is always whole in memory
 
 template <class V>
-inline constexpr int kVectors = static_cast<int>(kBlock) / V::kWidth;  // lanes a block
+inline constexpr int kVectors = static_cast<int>(kBlock) / V::kWidth;  // a block
 template <class V>
 using BlockWords = typename V::U[kVectors<V>];
 
@@ -30,7 +30,7 @@ struct RowBlocks {
   alignas(64) uint32_t of[kRowBlocksRoom] = {};
 };
 
-// The words of one lane of a plane that starts at `plane`, from element `first` on.
+// The words of one vector of a plane that starts at `plane`, from element `first` on.
 template <class V, class Format, int kPlane>
 inline typename V::U LoadWords(const std::byte* plane, uint64_t first) {
   constexpr StoredPlane kStored = Format::kPlanes[kPlane];

@@ -1,5 +1,5 @@
-// The tables that a lane's translation unit makes of the lists in lists.h: it includes this and gives Tables<its lane>
-// to cpu/tables.h.
+// The tables that an instruction set's unit makes of the lists in lists.h: it includes this and gives Tables<its
+// vector> to cpu/tables.h.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What each lane's translation unit makes of the lists in lists.h. The lanes give the same bits; the registry
+// What each instruction set's unit makes of the lists in lists.h. All give the same bits; the registry
 // takes the last usable one.
 #pragma once
 
@@ -21,8 +21,8 @@ const IsaTables& ScalarTables();
 const IsaTables& Avx2Tables();  // x86-64 builds only, and so is the next
 const IsaTables& Avx512Tables();
 
-// The lanes that this processor can run, the fastest last. Defined in choice_x86.cc or choice_other.cc, by the build's
-// target.
+// The instruction sets that this processor can run, the fastest last. Defined in choice_x86.cc or choice_other.cc, by
+// the build's target.
 std::span<const IsaTables* const> UsableIsas();
 
 }  // namespace ballast::kernels

@@ -1,6 +1,6 @@
 // The curvature along a tensor's last update on a GPU: one warp probes a sampled tile, with the bits of
-// cpu_curvature.h. Written over a warp's vector type (simd/warp.h). Gradients are 16-byte aligned and readable up to the next
-// multiple of 256 elements.
+// cpu_curvature.h. Written over a warp's vector type (simd/warp.h). Gradients are 16-byte aligned and readable up to
+// the next multiple of 256 elements.
 #pragma once
 
 #include "kernels/cuda/warp_row.h"

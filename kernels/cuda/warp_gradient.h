@@ -1,6 +1,6 @@
 // Measures a gradient in a tile before any update, on a GPU, by one warp, with the bits of WireFormat::measure.
-// Written over a warp's vector type (simd/warp.h). Gradients are 16-byte aligned and readable up to the next multiple of 256
-// elements.
+// Written over a warp's vector type (simd/warp.h). Gradients are 16-byte aligned and readable up to the next multiple
+// of 256 elements.
 #pragma once
 
 #include "kernels/cuda/warp_row.h"

@@ -2,8 +2,8 @@
 // values that statistics need later wait in shared memory. It follows the CPU's driver (cpu_kernels.h, cpu_row.h) step
 // for step: the same blocks are rejected, the same words stored, the same sums taken in the same order.
 //
-// Written over a warp's vector type (simd/warp.h). Besides what cpu_row.h says: gradients are 16-byte aligned and readable up
-// to the next multiple of 256 elements.
+// Written over a warp's vector type (simd/warp.h). Besides what cpu_row.h says: gradients are 16-byte aligned and
+// readable up to the next multiple of 256 elements.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// What every format is made of. All of it is pure and written over a vector type (kernels/simd/vector.h). The driver loads,
-// stores, widens, packs and takes the maximum of a block.
+// What every format is made of. All of it is pure and written over a vector type (kernels/simd/vector.h). The driver
+// loads, stores, widens, packs and takes the maximum of a block.
 //
 // A master format: kName, kPlanes, Decode(words) -> value, Encode<V, kStochastic>(value, random bits) -> words, one
 // word a plane. A format of two components (kPaired) decodes to their sum, and has Component(word) for each. A format
@@ -12,9 +12,9 @@
 //   kStoresRoot      it is given sqrt(v), and decodes to v
 //   kLargestBits     a block with a larger magnitude is rejected
 //   Scale(absmax)    the stored scale, from the largest magnitude of what is encoded, as bits
-//   Decoder, Encoder kNumbers numbers a block, made by Of() for several blocks at once, a block in each lane
-//                    position; the driver spreads one block's numbers over a lane, and Decode or Encode then works on
-//                    its elements
+//   Decoder, Encoder kNumbers numbers a block, made by Of() for several blocks at once, a block in each position
+//                    of a vector; the driver spreads one block's numbers over a vector, and Decode or Encode then works
+//                    on its elements
 //   Saturated(code)  whether the code is at its largest level
 // Codes are words as the plane stores them, sign-extended where the plane says so.
 #pragma once

@@ -31,7 +31,7 @@ BALLAST_FN uint64_t Fmix64(uint64_t k) {
   return k;
 }
 
-// The random words of one lane of elements.
+// The random words of one vector of elements.
 template <class V>
 struct RandomWords {
   typename V::U state;   // x: low half for m, high half for v
@@ -48,7 +48,7 @@ class RandomStream {
     start_ = V::AddBits(V::SetBits(static_cast<uint32_t>(keyed)), V::Ramp(0x9E3779B9u));
   }
 
-  // The words of elements e, e+1, ..., one in each position of the lane.
+  // The words of elements e, e+1, ..., one in each position of the vector.
   BALLAST_FN RandomWords<V> At(uint64_t e) const {
     auto x = V::AddBits(start_, V::SetBits(static_cast<uint32_t>(e) * 0x9E3779B9u));
     x = V::Xor(x, V::template ShiftRight<16>(x));

@@ -19,7 +19,7 @@ class TileSum {
   float* lanes() { return lanes_; }
   void Clear() { std::memset(lanes_, 0, sizeof lanes_); }
 
-  // Adds one vector type's worth of terms at lane i.
+  // Adds one vector of terms at lane i.
   template <class V>
   void Add(uint64_t i, typename V::F terms) {
     V::Store(lanes_ + i, V::Add(V::Load(lanes_ + i), terms));

@@ -1,4 +1,4 @@
-// The scalar vector type: one float. It is the definition of a lane's operations, and what a GPU thread runs.
+// The scalar vector type: one float. It is the definition of a vector type's operations, and what a GPU thread runs.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,7 @@ struct ScalarVector {
   static BALLAST_FN void StoreBits(uint32_t* p, U x) { *p = x; }
   static BALLAST_FN F Set(float x) { return x; }
   static BALLAST_FN U SetBits(uint32_t x) { return x; }
-  // Lane i holds i * step.
+  // Element i holds i * step.
   static BALLAST_FN U Ramp(uint32_t) { return 0; }
   static BALLAST_FN U Gather(const uint32_t* table, U index) { return table[index]; }
 
@@ -95,7 +95,7 @@ struct ScalarVector {
   // As signed integers.
   static BALLAST_FN U MaxBits(U a, U b) { return Signed(a) > Signed(b) ? a : b; }
   static BALLAST_FN U MinBits(U a, U b) { return Signed(a) < Signed(b) ? a : b; }
-  // The largest of the lane, as signed integers.
+  // The largest of the vector, as signed integers.
   static BALLAST_FN uint32_t Largest(U a) { return a; }
   // Towards zero, of |x| < 2^24, so that every machine agrees; and the signed integer's value.
   static BALLAST_FN U Truncate(F x) { return static_cast<U>(static_cast<int32_t>(x)); }

@@ -1,6 +1,7 @@
-// The types that the formulas are written over. A vector type V holds kWidth elements side by side and has the operations
-// of ScalarVector (scalar.h), which defines them: Avx2Vector and Avx512Vector give the same bits, element for element.
-// Every arithmetic operation is one IEEE-754 rounding to nearest even; nothing may be contracted or reassociated.
+// The types that the formulas are written over. A vector type V holds kWidth elements side by side and has the
+// operations of ScalarVector (scalar.h), which defines them: Avx2Vector and Avx512Vector give the same bits, element
+// for element. Every arithmetic operation is one IEEE-754 rounding to nearest even; nothing may be contracted or
+// reassociated.
 //
 // BALLAST_UNIT names an inline namespace around all that a translation unit compiles for itself. Units with compiler
 // options of their own set it: linkers merge equal functions, so code for a newer processor could end up in the unit

@@ -1,6 +1,6 @@
-// The lane of a GPU thread. The 32 threads of a warp work on a row of 256 elements; each has 8 consecutive ones. All
-// threads do an operation of ScalarVector at once, each on an element of its own. A warp lane also has the operations
-// below, by which threads reach memory and each other; all threads call them together.
+// The vector type of a GPU thread. The 32 threads of a warp work on a row of 256 elements; each has 8 consecutive ones.
+// All threads do an operation of ScalarVector at once, each on an element of its own. It also has the operations below,
+// by which threads reach memory and each other; all threads call them together.
 //
 // The same operations for 32 threads side by side on a CPU are in tests/kernels/cuda/lockstep.h, where the code that is
 // written over a warp's vector type is run against the CPU's kernels without a GPU.

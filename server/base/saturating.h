@@ -1,5 +1,5 @@
-// Sums and products of sizes that a client names. One that does not fit into 64 bits is kUncountable instead of wrapping
-// around, and so is every sum with it. Pure functions; thread-safe.
+// Sums and products of sizes that a client names. One that does not fit into 64 bits is kUncountable instead of
+// wrapping around, and so is every sum with it. Pure functions; thread-safe.
 #pragma once
 
 #include <cstdint>

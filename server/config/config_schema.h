@@ -1,6 +1,6 @@
 // The keys of the configuration, read from the descriptor of ballast.v1.DaemonConfig: a field of the proto is a key of
-// the file, an environment variable, a flag and a line of --help without another line of code. Its row in config_keys.cc
-// says which member of Config it sets. How a value is written follows from the field:
+// the file, an environment variable, a flag and a line of --help without another line of code. Its row in
+// config_keys.cc says which member of Config it sets. How a value is written follows from the field:
 //
 //   string          text
 //   bool            true | false | on | off

@@ -4,7 +4,7 @@
 //
 //   ASSIGN_OR_RETURN(DeviceBuffer planes, device->Allocate(bytes, Place::kDevice));
 //   ASSIGN_OR_RETURN(auto queue, device->NewQueue({.tiles = 1000}));
-//   queue->Submit(EncodeWeightsTask{...}, [](const TaskResult&) {...});   // the completion runs on a thread of the device
+//   queue->Submit(EncodeWeightsTask{...}, [](const TaskResult&) {...});   // completed on a thread of the device
 //
 // To add a kind of device, derive from Device and open it in device_pool.cc.
 #pragma once

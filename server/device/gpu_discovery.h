@@ -1,5 +1,5 @@
-// The GPUs of this machine. The build takes cuda_driver.cc where there is nvcc and cuda_stub.cc elsewhere; with either, a
-// daemon starts on a machine without a GPU or a driver. Thread-safe.
+// The GPUs of this machine. The build takes cuda_driver.cc where there is nvcc and cuda_stub.cc elsewhere; with either,
+// a daemon starts on a machine without a GPU or a driver. Thread-safe.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// One GPU as GpuDevice uses it: memory, three streams, events, and the kernels. server/device/cuda_driver.cc has the real
-// one; tests have one of host memory and threads.
+// One GPU as GpuDevice uses it: memory, three streams, events, and the kernels. server/device/cuda_driver.cc has the
+// real one; tests have one of host memory and threads.
 //
 // Work given to a stream is done later, in that stream's order. A failure of the device is kept: Await returns it from
 // then on, and work given afterwards is dropped. Allocate and Free are thread-safe. One thread makes all other calls,

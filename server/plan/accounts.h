@@ -1,6 +1,6 @@
 // The most host memory that a run needs to keep track of its ranks' gradients: which chunks each rank contributes and
-// receives (Coverage), which have come (ReductionTracker), and where those that wait to be summed lie (RankLink). It is part
-// of the plan, so that no client can end the daemon with its numbers of tensors, ranks and micro-batches.
+// receives (Coverage), which have come (ReductionTracker), and where those that wait to be summed lie (RankLink). It is
+// part of the plan, so that no client can end the daemon with its numbers of tensors, ranks and micro-batches.
 //
 // Pure functions; thread-safe.
 #pragma once

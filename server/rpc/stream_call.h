@@ -1,7 +1,7 @@
 // How a streaming call lives and ends, whatever it carries: what the reactors of Train, Pull and LoadState share.
 //
-// The object belongs to gRPC, until OnDone, and to the run, until it lets go. Every path, cancelled at any point or not,
-// comes to End; the first status stands, gRPC hears of it once, and the call is recorded once. Thread-safe: gRPC's
+// The object belongs to gRPC, until OnDone, and to the run, until it lets go. Every path, cancelled at any point or
+// not, comes to End; the first status stands, gRPC hears of it once, and the call is recorded once. Thread-safe: gRPC's
 // reactions come on its threads, the run's on the strand. A derived class guards its own state by the same lock.
 #pragma once
 

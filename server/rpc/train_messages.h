@@ -1,5 +1,5 @@
-// What the transports of a Train stream share: they turn the rank's messages into checked values, and the run's answers into
-// messages. Thread-safe.
+// What the transports of a Train stream share: they turn the rank's messages into checked values, and the run's answers
+// into messages. Thread-safe.
 #pragma once
 
 #include <memory>
@@ -21,10 +21,10 @@ struct TrainBinding {
 absl::Status NoOpenCame(const RpcEnvironment& environment);
 absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const v1::TrainRequest& first);
 
-// Turns a request into a checked value, and moves its long fields out. `payload`: a gradient's bytes, if the transport has
-// them beside the message; otherwise request->gradient().data() is taken. A refused request becomes message::Bad, and
-// is counted. The checksum is compared with the payload as it is now. If a trainer changes borrowed memory afterwards,
-// the changed bytes are summed, which harms only the trainer's own run, as sending them would have.
+// Turns a request into a checked value, and moves its long fields out. `payload`: a gradient's bytes, if the transport
+// has them beside the message; otherwise request->gradient().data() is taken. A refused request becomes message::Bad,
+// and is counted. The checksum is compared with the payload as it is now. If a trainer changes borrowed memory
+// afterwards, the changed bytes are summed, which harms only the trainer's own run, as sending them would have.
 RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload);
 
 // Anything but weights.

@@ -1,9 +1,9 @@
-// One Train call, the gRPC transport: checks what the rank sends, posts it to the run's strand without a copy, and writes
-// what the run answers.
+// One Train call, the gRPC transport: checks what the rank sends, posts it to the run's strand without a copy, and
+// writes what the run answers.
 //
-// gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h. A
-// stream whose first message does not come within open_timeout_s is ended. Memory: at most kMostUnconsumed messages, or
-// one batch, that the strand has not yet consumed; one message that waits to be written; and the ResponseQueue.
+// gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h.
+// A stream whose first message does not come within open_timeout_s is ended. Memory: at most kMostUnconsumed messages,
+// or one batch, that the strand has not yet consumed; one message that waits to be written; and the ResponseQueue.
 #pragma once
 
 #include <grpcpp/alarm.h>

@@ -1,10 +1,10 @@
 // How large a rank's shared segment is. Pure.
 //
-// The gradient slots are the rank's window (Plan::window_bytes): a gradient that comes over this transport waits in its slot
-// until it is summed, so the plan's window counts it already. The plan does not count the rounding up to whole slots
-// and to the least number of them, the weight slots and the pipes, together less than 14 chunks; nor, after a lost
-// stream, the copies of what it brought, at most a window, until that is summed. The segment's memory is reserved when
-// it is made; if the system has none, the rank goes over gRPC.
+// The gradient slots are the rank's window (Plan::window_bytes): a gradient that comes over this transport waits in its
+// slot until it is summed, so the plan's window counts it already. The plan does not count the rounding up to whole
+// slots and to the least number of them, the weight slots and the pipes, together less than 14 chunks; nor, after a
+// lost stream, the copies of what it brought, at most a window, until that is summed. The segment's memory is reserved
+// when it is made; if the system has none, the rank goes over gRPC.
 #pragma once
 
 #include "proto/shm/segment.h"

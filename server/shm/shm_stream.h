@@ -1,5 +1,5 @@
-// One Train stream over memory shared with a trainer on this host: the transport that copies nothing here. Gradients are
-// borrowed where they lie until they are summed, weights are encoded where the trainer reads them.
+// One Train stream over memory shared with a trainer on this host: the transport that copies nothing here. Gradients
+// are borrowed where they lie until they are summed, weights are encoded where the trainer reads them.
 //
 // The thread of each stream checks what the trainer sends, posts it to the run's strand, and writes on what found no
 // room in the pipe; RankStream is called on the strand. It sleeps while there is nothing to do. Every path comes to

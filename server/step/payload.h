@@ -1,6 +1,6 @@
-// The bytes of one gradient chunk on their way to the sum. The payload owns them, or borrows them from a transport's memory,
-// where they stay until they are summed. The trainer may change borrowed bytes at any time, so nothing that is read
-// from them may decide which memory is touched. A movable value; thread-compatible.
+// The bytes of one gradient chunk on their way to the sum. The payload owns them, or borrows them from a transport's
+// memory, where they stay until they are summed. The trainer may change borrowed bytes at any time, so nothing that is
+// read from them may decide which memory is touched. A movable value; thread-compatible.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,8 @@
 //
 //   - exactly one step is open; it closes exactly once, APPLIED, SKIPPED, ABORTED or PARTIAL, and every outcome uses
 //     its number up; the ranks' StepBegin and their numbers of micro-batches must agree, or it is ABORTED;
-//   - in every micro-batch every rank delivers each tensor whole or lists it absent; ReductionTracker says what may be summed;
+//   - in every micro-batch every rank delivers each tensor whole or lists it absent; ReductionTracker says what may be
+//     summed;
 //   - a tensor is complete when the last micro-batch of every rank is in its sum. With commit `release` the effect
 //     Update follows at once. With `staged` the effect Judge follows when all tensors are complete and the ranks'
 //     StepEnds agree, and the Updates follow a favourable Verdict. A tensor has at most one Update a step;

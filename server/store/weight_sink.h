@@ -16,8 +16,8 @@ struct WeightsChunk {
   bool last = false;  // of the tensor that the rank receives
 };
 
-// An outgoing stream as its run sees it. Shared by its transport (until the call is over) and the run (until it has let go).
-// Called on the strand.
+// An outgoing stream as its run sees it. Shared by its transport (until the call is over) and the run (until it has let
+// go). Called on the strand.
 class WeightSink {
  public:
   virtual ~WeightSink() = default;

@@ -1,4 +1,5 @@
-// A unit of its own because it is compiled with AVX2 where the lanes are; nothing here may be shared with other units.
+// A unit of its own because it is compiled with AVX2 where the kernels are; nothing here may be shared with other
+// units.
 #include "tests/bench/mimic.h"
 
 namespace ballast::bench {

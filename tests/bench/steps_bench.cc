@@ -5,10 +5,10 @@
 //   > TRANSPORT RANKS TENSORS PARAMETERS GRADIENT SERVING COMMIT STEPS
 //   < SECONDS OWN_CPU_SECONDS
 //
-// TRANSPORT: grpc, shm. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT: release,
-// staged. Each rank has a thread and a client, all in this process; SECONDS are of the STEPS after a first one that
-// does not count, from the begin of the first rank to the end of the last. The rule is plain SGD over fp32 weights: the
-// cheapest update there is.
+// TRANSPORT: grpc, shm. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT:
+// release, staged. Each rank has a thread and a client, all in this process; SECONDS are of the STEPS after a first one
+// that does not count, from the begin of the first rank to the end of the last. The rule is plain SGD over fp32
+// weights: the cheapest update there is.
 #include <malloc.h>
 #include <unistd.h>
 

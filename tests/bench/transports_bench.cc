@@ -1,12 +1,13 @@
-// How fast the transports are, end to end between two processes and without a run behind them. transports.py asks it in turns.
+// How fast the transports are, end to end between two processes and without a run behind them. transports.py asks it in
+// turns.
 //
 //   transports_bench FOLDER     FOLDER: for its Unix sockets
 //   > TRANSPORT MODE BYTES COUNT
 //   < SECONDS CLIENT_CPU_SECONDS PEER_CPU_SECONDS
 //
-// TRANSPORT: tcp, unix (gRPC), shm (copied into a slot), inplace (the gradient is there already), raw (TCP socket), memcpy.
-// MODE: push, pull, both, ping. A transfer is BYTES in chunks of 1 MiB and is over when its end is acknowledged; COUNT
-// of them are timed. Both ends compute and check the chunks' checksums, but for raw and memcpy.
+// TRANSPORT: tcp, unix (gRPC), shm (copied into a slot), inplace (the gradient is there already), raw (TCP socket),
+// memcpy. MODE: push, pull, both, ping. A transfer is BYTES in chunks of 1 MiB and is over when its end is
+// acknowledged; COUNT of them are timed. Both ends compute and check the chunks' checksums, but for raw and memcpy.
 #include <arpa/inet.h>
 #include <malloc.h>
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
-// The other end for transports_bench: a process that takes gradients and gives weights as the daemon's edge does, checksums
-// included, without a run behind it.
+// The other end for transports_bench: a process that takes gradients and gives weights as the daemon's edge does,
+// checksums included, without a run behind it.
 //
 // StepBegin{step, loss_scale} asks for `step` chunks of weights of `loss_scale` bytes each. Gradients are checked and
 // dropped. StepEnd is answered by StepResult when all weights that were asked for are sent.

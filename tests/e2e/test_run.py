@@ -17,7 +17,7 @@ printf 'x' >>times
 ps -o args= -s "$(ps -o sid= -p $$ | tr -d ' ')" | grep -c '^bash -c while' >>loops || true
 status=run
 if [[ $(<times) == xx ]]; then status=fail; fi
-printf '<testsuite><testcase name="Lane.Cut" status="%s"/><testcase name="Lane.Whole" status="run"/></testsuite>' \
+printf '<testsuite><testcase name="Stream.Cut" status="%s"/><testcase name="Stream.Whole" status="run"/></testsuite>' \
   "$status" >"$2"
 [[ $status == run ]]
 """
@@ -62,7 +62,7 @@ def test_repetitions_are_summed_and_what_failed_is_named_with_its_own(tree):
     lines = said.splitlines()
     assert code == 1 and left == []
     assert lines[-1] == "5 passed, 1 failed, 0 skipped", said
-    assert lines[-2] == "FAILED   ctest 2: Lane.Cut", said
+    assert lines[-2] == "FAILED   ctest 2: Stream.Cut", said
     assert (tree / "loops").read_text().split() == ["0"] * 3
 
 

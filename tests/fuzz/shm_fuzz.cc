@@ -1,5 +1,5 @@
-// The daemon's end of the shared-memory transport against a trainer that may write anything anywhere at any time: bytes are
-// read as what such a trainer does, between what the daemon does. Whatever it is, a record's body and payload lie
+// The daemon's end of the shared-memory transport against a trainer that may write anything anywhere at any time: bytes
+// are read as what such a trainer does, between what the daemon does. Whatever it is, a record's body and payload lie
 // within their bounds, no slot is borrowed or filled twice, and memory grows only with bytes that came.
 //
 // A libFuzzer target (LLVMFuzzerTestOneInput); random_inputs.cc drives it where there is no clang.

@@ -1,4 +1,5 @@
-// What a gradient measures before its update, and its clipping, in every lane against a reference written out here.
+// What a gradient measures before its update, and its clipping, in every instruction set against a reference written
+// out here.
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -35,8 +35,8 @@ namespace ballast {
 
 class StepStream {
  public:
-  // Opens the transport for a stream of the granted session. The reader's thread calls it for each stream that it opens. An
-  // error that IsLost accepts is tried again once a stream has been open.
+  // Opens the transport for a stream of the granted session. The reader's thread calls it for each stream that it
+  // opens. An error that IsLost accepts is tried again once a stream has been open.
   using OpenTransport = std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::AttachResponse& grant)>;
 
   // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream.

@@ -1,4 +1,5 @@
-// The transport over gRPC, which reaches every daemon. Small messages that follow each other go as one. See transport.h.
+// The transport over gRPC, which reaches every daemon. Small messages that follow each other go as one. See
+// transport.h.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -1,5 +1,5 @@
-// Which transport a session's stream takes. Thread-compatible. A client has one for its life, so that each line is logged
-// only once.
+// Which transport a session's stream takes. Thread-compatible. A client has one for its life, so that each line is
+// logged only once.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// The transports against each other, on a real daemon: the same bits, whatever carries them and however often it breaks.
+// The transports against each other, on a real daemon: the same bits, whatever carries them and however often it
+// breaks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -80,7 +81,7 @@ v1::RunSpec TeamSpec(uint32_t world, uint32_t micros) {
   return spec;
 }
 
-// All weights after some steps of ranks that each have gradients of their own. `lanes`: by rank.
+// All weights after some steps of ranks that each have gradients of their own. `transports`: by rank.
 std::vector<float> TrainTeam(const std::string& server, const std::vector<TransportChoice>& transports,
                              uint32_t micros) {
   constexpr uint32_t kSteps = 5;

@@ -1,5 +1,5 @@
-// A warp lane (kernels/simd/warp.h) on a CPU: the 32 threads of a warp side by side in arrays, every operation done by
-// all of them before the next. Code written over a warp's vector type runs here as it stands.
+// A warp's vector type (kernels/simd/warp.h) on a CPU: the 32 threads of a warp side by side in arrays, every operation
+// done by all of them before the next. Code written over a warp's vector type runs here as it stands.
 #pragma once
 
 #include <algorithm>

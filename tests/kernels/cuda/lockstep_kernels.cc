@@ -1,4 +1,4 @@
-// The GPU's driver over the lane of lockstep.h, in a namespace of its own.
+// The GPU's driver over the vector type of lockstep.h, in a namespace of its own.
 #include "tests/kernels/cuda/lockstep_kernels.h"
 
 #include <array>

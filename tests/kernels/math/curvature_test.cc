@@ -1,5 +1,5 @@
 // The curvature along the last update: against the oracle, for a loss whose curvature is known, and the same bits in
-// every lane.
+// every instruction set.
 #include "tests/oracle/curvature.h"
 
 #include <gtest/gtest.h>

@@ -12,20 +12,18 @@
 namespace ballast::kernels {
 namespace {
 
-using Vector = ScalarVector;
-
 struct Fields {
   uint32_t m, v, master;  // 16, 16 and 16 bits
 };
 constexpr int kFieldCount = 3;
 uint32_t Field(const Fields& f, int i) { return i == 0 ? f.m : i == 1 ? f.v : f.master; }
 
-RandomWords<Vector> WordsAt(uint64_t tensor_key, uint64_t step, uint64_t element) {
-  return RandomStream<Vector>(RandomKey(tensor_key, step), element).At(element);
+RandomWords<ScalarVector> WordsAt(uint64_t tensor_key, uint64_t step, uint64_t element) {
+  return RandomStream<ScalarVector>(RandomKey(tensor_key, step), element).At(element);
 }
 
 Fields At(uint64_t tensor_key, uint64_t step, uint64_t element) {
-  const RandomWords<Vector> w = WordsAt(tensor_key, step, element);
+  const RandomWords<ScalarVector> w = WordsAt(tensor_key, step, element);
   return {w.state & 0xffff, w.state >> 16, w.master >> 16};
 }
 
@@ -40,7 +38,7 @@ TEST(RandomTest, WordsAreThoseOfTheIndependentProgram) {
   static_assert(std::size(kVectors) == 64);
   for (const Vector& v : kVectors) {
     SCOPED_TRACE(testing::Message() << v.tensor_key << " " << v.step << " " << v.element);
-    const RandomWords<Vector> w = WordsAt(v.tensor_key, v.step, v.element);
+    const RandomWords<ScalarVector> w = WordsAt(v.tensor_key, v.step, v.element);
     EXPECT_EQ(w.state, v.state);
     EXPECT_EQ(w.master, v.master);
     const oracle::RandomFields oracle = oracle::RandomAt(v.tensor_key, v.step, v.element);
@@ -51,7 +49,7 @@ TEST(RandomTest, WordsAreThoseOfTheIndependentProgram) {
 
 TEST(RandomTest, UniformIsInsideZeroAndOneAndExact) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
-    const double u = static_cast<double>(Uniform<Vector>(bits));
+    const double u = static_cast<double>(Uniform<ScalarVector>(bits));
     ASSERT_EQ(u, (bits + 0.5) / 65536);
   }
 }
