@@ -129,8 +129,8 @@ def test_an_impossible_option_is_refused(option: dict[str, Any], adamw: AdamW) -
 
 
 def test_an_option_of_another_name_is_refused_and_told_it(adamw: AdamW) -> None:
-    with pytest.raises(TypeError, match=r"AdamW\(\) got an unexpected keyword argument 'transport': write transport="):
-        adamw([parameter(1)], transport="grpc")
+    with pytest.raises(TypeError, match=r"AdamW\(\) got an unexpected keyword argument 'lane': write transport="):
+        adamw([parameter(1)], lane="grpc")
     with pytest.raises(TypeError, match="unexpected keyword argument 'land'$"):
         adamw([parameter(1)], land="grpc")
 

@@ -211,7 +211,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
 }
 
 # Options under another name: what is written in their place.
-_RENAMED = {"transport": "transport"}
+_RENAMED = {"lane": "transport"}
 
 # Switches of torch's optimizers that change what is computed, and that these rules do not have.
 _ABSENT = ("amsgrad", "maximize", "differentiable")
