@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import ballast
+from ballast.session import Session
 from models import layered
 
 AdamW = Callable[..., ballast.AdamW]
@@ -248,6 +249,34 @@ def test_nothing_that_it_has_keeps_it_alive(daemon: Any, run: str, options: dict
             assert alive() is None, stage
     finally:
         gc.enable()
+
+
+def test_a_parameter_that_leads_to_it_does_not_keep_it_alive(daemon: Any, run: str) -> None:
+    """A cycle by way of a parameter goes with the next garbage collection, as every other does."""
+    model = layered(seed=1)
+    optimizer = ballast.AdamW(model.named_parameters(), server=daemon.server, run=run)
+    model[0].weight.trained_by = optimizer
+    alive = weakref.ref(optimizer)
+    del optimizer, model
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_hook_that_runs_keeps_it_alive(daemon: Any, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last name goes away while backward() is in it, as when another thread deletes it, or a collection does."""
+    model = layered(seed=1)
+    names = [ballast.AdamW(model.named_parameters(), server=daemon.server, run=run)]
+    alive = weakref.ref(names[0])
+    admit = Session.admit
+
+    def forget_and_admit(*args: Any) -> None:
+        names.clear()
+        assert alive() is not None
+        admit(*args)
+
+    monkeypatch.setattr(Session, "admit", forget_and_admit)
+    model(torch.ones(2, 8)).sum().backward()
+    assert alive() is None
 
 
 def test_a_parameter_has_one_optimizer(adamw: AdamW, run: str) -> None:

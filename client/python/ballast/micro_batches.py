@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ballast.errors import Rejected
 
@@ -143,15 +143,20 @@ class MicroBatches:
         )
 
 
-class Accumulation:
-    """What `with optimizer.accumulate(final=...)` hands out: one micro-batch. Holds `report`'s object weakly: the name is
-    there after the `with` block, and must not keep an optimizer alive."""
+class Reporting(Protocol):
+    def report_loss(self, loss: Any) -> None: ...
 
-    def __init__(self, report: Callable[[Any], None]):
-        self._report = weakref.WeakMethod(report)
+
+class Accumulation:
+    """What `with optimizer.accumulate(final=...)` hands out: one micro-batch. Holds its optimizer weakly: the name is there
+    after the `with` block, and must not keep an optimizer alive."""
+
+    def __init__(self, optimizer: Reporting):
+        self._optimizer = weakref.ref(optimizer)
 
     def report(self, loss: Any) -> None:
-        """Optimizer.report_loss of this micro-batch."""
-        report = self._report()
-        if report is not None:
-            report(loss)
+        """Optimizer.report_loss of this micro-batch. Rejected once the optimizer is deleted."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise Rejected("report() of a micro-batch whose optimizer is deleted: keep the optimizer while it trains")
+        optimizer.report_loss(loss)

@@ -19,13 +19,14 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-# Each with what it trains. Held weakly: one that is deleted is closed by that.
-_open: weakref.WeakKeyDictionary[Closable, ParameterList] = weakref.WeakKeyDictionary()
+# Each with what it trains. Both are held weakly: one that is deleted is closed by that, and a parameter may lead to its
+# optimizer, by a hook of the user's.
+_open: weakref.WeakKeyDictionary[Closable, weakref.ref[ParameterList]] = weakref.WeakKeyDictionary()
 
 
 def add(optimizer: Closable, parameters: ParameterList) -> None:
     """It is closed when the program ends, unless that happens before. `parameters` may grow."""
-    _open[optimizer] = parameters
+    _open[optimizer] = weakref.ref(parameters)
 
 
 def discard(optimizer: Closable) -> None:
@@ -34,9 +35,10 @@ def discard(optimizer: Closable) -> None:
 
 def check_unowned(optimizer: Closable, parameters: Iterable[Tensor]) -> None:
     """Rejected if one of `parameters` is trained by another than `optimizer`."""
-    for other, owned in list(_open.items()):
+    for other, trained in list(_open.items()):
+        owned = trained()
         for parameter in parameters:
-            if other is not optimizer and parameter in owned:
+            if other is not optimizer and owned is not None and parameter in owned:
                 raise Rejected(
                     f"parameter '{owned.name_of(parameter)}' is trained by another ballast optimizer, with run "
                     f"'{other.run}': close() that one first",

@@ -74,7 +74,7 @@ class Optimizer(torch.optim.Optimizer):
         self._starting_state = StartingState(options.get("weights"))
         self._rejoin = Rejoin(self.run)
         self._steps = Steps(
-            weakref.proxy(self),
+            weakref.ref(self),
             self._settings,
             self._parameters,
             self._membership,
@@ -145,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
             session.micro_batches.begin(final, session.step, session.begun)
         failed = True
         try:
-            yield Accumulation(self.report_loss)
+            yield Accumulation(self)
             failed = False
         finally:
             with steps.lock, steps.following():
@@ -271,6 +271,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leaves the run: another trainer may take the rank at once, unless a step is open. The run lives on."""
+        session = self._membership.session  # weights are written into its memory until the connection is closed
         client = self._membership.leave()
         if client is None:
             return
@@ -278,6 +279,7 @@ class Optimizer(torch.optim.Optimizer):
         self._steps.unwatch()
         release_clipping(self)
         client.close()
+        del session
 
     def __enter__(self) -> Self:
         return self
@@ -288,7 +290,8 @@ class Optimizer(torch.optim.Optimizer):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_membership"):  # else the constructor found an option wrong
+        membership = self.__dict__.get("_membership")  # none: the constructor found an option wrong
+        if membership is not None and membership.open:
             self.close()
 
     # --- torch's interface ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import ref
 
 from torch import Tensor
 
@@ -39,13 +40,14 @@ class Steps:
 
     lock: whoever uses this, or a part that it was given, holds it; hooks and wait() take it themselves.
 
-    optimizer: a weak reference (weakref.proxy), so that the optimizer ends with the last name that it has.
+    optimizer: weak, so that it ends with the last name that it has. A hook holds it while it runs; in all else the
+        optimizer itself is the caller.
     overlap: the next forward waits for weights, instead of end().
     """
 
     def __init__(
         self,
-        optimizer: Optimized,
+        optimizer: ref[Optimized],
         settings: RunSettings,
         parameters: ParameterList,
         membership: Membership,
@@ -81,6 +83,9 @@ class Steps:
 
     def receive(self, parameter: Tensor) -> None:
         """The parameter's gradient was made: sends it, and leaves .grad None."""
+        optimizer = self._optimizer()  # held until this is done
+        if optimizer is None:
+            return
         with self.lock, self.following():
             grad, parameter.grad = parameter.grad, None
             if grad is None or self._rejoin.in_dead_backward:
@@ -93,22 +98,30 @@ class Steps:
 
     def before_forward(self, parameters: Iterable[Tensor]) -> None:
         """A module's forward may read these parameters: waits for their weights."""
+        optimizer = self._optimizer()  # held until this is done
         session = self._membership.session
-        if session is None or not session.ended:
+        if optimizer is None or session is None or not session.ended:
             return
         ours = [parameter for parameter in parameters if parameter in session]
         if ours:  # else this may be a fork, that is not to touch the lock
             with self.lock, self.following():
                 session.await_weights(ours)
 
+    @property
+    def _optimized(self) -> Optimized:
+        optimizer = self._optimizer()
+        assert optimizer is not None  # who calls holds it
+        return optimizer
+
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def joined(self) -> Session:
         """The session, of a run that is created or joined now if it was not."""
-        if self._membership.session is not None:
-            return self._membership.session
+        session = self._membership.session
+        if session is not None:
+            return session
         self._membership.connected()
-        groups = self._optimizer.param_groups
+        groups = self._optimized.param_groups
         description = self._settings.describe(self._parameters, groups)
         session = self._membership.join(description)
         self._hyperparameters.fix(groups, description.grouping)
@@ -118,11 +131,11 @@ class Steps:
     def begin(self, session: Session) -> None:
         """Begins the next step, with or without a gradient."""
         self._rejoin.require_asked()
-        check_option("loss_scale", self._optimizer.loss_scale, "")
+        check_option("loss_scale", self._optimized.loss_scale, "")
         session.await_all()
         self._starting_state.settle(session.weights)
-        values = self._hyperparameters.begin(self._optimizer.param_groups)
-        session.begin(values, float(self._optimizer.loss_scale))
+        values = self._hyperparameters.begin(self._optimized.param_groups)
+        session.begin(values, float(self._optimized.loss_scale))
 
     def end(self, loss: Any) -> StepResult | None:
         """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None
@@ -137,8 +150,8 @@ class Steps:
         if session is None or not session.step_open:
             return None
         if begun:
-            groups = self._hyperparameters.end(self._optimizer.param_groups, session.step, session.staged)
-            session.end(as_loss(loss), self._rejoin.collect(self._optimizer.state_dict), groups)
+            groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
+            session.end(as_loss(loss), self._rejoin.collect(self._optimized.state_dict), groups)
             if self._overlap:
                 session.leave_waiting()
                 return None
@@ -191,4 +204,4 @@ class Steps:
         self._rejoin.take_rank(session)
         self._parameters.drop_gradients()
         self._hyperparameters.forget()
-        self._rejoin.finish(rewound, session, self._optimizer.load_state_dict)
+        self._rejoin.finish(rewound, session, self._optimized.load_state_dict)
