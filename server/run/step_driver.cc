@@ -57,11 +57,10 @@ void StepDriver::OnInputClosed(const RankStream* stream) {
 }
 
 void StepDriver::OnStreamGone(const RankStream* stream) {
-  for (RankLink& link : links_) link.OnGone(stream);
   const auto rank = links_.RankOf(stream);
-  if (!rank) return;
-  EndStream(*rank, absl::CancelledError("the connection was lost"));
-  Settle();
+  if (rank) EndStream(*rank, absl::CancelledError("the connection was lost"));
+  for (RankLink& link : links_) link.OnGone(stream);  // nothing more comes of it, and it is let go
+  if (rank) Settle();
 }
 
 void StepDriver::Tick() {

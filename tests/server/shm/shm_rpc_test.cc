@@ -2,6 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <string>
+
+#include "absl/strings/match.h"
+
 #include "server/shm/shm_shape.h"
 #include "tests/eventually.h"
 #include "tests/server/shm/shm_fixture.h"
@@ -11,6 +16,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Eq;
 using ::testing::Ge;
 using ::testing::Gt;
 using ::testing::HasSubstr;
@@ -122,6 +128,23 @@ TEST_F(ShmRpcTest, ATrainerThatIsGoneIsNoticedAndItsGradientsStay) {
   const StepAnswer answer = ReadStep(&wire);
   ASSERT_TRUE(answer.result);
   for (uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(Equal(answer, *raw.reference, i)) << i;
+}
+
+// The segments that this process has mapped, which is trainer and daemon.
+int Segments() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += absl::StrContains(line, "memfd:ballast") ? 1 : 0;
+  return count;
+}
+
+TEST_F(ShmRpcTest, TheSegmentOfATrainerThatIsGoneIsLetGo) {
+  Raw raw = StartRaw(SmallSpec());
+  ExpectStep(&raw, 1);
+  ASSERT_THAT(Segments(), Gt(0));
+  raw.trainer.reset();
+  EXPECT_SOON(Status("r1").ranks(), ElementsAre(HasSubstr("not connected")));
+  EXPECT_SOON(Segments(), Eq(0));
 }
 
 // A trainer that writes without a pause keeps its stream's thread from ever waiting, but not from its other work.
