@@ -28,7 +28,7 @@ class StepGate {
   bool draining() const { return draining_; }
   const std::string& stopped() const { return stopped_; }  // why; empty: it is not
 
-  // Of a rank's StepBegin: FAILED_PRECONDITION or UNAVAILABLE where it comes to nothing.
+  // FAILED_PRECONDITION or UNAVAILABLE if a rank's StepBegin of this step comes to nothing.
   absl::Status Check(const StepMachine& machine, uint64_t step) const {
     if (!weights_loaded_) {
       return absl::FailedPreconditionError("StepBegin before the weights are loaded; send them with LoadState first");

@@ -47,7 +47,7 @@ class StepJudge {
   void Begin() { losses_.assign(losses_.size(), {}); }  // a step is open
   void AddLoss(uint32_t rank, uint32_t micro, double loss) { losses_[rank][micro] = loss; }
   void ForgetLosses(uint32_t rank) { losses_[rank].clear(); }
-  // Of the open step, or of the last: of all that the ranks told, each with the same weight.
+  // The loss of the open step, or of the last: the mean of what the ranks told, each with the same weight.
   std::optional<double> Loss() const;
 
   void Judge(const effect::Judge& judge);
@@ -55,7 +55,7 @@ class StepJudge {
 
   // What the step that is being closed shows: fills in spikes, curvature_ratio and layer_rms. Each step once.
   void Observe(StepRecord* record);
-  // Of a step that is observed.
+  // What the detector found in a step that it observed.
   SpikeReport ReportOf(const StepRecord& record) const;
   Answer AnswerTo(const StepRecord& record);  // each step once
 

@@ -20,7 +20,7 @@ struct StepSettings {
   void TakeEndValues() {
     for (const message::GroupValue& v : end_values) hyper[v.group][v.hyper] = v.value;
   }
-  // Of the ranks that there are, those that take part.
+  // How many of a world of ranks take part in the step.
   uint32_t RanksOf(uint32_t world) const { return world - static_cast<uint32_t>(left_out.size()); }
 };
 

@@ -32,15 +32,15 @@ class StepStatistics {
   // clip: of the tensor's gradient by itself, 1 where it was taken whole.
   void Add(uint32_t tensor, const kernels::Statistics& statistics, float clip = 1);
 
-  // Of what was measured so far.
+  // What the gradients measured so far show.
   GradientFindings Findings() const;
 
-  // Of the tensors updated the first to look at: those with a gradient that is not finite, then by RMS_t, else by norm.
+  // The tensors updated that are the first to look at: those with a gradient not finite, then by RMS_t, else by norm.
   std::vector<TensorStatus> First(size_t count) const;
   // RMS_t by layer, of what was updated or tried.
   std::vector<LayerValue> RmsByLayer() const;
   std::vector<LayerValue> CurvatureByLayer() const;
-  // Of what was measured of the tensor.
+  // The L2 norm of the tensor's gradient, as it was measured.
   double GradientNorm(uint32_t tensor) const { return std::sqrt(tensors_[tensor].grad_sq); }
   // What the rule held the tensor's last update to: 1, but for StableAdamW 1 / max(1, RMS_t).
   double HeldTo(uint32_t tensor) const { return held_to_[tensor]; }
@@ -61,7 +61,7 @@ class StepStatistics {
   static void AddTo(const Sums& layer, Sums* whole);
   static StepRecord::Layer ToLayer(const Sums& sums);
   std::vector<Sums> SumLayers() const;
-  // Of each layer the tensor with the largest value, of those that have one.
+  // Each layer's largest value, over its tensors that have one.
   template <typename Value>
   std::vector<LayerValue> Largest(Value value) const;
 

@@ -51,7 +51,7 @@ class TensorUpdater {
   bool probed() const { return probed_; }
 
   bool idle() const { return under_way_ == 0; }  // all asked for is answered
-  // Of the open step, or of the last.
+  // What the open step, or the last one, measured.
   const StepStatistics& statistics() const { return statistics_; }
   double busy_s() const { return busy_s_; }                // the devices, with measures and updates
   double last_update_s() const { return last_update_s_; }  // MonotonicSeconds; 0: no tensor is updated yet

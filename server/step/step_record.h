@@ -37,7 +37,7 @@ struct StepRecord {
   double clip_coefficient = 1;
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;
-  // Of all layers together: at steps with full statistics, else none.
+  // Over all layers together, at steps with full statistics; else none.
   std::optional<double> edq_ratio = {}, unchanged_ratio = {};
   std::optional<double> curvature_ratio = {};  // of the layer where it is largest
   std::vector<float> layer_rms = {};           // RMS_t by layer, of what was updated or tried; NaN: none

@@ -233,7 +233,7 @@ def test_tied_weights_under_activation_checkpointing(adamw: AdamW) -> None:
     assert_close(model, twin)
 
 
-def test_tied_weights_under_reentrant_checkpointing_are_refused_with_the_mend(adamw: AdamW) -> None:
+def test_tied_weights_under_reentrant_checkpointing_are_refused_with_the_fix(adamw: AdamW) -> None:
     model = Tied()
     optimizer = adamw(model.named_parameters(), gradient_accumulation_steps=2)
     with pytest.raises(ballast.Rejected, match="'one.weight' got a second gradient.*use_reentrant=False"):

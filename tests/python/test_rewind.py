@@ -218,7 +218,7 @@ def test_options_are_checked(adamw: AdamW, option: str, value: Any) -> None:
         adamw(layered(seed=1).named_parameters(), **{option: value})
 
 
-def test_without_snapshots_the_mend_is_named(adamw: AdamW) -> None:
+def test_without_snapshots_the_fix_is_named(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters())
     model(torch.ones(2, 8)).sum().backward()

@@ -64,7 +64,7 @@ def test_one_that_is_not_enabled_does_nothing(adamw: AdamW) -> None:
     assert (scaler.get_scale(), scaler.state_dict(), optimizer.loss_scale) == (1.0, {}, 1.0)
 
 
-def test_misuse_is_refused_with_the_mend(adamw: AdamW) -> None:
+def test_misuse_is_refused_with_the_fix(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters())
     scaler = ballast.GradScaler(optimizer)

@@ -17,7 +17,7 @@ _SLOTS = {"exp_avg": "momentum", "momentum_buffer": "momentum", "exp_avg_sq": "v
 
 @dataclass(frozen=True)
 class Moments:
-    """Of one tensor. slots: "momentum", "variance", fp32 and contiguous in host memory; updates: that they are of."""
+    """One tensor's moments. slots: "momentum", "variance", fp32, contiguous in host memory; updates: how many made them."""
 
     slots: dict[str, Tensor]
     updates: int

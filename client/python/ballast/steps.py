@@ -165,7 +165,7 @@ class Steps:
 
     @property
     def last_result(self) -> StepResult | None:
-        """Of the run's last step, which is waited for; None before the first, and outside of a run."""
+        """The result of the run's last step, which is waited for; None before the first, and outside of a run."""
         session = self._membership.session
         if session is None:
             return None

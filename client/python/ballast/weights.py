@@ -21,12 +21,12 @@ _UPLOAD_WAIT_S = 300.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # How much of them is compared at once.
 _COMPARED_BYTES = 64 << 20
-# Of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
+# A share of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
 _STORED_ERROR = 0.1
 
 
 class Weights:
-    """Of one attachment. One thread at a time."""
+    """The handshake about weights of one attachment. One thread at a time."""
 
     def __init__(self, client: _core.Client, rank: Rank, bindings: Sequence[Binding], attached: Mapping[str, Any]):
         self._client = client

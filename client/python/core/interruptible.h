@@ -27,9 +27,9 @@ auto Unlocked(Call call) {
 // A call that InterruptibleCalls makes: its thread sets kEnded, its caller kLeft, and who is second undoes it.
 enum class CallState { kRuns, kEnded, kLeft };
 
-// Of the call that this thread was started for.
+// The state of the call that this thread was started for.
 inline thread_local std::shared_ptr<const std::atomic<CallState>> call_of_thread;
-// Of a thread that waits in UnlockedTransfer. Others may outlive the interpreter, and do not ask it.
+// True in a thread that waits in UnlockedTransfer. Others may outlive the interpreter, and do not ask it.
 inline thread_local bool heeds_signals = false;
 
 // Whether nobody waits any more for what this thread does: a signal's handler raised, as Ctrl-C's does.

@@ -212,7 +212,7 @@ class MicroBatchesTest : public OpenStepTest {
     begin.set_step(7);
     step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/2, absl::UnixEpoch());
   }
-  // Of tensor 0, in the second micro-batch, the daemon holds the middle chunk; of all else, what `grant` says.
+  // In the second micro-batch the daemon holds the middle chunk of tensor 0; for all else `grant` says what it holds.
   void ExpectSendsTheRest(v1::AttachResponse grant) {
     grant.set_resume_step(7);
     grant.set_step_open(true);
