@@ -107,6 +107,18 @@ def test_weights_server_is_still_verified_at_the_first_gradient(adamw: AdamW) ->
         train(model, successor)
 
 
+def test_weights_pulled_into_other_memory_are_the_ones_trained(adamw: AdamW) -> None:
+    model, unbroken = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    train(model, optimizer)
+    for p in model.parameters():
+        p.data = torch.zeros_like(p)
+    optimizer.pull()
+    train(model, optimizer, 2)
+    train(unbroken, adamw(unbroken.named_parameters(), run=f"{optimizer.run}-unbroken"), 3)
+    assert same_bits(weights_of(model), weights_of(unbroken))
+
+
 def test_weights_server_without_a_run_is_refused(adamw: AdamW, admin: _core.Client, run: str) -> None:
     with pytest.raises(ballast.Rejected) as refused:
         adamw(layered(seed=1).named_parameters(), weights="server")

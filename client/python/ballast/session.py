@@ -121,8 +121,7 @@ class Session:
         until the step's end."""
         binding = self._by_id[id(parameter)]
         gradient = binding.gradient(grad)
-        if binding.follow():
-            self.weights.bind(binding)
+        self.weights.follow(binding)
         self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
         self.micro_batches.add(binding.index)
         if not self.staged and self.micro_batches.last:

@@ -61,18 +61,22 @@ class Weights:
                 self._refuse(moments)
             self._compare()
         for binding in self._bindings:
-            self.bind(binding)
+            self._bind(binding)
         self._settled = True
 
     def take(self) -> None:
         """Instead of settling: the daemon's, for a trainer that follows it."""
         self.pull()
         for binding in self._bindings:
-            self.bind(binding)
+            self._bind(binding)
         self._settled = True
 
-    def bind(self, binding: Binding) -> None:
-        """Weights of the tensor land where the parameter is now."""
+    def follow(self, binding: Binding) -> None:
+        """Brings the binding to where the parameter is now. Once settled, weights of the tensor land there."""
+        if binding.follow() and self._settled:
+            self._bind(binding)
+
+    def _bind(self, binding: Binding) -> None:
         self._client.bind_weights(binding.index, binding.landing.data_ptr(), binding.landing.nbytes)
 
     def require(self) -> None:
@@ -96,7 +100,7 @@ class Weights:
         """Overwrites in place with the daemon's, all by default; returns the last step that they are of."""
         wanted = list(self._bindings if bindings is None else bindings)
         for binding in wanted:
-            binding.follow()
+            self.follow(binding)
         places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted]
         steps = self._client.pull(self._rank.run, places)
         for binding in wanted:
