@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.last_seen import LastSeen
 from ballast.parameters import DTYPES, NamedParameter, check_trainable
 
 # What a gradient may travel in, by the wire's name.
@@ -21,12 +22,15 @@ class Binding:
     in host memory that is taken over in store().
 
     Keeps that memory alive, and sees when the parameter was given other memory (p.data = ..., model.to(...)).
+
+    last_seen: noted whenever the parameter has the daemon's weights, and when it has what was uploaded.
     """
 
     def __init__(self, index: int, entry: NamedParameter, formats: Mapping[str, Any]):
         self.index = index
         self.name = entry.name
         self.parameter = entry.parameter
+        self.last_seen = LastSeen(entry.parameter)
         self.format = DTYPES[entry.parameter.dtype]
         self.served_narrower = formats["serving"] is not None  # the daemon's digest is of codes, not of these weights
         self._master = formats["master"]

@@ -98,6 +98,11 @@ class RunOptions(TypedDict, total=False):
     weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
         "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
         trainer's weights in place with the daemon's. None: "client" for a run without a step, else "match".
+    changed_weights: what becomes of weights that the trainer changes by itself after its first gradient (load_state_dict(),
+        an operation in place, p.data = ...), which the daemon's next ones would overwrite. "refuse": the next step raises
+        Rejected before its first gradient leaves, and names them; pull() takes the daemon's. One that is made while a step
+        is open is told at its end. Weights that were changed and put back pass. A change in place through .data or numpy is
+        looked for in 1 KiB of each tensor on the CPU, another at each step. "overwrite": they are lost, and nothing is said.
     takeover: fence a live trainer that holds this rank, instead of being refused.
     seed: of the stochastic rounding. Same gradients, names and seed: same bits.
     rank, world: which of how many trainers this is; default: those of torch.distributed where it is initialized, else 0
@@ -140,6 +145,7 @@ class RunOptions(TypedDict, total=False):
     step_timeout: float | None
     overlap_forward: bool
     weights: Literal["client", "server", "match"] | None
+    changed_weights: Literal["refuse", "overwrite"]
     takeover: bool
     seed: int
     rank: int | None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.binding import Binding
+from ballast.changed_weights import ChangedWeights
 from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
 from ballast.rank import Rank
@@ -33,6 +34,7 @@ class Session:
         pairs = zip(description.tensors, description.formats)
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(pairs)]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
+        self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
         self.micro_batches = MicroBatches(description.step_rules.accumulation, client.end_micro)
         self.staged = description.step_rules.staged  # else weights may return while backward goes on
         client.create_run(description.spec)
@@ -60,6 +62,7 @@ class Session:
             try:
                 self._attach()
                 self.micro_batches.clear()
+                self._changes.forget()
                 self.weights.take()
                 return
             except RunRewound:  # once more, meanwhile
@@ -84,6 +87,10 @@ class Session:
         return self._pending is not None
 
     # --- gradients --------------------------------------------------------------------------------------------------
+
+    def refuse_changed(self) -> None:
+        """Before begin(): Rejected if weights were changed since the last step brought them, and not by this client."""
+        self._changes.refuse(self.weights, self.step)
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
@@ -121,6 +128,7 @@ class Session:
         until the step's end."""
         binding = self._by_id[id(parameter)]
         gradient = binding.gradient(grad)
+        self._changes.before_gradient(self.weights, binding)
         self.weights.follow(binding)
         self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
         self.micro_batches.add(binding.index)
@@ -130,6 +138,7 @@ class Session:
     def _mark(self, binding: Binding) -> None:
         if binding.index not in self._marked:
             torch.autograd.graph.increment_version(binding.parameter)
+            binding.last_seen.written()
             self._marked.add(binding.index)
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -142,7 +151,8 @@ class Session:
         self.micro_batches.clear()
 
     def finish(self) -> StepResult:
-        """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on."""
+        """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when
+        all that is done, if they have overwritten others than the last step's."""
         assert self._pending is not None, "end() comes first"
         fields = None
         while fields is None:
@@ -151,16 +161,23 @@ class Session:
         received = set(fields["tensors_received"])
         for index in received - (self._awaited or set()):
             self._take(self._bindings[index])
-        self.weights.updated(received)
+        lacking = self.weights.updated(received)
+        for binding in lacking:
+            self._changes.before_weights(binding)
+        if lacking:
+            self.weights.pull(lacking)
         self._marked.clear()
         self._pending = None
         self.step_open = False
         self.last_result = result
+        self._changes.tell(result.step)
         return result
 
     def _take(self, binding: Binding) -> None:
+        self._changes.before_weights(binding)
         binding.store()
         self._mark(binding)
+        binding.last_seen.note()
 
     def leave_waiting(self) -> None:
         """The trainer goes on while the ended step is under way: await_weights() comes before each read of weights."""
@@ -184,7 +201,9 @@ class Session:
 
     def await_all(self) -> None:
         """Waits for the ended step, if there is one, and all its weights."""
-        if self.ended:
-            self.finish()
-        if self._awaited is not None:
-            self._awaited.update(range(len(self._bindings)))
+        try:
+            if self.ended:
+                self.finish()
+        finally:
+            if self._awaited is not None and not self.ended:
+                self._awaited.update(range(len(self._bindings)))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ballast.changed_weights import changed_weights
 from ballast.commit import StepRules, step_rules
 from ballast.formats import FormatRules, Grouping
 from ballast.options import Rule, check_scales
@@ -20,12 +21,14 @@ class Description:
     """A run as it is created or joined.
 
     spec: what the daemon is given. tensors: what is trained, in the spec's order; grouping: their groups there.
+    changed_weights: the option, of this trainer alone.
     """
 
     spec: str
     tensors: Sequence[NamedParameter]
     grouping: Grouping
     step_rules: StepRules
+    changed_weights: str
 
     @property
     def formats(self) -> list[Mapping[str, Any]]:
@@ -43,6 +46,7 @@ class RunSettings:
         self.rule = rule
         self.rank = rank_of(options)
         self.step_rules = step_rules(options)
+        self._changed_weights = changed_weights(options.get("changed_weights"))
         self._options = options
         self._formats = FormatRules(options.get("formats"))
         self._lr_scales = dict(options.get("lr_scales") or {})
@@ -61,4 +65,4 @@ class RunSettings:
         grouping = self._formats.group(tensors, groups)
         seed = self._options.get("seed", 0)
         spec = run_spec(self.rank, self.rule, tensors, groups, grouping, self._lr_scales, seed, self.step_rules)
-        return Description(spec, tensors, grouping, self.step_rules)
+        return Description(spec, tensors, grouping, self.step_rules, self._changed_weights)

@@ -134,6 +134,7 @@ class Steps:
         check_option("loss_scale", self._optimized.loss_scale, "")
         session.await_all()
         self._starting_state.settle(session.weights)
+        session.refuse_changed()
         values = self._hyperparameters.begin(self._optimized.param_groups)
         session.begin(values, float(self._optimized.loss_scale))
 

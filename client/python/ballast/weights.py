@@ -35,7 +35,7 @@ class Weights:
         self._digests: list[int] = attached["digests"]
         self._loaded: bool = attached["weights_loaded"]
         self._settled = False
-        self._unlike: set[int] = set()  # tensors whose weights the daemon serves otherwise than they are here
+        self._unlike: dict[int, int] = {}  # digests of tensors that the daemon serves otherwise than they are here
 
     @property
     def settled(self) -> bool:
@@ -62,6 +62,7 @@ class Weights:
             self._compare()
         for binding in self._bindings:
             self._bind(binding)
+            binding.last_seen.note()
         self._settled = True
 
     def take(self) -> None:
@@ -90,11 +91,31 @@ class Weights:
         """Whether the tensor's weights are served otherwise than they are here, until they are pulled or updated."""
         return index in self._unlike
 
-    def updated(self, indices: Iterable[int]) -> None:
-        """A step has brought these tensors; the others that are unlike are pulled."""
-        self._unlike.difference_update(indices)
-        if self._unlike:
-            self.pull([self._bindings[index] for index in sorted(self._unlike)])
+    def updated(self, indices: Iterable[int]) -> list[Binding]:
+        """A step has brought these tensors. Returns the others that are unlike, which are to be pulled."""
+        for index in indices:
+            self._unlike.pop(index, None)
+        return [self._bindings[index] for index in sorted(self._unlike)]
+
+    def differing(self, bindings: Iterable[Binding]) -> list[Binding]:
+        """Those whose weights here are neither those that the daemon has now nor those that were uploaded. Only what
+        differs, or is served narrower than it is here, travels."""
+        suspects = list(bindings)
+        for binding in suspects:
+            self.follow(binding)
+        differing = []
+        for some in self._portions(suspects):
+            ours = {binding.index: binding.digest() for binding in some}
+            some = [binding for binding in some if self._unlike.get(binding.index) != ours[binding.index]]
+            decoded = {binding.index: torch.empty_like(binding.landing) for binding in some}
+            places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
+            known = {b.index: 0 if b.served_narrower else ours[b.index] for b in some}
+            pulled = self._client.pull(self._rank.run, places, known) if some else {}
+            for binding in some:
+                theirs = decoded[binding.index]
+                if binding.index in pulled and _core.digest(theirs.data_ptr(), theirs.nbytes) != ours[binding.index]:
+                    differing.append(binding)
+        return differing
 
     def pull(self, bindings: Iterable[Binding] | None = None) -> int:
         """Overwrites in place with the daemon's, all by default; returns the last step that they are of."""
@@ -106,7 +127,8 @@ class Weights:
         for binding in wanted:
             binding.store()
             torch.autograd.graph.increment_version(binding.parameter)
-        self._unlike.difference_update(binding.index for binding in wanted)
+            binding.last_seen.note()
+            self._unlike.pop(binding.index, None)
         return max(steps.values(), default=0)
 
     def _refuse(self, moments: Mapping[int, Moments]) -> None:
@@ -134,7 +156,7 @@ class Weights:
             for slot, values in state.slots.items():
                 slots.append((binding.index, slot, "fp32", values.data_ptr(), values.nbytes))
         served = self._client.load_weights(slots, updates)
-        self._unlike = {index for index, (one, other) in enumerate(zip(ours, served)) if one != other}
+        self._unlike = {index: one for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._loaded, self._digests = True, served
 
     def _await_upload(self) -> None:
@@ -175,14 +197,14 @@ class Weights:
                     "FAILED_PRECONDITION",
                 )
             # What was uploaded, not rounded yet as the daemon has it: the steps so far have changed nothing.
-            self._unlike.add(binding.index)
+            self._unlike[binding.index] = ours
 
     def _compare_stored(self, stored: Sequence[int | None]) -> None:
         """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding.
 
         stored: the digests of what is here, so rounded. Only what the daemon has otherwise is pulled.
         """
-        for some in self._portions():
+        for some in self._portions(self._bindings):
             decoded = {binding.index: torch.empty_like(binding.landing) for binding in some}
             places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
             digests = {binding.index: stored[binding.index] or 0 for binding in some}
@@ -191,12 +213,13 @@ class Weights:
                 if binding.index in pulled:
                     self._compare_one(binding, decoded[binding.index])
                 elif binding.served_narrower or binding.digest() != stored[binding.index]:
-                    self._unlike.add(binding.index)
+                    self._unlike[binding.index] = binding.digest()
 
-    def _portions(self) -> Iterator[list[Binding]]:
+    def _portions(self, bindings: Iterable[Binding]) -> Iterator[list[Binding]]:
+        """A few at a time, of so many bytes as are compared at once."""
         some: list[Binding] = []
         nbytes = 0
-        for binding in self._bindings:
+        for binding in bindings:
             nbytes += binding.landing.nbytes
             if some and nbytes > _COMPARED_BYTES:
                 yield some
@@ -208,7 +231,7 @@ class Weights:
     def _compare_one(self, binding: Binding, theirs: Tensor) -> None:
         ours = binding.landing
         if not torch.equal(ours, theirs):
-            self._unlike.add(binding.index)
+            self._unlike[binding.index] = binding.digest()
         if (ours.float() - theirs.float()).abs().max() > _STORED_ERROR * ours.float().abs().max():
             raise Rejected(
                 f"the weights of '{binding.name}' differ from those that rank 0 uploaded to run "

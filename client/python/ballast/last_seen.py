@@ -1,0 +1,58 @@
+"""What a tensor's weights were when they were last known to be the daemon's."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ballast import _core
+
+# So much of a tensor is remembered by its digest: each time that it is noted, the part that comes next.
+_PART_BYTES = 1024
+
+
+class LastSeen:
+    """A parameter's version, memory and a digest of a part of it, as they were noted. It costs no copy, and at most a
+    microsecond or so each time.
+
+    torch moves a tensor's version at each change in place, but not at one through `.data` or numpy: of those only such as
+    reach into the part, or give the parameter other memory, are seen, and none of memory on a device.
+    """
+
+    __slots__ = ("_parameter", "_version", "_address", "_readable", "_begin", "_nbytes", "_digest")
+
+    def __init__(self, parameter: Tensor):
+        self._parameter = parameter
+        self._address, self._readable, self._begin = -1, 0, 0
+        self.note()
+
+    def note(self) -> None:
+        """As it is now."""
+        p = self._parameter
+        self._version, address = p._version, p.data_ptr()
+        if address != self._address:
+            self._address = address
+            self._readable = p.nbytes if address and p.device.type == "cpu" else 0
+        begin = self._begin + _PART_BYTES
+        self._begin = begin if begin < self._readable else 0
+        self._nbytes = min(_PART_BYTES, self._readable - self._begin)
+        if self._nbytes:
+            self._digest = _core.digest(address + self._begin, self._nbytes)
+
+    def written(self) -> None:
+        """The client moves the version by one: weights are written here from now on, until they are noted."""
+        self._version += 1
+        self._nbytes = 0
+
+    @property
+    def moved(self) -> bool:
+        """Whether the version or the memory is another: perhaps the weights are as they were all the same."""
+        p = self._parameter
+        return p._version != self._version or p.data_ptr() != self._address
+
+    @property
+    def touched(self) -> bool:
+        """Whether it has moved, or its part is another."""
+        p = self._parameter
+        if p._version != self._version or p.data_ptr() != self._address:
+            return True
+        return self._nbytes > 0 and _core.digest(self._address + self._begin, self._nbytes) != self._digest
