@@ -52,7 +52,6 @@ class Membership:
         self._session = Session(self.connected(), self._rank, description)
         return self._session
 
-    def leave(self) -> _core.Client | None:
-        """Out of the run. Returns the connection, which is to be closed once nothing calls it; None if it was left."""
-        client, self._client, self._session = self._client, None, None
-        return client
+    def leave(self) -> None:
+        """Out of the run. The connection is to be closed once nothing calls it."""
+        self._client = self._session = None
