@@ -331,9 +331,11 @@ class Optimizer(torch.optim.Optimizer):
             self._steps.hooks.cover(group["params"])
 
     def state_dict(self) -> dict[str, Any]:
-        """{"state": {}, "param_groups": [...]}: the moments stay with the daemon. After the first step, "ballast" tells
-        the run and the last step."""
+        """{"state": {}, "param_groups": [...]}: the moments stay with the daemon; those that load_state_dict() was given
+        are there until they go to it, at the first gradient. After the first step, "ballast" tells the run and the last
+        step."""
         state = super().state_dict()
+        state["state"] = self._starting_state.brought(p for group in self.param_groups for p in group["params"])
         if self.last_result is not None:
             state["ballast"] = {"run": self.run, "step": self.last_result.step}
         return state
@@ -344,8 +346,10 @@ class Optimizer(torch.optim.Optimizer):
 
         Moments that it holds, as torch's optimizers keep them, go to the daemon with the weights, at the first gradient
         of a new run: training goes on where another optimizer stopped. Every rank gives the same; rank 0's are sent.
-        Rejected once the run has its weights, and of state that the daemon has no place for (amsgrad's).
+        Rejected once the run has its weights, and of state that the daemon has no place for (amsgrad's). With
+        overlap_forward, waits for the last step().
         """
+        self._steps.wait()
         session = self._membership.session
         if session is not None and session.step_open:
             raise Rejected(f"step {session.step} is open: call step() first", "FAILED_PRECONDITION")
