@@ -26,9 +26,29 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
         **options: Unpack[RunOptions],
     ):
-        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        values = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
         super().__init__(params, Rule("adam", _ADAM_STEPS, ("eps",)), values, **options)
 
 
@@ -51,9 +71,27 @@ class AdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
         **options: Unpack[RunOptions],
     ):
-        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        values = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
         super().__init__(params, Rule("adamw", _ADAM_STEPS, ("eps",), decoupled=True), values, **options)
 
 
@@ -87,6 +125,10 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
         decoupled: bool = False,
         **options: Unpack[RunOptions],
     ):
@@ -96,6 +138,10 @@ class SGD(Optimizer):
             "dampening": dampening,
             "weight_decay": weight_decay,
             "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
         }
         rule = Rule("sgdw" if decoupled else "sgd", _SGD_STEPS, ("dampening", "nesterov"), decoupled)
         super().__init__(params, rule, values, **options)
