@@ -1,10 +1,11 @@
 """The optimizers. Each has its rule's arguments as torch names them, where torch has the rule, and those of
-ballast.Optimizer: server, run, master, state, formats, weights and the rest."""
+ballast.RunOptions: server, run, master, state, formats, weights and the rest. Its help names them all."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ballast.optimizer import Optimizer
 from ballast.options import Rule, RunOptions
@@ -15,7 +16,23 @@ if TYPE_CHECKING:
 _ADAM_STEPS = ("lr", "weight_decay", "betas")
 _SGD_STEPS = ("lr", "weight_decay", "momentum")
 
+_Kind = TypeVar("_Kind", bound=type[Optimizer])
 
+# Of the rules that torch has.
+_SWITCHES = """foreach, fused and, where it is there, capturable choose one of torch's implementations, not a result:
+they are taken and mean nothing here. maximize, differentiable and amsgrad must be False."""
+
+
+def _documented(kind: _Kind) -> _Kind:
+    """With the options that all rules have in its docstring."""
+    parts = [inspect.getdoc(kind), inspect.getdoc(RunOptions)]
+    if "fused" in inspect.signature(kind).parameters:
+        parts.insert(1, _SWITCHES)
+    kind.__doc__ = "\n\n".join(part for part in parts if part)
+    return kind
+
+
+@_documented
 class Adam(Optimizer):
     """torch.optim.Adam's rule: weight_decay is an L2 penalty, added to the gradient."""
 
@@ -52,6 +69,7 @@ class Adam(Optimizer):
         super().__init__(params, Rule("adam", _ADAM_STEPS, ("eps",)), values, **options)
 
 
+@_documented
 class AdamW(Optimizer):
     """torch.optim.AdamW's rule: weight decay is decoupled from the gradient.
 
@@ -61,7 +79,7 @@ class AdamW(Optimizer):
             loss.backward()           # each gradient leaves as it is made; p.grad is None afterwards
             optimizer.step(loss=loss) # returns when every new weight is in place
 
-    Its other arguments are those of ballast.Optimizer.
+    All its other arguments follow.
     """
 
     def __init__(
@@ -95,6 +113,7 @@ class AdamW(Optimizer):
         super().__init__(params, Rule("adamw", _ADAM_STEPS, ("eps",), decoupled=True), values, **options)
 
 
+@_documented
 class StableAdamW(Optimizer):
     """AdamW whose lr is divided, tensor by tensor, by the root mean square of its update where that is above 1
     (arXiv 2304.13013): in place of gradient clipping, and without a global norm."""
@@ -112,6 +131,7 @@ class StableAdamW(Optimizer):
         super().__init__(params, Rule("stable_adamw", _ADAM_STEPS, ("eps",), decoupled=True), values, **options)
 
 
+@_documented
 class SGD(Optimizer):
     """torch.optim.SGD's rule: weight_decay is an L2 penalty. decoupled=True: it is decoupled from the gradient, as
     AdamW's (SGDW of arXiv 1711.05101)."""
@@ -147,6 +167,7 @@ class SGD(Optimizer):
         super().__init__(params, rule, values, **options)
 
 
+@_documented
 class Lion(Optimizer):
     """The sign of a mean of gradients (arXiv 2302.06675), with decoupled weight decay. One moment only. Its lr wants to
     be 3 to 10 times smaller than AdamW's, and its weight_decay as much larger."""
@@ -171,6 +192,7 @@ class _Collage(Optimizer):
         super().__init__(params, Rule(rule, _ADAM_STEPS, ("eps",)), values, **(formats | options))
 
 
+@_documented
 class CollageLight(_Collage):
     """AdamW in bf16 alone, with weights of two bf16 components (arXiv 2405.03637). Its master is mcf, its state bf16."""
 
@@ -187,6 +209,7 @@ class CollageLight(_Collage):
         super().__init__(params, "collage_light", values, "bf16", options)
 
 
+@_documented
 class CollagePlus(_Collage):
     """CollageLight whose second moment and beta2 have two components too, which beta2 above .99 needs. Its master and
     state are mcf."""
