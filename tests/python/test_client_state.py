@@ -131,7 +131,7 @@ def test_too_much_is_refused_and_the_step_goes_on(adamw: AdamW) -> None:
     optimizer = adamw(model.named_parameters())
     optimizer.register_client_state("large", lambda: kept[0], lambda _: None)
     optimizer.connect()
-    with pytest.raises(ballast.Rejected, match="client_state has 10[45].... bytes, at most 1048576"):
+    with pytest.raises(ballast.Rejected, match="client state has 10[45].... bytes, at most 1048576"):
         make_step(optimizer, model)
     kept[0] = torch.zeros(1)
     optimizer.step()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __version__ = version("ballast-optim")
 
+# What is public: dir(ballast), and what `from ballast import *` brings.
 __all__ = [
     "SGD",
     "Adam",
@@ -41,6 +42,7 @@ __all__ = [
     "StepTiming",
     "Unavailable",
     "__version__",
+    "numerics",
     "umup_scales",
 ]
 
@@ -50,6 +52,8 @@ _MODULES = {"Optimizer": "ballast.optimizer", "RunOptions": "ballast.options", "
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ballast' has no attribute '{name}'")
+    if name == "numerics":
+        return import_module("ballast.numerics")
     try:
         module = import_module(_MODULES.get(name, "ballast.rules"))
     except ModuleNotFoundError as error:
@@ -57,3 +61,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ImportError("ballast needs torch 2.2 or later: pip install torch (or ballast-optim[torch])") from error
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ballast.wording import in_python
+
 # As proto/rewound.h.
 _REWOUND = re.compile(r"rewound to step (\d+) ")
 
@@ -83,6 +85,7 @@ def from_status(code: str, message: str) -> BallastError:
     """The exception for a status of the daemon or of the client library."""
     if code == "FAILED_PRECONDITION" and (rewound := _REWOUND.match(message)):
         return RunRewound(message, code, int(rewound[1]))
+    message = in_python(message)
     if code in _REJECTIONS:
         return Rejected(message, code)
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):

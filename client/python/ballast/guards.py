@@ -49,10 +49,11 @@ def guard_clipping(owner: Owner) -> None:
             setattr(module, name, _guarded(original))
 
 
-def release_clipping(owner: Owner) -> None:
-    """`owner` is closed; with the last one torch's own functions are put back."""
-    _owners.discard(owner)
-    if _owners:
+def release_clipping(owner: Owner | None) -> None:
+    """`owner` is closed, or, None, one is deleted; with the last one torch's own functions are put back."""
+    if owner is not None:
+        _owners.discard(owner)
+    if any(True for _ in _owners):  # its length still counts one that is just being deleted
         return
     while _originals:
         module, name, original = _originals.pop()

@@ -1,4 +1,4 @@
-"""Catching gradients as backward makes them."""
+"""What torch calls for an optimizer: with the gradients that backward makes, and before a forward reads weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,30 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
+
+from ballast.overlap import ForwardWaits
+
+
+class TorchHooks:
+    """Calls `receive(parameter)` as GradientHooks does and, if it is given, `wait(parameters)` as ForwardWaits does, from
+    cover() to remove(). Holds both weakly."""
+
+    def __init__(self, receive: Callable[[Tensor], None], wait: Callable[[Iterable[Tensor]], None] | None):
+        self._gradients = GradientHooks(receive)
+        self._wait = None if wait is None else weakref.WeakMethod(wait)
+        self._waits: ForwardWaits | None = None
+
+    def cover(self, parameters: Iterable[Tensor]) -> None:
+        """From now on their gradients are received, and every module waits for its weights."""
+        self._gradients.cover(parameters)
+        wait = self._wait and self._wait()
+        if self._waits is None and wait:
+            self._waits = ForwardWaits(wait)
+
+    def remove(self) -> None:
+        self._gradients.remove()
+        if self._waits is not None:
+            self._waits.remove()
 
 
 class GradientHooks:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.errors import Rejected
-from ballast.rank import Rank
+from ballast.rank import Rank, seconds
 from ballast.session import Session
 from ballast.settings import Description
 
@@ -26,10 +26,13 @@ class Membership:
 
     def connect(self, options: Mapping[str, Any]) -> None:
         """As the options server, connect_timeout and reconnect_timeout say. Unavailable if no daemon answers."""
+        server = options.get("server")
+        if server is not None and not isinstance(server, str):
+            raise Rejected(f"server={server!r}: it must be a string, 'host:port' or 'unix:path'")
         self._client = _core.Client.connect(
-            options.get("server") or os.environ.get("BALLAST_SERVER") or "localhost:7700",
-            options.get("connect_timeout", 3.0),
-            options.get("reconnect_timeout", 15.0),
+            server or os.environ.get("BALLAST_SERVER") or "localhost:7700",
+            seconds("connect_timeout", options.get("connect_timeout", 3.0)),
+            seconds("reconnect_timeout", options.get("reconnect_timeout", 15.0)),
         )
 
     @property
@@ -52,7 +55,6 @@ class Membership:
         self._session = Session(self.connected(), self._rank, description)
         return self._session
 
-    def leave(self) -> _core.Client | None:
-        """Out of the run. Returns the connection, which is to be closed once nothing calls it; None if it was left."""
-        client, self._client, self._session = self._client, None, None
-        return client
+    def leave(self) -> None:
+        """Out of the run. The connection is to be closed once nothing calls it."""
+        self._client = self._session = None

@@ -17,10 +17,19 @@ _SLOTS = {"exp_avg": "momentum", "momentum_buffer": "momentum", "exp_avg_sq": "v
 
 @dataclass(frozen=True)
 class Moments:
-    """One tensor's moments. slots: "momentum", "variance", fp32, contiguous in host memory; updates: how many made them."""
+    """One tensor's moments. slots: "momentum", "variance", fp32, contiguous in host memory; updates: how many made them;
+    names: what the state_dict calls the slots."""
 
     slots: dict[str, Tensor]
     updates: int
+    names: dict[str, str]
+
+    def as_state(self) -> dict[str, Tensor]:
+        """The tensor's entry of a torch state_dict. Shares the memory."""
+        return {
+            "step": torch.tensor(float(self.updates)),
+            **{self.names[slot]: values for slot, values in self.slots.items()},
+        }
 
 
 def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str, Any]]) -> dict[int, Moments]:
@@ -36,7 +45,7 @@ def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str
 
 
 def _read(state: Mapping[str, Any], key: object, parameter: Tensor) -> Moments:
-    slots = {}
+    slots, names = {}, {}
     for name, value in state.items():
         if name == "step" or value is None:
             continue
@@ -51,4 +60,5 @@ def _read(state: Mapping[str, Any], key: object, parameter: Tensor) -> Moments:
                 "state_dict is of another model"
             )
         slots[_SLOTS[name]] = value.detach().to("cpu", torch.float32).contiguous()
-    return Moments(slots, round(float(state.get("step", 1))))
+        names[_SLOTS[name]] = name
+    return Moments(slots, round(float(state.get("step", 1))), names)

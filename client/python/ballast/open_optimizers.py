@@ -1,4 +1,5 @@
-"""The optimizers of this process that are open: no two of them train one parameter, and none keeps its rank at exit."""
+"""The optimizers of this process that are open: no two of them train one parameter, and none keeps its rank when it is
+deleted, or at exit."""
 
 from __future__ import annotations
 
@@ -9,39 +10,76 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ballast import _core
 from ballast.errors import Rejected
+from ballast.guards import release_clipping
+from ballast.hooks import TorchHooks
 from ballast.parameters import ParameterList
 
 
 class Closable(Protocol):
     @property
     def run(self) -> str: ...
+    def owns(self, parameter: Tensor) -> bool: ...
     def close(self) -> None: ...
 
 
-# Each with what it trains. Both are held weakly: one that is deleted is closed by that, and a parameter may lead to its
-# optimizer, by a hook of the user's.
-_open: weakref.WeakKeyDictionary[Closable, weakref.ref[ParameterList]] = weakref.WeakKeyDictionary()
+class OpenOptimizer:
+    """An optimizer from its connection to its end: close(), its deletion, or the program's.
+
+    The deletion of the very object that is given, told by a weak reference: a __del__ would also be run by a wrapper that
+    has its class or a copy of its __dict__, as Lightning's. A weak reference calls before the object's attributes go, so
+    that weights have their memory until the connection is closed. It is not a weakref.finalize: that does nothing after
+    its own exit handler, which may run before the one here.
+
+    Is kept while it is open, and so holds nothing that leads to the optimizer or to its parameters: a parameter may lead
+    to its optimizer, by a hook of the user's. One thread at a time, except close().
+    """
+
+    def __init__(self, optimizer: Closable, parameters: ParameterList, client: _core.Client, hooks: TorchHooks):
+        self.run = optimizer.run
+        self._trained = weakref.ref(parameters)
+        self._client: _core.Client | None = client
+        self._hooks = hooks
+        self._optimizer: weakref.ref[Closable] | None = weakref.ref(optimizer, lambda _: self.close())
+        _open.add(self)
+
+    @property
+    def optimizer(self) -> Closable | None:
+        """None once it is deleted, or this is closed."""
+        return None if self._optimizer is None else self._optimizer()
+
+    def trains(self, parameter: Tensor, beside: ParameterList) -> str | None:
+        """The parameter's name, if it is trained, and not by the optimizer of `beside`."""
+        trained = self._trained()
+        if trained is None or trained is beside or parameter not in trained:
+            return None
+        return trained.name_of(parameter)
+
+    def close(self) -> None:
+        """Takes its hooks out of torch and closes the connection, which gives the rank back. Later nothing."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        _open.discard(self)
+        optimizer, self._optimizer = self.optimizer, None
+        self._hooks.remove()
+        release_clipping(optimizer)
+        client.close()
 
 
-def add(optimizer: Closable, parameters: ParameterList) -> None:
-    """It is closed when the program ends, unless that happens before. `parameters` may grow."""
-    _open[optimizer] = weakref.ref(parameters)
+_open: set[OpenOptimizer] = set()
 
 
-def discard(optimizer: Closable) -> None:
-    _open.pop(optimizer, None)
-
-
-def check_unowned(optimizer: Closable, parameters: Iterable[Tensor]) -> None:
-    """Rejected if one of `parameters` is trained by another than `optimizer`."""
-    for other, trained in list(_open.items()):
-        owned = trained()
-        for parameter in parameters:
-            if other is not optimizer and owned is not None and parameter in owned:
+def check_unowned(parameters: Iterable[Tensor], ours: ParameterList) -> None:
+    """Rejected if one of `parameters` is trained by another optimizer than that of `ours`."""
+    others = list(_open)
+    for parameter in parameters:
+        for other in others:
+            if (name := other.trains(parameter, ours)) is not None:
                 raise Rejected(
-                    f"parameter '{owned.name_of(parameter)}' is trained by another ballast optimizer, with run "
-                    f"'{other.run}': close() that one first",
+                    f"parameter '{name}' is trained by another ballast optimizer, with run '{other.run}': close() that "
+                    "one first",
                     "FAILED_PRECONDITION",
                 )
 
@@ -49,5 +87,7 @@ def check_unowned(optimizer: Closable, parameters: Iterable[Tensor]) -> None:
 @atexit.register
 def _close_all() -> None:
     """Gives the ranks back of what a program leaves open."""
-    for optimizer in list(_open):
-        optimizer.close()
+    for one in list(_open):
+        optimizer = one.optimizer
+        if optimizer is not None:
+            optimizer.close()

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from ballast import open_optimizers
 from ballast.errors import Rejected, RunRewound
-from ballast.guards import guard_clipping, release_clipping
+from ballast.guards import guard_clipping
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.moments import moments_of
+from ballast.open_optimizers import OpenOptimizer, check_unowned
 from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, fix_peak
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
@@ -81,14 +81,14 @@ class Optimizer(torch.optim.Optimizer):
             self._starting_state,
             self._rejoin,
             bool(options.get("overlap_forward", False)),
+            options.get("loss_scale", 1.0),
         )
-        self.loss_scale = options.get("loss_scale", 1.0)
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
         self.state = RemoteState(self.run)
         self._membership.connect(options)
-        open_optimizers.add(self, self._parameters)
-        self._steps.watch(entry.parameter for entry in self._parameters)
+        self._open = OpenOptimizer(self, self._parameters, self._membership.connected(), self._steps.hooks)
+        self._steps.hooks.cover(entry.parameter for entry in self._parameters)
         guard_clipping(self)
         if self._starting_state.from_daemon:
             self._pull_at_once()
@@ -177,6 +177,15 @@ class Optimizer(torch.optim.Optimizer):
         self._steps.wait()
 
     # --- the run ----------------------------------------------------------------------------------------------------
+
+    @property
+    def loss_scale(self) -> float:
+        """As the option of that name; may be set between steps."""
+        return self._steps.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._steps.loss_scale = scale
 
     @property
     def server(self) -> str:
@@ -272,13 +281,8 @@ class Optimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leaves the run: another trainer may take the rank at once, unless a step is open. The run lives on."""
         session = self._membership.session  # weights are written into its memory until the connection is closed
-        client = self._membership.leave()
-        if client is None:
-            return
-        open_optimizers.discard(self)
-        self._steps.unwatch()
-        release_clipping(self)
-        client.close()
+        self._membership.leave()
+        self._open.close()
         del session
 
     def __enter__(self) -> Self:
@@ -288,11 +292,6 @@ class Optimizer(torch.optim.Optimizer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        membership = self.__dict__.get("_membership")  # none: the constructor found an option wrong
-        if membership is not None and membership.open:
-            self.close()
 
     # --- torch's interface ------------------------------------------------------------------------------------------
 
@@ -326,15 +325,17 @@ class Optimizer(torch.optim.Optimizer):
             raise Rejected(
                 "a parameter group is empty: give at least one parameter (a generator can be read only once)"
             )
-        open_optimizers.check_unowned(self, group["params"])
+        check_unowned(group["params"], self._parameters)
         super().add_param_group(group)
         if self._membership.open:
-            self._steps.watch(group["params"])
+            self._steps.hooks.cover(group["params"])
 
     def state_dict(self) -> dict[str, Any]:
-        """{"state": {}, "param_groups": [...]}: the moments stay with the daemon. After the first step, "ballast" tells
-        the run and the last step."""
+        """{"state": {}, "param_groups": [...]}: the moments stay with the daemon; those that load_state_dict() was given
+        are there until they go to it, at the first gradient. After the first step, "ballast" tells the run and the last
+        step."""
         state = super().state_dict()
+        state["state"] = self._starting_state.brought(p for group in self.param_groups for p in group["params"])
         if self.last_result is not None:
             state["ballast"] = {"run": self.run, "step": self.last_result.step}
         return state
@@ -345,8 +346,10 @@ class Optimizer(torch.optim.Optimizer):
 
         Moments that it holds, as torch's optimizers keep them, go to the daemon with the weights, at the first gradient
         of a new run: training goes on where another optimizer stopped. Every rank gives the same; rank 0's are sent.
-        Rejected once the run has its weights, and of state that the daemon has no place for (amsgrad's).
+        Rejected once the run has its weights, and of state that the daemon has no place for (amsgrad's). With
+        overlap_forward, waits for the last step().
         """
+        self._steps.wait()
         session = self._membership.session
         if session is not None and session.step_open:
             raise Rejected(f"step {session.step} is open: call step() first", "FAILED_PRECONDITION")
@@ -364,8 +367,14 @@ class Optimizer(torch.optim.Optimizer):
             check_group(group, self._settings.rule)
         moments = moments_of(state_dict, self.param_groups)
         super().load_state_dict({"state": {}, "param_groups": saved})
-        self.state = RemoteState(self.run)
         self._starting_state.bring(moments)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """For torch's load_state_dict() alone. The groups change in place: a wrapper that has a copy of __dict__, such as
+        Lightning's, sees the same ones."""
+        for group, loaded in zip(self.param_groups, state["param_groups"], strict=True):
+            group.clear()
+            group.update(loaded)
 
     def owns(self, parameter: Tensor) -> bool:
         """Whether this optimizer trains `parameter`."""

@@ -219,8 +219,14 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
 # Options under another name: what is written in their place.
 _RENAMED = {"lane": "transport"}
 
-# Switches of torch's optimizers that change what is computed, and that these rules do not have.
-_ABSENT = ("amsgrad", "maximize", "differentiable")
+# Switches of torch's optimizers that choose an implementation, and so nothing here.
+IMPLEMENTATION = ("fused", "foreach", "capturable")
+# Those that change what is computed, and that these rules do not have: why, and what to write.
+_ABSENT = {
+    "amsgrad": "the daemon keeps no maximum of second moments; leave it out",
+    "maximize": "the daemon goes down the gradient; leave it out, and call backward() on the loss times -1",
+    "differentiable": "the update is made by the daemon, where autograd does not see it; leave it out",
+}
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -246,15 +252,25 @@ def check_group(group: Mapping[str, Any], rule: Rule) -> None:
     where = f" of group '{group['name']}'" if "name" in group else ""
     for option in (*rule.steps, *rule.fixed, *COMMON):
         check_option(option, group[option], where)
-    for option in _ABSENT:
-        if group.get(option):
-            raise Rejected(f"{option}=True{where} is not supported: leave it out")
+    check_switches(group, rule, where)
     if (group["decouple_lr"] or group["lr_peak"] is not None) and not rule.decoupled:
         raise Rejected(
             f"decouple_lr and lr_peak{where} are for rules with decoupled weight decay, which {rule.name} lacks"
         )
     if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
         raise Rejected(f"nesterov=True{where}: Nesterov momentum needs a momentum and no dampening")
+
+
+def check_switches(group: Mapping[str, Any], rule: Rule, where: str) -> None:
+    """Those that torch's optimizers have and the rules do not."""
+    for option, reason in _ABSENT.items():
+        if group.get(option):
+            raise Rejected(f"{option}={group[option]!r}{where} is not supported: {reason}")
+    for option in IMPLEMENTATION:
+        if group.get(option) not in (None, True, False):
+            raise Rejected(f"{option}={group[option]!r}{where}: it must be None, True or False")
+    if rule.name == "adam" and group.get("decoupled_weight_decay"):
+        raise Rejected(f"decoupled_weight_decay=True{where} is AdamW's rule: write ballast.AdamW in place of Adam")
 
 
 def fix_peak(group: dict[str, Any]) -> None:

@@ -52,9 +52,9 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
         run_id(options.get("run")),
         _count("rank", rank, 0, 0),
         _count("world", world, 1, 1),
-        options.get("takeover", False),
+        _switch("takeover", options.get("takeover", False)),
         _transport(options.get("transport", "auto")),
-        _join_timeout(options.get("join_timeout", Rank.join_timeout)),
+        seconds("join_timeout", options.get("join_timeout", Rank.join_timeout)),
     )
 
 
@@ -64,10 +64,17 @@ def _transport(given: Any) -> str:
     return given
 
 
-def _join_timeout(given: Any) -> float:
+def seconds(option: str, given: Any) -> float:
+    """How long something may take. Rejected if it is no number from 0 to a million."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given <= 1e6:
-        raise Rejected(f"join_timeout={given!r}: it must be from 0 to 1e6 seconds")
+        raise Rejected(f"{option}={given!r}: it must be from 0 to 1e6 seconds")
     return float(given)
+
+
+def _switch(option: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise Rejected(f"{option}={given!r}: it must be True or False")
+    return given
 
 
 def _count(option: str, given: Any, default: int, least: int) -> int:

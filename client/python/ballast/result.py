@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ballast.spikes import SpikeEvent
+from ballast.wording import in_python
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class StepResult:
         own = {key: fields[key] for key in cls.__dataclass_fields__ if key in fields}
         own["not_applied"] = tuple(names[tensor] for tensor in fields["tensors_not_applied"])
         own["ranks_left_out"] = tuple(fields["ranks_left_out"])
-        own["warnings"] = tuple(fields["warnings"])
+        own["detail"] = in_python(fields["detail"])
+        own["warnings"] = tuple(map(in_python, fields["warnings"]))
         own["spikes"] = tuple(SpikeEvent.from_fields(event) for event in fields["spikes"])
         own["timing"] = StepTiming(**fields["timing"]) if "timing" in fields else None
         return cls(**own)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ballast.changed_weights import changed_weights
 from ballast.commit import StepRules, step_rules
+from ballast.errors import Rejected
 from ballast.formats import FormatRules, Grouping
 from ballast.options import Rule, check_scales
 from ballast.parameters import NamedParameter, ParameterList
@@ -50,6 +51,9 @@ class RunSettings:
         self._options = options
         self._formats = FormatRules(options.get("formats"))
         self._lr_scales = dict(options.get("lr_scales") or {})
+        self._seed = options.get("seed", 0)
+        if isinstance(self._seed, bool) or not isinstance(self._seed, int) or not 0 <= self._seed < 2**64:
+            raise Rejected(f"seed={self._seed!r}: it must be a whole number from 0 to 2**64 - 1")
 
     def scale_loss_dynamically(self) -> None:
         """loss_scale follows the results, which makes the run staged. Rejected with commit="release"."""
@@ -63,6 +67,5 @@ class RunSettings:
         check_scales(self._lr_scales, names)
         refuse_wrapped(tensors)
         grouping = self._formats.group(tensors, groups)
-        seed = self._options.get("seed", 0)
-        spec = run_spec(self.rank, self.rule, tensors, groups, grouping, self._lr_scales, seed, self.step_rules)
+        spec = run_spec(self.rank, self.rule, tensors, groups, grouping, self._lr_scales, self._seed, self.step_rules)
         return Description(spec, tensors, grouping, self.step_rules, self._changed_weights)

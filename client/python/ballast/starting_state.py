@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.moments import Moments
@@ -32,6 +34,13 @@ class StartingState:
     def bring(self, moments: Mapping[int, Moments]) -> None:
         """By id(parameter), in place of those brought before: to be uploaded with the weights."""
         self._moments = moments
+
+    def brought(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
+        """The "state" of a torch state_dict of these parameters, in their order: what waits to be uploaded, if any does."""
+        if not self._moments:
+            return {}
+        found = ((index, self._moments.get(id(parameter))) for index, parameter in enumerate(parameters))
+        return {index: moments.as_state() for index, moments in found if moments is not None}
 
     def settle(self, weights: Weights) -> None:
         """Makes the state here and there the same, before the first gradient; later nothing."""

@@ -11,11 +11,10 @@ from weakref import ref
 from torch import Tensor
 
 from ballast.errors import RunRewound
-from ballast.hooks import GradientHooks
+from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
 from ballast.options import check_option
-from ballast.overlap import ForwardWaits
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.result import StepResult, as_loss
@@ -28,7 +27,6 @@ class Optimized(Protocol):
     """What a step reads of the optimizer, as it is then, and what is put back into it."""
 
     param_groups: list[dict[str, Any]]
-    loss_scale: float
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
@@ -43,6 +41,7 @@ class Steps:
     optimizer: weak, so that it ends with the last name that it has. A hook holds it while it runs; in all else the
         optimizer itself is the caller.
     overlap: the next forward waits for weights, instead of end().
+    loss_scale: that each step is begun with; set between steps.
     """
 
     def __init__(
@@ -54,8 +53,10 @@ class Steps:
         starting_state: StartingState,
         rejoin: Rejoin,
         overlap: bool,
+        loss_scale: Any,
     ):
         self.lock = threading.RLock()
+        self.loss_scale = loss_scale
         self._optimizer = optimizer
         self._settings = settings
         self._parameters = parameters
@@ -64,22 +65,10 @@ class Steps:
         self._rejoin = rejoin
         self._overlap = overlap
         self._hyperparameters = Hyperparameters(settings.rule)
-        self._hooks = GradientHooks(self.receive)
-        self._waits: ForwardWaits | None = None
+        self.hooks = TorchHooks(self.receive, self.before_forward if overlap else None)
         self._empty = False  # the last end() had no gradient
 
     # --- hooks ------------------------------------------------------------------------------------------------------
-
-    def watch(self, parameters: Iterable[Tensor]) -> None:
-        """From now on their gradients are sent as they are made, and with overlap, every module waits for its weights."""
-        self._hooks.cover(parameters)
-        if self._overlap and self._waits is None:
-            self._waits = ForwardWaits(self.before_forward)
-
-    def unwatch(self) -> None:
-        self._hooks.remove()
-        if self._waits is not None:
-            self._waits.remove()
 
     def receive(self, parameter: Tensor) -> None:
         """The parameter's gradient was made: sends it, and leaves .grad None."""
@@ -125,18 +114,18 @@ class Steps:
         description = self._settings.describe(self._parameters, groups)
         session = self._membership.join(description)
         self._hyperparameters.fix(groups, description.grouping)
-        self._hooks.cover(tensor.parameter for tensor in description.tensors)
+        self.hooks.cover(tensor.parameter for tensor in description.tensors)
         return session
 
     def begin(self, session: Session) -> None:
         """Begins the next step, with or without a gradient."""
         self._rejoin.require_asked()
-        check_option("loss_scale", self._optimized.loss_scale, "")
+        check_option("loss_scale", self.loss_scale, "")
         session.await_all()
         self._starting_state.settle(session.weights)
         session.refuse_changed()
         values = self._hyperparameters.begin(self._optimized.param_groups)
-        session.begin(values, float(self._optimized.loss_scale))
+        session.begin(values, float(self.loss_scale))
 
     def end(self, loss: Any) -> StepResult | None:
         """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None

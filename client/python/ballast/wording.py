@@ -1,0 +1,53 @@
+"""Messages of the daemon and of the C++ client, with the names that the Python options have."""
+
+from __future__ import annotations
+
+import re
+
+# "groups[0].hyper['eps']" is "groups[0].eps" here.
+_HYPER = re.compile(r"""\.hyper\[['"]?(\w+)['"]?\]""")
+# Values of the wire's enumerations, which the options have in small letters.
+_VALUE = re.compile(
+    r"( = )?\b(?:COMMIT_MODE|NONFINITE_POLICY|TORN_POLICY|LOST_RANK_POLICY|SPIKE_ACTION|SPIKE_KIND)_([A-Z_]+)"
+)
+# What is said there, and what is said here.
+_WORDS = [
+    (re.compile(there), here)
+    for there, here in (
+        (r"\b(nonfinite|commit|on_torn|on_lost_rank) = ([a-z_]+)", r"\1='\2'"),
+        (r"\btakeover=true\b", "takeover=True"),
+        (r"\brun_id\b", "run"),
+        (r"\b(\w+_timeout)_s\b", r"\1"),
+        (r"\b(?:RunSpec\.)?rewind\.snapshots\b", "snapshots"),
+        (r"\b(?:RunSpec\.)?rewind\.every\b", "snapshot_every"),
+        (r"\brewind(?= is unset| is snapshots)", "snapshots"),
+        (r"\bRunSpec\.accumulation\b|\baccumulation(?= is )", "gradient_accumulation_steps"),
+        (r"\branks(?= is (?:\d|unset))", "world"),
+        (r"\bdynamic_loss_scale(?: = true)?", "ballast.GradScaler"),
+        (r"(?<=\])\.gradient\b", ".gradient_dtype"),
+        (r"\bStepBegin\.loss_scale\b", "loss_scale"),
+        (r"\bStepEnd\.client_state\b|\bEndStep: client_state\b", "the registered client state"),
+        (r"\bhas sent nothing but StepBegin\b", "has begun it and sent nothing"),
+        (r"\bhas not sent StepEnd\b", "has not called step()"),
+        (r"\bhas not sent MicroEnd of\b", "has not ended"),
+        (r"\bStep(?:Begin|End) of step\b", "step"),
+        (r"\ba trainer sends them with LoadState\b", "upload them with weights='client'"),
+        (r"\bLoadState is for before\b", "weights are uploaded before"),
+    )
+]
+# Names of runs and tensors: they stay as they are.
+_QUOTED = re.compile(r"""((?<!\w)'[^']*'|"[^"]*")""")
+
+
+def in_python(text: str) -> str:
+    """`text` in the words of the options, as a user of this package writes them."""
+    pieces = _QUOTED.split(_HYPER.sub(r".\1", text))
+    pieces[::2] = map(_said_here, pieces[::2])
+    return "".join(pieces)
+
+
+def _said_here(text: str) -> str:
+    text = _VALUE.sub(lambda found: f"{'=' if found[1] else ''}'{found[2].lower()}'", text)
+    for there, here in _WORDS:
+        text = there.sub(here, text)
+    return text
