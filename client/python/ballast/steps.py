@@ -10,10 +10,12 @@ from weakref import ref
 
 from torch import Tensor
 
+from ballast import wrappers
 from ballast.errors import RunRewound
 from ballast.hooks import GradientHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
+from ballast.micro_batches import Announced
 from ballast.options import check_option
 from ballast.overlap import ForwardWaits
 from ballast.parameters import ParameterList
@@ -66,6 +68,7 @@ class Steps:
         self._hyperparameters = Hyperparameters(settings.rule)
         self._hooks = GradientHooks(self.receive)
         self._waits: ForwardWaits | None = None
+        self._announced = Announced()
         self._empty = False  # the last end() had no gradient
 
     # --- hooks ------------------------------------------------------------------------------------------------------
@@ -73,10 +76,12 @@ class Steps:
     def watch(self, parameters: Iterable[Tensor]) -> None:
         """From now on their gradients are sent as they are made, and with overlap, every module waits for its weights."""
         self._hooks.cover(parameters)
+        wrappers.watch(self)
         if self._overlap and self._waits is None:
             self._waits = ForwardWaits(self.before_forward)
 
     def unwatch(self) -> None:
+        wrappers.release(self)
         self._hooks.remove()
         if self._waits is not None:
             self._waits.remove()
@@ -91,7 +96,7 @@ class Steps:
             if grad is None or self._rejoin.in_dead_backward:
                 return
             session = self.joined()
-            session.admit(parameter, self._parameters.name_of(parameter))
+            session.admit(parameter, self._parameters.name_of(parameter), self._announced.final)
             if not session.begun:
                 self.begin(session)
             session.push(parameter, grad)
@@ -112,6 +117,20 @@ class Steps:
         optimizer = self._optimizer()
         assert optimizer is not None  # who calls holds it
         return optimizer
+
+    # --- modules in DDP ---------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> int:
+        """How many ranks the run has."""
+        return self._settings.rank.world
+
+    def trains(self, parameter: Tensor) -> bool:
+        return parameter in self._parameters
+
+    def hear(self, synchronized: bool) -> None:
+        """A module in DDP begins a forward that makes a graph, under no_sync() or not."""
+        self._announced.hear(synchronized)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -151,6 +170,7 @@ class Steps:
             return None
         if begun:
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
+            self._announced.final = None
             session.end(as_loss(loss), self._rejoin.collect(self._optimized.state_dict), groups)
             if self._overlap:
                 session.leave_waiting()
