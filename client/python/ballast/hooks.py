@@ -8,26 +8,37 @@ from typing import Any
 
 from torch import Tensor
 
+from ballast import wrappers
 from ballast.overlap import ForwardWaits
 
 
 class TorchHooks:
-    """Calls `receive(parameter)` as GradientHooks does and, if it is given, `wait(parameters)` as ForwardWaits does, from
-    cover() to remove(). Holds both weakly."""
+    """Calls `receive(parameter)` as GradientHooks does and, if it is given, `wait(parameters)` as ForwardWaits does, and has
+    modules in DistributedDataParallel know `trainer`, from cover() to remove(). Holds all of them weakly."""
 
-    def __init__(self, receive: Callable[[Tensor], None], wait: Callable[[Iterable[Tensor]], None] | None):
+    def __init__(
+        self,
+        receive: Callable[[Tensor], None],
+        wait: Callable[[Iterable[Tensor]], None] | None,
+        trainer: wrappers.Trainer,
+    ):
         self._gradients = GradientHooks(receive)
         self._wait = None if wait is None else weakref.WeakMethod(wait)
         self._waits: ForwardWaits | None = None
+        self._trainer = weakref.ref(trainer)
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
         """From now on their gradients are received, and every module waits for its weights."""
         self._gradients.cover(parameters)
+        trainer = self._trainer()
+        if trainer is not None:
+            wrappers.watch(trainer)
         wait = self._wait and self._wait()
         if self._waits is None and wait:
             self._waits = ForwardWaits(wait)
 
     def remove(self) -> None:
+        wrappers.release(self._trainer())
         self._gradients.remove()
         if self._waits is not None:
             self._waits.remove()

@@ -13,8 +13,9 @@ class MicroBatches:
     """The micro-batches of one step after another, at most `most` a step.
 
     A step is made in one of two ways. Implicit: each backward() is a micro-batch, and a step has `most` of them; a tensor
-    whose gradient comes again is of the next. Announced: each is entered with begin(final) before its backward(), and the
-    step ends with the one that is final. Bookkeeping only.
+    whose gradient comes again is of the next. no_sync() of DistributedDataParallel, where it is used, may end the step
+    before. Announced: each is entered with begin(final) before its backward(), and the step ends with the one that is final.
+    Bookkeeping only.
 
     end_micro(loss, next_is_last): told when a micro-batch is over that is not the step's last.
     """
@@ -37,12 +38,12 @@ class MicroBatches:
     @property
     def count(self) -> int:
         """How many the step that begins now has, as far as is known."""
-        return 1 if self._announced and self._final else self._most
+        return 1 if self._final else self._most
 
     @property
     def last(self) -> bool:
         """Whether the present one is the step's last: weights may return."""
-        return self._final if self._announced else self._index + 1 == self._most
+        return self._final or (not self._announced and self._index + 1 == self._most)
 
     def begin(self, final: bool, step: int, open_: bool) -> None:
         """Enters an announced one. open_: the step has begun."""
@@ -63,7 +64,7 @@ class MicroBatches:
                 "again with the same",
                 "FAILED_PRECONDITION",
             )
-        if self._final and not self._again:
+        if self._announced and self._final and not self._again:
             raise Rejected(
                 f"accumulate() after the final micro-batch of step {step}: call step() first", "FAILED_PRECONDITION"
             )
@@ -83,8 +84,11 @@ class MicroBatches:
         self._inside = False
         self._again = failed and not self._pushed
 
-    def admit(self, tensor: int, name: str, step: int) -> None:
-        """Before a gradient is sent: it belongs to the present micro-batch from here on. Rejected if it cannot."""
+    def admit(self, tensor: int, name: str, step: int, final: bool | None = None) -> None:
+        """Before a gradient is sent: it belongs to the present micro-batch from here on. Rejected if it cannot.
+
+        final: whether its backward() is the step's last, as no_sync() says; None: nothing says so. Not heard within
+        accumulate()."""
         if self._announced is None:
             self._announced = False
         if self._announced and not self._inside:
@@ -93,11 +97,24 @@ class MicroBatches:
                 "backward() within it, and call step() after the final one",
                 "FAILED_PRECONDITION",
             )
-        if tensor not in self._pushed:
-            return
-        if self._announced or self.last:
+        again = tensor in self._pushed
+        if again and (self._announced or self.last):
             raise Rejected(self._second(name, step), "FAILED_PRECONDITION")
-        self._next(next_is_last=False)
+        if not self._announced and (again or not self._pushed):
+            self._enter(self._index + again, name, step, final)
+
+    def _enter(self, index: int, name: str, step: int, final: bool | None) -> None:
+        """The gradient of `name` is the first of the implicit micro-batch `index`."""
+        if final is False and index + 1 == self._most:
+            raise Rejected(
+                f"parameter '{name}' got a gradient under no_sync() in step {step}, so this micro-batch is not the step's "
+                f"last; but a step has at most gradient_accumulation_steps={self._most}, and this is number {index + 1}. Give "
+                "a larger one, or leave the last backward() of each step outside of no_sync()",
+                "FAILED_PRECONDITION",
+            )
+        if index > self._index:
+            self._next(next_is_last=bool(final))
+        self._final = bool(final)
 
     def add(self, tensor: int) -> None:
         self._pushed.add(tensor)
@@ -134,13 +151,33 @@ class MicroBatches:
                 "gradient_accumulation_steps=N to add up N backward()"
             )
         where = f"micro-batch {self._index + 1} of step {step}"
-        fix = (
-            "one backward() for each accumulate()" if self._announced else f"call step() after {self._most} backward()"
-        )
+        if self._announced:
+            fix = "one backward() for each accumulate()"
+        elif self._final:
+            fix = "it was the step's last, as its forward was not under no_sync(), and step() comes next"
+        else:
+            fix = f"call step() after {self._most} backward()"
         return (
-            f"parameter '{name}' got a second gradient in {where}: its first has left already. Make it {fix}; a tensor "
-            "that is used twice under activation checkpointing needs use_reentrant=False"
+            f"parameter '{name}' got a second gradient in {where}, and its first has left already: {fix}. A tensor that is "
+            "used twice under activation checkpointing needs use_reentrant=False"
         )
+
+
+class Announced:
+    """What no_sync() of modules in DDP says of the micro-batches: those under it are not the step's last.
+
+    final: whether the present one is the last. None: nothing says so. Where no_sync() is never used no forward is under it,
+        and that does not make one the last.
+    """
+
+    def __init__(self) -> None:
+        self.final: bool | None = None
+        self._used = False
+
+    def hear(self, synchronized: bool) -> None:
+        """A module's forward begins, under no_sync() or not."""
+        self._used = self._used or not synchronized
+        self.final = synchronized if self._used else None
 
 
 class Reporting(Protocol):

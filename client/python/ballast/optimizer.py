@@ -59,8 +59,11 @@ class Optimizer(torch.optim.Optimizer):
     Parameters on another device than the CPU work, without overlap: each gradient is copied to host memory when it is
     made, and step() copies the weights back.
 
-    Not supported, and refused: sharded parameters (FSDP, DTensor), modules wrapped in DistributedDataParallel, torch's
-    gradient clipping (max_grad_norm does it) and GradScaler (ballast.GradScaler is it), copying or pickling the optimizer.
+    Modules may be wrapped in DistributedDataParallel, before or after. While the optimizer is open they do not reduce
+    gradients; the daemon takes the mean over the ranks.
+
+    Not supported, and refused: sharded parameters (FSDP, DTensor), torch's gradient clipping (max_grad_norm does it) and
+    GradScaler (ballast.GradScaler is it), copying or pickling the optimizer.
 
     Not thread-safe, except that hooks may run on autograd's threads. Of no use in a forked child; one that does not touch
     it, such as a DataLoader's worker, does no harm.
@@ -137,7 +140,8 @@ class Optimizer(torch.optim.Optimizer):
                     optimizer.step()
 
         Without it a step has exactly gradient_accumulation_steps backward(); with it, at most that many. Every rank has
-        the same number. Gradients are summed. Weights are overwritten in the final backward() alone.
+        the same number. Gradients are summed. Weights are overwritten in the final backward() alone. no_sync() of
+        DistributedDataParallel tells as much: the first backward() outside of it is the step's last.
         """
         steps = self._steps
         with steps.lock, steps.following():

@@ -96,8 +96,8 @@ class Session:
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
 
-    def admit(self, parameter: Tensor, name: str) -> None:
-        """Rejected, before anything is sent, if `parameter` is not to have a gradient now."""
+    def admit(self, parameter: Tensor, name: str, final: bool | None) -> None:
+        """Rejected, before anything is sent, if `parameter` is not to have a gradient now. final: as MicroBatches.admit."""
         binding = self._by_id.get(id(parameter))
         if binding is None:
             raise Rejected(
@@ -121,7 +121,7 @@ class Session:
                 "for its weights",
                 "FAILED_PRECONDITION",
             )
-        self.micro_batches.admit(binding.index, name, self.step)
+        self.micro_batches.admit(binding.index, name, self.step, final)
 
     def push(self, parameter: Tensor, grad: Tensor) -> None:
         """Sends a gradient. From here on, in the step's last micro-batch, the parameter may be overwritten at any time

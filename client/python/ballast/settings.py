@@ -14,7 +14,7 @@ from ballast.options import Rule, check_scales
 from ballast.parameters import NamedParameter, ParameterList
 from ballast.rank import rank_of
 from ballast.spec import run_spec
-from ballast.wrappers import refuse_wrapped
+from ballast.wrappers import find_wrapped
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RunSettings:
         names = [entry.name for entry in parameters]
         self._formats.check_used(names)
         check_scales(self._lr_scales, names)
-        refuse_wrapped(tensors)
+        find_wrapped()
         grouping = self._formats.group(tensors, groups)
         spec = run_spec(self.rank, self.rule, tensors, groups, grouping, self._lr_scales, self._seed, self.step_rules)
         return Description(spec, tensors, grouping, self.step_rules, self._changed_weights)

@@ -14,6 +14,7 @@ from ballast.errors import RunRewound
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
+from ballast.micro_batches import Announced
 from ballast.options import check_option
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
@@ -65,7 +66,8 @@ class Steps:
         self._rejoin = rejoin
         self._overlap = overlap
         self._hyperparameters = Hyperparameters(settings.rule)
-        self.hooks = TorchHooks(self.receive, self.before_forward if overlap else None)
+        self.hooks = TorchHooks(self.receive, self.before_forward if overlap else None, self)
+        self._announced = Announced()
         self._empty = False  # the last end() had no gradient
 
     # --- hooks ------------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class Steps:
             if grad is None or self._rejoin.in_dead_backward:
                 return
             session = self.joined()
-            session.admit(parameter, self._parameters.name_of(parameter))
+            session.admit(parameter, self._parameters.name_of(parameter), self._announced.final)
             if not session.begun:
                 self.begin(session)
             session.push(parameter, grad)
@@ -101,6 +103,20 @@ class Steps:
         optimizer = self._optimizer()
         assert optimizer is not None  # who calls holds it
         return optimizer
+
+    # --- modules in DDP ---------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> int:
+        """How many ranks the run has."""
+        return self._settings.rank.world
+
+    def trains(self, parameter: Tensor) -> bool:
+        return parameter in self._parameters
+
+    def hear(self, synchronized: bool) -> None:
+        """A module in DDP begins a forward that makes a graph, under no_sync() or not."""
+        self._announced.hear(synchronized)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -141,6 +157,7 @@ class Steps:
             return None
         if begun:
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
+            self._announced.final = None
             session.end(as_loss(loss), self._rejoin.collect(self._optimized.state_dict), groups)
             if self._overlap:
                 session.leave_waiting()

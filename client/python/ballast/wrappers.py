@@ -1,34 +1,198 @@
-"""Modules that reduce gradients themselves, and with which a parameter would be reduced twice."""
+"""Modules wrapped in DistributedDataParallel: while a ballast optimizer trains one, its own reduction of gradients is off,
+for the daemon takes the mean over the ranks.
+
+A parameter does not tell what wraps it. So while an optimizer is open, DistributedDataParallel.forward is replaced by one
+that looks whose parameters the module has, whichever was made first; and when a run is joined, live modules are looked
+through once, for the sake of a forward before the optimizer was made. What DDP does to buffers, and to parameters when it is
+made, stays. Of options that change how gradients are reduced, those that would be lost are refused by name.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch.distributed
-from torch import nn
+from torch import Tensor, nn
 
 from ballast.errors import Rejected
-from ballast.parameters import NamedParameter
+from ballast.reducer import SilentReducer
+
+DDP = nn.parallel.DistributedDataParallel
 
 
-def refuse_wrapped(entries: Iterable[NamedParameter]) -> None:
-    """Rejected, naming the wrapper, if a live DistributedDataParallel module has one of the parameters.
+class Trainer(Protocol):
+    """What an open optimizer is to the modules that it trains."""
 
-    A parameter does not tell what wraps it, so all live objects are looked through; only where torch.distributed is
-    initialized, for otherwise there is no such module.
-    """
+    @property
+    def world(self) -> int:
+        """How many ranks its run has."""
+
+    def trains(self, parameter: Tensor) -> bool: ...
+
+    def hear(self, synchronized: bool) -> None:
+        """A module with its parameters begins a forward that makes a graph, under no_sync() or not."""
+
+
+_trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
+_silent: weakref.WeakKeyDictionary[DDP, SilentReducer] = weakref.WeakKeyDictionary()
+_original: list[Callable[..., Any]] = []
+
+
+def watch(trainer: Trainer) -> None:
+    """From now on modules in DDP that `trainer` trains do not reduce gradients; Rejected in the forward of one that must."""
+    _trainers.add(trainer)
+    if not _original:
+        _original.append(DDP.forward)
+        setattr(DDP, "forward", _announced(DDP.forward))
+
+
+def release(trainer: Trainer | None) -> None:
+    """Its modules reduce again; with the last one DDP is torch's own. None: it is gone, and so from here."""
+    if trainer is not None:
+        _trainers.discard(trainer)
+    for module in list(_silent):
+        if not _trainers_of(module):
+            _restore(module)
+    if not _trainers and _original:
+        setattr(DDP, "forward", _original.pop())
+
+
+def find_wrapped() -> None:
+    """Switches off the reduction of live modules without waiting for their next forward. Rejected as that would be."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
-    ours = {id(entry.parameter): entry.name for entry in entries}
     for candidate in gc.get_objects():
-        if not issubclass(type(candidate), nn.parallel.DistributedDataParallel):
-            continue
-        for parameter in candidate.parameters():
-            if id(parameter) in ours:
-                raise Rejected(
-                    f"parameter '{ours[id(parameter)]}' is in a {type(candidate).__name__} module, which reduces gradients "
-                    "before they could leave: give the plain module's parameters and drop the wrapper; the daemon takes "
-                    "the mean over the ranks",
-                    "FAILED_PRECONDITION",
-                )
+        if issubclass(type(candidate), DDP) and (trainers := _trainers_of(candidate)):
+            _silence(candidate, trainers)
+
+
+def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def announce(self: DDP, *inputs: Any, **kwargs: Any) -> Any:
+        _before_forward(self)
+        return forward(self, *inputs, **kwargs)
+
+    return announce
+
+
+def _before_forward(module: DDP) -> None:
+    trainers = _trainers_of(module)
+    if not trainers:
+        _restore(module)
+        return
+    _silence(module, trainers)
+    _check_join(module)
+    if torch.is_grad_enabled():
+        _check_all_trained(module)
+        for trainer in trainers:
+            trainer.hear(module.require_backward_grad_sync)
+
+
+def _trainers_of(module: DDP) -> list[Trainer]:
+    return [t for t in list(_trainers) if any(p.requires_grad and t.trains(p) for p in module.parameters())]
+
+
+def _silence(module: DDP, trainers: list[Trainer]) -> None:
+    for trainer in trainers:
+        _check_world(module, trainer)
+    _check_options(module)
+    if module not in _silent:
+        _check_ignored(module)
+        _silent[module] = SilentReducer(module)
+
+
+def _restore(module: DDP) -> None:
+    silent = _silent.pop(module, None)
+    if silent is not None:
+        silent.restore(module)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def _check_world(module: DDP, trainer: Trainer) -> None:
+    size = module.process_group.size()
+    if size != trainer.world:
+        raise Rejected(
+            f"a DistributedDataParallel module's process group has {size} ranks, and the run has world={trainer.world}: the "
+            "daemon takes the mean over all ranks of the run. Give rank= and world= as they are in that group, and each "
+            "group a run of its own; or leave process_group= out",
+            "FAILED_PRECONDITION",
+        )
+
+
+def _check_options(module: DDP) -> None:
+    """Rejected if the module was told to do something with gradients that would not be done."""
+    in_backward = any(hasattr(parameter, "_in_backward_optimizers") for parameter in module._module_parameters)
+    for given, what, instead in (
+        (
+            in_backward,
+            "parameters with an optimizer of their own (apply_optimizer_in_backward)",
+            "Leave that out",
+        ),
+        (
+            _hooked(module),
+            "a communication hook (register_comm_hook)",
+            "Leave it out; gradient_dtype='bf16', of the optimizer, sends gradients in 2 bytes",
+        ),
+        (module.mixed_precision, "mixed_precision=", "Leave it out and use torch.autocast"),
+        (
+            module._delay_all_reduce_params,
+            "delay_all_reduce_named_params=",
+            "Leave it and param_to_hook_all_reduce= out",
+        ),
+        (
+            getattr(module, "_use_python_reducer", False),
+            "torch._dynamo.config.optimize_ddp='python_reducer'",
+            "Set it to True before the module is made",
+        ),
+    ):
+        if given:
+            raise Rejected(
+                f"a DistributedDataParallel module has {what}, which works on gradients as the module reduces them: a ballast "
+                f"optimizer's are not, they go to the daemon. {instead}",
+                "FAILED_PRECONDITION",
+            )
+
+
+def _hooked(module: DDP) -> bool:
+    if module.logger is None:  # it leaves its constructor early where all parameters are delayed
+        return False
+    return bool(module._comm_hooks) or (module not in _silent and "comm_hook" in module._get_ddp_logging_data())
+
+
+def _check_join(module: DDP) -> None:
+    if module._join_config.enable:
+        raise Rejected(
+            "join() of a DistributedDataParallel module: a rank that has run out of batches makes no steps, and those of the "
+            "others would wait for it. Give every rank the same number of batches, as DistributedSampler does, and leave "
+            "join() out",
+            "FAILED_PRECONDITION",
+        )
+
+
+def _check_ignored(module: DDP) -> None:
+    for name, parameter in module.module.named_parameters():
+        if name in module.parameters_to_ignore and any(t.trains(parameter) for t in _trainers):
+            raise Rejected(
+                f"parameter '{name}' is one that a DistributedDataParallel module ignores, so that each rank has its own; a "
+                "run has one for all ranks. Do not have it ignored, or give it to another optimizer",
+                "FAILED_PRECONDITION",
+            )
+
+
+def _check_all_trained(module: DDP) -> None:
+    trainers = list(_trainers)
+    for parameter in module._module_parameters:
+        if parameter.requires_grad and not any(trainer.trains(parameter) for trainer in trainers):
+            name = next(name for name, p in module.named_parameters() if p is parameter)
+            raise Rejected(
+                f"parameter '{name}' of a DistributedDataParallel module is trained by no ballast optimizer, and others of the "
+                "module are: it does not reduce gradients then, and this one's would differ from rank to rank. Give it to a "
+                "ballast optimizer, freeze it (requires_grad_(False)), or wrap it apart from the others",
+                "FAILED_PRECONDITION",
+            )

@@ -1,0 +1,69 @@
+"""Two processes whose modules are in DistributedDataParallel end where torch's AdamW ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import Program
+from daemon import Daemon
+
+TEN = [1] * 10
+ACCUMULATED = [3] * 10
+RAGGED = [3, 3, 1, 3, 2, 3]
+THREE = {"gradient_accumulation_steps": 3}
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"steps": TEN},
+    "the optimizer made before": {"steps": TEN, "optimizer_first": True},
+    "in another module": {"steps": TEN, "wrap": "inner"},
+    "several modules in DDP": {"steps": TEN, "wrap": "parts"},
+    "static graph": {"steps": TEN, "ddp": {"static_graph": True}},
+    "unused parameters": {"steps": TEN, "model": "branches", "ddp": {"find_unused_parameters": True}},
+    "gradients as views of buckets": {"steps": TEN, "ddp": {"gradient_as_bucket_view": True}},
+    "compiled": {"steps": TEN, "compile": True},
+    "staged": {"steps": TEN, "options": {"commit": "staged"}},
+    "forward waits": {"steps": TEN, "options": {"overlap_forward": True}},
+    "buffers": {"steps": TEN, "model": "norm"},
+    "buffers, under no_sync": {"steps": ACCUMULATED, "model": "norm", "no_sync": True, "options": THREE},
+    "accumulated": {"steps": ACCUMULATED, "options": THREE},
+    "accumulated under no_sync": {"steps": ACCUMULATED, "no_sync": True, "options": THREE},
+    "fewer in some steps, under no_sync": {"steps": RAGGED, "no_sync": True, "options": THREE},
+    "static graph under no_sync": {
+        "steps": ACCUMULATED,
+        "no_sync": True,
+        "options": THREE,
+        "ddp": {"static_graph": True},
+        "theirs": {"ddp": {}},  # torch's fails where the first micro-batch is under no_sync
+    },
+}
+
+
+def distance(ours: list[float], theirs: list[float]) -> float:
+    one, other = torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64)
+    return ((one - other).norm() / other.norm()).item()
+
+
+@pytest.fixture(scope="module")
+def ranks(daemon: Daemon) -> Iterator[Program]:
+    """Trains one case after another, so that torch is imported once."""
+    program = Program("wrapped", daemon.server, "")
+    yield program
+    program.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_in_ddp_end_where_torch_does(case: str, ranks: Program, run: str, tmp_path: Path) -> None:
+    ranks.go_on(json.dumps({"run": run, "store": str(tmp_path / "store"), "case": CASES[case]}))
+    answers = json.loads(ranks.hear())
+    assert all(isinstance(answer, list) for answer in answers), answers
+    (ours, theirs), (of_rank_1, theirs_of_rank_1) = answers
+    for name, values in ours.items():
+        assert distance(values, theirs[name]) < 1e-6, name
+        assert distance(of_rank_1[name], theirs_of_rank_1[name]) < 1e-6, name
+        assert "running" in name or values == of_rank_1[name]
