@@ -27,10 +27,10 @@ uint64_t ScalesOfFirstChunks(const RunSpec& spec, const TensorSpec& t, uint64_t 
 void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   Add(&plan->pull_bytes, ServingBytes(t));
   const uint64_t chunk_bytes = std::min(t.elements, spec.chunk_elements) * WireBytes(t.serving_format);
-  plan->send_slot_bytes = std::max(plan->send_slot_bytes, AlignUp(chunk_bytes));
+  plan->send_buffer_bytes = std::max(plan->send_buffer_bytes, AlignUp(chunk_bytes));
   const ChunkScales scales = ScalesOfChunks(spec, t);
   Add(&plan->pull_bytes, scales.all * sizeof(float));
-  plan->send_slot_scales = std::max(plan->send_slot_scales, scales.most);
+  plan->send_buffer_scales = std::max(plan->send_buffer_scales, scales.most);
 }
 
 uint64_t& OfKind(PlanBytes& bytes, kernels::PlaneKind kind) {
@@ -124,11 +124,11 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   for (Shard& shard : shards) plan.shards.push_back(Completed(spec, std::move(shard)));
   plan.window_bytes = WindowBytes(spec, plan.push_bytes);
   Add(&plan.shards[0].bytes.gradients, Product(spec.ranks, plan.window_bytes));
-  const uint64_t slot_bytes = plan.send_slot_bytes + plan.send_slot_scales * sizeof(float);
-  Add(&plan.shards[0].bytes.staging, Product(SlotCount(spec), slot_bytes));
+  const uint64_t buffer_bytes = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);
+  Add(&plan.shards[0].bytes.staging, Product(SendBufferCount(spec), buffer_bytes));
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
-  plan.reader_bytes = Sum(Product(ReaderSlotCount(spec), slot_bytes), plan.copy_bytes);
+  plan.reader_bytes = Sum(Product(ReaderBufferCount(spec), buffer_bytes), plan.copy_bytes);
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, spec.snapshots);
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;

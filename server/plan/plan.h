@@ -70,19 +70,19 @@ struct Plan {
   uint64_t chunk_elements = 0;
   PlanBytes bytes = {};  // of all shards
   Placement placement = {};
-  // By shard. The first also counts host memory: the ranks' send slots, their windows of gradients that wait to be
+  // By shard. The first also counts host memory: the ranks' send buffers, their windows of gradients that wait to be
   // summed, the accounts of those gradients, what readers hold, and the ranks' client_state.
   std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
   uint64_t push_bytes = 0;  // gradients of a step
   uint64_t pull_bytes = 0;  // weights of a step
   uint64_t trainer_weight_bytes = 0;
-  uint64_t window_bytes = 0;      // for each rank's gradients that wait to be summed; shm_shape.h says where they are
-  uint64_t account_bytes = 0;     // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
-  uint64_t copy_bytes = 0;        // weights of the largest tensor, of which a slow reader may be sent a copy
-  uint64_t reader_bytes = 0;      // part of bytes.staging: the chunks that readers hold, and that copy, at most
-  uint64_t send_slot_bytes = 0;   // for each of SlotCount(spec) slots
-  uint64_t send_slot_scales = 0;  // likewise
+  uint64_t window_bytes = 0;        // for each rank's gradients that wait to be summed; shm_shape.h says where they are
+  uint64_t account_bytes = 0;       // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
+  uint64_t copy_bytes = 0;          // weights of the largest tensor, of which a slow reader may be sent a copy
+  uint64_t reader_bytes = 0;        // part of bytes.staging: the chunks that readers hold, and that copy, at most
+  uint64_t send_buffer_bytes = 0;   // for each of SendBufferCount(spec) buffers
+  uint64_t send_buffer_scales = 0;  // likewise
 };
 
 // Planes and slabs begin on multiples of this.
@@ -90,13 +90,13 @@ inline constexpr uint64_t kAlignment = 64;
 constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // A rank's stream has two in turn, so that one is encoded while the other is written. A run has one more, for digests.
-inline constexpr uint64_t kSendSlots = 2;
-inline uint64_t SlotCount(const RunSpec& spec) { return spec.ranks * kSendSlots + 1; }
+inline constexpr uint64_t kSendBuffers = 2;
+inline uint64_t SendBufferCount(const RunSpec& spec) { return spec.ranks * kSendBuffers + 1; }
 // Readers that are served beside the ranks: ballastctl, an evaluation, a checkpoint. Readers that were cut off may hold
 // a chunk until they are gone; as many of them are planned for.
 inline constexpr uint64_t kMoreReaders = 4;
 inline uint64_t ReaderCount(const RunSpec& spec) { return spec.ranks + kMoreReaders; }
-inline uint64_t ReaderSlotCount(const RunSpec& spec) { return 2 * ReaderCount(spec); }
+inline uint64_t ReaderBufferCount(const RunSpec& spec) { return 2 * ReaderCount(spec); }
 // Chunks that a rank may have sent beyond its credit: one when nothing else is under way, and one that sums wait for.
 inline constexpr uint64_t kChunksBeyondCredit = 2;
 

@@ -79,7 +79,7 @@ class RankLink {
   bool sending() const { return open() && !outbox_.idle(); }
   // The client has nothing more to say, and all that it is owed has been written.
   bool finished() const { return open() && input_closed_ && parked_.empty() && outbox_.idle(); }
-  uint64_t slot_bytes() const { return outbox_.slot_bytes(); }
+  uint64_t buffer_bytes() const { return outbox_.buffer_bytes(); }
 
   // The client's state: what comes with the StepEnd of the open step is the rank's once that step has closed.
   void BringState(ClientState state) { coming_state_ = std::move(state); }

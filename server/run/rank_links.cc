@@ -15,9 +15,9 @@ bool RankLinks::any_sending() const {
   return std::any_of(links_.begin(), links_.end(), [](const RankLink& link) { return link.sending(); });
 }
 
-uint64_t RankLinks::slot_bytes() const {
+uint64_t RankLinks::buffer_bytes() const {
   uint64_t bytes = 0;
-  for (const RankLink& link : links_) bytes += link.slot_bytes();
+  for (const RankLink& link : links_) bytes += link.buffer_bytes();
   return bytes;
 }
 

@@ -30,7 +30,7 @@ class RankLinks {
   // Whose stream it is; none: it has been left, or its link closed.
   std::optional<uint32_t> RankOf(const RankStream* stream) const;
   bool any_sending() const;
-  uint64_t slot_bytes() const;  // reserved, of all senders
+  uint64_t buffer_bytes() const;  // reserved, by all outboxes
   // What they look like from outside, by rank: of those that the machine's world has.
   std::vector<RankStatus> Status(const StepMachine& machine) const;
 

@@ -6,9 +6,9 @@
 namespace ballast {
 
 RankOutbox::RankOutbox(Environment environment, const Plan& plan) : environment_(std::move(environment)) {
-  for (Slot& slot : slots_) {
-    slot.piece.Reserve(plan.send_slot_bytes, plan.send_slot_scales);
-    slot_bytes_ += slot.piece.reserved_bytes();
+  for (Buffer& buffer : buffers_) {
+    buffer.piece.Reserve(plan.send_buffer_bytes, plan.send_buffer_scales);
+    buffer_bytes_ += buffer.piece.reserved_bytes();
   }
 }
 
@@ -32,9 +32,9 @@ void RankOutbox::DropPublished() {
   tensors_.clear();
   next_chunk_ = 0;
   results_.clear();
-  for (Slot& slot : slots_) {
-    if (slot.state == SlotState::kReady) Discard(&slot);
-    slot.stale = slot.state != SlotState::kFree;
+  for (Buffer& buffer : buffers_) {
+    if (buffer.state == BufferState::kReady) Discard(&buffer);
+    buffer.stale = buffer.state != BufferState::kFree;
   }
 }
 
@@ -55,45 +55,45 @@ std::optional<uint64_t> RankOutbox::NextReceived(uint32_t tensor, uint64_t from)
 }
 
 void RankOutbox::Encode() {
-  for (Slot& slot : slots_) {
+  for (Buffer& buffer : buffers_) {
     if (tensors_.empty()) return;
-    if (slot.state != SlotState::kFree) continue;
-    if (!stream_->Lend(&slot.piece)) return;
-    slot.stream = stream_;
-    EncodeNextChunk(&slot);
+    if (buffer.state != BufferState::kFree) continue;
+    if (!stream_->Lend(&buffer.piece)) return;
+    buffer.stream = stream_;
+    EncodeNextChunk(&buffer);
   }
 }
 
-void RankOutbox::Discard(Slot* slot) {
-  slot->stream->Unlend(&slot->piece);
-  slot->stream.reset();
-  slot->state = SlotState::kFree;
+void RankOutbox::Discard(Buffer* buffer) {
+  buffer->stream->Unlend(&buffer->piece);
+  buffer->stream.reset();
+  buffer->state = BufferState::kFree;
 }
 
-void RankOutbox::EncodeNextChunk(Slot* slot) {
+void RankOutbox::EncodeNextChunk(Buffer* buffer) {
   const RunSpec& spec = *environment_.spec;
   const auto [step, tensor] = tensors_.front();
   const TensorSpec& t = spec.tensors[tensor];
   const uint64_t chunk = *NextReceived(tensor, next_chunk_);
   const TensorRange range{tensor, ChunkBegin(spec, chunk), ChunkEnd(spec, t, chunk)};
   const bool last = !NextReceived(tensor, chunk + 1);
-  slot->chunk = {.step = step, .tensor = tensor, .chunk = chunk, .last = last};
-  slot->state = SlotState::kEncoding;
-  slot->stale = false;
-  slot->order = encoded_++;
+  buffer->chunk = {.step = step, .tensor = tensor, .chunk = chunk, .last = last};
+  buffer->state = BufferState::kEncoding;
+  buffer->stale = false;
+  buffer->order = encoded_++;
   next_chunk_ = chunk + 1;
   if (last) {
     tensors_.pop_front();
     next_chunk_ = 0;
   }
-  environment_.store->EncodeWeights(range, &slot->piece, [this, slot](const TaskResult&) { Encoded(slot); });
+  environment_.store->EncodeWeights(range, &buffer->piece, [this, buffer](const TaskResult&) { Encoded(buffer); });
 }
 
-void RankOutbox::Encoded(Slot* slot) {
-  if (slot->stale) {
-    Discard(slot);
+void RankOutbox::Encoded(Buffer* buffer) {
+  if (buffer->stale) {
+    Discard(buffer);
   } else {
-    slot->state = SlotState::kReady;
+    buffer->state = BufferState::kReady;
   }
   Pump();
 }
@@ -108,13 +108,13 @@ std::optional<StreamOutput> RankOutbox::NextControl() {
   return std::nullopt;
 }
 
-RankOutbox::Slot* RankOutbox::NextReady() {
-  Slot* next = nullptr;
-  for (Slot& slot : slots_) {
-    const bool mine = slot.state == SlotState::kReady || (slot.state == SlotState::kEncoding && !slot.stale);
-    if (mine && (next == nullptr || slot.order < next->order)) next = &slot;
+RankOutbox::Buffer* RankOutbox::NextReady() {
+  Buffer* next = nullptr;
+  for (Buffer& buffer : buffers_) {
+    const bool mine = buffer.state == BufferState::kReady || (buffer.state == BufferState::kEncoding && !buffer.stale);
+    if (mine && (next == nullptr || buffer.order < next->order)) next = &buffer;
   }
-  return next != nullptr && next->state == SlotState::kReady ? next : nullptr;
+  return next != nullptr && next->state == BufferState::kReady ? next : nullptr;
 }
 
 void RankOutbox::WriteNext() {
@@ -122,31 +122,31 @@ void RankOutbox::WriteNext() {
     writing_ = stream_->Write(*control);
     return;
   }
-  if (Slot* slot = NextReady(); slot != nullptr) {
-    const uint64_t bytes = slot->piece.bytes();
-    writing_ = stream_->WriteWeights(slot->chunk, &slot->piece);
-    if (!writing_) return Discard(slot);
-    slot->state = SlotState::kWriting;
+  if (Buffer* buffer = NextReady(); buffer != nullptr) {
+    const uint64_t bytes = buffer->piece.bytes();
+    writing_ = stream_->WriteWeights(buffer->chunk, &buffer->piece);
+    if (!writing_) return Discard(buffer);
+    buffer->state = BufferState::kWriting;
     environment_.on_sent(bytes);
     return;
   }
-  if (!results_.empty() && tensors_.empty() && !AnySlotBusy()) {
+  if (!results_.empty() && tensors_.empty() && !AnyBufferBusy()) {
     writing_ = stream_->Write(results_.front());
     results_.pop_front();
   }
 }
 
-bool RankOutbox::AnySlotBusy() const {
-  return std::any_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.state != SlotState::kFree && !slot.stale; });
+bool RankOutbox::AnyBufferBusy() const {
+  return std::any_of(buffers_.begin(), buffers_.end(),
+                     [](const Buffer& buffer) { return buffer.state != BufferState::kFree && !buffer.stale; });
 }
 
 void RankOutbox::OnWritten(const RankStream* stream) {
-  for (Slot& slot : slots_) {
-    if (slot.state != SlotState::kWriting || slot.stream.get() != stream) continue;
-    slot.stream->TakeBack(&slot.piece);
-    slot.stream.reset();
-    slot.state = SlotState::kFree;
+  for (Buffer& buffer : buffers_) {
+    if (buffer.state != BufferState::kWriting || buffer.stream.get() != stream) continue;
+    buffer.stream->TakeBack(&buffer.piece);
+    buffer.stream.reset();
+    buffer.state = BufferState::kFree;
   }
   if (stream == stream_.get()) writing_ = false;
   Pump();
@@ -154,7 +154,7 @@ void RankOutbox::OnWritten(const RankStream* stream) {
 
 bool RankOutbox::idle() const {
   return !writing_ && !opened_ && credit_bytes_ == 0 && !wanted_ && !drain_ && results_.empty() && tensors_.empty() &&
-         !AnySlotBusy();
+         !AnyBufferBusy();
 }
 
 }  // namespace ballast

@@ -1,8 +1,8 @@
 // What goes out on a rank's stream, and in which order: control first, then weights tensor by tensor, then the
-// step's result. Weights are encoded on demand, one chunk ahead of the write, into kSendSlots strings that were
+// step's result. Weights are encoded on demand, one chunk ahead of the write, into kSendBuffers strings that were
 // reserved with the run, or where the stream lends memory: no queue of payload, whatever the reader's pace.
 //
-// Strand-confined. A slot belongs to the outbox, to a device task (encoding) or to the stream (writing), in turn.
+// Strand-confined. A buffer belongs to the outbox, to a device task (encoding) or to the stream (writing), in turn.
 #pragma once
 
 #include <array>
@@ -48,12 +48,12 @@ class RankOutbox {
 
   // Nothing queued, encoding or being written.
   bool idle() const;
-  uint64_t slot_bytes() const { return slot_bytes_; }  // reserved
+  uint64_t buffer_bytes() const { return buffer_bytes_; }  // reserved
 
  private:
-  enum class SlotState { kFree, kEncoding, kReady, kWriting };
-  struct Slot {
-    SlotState state = SlotState::kFree;
+  enum class BufferState { kFree, kEncoding, kReady, kWriting };
+  struct Buffer {
+    BufferState state = BufferState::kFree;
     bool stale = false;  // of a stream or step that is over: free it instead of sending it
     uint64_t order = 0;  // chunks go out in the order they were begun
     WeightsChunk chunk;
@@ -68,14 +68,14 @@ class RankOutbox {
   // The first chunk from `from` on that the rank receives; none: the tensor has no more of them.
   std::optional<uint64_t> NextReceived(uint32_t tensor, uint64_t from) const;
   void Encode();
-  void EncodeNextChunk(Slot* slot);
-  void Encoded(Slot* slot);
+  void EncodeNextChunk(Buffer* buffer);
+  void Encoded(Buffer* buffer);
   // Not to be written after all.
-  static void Discard(Slot* slot);
+  static void Discard(Buffer* buffer);
   void WriteNext();
   std::optional<StreamOutput> NextControl();
-  Slot* NextReady();
-  bool AnySlotBusy() const;
+  Buffer* NextReady();
+  bool AnyBufferBusy() const;
 
   const Environment environment_;
   std::shared_ptr<RankStream> stream_;
@@ -90,8 +90,8 @@ class RankOutbox {
   std::deque<Published> tensors_;
   uint64_t next_chunk_ = 0;  // of tensors_.front()
   uint64_t encoded_ = 0;     // chunks so far
-  uint64_t slot_bytes_ = 0;
-  std::array<Slot, kSendSlots> slots_;
+  uint64_t buffer_bytes_ = 0;
+  std::array<Buffer, kSendBuffers> buffers_;
 };
 
 }  // namespace ballast

@@ -99,7 +99,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   PlanBytes live = store_->bytes();
   const StepExecutor& executor = driver_->executor();
   live.gradients = executor.gradient_bytes();
-  live.staging += executor.slot_bytes() + digests_->scratch_bytes() + plan_.account_bytes +
+  live.staging += executor.buffer_bytes() + digests_->scratch_bytes() + plan_.account_bytes +
                   plan_.reader_bytes;  // as it may come to be
   live.padding = plan_.bytes.padding;
   live.snapshots = executor.rewinder().bytes();

@@ -95,7 +95,7 @@ class StepExecutor {
   uint64_t held_bytes(uint32_t rank) const { return links_[rank].held_bytes(); }
   // Counted from the live allocations, and what the windows may take.
   uint64_t gradient_bytes() const { return links_.size() * plan_->window_bytes + pool_.bytes(); }
-  uint64_t slot_bytes() const { return links_.slot_bytes(); }
+  uint64_t buffer_bytes() const { return links_.buffer_bytes(); }
   uint64_t client_state_bytes() const;  // what the ranks' may take
 
  private:

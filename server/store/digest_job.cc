@@ -15,7 +15,7 @@ absl::Span<const std::byte> BytesOf(const Values& values) {
 
 DigestJob::DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& plan)
     : spec_(spec), store_(store), digests_(spec->tensors.size()), versions_(spec->tensors.size()) {
-  scratch_.Reserve(plan.send_slot_bytes, plan.send_slot_scales);
+  scratch_.Reserve(plan.send_buffer_bytes, plan.send_buffer_scales);
 }
 
 void DigestJob::Start(Done done) {

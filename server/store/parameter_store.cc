@@ -77,7 +77,7 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, Device* device, Sha
   ASSIGN_OR_RETURN(shard->kept, device->Allocate(plan.kept_bytes, Place::kDevice));
   ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
                                                    .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
-                                                   .scales = environment_.plan->send_slot_scales}));
+                                                   .scales = environment_.plan->send_buffer_scales}));
   return absl::OkStatus();
 }
 

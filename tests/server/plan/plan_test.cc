@@ -93,9 +93,10 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   EXPECT_EQ(plan.shards[0].scales, 1001u);
   EXPECT_EQ(plan.trainer_weight_bytes, 4u * 300064);
   // Chunks of 262144 elements: rows 0..873, of which the last is cut, and 873..999.
-  EXPECT_EQ(plan.send_slot_scales, 874u);
+  EXPECT_EQ(plan.send_buffer_scales, 874u);
   EXPECT_EQ(plan.pull_bytes, 300064u + 4 * (874 + 127 + 1));
-  EXPECT_EQ(plan.bytes.staging, without + (SlotCount(spec) + ReaderSlotCount(spec)) * 874 * 4 + AlignUp(1001 * 4));
+  EXPECT_EQ(plan.bytes.staging,
+            without + (SendBufferCount(spec) + ReaderBufferCount(spec)) * 874 * 4 + AlignUp(1001 * 4));
   wire.mutable_groups(0)->set_gradient("fp8-e5m2");
   EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
 }
@@ -139,7 +140,7 @@ TEST(PlanTest, TheLargestTensorsArePlannedAtOnce) {
   const Plan plan = MakePlan(Made(wire));
   EXPECT_EQ(plan.parameters, 20000 * (uint64_t{1} << 40));
   EXPECT_EQ(plan.pull_bytes, 20000 * ((uint64_t{1} << 40) + 4 * (uint64_t{1} << 38)));
-  EXPECT_EQ(plan.send_slot_scales, (1u << 18) / 4);
+  EXPECT_EQ(plan.send_buffer_scales, (1u << 18) / 4);
 }
 
 TEST(PlanTest, TheKindsMakeUpTheTotal) {
@@ -294,7 +295,8 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     EXPECT_EQ(live.weights, plan.weights);
     EXPECT_EQ(live.momentum, plan.momentum);
     EXPECT_EQ(live.variance, plan.variance);
-    EXPECT_EQ(live.staging + SlotCount(spec) * (whole.send_slot_bytes + whole.send_slot_scales * sizeof(float)) +
+    EXPECT_EQ(live.staging +
+                  SendBufferCount(spec) * (whole.send_buffer_bytes + whole.send_buffer_scales * sizeof(float)) +
                   whole.account_bytes + whole.reader_bytes,
               plan.staging);
     uint64_t largest_copy = 0;
