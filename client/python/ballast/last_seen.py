@@ -52,7 +52,6 @@ class LastSeen:
     @property
     def touched(self) -> bool:
         """Whether it has moved, or its part is another."""
-        p = self._parameter
-        if p._version != self._version or p.data_ptr() != self._address:
+        if self.moved:
             return True
         return self._nbytes > 0 and _core.digest(self._address + self._begin, self._nbytes) != self._digest
