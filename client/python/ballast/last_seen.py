@@ -11,8 +11,7 @@ _PART_BYTES = 1024
 
 
 class LastSeen:
-    """A parameter's version, memory and a digest of a part of it, as they were noted. It costs no copy, and at most a
-    microsecond or so each time.
+    """A parameter's version, memory and a digest of a part of it, as they were noted. It costs no copy.
 
     torch moves a tensor's version at each change in place, but not at one through `.data` or numpy: of those only such as
     reach into the part, or give the parameter other memory, are seen, and none of memory on a device.
