@@ -222,11 +222,10 @@ def test_it_is_read_by_keyboard(page):
 def test_a_run_that_goes_back_is_drawn_so(page, training):
     """The last of this run's tests: afterwards numbers of steps come twice."""
     before = page.evaluate("document.querySelectorAll('#loss path.remade').length")
-    kept = json.loads(training.ctl("run", RUN, "--json").stdout)["status"]["snapshot_steps"]
-    went_back = training.ctl("rewind", RUN, "--to", kept[0])
+    went_back = training.ctl("rewind", RUN, "--back", "20", "--json")
     assert went_back.returncode == 0, went_back.stderr
     page.wait_for("document.querySelector('#events').textContent.includes('the run went back here from step')")
-    again = f"Step {int(kept[0]) + 1} the run went back here from step"
+    again = f"Step {int(json.loads(went_back.stdout)['step']) + 1} the run went back here from step"
     assert again in page.text("#events"), page.text("#events")
     page.wait_for(f"document.querySelectorAll('#loss path.remade').length > {before}")
     page.wait_for("document.querySelector('#loss svg.chart desc').textContent.includes('The run went back from step')")

@@ -89,10 +89,10 @@ std::optional<v1::TrainResponse> Wire::Read() {
       return response;
     }
     if (!refused_.ok() || !stream().Read(&response)) return std::nullopt;
-    ++messages_read_;
     if (!response.has_batch()) return response;
     const auto& responses = response.batch().responses();
     batch_.assign(responses.begin(), responses.end());
+    if (responses.size() > 1) ++batches_read_;
   }
   absl::Span<const std::byte> data;
   if (!transport_->Read(&response, &data)) return std::nullopt;

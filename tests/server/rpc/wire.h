@@ -45,8 +45,8 @@ class Wire {
   std::optional<v1::TrainResponse> Read();  // batches: one by one
   // Reads on until weights come: a tensor is updated. False: the stream ended.
   bool AwaitWeights();
-  // Messages that gRPC brought; a batch counts as one.
-  uint64_t messages_read() const { return messages_read_; }
+  // Of more than one message.
+  uint64_t batches_read() const { return batches_read_; }
   // Reads everything the daemon still sends, ends the stream, and returns the daemon's status.
   grpc::Status Finish();
   grpc::Status Hang();  // cancels
@@ -62,7 +62,7 @@ class Wire {
   std::unique_ptr<grpc::ClientReaderWriter<v1::TrainRequest, v1::TrainResponse>> stream_;
   std::optional<v1::RequestBatch> held_;
   std::deque<v1::TrainResponse> batch_;  // read, not returned
-  uint64_t messages_read_ = 0;
+  uint64_t batches_read_ = 0;
   bool finished_ = false;
 };
 
