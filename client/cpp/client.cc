@@ -248,6 +248,13 @@ absl::Status Client::EndMicro(std::optional<double> loss, bool next_is_last) {
   return impl_->stream ? impl_->stream->EndMicro(loss, next_is_last) : NotAttached("EndMicro");
 }
 
+std::future<absl::StatusOr<MeasuredStep>> Client::MeasureStep(std::optional<double> loss) {
+  if (impl_->stream) return impl_->stream->MeasureStep(loss);
+  std::promise<absl::StatusOr<MeasuredStep>> promise;
+  promise.set_value(NotAttached("MeasureStep"));
+  return promise.get_future();
+}
+
 std::future<absl::StatusOr<StepResult>> Client::EndStep(std::optional<double> loss, const StepEndValues& values) {
   if (impl_->stream) return impl_->stream->EndStep(loss, values);
   std::promise<absl::StatusOr<StepResult>> promise;

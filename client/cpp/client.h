@@ -122,7 +122,8 @@ struct GroupValues {
 struct StepValues {
   std::vector<GroupValues> groups = {};  // by group index; may be shorter
   double loss_scale = 1;
-  // At most the run's accumulation; the same number on every rank. EndMicro may end a step with fewer.
+  // At most the run's accumulation; the same number on every rank. EndMicro may end a step with fewer. 0, in a staged
+  // run: not known yet; the micro-batch in which MeasureStep or EndStep is called is the last.
   uint32_t micro_batches = 1;
 };
 // What a rank sends with the end of a step.
@@ -132,16 +133,31 @@ struct StepEndValues {
   std::string client_state = {};
   // In a staged run, values that replace those of BeginStep; the same on every rank.
   std::vector<GroupValues> groups = {};
+  // In a staged run, this step's clipping, in place of the run's: above 0, finite; the same on every rank.
+  std::optional<double> max_grad_norm = {};
+  // In a staged run: the step comes to nothing, whatever the other ranks say. It closes SKIPPED, "discarded", when all
+  // have ended it. May be said in any micro-batch; what was pushed and not sent is dropped.
+  bool discard = false;
 };
 constexpr uint64_t kMostClientStateBytes = 1 << 20;
+
+// What the whole step measures, over all tensors and ranks, after unscaling and before clipping: what the step's result
+// will say, to the bit.
+struct MeasuredStep {
+  double grad_norm = 0;
+  uint64_t nonfinite_tensors = 0;
+  // False: the step comes to nothing and was not measured, since a rank discards it or it has closed; grad_norm is NaN.
+  // EndStep tells why.
+  bool measured = true;
+};
 
 // How many bytes moved in one step, and how long it took.
 struct StepTiming {
   uint64_t pushed_bytes = 0, pulled_bytes = 0;
-  uint64_t pushed_bytes_in_backward = 0;  // sent before EndStep was called
-  uint64_t pulled_bytes_in_backward = 0;  // received before EndStep was called
+  uint64_t pushed_bytes_in_backward = 0;  // sent before MeasureStep or EndStep was called
+  uint64_t pulled_bytes_in_backward = 0;  // received before that
   uint64_t buffered_bytes_most = 0;       // of gradients, in the host buffer at one time
-  double backward_s = 0;                  // BeginStep to EndStep
+  double backward_s = 0;                  // BeginStep to MeasureStep or EndStep
   double wait_s = 0;                      // EndStep to its result
 };
 
@@ -210,9 +226,15 @@ class Client {
   // Ends a micro-batch that is not the step's last; later pushes belong to the next one. Tensors not pushed in it are
   // sent as absent: they count as zero. next_is_last: the next one is the last, although BeginStep announced more.
   absl::Status EndMicro(std::optional<double> loss, bool next_is_last = false);
-  // Ends the last micro-batch, and the step. The future is ready when the step has closed and every weight has arrived;
+  // Ends the last micro-batch of a staged run's step, and asks for the norm of the whole step; EndStep follows, and no
+  // Push. The future is ready when every rank has called this or EndStep. Once a step. FAILED_PRECONDITION: the run's
+  // commit is release, or the place is wrong; UNIMPLEMENTED: the daemon is older than this. Then the step goes on.
+  std::future<absl::StatusOr<MeasuredStep>> MeasureStep(std::optional<double> loss);
+  // Ends the last micro-batch, and the step. `loss`: of that micro-batch, unless MeasureStep had it. The future is ready when the step has closed and every weight has arrived;
   // if there are several ranks, it closes when all have ended it, or without one of them. INVALID_ARGUMENT, and the
-  // step is still open: `values` are too large, or for more groups than the run has.
+  // step is still open: `values` are too large, or for more groups than the run has, or max_grad_norm is not above 0.
+  // FAILED_PRECONDITION, UNIMPLEMENTED, likewise: max_grad_norm or discard in a run whose commit is release, or with a
+  // daemon that does not know them.
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values = {});
 
   // After EndStep: waits up to timeout_s for the weights of `tensor`, which may arrive ahead of the future. False: not

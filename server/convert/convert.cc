@@ -115,6 +115,15 @@ v1::Credit FromCredit(const output::Credit& credit) {
   return out;
 }
 
+v1::StepMeasured FromMeasured(const output::Measured& measured) {
+  v1::StepMeasured out;
+  out.set_step(measured.step);
+  out.set_grad_norm(measured.grad_norm);
+  out.set_nonfinite_tensors(measured.nonfinite_tensors);
+  out.set_discarded(measured.discarded);
+  return out;
+}
+
 v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec) {
   v1::StepResult result;
   result.set_step(closed.step);
@@ -238,6 +247,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   FillHeld(reply.held, &out);
   if (reply.step_open) out.set_tensors_applied(PackBits(reply.applied));
   out.set_lease_s(spec.lease_s);
+  out.set_measures_steps(true);
   out.set_credit_held(reply.credit_held);
   if (reply.client_state) {
     out.set_client_state(reply.client_state->bytes);

@@ -42,6 +42,7 @@ absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* reques
 // Swaps the piece's own data into the message, and copies its scales; the checksum covers the encoded bytes.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
 v1::Credit FromCredit(const output::Credit& credit);
+v1::StepMeasured FromMeasured(const output::Measured& measured);
 v1::StepOutcome FromOutcome(Outcome outcome);
 v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec);
 v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec);

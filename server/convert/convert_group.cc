@@ -182,6 +182,22 @@ absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec
   }
   message::StepEnd made{.client_state = std::move(*end->mutable_client_state())};
   ASSIGN_OR_RETURN(made.values, ToValues(end->groups(), spec, "StepEnd", &made.content));
+  made.discard = end->discard();
+  if (end->has_loss()) made.loss = end->loss();
+  if (!end->has_max_grad_norm()) return made;
+  const double norm = end->max_grad_norm();
+  if (!(std::isfinite(norm) && norm > 0)) {
+    return InvalidArgumentError(StrCat("StepEnd.max_grad_norm is ", norm,
+                                       "; wanted: a finite number above 0; leave it unset for the run's clipping"));
+  }
+  if (spec.tensor_clip) {
+    return InvalidArgumentError(
+        "StepEnd.max_grad_norm is given, but the run has tensor_clip, which clips each tensor by its own norm: leave "
+        "it "
+        "unset, or create the run without tensor_clip");
+  }
+  made.max_grad_norm = norm;
+  AddLine("max_grad_norm", norm, &made.content);
   return made;
 }
 

@@ -67,6 +67,11 @@ void ByReason(const StepRecord& step, Samples& to) {
   if (step.outcome == kOutcome) to.Add(step.reason, 1);
 }
 
+// What trainers discard, they know to be wrong.
+inline void NonfiniteTensors(const StepRecord& step, Samples& to) {
+  if (!step.discarded()) to.AddNumber(step.nonfinite_tensors);
+}
+
 inline void TimeOfUpdate(const StepRecord& step, Samples& to) {
   if (Updated(step)) to.Add(to.unix_s());
 }
@@ -159,7 +164,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "run_id reason=disagreement|nonfinite|" BALLAST_TORN_REASONS, "Steps closed before any tensor was updated.",
      reading::ByReason<Outcome::kAborted>},
     {"Runs and steps", "ballast_steps_skipped_total", MetricType::kCounter,
-     "run_id reason=nonfinite|overflow|spike|operator|other", "Steps not applied, on purpose.",
+     "run_id reason=nonfinite|overflow|spike|discarded|operator|other", "Steps not applied, on purpose.",
      reading::ByReason<Outcome::kSkipped>},
     {"Runs and steps", "ballast_rewinds_total", MetricType::kCounter, "run_id reason=operator|trainer|spike|other",
      "Times that the run was taken back to a snapshot, by who asked; other: a torn step, as in on_torn."},
@@ -212,7 +217,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      {},
      true},
     {"Optimizer health", "ballast_gradients_nonfinite_total", MetricType::kCounter, "run_id",
-     "Tensors whose gradient had a NaN or an infinity.", reading::AtClose<&StepRecord::nonfinite_tensors>},
+     "Tensors whose gradient had a NaN or an infinity, in steps that no trainer discarded.", reading::NonfiniteTensors},
     {"Optimizer health", "ballast_blocks_rejected_total", MetricType::kCounter, "run_id",
      "Blocks of 32 elements left as they were because their update was not finite.",
      reading::AtClose<&StepRecord::rejected_blocks>},

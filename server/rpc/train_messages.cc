@@ -70,6 +70,7 @@ RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) 
   }
   if (request->has_step_begin()) return or_bad(ToStepBegin(request->step_begin(), spec));
   if (request->has_micro_end()) return or_bad(ToMicroEnd(request->micro_end(), spec));
+  if (request->has_step_measure()) return message::StepMeasure{};
   if (request->has_step_end()) return or_bad(ToStepEnd(request->mutable_step_end(), spec));
   if (request->has_micro_begin()) {
     return message::MicroBegin{request->micro_begin().micro(), request->micro_begin().last()};
@@ -84,6 +85,9 @@ v1::TrainResponse FromOutput(const StreamOutput& output, const RunSpec& spec) {
   v1::TrainResponse response;
   if (std::holds_alternative<output::Opened>(output)) response.mutable_opened();
   if (const auto* credit = std::get_if<output::Credit>(&output)) *response.mutable_credit() = FromCredit(*credit);
+  if (const auto* measured = std::get_if<output::Measured>(&output)) {
+    *response.mutable_step_measured() = FromMeasured(*measured);
+  }
   if (const auto* drain = std::get_if<output::Drain>(&output)) response.mutable_drain()->set_reason(drain->reason);
   if (const auto* closed = std::get_if<StepRecord>(&output)) {
     *response.mutable_step_result() = FromResult(*closed, spec);

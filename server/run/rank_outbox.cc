@@ -24,6 +24,7 @@ void RankOutbox::Unbind() {
   opened_ = false;
   credit_bytes_ = 0;
   wanted_.reset();
+  measured_.reset();
   acknowledged_ = acknowledgement_sent_ = 0;
   drain_.reset();
 }
@@ -104,6 +105,7 @@ std::optional<StreamOutput> RankOutbox::NextControl() {
     acknowledgement_sent_ = acknowledged_;
     return output::Credit{std::exchange(credit_bytes_, 0), std::exchange(wanted_, std::nullopt), acknowledged_};
   }
+  if (measured_) return *std::exchange(measured_, std::nullopt);
   if (drain_) return output::Drain{*std::exchange(drain_, std::nullopt)};
   return std::nullopt;
 }
@@ -153,8 +155,8 @@ void RankOutbox::OnWritten(const RankStream* stream) {
 }
 
 bool RankOutbox::idle() const {
-  return !writing_ && !opened_ && credit_bytes_ == 0 && !wanted_ && !drain_ && results_.empty() && tensors_.empty() &&
-         !AnyBufferBusy();
+  return !writing_ && !opened_ && credit_bytes_ == 0 && !wanted_ && !measured_ && !drain_ && results_.empty() &&
+         tensors_.empty() && !AnyBufferBusy();
 }
 
 }  // namespace ballast

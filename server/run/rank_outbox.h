@@ -36,6 +36,7 @@ class RankOutbox {
   void Want(const ChunkId& id) { wanted_ = id; }                        // likewise
   void Acknowledge() { ++acknowledged_; }                               // likewise: one more gradient is taken in
   void Receive(ChunkSet receives) { receives_ = std::move(receives); }  // what of the weights, from now on
+  void Tell(const output::Measured& measured) { measured_ = measured; }
   void Publish(uint64_t step, uint32_t tensor);
   void Result(StepRecord result) { results_.push_back(std::move(result)); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
@@ -85,6 +86,7 @@ class RankOutbox {
   uint64_t credit_bytes_ = 0;
   std::optional<ChunkId> wanted_;
   uint64_t acknowledged_ = 0, acknowledgement_sent_ = 0;  // gradients of the stream
+  std::optional<output::Measured> measured_;
   std::optional<std::string> drain_;
   std::deque<StepRecord> results_;
   std::deque<Published> tensors_;

@@ -47,10 +47,14 @@ struct GroupValue {
   uint32_t hyper = 0;
   double value = 0;
 };
+struct StepMeasure {};
 struct StepEnd {
-  std::string client_state = {};        // empty: none
-  std::vector<GroupValue> values = {};  // that win over StepBegin's
-  std::string content = {};             // of event::StepEnd
+  std::string client_state = {};             // empty: none
+  std::vector<GroupValue> values = {};       // that win over StepBegin's
+  std::optional<double> max_grad_norm = {};  // that wins over the run's
+  std::string content = {};                  // of event::StepEnd
+  bool discard = false;
+  std::optional<double> loss = {};  // of the last micro-batch, where its MicroEnd told none
 };
 // What the edge refused; it ends the stream when its turn comes.
 struct Bad {
@@ -58,7 +62,7 @@ struct Bad {
 };
 }  // namespace message
 using RankMessage = std::variant<message::StepBegin, message::MicroBegin, message::Gradient, message::MicroEnd,
-                                 message::StepEnd, message::Bad>;
+                                 message::StepMeasure, message::StepEnd, message::Bad>;
 
 // To the rank.
 namespace output {
@@ -68,11 +72,19 @@ struct Credit {
   std::optional<ChunkId> wanted = {};
   uint64_t acknowledged = 0;  // gradients of the stream, from its start
 };
+// What the open step measures; a step that is discarded was not measured.
+struct Measured {
+  uint64_t step = 0;
+  double grad_norm = 0;
+  uint64_t nonfinite_tensors = 0;
+  bool discarded = false;
+};
 struct Drain {
   std::string reason;
 };
 }  // namespace output
-using StreamOutput = std::variant<output::Opened, output::Credit, output::Drain, WeightsChunk, StepRecord>;
+using StreamOutput =
+    std::variant<output::Opened, output::Credit, output::Measured, output::Drain, WeightsChunk, StepRecord>;
 
 // The stream of a rank, whichever transport carries it. Called on the strand.
 class RankStream : public WeightSink {

@@ -1,6 +1,7 @@
 #include "server/run/step_executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +51,7 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
               .machine = &machine_,
               .settings = &settings_,
               .updater = &updater_,
+              .measured = [this](uint64_t step) { Handle(event::Measured{step}).IgnoreError(); },  // never refused
               .pronounce = [this](const event::Verdict& verdict) { OnVerdict(verdict); },
               .settle = settle_}),
       rewinder_({.spec = spec_,
@@ -121,17 +123,28 @@ absl::Status StepExecutor::Take(uint32_t rank, message::MicroEnd& m) {
   return Handle(event::MicroEnd{links_[rank].session(), m.micro, std::move(m.absent)});
 }
 
+absl::Status StepExecutor::Take(uint32_t rank, message::StepMeasure&) {
+  const bool again = !machine_.InStep(rank) || machine_.SentAll(rank);
+  StepEffects effects = machine_.Handle(event::StepMeasure{links_[rank].session()}, MonotonicSeconds());
+  if (!again && machine_.SentAll(rank)) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
+  return Execute(std::move(effects));
+}
+
 absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
   RankLink& link = links_[rank];
-  const bool in_step = machine_.InStep(rank), again = machine_.Ended(rank);
+  const bool in_step = machine_.InStep(rank), again = machine_.SentAll(rank);
+  const uint32_t begun = in_step ? machine_.reduction().micros_begun(rank) : 0;
+  if (m.loss && begun > 0) judge_.AddLossIfNone(rank, begun - 1, *m.loss);
   if (in_step && !m.client_state.empty()) {
     link.BringState({machine_.step(), std::move(m.client_state)});  // the step may close by this
   }
-  StepEffects effects = machine_.Handle(event::StepEnd{link.session(), std::move(m.content)}, MonotonicSeconds());
+  StepEffects effects =
+      machine_.Handle(event::StepEnd{link.session(), std::move(m.content), m.discard}, MonotonicSeconds());
   const bool refused = !effects.empty() && std::holds_alternative<effect::Reject>(effects.front());
   if (refused) link.DropComingState();
   if (in_step && !refused) {
     settings_.end_values = std::move(m.values);
+    settings_.max_grad_norm = m.max_grad_norm;
     if (!again) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
   }
   return Execute(std::move(effects));
@@ -212,6 +225,13 @@ void StepExecutor::Do(const effect::Update& e) {
   updater_.Update(e);
 }
 
+void StepExecutor::Do(const effect::Measured& e) {
+  const GradientFindings found = updater_.statistics().Findings();
+  output::Measured measured{.step = e.step, .grad_norm = found.norm, .nonfinite_tensors = found.nonfinite_tensors};
+  if (e.discarded) measured = {.step = e.step, .grad_norm = std::nan(""), .discarded = true};
+  links_[e.rank].outbox().Tell(measured);
+}
+
 void StepExecutor::Do(const effect::Judge& e) {
   settings_.TakeEndValues();
   judge_.Judge(e);
@@ -229,7 +249,7 @@ void StepExecutor::Do(const effect::Close& e) {
   StepRecord record = RecordOf(e);
   judge_.Observe(&record);
   reporter_.OnSpikes(judge_.ReportOf(record), record);
-  AnswerSpikes(record);
+  if (!record.discarded()) AnswerSpikes(record);
   reporter_.LogSpikes(record);
   results_.push_back(reporter_.Report(std::move(record), updater_.statistics()));
   if (results_.size() > kResultsKept) results_.pop_front();
@@ -277,6 +297,10 @@ StepRecord StepExecutor::RecordOf(const effect::Close& e) {
                     .learning_rate = HyperOf(spec_->groups[0], settings_.hyper[0], "lr").value_or(0),
                     .clip_coefficient = settings_.clip};
   updater_.statistics().Complete(&record);
+  if (spec_->staged && e.outcome != Outcome::kApplied && !judge_.measured()) {  // perhaps of some tensors
+    record.grad_norm = 0;
+    record.nonfinite_tensors = 0;
+  }
   reporter_.Complete(&record, updater_.last_update_s());
   return record;
 }

@@ -103,6 +103,7 @@ class StepExecutor {
   absl::Status Take(uint32_t rank, message::MicroBegin& m);
   absl::Status Take(uint32_t rank, message::Gradient& m);
   absl::Status Take(uint32_t rank, message::MicroEnd& m);
+  absl::Status Take(uint32_t rank, message::StepMeasure& m);
   absl::Status Take(uint32_t rank, message::StepEnd& m);
   absl::Status Take(uint32_t rank, message::Bad& m);
 
@@ -116,6 +117,9 @@ class StepExecutor {
   void Do(const effect::Sum& e);
   void Do(const effect::Forget& e);
   void Do(const effect::Update& e);
+  void Do(const effect::Measure& e) { judge_.Measure(e); }
+  void Do(const effect::Measured& e);
+  void Do(const effect::Abandon&) { DropAllHeld(); }
   void Do(const effect::Judge& e);
   void Do(const effect::Publish& e);
   void Do(const effect::Close& e);

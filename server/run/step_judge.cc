@@ -44,24 +44,52 @@ std::optional<double> StepJudge::Loss() const {
   return ranks == 0 ? std::nullopt : std::optional<double>(sum / ranks);
 }
 
+void StepJudge::Begin() {
+  losses_.assign(losses_.size(), {});
+  measured_ = false;
+}
+
+void StepJudge::Measure(const effect::Measure& measure) {
+  measuring_ = measure.step;
+  Ask(measure.step, measure.slabs);
+}
+
 void StepJudge::Judge(const effect::Judge& judge) {
   judged_ = judge.slabs;
   judging_ = judge.step;
-  if (!JudgesGradients(*environment_.spec)) return Pronounce({.step = judge.step});
-  for (uint32_t i = 0; i < judge.slabs.size(); ++i) {
-    if (!judge.slabs[i]) continue;
+  if (measured_) return JudgeMeasured();
+  if (!JudgesGradients(*environment_.spec) && !environment_.settings->max_grad_norm) {
+    return Pronounce({.step = judge.step});
+  }
+  Ask(judge.step, judge.slabs);
+}
+
+void StepJudge::Ask(uint64_t step, const std::vector<std::optional<Slab>>& slabs) {
+  for (uint32_t i = 0; i < slabs.size(); ++i) {
+    if (!slabs[i]) continue;
     ++awaited_;
-    environment_.updater->Measure(judge.step, i, *judge.slabs[i], [this] { OnAnswer(); });
+    environment_.updater->Measure(step, i, *slabs[i], [this] { OnAnswer(); });
   }
 }
 
-// The last answer that is awaited may be to a step that a change of world has closed.
 void StepJudge::OnAnswer() {
-  --awaited_;
-  if (awaited_ == 0 && environment_.machine->step_open() && environment_.machine->step() == judging_) {
-    environment_.updater->probed() ? Pronounce(verdict_) : JudgeMeasured();
-  }
+  if (--awaited_ == 0) OnAllAnswered();
   environment_.settle();
+}
+
+// What is answered may be of a step that has closed.
+void StepJudge::OnAllAnswered() {
+  if (const uint64_t step = std::exchange(measuring_, 0)) {
+    measured_ = measured_ || IsOpen(step);
+    return environment_.measured(step);
+  }
+  if (!IsOpen(judging_)) return;
+  measured_ = true;
+  environment_.updater->probed() ? Pronounce(verdict_) : JudgeMeasured();
+}
+
+bool StepJudge::IsOpen(uint64_t step) const {
+  return environment_.machine->step_open() && environment_.machine->step() == step;
 }
 
 // A step that is to be applied may first be tried, for what it would do.
@@ -70,7 +98,8 @@ void StepJudge::JudgeMeasured() {
   const GradientFindings found = environment_.updater->statistics().Findings();
   verdict_ = JudgeStep(spec, judging_, environment_.settings->loss_scale, found);
   const bool applies = verdict_.outcome == Outcome::kApplied;
-  if (applies) environment_.settings->clip = ClipCoefficient(spec, found.norm);
+  const std::optional<double> of_step = environment_.settings->max_grad_norm;
+  if (applies) environment_.settings->clip = ClipCoefficient(of_step ? of_step : spec.max_grad_norm, found.norm);
   if (!applies || spec.spikes.action != SpikeAction::kSkip) return Pronounce(verdict_);
   for (uint32_t i = 0; i < judged_.size(); ++i) {
     if (judged_[i]) DryUpdate(i, *judged_[i]);
@@ -119,7 +148,7 @@ void StepJudge::Observe(StepRecord* record) {
   // Gradients that a trainer scales up until they overflow are no finding; a step that nobody measured has no norm.
   if (record->reason == "overflow") found.nonfinite_tensors = 0;
   if (record->outcome == Outcome::kAborted) found.grad_norm.reset();
-  record->spikes = detector_.Observe(found);
+  if (!record->discarded()) record->spikes = detector_.Observe(found);
   record->curvature_ratio = Highest(found.curvature);
   for (const LayerValue& layer : found.rms) {
     record->layer_rms.push_back(layer.value ? static_cast<float>(*layer.value) : std::nanf(""));

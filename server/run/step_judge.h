@@ -1,5 +1,6 @@
 // Decides about a run's steps from what they measure. A staged step, before it is applied: its gradients are measured,
-// and may be tried; then it is applied, with which clipping, skipped or aborted. Every step, when it is closed: which
+// where its ranks have not asked for that before, and may be tried; then it is applied, with which clipping, skipped or
+// aborted. Every step, when it is closed: which
 // spikes it shows, and what the run does about them. Keeps what later steps are judged by.
 //
 // Strand-confined.
@@ -32,6 +33,8 @@ class StepJudge {
     const StepMachine* machine;
     StepSettings* settings;  // the judge decides `clip`
     TensorUpdater* updater;
+    // Once for each Measure, on the strand, also for a step that has closed meanwhile.
+    std::function<void(uint64_t step)> measured;
     // Once for each Judge, on the strand, perhaps within it; never for a step that has closed meanwhile.
     std::function<void(event::Verdict)> pronounce;
     std::function<void()> settle;  // the device has answered, and all that the judge makes of it is done
@@ -44,16 +47,20 @@ class StepJudge {
 
   explicit StepJudge(Environment environment);
 
-  void Begin() { losses_.assign(losses_.size(), {}); }  // a step is open
+  void Begin();  // a step is open
   void AddLoss(uint32_t rank, uint32_t micro, double loss) { losses_[rank][micro] = loss; }
+  void AddLossIfNone(uint32_t rank, uint32_t micro, double loss) { losses_[rank].try_emplace(micro, loss); }
   void ForgetLosses(uint32_t rank) { losses_[rank].clear(); }
   // The loss of the open step, or of the last: the mean of what the ranks told, each with the same weight.
   std::optional<double> Loss() const;
 
+  void Measure(const effect::Measure& measure);
+  bool measured() const { return measured_; }  // all gradients of the open step, or of the last
   void Judge(const effect::Judge& judge);
   bool awaits_answers() const { return awaited_ > 0; }  // of the device
 
-  // What the step that is being closed shows: fills in spikes, curvature_ratio and layer_rms. Each step once.
+  // What the step that is being closed shows: fills in spikes, curvature_ratio and layer_rms. Each step once. One that
+  // was discarded shows no spike, and later steps are not judged by it.
   void Observe(StepRecord* record);
   // What the detector found in a step that it observed.
   SpikeReport ReportOf(const StepRecord& record) const;
@@ -64,7 +71,10 @@ class StepJudge {
   void GoBackTo(const SpikeDetector& past) { detector_.GoBackTo(past); }
 
  private:
+  void Ask(uint64_t step, const std::vector<std::optional<Slab>>& slabs);
   void OnAnswer();
+  void OnAllAnswered();
+  bool IsOpen(uint64_t step) const;
   void JudgeMeasured();
   void DryUpdate(uint32_t tensor, Slab slab);
   void Pronounce(event::Verdict verdict);
@@ -78,8 +88,10 @@ class StepJudge {
   std::vector<std::map<uint32_t, double>> losses_;  // of the open step, by rank and micro-batch
   std::vector<std::optional<Slab>> judged_;         // gradients that are to be judged, by tensor
   uint32_t awaited_ = 0;                            // answers about them
+  uint64_t measuring_ = 0;                          // the step that is being measured for its ranks; 0: none
   uint64_t judging_ = 0;                            // the step that is being judged; 0: none
-  event::Verdict verdict_;                          // of its gradients by themselves
+  bool measured_ = false;
+  event::Verdict verdict_;  // of its gradients by themselves
 };
 
 }  // namespace ballast

@@ -41,7 +41,8 @@ class StepReporter {
   void OnOpened();
   void OnReceived(const std::string& transport, uint64_t bytes);  // a gradient's payload
   void OnSent(const std::string& transport, uint64_t bytes);      // a weights chunk's
-  // The rank has ended the step, which so many ranks take part in. If it is the last, all others have waited for it.
+  // The rank has sent all of the step, which so many ranks take part in: its StepMeasure, or else its StepEnd, came. If
+  // it is the last, all others have waited for it.
   void OnRankEnded(uint32_t rank, uint32_t ranks_in_step);
 
   // A closed step.

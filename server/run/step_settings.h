@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "server/run/rank_stream.h"
@@ -12,6 +13,7 @@ namespace ballast {
 struct StepSettings {
   std::vector<std::vector<double>> hyper = {};       // by group, complete, in the kernel's order
   std::vector<message::GroupValue> end_values = {};  // that win over them once the step is judged
+  std::optional<double> max_grad_norm = {};          // that wins over the run's
   std::vector<uint32_t> left_out = {};               // ranks, ascending
   double loss_scale = 1;
   float clip = 1;  // of the gradient over all tensors

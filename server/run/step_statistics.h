@@ -25,6 +25,7 @@ class StepStatistics {
 
   void Begin();
   void AddMeasure(uint32_t tensor, const kernels::Statistics& statistics);
+  bool measured(uint32_t tensor) const { return measured_[tensor]; }
   // What the tensor's update would show, of a step that may still be dropped.
   void AddProbe(uint32_t tensor, const kernels::Statistics& statistics);
   // As a multiple of the edge of stability.

@@ -44,7 +44,7 @@ ParameterStore::UpdateValues TensorUpdater::ValuesOf(uint64_t step, uint32_t ten
           .hyper = settings.hyper[t.group],
           .gradient = environment_.pool->At(tensor, slab),
           .gradient_format = SlabFormat(spec, t),
-          .measured = JudgesGradients(spec)};
+          .measured = statistics_.measured(tensor)};
 }
 
 void TensorUpdater::Measure(uint64_t step, uint32_t tensor, Slab slab, Done done) {

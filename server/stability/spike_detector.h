@@ -47,7 +47,7 @@ class SpikeDetector {
   // rms_thresholds: by layer.
   SpikeDetector(SpikeSettings settings, std::vector<double> rms_thresholds);
 
-  // To be called for each step once, in order, also for steps that were not applied.
+  // To be called for each step once, in order, also for steps that were not applied, but for those that were discarded.
   std::vector<SpikeEvent> Observe(const StepFindings& found);
   // Forgets what it has seen since `past`, but keeps its scores: what was predicted was predicted.
   void GoBackTo(const SpikeDetector& past);

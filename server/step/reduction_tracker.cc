@@ -100,7 +100,7 @@ void ReductionTracker::Begin(const std::vector<bool>& left_out) {
   wanted_.reset();
   oldest_ = 0;
   complete_ = 0;
-  any_summed_ = false;
+  any_summed_ = last_named_ = false;
   ClearTallies();
   CountBegun();
 }
@@ -163,6 +163,12 @@ void ReductionTracker::BeginMicro(uint32_t rank, bool last) {
   }
 }
 
+void ReductionTracker::NameLast(uint32_t rank) {
+  const bool known = Last().has_value();
+  ranks_[rank].last = ranks_[rank].begun - 1;
+  last_named_ |= !known && Last().has_value();
+}
+
 ReductionTracker::Arrival ReductionTracker::Deliver(uint32_t rank, ChunkId id, uint32_t crc) {
   if (!kept(rank, id.micro)) return Arrival::kAgain;
   Micro& m = At(rank, id.micro);
@@ -202,6 +208,7 @@ bool ReductionTracker::Forget(uint32_t rank) {
   if (any_summed_) return false;
   ranks_[rank].begun = 0;
   ranks_[rank].last.reset();
+  last_named_ = false;  // nothing is summed that could be finished
   CountAgain();
   CountBegun();
   return true;
@@ -210,6 +217,7 @@ bool ReductionTracker::Forget(uint32_t rank) {
 void ReductionTracker::LeaveOut(uint32_t rank) {
   ranks_[rank].left_out = true;
   ranks_[rank].begun = 0;
+  last_named_ = false;  // as in Forget
   --taking_part_;
   CountAgain();
   CountBegun();
@@ -241,6 +249,7 @@ bool ReductionTracker::Settled(uint32_t rank, ChunkId id) const {
 
 ReductionTracker::Progress ReductionTracker::Advance() {
   Progress progress;
+  if (std::exchange(last_named_, false)) FinishSummed(&progress);
   while (!looks_.empty()) {  // a tensor that turns out to be absent everywhere may free a slab on the way
     // In order, so that the same state gives the same sums.
     std::swap(looks_, looking_);
@@ -291,6 +300,15 @@ void ReductionTracker::PassOn(uint32_t tensor, size_t flat) {
     tally.left = summed_.size();
   }
   File(tensor, flat);
+}
+
+void ReductionTracker::FinishSummed(Progress* progress) {
+  work_ += summed_.size();
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    Tensor& t = tensors_[i];
+    for (uint64_t c = 0; c < options_.chunks[i]; ++c) t.chunks_left -= summed_[Flat(i, c)] > *Last() ? 1 : 0;
+    if (t.chunks_left == 0) Finish(i, progress);
+  }
 }
 
 void ReductionTracker::Finish(uint32_t tensor, Progress* progress) {

@@ -92,6 +92,9 @@ class ReductionTracker {
   bool MayBegin(uint32_t micro) const { return micro < oldest_ + live_; }
   // Begins the rank's next micro-batch. Requires MayBegin; the caller sees to it that all ranks name the same one last.
   void BeginMicro(uint32_t rank, bool last);
+  // Makes the rank's present micro-batch its last, though it did not begin as such; perhaps it is summed already.
+  // Requires that the rank has begun one, and named none last.
+  void NameLast(uint32_t rank);
   // Takes a chunk of the rank's present micro-batch, or once more one of a micro-batch that it has ended.
   Arrival Deliver(uint32_t rank, ChunkId id, uint32_t crc);
   // Lists what the rank's present micro-batch has no gradients of. What is not absent may still be delivered.
@@ -186,7 +189,7 @@ class ReductionTracker {
   void Unfile(uint32_t tensor, size_t flat);
   void Refile(uint32_t tensor);  // all of its chunks
   void CountBegun();
-  std::optional<uint32_t> Last() const;  // as the ranks have said
+  std::optional<uint32_t> Last() const;  // as the first rank that takes part has said; none: not yet
   void ChooseWanted();
   std::optional<ChunkId> First(IndexSet Turn::*of);
   std::optional<ChunkId> FirstOfSmallPools();
@@ -196,6 +199,8 @@ class ReductionTracker {
   // The chunk is summed in its micro-batch: the turn passes to the next micro-batch.
   void PassOn(uint32_t tensor, size_t flat);
   void Finish(uint32_t tensor, Progress* progress);
+  // After the last micro-batch has become known: finishes the tensors that are summed through it.
+  void FinishSummed(Progress* progress);
 
   const Options options_;
   std::vector<size_t> first_chunk_;  // by tensor: its first flat chunk
@@ -223,6 +228,7 @@ class ReductionTracker {
   std::optional<ChunkId> wanted_;
   size_t complete_ = 0;
   bool any_summed_ = false;
+  bool last_named_ = false;  // since Advance: chunks that are summed through the last micro-batch may not be counted so
   uint64_t work_ = 0;
 };
 

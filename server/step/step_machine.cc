@@ -39,7 +39,7 @@ StepEffects StepMachine::Handle(const StepEvent& event, double now_s) {
 
 std::vector<bool> StepMachine::TensorsApplied() const {
   std::vector<bool> applied;
-  for (const Tensor& t : tensors_) applied.push_back(t.updated());
+  for (const Tensor& t : tensors_) applied.push_back(t.updated() || discarded_);
   return applied;
 }
 
@@ -72,7 +72,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (auto s = CheckWorld(e, now_s); !s.ok()) return Refuse(s);
   if (auto s = CheckCovered(e); !s.ok()) return Refuse(s);
   StepEffects effects;
-  if (e.world != world() && AwaitsVerdict()) {  // its sums are being read
+  if (e.world != world() && BeingRead()) {
     return Refuse(absl::UnavailableError(absl::StrCat("step ", step_, " is being judged; attach again")), kFinishS);
   }
   if (e.world != world()) ChangeWorld(e.world, now_s, &effects);
@@ -169,7 +169,7 @@ StepEffects StepMachine::On(const event::StreamOpened& e, double) {
   if (!rank) return Refuse(CheckCurrent(e.session));
   Rank& r = ranks_[*rank];
   r.connected = true;
-  r.said_end = false;
+  r.said_end = r.said_measure = r.told_norm = false;
   r.offered.reset();
   r.told = r.lacking == 0 ? closed_step_ : r.lacking - 1;
   StepEffects effects;
@@ -279,7 +279,8 @@ void StepMachine::LeaveStep(uint32_t rank, const char* reason, StepEffects* effe
   if (reduction_.all_complete() && options_.commit == Commit::kRelease) {
     return Close(Outcome::kApplied, "", "", effects);  // nothing was missing but end marks
   }
-  if (judged_ || (reduction_.all_complete() && ranks_[rank].ended)) return;  // nothing of it is missing
+  const bool all_in = reduction_.all_complete() || discarded_;
+  if (judged_ || (all_in && ranks_[rank].ended)) return;  // nothing of it is missing
   if (!reduction_.Forget(rank)) {
     const bool away = absl::string_view(reason) == kRankLost;
     std::string detail = away ? AwayDetail(rank) : absl::StrCat("rank ", rank, "'s process is gone");

@@ -9,6 +9,13 @@
 //   - a tensor is complete when the last micro-batch of every rank is in its sum. With commit `release` the effect
 //     Update follows at once. With `staged` the effect Judge follows when all tensors are complete and the ranks'
 //     StepEnds agree, and the Updates follow a favourable Verdict. A tensor has at most one Update a step;
+//   - staged: a rank's last micro-batch may become known by its StepMeasure or StepEnd. When each rank that takes part
+//     has sent one of them, some the former, and all tensors are complete, the effect Measure follows, and to each rank
+//     that asked, once on each stream, the effect Measured; nothing is judged before;
+//   - staged: a rank may discard the step at any time after its StepBegin. Nothing of the step is summed, compared or
+//     measured from then on, and what comes is dropped; a StepMeasure is answered at once. When every rank that takes
+//     part has ended it, the step closes SKIPPED, whatever they said; it waits for them, since a rank that is late would
+//     else begin its next step in place of this one. A rank that is lost or too late closes it as any other step;
 //   - a rank may begin the next micro-batch but one only when all of the first is summed (ReductionTracker::kMostLive);
 //   - a chunk that comes again with the same checksum is acknowledged and ignored, with another one it ends the
 //     session; in a micro-batch that is wholly summed and no longer kept account of, any checksum is accepted;
@@ -38,19 +45,17 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 #include "server/step/reduction_tracker.h"
+#include "server/step/step_events.h"
 
 namespace ballast {
 
-enum class SessionId : uint64_t {};
-enum class Outcome { kApplied, kSkipped, kAborted, kPartial };
-const char* OutcomeName(Outcome outcome);
 enum class Commit { kRelease, kStaged };
 
 struct StepMachineOptions {
@@ -65,177 +70,6 @@ struct StepMachineOptions {
   bool leaves_out_lost = false;
   uint64_t first_step = 1;
 };
-
-namespace event {
-// A process asks for a rank of so many. `resumes`: the session whose token it showed.
-struct Attach {
-  SessionId session;  // the id it shall have if it is a new one
-  std::optional<SessionId> resumes;
-  bool takeover = false;
-  uint32_t rank = 0;
-  uint32_t world = 1;
-  Coverage coverage;  // of a new session
-};
-// The session's stream is up, in place of any it had. weights_received: by tensor, of step weights_step; empty or 0:
-// none.
-struct StreamOpened {
-  SessionId session;
-  uint64_t weights_step = 0;
-  std::vector<bool> weights_received;
-};
-// The session's current stream is gone (one that was replaced is not reported). `clean`: the client ended it itself;
-// outside a step of its own that gives the rank back at once.
-struct StreamClosed {
-  SessionId session;
-  bool clean = false;
-};
-// content: its values, one `name = value` a line; must be equal when sent again, and between ranks.
-struct StepBegin {
-  SessionId session;
-  uint64_t step = 0;
-  std::string content;
-};
-// A step of one micro-batch may leave it out.
-struct MicroBegin {
-  SessionId session;
-  uint32_t micro = 0;
-  bool last = false;
-};
-struct Chunk {
-  SessionId session;
-  uint32_t micro = 0;
-  uint32_t tensor = 0;
-  uint64_t chunk = 0;
-  uint32_t crc = 0;
-};
-// All gradients of the micro-batch are made. Those that wait for credit may still follow, until the next MicroBegin or
-// StepEnd: the list of absent tensors comes ahead of them, since the other ranks' credit may wait for it.
-struct MicroEnd {
-  SessionId session;
-  uint32_t micro = 0;
-  std::vector<bool> absent;  // by tensor
-};
-// content: as in StepBegin, for the values that StepEnd brings; staged only.
-struct StepEnd {
-  SessionId session;
-  std::string content = {};
-};
-// Answers Update.
-struct TensorApplied {
-  uint64_t step = 0;
-  uint32_t tensor = 0;
-  Slab slab = {};
-};
-// Answers Judge. Applied, skipped or aborted; the latter two have a reason, as in effect::Close.
-struct Verdict {
-  uint64_t step = 0;
-  Outcome outcome = Outcome::kApplied;
-  std::string reason = {};
-  std::string detail = {};
-};
-// Takes weights and state back to what they were after this closed step: tasks given to the device from now on find
-// them so. Refused with UNAVAILABLE while a step is being judged.
-struct Rewind {
-  uint64_t to_step = 0;
-};
-// Time passed; due deadlines are acted on.
-struct Tick {};
-}  // namespace event
-
-using StepEvent = std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin,
-                               event::MicroBegin, event::Chunk, event::MicroEnd, event::StepEnd, event::TensorApplied,
-                               event::Verdict, event::Rewind, event::Tick>;
-
-namespace effect {
-// The event is refused; the request or stream that it came on ends with this status. It is always the first effect, and
-// the only one, unless a session is fenced as well.
-struct Reject {
-  absl::Status status;
-  double retry_after_s = 0;  // ALREADY_EXISTS, UNAVAILABLE: when to ask again; 0: waiting does not help
-};
-// Answer to Attach.
-struct Attached {
-  uint32_t rank = 0;
-  SessionId session;
-  bool resumed = false;
-};
-// The session is over: end its stream with this status. Its token is void from now on.
-struct Fence {
-  uint32_t rank = 0;
-  SessionId session;
-  absl::Status status;
-};
-// The step is open: its first StepBegin.
-struct Opened {
-  uint64_t step = 0;
-  std::vector<uint32_t> left_out = {};  // it is made without these, ascending
-};
-// The open step goes on without the rank.
-struct LeftOut {
-  uint32_t rank = 0;
-};
-// The rank has begun the open step: weights of earlier steps not yet sent to it need not be.
-struct Begun {
-  uint32_t rank = 0;
-};
-// The payload of the Chunk event is new: hold it until a Sum, Forget, Discard or Close.
-struct Hold {
-  uint32_t rank = 0;
-  ChunkId id;
-};
-// The payload of the Chunk event is not needed: drop it and return its credit. `again`: it is held or summed already.
-struct Drop {
-  uint32_t rank = 0;
-  bool again = false;
-};
-// Sum these payloads, which are held; then drop them and return their credit.
-using Sum = ReductionTracker::Sum;
-// Drop all payloads of the rank that are held, and return their credit.
-struct Forget {
-  uint32_t rank = 0;
-};
-// The tensor's gradient is complete, and due: update it. Answered by TensorApplied.
-struct Update {
-  uint64_t step = 0;
-  uint32_t tensor = 0;
-  Slab slab;
-};
-// All gradients of the step are complete, and no tensor is updated yet: judge it. Answered by Verdict.
-struct Judge {
-  uint64_t step = 0;
-  std::vector<std::optional<Slab>> slabs;  // by tensor; none: absent everywhere
-};
-// Send the tensor's weights of this step to the rank, or to all. The step may be closed.
-struct Publish {
-  uint64_t step = 0;
-  uint32_t tensor = 0;
-  std::optional<uint32_t> rank = std::nullopt;
-};
-// The step is closed. Drop all payloads that are held and return their credit; updates already begun go on.
-struct Close {
-  uint64_t step = 0;
-  Outcome outcome = Outcome::kApplied;
-  std::string reason;                 // a word
-  std::string detail;                 // for people, where there is more to say
-  std::vector<uint32_t> not_applied;  // tensors whose update was awaited
-};
-// Send the result of the closed step to the rank, after all weights published; after a resume, send it again. Each rank
-// gets results in order.
-struct Result {
-  uint64_t step = 0;
-  uint32_t rank = 0;
-};
-// The step is no longer open; it will be sent again, or other steps in its place after a Rewind. Drop all payloads that
-// are held.
-struct Discard {
-  uint64_t step = 0;
-};
-}  // namespace effect
-
-using StepEffect = std::variant<effect::Reject, effect::Attached, effect::Fence, effect::Opened, effect::LeftOut,
-                                effect::Begun, effect::Hold, effect::Drop, effect::Sum, effect::Forget, effect::Update,
-                                effect::Judge, effect::Publish, effect::Close, effect::Result, effect::Discard>;
-using StepEffects = std::vector<StepEffect>;
 
 class StepMachine {
  public:
@@ -260,6 +94,10 @@ class StepMachine {
   bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_ && !reduction_.left_out(rank); }
   // Whether the rank has ended the step that it began last.
   bool Ended(uint32_t rank) const { return ranks_[rank].ended; }
+  // Whether it has sent all of that step: it has asked for its norm, or ended it.
+  bool SentAll(uint32_t rank) const { return ranks_[rank].asked || ranks_[rank].ended; }
+  // Whether some rank discards the open step.
+  bool discarded() const { return discarded_; }
   // Whether the event must be handed in again later, since the rank is too far ahead of the others.
   bool MustWait(const event::MicroBegin& e) const;
   // What has arrived of the open step, for a resuming client.
@@ -290,6 +128,11 @@ class StepMachine {
     uint64_t begun = 0;                   // the last step it began
     bool ended = false;                   // that step, by StepEnd
     bool said_end = false;                // the same on its present stream
+    bool asked = false;                   // for that step's norm, by StepMeasure
+    bool said_measure = false;            // the same on its present stream
+    bool told_norm = false;               // the answer was sent on its present stream
+    bool named_last = false;              // its last micro-batch, by StepMeasure or StepEnd
+    bool discards = false;                // that step
     std::optional<ChunkId> offered = {};  // last, of that step, on its present stream
     bool short_of_credit = false;
     double awaited_s = 0;  // in the open step
@@ -308,8 +151,10 @@ class StepMachine {
   StepEffects On(const event::MicroBegin& e, double now_s);
   StepEffects On(const event::Chunk& e, double now_s);
   StepEffects On(const event::MicroEnd& e, double now_s);
+  StepEffects On(const event::StepMeasure& e, double now_s);
   StepEffects On(const event::StepEnd& e, double now_s);
   StepEffects On(const event::TensorApplied& e, double now_s);
+  StepEffects On(const event::Measured& e, double now_s);
   StepEffects On(const event::Verdict& e, double now_s);
   StepEffects On(const event::Rewind& e, double now_s);
   StepEffects On(const event::Tick& e, double now_s);
@@ -329,10 +174,15 @@ class StepMachine {
   absl::Status CheckMicro(uint32_t rank, uint32_t micro, bool last) const;
   absl::Status CheckAbsent(uint32_t rank, uint32_t micro, const std::vector<bool>& absent) const;
   absl::Status CheckWhole(uint32_t rank, uint32_t micro) const;
-  absl::Status CheckEnd(uint32_t rank, const std::string& content) const;
+  // Whether the rank has sent all of its last micro-batch, as `message` says.
+  absl::Status CheckSent(uint32_t rank, absl::string_view message) const;
+  absl::Status CheckMeasure(uint32_t rank) const;
+  absl::Status CheckEnd(uint32_t rank, const event::StepEnd& e) const;
   std::string BeginConflict(uint32_t rank, const std::string& content) const;
   // Why another rank's number of micro-batches cannot be this rank's; empty: it can.
   std::string MicroConflict(uint32_t rank, uint32_t micro, bool last) const;
+  // Makes the rank's present micro-batch its last, where it is not. False: that closed the step.
+  bool NameLast(uint32_t rank, StepEffects* effects);
   // Closes the step when another rank ended it with other values.
   bool EndsConflict(uint32_t rank, StepEffects* effects);
   // Counts for how long each rank is waited for, and closes a step that waits for one for too long.
@@ -349,6 +199,8 @@ class StepMachine {
   // Ranks whose processes are back take part again; all ranks do, when nobody is attached.
   void TakeBackIn();
   std::vector<uint32_t> LeftOutRanks() const;
+  // The device reads the sums of the step for a measure or a verdict.
+  bool BeingRead() const;
   bool AwaitsVerdict() const;
   bool Live(const Rank& rank, double now_s) const;
   // Begins the only micro-batch of a rank that sends without MicroBegin. False: that closed the step.
@@ -362,6 +214,14 @@ class StepMachine {
   void CloseTorn(const char* reason, std::string detail, StepEffects* effects);
   // After anything was delivered, ended or released.
   void Proceed(StepEffects* effects);
+  void MeasureIfDue(StepEffects* effects);
+  void TellMeasured(StepEffects* effects);
+  bool AnyAsked() const;
+  // The rank discards the step.
+  void Abandon(StepEffects* effects);
+  std::string WhoDiscards() const;
+  // Forgets what the ranks have sent of the step. Slabs that the device reads are free once it has answered.
+  void DropSums(const std::vector<bool>& left_out);
   void JudgeIfDue(StepEffects* effects);
   void CloseIfDone(StepEffects* effects);
   void PublishClosed(const event::TensorApplied& e, StepEffects* effects);
@@ -384,8 +244,12 @@ class StepMachine {
   bool open_ = false;
   double opened_at_s_ = 0, ticked_at_s_ = 0;
   std::string begin_content_;
-  uint32_t begin_rank_ = 0;  // whose content it is
-  bool judged_ = false;      // Judge was emitted
+  uint32_t begin_rank_ = 0;                      // whose content it is
+  bool judged_ = false;                          // Judge was emitted
+  bool measured_ = false;                        // what the step measures is known
+  bool discarded_ = false;                       // by some rank
+  bool measuring_ = false;                       // Measure was emitted, perhaps of an earlier step, and is not answered
+  std::vector<std::pair<uint32_t, Slab>> lent_;  // with their tensors: of a step that is over, and read by that Measure
   ReductionTracker reduction_;
   std::vector<Tensor> tensors_;
   size_t unsettled_ = 0;                  // tensors neither applied nor absent

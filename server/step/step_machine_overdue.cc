@@ -32,6 +32,7 @@ bool StepMachine::CouldSend(uint32_t rank) {
   // The rank may not begin before it has the result of the last step, which waits for the device.
   if (!InStep(rank)) return !connected(rank) || r.lacking == 0 || r.told == closed_step_;
   if (r.ended) return false;
+  if (connected(rank) && r.said_measure && !r.told_norm) return false;  // it waits for the others, or for the device
   const uint32_t begun = reduction_.micros_begun(rank);
   if (begun == 0 || !connected(rank)) return true;
   if (reduction_.lacking(rank, begun - 1) > 0) return !ranks_[rank].short_of_credit || Wanted(rank);
@@ -63,6 +64,7 @@ std::string StepMachine::Missing(uint32_t rank) const {
   if (reduction_.left_out(rank)) return "";
   if (!InStep(rank)) return absl::StrCat(name, " has not begun it");
   if (ranks_[rank].ended) return "";
+  if (discarded_) return absl::StrCat(name, " has not ended it, which another rank discards");
   const uint32_t begun = reduction_.micros_begun(rank);
   if (begun == 0) return absl::StrCat(name, " has sent nothing but StepBegin");
   if (std::string rest = MissingOfMicro(rank, begun - 1); !rest.empty()) return absl::StrCat(name, rest);

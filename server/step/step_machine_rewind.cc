@@ -21,7 +21,7 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
     return Refuse(absl::FailedPreconditionError(
         absl::StrCat("a rewind to step ", e.to_step, ", but the last that closed is step ", closed_step_)));
   }
-  if (AwaitsVerdict()) {  // its sums are being read
+  if (BeingRead()) {
     return Refuse(absl::UnavailableError(absl::StrCat("step ", step_, " is being judged; rewind after it")), kJudgedS);
   }
   StepEffects effects;

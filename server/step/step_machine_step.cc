@@ -1,4 +1,4 @@
-// What becomes of the open step: the half of the step machine that begins, sums, judges and closes it.
+// What becomes of the open step: the half of the step machine that begins, sums and closes it.
 #include <algorithm>
 #include <utility>
 
@@ -37,7 +37,7 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
     effects.push_back(effect::Opened{step_, LeftOutRanks()});
   }
   r.begun = step_;
-  r.ended = r.said_end = false;
+  r.ended = r.said_end = r.asked = r.said_measure = r.told_norm = r.named_last = r.discards = false;
   r.offered.reset();
   r.lacking = 0;
   effects.push_back(effect::Begun{*rank});
@@ -61,6 +61,10 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
   if (!speaker.ok()) return Refuse(speaker.status());
   if (speaker->stale) return {};
   const uint32_t rank = speaker->rank;
+  if (discarded_) {
+    const absl::Status number = CheckMicroNumber(e.micro);
+    return number.ok() ? StepEffects() : Refuse(number);
+  }
   if (auto s = CheckMicro(rank, e.micro, e.last); !s.ok()) return Refuse(s);
   if (e.micro < reduction_.micros_begun(rank)) return {};
   if (MustWait(e)) {
@@ -81,8 +85,8 @@ StepEffects StepMachine::On(const event::MicroBegin& e, double) {
 
 bool StepMachine::MustWait(const event::MicroBegin& e) const {
   const auto rank = RankOf(e.session);
-  return rank && InStep(*rank) && e.micro == reduction_.micros_begun(*rank) && !reduction_.MayBegin(e.micro) &&
-         CheckMicro(*rank, e.micro, e.last).ok();  // what is wrong is refused now
+  return rank && InStep(*rank) && !discarded_ && e.micro == reduction_.micros_begun(*rank) &&
+         !reduction_.MayBegin(e.micro) && CheckMicro(*rank, e.micro, e.last).ok();  // what is wrong is refused now
 }
 
 bool StepMachine::BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects) {
@@ -101,7 +105,7 @@ absl::Status StepMachine::CheckMicro(uint32_t rank, uint32_t micro, bool last) c
   const uint32_t begun = reduction_.micros_begun(rank);
   const auto known = reduction_.last_micro(rank);
   if (micro < begun) {
-    if (last == (known == micro)) return absl::OkStatus();
+    if (last == (known == micro && !ranks_[rank].named_last)) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("micro-batch ", micro, " came again as ", last ? "the last" : "not the last"));
   }
@@ -122,7 +126,7 @@ StepEffects StepMachine::On(const event::Chunk& e, double now_s) {
   const auto speaker = CheckSpeaker(e.session);
   if (!speaker.ok()) return Refuse(speaker.status());
   const uint32_t rank = speaker->rank;
-  if (speaker->stale) return {effect::Drop{rank, /*again=*/false}};
+  if (speaker->stale || discarded_) return {effect::Drop{rank, /*again=*/false}};
   if (auto s = CheckChunk(rank, e); !s.ok()) return Refuse(s);
   StepEffects effects;
   if (!BeginImplied(rank, {e.session, 0, /*last=*/true}, now_s, &effects)) {
@@ -182,9 +186,10 @@ StepEffects StepMachine::On(const event::MicroEnd& e, double now_s) {
   if (!speaker.ok()) return Refuse(speaker.status());
   if (speaker->stale) return {};
   const uint32_t rank = speaker->rank;
+  if (auto s = CheckMicroNumber(e.micro); !s.ok()) return Refuse(s);
+  if (discarded_) return {};
   StepEffects effects;
   if (e.micro == 0 && !BeginImplied(rank, {e.session, 0, /*last=*/true}, now_s, &effects)) return effects;
-  if (auto s = CheckMicroNumber(e.micro); !s.ok()) return Refuse(s);
   if (e.micro >= reduction_.micros_begun(rank)) {
     return Refuse(absl::FailedPreconditionError(absl::StrCat("MicroEnd of ", e.micro, " before its MicroBegin")));
   }
@@ -218,30 +223,6 @@ absl::Status StepMachine::CheckWhole(uint32_t rank, uint32_t micro) const {
                                                    "; send the rest, or list it absent"));
   }
   return absl::OkStatus();
-}
-
-StepEffects StepMachine::On(const event::StepEnd& e, double) {
-  const auto speaker = CheckSpeaker(e.session);
-  if (!speaker.ok()) return Refuse(speaker.status());
-  const uint32_t rank = speaker->rank;
-  if (speaker->stale) {
-    ranks_[rank].said_end = true;
-    return {};
-  }
-  const auto last = reduction_.last_micro(rank);
-  if (!last || !reduction_.ended(rank, *last)) {
-    return Refuse(absl::FailedPreconditionError(
-        absl::StrCat("StepEnd of step ", step_, " before its ", last ? "" : "last ", "MicroEnd")));
-  }
-  if (auto s = CheckWhole(rank, *last); !s.ok()) return Refuse(s);
-  if (auto s = CheckEnd(rank, e.content); !s.ok()) return Refuse(s);
-  ranks_[rank].ended = ranks_[rank].said_end = true;
-  ranks_[rank].end_content = e.content;
-  StepEffects effects;
-  if (EndsConflict(rank, &effects)) return effects;
-  JudgeIfDue(&effects);
-  CloseIfDone(&effects);
-  return effects;
 }
 
 StepEffects StepMachine::On(const event::TensorApplied& e, double) {
@@ -298,6 +279,10 @@ void StepMachine::Update(uint32_t tensor, Slab slab, StepEffects* effects) {
 }
 
 void StepMachine::Proceed(StepEffects* effects) {
+  if (discarded_) {
+    TellMeasured(effects);
+    return CloseIfDone(effects);
+  }
   ReductionTracker::Progress progress = reduction_.Advance();
   for (ReductionTracker::Sum& sum : progress.sums) effects->push_back(std::move(sum));
   for (const ReductionTracker::Complete& complete : progress.complete) {
@@ -311,33 +296,16 @@ void StepMachine::Proceed(StepEffects* effects) {
       Update(complete.tensor, *complete.slab, effects);
     }
   }
+  MeasureIfDue(effects);
+  TellMeasured(effects);
   JudgeIfDue(effects);
   CloseIfDone(effects);
 }
 
-bool StepMachine::AwaitsVerdict() const {
-  const auto summed = [](const Tensor& t) { return t.state == TensorState::kSummed; };
-  return judged_ && std::any_of(tensors_.begin(), tensors_.end(), summed);
-}
-
-bool StepMachine::AllEnded() const {
-  for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (!reduction_.left_out(r) && !(ranks_[r].begun == step_ && ranks_[r].ended)) return false;
-  }
-  return true;
-}
-
-void StepMachine::JudgeIfDue(StepEffects* effects) {
-  const bool due = open_ && options_.commit == Commit::kStaged && !judged_ && AllEnded() && reduction_.all_complete();
-  if (!due || unsettled_ == 0) return;
-  judged_ = true;
-  effect::Judge judge{.step = step_, .slabs = {}};
-  for (const Tensor& t : tensors_) judge.slabs.push_back(t.slab);
-  effects->push_back(std::move(judge));
-}
-
 void StepMachine::CloseIfDone(StepEffects* effects) {
-  if (open_ && unsettled_ == 0 && AllEnded()) Close(Outcome::kApplied, "", "", effects);
+  if (!open_ || !AllEnded()) return;
+  if (discarded_) return Close(Outcome::kSkipped, kDiscarded, WhoDiscards(), effects);
+  if (unsettled_ == 0) Close(Outcome::kApplied, "", "", effects);
 }
 
 // Closes the step of a process that is gone and of whose contributions some are summed. Tensors that were updated stay
@@ -369,17 +337,22 @@ void StepMachine::Close(Outcome outcome, std::string reason, std::string detail,
 
 void StepMachine::Reset() {
   begin_content_.clear();
-  judged_ = false;
-  unsettled_ = tensors_.size();
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].slab) reduction_.Release(i, *tensors_[i].slab);
-    tensors_[i] = {};
-  }
+  judged_ = measured_ = discarded_ = false;
   TakeBackIn();
   std::vector<bool> left_out;
   for (Rank& rank : ranks_) {
     rank.awaited_s = 0;
     left_out.push_back(rank.left_out);
+  }
+  DropSums(left_out);
+}
+
+void StepMachine::DropSums(const std::vector<bool>& left_out) {
+  unsettled_ = tensors_.size();
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const std::optional<Slab> slab = std::exchange(tensors_[i], {}).slab;
+    if (slab && measuring_) lent_.emplace_back(i, *slab);
+    if (slab && !measuring_) reduction_.Release(i, *slab);
   }
   reduction_.Begin(left_out);
 }

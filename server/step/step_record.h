@@ -18,8 +18,9 @@ namespace ballast {
 struct StepRecord {
   uint64_t step = 0;
   Outcome outcome = Outcome::kApplied;
-  std::string reason = {};                 // a word: why it was not applied
-  std::string detail = {};                 // for people
+  std::string reason = {};  // a word: why it was not applied
+  std::string detail = {};  // for people
+  bool discarded() const { return reason == kDiscarded; }
   std::vector<uint32_t> not_applied = {};  // tensors whose weights did not change; not in the history
   std::vector<uint32_t> left_out = {};     // ranks
 
@@ -33,7 +34,7 @@ struct StepRecord {
 
   std::optional<double> loss = {};
   double learning_rate = 0;  // of the first group
-  double grad_norm = 0;      // before clipping
+  double grad_norm = 0;      // before clipping; 0 of a staged step that closed before it was measured
   double clip_coefficient = 1;
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;

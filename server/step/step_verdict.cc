@@ -21,9 +21,9 @@ std::string WhatIsNotFinite(const RunSpec& spec, const GradientFindings& found) 
 
 }  // namespace
 
-float ClipCoefficient(const RunSpec& spec, double norm) {
-  if (!spec.max_grad_norm) return 1;
-  return static_cast<float>(std::min(1.0, *spec.max_grad_norm / (norm + 1e-6)));
+float ClipCoefficient(std::optional<double> max_grad_norm, double norm) {
+  if (!max_grad_norm) return 1;
+  return static_cast<float>(std::min(1.0, *max_grad_norm / (norm + 1e-6)));
 }
 
 event::Verdict JudgeStep(const RunSpec& spec, uint64_t step, double loss_scale, const GradientFindings& found) {

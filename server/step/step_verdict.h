@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "server/spec/run_spec.h"
@@ -20,7 +21,7 @@ struct GradientFindings {
 
 // The coefficient that brings the norm to at most max_grad_norm: fp32(min(1, max / (norm + 1e-6))), as torch's
 // clip_grad_norm_; 1 without one. 0 where the norm of finite gradients is too large for its sum.
-float ClipCoefficient(const RunSpec& spec, double norm);
+float ClipCoefficient(std::optional<double> max_grad_norm, double norm);
 
 // Judges a step by the run's policy. An infinite norm counts as a gradient that is not finite, unless the policy is
 // kSkipTensor.

@@ -54,6 +54,15 @@ class Micro:
     loss: float
 
 
+@dataclasses.dataclass
+class End:
+    """How a step ends. The last three are for staged runs."""
+
+    measures: bool = False  # asks for the norm first; announces no micro-batch as the last
+    max_grad_norm: float | None = None
+    discards: bool = False  # after the first chunk
+
+
 class PlainClient:
     def __init__(self, server: str, run: str, rank: int = 0, world: int = 1):
         channel = grpc.insecure_channel(server, OPTIONS)
@@ -179,10 +188,11 @@ class PlainClient:
 
     # --- a step ---
 
-    def step(self, number: int, values, micros: list[Micro]):
+    def step(self, number: int, values, micros: list[Micro], end: End = End()):
         """values: of the groups. The step's result, or the last one's of those that have closed meanwhile without this rank;
         all are in `results`. The new weights are in place."""
         self.number, self.micros, self.result, self.arrived = number, micros, None, set()
+        self.end, self.norms = end, []
         self.last, self.results = number, {}
         self.begin = trainer_pb2.StepBegin(step=number, groups=values)
         self.outbox = {}
@@ -237,7 +247,7 @@ class PlainClient:
 
     def say_step(self) -> None:
         for m, micro in enumerate(self.micros):
-            begin = trainer_pb2.MicroBegin(micro=m, last=m + 1 == len(self.micros))
+            begin = trainer_pb2.MicroBegin(micro=m, last=m + 1 == len(self.micros) and not self.end.measures)
             if m > 0:
                 self.say(micro_begin=begin)
             elif self.batches:
@@ -246,9 +256,24 @@ class PlainClient:
             else:
                 self.say(step_begin=self.begin)
                 self.say(micro_begin=begin)
+            if self.end.discards:
+                if self.to_send:
+                    self.send(self.to_send, self.to_send[0])
+                break
             if not self.say_micro(m, micro):
                 return
-        self.say(step_end=trainer_pb2.StepEnd(client_state=str(self.number).encode()))
+        if self.end.measures and not self.measure():
+            return
+        fields = {"max_grad_norm": self.end.max_grad_norm, "discard": self.end.discards}
+        self.say(step_end=trainer_pb2.StepEnd(client_state=str(self.number).encode(), **fields))
+
+    def measure(self) -> bool:
+        """False: the step is over."""
+        heard = len(self.norms)
+        self.say(step_measure=trainer_pb2.StepMeasure())
+        while len(self.norms) == heard and self.result is None:
+            self.take(self.hear())
+        return self.result is None
 
     def say_micro(self, number: int, micro: Micro) -> bool:
         """False: the step is over."""
@@ -292,6 +317,8 @@ class PlainClient:
                 self.batches = one.opened.takes_batches
             elif kind == "credit":
                 self.take_credit(one.credit)
+            elif kind == "step_measured" and one.step_measured.step == self.number:
+                self.norms.append(one.step_measured)
             elif kind == "weights" and one.weights.step >= self.number:
                 self.take_weights(one.weights)
             elif kind == "step_result" and one.step_result.step >= self.number:

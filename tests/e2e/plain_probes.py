@@ -18,6 +18,8 @@ ELEMENTS, CHUNK = 5000, 4096
 NAN = b"\0\0\xc0\x7f"
 BEGIN = trainer_pb2.TrainRequest(step_begin=trainer_pb2.StepBegin(step=1))
 END = trainer_pb2.TrainRequest(step_end=trainer_pb2.StepEnd())
+MEASURE = trainer_pb2.TrainRequest(step_measure=trainer_pb2.StepMeasure())
+STAGED = {"commit": run_pb2.COMMIT_MODE_STAGED}
 
 
 def outcome(call) -> str:
@@ -33,6 +35,10 @@ def gradient(chunk: int = 0, value: bytes = b"\0\0\0\0", **changed) -> trainer_p
     data = value * (CHUNK if chunk == 0 else ELEMENTS - CHUNK)
     fields = {"chunk": chunk, "format": "fp32", "data": data, "crc32c": crc32c(data), **changed}
     return trainer_pb2.TrainRequest(gradient=trainer_pb2.Gradient(**fields))
+
+
+def end(**fields) -> trainer_pb2.TrainRequest:
+    return trainer_pb2.TrainRequest(step_end=trainer_pb2.StepEnd(**fields))
 
 
 def micro_end(**fields) -> trainer_pb2.TrainRequest:
@@ -185,6 +191,12 @@ def rewound(probe: Probe) -> list[str]:
     return [ended, outcome(lambda: probe.attach(session_token=probe.token)), str(said)]
 
 
+def after_end(probe: Probe) -> str:
+    """In a world of two, so that the step is open."""
+    probe.attach(world=2, rank=1)
+    return probe.start(*WHOLE, END, MEASURE, world=2).end()
+
+
 def probes(server: str) -> dict:
     def stream(*messages, **fields) -> str:
         return of_a_stream(Probe(server, **fields), *messages)
@@ -196,6 +208,7 @@ def probes(server: str) -> dict:
     nested = trainer_pb2.TrainRequest(batch=batch(requests=[trainer_pb2.TrainRequest(batch=batch())]))
     many = trainer_pb2.TrainRequest(batch=batch(requests=[BEGIN] * 1025))
     last = trainer_pb2.TrainRequest(micro_begin=trainer_pb2.MicroBegin(last=True))
+    not_last = trainer_pb2.TrainRequest(micro_begin=trainer_pb2.MicroBegin(last=False))
     lr = [trainer_pb2.GroupStep(lr=1)]
     tensor = run_pb2.TensorSpec(name="w", shape=[ELEMENTS], dtype="fp8-e5m2")
     group = run_pb2.GroupSpec(rule="adamw", serving="bf16")
@@ -225,6 +238,13 @@ def probes(server: str) -> dict:
         "values with StepEnd, release": stream(
             *WHOLE, trainer_pb2.TrainRequest(step_end=trainer_pb2.StepEnd(groups=lr))
         ),
+        "max_grad_norm with StepEnd, release": stream(*WHOLE, end(max_grad_norm=1)),
+        "max_grad_norm 0": stream(*WHOLE, end(max_grad_norm=0), **STAGED),
+        "discard, release": stream(BEGIN, end(discard=True)),
+        "StepMeasure, release": stream(*WHOLE, MEASURE),
+        "StepMeasure before MicroEnd": stream(BEGIN, gradient(0), gradient(1), MEASURE, **STAGED),
+        "StepMeasure after StepEnd": after_end(Probe(server, **STAGED)),
+        "no last micro-batch, release": stream(BEGIN, not_last, micro_end(absent=b"\1"), END),
         "loss_scale 0": stream(trainer_pb2.TrainRequest(step_begin=trainer_pb2.StepBegin(step=1, loss_scale=0))),
         "scale 2": stream(BEGIN, gradient(scale=2)),
         "scale 1": stream(BEGIN, gradient(scale=1), None),

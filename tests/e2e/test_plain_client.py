@@ -129,6 +129,14 @@ def test_ranks_that_are_cut_in_every_step_train_like_the_client(commit, stubs, t
     assert any(seen["most_under_way"] > seen["credit"] for seen in ranks)
 
 
+def test_ranks_that_measure_and_clip_each_step_themselves_train_like_the_client(stubs, tight):
+    digest = train_team_by_client(tight.server, "measured", max_grad_norm=1.0)
+    ranks = train_plainly(stubs, tight.server, *team("measured"), "--measure", "--cut")
+    assert [seen["digest"] for seen in ranks] == [digest] * RANKS
+    assert [seen["clipped"] for seen in ranks] == [True] * RANKS
+    assert sum(seen["cuts"] for seen in ranks) == TEAM_STEPS
+
+
 @pytest.mark.parametrize(
     "dtype, options",
     [(torch.bfloat16, {}), (torch.float32, {"gradient_dtype": "bf16", "serving": "int8-row"})],
@@ -178,6 +186,13 @@ REFUSALS = {
     "another step": "FAILED_PRECONDITION",
     "begun with other values": "FAILED_PRECONDITION",
     "values with StepEnd, release": "FAILED_PRECONDITION",
+    "max_grad_norm with StepEnd, release": "FAILED_PRECONDITION",
+    "max_grad_norm 0": "INVALID_ARGUMENT",
+    "discard, release": "FAILED_PRECONDITION",
+    "StepMeasure, release": "FAILED_PRECONDITION",
+    "StepMeasure before MicroEnd": "FAILED_PRECONDITION",
+    "StepMeasure after StepEnd": "FAILED_PRECONDITION",
+    "no last micro-batch, release": "FAILED_PRECONDITION",
     "loss_scale 0": "INVALID_ARGUMENT",
     "scale 2": "INVALID_ARGUMENT",
     "scale 1": "FAILED_PRECONDITION",  # taken; it is the half-close that is refused

@@ -131,8 +131,13 @@ class Session {
         return event::MicroEnd{session, micro, Bits(in_.Take<uint8_t>())};
       }
       default:
-        return event::StepEnd{session};
+        return EndFrom(in_.Take<uint8_t>(), session);
     }
+  }
+
+  static StepEvent EndFrom(uint8_t byte, SessionId session) {
+    if (byte % 4 == 1) return event::StepMeasure{session};
+    return event::StepEnd{session, byte % 8 == 7 ? "another" : "", /*discard=*/byte % 16 == 2};
   }
 
   // Mostly the one that is due.
@@ -155,6 +160,10 @@ class Session {
       const effect::Update update = *first;
       updates_.erase(first);
       Handle(event::TensorApplied{update.step, update.tensor, update.slab});
+    } else if (what == 15 && !measured_.empty()) {
+      const uint64_t step = measured_.front();
+      measured_.pop_front();
+      Handle(event::Measured{step});
     } else if (what == 15 && !judged_.empty()) {
       const uint64_t step = judged_.front();
       judged_.pop_front();
@@ -181,6 +190,7 @@ class Session {
     if (tell_) Tell(event, effects);
     for (const StepEffect& effect : effects) {
       if (const auto* update = std::get_if<effect::Update>(&effect)) updates_.push_back(*update);
+      if (const auto* measure = std::get_if<effect::Measure>(&effect)) measured_.push_back(measure->step);
       if (const auto* judge = std::get_if<effect::Judge>(&effect)) judged_.push_back(judge->step);
       if (const auto* fence = std::get_if<effect::Fence>(&effect)) {
         if (streams_[fence->rank].session == fence->session) streams_[fence->rank].open = false;
@@ -205,6 +215,7 @@ class Session {
   uint64_t sessions_ = 0;
   double now_s_ = 0;
   std::vector<effect::Update> updates_;  // that the device has not answered
+  std::deque<uint64_t> measured_;        // steps whose measure is due
   std::deque<uint64_t> judged_;          // steps whose verdict is due
   std::string violation_;
 };

@@ -1,6 +1,7 @@
 #include "client/cpp/stream/open_step.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -16,18 +17,19 @@ OpenStep::OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t mic
       micros_(micros),
       buffer_(tensors.size()),
       arrivals_(tensors.size()),
-      losses_(micros),
+      losses_(1),
       began_at_(now) {}
 
 absl::Status OpenStep::MayPush(uint32_t tensor) const {
-  if (ended()) {
-    return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " after EndStep of step ",
-                                                      number(), "; wait for its result, then BeginStep"));
+  if (pushed_all()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Push of ", tensors_.Name(tensor), " after ", ended() ? "EndStep" : "MeasureStep", " of step ", number(),
+        ended() ? "; wait for its result, then BeginStep" : ", which measured all that was pushed; call EndStep"));
   }
   if (!buffer_.pushed(buffer_.micro(), tensor)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(tensors_.Name(tensor), " was pushed before in step ", number(),
                                                     "; one gradient per tensor and ",
-                                                    micros_ > 1 ? "micro-batch" : "step"));
+                                                    micros_ != 1 ? "micro-batch" : "step"));
 }
 
 void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
@@ -38,40 +40,93 @@ void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
 }
 
 absl::Status OpenStep::MayEndMicro() const {
-  if (buffer_.micro() + 1 < micros_ && !ended()) return absl::OkStatus();
+  if ((micros_ == 0 || buffer_.micro() + 1 < micros_) && !pushed_all()) return absl::OkStatus();
+  if (micros_ == 0) {
+    return absl::FailedPreconditionError(absl::StrCat("EndMicro after ", ended() ? "EndStep" : "MeasureStep",
+                                                      " of step ", number(), ", which ended its last micro-batch"));
+  }
   return absl::FailedPreconditionError(absl::StrCat("EndMicro in the last of ", micros_, " micro-batches of step ",
                                                     number(), "; call EndStep, or begin the step with more"));
 }
 
 void OpenStep::EndMicro(std::optional<double> loss, bool next_is_last) {
-  losses_[buffer_.micro()] = loss;
+  losses_.back() = loss;
+  losses_.emplace_back();
   buffer_.BeginMicro();
   if (next_is_last) micros_ = buffer_.micro() + 1;
 }
 
-absl::Status OpenStep::MayEnd() const {
-  if (ended()) {
-    return absl::FailedPreconditionError(absl::StrCat("EndStep of step ", number(), " was called before"));
-  }
-  if (buffer_.micro() + 1 == micros_) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("EndStep in micro-batch ", buffer_.micro() + 1, " of ", micros_,
+absl::Status OpenStep::MayEndLast(const char* call) const {
+  if (micros_ == 0 || buffer_.micro() + 1 == micros_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(call, " in micro-batch ", buffer_.micro() + 1, " of ", micros_,
                                                     " of step ", number(), "; call EndMicro after each but the last"));
 }
 
-std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, v1::StepEnd end, absl::Time now) {
-  end_ = std::move(end);
-  losses_[buffer_.micro()] = loss;
-  ended_at_ = now;
+absl::Status OpenStep::MayMeasure() const {
+  if (pushed_all()) {
+    return absl::FailedPreconditionError(absl::StrCat("MeasureStep of step ", number(), " after its ",
+                                                      ended() ? "EndStep" : "MeasureStep",
+                                                      "; a step is measured once"));
+  }
+  return MayEndLast("MeasureStep");
+}
+
+absl::Status OpenStep::MayEnd(bool discard) const {
+  if (ended()) {
+    return absl::FailedPreconditionError(absl::StrCat("EndStep of step ", number(), " was called before"));
+  }
+  return discard ? absl::OkStatus() : MayEndLast("EndStep");
+}
+
+void OpenStep::EndLast(absl::Time now) {
   timing_.backward_s = absl::ToDoubleSeconds(now - began_at_);
   timing_.pushed_bytes_in_backward = timing_.pushed_bytes;
   timing_.pulled_bytes_in_backward = timing_.pulled_bytes;
+}
+
+std::future<absl::StatusOr<MeasuredStep>> OpenStep::Measure(std::optional<double> loss, absl::Time now) {
+  losses_.back() = loss;
+  EndLast(now);
+  measured_promise_.emplace();
+  auto future = measured_promise_->get_future();
+  if (result_) SetMeasured({});
+  return future;
+}
+
+std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, v1::StepEnd end, absl::Time now,
+                                                      std::vector<std::string>* freed) {
+  end_ = std::move(end);
+  if (!asked()) {
+    losses_.back() = loss;
+    EndLast(now);
+  } else if (loss && !losses_.back()) {
+    end_.set_loss(*loss);
+  }
+  ended_at_ = now;
+  if (end_.discard()) {
+    buffer_.FreeAll(freed);
+    if (next_ != Next::kStepBegin && next_ != Next::kNothing) next_ = Next::kStepEnd;
+  }
   return promise_.get_future();
+}
+
+void OpenStep::SetMeasured(const v1::StepMeasured& measured) {
+  if (measured.step() == number() && !measured.discarded()) {
+    return FinishMeasure(
+        MeasuredStep{.grad_norm = measured.grad_norm(), .nonfinite_tensors = measured.nonfinite_tensors()});
+  }
+  FinishMeasure(MeasuredStep{.grad_norm = std::numeric_limits<double>::quiet_NaN(), .measured = false});
+}
+
+void OpenStep::FinishMeasure(absl::StatusOr<MeasuredStep> measured) {
+  if (asked() && !std::exchange(has_measured_, true)) measured_promise_->set_value(std::move(measured));
 }
 
 bool OpenStep::MayGo(const ChunkRef& id, const CreditWindow& credit) const { return credit.Allows(buffer_.Bytes(id)); }
 
 bool OpenStep::HasRequest(const CreditWindow& credit) const {
   if (next_ == Next::kNothing) return false;
+  if (next_ == Next::kStepEnd) return ended();
   if (next_ != Next::kGradients) return true;
   return MicroEndIsDue() ||
          (!MicroSent() && (MayGo(buffer_.next(), credit) || (credit.AllowsWanted() && WantedIsQueued())));
@@ -81,7 +136,7 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
   switch (next_) {
     case Next::kStepBegin:
       *request->mutable_step_begin() = begin_;
-      next_ = Next::kMicroBegin;
+      next_ = end_.discard() ? Next::kStepEnd : Next::kMicroBegin;
       return;
     case Next::kMicroBegin:
       request->mutable_micro_begin()->set_micro(sending_);
@@ -91,6 +146,10 @@ void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {
       return;
     case Next::kGradients:
       return NextOfMicro(credit, request);
+    case Next::kStepMeasure:
+      request->mutable_step_measure();
+      next_ = Next::kStepEnd;
+      return;
     case Next::kStepEnd:
       *request->mutable_step_end() = end_;
       next_ = Next::kNothing;
@@ -114,8 +173,13 @@ void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
     FillGradient(id, request->mutable_gradient());
   }
   if (!micro_end_sent_ || !MicroSent()) return;
-  next_ = sending_ + 1 == micros_ ? Next::kStepEnd : Next::kMicroBegin;
+  next_ = AfterMicro();
   if (next_ == Next::kMicroBegin) ++sending_;
+}
+
+OpenStep::Next OpenStep::AfterMicro() {
+  if (sending_ < buffer_.micro()) return Next::kMicroBegin;
+  return asked() ? Next::kStepMeasure : Next::kStepEnd;
 }
 
 // `id` is passed by value, since lending the chunk takes it out of the queue, to which a reference might point.
@@ -197,6 +261,7 @@ absl::Status OpenStep::SetResult(const v1::StepResult& result, std::vector<std::
   result_ = result;
   next_ = Next::kNothing;
   buffer_.FreeAll(freed);
+  SetMeasured({});  // who still waits for it, waits for nothing
   return absl::OkStatus();
 }
 
@@ -225,6 +290,7 @@ absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
   sending_ = 0;
   wanted_.reset();
   unacknowledged_.clear();
+  if (next_ != Next::kNothing && end_.discard()) return absl::OkStatus();
   if (next_ != Next::kNothing) return RequeueAllBut(grant);
   std::vector<std::string> freed;
   buffer_.FreeAll(&freed);

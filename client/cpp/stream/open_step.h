@@ -2,7 +2,7 @@
 // sockets. StepStream guards it by its lock.
 //
 // On the wire a step is StepBegin; for each micro-batch MicroBegin, the gradients' chunks and MicroEnd, which does not
-// wait for credit; and StepEnd. NextRequest says which of these comes next; after a lost connection Resume starts from
+// wait for credit; StepMeasure, where it is asked for; and StepEnd. One that discards the step goes next. NextRequest says which of these comes next; after a lost connection Resume starts from
 // the top and leaves out the chunks that the daemon holds.
 #pragma once
 
@@ -28,7 +28,7 @@ namespace ballast {
 
 class OpenStep {
  public:
-  // `tensors` outlives the step; micros: its micro-batches, at least 1.
+  // `tensors` outlives the step; micros: its micro-batches; 0: as many as there are when it is measured or ended.
   OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t micros, absl::Time now);
 
   uint64_t number() const { return begin_.step(); }
@@ -39,9 +39,13 @@ class OpenStep {
   void Push(uint32_t tensor, std::vector<std::string> chunks);
   absl::Status MayEndMicro() const;
   void EndMicro(std::optional<double> loss, bool next_is_last = false);
-  absl::Status MayEnd() const;
+  absl::Status MayMeasure() const;
+  std::future<absl::StatusOr<MeasuredStep>> Measure(std::optional<double> loss, absl::Time now);
+  absl::Status MayEnd(bool discard) const;
   bool ended() const { return ended_at_.has_value(); }
-  std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, v1::StepEnd end, absl::Time now);
+  // *freed: as in Acknowledge.
+  std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, v1::StepEnd end, absl::Time now,
+                                              std::vector<std::string>* freed);
 
   // The writer's side. HasRequest: NextRequest would fill *request. Sent: that request was handed to the transport.
   bool HasRequest(const CreditWindow& credit) const;
@@ -57,11 +61,15 @@ class OpenStep {
   absl::Status CheckWeights(const v1::Weights& weights, uint64_t data_bytes) const;
   // Notes weights that were checked and written where they belong. False: they had arrived before.
   bool Received(const v1::Weights& weights, uint64_t data_bytes);
+  // Answers Measure. An answer that comes again, after a resume, is the same.
+  void SetMeasured(const v1::StepMeasured& measured);
   // *freed: as in Acknowledge.
   absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
   bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
   bool done() const { return ended() && result_.has_value(); }
   void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
+  // Whoever waits for Measure hears this; a step that has its answer keeps it.
+  void FinishMeasure(absl::StatusOr<MeasuredStep> measured);
   StepResult result(absl::Time now) const;
 
   bool has_result() const { return result_.has_value(); }
@@ -72,7 +80,7 @@ class OpenStep {
 
  private:
   // kGradients: and MicroEnd, after them or, once the micro-batch has ended, before what waits for credit.
-  enum class Next { kStepBegin, kMicroBegin, kGradients, kStepEnd, kNothing };
+  enum class Next { kStepBegin, kMicroBegin, kGradients, kStepMeasure, kStepEnd, kNothing };
   struct Arrivals {
     std::vector<bool> chunks;  // empty before the first
     uint64_t count = 0;
@@ -81,9 +89,15 @@ class OpenStep {
   bool MayGo(const ChunkRef& id, const CreditWindow& credit) const;
   // All chunks of the micro-batch that is being sent have left.
   bool MicroSent() const { return buffer_.all_sent() || buffer_.next().micro != sending_; }
-  bool MicroEnded() const { return sending_ < buffer_.micro() || ended(); }
+  bool MicroEnded() const { return sending_ < buffer_.micro() || pushed_all(); }
   bool MicroEndIsDue() const { return MicroEnded() && !micro_end_sent_; }
   bool WantedIsQueued() const { return wanted_ && buffer_.queued(*wanted_); }
+  bool asked() const { return measured_promise_.has_value(); }
+  // The last micro-batch has ended.
+  bool pushed_all() const { return asked() || ended(); }
+  absl::Status MayEndLast(const char* call) const;
+  void EndLast(absl::Time now);
+  Next AfterMicro();
   void FillGradient(ChunkRef id, v1::Gradient* gradient);
   absl::Status RequeueAllBut(const v1::AttachResponse& grant);
   void FillMicroEnd(v1::MicroEnd* end) const;
@@ -91,7 +105,7 @@ class OpenStep {
 
   const TensorTable& tensors_;
   const v1::StepBegin begin_;
-  uint32_t micros_;
+  uint32_t micros_;  // 0: not known
   v1::StepEnd end_;
   RetransmitBuffer buffer_;
   struct Unacknowledged {
@@ -107,6 +121,8 @@ class OpenStep {
   std::vector<std::optional<double>> losses_;  // by micro-batch
   std::optional<v1::StepResult> result_;
   std::promise<absl::StatusOr<StepResult>> promise_;
+  std::optional<std::promise<absl::StatusOr<MeasuredStep>>> measured_promise_;  // once Measure was called
+  bool has_measured_ = false;                                                   // it has its answer
   const absl::Time began_at_;
   std::optional<absl::Time> ended_at_;
   StepTiming timing_;

@@ -1,6 +1,7 @@
 #include "client/cpp/stream/step_stream.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -38,6 +39,8 @@ v1::StepEnd MakeEnd(const StepEndValues& values) {
   v1::StepEnd end;
   end.set_client_state(values.client_state);
   FillGroups(values.groups, &end);
+  if (values.max_grad_norm) end.set_max_grad_norm(*values.max_grad_norm);
+  if (values.discard) end.set_discard(true);
   return end;
 }
 
@@ -53,11 +56,16 @@ absl::Status CheckEnd(const StepEndValues& values, size_t groups) {
                                                    " bytes, at most ", kMostClientStateBytes,
                                                    " are kept; leave out what can be made again"));
   }
+  if (values.max_grad_norm && !(*values.max_grad_norm > 0 && std::isfinite(*values.max_grad_norm))) {
+    return absl::InvalidArgumentError(absl::StrCat("EndStep: max_grad_norm is ", *values.max_grad_norm,
+                                                   ", wanted a finite number above 0; leave it unset for the run's"));
+  }
   return CheckGroups("EndStep", values.groups.size(), groups);
 }
 
-std::future<absl::StatusOr<StepResult>> Ready(absl::Status status) {
-  std::promise<absl::StatusOr<StepResult>> promise;
+template <typename Value = StepResult>
+std::future<absl::StatusOr<Value>> Ready(absl::Status status) {
+  std::promise<absl::StatusOr<Value>> promise;
   promise.set_value(std::move(status));
   return promise.get_future();
 }
@@ -171,11 +179,11 @@ absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
 
 absl::Status StepStream::BeginStep(const StepValues& values) {
   if (auto s = CheckGroups("BeginStep", values.groups.size(), tensors_.groups()); !s.ok()) return s;
-  if (values.micro_batches == 0) {
-    return absl::InvalidArgumentError("BeginStep: micro_batches is 0; a step has at least one");
-  }
   absl::MutexLock lock(&mu_);
   if (!status_.ok()) return status_;
+  if (values.micro_batches == 0) {
+    if (auto s = CheckMeasures("BeginStep with micro_batches = 0"); !s.ok()) return s;
+  }
   if (step_) {
     return absl::FailedPreconditionError(
         absl::StrCat("BeginStep while step ", step_number_,
@@ -219,8 +227,31 @@ absl::Status StepStream::EndMicro(std::optional<double> loss, bool next_is_last)
   return absl::OkStatus();
 }
 
+absl::Status StepStream::CheckMeasures(absl::string_view what) const {
+  if (!tensors_.staged()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " needs a run whose commit is staged, but run '", options_.run_id,
+                     "' has commit = release, and updates tensors before the step is whole: create it with "
+                     "COMMIT_MODE_STAGED"));
+  }
+  if (measures_steps_) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(what, ": the daemon at ", connection_.server(),
+                                               " is older than this client and does not know it; "
+                                               "update the daemon"));
+}
+
+std::future<absl::StatusOr<MeasuredStep>> StepStream::MeasureStep(std::optional<double> loss) {
+  absl::MutexLock lock(&mu_);
+  if (!status_.ok()) return Ready<MeasuredStep>(status_);
+  if (!step_) return Ready<MeasuredStep>(absl::FailedPreconditionError("MeasureStep before BeginStep"));
+  if (auto s = CheckMeasures("MeasureStep"); !s.ok()) return Ready<MeasuredStep>(s);
+  if (auto s = step_->MayMeasure(); !s.ok()) return Ready<MeasuredStep>(s);
+  return step_->Measure(loss, absl::Now());
+}
+
 std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss, const StepEndValues& values) {
   if (auto s = CheckEnd(values, tensors_.groups()); !s.ok()) return Ready(s);
+  std::vector<std::string> freed;  // outlives the lock
   std::shared_ptr<OpenStep> done;
   std::future<absl::StatusOr<StepResult>> future;
   const absl::Time now = absl::Now();
@@ -228,8 +259,12 @@ std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double
     absl::MutexLock lock(&mu_);
     if (!status_.ok()) return Ready(status_);
     if (!step_) return Ready(absl::FailedPreconditionError("EndStep before BeginStep"));
-    if (auto s = step_->MayEnd(); !s.ok()) return Ready(s);
-    future = step_->End(loss, MakeEnd(values), now);
+    if (values.max_grad_norm || values.discard) {
+      const char* what = values.discard ? "EndStep with discard" : "EndStep with max_grad_norm";
+      if (auto s = CheckMeasures(what); !s.ok()) return Ready(s);
+    }
+    if (auto s = step_->MayEnd(values.discard); !s.ok()) return Ready(s);
+    future = step_->End(loss, MakeEnd(values), now, &freed);
     if (step_->done()) done = TakeStep();
   }
   if (done) done->Finish(done->result(now));
@@ -281,6 +316,7 @@ void StepStream::Fail(absl::Status status) {
     if (status_.ok()) status_ = status;
     step = std::exchange(step_, nullptr);
   }
+  if (step) step->FinishMeasure(status);
   if (step && step->ended()) step->Finish(status);
 }
 

@@ -19,6 +19,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -55,6 +56,7 @@ class StepStream {
   absl::Status BeginStep(const StepValues& values);
   absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
   absl::Status EndMicro(std::optional<double> loss, bool next_is_last);
+  std::future<absl::StatusOr<MeasuredStep>> MeasureStep(std::optional<double> loss);
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values);
 
   absl::StatusOr<bool> AwaitWeights(uint32_t tensor, absl::Duration timeout);
@@ -109,6 +111,9 @@ class StepStream {
   absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, const Destination& destination) const;
   absl::Status OnResult(const v1::StepResult& result);
   absl::Status OnCredit(const v1::Credit& credit);
+  absl::Status OnMeasured(const v1::StepMeasured& measured);
+  // Whether the run and the daemon have what only staged runs have, and newer daemons.
+  absl::Status CheckMeasures(absl::string_view what) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
   // Adds what a person needs to know, if there is more to say.
   absl::Status Explain(const absl::Status& why) const;
@@ -135,6 +140,7 @@ class StepStream {
   mutable absl::Mutex mu_;
   std::string token_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  bool measures_steps_ ABSL_GUARDED_BY(mu_) = false;    // AttachResponse.measures_steps
   uint64_t step_number_ ABSL_GUARDED_BY(mu_) = 0;       // 0 until the first grant
   uint64_t closed_elsewhere_ ABSL_GUARDED_BY(mu_) = 0;  // the last step that closed, as far as this rank was told
   // Set from BeginStep to its result. Code that let go of the lock in between must compare the pointer to know that

@@ -109,6 +109,7 @@ absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) 
   }
   token_ = grant.session_token();
   open->set_session_token(token_);
+  measures_steps_ = grant.measures_steps();
   credit_ = CreditWindow(grant.credit_bytes(), grant.credit_held());
   // Where there are several ranks, steps may have closed without this one.
   if (step_) {
@@ -138,6 +139,8 @@ absl::Status StepStream::Handle(const v1::TrainResponse& response, absl::Span<co
       return OnResult(response.step_result());
     case v1::TrainResponse::kCredit:
       return OnCredit(response.credit());
+    case v1::TrainResponse::kStepMeasured:
+      return OnMeasured(response.step_measured());
     case v1::TrainResponse::kDrain: {
       absl::MutexLock lock(&mu_);
       drain_reason_ = response.drain().reason();
@@ -238,6 +241,13 @@ absl::Status StepStream::OnCredit(const v1::Credit& credit) {
   if (credit.has_wanted() && step_) {
     step_->Want({credit.wanted().micro(), credit.wanted().tensor(), credit.wanted().chunk()});
   }
+  Progress();
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::OnMeasured(const v1::StepMeasured& measured) {
+  absl::MutexLock lock(&mu_);
+  if (step_ && step_->number() == measured.step()) step_->SetMeasured(measured);  // else of one that is over
   Progress();
   return absl::OkStatus();
 }

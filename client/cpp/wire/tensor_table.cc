@@ -45,6 +45,7 @@ absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_
   TensorTable table;
   table.chunk_elements_ = chunk_elements;
   table.groups_ = static_cast<size_t>(spec.groups_size());
+  table.staged_ = spec.commit() == v1::COMMIT_MODE_STAGED;
   for (const v1::TensorSpec& tensor : spec.tensors()) {
     const int group = static_cast<int>(tensor.group());
     auto wire = Describe(tensor, group < spec.groups_size() ? spec.groups(group) : v1::GroupSpec(), chunk_elements);

@@ -49,6 +49,7 @@ class TensorTable {
   const WireTensor& operator[](uint32_t tensor) const { return tensors_[tensor]; }
   uint64_t chunk_elements() const { return chunk_elements_; }
   size_t groups() const { return groups_; }
+  bool staged() const { return staged_; }  // the run's commit
 
   // INVALID_ARGUMENT unless the run has this tensor.
   absl::Status CheckIndex(uint32_t tensor) const;
@@ -59,6 +60,7 @@ class TensorTable {
   std::vector<WireTensor> tensors_;
   uint64_t chunk_elements_ = 0;
   size_t groups_ = 0;
+  bool staged_ = false;
 };
 
 }  // namespace ballast

@@ -13,6 +13,7 @@
 #include "client/python/core/memory.h"
 #include "client/python/core/numerics.h"
 #include "client/python/core/numerics_digest.h"
+#include "client/python/core/pending_measure.h"
 #include "client/python/core/pending_step.h"
 #include "client/python/core/py_client.h"
 #include "client/python/core/runs.h"
@@ -64,6 +65,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   ballast::RegisterStatusError();
   ballast::BindPendingStep(module);
+  ballast::BindPendingMeasure(module);
   ballast::BindClient(module);
   ballast::BindNumerics(module);
   ballast::BindDigests(module);

@@ -15,6 +15,7 @@
 
 #include "client/python/core/landing.h"
 #include "client/python/core/memory.h"
+#include "client/python/core/pending_measure.h"
 #include "client/python/core/pending_step.h"
 
 namespace ballast {
@@ -132,9 +133,18 @@ void EndMicro(const PyClient& self, std::optional<double> loss, bool next_is_las
   OrThrow(Unlocked([&, client = self.Get()] { return client->EndMicro(loss, next_is_last); }));
 }
 
-PendingStep EndStep(const PyClient& self, std::optional<double> loss, nb::bytes client_state, const Groups& groups) {
+PendingMeasure MeasureStep(const PyClient& self, std::optional<double> loss) {
+  PendingMeasure pending(Unlocked([&, client = self.Get()] { return client->MeasureStep(loss); }));
+  pending.Wait(0);  // throws what refused the call: then the step goes on
+  return pending;
+}
+
+PendingStep EndStep(const PyClient& self, std::optional<double> loss, nb::bytes client_state, const Groups& groups,
+                    std::optional<double> max_grad_norm, bool discard) {
   const StepEndValues values{.client_state = std::string(client_state.c_str(), client_state.size()),
-                             .groups = MakeValues(groups)};
+                             .groups = MakeValues(groups),
+                             .max_grad_norm = max_grad_norm,
+                             .discard = discard};
   PendingStep pending(Unlocked([&, client = self.Get()] { return client->EndStep(loss, values); }));
   pending.Wait(0);  // throws what refused the call: then the step goes on
   return pending;
@@ -156,7 +166,9 @@ void BindTrainer(nb::class_<PyClient>& client) {
       .def("begin_step", &BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)
       .def("push", &Push, arg("tensor"), arg("address"), arg("nbytes"))
       .def("end_micro", &EndMicro, arg("loss").none(), arg("next_is_last") = false)
-      .def("end_step", &EndStep, arg("loss").none(), arg("client_state") = nb::bytes("", 0), arg("groups") = Groups());
+      .def("measure_step", &MeasureStep, arg("loss").none() = nb::none())
+      .def("end_step", &EndStep, arg("loss").none(), arg("client_state") = nb::bytes("", 0), arg("groups") = Groups(),
+           arg("max_grad_norm").none() = nb::none(), arg("discard") = false);
 }
 
 }  // namespace ballast

@@ -1,73 +1,16 @@
 #include "client/cpp/stream/open_step.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include "proto/bitmap.h"
-
-#include "tests/client/fake_daemon.h"
+#include "tests/client/stream/open_step_fixture.h"
 
 namespace ballast {
 namespace {
 
 using ::testing::ElementsAre;
 
-class OpenStepTest : public ::testing::Test {
- protected:
-  OpenStepTest() {
-    v1::StepBegin begin;
-    begin.set_step(7);
-    step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/1, absl::UnixEpoch());
-  }
-
-  void Push(uint32_t tensor) {
-    const std::string gradient(tensors_[tensor].gradient_bytes(), 'g');
-    step_->Push(tensor, CutIntoChunks(tensors_, tensor, BytesOf(gradient)));
-  }
-
-  // What the writer would send now, in short.
-  std::vector<std::string> Drain(CreditWindow* credit) {
-    std::vector<std::string> kinds;
-    while (step_->HasRequest(*credit)) {
-      v1::TrainRequest request;
-      step_->NextRequest(credit, &request);
-      kinds.push_back(request.has_gradient()
-                          ? absl::StrCat(request.gradient().tensor(), ".", request.gradient().chunk())
-                          : request.GetDescriptor()->FindFieldByNumber(request.message_case())->name());
-      step_->Sent(&request);
-    }
-    return kinds;
-  }
-
-  uint64_t Acknowledge(uint64_t gradients) {
-    std::vector<std::string> freed;
-    step_->Acknowledge(gradients, &freed);
-    return Bytes(freed);
-  }
-  static uint64_t Bytes(const std::vector<std::string>& freed) {
-    uint64_t bytes = 0;
-    for (const std::string& one : freed) bytes += one.size();
-    return bytes;
-  }
-  static v1::AttachResponse Holding(uint32_t tensor, const std::vector<bool>& chunks) {
-    v1::AttachResponse grant;
-    grant.set_resume_step(7);
-    grant.set_step_open(true);
-    v1::ChunksHeld* held = grant.add_held();
-    held->set_tensor(tensor);
-    held->set_chunks(PackBits(chunks));
-    return grant;
-  }
-
-  const TensorTable tensors_ = TensorTable::Create(FakeSpec(), 4).value();
-  std::unique_ptr<OpenStep> step_;
-  CreditWindow credit_{1 << 20};
-};
-
 TEST_F(OpenStepTest, SendsWhatThereIsAndTheEndLast) {
   Push(1);
   EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
-  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  End(std::nullopt);
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
 }
 
@@ -83,7 +26,7 @@ TEST_F(OpenStepTest, StopsWithoutCredit) {
 TEST_F(OpenStepTest, TheEndGoesBeforeWhatWaitsForCredit) {
   CreditWindow credit(16);
   Push(0);
-  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  End(std::nullopt);
   EXPECT_THAT(Drain(&credit), ElementsAre("step_begin", "micro_begin", "0.0", "micro_end"));
   credit.Return(16);
   EXPECT_THAT(Drain(&credit), ElementsAre("0.1"));
@@ -183,7 +126,7 @@ TEST_F(OpenStepTest, TheResultTellsTheMostBytesBuffered) {
   Drain(&credit_);
   Acknowledge(3);
   Push(1);
-  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  End(std::nullopt);
   v1::StepResult skipped;
   skipped.set_outcome(v1::STEP_OUTCOME_SKIPPED);
   std::vector<std::string> freed;
@@ -195,7 +138,7 @@ TEST_F(OpenStepTest, TheResultTellsTheMostBytesBuffered) {
 TEST_F(OpenStepTest, TheEndIsSentAgainAsItWas) {
   v1::StepEnd end;
   end.set_client_state("epoch 3");
-  step_->End(std::nullopt, end, absl::UnixEpoch());
+  End(std::nullopt, end);
   for (int i = 0; i < 2; ++i) {
     v1::TrainRequest request;
     while (step_->HasRequest(credit_)) step_->NextRequest(&credit_, &request);
@@ -229,7 +172,7 @@ class MicroBatchesTest : public OpenStepTest {
 TEST_F(MicroBatchesTest, EachMicroBatchIsSentWholeBeforeTheNext) {
   Push(1);
   EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
-  EXPECT_EQ(step_->MayEnd().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(step_->MayEnd(/*discard=*/false).code(), absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(step_->MayEndMicro().ok());
   step_->EndMicro(0.5);
   Push(1);
@@ -237,8 +180,8 @@ TEST_F(MicroBatchesTest, EachMicroBatchIsSentWholeBeforeTheNext) {
   EXPECT_EQ(step_->MayPush(1).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "micro_begin", "1.0", "3.0", "3.1"));
-  ASSERT_TRUE(step_->MayEnd().ok());
-  step_->End(1.5, {}, absl::UnixEpoch());
+  ASSERT_TRUE(step_->MayEnd(/*discard=*/false).ok());
+  End(1.5);
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
 }
 
@@ -249,8 +192,8 @@ TEST_F(MicroBatchesTest, AStepMayEndWithFewer) {
   step_->EndMicro(0.5);
   step_->EndMicro(0.5, /*next_is_last=*/true);
   EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
-  ASSERT_TRUE(step_->MayEnd().ok());
-  step_->End(1.5, {}, absl::UnixEpoch());
+  ASSERT_TRUE(step_->MayEnd(/*discard=*/false).ok());
+  End(1.5);
   std::vector<bool> last;
   std::vector<double> losses;
   while (step_->HasRequest(credit_)) {
@@ -267,7 +210,7 @@ TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldOfEach) {
   Push(0);
   step_->EndMicro(std::nullopt);
   Push(0);
-  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  End(std::nullopt);
   Drain(&credit_);
   v1::AttachResponse grant;
   grant.add_held()->set_chunks(PackBits({true, true, true}));
@@ -281,7 +224,7 @@ TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldAsAWhole) {
   Push(0);
   Push(1);
   Push(3);
-  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  End(std::nullopt);
   Drain(&credit_);
   v1::AttachResponse grant;
   grant.add_held()->set_whole_micros(1);
@@ -293,7 +236,7 @@ TEST_F(MicroBatchesTest, ResumeLeavesOutWhatIsHeldAsAWhole) {
 
 TEST_F(OpenStepTest, ResumeOfAClosedStepSendsNothing) {
   Push(1);
-  step_->End(std::nullopt, {}, absl::UnixEpoch());
+  End(std::nullopt);
   Drain(&credit_);
   v1::AttachResponse grant;
   grant.set_resume_step(8);
@@ -332,7 +275,7 @@ TEST_F(OpenStepTest, AResultBeforeTheEndStopsTheSendingAndIsKept) {
   EXPECT_FALSE(step_->done());
   Push(1);
   EXPECT_FALSE(step_->HasRequest(credit_));
-  step_->End(std::nullopt, {}, absl::UnixEpoch() + absl::Seconds(2));
+  End(std::nullopt, {}, absl::UnixEpoch() + absl::Seconds(2));
   EXPECT_TRUE(step_->done());
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.backward_s, 2);
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(3)).timing.wait_s, 1);

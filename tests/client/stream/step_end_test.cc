@@ -42,6 +42,24 @@ TEST(StepEndTest, AnEndThatIsTooLargeIsRefusedAndTheStepGoesOn) {
   EXPECT_TRUE(trainer.client->EndStep({}).get().ok());
 }
 
+// It would apply what is to be discarded.
+TEST(StepEndTest, ADaemonThatKnowsNoMeasureIsNotAskedForOne) {
+  FakeOptions options;
+  options.spec.set_commit(v1::COMMIT_MODE_STAGED);
+  FakeDaemon daemon(options);
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach(options.spec).ok());
+  const absl::Status open_ended = trainer.client->BeginStep({.micro_batches = 0});
+  ASSERT_TRUE(trainer.client->BeginStep({}).ok());
+  for (const absl::Status& refused : {open_ended, trainer.client->MeasureStep({}).get().status(),
+                                      trainer.client->EndStep({}, {.max_grad_norm = 1}).get().status(),
+                                      trainer.client->EndStep({}, {.discard = true}).get().status()}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("older than this client"));
+  }
+  EXPECT_TRUE(trainer.client->EndStep({}).get().ok());
+}
+
 TEST(StepEndTest, WeightsAreAwaitedTensorByTensor) {
   FakeDaemon daemon({.answers_step_end = false});
   Trainer trainer(daemon.address());

@@ -89,7 +89,7 @@ TEST(MetricsBoundsTest, EveryReasonOfAStepHasACounterOfItsOwn) {
       EXPECT_TRUE(absl::StrContains(metrics.Serialize(), sample)) << sample;
     }
   };
-  close(Outcome::kSkipped, "skipped", {"nonfinite", "overflow", "spike"});
+  close(Outcome::kSkipped, "skipped", {"nonfinite", "overflow", "spike", "discarded"});
   close(Outcome::kAborted, "aborted", {"disagreement", "nonfinite", "rank_lost", "restarted", "data_loss", "timeout"});
   close(Outcome::kPartial, "partial", {"rank_lost", "restarted", "data_loss", "timeout"});
 }

@@ -185,6 +185,15 @@ TEST_F(MetricsTest, StepsThatAreNotAppliedAreCountedByReason) {
   EXPECT_THAT(Samples(), Contains(Pair("ballast_steps_applied_total{run_id=\"a\"}", "0")));
 }
 
+TEST_F(MetricsTest, WhatATrainerDiscardsIsNoNonFiniteGradient) {
+  const auto run = metrics_.AddRun(Labels("a"));
+  StepRecord report = Step(1);
+  run->OnStep(report);
+  report.outcome = Outcome::kSkipped, report.reason = "discarded";
+  run->OnStep(report);
+  EXPECT_EQ(Samples()["ballast_gradients_nonfinite_total{run_id=\"a\"}"], "1");
+}
+
 TEST_F(MetricsTest, NonFiniteValuesNeverShow) {
   const auto run = metrics_.AddRun(Labels("a"));
   run->OnStep(Step(1));

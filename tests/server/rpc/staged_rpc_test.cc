@@ -15,13 +15,6 @@ using ::testing::HasSubstr;
 
 class StagedRpcTest : public TeamRpcTest {
  protected:
-  static v1::RunSpec StagedSpec(const std::string& run_id = "r1") {
-    v1::RunSpec spec = SmallSpec();
-    spec.set_run_id(run_id);
-    spec.set_commit(v1::COMMIT_MODE_STAGED);
-    return spec;
-  }
-
   // The squares of the whole gradient in double, added up as they come.
   static double PlainNorm(const Team& team, uint64_t step, uint32_t micros, float scale) {
     double sum = 0;
@@ -30,18 +23,6 @@ class StagedRpcTest : public TeamRpcTest {
         const double g = static_cast<double>(x) * static_cast<double>(scale);
         sum += g * g;
       }
-    }
-    return std::sqrt(sum);
-  }
-  // To the bit: of the tensors' sums of squares, each in the order of the statistics, in the order of the spec.
-  static double ExactNorm(const Team& team, uint64_t step, uint32_t micros, float scale) {
-    const auto measure = kernels::WireFormats()[static_cast<size_t>(kernels::FindWireFormat("fp32"))].measure;
-    double sum = 0;
-    for (uint32_t i = 0; i < team.spec.tensors.size(); ++i) {
-      const std::vector<float> gradient = SumOf(team, i, step, micros);
-      std::vector<kernels::TileStatistics> tiles((gradient.size() + kernels::kTile - 1) / kernels::kTile);
-      measure(gradient.data(), gradient.size(), scale, 0, tiles.size(), tiles.data());
-      sum += kernels::Combine(tiles, false).grad_sq;
     }
     return std::sqrt(sum);
   }

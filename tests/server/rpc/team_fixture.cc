@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -16,6 +17,13 @@ struct Piece {
 };
 
 }  // namespace
+
+v1::RunSpec TeamRpcTest::StagedSpec(const std::string& run_id) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_run_id(run_id);
+  spec.set_commit(v1::COMMIT_MODE_STAGED);
+  return spec;
+}
 
 TeamRpcTest::Team TeamRpcTest::StartTeam(v1::RunSpec wire_spec, uint32_t world) {
   wire_spec.set_ranks(std::max(wire_spec.ranks(), world));
@@ -73,6 +81,18 @@ std::vector<float> TeamRpcTest::SumOf(const Team& team, uint32_t tensor, uint64_
   return Sum(team.spec, tensor, gradients);
 }
 
+double TeamRpcTest::ExactNorm(const Team& team, uint64_t step, uint32_t micros, float scale) {
+  const auto measure = kernels::WireFormats()[static_cast<size_t>(kernels::FindWireFormat("fp32"))].measure;
+  double sum = 0;
+  for (uint32_t i = 0; i < team.spec.tensors.size(); ++i) {
+    const std::vector<float> gradient = SumOf(team, i, step, micros);
+    std::vector<kernels::TileStatistics> tiles((gradient.size() + kernels::kTile - 1) / kernels::kTile);
+    measure(gradient.data(), gradient.size(), scale, 0, tiles.size(), tiles.data());
+    sum += kernels::Combine(tiles, false).grad_sq;
+  }
+  return std::sqrt(sum);
+}
+
 void TeamRpcTest::SendMicro(Team* team, uint64_t step, uint32_t micro, std::mt19937* random) {
   std::vector<Piece> pieces;
   for (uint32_t rank = 0; rank < team->wires.size(); ++rank) {
@@ -97,11 +117,13 @@ void TeamRpcTest::SendStep(Team* team, uint64_t step, const StepShape& shape) {
   for (const auto& wire : team->wires) wire->Send(begin);
   for (uint32_t micro = 0; micro < shape.micros; ++micro) {
     const bool last = micro + 1 == shape.micros;
-    for (const auto& wire : team->wires) wire->BeginMicro(micro, last);
+    for (const auto& wire : team->wires) wire->BeginMicro(micro, last && !shape.open_ended);
     SendMicro(team, step, micro, &random);
     for (const auto& wire : team->wires) wire->EndMicro(micro, "", last ? 1.5 : 0.5);
   }
-  for (const auto& wire : team->wires) wire->Send(end);
+  for (const auto& wire : team->wires) {
+    if (shape.ends) wire->Send(end);
+  }
 }
 
 void TeamRpcTest::UpdateReference(Team* team, uint64_t step, uint32_t micros, float scale, float clip) {

@@ -29,10 +29,13 @@ class TeamRpcTest : public RpcTest {
     std::optional<double> loss_scale = std::nullopt;
     std::optional<double> end_lr = std::nullopt;  // of the first group, with StepEnd
     uint32_t shuffle = 0;                         // of what comes when
+    bool open_ended = false;                      // no micro-batch is announced as the last
+    bool ends = true;                             // with StepEnd
   };
 
   void SetUp() override { StartServer(); }
 
+  static v1::RunSpec StagedSpec(const std::string& run_id = "r1");
   // Rank 0 loads the weights.
   Team StartTeam(v1::RunSpec wire_spec, uint32_t world);
 
@@ -41,6 +44,10 @@ class TeamRpcTest : public RpcTest {
   static std::vector<float> Sum(const RunSpec& spec, uint32_t tensor, const std::vector<std::string>& gradients);
   // The sum of the tensor's gradients over all ranks and micro-batches of the step.
   static std::vector<float> SumOf(const Team& team, uint32_t tensor, uint64_t step, uint32_t micros);
+
+  // The norm of the step's whole gradient, to the bit: of the tensors' sums of squares, each in the order of the
+  // statistics, in the order of the spec.
+  static double ExactNorm(const Team& team, uint64_t step, uint32_t micros, float scale);
 
   void SendStep(Team* team, uint64_t step, const StepShape& shape);
   static void UpdateReference(Team* team, uint64_t step, uint32_t micros, float scale, float clip = 1);

@@ -48,12 +48,13 @@ class Pair {
     for (int i = 0; i < events && !::testing::Test::HasFailure(); ++i) Event();
     return wanted_;
   }
+  int named() const { return named_; }  // how often a micro-batch was named the last afterwards
 
  private:
   struct Rank {
     uint32_t begun = 0;
     bool ended = true;
-    bool all = false;              // of the last micro-batch
+    bool named = false;            // the last micro-batch, where it does not begin as such
     std::vector<ChunkId> to_send;  // in this order
     std::vector<ChunkId> sent;
   };
@@ -73,8 +74,8 @@ class Pair {
       all[options.pool_of[i]] += options.slab_bytes[i];
       largest[options.pool_of[i]] = std::max(largest[options.pool_of[i]], options.slab_bytes[i]);
     }
-    const bool whole = most_micros_ > 1 || Below(3) == 0;
-    options.pool_bytes = whole ? all : largest;
+    whole_ = most_micros_ > 1 || Below(3) == 0;
+    options.pool_bytes = whole_ ? all : largest;
     return options;
   }
 
@@ -83,6 +84,7 @@ class Pair {
     walk_.Begin(world_);
     ranks_.assign(world_, {});
     micros_ = 1 + static_cast<uint32_t>(Below(most_micros_));
+    open_ended_ = whole_ && Below(2) == 0;
     for (uint32_t r = 0; r < world_; ++r) {
       std::vector<std::vector<bool>> covered;
       for (size_t i = 0; sharded_ && i < options_.chunks.size(); ++i) {
@@ -105,6 +107,8 @@ class Pair {
     } else if (what < 4) {
       ASSERT_EQ(real_.Forget(r), walk_.Forget(r));
       if (real_.micros_begun(r) == 0) rank = {};
+    } else if (rank.ended && open_ended_ && rank.begun == micros_ && !rank.named) {
+      NameLast(r);
     } else if (rank.ended) {
       BeginMicro(r);
     } else if (!rank.to_send.empty()) {
@@ -125,7 +129,7 @@ class Pair {
   void BeginMicro(uint32_t r) {
     Rank& rank = ranks_[r];
     if (rank.begun == micros_ || !real_.MayBegin(rank.begun)) return MaybeNextStep();
-    const bool last = rank.begun + 1 == micros_;
+    const bool last = !open_ended_ && rank.begun + 1 == micros_;
     real_.BeginMicro(r, last);
     walk_.BeginMicro(r, last);
     rank = {.begun = rank.begun + 1, .ended = false};
@@ -137,6 +141,13 @@ class Pair {
       }
     }
     std::shuffle(rank.to_send.begin(), rank.to_send.end(), random_);
+  }
+
+  void NameLast(uint32_t r) {
+    real_.NameLast(r);
+    walk_.NameLast(r);
+    ranks_[r].named = true;
+    ++named_;
   }
 
   void Send(uint32_t r, uint64_t what) {
@@ -183,23 +194,27 @@ class Pair {
 
   std::mt19937_64 random_;
   uint32_t most_micros_ = 1, micros_ = 1, world_ = 1;
-  bool sharded_ = false;
+  bool sharded_ = false, whole_ = false, open_ended_ = false;
   const ReductionTracker::Options options_;
   ReductionTracker real_;
   WalkingReduction walk_;
   std::vector<Rank> ranks_;
   std::vector<bool> absent_;
+  int named_ = 0;
   std::deque<std::pair<uint32_t, Slab>> updating_;
   int wanted_ = 0;
 };
 
 TEST(ReductionTrackerTest, ReductionAgreesWithAWalkOverAllChunks) {
-  int wanted = 0;
+  int wanted = 0, named = 0;
   for (uint64_t seed = 1; seed <= 150 && !HasFailure(); ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    wanted += Pair(seed).Run(700);
+    Pair pair(seed);
+    wanted += pair.Run(700);
+    named += pair.named();
   }
   EXPECT_GT(wanted, 10000);
+  EXPECT_GT(named, 100);
 }
 
 ReductionTracker::Options Large(uint64_t chunks, uint32_t micros) {
@@ -255,6 +270,33 @@ TEST(ReductionTrackerTest, ARankMayBeOneMicroBatchAheadOfWhatIsSummed) {
   EXPECT_TRUE(reduction.MayBegin(ReductionTracker::kMostLive));
   EXPECT_FALSE(reduction.MayBegin(ReductionTracker::kMostLive + 1));
   EXPECT_EQ(reduction.micros_summed(), 1u);
+}
+
+// The micro-batch that becomes the last is summed already: its tensors are complete at once.
+TEST(ReductionTrackerTest, TheLastMicroBatchMayBecomeKnownWhenItIsSummed) {
+  for (const uint32_t micros : {1u, 3u}) {
+    ReductionTracker reduction(Large(3, 4));
+    reduction.Begin(2);
+    for (uint32_t micro = 0; micro < micros; ++micro) {
+      for (const uint32_t r : {0u, 1u}) {
+        ASSERT_TRUE(reduction.MayBegin(micro));
+        reduction.BeginMicro(r, false);
+        reduction.Deliver(r, {micro, 0, 0}, 7);
+        reduction.EndMicro(r, {false, true, true});
+      }
+      EXPECT_EQ(reduction.Advance().sums.size(), 1u);
+    }
+    EXPECT_EQ(reduction.micros_summed(), micros);
+    EXPECT_FALSE(reduction.all_complete());
+    reduction.NameLast(1);
+    EXPECT_TRUE(reduction.Advance().complete.empty());  // the first rank's word counts; the caller compares them
+    reduction.NameLast(0);
+    const ReductionTracker::Progress named = reduction.Advance();
+    EXPECT_EQ(Text(named), " complete 0 at 0 complete 1 at - complete 2 at -");
+    EXPECT_TRUE(reduction.all_complete());
+    EXPECT_EQ(reduction.last_micro(0), micros - 1);
+    EXPECT_FALSE(reduction.Wanted(0));
+  }
 }
 
 TEST(ReductionTrackerTest, AMicroBatchNoLongerKeptCountsAsHeld) {

@@ -7,8 +7,9 @@
 // Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 tick=1000 micros=1 pool=CHUNKS staged leaves_out_lost
 // | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin
 // s= step= content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= |
-// step-end s= content= | applied step= tensor= | verdict step= skip= abort= | rewind to= | tick | wanted rank= | offer
-// rank= short | at t=SECONDS (sets the clock; no block follows). A chunk takes 1 byte of the pool.
+// step-measure s= | step-end s= content= discard | applied step= tensor= | measured step= | verdict step= skip= abort= |
+// rewind to= | tick | wanted rank= | offer rank= short | at t=SECONDS (sets the clock; no block follows). A chunk takes 1
+// byte of the pool.
 #include "server/step/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -156,7 +157,11 @@ class Scenario {
                           .crc = static_cast<uint32_t>(c.number("crc", 7))};
     }
     if (c.verb == "micro-end") return event::MicroEnd{.session = s, .micro = micro, .absent = c.set("absent")};
-    if (c.verb == "step-end") return event::StepEnd{.session = s, .content = c.text("content")};
+    if (c.verb == "step-measure") return event::StepMeasure{.session = s};
+    if (c.verb == "step-end") {
+      return event::StepEnd{.session = s, .content = c.text("content"), .discard = c.has("discard")};
+    }
+    if (c.verb == "measured") return event::Measured{.step = c.number("step")};
     if (c.verb == "applied") {
       const uint64_t step = c.number("step");
       return event::TensorApplied{.step = step, .tensor = tensor, .slab = slabs_.at({step, tensor})};

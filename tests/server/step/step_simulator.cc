@@ -331,6 +331,22 @@ void Simulator::Carry(const effect::Update& e) {
   At(free_s, [this, e] { Handle(event::TensorApplied{e.step, e.tensor, e.slab}); });
 }
 
+void Simulator::Carry(const effect::Measure& e) {
+  Count(Kind::kMeasure);
+  After(Delay(Chance(&random_, 4) ? 2 : 0.05), [this, step = e.step] {
+    if (machine_->machine().step() != step) Count(Kind::kMeasureTorn);
+    Handle(event::Measured{step});
+  });
+}
+
+void Simulator::Carry(const effect::Measured& e) {
+  Down(e.rank, places_[e.rank].open_epoch, [e](SimulatedRank* client) { client->OnMeasured(e.step); });
+}
+
+void Simulator::Carry(const effect::Abandon&) {
+  for (uint32_t rank = 0; rank < places_.size(); ++rank) ReturnAll(rank);
+}
+
 void Simulator::Carry(const effect::Judge& e) {
   event::Verdict verdict{.step = e.step};
   if (Chance(&random_, 12)) {
@@ -354,6 +370,7 @@ void Simulator::Carry(const effect::Close& e) {
   constexpr Kind kKinds[] = {Kind::kApplied, Kind::kSkipped, Kind::kAborted, Kind::kPartial};
   Count(kKinds[static_cast<size_t>(e.outcome)]);
   if (e.reason == "timeout") CheckOverdue();
+  if (e.reason == kDiscarded) Count(Kind::kDiscard);
   for (uint32_t rank = 0; rank < places_.size(); ++rank) ReturnAll(rank);
 }
 

@@ -29,6 +29,7 @@ std::string StepChecker::Observe(const StepEvent& event, const StepEffects& effe
   }
   if (chunk_ != nullptr && chunk_answers_ != 1) Fail("a chunk was neither held nor dropped, or both");
   CheckResults();
+  CheckEnds();
   CheckRewind(machine);
   if (machine.step() != step_ || machine.step_open() != open_) Fail("another step is open than the effects tell");
   return violation_;
@@ -52,7 +53,7 @@ bool StepChecker::updating(uint64_t step) const {
 
 StepChecker::LiveSlab* StepChecker::Live(uint64_t step, uint32_t tensor) {
   for (LiveSlab& live : slabs_) {
-    if (live.step == step && live.tensor == tensor && !live.abandoned) return &live;
+    if (live.step == step && live.tensor == tensor && !live.abandoned && !live.over) return &live;
   }
   return nullptr;
 }
@@ -66,13 +67,18 @@ void StepChecker::ResetStep() {
             .lacking = std::move(rank.lacking),
             .told = std::move(rank.told)};
   }
+  ResetSums();
+  open_ = false;
+  judged_ = measured_ = discarded_ = false;
+  verdict_.reset();
+}
+
+void StepChecker::ResetSums() {
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i] = {.sums = std::vector<std::vector<Term>>(shape_.machine.reduction.chunks[i])};
   }
-  std::erase_if(slabs_, [](const LiveSlab& live) { return !live.updating; });
-  open_ = false;
-  judged_ = false;
-  verdict_.reset();
+  std::erase_if(slabs_, [](const LiveSlab& live) { return !live.updating && !live.reading; });
+  for (LiveSlab& live : slabs_) live.over = live.over || live.reading;
 }
 
 // --- events ---
@@ -81,6 +87,7 @@ void StepChecker::Note(const event::StreamOpened& e) {
   for (Rank& rank : ranks_) {
     if (rank.session != e.session) continue;
     rank.connected = true;
+    rank.said_measure = rank.told_norm = false;
     rank.told.clear();
   }
 }
@@ -109,7 +116,7 @@ void StepChecker::BeginMicro(Rank* rank, bool last) {
 
 void StepChecker::Note(const event::MicroBegin& e) {
   Rank* rank = Speaker(e.session);
-  if (rank != nullptr && e.micro == rank->micros.size()) BeginMicro(rank, e.last);
+  if (rank != nullptr && !discarded_ && e.micro == rank->micros.size()) BeginMicro(rank, e.last);
 }
 
 void StepChecker::Note(const event::Chunk& e) {
@@ -122,22 +129,15 @@ void StepChecker::Note(const event::Chunk& e) {
   if (refused_) return;
   chunk_ = &e;
   Rank* rank = Speaker(e.session);
-  if (rank != nullptr && rank->micros.empty()) BeginMicro(rank, /*last=*/true);
+  if (rank != nullptr && !discarded_ && rank->micros.empty()) BeginMicro(rank, /*last=*/true);
 }
 
 void StepChecker::Note(const event::MicroEnd& e) {
   Rank* rank = Speaker(e.session);
-  if (rank == nullptr) return;
+  if (rank == nullptr || discarded_) return;
   if (rank->micros.empty()) BeginMicro(rank, /*last=*/true);
   rank->micros[e.micro].ended = true;
   rank->micros[e.micro].absent = e.absent;
-}
-
-void StepChecker::Note(const event::StepEnd& e) {
-  Rank* rank = Speaker(e.session);
-  if (rank == nullptr) return;
-  rank->ended = true;
-  rank->end_content = e.content;
 }
 
 void StepChecker::Note(const event::TensorApplied& e) {
@@ -172,13 +172,13 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
     if (attach->resumes) return !held_by(*attach->resumes) && SaysOver(*attach->resumes, code);
     const bool other_world = attach->world != ranks_.size();
     if (code == absl::StatusCode::kFailedPrecondition) return other_world;
-    if (other_world) return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
+    if (other_world) return code == absl::StatusCode::kUnavailable && BeingRead();
     if (code == absl::StatusCode::kAlreadyExists) return ranks_[attach->rank].session && !attach->takeover;
     const Rank& rank = ranks_[attach->rank];
     return code == absl::StatusCode::kUnavailable && (rank.in_step || rank.left_out);
   }
   if (std::holds_alternative<event::Rewind>(*event_)) {
-    return code == absl::StatusCode::kUnavailable && judged_ && !verdict_;
+    return code == absl::StatusCode::kUnavailable && BeingRead();
   }
   const auto session = [](const auto& e) -> std::optional<SessionId> {
     if constexpr (requires { e.session; }) return e.session;
@@ -302,7 +302,9 @@ std::optional<std::vector<StepChecker::Term>> StepChecker::Canonical(uint32_t te
       if (const auto at = delivered.find({tensor, chunk}); at != delivered.end()) terms.push_back({m, r, at->second});
     }
   }
-  const auto agrees = [&](const Rank& rank) { return rank.last == last; };
+  // In staged the others may not have named it yet.
+  const bool staged = shape_.machine.commit == Commit::kStaged;
+  const auto agrees = [&](const Rank& rank) { return rank.last == last || (staged && !rank.last); };
   if (!last || !AllTakingPart(agrees)) return std::nullopt;
   return terms;
 }
@@ -334,15 +336,6 @@ void StepChecker::On(const effect::Update& e) {
   version_[e.tensor] = e.step;
 }
 
-void StepChecker::On(const effect::Judge& e) {
-  if (!open_ || e.step != step_ || judged_ || shape_.machine.commit != Commit::kStaged) Fail("a judgement not due");
-  judged_ = true;
-  if (!AllTakingPart([](const Rank& r) { return r.ended; })) Fail("judged before the end");
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (e.slabs[i].has_value() == AbsentEverywhere(i)) Fail("judged other tensors than those with a gradient");
-  }
-}
-
 void StepChecker::On(const effect::Publish& e) {
   if (applied_[e.tensor] != e.step) Fail(absl::StrCat("published tensor ", e.tensor, " before it was applied"));
 }
@@ -356,34 +349,6 @@ void StepChecker::On(const effect::Close& e) {
   for (Rank& rank : ranks_) {
     if (rank.session) rank.lacking.insert(e.step);
   }
-}
-
-void StepChecker::CheckOutcome(const effect::Close& e) {
-  size_t updated = 0;
-  std::vector<uint32_t> missing;
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    updated += tensors_[i].updated;
-    if (!tensors_[i].updated && !AbsentEverywhere(i)) missing.push_back(i);
-  }
-  const bool staged = shape_.machine.commit == Commit::kStaged;
-  const bool allowed = e.outcome == Outcome::kApplied   ? missing.empty()
-                       : e.outcome == Outcome::kPartial ? updated > 0 && !missing.empty() && !staged
-                       : e.outcome == Outcome::kSkipped ? staged && verdict_ == Outcome::kSkipped && updated == 0
-                                                        : updated == 0;
-  if (!allowed) {
-    Fail(absl::StrCat("closed ", OutcomeName(e.outcome), " with ", updated, " tensors updated, ", missing.size(),
-                      " missing"));
-  }
-  const Rank& first = FirstTakingPart();
-  const auto same_end = [&](const Rank& r) { return !r.ended || r.end_content == first.end_content; };
-  if (e.outcome == Outcome::kApplied && first.ended && !AllTakingPart(same_end)) {
-    Fail("applied although the ranks ended it with different values");
-  }
-  if (e.not_applied != missing) Fail("other tensors are named as not applied than were not");
-  const bool torn = std::holds_alternative<event::Attach>(*event_) || std::holds_alternative<event::Tick>(*event_) ||
-                    std::holds_alternative<event::Chunk>(*event_);
-  const bool all_ended = AllTakingPart([](const Rank& r) { return r.ended; });
-  if (e.outcome == Outcome::kApplied && !torn && (!all_ended || updating(step_))) Fail("applied before the end");
 }
 
 void StepChecker::On(const effect::Discard& e) {

@@ -55,7 +55,7 @@ class StepChecker {
   uint64_t version(uint32_t tensor) const { return version_[tensor]; }
   // Updates of the step that the device has not answered.
   bool updating(uint64_t step) const;
-  // Whether the device works at an update, or a verdict is awaited.
+  // Whether the device works at an update or a measure, or a verdict is awaited.
   bool device_busy() const;
   // Whether the last event's chunk had come from every rank, and found no slab.
   bool waited_for_slab() const { return waited_for_slab_; }
@@ -74,6 +74,9 @@ class StepChecker {
     bool left_out = false;  // of the open step
     bool asks = false;      // a process was told to attach again when the open step is closed
     bool ended = false;
+    bool discards = false;
+    bool asked = false;                            // for the norm
+    bool said_measure = false, told_norm = false;  // on its stream
     std::string end_content;
     std::vector<Micro> micros;
     std::optional<uint32_t> last;
@@ -97,6 +100,8 @@ class StepChecker {
     Slab slab;
     bool updating;
     bool abandoned = false;  // by a rewind: its update is of no step any more
+    bool reading = false;    // the device measures it
+    bool over = false;       // and its step is over, or discarded
   };
 
   void Note(const event::Attach&) {}
@@ -106,7 +111,9 @@ class StepChecker {
   void Note(const event::MicroBegin& e);
   void Note(const event::Chunk& e);
   void Note(const event::MicroEnd& e);
+  void Note(const event::StepMeasure& e);
   void Note(const event::StepEnd& e);
+  void Note(const event::Measured& e);
   void Note(const event::TensorApplied& e);
   void Note(const event::Verdict& e);
   void Note(const event::Rewind& e);
@@ -123,6 +130,9 @@ class StepChecker {
   void On(const effect::Sum& e);
   void On(const effect::Forget& e);
   void On(const effect::Update& e);
+  void On(const effect::Measure& e);
+  void On(const effect::Measured& e);
+  void On(const effect::Abandon& e);
   void On(const effect::Judge& e);
   void On(const effect::Publish& e);
   void On(const effect::Close& e);
@@ -133,6 +143,12 @@ class StepChecker {
   bool SaysOver(SessionId session, absl::StatusCode code) const;
   void CheckOutcome(const effect::Close& e);
   void CheckResults();
+  void CheckEnds();
+  void NameLast(Rank* rank);
+  bool AllSentAll() const;
+  bool AnyAsked() const;
+  void NoteIfNothingToMeasure();
+  bool BeingRead() const { return measuring_ || (judged_ && !verdict_); }
   void CheckRewind(const StepMachine& machine);
   void CheckSlab(const effect::Sum& e);
   void Fail(std::string what);
@@ -147,6 +163,7 @@ class StepChecker {
   std::optional<std::vector<Term>> Canonical(uint32_t tensor, uint64_t chunk) const;
   LiveSlab* Live(uint64_t step, uint32_t tensor);
   void ResetStep();
+  void ResetSums();
 
   const RunShape& shape_;
   const Peers peers_;
@@ -161,6 +178,8 @@ class StepChecker {
   uint64_t step_;
   bool open_ = false;
   bool judged_ = false;
+  bool measured_ = false, discarded_ = false;
+  bool measuring_ = false;  // the device, perhaps what is of no open step any more
   std::optional<Outcome> verdict_;
   std::vector<Rank> ranks_;
   uint64_t generation_ = 1;

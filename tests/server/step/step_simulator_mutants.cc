@@ -98,6 +98,24 @@ void UpdateBeforeVerdict(StepEffects* effects) {
   effects->insert(effects->end(), more.begin(), more.end());
 }
 
+void JudgeBeforeMeasured(StepEffects* effects) {
+  StepEffects more;
+  ForEach<effect::Measure>(effects, [&](effect::Measure* measure) {
+    more.push_back(effect::Judge{measure->step, measure->slabs});
+  });
+  effects->insert(effects->end(), more.begin(), more.end());
+}
+
+void TellDiscardedAsMeasured(StepEffects* effects) {
+  ForEach<effect::Measured>(effects, [](effect::Measured* measured) { measured->discarded = false; });
+}
+
+void DiscardedAsApplied(StepEffects* effects) {
+  ForEach<effect::Close>(effects, [](effect::Close* close) {
+    if (close->reason == kDiscarded) close->outcome = Outcome::kApplied;
+  });
+}
+
 // A chunk's sum of one micro-batch comes after that of the next.
 class MicrosOutOfOrder : public MachineUnderTest {
  public:
@@ -122,6 +140,43 @@ class MicrosOutOfOrder : public MachineUnderTest {
 
  private:
   std::map<std::pair<uint32_t, uint64_t>, effect::Sum> late_;
+};
+
+// Takes the device to have answered a measure when it has been asked.
+class MeasuresInNoTime : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    StepEffects effects = MachineUnderTest::Handle(event, now_s);
+    std::optional<uint64_t> asked;
+    ForEach<effect::Measure>(&effects, [&](effect::Measure* measure) { asked = measure->step; });
+    if (!asked) return effects;
+    for (StepEffect& more : MachineUnderTest::Handle(event::Measured{*asked}, now_s)) effects.push_back(more);
+    return effects;
+  }
+};
+
+// Drops the rank's contributions, and makes the step of the others'.
+class DiscardsForOneRank : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    const auto* end = std::get_if<event::StepEnd>(&event);
+    if (end == nullptr || !end->discard) return MachineUnderTest::Handle(event, now_s);
+    return MachineUnderTest::Handle(event::StepEnd{end->session, end->content}, now_s);
+  }
+};
+
+// Believes that a micro-batch which is not announced as the last is followed by another.
+class WaitsForTheNextMicroBatch : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    const auto* end = std::get_if<event::StepEnd>(&event);
+    const auto rank = end == nullptr ? std::nullopt : machine().RankOf(end->session);
+    const bool open = rank && machine().InStep(*rank) && !end->discard && !machine().reduction().last_micro(*rank);
+    return open ? StepEffects() : MachineUnderTest::Handle(event, now_s);
+  }
 };
 
 class LosesSlabs : public MachineUnderTest {
@@ -293,12 +348,22 @@ std::vector<Mutant> Mutants() {
           Altering("ClosesPartialAsApplied", PartialAsApplied),
           Altering("PublishesBeforeApplied", PublishEarly),
           Altering("UpdatesBeforeTheVerdict", UpdateBeforeVerdict),
+          Altering("MeasuresTwice", Double<effect::Measure>),
+          Altering("LosesTheNorm", Drop<effect::Measured>),
+          Altering("TellsTheNormTwice", Double<effect::Measured>),
+          Altering("TellsDiscardedAsMeasured", TellDiscardedAsMeasured),
+          Altering("JudgesBeforeMeasured", JudgeBeforeMeasured),
+          Altering("HoldsWhatIsDiscarded", Drop<effect::Abandon>),
+          Altering("ClosesDiscardedAsApplied", DiscardedAsApplied),
           Altering("HidesWhoIsLeftOut", HideWhoIsLeftOut),
           Altering("LeavesOutInSilence", Drop<effect::LeftOut>),
           Altering("LosesResults", Drop<effect::Result>),
           Altering("LosesWeights", Drop<effect::Publish>),
           Altering("KeepsWhatItForgot", Drop<effect::Forget>),
           Of<MicrosOutOfOrder>("SumsMicrosOutOfOrder"),
+          Of<MeasuresInNoTime>("MeasuresInNoTime"),
+          Of<DiscardsForOneRank>("DiscardsForOneRank"),
+          Of<WaitsForTheNextMicroBatch>("WaitsForTheNextMicroBatch"),
           Of<LosesSlabs>("LosesSlabs"),
           Of<WaitsForEver>("WaitsForEver"),
           Of<WantsNothing>("WantsNothing"),

@@ -18,6 +18,8 @@ const char* KindName(Kind kind) {
                                     "world_change",  "rewind",
                                     "all_cut",       "verdict_skip",
                                     "verdict_abort", "verdict_apply",
+                                    "measure",       "measure_torn",
+                                    "discard",       "open_end",
                                     "slab_wait",     "slow_rank",
                                     "parked",        "overdue",
                                     "left_out",      "without",
@@ -40,7 +42,7 @@ SimulatedRank::SimulatedRank(const RunShape& shape, Identity identity, uint64_t 
 }
 
 void SimulatedRank::MakePlan() {
-  plan_ = {.content = absl::StrCat("lr of step ", step_), .end_content = {}, .micros = {}};
+  plan_ = {.content = absl::StrCat("lr of step ", step_)};
   const bool staged = shape_.machine.commit == Commit::kStaged;
   if (staged && Mix(identity_.run_seed, step_) % 2 == 0) plan_.end_content = absl::StrCat("decay of step ", step_);
   if (staged && identity_.world > 1 && Chance(random_, 40)) {
@@ -49,12 +51,23 @@ void SimulatedRank::MakePlan() {
   }
   const uint64_t micros = 1 + Mix(identity_.run_seed, step_) % shape_.machine.most_micros;
   for (uint32_t m = 0; m < micros; ++m) plan_.micros.push_back(MakeMicro(m));
+  if (staged) PlanEnd();
   if (std::exchange(disagree_next_, false)) Disagree();
   producing_ = 0;
+  said_ = 0;
+  discarding_ = false;
   waiting_ = false;
   wanted_.reset();
-  begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = false;
+  begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = measure_said_ = measured_ = false;
   micro_ = 0;
+}
+
+// How it ends the step: each rank as it likes.
+void SimulatedRank::PlanEnd() {
+  plan_.open_ended = Chance(random_, 2);
+  plan_.measures = Mix(identity_.run_seed + 1, step_) % 2 == 0 && !Chance(random_, 4);
+  plan_.waits = !Chance(random_, 4);
+  if (Chance(random_, 15 * identity_.world)) plan_.discards_after = Below(random_, 12);
 }
 
 SimulatedRank::Micro SimulatedRank::MakeMicro(uint32_t micro) {
@@ -94,13 +107,25 @@ void SimulatedRank::Disagree() {
 
 std::optional<StepEvent> SimulatedRank::Next() {
   if (waiting_) return std::nullopt;
+  auto message = NextMessage();
+  said_ += message ? 1 : 0;
+  return message;
+}
+
+std::optional<StepEvent> SimulatedRank::NextMessage() {
   if (!std::exchange(begin_said_, true)) return event::StepBegin{*session, step_, plan_.content};
+  if (plan_.discards_after && (discarding_ || (!step_end_said_ && said_ > *plan_.discards_after))) {
+    discarding_ = true;
+    if (std::exchange(step_end_said_, true)) return std::nullopt;
+    return event::StepEnd{*session, plan_.end_content, /*discard=*/true};
+  }
   while (true) {
     Micro& micro = plan_.micros[micro_];
     const auto number = static_cast<uint32_t>(micro_);
     const bool last = micro_ + 1 == plan_.micros.size();
-    if (!std::exchange(micro_begin_said_, true) && !(micro_ == 0 && last && Chance(random_, 2))) {
-      return event::MicroBegin{*session, number, last};
+    const bool implied = micro_ == 0 && last && !plan_.open_ended && Chance(random_, 2);
+    if (!std::exchange(micro_begin_said_, true) && !implied) {
+      return event::MicroBegin{*session, number, last && !plan_.open_ended};
     }
     if (auto chunk = NextChunk(&micro)) return chunk;
     if (micro.produced < micro.order.size()) return std::nullopt;
@@ -112,8 +137,11 @@ std::optional<StepEvent> SimulatedRank::Next() {
     producing_ = std::max(producing_, micro_);
     micro_begin_said_ = micro_end_said_ = false;
   }
-  if (!std::exchange(step_end_said_, true)) return event::StepEnd{*session, plan_.end_content};
-  return std::nullopt;
+  if (plan_.measures && !std::exchange(measure_said_, true)) return event::StepMeasure{*session};
+  if (plan_.measures && plan_.waits && !measured_) return std::nullopt;
+  if (std::exchange(step_end_said_, true)) return std::nullopt;
+  if (plan_.open_ended) ++(*counts_)[static_cast<size_t>(Kind::kOpenEnd)];
+  return event::StepEnd{*session, plan_.end_content};
 }
 
 std::optional<StepEvent> SimulatedRank::NextChunk(Micro* micro) {
@@ -179,7 +207,9 @@ std::optional<StepEvent> SimulatedRank::Repeat(const Micro& micro) {
 // --- what it hears ---
 
 void SimulatedRank::Resume(const StepMachine& machine, uint32_t rank, const std::map<ChunkId, uint64_t>& held) {
-  begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = false;
+  // What was ended as it is may not be discarded any more, and the other way round.
+  if (step_end_said_ && !discarding_) plan_.discards_after.reset();
+  begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = measure_said_ = measured_ = false;
   micro_ = 0;
   spent_.clear();
   spent_bytes_ = 0;
@@ -187,13 +217,15 @@ void SimulatedRank::Resume(const StepMachine& machine, uint32_t rank, const std:
   for (const auto& [id, _] : held) Spend(id);
   waiting_ = machine.step() > step_;
   const bool in_step = machine.step() == step_ && machine.InStep(rank);
+  const std::vector<bool> applied = machine.TensorsApplied();
   for (uint32_t m = 0; m < plan_.micros.size(); ++m) {
     Micro& micro = plan_.micros[m];
     micro.first_unsent = 0;
     for (size_t at = 0; at < micro.order.size(); ++at) {
       const ChunkId id = micro.order[at];
-      const bool is_in = in_step && m < machine.reduction().micros_begun(rank) &&
-                         machine.reduction().Delivered(rank, m, id.tensor)[id.chunk];
+      const bool held =
+          m < machine.reduction().micros_begun(rank) && machine.reduction().Delivered(rank, m, id.tensor)[id.chunk];
+      const bool is_in = in_step && (held || applied[id.tensor]);
       micro.sent[at] = !is_in ? Sent::kNo : Chance(random_, 10) ? Sent::kAgain : Sent::kYes;
     }
   }

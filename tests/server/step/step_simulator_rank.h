@@ -41,6 +41,10 @@ enum class Kind {
   kVerdictSkip,
   kVerdictAbort,
   kVerdictApply,
+  kMeasure,
+  kMeasureTorn,
+  kDiscard,
+  kOpenEnd,
   kSlabWait,
   kSlowRank,
   kParked,
@@ -80,6 +84,7 @@ class SimulatedRank {
   void OnReturned(ChunkId id);
   void OnWanted(ChunkId id) { wanted_ = id; }
   void OnWeights(uint64_t step, uint32_t tensor);
+  void OnMeasured(uint64_t step) { measured_ = measured_ || step == step_; }
   void OnResult(uint64_t step);
 
   uint64_t step() const { return step_; }
@@ -100,11 +105,16 @@ class SimulatedRank {
     std::vector<bool> absent;
   };
   struct Plan {
-    std::string content, end_content;
-    std::vector<Micro> micros;
+    std::string content = {}, end_content = {};
+    std::vector<Micro> micros = {};
+    bool open_ended = false;                      // no micro-batch is announced as the last
+    bool measures = false, waits = false;         // for the norm, before it ends the step
+    std::optional<uint64_t> discards_after = {};  // so many messages
   };
 
   void MakePlan();
+  void PlanEnd();
+  std::optional<StepEvent> NextMessage();
   void Disagree();
   Micro MakeMicro(uint32_t micro);
   std::optional<StepEvent> NextChunk(Micro* micro);
@@ -126,6 +136,9 @@ class SimulatedRank {
 
   // What was said on this stream.
   bool begin_said_ = false, micro_begin_said_ = false, micro_end_said_ = false, step_end_said_ = false;
+  bool measure_said_ = false, measured_ = false;
+  uint64_t said_ = 0;        // messages of the step, on all streams
+  bool discarding_ = false;  // it has begun to say so
   size_t micro_ = 0;
   bool waiting_ = false;  // for the result of a step that closed without it
   bool repeat_next_ = false, corrupt_next_ = false, disagree_next_ = false;

@@ -14,6 +14,7 @@ void StepChecker::On(const effect::Hold& e) {
     return Fail("held another chunk than the one that came");
   }
   ++chunk_answers_;
+  if (discarded_) return Fail("held a chunk of a step that is discarded");
   if (known_payload_) Fail("a chunk counts twice");
   rank.micros[e.id.micro].delivered[{e.id.tensor, e.id.chunk}] = chunk_->crc;
   rank.held[e.id] = chunk_->crc;
@@ -32,7 +33,7 @@ void StepChecker::On(const effect::Drop& e) {
   const bool kept = chunk_->micro + ReductionTracker::kMostLive >= ranks_[e.rank].micros.size();
   if (kept && known_payload_ && *known_payload_ != chunk_->crc)
     Fail("other bytes were acknowledged for a chunk that is in");
-  if (!e.again && ranks_[e.rank].in_step) Fail("dropped a chunk of the open step");
+  if (!e.again && ranks_[e.rank].in_step && !discarded_) Fail("dropped a chunk of the open step");
 }
 
 bool StepChecker::Settled(uint32_t rank, ChunkId id) const {
@@ -51,7 +52,7 @@ bool StepChecker::AllSettled(ChunkId id) const {
 
 void StepChecker::On(const effect::Sum& e) {
   waited_for_slab_ = false;
-  if (!open_ || tensors_[e.id.tensor].updated) return Fail("a sum of what is not open");
+  if (!open_ || discarded_ || tensors_[e.id.tensor].updated) return Fail("a sum of what is not open");
   if (!AllSettled(e.id)) return Fail("a sum before every rank had delivered the chunk or listed it absent");
   std::vector<Term>& sum = tensors_[e.id.tensor].sums[e.id.chunk];
   if (e.first != sum.empty()) Fail("`first` is not on the first sum of a chunk");

@@ -8,8 +8,7 @@
 namespace ballast::sim {
 
 bool StepChecker::device_busy() const {
-  return (judged_ && !verdict_) ||
-         std::any_of(slabs_.begin(), slabs_.end(), [](const LiveSlab& l) { return l.updating; });
+  return BeingRead() || std::any_of(slabs_.begin(), slabs_.end(), [](const LiveSlab& l) { return l.updating; });
 }
 
 void Simulator::Tick() {

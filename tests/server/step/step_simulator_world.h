@@ -92,6 +92,9 @@ class Simulator {
   void Carry(const effect::Sum& e);
   void Carry(const effect::Forget& e);
   void Carry(const effect::Update& e);
+  void Carry(const effect::Measure& e);
+  void Carry(const effect::Measured& e);
+  void Carry(const effect::Abandon& e);
   void Carry(const effect::Judge& e);
   void Carry(const effect::Publish& e);
   void Carry(const effect::Close& e);

@@ -44,12 +44,16 @@ struct EventText {
   std::string operator()(const event::MicroEnd& e) const {
     return absl::StrCat("micro-end s=", Id(e.session), " micro=", e.micro, " absent=", Listed(e.absent));
   }
+  std::string operator()(const event::StepMeasure& e) const { return absl::StrCat("step-measure s=", Id(e.session)); }
   std::string operator()(const event::StepEnd& e) const {
-    return absl::StrCat("step-end s=", Id(e.session), e.content.empty() ? "" : " content=", e.content);
+    return absl::StrCat("step-end s=", Id(e.session),
+                        e.content.empty() ? "" : " content=", absl::StrReplaceAll(e.content, {{" ", "-"}}),
+                        e.discard ? " discard" : "");
   }
   std::string operator()(const event::TensorApplied& e) const {
     return absl::StrCat("applied step=", e.step, " tensor=", e.tensor);
   }
+  std::string operator()(const event::Measured& e) const { return absl::StrCat("measured step=", e.step); }
   std::string operator()(const event::Verdict& e) const {
     const std::string why = absl::StrCat(" ", e.outcome == Outcome::kSkipped ? "skip=" : "abort=", e.reason);
     return absl::StrCat("verdict step=", e.step, e.outcome == Outcome::kApplied ? "" : why);
@@ -84,6 +88,11 @@ struct EffectText {
   std::string operator()(const effect::Update& e) const {
     return absl::StrCat("update step=", e.step, " tensor=", e.tensor);
   }
+  std::string operator()(const effect::Measure& e) const { return absl::StrCat("measure step=", e.step); }
+  std::string operator()(const effect::Measured& e) const {
+    return absl::StrCat("measured step=", e.step, " to=", e.rank, e.discarded ? " discarded" : "");
+  }
+  std::string operator()(const effect::Abandon& e) const { return absl::StrCat("abandon step=", e.step); }
   std::string operator()(const effect::Judge& e) const { return absl::StrCat("judge step=", e.step); }
   std::string operator()(const effect::Publish& e) const {
     return absl::StrCat("publish step=", e.step, " tensor=", e.tensor, e.rank ? absl::StrCat(" to=", *e.rank) : "");

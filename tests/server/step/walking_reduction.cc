@@ -57,7 +57,7 @@ void WalkingReduction::Begin(uint32_t ranks) {
   waiting_.clear();
   wanted_.reset();
   complete_ = 0;
-  any_summed_ = false;
+  any_summed_ = last_named_ = false;
 }
 
 void WalkingReduction::BeginMicro(uint32_t rank, bool last) {
@@ -71,6 +71,11 @@ void WalkingReduction::BeginMicro(uint32_t rank, bool last) {
       if (!Contains(covers_[rank], i, c)) looks_.push_back({i, c});
     }
   }
+}
+
+void WalkingReduction::NameLast(uint32_t rank) {
+  ranks_[rank].last = static_cast<uint32_t>(ranks_[rank].micros.size()) - 1;
+  last_named_ = last_named_ || rank == 0;
 }
 
 WalkingReduction::Arrival WalkingReduction::Deliver(uint32_t rank, ChunkId id, uint32_t crc) {
@@ -123,6 +128,12 @@ bool WalkingReduction::Ready(ChunkId id) const {
 
 WalkingReduction::Progress WalkingReduction::Advance() {
   Progress progress;
+  const bool named = std::exchange(last_named_, false) && ranks_[0].last;
+  for (uint32_t i = 0; named && i < tensors_.size(); ++i) {
+    for (uint64_t c = 0; c < options_.chunks[i]; ++c) {
+      if (summed_[Flat(i, c)] > *ranks_[0].last && --tensors_[i].chunks_left == 0) Finish(i, &progress);
+    }
+  }
   while (!looks_.empty()) {  // a tensor that turns out to be absent everywhere may free a slab on the way
     // In order, so that the same state gives the same sums.
     std::sort(looks_.begin(), looks_.end());

@@ -25,6 +25,7 @@ class WalkingReduction {
   void Begin(uint32_t ranks);
   void Cover(uint32_t rank, ChunkSet contributes) { covers_[rank] = std::move(contributes); }
   void BeginMicro(uint32_t rank, bool last);
+  void NameLast(uint32_t rank);
   Arrival Deliver(uint32_t rank, ChunkId id, uint32_t crc);
   void EndMicro(uint32_t rank, std::vector<bool> absent);
   bool Forget(uint32_t rank);
@@ -91,6 +92,7 @@ class WalkingReduction {
   std::optional<ChunkId> wanted_;
   size_t complete_ = 0;
   bool any_summed_ = false;
+  bool last_named_ = false;
 };
 
 }  // namespace ballast
