@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ballast import wrappers
@@ -74,7 +75,8 @@ class GradientHooks:
     """
 
     def __init__(self, receive: Callable[[Tensor], None]):
-        self._receive = weakref.WeakMethod(receive)
+        # Compiled autograd calls it and does not trace it: what it sends is sent outside of any graph.
+        self._hook = torch.compiler.disable(_forward_to(weakref.WeakMethod(receive)))
         self._handles: dict[int, Any] = {}
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
@@ -82,7 +84,7 @@ class GradientHooks:
         for parameter in parameters:
             if parameter.requires_grad and id(parameter) not in self._handles:
                 register: Any = parameter.register_post_accumulate_grad_hook  # torch declares no types for it
-                self._handles[id(parameter)] = register(_forward_to(self._receive))
+                self._handles[id(parameter)] = register(self._hook)
 
     def remove(self) -> None:
         for handle in self._handles.values():

@@ -64,9 +64,7 @@ class Optimizer(Refusals, torch.optim.Optimizer):
     Modules may be wrapped in DistributedDataParallel, before or after. While the optimizer is open they do not reduce
     gradients; the daemon takes the mean over the ranks.
 
-    Between backward() and step() `.grad` is a SentGradient, which holds no values. torch's clip_grad_norm_ works where the
-    run is staged.
-
+    Between backward() and step() `.grad` is a SentGradient, without values. A staged run can be clipped as torch's.
     Not supported, and refused: sharded parameters (FSDP, DTensor), torch's GradScaler (ballast.GradScaler is it), copying
     or pickling the optimizer.
 
@@ -104,6 +102,7 @@ class Optimizer(Refusals, torch.optim.Optimizer):
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
+    @torch._disable_dynamo  # a compiled step calls it, outside of its graphs
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
         """Ends the step and returns when every new weight is in place; with overlap_forward, at once.
 
@@ -309,6 +308,7 @@ class Optimizer(Refusals, torch.optim.Optimizer):
 
     # --- torch's interface ------------------------------------------------------------------------------------------
 
+    @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward() and step() it drops the step's gradients, of all ranks: the step ends SKIPPED,
         "discarded". Rejected then if the run is not staged: they may be applied already."""
