@@ -104,7 +104,6 @@ class Session:
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
-        self._measuring = self._norm = self._max_norm = None
 
     def take_gradient(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
         """As SentGradients.take."""
@@ -198,7 +197,8 @@ class Session:
 
     def measure(self) -> float:
         """The norm of the open step's whole gradient, of a staged run: waits until every rank has sent its own, or ended the
-        step. The step gets no more gradients. Inf or NaN if an element is. After an interrupted wait, waits on."""
+        step. The step gets no more gradients. Inf if an element is not finite, NaN if another rank has dropped the step. After an interrupted wait, waits on.
+        """
         if self._norm is None:
             if self._measuring is None:
                 self.micro_batches.check_end(self.step)
@@ -206,7 +206,7 @@ class Session:
             fields = None
             while fields is None:
                 fields = self._measuring.wait(_WAIT_SLICE_S)
-            self._norm = float(fields["grad_norm"])
+            self._norm = math.inf if fields["nonfinite_tensors"] else float(fields["grad_norm"])
         return self._norm
 
     def clip(self, max_norm: float) -> float:
@@ -238,6 +238,7 @@ class Session:
     def _leave(self) -> None:
         self.micro_batches.clear()
         self.sent.clear()
+        self._measuring = self._norm = self._max_norm = None
 
     def finish(self) -> StepResult:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when
