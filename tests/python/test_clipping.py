@@ -171,7 +171,7 @@ def test_unscaling_and_clipping_as_torchs_recipe_does(adamw: AdamW) -> None:
 
 def test_a_gradient_that_is_not_finite(adamw: AdamW) -> None:
     model = layered(seed=1)
-    optimizer = adamw(model.named_parameters(), commit="staged", nonfinite="skip_step")
+    optimizer = adamw(model.named_parameters(), commit="staged", nonfinite="skip_step", **EXACT)
     before = weights_of(model)
     (model(batch(1)).sum() * float("nan")).backward()
     assert not math.isfinite(optimizer.clip_grad_norm_(1.0))

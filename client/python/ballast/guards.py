@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from torch.nn.utils import clip_grad
 
 from ballast.errors import Rejected
 from ballast.sent_gradient import SentGradient
+from ballast.weak_registry import WeakRegistry
 
 
 class Owner(Protocol):
@@ -29,7 +29,7 @@ class Owner(Protocol):
     def clip(self, parameters: Iterable[Tensor], max_norm: float) -> float | None: ...
 
 
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_owners: WeakRegistry[Owner] = WeakRegistry()
 _originals: list[tuple[Any, str, Callable[..., Any]]] = []
 
 
@@ -50,7 +50,7 @@ def release_clipping(owner: Owner | None) -> None:
     """`owner` is closed, or, None, one is deleted; with the last one torch's own functions are put back."""
     if owner is not None:
         _owners.discard(owner)
-    if any(True for _ in _owners):  # its length still counts one that is just being deleted
+    if any(True for _ in _owners):
         return
     while _originals:
         module, name, original = _originals.pop()

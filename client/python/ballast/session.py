@@ -197,8 +197,8 @@ class Session:
 
     def measure(self) -> float:
         """The norm of the open step's whole gradient, of a staged run: waits until every rank has sent its own, or ended the
-        step. The step gets no more gradients. Inf if an element is not finite, NaN if another rank has dropped the step. After an interrupted wait, waits on.
-        """
+        step. The step gets no more gradients. Inf if an element is not finite, NaN if a rank has dropped the step. After an
+        interrupted wait, waits on."""
         if self._norm is None:
             if self._measuring is None:
                 self.micro_batches.check_end(self.step)
