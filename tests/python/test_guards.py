@@ -53,7 +53,7 @@ def test_unscaling_and_clipping_as_torchs_recipe_does_raises(adamw: AdamW) -> No
     scaler.scale(model(torch.ones(2, 8)).sum()).backward()
     with pytest.raises(ballast.Rejected, match="cannot unscale the gradient of '0.weight'.*ballast.GradScaler"):
         scaler.unscale_(optimizer)
-    with pytest.raises(ballast.Rejected, match="ballast.GradScaler\\(optimizer\\)"):
+    with pytest.raises(ballast.Rejected, match="cannot unscale the gradient of '"):
         scaler.step(optimizer)
 
 
@@ -62,7 +62,7 @@ def test_an_enabled_grad_scaler_raises(adamw: AdamW) -> None:
     optimizer = adamw(model.named_parameters())
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(2, 8)).sum()).backward()
-    with pytest.raises(ballast.Rejected, match="GradScaler cannot be used.*bfloat16"):
+    with pytest.raises(ballast.Rejected, match="GradScaler cannot unscale.*bfloat16.*start from a new run"):
         scaler.step(optimizer)
 
 

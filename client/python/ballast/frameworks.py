@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Those that clip, accumulate or skip after backward(), as they are told, without telling the optimizer before.
 _LOOPS = {"lightning.pytorch": "Lightning", "pytorch_lightning": "Lightning", "torchtune": "torchtune"}
@@ -22,3 +26,15 @@ def synchronizes() -> bool | None:
     state = sys.modules.get("accelerate.state")
     shared = None if state is None else getattr(state.GradientState, "_shared_state", None)
     return bool(shared["sync_gradients"]) if shared and "sync_gradients" in shared else None
+
+
+class Prepared:
+    """An optimizer that Accelerate takes as it is. Its own wrapper would hide skipped steps from schedulers; what it does
+    besides, passing over step() and zero_grad() within accumulate(), the optimizer does as synchronizes() says."""
+
+    _is_accelerate_prepared = True
+
+    @property
+    def optimizer(self) -> Self:
+        """Itself: where its wrapper has the optimizer."""
+        return self

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
-from ballast.frameworks import synchronizes
+from ballast.frameworks import Prepared, synchronizes
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.moments import moments_of
 from ballast.open_optimizers import OpenOptimizer, check_unowned
 from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, fix_peak
 from ballast.parameters import ParameterList
-from ballast.refusals import Refusals
 from ballast.rejoin import Rejoin
 from ballast.remote_state import RemoteState
 from ballast.result import StepResult, as_loss, warn_about
@@ -28,12 +27,13 @@ from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
 from ballast.status import Status, readable
 from ballast.steps import Steps
+from ballast.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Optimizer(Refusals, torch.optim.Optimizer):
+class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 
@@ -71,8 +71,6 @@ class Optimizer(Refusals, torch.optim.Optimizer):
     Not thread-safe, except that hooks may run on autograd's threads. Of no use in a forked child; one that does not touch
     it, such as a DataLoader's worker, does no harm.
     """
-
-    _is_accelerate_prepared = True  # or its wrapper would hide skipped steps; step() and zero_grad() heed accumulate()
 
     def __init__(self, params: Iterable[Any], rule: Rule, values: Mapping[str, Any], **options: Unpack[RunOptions]):
         check_names(options, RunOptions.__annotations__, type(self).__name__)

@@ -83,7 +83,8 @@ def _refusal(sent: SentGradient | None, function: str) -> str:
     if "_amp_" in function:
         return (
             f"torch's GradScaler cannot unscale the gradient of {name}, which has left for the daemon: use "
-            "ballast.GradScaler(optimizer) in its place, or bfloat16 without one (enabled=False)"
+            "ballast.GradScaler(optimizer) in its place, or bfloat16 without one (enabled=False). The gradients of this step are "
+            "scaled: drop them with zero_grad(), or, of a release run, which may have applied them, start from a new run"
         )
     if sent is not None and sent.staged:
         norm = "optimizer.clip_grad_norm_(max_norm) clips, and returns the norm of the whole gradient; with inf it only measures"
