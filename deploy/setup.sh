@@ -10,6 +10,9 @@
 #                                         libraries they need, to be copied to other machines
 #   deploy/setup.sh peers                 not part of everything: build/bench-venv with the optimizers that the
 #                                         benchmarks compare with (deploy/requirements-peers.txt; about 1.5 GB)
+#   deploy/setup.sh frameworks            not part of everything: build/frameworks-venv with HF Transformers, TRL,
+#                                         Accelerate and Lightning, for the end-to-end tests
+#                                         (deploy/requirements-frameworks.txt; about 300 MB)
 #
 # PYTHON names the Python to make .venv from; otherwise python3, then /usr/bin/python3, is taken. A torch that
 # this Python can import is used as it is. Where pip has to fetch one, an ordinary Linux machine gets the build with
@@ -152,6 +155,23 @@ setup_peers() {
   mark_done peers "$key"
 }
 
+# An environment that finds .venv's packages, torch and Ballast's client among them, behind its own.
+setup_frameworks() {
+  local venv="$ROOT/build/frameworks-venv" wanted="$ROOT/deploy/requirements-frameworks.txt" key sites
+  [[ -x $VENV_PYTHON ]] || fail "there is no .venv yet: run deploy/setup.sh python"
+  key="$("$VENV_PYTHON" --version) $(sha256sum <"$wanted") $ROOT"
+  if done_before frameworks "$key" && [[ -x $venv/bin/python ]]; then
+    echo "frameworks: build/frameworks-venv is up to date"
+    return
+  fi
+  "$VENV_PYTHON" -m venv --clear "$venv"
+  sites=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "$VENV_PYTHON" -c 'import numpy, torch, sysconfig
+print(sysconfig.get_path("purelib"), torch.__path__[0] + "/..", numpy.__path__[0] + "/..", sep="\n")' >"$sites/of_ballast.pth"
+  "$venv/bin/python" -m pip install --quiet --no-deps --requirement "$wanted"
+  mark_done frameworks "$key"
+}
+
 main() {
   parse_flags "$@"
   set -- "${WORDS[@]:-all}"
@@ -163,6 +183,7 @@ main() {
     build) setup_build "$@" ;;
     client) setup_client ;;
     portable) setup_portable ;;
+    frameworks) setup_frameworks ;;
     peers) setup_peers ;;
     all)
       "$ROOT/deploy/packages.sh"
@@ -170,7 +191,7 @@ main() {
       setup_build dev
       setup_client
       ;;
-    *) refuse "unknown part '$part' (packages, python, build, client, portable, peers; see --help)" ;;
+    *) refuse "unknown part '$part' (packages, python, build, client, portable, peers, frameworks; see --help)" ;;
   esac
 }
 

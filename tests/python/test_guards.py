@@ -1,4 +1,4 @@
-"""torch's tools that work on .grad must raise instead of doing nothing."""
+"""torch's tools that work on .grad, where it is not the daemon's, and where they cannot be had."""
 
 from __future__ import annotations
 
@@ -6,36 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn.utils import clip_grad_norm_ as imported_before
 
 import ballast
 from models import layered
 
 AdamW = Callable[..., ballast.AdamW]
 originals = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
-
-
-@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
-def test_clipping_raises_for_the_parameters_of_a_ballast_optimizer(name: str, adamw: AdamW) -> None:
-    model = layered(seed=1)
-    optimizer = adamw(model.named_parameters())
-    model(torch.ones(2, 8)).sum().backward()
-    clip = getattr(torch.nn.utils, name)
-    with pytest.raises(ballast.Rejected, match=f"{name[:-1]}.*Remove the call"):
-        clip(model.parameters(), 1.0)
-    with pytest.raises(ballast.Rejected, match="Remove the call"):
-        clip(model[0].weight, 1.0)
-    optimizer.step()
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.nn.utils.clip_grad, "_clip_grads_with_norm_"), reason="this torch clips in one function"
-)
-def test_a_name_imported_before_raises_too(adamw: AdamW) -> None:
-    model = layered(seed=1)
-    adamw(model.named_parameters())
-    with pytest.raises(ballast.Rejected, match="Remove the call"):
-        imported_before(model.parameters(), 1.0)
 
 
 def test_clipping_of_other_parameters_works(adamw: AdamW) -> None:
@@ -64,7 +40,7 @@ def test_a_gradient_set_by_hand_after_the_real_one_left_is_refused(adamw: AdamW)
     optimizer = adamw(model.named_parameters())
     model(torch.ones(2, 8)).sum().backward()
     model[0].weight.grad = torch.ones(8, 8)
-    with pytest.raises(ballast.Rejected, match="'0.weight' got a second gradient in step 1"):
+    with pytest.raises(ballast.Rejected, match="gradient of '0.weight' was taken back.*in step 1"):
         optimizer.step()
     optimizer.step()
     assert optimizer.last_result is not None and optimizer.last_result.applied
@@ -75,10 +51,9 @@ def test_unscaling_and_clipping_as_torchs_recipe_does_raises(adamw: AdamW) -> No
     optimizer = adamw(model.named_parameters())
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(2, 8)).sum()).backward()
-    scaler.unscale_(optimizer)
-    with pytest.raises(ballast.Rejected, match="clip_grad_norm.*max_grad_norm="):
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    with pytest.raises(ballast.Rejected, match="ballast.GradScaler\\(optimizer\\)"):
+    with pytest.raises(ballast.Rejected, match="cannot unscale the gradient of '0.weight'.*ballast.GradScaler"):
+        scaler.unscale_(optimizer)
+    with pytest.raises(ballast.Rejected, match="cannot unscale the gradient of '"):
         scaler.step(optimizer)
 
 
@@ -87,7 +62,7 @@ def test_an_enabled_grad_scaler_raises(adamw: AdamW) -> None:
     optimizer = adamw(model.named_parameters())
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(2, 8)).sum()).backward()
-    with pytest.raises(ballast.Rejected, match="GradScaler cannot be used.*bfloat16"):
+    with pytest.raises(ballast.Rejected, match="GradScaler cannot unscale.*bfloat16.*start from a new run"):
         scaler.step(optimizer)
 
 

@@ -138,3 +138,38 @@ def test_a_module_compiled_in_place_is_not_read_unawaited(adamw: AdamW) -> None:
     model(torch.ones(2, 8)).square().sum().backward()
     optimizer.step()
     assert optimizer.last_result is not None and optimizer.last_result.step == 2
+
+
+READS: dict[str, Callable[[nn.Module], list[torch.Tensor]]] = {
+    "state_dict": lambda model: [value.clone() for value in model.state_dict().values()],
+    "parameters": lambda model: [parameter.detach().clone() for parameter in model.parameters()],
+    "a submodule's": lambda model: [p.detach().clone() for child in model.children() for p in child.parameters()],
+    "averaged": lambda model: list(averaged(model).module.parameters()),
+}
+
+
+def averaged(model: nn.Module) -> torch.optim.swa_utils.AveragedModel:
+    average = torch.optim.swa_utils.AveragedModel(layered(seed=2))
+    average.update_parameters(model)
+    return average
+
+
+@pytest.mark.parametrize("read", READS)
+def test_who_reads_weights_of_modules_gets_the_new_ones(read: str, adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    waits = adamw(model.named_parameters())
+    overlaps = adamw(twin.named_parameters(), run=f"{waits.run}-twin", overlap_forward=True)
+    for _ in range(3):
+        for net, optimizer in ((model, waits), (twin, overlaps)):
+            net(torch.ones(2, 8)).square().sum().backward()
+            optimizer.step()
+        expected, found = READS[read](model), READS[read](twin)
+        assert same_bits([p.detach() for p in expected], [p.detach() for p in found])
+
+
+def test_torchs_own_methods_are_back_after_the_last_optimizer(adamw: AdamW) -> None:
+    originals = nn.Module.state_dict, nn.Module.named_parameters
+    one = adamw(layered(seed=1).named_parameters(), overlap_forward=True)
+    assert nn.Module.state_dict is not originals[0]
+    one.close()
+    assert (nn.Module.state_dict, nn.Module.named_parameters) == originals

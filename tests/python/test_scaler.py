@@ -68,8 +68,6 @@ def test_misuse_is_refused_with_the_fix(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters())
     scaler = ballast.GradScaler(optimizer)
-    with pytest.raises(ballast.Rejected, match="unscale_ cannot reach.*max_grad_norm="):
-        scaler.unscale_(optimizer)
     with pytest.raises(ballast.Rejected, match="update\\(\\) before step\\(\\)"):
         scaler.update()
     with pytest.raises(ballast.Rejected, match="made for another optimizer"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ballast
-from ballast import open_optimizers
+from ballast import hooks
 from models import layered
 
 AdamW = Callable[..., ballast.AdamW]
@@ -129,12 +129,12 @@ def test_weights_that_return_while_it_is_deleted_have_their_memory(
     optimizer.connect()
     session = weakref.ref(optimizer._membership.session)
     closed = []
-    remove = open_optimizers.release_clipping
+    remove = hooks.release_clipping
 
     def look(owner: Any) -> None:
         closed.append(session() is not None)
         remove(owner)
 
-    monkeypatch.setattr(open_optimizers, "release_clipping", look)
+    monkeypatch.setattr(hooks, "release_clipping", look)
     del optimizer
     assert closed == [True] and session() is None

@@ -10,6 +10,9 @@ from typing import Any
 from ballast.errors import Rejected
 from ballast.spikes import Spikes, as_spikes
 
+# What a step of a staged run may have where gradient_accumulation_steps is left out: as many as the wire takes.
+_MOST_MICRO_BATCHES = 1024
+
 # The first is the default.
 COMMITS = ("auto", "release", "staged")
 TENSOR_CLIPS = (None, "adagc")
@@ -23,7 +26,7 @@ class StepRules:
     """What a run fixes of its steps.
 
     commit: "release", each tensor is updated when its gradient is complete, or "staged", all after the verdict.
-    accumulation: micro-batches a step, at most.
+    accumulation: micro-batches a step, at most; a staged step may have fewer, and its end tells how many.
     snapshots: of past steps, kept at most; snapshot_every: one after each step that is a multiple of it.
     """
 
@@ -75,8 +78,10 @@ class StepRules:
         return fields
 
 
-def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> StepRules:
-    """From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots, on_torn,
+def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False, framework: str | None = None) -> StepRules:
+    """framework: what drives the loop, and may clip, accumulate or skip after backward(): commit="auto" is staged then.
+
+    From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots, on_torn,
     rank_timeout, step_timeout and on_lost_rank. Rejected if one is wrong, or two contradict each other."""
     commit, nonfinite = _one_of(options, "commit", COMMITS), _one_of(options, "nonfinite", NONFINITE)
     norm, tensor_clip = _norm(options.get("max_grad_norm")), _one_of(options, "tensor_clip", TENSOR_CLIPS)
@@ -103,12 +108,13 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False) -> 
             f"commit='release' and {needs[0]}: a tensor is updated before the whole step's gradients are known; leave "
             "commit out, or give commit='staged'"
         )
+    staged = bool(needs) or commit == "staged" or (commit == "auto" and framework is not None)
     return StepRules(
-        commit="staged" if needs or commit == "staged" else "release",
+        commit="staged" if staged else "release",
         max_grad_norm=norm,
         nonfinite=nonfinite,
         dynamic_loss_scale=dynamic_loss_scale,
-        accumulation=_whole(options, "gradient_accumulation_steps", 1, least=1),
+        accumulation=_whole(options, "gradient_accumulation_steps", _MOST_MICRO_BATCHES if staged else 1, least=1),
         snapshots=snapshots,
         snapshot_every=_whole(options, "snapshot_every", 50, least=1),
         on_torn=on_torn,

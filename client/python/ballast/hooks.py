@@ -4,44 +4,68 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ballast import wrappers
-from ballast.overlap import ForwardWaits
+from ballast.guards import Owner, guard_clipping, release_clipping
+from ballast.checkpointing import Checkpointing
+from ballast.forward_reads import ForwardReads
+from ballast.module_reads import ModuleReads
+
+
+class Trainer(wrappers.Trainer, Owner, Protocol):
+    """What is asked of it there."""
 
 
 class TorchHooks:
-    """Calls `receive(parameter)` as GradientHooks does and, if it is given, `wait(parameters)` as ForwardWaits does, and has
-    modules in DistributedDataParallel know `trainer`, from cover() to remove(). Holds all of them weakly."""
+    """Calls `receive(parameter)` as GradientHooks does and `read(parameters)` as ForwardReads and ModuleReads do, and has
+    modules in DistributedDataParallel and torch's clipping know `trainer`, from cover() to remove(). Holds all of them
+    weakly."""
 
     def __init__(
         self,
         receive: Callable[[Tensor], None],
-        wait: Callable[[Iterable[Tensor]], None] | None,
-        trainer: wrappers.Trainer,
+        read: Callable[[Iterable[Tensor]], None],
+        overlap: bool,
+        trainer: Trainer,
     ):
+        """overlap: weights may be on their way outside of a backward() too, and every reader waits for them."""
         self._gradients = GradientHooks(receive)
-        self._wait = None if wait is None else weakref.WeakMethod(wait)
-        self._waits: ForwardWaits | None = None
+        self._read = weakref.WeakMethod(read)
+        self._overlap = overlap
+        self._reads: list[ForwardReads | ModuleReads | Checkpointing] = []
         self._trainer = weakref.ref(trainer)
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
-        """From now on their gradients are received, and every module waits for its weights."""
+        """From now on their gradients are received, and what reads weights is told of."""
         self._gradients.cover(parameters)
         trainer = self._trainer()
         if trainer is not None:
             wrappers.watch(trainer)
-        wait = self._wait and self._wait()
-        if self._waits is None and wait:
-            self._waits = ForwardWaits(wait)
+            guard_clipping(trainer)
+        read = self._read()
+        if read is None or self._reads:
+            return
+        if self._overlap:
+            self._reads += [ForwardReads(read, again=False), ModuleReads(read)]
+        else:  # a hook on all modules costs each of their calls a little: only where it is of use
+            self._reads.append(Checkpointing(self._watch_recomputing))
+
+    def _watch_recomputing(self) -> None:
+        read = self._read()
+        if read is not None:
+            self._reads.append(ForwardReads(read, again=True))
 
     def remove(self) -> None:
         wrappers.release(self._trainer())
+        release_clipping(self._trainer())
         self._gradients.remove()
-        if self._waits is not None:
-            self._waits.remove()
+        for reads in self._reads:
+            reads.remove()
+        self._reads.clear()
 
 
 class GradientHooks:
@@ -51,7 +75,8 @@ class GradientHooks:
     """
 
     def __init__(self, receive: Callable[[Tensor], None]):
-        self._receive = weakref.WeakMethod(receive)
+        # Compiled autograd calls it and does not trace it: what it sends is sent outside of any graph.
+        self._hook = torch.compiler.disable(_forward_to(weakref.WeakMethod(receive)))
         self._handles: dict[int, Any] = {}
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
@@ -59,7 +84,7 @@ class GradientHooks:
         for parameter in parameters:
             if parameter.requires_grad and id(parameter) not in self._handles:
                 register: Any = parameter.register_post_accumulate_grad_hook  # torch declares no types for it
-                self._handles[id(parameter)] = register(_forward_to(self._receive))
+                self._handles[id(parameter)] = register(self._hook)
 
     def remove(self) -> None:
         for handle in self._handles.values():

@@ -18,10 +18,13 @@ class MicroBatches:
     Bookkeeping only.
 
     end_micro(loss, next_is_last): told when a micro-batch is over that is not the step's last.
+    open_ended: nothing returns before the step's end, and so it may have any number of them up to `most`: the one that it
+        ends in is the last.
     """
 
-    def __init__(self, most: int, end_micro: Callable[[float | None, bool], None]):
+    def __init__(self, most: int, end_micro: Callable[[float | None, bool], None], open_ended: bool = False):
         self._most = most
+        self._open_ended = open_ended
         self._end_micro = end_micro
         self.clear()
 
@@ -37,13 +40,15 @@ class MicroBatches:
 
     @property
     def count(self) -> int:
-        """How many the step that begins now has, as far as is known."""
+        """How many the step that begins now has, as far as is known; 0: its end will tell."""
+        if self._open_ended:
+            return 0
         return 1 if self._final else self._most
 
     @property
     def last(self) -> bool:
         """Whether the present one is the step's last: weights may return."""
-        return self._final or (not self._announced and self._index + 1 == self._most)
+        return self._final or (not self._announced and not self._open_ended and self._index + 1 == self._most)
 
     def begin(self, final: bool, step: int, open_: bool) -> None:
         """Enters an announced one. open_: the step has begun."""
@@ -91,6 +96,8 @@ class MicroBatches:
         accumulate()."""
         if self._announced is None:
             self._announced = False
+        if self._open_ended:
+            final = None
         if self._announced and not self._inside:
             raise Rejected(
                 f"parameter '{name}' got a gradient outside of accumulate() in step {step}: run each micro-batch's "
@@ -112,6 +119,12 @@ class MicroBatches:
                 "a larger one, or leave the last backward() of each step outside of no_sync()",
                 "FAILED_PRECONDITION",
             )
+        if index == self._most:
+            raise Rejected(
+                f"parameter '{name}' got a gradient of another backward() in step {step}, which has had "
+                f"gradient_accumulation_steps={self._most}, the most that it may have: call step() before, or give a larger one",
+                "FAILED_PRECONDITION",
+            )
         if index > self._index:
             self._next(next_is_last=bool(final))
         self._final = bool(final)
@@ -123,7 +136,7 @@ class MicroBatches:
         """Rejected unless step() may end the step now."""
         if self._inside:
             raise Rejected("step() within accumulate(): call it after the final micro-batch", "FAILED_PRECONDITION")
-        if self.last:
+        if self.last or (self._open_ended and not self._announced):
             return
         if self._announced:
             raise Rejected(
@@ -138,7 +151,7 @@ class MicroBatches:
         )
 
     def _next(self, next_is_last: bool) -> None:
-        self._end_micro(self.loss, next_is_last)
+        self._end_micro(self.loss, next_is_last and not self._open_ended)
         self.loss = None
         self._index += 1
         self._pushed.clear()
@@ -164,10 +177,11 @@ class MicroBatches:
 
 
 class Announced:
-    """What no_sync() of modules in DDP says of the micro-batches: those under it are not the step's last.
+    """What no_sync() of modules in DDP, or Accelerate, says of the micro-batches: those without synchronization are not the
+    step's last.
 
-    final: whether the present one is the last. None: nothing says so. Where no_sync() is never used no forward is under it,
-        and that does not make one the last.
+    final: whether the present one is the last. None: nothing says so. Where all are synchronized, that does not make one the
+        last: who accumulates by hand does not say so.
     """
 
     def __init__(self) -> None:
@@ -175,7 +189,7 @@ class Announced:
         self._used = False
 
     def hear(self, synchronized: bool) -> None:
-        """A module's forward begins, under no_sync() or not."""
+        """A module's forward begins, under no_sync() or not; or a gradient is made, and Accelerate synchronizes or not."""
         self._used = self._used or not synchronized
         self.final = synchronized if self._used else None
 

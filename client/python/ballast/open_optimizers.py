@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.errors import Rejected
-from ballast.guards import release_clipping
 from ballast.hooks import TorchHooks
 from ballast.parameters import ParameterList
 
@@ -62,9 +61,11 @@ class OpenOptimizer:
         if client is None:
             return
         _open.discard(self)
-        optimizer, self._optimizer = self.optimizer, None
+        self._optimizer = None
         self._hooks.remove()
-        release_clipping(optimizer)
+        trained = self._trained()
+        if trained is not None:
+            trained.drop_sent_gradients()
         client.close()
 
 

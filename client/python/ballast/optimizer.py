@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
-from ballast.guards import guard_clipping
+from ballast.frameworks import Prepared, synchronizes
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.moments import moments_of
@@ -26,12 +27,13 @@ from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
 from ballast.status import Status, readable
 from ballast.steps import Steps
+from ballast.uncopyable import Uncopyable
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 
@@ -62,8 +64,9 @@ class Optimizer(torch.optim.Optimizer):
     Modules may be wrapped in DistributedDataParallel, before or after. While the optimizer is open they do not reduce
     gradients; the daemon takes the mean over the ranks.
 
-    Not supported, and refused: sharded parameters (FSDP, DTensor), torch's gradient clipping (max_grad_norm does it) and
-    GradScaler (ballast.GradScaler is it), copying or pickling the optimizer.
+    Between backward() and step() `.grad` is a SentGradient, without values. A staged run can be clipped as torch's.
+    Not supported, and refused: sharded parameters (FSDP, DTensor), torch's GradScaler (ballast.GradScaler is it), copying
+    or pickling the optimizer.
 
     Not thread-safe, except that hooks may run on autograd's threads. Of no use in a forked child; one that does not touch
     it, such as a DataLoader's worker, does no harm.
@@ -92,12 +95,12 @@ class Optimizer(torch.optim.Optimizer):
         self._membership.connect(options)
         self._open = OpenOptimizer(self, self._parameters, self._membership.connected(), self._steps.hooks)
         self._steps.hooks.cover(entry.parameter for entry in self._parameters)
-        guard_clipping(self)
         if self._starting_state.from_daemon:
             self._pull_at_once()
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
+    @torch._disable_dynamo  # a compiled step calls it, outside of its graphs
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
         """Ends the step and returns when every new weight is in place; with overlap_forward, at once.
 
@@ -105,8 +108,9 @@ class Optimizer(torch.optim.Optimizer):
         loss: told to the daemon, for its metrics; default: what the closure returned.
         Returns what the closure returned, else None. What became of the step is in `last_result`.
 
-        Parameters without a gradient are left alone (no decay either). A .grad that was set by hand is sent now. Without
-        any gradient nothing happens: no step is consumed, and `step_was_skipped` is True.
+        Nothing happens within Accelerate's accumulate(), but in the step's last micro-batch. Parameters without a gradient
+        are left alone (no decay either). A .grad that was set by hand is sent now. Without any gradient nothing happens: no
+        step is consumed, and `step_was_skipped` is True.
 
         Raises:
             Unavailable: the daemon was lost and not found again within reconnect_timeout, or before the run gave this
@@ -118,6 +122,8 @@ class Optimizer(torch.optim.Optimizer):
             KeyboardInterrupt: while waiting; calling step() again waits on.
         """
         value = None
+        if synchronizes() is False:
+            return None
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
@@ -139,9 +145,10 @@ class Optimizer(torch.optim.Optimizer):
                 if (i + 1) % n == 0:
                     optimizer.step()
 
-        Without it a step has exactly gradient_accumulation_steps backward(); with it, at most that many. Every rank has
-        the same number. Gradients are summed. Weights are overwritten in the final backward() alone. no_sync() of
-        DistributedDataParallel tells as much: the first backward() outside of it is the step's last.
+        Without it a step of a release run has exactly gradient_accumulation_steps backward(); with it, at most that many.
+        Every rank has the same number. Gradients are summed. Weights are overwritten in the final backward() alone.
+        no_sync() of DistributedDataParallel and Accelerate's accumulate() tell as much. A staged step needs none of it: the
+        backward() before step() was its last.
         """
         steps = self._steps
         with steps.lock, steps.following():
@@ -299,16 +306,22 @@ class Optimizer(torch.optim.Optimizer):
 
     # --- torch's interface ------------------------------------------------------------------------------------------
 
+    @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's: drops gradients set by hand. Rejected between backward() and step(), when gradients have left."""
-        session = self._membership.session
-        if session is not None and session.begun:
-            raise Rejected(
-                f"zero_grad() after backward() cannot take back the gradients of step {session.step}, which have "
-                "left: call step() first",
-                "FAILED_PRECONDITION",
-            )
+        """As torch's. Between backward() and step() it drops the step's gradients, of all ranks: the step ends SKIPPED,
+        "discarded". Rejected then if the run is not staged: they may be applied already."""
+        if synchronizes() is False:  # within Accelerate's accumulate(), more is to come
+            return
+        with self._steps.lock:
+            self._steps.drop()
         super().zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float = math.inf) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_ of this optimizer's parameters, in a staged run: step() clips the gradient to
+        max_norm, and to max_grad_norm where that is less. Returns the norm over all tensors before, of the mean over all
+        ranks, unscaled: float32, without dimensions. The step gets no more gradients. Rejected if the run is not staged.
+        """
+        return torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], max_norm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, before the run is created or joined: that is, before the first gradient and connect()."""
@@ -383,18 +396,3 @@ class Optimizer(torch.optim.Optimizer):
     def owns(self, parameter: Tensor) -> bool:
         """Whether this optimizer trains `parameter`."""
         return parameter in self._parameters
-
-    @property
-    def _step_supports_amp_scaling(self) -> NoReturn:
-        # torch's GradScaler asks for this first of all in step().
-        raise Rejected(
-            f"torch's GradScaler cannot be used with ballast.{type(self).__name__}: gradients leave during backward, before "
-            "it can unscale them, so the step just made was made with scaled gradients. Use ballast.GradScaler(optimizer) in "
-            "its place, or bfloat16 without one (enabled=False), and start from a new run"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise Rejected(
-            f"ballast.{type(self).__name__} cannot be copied or pickled: it is a connection to a daemon. Save its state_dict(), or make "
-            "another optimizer"
-        )

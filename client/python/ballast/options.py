@@ -69,8 +69,10 @@ class RunOptions(TypedDict, total=False):
         it. The attribute may be set between steps. ballast.GradScaler sets it by itself.
     commit: "release", each tensor is updated as soon as its gradient is complete, while backward goes on; "staged", all
         are updated after the verdict over the whole step, or none: atomic also when a trainer dies, at the price of the
-        overlap and of 2 or 4 bytes a parameter in the daemon. "auto": staged if max_grad_norm, nonfinite="skip_step",
-        Spikes(action="skip") or a ballast.GradScaler needs it, else release.
+        overlap and of 2 or 4 bytes a parameter in the daemon. A staged step may have any number of backward(), may be
+        clipped by clip_grad_norm_, and dropped by zero_grad(). "auto": staged if max_grad_norm, nonfinite="skip_step",
+        Spikes(action="skip") or a ballast.GradScaler needs it, or a framework makes the steps that clips, accumulates and
+        skips by itself: Accelerate, HF Trainer, Lightning, torchtune; else release.
     max_grad_norm: exact clipping by the L2 norm over all tensors of the gradient, summed over micro-batches and averaged
         over ranks: as torch.nn.utils.clip_grad_norm_. The norm is last_result.grad_norm.
     tensor_clip: "adagc" holds each tensor's gradient to 1.05 times its own usual norm (AdaGC, arXiv 2502.11034), in its
@@ -79,8 +81,9 @@ class RunOptions(TypedDict, total=False):
         counted; "skip_step": the step is SKIPPED; "stop": no later step begins.
     spikes: a ballast.Spikes: what counts as a loss spike or its herald, and what is done then. Default: StepResult.spikes
         and a Python warning tell of it.
-    gradient_accumulation_steps: backward() that make one step, at most; see Optimizer.accumulate. Their gradients are
-        summed, as torch does: divide the loss by their number for a mean.
+    gradient_accumulation_steps: backward() that make one step. Their gradients are summed, as torch does: divide the loss
+        by their number for a mean. In release a step has so many, or fewer where Optimizer.accumulate, no_sync() or
+        Accelerate tells which is the last; default 1. A staged step has at most so many; default 1024.
     snapshots, snapshot_every: how many snapshots of past steps the daemon keeps in its memory, each as large as weights
         and moments, and of every how many steps; the run can be rewound to them. See Optimizer.rewind.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.sent_gradient import SentGradient
 
 # What a tensor may be computed in, by the wire's name.
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -69,10 +70,17 @@ class ParameterList:
         return [entry.parameter for entry in entries if entry.group == group]
 
     def with_gradient(self) -> Iterator[Tensor]:
-        """Those that require a gradient and have one in .grad now."""
+        """Those that require a gradient and have one in .grad now that has not left."""
         for entry in self._entries:
-            if entry.parameter.grad is not None and entry.parameter.requires_grad:
+            grad = entry.parameter.grad
+            if grad is not None and entry.parameter.requires_grad and not isinstance(grad, SentGradient):
                 yield entry.parameter
+
+    def drop_sent_gradients(self) -> None:
+        """Nobody will end the step that they left for."""
+        for entry in self._entries:
+            if isinstance(entry.parameter.grad, SentGradient):
+                entry.parameter.grad = None
 
     def drop_gradients(self) -> None:
         for entry in self._entries:

@@ -30,7 +30,8 @@ class StepResult:
 
     outcome: "APPLIED", "SKIPPED", "ABORTED" (no tensor changed) or "PARTIAL" (those in `not_applied` did not change, the
         others did). Every outcome consumes the step's number.
-    reason: why it was not APPLIED; one of a closed set, such as "overflow", "nonfinite", "rank_lost", "disagreement".
+    reason: why it was not APPLIED; one of a closed set, such as "overflow", "nonfinite", "rank_lost", "disagreement",
+        "discarded" (a trainer dropped its gradients, by zero_grad() after backward()).
     detail: the same for people: names the tensor, rank or field, and the fix. May be empty.
     grad_norm: L2 norm over all tensors of the reduced and unscaled gradient, before any clipping.
     clip_coefficient: what max_grad_norm multiplied the gradient by; 1 without clipping.

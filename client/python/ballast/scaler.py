@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,13 +74,8 @@ class GradScaler:
         scaled = map(self.scale, outputs)
         return type(outputs)(scaled) if isinstance(outputs, (list, tuple)) else scaled
 
-    def unscale_(self, optimizer: Any) -> NoReturn:
-        """Raises: the gradients have left."""
-        raise Rejected(
-            "unscale_ cannot reach the gradients of a ballast optimizer, which have left during backward; the daemon "
-            "unscales them. To clip them, give the optimizer max_grad_norm=",
-            "FAILED_PRECONDITION",
-        )
+    def unscale_(self, optimizer: Any) -> None:
+        """Nothing: the daemon unscales, and what clip_grad_norm_ returns and clips by is the norm of unscaled gradients."""
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """optimizer.step(*args, **kwargs). Returns what that returns, or None if the step was skipped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -14,6 +15,7 @@ from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
 from ballast.rank import Rank
 from ballast.result import StepResult
+from ballast.sent_gradients import SentGradients
 from ballast.settings import Description
 from ballast.weights import Weights
 
@@ -35,8 +37,11 @@ class Session:
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(pairs)]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
-        self.micro_batches = MicroBatches(description.step_rules.accumulation, client.end_micro)
-        self.staged = description.step_rules.staged  # else weights may return while backward goes on
+        rules = description.step_rules
+        self.staged = rules.staged  # else weights may return while backward goes on
+        self.micro_batches = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
+        self.sent = SentGradients(rules.staged)
+        self._most_norm = rules.max_grad_norm  # that the run clips to
         client.create_run(description.spec)
         self._attach()
 
@@ -50,6 +55,9 @@ class Session:
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
         self._pending: _core.PendingStep | None = None
+        self._measuring: _core.PendingMeasure | None = None  # the open step's norm was asked for
+        self._norm: float | None = None  # it is known
+        self._max_norm: float | None = None  # that the open step is to be clipped to
         self._awaited: set[int] | None = None  # of a step that nobody waited for: tensors whose weights are in
         self.step_open = False
         self.last_result: StepResult | None = None
@@ -62,6 +70,7 @@ class Session:
             try:
                 self._attach()
                 self.micro_batches.clear()
+                self.sent.clear()
                 self._changes.forget()
                 self.weights.take()
                 return
@@ -96,6 +105,42 @@ class Session:
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
 
+    def take_gradient(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
+        """As SentGradients.take."""
+        binding = self._by_id.get(id(parameter))
+        if binding is not None:
+            return self.sent.take(binding.index, parameter)
+        gradient, parameter.grad = parameter.grad, None
+        return gradient, False
+
+    def taken_back_before(self, parameter: Tensor) -> bool:
+        """Whether the trainer has dropped the open step's gradients before it made another one of this parameter. Rejected as
+        SentGradients.taken_back."""
+        binding = self._by_id.get(id(parameter))
+        known = self.begun and binding is not None and binding.index in self.sent
+        return known and self.sent.taken_back(self.step, arriving=binding.index)
+
+    def refuse_overwritten(self, parameters: Iterable[Tensor]) -> None:
+        """Within a backward(), before a forward that computes activations again: Rejected if the weights that it reads are no
+        longer those that it read at first."""
+        if torch._C._current_graph_task_id() == -1:
+            return
+        for binding in (self._by_id[id(parameter)] for parameter in parameters):
+            if binding.index in self._marked:
+                raise Rejected(
+                    f"parameter '{binding.name}' is read again by activation checkpointing, in a backward() that has its gradient "
+                    f"already and so may have changed it (step {self.step}): what is computed again would not be what was. It is "
+                    "read without a graph there (detach()), or is tied under a reentrant checkpoint, which use_reentrant=False mends: give commit='staged', in which weights "
+                    "change in step()",
+                    "FAILED_PRECONDITION",
+                )
+
+    def mark_again(self, parameter: Tensor) -> None:
+        """As SentGradients.mark_again."""
+        binding = self._by_id.get(id(parameter))
+        if binding is not None:
+            self.sent.mark_again(binding.index)
+
     def admit(self, parameter: Tensor, name: str, final: bool | None) -> None:
         """Rejected, before anything is sent, if `parameter` is not to have a gradient now. final: as MicroBatches.admit."""
         binding = self._by_id.get(id(parameter))
@@ -121,6 +166,12 @@ class Session:
                 "for its weights",
                 "FAILED_PRECONDITION",
             )
+        if self._measuring is not None:
+            raise Rejected(
+                f"parameter '{name}' got a gradient after the norm of step {self.step} was asked for (clip_grad_norm_): run "
+                "every backward() of a step before, or drop the step with zero_grad()",
+                "FAILED_PRECONDITION",
+            )
         self.micro_batches.admit(binding.index, name, self.step, final)
 
     def push(self, parameter: Tensor, grad: Tensor) -> None:
@@ -132,6 +183,7 @@ class Session:
         self.weights.follow(binding)
         self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
         self.micro_batches.add(binding.index)
+        self.sent.mark(binding.index, parameter, binding.name)
         if not self.staged and self.micro_batches.last:
             self._mark(binding)
 
@@ -143,12 +195,50 @@ class Session:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
+    def measure(self) -> float:
+        """The norm of the open step's whole gradient, of a staged run: waits until every rank has sent its own, or ended the
+        step. The step gets no more gradients. Inf if an element is not finite, NaN if a rank has dropped the step. After an
+        interrupted wait, waits on."""
+        if self._norm is None:
+            if self._measuring is None:
+                self.micro_batches.check_end(self.step)
+                self._measuring = self._client.measure_step(self.micro_batches.loss)
+            fields = None
+            while fields is None:
+                fields = self._measuring.wait(_WAIT_SLICE_S)
+            self._norm = math.inf if fields["nonfinite_tensors"] else float(fields["grad_norm"])
+        return self._norm
+
+    def clip(self, max_norm: float) -> float:
+        """Has the open step clipped to max_norm, or to less where that was asked before. Returns the norm, as measure(), that
+        it had before, as clipped by earlier calls."""
+        norm = self.measure()
+        if self._max_norm is not None:
+            norm *= min(1.0, self._max_norm / (norm + 1e-6))
+        if max_norm != math.inf:
+            self._max_norm = min(max_norm, self._max_norm or max_norm)
+        return norm
+
     def end(self, loss: float | None, client_state: bytes, groups: list[dict[str, float]]) -> None:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
-        self.micro_batches.check_end(self.step)
-        pending = self._client.end_step(self.micro_batches.loss if loss is None else loss, client_state, groups)
-        self._pending = pending
+        if self._measuring is None:
+            self.micro_batches.check_end(self.step)
+        clip = self._max_norm
+        if clip is not None and self._most_norm is not None:
+            clip = min(clip, self._most_norm)
+        loss = self.micro_batches.loss if loss is None else loss
+        self._pending = self._client.end_step(loss, client_state, groups, clip, False)
+        self._leave()
+
+    def discard(self) -> None:
+        """Ends the step without its gradients, wherever it is: finish() waits for what comes of it, which no weight does."""
+        self._pending = self._client.end_step(None, b"", [], None, True)
+        self._leave()
+
+    def _leave(self) -> None:
         self.micro_batches.clear()
+        self.sent.clear()
+        self._measuring = self._norm = self._max_norm = None
 
     def finish(self) -> StepResult:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when

@@ -10,6 +10,7 @@ from ballast.changed_weights import changed_weights
 from ballast.commit import StepRules, step_rules
 from ballast.errors import Rejected
 from ballast.formats import FormatRules, Grouping
+from ballast.frameworks import driving_framework
 from ballast.options import Rule, check_scales
 from ballast.parameters import NamedParameter, ParameterList
 from ballast.rank import rank_of
@@ -47,6 +48,7 @@ class RunSettings:
         self.rule = rule
         self.rank = rank_of(options)
         self.step_rules = step_rules(options)
+        self._dynamic_loss_scale = False
         self._changed_weights = changed_weights(options.get("changed_weights"))
         self._options = options
         self._formats = FormatRules(options.get("formats"))
@@ -58,9 +60,11 @@ class RunSettings:
     def scale_loss_dynamically(self) -> None:
         """loss_scale follows the results, which makes the run staged. Rejected with commit="release"."""
         self.step_rules = step_rules(self._options, dynamic_loss_scale=True)
+        self._dynamic_loss_scale = True
 
     def describe(self, parameters: ParameterList, groups: Sequence[Mapping[str, Any]]) -> Description:
         """The run that trains those of `parameters` that require a gradient. Rejected, naming which, if it cannot."""
+        self.step_rules = step_rules(self._options, self._dynamic_loss_scale, driving_framework())
         tensors = parameters.trainable()
         names = [entry.name for entry in parameters]
         self._formats.check_used(names)

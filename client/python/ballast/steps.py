@@ -10,7 +10,8 @@ from weakref import ref
 
 from torch import Tensor
 
-from ballast.errors import RunRewound
+from ballast.errors import Rejected, RunRewound
+from ballast.frameworks import synchronizes
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
@@ -66,37 +67,58 @@ class Steps:
         self._rejoin = rejoin
         self._overlap = overlap
         self._hyperparameters = Hyperparameters(settings.rule)
-        self.hooks = TorchHooks(self.receive, self.before_forward if overlap else None, self)
+        self.hooks = TorchHooks(self.receive, self.before_read, overlap, self)
         self._announced = Announced()
         self._empty = False  # the last end() had no gradient
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def receive(self, parameter: Tensor) -> None:
-        """The parameter's gradient was made: sends it, and leaves .grad None."""
+        """The parameter's gradient was made: sends it, and leaves a SentGradient in .grad."""
         optimizer = self._optimizer()  # held until this is done
         if optimizer is None:
             return
         with self.lock, self.following():
-            grad, parameter.grad = parameter.grad, None
+            grad, on_top = self._take_gradient(parameter)
             if grad is None or self._rejoin.in_dead_backward:
                 return
             session = self.joined()
-            session.admit(parameter, self._parameters.name_of(parameter), self._announced.final)
-            if not session.begun:
-                self.begin(session)
-            session.push(parameter, grad)
+            try:
+                if not on_top and session.taken_back_before(parameter):
+                    self._discard(session)
+                self._send(session, parameter, grad)
+            finally:
+                session.mark_again(parameter)
 
-    def before_forward(self, parameters: Iterable[Tensor]) -> None:
-        """A module's forward may read these parameters: waits for their weights."""
+    def _take_gradient(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
+        if self._membership.session is not None:
+            return self._membership.session.take_gradient(parameter)
+        grad, parameter.grad = parameter.grad, None
+        return grad, False
+
+    def _send(self, session: Session, parameter: Tensor, grad: Tensor) -> None:
+        synchronized = synchronizes()
+        if synchronized is not None:
+            self._announced.hear(synchronized)
+        session.admit(parameter, self._parameters.name_of(parameter), self._announced.final)
+        if not session.begun:
+            self.begin(session)
+        session.push(parameter, grad)
+
+    def before_read(self, parameters: Iterable[Tensor]) -> None:
+        """These parameters are about to be read: waits for weights that are on their way. Rejected if a backward() under way
+        has changed them already."""
         optimizer = self._optimizer()  # held until this is done
         session = self._membership.session
-        if optimizer is None or session is None or not session.ended:
+        if optimizer is None or session is None or not session.step_open:
             return
         ours = [parameter for parameter in parameters if parameter in session]
         if ours:  # else this may be a fork, that is not to touch the lock
             with self.lock, self.following():
-                session.await_weights(ours)
+                if session.ended:
+                    session.await_weights(ours)
+                else:
+                    session.refuse_overwritten(ours)
 
     @property
     def _optimized(self) -> Optimized:
@@ -155,6 +177,9 @@ class Steps:
         self._empty = not begun and (self._overlap or not waits_on)
         if session is None or not session.step_open:
             return None
+        if begun and session.sent.taken_back(session.step):
+            self._discard(session)
+            return None
         if begun:
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
@@ -163,6 +188,53 @@ class Steps:
                 session.leave_waiting()
                 return None
         return session.finish()
+
+    def drop(self) -> None:
+        """Drops the gradients of the open step, if there is one: it is SKIPPED. Rejected if the run is not staged."""
+        session = self._membership.session
+        if session is None or not session.begun:
+            return
+        if not session.staged:
+            raise Rejected(
+                f"zero_grad() after backward() cannot take back the gradients of step {session.step}, which have left, and may "
+                "be applied already: call step() first, or give commit='staged', which can drop the gradients of a step",
+                "FAILED_PRECONDITION",
+            )
+        with self.following():
+            self._discard(session)
+
+    def _discard(self, session: Session) -> None:
+        self._announced.final = None
+        session.discard()
+        session.finish()
+
+    def clip(self, parameters: Iterable[Tensor], max_norm: float) -> float | None:
+        """Has the open step clipped to max_norm; inf: not at all. Returns the norm of its whole gradient, as the daemon has it,
+        which waits for the other ranks. None: no gradient was made.
+
+        Rejected if the run is not staged, and if a parameter that has a gradient is not among those given.
+        """
+        with self.lock, self.following():
+            for parameter in self._parameters.with_gradient():
+                self.receive(parameter)
+            session = self._membership.session
+            if session is None or not session.begun or not len(session.sent):
+                return None
+            if not session.staged:
+                raise Rejected(
+                    f"the gradients of step {session.step} have left, and may be applied already: give the optimizer "
+                    "max_grad_norm=, which clips, or commit='staged', in which clip_grad_norm_ and get_total_norm can be called",
+                    "FAILED_PRECONDITION",
+                )
+            missing = session.sent.missing_from({id(parameter) for parameter in parameters})
+            if missing is not None:
+                raise Rejected(
+                    f"clip_grad_norm_ or get_total_norm without parameter '{missing}', which has a gradient in step "
+                    f"{session.step}: the daemon clips by the norm of all parameters of an optimizer. Give all of them, or make "
+                    "an optimizer, with a run of its own, for each norm",
+                    "FAILED_PRECONDITION",
+                )
+            return session.clip(max_norm)
 
     def wait(self) -> None:
         """Waits for the step that was ended last, and all its weights."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ballast.errors import Rejected
 from ballast.reducer import SilentReducer
+from ballast.weak_registry import WeakRegistry
 
 DDP = nn.parallel.DistributedDataParallel
 
@@ -37,7 +38,7 @@ class Trainer(Protocol):
         """A module with its parameters begins a forward that makes a graph, under no_sync() or not."""
 
 
-_trainers: weakref.WeakSet[Trainer] = weakref.WeakSet()
+_trainers: WeakRegistry[Trainer] = WeakRegistry()
 _silent: weakref.WeakKeyDictionary[DDP, SilentReducer] = weakref.WeakKeyDictionary()
 _original: list[Callable[..., Any]] = []
 
@@ -57,7 +58,7 @@ def release(trainer: Trainer | None) -> None:
     for module in list(_silent):
         if not _trainers_of(module):
             _restore(module)
-    if not _trainers and _original:
+    if _original and not any(True for _ in _trainers):
         setattr(DDP, "forward", _original.pop())
 
 
@@ -93,7 +94,7 @@ def _before_forward(module: DDP) -> None:
 
 
 def _trainers_of(module: DDP) -> list[Trainer]:
-    return [t for t in list(_trainers) if any(p.requires_grad and t.trains(p) for p in module.parameters())]
+    return [t for t in _trainers if any(p.requires_grad and t.trains(p) for p in module.parameters())]
 
 
 def _silence(module: DDP, trainers: list[Trainer]) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for new weights in the next forward, module by module, instead of in step()."""
+"""Which weights a module's forward may read, told before it does."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 
-class ForwardWaits:
-    """Calls `wait(parameters)` before a module's forward, with the parameters that it may read.
+class ForwardReads:
+    """Calls `read(parameters)` before a module's forward, with the parameters that it may read.
 
     Those are the module's own, and those of modules below it that have not been called themselves: some modules read the
     weights of their children (nn.MultiheadAttention those of out_proj). A compiled module may read all below it. Holds
-    `wait`'s object weakly, and learns which modules are called from the forwards that it sees.
+    `read`'s object weakly, and learns which modules are called from the forwards that it sees.
+
+    again: only of a forward within a backward(), which computes again what activation checkpointing has not kept.
     """
 
-    def __init__(self, wait: Callable[[Iterable[Tensor]], None]):
+    def __init__(self, read: Callable[[Iterable[Tensor]], None], again: bool):
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        method, called = weakref.WeakMethod(wait), self._called
+        method, called = weakref.WeakMethod(read), self._called
 
         def before(module: nn.Module, _: Any) -> None:
             if torch.compiler.is_compiling():
                 return  # traced as part of a compiled module, which was waited for
+            if again and torch._C._current_graph_task_id() == -1:
+                return
             bound = method()
             if bound is not None:
                 called.add(module)
@@ -38,10 +42,8 @@ class ForwardWaits:
 
 
 def _read_by(module: nn.Module, called: weakref.WeakSet[nn.Module]) -> Iterator[Tensor]:
-    if hasattr(module, "_orig_mod"):  # what torch.compile makes of a module
-        yield from module.parameters()
-        return
-    yield from module.parameters(recurse=False)
+    compiled = hasattr(module, "_orig_mod")  # what torch.compile makes of a module
+    yield from (parameter for parameter in module._parameters.values() if parameter is not None)
     for child in module.children():
-        if child not in called:
-            yield from _read_by(child, called)
+        if compiled or child not in called:
+            yield from _read_by(child, weakref.WeakSet() if compiled else called)

@@ -1,0 +1,70 @@
+"""Weights that are read from modules otherwise than by a forward: saved, averaged, compared."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Read = Callable[[Iterable[Tensor]], None]
+
+
+class ModuleReads:
+    """Calls `read(parameters)` before any nn.Module's state_dict() reads them, and before parameters() or
+    named_parameters() hands each out. Holds `read`'s object weakly. An attribute of a module that is read by its name is
+    not seen."""
+
+    def __init__(self, read: Read):
+        self._read = weakref.WeakMethod(read)
+        _readers.add(self)
+        if not _originals:
+            _replace("state_dict", _state_dict)
+            _replace("named_parameters", _named_parameters)
+
+    def tell(self, parameters: Iterable[Tensor]) -> None:
+        read = self._read()
+        if read is not None:
+            read(parameters)
+
+    def remove(self) -> None:
+        """With the last one torch's own methods are put back."""
+        _readers.discard(self)
+        while _originals and not _readers:
+            setattr(nn.Module, *_originals.popitem())
+
+
+_readers: set[ModuleReads] = set()
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+def _replace(name: str, made_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = _originals[name] = getattr(nn.Module, name)
+    setattr(nn.Module, name, functools.wraps(original)(made_of(original)))
+
+
+def _tell(parameters: list[Tensor]) -> None:
+    for reader in list(_readers):
+        reader.tell(parameters)
+
+
+def _state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
+    def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            _tell([parameter for parameter in self._parameters.values() if parameter is not None])
+        return original(self, *args, **kwargs)
+
+    return state_dict
+
+
+def _named_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
+    def named_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in original(self, *args, **kwargs):
+            if not torch.compiler.is_compiling():
+                _tell([parameter])
+            yield name, parameter
+
+    return named_parameters

@@ -1,0 +1,98 @@
+"""What `.grad` is of a parameter whose gradient has left for the daemon."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ballast.errors import Rejected
+
+
+class SentGradient(Tensor):
+    """Stands in `.grad` from when a gradient has left until step(). It has the parameter's shape, dtype and device, and
+    no values: a norm, a check or a change made by hand raises Rejected, which names the parameter, and would else find
+    nothing and go on. `.grad is not None` tells that there is a gradient; setting it to None takes the gradient back.
+
+    parameter: calling it gives the parameter; None once that is deleted.
+
+    A further backward() adds its gradient to this: take() hands it out.
+
+    Written by autograd's threads and by the trainer's, never at one time.
+    """
+
+    @staticmethod
+    def __new__(cls, parameter: Tensor, name: str, staged: bool) -> SentGradient:
+        make: Any = Tensor._make_wrapper_subclass  # torch declares no types for it
+        sent: SentGradient = make(
+            cls,
+            parameter.shape,
+            strides=parameter.stride(),
+            dtype=parameter.dtype,
+            device=parameter.device,
+            requires_grad=False,
+        )
+        return sent
+
+    def __init__(self, parameter: Tensor, name: str, staged: bool):
+        """staged: nothing is updated before step()."""
+        self.parameter_name = name
+        self.staged = staged
+        self.parameter = weakref.ref(parameter)
+        self._arrived: Tensor | None = None
+
+    def take(self) -> Tensor | None:
+        """The gradient that was added since the last call."""
+        arrived, self._arrived = self._arrived, None
+        return arrived
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"SentGradient('{self.parameter_name}', shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    # torch's functions come to __torch_dispatch__, without a step in between.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is torch.ops.aten.add_.Tensor and isinstance(args[0], cls) and not isinstance(args[1], cls):
+            args[0]._arrived = args[1]
+            return args[0]
+        if function is torch.ops.aten.add.Tensor and isinstance(args[0], cls) and not isinstance(args[1], cls):
+            args[0]._arrived = args[1]
+            return args[1]  # create_graph=True: autograd puts it in .grad, in place of this
+        raise Rejected(_refusal(_first([*args, *(kwargs or {}).values()], cls), str(function)))
+
+
+def _first(values: Any, kind: type[SentGradient]) -> SentGradient | None:
+    """The first one of its kind, in lists too."""
+    for value in values:
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, (list, tuple)) and (found := _first(value, kind)) is not None:
+            return found
+    return None
+
+
+def _refusal(sent: SentGradient | None, function: str) -> str:
+    name = "a parameter" if sent is None else f"'{sent.parameter_name}'"
+    if "_amp_" in function:
+        return (
+            f"torch's GradScaler cannot unscale the gradient of {name}, which has left for the daemon: use "
+            "ballast.GradScaler(optimizer) in its place, or bfloat16 without one (enabled=False). The gradients of this step are "
+            "scaled: drop them with zero_grad(), or, of a release run, which may have applied them, start from a new run"
+        )
+    if sent is not None and sent.staged:
+        norm = "optimizer.clip_grad_norm_(max_norm) clips, and returns the norm of the whole gradient; with inf it only measures"
+    else:
+        norm = (
+            "with commit='staged' optimizer.clip_grad_norm_(max_norm) clips, and returns the norm of the whole gradient"
+        )
+    return (
+        f"the gradient of {name} has left for the daemon, and .grad holds no values: {function} cannot be computed of it. "
+        f"{norm[0].upper()}{norm[1:]}. A hook that the parameter's register_hook() adds sees its gradient when it is made"
+    )

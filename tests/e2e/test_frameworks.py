@@ -1,0 +1,66 @@
+"""Unmodified HF Trainer, TRL, Accelerate and Lightning, and a recipe as torchtune's: each trains as with torch's AdamW."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import ROOT, Daemon, plain_environment
+
+PYTHON = ROOT / "build" / "frameworks-venv" / "bin" / "python"
+# By process: importing a framework takes longer than training with it.
+GROUPS = {
+    "transformers": ["hf_trainer", "hf_trainer_unclipped", "hf_trainer_class", "hf_trainer_bf16", "sft_trainer"],
+    "accelerate": ["recipe", "accelerate_loop", "accelerate_released", "accelerate_skips"],
+    "lightning": ["lightning_loop", "lightning_bf16"],
+}
+TELL_NORMS = ["recipe", "accelerate_loop", *GROUPS["transformers"]]
+
+
+def told_by(kind: str, group: str, folder: Path, *more: str) -> dict[str, Any]:
+    environment = {
+        **plain_environment(),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    command = [PYTHON, ROOT / "tests" / "e2e" / "framework_loops.py", kind, folder, *GROUPS[group], *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def accounts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What torch's and ballast's optimizers did in the loops of one group."""
+    assert PYTHON.exists(), f"{PYTHON} is missing: run deploy/setup.sh frameworks"
+    folder = tmp_path_factory.mktemp(request.param)
+    with Daemon(folder) as daemon:
+        theirs = told_by("torch", request.param, folder / "torch")
+        ours = told_by("ballast", request.param, folder / "ballast", "--server", daemon.server)
+    return request.param, ours, theirs
+
+
+def test_each_trains_as_with_torchs_optimizer(accounts: Any, subtests: Any) -> None:
+    group, all_ours, all_theirs = accounts
+    for loop in GROUPS[group]:
+        with subtests.test(loop):
+            compare(loop, all_ours[loop], all_theirs[loop])
+
+
+def compare(loop: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    # Forwards in bf16 round what differs in the last bit of fp32 to what differs in the last of bf16.
+    in_bf16 = loop.endswith("bf16")
+    near = 2e-3 if in_bf16 else 1e-6
+    assert len(theirs["losses"]) >= 10
+    assert ours["losses"] == pytest.approx(theirs["losses"], rel=near, nan_ok=True)
+    assert ours["norms"] == pytest.approx(theirs["norms"], rel=10 * near)
+    assert (loop in TELL_NORMS) == bool(theirs["norms"])
+    assert ours["rates"] == pytest.approx(theirs["rates"], rel=1e-12)
+    assert ours["ends"].keys() == theirs["ends"].keys()
+    for parameter, (total, largest) in ours["ends"].items():
+        assert in_bf16 or [total, largest] == pytest.approx(theirs["ends"][parameter], rel=1e-5, abs=1e-6), parameter

@@ -1,0 +1,123 @@
+"""What .grad is after backward: there, and of no use but by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ballast
+from ballast.sent_gradient import SentGradient
+from models import layered, same_bits, weights_of
+
+AdamW = Callable[..., ballast.AdamW]
+
+USES: dict[str, Callable[[Any], object]] = {
+    "norm": lambda grad: grad.norm(),
+    "data": lambda grad: grad.data.norm(),
+    "detach": lambda grad: grad.detach(),
+    "isfinite": lambda grad: torch.isfinite(grad).all(),
+    "isnan": lambda grad: grad.isnan().any(),
+    "mul_": lambda grad: grad.mul_(0.5),
+    "clamp_": lambda grad: grad.clamp_(-1, 1),
+    "div": lambda grad: grad / 2,
+    "stack": lambda grad: torch.stack([torch.zeros(8, 8), grad]),
+    "foreach": lambda grad: torch._foreach_norm([grad, grad]),
+    "add into": lambda grad: torch.zeros(8, 8).add_(grad),
+    "item": lambda grad: grad[0, 0].item(),
+    "to": lambda grad: grad.to(torch.float64),
+    "clone": lambda grad: grad.clone(),
+    "zero_": lambda grad: grad.zero_(),
+}
+
+
+@pytest.mark.parametrize("commit", ["release", "staged"])
+@pytest.mark.parametrize("use", USES)
+def test_its_values_are_refused_by_name(use: str, commit: str, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), commit=commit)
+    model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(ballast.Rejected, match="gradient of '0.weight' has left.*clip_grad_norm_.*register_hook"):
+        USES[use](model[0].weight.grad)
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+def test_it_is_like_its_parameter_and_takes_no_memory(adamw: AdamW) -> None:
+    model = layered(seed=1, dtype=torch.bfloat16)
+    optimizer = adamw(model.named_parameters())
+    model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+    for name, parameter in model.named_parameters():
+        grad: Any = parameter.grad
+        assert (grad.shape, grad.dtype, grad.device) == (parameter.shape, parameter.dtype, parameter.device)
+        assert repr(grad) == f"SentGradient('{name}', shape={tuple(parameter.shape)}, dtype=torch.bfloat16)"
+        for memory in (grad.numpy, grad.tolist):
+            with pytest.raises(RuntimeError):
+                memory()
+    optimizer.step()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_gradient_on_top_of_it_is_that_gradient(create_graph: bool, adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = adamw(
+        model.named_parameters(), gradient_accumulation_steps=2, state_dtype="fp32", master_weight_bits=32
+    )
+    theirs = torch.optim.AdamW(twin.parameters())
+    for step in range(3):
+        for one in (model, twin):
+            for micro in range(2):
+                x = torch.full((2, 8), float(step + micro + 1))
+                one(x).square().sum().backward(create_graph=create_graph and one is model)
+        optimizer.step()
+        theirs.step()
+        theirs.zero_grad()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_hook_on_the_parameter_sees_and_changes_gradients(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters(), state_dtype="fp32", master_weight_bits=32)
+    theirs = torch.optim.AdamW(twin.parameters())
+    seen: dict[bool, list[float]] = {True: [], False: []}
+    for one in (model, twin):
+        for parameter in one.parameters():
+            parameter.register_hook(lambda grad, ours=one is model: seen[ours].append(float(grad.norm())) or grad * 0.5)
+    for one, opt in ((model, optimizer), (twin, theirs)):
+        one(torch.ones(2, 8)).square().sum().backward()
+        opt.step()
+    assert seen[True] == seen[False] and len(seen[True]) == 6
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_taking_gradients_back_of_a_release_step_is_refused_once(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    reference = adamw(twin.named_parameters(), run=f"{optimizer.run}-twin")
+    for one in (model, twin):
+        one(torch.ones(2, 8)).sum().backward()
+    model.zero_grad()
+    with pytest.raises(ballast.Rejected, match="was taken back.*in step 1.*commit='staged'"):
+        optimizer.step()
+    optimizer.step()
+    reference.step()
+    assert same_bits(weights_of(model), weights_of(twin))
+
+
+@pytest.mark.parametrize("ends", ["close", "delete"])
+def test_it_ends_with_its_optimizer(ends: str, adamw: AdamW, daemon: Any, run: str) -> None:
+    model = layered(seed=1)
+    optimizer = ballast.AdamW(model.named_parameters(), server=daemon.server, run=run)
+    model(torch.ones(2, 8)).sum().backward()
+    assert isinstance(model[0].weight.grad, SentGradient)
+    if ends == "close":
+        optimizer.close()
+    del optimizer
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    assert all(type(parameter.grad) is torch.Tensor for parameter in model.parameters())

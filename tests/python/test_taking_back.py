@@ -1,0 +1,211 @@
+"""Gradients that a trainer drops after backward(): its step comes to nothing, and the next is as torch's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ballast
+from daemon import Daemon
+from models import layered, same_bits, weights_of
+
+AdamW = Callable[..., ballast.AdamW]
+EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commit": "staged"}
+
+
+def batch(number: int) -> torch.Tensor:
+    return torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+
+
+def assert_close(model: nn.Module, twin: nn.Module) -> None:
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def set_to_none(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+WAYS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
+    "optimizer": lambda model, optimizer: optimizer.zero_grad(),
+    "module": lambda model, optimizer: model.zero_grad(),
+    "by hand": set_to_none,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_next_step_has_its_own_gradients_alone(way: str, adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(3):
+            for one, opt in ((model, optimizer), (twin, theirs)):
+                one(batch(number)).square().mean().backward()
+                WAYS[way](one, opt)
+                one(batch(10 + number)).square().mean().backward()
+                opt.step()
+                opt.zero_grad()
+    assert_close(model, twin)
+    status = optimizer.run_status()
+    assert (status.steps_applied, status.steps_skipped) == (3, 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_without_its_gradients_is_none(way: str, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **EXACT)
+    before = weights_of(model)
+    model(batch(1)).sum().backward()
+    WAYS[way](model, optimizer)
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    assert same_bits(before, weights_of(model))
+
+
+def test_two_networks_that_train_against_each_other(adamw: AdamW) -> None:
+    """The generator's backward() leaves gradients in the discriminator, which zero_grad() drops."""
+    pairs = []
+    for kind in ("ours", "theirs"):
+        g, d = layered(seed=1), layered(seed=2)
+        if kind == "ours":
+            og: Any = adamw(g.named_parameters(), **EXACT)
+            od: Any = adamw(d.named_parameters(), **EXACT, run=f"{og.run}-d")
+        else:
+            og, od = torch.optim.AdamW(g.parameters()), torch.optim.AdamW(d.parameters())
+        for number in range(5):
+            og.zero_grad()
+            (-d(g(batch(number))).square().mean()).backward()
+            og.step()
+            od.zero_grad()
+            (d(batch(number)).square().mean() + d(g(batch(number)).detach()).mean()).backward()
+            od.step()
+        pairs.append((g, d))
+    for ours, theirs in zip(*pairs):
+        assert_close(ours, theirs)
+
+
+def test_a_backward_that_breaks_off(adamw: AdamW) -> None:
+    """As out of memory does, in the middle."""
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+
+    def fail(grad: torch.Tensor) -> None:
+        raise MemoryError
+
+    for number in range(4):
+        for one, opt in ((model, optimizer), (twin, theirs)):
+            opt.zero_grad()
+            hidden = one[0](batch(number))
+            if number == 2:
+                hidden.register_hook(fail)
+                with pytest.raises(MemoryError):
+                    one[2](one[1](hidden)).square().mean().backward()
+                continue
+            one[2](one[1](hidden)).square().mean().backward()
+            opt.step()
+    assert_close(model, twin)
+
+
+def test_a_gradient_that_is_too_large_may_be_dropped_by_its_norm(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    scheduler_there = torch.optim.lr_scheduler.ExponentialLR(theirs, 0.5)
+    for number, factor in enumerate((1.0, 1e6, 1.0)):
+        for one, opt, sched in ((model, optimizer, scheduler), (twin, theirs, scheduler_there)):
+            (one(batch(number)).square().mean() * factor).backward()
+            if torch.nn.utils.clip_grad_norm_(one.parameters(), 1.0) > 1e3:
+                opt.zero_grad()
+                continue
+            opt.step()
+            opt.zero_grad()
+            sched.step()
+    assert_close(model, twin)
+    assert optimizer.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+
+
+def test_between_micro_batches(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    for one, opt in ((model, optimizer), (twin, theirs)):
+        for number in range(6):
+            one(batch(number)).square().mean().backward()
+            if number == 2:
+                opt.zero_grad()
+        opt.step()
+    assert_close(model, twin)
+
+
+def test_sharpness_aware_minimization(adamw: AdamW) -> None:
+    """Two backward() for a step, the first only to find where the second is made: its weights are changed and put back."""
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    for one, opt in ((model, optimizer), (twin, theirs)):
+        for number in range(3):
+            probe = torch.autograd.grad(one(batch(number)).square().mean(), list(one.parameters()))
+            old = weights_of(one)
+            with torch.no_grad():
+                for parameter, step in zip(one.parameters(), probe, strict=True):
+                    parameter.add_(step, alpha=0.05)
+            moved = one(batch(number)).square().mean()
+            grads = torch.autograd.grad(moved, list(one.parameters()))
+            with torch.no_grad():
+                for parameter, weight, grad in zip(one.parameters(), old, grads, strict=True):
+                    parameter.copy_(weight)
+                    parameter.grad = grad
+            opt.step()
+            opt.zero_grad()
+    assert_close(model, twin)
+
+
+def test_one_parameter_alone_is_refused(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **EXACT)
+    model(batch(1)).sum().backward()
+    model[1].weight.grad = None
+    with pytest.raises(ballast.Rejected, match="'1.weight' was taken back.*'.*' was not"):
+        optimizer.step()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+def test_one_rank_drops_the_step_of_all(daemon: Daemon, run: str) -> None:
+    def trainer(rank: int) -> tuple[list[torch.Tensor], int, str]:
+        model = layered(seed=1)
+        with ballast.AdamW(
+            model.named_parameters(), server=daemon.server, run=run, rank=rank, world=2, **EXACT
+        ) as optimizer:
+            for number in range(3):
+                model(batch(number)).square().mean().backward()
+                if number == 1 and rank == 1:
+                    optimizer.zero_grad()
+                else:
+                    optimizer.step()
+                if number == 1:
+                    assert optimizer.last_result is not None
+                    told = optimizer.last_result.reason
+            assert optimizer.last_result is not None
+            return weights_of(model), optimizer.last_result.step, told
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 0 is told that its step came to nothing
+        with ThreadPoolExecutor(2) as pool:
+            one, two = (done.result(timeout=120) for done in [pool.submit(trainer, r) for r in range(2)])
+    assert same_bits(one[0], two[0])
+    assert one[1:] == two[1:] == (3, "discarded")
+    twin = layered(seed=1)
+    theirs = torch.optim.AdamW(twin.parameters())
+    for number in (0, 2):
+        twin(batch(number)).square().mean().backward()
+        theirs.step()
+        theirs.zero_grad()
+    for ours, expected in zip(one[0], twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected.detach())
