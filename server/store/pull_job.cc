@@ -138,7 +138,10 @@ void PullJob::Encode(uint32_t tensor) {
 // `last`: of its slot.
 void PullJob::OnEncoded(bool last) {
   encoding_ = false;
-  if (stopped_) return GiveCopyBack();
+  if (stopped_) {
+    room_.memory = {};
+    return GiveCopyBack();
+  }
   piece_bytes_ = piece_.data.size();
   const WeightsChunk chunk{.step = label_.step,
                            .tensor = tensors_[next_],
@@ -166,6 +169,7 @@ void PullJob::Write(const WeightsChunk& chunk) {
   if (sink_->WriteWeights(chunk, &piece_)) return;
   stopped_ = true;
   waits_since_s_.reset();
+  room_.memory = {};
   GiveCopyBack();
 }
 
@@ -184,6 +188,7 @@ void PullJob::Stop(absl::Status status) {
   const auto self = shared_from_this();  // an ask that is withdrawn lets go of it
   copies_->Withdraw(this);
   GiveCopyBack();
+  if (!encoding_) room_.memory = {};
   sink_->Finish(std::move(status));
 }
 
