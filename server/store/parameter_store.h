@@ -100,7 +100,8 @@ class ParameterStore {
                            const StoreImage* image = nullptr);
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
-  // Loads momentum or variance that has a StateCodec, rounded to nearest; encodes it before it returns.
+  // Loads momentum or variance that has a StateCodec, rounded to nearest, or as it was where it was decoded from such
+  // codes (exact_codes.h); encodes it before it returns.
   // INVALID_ARGUMENT, and nothing is loaded: a value is not finite, is too large for the format, or is a negative
   // variance. RESOURCE_EXHAUSTED: the device has no room to copy from.
   absl::Status LoadState(TensorRange range, kernels::PlaneKind kind, kernels::WireIndex format, const std::byte* in,

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/base/status_macros.h"
+#include "server/store/exact_codes.h"
 #include "server/store/parameter_store.h"
 
 namespace ballast {
@@ -63,6 +64,7 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
                                                    NameOf(kind), " is not finite, larger than ", codec.largest,
                                                    kind == PlaneKind::kVariance ? ", or negative" : ""));
   }
+  RecoverCodes(codec, planes, values, n);
   spots_[range.tensor].state_loaded = true;
   spots_[range.tensor].kept_after.reset();
   ++versions_[range.tensor];
