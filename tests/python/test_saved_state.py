@@ -194,6 +194,15 @@ def test_between_backward_and_step_it_is_refused(adamw: AdamW) -> None:
     assert optimizer.state_dict()["ballast"]["step"] == 2
 
 
+def test_after_close_there_is_none_to_be_had(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    train(model, optimizer, range(1))
+    optimizer.close()
+    with pytest.raises(ballast.Rejected, match="is closed"):
+        optimizer.state_dict()
+
+
 @pytest.mark.parametrize("same_daemon", [True, False])
 def test_a_new_process_resumes(adamw: AdamW, run: str, same_daemon: bool) -> None:
     """From step 4, though the run has made 6: by the same daemon, or one that knows nothing of it."""

@@ -39,6 +39,8 @@ class StateDicts:
         if saved is not None:
             token = {} if saved.token is None else {TOKEN: saved.token.fields()}
             return {"state": saved.as_state(parameters), **token}
+        if session is None:
+            self._membership.connected()
         if session is None or not session.weights.loaded:
             return {"state": self._unmade(parameters) if whole else {}}
         self._check_between(session)
