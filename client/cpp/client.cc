@@ -16,8 +16,8 @@
 namespace ballast {
 namespace {
 
-// How long Rewind waits for this client's session to end. The daemon has said so at once; if the connection is lost
-// just then, it is replaced within this time.
+// How long Rewind and a replacement of weights wait for this client's session to end. The daemon has said so at once;
+// if the connection is lost just then, it is replaced within this time.
 constexpr absl::Duration kTellTimeout = absl::Seconds(30);
 
 absl::Status NotAttached(const char* call) {
@@ -32,6 +32,7 @@ Attachment Describe(const v1::AttachResponse& grant) {
   if (grant.has_last_result()) attachment.last_result = grant.last_result();
   attachment.client_state = grant.client_state();
   attachment.client_state_step = grant.client_state_step();
+  attachment.generation = grant.generation();
   return attachment;
 }
 
@@ -186,11 +187,13 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
 
 void Client::Detach() { impl_->stream.reset(); }
 
-absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors) {
+absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors, bool replace) {
   if (!impl_->stream) return NotAttached("LoadWeights");
   if (auto s = impl_->stream->status(); !s.ok()) return s;
-  auto digests = UploadWeights(*impl_->connection, *impl_->stream, impl_->takes_load_batches, tensors);
+  auto digests = UploadWeights(*impl_->connection, *impl_->stream,
+                               {.takes_batches = impl_->takes_load_batches, .replace = replace}, tensors);
   if (!digests.ok()) return impl_->Explain(digests.status(), impl_->run_id);
+  if (replace) impl_->stream->AwaitEnd(kTellTimeout);
   return digests;
 }
 
@@ -225,6 +228,17 @@ absl::Status Client::PullServed(const std::string& run_id, absl::Span<const uint
   request.mutable_tensors()->Add(tensors.begin(), tensors.end());
   request.set_step(snapshot);
   request.mutable_digests()->Add(digests.begin(), digests.end());
+  return impl_->Explain(PullWeights(*impl_->connection, request, sink), run_id);
+}
+
+absl::Status Client::PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                               absl::Span<const std::string> slots,
+                               const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot) {
+  v1::PullRequest request;
+  request.set_run_id(run_id);
+  request.mutable_tensors()->Add(tensors.begin(), tensors.end());
+  request.mutable_slots()->Add(slots.begin(), slots.end());
+  request.set_step(snapshot);
   return impl_->Explain(PullWeights(*impl_->connection, request, sink), run_id);
 }
 

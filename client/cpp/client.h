@@ -93,6 +93,7 @@ struct Attachment {
   // that is not the step before resume_step, steps have closed without the rank.
   std::string client_state;
   uint64_t client_state_step = 0;
+  uint64_t generation = 1;  // of the run: raised by a rewind, another world, and a replacement of weights
 };
 
 // A tensor's bytes in memory, row-major and contiguous.
@@ -113,6 +114,8 @@ struct ServedPiece {
   std::string format;
   absl::Span<const std::byte> codes;
   absl::Span<const float> scales;  // of the rows that the codes have elements of, or the tensor's one
+  std::string slot = "weights";    // or another of v1::PullRequest.slots, in fp32
+  uint64_t updates = 0;            // of the slot "updates", which has neither format nor codes
 };
 
 // One group's hyperparameters for this step; those left out keep the spec's values.
@@ -196,7 +199,12 @@ class Client {
   void Detach();
   // Uploads weights, and optimizer state if the run is to go on from some, before the first step. Returns the digests
   // of what the daemon then serves, by tensor index.
-  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);
+  //
+  // `replace`: in place of what the run has, between two steps; what is not named stays. It waits until every connected
+  // rank has the last step's result. FAILED_PRECONDITION while a step is open. Then every session has ended as by a
+  // rewind, also this one's: Attach again, and bind weights anew. If the answer is lost, the status is RewoundTo's, and
+  // the upload may have been taken over.
+  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false);
   // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
   // chunks; `offset_bytes` is within the tensor. A tensor may start again at offset 0. Weights that are served in int8
   // or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps; 0: the latest
@@ -210,6 +218,12 @@ class Client {
   absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
                           const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
                           absl::Span<const uint64_t> digests = {});
+
+  // As PullServed, for these of v1::PullRequest.slots; all that comes of a tensor is of one update. A tensor that is
+  // updated meanwhile begins anew at element 0 of its first slot. UNIMPLEMENTED: the daemon is older than slots.
+  absl::Status PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                         absl::Span<const std::string> slots,
+                         const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0);
 
   // Says where the weights of `tensor` are written when they return: in the serving format if that is fp32, bf16 or
   // fp16, otherwise decoded to the tensor's dtype. nullptr: they are dropped. The client's reader thread writes them

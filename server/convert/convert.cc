@@ -93,12 +93,15 @@ absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunS
 }
 
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights) {
-  const kernels::WireIndex format = spec.tensors[chunk.tensor].serving_format;
+  const bool served = chunk.slot == StateSlot::kWeights, counts = chunk.slot == StateSlot::kUpdates;
+  const kernels::WireIndex serving = spec.tensors[chunk.tensor].serving_format;
   weights->set_step(chunk.step);
   weights->set_tensor(chunk.tensor);
   weights->set_chunk(chunk.chunk);
   weights->set_last(chunk.last);
-  weights->set_format(kernels::WireFormats()[static_cast<size_t>(format)].name);
+  weights->set_slot(served ? "" : NameOf(chunk.slot));
+  weights->set_updates(counts ? chunk.updates : 0);
+  weights->set_format(served ? kernels::WireFormats()[static_cast<size_t>(serving)].name : counts ? "" : "fp32");
   weights->mutable_scales()->Assign(piece->scales.begin(), piece->scales.end());
   weights->set_crc32c(Crc32c(piece->encoded()));
   if (piece->place == nullptr) weights->mutable_data()->swap(piece->data);

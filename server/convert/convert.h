@@ -39,6 +39,9 @@ absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes,
 // The chunks of a batch, or the one chunk of a message without a batch. Moves the data out of the message.
 absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* request, const RunSpec& spec);
 
+// The slots of a Pull that names them, or weights; each at most once.
+absl::StatusOr<std::vector<StateSlot>> ToStateSlots(const v1::PullRequest& request);
+
 // Swaps the piece's own data into the message, and copies its scales; the checksum covers the encoded bytes.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
 v1::Credit FromCredit(const output::Credit& credit);

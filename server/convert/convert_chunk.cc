@@ -1,7 +1,9 @@
 // Payload messages: gradients, and uploaded weights and state.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/batch.h"
 #include "proto/checksum.h"
 
@@ -119,6 +121,23 @@ absl::Status CheckGradient(const v1::Gradient& g, uint64_t payload_bytes, const 
   *reason = "malformed";
   RETURN_IF_ERROR(CheckFormat(g, spec));
   return CheckSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, payload_bytes);
+}
+
+absl::StatusOr<std::vector<StateSlot>> ToStateSlots(const v1::PullRequest& request) {
+  std::vector<StateSlot> slots;
+  for (const std::string& name : request.slots()) {
+    const auto slot = FindStateSlot(name);
+    if (!slot) {
+      return InvalidArgumentError(
+          StrCat("PullRequest.slots: '", name, "'; there are ", absl::StrJoin(kStateSlotNames, ", ")));
+    }
+    if (std::find(slots.begin(), slots.end(), *slot) != slots.end()) {
+      return InvalidArgumentError(StrCat("PullRequest.slots: '", name, "' twice; name each once"));
+    }
+    slots.push_back(*slot);
+  }
+  if (slots.empty()) slots.push_back(StateSlot::kWeights);
+  return slots;
 }
 
 absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* request, const RunSpec& spec) {

@@ -33,6 +33,21 @@ void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   plan->send_buffer_scales = std::max(plan->send_buffer_scales, scales.most);
 }
 
+// Adds what it takes to read a tensor, its state too: of a chunk, and of a copy of all.
+void AddReading(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
+  const auto planes = spec.groups[t.group].kernel->planes;
+  const uint64_t elements = std::min(t.elements, spec.chunk_elements);
+  plan->copy_bytes = std::max(plan->copy_bytes, StoredBytes(planes, planes.size(), t.elements));
+  plan->reader_chunk_bytes = std::max(plan->reader_chunk_bytes, AlignUp(elements * sizeof(float)));
+  for (const auto kind : {kernels::PlaneKind::kMomentum, kernels::PlaneKind::kVariance}) {
+    uint64_t bytes = 0;
+    for (const kernels::Plane& plane : planes) {
+      if (plane.kind == kind) bytes += AlignedPlaneBytes(plane, elements);
+    }
+    plan->state_room_bytes = std::max(plan->state_room_bytes, bytes);
+  }
+}
+
 uint64_t& OfKind(PlanBytes& bytes, kernels::PlaneKind kind) {
   uint64_t* const by_kind[] = {&bytes.weights, &bytes.momentum, &bytes.variance};
   return *by_kind[static_cast<size_t>(kind)];
@@ -114,8 +129,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
     const TensorSpec& t = spec.tensors[i];
     AddTensor(spec, t, &shards[plan.placement.shard_of[i]]);
     AddServing(spec, t, &plan);
-    const auto planes = spec.groups[t.group].kernel->planes;
-    plan.copy_bytes = std::max(plan.copy_bytes, WeightBytes(planes, planes.size(), t.elements));
+    AddReading(spec, t, &plan);
     Add(&plan.groups[t.group].parameters, t.elements);
     Add(&plan.parameters, t.elements);
     Add(&plan.push_bytes, GradientBytes(t));
@@ -128,7 +142,9 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   Add(&plan.shards[0].bytes.staging, Product(SendBufferCount(spec), buffer_bytes));
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
-  plan.reader_bytes = Sum(Product(ReaderBufferCount(spec), buffer_bytes), plan.copy_bytes);
+  const uint64_t reader_buffer_bytes = plan.reader_chunk_bytes + plan.send_buffer_scales * sizeof(float);
+  plan.reader_bytes = Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes),
+                          Sum(Product(ReaderCount(spec), plan.state_room_bytes), plan.copy_bytes));
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, spec.snapshots);
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;

@@ -79,8 +79,10 @@ struct Plan {
   uint64_t trainer_weight_bytes = 0;
   uint64_t window_bytes = 0;        // for each rank's gradients that wait to be summed; shm_shape.h says where they are
   uint64_t account_bytes = 0;       // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
-  uint64_t copy_bytes = 0;          // weights of the largest tensor, of which a slow reader may be sent a copy
-  uint64_t reader_bytes = 0;        // part of bytes.staging: the chunks that readers hold, and that copy, at most
+  uint64_t copy_bytes = 0;          // of the largest tensor, of which a slow reader may be sent a copy
+  uint64_t reader_chunk_bytes = 0;  // the most that a reader holds of a chunk: as it is sent, in fp32 where it is state
+  uint64_t state_room_bytes = 0;    // and beside it, while state is decoded
+  uint64_t reader_bytes = 0;        // part of bytes.staging: what readers hold, and that copy, at most
   uint64_t send_buffer_bytes = 0;   // for each of SendBufferCount(spec) buffers
   uint64_t send_buffer_scales = 0;  // likewise
 };
@@ -103,12 +105,10 @@ inline constexpr uint64_t kChunksBeyondCredit = 2;
 inline uint64_t AlignedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
   return AlignUp(kernels::PlaneBytes(plane, elements));
 }
-// The bytes of those of a tensor's first `count` planes that hold weights.
-inline uint64_t WeightBytes(std::span<const kernels::Plane> planes, size_t count, uint64_t elements) {
+// The bytes of a tensor's first `count` planes, one after another.
+inline uint64_t StoredBytes(std::span<const kernels::Plane> planes, size_t count, uint64_t elements) {
   uint64_t bytes = 0;
-  for (const kernels::Plane& plane : planes.first(count)) {
-    if (plane.kind == kernels::PlaneKind::kWeights) bytes = Sum(bytes, AlignedPlaneBytes(plane, elements));
-  }
+  for (const kernels::Plane& plane : planes.first(count)) bytes = Sum(bytes, AlignedPlaneBytes(plane, elements));
   return bytes;
 }
 // What a tensor's gradient takes in the pool: as it came, or as a sum.

@@ -37,7 +37,7 @@ void LoadStream::OnReadDone(bool ok) {
   if (!ok) return FinishLoad();
   if (run_ != nullptr) return LoadRequest();
   if (auto s = Bind(); !s.ok()) return End(s);
-  run_->BeginLoad(call_, [self = shared_from_this()](const absl::Status& s) {
+  run_->BeginLoad(call_, request_.replace(), [self = shared_from_this()](const absl::Status& s) {
     if (!s.ok()) return self->End(s);
     bool over = false;
     {

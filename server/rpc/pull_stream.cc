@@ -16,6 +16,9 @@ constexpr int64_t kRetryAfterMs = 200;
 
 absl::Status CheckDigests(const PullOrder& order) {
   if (order.digests.empty()) return absl::OkStatus();
+  if (order.slots != std::vector{StateSlot::kWeights}) {
+    return absl::InvalidArgumentError("digests are of weights as served; with other slots leave them out");
+  }
   if (order.step != 0) {
     return absl::InvalidArgumentError(absl::StrCat("digests are compared with the latest weights, and step is ",
                                                    order.step, ": leave one of them out"));
@@ -54,6 +57,7 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
   }
   PullOrder order{.tensors = std::move(tensors), .step = request.step()};
   order.digests.assign(request.digests().begin(), request.digests().end());
+  ASSIGN_OR_RETURN(order.slots, ToStateSlots(request));
   RETURN_IF_ERROR(CheckDigests(order));
   run_->Pull(shared_from_this(), std::move(order));
   return absl::OkStatus();
@@ -70,7 +74,7 @@ bool PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
 void PullStream::TakeBack(WeightPiece* piece) { weights_.mutable_data()->swap(piece->data); }
 
 void PullStream::TellGrpc(const absl::Status& status) {
-  if (absl::IsResourceExhausted(status)) RetryAfter(context_, kRetryAfterMs);
+  if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) RetryAfter(context_, kRetryAfterMs);
   Reactor::Finish(ToGrpc(status));
 }
 

@@ -57,7 +57,7 @@ std::optional<uint64_t> RankOutbox::NextReceived(uint32_t tensor, uint64_t from)
 
 void RankOutbox::Encode() {
   for (Buffer& buffer : buffers_) {
-    if (tensors_.empty()) return;
+    if (tensors_.empty() || held_) return;
     if (buffer.state != BufferState::kFree) continue;
     if (!stream_->Lend(&buffer.piece)) return;
     buffer.stream = stream_;
@@ -132,7 +132,7 @@ void RankOutbox::WriteNext() {
     environment_.on_sent(bytes);
     return;
   }
-  if (!results_.empty() && tensors_.empty() && !AnyBufferBusy()) {
+  if (!results_.empty() && tensors_.empty() && !held_ && !AnyBufferBusy()) {
     writing_ = stream_->Write(results_.front());
     results_.pop_front();
   }

@@ -40,6 +40,8 @@ class RankOutbox {
   void Publish(uint64_t step, uint32_t tensor);
   void Result(StepRecord result) { results_.push_back(std::move(result)); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
+  // While held, weights and results wait.
+  void Hold(bool held) { held_ = held; }
   // The rank has the weights of all earlier steps: those still queued need not go.
   void DropPublished();
   // Starts what can be started. After any of the above.
@@ -82,6 +84,7 @@ class RankOutbox {
   std::shared_ptr<RankStream> stream_;
   ChunkSet receives_;
   bool writing_ = false;
+  bool held_ = false;
   bool opened_ = false;
   uint64_t credit_bytes_ = 0;
   std::optional<ChunkId> wanted_;

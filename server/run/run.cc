@@ -96,6 +96,13 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
       .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {
         return driver_->executor().rewinder().SourceOf(step);
       }});
+  loader_ = std::make_unique<WeightLoader>(
+      WeightLoader::Environment{.spec = &spec_,
+                                .store = store_.get(),
+                                .driver = driver_.get(),
+                                .digests = digests_.get(),
+                                .board = &board_,
+                                .end_readers = [this](const absl::Status& why) { pulls_->End(why); }});
   PlanBytes live = store_->bytes();
   const StepExecutor& executor = driver_->executor();
   live.gradients = executor.gradient_bytes();
@@ -137,7 +144,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
   auto answer = ReplyTo(outcome, request.knows_whole);
   if (!answer.ok()) return done(answer.status(), 0);
   AttachReply reply = *std::move(answer);
-  if (!request.want_digests || !weights_loaded_) return done(std::move(reply), 0);
+  if (!request.want_digests || !loader_->loaded()) return done(std::move(reply), 0);
   digests_->Start([reply = std::move(reply), done = std::move(done)](absl::StatusOr<Digests> digests) mutable {
     if (!digests.ok()) return done(digests.status(), 0);
     reply.digests = *std::move(digests);
@@ -150,8 +157,8 @@ absl::StatusOr<Run::AttachReply> Run::ReplyTo(const StepExecutor::AttachOutcome&
   AttachReply reply{.session = outcome.session,
                     .resumed = outcome.resumed,
                     .resume_step = machine.step(),
-                    .weights_loaded = weights_loaded_,
-                    .loaded_here = weights_loaded_ && loaded_by_ == outcome.session,
+                    .weights_loaded = loader_->loaded(),
+                    .loaded_here = loader_->loaded_by(outcome.session),
                     .last_result = driver_->executor().last_result(),
                     .step_open = outcome.resumed && machine.InStep(outcome.rank),
                     .credit_held = outcome.resumed ? driver_->executor().held_bytes(outcome.rank) : 0,
@@ -201,67 +208,34 @@ void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
   });
 }
 
-absl::Status Run::CheckLoad(SessionId session) const {
-  if (ended_ || closed_) return Gone();
-  const StepMachine& machine = driver_->machine();
-  if (auto s = machine.CheckCurrent(session); !s.ok()) return s;
-  if (machine.step_open() || driver_->executor().last_result()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("LoadState is for before the first step; run '", spec_.run_id, "' is at step ", machine.step()));
-  }
-  return absl::OkStatus();
-}
-
-void Run::SetWeightsLoaded(bool loaded) {
-  weights_loaded_ = loaded;
-  driver_->set_weights_loaded(loaded);
-  board_.Write([&](RunStatus& s) { s.weights_loaded = loaded; });
-}
-
-void Run::BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done) {
-  Post([this, call, done = std::move(done)]() mutable {
-    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
-    // One that is under way is over: its client may have lost the connection, and know that before the daemon does.
-    load_ = std::make_shared<LoadJob>(&spec_, store_.get());
-    load_call_ = call;
-    SetWeightsLoaded(false);  // until all of it is in
-    done(store_->ForgetLoadedState());
+void Run::BeginLoad(LoadCall call, bool replaces, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, call, replaces, done = std::move(done)]() mutable {
+    ended_ || closed_ ? done(Gone()) : loader_->Begin(call, replaces, std::move(done));
   });
 }
 
 void Run::Load(LoadCall call, std::vector<LoadChunk> chunks, absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, call, chunks = std::move(chunks), done = std::move(done)]() mutable {
-    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
-    if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
-    load_->Load(std::move(chunks), std::move(done));
+    ended_ || closed_ ? done(Gone()) : loader_->Load(call, std::move(chunks), std::move(done));
   });
 }
 
 void Run::FinishLoad(LoadCall call, DigestJob::Done done) {
   Post([this, call, done = std::move(done)]() mutable {
-    if (auto s = CheckLoad(call.session); !s.ok()) return done(s);
-    if (load_ == nullptr || load_call_ != call) return done(absl::AbortedError("this LoadState is over"));
-    const std::shared_ptr<LoadJob> load = std::move(load_);
-    if (auto s = load->Finish(); !s.ok()) return done(s);
-    SetWeightsLoaded(true);
-    loaded_by_ = call.session;
-    digests_->Start(std::move(done));
+    ended_ || closed_ ? done(Gone()) : loader_->Finish(call, std::move(done));
   });
 }
 
 void Run::AbandonLoad(LoadCall call) {
   Post([this, call] {
-    if (!ended_ && load_call_ == call) load_.reset();
+    if (!ended_ && !closed_) loader_->Abandon(call);
   });
 }
 
 void Run::Pull(std::shared_ptr<WeightSink> sink, PullOrder order) {
   Post([this, sink = std::move(sink), order = std::move(order)]() mutable {
     if (ended_ || closed_) return sink->Finish(Gone());
-    if (!weights_loaded_) {
-      return sink->Finish(absl::FailedPreconditionError(
-          absl::StrCat("run '", spec_.run_id, "' has no weights yet; a trainer sends them with LoadState")));
-    }
+    if (auto s = loader_->CheckRead(); !s.ok()) return sink->Finish(s);
     pulls_->Begin(std::move(order), std::move(sink));
   });
 }
@@ -281,7 +255,10 @@ void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
 void Run::Rewind(RewindOrder order, RewindDone done) {
   Post([this, order = std::move(order), done = std::move(done)]() mutable {
     if (ended_ || closed_) return done(Gone());
-    driver_->Rewind(std::move(order), std::move(done));
+    driver_->Rewind(std::move(order), [this, done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
+      if (rewound.ok()) loader_->OnRewound();
+      done(std::move(rewound));
+    });
   });
 }
 
@@ -316,7 +293,7 @@ void Run::Dismiss(const absl::Status& why) {
   driver_->End(why);
   if (digests_ != nullptr) digests_->Abandon(why);
   if (pulls_ != nullptr) pulls_->End(why);
-  if (load_ != nullptr) load_->Abandon(why);
+  if (loader_ != nullptr) loader_->End(why);
   closed_ = true;
 }
 
@@ -364,7 +341,7 @@ bool Run::EndNow(uint64_t* freed) {
   ended_ = true;
   *freed = board_.Read().bytes.total();
   pulls_.reset();
-  load_.reset();
+  loader_.reset();
   digests_.reset();
   driver_.reset();
   store_.reset();

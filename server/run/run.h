@@ -21,6 +21,7 @@
 #include "server/run/run_status.h"
 #include "server/run/step_driver.h"
 #include "server/run/step_executor.h"
+#include "server/run/weight_loader.h"
 #include "server/spec/layers.h"
 #include "server/step/held.h"
 #include "server/store/digest_job.h"
@@ -93,8 +94,8 @@ class Run {
   void OnInputClosed(std::shared_ptr<RankStream> stream);  // the client has said all it will
   void OnStreamGone(std::shared_ptr<RankStream> stream);
 
-  // What an earlier call has loaded of weights is to be loaded anew, and of state is forgotten.
-  void BeginLoad(LoadCall call, absl::AnyInvocable<void(absl::Status)> done);
+  // As in WeightLoader.
+  void BeginLoad(LoadCall call, bool replaces, absl::AnyInvocable<void(absl::Status)> done);
   void Load(LoadCall call, std::vector<LoadChunk> chunks, absl::AnyInvocable<void(absl::Status)> done);
   void FinishLoad(LoadCall call, DigestJob::Done done);
   void AbandonLoad(LoadCall call);
@@ -128,10 +129,8 @@ class Run {
   // Why nobody may attach.
   absl::Status Gone() const;
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
-  absl::Status CheckLoad(SessionId session) const;
   absl::StatusOr<AttachReply> ReplyTo(const StepExecutor::AttachOutcome& outcome, bool knows_whole) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
-  void SetWeightsLoaded(bool loaded);
   void Tick();
 
   const RunSpec spec_;
@@ -149,14 +148,11 @@ class Run {
   bool ended_ = false;   // what follows is gone
   bool closed_ = false;  // no Attach any more
   absl::Status failure_ = absl::OkStatus();
-  bool weights_loaded_ = false;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<StepDriver> driver_;
   std::unique_ptr<DigestJob> digests_;
-  std::shared_ptr<LoadJob> load_;
-  std::optional<SessionId> loaded_by_;  // of the weights that there are
-  LoadCall load_call_;
   std::unique_ptr<Pulls> pulls_;
+  std::unique_ptr<WeightLoader> loader_;
   Strand strand_;  // last: nothing above is gone while its thread runs
 };
 

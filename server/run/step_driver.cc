@@ -85,7 +85,37 @@ void StepDriver::Drain(std::function<void()> done) {
   Settle();
 }
 
+void StepDriver::set_weights_loaded(bool loaded) {
+  executor_.gate().set_weights_loaded(loaded);
+  for (RankLink& link : links_) link.outbox().Hold(!loaded);
+}
+
+void StepDriver::WhenQuiet(absl::AnyInvocable<void(absl::Status)> done) {
+  quiet_.push_back(std::move(done));
+  Settle();
+}
+
+void StepDriver::AnswerQuiet() {
+  if (quiet_.empty() || !executor_.updater().idle()) return;
+  if (!machine().step_open() && executor_.gate().weights_loaded() && links_.any_sending()) return;
+  for (auto& done : std::exchange(quiet_, {})) done(absl::OkStatus());
+}
+
+void StepDriver::BeginReplacement() {
+  executor_.gate().set_replacing(true);
+  for (uint32_t i = 0; i < spec_->tensors.size(); ++i) executor_.rewinder().BeforeUpdate(i);
+}
+
+void StepDriver::EndReplacement(bool whole) {
+  executor_.gate().set_replacing(false);
+  if (whole) executor_.Handle(event::Rewind{machine().step() - 1}).IgnoreError();  // between two steps never refused
+  executor_.ShowRanks();
+  executor_.reporter().LogReplaced(whole);
+  Settle();
+}
+
 void StepDriver::End(const absl::Status& status) {
+  for (auto& done : std::exchange(quiet_, {})) done(status);
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {
     if (links_[rank].open()) executor_.Detach(rank, status);
   }
@@ -115,6 +145,7 @@ bool StepDriver::MustWait(const RankLink& link, const RankMessage& message) cons
   if (const auto* begin = std::get_if<message::MicroBegin>(&message)) {
     return machine().MustWait({link.session(), begin->micro, begin->last});
   }
+  if (std::holds_alternative<message::StepBegin>(message)) return executor_.gate().replacing();
   const auto* gradient = std::get_if<message::Gradient>(&message);
   return gradient != nullptr && !link.HasRoomFor(gradient->data.size());
 }
@@ -178,6 +209,7 @@ void StepDriver::Settle() {
   }
   // When no stream and no update waits for the devices.
   if (executor_.updater().idle() && !links_.any_sending()) executor_.rewinder().SaveNext([this] { Settle(); });
+  AnswerQuiet();
   FinishWhenDrained();
 }
 

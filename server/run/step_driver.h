@@ -11,7 +11,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 
 #include "server/run/rank_stream.h"
@@ -39,7 +41,16 @@ class StepDriver {
   // As soon as the event in hand is done with and no step is being judged. Every session ends with proto/rewound.h's
   // status; updates under way are done first, and undone. FAILED_PRECONDITION names the snapshots kept.
   void Rewind(RewindOrder order, RewindDone done);
-  void set_weights_loaded(bool loaded) { executor_.gate().set_weights_loaded(loaded); }
+  // As long as they are not, no step begins, and what ranks are owed of weights and results waits.
+  void set_weights_loaded(bool loaded);
+  // Calls `done` once every connected rank has been sent all that it is owed and no update goes on; sooner, where a
+  // step is open or weights are not loaded. An error: the run has ended.
+  void WhenQuiet(absl::AnyInvocable<void(absl::Status)> done);
+  // From now on weights and state are written from outside, and StepBegins wait. Snapshots are completed first. While
+  // no step is open, and quiet.
+  void BeginReplacement();
+  // `whole`: every session ends, as by a rewind to the last step. Otherwise they go on, as far as they can.
+  void EndReplacement(bool whole);
   // No new step begins; `done` once no step is open and all is sent, or the rank is away.
   void Drain(std::function<void()> done);
   // Ends every stream with this status, now.
@@ -58,6 +69,7 @@ class StepDriver {
   void OfferWanted(uint32_t rank);
   void LeaveOldStream(uint32_t rank);
   void EndStream(uint32_t rank, absl::Status status);
+  void AnswerQuiet();
   // After whatever happened.
   void Settle();
   void FinishWhenDone(uint32_t rank);
@@ -67,6 +79,7 @@ class StepDriver {
   StepExecutor executor_;
   RankLinks& links_;  // the executor's
   std::function<void()> drained_;
+  std::vector<absl::AnyInvocable<void(absl::Status)>> quiet_;
 };
 
 }  // namespace ballast

@@ -80,6 +80,7 @@ class StepExecutor {
   const StepMachine& machine() const { return machine_; }
   StepMachine& machine() { return machine_; }  // events go in by Handle
   StepGate& gate() { return gate_; }
+  const StepGate& gate() const { return gate_; }
   RankLinks& links() { return links_; }
   StepReporter& reporter() { return reporter_; }
   Rewinder& rewinder() { return rewinder_; }

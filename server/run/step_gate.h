@@ -13,7 +13,12 @@ namespace ballast {
 
 class StepGate {
  public:
+  // False, after steps were made: they were replaced in part.
   void set_weights_loaded(bool loaded) { weights_loaded_ = loaded; }
+  bool weights_loaded() const { return weights_loaded_; }
+  // The weights are being replaced: a StepBegin is not to be taken yet.
+  void set_replacing(bool replacing) { replacing_ = replacing; }
+  bool replacing() const { return replacing_; }
   // The daemon is shutting down: the open step goes on, and no other begins.
   void Drain() { draining_ = true; }
   // Likewise, for `why`, until GoBackTo. False, and nothing changes: `why` is empty, or it was stopped before.
@@ -28,8 +33,16 @@ class StepGate {
   bool draining() const { return draining_; }
   const std::string& stopped() const { return stopped_; }  // why; empty: it is not
 
+  // What a run without weights says that had some.
+  static absl::Status lacking() {
+    return absl::FailedPreconditionError(
+        "the weights were replaced in part, by a LoadState that was cut or refused: send all of the tensors that it "
+        "had "
+        "begun with another (LoadStateRequest.replace), or rewind the run");
+  }
   // FAILED_PRECONDITION or UNAVAILABLE if a rank's StepBegin of this step comes to nothing.
   absl::Status Check(const StepMachine& machine, uint64_t step) const {
+    if (!weights_loaded_ && machine.step() > 1) return lacking();
     if (!weights_loaded_) {
       return absl::FailedPreconditionError("StepBegin before the weights are loaded; send them with LoadState first");
     }
@@ -40,7 +53,7 @@ class StepGate {
   }
 
  private:
-  bool weights_loaded_ = false;
+  bool weights_loaded_ = false, replacing_ = false;
   bool draining_ = false;
   std::string stopped_;
 };

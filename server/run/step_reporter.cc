@@ -144,6 +144,13 @@ void StepReporter::LogNotRewound(const std::string& why) const {
   Log(LogLevel::kWarn, "rewound", "the run cannot be rewound", {{"run_id", environment_.spec->run_id}, {"err", why}});
 }
 
+void StepReporter::LogReplaced(bool whole) const {
+  Log(LogLevel::kWarn, "replaced", whole ? "weights or state were replaced" : "a replacement of weights was cut",
+      {{"run_id", environment_.spec->run_id},
+       {"step", environment_.machine->step() - 1},
+       {"generation", environment_.machine->generation()}});
+}
+
 void StepReporter::LogOpened(uint32_t rank, const RankStream& stream) const {
   Log(LogLevel::kInfo, "stream", "rank opened its stream",
       {{"run_id", environment_.spec->run_id},

@@ -60,6 +60,7 @@ class StepReporter {
   void ShowRewound(const RunMemory& memory);
   void OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason, std::vector<uint64_t> snapshots);
   void LogNotRewound(const std::string& why) const;
+  void LogReplaced(bool whole) const;  // the weights, or some of them
 
   // Streams and sessions.
   void LogOpened(uint32_t rank, const RankStream& stream) const;

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/base/status_macros.h"
+
 namespace ballast {
 namespace {
 
@@ -21,7 +23,8 @@ std::string Share(const std::vector<bool>& chunks) {
 
 }  // namespace
 
-LoadJob::LoadJob(const RunSpec* spec, ParameterStore* store) : spec_(spec), store_(store) {
+LoadJob::LoadJob(const RunSpec* spec, ParameterStore* store, LoadNeeds* needs)
+    : spec_(spec), store_(store), needs_(needs) {
   for (auto& of_kind : held_) {
     for (const TensorSpec& t : spec->tensors) of_kind.emplace_back(ChunkCount(*spec, t));
   }
@@ -42,7 +45,7 @@ void LoadJob::Load(std::vector<LoadChunk> chunks, Done done) {
 
 absl::Status LoadJob::LoadOne(LoadChunk chunk) {
   if (chunk.updates) {
-    counted_[chunk.tensor] = true;
+    counted_[chunk.tensor] = needs_->state[chunk.tensor] = true;
     store_->SetUpdates(chunk.tensor, *chunk.updates);
     OnOneLess();
     return absl::OkStatus();
@@ -51,6 +54,7 @@ absl::Status LoadJob::LoadOne(LoadChunk chunk) {
   const TensorSpec& t = spec_->tensors[chunk.tensor];
   const TensorRange range{chunk.tensor, ChunkBegin(*spec_, chunk.chunk), ChunkEnd(*spec_, t, chunk.chunk)};
   if (chunk.kind != PlaneKind::kWeights) return LoadState(range, chunk);
+  needs_->weights[chunk.tensor] = true;
   LoadWeights(range, std::move(chunk));
   return absl::OkStatus();
 }
@@ -66,10 +70,13 @@ void LoadJob::LoadWeights(TensorRange range, LoadChunk chunk) {
 }
 
 absl::Status LoadJob::LoadState(TensorRange range, const LoadChunk& chunk) {
-  return store_->LoadState(range, chunk.kind, chunk.format, reinterpret_cast<const std::byte*>(chunk.data.data()),
-                           [self = weak_from_this(), load = load_, tensor = chunk.tensor](const TaskResult&) {
-                             if (const auto job = self.lock()) job->OnLoaded(load, tensor, true);
-                           });
+  auto done = [self = weak_from_this(), load = load_, tensor = chunk.tensor](const TaskResult&) {
+    if (const auto job = self.lock()) job->OnLoaded(load, tensor, true);
+  };
+  RETURN_IF_ERROR(store_->LoadState(range, chunk.kind, chunk.format,
+                                    reinterpret_cast<const std::byte*>(chunk.data.data()), std::move(done)));
+  needs_->state[chunk.tensor] = true;
+  return absl::OkStatus();
 }
 
 void LoadJob::OnLoaded(uint64_t load, uint32_t tensor, bool finite) {
@@ -91,7 +98,7 @@ void LoadJob::Abandon(absl::Status why) {
 absl::Status LoadJob::Finish() const {
   for (uint32_t i = 0; i < spec_->tensors.size(); ++i) {
     const std::vector<bool>& weights = held_[Index(PlaneKind::kWeights)][i];
-    if (CountOf(weights) < weights.size()) {
+    if (needs_->weights[i] && CountOf(weights) < weights.size()) {
       return absl::InvalidArgumentError(absl::StrCat("tensor '", spec_->tensors[i].name, "': ", Share(weights),
                                                      " were sent; send every tensor whole"));
     }
@@ -102,7 +109,7 @@ absl::Status LoadJob::Finish() const {
 
 // A tensor's state must be complete, or absent.
 absl::Status LoadJob::CheckState(uint32_t tensor) const {
-  if (!store_->state_loaded(tensor)) return absl::OkStatus();
+  if (!needs_->state[tensor]) return absl::OkStatus();
   bool whole = counted_[tensor];
   std::string sent = absl::StrCat("updates", whole ? "" : " not");
   for (const auto& [kind, name] : {std::pair{PlaneKind::kMomentum, "momentum"}, {PlaneKind::kVariance, "variance"}}) {

@@ -26,6 +26,12 @@ struct LoadCall {
   bool operator==(const LoadCall&) const = default;
 };
 
+// What a run lacks, by tensor: all of it must come with the next upload. A tensor's state is what its rule keeps, and
+// the count of its updates.
+struct LoadNeeds {
+  std::vector<bool> weights, state;
+};
+
 struct LoadChunk {
   uint32_t tensor = 0;
   uint64_t chunk = 0;
@@ -38,7 +44,8 @@ struct LoadChunk {
 class LoadJob : public std::enable_shared_from_this<LoadJob> {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
-  LoadJob(const RunSpec* spec, ParameterStore* store);
+  // `needs` outlives the job, which adds each tensor and state that it begins.
+  LoadJob(const RunSpec* spec, ParameterStore* store, LoadNeeds* needs);
   ~LoadJob();
 
   // Calls `done` on the strand: INVALID_ARGUMENT names a tensor with a value that its format cannot hold. To be called
@@ -46,7 +53,7 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
   void Load(std::vector<LoadChunk> chunks, Done done);
   // Answers the chunks under way with this status, now.
   void Abandon(absl::Status why);
-  // OK, or the first tensor that is not complete, or whose state is not.
+  // OK, or the first tensor that is needed and not complete, or whose state is.
   absl::Status Finish() const;
 
  private:
@@ -59,6 +66,7 @@ class LoadJob : public std::enable_shared_from_this<LoadJob> {
 
   const RunSpec* const spec_;
   ParameterStore* const store_;
+  LoadNeeds* const needs_;
   std::array<std::vector<std::vector<bool>>, 3> held_;  // by kind, tensor, chunk
   std::vector<bool> counted_;                           // by tensor: its updates were told
   Done done_;                                           // of the chunks under way

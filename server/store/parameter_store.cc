@@ -221,6 +221,19 @@ void ParameterStore::EncodeWeights(TensorRange range, WeightPiece* out, Done don
                      OnStrand(std::move(done)));
 }
 
+void ParameterStore::EncodeMaster(TensorRange range, WeightPiece* out, Done done, const StoreImage* image) {
+  const TensorSpec& t = environment_.spec->tensors[range.tensor];
+  out->scales.clear();
+  ShardOf(range.tensor)
+      .queue->Submit(EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
+                                       .planes = MasterPlanes(range.tensor, image),
+                                       .format = kernels::FindWireFormat("fp32"),
+                                       .first = range.first,
+                                       .last = range.last,
+                                       .out = out->Resize((range.last - range.first) * sizeof(float))},
+                     OnStrand(std::move(done)));
+}
+
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
   ++versions_[range.tensor];

@@ -28,10 +28,10 @@ struct TensorRange {
   uint64_t first = 0, last = 0;
 };
 
-// Host memory for a copy of all of a run's weights and state, or of one tensor's weights. A movable owner.
+// Host memory for a copy of all of a run's weights and state, or of one tensor's. A movable owner.
 struct StoreImage {
   std::vector<DeviceBuffer> shards;   // as the store's: weights, momentum, variance
-  std::optional<uint32_t> only = {};  // this tensor's weights are in shards[0], and nothing else
+  std::optional<uint32_t> only = {};  // this tensor's planes are in shards[0], and nothing else
   uint64_t bytes() const;
 };
 
@@ -40,6 +40,13 @@ constexpr size_t Index(kernels::PlaneKind kind) { return static_cast<size_t>(kin
 
 // How the tensor's state of this kind is encoded; nullptr: it has none, or none that is encoded by itself.
 const kernels::MomentCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::PlaneKind kind);
+
+// Host memory in which state is brought from the device before it is decoded; it grows to what is asked for. A movable
+// owner.
+struct StateRoom {
+  DeviceBuffer memory;
+  uint32_t shard = 0;  // whose device it is of
+};
 
 class ParameterStore {
  public:
@@ -84,9 +91,17 @@ class ParameterStore {
   // Encodes weights in the tensor's serving format, with the scales of its present weights, into `out`, which stays
   // valid until done and is resized to fit. `image`: encodes the weights saved there, before this call, instead.
   void EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
+  // As EncodeWeights, but in fp32, without scales: all that the store has of the weights, rounded where the master
+  // format has more than fp32.
+  void EncodeMaster(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
+  // Decodes momentum or variance that has a StateCodec into `out`, in fp32, by way of `room`; both stay valid until
+  // done. RESOURCE_EXHAUSTED, and `done` is not called: the device has no room.
+  absl::Status DecodeState(TensorRange range, kernels::PlaneKind kind, WeightPiece* out, StateRoom* room, Done done,
+                           const StoreImage* image = nullptr);
   // `in` stays valid until done.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
-  // Loads momentum or variance that has a StateCodec, rounded to nearest; encodes it before it returns.
+  // Loads momentum or variance that has a StateCodec, rounded to nearest, or as it was where it was decoded from such
+  // codes (exact_codes.h); encodes it before it returns.
   // INVALID_ARGUMENT, and nothing is loaded: a value is not finite, is too large for the format, or is a negative
   // variance. RESOURCE_EXHAUSTED: the device has no room to copy from.
   absl::Status LoadState(TensorRange range, kernels::PlaneKind kind, kernels::WireIndex format, const std::byte* in,

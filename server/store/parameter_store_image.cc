@@ -1,4 +1,4 @@
-// Images of the store: all of its weights and state once more, in host memory, or one tensor's weights.
+// Images of the store: all of its weights and state once more, in host memory, or one tensor's.
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -28,7 +28,7 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage(uint32_t only) const {
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
   StoreImage image{.shards = {}, .only = only};
   Device* const device = environment_.devices[environment_.plan->placement.shard_of[only]];
-  ASSIGN_OR_RETURN(DeviceBuffer room, device->Allocate(WeightBytes(planes, planes.size(), t.elements), Place::kAside));
+  ASSIGN_OR_RETURN(DeviceBuffer room, device->Allocate(StoredBytes(planes, planes.size(), t.elements), Place::kAside));
   image.shards.push_back(std::move(room));
   return image;
 }
@@ -37,7 +37,7 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage(uint32_t only) const {
 std::byte* ParameterStore::PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  if (image.only) return image.shards[0].data() + WeightBytes(planes, plane, t.elements);
+  if (image.only) return image.shards[0].data() + StoredBytes(planes, plane, t.elements);
   const size_t kind = Index(planes[plane].kind);
   uint64_t offset = spots_[tensor].offset[plane];
   for (size_t k = 0; k < kind; ++k) offset += ShardOf(tensor).buffers[k].bytes();
@@ -49,7 +49,6 @@ void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
   CopyTask task;
   for (size_t p = 0; p < planes.size(); ++p) {
-    if (image->only && planes[p].kind != kernels::PlaneKind::kWeights) continue;
     task.pieces[p] = {.to = PlaneIn(*image, tensor, p),
                       .from = PlaneAt(tensor, p),
                       .bytes = kernels::PlaneBytes(planes[p], t.elements)};

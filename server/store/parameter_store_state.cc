@@ -1,5 +1,5 @@
 // State that a client uploads: encoded on the host, which gives the same bits as every device, and copied into its
-// place.
+// place. State that a reader pulls: copied to the host, and decoded there.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/base/status_macros.h"
+#include "server/store/exact_codes.h"
 #include "server/store/parameter_store.h"
 
 namespace ballast {
@@ -63,10 +64,48 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
                                                    NameOf(kind), " is not finite, larger than ", codec.largest,
                                                    kind == PlaneKind::kVariance ? ", or negative" : ""));
   }
+  RecoverCodes(codec, planes, values, n);
   spots_[range.tensor].state_loaded = true;
+  spots_[range.tensor].kept_after.reset();
+  ++versions_[range.tensor];
   ShardOf(range.tensor)
       .queue->Submit(
           task, OnStrand([room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
+  return absl::OkStatus();
+}
+
+absl::Status ParameterStore::DecodeState(TensorRange range, PlaneKind kind, WeightPiece* out, StateRoom* room,
+                                         Done done, const StoreImage* image) {
+  const RunSpec& spec = *environment_.spec;
+  const kernels::MomentCodec& codec = *StateCodec(spec, range.tensor, kind);
+  const uint64_t n = range.last - range.first;
+  uint64_t bytes = 0;
+  for (const kernels::Plane& plane : codec.planes) bytes += AlignedPlaneBytes(plane, n);
+  const uint32_t shard = environment_.plan->placement.shard_of[range.tensor];
+  if (room->shard != shard || room->memory.bytes() < bytes) {
+    room->memory = {};
+    ASSIGN_OR_RETURN(room->memory, environment_.devices[shard]->Allocate(bytes, Place::kAside));
+    room->shard = shard;
+  }
+  std::array<std::byte*, kernels::kMaxPlanes> planes = {};
+  std::byte* next = room->memory.data();
+  CopyTask task;
+  const auto all = spec.groups[spec.tensors[range.tensor].group].kernel->planes;
+  for (size_t p = 0, s = 0; p < all.size(); ++p) {
+    if (all[p].kind != kind) continue;
+    const std::byte* const plane = image == nullptr ? PlaneAt(range.tensor, p) : PlaneIn(*image, range.tensor, p);
+    task.pieces[s] = {
+        .to = next, .from = plane + range.first / all[p].per * all[p].bytes, .bytes = kernels::PlaneBytes(all[p], n)};
+    planes[s++] = next;
+    next += AlignedPlaneBytes(all[p], n);
+  }
+  auto* const values = reinterpret_cast<float*>(out->Resize(n * sizeof(float)));
+  out->scales.clear();
+  ShardOf(range.tensor)
+      .queue->Submit(task, OnStrand([&codec, planes, values, n, done = std::move(done)](const TaskResult& r) mutable {
+                       codec.decode(planes.data(), values, n);
+                       done(r);
+                     }));
   return absl::OkStatus();
 }
 
@@ -105,6 +144,7 @@ void ParameterStore::ClearState(uint32_t tensor, const std::shared_ptr<const Dev
 void ParameterStore::SetUpdates(uint32_t tensor, uint64_t updates) {
   updates_[tensor] = updates;
   spots_[tensor].state_loaded = true;
+  ++versions_[tensor];
 }
 
 }  // namespace ballast

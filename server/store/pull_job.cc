@@ -13,20 +13,45 @@ namespace ballast {
 PullJob::PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink)
     : spec_(spec), source_(source), copies_(copies), sink_(std::move(sink)) {}
 
-void PullJob::Begin(std::vector<uint32_t> tensors) {
+void PullJob::Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots) {
   tensors_ = std::move(tensors);
+  slots_ = std::move(slots);
   uint64_t bytes = 0, scales = 0;
   for (const uint32_t i : tensors_) {
     const TensorSpec& t = spec_->tensors[i];
-    bytes = std::max(bytes, std::min(t.elements, spec_->chunk_elements) * WireBytes(t.serving_format));
-    scales = std::max(scales, ScalesOfChunks(*spec_, t).most);
+    const uint64_t elements = std::min(t.elements, spec_->chunk_elements);
+    for (const StateSlot slot : slots_) {
+      const bool served = slot == StateSlot::kWeights;
+      bytes = std::max(bytes, elements * (served ? WireBytes(t.serving_format) : sizeof(float)));
+      if (served) scales = std::max(scales, ScalesOfChunks(*spec_, t).most);
+    }
   }
   piece_.Reserve(bytes, scales);  // growing, it could come to take twice that
   EncodeNext();
 }
 
+bool PullJob::Has(uint32_t tensor, StateSlot slot) const {
+  const kernels::PlaneKind kind = KindOf(slot);
+  return kind == kernels::PlaneKind::kWeights || StateCodec(*spec_, tensor, kind) != nullptr;
+}
+
+bool PullJob::InLastSlot() const {
+  return std::none_of(slots_.begin() + static_cast<std::ptrdiff_t>(slot_) + 1, slots_.end(),
+                      [this](StateSlot slot) { return Has(tensors_[next_], slot); });
+}
+
+void PullJob::FindSlot() {
+  while (next_ < tensors_.size()) {
+    while (slot_ < slots_.size() && !Has(tensors_[next_], slots_[slot_])) ++slot_;
+    if (slot_ < slots_.size()) return;
+    ++next_;
+    slot_ = sent_slots_ = 0;
+  }
+}
+
 void PullJob::EncodeNext() {
   if (stopped_) return;
+  FindSlot();
   if (next_ == tensors_.size()) return Stop(absl::OkStatus());
   const uint32_t tensor = tensors_[next_];
   if (source_.snapshot && !source_.snapshots->Keeps(*source_.snapshot)) {
@@ -35,16 +60,20 @@ void PullJob::EncodeNext() {
                      "' is kept no longer: a later one took its place, or the run went back; pull another")));
   }
   if (copy_ == nullptr && !Unchanged() && ++restarts_ > kMostRestarts) return AskForCopy();
-  if (chunk_ == 0 && copy_ == nullptr) {
-    version_ = source_.snapshot ? *source_.snapshot : source_.store->version(tensor);
-    label_ = source_.snapshot ? source_.snapshots->StepOf(version_, tensor) : source_.store->step_of(tensor);
-  }
+  if (!begun() && copy_ == nullptr) LabelTensor(tensor);
   Encode(tensor);
 }
 
+void PullJob::LabelTensor(uint32_t tensor) {
+  version_ = source_.snapshot ? *source_.snapshot : source_.store->version(tensor);
+  label_ = source_.snapshot ? source_.snapshots->CountOf(version_, tensor) : source_.store->count(tensor);
+}
+
 bool PullJob::Unchanged() {
-  if (chunk_ == 0 || source_.snapshot || source_.store->version(tensors_[next_]) == version_) return true;
+  if (!begun() || source_.snapshot || source_.store->version(tensors_[next_]) == version_) return true;
   chunk_ = 0;
+  slot_ = sent_slots_ = 0;
+  FindSlot();
   return false;
 }
 
@@ -64,7 +93,7 @@ void PullJob::OnCopy(absl::StatusOr<const StoreImage*> copy) {
   copy_ = *copy;
   copy_waited_s_ = 0;
   copy_bytes_ = 0;
-  label_ = source_.store->step_of(tensors_[next_]);
+  label_ = source_.store->count(tensors_[next_]);
   Encode(tensors_[next_]);
 }
 
@@ -83,29 +112,64 @@ void PullJob::GiveCopyBack() {
 void PullJob::Encode(uint32_t tensor) {
   const TensorSpec& t = spec_->tensors[tensor];
   const TensorRange range{tensor, ChunkBegin(*spec_, chunk_), ChunkEnd(*spec_, t, chunk_)};
-  const bool last = range.last == t.elements;
+  const StateSlot slot = slots_[slot_];
+  const StoreImage* const image = source_.snapshot ? source_.snapshots->ImageOf(*source_.snapshot, tensor) : copy_;
   encoding_ = true;
+  const bool last = slot == StateSlot::kUpdates || range.last == t.elements;
   auto done = [self = shared_from_this(), last](const TaskResult&) { self->OnEncoded(last); };
-  if (source_.snapshot) return source_.snapshots->EncodeWeights(*source_.snapshot, range, &piece_, std::move(done));
-  source_.store->EncodeWeights(range, &piece_, std::move(done), copy_);
+  switch (slot) {
+    case StateSlot::kWeights:
+      return source_.store->EncodeWeights(range, &piece_, std::move(done), image);
+    case StateSlot::kMaster:
+      return source_.store->EncodeMaster(range, &piece_, std::move(done), image);
+    case StateSlot::kUpdates:
+      piece_.Resize(0);
+      piece_.scales.clear();
+      return OnEncoded(last);
+    case StateSlot::kMomentum:
+    case StateSlot::kVariance:
+      absl::Status s = source_.store->DecodeState(range, KindOf(slot), &piece_, &room_, std::move(done), image);
+      if (s.ok()) return;
+      encoding_ = false;
+      return Stop(std::move(s));
+  }
 }
 
+// `last`: of its slot.
 void PullJob::OnEncoded(bool last) {
   encoding_ = false;
-  if (stopped_) return GiveCopyBack();
+  if (stopped_) {
+    room_.memory = {};
+    return GiveCopyBack();
+  }
   piece_bytes_ = piece_.data.size();
-  const WeightsChunk chunk{.step = label_, .tensor = tensors_[next_], .chunk = chunk_, .last = last};
+  const WeightsChunk chunk{.step = label_.step,
+                           .tensor = tensors_[next_],
+                           .chunk = chunk_,
+                           .last = last && InLastSlot(),
+                           .slot = slots_[slot_],
+                           .updates = label_.updates};
   ++chunk_;
   if (last) {
-    ++next_;
+    ++slot_;
+    ++sent_slots_;
     chunk_ = 0;
+  }
+  if (chunk.last) {
+    ++next_;
+    slot_ = sent_slots_ = 0;
     restarts_ = 0;
     GiveCopyBack();
   }
+  Write(chunk);
+}
+
+void PullJob::Write(const WeightsChunk& chunk) {
   waits_since_s_ = MonotonicSeconds();
   if (sink_->WriteWeights(chunk, &piece_)) return;
   stopped_ = true;
   waits_since_s_.reset();
+  room_.memory = {};
   GiveCopyBack();
 }
 
@@ -124,6 +188,7 @@ void PullJob::Stop(absl::Status status) {
   const auto self = shared_from_this();  // an ask that is withdrawn lets go of it
   copies_->Withdraw(this);
   GiveCopyBack();
+  if (!encoding_) room_.memory = {};
   sink_->Finish(std::move(status));
 }
 

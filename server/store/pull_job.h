@@ -1,9 +1,10 @@
-// Weights for one reader, the latest or a snapshot's: tensor by tensor, chunk by chunk; each chunk is encoded when the
-// one before has been written. A tensor that is updated meanwhile starts again at chunk 0 with its new label, at most
-// kMostRestarts times; then a copy of it is sent, so that a job ends however slow its reader is. When the snapshot is
-// no longer kept, the job ends.
+// Weights and state for one reader, the latest or a snapshot's: tensor by tensor, slot by slot, chunk by chunk; each
+// chunk is encoded when the one before has been written. A tensor that is updated meanwhile starts again at chunk 0 of
+// its first slot with its new label, at most kMostRestarts times; then a copy of it is sent, so that a job ends however
+// slow its reader is, and all slots of a tensor are of one update. When the snapshot is no longer kept, the job ends.
 //
-// Strand-confined. Shared by its run and the device task that fills its buffer. Memory: one chunk while it lasts.
+// Strand-confined. Shared by its run and the device task that fills its buffer. Memory: one chunk while it lasts, and
+// the same chunk as it is stored while state is decoded.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include "server/store/parameter_store.h"
 #include "server/store/snapshot_ring.h"
+#include "server/store/state_slot.h"
 #include "server/store/weight_copies.h"
 #include "server/store/weight_sink.h"
 
@@ -33,8 +35,8 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
 
   PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink);
 
-  // Once.
-  void Begin(std::vector<uint32_t> tensors);
+  // Once. Slots that a tensor has none of are left out.
+  void Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots = {StateSlot::kWeights});
   void OnWritten();
   // Tells the reader why, and sends nothing more.
   void Stop(absl::Status status);
@@ -48,24 +50,35 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
 
  private:
   void EncodeNext();
-  // Whether the tensor in hand is still the version that its chunk 0 was sent of; if not, it starts again.
+  // To the next slot that its tensor has, unless it is at one.
+  void FindSlot();
+  bool Has(uint32_t tensor, StateSlot slot) const;
+  // Whether the tensor has none of the slots after the one in hand.
+  bool InLastSlot() const;
+  bool begun() const { return chunk_ > 0 || sent_slots_ > 0; }  // the tensor in hand
+  void LabelTensor(uint32_t tensor);
+  // Whether the tensor in hand is still the version that it was begun with; if not, it starts again.
   bool Unchanged();
   void AskForCopy();
   void OnCopy(absl::StatusOr<const StoreImage*> copy);
   void GiveCopyBack();
   void Encode(uint32_t tensor);
   void OnEncoded(bool last);
+  void Write(const WeightsChunk& chunk);
 
   const RunSpec* const spec_;
   const PullSource source_;
   WeightCopies* const copies_;
   const std::shared_ptr<WeightSink> sink_;
   std::vector<uint32_t> tensors_;
-  size_t next_ = 0;  // index into tensors_
+  std::vector<StateSlot> slots_;
+  size_t next_ = 0;        // index into tensors_
+  size_t slot_ = 0;        // index into slots_
+  size_t sent_slots_ = 0;  // of the tensor in hand
   uint64_t chunk_ = 0;
   uint64_t version_ = 0;
-  uint64_t label_ = 0;  // step of the tensor's last update when its chunk 0 was encoded
-  int restarts_ = 0;    // of the tensor
+  ParameterStore::UpdateCount label_;  // of the tensor, when it was begun
+  int restarts_ = 0;                   // of the tensor
   bool has_copy_ = false;
   const StoreImage* copy_ = nullptr;  // of the tensor, where it is sent from one
   double copy_waited_s_ = 0;          // for the reader to take what it was sent of it
@@ -75,6 +88,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   bool stopped_ = false;
   WeightPiece piece_;
   size_t piece_bytes_ = 0;  // the sink takes them out
+  StateRoom room_;
 };
 
 }  // namespace ballast

@@ -20,7 +20,7 @@ void Pulls::Begin(PullOrder order, std::shared_ptr<WeightSink> sink) {
   if (!source.ok()) return sink->Finish(source.status());
   const auto job = std::make_shared<PullJob>(&spec, *source, &copies_, std::move(sink));
   readers_.push_back({.job = job});
-  order.digests.empty() ? job->Begin(std::move(order.tensors)) : Compare(job, std::move(order));
+  order.digests.empty() ? job->Begin(std::move(order.tensors), std::move(order.slots)) : Compare(job, std::move(order));
 }
 
 void Pulls::Compare(const std::shared_ptr<PullJob>& job, PullOrder order) {
@@ -30,7 +30,7 @@ void Pulls::Compare(const std::shared_ptr<PullJob>& job, PullOrder order) {
     for (size_t i = 0; i < order.tensors.size(); ++i) {
       if ((*ours)[order.tensors[i]] != order.digests[i]) unlike.push_back(order.tensors[i]);
     }
-    job->Begin(std::move(unlike));
+    job->Begin(std::move(unlike), order.slots);
   });
 }
 

@@ -3,7 +3,7 @@
 // RESOURCE_EXHAUSTED. A reader that takes nothing for the run's pull_timeout_s loses its pull. So does one that takes
 // less than PullJob::kLeastBytesPerS of a copy for as long, while another reader waits for the copy.
 //
-// Strand-confined. Memory: a chunk a reader, and the copy of WeightCopies; part of the plan.
+// Strand-confined. Memory: what each reader's PullJob holds, and the copy of WeightCopies; part of the plan.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ namespace ballast {
 struct PullOrder {
   std::vector<uint32_t> tensors;
   uint64_t step = 0;
-  std::vector<uint64_t> digests = {};  // by place in `tensors`, or none; only of the latest
+  std::vector<uint64_t> digests = {};  // by place in `tensors`, or none; only of the latest, and of weights alone
+  std::vector<StateSlot> slots = {StateSlot::kWeights};
 };
 
 class Pulls {

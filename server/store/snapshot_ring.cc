@@ -101,10 +101,10 @@ const SnapshotRing::Slot* SnapshotRing::Find(uint64_t id) const {
   return found == slots_.end() ? nullptr : &*found;
 }
 
-void SnapshotRing::EncodeWeights(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done) {
+const StoreImage* SnapshotRing::ImageOf(uint64_t id, uint32_t tensor) {
   const Slot* const slot = Find(id);
-  if (slot == current_) BeforeUpdate(range.tensor);  // it is not there yet
-  store_->EncodeWeights(range, out, std::move(done), &slot->image);
+  if (slot == current_) BeforeUpdate(tensor);  // it is not there yet
+  return &slot->image;
 }
 
 const RunMemory& SnapshotRing::Restore(uint64_t step) {

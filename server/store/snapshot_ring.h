@@ -63,12 +63,12 @@ class SnapshotRing {
   std::vector<uint64_t> steps() const;
   // The number of the snapshot of one of these steps; each snapshot has a number of its own.
   uint64_t IdOf(uint64_t step) const;
-  // Whether the snapshot is still kept. EncodeWeights and StepOf require that.
+  // Whether the snapshot is still kept. ImageOf and CountOf require that.
   bool Keeps(uint64_t id) const { return Find(id) != nullptr; }
-  // As in ParameterStore::EncodeWeights.
-  void EncodeWeights(uint64_t id, TensorRange range, WeightPiece* out, ParameterStore::Done done);
-  // The step of the tensor's last update in the snapshot; 0: none.
-  uint64_t StepOf(uint64_t id, uint32_t tensor) const { return Find(id)->counts[tensor].step; }
+  // Where the tensor is, for tasks that are submitted before anything else is.
+  const StoreImage* ImageOf(uint64_t id, uint32_t tensor);
+  // The tensor's updates up to the snapshot.
+  const ParameterStore::UpdateCount& CountOf(uint64_t id, uint32_t tensor) const { return Find(id)->counts[tensor]; }
   // The latest of steps() at or before `step`; none: all are later.
   std::optional<uint64_t> NearestTo(uint64_t step) const;
   // Goes back to one of steps(); later snapshots are dropped.

@@ -1,8 +1,8 @@
-// Copies of one tensor's weights as they were at some time, in host memory, for a reader that is slower than the tensor
-// is updated. One copy exists at a time, in the order asked for. It is made behind the updates already submitted and
-// ahead of the next one, so no update waits for the reader.
+// Copies of one tensor, its weights and state, as they were at some time, in host memory, for a reader that is slower
+// than the tensor is updated. One copy exists at a time, in the order asked for. It is made behind the updates already
+// submitted and ahead of the next one, so no update waits for the reader.
 //
-// Strand-confined. Memory: the weights of one tensor, while somebody has the copy.
+// Strand-confined. Memory: one tensor, while somebody has the copy.
 #pragma once
 
 #include <cstdint>

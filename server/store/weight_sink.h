@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 
+#include "server/store/state_slot.h"
 #include "server/store/weight_piece.h"
 
 namespace ballast {
@@ -13,7 +14,9 @@ struct WeightsChunk {
   uint64_t step = 0;
   uint32_t tensor = 0;
   uint64_t chunk = 0;
-  bool last = false;  // of the tensor that the rank receives
+  bool last = false;  // of the tensor that the rank, or the reader, receives
+  StateSlot slot = StateSlot::kWeights;
+  uint64_t updates = 0;  // of the slot kUpdates, which has no data
 };
 
 // An outgoing stream as its run sees it. Shared by its transport (until the call is over) and the run (until it has let

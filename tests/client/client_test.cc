@@ -317,6 +317,25 @@ TEST(ClientTest, PullDeliversWholeTensorsAndStopsWhenTheSinkRefuses) {
   EXPECT_EQ(trainer.client->Pull("r", {}, refuse).message(), "enough");
 }
 
+// It would send weights, whatever was asked for.
+TEST(ClientTest, ADaemonThatDoesNotKnowSlotsIsNotTakenForOneThatDoes) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
+  const std::vector<std::string> slots = {"master", "updates"};
+  int pieces = 0;
+  const auto sink = [&](const ServedPiece&) {
+    ++pieces;
+    return absl::OkStatus();
+  };
+  const absl::Status refused = trainer.client->PullState("r", {}, slots, sink);
+  EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("asked for master, updates, and got weights: this daemon is older than the client"));
+  EXPECT_EQ(pieces, 0);
+}
+
 TEST(ClientTest, ClosingBetweenStepsReleasesTheRank) {
   FakeDaemon daemon;
   {

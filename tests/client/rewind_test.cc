@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 
@@ -91,6 +92,59 @@ TEST_P(RewindTest, AStepUnderWayIsToldOfTheRewind) {
   EXPECT_EQ(RewoundTo(client->BeginStep({})), 4u);
   GoBack(*client, 4);
   EXPECT_EQ(Train(*client, 2), first);
+}
+
+// What a pull of state brought, by tensor and slot.
+struct State {
+  std::map<std::pair<uint32_t, std::string>, std::string> bytes;
+  std::map<uint32_t, uint64_t> updates;
+
+  absl::Status Take(const ServedPiece& piece) {
+    if (piece.slot == "updates") updates[piece.tensor] = piece.updates;
+    std::string& to = bytes[{piece.tensor, piece.slot}];
+    to.resize(piece.first * sizeof(float));
+    to.append(reinterpret_cast<const char*>(piece.codes.data()), piece.codes.size());
+    return absl::OkStatus();
+  }
+  std::vector<TensorView> Views() const {
+    std::vector<TensorView> views;
+    for (const auto& [at, data] : bytes) {
+      const auto& [tensor, slot] = at;
+      TensorView view{.tensor = tensor, .format = "fp32", .slot = slot == "master" ? "weights" : slot};
+      if (slot == "updates") {
+        view.updates = updates.at(tensor);
+      } else {
+        view.bytes = {reinterpret_cast<const std::byte*>(data.data()), data.size()};
+      }
+      views.push_back(view);
+    }
+    return views;
+  }
+};
+
+// By one client alone; the other is told as of a rewind.
+TEST_P(RewindTest, StateThatWasPulledTakesThePlaceOfTheRunsToTheBit) {
+  const auto client = Open(daemon_.address()), other = Open(daemon_.address());
+  v1::RunSpec spec = LeastSquares::Spec();
+  spec.mutable_groups(0)->set_master("fp32");
+  spec.mutable_groups(0)->set_state("fp32");
+  spec.mutable_groups(0)->set_rounding("nearest");
+  ASSERT_TRUE(client->CreateRun(spec).ok());
+  ASSERT_TRUE(client->Attach(Rank()).ok());
+  ASSERT_TRUE(problem_.UploadAndBind(*client).ok());
+  Train(*client, 4);
+  State state;
+  const std::vector<std::string> slots = {"master", "momentum", "variance", "updates"};
+  const auto take = [&](const ServedPiece& piece) { return state.Take(piece); };
+  ASSERT_TRUE(other->PullState("least-squares", {}, slots, take).ok());
+  EXPECT_EQ(state.updates, (std::map<uint32_t, uint64_t>{{0, 4}, {1, 4}}));
+  const std::vector<double> first = Train(*client, 3);
+  const auto replaced = client->LoadWeights(state.Views(), /*replace=*/true);
+  ASSERT_TRUE(replaced.ok()) << replaced.status();
+  EXPECT_EQ(RewoundTo(client->status()), 7u);
+  GoBack(*client, 7);
+  EXPECT_EQ(Train(*client, 3), first);
+  EXPECT_EQ(client->GetRun("least-squares")->status().generation(), 2u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, RewindTest, ::testing::Values(TransportChoice::kGrpc, TransportChoice::kShm),

@@ -3,6 +3,7 @@ rank. Forks of one program, which imports torch once."""
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo  # by DDP, and slowly: once for all forks
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint import state_dict as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 import ballast
@@ -78,6 +80,17 @@ def train(module: nn.Module, optimizer: Any, case: dict[str, Any], rank: int) ->
         optimizer.zero_grad()
 
 
+def roll_back(module: nn.Module, optimizer: Any, case: dict[str, Any], rank: int) -> None:
+    """Saves by torch.distributed.checkpoint, rank 0 once more alone; trains on, goes back, and trains on again."""
+    options = dcp.StateDictOptions(full_state_dict=case["checkpoint"] == "full")
+    model_state, state = copy.deepcopy(dcp.get_state_dict(module, optimizer, options=options))
+    if rank == 0:
+        dcp.get_optimizer_state_dict(module, optimizer)
+    train(module, optimizer, case, rank)
+    dcp.set_state_dict(module, optimizer, model_state_dict=model_state, optim_state_dict=state, options=options)
+    train(module, optimizer, case, rank)
+
+
 def trained(case: dict[str, Any], rank: int, make: Any) -> dict[str, list[float]]:
     model = model_of(case.get("model", "layers"), rank)
     optimizer = make(model.named_parameters()) if case.get("optimizer_first") else None
@@ -85,9 +98,11 @@ def trained(case: dict[str, Any], rank: int, make: Any) -> dict[str, list[float]
     if optimizer is None:
         optimizer = make(model.named_parameters())
     train(torch.compile(module, backend="eager") if case.get("compile") else module, optimizer, case, rank)
+    if case.get("checkpoint"):
+        roll_back(module, optimizer, case, rank)
     if isinstance(optimizer, ballast.Optimizer):
         assert optimizer.last_result is not None and optimizer.last_result.applied
-        assert optimizer.last_result.step == len(case["steps"])
+        assert optimizer.last_result.step == len(case["steps"]) * (3 if case.get("checkpoint") else 1)
         optimizer.close()
     return {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
 

@@ -176,8 +176,10 @@ def test_overwrite_loses_the_change(adamw: AdamW) -> None:
 
 
 def test_another_policy_is_refused(adamw: AdamW) -> None:
-    with pytest.raises(ballast.Rejected, match="changed_weights='upload': it must be 'refuse' or 'overwrite'"):
-        adamw(layered(seed=1).named_parameters(), changed_weights="upload")
+    with pytest.raises(
+        ballast.Rejected, match="changed_weights='keep': it must be one of 'refuse', 'upload', 'overwrite'"
+    ):
+        adamw(layered(seed=1).named_parameters(), changed_weights="keep")
 
 
 @pytest.mark.parametrize("options", [{}, {"commit": "staged"}, {"overlap_forward": True}], ids=str)

@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {"steps": ACCUMULATED, "options": THREE},
     "accumulated under no_sync": {"steps": ACCUMULATED, "no_sync": True, "options": THREE},
     "fewer in some steps, under no_sync": {"steps": RAGGED, "no_sync": True, "options": THREE},
+    "saved and rolled back by torch.distributed.checkpoint": {"steps": TEN, "checkpoint": "own"},
+    "the same, by rank 0 for all": {"steps": TEN, "checkpoint": "full"},
     "static graph under no_sync": {
         "steps": ACCUMULATED,
         "no_sync": True,

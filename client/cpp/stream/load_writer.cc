@@ -6,12 +6,13 @@
 
 namespace ballast {
 
-LoadWriter::LoadWriter(grpc::ClientWriter<v1::LoadStateRequest>* writer, const std::string& token, bool takes_batches)
-    : writer_(writer), takes_batches_(takes_batches), token_(token) {}
+LoadWriter::LoadWriter(grpc::ClientWriter<v1::LoadStateRequest>* writer, const std::string& token,
+                       const Options& options)
+    : writer_(writer), options_(options), token_(token) {}
 
 bool LoadWriter::Write(v1::LoadStateRequest request) {
   const size_t bytes = request.ByteSizeLong();
-  if (!takes_batches_ || bytes > kMostBatchedBytes) return Flush() && Send(&request, 1);
+  if (!options_.takes_batches || bytes > kMostBatchedBytes) return Flush() && Send(&request, 1);
   batch_.mutable_batch()->Add(std::move(request));
   batch_bytes_ += bytes;
   return !BatchIsFull(batch_.batch_size(), batch_bytes_) || Flush();
@@ -26,6 +27,7 @@ bool LoadWriter::Flush() {
 }
 
 bool LoadWriter::Send(v1::LoadStateRequest* request, uint64_t messages) {
+  request->set_replace(options_.replace && !token_.empty());
   request->set_session_token(std::exchange(token_, {}));
   if (!writer_->Write(*request)) return false;
   sent_ += messages;

@@ -14,8 +14,12 @@ namespace ballast {
 
 class LoadWriter {
  public:
-  // `writer` outlives it. takes_batches: AttachResponse.takes_load_batches.
-  LoadWriter(grpc::ClientWriter<v1::LoadStateRequest>* writer, const std::string& token, bool takes_batches);
+  struct Options {
+    bool takes_batches = false;  // AttachResponse.takes_load_batches
+    bool replace = false;        // LoadStateRequest.replace
+  };
+  // `writer` outlives it.
+  LoadWriter(grpc::ClientWriter<v1::LoadStateRequest>* writer, const std::string& token, const Options& options);
 
   // Writes a message, which has no token yet. False when the stream is broken; its Finish says why.
   bool Write(v1::LoadStateRequest request);
@@ -28,7 +32,7 @@ class LoadWriter {
   bool Send(v1::LoadStateRequest* request, uint64_t messages);
 
   grpc::ClientWriter<v1::LoadStateRequest>* const writer_;
-  const bool takes_batches_;
+  const Options options_;
   std::string token_;  // until the first message has it
   v1::LoadStateRequest batch_;
   size_t batch_bytes_ = 0;

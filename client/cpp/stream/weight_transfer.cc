@@ -6,9 +6,9 @@
 #include <unordered_map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/checksum.h"
 
-#include "client/cpp/stream/load_writer.h"
 #include "client/cpp/transport/retry.h"
 
 namespace ballast {
@@ -48,23 +48,35 @@ bool SendTensor(LoadWriter* writer, const TensorTable& tensors, const TensorView
   return true;
 }
 
-// Pieces come tensor by tensor in the order of their chunks, so a piece begins where the last one ended.
+const std::string& SlotOf(const v1::Weights& weights) {
+  static const std::string kWeights = "weights";
+  return weights.slot().empty() ? kWeights : weights.slot();
+}
+
+// Pieces come tensor by tensor, slot by slot, in the order of their chunks, so a piece begins where the last one ended.
 class Arrivals {
  public:
   // The piece's first element.
   absl::StatusOr<uint64_t> Place(const v1::Weights& weights, uint64_t element_bytes) {
     Tensor& tensor = tensors_[weights.tensor()];
-    if (weights.chunk() == 0) tensor = {.furthest = tensor.furthest};
-    if (weights.chunk() != tensor.chunks) {
+    const std::string& slot = SlotOf(weights);
+    if (weights.chunk() == 0 && (tensor.messages == 0 || slot == tensor.first_slot)) {
+      tensor = {.first_slot = slot, .slot = slot, .furthest = tensor.furthest};
+    } else if (weights.chunk() == 0) {
+      tensor.slot = slot;
+      tensor.chunks = tensor.elements = 0;
+    }
+    if (weights.chunk() != tensor.chunks || slot != tensor.slot) {
       return absl::InternalError(absl::StrCat("pull of tensor ", weights.tensor(), ": got chunk ", weights.chunk(),
-                                              ", wanted ", tensor.chunks));
+                                              " of its ", slot, ", wanted ", tensor.chunks, " of its ", tensor.slot));
     }
     const uint64_t first = tensor.elements;
     ++tensor.chunks;
+    ++tensor.messages;
     tensor.elements += weights.data().size() / element_bytes;
     tensor.whole = weights.last();
-    if (tensor.chunks > tensor.furthest) {
-      tensor.furthest = tensor.chunks;
+    if (tensor.messages > tensor.furthest) {
+      tensor.furthest = tensor.messages;
       ++new_chunks_;
     }
     return first;
@@ -90,21 +102,38 @@ class Arrivals {
 
  private:
   struct Tensor {
-    uint64_t chunks = 0;
-    uint64_t elements = 0;
-    uint64_t furthest = 0;  // chunks, also of earlier attempts
+    std::string first_slot, slot;  // the first that came, and the one that comes
+    uint64_t chunks = 0;           // of that one
+    uint64_t elements = 0;         // likewise
+    uint64_t messages = 0;         // of all slots
+    uint64_t furthest = 0;         // the most of them, also of earlier attempts
     bool whole = false;
   };
   std::unordered_map<uint32_t, Tensor> tensors_;
   uint64_t new_chunks_ = 0;
 };
 
-absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const ServedSink& sink) {
+// A daemon that does not know PullRequest.slots sends weights whatever they are.
+absl::Status CheckSlot(const v1::Weights& weights, const v1::PullRequest& request) {
+  const auto& slots = request.slots();
+  const std::string& slot = SlotOf(weights);
+  if (slots.empty() ? slot == "weights" : std::find(slots.begin(), slots.end(), slot) != slots.end()) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(absl::StrCat("pull of tensor ", weights.tensor(), ": asked for ",
+                                               absl::StrJoin(slots, ", "), ", and got ", slot,
+                                               ": this daemon is older than the client; update it"));
+}
+
+absl::Status Deliver(const v1::Weights& weights, const v1::PullRequest& request, Arrivals* arrivals,
+                     const ServedSink& sink) {
+  if (auto s = CheckSlot(weights, request); !s.ok()) return s;
   if (Crc32c(BytesOf(weights.data())) != weights.crc32c()) {
     return absl::DataLossError(
         absl::StrCat("pull of tensor ", weights.tensor(), ": chunk ", weights.chunk(), " arrived damaged; pull again"));
   }
-  const uint64_t element_bytes = FormatBytes(weights.format());
+  const bool counts = weights.slot() == "updates";
+  const uint64_t element_bytes = counts ? 1 : FormatBytes(weights.format());
   if (element_bytes == 0) {
     return absl::UnimplementedError(absl::StrCat("pull of tensor ", weights.tensor(), ": it is served in '",
                                                  weights.format(), "', which this client does not know: update it"));
@@ -116,17 +145,19 @@ absl::Status Deliver(const v1::Weights& weights, Arrivals* arrivals, const Serve
                .first = *first,
                .format = weights.format(),
                .codes = BytesOf(weights.data()),
-               .scales = weights.scales()});
+               .scales = weights.scales(),
+               .slot = SlotOf(weights),
+               .updates = weights.updates()});
 }
 
 using Digests = std::vector<uint64_t>;
 
-absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& stream, bool takes_batches,
+absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& stream, const LoadWriter::Options& options,
                                    absl::Span<const TensorView> views, uint64_t* messages) {
   grpc::ClientContext context;
   v1::LoadStateResponse response;
   const auto call = connection.trainer().LoadState(&context, &response);
-  LoadWriter writer(call.get(), stream.token(), takes_batches);
+  LoadWriter writer(call.get(), stream.token(), options);
   const bool sent = std::all_of(views.begin(), views.end(),
                                 [&](const TensorView& view) { return SendTensor(&writer, stream.tensors(), view); });
   if (sent && writer.Flush()) call->WritesDone();
@@ -141,7 +172,7 @@ absl::Status PullOnce(Connection& connection, const v1::PullRequest& request, Ar
   grpc::ClientContext context;
   const auto reader = connection.trainer().Pull(&context, request);
   v1::Weights weights;
-  while (refused->ok() && reader->Read(&weights)) *refused = Deliver(weights, arrivals, sink);
+  while (refused->ok() && reader->Read(&weights)) *refused = Deliver(weights, request, arrivals, sink);
   if (!refused->ok()) {
     context.TryCancel();
     while (reader->Read(&weights)) continue;
@@ -187,14 +218,14 @@ absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byt
                        tensor.landing(), out);
 }
 
-absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream, bool takes_batches,
+absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream, LoadWriter::Options options,
                                       absl::Span<const TensorView> views) {
   for (const TensorView& view : views) {
     if (auto s = CheckView(stream.tensors(), view); !s.ok()) return s;
   }
   for (uint64_t furthest = 0;;) {
     uint64_t messages = 0;
-    auto digests = UploadOnce(connection, stream, takes_batches, views, &messages);
+    auto digests = UploadOnce(connection, stream, options, views, &messages);
     if (digests.ok()) stream.CountAsProgress();
     if (digests.ok() || !IsLost(digests.status())) return digests;
     const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);
@@ -204,7 +235,7 @@ absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream
       stream.CountAsProgress();
       return Digests(resumed->digests().begin(), resumed->digests().end());
     }
-    takes_batches = resumed->takes_load_batches();
+    options.takes_batches = resumed->takes_load_batches();
     furthest = std::max(furthest, messages);
   }
 }

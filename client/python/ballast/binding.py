@@ -91,6 +91,18 @@ class Binding:
             self._master, self._serving, self.format, self.landing.numel(), columns, self.landing.data_ptr()
         )
 
+    @property
+    def holds_less(self) -> bool:
+        """Whether the parameter may hold less than the daemon's weight."""
+        return self.format != "fp32" or self.served_narrower
+
+    def is_served_of(self, master: Tensor) -> bool:
+        """Whether the weights that are here are what the daemon serves of this master, fp32 in host memory."""
+        self.load()
+        columns = self._shape[-1] if len(self._shape) > 1 else 0
+        served = _core.served_digest(self._master, self._serving, "fp32", master.numel(), columns, master.data_ptr())
+        return served is not None and served == (self.served_digest() if self.served_narrower else self.digest())
+
     def gradient(self, grad: Tensor) -> Tensor:
         """The gradient as it is sent: in its wire format, in host memory, contiguous. What is too large for that format
         becomes an infinity. Rejected if it is not of the parameter's kind."""

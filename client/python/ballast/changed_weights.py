@@ -10,7 +10,7 @@ from ballast.errors import Rejected
 from ballast.weights import Weights
 
 # The first is the default.
-CHANGED_WEIGHTS = ("refuse", "overwrite")
+CHANGED_WEIGHTS = ("refuse", "upload", "overwrite")
 # So many are named.
 _NAMED = 3
 
@@ -20,12 +20,13 @@ def changed_weights(given: Any) -> str:
     if given is None:
         return CHANGED_WEIGHTS[0]
     if given not in CHANGED_WEIGHTS:
-        raise Rejected(f"changed_weights={given!r}: it must be {' or '.join(map(repr, CHANGED_WEIGHTS))}")
+        raise Rejected(f"changed_weights={given!r}: it must be one of {', '.join(map(repr, CHANGED_WEIGHTS))}")
     return str(given)
 
 
 class ChangedWeights:
-    """Finds weights that were changed since the daemon's were written there, and refuses the step.
+    """Finds weights that were changed since the daemon's were written there, and refuses the step; or, with "upload",
+    has them uploaded before it.
 
     What only looks changed is compared with the daemon's, so that weights which were changed and put back pass. With
     "overwrite" nothing is looked for. One thread at a time.
@@ -33,33 +34,36 @@ class ChangedWeights:
 
     def __init__(self, run: str, policy: str, bindings: Sequence[Binding]):
         self._run = run
-        self._refuses = policy == "refuse"
+        self._looks = policy != "overwrite"
+        self._uploads = policy == "upload"
         self._bindings = bindings
         self._overwritten: list[Binding] = []  # in the open step
 
-    def refuse(self, weights: Weights, step: int) -> None:
-        """Before `step` begins: Rejected, naming the tensors, if any was changed. They stay as they are."""
-        if not self._refuses:
-            return
-        if changed := self._differing(weights, [b for b in self._bindings if b.last_seen.touched]):
+    def refuse(self, weights: Weights, step: int) -> list[Binding] | None:
+        """Before `step` begins: Rejected, naming the tensors, if any was changed. They stay as they are. With "upload"
+        returns them, and None where none looks changed."""
+        suspects = [b for b in self._bindings if b.last_seen.touched] if self._looks else []
+        changed = self._differing(weights, suspects)
+        if changed and not self._uploads:
             raise Rejected(
                 f"the weights of {_named(changed)} were changed after step {step - 1}, and not by run '{self._run}' (by "
                 "load_state_dict(), an operation in place, p.data = ..., nn.Embedding(max_norm=...)): the daemon's would "
                 f"overwrite them in step {step}. Nothing was sent. Call pull() to go on with the daemon's, rewind() to go on "
                 "with an earlier step's, make an optimizer with another run to train these, or give "
-                "changed_weights='overwrite' to lose such changes",
+                "changed_weights='upload' to train on with them, changed_weights='overwrite' to lose such changes",
                 "FAILED_PRECONDITION",
             )
+        return changed if self._uploads and suspects else None
 
     def before_gradient(self, weights: Weights, binding: Binding) -> None:
         """In a step, before a gradient of the tensor is sent."""
-        if self._refuses and binding.last_seen.moved and self._differing(weights, [binding]):
+        if self._looks and binding.last_seen.moved and self._differing(weights, [binding]):
             self._overwritten.append(binding)
             binding.last_seen.note()
 
     def before_weights(self, binding: Binding) -> None:
         """Before the weights that a step brought count as those of the tensor."""
-        if self._refuses and binding.last_seen.moved:
+        if self._looks and binding.last_seen.moved:
             self._overwritten.append(binding)
 
     def tell(self, step: int) -> None:

@@ -46,10 +46,11 @@ class RunFenced(BallastError):
 
 
 class RunRewound(BallastError):
-    """The run was taken back to an earlier step, by an operator, another rank or the daemon. Raised by the call that was
-    under way: backward(), step() or whatever found out. By then this trainer has followed: it is a rank of the run again,
-    its parameters hold the weights of that step, and what it registered with register_client_state is as it was in that
-    step(), lr and the other options of param_groups too. The step that was being made is gone.
+    """The run was taken back to an earlier step, by an operator, another rank or the daemon; or rank 0 put other weights or
+    state in place of the run's, by load_state_dict(), and this trainer did not. Raised by the call that was under way:
+    backward(), step() or whatever found out. By then this trainer has followed: it is a rank of the run again, its
+    parameters hold the weights of that step, and what it registered with register_client_state is as it was in that step(),
+    lr and the other options of param_groups too. The step that was being made is gone.
 
         try:
             loss.backward()

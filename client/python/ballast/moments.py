@@ -1,4 +1,4 @@
-"""Optimizer state out of a torch state_dict, as the daemon takes it over."""
+"""Optimizer state of a torch state_dict, as the daemon takes it over and gives it back."""
 
 from __future__ import annotations
 
@@ -13,23 +13,40 @@ from ballast.errors import Rejected
 
 # By torch's names; those of Lion and of other AdamWs are the same.
 _SLOTS = {"exp_avg": "momentum", "momentum_buffer": "momentum", "exp_avg_sq": "variance"}
+# The daemon's weight in fp32, beside the slots, where the parameter's own dtype holds less.
+MASTER = "master"
 
 
 @dataclass(frozen=True)
 class Moments:
-    """One tensor's moments. slots: "momentum", "variance", fp32, contiguous in host memory; updates: how many made them;
-    names: what the state_dict calls the slots."""
+    """One tensor's state. slots: "momentum", "variance", fp32, contiguous in host memory, none where only `master` is
+    known; updates: how many made them; names: what the state_dict calls the slots; master: the weights, likewise in fp32,
+    where the state_dict has them."""
 
     slots: dict[str, Tensor]
     updates: int
     names: dict[str, str]
+    master: Tensor | None = None
 
     def as_state(self) -> dict[str, Tensor]:
         """The tensor's entry of a torch state_dict. Shares the memory."""
-        return {
+        state = {
             "step": torch.tensor(float(self.updates)),
             **{self.names[slot]: values for slot, values in self.slots.items()},
         }
+        return state if self.master is None else {**state, MASTER: self.master}
+
+
+def slot_names(rule: str) -> dict[str, str]:
+    """The slots that the daemon's rule keeps, with torch's names for them."""
+    if rule in ("sgd", "sgdw"):
+        return {"momentum": "momentum_buffer"}
+    return {"momentum": "exp_avg"} if rule == "lion" else {"momentum": "exp_avg", "variance": "exp_avg_sq"}
+
+
+def zeros(shape: torch.Size, names: dict[str, str]) -> Moments:
+    """Those of a tensor that has seen no update."""
+    return Moments({slot: torch.zeros(shape) for slot in names}, 0, names)
 
 
 def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str, Any]]) -> dict[int, Moments]:
@@ -39,26 +56,29 @@ def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str
     for saved, group in zip(state_dict["param_groups"], param_groups):
         for key, parameter in zip(saved["params"], group["params"]):
             moments = _read(state_dict["state"].get(key, {}), key, parameter)
-            if moments.slots:
+            if moments.slots or moments.master is not None:
                 found[id(parameter)] = moments
     return found
 
 
 def _read(state: Mapping[str, Any], key: object, parameter: Tensor) -> Moments:
-    slots, names = {}, {}
+    slots, names, master = {}, {}, None
     for name, value in state.items():
         if name == "step" or value is None:
             continue
-        if name not in _SLOTS:
+        if name not in _SLOTS and name != MASTER:
             raise Rejected(
                 f"the state of parameter {key} holds '{name}', which the daemon has no place for; it takes "
-                f"{', '.join(_SLOTS)} and step"
+                f"{', '.join(_SLOTS)}, {MASTER} and step"
             )
         if value.shape != parameter.shape:
             raise Rejected(
                 f"{name} of parameter {key} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: the "
                 "state_dict is of another model"
             )
-        slots[_SLOTS[name]] = value.detach().to("cpu", torch.float32).contiguous()
-        names[_SLOTS[name]] = name
-    return Moments(slots, round(float(state.get("step", 1))), names)
+        value = value.detach().to("cpu", torch.float32).contiguous()
+        if name == MASTER:
+            master = value
+        else:
+            slots[_SLOTS[name]], names[_SLOTS[name]] = value, name
+    return Moments(slots, round(float(state.get("step", 1))), names, master)

@@ -16,7 +16,6 @@ from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import Prepared, synchronizes
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
-from ballast.moments import moments_of
 from ballast.open_optimizers import OpenOptimizer, check_unowned
 from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, fix_peak
 from ballast.parameters import ParameterList
@@ -25,6 +24,7 @@ from ballast.remote_state import RemoteState
 from ballast.result import StepResult, as_loss, warn_about
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
+from ballast.state_dicts import StateDicts
 from ballast.status import Status, readable
 from ballast.steps import Steps
 from ballast.uncopyable import Uncopyable
@@ -89,6 +89,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
             bool(options.get("overlap_forward", False)),
             options.get("loss_scale", 1.0),
         )
+        self._state_dicts = StateDicts(self._settings, self._membership, self._steps, self._starting_state)
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
         self.state = RemoteState(self.run)
@@ -348,43 +349,42 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
             self._steps.hooks.cover(group["params"])
 
     def state_dict(self) -> dict[str, Any]:
-        """{"state": {}, "param_groups": [...]}: the moments stay with the daemon; those that load_state_dict() was given
-        are there until they go to it, at the first gradient. After the first step, "ballast" tells the run and the last
-        step."""
-        state = super().state_dict()
-        state["state"] = self._starting_state.brought(p for group in self.param_groups for p in group["params"])
-        if self.last_result is not None:
-            state["ballast"] = {"run": self.run, "step": self.last_result.step}
-        return state
+        """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. It comes from the daemon; one rank
+        alone may ask, and no step is made for it. "master" beside the moments is the daemon's weight, where the parameter
+        may hold less. Parameters without an update have no state; with saved_state="reference" none has. "ballast" tells
+        the run and the step. With overlap_forward, waits for the last step(). Rejected between backward() and step().
+        """
+        self._steps.wait()
+        with self._steps.lock, self._steps.following():
+            return {**self.options_dict(), **self._state_dicts.read(self.param_groups, self.state.pop_asked())}
+
+    def options_dict(self) -> dict[str, Any]:
+        """state_dict() without state."""
+        return {**super().state_dict(), "state": {}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes lr and the other options of param_groups over, as LR schedulers need it. Options that it lacks keep
         their values.
 
-        Moments that it holds, as torch's optimizers keep them, go to the daemon with the weights, at the first gradient
-        of a new run: training goes on where another optimizer stopped. Every rank gives the same; rank 0's are sent.
-        Rejected once the run has its weights, and of state that the daemon has no place for (amsgrad's). With
-        overlap_forward, waits for the last step().
+        State that it holds, as torch's optimizers keep it, goes to the run with the parameters' weights at the next first
+        gradient: into a new run, or in the middle of one, after a rollback; steps count on. Every rank loads the same
+        before the same step; rank 0's is sent. A parameter without state is begun anew; without any "state" options alone
+        are taken. A reference takes the run to its step. Rejected while a step is open, and of state that has no place.
         """
         self._steps.wait()
         session = self._membership.session
         if session is not None and session.step_open:
             raise Rejected(f"step {session.step} is open: call step() first", "FAILED_PRECONDITION")
-        if state_dict["state"] and session is not None and session.weights.settled:
-            raise Rejected(
-                f"this state_dict holds moments, and run '{self.run}' has its own since its first gradient: load it "
-                'before, or its options alone: {"state": {}, "param_groups": state_dict["param_groups"]}',
-                "FAILED_PRECONDITION",
-            )
-        saved = list(state_dict["param_groups"])
+        saved, sizes = list(state_dict["param_groups"]), [len(group["params"]) for group in self.param_groups]
         kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         if len(saved) == len(kept):  # else torch says what is wrong
             saved = [{**ours, **theirs} for ours, theirs in zip(kept, saved)]
         for group in saved:
             check_group(group, self._settings.rule)
-        moments = moments_of(state_dict, self.param_groups)
+        if [len(group["params"]) for group in saved] == sizes:  # else likewise
+            with self._steps.lock:
+                self._state_dicts.take(state_dict, self.param_groups, lambda step: self.rewind(to=step))
         super().load_state_dict({"state": {}, "param_groups": saved})
-        self._starting_state.bring(moments)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """For torch's load_state_dict() alone. The groups change in place: a wrapper that has a copy of __dict__, such as

@@ -105,7 +105,12 @@ class RunOptions(TypedDict, total=False):
         an operation in place, p.data = ...), which the daemon's next ones would overwrite. "refuse": the next step raises
         Rejected before its first gradient leaves, and names them; pull() takes the daemon's. One that is made while a step
         is open is told at its end. Weights that were changed and put back pass. A change in place through .data or numpy is
-        looked for in 1 KiB of each tensor on the CPU, another at each step. "overwrite": they are lost, and nothing is said.
+        looked for in 1 KiB of each tensor on the CPU, another at each step. "upload": those changed between two steps are
+        uploaded before the next one, and moments stay; every rank makes the same change before the same step, and rank 0's
+        is sent. "overwrite": they are lost, and nothing is said.
+    saved_state: what state_dict() has of moments and masters. "full": all, in fp32. "reference": only which run and step
+        they are of, so that load_state_dict() takes the same run there, if it is there or keeps a snapshot of it. None:
+        "full" up to 1e9 parameters.
     takeover: fence a live trainer that holds this rank, instead of being refused.
     seed: of the stochastic rounding. Same gradients, names and seed: same bits.
     rank, world: which of how many trainers this is; default: those of torch.distributed where it is initialized, else 0
@@ -148,7 +153,8 @@ class RunOptions(TypedDict, total=False):
     step_timeout: float | None
     overlap_forward: bool
     weights: Literal["client", "server", "match"] | None
-    changed_weights: Literal["refuse", "overwrite"]
+    changed_weights: Literal["refuse", "upload", "overwrite"]
+    saved_state: Literal["full", "reference"] | None
     takeover: bool
     seed: int
     rank: int | None

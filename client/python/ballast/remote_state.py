@@ -6,20 +6,19 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-from ballast.errors import Rejected
-
 
 class RemoteState(defaultdict[Any, Any]):
-    """torch.optim.Optimizer.state: always empty.
+    """torch.optim.Optimizer.state: always empty. Optimizer.state_dict() asks the daemon.
 
     torch.distributed.checkpoint takes an empty one for state that is still to be made, and makes it by a step() of zero
-    gradients with lr 0. Here that would be a step of the run: moments decay, every count goes up. It looks whether this is
-    empty before it changes anything, so here it is refused.
+    gradients with lr 0. Here that would be a step of the run: moments decay, every count goes up. So it is told that there
+    is some; the state_dict() that it asks for next has state of every parameter, as it expects.
     """
 
     def __init__(self, run: str):
         super().__init__(dict)
         self._run = run
+        self._asked = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (RemoteState, (self._run,))
@@ -31,12 +30,11 @@ class RemoteState(defaultdict[Any, Any]):
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_name == "_init_optim_state":
-            raise Rejected(
-                f"torch.distributed.checkpoint cannot save or load the optimizer of run '{self._run}': its state is with the "
-                "daemon, and get_optimizer_state_dict, set_optimizer_state_dict, get_state_dict and set_state_dict would "
-                "make a real step of zero gradients there. Nothing was sent. Save the weights with "
-                "get_model_state_dict(model), and lr and the other options with optimizer.state_dict(); the moments stay "
-                "with the daemon, which writes no checkpoints yet",
-                "UNIMPLEMENTED",
-            )
+            self._asked = True
+            return True
         return len(self) > 0
+
+    def pop_asked(self) -> bool:
+        """Whether torch.distributed.checkpoint has asked since this was called last."""
+        asked, self._asked = self._asked, False
+        return asked

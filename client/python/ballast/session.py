@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ballast.binding import Binding
 from ballast.changed_weights import ChangedWeights
 from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
+from ballast.moments import Moments
 from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.sent_gradients import SentGradients
@@ -33,6 +34,7 @@ class Session:
         self._rank = rank
         self._run = rank.run
         self._names = [tensor.name for tensor in description.tensors]
+        self._state_names = description.state_names
         pairs = zip(description.tensors, description.formats)
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(pairs)]
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
@@ -50,7 +52,7 @@ class Session:
         attached = client.attach(
             rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.transport, rank.join_timeout
         )
-        self.weights = Weights(client, rank, self._bindings, attached)
+        self.weights = Weights(client, rank, self._bindings, attached, self._state_names)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
@@ -77,8 +79,22 @@ class Session:
             except RunRewound:  # once more, meanwhile
                 continue
 
+    def replace(self, moments: Mapping[int, Moments], only: Sequence[Binding] | None = None) -> None:
+        """Between two steps, by every rank: the weights that are here, and these moments by id(parameter), take the place
+        of the run's; of `only` these tensors, and their moments stay. Rank 0's are sent. The session is another then.
+        """
+        replaced = self.weights.replace(moments, only)
+        if replaced.ended:
+            self._attach()
+        self._changes.forget()
+        self.weights.adopt(replaced)
+
     def __contains__(self, parameter: object) -> bool:
         return id(parameter) in self._by_id
+
+    @property
+    def run(self) -> str:
+        return self._run
 
     @property
     def step(self) -> int:
@@ -98,8 +114,11 @@ class Session:
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def refuse_changed(self) -> None:
-        """Before begin(): Rejected if weights were changed since the last step brought them, and not by this client."""
-        self._changes.refuse(self.weights, self.step)
+        """Before begin(): Rejected if weights were changed since the last step brought them, and not by this client; or
+        they are uploaded, as the option says."""
+        changed = self._changes.refuse(self.weights, self.step)
+        if changed or (changed is not None and self._rank.number > 0 and self.weights.outdated):
+            self.replace({}, changed)
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)

@@ -11,9 +11,11 @@ from ballast.commit import StepRules, step_rules
 from ballast.errors import Rejected
 from ballast.formats import FormatRules, Grouping
 from ballast.frameworks import driving_framework
+from ballast.moments import slot_names
 from ballast.options import Rule, check_scales
 from ballast.parameters import NamedParameter, ParameterList
 from ballast.rank import rank_of
+from ballast.saved_state import saved_state
 from ballast.spec import run_spec
 from ballast.wrappers import find_wrapped
 
@@ -23,7 +25,7 @@ class Description:
     """A run as it is created or joined.
 
     spec: what the daemon is given. tensors: what is trained, in the spec's order; grouping: their groups there.
-    changed_weights: the option, of this trainer alone.
+    changed_weights: the option, of this trainer alone. state_names: the slots that the rule keeps, with torch's names.
     """
 
     spec: str
@@ -31,6 +33,7 @@ class Description:
     grouping: Grouping
     step_rules: StepRules
     changed_weights: str
+    state_names: dict[str, str]
 
     @property
     def formats(self) -> list[Mapping[str, Any]]:
@@ -42,6 +45,7 @@ class RunSettings:
     """The options that say what the run is. Rejected by the constructor if one is wrong, or two contradict each other.
 
     rule: the optimizer's. rank: which of the run's trainers this one is. step_rules: what the run fixes of its steps.
+    saved_state: the option.
     """
 
     def __init__(self, rule: Rule, options: Mapping[str, Any]):
@@ -50,6 +54,7 @@ class RunSettings:
         self.step_rules = step_rules(options)
         self._dynamic_loss_scale = False
         self._changed_weights = changed_weights(options.get("changed_weights"))
+        self.saved_state = saved_state(options.get("saved_state"))
         self._options = options
         self._formats = FormatRules(options.get("formats"))
         self._lr_scales = dict(options.get("lr_scales") or {})
@@ -72,4 +77,4 @@ class RunSettings:
         find_wrapped()
         grouping = self._formats.group(tensors, groups)
         spec = run_spec(self.rank, self.rule, tensors, groups, grouping, self._lr_scales, self._seed, self.step_rules)
-        return Description(spec, tensors, grouping, self.step_rules, self._changed_weights)
+        return Description(spec, tensors, grouping, self.step_rules, self._changed_weights, slot_names(self.rule.name))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
-from ballast.errors import Rejected
-from ballast.moments import Moments
+from ballast.errors import Rejected, RunRewound
 from ballast.options import WEIGHTS
-from ballast.weights import Weights
+from ballast.saved_state import SavedState
+from ballast.session import Session
 
 
 class StartingState:
-    """Whether the run takes its weights from this trainer, or the trainer from the run, and the moments that are uploaded
-    with the weights.
+    """Whether the run takes its weights from this trainer, or the trainer from the run, and the state that goes to the run
+    with the weights: at its first gradient, or at the next one in the middle of it.
 
     policy: the option `weights`; Rejected if it cannot be one.
     """
@@ -24,25 +24,43 @@ class StartingState:
         if policy not in WEIGHTS:
             raise Rejected(f"weights={policy!r}: it must be 'client', 'server', 'match' or None")
         self._policy: str | None = policy
-        self._moments: Mapping[int, Moments] = {}
+        self._saved: SavedState | None = None
 
     @property
     def from_daemon(self) -> bool:
         """Whether the trainer's weights are overwritten before anything else."""
         return self._policy == "server"
 
-    def bring(self, moments: Mapping[int, Moments]) -> None:
-        """By id(parameter), in place of those brought before: to be uploaded with the weights."""
-        self._moments = moments
+    @property
+    def saved(self) -> SavedState | None:
+        """What waits to be taken over."""
+        return self._saved
+
+    def bring(self, saved: SavedState | None) -> None:
+        """In place of what was brought before: to go to the run at the next first gradient of a step."""
+        self._saved = saved
 
     def brought(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
-        """The "state" of a torch state_dict of these parameters, in their order: what waits to be uploaded, if any does."""
-        if not self._moments:
-            return {}
-        found = ((index, self._moments.get(id(parameter))) for index, parameter in enumerate(parameters))
-        return {index: moments.as_state() for index, moments in found if moments is not None}
+        """The "state" of a torch state_dict of these parameters, in their order: what waits, if anything does."""
+        return {} if self._saved is None else self._saved.as_state(parameters)
 
-    def settle(self, weights: Weights) -> None:
-        """Makes the state here and there the same, before the first gradient; later nothing."""
-        weights.settle(self._policy, self._moments)
-        self._moments = {}
+    def settle(self, session: Session) -> None:
+        """Makes the state here and there the same, before the first gradient of a step. Where nothing was brought since
+        the last time, nothing."""
+        saved, weights = self._saved, session.weights
+        if saved is None:
+            weights.settle(self._policy, {})
+        elif not weights.settled and (weights.fresh or self._policy is not None):
+            weights.settle(self._policy, saved.moments)
+        elif saved.is_of(session.run, session.step - 1, weights.generation) or weights.have(saved.moments):
+            weights.settle(self._policy, {})
+        else:
+            self._replace(session, saved)
+        self._saved = None
+
+    def _replace(self, session: Session, saved: SavedState) -> None:
+        try:
+            session.replace(saved.moments)
+        except RunRewound:  # this trainer follows the run, whatever the run has of what was sent
+            self._saved = None
+            raise

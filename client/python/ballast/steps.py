@@ -30,7 +30,7 @@ class Optimized(Protocol):
 
     param_groups: list[dict[str, Any]]
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def options_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
@@ -160,7 +160,7 @@ class Steps:
         self._rejoin.require_asked()
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
-        self._starting_state.settle(session.weights)
+        self._starting_state.settle(session)
         session.refuse_changed()
         values = self._hyperparameters.begin(self._optimized.param_groups)
         session.begin(values, float(self.loss_scale))
@@ -183,7 +183,7 @@ class Steps:
         if begun:
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
-            session.end(as_loss(loss), self._rejoin.collect(self._optimized.state_dict), groups)
+            session.end(as_loss(loss), self._rejoin.collect(self._optimized.options_dict), groups)
             if self._overlap:
                 session.leave_waiting()
                 return None

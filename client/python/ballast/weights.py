@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +12,16 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.binding import Binding
-from ballast.errors import Rejected, Unavailable
-from ballast.moments import Moments
+from ballast.errors import Rejected, RunRewound, Unavailable
+from ballast.moments import MASTER, Moments, zeros
 from ballast.rank import Rank
+from ballast.replaced import Replaced
+from ballast.uploads import same, upload_of
 
-# How long rank 0 may take from creating the run to its first gradient; the pauses between two looks of the others, which
-# double.
+# How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
+# others say that they wait for that; the pauses between two of their looks, which double.
 _UPLOAD_WAIT_S = 300.0
+_TOLD_AFTER_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # How much of them is compared at once.
 _COMPARED_BYTES = 64 << 20
@@ -26,10 +30,22 @@ _STORED_ERROR = 0.1
 
 
 class Weights:
-    """The handshake about weights of one attachment. One thread at a time."""
+    """The handshake about weights and state of one attachment. One thread at a time.
 
-    def __init__(self, client: _core.Client, rank: Rank, bindings: Sequence[Binding], attached: Mapping[str, Any]):
+    generation: of the run, when this was attached to it. state_names: the slots that the rule keeps, by torch's names.
+    """
+
+    def __init__(
+        self,
+        client: _core.Client,
+        rank: Rank,
+        bindings: Sequence[Binding],
+        attached: Mapping[str, Any],
+        state_names: dict[str, str],
+    ):
         self._client = client
+        self._state_names = state_names
+        self.generation: int = attached["generation"]
         self._rank = rank
         self._bindings = bindings
         self._digests: list[int] = attached["digests"]
@@ -41,6 +57,16 @@ class Weights:
     def settled(self) -> bool:
         return self._settled
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the run had weights when this was last known."""
+        return self._loaded
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the run has made no step."""
+        return self._client.step == 1
+
     def settle(self, policy: str | None, moments: Mapping[int, Moments]) -> None:
         """Makes the weights here and there the same, before the first gradient; nothing when that was done.
 
@@ -49,12 +75,12 @@ class Weights:
         """
         if self._settled:
             return
-        fresh = not self._loaded or self._client.step == 1
-        if policy is None and fresh and self._rank.number > 0:
+        unmade = not self._loaded or self.fresh
+        if policy is None and unmade and self._rank.number > 0:
             stored = [binding.served_digest() for binding in self._bindings]
             self._await_upload()
             self._compare_stored(stored)
-        elif policy == "client" or (policy is None and fresh):
+        elif policy == "client" or (policy is None and unmade):
             self._upload(moments)
         else:
             if policy is not None or self._rank.number == 0:  # else they go nowhere in any case
@@ -147,17 +173,104 @@ class Weights:
                 "FAILED_PRECONDITION",
             )
         ours = [binding.digest() for binding in self._bindings]
-        slots = [(b.index, "weights", b.format, b.landing.data_ptr(), b.landing.nbytes) for b in self._bindings]
-        updates = {}
-        for binding in self._bindings:
-            if (state := moments.get(id(binding.parameter))) is None:
-                continue
-            updates[binding.index] = state.updates
-            for slot, values in state.slots.items():
-                slots.append((binding.index, slot, "fp32", values.data_ptr(), values.nbytes))
-        served = self._client.load_weights(slots, updates)
+        served = self._client.load_weights(*upload_of(self._bindings, moments))
         self._unlike = {index: one for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._loaded, self._digests = True, served
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[int, Moments]:
+        """By id(parameter), what the daemon keeps of each tensor: its moments, and its weights where they are more than the
+        parameter holds."""
+        found, places = {}, []
+        for binding in self._bindings:
+            shape = binding.parameter.shape
+            slots = {slot: torch.zeros(shape) for slot in self._state_names}
+            master = torch.zeros(shape) if binding.holds_less else None
+            for slot, values in (slots if master is None else {**slots, MASTER: master}).items():
+                places.append((binding.index, slot, values.data_ptr(), values.nbytes))
+            found[binding.index] = slots, master
+        updates = self._client.pull_state(self._rank.run, places)
+        return {
+            id(self._bindings[index].parameter): Moments(slots, updates[index], self._state_names, master)
+            for index, (slots, master) in found.items()
+        }
+
+    def have(self, moments: Mapping[int, Moments]) -> bool:
+        """Whether these are the run's, to the bit, and nobody has replaced them since this was attached."""
+        if not self._loaded_there():
+            return False
+        theirs = {key: state for key, state in self.state().items() if state.updates or key in moments}
+        equal = theirs.keys() == moments.keys() and all(same(state, moments[key]) for key, state in theirs.items())
+        return equal and not self.outdated
+
+    def replace(self, moments: Mapping[int, Moments], only: Sequence[Binding] | None) -> Replaced:
+        """As Session.replace, up to the session's end."""
+        if self._rank.number > 0:
+            stored = [binding.served_digest() for binding in self._bindings]
+            if not self._settled and stored == self._digests:
+                return Replaced(False, stored=stored)  # rank 0 was here before this one came
+            self.await_end("replaces the run's weights")
+            return Replaced(True, stored=stored)
+        bindings = self._bindings if only is None else only
+        if only is None:
+            moments = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
+        ours = {binding.index: binding.digest() for binding in bindings}
+        served = self._client.load_weights(*upload_of(bindings, moments), True)
+        unlike = {index: digest for index, digest in self._unlike.items() if index not in ours}
+        unlike |= {index: digest for index, digest in ours.items() if digest != served[index]}
+        return Replaced(True, unlike)
+
+    def _complete(self, state: Moments | None, binding: Binding) -> Moments:
+        """With zeros for what a state_dict lacks of a tensor that has seen no update."""
+        none = zeros(binding.parameter.shape, self._state_names)
+        if state is None:
+            return none
+        return state if state.slots else Moments(none.slots, state.updates, none.names, state.master)
+
+    def adopt(self, replaced: Replaced) -> None:
+        """Instead of settling: what is here took the place of the daemon's."""
+        for binding in self._bindings:
+            binding.load()
+        if replaced.stored is not None:
+            self._compare_stored(replaced.stored)
+        self._unlike |= replaced.unlike
+        for binding in self._bindings:
+            self._bind(binding)
+            binding.last_seen.note()
+        self._loaded = self._settled = True
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the run was replaced or rewound since this was attached to it."""
+        return int(self.status_there()["generation"]) != self.generation
+
+    def await_end(self, what: str) -> RunRewound:
+        """Until the session has ended, as rank 0 `what`. Unavailable if it does not come to that."""
+        began = time.monotonic()
+        pause_s, told = _SHORTEST_PAUSE_S, False
+        while time.monotonic() < began + _UPLOAD_WAIT_S:
+            try:
+                self._client.check_status()
+            except RunRewound as rewound:
+                return rewound
+            if not told and time.monotonic() > began + _TOLD_AFTER_S:
+                told = True
+                warnings.warn(
+                    f"rank {self._rank.number} of run '{self._rank.run}' waits until rank 0 {what}: every rank is to call "
+                    "load_state_dict(), or to change the same weights, before the same step",
+                    stacklevel=2,
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise Unavailable(
+            f"rank {self._rank.number} of run '{self._rank.run}' has waited for {_UPLOAD_WAIT_S:.0f} s until rank 0 {what}: "
+            "it does so at its next first gradient. Have every rank call load_state_dict(), or change the same weights, "
+            "before the same step",
+            "DEADLINE_EXCEEDED",
+        )
+
+    # --- the first upload -------------------------------------------------------------------------------------------
 
     def _await_upload(self) -> None:
         """Until rank 0 has uploaded."""
@@ -176,12 +289,15 @@ class Weights:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _loaded_there(self) -> bool:
+        return bool(self.status_there()["weights_loaded"])
+
+    def status_there(self) -> Mapping[str, Any]:
         """As the list of runs says, which has no specs: they may take megabytes."""
         for status in self._client.list_runs()["runs"]:
             if status["run_id"] == self._rank.run:
-                return bool(status["weights_loaded"])
-        self._client.get_run(self._rank.run)  # says why there is none
-        return False
+                return status
+        found: Mapping[str, Any] = self._client.get_run(self._rank.run)["status"]  # or it says why there is none
+        return found
 
     def _compare(self) -> None:
         self.require()

@@ -33,6 +33,12 @@ _WORDS = [
         (r"\bStep(?:Begin|End) of step\b", "step"),
         (r"\ba trainer sends them with LoadState\b", "upload them with weights='client'"),
         (r"\bLoadState is for before\b", "weights are uploaded before"),
+        (r"\bLoadState with replace is for\b", "weights and state are replaced"),
+        (r"\bby a LoadState that\b", "by load_state_dict() that"),
+        (
+            r"send all of the tensors that it had begun with another \(LoadStateRequest\.replace\)",
+            "load all of it again",
+        ),
     )
 ]
 # Names of runs and tensors: they stay as they are.

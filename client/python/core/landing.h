@@ -25,6 +25,8 @@ class Landing {
   // Ascending.
   std::vector<uint32_t> tensors() const;
 
+  bool wants(uint32_t tensor) const { return places_.contains(tensor); }
+
   // A piece of what a pull brings, at `offset` bytes within the tensor. INVALID_ARGUMENT where its place ends before.
   absl::Status Write(uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece) const;
 

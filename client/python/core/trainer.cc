@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -38,6 +39,7 @@ nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, 
   nb::dict out;
   out["resume_step"] = attachment.resume_step;
   out["weights_loaded"] = attachment.weights_loaded;
+  out["generation"] = attachment.generation;
   out["digests"] = nb::cast(attachment.digests);
   out["client_state"] = nb::bytes(attachment.client_state.data(), attachment.client_state.size());
   out["client_state_step"] = attachment.client_state_step;
@@ -53,8 +55,8 @@ void CheckStatus(const PyClient& self) { OrThrow(self.Get()->status()); }
 
 using Slots = std::vector<std::tuple<uint32_t, std::string, std::string, Address, uint64_t>>;
 
-std::vector<uint64_t> LoadWeights(const PyClient& self, const Slots& slots,
-                                  const std::map<uint32_t, uint64_t>& updates) {
+std::vector<uint64_t> LoadWeights(const PyClient& self, const Slots& slots, const std::map<uint32_t, uint64_t>& updates,
+                                  bool replace) {
   std::vector<TensorView> views;
   for (const auto& [tensor, slot, format, address, bytes] : slots) {
     views.push_back({.tensor = tensor, .format = format, .bytes = BytesAt(address, bytes), .slot = slot});
@@ -62,7 +64,7 @@ std::vector<uint64_t> LoadWeights(const PyClient& self, const Slots& slots,
   for (const auto& [tensor, count] : updates) {
     views.push_back({.tensor = tensor, .slot = "updates", .updates = count});
   }
-  return UnlockedTransfer([&, client = self.Get()] { return client->LoadWeights(views); });
+  return UnlockedTransfer([&, client = self.Get()] { return client->LoadWeights(views, replace); });
 }
 
 // Returns the step that the pulled weights are of, by tensor. `digests`, by tensor: what is here already is left out.
@@ -83,6 +85,39 @@ std::map<uint32_t, uint64_t> Pull(const PyClient& self, const std::string& run_i
     UnlockedTransfer([&, client = self.Get()] { return client->Pull(run_id, tensors, sink, 0, have); });
   }
   return steps;
+}
+
+// (tensor, slot, address, bytes)
+using StatePlaces = std::vector<std::tuple<uint32_t, std::string, Address, uint64_t>>;
+
+// Returns how many updates the state is of, by tensor. All of a tensor is of one update; `snapshot` as Client::Pull's.
+std::map<uint32_t, uint64_t> PullState(const PyClient& self, const std::string& run_id, const StatePlaces& places,
+                                       uint64_t snapshot) {
+  std::map<std::string, Places> by_slot;
+  for (const auto& [tensor, slot, address, bytes] : places) by_slot[slot].push_back({tensor, address, bytes});
+  std::map<std::string, Landing> landings;
+  std::vector<std::string> slots = {"updates"};
+  std::vector<uint32_t> tensors;
+  for (const auto& [slot, of_slot] : by_slot) {
+    landings.emplace(slot, of_slot);
+    slots.push_back(slot);
+    for (const auto& place : of_slot) tensors.push_back(std::get<0>(place));
+  }
+  std::sort(tensors.begin(), tensors.end());
+  tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
+  std::map<uint32_t, uint64_t> updates;
+  const auto sink = [&](const ServedPiece& piece) -> absl::Status {
+    if (piece.slot == "updates") {
+      updates[piece.tensor] = piece.updates;
+      return absl::OkStatus();
+    }
+    const auto landing = landings.find(piece.slot);
+    if (landing == landings.end() || !landing->second.wants(piece.tensor)) return absl::OkStatus();
+    return landing->second.Write(piece.tensor, piece.first * sizeof(float), piece.codes);
+  };
+  if (tensors.empty()) return updates;
+  UnlockedTransfer([&, client = self.Get()] { return client->PullState(run_id, tensors, slots, sink, snapshot); });
+  return updates;
 }
 
 void BindWeights(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes) {
@@ -159,7 +194,9 @@ void BindTrainer(nb::class_<PyClient>& client) {
            arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s)
       .def_prop_ro("step", &Step)
       .def("check_status", &CheckStatus)
-      .def("load_weights", &LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>())
+      .def("load_weights", &LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>(),
+           arg("replace") = false)
+      .def("pull_state", &PullState, arg("run_id"), arg("places"), arg("snapshot") = 0)
       .def("pull", &Pull, arg("run_id"), arg("places"), arg("digests") = std::map<uint32_t, uint64_t>())
       .def("bind_weights", &BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
       .def("await_weights", &AwaitWeights, arg("tensor"), arg("timeout_s"))

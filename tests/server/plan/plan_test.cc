@@ -237,13 +237,15 @@ TEST(PlanTest, TheAccountsOfTheLargestRunAreBounded) {
   EXPECT_GT(plan.bytes.staging, plan.account_bytes);
 }
 
-// A reader's chunk is as large as a rank's, with its scales; and a copy of the largest tensor's weights is kept for
-// one.
+// A reader's chunk may be of state in fp32, which is decoded from beside it; and a copy of the largest tensor is kept
+// for one.
 TEST(PlanTest, ChunksThatReadersHoldAreStaging) {
   const RunSpec spec = Made(MakeSpec("r1", {{"w", {1 << 20}}, {"v", {1 << 19}}}));  // served in bf16
   const Plan plan = MakePlan(spec);
-  EXPECT_EQ(plan.copy_bytes, 3u << 20);
-  EXPECT_EQ(plan.reader_bytes, 2 * (1 + kMoreReaders) * (uint64_t{1} << 19) + plan.copy_bytes);
+  EXPECT_EQ(plan.copy_bytes, (3u << 20) + 2 * ((1u << 20) + (1u << 16)));  // split24, companded8
+  EXPECT_EQ(plan.state_room_bytes, (1u << 18) + (1u << 14));
+  EXPECT_EQ(plan.reader_bytes,
+            (1 + kMoreReaders) * (2 * (uint64_t{1} << 20) + plan.state_room_bytes) + plan.copy_bytes);
   EXPECT_GT(plan.bytes.staging, plan.reader_bytes + plan.account_bytes);
 }
 

@@ -1,0 +1,125 @@
+"""state_dict() and load_state_dict() of an optimizer, beside the options of its param_groups."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ballast.errors import Rejected
+from ballast.membership import Membership
+from ballast.moments import Moments, moments_of, slot_names, zeros
+from ballast.saved_state import FULL_STATE_PARAMETERS, TOKEN, SavedState, Token, digest_of
+from ballast.session import Session
+from ballast.settings import RunSettings
+from ballast.starting_state import StartingState
+from ballast.steps import Steps
+
+
+class StateDicts:
+    """Reads the run's state from the daemon, by this rank alone, and keeps what is loaded until the run takes it over.
+
+    One thread at a time, with the lock of `steps`.
+    """
+
+    def __init__(self, settings: RunSettings, membership: Membership, steps: Steps, starting_state: StartingState):
+        self._settings = settings
+        self._membership = membership
+        self._steps = steps
+        self._starting_state = starting_state
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def read(self, groups: Iterable[Mapping[str, Any]], whole: bool) -> dict[str, Any]:
+        """The "state" of these param_groups, and the token. whole: of parameters too that have seen no update."""
+        parameters = [p for group in groups for p in group["params"]]
+        saved, session = self._starting_state.saved, self._membership.session
+        if saved is not None:
+            token = {} if saved.token is None else {TOKEN: saved.token.fields()}
+            return {"state": saved.as_state(parameters), **token}
+        if session is None:
+            self._membership.connected()
+        if session is None or not session.weights.loaded:
+            return {"state": self._unmade(parameters) if whole else {}}
+        self._check_between(session)
+        token = Token(session.run, session.step - 1, session.weights.generation)
+        if self._refers(parameters):
+            return {"state": {}, TOKEN: token.fields()}
+        state = SavedState(self._state_of(session, whole), None, False).as_state(parameters)
+        return {"state": state, TOKEN: Token(token.run, token.step, token.generation, digest_of(state)).fields()}
+
+    def _unmade(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
+        names = slot_names(self._settings.rule.name)
+        return {i: zeros(p.shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad}
+
+    def _refers(self, parameters: Iterable[Tensor]) -> bool:
+        if self._settings.saved_state is not None:
+            return self._settings.saved_state == "reference"
+        return sum(parameter.numel() for parameter in parameters) > FULL_STATE_PARAMETERS
+
+    @staticmethod
+    def _state_of(session: Session, whole: bool) -> dict[int, Moments]:
+        state = session.weights.state()
+        return {key: moments for key, moments in state.items() if whole or moments.updates > 0}
+
+    @staticmethod
+    def _check_between(session: Session) -> None:
+        """Tensors are updated one by one while backward goes on."""
+        if session.begun and not session.staged and session.micro_batches.last:
+            raise Rejected(
+                f"state_dict() between backward() and step() of step {session.step}: some tensors are updated and some are "
+                "not; call step() first",
+                "FAILED_PRECONDITION",
+            )
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def take(
+        self, state_dict: Mapping[str, Any], groups: list[dict[str, Any]], rewind: Callable[[int], object]
+    ) -> None:
+        """What load_state_dict() is given, checked, but for the options. rewind: takes the run back to a step."""
+        token = Token.of(state_dict)
+        if token is not None and token.digest is None and token.generation is not None and not state_dict["state"]:
+            self._go_to(token, rewind)
+        elif state_dict["state"] or (token is not None and token.digest is not None):
+            saved = SavedState(moments_of(state_dict, groups), token, False)
+            state = saved.as_state(p for group in groups for p in group["params"])
+            intact = token is not None and token.digest == digest_of(state)
+            self._starting_state.bring(SavedState(saved.moments, token, intact))
+        else:
+            self._starting_state.bring(None)
+
+    def _go_to(self, token: Token, rewind: Callable[[int], object]) -> None:
+        """To the state that a reference means: where the run is, or a snapshot."""
+        if token.run != self._settings.rank.run:
+            raise Rejected(
+                f"this state_dict refers to step {token.step} of run '{token.run}', and this optimizer trains run "
+                f"'{self._settings.rank.run}': give run='{token.run}', or save with saved_state='full'"
+            )
+        session = self._steps.joined()
+        now = (session.step - 1, session.weights.generation)
+        if now == (token.step, token.generation):
+            return
+        status = session.weights.status_there()
+        kept = [int(step) for step in status["snapshot_steps"]]
+        if token.step not in kept:
+            raise Rejected(
+                f"this state_dict refers to step {token.step} of run '{token.run}', generation {token.generation}; the run "
+                f"is at step {now[0]}, generation {now[1]}, and keeps snapshots of {kept or 'no step'}: the daemon no longer "
+                "has that state. Save with saved_state='full' to load it anywhere, keep snapshots of more steps "
+                "(snapshots=, snapshot_every=), or go on in another run, with the weights and without moments",
+                "FAILED_PRECONDITION",
+            )
+        if now[1] != token.generation:
+            warnings.warn(
+                f"run '{token.run}' was rewound or replaced since step {token.step} was saved (generation {token.generation}, "
+                f"now {now[1]}): it goes back to its latest step {token.step}",
+                stacklevel=4,
+            )
+        self._starting_state.bring(None)
+        if self._settings.rank.number == 0:
+            rewind(token.step)
+        else:
+            self._steps.follow(session.weights.await_end("takes the run back to a snapshot"))

@@ -1,0 +1,40 @@
+"""What travels to the daemon when weights and state are uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from ballast.binding import Binding
+from ballast.moments import Moments
+
+# Of _core.Client.load_weights: slots, and counts of updates.
+Upload = tuple[list[tuple[int, str, str, int, int]], dict[int, int]]
+
+
+def upload_of(bindings: Iterable[Binding], moments: Mapping[int, Moments]) -> Upload:
+    """The weights of these tensors, in fp32 where the master beside them is what they were rounded from, and their
+    moments, by id(parameter). The bindings have loaded."""
+    slots, updates = [], {}
+    for binding in bindings:
+        state = moments.get(id(binding.parameter))
+        master = None if state is None else state.master
+        if master is None or not binding.is_served_of(master):
+            landing = binding.landing
+            slots.append((binding.index, "weights", binding.format, landing.data_ptr(), landing.nbytes))
+        else:
+            slots.append((binding.index, "weights", "fp32", master.data_ptr(), master.nbytes))
+        if state is not None and state.slots:
+            updates[binding.index] = state.updates
+            for slot, values in state.slots.items():
+                slots.append((binding.index, slot, "fp32", values.data_ptr(), values.nbytes))
+    return slots, updates
+
+
+def same(one: Moments, other: Moments) -> bool:
+    """To the bit."""
+    ours, theirs = one.as_state(), other.as_state()
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(value.view(torch.int32), theirs[name].view(torch.int32)) for name, value in ours.items()
+    )
