@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,27 @@ def test_parameters_without_state_stay_without(tmp_path: Path) -> None:
     convert(tmp_path / "out.safetensors", tmp_path / "out.pt", "torch", verify=True)
     assert 4 not in optimizer.state_dict()["state"]
     assert_same(optimizer.state_dict(), loaded(tmp_path / "out.pt"))
+
+
+def test_what_two_ranks_of_fsdp2_saved_becomes_torchs_and_goes_back(tmp_path: Path) -> None:
+    def run(what: str) -> None:
+        program = Path(__file__).with_name("sharded.py")
+        done = subprocess.run([sys.executable, "-B", program, what, tmp_path], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    run("save")
+    full = loaded(tmp_path / "full.pt")
+    convert(tmp_path / "dcp", tmp_path / "out.pt", "torch", verify=True)
+    converted = loaded(tmp_path / "out.pt")
+    assert [group["param_names"] for group in converted["param_groups"]] == [g["params"] for g in full["param_groups"]]
+    names = [name for group in full["param_groups"] for name in group["params"]]
+    for index, name in enumerate(names):
+        for slot, value in full["state"][name].items():
+            assert torch.equal(converted["state"][index][slot], value), (name, slot)
+    convert(tmp_path / "out.pt", tmp_path / "converted", "dcp", verify=True)
+    run("load")
+    again = loaded(tmp_path / "again.pt")
+    assert again["param_groups"] == full["param_groups"]
+    assert all(
+        torch.equal(again["state"][n][slot], v) for n, state in full["state"].items() for slot, v in state.items()
+    )

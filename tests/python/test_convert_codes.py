@@ -1,4 +1,5 @@
-"""FlashOptim's and bitsandbytes' 8-bit state, in and out, against their formulas written here once more in torch alone."""
+"""FlashOptim's and bitsandbytes' 8-bit state, in and out, against their formulas written here once more in torch
+alone."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 import ballast
-from ballast.convert import VerifyFailed, convert
+from ballast.convert import VerifyFailed, convert, dynamic8
+from ballast.convert.codes import decoded
+from ballast.convert.lazy import LazyTensor, constant
 from checkpoints import loaded, saved
 
 LARGE = 3 * 4096 + 77  # elements: not a multiple of any block
@@ -296,3 +299,32 @@ def test_codes_of_one_system_become_the_others(tmp_path: Path) -> None:
     ours = flash_decode(state["exp_avg::quantized"], state["exp_avg::scales"], False)
     theirs = dynamic_decode(codes["state1"], codes["qmap1"], codes["absmax1"], 256)
     assert (blocks(ours - theirs, 32).abs().amax(1) <= 8.5e-3 * blocks(theirs, 32).abs().amax(1)).all()
+
+
+def test_codes_in_another_order_of_memory_are_refused(tmp_path: Path) -> None:
+    """Blocks are counted in memory: of channels_last they are others."""
+    m, v = (x[:12288].reshape(2, 6, 32, 32).to(memory_format=torch.channels_last) for x in moments())
+    torch.save(state_dict({0: {"exp_avg": m, "exp_avg_sq": v}}), tmp_path / "in.pt")
+    with pytest.raises(ballast.Rejected, match="parameter 0: exp_avg was saved in another order of memory.*contiguous"):
+        convert(tmp_path / "in.pt", tmp_path / "out.pt", "flashoptim")
+    convert(tmp_path / "in.pt", tmp_path / "plain.pt", "torch", verify=True)
+    assert torch.equal(loaded(tmp_path / "plain.pt")["state"][0]["exp_avg"], m)
+    codes = bnb_state(m.contiguous(), v.contiguous(), 256)
+    codes["state1"] = codes["state1"].to(memory_format=torch.channels_last)
+    torch.save(state_dict({0: codes}), tmp_path / "codes.pt")
+    with pytest.raises(ballast.Rejected, match="parameter 0: exp_avg was saved in another order of memory"):
+        convert(tmp_path / "codes.pt", tmp_path / "out.pt", "torch")
+
+
+@pytest.mark.parametrize("format", ["flash8", "dynamic8"])
+def test_codes_saved_in_shards_are_refused(format: str) -> None:
+    """Two shards of 31 elements have two scales, and so would the whole of 62."""
+    codes = LazyTensor((62,), torch.int8 if format == "flash8" else torch.uint8, lambda: torch.zeros(62), sharded=True)
+    scales = constant(torch.ones(2, dtype=torch.float16) if format == "flash8" else torch.ones(1))
+    with pytest.raises(ballast.Rejected, match="parameter 3: its 8-bit codes were saved in shards"):
+        if format == "flash8":
+            decoded(codes, scales, format, "exp_avg", "parameter 3")
+        else:
+            table = constant(dynamic_map(True))
+            state = {"state1": codes, "qmap1": table, "absmax1": scales}
+            dynamic8.decode(state, "exp_avg", "parameter 3")

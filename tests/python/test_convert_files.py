@@ -117,7 +117,11 @@ def test_torchs_older_form_is_refused_with_the_way_out(tmp_path: Path) -> None:
 # --- the files themselves -------------------------------------------------------------------------------------------
 
 
-def test_a_written_file_is_a_sound_archive_of_aligned_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [zipfile.ZIP64_LIMIT, 64], ids=["small", "as beyond 4 GiB"])
+def test_a_written_file_is_a_sound_archive_of_aligned_tensors(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", limit)
     _, optimizer, source = saved(tmp_path / "in")
     convert(source, tmp_path / "out.pt", "torch")
     with zipfile.ZipFile(tmp_path / "out.pt") as archive, (tmp_path / "out.pt").open("rb") as file:
@@ -219,16 +223,17 @@ def test_a_full_disk_leaves_nothing_and_is_told(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_ctrl_c_leaves_nothing_and_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_leaves_nothing_and_is_told(name: str, tmp_path: Path) -> None:
     """Sent by the program to itself while it writes."""
     saved(tmp_path / "in")
     program = (
-        "import os, signal, sys\n"
+        "import os, runpy, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from ballast.convert import torch_file\n"
-        "from ballast.convert.__main__ import main\n"
-        "torch_file.raw_bytes = lambda tensor: os.kill(os.getpid(), signal.SIGINT)\n"
-        f"sys.exit(main([{str(tmp_path / 'in')!r}, {str(tmp_path / 'out.pt')!r}, '--to', 'torch']))\n"
+        f"torch_file.raw_bytes = lambda tensor: os.kill(os.getpid(), signal.{name})\n"
+        f"sys.argv[1:] = [{str(tmp_path / 'in')!r}, {str(tmp_path / 'out.pt')!r}, '--to', 'torch']\n"
+        "runpy.run_module('ballast.convert', run_name='__main__')\n"
     )
     done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
     assert done.returncode == 130 and "interrupted; there is no OUT" in done.stderr, done.stderr

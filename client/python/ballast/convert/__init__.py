@@ -1,15 +1,16 @@
-"""Converts the state of optimizers between the formats that trainers save: offline, without a daemon, a tensor at a time.
+"""Converts the state of optimizers between the formats that trainers save: offline, without a daemon, a tensor at a
+time.
 
     python -m ballast.convert checkpoint-500 optimizer.safetensors --to safetensors --verify
 
     from ballast.convert import convert
     convert("optimizer.pt", "optimizer_dcp", "dcp", names=["pytorch_model.bin"])
 
-Formats, in and out: "torch" (files of torch.save), "safetensors", "dcp" (folders of torch.distributed.checkpoint, FSDP's),
-"hf-trainer" (Trainer's folders), "flashoptim" and "bitsandbytes" (files of torch.save with state in 8 bits). Between them
-everything is torch's state_dict: step, exp_avg, exp_avg_sq or momentum_buffer of each parameter, "master" where a format
-has master weights of its own, and param_groups. Files are read without running anything that is in them. Needs torch; to
-read safetensors, the package of that name.
+Formats, in and out: "torch" (files of torch.save), "safetensors", "dcp" (folders of torch.distributed.checkpoint,
+FSDP's), "hf-trainer" (Trainer's folders), "flashoptim" and "bitsandbytes" (files of torch.save with state in 8 bits).
+Between them everything is torch's state_dict: step, exp_avg, exp_avg_sq or momentum_buffer of each parameter, "master"
+where a format has master weights of its own, and param_groups. Files are read without running anything that is in
+them. Needs torch; to read safetensors, the package of that name.
 
 Memory: while a tensor is written it is in memory, and what it is decoded from, besides pages of mapped files, which the
 system takes back when it needs them.

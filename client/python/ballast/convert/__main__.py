@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,17 +16,22 @@ formats:
   safetensors   one file; only such that this program wrote are read, for others have no param_groups
   dcp           a folder of torch.distributed.checkpoint, as FSDP, Accelerate and Trainer under FSDP save; goes by names
   hf-trainer    a folder of Hugging Face's Trainer: optimizer.pt and the model's files
-  flashoptim    a file of torch.save with FlashOptim's 8-bit moments, as compress_state_dict=True saves
-  bitsandbytes  a file of torch.save with the 8-bit state of bitsandbytes' AdamW8bit and others
+  flashoptim    a file of torch.save with FlashOptim's 8-bit moments, as compress_state_dict=True saves; master weights,
+                where there are any, in 24 bits beside the bf16 model that --names gives
+  bitsandbytes  a file of torch.save with the 8-bit state of bitsandbytes' AdamW8bit and others; made of all tensors with
+                4096 elements or more, embeddings too
 
-What IN is, is found out. Each format can be converted to each. To an 8-bit format, moments are rounded; all else is exact.
+What IN is, is found out. Each format can be converted to each. To an 8-bit format, moments are rounded; all else is
+exact. A folder of Trainer's is copied with its other files; from elsewhere, OUT has optimizer.pt and the weights alone.
 
 names:
   Files of torch.save number an optimizer's parameters, folders of torch.distributed.checkpoint name them. --names gives
-  the names. Of a model saved by torch.save, their order is the optimizer's if it has one param_group; if it has more, it
-  is found by shapes where these leave no doubt. Else give a text file, one name a line, group after group:
-    names = [names_by_id[id(p)] for group in optimizer.param_groups for p in group["params"]]
-  safetensors files sort their names, so of a model in this format only weights are taken.
+  the names. Of a model saved by torch.save, their order is the optimizer's if it has one param_group; if it has more,
+  it is found by shapes where these leave no doubt. safetensors files sort their names, so of a model in this format
+  only weights are taken. In all other cases give a text file, one name a line, group after group:
+    names = {id(p): name for name, p in model.named_parameters()}
+    lines = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    pathlib.Path("names.txt").write_text("\\n".join(lines))
 
 examples:
   python -m ballast.convert checkpoint-500 adamw8.pt --to bitsandbytes --verify
@@ -47,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line's."""
     made = argparse.ArgumentParser(
         prog="python -m ballast.convert",
-        description="Converts the state of an optimizer from one format to another, a tensor at a time, without a daemon.",
+        description="Converts an optimizer's state from one format to another, a tensor at a time, without a daemon.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -104,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("ballast.convert: interrupted; there is no OUT", file=sys.stderr)
         return 130
     print(
-        f"{options['out']}: {report.parameters} parameters, {report.nbytes / 2**20:.1f} MiB of state, from {report.source} "
-        f"({report.system}'s) to {options['to']}"
+        f"{options['out']}: {report.parameters} parameters, {report.nbytes / 2**20:.1f} MiB of state, from "
+        f"{report.source} ({report.system}'s) to {options['to']}"
     )
     for slot in report.errors or ():
         print(f"verified {slot}")
@@ -113,4 +119,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is half done is deleted then too
     sys.exit(main())

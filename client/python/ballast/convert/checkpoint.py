@@ -35,8 +35,8 @@ WRAPPED = "__bnb_optimizer_quant_state__"
 class Parameter:
     """One parameter's state.
 
-    name: None where the file numbers parameters and does not name them. group: its place in Checkpoint.groups. state: by
-    slot ("exp_avg", "exp_avg_sq", "momentum_buffer", "step", "master"...); empty where it was never updated.
+    name: None where the file numbers parameters and does not name them. group: its place in Checkpoint.groups. state:
+    by slot ("exp_avg", "exp_avg_sq", "momentum_buffer", "step", "master"...); empty where it was never updated.
     """
 
     name: str | None
@@ -91,8 +91,8 @@ class Checkpoint:
 
 
 def from_state_dict(tree: dict[Any, Any], where: str, drop: Collection[str] = ()) -> Checkpoint:
-    """Of torch's layout, nested or flat, keyed by number or by name, without the slots in `drop`. Rejected, saying what is
-    wrong with it."""
+    """Of torch's layout, nested or flat, keyed by number or by name, without the slots in `drop`. Rejected, saying
+    what is wrong with it."""
     if is_flat(tree):
         return _from_flat(tree, where, drop)
     if not isinstance(tree["param_groups"], list) or not all(isinstance(group, dict) for group in tree["param_groups"]):
@@ -144,8 +144,8 @@ def _state(state: Any, label: str, drop: Collection[str]) -> dict[str, Value]:
             continue
         elif not isinstance(slot, str) or not isinstance(value, (LazyTensor, int, float, type(None))):
             raise Rejected(
-                f"{label}: {slot!r} of its state is {type(value).__name__}: only tensors and numbers are converted. Leave "
-                f"it out with --drop {slot}"
+                f"{label}: {slot!r} of its state is {type(value).__name__}: only tensors and numbers are converted. "
+                f"Leave it out with --drop {slot}"
             )
         else:
             found[slot] = value

@@ -21,18 +21,28 @@ def blocks_of(numel: int, block: int) -> int:
     return -(-numel // block)
 
 
+def need_order(label: str, slot: str, *tensors: LazyTensor) -> None:
+    """Rejected if one is in another order of memory than its shape's: by that order blocks are counted."""
+    if any(tensor.reordered for tensor in tensors):
+        raise Rejected(
+            f"{label}: {slot} was saved in another order of memory than its shape's (channels last), by which blocks "
+            "of 8-bit codes are counted: call .contiguous() on the model's parameters and the state, and save it again"
+        )
+
+
 def need_whole(label: str, *tensors: LazyTensor) -> None:
     """Rejected if one was saved in shards: blocks of codes may then not be those of the whole tensor."""
     if any(tensor.sharded for tensor in tensors):
         raise Rejected(
-            f"{label}: its 8-bit codes were saved in shards, whose blocks need not be the whole tensor's: load them with the "
-            "library that made them, and save the state of one rank, or uncompressed"
+            f"{label}: its 8-bit codes were saved in shards, whose blocks need not be the whole tensor's: load them "
+            "with the library that made them, and save the state of one rank, or uncompressed"
         )
 
 
 @dataclass(eq=False)
 class EncodedMoment:
-    """A moment to be encoded: codes and scales, each when it is read. format: "flash8" or "dynamic8". slot: torch's name.
+    """A moment to be encoded: codes and scales, each when it is read. format: "flash8" or "dynamic8". slot: torch's
+    name.
 
     Reading codes makes the scales too; they are kept until they are read, for they come next.
     """
@@ -87,6 +97,7 @@ def decoded(codes: LazyTensor, scales: LazyTensor, format: str, slot: str, label
             f"{wanted[1]} and {_SCALES[format]}[{count}], a scale for each {BLOCKS[format]} elements"
         )
     need_whole(label, codes, scales)
+    need_order(label, slot, codes)
     return LazyTensor(codes.shape, torch.float32, lambda: _decode(codes, scales, format, slot, label))
 
 

@@ -33,8 +33,8 @@ _CODECS = {
 
 @dataclass
 class SlotError:
-    """slot: torch's name. bound, error: the largest |out - in| over the largest |in| of the block that shares a scale; 0 is
-    exact, to the bit. worst: the parameter that has it. beyond: tensors whose error is larger than the bound."""
+    """slot: torch's name. bound, error: the largest |out - in| over the largest |in| of the block that shares a scale;
+    0 is exact, to the bit. worst: the parameter that has it. beyond: tensors whose error is larger than the bound."""
 
     slot: str
     bound: float
@@ -62,12 +62,12 @@ def bounds_of(to: str) -> dict[str, CodecError]:
 def compare(
     wanted: Checkpoint, got: Checkpoint, bounds: Mapping[str, CodecError], compared: Callable[[int], object]
 ) -> tuple[SlotError, ...]:
-    """Slot by slot, two tensors in memory at a time; compared(n) is called after each, with its bytes. Rejected, naming the first, if parameters, slots, shapes, numbers or
-    options differ: no error of rounding explains those."""
+    """Slot by slot, two tensors in memory at a time; compared(n) is called after each, with its bytes. Rejected,
+    naming the first, if parameters, slots, shapes, numbers or options differ: no error of rounding explains those."""
     if len(wanted.parameters) != len(got.parameters) or len(wanted.groups) != len(got.groups):
         raise Rejected(
-            f"verify: {len(got.parameters)} parameters in {len(got.groups)} groups came back of {len(wanted.parameters)} in "
-            f"{len(wanted.groups)}"
+            f"verify: {len(got.parameters)} parameters in {len(got.groups)} groups came back of "
+            f"{len(wanted.parameters)} in {len(wanted.groups)}"
         )
     for number, (options, came) in enumerate(zip(wanted.groups, got.groups)):
         for option, value in options.items():
@@ -119,7 +119,8 @@ def _number(value: Value) -> Any:
 
 
 def _of_blocks(x: torch.Tensor, y: torch.Tensor, block: int) -> float:
-    """The largest over blocks of max |y - x| / max |x|; infinite where a block of zeros came back otherwise, or NaN did."""
+    """The largest over blocks of max |y - x| / max |x|; infinite where a block of zeros came back otherwise, or NaN
+    did."""
     padding = (0, -len(x) % block)
     x, y = (torch.nn.functional.pad(values.double(), padding).reshape(-1, block) for values in (x, y))
     moved, largest = (y - x).abs().amax(1), x.abs().amax(1)

@@ -26,8 +26,9 @@ AnyPath = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Report:
-    """source: the format that IN was found to have. system: whose state it holds: "torch", "flashoptim" or "bitsandbytes".
-    parameters, nbytes: of the state, before it is encoded. errors: by slot, where it was verified; else None."""
+    """source: the format that IN was found to have. system: whose state it holds: "torch", "flashoptim" or
+    "bitsandbytes". parameters, nbytes: of the state, before it is encoded. errors: by slot, where it was verified;
+    else None."""
 
     source: str
     system: str
@@ -86,15 +87,15 @@ def convert(
     """Writes the optimizer's state in `source` to `out` in the format `to`. Needs no daemon; one or two tensors are in
     memory at a time. `out` is made whole or not at all.
 
-    to, source_format: of FORMATS; source_format None: found out. names: a model's state dict (files or a folder), or a text
-    file with a name a line: gives numbered parameters their names; and FlashOptim's low bits their upper halves. part: where
-    in IN the optimizer is, as keys joined by dots; out_part: where in a folder of torch.distributed.checkpoint it is put.
-    state1: what bitsandbytes' state1 is where there is no state2 (exp_avg, momentum_buffer, square_avg or sum). drop: slots
-    to leave out. overwrite: replace an `out` that exists. verify: read `out` again and compare. progress: a stream to tell
-    how far it is.
+    to, source_format: of FORMATS; source_format None: found out. names: a model's state dict (files or a folder), or a
+    text file with a name a line: gives numbered parameters their names; and FlashOptim's low bits their upper halves.
+    part: where in IN the optimizer is, as keys joined by dots; out_part: where in a folder of
+    torch.distributed.checkpoint it is put. state1: what bitsandbytes' state1 is where there is no state2 (exp_avg,
+    momentum_buffer, square_avg or sum). drop: slots to leave out. overwrite: replace an `out` that exists. verify:
+    read `out` again and compare. progress: a stream to tell how far it is.
 
-    Raises Rejected, saying what is wrong and what to do, where an argument or IN is not as needed; VerifyFailed; OSError as
-    the file system's. May be called from any thread.
+    Raises Rejected, saying what is wrong and what to do, where an argument or IN is not as needed; VerifyFailed;
+    OSError as the file system's. May be called from any thread.
     """
     into, at = Path(out), Path(source)
     _check_format("to", to)
@@ -139,15 +140,16 @@ def _check_places(source: Path, out: Path, to: str) -> None:
 
 
 def container_of(path: Path) -> str:
-    """ "torch", "safetensors", "dcp" or "hf-trainer": what a path is, by its first bytes or its files. Rejected if none."""
+    """What a path is, by its first bytes or its files: "torch", "safetensors", "dcp" or "hf-trainer". Rejected if
+    none."""
     if path.is_dir():
         if (path / INDEX).is_file():
             return "dcp"
         if trainer_folder.is_folder(path):
             return "hf-trainer"
         raise Rejected(
-            f"{path} is a folder with neither {INDEX} (torch.distributed.checkpoint) nor optimizer.pt (Trainer): give the folder "
-            "that holds one of these"
+            f"{path} is a folder with neither {INDEX} (torch.distributed.checkpoint) nor optimizer.pt (Trainer): give "
+            "the folder that holds one of these"
         )
     with path.open("rb") as file:
         start = file.read(9)
@@ -198,8 +200,8 @@ def _named(checkpoint: Checkpoint, model: ModelState, choices: _Choices) -> Chec
 
 
 def _model_beside(folder: Path, checkpoint: Checkpoint, to: str) -> ModelState | None:
-    """The model that Trainer keeps with its optimizer, where the conversion does not go without: for names, of a file that
-    has their order, and for master weights."""
+    """The model that Trainer keeps with its optimizer, where the conversion does not go without: for names, of a file
+    that has their order, and for master weights."""
     found = model_file(folder)
     slots = _slots(checkpoint)
     for_names = to == "dcp" and not checkpoint.is_named and found is not None and ".bin" in found.name

@@ -1,7 +1,8 @@
 """Folders of torch.distributed.checkpoint: FSDP's, and Accelerate's and Trainer's under FSDP.
 
-Read chunk by chunk from where the index says; written as one rank would, one tensor after the other: dcp.save itself keeps
-all tensors of a file until the file is done. What it flattens, it names by the keys from the root, joined by dots.
+Read chunk by chunk from where the index says; written as one rank would, one tensor after the other: dcp.save itself
+keeps all tensors of a file until the file is done. What it flattens, it names by the keys from the root, joined by
+dots.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _VERSION = "1.0.0"  # of the layout, as torch 2.13 writes it
 
 
 def read_tree(folder: Path) -> Any:
-    """What was saved, as nested dicts and lists: tensors as LazyTensor, the rest as Deferred. A tensor that was sharded is
-    put together when it is read: then it and one chunk are in memory. Rejected if the folder is damaged or unsafe."""
+    """What was saved, as nested dicts and lists: tensors as LazyTensor, the rest as Deferred. A tensor that was
+    sharded is put together when it is read: then it and one chunk are in memory. Rejected if the folder is damaged or
+    unsafe."""
     index = read_index(folder)
     paths = index.planner_data if isinstance(index.planner_data, dict) else {}
     leaves: dict[tuple[str | int, ...], Any] = {}
@@ -60,6 +62,10 @@ def _read_tensor(folder: Path, index: Any, fqn: str) -> torch.Tensor:
         part = _read_item(folder, index, fqn, chunk.offsets)
         if not isinstance(part, torch.Tensor) or part.shape != chunk.sizes or part.dtype != entry.properties.dtype:
             raise Rejected(f"{folder}: a chunk of {fqn} is not of the shape and dtype that {INDEX} says")
+        if part.dtype in (torch.int8, torch.uint8) and not part.is_contiguous():
+            raise Rejected(
+                f"{folder}: {fqn} has 8-bit codes in an order of memory that is not their shape's (channels last)"
+            )
         if len(entry.chunks) == 1:
             return part.contiguous()
         if whole is None:
@@ -102,9 +108,9 @@ class _Window(io.RawIOBase):
 
 
 def write_tree(folder: Path, tree: dict[str, Any], wrote: Callable[[int], object]) -> None:
-    """Writes nested dicts and lists, tensors as LazyTensor, into an empty folder, so that dcp.load of dicts that are nested
-    alike finds them. One tensor is in memory at a time; wrote(n) is called after each, with its bytes. OSError as the file
-    system's."""
+    """Writes nested dicts and lists, tensors as LazyTensor, into an empty folder, so that dcp.load of dicts that are
+    nested alike finds them. One tensor is in memory at a time; wrote(n) is called after each, with its bytes. OSError
+    as the file system's."""
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
@@ -131,7 +137,7 @@ def write_tree(folder: Path, tree: dict[str, Any], wrote: Callable[[int], object
             storage[key] = _StorageInfo(_FILE, first, file.tell() - first)
     known = {"version": _VERSION, "storage_meta": getattr(metadata, "StorageMeta", lambda: None)()}
     here = {field.name for field in fields(metadata.Metadata)}
-    rest = {name: value for name, value in known.items() if name in here}
+    rest: dict[str, Any] = {name: value for name, value in known.items() if name in here}
     index = metadata.Metadata(entries, planner_data=paths, storage_data=storage, **rest)
     (folder / INDEX).write_bytes(pickle.dumps(index))
 

@@ -1,7 +1,8 @@
 """The index of a torch.distributed.checkpoint folder, its file .metadata: read without running anything that is in it.
 
-It is a pickle, and torch reads it with pickle.load, which would run what somebody put there. Here only the classes that an
-index is made of are looked up. Layout: torch/distributed/checkpoint, metadata and filesystem (torch 2.2 to 2.13).
+It is a pickle, and torch reads it with pickle.load, which would run what somebody put there. Here only the classes
+that an index is made of are looked up. Layout: torch/distributed/checkpoint, metadata and filesystem (torch 2.2 to
+2.13).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
         raise Rejected(
-            f"{self._where} holds {module}.{name}, which only running code from the file would bring back: it is not read. "
-            "Save the folder with torch.distributed.checkpoint's own FileSystemWriter"
+            f"{self._where} holds {module}.{name}, which only running code from the file would bring back: it is not "
+            "read. Save the folder with torch.distributed.checkpoint's own FileSystemWriter"
         )
 
 
@@ -106,6 +107,6 @@ def check_chunks(entry: Any, fqn: str, folder: Path) -> None:
             raise Rejected(f"{folder / INDEX}: a chunk of {fqn} lies outside the tensor: the folder is damaged")
     if total != math.prod(entry.size):
         raise Rejected(
-            f"{folder / INDEX}: the chunks of {fqn} hold {total} of its {math.prod(entry.size)} elements: a rank's part is "
-            "missing"
+            f"{folder / INDEX}: the chunks of {fqn} hold {total} of its {math.prod(entry.size)} elements: a rank's "
+            "part is missing"
         )

@@ -1,10 +1,10 @@
 """bitsandbytes' state dicts: state1 and state2 in 8 bits with qmap and absmax, or fp32 for small tensors.
 
-Layout, as of version 0.50 (github.com/bitsandbytes-foundation/bitsandbytes, bitsandbytes/optim/optimizer): uint8 codes in the
-parameter's shape, qmap with the 256 values that they stand for, absmax with an fp32 scale for each 256 elements (2048 before
-0.45); step is a whole number. Two states are Adam's moments, in torch's order; what one state alone is depends on the
-optimizer, which the file does not name. Tensors of less than 4096 elements stay fp32. The codec is dynamic8 of
-ballast.numerics (arXiv 2110.02861).
+Layout, as of version 0.50 (github.com/bitsandbytes-foundation/bitsandbytes, bitsandbytes/optim/optimizer): uint8 codes
+in the parameter's shape, qmap with the 256 values that they stand for, absmax with an fp32 scale for each 256 elements
+(2048 before 0.45); step is a whole number. Two states are Adam's moments, in torch's order; what one state alone is
+depends on the optimizer, which the file does not name. Tensors of less than 4096 elements stay fp32. The codec is
+dynamic8 of ballast.numerics (arXiv 2110.02861).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ballast import numerics
 from ballast.convert.checkpoint import Value
-from ballast.convert.codes import SLOTS, EncodedMoment, blocks_of, need_whole
+from ballast.convert.codes import SLOTS, EncodedMoment, blocks_of, need_order, need_whole
 from ballast.convert.formats import ALONE
 from ballast.convert.lazy import LazyTensor, constant, pieces
 from ballast.errors import Rejected
@@ -35,8 +36,8 @@ def is_state(state: dict[str, Value]) -> bool:
 
 
 def decode(state: dict[str, Value], state1: str | None, label: str) -> dict[str, Value]:
-    """torch's slots of one parameter, fp32. state1: what a state1 without state2 is. Rejected if that is not said, or the
-    state is of AdEMAMix or was made with block_wise=False."""
+    """torch's slots of one parameter, fp32. state1: what a state1 without state2 is. Rejected if that is not said, or
+    the state is of AdEMAMix or was made with block_wise=False."""
     if "max1" in state:
         raise Rejected(
             f"{label}: its state has max1: it was made with block_wise=False, which is not converted. Load it with a "
@@ -45,13 +46,13 @@ def decode(state: dict[str, Value], state1: str | None, label: str) -> dict[str,
     first, second = state["state1"], state.get("state2")
     if isinstance(first, LazyTensor) and isinstance(second, LazyTensor) and first.shape != second.shape:
         raise Rejected(
-            f"{label}: state1 has shape {first.shape}, state2 {second.shape}: AdEMAMix has two means in state1, which torch's "
-            "optimizers have no slot for"
+            f"{label}: state1 has shape {first.shape}, state2 {second.shape}: AdEMAMix has two means in state1, which "
+            "torch's optimizers have no slot for"
         )
     if second is None and state1 is None:
         raise Rejected(
-            f"{label}: bitsandbytes keeps one state of Lion, SGD, LARS, RMSprop and Adagrad alike, and does not say which: "
-            f"give --state1 {', '.join(ALONE)}"
+            f"{label}: bitsandbytes keeps one state of Lion, SGD, LARS, RMSprop and Adagrad alike, and does not say "
+            f"which: give --state1 {', '.join(ALONE)}"
         )
     made: dict[str, Value] = {slot: _as_torch(slot, value) for slot, value in state.items() if slot not in _OURS}
     names = {"1": "exp_avg", "2": "exp_avg_sq"} if second is not None else {"1": str(state1)}
@@ -76,10 +77,11 @@ def _decoded(state: dict[str, Value], number: str, slot: str, label: str) -> Laz
     block = next((block for block in _BLOCKS if blocks_of(codes.numel, block) == scales.numel), None)
     if codes.dtype != torch.uint8 or values.shape != (256,) or block is None:
         raise Rejected(
-            f"{label}: {slot} has codes {codes.dtype}[{codes.numel}], {values.numel} values and {scales.numel} scales: wanted "
-            f"uint8, 256 values, and a scale for each {' or '.join(map(str, _BLOCKS))} elements"
+            f"{label}: {slot} has codes {codes.dtype}[{codes.numel}], {values.numel} values and {scales.numel} "
+            f"scales: wanted uint8, 256 values, and a scale for each {' or '.join(map(str, _BLOCKS))} elements"
         )
     need_whole(label, codes, scales)
+    need_order(label, slot, codes)
     return LazyTensor(codes.shape, torch.float32, lambda: _decode(codes, values, scales, block))
 
 
@@ -128,7 +130,7 @@ def _encoded(value: LazyTensor, slot: str, number: int, label: str) -> dict[str,
 @cache
 def _map(slot: str) -> LazyTensor:
     """The values that codes stand for. One tensor for all parameters, as there."""
-    planes = {slot: np.arange(256, dtype=np.uint8), f"{slot}.scale": np.ones(1, np.float32)}
+    planes: dict[str, NDArray[Any]] = {slot: np.arange(256, dtype=np.uint8), f"{slot}.scale": np.ones(1, np.float32)}
     return constant(torch.from_numpy(numerics.decode(numerics.from_planes("dynamic8", slot, (256,), planes)).copy()))
 
 

@@ -1,4 +1,5 @@
-"""A tensor that is not read yet. What passes through a conversion is these, so that one or two are in memory at once."""
+"""A tensor that is not read yet. What passes through a conversion is these, so that one or two are in memory at
+once."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ PIECE = 1 << 18
 class LazyTensor:
     """shape and dtype are known, the values are not.
 
-    read() gives them: a contiguous tensor on the CPU that is not to be written to. It is made anew by each call, or maps
-    the file; nothing keeps it. sharded: it was saved in more than one piece.
+    read() gives them: a contiguous tensor on the CPU that is not to be written to. It is made anew by each call, or
+    maps the file; nothing keeps it. sharded: it was saved in more than one piece. reordered: it was saved in another
+    order of memory than its shape's (channels last).
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], torch.Tensor]
     sharded: bool = False
+    reordered: bool = False
 
     @property
     def numel(self) -> int:
@@ -56,7 +59,7 @@ def constant(tensor: torch.Tensor) -> LazyTensor:
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The values in memory, in C order, without a copy where the tensor is contiguous."""
-    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def pieces(numel: int) -> Iterator[tuple[int, int]]:

@@ -24,9 +24,9 @@ _INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where files w
 
 @dataclass
 class ModelState:
-    """where: the files, for messages. weights: by name; none where names alone are known. order: the names of what may be
-    parameters, in the model's order; None where that is not known, for safetensors sorts. listed: the order is that of a
-    text file, and so the optimizer's own."""
+    """where: the files, for messages. weights: by name; none where names alone are known. order: the names of what may
+    be parameters, in the model's order; None where that is not known, for safetensors sorts. listed: the order is that
+    of a text file, and so the optimizer's own."""
 
     where: str
     weights: dict[str, LazyTensor]
@@ -42,9 +42,9 @@ class ModelState:
 
 
 def read_model(paths: Sequence[Path]) -> ModelState:
-    """Of one or more paths: a file of torch.save or safetensors, an index of shards (model.safetensors.index.json), a folder
-    that holds one of these; and a text file with a name a line, which then gives the order. Rejected if one cannot be
-    read, or two hold the same name."""
+    """Of one or more paths: a file of torch.save or safetensors, an index of shards (model.safetensors.index.json), a
+    folder that holds one of these; and a text file with a name a line, which then gives the order. Rejected if one
+    cannot be read, or two hold the same name."""
     weights: dict[str, LazyTensor] = {}
     listed: list[str] = []
     sorted_names = False

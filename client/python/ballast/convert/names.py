@@ -18,9 +18,9 @@ LIST = (
 def assign_names(checkpoint: Checkpoint, model: ModelState) -> Checkpoint:
     """The checkpoint with the model's names, or, if it has names, in the model's order where its own is not known.
 
-    A text file has the optimizer's order. A model's is that of an optimizer with one param_group; with more, each group is
-    taken to have the model's order, and names are dealt out as long as shapes leave one way. Rejected, by name, if counts
-    or shapes differ, or there is more than one way.
+    A text file has the optimizer's order. A model's is that of an optimizer with one param_group; with more, each
+    group is taken to have the model's order, and names are dealt out as long as shapes leave one way. Rejected, by
+    name, if counts or shapes differ, or there is more than one way.
     """
     if checkpoint.is_named:
         _check_shapes(checkpoint, model)
@@ -28,8 +28,8 @@ def assign_names(checkpoint: Checkpoint, model: ModelState) -> Checkpoint:
     names = model.order
     if names is None:
         raise Rejected(
-            f"--names {model.where}: safetensors sorts names, so their order is not the model's, by which the optimizer numbers "
-            f"parameters: give the model as torch.save wrote it (pytorch_model.bin), or {LIST}"
+            f"--names {model.where}: safetensors sorts names, so their order is not the model's, by which the "
+            f"optimizer numbers parameters: give the model as torch.save wrote it (pytorch_model.bin), or {LIST}"
         )
     if len(names) != len(checkpoint.parameters):
         raise Rejected(_why_counts_differ(checkpoint, model, names))
@@ -48,8 +48,8 @@ def _why_counts_differ(checkpoint: Checkpoint, model: ModelState, names: list[st
             first = f" The first that differs is {name}, of shape {model.shape(name)}, for {parameter.shape}."
             break
     return (
-        f"--names {model.where} has {len(names)} parameters, the optimizer {len(checkpoint.parameters)}: buffers or frozen "
-        f"parameters may be among them.{first} Give the model of this optimizer, or {LIST}"
+        f"--names {model.where} has {len(names)} parameters, the optimizer {len(checkpoint.parameters)}: buffers or "
+        f"frozen parameters may be among them.{first} Give the model of this optimizer, or {LIST}"
     )
 
 
@@ -81,8 +81,8 @@ def check_shapes_occur(checkpoint: Checkpoint, model: ModelState) -> None:
 
 
 def _dealt_out(checkpoint: Checkpoint, model: ModelState, names: list[str]) -> list[str]:
-    """The names, group after group. Each in turn goes to the group whose next parameter has its shape; where that is more
-    than one group's, it is not known which, and rejected."""
+    """The names, group after group. Each in turn goes to the group whose next parameter has its shape; where that is
+    more than one group's, it is not known which, and rejected."""
     groups: list[list[Parameter]] = [[] for _ in checkpoint.groups]
     for parameter in checkpoint.parameters:
         groups[parameter.group].append(parameter)
@@ -93,7 +93,8 @@ def _dealt_out(checkpoint: Checkpoint, model: ModelState, names: list[str]) -> l
         if len(fitting) != 1:
             why = "may belong to more than one of" if fitting else "fits none of"
             raise Rejected(
-                f"--names {model.where}: {name}, of shape {model.shape(name)}, {why} the {len(groups)} param_groups: {LIST}"
+                f"--names {model.where}: {name}, of shape {model.shape(name)}, {why} the {len(groups)} param_groups: "
+                f"{LIST}"
             )
         dealt[fitting[0]].append(name)
     return [name for group in dealt for name in group]
@@ -118,8 +119,8 @@ def need_names(checkpoint: Checkpoint, to: str) -> None:
     """Rejected unless all parameters have names."""
     if not checkpoint.is_named:
         raise Rejected(
-            f"--to {to} goes by names, and the optimizer's parameters are numbered: give the model's state dict with --names "
-            f"MODEL_STATE, or {LIST}"
+            f"--to {to} goes by names, and the optimizer's parameters are numbered: give the model's state dict with "
+            f"--names MODEL_STATE, or {LIST}"
         )
 
 
@@ -127,6 +128,6 @@ def need_order(checkpoint: Checkpoint, to: str) -> None:
     """Rejected unless the order of parameters is known."""
     if not checkpoint.ordered:
         raise Rejected(
-            f"--to {to} goes by number, and a flat state_dict has names and no order: give the model as torch.save wrote it "
-            f"with --names MODEL_STATE, or, if there is more than one param_group, {LIST}"
+            f"--to {to} goes by number, and a flat state_dict has names and no order: give the model as torch.save "
+            f"wrote it with --names MODEL_STATE, or, if there is more than one param_group, {LIST}"
         )

@@ -11,8 +11,8 @@ INTERVAL_S = 10.0
 
 
 class Progress:
-    """Of one pass over `total` bytes, told to `stream`: tqdm's bar if the stream is a terminal and tqdm is installed, else a
-    line every 10 s. stream None: says nothing. clock: seconds."""
+    """Of one pass over `total` bytes, told to `stream`: tqdm's bar if the stream is a terminal and tqdm is installed,
+    else a line every 10 s. stream None: says nothing. clock: seconds."""
 
     def __init__(
         self, title: str, total: int, stream: TextIO | None, clock: Callable[[], float] = time.monotonic

@@ -1,8 +1,9 @@
 """safetensors: the header is written first, then one tensor after the other; read through the package of that name.
 
-An optimizer's state is the tensors state.NAME.SLOT, NAME being a parameter's name or number; what is no tensor, and the
-param_groups, is JSON in the header's __metadata__ under "ballast.optimizer". The layout of the file is the format's own:
-8 bytes with the header's length, the header (JSON, padded with spaces to a multiple of 8), the tensors without gaps.
+An optimizer's state is the tensors state.NAME.SLOT, NAME being a parameter's name or number; what is no tensor, and
+the param_groups, is JSON in the header's __metadata__ under "ballast.optimizer". The layout of the file is the
+format's own: 8 bytes with the header's length, the header (JSON, padded with spaces to a multiple of 8), the tensors
+without gaps.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def _lazy(file: Any, name: str, path: Path) -> LazyTensor:
 def write_tensors(
     path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str], wrote: Callable[[int], object]
 ) -> None:
-    """Writes them, larger dtypes first so that each is aligned. One tensor is in memory at a time; wrote(n) is called after
-    each, with its bytes. Rejected if a dtype or the header does not fit the format; OSError as the file system's."""
+    """Writes them, larger dtypes first so that each is aligned. One tensor is in memory at a time; wrote(n) is called
+    after each, with its bytes. Rejected if a dtype or the header does not fit the format; OSError as the file
+    system's."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     order = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     offset = 0
@@ -104,8 +106,8 @@ def read_tree(path: Path) -> dict[str, Any]:
     tensors, metadata = read_tensors(path)
     if KEY not in metadata:
         raise Rejected(
-            f"{path} has no {KEY!r} in its __metadata__, so it holds no param_groups: of safetensors files only those that "
-            "ballast.convert wrote are read as an optimizer's state"
+            f"{path} has no {KEY!r} in its __metadata__, so it holds no param_groups: of safetensors files only those "
+            "that ballast.convert wrote are read as an optimizer's state"
         )
     try:
         rest = json.loads(metadata[KEY])

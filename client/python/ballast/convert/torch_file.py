@@ -44,8 +44,9 @@ _ROOT = "archive"  # the folder inside the archive
 
 
 def read_tree(path: Path) -> Any:
-    """What was saved: dicts, lists and tuples whose tensors are LazyTensor, mapped from the file. Tensors that share memory
-    there are one LazyTensor. Rejected if it is no file of torch.save, or holds what only running code brings back."""
+    """What was saved: dicts, lists and tuples whose tensors are LazyTensor, mapped from the file. Tensors that share
+    memory there are one LazyTensor. Rejected if it is no file of torch.save, or holds what only running code brings
+    back."""
     try:
         tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -53,8 +54,8 @@ def read_tree(path: Path) -> Any:
     except (RuntimeError, ValueError, EOFError, KeyError) as error:
         if "mmap can only be used" in str(error):
             raise Rejected(
-                f"{path} was saved in the form that torch had before 1.6, which cannot be mapped: load it with torch.load "
-                "and save it again with torch.save"
+                f"{path} was saved in the form that torch had before 1.6, which cannot be mapped: load it with "
+                "torch.load and save it again with torch.save"
             ) from None
         raise Rejected(f"{path} cannot be read as a file of torch.save: {_first_line(error)}") from None
     return _lazy(tree, {}, path)
@@ -78,8 +79,8 @@ def _why_not_data(where: object, message: str) -> str:
     named = re.search(r"GLOBAL (\S+) was not an allowed|global (\S+) ", message)
     what = next((name for name in named.groups() if name), "an object") if named else "an object"
     return (
-        f"{where} holds {what}, which only running code from the file would bring back: such files are not read. Where it "
-        "was made, save what state_dict() returns and nothing else: tensors, numbers and text"
+        f"{where} holds {what}, which only running code from the file would bring back: such files are not read. "
+        "Where it was made, save what state_dict() returns and nothing else: tensors, numbers and text"
     )
 
 
@@ -96,12 +97,14 @@ def _lazy(node: Any, shared: dict[tuple[Any, ...], LazyTensor], path: Path) -> A
 def _lazy_tensor(tensor: torch.Tensor, shared: dict[tuple[Any, ...], LazyTensor], path: Path) -> LazyTensor:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         raise Rejected(
-            f"{path} holds a {type(tensor).__name__} of layout {tensor.layout}: only whole, dense tensors are converted. If "
-            "it is one rank's shard, convert the folder that torch.distributed.checkpoint wrote of all ranks"
+            f"{path} holds a {type(tensor).__name__} of layout {tensor.layout}: only whole, dense tensors are "
+            "converted. If it is one rank's shard, convert the folder that torch.distributed.checkpoint wrote of all "
+            "ranks"
         )
     if tensor.device.type != "cpu":
         raise Rejected(f"{path} holds a tensor on the device {tensor.device.type}: it has no values to convert")
-    made = LazyTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor.detach().contiguous())
+    reordered = not tensor.is_contiguous()
+    made = LazyTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor.detach().contiguous(), reordered=reordered)
     if tensor.numel() == 0:
         return made
     return shared.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), made)

@@ -29,8 +29,8 @@ def read_tree(folder: Path) -> Any:
     if (folder / SHARDED / INDEX).is_file():
         return dcp_folder.read_tree(folder / SHARDED)
     raise Rejected(
-        f"{folder} holds none of {', '.join(OPTIMIZERS)} and no folder {SHARDED}: it is no checkpoint of Trainer's with an "
-        "optimizer (save_only_model leaves it out, DeepSpeed keeps it elsewhere)"
+        f"{folder} holds none of {', '.join(OPTIMIZERS)} and no folder {SHARDED}: it is no checkpoint of Trainer's "
+        "with an optimizer (save_only_model leaves it out, DeepSpeed keeps it elsewhere)"
     )
 
 
@@ -38,15 +38,16 @@ def need_model(source: Path, model: ModelState | None) -> None:
     """Rejected unless there are weights to put beside the optimizer: `source` is Trainer's, or the model is given."""
     if not is_folder(source) and not (model and model.weights):
         raise Rejected(
-            "--to hf-trainer wants the model's weights too: give them with --names MODEL_STATE, or convert a folder of Trainer's"
+            "--to hf-trainer wants the model's weights too: give them with --names MODEL_STATE, or convert a folder "
+            "of Trainer's"
         )
 
 
 def write_tree(
     folder: Path, tree: dict[str, Any], source: Path, model: ModelState | None, wrote: Callable[[int], object]
 ) -> None:
-    """Writes optimizer.pt into an empty folder. The rest is copied from `source` where that is Trainer's, else the model's
-    weights are written as model.safetensors. OSError as the file system's."""
+    """Writes optimizer.pt into an empty folder. The rest is copied from `source` where that is Trainer's, else the
+    model's weights are written as model.safetensors. OSError as the file system's."""
     torch_file.write_tree(folder / OPTIMIZERS[0], tree, wrote)
     if is_folder(source):
         _copy_rest(source, folder)

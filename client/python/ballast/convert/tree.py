@@ -67,8 +67,8 @@ def _at(node: Any, part: str) -> Any:
 
 
 def find_optimizer(tree: Any, part: str | None, where: str) -> dict[Any, Any]:
-    """The state_dict of the optimizer in a file, read. part: where it is, as keys joined by dots; None where there is one
-    alone. Rejected, saying what there is, if there is none or more than one."""
+    """The state_dict of the optimizer in a file, read. part: where it is, as keys joined by dots; None where there is
+    one alone. Rejected, saying what there is, if there is none or more than one."""
     found = dict(_optimizers(tree, ()))
     if part is not None:
         node = _at(tree, part)
@@ -78,8 +78,8 @@ def find_optimizer(tree: Any, part: str | None, where: str) -> dict[Any, Any]:
     if not found:
         keys = ", ".join(key for key, _ in list(_children(tree))[:10]) or type(tree).__name__
         raise Rejected(
-            f"{where} holds no optimizer's state_dict, a dict with 'state' and 'param_groups', but: {keys}. Give the file "
-            "that optimizer.state_dict() was saved to"
+            f"{where} holds no optimizer's state_dict, a dict with 'state' and 'param_groups', but: {keys}. Give the "
+            "file that optimizer.state_dict() was saved to"
         )
     if len(found) > 1:
         raise Rejected(f"{where} holds {len(found)} optimizers: choose one with --part{_offer(found)}")
