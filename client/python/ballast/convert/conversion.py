@@ -40,9 +40,9 @@ class Report:
 class VerifyFailed(Rejected):
     """What was written is not what was read, within the format's bound; it is deleted again. errors: by slot."""
 
-    def __init__(self, errors: tuple[SlotError, ...]):
+    def __init__(self, errors: tuple[SlotError, ...], why: str = ""):
         told = "; ".join(str(error) for error in errors if not error.ok)
-        super().__init__(f"verify: {told}. OUT is not kept", "DATA_LOSS")
+        super().__init__(f"verify: {told}. {why}OUT is not kept", "DATA_LOSS")
         self.errors = errors
 
 
@@ -299,7 +299,7 @@ def _verified(partial: Path, read: _Source, choices: _Choices, progress: TextIO 
         "verify", read.checkpoint, progress, lambda compared: compare(read.checkpoint, got, bounds, compared)
     )
     if not all(error.ok for error in errors):
-        raise VerifyFailed(errors)
+        raise VerifyFailed(errors, flash8.COARSE if choices.to == "flashoptim" else "")
     return errors
 
 

@@ -21,6 +21,10 @@ from ballast.errors import Rejected
 
 CODES, SCALES, BITS = "::quantized", "::scales", "error_bits"
 WIDTH = "master_bytewidth"  # in a param_group: bytes of a master weight
+COARSE = (
+    "FlashOptim's fp16 scales are coarse for blocks whose largest moment, or root of a variance, is below 6e-5, and 0 "
+    "below 3e-8; so they are when it trains. Without --verify the state is converted all the same. "
+)
 _MASTERS = {3: ("flash24", torch.int8), 4: ("flash32", torch.int16)}
 
 
