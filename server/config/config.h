@@ -22,6 +22,7 @@ struct Config {
   double drain_timeout_s = 10;
   double watchdog_s = 0;  // 0: none
   bool end_with_stdin = false;
+  double idle_run_timeout_s = 0;  // 0: none
   // Resolved: a path, a folder with / at its end, or off, as when it is empty. Default: $XDG_RUNTIME_DIR/ballast/, or
   // without that variable /run/ballast/ for root, else /tmp/ballast-UID/.
   std::string shm_socket;

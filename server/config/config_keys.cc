@@ -163,6 +163,7 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<&Config::shm_socket>("shm_socket", CheckSocket),
       Row<&Config::watchdog_s>("watchdog", CheckWatchdog),
       Row<&Config::end_with_stdin>("end_with_stdin", AnyValue{}),
+      Row<&Config::idle_run_timeout_s>("idle_run_timeout", Range{0, 1e9, "s"}),
       Row<&Config::drain_timeout_s>("drain_timeout", Range{0, 3600, "s"}),
   };
   return rows;

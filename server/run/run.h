@@ -132,6 +132,8 @@ class Run {
   absl::StatusOr<AttachReply> ReplyTo(const StepExecutor::AttachOutcome& outcome, bool knows_whole) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
   void SetWeightsLoaded(bool loaded);
+  // Shows whether a rank is held, where that has changed.
+  void ShowHeld();
   void Tick();
 
   const RunSpec spec_;
@@ -150,6 +152,7 @@ class Run {
   bool closed_ = false;  // no Attach any more
   absl::Status failure_ = absl::OkStatus();
   bool weights_loaded_ = false;
+  std::optional<double> idle_since_s_ = {};  // as in RunStatus
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<StepDriver> driver_;
   std::unique_ptr<DigestJob> digests_;
