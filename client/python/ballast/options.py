@@ -48,7 +48,8 @@ class Rule:
 class RunOptions(TypedDict, total=False):
     """The arguments that all optimizers have, beside `params` and their rule's.
 
-    server: "host:port" or "unix:path" of the daemon. Default: $BALLAST_SERVER, else "localhost:7700".
+    server: "host:port" or "unix:path" of the daemon, or "local": one of this process's own, which its optimizers share and
+        which ends with it, runs and all. Default: $BALLAST_SERVER, else "local".
     run: the run's name on the daemon, [a-z0-9-], at most 63 characters. Default: $BALLAST_RUN. Needed.
     master, state: how the daemon stores weights ("split24", "split32", "fp32", "bf16", ...) and moments ("companded8",
         "bf16", "fp32", ...). None: as the two aliases say. Collage needs "mcf", its default.

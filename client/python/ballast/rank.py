@@ -17,7 +17,10 @@ _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Rank:
-    """Which of a run's trainers this process is, how many there are, and how it gets to the daemon."""
+    """Which of a run's trainers this process is, how many there are, and how it gets to the daemon.
+
+    world_given: by an option or by torch.distributed; otherwise 1 is the default.
+    """
 
     run: str
     number: int = 0
@@ -25,6 +28,7 @@ class Rank:
     takeover: bool = False
     transport: str = "auto"
     join_timeout: float = 3600.0
+    world_given: bool = True
 
 
 def run_id(run: str | None) -> str:
@@ -55,6 +59,7 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
         _switch("takeover", options.get("takeover", False)),
         _transport(options.get("transport", "auto")),
         seconds("join_timeout", options.get("join_timeout", Rank.join_timeout)),
+        world is not None,
     )
 
 
