@@ -186,10 +186,11 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
 
 void Client::Detach() { impl_->stream.reset(); }
 
-absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors) {
+absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors,
+                                                          const std::function<void(uint64_t)>& sent) {
   if (!impl_->stream) return NotAttached("LoadWeights");
   if (auto s = impl_->stream->status(); !s.ok()) return s;
-  auto digests = UploadWeights(*impl_->connection, *impl_->stream, impl_->takes_load_batches, tensors);
+  auto digests = UploadWeights(*impl_->connection, *impl_->stream, impl_->takes_load_batches, tensors, sent);
   if (!digests.ok()) return impl_->Explain(digests.status(), impl_->run_id);
   return digests;
 }

@@ -179,8 +179,10 @@ class Client {
   // Gives the rank back, as the destructor does: at once, unless a step is open. Attach may be called again.
   void Detach();
   // Uploads weights, and optimizer state if the run is to go on from some, before the first step. Returns the digests
-  // of what the daemon then serves, by tensor index.
-  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors);
+  // of what the daemon then serves, by tensor index. `sent`: called on this thread with how many of the tensors' bytes
+  // were written to the connection so far; after a lost connection it begins anew.
+  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors,
+                                                    const std::function<void(uint64_t bytes)>& sent = {});
   // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
   // chunks; `offset_bytes` is within the tensor. A tensor may start again at offset 0. Weights that are served in int8
   // or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps; 0: the latest

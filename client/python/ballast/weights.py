@@ -13,6 +13,7 @@ from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected, Unavailable
 from ballast.moments import Moments
+from ballast.progress import Patience, Transfer
 from ballast.rank import Rank
 
 # How long rank 0 may take from creating the run to its first gradient; the pauses between two looks of the others, which
@@ -123,7 +124,9 @@ class Weights:
         for binding in wanted:
             self.follow(binding)
         places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted]
-        steps = self._client.pull(self._rank.run, places)
+        total = sum(place[-1] for place in places)
+        with Transfer(f"pulling weights of run '{self._rank.run}'", total, lambda: self._client.moved):
+            steps = self._client.pull(self._rank.run, places)
         for binding in wanted:
             binding.store()
             torch.autograd.graph.increment_version(binding.parameter)
@@ -155,7 +158,9 @@ class Weights:
             updates[binding.index] = state.updates
             for slot, values in state.slots.items():
                 slots.append((binding.index, slot, "fp32", values.data_ptr(), values.nbytes))
-        served = self._client.load_weights(slots, updates)
+        total = sum(slot[-1] for slot in slots)
+        with Transfer(f"uploading weights of run '{self._rank.run}'", total, lambda: self._client.moved):
+            served = self._client.load_weights(slots, updates)
         self._unlike = {index: one for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._loaded, self._digests = True, served
 
@@ -163,7 +168,9 @@ class Weights:
         """Until rank 0 has uploaded."""
         deadline = time.monotonic() + _UPLOAD_WAIT_S
         pause_s = _SHORTEST_PAUSE_S
+        patience = Patience(lambda: f"waiting for rank 0 of run '{self._rank.run}' to upload its weights")
         while not self._loaded:
+            patience.look()
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"rank 0 of run '{self._rank.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "

@@ -61,16 +61,20 @@ std::vector<uint64_t> LoadWeights(const PyClient& self, const Slots& slots,
   for (const auto& [tensor, count] : updates) {
     views.push_back({.tensor = tensor, .slot = "updates", .updates = count});
   }
-  return UnlockedTransfer([&, client = self.Get()] { return client->LoadWeights(views); });
+  self.moved() = 0;
+  const auto count = [&](uint64_t bytes) { self.moved() = bytes; };
+  return UnlockedTransfer([&, client = self.Get()] { return client->LoadWeights(views, count); });
 }
 
 // Returns the step that the pulled weights are of, by tensor. `digests`, by tensor: what is here already is left out.
 std::map<uint32_t, uint64_t> Pull(const PyClient& self, const std::string& run_id, const Places& places,
                                   const std::map<uint32_t, uint64_t>& digests) {
   const Landing landing(places);
+  self.moved() = 0;
   std::map<uint32_t, uint64_t> steps;
   const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t step) {
     steps[tensor] = step;
+    self.moved() += piece.size();
     return landing.Write(tensor, offset, piece);
   };
   const std::vector<uint32_t> tensors = landing.tensors();
@@ -149,6 +153,7 @@ void BindTrainer(nb::class_<PyClient>& client) {
            arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s)
       .def_prop_ro("step", &Step)
       .def("check_status", &CheckStatus)
+      .def_prop_ro("moved", [](const PyClient& self) { return self.moved().load(); })
       .def("load_weights", &LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>())
       .def("pull", &Pull, arg("run_id"), arg("places"), arg("digests") = std::map<uint32_t, uint64_t>())
       .def("bind_weights", &BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
