@@ -104,6 +104,9 @@ class RunOptions(TypedDict, total=False):
         Rejected before its first gradient leaves, and names them; pull() takes the daemon's. One that is made while a step
         is open is told at its end. Weights that were changed and put back pass. A change in place through .data or numpy is
         looked for in 1 KiB of each tensor on the CPU, another at each step. "overwrite": they are lost, and nothing is said.
+    start_over: delete the run of this name, if there is one, and create it anew, when it is created: at the first gradient
+        or by connect(). Rejected while somebody trains in it, and with several ranks. Not for a script that is restarted
+        to go on after a failure.
     takeover: fence a live trainer that holds this rank, instead of being refused.
     seed: of the stochastic rounding. Same gradients, names and seed: same bits.
     rank, world: which of how many trainers this is; default: those of torch.distributed where it is initialized, else 0
@@ -147,6 +150,7 @@ class RunOptions(TypedDict, total=False):
     overlap_forward: bool
     weights: Literal["client", "server", "match"] | None
     changed_weights: Literal["refuse", "overwrite"]
+    start_over: bool
     takeover: bool
     seed: int
     rank: int | None

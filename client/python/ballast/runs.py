@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 from ballast import _core
+from ballast.errors import Rejected
+from ballast.progress import Patience
 from ballast.server_address import standing
 
 _CONNECT_S, _RECONNECT_S = 3.0, 15.0
+# How long a trainer that was lost may keep its place: the daemon's lease, 10 s unless it is configured otherwise.
+_LEASE_WAIT_S = 12.0
+_PAUSE_S = 0.25
 
 
 def delete_run(run: str, server: str | None = None, *, force: bool = False) -> int:
@@ -23,3 +30,33 @@ def delete_run(run: str, server: str | None = None, *, force: bool = False) -> i
         return int(client.delete_run(run, force)["freed_bytes"])
     finally:
         client.close()
+
+
+def clear(client: _core.Client, run: str) -> None:
+    """Deletes the run if there is one, to start over. Of a trainer that was lost the lease is awaited; Rejected if one is
+    connected, which goes on."""
+    deadline = time.monotonic() + _LEASE_WAIT_S
+    patience = Patience(lambda: f"waiting for the lease of the trainer that run '{run}' has lost")
+    while True:
+        try:
+            client.delete_run(run)
+            return
+        except Rejected as refused:
+            if refused.code == "NOT_FOUND":
+                return
+            if refused.code != "FAILED_PRECONDITION":
+                raise
+            if _connected(client, run) or time.monotonic() > deadline:
+                raise Rejected(
+                    f"start_over=True: run '{run}' cannot be deleted, for somebody trains in it: {refused}. Stop that "
+                    f"trainer, give another run, or delete it all the same: ballast.delete_run('{run}', force=True)",
+                    refused.code,
+                ) from refused
+        patience.look()
+        time.sleep(_PAUSE_S)
+
+
+def _connected(client: _core.Client, run: str) -> bool:
+    """Whether a trainer is connected, and not lost. Each rank has a line that says so."""
+    lines = [line for status in client.list_runs()["runs"] if status["run_id"] == run for line in status["ranks"]]
+    return any(", connected" in line for line in lines)
