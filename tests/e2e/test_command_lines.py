@@ -48,6 +48,7 @@ def test_an_unknown_flag_is_named(script):
         ("deploy/quickstart.sh", ["--results"], "--results wants a folder, not ''"),
         ("deploy/quickstart.sh", ["--results", "--keep"], "--results wants a folder, not '--keep'"),
         ("deploy/setup.sh", ["no-such-part"], "unknown part 'no-such-part'"),
+        ("deploy/setup.sh", ["python", "walk"], "python takes the word run or none, not 'walk'"),
         ("deploy/setup.sh", ["build"], "build wants the name of a preset"),
         ("tests/gpu_check.sh", ["--build-only", "--arch", "9.0"], "--arch wants a compute capability without its dot"),
         ("tests/soak.sh", ["--seed", "7", "--minutes", "-1"], "--minutes wants a whole number, not '-1'"),
