@@ -60,8 +60,8 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BALLAST_SERVER", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{BINARY.parent}{os.pathsep}{os.environ['PATH']}")
-    for key, value in (("DEVICE", "cpu"), ("THREADS", "1"), ("MEMORY_LIMIT", "256MiB")):
-        monkeypatch.setenv(f"BALLAST_{key}", value)
+    monkeypatch.setenv("BALLAST_THREADS", "1")
+    monkeypatch.setenv("BALLAST_MEMORY_LIMIT", "256MiB")
 
 
 @pytest.fixture
@@ -82,6 +82,19 @@ def test_a_process_without_a_server_has_a_daemon_that_ends_with_it(alone: Alone)
     assert alone.program.end() == 0
     assert alone.daemon.over()
     assert not alone.folder.exists()
+
+
+@pytest.mark.parametrize(("device", "flags"), [(None, ["--device=cpu"]), ("auto", [])])
+def test_it_computes_on_the_cpu_unless_a_variable_says_otherwise(
+    device: str | None, flags: list[str], path: None, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device is not None:
+        monkeypatch.setenv("BALLAST_DEVICE", device)
+    started = Alone(program("alone"))
+    command = Path(f"/proc/{started.daemon.pid}/cmdline").read_text().split("\0")
+    assert [word for word in command if word.startswith("--device")] == flags
+    assert f"--listen=unix:{started.folder}/grpc" in command
+    started.daemon.close()
 
 
 def test_optimizers_of_a_process_share_its_daemon(alone: Alone) -> None:

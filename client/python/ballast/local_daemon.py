@@ -7,7 +7,6 @@ import re
 import selectors
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,14 +14,13 @@ from pathlib import Path
 
 from ballast import programs
 from ballast.errors import Rejected, Unavailable
+from ballast.progress import say
 
 # A GPU is checked before the daemon serves.
 _START_S = 120.0
 _END_S = 20.0
 # The address of a Unix socket has 107 bytes; the folder gets a name of about 30, the sockets in it one of 4.
 _MOST_PARENT_BYTES = 60
-# Flags of a private daemon; a variable that the user has set wins.
-_OPS_FLAG, _SHM_FLAG = "ops_http.listen", "shm_socket"
 # What systemd tells a service, which the trainer may be and the daemon is not.
 _NOT_FOR_THE_DAEMON = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -32,7 +30,8 @@ class LocalDaemon:
 
     It listens at a Unix socket in a folder of mode 0700, where it shares memory, too. Its standard input is a pipe whose
     other end is this process's alone: the daemon ends when that is closed, also by SIGKILL. It is in a session of its
-    own, so that Ctrl-C in a terminal, which goes to all of the terminal's group, does not reach it.
+    own, so that Ctrl-C in a terminal, which goes to all of the terminal's group, does not reach it. It computes on the CPU,
+    in the host's memory, since a GPU here is the trainer's. Variables BALLAST_... are its settings, and win over these.
 
     Raises Unavailable, with the end of the log and its path, if it does not start. One thread at a time.
     """
@@ -42,11 +41,7 @@ class LocalDaemon:
         self._folder = Path(tempfile.mkdtemp(prefix=f"ballast-{os.getpid()}-", dir=_parent()))
         self.log = self._folder / "ballastd.log"
         self.server = f"unix:{self._folder / 'grpc'}"
-        flags = [f"--listen={self.server}", "--end_with_stdin"]
-        for key, value in ((_OPS_FLAG, "127.0.0.1:0"), (_SHM_FLAG, str(self._folder / "shm"))):
-            if "BALLAST_" + key.replace(".", "_").upper() not in os.environ:
-                flags.append(f"--{key}={value}")
-        self._process = self._spawn(flags)
+        self._process = self._spawn([f"--listen={self.server}", "--end_with_stdin", *self._defaults()])
         try:
             banner = self._banner()
         except BaseException:  # Ctrl-C among them
@@ -55,8 +50,8 @@ class LocalDaemon:
             self.let_go()
             raise
         page = re.search(r"metrics (http://\S+/)metrics", banner)
-        shown = f", its page is {page[1]}" if page else ""
-        print(f"ballast: started {self._program} for this process{shown}, its log is {self.log}", file=sys.stderr)
+        shown = f", page {page[1]}" if page else ""
+        say(f"started {self._program} for this process: server {self.server}{shown}, log {self.log}")
 
     @property
     def over(self) -> bool:
@@ -80,6 +75,12 @@ class LocalDaemon:
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
+
+    def _defaults(self) -> list[str]:
+        """Flags for what no variable says."""
+        defaults = {"device": "cpu", "ops_http.listen": "127.0.0.1:0", "shm_socket": str(self._folder / "shm")}
+        variables = {key: f"BALLAST_{key.replace('.', '_').upper()}" for key in defaults}
+        return [f"--{key}={value}" for key, value in defaults.items() if variables[key] not in os.environ]
 
     def _spawn(self, flags: list[str]) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_DAEMON}
@@ -133,7 +134,7 @@ def start() -> str:
     global _daemon
     with _lock:
         if _daemon is not None and _daemon.over:
-            print(f"ballast: the daemon of this process has ended, its log is {_daemon.log}", file=sys.stderr)
+            say(f"the daemon of this process has ended, its log is {_daemon.log}; another is started")
             _daemon.let_go()
             _daemon = None
         if _daemon is None:
