@@ -53,6 +53,13 @@ class Alone:
     def log(self) -> str:
         return (self.folder / "ballastd.log").read_text()
 
+    def close(self) -> None:
+        """Kills the trainer. What it leaves is for whoever asks why it was killed."""
+        self.program.close()
+        assert self.daemon.over()
+        self.daemon.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +75,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
 def alone(path: None, program: Callable[..., Program]) -> Iterator[Alone]:
     started = Alone(program("alone"))
     yield started
-    started.daemon.close()
+    started.close()
 
 
 def unnamed(**options: Any) -> ballast.AdamW:
@@ -94,7 +101,7 @@ def test_it_computes_on_the_cpu_unless_a_variable_says_otherwise(
     command = Path(f"/proc/{started.daemon.pid}/cmdline").read_text().split("\0")
     assert [word for word in command if word.startswith("--device")] == flags
     assert f"--listen=unix:{started.folder}/grpc" in command
-    started.daemon.close()
+    started.close()
 
 
 def test_optimizers_of_a_process_share_its_daemon(alone: Alone) -> None:
@@ -142,6 +149,8 @@ def test_one_that_was_killed_is_replaced(alone: Alone) -> None:
     os.kill(alone.daemon.pid, signal.SIGKILL)
     assert alone.daemon.over()
     assert alone.order("anew") == "True"
+    alone.program.go_on("end")
+    assert alone.program.end() == 0
 
 
 def test_several_ranks_are_refused_and_told_what_to_write(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
