@@ -17,7 +17,10 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
 readonly PYTHON="$ROOT/.venv/bin/python"
-readonly PRESET=dev # the one that tests/run.sh builds, so that nothing is compiled twice
+# The one that tests/run.sh builds, where it is there already; else the one that is compiled soonest.
+PRESET=quick
+if [[ -f $ROOT/build/dev/CMakeCache.txt ]]; then PRESET=dev; fi
+readonly PRESET
 readonly BALLASTD="$ROOT/build/$PRESET/server/ballastd"
 readonly BALLASTCTL="$ROOT/build/$PRESET/client/cpp/ballastctl"
 readonly DAEMON_THREADS=1
@@ -129,7 +132,7 @@ prepare() {
   "$ROOT/deploy/packages.sh" build libs data || exit 1
   STAGE_TIMES+=("$(printf '%-16s %4d s' packages $((SECONDS - started)))")
   echo "(full logs: $LOGS)"
-  stage "python" "$ROOT/deploy/setup.sh" python
+  stage "python" "$ROOT/deploy/setup.sh" python run
   stage "build" "$ROOT/deploy/setup.sh" build "$PRESET" ballastd ballastctl
   stage "python client" "$ROOT/deploy/setup.sh" client
   stage "data" "$PYTHON" -c "import sys; sys.path.insert(0, '$ROOT/client/python/examples'); import king_james; king_james.load_text()"

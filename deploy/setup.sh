@@ -3,7 +3,8 @@
 #
 #   deploy/setup.sh                       everything below, in this order
 #   deploy/setup.sh packages [GROUP...]   the distribution's packages (deploy/packages.sh)
-#   deploy/setup.sh python                .venv with torch, numpy and the test tools (deploy/requirements.txt)
+#   deploy/setup.sh python [run]          .venv with torch, numpy, matplotlib (deploy/requirements.txt) and, without the word
+#                                         run, the tools of the tests (deploy/requirements-tests.txt)
 #   deploy/setup.sh build PRESET [TARGET...]   configure and build one CMake preset into build/PRESET
 #   deploy/setup.sh client                the Python package `ballast`, compiled and installed into .venv
 #   deploy/setup.sh portable              not part of everything: build/portable, ballastd and ballastctl with the shared
@@ -25,6 +26,7 @@ readonly VENV="$ROOT/.venv"
 readonly VENV_PYTHON="$VENV/bin/python"
 readonly STAMPS="$ROOT/build/stamps"
 readonly REQUIREMENTS="$ROOT/deploy/requirements.txt"
+readonly REQUIREMENTS_TESTS="$ROOT/deploy/requirements-tests.txt"
 
 # shellcheck source=deploy/options.sh
 . "$ROOT/deploy/options.sh"
@@ -79,26 +81,30 @@ make_venv() {
   if "$python" -c 'import torch' 2>/dev/null; then flags+=(--system-site-packages); fi
   echo "making .venv from $python ${flags[*]}"
   "$python" -m venv --clear "${flags[@]}" "$VENV"
-  rm -f "$STAMPS/python" "$STAMPS/client"
+  rm -f "$STAMPS/python" "$STAMPS/python-tests" "$STAMPS/client"
 }
 
 torch_version() {
   "$VENV_PYTHON" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null
 }
 
-setup_python() {
+# install_listed STAMP FILE: what FILE lists, but for torch, unless that was done.
+install_listed() {
   local key
+  key="$("$VENV_PYTHON" --version) $(sha256sum <"$2")"
+  if done_before "$1" "$key"; then return; fi
+  "$VENV_PYTHON" -m pip install --quiet --requirement <(grep -v '^torch==' "$2")
+  mark_done "$1" "$key"
+}
+
+setup_python() {
+  [[ $# -eq 0 || $* == run ]] || refuse "python takes the word run or none, not '$*'"
   make_venv
-  key="$("$VENV_PYTHON" --version) $(sha256sum <"$REQUIREMENTS")"
-  if done_before python "$key"; then
-    echo "python: .venv is up to date ($("$VENV_PYTHON" --version), torch $(torch_version))"
-    return
-  fi
   if ! torch_version >/dev/null; then
     "$VENV_PYTHON" -m pip install --quiet "$(grep '^torch==' "$REQUIREMENTS")"
   fi
-  "$VENV_PYTHON" -m pip install --quiet --requirement <(grep -v '^torch==' "$REQUIREMENTS")
-  mark_done python "$key"
+  install_listed python "$REQUIREMENTS"
+  if [[ $# -eq 0 ]]; then install_listed python-tests "$REQUIREMENTS_TESTS"; fi
   echo "python: $("$VENV_PYTHON" --version), torch $(torch_version)"
 }
 
@@ -114,18 +120,29 @@ setup_build() {
   cmake --build --preset "$preset" --parallel "$(nproc)" "${targets[@]}"
 }
 
+# The preset whose build folder is there: its archives need not be compiled again.
+built_preset() {
+  local preset
+  for preset in dev quick release; do
+    if [[ -f $ROOT/build/$preset/CMakeCache.txt ]]; then
+      echo "$preset"
+      return
+    fi
+  done
+}
+
 setup_client() {
-  local key settings=()
+  local key preset settings=()
   [[ -x $VENV_PYTHON ]] || fail "there is no .venv yet: run deploy/setup.sh python"
   key="$("$VENV_PYTHON" --version) $(content_hash client/cpp client/python proto kernels CMakeLists.txt)"
   if done_before client "$key" && "$VENV_PYTHON" -c 'import ballast' 2>/dev/null; then
     echo "client: the Python package is up to date"
     return
   fi
-  # The kernels have options of their own, the same in every build without sanitizers: taken from preset dev's.
-  if [[ -f $ROOT/build/dev/CMakeCache.txt ]]; then
-    setup_build dev ballast_kernels
-    settings+=("--config-settings=cmake.define.BALLAST_KERNELS=$ROOT/build/dev/kernels/libballast_kernels.a")
+  preset=$(built_preset)
+  if [[ -n $preset ]]; then
+    setup_build "$preset" ballast_client ballast_kernels
+    settings+=("--config-settings=cmake.define.BALLAST_BUILD=$ROOT/build/$preset")
   fi
   CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$VENV_PYTHON" -m pip install "${settings[@]}" "$ROOT/client/python"
   mark_done client "$key"
@@ -179,7 +196,7 @@ main() {
   shift
   case "$part" in
     packages) "$ROOT/deploy/packages.sh" "$@" ;;
-    python) setup_python ;;
+    python) setup_python "$@" ;;
     build) setup_build "$@" ;;
     client) setup_client ;;
     portable) setup_portable ;;

@@ -21,6 +21,7 @@
 
 #include "server/base/descriptors.h"
 #include "server/base/host.h"
+#include "server/base/lifeline.h"
 #include "server/base/log.h"
 #include "server/base/sd_notify.h"
 #include "server/base/version.h"
@@ -134,6 +135,7 @@ class Daemon {
   int Run(const std::string& notify_socket, double tell_every_s) {
     for (const std::string& warning : warnings_) Log(LogLevel::kWarn, "config", "check this", {{"err", warning}});
     metrics_.SetState("starting");
+    const std::unique_ptr<Lifeline> lifeline = WatchInput();
     auto ops = OpsHttp::Start(config_.ops_http.listen, Content(), config_.ops_http.hosts);
     if (!ops.ok()) return CannotStart(ops.status());
     auto server = Server::Start(config_, &metrics_, (*ops)->address(), [this](const absl::Status&) {
@@ -161,6 +163,15 @@ class Daemon {
             .live = [this] { return Live(); },
             .ready = [this] { return Ready(); },
             .api = [this](const std::string& path, const std::string& query) { return Api(path, query); }};
+  }
+
+  // Nobody is left for whom a step could be finished, or the daemon kept.
+  std::unique_ptr<Lifeline> WatchInput() {
+    if (!config_.end_with_stdin) return nullptr;
+    return std::make_unique<Lifeline>(STDIN_FILENO, [this] {
+      input_ended_ = true;
+      if (!draining_) kill(getpid(), SIGTERM);
+    });
   }
 
   Watchdog::Options WatchOptions(const std::string& notify_socket, double tell_every_s) {
@@ -202,10 +213,14 @@ class Daemon {
   void Drain(Server* server, int signal) {
     draining_ = true;
     StopAtOnceOnSignal();
-    const std::string cause = devices_failed_ ? "no device is left" : signal == SIGTERM ? "SIGTERM" : "SIGINT";
+    const std::string cause = devices_failed_     ? "no device is left"
+                              : input_ended_      ? "the end of standard input"
+                              : signal == SIGTERM ? "SIGTERM"
+                                                  : "SIGINT";
+    const double timeout_s = input_ended_ ? 0 : config_.drain_timeout_s;
     Log(LogLevel::kInfo, "drain", "draining; a second signal stops at once",
-        {{"cause", cause}, {"timeout_s", config_.drain_timeout_s}});
-    const int left_open = server->Drain(config_.drain_timeout_s);
+        {{"cause", cause}, {"timeout_s", timeout_s}});
+    const int left_open = server->Drain(timeout_s);
     Log(left_open == 0 ? LogLevel::kInfo : LogLevel::kWarn, "drained", "drained",
         {{"steps_left_open", static_cast<int64_t>(left_open)}});
   }
@@ -214,7 +229,7 @@ class Daemon {
   const std::vector<std::string> warnings_;
   Metrics metrics_{ThisBuild()};
   std::atomic<Server*> server_ = nullptr;
-  std::atomic<bool> devices_failed_ = false, draining_ = false;
+  std::atomic<bool> devices_failed_ = false, draining_ = false, input_ended_ = false;
 };
 
 int Serve(const CommandLine& line) {

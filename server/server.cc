@@ -86,6 +86,7 @@ class GrpcServer final : public Server {
                .metrics = metrics,
                .sessions = &sessions_,
                .max_runs = config.max_runs,
+               .idle_run_timeout_s = config.idle_run_timeout_s,
                .on_last_failure = std::move(on_last_failure)}),
         message_bytes_(config.limits.message_bytes),
         open_timeout_s_(config.limits.open_timeout_s),

@@ -187,11 +187,12 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
 
 void Client::Detach() { impl_->stream.reset(); }
 
-absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors, bool replace) {
+absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const TensorView> tensors, bool replace,
+                                                          const std::function<void(uint64_t)>& sent) {
   if (!impl_->stream) return NotAttached("LoadWeights");
   if (auto s = impl_->stream->status(); !s.ok()) return s;
   auto digests = UploadWeights(*impl_->connection, *impl_->stream,
-                               {.takes_batches = impl_->takes_load_batches, .replace = replace}, tensors);
+                               {.takes_batches = impl_->takes_load_batches, .replace = replace}, tensors, sent);
   if (!digests.ok()) return impl_->Explain(digests.status(), impl_->run_id);
   if (replace) impl_->stream->AwaitEnd(kTellTimeout);
   return digests;

@@ -204,7 +204,11 @@ class Client {
   // rank has the last step's result. FAILED_PRECONDITION while a step is open. Then every session has ended as by a
   // rewind, also this one's: Attach again, and bind weights anew. If the answer is lost, the status is RewoundTo's, and
   // the upload may have been taken over.
-  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false);
+  //
+  // `sent`: called on this thread with how many of the tensors' bytes were written to the connection so far; after a lost
+  // connection it begins anew.
+  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false,
+                                                    const std::function<void(uint64_t bytes)>& sent = {});
   // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
   // chunks; `offset_bytes` is within the tensor. A tensor may start again at offset 0. Weights that are served in int8
   // or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps; 0: the latest

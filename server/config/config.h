@@ -13,7 +13,7 @@
 namespace ballast {
 
 struct Config {
-  std::string listen = "127.0.0.1:7700";
+  std::string listen = "127.0.0.1:7700";  // or unix:/PATH
   std::string device = "auto";
   uint32_t threads = 0;       // 0 = all processors
   uint64_t memory_limit = 0;  // on each device; 0 = 80 % of its memory
@@ -21,6 +21,8 @@ struct Config {
   bool reflection = false;
   double drain_timeout_s = 10;
   double watchdog_s = 0;  // 0: none
+  bool end_with_stdin = false;
+  double idle_run_timeout_s = 0;  // 0: none
   // Resolved: a path, a folder with / at its end, or off, as when it is empty. Default: $XDG_RUNTIME_DIR/ballast/, or
   // without that variable /run/ballast/ for root, else /tmp/ballast-UID/.
   std::string shm_socket;

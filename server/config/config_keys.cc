@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 #include "server/config/config_check.h"
 
@@ -25,6 +27,16 @@ constexpr uint64_t kMostSpecBytes = 64 << 20;           // what the clients send
 std::string CheckAddress(const std::string& address) {
   const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
   return parsed.ok() ? "" : std::string(parsed.status().message());
+}
+
+// A port, or a Unix socket's absolute path.
+std::string CheckListen(const std::string& address) {
+  constexpr size_t kMostBytes = 107;  // of a socket's address
+  absl::string_view path = address;
+  if (!absl::ConsumePrefix(&path, "unix:")) return CheckAddress(address);
+  if (absl::StartsWith(path, "/") && path.size() <= kMostBytes) return "";
+  return absl::StrCat("'", path, "' is no absolute path of at most ", kMostBytes,
+                      " bytes; write unix:/PATH, such as unix:/run/ballast/grpc");
 }
 
 std::string CheckOpsAddress(const std::string& address) { return address == "off" ? "" : CheckAddress(address); }
@@ -126,7 +138,7 @@ const std::vector<ConfigRow>& ConfigRows() {
   constexpr auto kLog = &Config::log;
   constexpr auto kLimits = &Config::limits;
   static const auto& rows = *new std::vector<ConfigRow>{
-      Row<&Config::listen>("listen", CheckAddress),
+      Row<&Config::listen>("listen", CheckListen),
       Row<&Config::device>("device", CheckDevice),
       Row<&Config::threads>("threads", Range{0, 4096}),
       Row<&Config::memory_limit>("memory_limit", AnyValue{}),
@@ -150,6 +162,8 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<kLimits, &Limits::connections>("limits.connections", Range{0, 1e6}),
       Row<&Config::shm_socket>("shm_socket", CheckSocket),
       Row<&Config::watchdog_s>("watchdog", CheckWatchdog),
+      Row<&Config::end_with_stdin>("end_with_stdin", AnyValue{}),
+      Row<&Config::idle_run_timeout_s>("idle_run_timeout", Range{0, 1e9, "s"}),
       Row<&Config::drain_timeout_s>("drain_timeout", Range{0, 3600, "s"}),
   };
   return rows;

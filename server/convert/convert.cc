@@ -30,9 +30,10 @@ std::string NameOf(const kernels::Kernel& kernel) {
   return absl::StrCat(kernel.rule, "/", kernel.master, "/", kernel.state);
 }
 
-v1::RunState FromState(RunStatus::State state) {
+v1::RunState StateOf(const RunStatus& status) {
   constexpr v1::RunState kStates[] = {v1::RUN_STATE_WAITING, v1::RUN_STATE_TRAINING, v1::RUN_STATE_FAILED};
-  return kStates[static_cast<size_t>(state)];
+  const bool idle = status.state == RunStatus::State::kTraining && status.idle_since_s;
+  return idle ? v1::RUN_STATE_IDLE : kStates[static_cast<size_t>(status.state)];
 }
 
 std::string DescribeRank(size_t rank, const RankStatus& status) {
@@ -185,7 +186,8 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   const RunStatus status = run.Status();
   v1::RunStatus out;
   out.set_run_id(run.spec().run_id);
-  out.set_state(FromState(status.state));
+  out.set_state(StateOf(status));
+  if (status.idle_since_s) out.set_idle_seconds(MonotonicSeconds() - *status.idle_since_s);
   if (status.rms_ratio_max) out.set_rms_ratio_max(*status.rms_ratio_max);
   out.set_parameters(run.plan().parameters);
   *out.mutable_bytes() = FromBytes(status.bytes);

@@ -147,11 +147,12 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Process", "process_cpu_seconds_total", MetricType::kCounter, "", "User and system CPU time."},
     {"Process", "process_threads", MetricType::kGauge, "", "Threads."},
 
-    {"Runs and steps", "ballast_runs", MetricType::kGauge, "state=waiting|training|failed", "Runs by state."},
+    {"Runs and steps", "ballast_runs", MetricType::kGauge, "state=waiting|training|idle|failed", "Runs by state."},
     {"Runs and steps", "ballast_run_info", MetricType::kGauge, "run_id optimizer master state_format serving",
      "Constant 1; formats and optimizer of the first tensor."},
-    {"Runs and steps", "ballast_run_state", MetricType::kGauge, "run_id state=waiting|training|failed|done",
-     "The run's state: one of the series is 1. done: it has ended, and its series are about to."},
+    {"Runs and steps", "ballast_run_state", MetricType::kGauge, "run_id state=waiting|training|idle|failed|done",
+     "The run's state: one of the series is 1. idle: no trainer is attached. done: it has ended, and its series are "
+     "about to."},
     {"Runs and steps", "ballast_run_parameters", MetricType::kGauge, "run_id", "Parameters owned.",
      reading::OfRun<&RunLabels::parameters>},
     {"Runs and steps", "ballast_run_ranks", MetricType::kGauge, "run_id", "Ranks connected."},

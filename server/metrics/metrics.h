@@ -62,7 +62,7 @@ class RunMetrics {
   virtual void OnWaitCaused(uint32_t rank, double seconds) = 0;
   virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike
   virtual void OnSnapshots(size_t kept) = 0;
-  virtual void OnState(std::string_view state) = 0;  // waiting | training | failed
+  virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | failed
 };
 
 // Where times come from; tests have their own.

@@ -111,7 +111,11 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   live.padding = plan_.bytes.padding;
   live.snapshots = executor.rewinder().bytes();
   live.client_state = executor.client_state_bytes();
-  board_.Write([&](RunStatus& s) { s.bytes = live; });
+  idle_since_s_ = MonotonicSeconds();
+  board_.Write([&](RunStatus& s) {
+    s.bytes = live;
+    s.idle_since_s = idle_since_s_;
+  });
   metrics_->OnState("waiting");
   metrics_->OnRanks(0, spec_.ranks);
   return absl::OkStatus();
@@ -119,8 +123,23 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   return absl::ResourceExhaustedError("the system refused memory for the run's tables");
 }
 
+void Run::ShowHeld() {
+  if (!failure_.ok() || driver_->AnyRankHeld() != idle_since_s_.has_value()) return;  // shown as it is
+  const bool held = idle_since_s_.has_value();
+  idle_since_s_ = held ? std::nullopt : std::optional(MonotonicSeconds());
+  bool has_trained = false;
+  board_.Write([&](RunStatus& s) {
+    s.idle_since_s = idle_since_s_;
+    has_trained = s.state == RunStatus::State::kTraining;
+  });
+  if (has_trained) metrics_->OnState(held ? "training" : "idle");
+}
+
 void Run::Tick() {
-  if (driver_ != nullptr) driver_->Tick();
+  if (driver_ != nullptr) {
+    driver_->Tick();
+    ShowHeld();
+  }
   if (pulls_ != nullptr) pulls_->Tick(MonotonicSeconds());
 }
 
@@ -141,6 +160,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
   request.accepted();
+  ShowHeld();
   auto answer = ReplyTo(outcome, request.knows_whole);
   if (!answer.ok()) return done(answer.status(), 0);
   AttachReply reply = *std::move(answer);
@@ -198,13 +218,17 @@ void Run::OnRoom() {
 
 void Run::OnInputClosed(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
-    if (!ended_) driver_->OnInputClosed(stream.get());
+    if (ended_) return;
+    driver_->OnInputClosed(stream.get());
+    ShowHeld();
   });
 }
 
 void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
-    if (!ended_) driver_->OnStreamGone(stream.get());
+    if (ended_) return;
+    driver_->OnStreamGone(stream.get());
+    ShowHeld();
   });
 }
 
@@ -306,6 +330,7 @@ void Run::Fail(absl::Status why) {
       s.state = RunStatus::State::kFailed;
       s.failure = std::string(why.message());
       s.ranks.clear();
+      if (!s.idle_since_s) s.idle_since_s = MonotonicSeconds();
     });
     metrics_->OnState("failed");
     metrics_->OnRanks(0, spec_.ranks);

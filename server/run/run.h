@@ -131,6 +131,8 @@ class Run {
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
   absl::StatusOr<AttachReply> ReplyTo(const StepExecutor::AttachOutcome& outcome, bool knows_whole) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
+  // Shows whether a rank is held, where that has changed.
+  void ShowHeld();
   void Tick();
 
   const RunSpec spec_;
@@ -148,6 +150,7 @@ class Run {
   bool ended_ = false;   // what follows is gone
   bool closed_ = false;  // no Attach any more
   absl::Status failure_ = absl::OkStatus();
+  std::optional<double> idle_since_s_ = {};  // as in RunStatus
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<StepDriver> driver_;
   std::unique_ptr<DigestJob> digests_;

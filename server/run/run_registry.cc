@@ -10,6 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
+#include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 
@@ -25,13 +26,32 @@ std::string DescribeBytes(const PlanBytes& b) {
                       ")");
 }
 
+// Those without a trainer and since when, the longest first: "'a' for 3h12m0s, 'b' for 5s and 4 more".
+std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
+  constexpr size_t kMostNamed = 8;
+  std::vector<std::pair<double, std::string>> idle;
+  for (const auto& run : runs) {
+    if (const auto since_s = run->Status().idle_since_s) idle.emplace_back(*since_s, run->spec().run_id);
+  }
+  std::sort(idle.begin(), idle.end());
+  const size_t more = idle.size() - std::min(idle.size(), kMostNamed);
+  idle.resize(idle.size() - more);
+  const double now_s = MonotonicSeconds();
+  const auto describe = [&](std::string* out, const std::pair<double, std::string>& run) {
+    const absl::Duration idle_for = absl::Trunc(absl::Seconds(now_s - run.first), absl::Seconds(1));
+    absl::StrAppend(out, "'", run.second, "' for ", absl::FormatDuration(idle_for));
+  };
+  return absl::StrCat(absl::StrJoin(idle, ", ", describe), more > 0 ? absl::StrCat(" and ", more, " more") : "");
+}
+
 RunShape ShapeOf(const RunSpec& spec) {
   return {.layers = spec.layers.size(), .ranks = spec.ranks, .two_components = HasPairedMaster(spec)};
 }
 
 }  // namespace
 
-RunRegistry::RunRegistry(Options options) : options_(std::move(options)), strand_({.name = "runs"}) {
+RunRegistry::RunRegistry(Options options)
+    : options_(std::move(options)), strand_({.name = "runs", .tick_s = 1, .tick = [this] { DeleteIdle(); }}) {
   options_.metrics->KeepEnded(options_.max_runs);
   ShowMemory();
   for (size_t d = 0; d < options_.devices->size(); ++d) {
@@ -94,15 +114,20 @@ absl::StatusOr<Placement> RunRegistry::Admit(const RunSpec& spec) const {
     options_.metrics->OnAdmissionRejected("draining");
     return absl::UnavailableError("the daemon is shutting down; no new run begins");
   }
-  const size_t count = All().size();
-  if (count >= options_.max_runs) {
-    options_.metrics->OnAdmissionRejected("max_runs");
-    return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' would be the ", count + 1,
-                                                     "th, and max_runs is ", options_.max_runs,
-                                                     "; delete a run, or raise max_runs"));
-  }
+  RETURN_IF_ERROR(AdmitOneMore(spec));
   RETURN_IF_ERROR(AdmitSeries(spec));
   return AdmitMemory(spec);
+}
+
+absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {
+  const std::vector<std::shared_ptr<Run>> all = All();
+  if (all.size() < options_.max_runs) return absl::OkStatus();
+  options_.metrics->OnAdmissionRejected("max_runs");
+  const std::string idle = DescribeIdle(all);
+  return absl::ResourceExhaustedError(
+      absl::StrCat("run '", spec.run_id, "' would be the ", all.size() + 1, "th, and max_runs is ", options_.max_runs,
+                   idle.empty() ? "; all have a trainer" : absl::StrCat("; without a trainer: ", idle),
+                   "; delete one (`ballastctl delete RUN`), raise max_runs, or set idle_run_timeout"));
 }
 
 absl::StatusOr<Placement> RunRegistry::AdmitMemory(const RunSpec& spec) const {
@@ -137,22 +162,38 @@ absl::Status RunRegistry::AdmitSeries(const RunSpec& spec) const {
 }
 
 void RunRegistry::Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
-  strand_.Post([this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable {
-    if (draining()) return done(absl::UnavailableError("the daemon is shutting down; its runs end with it"));
-    auto run = Find(run_id);
-    if (!run.ok()) return done(run.status());
-    if (mode == Mode::kIdleOnly) {
-      absl::Status status;
-      absl::Notification answered;
-      (*run)->Close([&](absl::Status s) {
-        status = std::move(s);
-        answered.Notify();
-      });
-      answered.WaitForNotification();
-      if (!status.ok()) return done(status);
-    }
-    done(Remove(*run));
-  });
+  strand_.Post(
+      [this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable { done(DeleteNow(run_id, mode)); });
+}
+
+absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, Mode mode) {
+  if (draining()) return absl::UnavailableError("the daemon is shutting down; its runs end with it");
+  ASSIGN_OR_RETURN(const std::shared_ptr<Run> run, Find(run_id));
+  if (mode == Mode::kIdleOnly) {
+    absl::Status status;
+    absl::Notification answered;
+    run->Close([&](absl::Status s) {
+      status = std::move(s);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    RETURN_IF_ERROR(status);
+  }
+  return Remove(run);
+}
+
+void RunRegistry::DeleteIdle() {
+  if (options_.idle_run_timeout_s == 0) return;
+  for (const auto& run : All()) {
+    const std::optional<double> since_s = run->Status().idle_since_s;
+    const double idle_s = since_s ? MonotonicSeconds() - *since_s : 0;
+    if (idle_s < options_.idle_run_timeout_s) continue;
+    const std::string& run_id = run->spec().run_id;
+    // Refused: a trainer has come meanwhile, or the daemon drains.
+    if (!DeleteNow(run_id, Mode::kIdleOnly).ok()) continue;
+    Log(LogLevel::kInfo, "run_expired", "a run was deleted: no trainer came for longer than idle_run_timeout",
+        {{"run_id", run_id}, {"dur_s", idle_s}});
+  }
 }
 
 uint64_t RunRegistry::Remove(const std::shared_ptr<Run>& run) {

@@ -31,6 +31,7 @@ class RunRegistry {
     Metrics* metrics = nullptr;
     Sessions* sessions = nullptr;
     uint32_t max_runs = 16;
+    double idle_run_timeout_s = 0;  // a run without a trainer is deleted after so long; 0: it is not
     std::function<void(const absl::Status&)> on_last_failure = nullptr;  // no device is left, for this last reason
   };
   struct Created {
@@ -73,6 +74,10 @@ class RunRegistry {
   absl::StatusOr<Placement> Admit(const RunSpec& spec) const;
   absl::StatusOr<Placement> AdmitMemory(const RunSpec& spec) const;
   absl::Status AdmitSeries(const RunSpec& spec) const;
+  absl::Status AdmitOneMore(const RunSpec& spec) const;
+  absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, Mode mode);
+  // Those that no trainer has come to for idle_run_timeout_s.
+  void DeleteIdle();
   uint64_t Remove(const std::shared_ptr<Run>& run);
   void ShowMemory() const;
   void OnDeviceFailed(size_t device, const absl::Status& why);

@@ -49,6 +49,7 @@ struct RunStatus {
   uint64_t received_bytes = 0, sent_bytes = 0;
   std::vector<uint64_t> snapshots;  // steps that the run can be rewound to, ascending
   uint64_t rewinds = 0;
+  std::optional<double> idle_since_s = {};  // MonotonicSeconds, since no rank is held; none: one is
 };
 
 // Thread-safe.

@@ -195,6 +195,13 @@ def wrapped(server: str, run: str) -> None:
     conduct(server)
 
 
+def alone(server: str, run: str) -> None:
+    """Trains with a daemon of its own, as a test orders on stdin."""
+    from alone import conduct
+
+    conduct(run)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])

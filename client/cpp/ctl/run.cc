@@ -12,7 +12,7 @@ constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
 
 void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
   Table table({kLeft, kLeft});
-  table.Row({"run", absl::StrCat(run.run_id(), ", ", StateName(run.state()))});
+  table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
   if (!run.failure().empty()) table.Row({run.state() == v1::RUN_STATE_FAILED ? "lost" : "stopped", run.failure()});
   table.Row({"device", absl::StrJoin(run.plan().devices(), ", ")});
   table.Row({"optimizer", run.optimizer()});

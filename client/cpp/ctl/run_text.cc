@@ -1,12 +1,16 @@
 #include "client/cpp/ctl/run_text.h"
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+
+#include "client/cpp/ctl/table.h"
 
 namespace ballast::ctl {
 
-std::string StateName(v1::RunState state) {
-  return absl::AsciiStrToLower(absl::StripPrefix(v1::RunState_Name(state), "RUN_STATE_"));
+std::string StateText(const v1::RunStatus& run) {
+  const std::string state = absl::AsciiStrToLower(absl::StripPrefix(v1::RunState_Name(run.state()), "RUN_STATE_"));
+  return run.state() == v1::RUN_STATE_IDLE ? absl::StrCat(state, " for ", Duration(run.idle_seconds())) : state;
 }
 
 std::string OutcomeName(v1::StepOutcome outcome) {

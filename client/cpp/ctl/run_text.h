@@ -8,7 +8,7 @@
 
 namespace ballast::ctl {
 
-std::string StateName(v1::RunState state);          // training
+std::string StateText(const v1::RunStatus& run);    // training; idle for 3 h 2 min
 std::string OutcomeName(v1::StepOutcome outcome);   // applied
 uint64_t StoredBytes(const v1::ByteCounts& bytes);  // what lasts from step to step: weights and state
 uint64_t TotalBytes(const v1::ByteCounts& bytes);

@@ -21,10 +21,10 @@ int Run(const Invocation& invocation) {
   Table table({kLeft, kLeft, kRight, kRight, kRight, kRight, kRight, kRight, kLeft});
   table.Row({"RUN", "STATE", "STEP", "LOSS", "GRAD NORM", "PARAMETERS", "MEMORY", "STORED", "OPTIMIZER"});
   for (const v1::RunStatus& run : runs->runs()) {
-    table.Row({run.run_id(), StateName(run.state()), absl::StrCat(run.step()),
-               run.has_loss() ? Number(run.loss()) : "-", run.step() > 0 ? Number(run.grad_norm()) : "-",
-               Grouped(run.parameters()), Bytes(TotalBytes(run.bytes())),
-               PerParameter(StoredBytes(run.bytes()), run.parameters()), run.optimizer()});
+    table.Row({run.run_id(), StateText(run), absl::StrCat(run.step()), run.has_loss() ? Number(run.loss()) : "-",
+               run.step() > 0 ? Number(run.grad_norm()) : "-", Grouped(run.parameters()),
+               Bytes(TotalBytes(run.bytes())), PerParameter(StoredBytes(run.bytes()), run.parameters()),
+               run.optimizer()});
   }
   table.Print(invocation.out);
   return kOk;

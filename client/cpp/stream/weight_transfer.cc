@@ -29,8 +29,22 @@ absl::Status CheckView(const TensorTable& tensors, const TensorView& view) {
                                                  tensors[view.tensor].elements, " x ", view.format, ")"));
 }
 
+// Tells how much of an upload has been written.
+class SentBytes {
+ public:
+  explicit SentBytes(const std::function<void(uint64_t)>& tell) : tell_(tell) {}
+  void Add(uint64_t bytes) {
+    bytes_ += bytes;
+    if (tell_) tell_(bytes_);
+  }
+
+ private:
+  const std::function<void(uint64_t)>& tell_;
+  uint64_t bytes_ = 0;
+};
+
 // False when the stream is broken; Finish says why.
-bool SendTensor(LoadWriter* writer, const TensorTable& tensors, const TensorView& view) {
+bool SendTensor(LoadWriter* writer, const TensorTable& tensors, const TensorView& view, SentBytes* sent) {
   const size_t chunk_bytes = tensors.chunk_elements() * FormatBytes(view.format);
   const uint64_t chunks = view.slot == "updates" ? 1 : tensors[view.tensor].chunks;
   for (uint64_t k = 0; k < chunks; ++k) {
@@ -44,6 +58,7 @@ bool SendTensor(LoadWriter* writer, const TensorTable& tensors, const TensorView
     request.set_data(piece.data(), piece.size());
     request.set_crc32c(Crc32c(piece));
     if (!writer->Write(std::move(request))) return false;
+    sent->Add(piece.size());
   }
   return true;
 }
@@ -153,13 +168,16 @@ absl::Status Deliver(const v1::Weights& weights, const v1::PullRequest& request,
 using Digests = std::vector<uint64_t>;
 
 absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& stream, const LoadWriter::Options& options,
-                                   absl::Span<const TensorView> views, uint64_t* messages) {
+                                   absl::Span<const TensorView> views, const std::function<void(uint64_t)>& tell,
+                                   uint64_t* messages) {
   grpc::ClientContext context;
   v1::LoadStateResponse response;
   const auto call = connection.trainer().LoadState(&context, &response);
   LoadWriter writer(call.get(), stream.token(), options);
-  const bool sent = std::all_of(views.begin(), views.end(),
-                                [&](const TensorView& view) { return SendTensor(&writer, stream.tensors(), view); });
+  SentBytes bytes(tell);
+  const bool sent = std::all_of(views.begin(), views.end(), [&](const TensorView& view) {
+    return SendTensor(&writer, stream.tensors(), view, &bytes);
+  });
   if (sent && writer.Flush()) call->WritesDone();
   *messages = writer.sent();
   if (auto s = FromGrpc(call->Finish(), context); !s.ok()) return s;
@@ -219,13 +237,13 @@ absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byt
 }
 
 absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream, LoadWriter::Options options,
-                                      absl::Span<const TensorView> views) {
+                                      absl::Span<const TensorView> views, const std::function<void(uint64_t)>& sent) {
   for (const TensorView& view : views) {
     if (auto s = CheckView(stream.tensors(), view); !s.ok()) return s;
   }
   for (uint64_t furthest = 0;;) {
     uint64_t messages = 0;
-    auto digests = UploadOnce(connection, stream, options, views, &messages);
+    auto digests = UploadOnce(connection, stream, options, views, sent, &messages);
     if (digests.ok()) stream.CountAsProgress();
     if (digests.ok() || !IsLost(digests.status())) return digests;
     const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);

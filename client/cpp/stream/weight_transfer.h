@@ -22,9 +22,10 @@ namespace ballast {
 
 // Uploads all weights in the stream's session. After a lost connection it begins anew, for as long as the session is
 // resumed and each attempt comes further than those before. Returns the digests of what the daemon serves then.
-// options.takes_batches: as the Attach of the session said.
+// options.takes_batches: as the Attach of the session said. `sent`: as in Client::LoadWeights.
 absl::StatusOr<std::vector<uint64_t>> UploadWeights(Connection& connection, StepStream& stream,
-                                                    LoadWriter::Options options, absl::Span<const TensorView> views);
+                                                    LoadWriter::Options options, absl::Span<const TensorView> views,
+                                                    const std::function<void(uint64_t)>& sent);
 
 using PieceSink = std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes, absl::Span<const std::byte> piece,
                                              uint64_t step)>;

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ballast.optimizer import Optimizer
     from ballast.options import RunOptions
     from ballast.rules import SGD, Adam, AdamW, CollageLight, CollagePlus, Lion, StableAdamW
+    from ballast.runs import delete_run
     from ballast.scaler import GradScaler
 
 __version__ = version("ballast-optim")
@@ -42,11 +43,17 @@ __all__ = [
     "StepTiming",
     "Unavailable",
     "__version__",
+    "delete_run",
     "numerics",
     "umup_scales",
 ]
 
-_MODULES = {"Optimizer": "ballast.optimizer", "RunOptions": "ballast.options", "GradScaler": "ballast.scaler"}
+_MODULES = {
+    "GradScaler": "ballast.scaler",
+    "Optimizer": "ballast.optimizer",
+    "RunOptions": "ballast.options",
+    "delete_run": "ballast.runs",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from ballast import _core
 from ballast.errors import Rejected
 from ballast.rank import Rank, seconds
+from ballast.runs import clear
+from ballast.server_address import serving
 from ballast.session import Session
 from ballast.settings import Description
 
@@ -23,17 +24,15 @@ class Membership:
         self._rank = rank
         self._client: _core.Client | None = None
         self._session: Session | None = None
+        self._started_over = False
 
     def connect(self, options: Mapping[str, Any]) -> None:
-        """As the options server, connect_timeout and reconnect_timeout say. Unavailable if no daemon answers."""
-        server = options.get("server")
-        if server is not None and not isinstance(server, str):
-            raise Rejected(f"server={server!r}: it must be a string, 'host:port' or 'unix:path'")
-        self._client = _core.Client.connect(
-            server or os.environ.get("BALLAST_SERVER") or "localhost:7700",
-            seconds("connect_timeout", options.get("connect_timeout", 3.0)),
-            seconds("reconnect_timeout", options.get("reconnect_timeout", 15.0)),
-        )
+        """As the options server, connect_timeout and reconnect_timeout say. Unavailable if no daemon answers, or none of
+        this process's own can be started; Rejected if one of its own will not do."""
+        connect_s = seconds("connect_timeout", options.get("connect_timeout", 3.0))
+        reconnect_s = seconds("reconnect_timeout", options.get("reconnect_timeout", 15.0))
+        server = serving(options.get("server"), self._rank.run, self._rank.world, self._rank.world_given)
+        self._client = _core.Client.connect(server, connect_s, reconnect_s)
 
     @property
     def open(self) -> bool:
@@ -51,8 +50,13 @@ class Membership:
         return self._client
 
     def join(self, description: Description) -> Session:
-        """Creates the run, or joins it as the rank. Rejected if the daemon has it with another description."""
-        self._session = Session(self.connected(), self._rank, description)
+        """Creates the run, or joins it as the rank. Rejected if the daemon has it with another description, or if it is to
+        be started over and somebody trains in it."""
+        client = self.connected()
+        if self._rank.start_over and not self._started_over:
+            clear(client, self._rank.run)
+            self._started_over = True  # what is there from now on is this trainer's own
+        self._session = Session(client, self._rank, description)
         return self._session
 
     def leave(self) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ballast import _core
+from ballast import _core, local_daemon
 from ballast.errors import Rejected
 from ballast.hooks import TorchHooks
 from ballast.parameters import ParameterList
@@ -87,8 +87,9 @@ def check_unowned(parameters: Iterable[Tensor], ours: ParameterList) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """Gives the ranks back of what a program leaves open."""
+    """Gives the ranks back of what a program leaves open, and then ends the daemon of its own that it may have."""
     for one in list(_open):
         optimizer = one.optimizer
         if optimizer is not None:
             optimizer.close()
+    local_daemon.end()

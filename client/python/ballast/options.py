@@ -48,7 +48,8 @@ class Rule:
 class RunOptions(TypedDict, total=False):
     """The arguments that all optimizers have, beside `params` and their rule's.
 
-    server: "host:port" or "unix:path" of the daemon. Default: $BALLAST_SERVER, else "localhost:7700".
+    server: "host:port" or "unix:path" of the daemon, or "local": one of this process's own, which its optimizers share and
+        which ends with it, runs and all. Default: $BALLAST_SERVER, else "local".
     run: the run's name on the daemon, [a-z0-9-], at most 63 characters. Default: $BALLAST_RUN. Needed.
     master, state: how the daemon stores weights ("split24", "split32", "fp32", "bf16", ...) and moments ("companded8",
         "bf16", "fp32", ...). None: as the two aliases say. Collage needs "mcf", its default.
@@ -111,6 +112,9 @@ class RunOptions(TypedDict, total=False):
     saved_state: what state_dict() has of moments and masters. "full": all, in fp32. "reference": only which run and step
         they are of, so that load_state_dict() takes the same run there, if it is there or keeps a snapshot of it. None:
         "full" up to 1e9 parameters.
+    start_over: delete the run of this name, if there is one, and create it anew, when it is created: at the first gradient
+        or by connect(). Rejected while somebody trains in it, and with several ranks. Not for a script that is restarted
+        to go on after a failure.
     takeover: fence a live trainer that holds this rank, instead of being refused.
     seed: of the stochastic rounding. Same gradients, names and seed: same bits.
     rank, world: which of how many trainers this is; default: those of torch.distributed where it is initialized, else 0
@@ -155,6 +159,7 @@ class RunOptions(TypedDict, total=False):
     weights: Literal["client", "server", "match"] | None
     changed_weights: Literal["refuse", "upload", "overwrite"]
     saved_state: Literal["full", "reference"] | None
+    start_over: bool
     takeover: bool
     seed: int
     rank: int | None

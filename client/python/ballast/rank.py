@@ -17,7 +17,10 @@ _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Rank:
-    """Which of a run's trainers this process is, how many there are, and how it gets to the daemon."""
+    """Which of a run's trainers this process is, how many there are, and how it gets to the daemon.
+
+    world_given: by an option or by torch.distributed; otherwise 1 is the default.
+    """
 
     run: str
     number: int = 0
@@ -25,6 +28,8 @@ class Rank:
     takeover: bool = False
     transport: str = "auto"
     join_timeout: float = 3600.0
+    world_given: bool = True
+    start_over: bool = False
 
 
 def run_id(run: str | None) -> str:
@@ -38,8 +43,8 @@ def run_id(run: str | None) -> str:
 
 
 def rank_of(options: Mapping[str, Any]) -> Rank:
-    """From the options run, rank, world or world_size, takeover, transport and join_timeout. Rank and world that are
-    not given are those of torch.distributed where it is initialized, else 0 and 1."""
+    """From the options run, rank, world or world_size, takeover, transport, join_timeout and start_over. Rank and world
+    that are not given are those of torch.distributed where it is initialized, else 0 and 1."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
         raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")
@@ -55,7 +60,23 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
         _switch("takeover", options.get("takeover", False)),
         _transport(options.get("transport", "auto")),
         seconds("join_timeout", options.get("join_timeout", Rank.join_timeout)),
+        world is not None,
+        _start_over(options, world),
     )
+
+
+def _start_over(options: Mapping[str, Any], world: Any) -> bool:
+    given = _switch("start_over", options.get("start_over", False))
+    if given and isinstance(world, int) and world > 1:
+        raise Rejected(
+            f"start_over=True and world={world}: a rank would delete the run that another has just joined. Delete it "
+            "before the ranks are started, with ballast.delete_run(run) or `ballastctl delete RUN`"
+        )
+    if given and (weights := options.get("weights")) in ("server", "match"):
+        raise Rejected(
+            f"start_over=True and weights={weights!r}: the run begins with this trainer's weights; leave one of the two out"
+        )
+    return given
 
 
 def _transport(given: Any) -> str:

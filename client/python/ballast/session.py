@@ -14,6 +14,7 @@ from ballast.changed_weights import ChangedWeights
 from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
+from ballast.progress import Patience
 from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.sent_gradients import SentGradients
@@ -264,8 +265,12 @@ class Session:
         all that is done, if they have overwritten others than the last step's."""
         assert self._pending is not None, "end() comes first"
         fields = None
+        patience = Patience(
+            lambda: f"waiting for the end of step {self.step} of run '{self._run}', of which all ranks are part"
+        )
         while fields is None:
             fields = self._pending.wait(_WAIT_SLICE_S)
+            patience.look()
         result = StepResult.from_fields(fields, self._names)
         received = set(fields["tensors_received"])
         for index in received - (self._awaited or set()):

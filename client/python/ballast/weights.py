@@ -14,6 +14,7 @@ from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected, RunRewound, Unavailable
 from ballast.moments import MASTER, Moments, zeros
+from ballast.progress import Patience, Transfer
 from ballast.rank import Rank
 from ballast.replaced import Replaced
 from ballast.uploads import same, upload_of
@@ -149,7 +150,9 @@ class Weights:
         for binding in wanted:
             self.follow(binding)
         places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted]
-        steps = self._client.pull(self._rank.run, places)
+        total = sum(place[-1] for place in places)
+        with Transfer(f"pulling weights of run '{self._rank.run}'", total, lambda: self._client.moved):
+            steps = self._client.pull(self._rank.run, places)
         for binding in wanted:
             binding.store()
             torch.autograd.graph.increment_version(binding.parameter)
@@ -173,7 +176,10 @@ class Weights:
                 "FAILED_PRECONDITION",
             )
         ours = [binding.digest() for binding in self._bindings]
-        served = self._client.load_weights(*upload_of(self._bindings, moments))
+        slots, updates = upload_of(self._bindings, moments)
+        total = sum(slot[-1] for slot in slots)
+        with Transfer(f"uploading weights of run '{self._rank.run}'", total, lambda: self._client.moved):
+            served = self._client.load_weights(slots, updates)
         self._unlike = {index: one for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._loaded, self._digests = True, served
 
@@ -276,7 +282,9 @@ class Weights:
         """Until rank 0 has uploaded."""
         deadline = time.monotonic() + _UPLOAD_WAIT_S
         pause_s = _SHORTEST_PAUSE_S
+        patience = Patience(lambda: f"waiting for rank 0 of run '{self._rank.run}' to upload its weights")
         while not self._loaded:
+            patience.look()
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"rank 0 of run '{self._rank.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "

@@ -5,6 +5,8 @@
 #include <nanobind/nanobind.h>
 #include <sys/types.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,6 +29,9 @@ class PyClient {
 
   // For calls that are not made by Ask: none that was left behind goes on beside them.
   std::shared_ptr<Client> Get() const;
+
+  // How many bytes of weights the upload or pull under way has moved, or the last one. Written by its thread, read by any.
+  std::atomic<uint64_t>& moved() const { return *moved_; }
 
   // The answer to call(client), an absl::StatusOr. Ctrl-C ends the wait.
   template <typename Call>
@@ -70,6 +75,7 @@ class PyClient {
 
   std::shared_ptr<Client> client_;
   pid_t process_;
+  std::shared_ptr<std::atomic<uint64_t>> moved_ = std::make_shared<std::atomic<uint64_t>>(0);
   mutable InterruptibleCalls calls_;
 };
 

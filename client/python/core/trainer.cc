@@ -64,16 +64,20 @@ std::vector<uint64_t> LoadWeights(const PyClient& self, const Slots& slots, cons
   for (const auto& [tensor, count] : updates) {
     views.push_back({.tensor = tensor, .slot = "updates", .updates = count});
   }
-  return UnlockedTransfer([&, client = self.Get()] { return client->LoadWeights(views, replace); });
+  self.moved() = 0;
+  const auto count = [&](uint64_t bytes) { self.moved() = bytes; };
+  return UnlockedTransfer([&, client = self.Get()] { return client->LoadWeights(views, replace, count); });
 }
 
 // Returns the step that the pulled weights are of, by tensor. `digests`, by tensor: what is here already is left out.
 std::map<uint32_t, uint64_t> Pull(const PyClient& self, const std::string& run_id, const Places& places,
                                   const std::map<uint32_t, uint64_t>& digests) {
   const Landing landing(places);
+  self.moved() = 0;
   std::map<uint32_t, uint64_t> steps;
   const auto sink = [&](uint32_t tensor, uint64_t offset, absl::Span<const std::byte> piece, uint64_t step) {
     steps[tensor] = step;
+    self.moved() += piece.size();
     return landing.Write(tensor, offset, piece);
   };
   const std::vector<uint32_t> tensors = landing.tensors();
@@ -194,6 +198,7 @@ void BindTrainer(nb::class_<PyClient>& client) {
            arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s)
       .def_prop_ro("step", &Step)
       .def("check_status", &CheckStatus)
+      .def_prop_ro("moved", [](const PyClient& self) { return self.moved().load(); })
       .def("load_weights", &LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>(),
            arg("replace") = false)
       .def("pull_state", &PullState, arg("run_id"), arg("places"), arg("snapshot") = 0)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Trains a small language model on the King James Bible, byte by byte: through Ballast, or with torch's own AdamW.
 
-    python client/python/examples/king_james.py                                   # needs a running ballastd
-    python client/python/examples/king_james.py --optimizer torch                 # needs nothing
+    python client/python/examples/king_james.py                                   # starts a ballastd, which ends with it
+    python client/python/examples/king_james.py --optimizer torch                 # needs none
     python client/python/examples/king_james.py --steps 300 --seed 1 --json curve.json
 
 The two optimizers get the same initial weights and the same batches, so their loss curves can be laid over each other.
@@ -231,7 +231,7 @@ def parse_options():
     parser.add_argument("--optimizer", choices=("ballast", "torch"), default="ballast")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1, help="of the initial weights and of the batches")
-    parser.add_argument("--server", default="localhost:7700", help="the daemon's address")
+    parser.add_argument("--server", help="the daemon's address (default: $BALLAST_SERVER, else one of its own)")
     parser.add_argument("--run", help="the run's name on the daemon (default: a new one)")
     parser.add_argument("--master-bits", type=int, choices=(24, 32), default=24, help="of the daemon's weights")
     parser.add_argument("--state", choices=("companded8", "fp32"), default="companded8", help="the daemon's moments")

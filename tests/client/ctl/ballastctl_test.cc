@@ -13,6 +13,7 @@
 
 #include "tests/client/least_squares.h"
 #include "tests/client/real_daemon.h"
+#include "tests/eventually.h"
 
 namespace ballast {
 namespace {
@@ -71,6 +72,13 @@ TEST_F(BallastctlTest, RunsListsEachRun) {
   const Answer answer = Ballastctl("runs");
   EXPECT_EQ(answer.code, 0);
   EXPECT_THAT(answer.text, AllOf(HasSubstr("least-squares  training     3"), HasSubstr("B/param")));
+}
+
+TEST_F(BallastctlTest, ARunWithoutATrainerIsIdle) {
+  Train();
+  client_.reset();
+  EXPECT_SOON(Ballastctl("runs").text, HasSubstr("least-squares  idle for "));
+  EXPECT_THAT(Ballastctl("run least-squares").text, HasSubstr("least-squares, idle for "));
 }
 
 TEST_F(BallastctlTest, RunShowsProgressMemoryLayersAndRanks) {

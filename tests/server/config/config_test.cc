@@ -93,7 +93,8 @@ TEST_F(ConfigTest, SizesDurationsAndSwitchesAreRead) {
 TEST_F(ConfigTest, ErrorsInTheFileNameLineAndFix) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
-            "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog");
+            "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog, "
+            "end_with_stdin, idle_run_timeout");
   EXPECT_EQ(ErrorOfFile("log:\n  levl: info\n"),
             "ballast.yaml:2: unknown key 'log.levl'; did you mean 'level'? valid: level, format");
   EXPECT_EQ(ErrorOfFile("threads: 1\nthreads: 2\n"),
@@ -147,6 +148,8 @@ TEST_F(ConfigTest, ImpossibleValuesAreRefused) {
                           "--listen=127.0.0.1:70000",
                           "--listen=::1:7700",
                           "--listen=off",
+                          "--listen=unix:here.sock",
+                          "--listen=unix:",
                           "--ops_http.listen=9464",
                           "--device=gpu",
                           "--device=cuda:",
@@ -174,12 +177,14 @@ TEST_F(ConfigTest, ImpossibleValuesAreRefused) {
                           "--limits.spec_bytes=65MiB",
                           "--limits.pull_timeout=1ms",
                           "--shm_socket=here.sock",
-                          "--drain_timeout=2h"}) {
+                          "--drain_timeout=2h",
+                          "--idle_run_timeout=300000h"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseCommandLine({bad}, {}).status())) << bad;
   }
-  for (const char* good : {"--listen=[::1]:7700", "--listen=localhost:0", "--ops_http.listen=off", "--device=cuda:12",
-                           "--device=cuda:0,3", "--device=cuda:all", "--limits.chunk_bytes=16KiB", "--drain_timeout=0",
-                           "--shm_socket=off", "--shm_socket=/tmp/here/"}) {
+  for (const char* good :
+       {"--listen=[::1]:7700", "--listen=localhost:0", "--listen=unix:/tmp/here/grpc", "--ops_http.listen=off",
+        "--device=cuda:12", "--device=cuda:0,3", "--device=cuda:all", "--limits.chunk_bytes=16KiB", "--drain_timeout=0",
+        "--shm_socket=off", "--shm_socket=/tmp/here/"}) {
     EXPECT_TRUE(ParseCommandLine({good}, {}).ok()) << good;
   }
 }
@@ -263,7 +268,8 @@ TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
 TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
   const std::string text =
       "listen: \"[::1]:1\"\ndevice: \"cuda:3\"\nthreads: 7\nmemory_limit: 12345\nmax_runs: 5\nreflection: true\n"
-      "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nwatchdog: 1m\nops_http:\n  listen: \"off\"\n  hosts: "
+      "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nwatchdog: 1m\nend_with_stdin: true\nidle_run_timeout: "
+      "36h\nops_http:\n  listen: \"off\"\n  hosts: "
       "[\"vm.lan\", "
       "\"*\"]\nlog:\n  level: \"warn\"\n  "
       "format: \"text\"\nlimits:\n"

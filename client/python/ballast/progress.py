@@ -1,0 +1,101 @@
+"""What is said on stderr of a wait that is long: a bar where tqdm is installed and stderr is a terminal, else lines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+# When a bar is shown, and when a line is said; lines come again at longer and longer intervals.
+_BAR_AFTER_S, _BAR_EVERY_S = 1.0, 0.2
+_LINE_AFTER_S = 10.0
+
+
+class Patience:
+    """For a loop that waits: look() says a line when the wait has taken 10 s, and again after twice that, and so on.
+
+    tell: what is waited for, asked when it is said. One thread at a time.
+    """
+
+    def __init__(self, tell: Callable[[], str]):
+        self._tell = tell
+        self._began = monotonic()
+        self._say_after_s = _LINE_AFTER_S
+
+    def look(self) -> None:
+        waited_s = monotonic() - self._began
+        if waited_s >= self._say_after_s:
+            say(f"{self._tell()} ({waited_s:.0f} s so far)")
+            self._say_after_s = 2 * waited_s
+
+
+class Transfer:
+    """with Transfer("uploading weights of run 'r'", total, done): ...
+
+    total: bytes that are to move; done: how many have, asked from a thread of this object's own while the block runs.
+    Nothing is shown of what takes less than a second (bar) or 10 s (lines). An exception goes through.
+    """
+
+    def __init__(self, what: str, total: int, done: Callable[[], int]):
+        self._what = what
+        self._total = total
+        self._done = done
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ballast progress", daemon=True)
+
+    def __enter__(self) -> Transfer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        bars = _tqdm() if sys.stderr.isatty() else None
+        if bars is None:
+            self._say_lines()
+        elif not self._over.wait(_BAR_AFTER_S):
+            self._draw(bars)
+
+    def _say_lines(self) -> None:
+        patience = Patience(self._line)
+        while not self._over.wait(_LINE_AFTER_S / 10):
+            patience.look()
+
+    def _line(self) -> str:
+        done = self._moved()
+        return (
+            f"{self._what}: {done / 2**20:.0f} of {self._total / 2**20:.0f} MiB, {100 * done // max(1, self._total)} %"
+        )
+
+    def _draw(self, bars: Any) -> None:
+        description = f"ballast: {self._what}"
+        with bars(
+            total=self._total, desc=description, unit="B", unit_scale=True, unit_divisor=1024, leave=False
+        ) as bar:
+            while not self._over.wait(_BAR_EVERY_S):
+                bar.update(self._moved() - bar.n)
+
+    def _moved(self) -> int:
+        """What is begun anew after a lost connection may have moved twice."""
+        return min(self._done(), self._total)
+
+
+def say(line: str) -> None:
+    """As the C++ client says what a person should see."""
+    print(f"ballast: {line}", file=sys.stderr, flush=True)
+
+
+def _tqdm() -> Any:
+    """tqdm's class; None where it is not installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm

@@ -1,0 +1,62 @@
+"""Runs on a daemon, from outside of an optimizer."""
+
+from __future__ import annotations
+
+import time
+
+from ballast import _core
+from ballast.errors import Rejected
+from ballast.progress import Patience
+from ballast.server_address import standing
+
+_CONNECT_S, _RECONNECT_S = 3.0, 15.0
+# How long a trainer that was lost may keep its place: the daemon's lease, 10 s unless it is configured otherwise.
+_LEASE_WAIT_S = 12.0
+_PAUSE_S = 0.25
+
+
+def delete_run(run: str, server: str | None = None, *, force: bool = False) -> int:
+    """Deletes a run of a daemon. Its weights, moments and snapshots are gone for good; its name is free.
+
+    server: as the optimizers' option; "local" is the daemon that this process has started. force: also when a trainer is
+    attached, whose session then ends.
+    Returns how many bytes of the daemon's memory were freed.
+
+    Raises Rejected, with code NOT_FOUND, if there is no such run or this process has no daemon, and FAILED_PRECONDITION
+    if a trainer is attached, or was lost less than the daemon's lease ago; Unavailable if no daemon answers. Thread-safe.
+    """
+    client = _core.Client.connect(standing(server), _CONNECT_S, _RECONNECT_S)
+    try:
+        return int(client.delete_run(run, force)["freed_bytes"])
+    finally:
+        client.close()
+
+
+def clear(client: _core.Client, run: str) -> None:
+    """Deletes the run if there is one, to start over. Of a trainer that was lost the lease is awaited; Rejected if one is
+    connected, which goes on."""
+    deadline = time.monotonic() + _LEASE_WAIT_S
+    patience = Patience(lambda: f"waiting for the lease of the trainer that run '{run}' has lost")
+    while True:
+        try:
+            client.delete_run(run)
+            return
+        except Rejected as refused:
+            if refused.code == "NOT_FOUND":
+                return
+            if refused.code != "FAILED_PRECONDITION":
+                raise
+            if _connected(client, run) or time.monotonic() > deadline:
+                raise Rejected(
+                    f"start_over=True: run '{run}' cannot be deleted, for somebody trains in it: {refused}. Stop that "
+                    f"trainer, give another run, or delete it all the same: ballast.delete_run('{run}', force=True)",
+                    refused.code,
+                ) from refused
+        patience.look()
+        time.sleep(_PAUSE_S)
+
+
+def _connected(client: _core.Client, run: str) -> bool:
+    """Whether a trainer is connected, and not lost. Each rank has a line that says so."""
+    lines = [line for status in client.list_runs()["runs"] if status["run_id"] == run for line in status["ranks"]]
+    return any(", connected" in line for line in lines)

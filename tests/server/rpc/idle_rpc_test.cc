@@ -1,0 +1,104 @@
+// Runs that no trainer is attached to: what is shown of them, and when they are deleted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/eventually.h"
+#include "tests/server/rpc/rpc_fixture.h"
+
+namespace ballast::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::Eq;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr double kNever = 0;
+
+class IdleRpcTest : public RpcTest {
+ protected:
+  void Start(double idle_run_timeout_s, uint32_t max_runs = 16) {
+    Config config = DefaultConfig();
+    config.idle_run_timeout_s = idle_run_timeout_s;
+    config.max_runs = max_runs;
+    StartServer(config);
+  }
+  static v1::RunSpec SpecOf(const std::string& run_id) {
+    v1::RunSpec spec = SmallSpec();
+    spec.set_run_id(run_id);
+    return spec;
+  }
+  // The trainer leaves as one does that closes.
+  static void Leave(Trainer* trainer) {
+    trainer->wire->CloseInput();
+    EXPECT_TRUE(trainer->wire->Finish().ok());
+  }
+  std::vector<std::string> Runs() {
+    grpc::ClientContext context;
+    v1::ListRunsResponse list;
+    EXPECT_TRUE(admin_->ListRuns(&context, {}, &list).ok());
+    std::vector<std::string> names;
+    for (const v1::RunStatus& run : list.runs()) names.push_back(run.run_id());
+    return names;
+  }
+};
+
+TEST_F(IdleRpcTest, ARunThatItsTrainerHasLeftIsIdleUntilTheNextOneComes) {
+  Start(kNever);
+  Trainer t = StartTrainer(SmallSpec());
+  EXPECT_FALSE(Status("r1").has_idle_seconds());
+  Step(&t, 1);
+  EXPECT_EQ(Status("r1").state(), v1::RUN_STATE_TRAINING);
+  Leave(&t);
+  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_IDLE));
+  EXPECT_TRUE(Status("r1").has_idle_seconds());
+  EXPECT_THAT(metrics_.Serialize(), AllOf(HasSubstr("ballast_run_state{run_id=\"r1\",state=\"idle\"} 1"),
+                                          HasSubstr("ballast_run_state{run_id=\"r1\",state=\"training\"} 0"),
+                                          HasSubstr("ballast_runs{state=\"idle\"} 1")));
+  AttachFresh("r1");
+  EXPECT_EQ(Status("r1").state(), v1::RUN_STATE_TRAINING);
+  EXPECT_FALSE(Status("r1").has_idle_seconds());
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_run_state{run_id=\"r1\",state=\"training\"} 1"));
+}
+
+TEST_F(IdleRpcTest, ARunThatNobodyHasComeToWaitsAndIsCounted) {
+  Start(kNever);
+  ASSERT_TRUE(CreateRun(SmallSpec()).ok());
+  EXPECT_EQ(Status("r1").state(), v1::RUN_STATE_WAITING);
+  EXPECT_TRUE(Status("r1").has_idle_seconds());
+}
+
+TEST_F(IdleRpcTest, OneRunTooManyIsToldWhichHaveNoTrainer) {
+  Start(kNever, 2);
+  Trainer t = StartTrainer(SmallSpec());
+  ASSERT_TRUE(CreateRun(SpecOf("over")).ok());
+  const std::string refused(CreateRun(SpecOf("more")).status().message());
+  EXPECT_THAT(refused,
+              AllOf(HasSubstr("max_runs is 2; without a trainer: 'over' for "), HasSubstr("`ballastctl delete RUN`"),
+                    HasSubstr("idle_run_timeout"), Not(HasSubstr("'r1'"))));
+}
+
+TEST_F(IdleRpcTest, WhereAllRunsHaveATrainerThatIsSaid) {
+  Start(kNever, 1);
+  Trainer t = StartTrainer(SmallSpec());
+  EXPECT_THAT(std::string(CreateRun(SpecOf("more")).status().message()), HasSubstr("all have a trainer"));
+}
+
+TEST_F(IdleRpcTest, ARunIsDeletedWhenNoTrainerHasComeForTheTimeout) {
+  Start(3);
+  Trainer t = StartTrainer(SmallSpec());
+  ASSERT_TRUE(CreateRun(SpecOf("over")).ok());
+  EXPECT_SOON(Runs(), ElementsAre("r1"));
+  Step(&t, 1);  // whoever is attached stays, however long it is silent
+  Leave(&t);
+  EXPECT_SOON(Runs(), IsEmpty());
+  ASSERT_TRUE(CreateRun(SmallSpec()).ok()) << "its name is free";
+}
+
+}  // namespace
+}  // namespace ballast::testing
