@@ -223,9 +223,9 @@ void SimulatedRank::Resume(const StepMachine& machine, uint32_t rank, const std:
     micro.first_unsent = 0;
     for (size_t at = 0; at < micro.order.size(); ++at) {
       const ChunkId id = micro.order[at];
-      const bool held =
+      const bool delivered =
           m < machine.reduction().micros_begun(rank) && machine.reduction().Delivered(rank, m, id.tensor)[id.chunk];
-      const bool is_in = in_step && (held || applied[id.tensor]);
+      const bool is_in = in_step && (delivered || applied[id.tensor]);
       micro.sent[at] = !is_in ? Sent::kNo : Chance(random_, 10) ? Sent::kAgain : Sent::kYes;
     }
   }
