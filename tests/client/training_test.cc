@@ -251,5 +251,44 @@ TEST(TrainingTest, LostConnectionsChangeNoBit) {
   }
 }
 
+// The connection is lost before, in or behind an upload that takes the place of the run's weights and state: it is taken
+// over whole, once or, where the answer was lost, perhaps.
+TEST(TrainingTest, AReplacementIsTakenOverWholeWhereverTheConnectionIsLost) {
+  for (uint64_t cut = 130'000; cut < 360'000; cut += 17'003) {
+    SCOPED_TRACE(absl::StrCat("the first connection cut after ", cut, " bytes"));
+    RealDaemon daemon;
+    CuttingProxy proxy(daemon.address(), {cut});
+    auto client = Client::Connect({.server = proxy.address(), .log = [](const std::string&) {}}).value();
+    const auto watcher = Client::Connect({.server = daemon.address()}).value();
+    LeastSquares problem;
+    ASSERT_TRUE(problem.Join(*client).ok());
+    ASSERT_TRUE(problem.Step(*client).ok());
+    const std::vector<float> values(problem.weights(0).size(), 0.25f);
+    const absl::Span<const std::byte> bytes(reinterpret_cast<const std::byte*>(values.data()), values.size() * 4);
+    const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = bytes},
+                                {.tensor = 0, .format = "fp32", .bytes = bytes, .slot = "momentum"},
+                                {.tensor = 0, .format = "fp32", .bytes = bytes, .slot = "variance"},
+                                {.tensor = 0, .slot = "updates", .updates = 7}};
+    const auto replaced = client->LoadWeights(views, /*replace=*/true);
+    EXPECT_TRUE(replaced.ok() || RewoundTo(replaced.status()) == 1u) << replaced.status();
+    EXPECT_EQ(RewoundTo(client->status()), 1u);
+    std::vector<float> pulled;
+    const auto sink = [&](const ServedPiece& piece) {
+      const auto* const first = reinterpret_cast<const float*>(piece.codes.data());
+      pulled.insert(pulled.end(), first, first + piece.codes.size() / 4);
+      return absl::OkStatus();
+    };
+    const std::vector<std::string> slots = {"master"};
+    const uint32_t tensor = 0;
+    ASSERT_TRUE(watcher->PullState("least-squares", {&tensor, 1}, slots, sink).ok());
+    EXPECT_EQ(pulled, values);
+    const v1::RunStatus status = watcher->GetRun("least-squares")->status();  // after the pull: what it shows is done
+    EXPECT_TRUE(status.weights_loaded());
+    EXPECT_EQ(status.generation(), 2u);
+    ASSERT_TRUE(problem.Join(*client).ok());
+    EXPECT_TRUE(problem.Step(*client).ok());
+  }
+}
+
 }  // namespace
 }  // namespace ballast

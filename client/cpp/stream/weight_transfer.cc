@@ -248,8 +248,9 @@ absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream
     if (digests.ok() || !IsLost(digests.status())) return digests;
     const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);
     if (!resumed.ok()) return resumed.status();
-    // The answer alone was lost. The other ranks may have begun the first step since.
-    if (resumed->loaded_here()) {
+    // The answer alone was lost. The other ranks may have begun the first step since. Of a replacement the session's end
+    // tells; what this one has loaded may be what is to be replaced.
+    if (!options.replace && resumed->loaded_here()) {
       stream.CountAsProgress();
       return Digests(resumed->digests().begin(), resumed->digests().end());
     }
