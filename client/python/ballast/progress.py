@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -95,7 +96,6 @@ def say(line: str) -> None:
 def _tqdm() -> Any:
     """tqdm's class; None where it is not installed."""
     try:
-        from tqdm import tqdm
+        return import_module("tqdm").tqdm
     except ImportError:
         return None
-    return tqdm

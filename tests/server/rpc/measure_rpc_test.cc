@@ -83,7 +83,7 @@ class MeasureRpcTest : public TeamRpcTest {
     }
   }
   // The run's next step has the bits of a first update: nothing has changed, nothing was counted.
-  static void ExpectFirstUpdate(Team* team, uint64_t step) {
+  void ExpectFirstUpdate(Team* team, uint64_t step) {
     SendStep(team, step, {});
     const auto scale = static_cast<float>(1.0 / static_cast<double>(team->wires.size()));
     UpdateReference(team, step, 1, scale);
