@@ -331,9 +331,19 @@ void Simulator::Carry(const effect::Update& e) {
   At(free_s, [this, e] { Handle(event::TensorApplied{e.step, e.tensor, e.slab}); });
 }
 
+// At times it takes so long that a rank, which is lost or taken over meanwhile, closes the step.
 void Simulator::Carry(const effect::Measure& e) {
+  constexpr uint64_t kLostFrom = 60, kLostKinds = 22;  // of FaultOf
+  constexpr double kSlow_s = 60;
   Count(Kind::kMeasure);
-  After(Delay(Chance(&random_, 4) ? 2 : 0.05), [this, step = e.step] {
+  const bool slow = !last_step_ && !Chance(&random_, 4);
+  if (slow) {
+    After(0, [this] {
+      const auto rank = static_cast<uint32_t>(Below(&random_, places_.size()));
+      if (!last_step_) FaultOf(rank, kLostFrom + Below(&random_, kLostKinds));
+    });
+  }
+  After(slow ? kSlow_s : Delay(Chance(&random_, 4) ? 2 : 0.05), [this, step = e.step] {
     if (machine_->machine().step() != step) Count(Kind::kMeasureTorn);
     Handle(event::Measured{step});
   });

@@ -67,7 +67,7 @@ void SimulatedRank::PlanEnd() {
   plan_.open_ended = Chance(random_, 2);
   plan_.measures = Mix(identity_.run_seed + 1, step_) % 2 == 0 && !Chance(random_, 4);
   plan_.waits = !Chance(random_, 4);
-  if (Chance(random_, 15 * identity_.world)) plan_.discards_after = Below(random_, 12);
+  if (Chance(random_, 10 * identity_.world)) plan_.discards_after = Below(random_, 12);
 }
 
 SimulatedRank::Micro SimulatedRank::MakeMicro(uint32_t micro) {

@@ -6,7 +6,7 @@
 namespace ballast::sim {
 namespace {
 
-constexpr uint64_t kSeeds = 500;
+constexpr uint64_t kSeeds = 600;
 constexpr uint64_t kLeastEvents = 200, kLeastOfAKind = 100;
 
 TEST(StepSimulatorTest, InvariantsHoldAndEveryKindOfEventOccurs) {
