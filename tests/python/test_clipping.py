@@ -124,7 +124,7 @@ def test_it_follows_accumulation_whose_length_nobody_told(adamw: AdamW) -> None:
 
 @pytest.mark.parametrize("world", [2, 8])
 def test_the_norm_is_of_the_mean_over_ranks(world: int, daemon: Daemon, run: str) -> None:
-    models = [layered(seed=1) for _ in range(world)]
+    models, trained = ([layered(seed=1) for _ in range(world)] for _ in range(2))
     for rank, model in enumerate(models):
         model(batch(rank)).square().mean().backward()
     mean = [
@@ -133,7 +133,7 @@ def test_the_norm_is_of_the_mean_over_ranks(world: int, daemon: Daemon, run: str
     expected = float(torch.stack([g.norm() for g in mean]).norm())
 
     def trainer(rank: int) -> tuple[float, float]:
-        model = layered(seed=1)
+        model = trained[rank]
         options: dict[str, Any] = {"rank": rank, "world": world, "commit": "staged"}
         with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run, **options) as optimizer:
             model(batch(rank)).square().mean().backward()

@@ -178,8 +178,10 @@ def test_one_parameter_alone_is_refused(adamw: AdamW) -> None:
 
 
 def test_one_rank_drops_the_step_of_all(daemon: Daemon, run: str) -> None:
+    models = [layered(seed=1) for _ in range(2)]
+
     def trainer(rank: int) -> tuple[list[torch.Tensor], int, str]:
-        model = layered(seed=1)
+        model = models[rank]
         with ballast.AdamW(
             model.named_parameters(), server=daemon.server, run=run, rank=rank, world=2, **EXACT
         ) as optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,14 @@ class Checkpointing:
 
     def __init__(self, used: Callable[[], None]):
         self._used: Callable[[], None] | None = used
-        _watchers.append(self)
         if not all(hasattr(torch.utils.checkpoint, name) for name in _INNER):
             self.tell()
-        elif not _originals:
+            return
+        with _patching:
+            _watchers.append(self)
             for name in _INNER:
-                _replace(name)
+                if name not in _originals:
+                    _replace(name)
 
     def tell(self) -> None:
         used, self._used = self._used, None
@@ -32,14 +35,16 @@ class Checkpointing:
 
     def remove(self) -> None:
         """With the last one torch's own functions are put back."""
-        if self in _watchers:
-            _watchers.remove(self)
-        while _originals and not _watchers:
-            setattr(torch.utils.checkpoint, *_originals.popitem())
+        with _patching:
+            if self in _watchers:
+                _watchers.remove(self)
+            while _originals and not _watchers:
+                setattr(torch.utils.checkpoint, *_originals.popitem())
 
 
 _watchers: list[Checkpointing] = []
 _originals: dict[str, Callable[..., Any]] = {}
+_patching = threading.RLock()
 
 
 def _replace(name: str) -> None:

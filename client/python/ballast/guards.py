@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -31,30 +32,30 @@ class Owner(Protocol):
 
 _owners: WeakRegistry[Owner] = WeakRegistry()
 _originals: list[tuple[Any, str, Callable[..., Any]]] = []
+_patching = threading.RLock()  # an optimizer may be deleted, and so released, wherever Python collects garbage
 
 
 def guard_clipping(owner: Owner) -> None:
     """From now on clipping parameters that `owner` trains is the daemon's."""
-    _owners.add(owner)
-    if _originals:
-        return
-    for name, guarded in _GUARDED.items():
-        for module in (torch.nn.utils, clip_grad):
-            original = getattr(module, name, None)
-            if original is not None:
-                _originals.append((module, name, original))
-                setattr(module, name, functools.wraps(original)(functools.partial(guarded, original)))
+    with _patching:
+        _owners.add(owner)
+        if _originals:
+            return
+        for name, guarded in _GUARDED.items():
+            for module in (torch.nn.utils, clip_grad):
+                original = getattr(module, name, None)
+                if original is not None:
+                    _originals.append((module, name, original))
+                    setattr(module, name, functools.wraps(original)(functools.partial(guarded, original)))
 
 
 def release_clipping(owner: Owner | None) -> None:
     """`owner` is closed, or, None, one is deleted; with the last one torch's own functions are put back."""
-    if owner is not None:
-        _owners.discard(owner)
-    if any(True for _ in _owners):
-        return
-    while _originals:
-        module, name, original = _originals.pop()
-        setattr(module, name, original)
+    with _patching:
+        if owner is not None:
+            _owners.discard(owner)
+        while _originals and not any(True for _ in _owners):
+            setattr(*_originals.pop())
 
 
 # --- in place of torch's functions, which come first ----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,10 +21,11 @@ class ModuleReads:
 
     def __init__(self, read: Read):
         self._read = weakref.WeakMethod(read)
-        _readers.add(self)
-        if not _originals:
-            _replace("state_dict", _state_dict)
-            _replace("named_parameters", _named_parameters)
+        with _patching:
+            _readers.add(self)
+            if not _originals:
+                _replace("state_dict", _state_dict)
+                _replace("named_parameters", _named_parameters)
 
     def tell(self, parameters: Iterable[Tensor]) -> None:
         read = self._read()
@@ -32,13 +34,15 @@ class ModuleReads:
 
     def remove(self) -> None:
         """With the last one torch's own methods are put back."""
-        _readers.discard(self)
-        while _originals and not _readers:
-            setattr(nn.Module, *_originals.popitem())
+        with _patching:
+            _readers.discard(self)
+            while _originals and not _readers:
+                setattr(nn.Module, *_originals.popitem())
 
 
 _readers: set[ModuleReads] = set()
 _originals: dict[str, Callable[..., Any]] = {}
+_patching = threading.RLock()
 
 
 def _replace(name: str, made_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -41,14 +42,16 @@ class Trainer(Protocol):
 _trainers: WeakRegistry[Trainer] = WeakRegistry()
 _silent: weakref.WeakKeyDictionary[DDP, SilentReducer] = weakref.WeakKeyDictionary()
 _original: list[Callable[..., Any]] = []
+_patching = threading.RLock()
 
 
 def watch(trainer: Trainer) -> None:
     """From now on modules in DDP that `trainer` trains do not reduce gradients; Rejected in the forward of one that must."""
-    _trainers.add(trainer)
-    if not _original:
-        _original.append(DDP.forward)
-        setattr(DDP, "forward", _announced(DDP.forward))
+    with _patching:
+        _trainers.add(trainer)
+        if not _original:
+            _original.append(DDP.forward)
+            setattr(DDP, "forward", _announced(DDP.forward))
 
 
 def release(trainer: Trainer | None) -> None:
@@ -58,8 +61,9 @@ def release(trainer: Trainer | None) -> None:
     for module in list(_silent):
         if not _trainers_of(module):
             _restore(module)
-    if _original and not any(True for _ in _trainers):
-        setattr(DDP, "forward", _original.pop())
+    with _patching:
+        if _original and not any(True for _ in _trainers):
+            setattr(DDP, "forward", _original.pop())
 
 
 def find_wrapped() -> None:
