@@ -8,7 +8,7 @@
 namespace ballast {
 namespace {
 
-uint64_t StoredBytes(const RunSpec& spec, const TensorSpec& t) {
+uint64_t BytesOf(const RunSpec& spec, const TensorSpec& t) {
   uint64_t bytes = ScaleCount(t) * sizeof(float);
   for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
     Add(&bytes, AlignedPlaneBytes(plane, t.elements));
@@ -21,7 +21,7 @@ uint64_t SharedBytes(const Plan& whole) { return Sum(whole.bytes.gradients, whol
 
 Placement Spread(const RunSpec& spec, absl::Span<const uint64_t> free_bytes, uint64_t shared_bytes) {
   std::vector<uint64_t> stored, room;
-  for (const TensorSpec& t : spec.tensors) stored.push_back(StoredBytes(spec, t));
+  for (const TensorSpec& t : spec.tensors) stored.push_back(BytesOf(spec, t));
   for (const uint64_t bytes : free_bytes) room.push_back(bytes - std::min(bytes, shared_bytes));
   std::vector<uint32_t> by_size(spec.tensors.size());
   std::iota(by_size.begin(), by_size.end(), 0);

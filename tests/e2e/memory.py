@@ -25,7 +25,8 @@ import sys, torch, ballast
 torch.set_num_threads(1)
 each = int(sys.argv[2]) // int(sys.argv[3])
 parameters = [(f"w{i}", torch.nn.Parameter(torch.zeros(each, dtype=torch.bfloat16))) for i in range(int(sys.argv[3]))]
-opt = ballast.AdamW(parameters, lr=1e-3, server=sys.argv[1], run="memory", commit=sys.argv[5])
+opt = ballast.AdamW(parameters, lr=1e-3, server=sys.argv[1], run="memory", commit=sys.argv[5],
+                    gradient_accumulation_steps=1)
 for _ in range(int(sys.argv[4])):
     sum((parameter * 0.5).sum() for _, parameter in parameters).backward()
     opt.step()

@@ -70,7 +70,8 @@ class RunOptions(TypedDict, total=False):
         it. The attribute may be set between steps. ballast.GradScaler sets it by itself.
     commit: "release", each tensor is updated as soon as its gradient is complete, while backward goes on; "staged", all
         are updated after the verdict over the whole step, or none: atomic also when a trainer dies, at the price of the
-        overlap and of 2 or 4 bytes a parameter in the daemon. A staged step may have any number of backward(), may be
+        overlap and of 4 bytes a parameter in the daemon, 2 where one trainer sends gradients in 2 bytes and
+        gradient_accumulation_steps=1. A staged step may have any number of backward(), may be
         clipped by clip_grad_norm_, and dropped by zero_grad(). "auto": staged if max_grad_norm, nonfinite="skip_step",
         Spikes(action="skip") or a ballast.GradScaler needs it, or a framework makes the steps that clips, accumulates and
         skips by itself: Accelerate, HF Trainer, Lightning, torchtune; else release.

@@ -170,7 +170,7 @@ class Report:
         }
 
     def gradients_held(self, model):
-        held = storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
+        held = storage_bytes(p.grad for p in model.parameters() if type(p.grad) is torch.Tensor)
         self.figures["trainer_bytes"]["gradients"] = max(held, self.figures["trainer_bytes"]["gradients"])
 
     def step_done(self, step, seconds, optimizer):
