@@ -235,7 +235,8 @@ TEST_F(StagedRpcTest, ReleaseRefusesValuesAtTheEnd) {
   SendStep(&team, 1, {.end_lr = 0.25});
   const grpc::Status refused = team.wires[0]->Finish();
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(refused.error_message(), HasSubstr("give those of groups with StepBegin, or create the run with commit = staged"));
+  EXPECT_THAT(refused.error_message(),
+              HasSubstr("give those of groups with StepBegin, or create the run with commit = staged"));
 }
 
 TEST_F(StagedRpcTest, ALossScaleOfZeroIsRefused) {
