@@ -20,14 +20,14 @@ GROUPS = {
 TELL_NORMS = ["recipe", "accelerate_loop", *GROUPS["transformers"]]
 
 
-def told_by(kind: str, group: str, folder: Path, *more: str) -> dict[str, Any]:
+def told_by(kind: str, loops: list[str], folder: Path, *more: str) -> dict[str, Any]:
     environment = {
         **plain_environment(),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    command = [PYTHON, ROOT / "tests" / "e2e" / "framework_loops.py", kind, folder, *GROUPS[group], *more]
+    command = [PYTHON, ROOT / "tests" / "e2e" / "framework_loops.py", kind, folder, *loops, *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -40,8 +40,8 @@ def accounts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     assert PYTHON.exists(), f"{PYTHON} is missing: run deploy/setup.sh frameworks"
     folder = tmp_path_factory.mktemp(request.param)
     with Daemon(folder) as daemon:
-        theirs = told_by("torch", request.param, folder / "torch")
-        ours = told_by("ballast", request.param, folder / "ballast", "--server", daemon.server)
+        theirs = told_by("torch", GROUPS[request.param], folder / "torch")
+        ours = told_by("ballast", GROUPS[request.param], folder / "ballast", "--server", daemon.server)
     return request.param, ours, theirs
 
 
@@ -50,6 +50,15 @@ def test_each_trains_as_with_torchs_optimizer(accounts: Any, subtests: Any) -> N
     for loop in GROUPS[group]:
         with subtests.test(loop):
             compare(loop, all_ours[loop], all_theirs[loop])
+
+
+def test_trainer_goes_on_from_its_checkpoint_in_a_new_process_with_a_new_daemon(tmp_path: Path) -> None:
+    loop = ["hf_trainer"]
+    for phase in (["--stop-after", "20"], ["--resume"]):
+        theirs = told_by("torch", loop, tmp_path / "torch", *phase)["hf_trainer"]
+        with Daemon(tmp_path) as daemon:
+            ours = told_by("ballast", loop, tmp_path / "ballast", *phase, "--server", daemon.server)["hf_trainer"]
+        compare("hf_trainer", ours, theirs)
 
 
 def compare(loop: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
