@@ -196,7 +196,8 @@ void StepChecker::On(const effect::Reject& e) {
   if (!MayRefuse(e.status.code())) Fail(absl::StrCat("refused what the protocol allows: ", e.status.ToString()));
   const auto* attach = std::get_if<event::Attach>(event_);
   if (attach == nullptr || attach->resumes || !absl::IsUnavailable(e.status)) return;
-  if (attach->rank < ranks_.size() && ranks_[attach->rank].left_out) ranks_[attach->rank].asks = true;
+  // A process of another world was told something else.
+  if (attach->world == ranks_.size() && ranks_[attach->rank].left_out) ranks_[attach->rank].asks = true;
 }
 
 void StepChecker::On(const effect::Attached& e) {
