@@ -59,7 +59,8 @@ absl::Status StepMachine::CheckMeasure(uint32_t rank) const {
                      ", but the run's commit is release, and tensors are updated before the norm of all is known: "
                      "create the run with commit = staged, or read StepResult.grad_norm"));
   }
-  if (ranks_[rank].said_end) {
+  const Rank& r = ranks_[rank];
+  if (r.said_end || (r.ended && !r.asked)) {  // as its last stream did, or the step may be judged already
     return absl::FailedPreconditionError(absl::StrCat("StepMeasure after StepEnd of step ", step_, "; ask before it"));
   }
   return CheckSent(rank, "StepMeasure");
