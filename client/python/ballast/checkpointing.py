@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch.utils.checkpoint
+
+from ballast.patch import Patch
 
 # What torch.utils.checkpoint.checkpoint() calls by these names, with a graph and without; one or the other in each call.
 _INNER = ("_checkpoint_without_reentrant_generator", "check_backward_validity")
@@ -19,14 +19,10 @@ class Checkpointing:
 
     def __init__(self, used: Callable[[], None]):
         self._used: Callable[[], None] | None = used
-        if not all(hasattr(torch.utils.checkpoint, name) for name in _INNER):
+        if all(hasattr(torch.utils.checkpoint, name) for name in _INNER):
+            _watchers.hold(self)
+        else:
             self.tell()
-            return
-        with _patching:
-            _watchers.append(self)
-            for name in _INNER:
-                if name not in _originals:
-                    _replace(name)
 
     def tell(self) -> None:
         used, self._used = self._used, None
@@ -35,25 +31,16 @@ class Checkpointing:
 
     def remove(self) -> None:
         """With the last one torch's own functions are put back."""
-        with _patching:
-            if self in _watchers:
-                _watchers.remove(self)
-            while _originals and not _watchers:
-                setattr(torch.utils.checkpoint, *_originals.popitem())
+        _watchers.release(self)
 
 
-_watchers: list[Checkpointing] = []
-_originals: dict[str, Callable[..., Any]] = {}
-_patching = threading.RLock()
-
-
-def _replace(name: str) -> None:
-    original = _originals[name] = getattr(torch.utils.checkpoint, name)
-
-    @functools.wraps(original)
-    def telling(*args: Any, **kwargs: Any) -> Any:
-        for watcher in list(_watchers):
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tell_and_go_on(*args: Any, **kwargs: Any) -> Any:
+        for watcher in _watchers:
             watcher.tell()
         return original(*args, **kwargs)
 
-    setattr(torch.utils.checkpoint, name, telling)
+    return tell_and_go_on
+
+
+_watchers: Patch[Checkpointing] = Patch(*((torch.utils.checkpoint, name, _telling) for name in _INNER))

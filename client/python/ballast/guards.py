@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -19,8 +18,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from ballast.errors import Rejected
+from ballast.patch import Patch
 from ballast.sent_gradient import SentGradient
-from ballast.weak_registry import WeakRegistry
 
 
 class Owner(Protocol):
@@ -30,32 +29,14 @@ class Owner(Protocol):
     def clip(self, parameters: Iterable[Tensor], max_norm: float) -> float | None: ...
 
 
-_owners: WeakRegistry[Owner] = WeakRegistry()
-_originals: list[tuple[Any, str, Callable[..., Any]]] = []
-_patching = threading.RLock()  # an optimizer may be deleted, and so released, wherever Python collects garbage
-
-
 def guard_clipping(owner: Owner) -> None:
     """From now on clipping parameters that `owner` trains is the daemon's."""
-    with _patching:
-        _owners.add(owner)
-        if _originals:
-            return
-        for name, guarded in _GUARDED.items():
-            for module in (torch.nn.utils, clip_grad):
-                original = getattr(module, name, None)
-                if original is not None:
-                    _originals.append((module, name, original))
-                    setattr(module, name, functools.wraps(original)(functools.partial(guarded, original)))
+    _owners.hold(owner)
 
 
 def release_clipping(owner: Owner | None) -> None:
     """`owner` is closed, or, None, one is deleted; with the last one torch's own functions are put back."""
-    with _patching:
-        if owner is not None:
-            _owners.discard(owner)
-        while _originals and not any(True for _ in _owners):
-            setattr(*_originals.pop())
+    _owners.release(owner)
 
 
 # --- in place of torch's functions, which come first ----------------------------------------------------------------
@@ -138,6 +119,13 @@ _GUARDED: dict[str, Callable[..., Any]] = {
     "clip_grads_with_norm_": _clip_grads_with_norm_,
     "_clip_grads_with_norm_": _clip_grads_with_norm_,
 }
+_owners: Patch[Owner] = Patch(
+    *(
+        (module, name, functools.partial(functools.partial, guarded))
+        for name, guarded in _GUARDED.items()
+        for module in (torch.nn.utils, clip_grad)
+    )
+)
 
 
 # --- what they have in common ---------------------------------------------------------------------------------------

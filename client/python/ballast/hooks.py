@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ballast import wrappers
-from ballast.guards import Owner, guard_clipping, release_clipping
 from ballast.checkpointing import Checkpointing
 from ballast.forward_reads import ForwardReads
+from ballast.guards import Owner, guard_clipping, release_clipping
 from ballast.module_reads import ModuleReads
 
 

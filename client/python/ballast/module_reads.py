@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ballast.patch import Patch
 
 Read = Callable[[Iterable[Tensor]], None]
 
@@ -21,11 +21,7 @@ class ModuleReads:
 
     def __init__(self, read: Read):
         self._read = weakref.WeakMethod(read)
-        with _patching:
-            _readers.add(self)
-            if not _originals:
-                _replace("state_dict", _state_dict)
-                _replace("named_parameters", _named_parameters)
+        _readers.hold(self)
 
     def tell(self, parameters: Iterable[Tensor]) -> None:
         read = self._read()
@@ -34,24 +30,11 @@ class ModuleReads:
 
     def remove(self) -> None:
         """With the last one torch's own methods are put back."""
-        with _patching:
-            _readers.discard(self)
-            while _originals and not _readers:
-                setattr(nn.Module, *_originals.popitem())
-
-
-_readers: set[ModuleReads] = set()
-_originals: dict[str, Callable[..., Any]] = {}
-_patching = threading.RLock()
-
-
-def _replace(name: str, made_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = _originals[name] = getattr(nn.Module, name)
-    setattr(nn.Module, name, functools.wraps(original)(made_of(original)))
+        _readers.release(self)
 
 
 def _tell(parameters: list[Tensor]) -> None:
-    for reader in list(_readers):
+    for reader in _readers:
         reader.tell(parameters)
 
 
@@ -72,3 +55,8 @@ def _named_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
             yield name, parameter
 
     return named_parameters
+
+
+_readers: Patch[ModuleReads] = Patch(
+    (nn.Module, "state_dict", _state_dict), (nn.Module, "named_parameters", _named_parameters)
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from ballast.errors import Rejected
@@ -11,84 +13,79 @@ from ballast.sent_gradient import SentGradient
 class SentGradients:
     """Puts a SentGradient in `.grad` of each parameter whose gradient leaves, and sees whether it is still there: who sets
     `.grad` to None takes the gradient back, as zero_grad() of an optimizer or a module does. One thread at a time.
-
-    staged: nothing is updated before step(), so that gradients can be taken back.
     """
 
-    def __init__(self, staged: bool):
-        self._staged = staged
-        self._made: dict[int, SentGradient] = {}  # by tensor; of all steps
-        self._open: dict[int, Tensor] = {}  # by tensor, the parameters whose gradients left in the open step
+    def __init__(self) -> None:
+        self._made: dict[int, SentGradient] = {}  # by id(parameter); of all steps
+        self._open: dict[int, Tensor] = {}  # likewise, the parameters whose gradients left in the open step
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, tensor: int) -> bool:
-        return tensor in self._open
-
-    def take(self, tensor: int, parameter: Tensor) -> tuple[Tensor | None, bool]:
+    def take(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
         """What `.grad` has that has not left, after which it is None, and whether a backward() put it on top of one that has."""
         gradient, parameter.grad = parameter.grad, None
-        made = self._made.get(tensor)
+        made = self._made.get(id(parameter))
         arrived = None if made is None else made.take()
         return (arrived if gradient is made else gradient), arrived is not None
 
-    def mark(self, tensor: int, parameter: Tensor, name: str) -> None:
-        """The parameter's gradient has left."""
-        self._open[tensor] = parameter
-        made = self._made.get(tensor)
+    def mark(self, parameter: Tensor, name: str, staged: bool) -> None:
+        """The parameter's gradient has left. staged: nothing is updated before step()."""
+        self._open[id(parameter)] = parameter
+        made = self._made.get(id(parameter))
         if made is None or made.device != parameter.device:
-            made = self._made[tensor] = SentGradient(parameter, name, self._staged)
+            made = self._made[id(parameter)] = SentGradient(parameter, name, staged)
         parameter.grad = made
 
-    def mark_again(self, tensor: int) -> None:
+    def mark_again(self, parameter: Tensor) -> None:
         """A further gradient of its was refused, and `.grad` is empty."""
-        if tensor in self._open and self._open[tensor].grad is None:
-            self._open[tensor].grad = self._made[tensor]
+        if id(parameter) in self._open and parameter.grad is None:
+            parameter.grad = self._made[id(parameter)]
 
     def clear(self) -> None:
         """The step was ended: what is still marked has no gradient any more."""
-        for tensor, parameter in self._open.items():
-            if parameter.grad is self._made[tensor]:
+        for parameter in self._open.values():
+            if self._is_marked(parameter):
                 parameter.grad = None
         self._open.clear()
 
-    def taken_back(self, step: int, arriving: int | None = None) -> bool:
-        """Whether all of them were, but for the tensor `arriving`, whose next gradient has just been made. Rejected if some
-        were and others not, and if one was that may be applied already.
+    def taken_back_before(self, parameter: Tensor, step: int, staged: bool) -> bool:
+        """As taken_back(), when another gradient of the parameter has just been made, and not on top of the one that left."""
+        return id(parameter) in self._open and self.taken_back(step, staged, arriving=parameter)
+
+    def taken_back(self, step: int, staged: bool, arriving: Tensor | None = None) -> bool:
+        """Whether all of them were, but for that of `arriving`, whose next one has just been made. Rejected if some were and
+        others not, and if one was that may be applied already, for the run is not staged.
 
         step: the open one's number.
         """
-        kept = lost = None
-        for tensor, parameter in self._open.items():
-            if tensor != arriving and parameter.grad is self._made[tensor]:
-                kept = tensor
-            else:
-                lost = tensor
-        if lost is None:
+        kept = [p for p in self._open.values() if p is not arriving and self._is_marked(p)]
+        if len(kept) == len(self._open):
             return False
-        name = self._made[lost].parameter_name
-        if kept is not None or not self._staged:
-            for tensor in self._open:
-                self.mark_again(tensor)
-        if not self._staged:
+        lost = next(p for p in self._open.values() if p is arriving or not self._is_marked(p))
+        if staged and not kept:
+            return True
+        for parameter in self._open.values():
+            self.mark_again(parameter)
+        name = self._made[id(lost)].parameter_name
+        if not staged:
             raise Rejected(
                 f"the gradient of '{name}' was taken back (zero_grad(), .grad = None) in step {step}, but has left, and may be "
                 "applied already: step(), now, takes them all. Give commit='staged', which can drop the gradients of a step",
                 "FAILED_PRECONDITION",
             )
-        if kept is not None:
-            raise Rejected(
-                f"the gradient of '{name}' was taken back (.grad = None) in step {step}, and that of '{self._made[kept].parameter_name}' was "
-                "not: gradients that have left are dropped together, by zero_grad() of the optimizer; step(), now, takes them all. "
-                "Freeze what is not to be trained in a step (requires_grad_(False)) before its forward",
-                "FAILED_PRECONDITION",
-            )
-        return True
+        raise Rejected(
+            f"the gradient of '{name}' was taken back (.grad = None) in step {step}, and that of "
+            f"'{self._made[id(kept[0])].parameter_name}' was not: gradients that have left are dropped together, by zero_grad() of "
+            "the optimizer; step(), now, takes them all. Freeze what is not to be trained in a step (requires_grad_(False)) "
+            "before its forward",
+            "FAILED_PRECONDITION",
+        )
 
-    def missing_from(self, parameters: set[int]) -> str | None:
-        """The name of one whose parameter is not among these, given by id(); None: all are."""
-        for tensor, parameter in self._open.items():
-            if id(parameter) not in parameters:
-                return self._made[tensor].parameter_name
-        return None
+    def missing_from(self, parameters: Iterable[Tensor]) -> str | None:
+        """The name of one that is not of these parameters; None: all are."""
+        given = {id(parameter) for parameter in parameters}
+        return next((self._made[key].parameter_name for key in self._open if key not in given), None)
+
+    def _is_marked(self, parameter: Tensor) -> bool:
+        return parameter.grad is self._made[id(parameter)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -11,20 +10,19 @@ from torch import Tensor
 from ballast import _core
 from ballast.binding import Binding
 from ballast.changed_weights import ChangedWeights
+from ballast.clipping import Clipping
 from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
+from ballast.pending import WAIT_SLICE_S, fields_of
 from ballast.progress import Patience
 from ballast.rank import Rank
 from ballast.result import StepResult
-from ballast.sent_gradients import SentGradients
 from ballast.settings import Description
 from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
 _LEASE_WAIT_S = 12.0
-# Between two looks for Ctrl-C.
-_WAIT_SLICE_S = 0.1
 
 
 class Session:
@@ -43,8 +41,7 @@ class Session:
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
         self.micro_batches = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
-        self.sent = SentGradients(rules.staged)
-        self._most_norm = rules.max_grad_norm  # that the run clips to
+        self._clipping = Clipping(client, rules.max_grad_norm)
         client.create_run(description.spec)
         self._attach()
 
@@ -58,9 +55,7 @@ class Session:
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
         self._pending: _core.PendingStep | None = None
-        self._measuring: _core.PendingMeasure | None = None  # the open step's norm was asked for
-        self._norm: float | None = None  # it is known
-        self._max_norm: float | None = None  # that the open step is to be clipped to
+        self._clipping.clear()
         self._awaited: set[int] | None = None  # of a step that nobody waited for: tensors whose weights are in
         self.step_open = False
         self.last_result: StepResult | None = None
@@ -73,7 +68,6 @@ class Session:
             try:
                 self._attach()
                 self.micro_batches.clear()
-                self.sent.clear()
                 self._changes.forget()
                 self.weights.take()
                 return
@@ -125,21 +119,6 @@ class Session:
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
 
-    def take_gradient(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
-        """As SentGradients.take."""
-        binding = self._by_id.get(id(parameter))
-        if binding is not None:
-            return self.sent.take(binding.index, parameter)
-        gradient, parameter.grad = parameter.grad, None
-        return gradient, False
-
-    def taken_back_before(self, parameter: Tensor) -> bool:
-        """Whether the trainer has dropped the open step's gradients before it made another one of this parameter. Rejected as
-        SentGradients.taken_back."""
-        binding = self._by_id.get(id(parameter))
-        known = self.begun and binding is not None and binding.index in self.sent
-        return known and self.sent.taken_back(self.step, arriving=binding.index)
-
     def refuse_overwritten(self, parameters: Iterable[Tensor]) -> None:
         """Within a backward(), before a forward that computes activations again: Rejected if the weights that it reads are no
         longer those that it read at first."""
@@ -150,16 +129,10 @@ class Session:
                 raise Rejected(
                     f"parameter '{binding.name}' is read again by activation checkpointing, in a backward() that has its gradient "
                     f"already and so may have changed it (step {self.step}): what is computed again would not be what was. It is "
-                    "read without a graph there (detach()), or is tied under a reentrant checkpoint, which use_reentrant=False mends: give commit='staged', in which weights "
-                    "change in step()",
+                    "read without a graph there (detach()), or is tied under a reentrant checkpoint, which use_reentrant=False "
+                    "mends: give commit='staged', in which weights change in step()",
                     "FAILED_PRECONDITION",
                 )
-
-    def mark_again(self, parameter: Tensor) -> None:
-        """As SentGradients.mark_again."""
-        binding = self._by_id.get(id(parameter))
-        if binding is not None:
-            self.sent.mark_again(binding.index)
 
     def admit(self, parameter: Tensor, name: str, final: bool | None) -> None:
         """Rejected, before anything is sent, if `parameter` is not to have a gradient now. final: as MicroBatches.admit."""
@@ -186,7 +159,7 @@ class Session:
                 "for its weights",
                 "FAILED_PRECONDITION",
             )
-        if self._measuring is not None:
+        if self._clipping.asked:
             raise Rejected(
                 f"parameter '{name}' got a gradient after the norm of step {self.step} was asked for (clip_grad_norm_): run "
                 "every backward() of a step before, or drop the step with zero_grad()",
@@ -203,7 +176,6 @@ class Session:
         self.weights.follow(binding)
         self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
         self.micro_batches.add(binding.index)
-        self.sent.mark(binding.index, parameter, binding.name)
         if not self.staged and self.micro_batches.last:
             self._mark(binding)
 
@@ -215,39 +187,18 @@ class Session:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def measure(self) -> float:
-        """The norm of the open step's whole gradient, of a staged run: waits until every rank has sent its own, or ended the
-        step. The step gets no more gradients. Inf if an element is not finite, NaN if a rank has dropped the step. After an
-        interrupted wait, waits on."""
-        if self._norm is None:
-            if self._measuring is None:
-                self.micro_batches.check_end(self.step)
-                self._measuring = self._client.measure_step(self.micro_batches.loss)
-            fields = None
-            while fields is None:
-                fields = self._measuring.wait(_WAIT_SLICE_S)
-            self._norm = math.inf if fields["nonfinite_tensors"] else float(fields["grad_norm"])
-        return self._norm
-
     def clip(self, max_norm: float) -> float:
-        """Has the open step clipped to max_norm, or to less where that was asked before. Returns the norm, as measure(), that
-        it had before, as clipped by earlier calls."""
-        norm = self.measure()
-        if self._max_norm is not None:
-            norm *= min(1.0, self._max_norm / (norm + 1e-6))
-        if max_norm != math.inf:
-            self._max_norm = min(max_norm, self._max_norm or max_norm)
-        return norm
+        """As Clipping.clip. The step gets no more gradients."""
+        if not self._clipping.asked:
+            self.micro_batches.check_end(self.step)
+        return self._clipping.clip(max_norm, self.micro_batches.loss)
 
     def end(self, loss: float | None, client_state: bytes, groups: list[dict[str, float]]) -> None:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
-        if self._measuring is None:
+        if not self._clipping.asked:
             self.micro_batches.check_end(self.step)
-        clip = self._max_norm
-        if clip is not None and self._most_norm is not None:
-            clip = min(clip, self._most_norm)
         loss = self.micro_batches.loss if loss is None else loss
-        self._pending = self._client.end_step(loss, client_state, groups, clip, False)
+        self._pending = self._client.end_step(loss, client_state, groups, self._clipping.max_norm, False)
         self._leave()
 
     def discard(self) -> None:
@@ -257,20 +208,16 @@ class Session:
 
     def _leave(self) -> None:
         self.micro_batches.clear()
-        self.sent.clear()
-        self._measuring = self._norm = self._max_norm = None
+        self._clipping.clear()
 
     def finish(self) -> StepResult:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when
         all that is done, if they have overwritten others than the last step's."""
         assert self._pending is not None, "end() comes first"
-        fields = None
         patience = Patience(
             lambda: f"waiting for the end of step {self.step} of run '{self._run}', of which all ranks are part"
         )
-        while fields is None:
-            fields = self._pending.wait(_WAIT_SLICE_S)
-            patience.look()
+        fields = fields_of(self._pending, patience)
         result = StepResult.from_fields(fields, self._names)
         received = set(fields["tensors_received"])
         for index in received - (self._awaited or set()):
@@ -308,7 +255,7 @@ class Session:
             if not self.ended or self.weights.unlike(binding.index):
                 self.await_all()
                 return
-            while not self._client.await_weights(binding.index, _WAIT_SLICE_S):
+            while not self._client.await_weights(binding.index, WAIT_SLICE_S):
                 continue
             self._take(binding)
             self._awaited.add(binding.index)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
-
-from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
 from ballast.options import WEIGHTS
@@ -39,10 +36,6 @@ class StartingState:
     def bring(self, saved: SavedState | None) -> None:
         """In place of what was brought before: to go to the run at the next first gradient of a step."""
         self._saved = saved
-
-    def brought(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
-        """The "state" of a torch state_dict of these parameters, in their order: what waits, if anything does."""
-        return {} if self._saved is None else self._saved.as_state(parameters)
 
     def settle(self, session: Session) -> None:
         """Makes the state here and there the same, before the first gradient of a step. Where nothing was brought since

@@ -20,6 +20,7 @@ from ballast.options import check_option
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.result import StepResult, as_loss
+from ballast.sent_gradients import SentGradients
 from ballast.session import Session
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
@@ -69,6 +70,7 @@ class Steps:
         self._hyperparameters = Hyperparameters(settings.rule)
         self.hooks = TorchHooks(self.receive, self.before_read, overlap, self)
         self._announced = Announced()
+        self._sent = SentGradients()
         self._empty = False  # the last end() had no gradient
 
     # --- hooks ------------------------------------------------------------------------------------------------------
@@ -79,31 +81,27 @@ class Steps:
         if optimizer is None:
             return
         with self.lock, self.following():
-            grad, on_top = self._take_gradient(parameter)
+            grad, on_top = self._sent.take(parameter)
             if grad is None or self._rejoin.in_dead_backward:
                 return
             session = self.joined()
             try:
-                if not on_top and session.taken_back_before(parameter):
+                if not on_top and self._sent.taken_back_before(parameter, session.step, session.staged):
                     self._discard(session)
                 self._send(session, parameter, grad)
             finally:
-                session.mark_again(parameter)
-
-    def _take_gradient(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
-        if self._membership.session is not None:
-            return self._membership.session.take_gradient(parameter)
-        grad, parameter.grad = parameter.grad, None
-        return grad, False
+                self._sent.mark_again(parameter)
 
     def _send(self, session: Session, parameter: Tensor, grad: Tensor) -> None:
         synchronized = synchronizes()
         if synchronized is not None:
             self._announced.hear(synchronized)
-        session.admit(parameter, self._parameters.name_of(parameter), self._announced.final)
+        name = self._parameters.name_of(parameter)
+        session.admit(parameter, name, self._announced.final)
         if not session.begun:
             self.begin(session)
         session.push(parameter, grad)
+        self._sent.mark(parameter, name, session.staged)
 
     def before_read(self, parameters: Iterable[Tensor]) -> None:
         """These parameters are about to be read: waits for weights that are on their way. Rejected if a backward() under way
@@ -177,13 +175,14 @@ class Steps:
         self._empty = not begun and (self._overlap or not waits_on)
         if session is None or not session.step_open:
             return None
-        if begun and session.sent.taken_back(session.step):
+        if begun and self._sent.taken_back(session.step, session.staged):
             self._discard(session)
             return None
         if begun:
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
             session.end(as_loss(loss), self._rejoin.collect(self._optimized.options_dict), groups)
+            self._sent.clear()
             if self._overlap:
                 session.leave_waiting()
                 return None
@@ -206,6 +205,7 @@ class Steps:
     def _discard(self, session: Session) -> None:
         self._announced.final = None
         session.discard()
+        self._sent.clear()
         session.finish()
 
     def clip(self, parameters: Iterable[Tensor], max_norm: float) -> float | None:
@@ -218,7 +218,7 @@ class Steps:
             for parameter in self._parameters.with_gradient():
                 self.receive(parameter)
             session = self._membership.session
-            if session is None or not session.begun or not len(session.sent):
+            if session is None or len(self._sent) == 0:
                 return None
             if not session.staged:
                 raise Rejected(
@@ -226,7 +226,7 @@ class Steps:
                     "max_grad_norm=, which clips, or commit='staged', in which clip_grad_norm_ and get_total_norm can be called",
                     "FAILED_PRECONDITION",
                 )
-            missing = session.sent.missing_from({id(parameter) for parameter in parameters})
+            missing = self._sent.missing_from(parameters)
             if missing is not None:
                 raise Rejected(
                     f"clip_grad_norm_ or get_total_norm without parameter '{missing}', which has a gradient in step "
@@ -282,5 +282,6 @@ class Steps:
         session = self.joined()
         self._rejoin.take_rank(session)
         self._parameters.drop_gradients()
+        self._sent.clear()
         self._hyperparameters.forget()
         self._rejoin.finish(rewound, session, self._optimized.load_state_dict)

@@ -9,9 +9,7 @@ made, stays. Of options that change how gradients are reduced, those that would 
 
 from __future__ import annotations
 
-import functools
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,8 +18,8 @@ import torch.distributed
 from torch import Tensor, nn
 
 from ballast.errors import Rejected
+from ballast.patch import Patch
 from ballast.reducer import SilentReducer
-from ballast.weak_registry import WeakRegistry
 
 DDP = nn.parallel.DistributedDataParallel
 
@@ -39,31 +37,20 @@ class Trainer(Protocol):
         """A module with its parameters begins a forward that makes a graph, under no_sync() or not."""
 
 
-_trainers: WeakRegistry[Trainer] = WeakRegistry()
 _silent: weakref.WeakKeyDictionary[DDP, SilentReducer] = weakref.WeakKeyDictionary()
-_original: list[Callable[..., Any]] = []
-_patching = threading.RLock()
 
 
 def watch(trainer: Trainer) -> None:
     """From now on modules in DDP that `trainer` trains do not reduce gradients; Rejected in the forward of one that must."""
-    with _patching:
-        _trainers.add(trainer)
-        if not _original:
-            _original.append(DDP.forward)
-            setattr(DDP, "forward", _announced(DDP.forward))
+    _trainers.hold(trainer)
 
 
 def release(trainer: Trainer | None) -> None:
     """Its modules reduce again; with the last one DDP is torch's own. None: it is gone, and so from here."""
-    if trainer is not None:
-        _trainers.discard(trainer)
+    _trainers.release(trainer)
     for module in list(_silent):
         if not _trainers_of(module):
             _restore(module)
-    with _patching:
-        if _original and not any(True for _ in _trainers):
-            setattr(DDP, "forward", _original.pop())
 
 
 def find_wrapped() -> None:
@@ -76,12 +63,14 @@ def find_wrapped() -> None:
 
 
 def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
     def announce(self: DDP, *inputs: Any, **kwargs: Any) -> Any:
         _before_forward(self)
         return forward(self, *inputs, **kwargs)
 
     return announce
+
+
+_trainers: Patch[Trainer] = Patch((DDP, "forward", _announced))
 
 
 def _before_forward(module: DDP) -> None:

@@ -1,0 +1,60 @@
+"""The norm of a step that is asked for before the step ends, and what the step is clipped to."""
+
+from __future__ import annotations
+
+import math
+
+from ballast import _core
+from ballast.pending import fields_of
+
+
+class Clipping:
+    """Of the open step of a staged run; clear() ends it with the step. One thread at a time.
+
+    most: the norm that the run clips every step to; None: it does not.
+    """
+
+    def __init__(self, client: _core.Client, most: float | None):
+        self._client = client
+        self._most = most
+        self.clear()
+
+    def clear(self) -> None:
+        self._measuring: _core.PendingMeasure | None = None
+        self._norm: float | None = None
+        self._max_norm: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the norm was asked for, after which the step gets no more gradients."""
+        return self._measuring is not None
+
+    @property
+    def max_norm(self) -> float | None:
+        """What the step is to end with, in place of what the run says: the least that was asked for. None: nothing."""
+        if self._max_norm is None or self._most is None:
+            return self._max_norm
+        return min(self._max_norm, self._most)
+
+    def measure(self, loss: float | None) -> float:
+        """The norm of the step's whole gradient: waits until every rank has sent its own, or ended the step. Inf if an
+        element is not finite, NaN if a rank has dropped the step. After an interrupted wait, waits on.
+
+        loss: of the micro-batch that this ends, told with the first call.
+        """
+        if self._norm is None:
+            if self._measuring is None:
+                self._measuring = self._client.measure_step(loss)
+            fields = fields_of(self._measuring)
+            self._norm = math.inf if fields["nonfinite_tensors"] else float(fields["grad_norm"])
+        return self._norm
+
+    def clip(self, max_norm: float, loss: float | None) -> float:
+        """Has the step clipped to max_norm, or to less where that was asked before; inf: not at all. Returns the norm, as
+        measure(), that it had before, as clipped by earlier calls."""
+        norm = self.measure(loss)
+        if self._max_norm is not None:
+            norm *= min(1.0, self._max_norm / (norm + 1e-6))
+        if max_norm != math.inf:
+            self._max_norm = min(max_norm, self._max_norm or max_norm)
+        return norm

@@ -1,0 +1,22 @@
+"""What the daemon is still to say, awaited so that Ctrl-C is heard."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ballast.progress import Patience
+
+# Between two looks for Ctrl-C.
+WAIT_SLICE_S = 0.1
+
+
+class Pending(Protocol):
+    def wait(self, timeout_s: float) -> dict[str, Any] | None: ...
+
+
+def fields_of(pending: Pending, patience: Patience | None = None) -> dict[str, Any]:
+    """Waits for them. After an interrupted wait it may be called again."""
+    while (fields := pending.wait(WAIT_SLICE_S)) is None:
+        if patience is not None:
+            patience.look()
+    return fields
