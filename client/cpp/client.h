@@ -205,8 +205,8 @@ class Client {
   // rewind, also this one's: Attach again, and bind weights anew. If the answer is lost, the status is RewoundTo's, and
   // the upload may have been taken over.
   //
-  // `sent`: called on this thread with how many of the tensors' bytes were written to the connection so far; after a lost
-  // connection it begins anew.
+  // `sent`: called on this thread with how many of the tensors' bytes were written to the connection so far; after a
+  // lost connection it begins anew.
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false,
                                                     const std::function<void(uint64_t bytes)>& sent = {});
   // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
@@ -248,11 +248,11 @@ class Client {
   // Push. The future is ready when every rank has called this or EndStep. Once a step. FAILED_PRECONDITION: the run's
   // commit is release, or the place is wrong; UNIMPLEMENTED: the daemon is older than this. Then the step goes on.
   std::future<absl::StatusOr<MeasuredStep>> MeasureStep(std::optional<double> loss);
-  // Ends the last micro-batch, and the step. `loss`: of that micro-batch, unless MeasureStep had it. The future is ready when the step has closed and every weight has arrived;
-  // if there are several ranks, it closes when all have ended it, or without one of them. INVALID_ARGUMENT, and the
-  // step is still open: `values` are too large, or for more groups than the run has, or max_grad_norm is not above 0.
-  // FAILED_PRECONDITION, UNIMPLEMENTED, likewise: max_grad_norm or discard in a run whose commit is release, or with a
-  // daemon that does not know them.
+  // Ends the last micro-batch, and the step. `loss`: of that micro-batch, unless MeasureStep had it. The future is
+  // ready when the step has closed and every weight has arrived; if there are several ranks, it closes when all have
+  // ended it, or without one of them. INVALID_ARGUMENT, and the step is still open: `values` are too large, or for more
+  // groups than the run has, or max_grad_norm is not above 0. FAILED_PRECONDITION, UNIMPLEMENTED, likewise:
+  // max_grad_norm or discard in a run whose commit is release, or with a daemon that does not know them.
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values = {});
 
   // After EndStep: waits up to timeout_s for the weights of `tensor`, which may arrive ahead of the future. False: not

@@ -1,6 +1,7 @@
 // State that a client uploads: encoded on the host, which gives the same bits as every device, and copied into its
 // place. State that a reader pulls: copied to the host, and decoded there.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,6 +16,38 @@ namespace ballast {
 namespace {
 
 using kernels::PlaneKind;
+
+// What the codec's planes of so many elements take, each aligned.
+uint64_t RoomBytes(const kernels::MomentCodec& codec, uint64_t elements) {
+  uint64_t bytes = 0;
+  for (const kernels::Plane& plane : codec.planes) bytes += AlignedPlaneBytes(plane, elements);
+  return bytes;
+}
+
+// What a range has in one of its tensor's planes.
+struct StatePlane {
+  size_t index = 0;     // among the tensor's planes
+  size_t piece = 0;     // among those of its kind
+  uint64_t offset = 0;  // bytes, of the range's first element
+  uint64_t bytes = 0;
+};
+using RoomPlanes = std::array<std::byte*, kernels::kMaxPlanes>;
+
+// Lays the planes of this kind out in `room`, one after another; calls each(plane, where it is in the room). Returns
+// those places.
+template <typename Each>
+RoomPlanes EachStatePlane(const RunSpec& spec, TensorRange range, PlaneKind kind, std::byte* room, Each each) {
+  RoomPlanes planes = {};
+  const uint64_t n = range.last - range.first;
+  const auto all = spec.groups[spec.tensors[range.tensor].group].kernel->planes;
+  for (size_t p = 0, s = 0; p < all.size(); ++p) {
+    if (all[p].kind != kind) continue;
+    each(StatePlane{p, s, range.first / all[p].per * all[p].bytes, kernels::PlaneBytes(all[p], n)}, room);
+    planes[s++] = room;
+    room += AlignedPlaneBytes(all[p], n);
+  }
+  return planes;
+}
 
 const char* NameOf(PlaneKind kind) { return kind == PlaneKind::kMomentum ? "momentum" : "variance"; }
 
@@ -40,31 +73,24 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
   const RunSpec& spec = *environment_.spec;
   const kernels::MomentCodec& codec = *StateCodec(spec, range.tensor, kind);
   const uint64_t n = range.last - range.first;
-  uint64_t bytes = AlignUp(n * sizeof(float));
-  for (const kernels::Plane& plane : codec.planes) bytes += AlignedPlaneBytes(plane, n);
+  const uint64_t bytes = AlignUp(n * sizeof(float)) + RoomBytes(codec, n);
   Device* const device = environment_.devices[environment_.plan->placement.shard_of[range.tensor]];
   ASSIGN_OR_RETURN(DeviceBuffer room, device->Allocate(bytes, Place::kAside));
 
   auto* const values = reinterpret_cast<float*>(room.data());
   kernels::WireFormats()[static_cast<size_t>(format)].accumulate(values, in, n, /*first=*/true);
-  std::byte* planes[kernels::kMaxPlanes];
-  std::byte* next = room.data() + AlignUp(n * sizeof(float));
   CopyTask task;
-  const auto all = spec.groups[spec.tensors[range.tensor].group].kernel->planes;
-  for (size_t p = 0, s = 0; p < all.size(); ++p) {
-    if (all[p].kind != kind) continue;
-    task.pieces[s] = {.to = PlaneAt(range.tensor, p) + range.first / all[p].per * all[p].bytes,
-                      .from = next,
-                      .bytes = kernels::PlaneBytes(all[p], n)};
-    planes[s++] = next;
-    next += AlignedPlaneBytes(all[p], n);
-  }
-  if (!codec.encode(planes, values, n, /*random_key=*/0, /*stochastic=*/false)) {
+  const RoomPlanes planes = EachStatePlane(
+      spec, range, kind, room.data() + AlignUp(n * sizeof(float)), [&](const StatePlane& plane, std::byte* aside) {
+        task.pieces[plane.piece] = {
+            .to = PlaneAt(range.tensor, plane.index) + plane.offset, .from = aside, .bytes = plane.bytes};
+      });
+  if (!codec.encode(planes.data(), values, n, /*random_key=*/0, /*stochastic=*/false)) {
     return absl::InvalidArgumentError(absl::StrCat("tensor '", spec.tensors[range.tensor].name, "': a value of its ",
                                                    NameOf(kind), " is not finite, larger than ", codec.largest,
                                                    kind == PlaneKind::kVariance ? ", or negative" : ""));
   }
-  RecoverCodes(codec, planes, values, n);
+  RecoverCodes(codec, planes.data(), values, n);
   spots_[range.tensor].state_loaded = true;
   spots_[range.tensor].kept_after.reset();
   ++versions_[range.tensor];
@@ -79,26 +105,20 @@ absl::Status ParameterStore::DecodeState(TensorRange range, PlaneKind kind, Weig
   const RunSpec& spec = *environment_.spec;
   const kernels::MomentCodec& codec = *StateCodec(spec, range.tensor, kind);
   const uint64_t n = range.last - range.first;
-  uint64_t bytes = 0;
-  for (const kernels::Plane& plane : codec.planes) bytes += AlignedPlaneBytes(plane, n);
+  const uint64_t bytes = RoomBytes(codec, n);
   const uint32_t shard = environment_.plan->placement.shard_of[range.tensor];
   if (room->shard != shard || room->memory.bytes() < bytes) {
     room->memory = {};
     ASSIGN_OR_RETURN(room->memory, environment_.devices[shard]->Allocate(bytes, Place::kAside));
     room->shard = shard;
   }
-  std::array<std::byte*, kernels::kMaxPlanes> planes = {};
-  std::byte* next = room->memory.data();
   CopyTask task;
-  const auto all = spec.groups[spec.tensors[range.tensor].group].kernel->planes;
-  for (size_t p = 0, s = 0; p < all.size(); ++p) {
-    if (all[p].kind != kind) continue;
-    const std::byte* const plane = image == nullptr ? PlaneAt(range.tensor, p) : PlaneIn(*image, range.tensor, p);
-    task.pieces[s] = {
-        .to = next, .from = plane + range.first / all[p].per * all[p].bytes, .bytes = kernels::PlaneBytes(all[p], n)};
-    planes[s++] = next;
-    next += AlignedPlaneBytes(all[p], n);
-  }
+  const RoomPlanes planes =
+      EachStatePlane(spec, range, kind, room->memory.data(), [&](const StatePlane& plane, std::byte* aside) {
+        const std::byte* const stored =
+            image == nullptr ? PlaneAt(range.tensor, plane.index) : PlaneIn(*image, range.tensor, plane.index);
+        task.pieces[plane.piece] = {.to = aside, .from = stored + plane.offset, .bytes = plane.bytes};
+      });
   auto* const values = reinterpret_cast<float*>(out->Resize(n * sizeof(float)));
   out->scales.clear();
   ShardOf(range.tensor)

@@ -2,8 +2,9 @@
 // sockets. StepStream guards it by its lock.
 //
 // On the wire a step is StepBegin; for each micro-batch MicroBegin, the gradients' chunks and MicroEnd, which does not
-// wait for credit; StepMeasure, where it is asked for; and StepEnd. One that discards the step goes next. NextRequest says which of these comes next; after a lost connection Resume starts from
-// the top and leaves out the chunks that the daemon holds.
+// wait for credit; StepMeasure, where it is asked for; and StepEnd. One that discards the step goes next. NextRequest
+// says which of these comes next; after a lost connection Resume starts from the top and leaves out the chunks that the
+// daemon holds.
 #pragma once
 
 #include <cstddef>

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 # When a bar is shown, and when a line is said; lines come again at longer and longer intervals.
 _BAR_AFTER_S, _BAR_EVERY_S = 1.0, 0.2
@@ -58,7 +58,7 @@ class Transfer:
         self._thread.join()
 
     def _run(self) -> None:
-        bars = _tqdm() if sys.stderr.isatty() else None
+        bars = bars_for(sys.stderr)
         if bars is None:
             self._say_lines()
         elif not self._over.wait(_BAR_AFTER_S):
@@ -93,8 +93,10 @@ def say(line: str) -> None:
     print(f"ballast: {line}", file=sys.stderr, flush=True)
 
 
-def _tqdm() -> Any:
-    """tqdm's class; None where it is not installed."""
+def bars_for(stream: TextIO) -> Any:
+    """tqdm's class; None where the stream is no terminal, or it is not installed: lines do as well."""
+    if not stream.isatty():
+        return None
     try:
         return import_module("tqdm").tqdm
     except ImportError:

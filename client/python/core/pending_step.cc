@@ -3,11 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
-#include <utility>
-
 #include "client/python/core/message.h"
-#include "client/python/core/status_error.h"
 
 namespace ballast {
 namespace {
@@ -31,17 +27,9 @@ nb::dict DescribeStep(const StepResult& result) {
 
 }  // namespace
 
-PendingStep::PendingStep(std::future<absl::StatusOr<StepResult>> result) : result_(std::move(result)) {}
-
 std::optional<nb::dict> PendingStep::Wait(double timeout_s) {
-  if (!arrived_) {
-    nb::gil_scoped_release unlocked;
-    if (result_.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready) {
-      arrived_ = result_.get();
-    }
-  }
-  if (!arrived_) return std::nullopt;
-  return DescribeStep(OrThrow(*arrived_));
+  const StepResult* const result = pending_.Wait(timeout_s);
+  return result == nullptr ? std::nullopt : std::optional(DescribeStep(*result));
 }
 
 void BindPendingStep(nb::module_& module) {

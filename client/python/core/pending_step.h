@@ -5,24 +5,25 @@
 
 #include <future>
 #include <optional>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
 #include "client/cpp/client.h"
+#include "client/python/core/pending.h"
 
 namespace ballast {
 
 class PendingStep {
  public:
-  explicit PendingStep(std::future<absl::StatusOr<StepResult>> result);
+  explicit PendingStep(std::future<absl::StatusOr<StepResult>> result) : pending_(std::move(result)) {}
 
   // The result, again at every call; None when it is not in after `timeout_s`. The fields of v1::StepResult, "timing",
   // and "tensors_received".
   std::optional<nanobind::dict> Wait(double timeout_s);
 
  private:
-  std::future<absl::StatusOr<StepResult>> result_;
-  std::optional<absl::StatusOr<StepResult>> arrived_;
+  Pending<StepResult> pending_;
 };
 
 void BindPendingStep(nanobind::module_& module);

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TextIO
+
+from ballast.progress import bars_for
 
 INTERVAL_S = 10.0
 
@@ -20,12 +21,9 @@ class Progress:
         self._title, self._total, self._stream, self._clock = title, total, stream, clock
         self._done, self._told = 0, clock()
         self._bar: Any = None
-        if stream is not None and stream.isatty():
-            try:
-                tqdm = import_module("tqdm").tqdm
-            except ModuleNotFoundError:  # lines do as well
-                return
-            self._bar = tqdm(total=total, desc=title, unit="B", unit_scale=True, file=stream)
+        bars = None if stream is None else bars_for(stream)
+        if bars is not None:
+            self._bar = bars(total=total, desc=title, unit="B", unit_scale=True, file=stream)
 
     def advance(self, nbytes: int) -> None:
         """So many bytes more are done."""
