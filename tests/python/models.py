@@ -33,6 +33,12 @@ def spirals(seed: int, count: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), label
 
 
+def assert_close(model: nn.Module, twin: nn.Module) -> None:
+    """Their weights, but for rounding."""
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def losses_of(model: nn.Module, optimizer: Any, steps: int) -> list[float]:
     """Trains a perceptron on the spirals, in its own dtype; the loss of each step."""
     points, labels = spirals(seed=1)

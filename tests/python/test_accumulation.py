@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ballast
 from ballast.sent_gradient import SentGradient
-from models import layered, same_bits, weights_of
+from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT = {"state_dtype": "fp32", "master_weight_bits": 32}
@@ -32,11 +32,6 @@ def torchs(steps: list[list[int]], **options: Any) -> list[torch.Tensor]:
             (model(batch(number)).square().mean() / len(micros)).backward()
         optimizer.step()
     return weights_of(model)
-
-
-def assert_close(model: nn.Module, twin: nn.Module) -> None:
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 def test_backward_after_backward_makes_one_step_of_n(adamw: AdamW) -> None:

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_ as imported_before
 
 import ballast
 from daemon import Daemon
-from models import layered, same_bits, weights_of
+from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT = {"state_dtype": "fp32", "master_weight_bits": 32}
@@ -60,8 +60,7 @@ def test_it_gives_torchs_norms_and_torchs_weights(how: str, max_norm: float, ada
             one.zero_grad()
         assert optimizer.last_result is not None and optimizer.last_result.applied
         assert optimizer.last_result.grad_norm == pytest.approx(float(norm), rel=1e-6)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_clipping_by_the_call_gives_the_bits_of_the_option(adamw: AdamW) -> None:
@@ -118,8 +117,7 @@ def test_it_follows_accumulation_whose_length_nobody_told(adamw: AdamW) -> None:
         for opt in (optimizer, theirs):
             opt.step()
             opt.zero_grad()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 @pytest.mark.parametrize("world", [2, 8])
@@ -165,8 +163,7 @@ def test_unscaling_and_clipping_as_torchs_recipe_does(adamw: AdamW) -> None:
         scaler.update()
         theirs.step()
         theirs.zero_grad()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_a_gradient_that_is_not_finite(adamw: AdamW) -> None:

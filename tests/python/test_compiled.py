@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ballast
-from models import until
+from models import assert_close, until
 
 
 class Block(nn.Module):
@@ -33,30 +33,33 @@ EXACT = {"state_dtype": "fp32", "master_weight_bits": 32}
 BACKEND = "aot_eager"
 
 
-def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
-    compiled = torch.compile(model, backend=BACKEND, fullgraph=True)
+Step = Callable[[torch.Tensor], None]
 
+
+def stepping(forward: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer) -> Step:
     def step(x: torch.Tensor) -> None:
-        compiled(x).square().mean().backward()
+        forward(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def in_blocks(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
+def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    return stepping(torch.compile(model, backend=BACKEND, fullgraph=True), optimizer)
+
+
+def compile_blocks(model: nn.Module) -> None:
     for block in model.children():
         block.compile(backend=BACKEND, fullgraph=True)
 
-    def step(x: torch.Tensor) -> None:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+def in_blocks(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    compile_blocks(model)
+    return stepping(model, optimizer)
 
 
-def with_compiled_autograd(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
+def with_compiled_autograd(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     compiled = torch.compile(model, backend=BACKEND)
 
     def step(x: torch.Tensor) -> None:
@@ -69,14 +72,8 @@ def with_compiled_autograd(model: nn.Module, optimizer: torch.optim.Optimizer) -
     return step
 
 
-def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
-    @torch.compile(backend=BACKEND)
-    def step(x: torch.Tensor) -> None:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    return torch.compile(stepping(model, optimizer), backend=BACKEND)
 
 
 OVERLAP = {"overlap_forward": True}
@@ -99,8 +96,7 @@ def test_it_trains_as_with_torchs_optimizer(made: Any, options: dict[str, Any], 
             theirs.step()
             theirs.zero_grad()
     optimizer.wait()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_a_compiled_step_whose_forward_would_have_to_wait_is_refused(adamw: AdamW) -> None:
@@ -116,8 +112,7 @@ def test_weights_return_while_backward_goes_on_through_compiled_blocks(adamw: Ad
     """Of a model that is compiled as a whole all gradients are made at once, at the end."""
     model = blocks()
     optimizer = adamw(model.named_parameters())
-    for block in model.children():
-        block.compile(backend=BACKEND, fullgraph=True)
+    compile_blocks(model)
     last = model[2].linear.weight
     before = last.detach().clone()
     hidden = model[0](torch.ones(2, 8))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ballast
-from models import layered, perceptron, same_bits, spirals, weights_of
+from models import assert_close, layered, perceptron, same_bits, spirals, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 
@@ -122,8 +122,7 @@ def test_a_compiled_model_has_the_same_weights(adamw: AdamW) -> None:
         compiled(torch.ones(2, 8)).square().sum().backward()
         overlaps.step()
     overlaps.wait()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_a_module_compiled_in_place_is_not_read_unawaited(adamw: AdamW) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import ballast
-from models import same_bits, weights_of
+from models import assert_close, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT = {"state_dtype": "fp32", "master_weight_bits": 32}
@@ -74,8 +74,7 @@ def test_staged_gives_torchs_weights(options: dict[str, Any], adamw: AdamW) -> N
             one(torch.ones(2, 8)).square().sum().backward()
             opt.step()
             opt.zero_grad()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

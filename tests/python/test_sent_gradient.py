@@ -10,7 +10,7 @@ import torch
 
 import ballast
 from ballast.sent_gradient import SentGradient
-from models import layered, same_bits, weights_of
+from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 
@@ -75,8 +75,7 @@ def test_a_gradient_on_top_of_it_is_that_gradient(create_graph: bool, adamw: Ada
         optimizer.step()
         theirs.step()
         theirs.zero_grad()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_a_hook_on_the_parameter_sees_and_changes_gradients(adamw: AdamW) -> None:
@@ -91,8 +90,7 @@ def test_a_hook_on_the_parameter_sees_and_changes_gradients(adamw: AdamW) -> Non
         one(torch.ones(2, 8)).square().sum().backward()
         opt.step()
     assert seen[True] == seen[False] and len(seen[True]) == 6
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_taking_gradients_back_of_a_release_step_is_refused_once(adamw: AdamW) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 import ballast
 from ballast.binding import Binding
 from ballast.sent_gradient import SentGradient
-from models import layered, same_bits, until, weights_of
+from models import assert_close, layered, same_bits, until, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 
@@ -89,8 +89,7 @@ def test_gradients_set_by_hand_are_sent(adamw: AdamW) -> None:
     optimizer.step()
     theirs.step()
     assert all(p.grad is None for p in model.parameters())
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_zero_grad_drops_what_has_not_left(adamw: AdamW) -> None:
@@ -158,8 +157,7 @@ def test_activation_checkpointing_works(reentrant: bool, adamw: AdamW) -> None:
         optimizer.step()
         theirs.step()
         theirs.zero_grad()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    assert_close(model, twin)
 
 
 def test_changing_lr_between_backward_and_step_is_refused(adamw: AdamW) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 import ballast
 from daemon import Daemon
-from models import layered, same_bits, weights_of
+from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commit": "staged"}
@@ -21,11 +21,6 @@ EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commi
 
 def batch(number: int) -> torch.Tensor:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
-
-
-def assert_close(model: nn.Module, twin: nn.Module) -> None:
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 def set_to_none(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "tests/kernels/decoded.h"
+#include "tests/kernels/moment_values.h"
 #include "tests/kernels/planes.h"
 #include "tests/oracle/random.h"
 
@@ -13,19 +14,6 @@ namespace {
 
 constexpr uint64_t kTensorKey = 5, kStep = 9;
 double Wide(float x) { return static_cast<double>(x); }
-
-// Blocks of every size between 2^-60 and 2^10, with zeros; v is never negative.
-std::vector<float> Moments(PlaneKind kind, uint64_t n) {
-  Normals random(n);
-  std::vector<float> values(n);
-  double scale = 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    if (i % kBlock == 0) scale = std::exp2(10 - 70 * random.Uniform());
-    const double x = i % 11 == 0 ? 0 : scale * random.Next();
-    values[i] = static_cast<float>(kind == PlaneKind::kMomentum ? x : x * x);
-  }
-  return values;
-}
 
 // What the oracle says of one block's codes, nearest or with its random bits; fp32 may err by 2^-21 of a value.
 void ExpectBlock(const Moment& moment, std::string_view state, PlaneKind kind, const std::vector<float>& values,
@@ -50,7 +38,7 @@ void ExpectBlock(const Moment& moment, std::string_view state, PlaneKind kind, c
 
 void ExpectCodec(const char* state, PlaneKind kind, bool stochastic) {
   Moment moment(state, kind, 3 * kTile + 77);
-  const std::vector<float> values = Moments(kind, moment.size());
+  const std::vector<float> values = MomentsOfEverySize(kind, moment.size());
   ASSERT_TRUE(moment.Encode(values, RandomKey(kTensorKey, kStep), stochastic));
   const std::byte* planes[2] = {moment.planes()[0], moment.planes().count() > 1 ? moment.planes()[1] : nullptr};
   const DecodedMoment wanted = DecodePlanes(state, kind, planes, moment.size());
@@ -85,7 +73,7 @@ TEST(MomentsTest, CodesAndScalesAreTheOracles) {
 TEST(MomentsTest, AMomentOfTwoComponentsHoldsTwiceTheDigits) {
   Moment moment("mcf", PlaneKind::kVariance, 1000);
   ASSERT_EQ(moment.codec().planes.size(), 2u);
-  const std::vector<float> values = Moments(PlaneKind::kVariance, 1000), decoded = moment.RoundTrip(values);
+  const std::vector<float> values = MomentsOfEverySize(PlaneKind::kVariance, 1000), decoded = moment.RoundTrip(values);
   for (size_t i = 0; i < values.size(); ++i) {
     ASSERT_NEAR(Wide(decoded[i]), Wide(values[i]), Wide(values[i]) * 0x1p-16 + 0x1p-134);
   }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/kernels/decoded.h"
+#include "tests/kernels/moment_values.h"
 #include "tests/kernels/planes.h"
 
 namespace ballast::kernels {
@@ -17,18 +18,6 @@ namespace {
 const std::set<std::string> kExactMasters = {"fp32", "bf16", "split24", "split32"};
 // The others take their scale anew from the decoded values.
 const std::set<std::string> kExactStates = {"fp32", "bf16"};
-
-std::vector<float> Values(bool variance, uint64_t n) {
-  Normals random(n);
-  std::vector<float> values(n);
-  double scale = 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    if (i % kBlock == 0) scale = std::exp2(10 - 70 * random.Uniform());
-    const double x = i % 11 == 0 ? 0 : scale * random.Next();
-    values[i] = static_cast<float>(variance ? x * x : x);
-  }
-  return values;
-}
 
 // All fp32 numbers whose low `bits` bits are 0 and that no format saturates.
 std::vector<float> EveryPattern(int bits, uint32_t largest) {
@@ -52,7 +41,7 @@ TEST(ReloadTest, MastersComeBackToTheBit) {
     const bool exact = kExactMasters.contains(master.name);
     EXPECT_EQ(ComesBack(master.name, halves) && ComesBack(master.name, three_bytes), exact);
     // In all, what is taken back is the value that was given out.
-    Weights first(master.name, Values(false, 3 * kTile + 77));
+    Weights first(master.name, MomentsOfEverySize(PlaneKind::kMomentum, 3 * kTile + 77));
     Weights again(master.name, first.Values());
     EXPECT_TRUE(!exact || first.planes().Bytes() == again.planes().Bytes());
     EXPECT_EQ(first.Values(), again.Values());
@@ -70,7 +59,9 @@ TEST(ReloadTest, StatesComeBackToTheBitOrNearIt) {
       for (const bool stochastic : {false, true}) {
         SCOPED_TRACE(std::string(state.name) + (variance ? " v" : " m") + (stochastic ? ", stochastic" : ""));
         Moment moment(state.name, variance ? PlaneKind::kVariance : PlaneKind::kMomentum, 3 * kTile + 77);
-        ASSERT_TRUE(moment.Encode(Values(variance, moment.size()), /*random_key=*/7, stochastic));
+        ASSERT_TRUE(
+            moment.Encode(MomentsOfEverySize(variance ? PlaneKind::kVariance : PlaneKind::kMomentum, moment.size()),
+                          /*random_key=*/7, stochastic));
         const std::vector<float> before = moment.Decode();
         const bool exact = ComesBack(&moment);
         EXPECT_TRUE(exact || !kExactStates.contains(state.name));

@@ -82,6 +82,15 @@ class MeasureRpcTest : public TeamRpcTest {
       EXPECT_TRUE(answer.weights.empty());
     }
   }
+  static void ExpectDisagreement(Team* team, const std::string& about) {
+    for (const auto& wire : team->wires) {
+      const StepAnswer answer = ReadStep(wire.get());
+      ASSERT_TRUE(answer.result);
+      EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_ABORTED);
+      EXPECT_EQ(answer.result->reason(), "disagreement");
+      EXPECT_THAT(answer.result->detail(), HasSubstr(about));
+    }
+  }
   // The run's next step has the bits of a first update: nothing has changed, nothing was counted.
   void ExpectFirstUpdate(Team* team, uint64_t step) {
     SendStep(team, step, {});
@@ -264,13 +273,7 @@ TEST_F(MeasureRpcTest, RanksThatEndWithOtherClippingHaveTheStepAborted) {
   SendStep(&team, 1, {.ends = false});
   team.wires[0]->Send(ClipRequest(1));
   team.wires[1]->Send(ClipRequest(1 + 0x1p-52));
-  for (const auto& wire : team.wires) {
-    const StepAnswer answer = ReadStep(wire.get());
-    ASSERT_TRUE(answer.result);
-    EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_ABORTED);
-    EXPECT_EQ(answer.result->reason(), "disagreement");
-    EXPECT_THAT(answer.result->detail(), HasSubstr("max_grad_norm = 1"));
-  }
+  ExpectDisagreement(&team, "max_grad_norm = 1");
 }
 
 TEST_F(MeasureRpcTest, RanksWithOtherNumbersOfMicroBatchesHaveTheStepAborted) {
@@ -284,13 +287,7 @@ TEST_F(MeasureRpcTest, RanksWithOtherNumbersOfMicroBatchesHaveTheStepAborted) {
     }
     team.wires[rank]->Send(EndRequest());
   }
-  for (const auto& wire : team.wires) {
-    const StepAnswer answer = ReadStep(wire.get());
-    ASSERT_TRUE(answer.result);
-    EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_ABORTED);
-    EXPECT_EQ(answer.result->reason(), "disagreement");
-    EXPECT_THAT(answer.result->detail(), HasSubstr("micro-batches differ"));
-  }
+  ExpectDisagreement(&team, "micro-batches differ");
 }
 
 // The loss that comes with the end, and the mean over micro-batches and ranks.
