@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bare_root import NAMESPACES, BareRoot
 from daemon import BUILD, ROOT
 from only_torch import link_torch
 
@@ -124,3 +125,24 @@ def test_a_daemon_that_is_started_by_hand_serves(empty):
         assert "no runs" in empty.activated("ballastctl", "--server", server, "runs")
         daemon.terminate()
         assert daemon.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory) -> BareRoot:
+    if subprocess.run([*NAMESPACES, "/bin/true"], capture_output=True).returncode != 0:
+        pytest.skip("this machine allows no user namespaces: nothing here is tried without the machine's libraries")
+    bare = BareRoot(tmp_path_factory.mktemp("bare"))
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", bare.site, wheel]
+    installed = run(*pip, cwd=bare.root)
+    assert installed.returncode == 0, installed.stderr
+    return bare
+
+
+def test_it_trains_where_there_is_nothing_but_python(bare):
+    """No gRPC, no Protobuf, no shell: an empty container with Python and torch."""
+    machine = [path for path in bare.root.rglob("*.so*") if not path.is_relative_to(bare.site)]
+    assert machine and not any(re.search("grpc|protobuf|absl", path.name) for path in machine)
+    trained = bare.python("-c", TRAINER)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    where, _, step, learned = trained.stdout.split()
+    assert (where, step, learned) == ("/site/ballast/__init__.py", "20", "True")
