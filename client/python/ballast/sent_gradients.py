@@ -82,6 +82,17 @@ class SentGradients:
             "FAILED_PRECONDITION",
         )
 
+    def refuse_added(self, step: int) -> None:
+        """Rejected, once, if somebody added to one after it had left: within a backward(), where autograd does so, too."""
+        added = [made for made in map(self._made.__getitem__, self._open) if made.take() is not None]
+        if added:
+            raise Rejected(
+                f"the gradient of '{added[0].parameter_name}' was added to after it had left for the daemon in step {step}, by a "
+                "hook: the daemon's is without that; step(), now, takes it so. register_hook() adds a hook that changes a "
+                "gradient before it leaves",
+                "FAILED_PRECONDITION",
+            )
+
     def missing_from(self, parameters: Iterable[Tensor]) -> str | None:
         """The name of one that is not of these parameters; None: all are."""
         given = {id(parameter) for parameter in parameters}

@@ -179,6 +179,7 @@ class Steps:
             self._discard(session)
             return None
         if begun:
+            self._sent.refuse_added(session.step)
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
             session.end(as_loss(loss), self._rejoin.collect(self._optimized.options_dict), groups)
