@@ -352,7 +352,8 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
         """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. It comes from the daemon; one rank
         alone may ask, and no step is made for it. "master" beside the moments is the daemon's weight, where the parameter
         may hold less. Parameters without an update have no state; with saved_state="reference" none has. "ballast" tells
-        the run and the step. With overlap_forward, waits for the last step(). Rejected between backward() and step().
+        the run and the step. With overlap_forward, waits for the last step(). Rejected between backward() and step(). RunRewound,
+        as from step(), if the run is at another step than this trainer, or becomes so meanwhile.
         """
         self._steps.wait()
         with self._steps.lock, self._steps.following():

@@ -45,9 +45,12 @@ class StateDicts:
             return {"state": self._unmade(parameters) if whole else {}}
         self._check_between(session)
         token = Token(session.run, session.step - 1, session.weights.generation)
-        if self._refers(parameters):
+        refers = self._refers(parameters)
+        moments = {} if refers else self._state_of(session, whole)
+        session.weights.check_current()  # nobody has rewound or replaced it, or taken the rank, until all was read
+        if refers:
             return {"state": {}, TOKEN: token.fields()}
-        state = SavedState(self._state_of(session, whole), None, False).as_state(parameters)
+        state = SavedState(moments, None, False).as_state(parameters)
         return {"state": state, TOKEN: Token(token.run, token.step, token.generation, digest_of(state)).fields()}
 
     def _unmade(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:

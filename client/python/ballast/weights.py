@@ -251,6 +251,12 @@ class Weights:
         """Whether the run was replaced or rewound since this was attached to it."""
         return int(self.status_there()["generation"]) != self.generation
 
+    def check_current(self) -> None:
+        """Raises what ended the session, if it is over: what was read of the run since then is not of this trainer's step."""
+        self._client.check_status()
+        if self.outdated:
+            raise self.await_end("is told of another state of the run")
+
     def await_end(self, what: str) -> RunRewound:
         """Until the session has ended, as rank 0 `what`. Unavailable if it does not come to that."""
         began = time.monotonic()
