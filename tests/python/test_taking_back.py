@@ -139,6 +139,41 @@ def test_between_micro_batches(adamw: AdamW) -> None:
     assert_close(model, twin)
 
 
+@pytest.mark.parametrize("final", [True, False])
+def test_within_a_micro_batch_that_is_announced(final: bool, adamw: AdamW) -> None:
+    """It drops one step, and none without gradients comes in its place."""
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    with optimizer.accumulate(final=final):
+        model(batch(1)).square().mean().backward()
+        optimizer.zero_grad()
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    for number in (2, 3):
+        with optimizer.accumulate(final=True):
+            model(batch(number)).square().mean().backward()
+        optimizer.step()
+        twin(batch(number)).square().mean().backward()
+        theirs.step()
+        theirs.zero_grad()
+    assert_close(model, twin)
+    status = optimizer.run_status()
+    assert (status.step, status.steps_applied, status.steps_skipped) == (3, 2, 1)
+
+
+def test_a_second_backward_after_it_in_the_same_micro_batch(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    with optimizer.accumulate(final=True):
+        model(batch(1)).square().mean().backward()
+        optimizer.zero_grad()
+        model(batch(2)).square().mean().backward()
+    optimizer.step()
+    twin(batch(2)).square().mean().backward()
+    theirs.step()
+    assert_close(model, twin)
+
+
 def test_sharpness_aware_minimization(adamw: AdamW) -> None:
     """Two backward() for a step, the first only to find where the second is made: its weights are changed and put back."""
     model, twin = layered(seed=1), layered(seed=1)

@@ -161,9 +161,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
             failed = False
         finally:
             with steps.lock, steps.following():
-                if not failed and not session.begun:  # it had no gradient, and counts nevertheless
-                    steps.begin(session)
-                session.micro_batches.leave(failed)
+                steps.leave(session, failed)
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Tells the daemon the loss of the micro-batch whose backward() was last, a number or a tensor with one element,

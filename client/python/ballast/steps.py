@@ -163,6 +163,15 @@ class Steps:
         values = self._hyperparameters.begin(self._optimized.param_groups)
         session.begin(values, float(self.loss_scale))
 
+    def leave(self, session: Session, failed: bool) -> None:
+        """At the end of an announced micro-batch, by an exception where it failed. Nothing if zero_grad() has dropped its step,
+        or a rewind."""
+        if not session.micro_batches.inside:
+            return
+        if not failed and not session.begun:  # it had no gradient, and counts nevertheless
+            self.begin(session)
+        session.micro_batches.leave(failed)
+
     def end(self, loss: Any) -> StepResult | None:
         """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None
         without a step that is open, and with overlap, where the step goes on."""
