@@ -151,6 +151,23 @@ def test_a_rollback_in_the_middle_of_a_run(adamw: AdamW, weights_first: bool, op
     assert optimizer.run_status().generation == 2
 
 
+@pytest.mark.parametrize("changed_weights", [None, "upload"])
+def test_a_run_that_was_begun_anew_under_its_name_is_another(adamw: AdamW, changed_weights: Any) -> None:
+    """At the same step, and of the same generation: what was saved of the first is not what the second has."""
+    model, other = layered(seed=1), layered(seed=1)
+    first = adamw(model.named_parameters(), lr=1e-2, **EXACT)
+    train(model, first, range(2))
+    kept, state = copy.deepcopy(model.state_dict()), first.state_dict()
+    train(model, first, range(2, 4))
+    first.close()
+    second = adamw(other.named_parameters(), lr=1e-2, start_over=True, changed_weights=changed_weights, **EXACT)
+    train(other, second, range(7, 9))
+    other.load_state_dict(kept)
+    second.load_state_dict(state)
+    train(other, second, range(2, 4))
+    assert same_bits(weights_of(other), weights_of(model))
+
+
 def test_loading_what_the_run_has_sends_nothing(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters())

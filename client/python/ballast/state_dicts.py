@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -51,7 +52,8 @@ class StateDicts:
         if refers:
             return {"state": {}, TOKEN: token.fields()}
         state = SavedState(moments, None, False).as_state(parameters)
-        return {"state": state, TOKEN: Token(token.run, token.step, token.generation, digest_of(state)).fields()}
+        token = session.weights.told = replace(token, digest=digest_of(state))
+        return {"state": state, TOKEN: token.fields()}
 
     def _unmade(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
         names = slot_names(self._settings.rule.name)

@@ -17,6 +17,7 @@ from ballast.moments import MASTER, Moments, zeros
 from ballast.progress import Patience, Transfer
 from ballast.rank import Rank
 from ballast.replaced import Replaced
+from ballast.saved_state import Token
 from ballast.uploads import same, upload_of
 
 # How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
@@ -33,7 +34,8 @@ _STORED_ERROR = 0.1
 class Weights:
     """The handshake about weights and state of one attachment. One thread at a time.
 
-    generation: of the run, when this was attached to it. state_names: the slots that the rule keeps, by torch's names.
+    generation: of the run, when this was attached to it. told: the token of the last state_dict() since then; None: there
+    was none. state_names: the slots that the rule keeps, by torch's names.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Weights:
         self._client = client
         self._state_names = state_names
         self.generation: int = attached["generation"]
+        self.told: Token | None = None
         self._rank = rank
         self._bindings = bindings
         self._digests: list[int] = attached["digests"]
