@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
-from ballast.frameworks import Prepared, synchronizes
+from ballast.frameworks import Prepared
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
@@ -123,7 +123,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
             KeyboardInterrupt: while waiting; calling step() again waits on.
         """
         value = None
-        if synchronizes() is False:
+        if self.synchronized is False:
             return None
         if closure is not None:
             with torch.enable_grad():
@@ -309,7 +309,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward() and step() it drops the step's gradients, of all ranks: the step ends SKIPPED,
         "discarded". Rejected then if the run is not staged: they may be applied already."""
-        if synchronizes() is False:  # within Accelerate's accumulate(), more is to come
+        if self.synchronized is False:  # within Accelerate's accumulate(), more is to come
             return
         with self._steps.lock:
             self._steps.drop()

@@ -11,7 +11,6 @@ from weakref import ref
 from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
-from ballast.frameworks import synchronizes
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
@@ -31,6 +30,8 @@ class Optimized(Protocol):
 
     param_groups: list[dict[str, Any]]
 
+    @property
+    def synchronized(self) -> bool | None: ...
     def options_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
@@ -93,7 +94,7 @@ class Steps:
                 self._sent.mark_again(parameter)
 
     def _send(self, session: Session, parameter: Tensor, grad: Tensor) -> None:
-        synchronized = synchronizes()
+        synchronized = self._optimized.synchronized
         if synchronized is not None:
             self._announced.hear(synchronized)
         name = self._parameters.name_of(parameter)
