@@ -258,14 +258,25 @@ def test_what_ends_in_the_middle_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_full_disk_leaves_nothing_and_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["torch", "dcp", "safetensors", "hf-trainer"])
+def test_a_full_disk_leaves_nothing_and_is_told(to: str, tmp_path: Path) -> None:
     """Files of this process may have 2 KiB at most: a write fails in the middle, as on a full disk."""
     saved(tmp_path / "in")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))  # noqa: E731
-    command = [sys.executable, "-B", "-m", "ballast.convert", tmp_path / "in", tmp_path / "out.pt", "--to", "torch"]
+    command = [sys.executable, "-B", "-m", "ballast.convert", tmp_path / "in", tmp_path / "out", "--to", to]
     done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "") and "out.pt: File too large" in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.endswith("out: File too large\n"), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_file_beside_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    saved(tmp_path / "in")
+    (tmp_path / "in" / "tokenizer.json").write_bytes(bytes(1 << 18))
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
+    command = [sys.executable, "-B", "-m", "ballast.convert", tmp_path / "in", tmp_path / "out", "--to", "hf-trainer"]
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    assert done.returncode == 1 and "tokenizer.json of IN could not be copied: " in done.stderr, done.stderr
+    assert "File too large" in done.stderr and [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
