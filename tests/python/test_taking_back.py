@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from torch import nn
 import ballast
 from daemon import Daemon
 from models import assert_close, layered, same_bits, weights_of
+from test_clipping import CLIPS
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commit": "staged"}
@@ -241,3 +243,30 @@ def test_one_rank_drops_the_step_of_all(daemon: Daemon, run: str) -> None:
         theirs.zero_grad()
     for ours, expected in zip(one[0], twin.parameters(), strict=True):
         torch.testing.assert_close(ours, expected.detach())
+
+
+@pytest.mark.parametrize("how", CLIPS)
+def test_a_rank_that_clips_what_another_drops(how: str, daemon: Daemon, run: str) -> None:
+    """Its norm is NaN, in however many calls it asks, and its step is SKIPPED."""
+    models = [layered(seed=1) for _ in range(2)]
+
+    def trainer(rank: int) -> tuple[float, str]:
+        model = models[rank]
+        with ballast.AdamW(
+            model.named_parameters(), server=daemon.server, run=run, rank=rank, world=2, **EXACT
+        ) as optimizer:
+            model(batch(1)).square().mean().backward()
+            norm = math.nan
+            if rank == 0:
+                norm = float(CLIPS[how](model.parameters(), 0.5))
+                optimizer.step()
+            else:
+                optimizer.zero_grad()
+            assert optimizer.last_result is not None
+            return norm, optimizer.last_result.reason
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 0 is told that its step came to nothing
+        with ThreadPoolExecutor(2) as pool:
+            one, two = (done.result(timeout=120) for done in [pool.submit(trainer, r) for r in range(2)])
+    assert math.isnan(one[0]) and one[1] == two[1] == "discarded"
