@@ -41,7 +41,7 @@ class Session:
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
         self.micro_batches = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
-        self._clipping = Clipping(client, rules.max_grad_norm)
+        self._clipping = Clipping(client, rules)
         client.create_run(description.spec)
         self._attach()
 
