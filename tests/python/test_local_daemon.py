@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shutil
@@ -204,6 +205,15 @@ def test_its_folder_may_be_in_one_of_any_name(
         assert started.daemon.over()
         assert os.listdir(parent) == []
         started.close()
+
+
+def test_without_room_for_its_folder_it_is_said_what_to_do(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**where: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where["dir"])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(ballast.Unavailable, match="No space left on device.*TMPDIR.*server='host:port'"):
+        unnamed()
 
 
 def test_who_only_asks_starts_none(path: None) -> None:
