@@ -56,6 +56,25 @@ def test_the_next_step_has_its_own_gradients_alone(way: str, adamw: AdamW) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_the_first_step_of_a_run_that_rounds_weights(way: str, adamw: AdamW, run: str) -> None:
+    """It would bring the rounded ones, into the graph of the next backward()."""
+    options: dict[str, Any] = {"commit": "staged", "master": "split24", "state": "fp32", "rounding": "nearest"}
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **options)
+    other = adamw(twin.named_parameters(), **options, run=f"{run}-twin")
+    model(batch(1)).square().mean().backward()
+    WAYS[way](model, optimizer)
+    for number in (2, 3):
+        for one, opt in ((model, optimizer), (twin, other)):
+            one(batch(number)).square().mean().backward()
+            opt.step()
+    if way != "optimizer":  # it drops the step before the forward, which then reads the rounded weights
+        assert same_bits(weights_of(model), weights_of(twin))
+    assert_close(model, twin)
+    assert optimizer.run_status().steps_applied == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_step_without_its_gradients_is_none(way: str, adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters(), **EXACT)

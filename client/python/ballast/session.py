@@ -223,9 +223,11 @@ class Session:
         for index in received - (self._awaited or set()):
             self._take(self._bindings[index])
         lacking = self.weights.updated(received)
-        for binding in lacking:
-            self._changes.before_weights(binding)
-        if lacking:
+        # Not within a backward(), whose first gradient has found that a step was dropped: the graph has saved the weights. The
+        # next step's end brings them as well.
+        if lacking and torch._C._current_graph_task_id() == -1:
+            for binding in lacking:
+                self._changes.before_weights(binding)
             self.weights.pull(lacking)
         self._marked.clear()
         self._pending = None
