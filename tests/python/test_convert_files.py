@@ -118,7 +118,9 @@ def test_a_tensor_that_repeats_a_few_bytes_is_refused(tmp_path: Path) -> None:
     state = optimizer.state_dict()
     state["state"][0]["exp_avg"] = torch.ones(1).expand(1 << 20, 1 << 20)
     torch.save(state, tmp_path / "bad.pt")
-    with pytest.raises(ballast.Rejected, match=r"bad\.pt holds a tensor of shape \(1048576, 1048576\) that repeats 4 bytes"):
+    with pytest.raises(
+        ballast.Rejected, match=r"bad\.pt holds a tensor of shape \(1048576, 1048576\) that repeats 4 bytes"
+    ):
         convert(tmp_path / "bad.pt", tmp_path / "out.pt", "torch")
     assert not (tmp_path / "out.pt").exists()
 
@@ -308,6 +310,13 @@ def test_an_out_that_exists_is_kept_unless_it_may_be_replaced(tmp_path: Path) ->
         convert(source, out, to, names=given, overwrite=True, verify=True)
     assert_same(optimizer.state_dict(), loaded(out))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("name", [f"{'m' * 250}.pt", f"{chr(0x6A21) * 80}.pt"])
+def test_an_out_may_have_the_longest_name_there_is(name: str, tmp_path: Path) -> None:
+    _, optimizer, source = saved(tmp_path / "in")
+    convert(source, tmp_path / name, "torch", verify=True)
+    assert_same(optimizer.state_dict(), loaded(tmp_path / name))
 
 
 def test_a_folder_of_something_else_is_never_deleted(tmp_path: Path) -> None:
