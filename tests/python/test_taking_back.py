@@ -86,6 +86,18 @@ def test_a_step_without_its_gradients_is_none(way: str, adamw: AdamW) -> None:
     assert same_bits(before, weights_of(model))
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_dropped_has_no_norm(way: str, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **EXACT)
+    model(batch(1)).sum().backward()
+    WAYS[way](model, optimizer)
+    assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) == 0
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    assert optimizer.run_status().step == 1
+
+
 def test_two_networks_that_train_against_each_other(adamw: AdamW) -> None:
     """The generator's backward() leaves gradients in the discriminator, which zero_grad() drops."""
     pairs = []

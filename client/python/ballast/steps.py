@@ -237,6 +237,9 @@ class Steps:
                     "max_grad_norm=, which clips, or commit='staged', in which clip_grad_norm_ and get_total_norm can be called",
                     "FAILED_PRECONDITION",
                 )
+            if self._sent.taken_back(session.step, session.staged):
+                self._discard(session)
+                return None
             missing = self._sent.missing_from(parameters)
             if missing is not None:
                 raise Rejected(
