@@ -98,6 +98,20 @@ def test_what_was_dropped_has_no_norm(way: str, adamw: AdamW) -> None:
     assert optimizer.run_status().step == 1
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_the_next_gradients_may_be_of_other_parameters(way: str, adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    for one, opt in ((model, optimizer), (twin, theirs)):
+        one[0](batch(1)).square().mean().backward()
+        WAYS[way](one, opt)
+        one[2](batch(2)).square().mean().backward()
+        opt.step()
+    assert_close(model, twin)
+    status = optimizer.run_status()
+    assert (status.steps_applied, status.steps_skipped) == (1, 1)
+
+
 def test_two_networks_that_train_against_each_other(adamw: AdamW) -> None:
     """The generator's backward() leaves gradients in the discriminator, which zero_grad() drops."""
     pairs = []

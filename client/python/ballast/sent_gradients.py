@@ -50,8 +50,12 @@ class SentGradients:
         self._open.clear()
 
     def taken_back_before(self, parameter: Tensor, step: int, staged: bool) -> bool:
-        """As taken_back(), when another gradient of the parameter has just been made, and not on top of the one that left."""
-        return id(parameter) in self._open and self.taken_back(step, staged, arriving=parameter)
+        """As taken_back(), when another gradient has just been made, of `parameter`, and not on top of one that left. One look
+        tells where none was taken back, or not all were."""
+        first = next(iter(self._open.values()), None)
+        if first is None or (id(parameter) not in self._open and self._is_marked(first)):
+            return False
+        return self.taken_back(step, staged, arriving=parameter)
 
     def taken_back(self, step: int, staged: bool, arriving: Tensor | None = None) -> bool:
         """Whether all of them were, but for that of `arriving`, whose next one has just been made. Rejected if some were and
