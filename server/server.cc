@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "proto/unix_address.h"
 
 #include "server/base/descriptors.h"
 #include "server/base/log.h"
@@ -177,7 +178,7 @@ absl::Status GrpcServer::Listen(const Config& config) {
 absl::Status GrpcServer::AddPort(const Config& config, grpc::ServerBuilder* builder) {
   address_ = config.listen;
   if (absl::StartsWith(config.listen, "unix:") || absl::StartsWith(config.listen, "unix-abstract:")) {
-    builder->AddListeningPort(config.listen, grpc::InsecureServerCredentials());
+    builder->AddListeningPort(ForGrpc(config.listen), grpc::InsecureServerCredentials());
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(listener_, TcpListener::Bind(config.listen));

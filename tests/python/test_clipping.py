@@ -242,3 +242,17 @@ def test_a_gradient_after_the_norm_is_refused(adamw: AdamW) -> None:
         model(batch(2)).sum().backward()
     optimizer.step()
     assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+@pytest.mark.skipif(not INNER, reason="this torch clips in one function")
+@pytest.mark.parametrize("how", CLIPS)
+def test_a_run_that_clips_each_tensor_refuses_and_goes_on(how: str, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), commit="staged", tensor_clip="adagc")
+    for _ in range(2):
+        model(batch(1)).sum().backward()
+        with pytest.raises(ballast.Rejected, match="max_norm=1.0.* tensor_clip='adagc'.*leave one of the two out"):
+            CLIPS[how](model.parameters(), 1.0)
+        assert float(CLIPS[how](model.parameters(), math.inf)) > 0
+        optimizer.step()
+        assert optimizer.last_result is not None and optimizer.last_result.applied

@@ -90,6 +90,53 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([((0, 0), (2, 6)), ((2, 0), (3, 6))], None),
+        ([((0, 0), (5, 2)), ((0, 2), (5, 4))], None),
+        ([((0, 0), (3, 6)), ((0, 0), (2, 6))], "two chunks of .*0.weight.* overlap"),
+        ([((0, 0), (5, 3)), ((0, 2), (5, 3))], "two chunks of .*0.weight.* overlap"),
+        ([((0, 0), (2, 6)), ((2, 0), (2, 6))], "hold 24 of its 30 elements"),
+        ([((0, 0), (2, 6)), ((3, 0), (3, 6))], "lies outside the tensor"),
+    ],
+)
+def test_each_element_of_a_sharded_tensor_is_in_one_chunk(chunks: Any, said: str | None, tmp_path: Path) -> None:
+    """Else some would be whatever was in memory."""
+    model, optimizer, _ = saved(tmp_path / "in")
+    folder = save_dcp(tmp_path / "dcp", model, optimizer)
+    index = dcp.FileSystemReader(folder).read_metadata()
+    entry = next(e for fqn, e in index.state_dict_metadata.items() if fqn.endswith("0.weight.exp_avg"))
+    entry.chunks = [dcp.metadata.ChunkStorageMetadata(torch.Size(first), torch.Size(size)) for first, size in chunks]
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(ballast.Rejected, match=said or "a chunk of .*0.weight.exp_avg is not of the shape"):
+        convert(folder, tmp_path / "out.safetensors", "safetensors")
+
+
+def test_a_tensor_that_repeats_a_few_bytes_is_refused(tmp_path: Path) -> None:
+    """A file of a kilobyte, and 4 TiB when it is read."""
+    _, optimizer, _ = saved(tmp_path / "in")
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg"] = torch.ones(1).expand(1 << 20, 1 << 20)
+    torch.save(state, tmp_path / "bad.pt")
+    with pytest.raises(
+        ballast.Rejected, match=r"bad\.pt holds a tensor of shape \(1048576, 1048576\) that repeats 4 bytes"
+    ):
+        convert(tmp_path / "bad.pt", tmp_path / "out.pt", "torch")
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_an_index_whose_entries_are_no_tensors_is_refused(tmp_path: Path) -> None:
+    model, optimizer, _ = saved(tmp_path / "in")
+    folder = save_dcp(tmp_path / "dcp", model, optimizer)
+    index = dcp.FileSystemReader(folder).read_metadata()
+    entry = next(e for fqn, e in index.state_dict_metadata.items() if fqn.endswith("exp_avg"))
+    entry.chunks = None
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(ballast.Rejected, match=r"\.metadata: what it says of .*exp_avg is damaged"):
+        convert(folder, tmp_path / "out.pt", "torch")
+
+
+@pytest.mark.parametrize(
     ("file", "content", "said"),
     [
         ("in.pt", b"PK\x03\x04 and no more", "cannot be read as a file of torch.save"),
@@ -213,14 +260,25 @@ def test_what_ends_in_the_middle_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_full_disk_leaves_nothing_and_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["torch", "dcp", "safetensors", "hf-trainer"])
+def test_a_full_disk_leaves_nothing_and_is_told(to: str, tmp_path: Path) -> None:
     """Files of this process may have 2 KiB at most: a write fails in the middle, as on a full disk."""
     saved(tmp_path / "in")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))  # noqa: E731
-    command = [sys.executable, "-B", "-m", "ballast.convert", tmp_path / "in", tmp_path / "out.pt", "--to", "torch"]
+    command = [sys.executable, "-B", "-m", "ballast.convert", tmp_path / "in", tmp_path / "out", "--to", to]
     done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "") and "out.pt: File too large" in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.endswith("out: File too large\n"), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_file_beside_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    saved(tmp_path / "in")
+    (tmp_path / "in" / "tokenizer.json").write_bytes(bytes(1 << 18))
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
+    command = [sys.executable, "-B", "-m", "ballast.convert", tmp_path / "in", tmp_path / "out", "--to", "hf-trainer"]
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    assert done.returncode == 1 and "tokenizer.json of IN could not be copied: " in done.stderr, done.stderr
+    assert "File too large" in done.stderr and [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -252,6 +310,13 @@ def test_an_out_that_exists_is_kept_unless_it_may_be_replaced(tmp_path: Path) ->
         convert(source, out, to, names=given, overwrite=True, verify=True)
     assert_same(optimizer.state_dict(), loaded(out))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("name", [f"{'m' * 250}.pt", f"{chr(0x6A21) * 80}.pt"])
+def test_an_out_may_have_the_longest_name_there_is(name: str, tmp_path: Path) -> None:
+    _, optimizer, source = saved(tmp_path / "in")
+    convert(source, tmp_path / name, "torch", verify=True)
+    assert_same(optimizer.state_dict(), loaded(tmp_path / name))
 
 
 def test_a_folder_of_something_else_is_never_deleted(tmp_path: Path) -> None:

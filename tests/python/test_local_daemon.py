@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shutil
 import signal
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ class Alone:
     def __init__(self, program: Program):
         self.program = program
         assert program.hear() == "ready"
-        pid, folder = self.order("daemon").split()
+        pid, folder = self.order("daemon").split(maxsplit=1)
         self.daemon, self.folder = Watched(int(pid)), Path(folder)
 
     def order(self, word: str) -> str:
@@ -188,6 +190,30 @@ def test_one_that_does_not_start_is_told_with_its_log(path: None, monkeypatch: p
     log = Path(str(told.value).partition("Its log is ")[2].partition(". ")[0])
     assert "1000 is not a multiple" in log.read_text()
     shutil.rmtree(log.parent)
+
+
+def test_its_folder_may_be_in_one_of_any_name(
+    path: None, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="my %41 \u00fc?#", dir="/tmp") as parent:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", parent)
+        started = Alone(program("alone"))
+        assert started.folder.parent == Path(parent)
+        assert started.order("step") == "1 APPLIED"
+        started.program.go_on("end")
+        assert started.program.end() == 0
+        assert started.daemon.over()
+        assert os.listdir(parent) == []
+        started.close()
+
+
+def test_without_room_for_its_folder_it_is_said_what_to_do(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**where: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where["dir"])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(ballast.Unavailable, match="No space left on device.*TMPDIR.*server='host:port'"):
+        unnamed()
 
 
 def test_who_only_asks_starts_none(path: None) -> None:

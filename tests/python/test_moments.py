@@ -77,6 +77,53 @@ def test_what_cannot_be_taken_over_is_named(make: Callable[..., Any]) -> None:
         optimizer.load_state_dict(state)
 
 
+BROKEN: dict[str, tuple[Callable[[Any], object], str]] = {
+    "nan": (lambda state: state[5]["exp_avg"].fill_(float("nan")), "exp_avg of parameter 5 holds a NaN"),
+    "infinity": (lambda state: state[5]["exp_avg_sq"].fill_(float("inf")), "exp_avg_sq of parameter 5 holds a NaN"),
+    "negative": (lambda state: state[5]["exp_avg_sq"].neg_(), "exp_avg_sq of parameter 5 holds .*a negative number"),
+    "number": (lambda state: state[5].update(exp_avg=1.0), "exp_avg of parameter 5 is a float, and no tensor"),
+    "step": (lambda state: state[5]["step"].fill_(float("nan")), "the step of parameter 5 is nan"),
+    "step before the first": (lambda state: state[5]["step"].fill_(-1), "the step of parameter 5 is -1"),
+    "stranger": (
+        lambda state: state.update({"5": state.pop(5)}),
+        "state of parameter '5', which is in none of its param_",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_refused_before_anything_of_the_run_is_replaced(make: Callable[..., Any], what: str) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = make(ballast.AdamW, model.named_parameters(), lr=0.01, **EXACT)
+    peer = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    for one, by in ((model, optimizer), (twin, peer)):
+        train(one, by, range(2))
+    state = optimizer.state_dict()
+    breaks, said = BROKEN[what]
+    breaks(state["state"])
+    with pytest.raises(ballast.Rejected, match=said):
+        optimizer.load_state_dict(state)
+    for one, by in ((model, optimizer), (twin, peer)):
+        train(one, by, range(2, 4))
+    assert difference(model, twin) < 1e-6
+    assert optimizer.run_status().generation == 1
+
+
+def test_weights_that_are_not_finite_replace_nothing(make: Callable[..., Any]) -> None:
+    model = layered(seed=1)
+    optimizer = make(ballast.AdamW, model.named_parameters(), changed_weights="upload", **EXACT)
+    train(model, optimizer, range(2))
+    with torch.no_grad():
+        model[1].weight.mul_(2)
+        model[2].weight.fill_(float("nan"))
+    with pytest.raises(ballast.Rejected, match="weights of '2.weight' hold a NaN.*nothing of it was replaced.*pull"):
+        train(model, optimizer, range(2, 3))
+    optimizer.pull()
+    train(model, optimizer, range(2, 3))
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+    assert optimizer.run_status().generation == 1
+
+
 def test_a_run_that_has_moments_goes_on_from_others(make: Callable[..., Any]) -> None:
     """In the middle of it, and by a trainer that comes to it: only one that is to take the daemon's is refused."""
     model = layered(seed=1)

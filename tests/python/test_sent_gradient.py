@@ -30,6 +30,12 @@ USES: dict[str, Callable[[Any], object]] = {
     "to": lambda grad: grad.to(torch.float64),
     "clone": lambda grad: grad.clone(),
     "zero_": lambda grad: grad.zero_(),
+    "add_": lambda grad: grad.add_(torch.ones(8, 8)),
+    "add_ of a share": lambda grad: grad.add_(torch.ones(8, 8), alpha=0.1),
+    "add_ of a number": lambda grad: grad.add_(1.0),
+    "add": lambda grad: grad + torch.ones(8, 8),
+    "add from the left": lambda grad: torch.ones(8, 8) + grad,
+    "add of itself": lambda grad: grad + grad,
 }
 
 
@@ -76,6 +82,22 @@ def test_a_gradient_on_top_of_it_is_that_gradient(create_graph: bool, adamw: Ada
         theirs.step()
         theirs.zero_grad()
     assert_close(model, twin)
+
+
+@pytest.mark.parametrize("use", ["add_", "add"])
+def test_what_a_hook_adds_after_it_has_left_is_refused(use: str, adamw: AdamW) -> None:
+    """Within a backward(), as autograd's own additions are."""
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), commit="staged")
+    for layer in (model[0], model[2]):
+        layer.weight.register_post_accumulate_grad_hook(lambda parameter: USES[use](parameter.grad))
+    model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(
+        ballast.Rejected, match="gradient of '[02].weight' was added to after it had left.*register_hook"
+    ):
+        optimizer.step()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
 
 
 def test_a_hook_on_the_parameter_sees_and_changes_gradients(adamw: AdamW) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from torch import nn
 import ballast
 from daemon import Daemon
 from models import assert_close, layered, same_bits, weights_of
+from test_clipping import CLIPS
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commit": "staged"}
@@ -54,6 +56,25 @@ def test_the_next_step_has_its_own_gradients_alone(way: str, adamw: AdamW) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_the_first_step_of_a_run_that_rounds_weights(way: str, adamw: AdamW, run: str) -> None:
+    """It would bring the rounded ones, into the graph of the next backward()."""
+    options: dict[str, Any] = {"commit": "staged", "master": "split24", "state": "fp32", "rounding": "nearest"}
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **options)
+    other = adamw(twin.named_parameters(), **options, run=f"{run}-twin")
+    model(batch(1)).square().mean().backward()
+    WAYS[way](model, optimizer)
+    for number in (2, 3):
+        for one, opt in ((model, optimizer), (twin, other)):
+            one(batch(number)).square().mean().backward()
+            opt.step()
+    if way != "optimizer":  # it drops the step before the forward, which then reads the rounded weights
+        assert same_bits(weights_of(model), weights_of(twin))
+    assert_close(model, twin)
+    assert optimizer.run_status().steps_applied == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_step_without_its_gradients_is_none(way: str, adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters(), **EXACT)
@@ -63,6 +84,32 @@ def test_a_step_without_its_gradients_is_none(way: str, adamw: AdamW) -> None:
     optimizer.step()
     assert optimizer.step_was_skipped
     assert same_bits(before, weights_of(model))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_dropped_has_no_norm(way: str, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **EXACT)
+    model(batch(1)).sum().backward()
+    WAYS[way](model, optimizer)
+    assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) == 0
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    assert optimizer.run_status().step == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_next_gradients_may_be_of_other_parameters(way: str, adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    for one, opt in ((model, optimizer), (twin, theirs)):
+        one[0](batch(1)).square().mean().backward()
+        WAYS[way](one, opt)
+        one[2](batch(2)).square().mean().backward()
+        opt.step()
+    assert_close(model, twin)
+    status = optimizer.run_status()
+    assert (status.steps_applied, status.steps_skipped) == (1, 1)
 
 
 def test_two_networks_that_train_against_each_other(adamw: AdamW) -> None:
@@ -139,6 +186,41 @@ def test_between_micro_batches(adamw: AdamW) -> None:
     assert_close(model, twin)
 
 
+@pytest.mark.parametrize("final", [True, False])
+def test_within_a_micro_batch_that_is_announced(final: bool, adamw: AdamW) -> None:
+    """It drops one step, and none without gradients comes in its place."""
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    with optimizer.accumulate(final=final):
+        model(batch(1)).square().mean().backward()
+        optimizer.zero_grad()
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    for number in (2, 3):
+        with optimizer.accumulate(final=True):
+            model(batch(number)).square().mean().backward()
+        optimizer.step()
+        twin(batch(number)).square().mean().backward()
+        theirs.step()
+        theirs.zero_grad()
+    assert_close(model, twin)
+    status = optimizer.run_status()
+    assert (status.step, status.steps_applied, status.steps_skipped) == (3, 2, 1)
+
+
+def test_a_second_backward_after_it_in_the_same_micro_batch(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    with optimizer.accumulate(final=True):
+        model(batch(1)).square().mean().backward()
+        optimizer.zero_grad()
+        model(batch(2)).square().mean().backward()
+    optimizer.step()
+    twin(batch(2)).square().mean().backward()
+    theirs.step()
+    assert_close(model, twin)
+
+
 def test_sharpness_aware_minimization(adamw: AdamW) -> None:
     """Two backward() for a step, the first only to find where the second is made: its weights are changed and put back."""
     model, twin = layered(seed=1), layered(seed=1)
@@ -206,3 +288,30 @@ def test_one_rank_drops_the_step_of_all(daemon: Daemon, run: str) -> None:
         theirs.zero_grad()
     for ours, expected in zip(one[0], twin.parameters(), strict=True):
         torch.testing.assert_close(ours, expected.detach())
+
+
+@pytest.mark.parametrize("how", CLIPS)
+def test_a_rank_that_clips_what_another_drops(how: str, daemon: Daemon, run: str) -> None:
+    """Its norm is NaN, in however many calls it asks, and its step is SKIPPED."""
+    models = [layered(seed=1) for _ in range(2)]
+
+    def trainer(rank: int) -> tuple[float, str]:
+        model = models[rank]
+        with ballast.AdamW(
+            model.named_parameters(), server=daemon.server, run=run, rank=rank, world=2, **EXACT
+        ) as optimizer:
+            model(batch(1)).square().mean().backward()
+            norm = math.nan
+            if rank == 0:
+                norm = float(CLIPS[how](model.parameters(), 0.5))
+                optimizer.step()
+            else:
+                optimizer.zero_grad()
+            assert optimizer.last_result is not None
+            return norm, optimizer.last_result.reason
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 0 is told that its step came to nothing
+        with ThreadPoolExecutor(2) as pool:
+            one, two = (done.result(timeout=120) for done in [pool.submit(trainer, r) for r in range(2)])
+    assert math.isnan(one[0]) and one[1] == two[1] == "discarded"

@@ -13,7 +13,7 @@ from torch import nn
 
 import ballast
 from ballast import errors
-from ballast.result import StepResult
+from ballast.result import StepResult, warn_about
 from ballast.wording import in_python
 from models import layered
 
@@ -26,7 +26,8 @@ PLACES = (
 # What no option, and nothing else that is written in Python, is called.
 FOREIGN = re.compile(
     r"\w+_timeout_s\b|\brun_id\b|[A-Z]+_[A-Z]+_|\bRunSpec|rewind\.\w|with LoadState|LoadState is for|=true\b|"
-    r"\baccumulation is|dynamic_loss_scale|StepBegin\.|Step(Begin|End) of|but StepBegin|not sent (StepEnd|MicroEnd)"
+    r"\baccumulation is|dynamic_loss_scale|StepBegin\.|StepEnd\.(discard|client_state)|Step(Begin|End) of|"
+    r"but StepBegin|not sent (StepEnd|MicroEnd)"
 )
 
 
@@ -64,6 +65,7 @@ SAID = {
     "groups[0].hyper['eps'] is 0; wanted": "groups[0].eps is 0; wanted",
     "groups[1].gradient is 'bf16'": "groups[1].gradient_dtype is 'bf16'",
     "StepBegin of step 3: rank 1 gives lr = 2": "step 3: rank 1 gives lr = 2",
+    "ranks 0, 2 discarded it (StepEnd.discard)": "ranks 0, 2 discarded it (zero_grad() after backward())",
     "rank 1's run 'run_id' and tensor 'accumulation is'": "rank 1's run 'run_id' and tensor 'accumulation is'",
     'tensors[0].name is "run_id", asked for': 'tensors[0].name is "run_id", asked for',
 }
@@ -129,3 +131,13 @@ def test_an_option_of_the_wrong_type_is_refused_by_its_name(
     (name,) = option
     with pytest.raises(ballast.Rejected, match=f"^{name}=.*: it must be"):
         adamw([nn.Parameter(torch.zeros(3))], **option)
+
+
+def test_a_warning_names_a_few_of_many_tensors() -> None:
+    names = tuple(f"layers.{i}" for i in range(20_000))
+    result = StepResult(3, "ABORTED", "timeout", "rank 1", 0, 1, names, (), 0, 0, (), (), 0, None)
+    with pytest.warns(UserWarning) as said:
+        warn_about(result, "r")
+    assert str(said[0].message) == (
+        "run 'r', step 3 ended ABORTED (timeout: rank 1); not applied: layers.0, layers.1, layers.2 and 19997 more"
+    )

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/unix_address.h"
 
 namespace ballast {
 namespace {
@@ -91,7 +92,8 @@ std::string ConnectionReason(const std::string& message) {
 
 Connection::Connection(ClientOptions options)
     : options_(std::move(options)),
-      channel_(grpc::CreateCustomChannel(options_.server, grpc::InsecureChannelCredentials(), ChannelOptions())),
+      channel_(
+          grpc::CreateCustomChannel(ForGrpc(options_.server), grpc::InsecureChannelCredentials(), ChannelOptions())),
       trainer_(v1::TrainerService::NewStub(channel_)),
       admin_(v1::AdminService::NewStub(channel_)) {}
 

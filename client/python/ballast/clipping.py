@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 
 from ballast import _core
+from ballast.commit import StepRules
+from ballast.errors import Rejected
 from ballast.pending import fields_of
 
 
 class Clipping:
     """Of the open step of a staged run; clear() ends it with the step. One thread at a time.
 
-    most: the norm that the run clips every step to; None: it does not.
+    rules: the run's, which may clip every step.
     """
 
-    def __init__(self, client: _core.Client, most: float | None):
+    def __init__(self, client: _core.Client, rules: StepRules):
         self._client = client
-        self._most = most
+        self._most = rules.max_grad_norm
+        self._tensor_clip = rules.tensor_clip
         self.clear()
 
     def clear(self) -> None:
@@ -51,7 +54,14 @@ class Clipping:
 
     def clip(self, max_norm: float, loss: float | None) -> float:
         """Has the step clipped to max_norm, or to less where that was asked before; inf: not at all. Returns the norm, as
-        measure(), that it had before, as clipped by earlier calls."""
+        measure(), that it had before, as clipped by earlier calls. Rejected where each tensor is clipped by its own norm.
+        """
+        if max_norm != math.inf and self._tensor_clip is not None:
+            raise Rejected(
+                f"clip_grad_norm_(max_norm={max_norm}) in a run with tensor_clip={self._tensor_clip!r}, which clips each tensor "
+                "by its own norm: leave one of the two out (HF Trainer: max_grad_norm=0); max_norm=inf only measures",
+                "FAILED_PRECONDITION",
+            )
         norm = self.measure(loss)
         if self._max_norm is not None:
             norm *= min(1.0, self._max_norm / (norm + 1e-6))

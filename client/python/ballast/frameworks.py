@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ballast.errors import Rejected
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -28,11 +30,40 @@ def synchronizes() -> bool | None:
     return bool(shared["sync_gradients"]) if shared and "sync_gradients" in shared else None
 
 
+def _refuse_scaled_losses() -> None:
+    """Rejected if Accelerate multiplies losses for float16, which its own wrapper of an optimizer would divide out again."""
+    state = sys.modules.get("accelerate.state")
+    shared = getattr(getattr(state, "AcceleratorState", None), "_shared_state", None)
+    if shared and shared.get("_mixed_precision") == "fp16":
+        raise Rejected(
+            "mixed_precision='fp16' of Accelerate (fp16=True of HF Trainer) multiplies losses, and has torch's GradScaler divide "
+            "gradients again, which have left for the daemon by then: give 'bf16', or 'no' with torch.autocast and "
+            "ballast.GradScaler(optimizer)",
+            "FAILED_PRECONDITION",
+        )
+
+
 class Prepared:
     """An optimizer that Accelerate takes as it is. Its own wrapper would hide skipped steps from schedulers; what it does
-    besides, passing over step() and zero_grad() within accumulate(), the optimizer does as synchronizes() says."""
+    besides, passing over step() and zero_grad() within accumulate(), the optimizer does as synchronized() says."""
 
-    _is_accelerate_prepared = True
+    _prepared = False
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Asked by Accelerate, and nobody else, when it prepares the optimizer. Rejected if it scales losses."""
+        _refuse_scaled_losses()
+        self._prepared = True
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, prepared: bool) -> None:
+        self._prepared = prepared
+
+    @property
+    def synchronized(self) -> bool | None:
+        """As synchronizes(), of an optimizer that Accelerate has prepared: another one is none of its own, as in torch."""
+        return synchronizes() if self._prepared else None
 
     @property
     def optimizer(self) -> Self:

@@ -91,7 +91,8 @@ def _clip_grads_with_norm_(
     norm = None if owner is None else owner.clip(given, math.inf)
     if owner is None or norm is None:
         return original(given, max_norm, total_norm, foreach)
-    if float(total_norm) != float(_answer(norm, given[0], False)):
+    ours = float(_answer(norm, given[0], False))
+    if float(total_norm) != ours and not (math.isnan(ours) and math.isnan(total_norm)):
         raise Rejected(
             f"clip_grads_with_norm_(total_norm={float(total_norm)}) of a ballast optimizer's parameters, whose gradient has the "
             f"norm {norm}: give what get_total_norm returns for their gradients, all of them"

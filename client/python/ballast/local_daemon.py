@@ -21,6 +21,7 @@ _START_S = 120.0
 _END_S = 20.0
 # The address of a Unix socket has 107 bytes; the folder gets a name of about 30, the sockets in it one of 4.
 _MOST_PARENT_BYTES = 60
+_LOG = "ballastd.log"
 # What systemd tells a service, which the trainer may be and the daemon is not.
 _NOT_FOR_THE_DAEMON = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -38,8 +39,8 @@ class LocalDaemon:
 
     def __init__(self) -> None:
         self._program = programs.find("ballastd")
-        self._folder = Path(tempfile.mkdtemp(prefix=f"ballast-{os.getpid()}-", dir=_parent()))
-        self.log = self._folder / "ballastd.log"
+        self._folder = _made_folder()
+        self.log = self._folder / _LOG
         self.server = f"unix:{self._folder / 'grpc'}"
         self._process = self._spawn([f"--listen={self.server}", "--end_with_stdin", *self._defaults()])
         try:
@@ -174,6 +175,19 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def _made_folder() -> Path:
+    """With an empty log in it. Unavailable where there is no room for that."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"ballast-{os.getpid()}-", dir=_parent()))
+        (folder / _LOG).touch()
+    except OSError as error:
+        raise Unavailable(
+            f"the daemon that is started for this process has no folder for its sockets and its log: {error}. Make room there, "
+            "name another folder for temporary files (TMPDIR), or give server='host:port' of a daemon that runs"
+        ) from error
+    return folder
 
 
 def _parent() -> str:

@@ -50,6 +50,11 @@ class MicroBatches:
         """Whether the present one is the step's last: weights may return."""
         return self._final or (not self._announced and not self._open_ended and self._index + 1 == self._most)
 
+    @property
+    def inside(self) -> bool:
+        """Whether an announced one was entered, and its step is not over."""
+        return self._inside
+
     def begin(self, final: bool, step: int, open_: bool) -> None:
         """Enters an announced one. open_: the step has begun."""
         if self._inside:

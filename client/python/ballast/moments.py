@@ -51,13 +51,20 @@ def zeros(shape: torch.Size, names: dict[str, str]) -> Moments:
 
 def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str, Any]]) -> dict[int, Moments]:
     """By id(parameter). The groups are those of the state_dict, parameter by parameter. Rejected, naming what it is, if
-    there is state that no slot of the daemon's is for, or of another shape than the parameter's."""
+    there is state that no slot of the daemon's or no parameter is for, of another shape than the parameter's, or that is
+    not finite."""
     found = {}
+    state = dict(state_dict["state"])
     for saved, group in zip(state_dict["param_groups"], param_groups):
         for key, parameter in zip(saved["params"], group["params"]):
-            moments = _read(state_dict["state"].get(key, {}), key, parameter)
+            moments = _read(state.pop(key, {}), key, parameter)
             if moments.slots or moments.master is not None:
                 found[id(parameter)] = moments
+    if state:
+        raise Rejected(
+            f"the state_dict has state of parameter {next(iter(state))!r}, which is in none of its param_groups: it is not as "
+            "state_dict() returned it"
+        )
     return found
 
 
@@ -71,14 +78,34 @@ def _read(state: Mapping[str, Any], key: object, parameter: Tensor) -> Moments:
                 f"the state of parameter {key} holds '{name}', which the daemon has no place for; it takes "
                 f"{', '.join(_SLOTS)}, {MASTER} and step"
             )
-        if value.shape != parameter.shape:
-            raise Rejected(
-                f"{name} of parameter {key} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: the "
-                "state_dict is of another model"
-            )
-        value = value.detach().to("cpu", torch.float32).contiguous()
+        value = _checked(value, f"{name} of parameter {key}", parameter, variance=name == "exp_avg_sq")
         if name == MASTER:
             master = value
         else:
             slots[_SLOTS[name]], names[_SLOTS[name]] = value, name
-    return Moments(slots, round(float(state.get("step", 1))), names, master)
+    return Moments(slots, _count(state.get("step", 1), key), names, master)
+
+
+def _checked(value: Any, label: str, parameter: Tensor, variance: bool) -> Tensor:
+    """As it is sent. What the daemon would refuse is refused here: it would have begun to replace what the run has."""
+    if not isinstance(value, Tensor):
+        raise Rejected(f"{label} is a {type(value).__name__}, and no tensor")
+    if value.shape != parameter.shape:
+        raise Rejected(
+            f"{label} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: the state_dict is of another "
+            "model"
+        )
+    value = value.detach().to("cpu", torch.float32).contiguous()
+    if not value.isfinite().all() or (variance and (value < 0).any()):
+        raise Rejected(
+            f"{label} holds a NaN, an infinity{' or a negative number' if variance else ''}: the training that saved it had "
+            "come to nothing by then; load an earlier one"
+        )
+    return value
+
+
+def _count(step: Any, key: object) -> int:
+    updates = float(step)
+    if not 0 <= updates <= 2**53:
+        raise Rejected(f"the step of parameter {key} is {updates}: it must be from 0 to 2**53")
+    return round(updates)

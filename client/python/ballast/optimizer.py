@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
-from ballast.frameworks import Prepared, synchronizes
+from ballast.frameworks import Prepared
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
@@ -123,7 +123,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
             KeyboardInterrupt: while waiting; calling step() again waits on.
         """
         value = None
-        if synchronizes() is False:
+        if self.synchronized is False:
             return None
         if closure is not None:
             with torch.enable_grad():
@@ -161,9 +161,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
             failed = False
         finally:
             with steps.lock, steps.following():
-                if not failed and not session.begun:  # it had no gradient, and counts nevertheless
-                    steps.begin(session)
-                session.micro_batches.leave(failed)
+                steps.leave(session, failed)
 
     def report_loss(self, loss: Tensor | float) -> None:
         """Tells the daemon the loss of the micro-batch whose backward() was last, a number or a tensor with one element,
@@ -311,7 +309,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward() and step() it drops the step's gradients, of all ranks: the step ends SKIPPED,
         "discarded". Rejected then if the run is not staged: they may be applied already."""
-        if synchronizes() is False:  # within Accelerate's accumulate(), more is to come
+        if self.synchronized is False:  # within Accelerate's accumulate(), more is to come
             return
         with self._steps.lock:
             self._steps.drop()
@@ -352,7 +350,8 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
         """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. It comes from the daemon; one rank
         alone may ask, and no step is made for it. "master" beside the moments is the daemon's weight, where the parameter
         may hold less. Parameters without an update have no state; with saved_state="reference" none has. "ballast" tells
-        the run and the step. With overlap_forward, waits for the last step(). Rejected between backward() and step().
+        the run and the step. With overlap_forward, waits for the last step(). Rejected between backward() and step(). RunRewound,
+        as from step(), if the run is at another step than this trainer, or becomes so meanwhile.
         """
         self._steps.wait()
         with self._steps.lock, self._steps.following():

@@ -66,12 +66,10 @@ class SavedState:
     token: Token | None
     intact: bool
 
-    def is_of(self, run: str, step: int, generation: int) -> bool:
-        """Whether this is the state that the run has, after `step`."""
-        token = self.token
-        return (
-            self.intact and token is not None and (token.run, token.step, token.generation) == (run, step, generation)
-        )
+    def is_told(self, told: Token | None, step: int) -> bool:
+        """Whether this is what was `told` last of the state that the run has, after `step`. A token alone does not say so: a
+        run may have been deleted and begun anew under its name."""
+        return self.intact and told is not None and self.token == told and told.step == step
 
     def as_state(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
         """The "state" of a torch state_dict of these parameters, in their order."""

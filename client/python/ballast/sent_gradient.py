@@ -19,7 +19,7 @@ class SentGradient(Tensor):
 
     parameter: calling it gives the parameter; None once that is deleted.
 
-    A further backward() adds its gradient to this: take() hands it out.
+    A further backward() adds its gradient to this: take() hands it out. Nobody else adds to it.
 
     Written by autograd's threads and by the trainer's, never at one time.
     """
@@ -59,13 +59,22 @@ class SentGradient(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function is torch.ops.aten.add_.Tensor and isinstance(args[0], cls) and not isinstance(args[1], cls):
+        if function in _ADDS and _is_autograds(args, kwargs, cls):
             args[0]._arrived = args[1]
-            return args[0]
-        if function is torch.ops.aten.add.Tensor and isinstance(args[0], cls) and not isinstance(args[1], cls):
-            args[0]._arrived = args[1]
-            return args[1]  # create_graph=True: autograd puts it in .grad, in place of this
+            # create_graph=True: autograd puts the sum in .grad, in place of this
+            return args[0] if function is torch.ops.aten.add_.Tensor else args[1]
         raise Rejected(_refusal(_first([*args, *(kwargs or {}).values()], cls), str(function)))
+
+
+# By which autograd adds a gradient to .grad.
+_ADDS = (torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor)
+
+
+def _is_autograds(args: Sequence[Any], kwargs: Mapping[str, Any] | None, kind: type[SentGradient]) -> bool:
+    """Whether it is autograd that adds: within a backward(), a gradient as it is. Who adds by hand, noise or a decay, would
+    else be told that it is done."""
+    in_backward = torch._C._current_graph_task_id() != -1
+    return in_backward and not kwargs and len(args) == 2 and isinstance(args[0], kind) and not isinstance(args[1], kind)
 
 
 def _first(values: Any, kind: type[SentGradient]) -> SentGradient | None:

@@ -50,8 +50,12 @@ class SentGradients:
         self._open.clear()
 
     def taken_back_before(self, parameter: Tensor, step: int, staged: bool) -> bool:
-        """As taken_back(), when another gradient of the parameter has just been made, and not on top of the one that left."""
-        return id(parameter) in self._open and self.taken_back(step, staged, arriving=parameter)
+        """As taken_back(), when another gradient has just been made, of `parameter`, and not on top of one that left. One look
+        tells where none was taken back, or not all were."""
+        first = next(iter(self._open.values()), None)
+        if first is None or (id(parameter) not in self._open and self._is_marked(first)):
+            return False
+        return self.taken_back(step, staged, arriving=parameter)
 
     def taken_back(self, step: int, staged: bool, arriving: Tensor | None = None) -> bool:
         """Whether all of them were, but for that of `arriving`, whose next one has just been made. Rejected if some were and
@@ -81,6 +85,17 @@ class SentGradients:
             "before its forward",
             "FAILED_PRECONDITION",
         )
+
+    def refuse_added(self, step: int) -> None:
+        """Rejected, once, if somebody added to one after it had left: within a backward(), where autograd does so, too."""
+        added = [made for made in map(self._made.__getitem__, self._open) if made.take() is not None]
+        if added:
+            raise Rejected(
+                f"the gradient of '{added[0].parameter_name}' was added to after it had left for the daemon in step {step}, by a "
+                "hook: the daemon's is without that; step(), now, takes it so. register_hook() adds a hook that changes a "
+                "gradient before it leaves",
+                "FAILED_PRECONDITION",
+            )
 
     def missing_from(self, parameters: Iterable[Tensor]) -> str | None:
         """The name of one that is not of these parameters; None: all are."""

@@ -41,7 +41,7 @@ class Session:
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
         self.micro_batches = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
-        self._clipping = Clipping(client, rules.max_grad_norm)
+        self._clipping = Clipping(client, rules)
         client.create_run(description.spec)
         self._attach()
 
@@ -223,9 +223,11 @@ class Session:
         for index in received - (self._awaited or set()):
             self._take(self._bindings[index])
         lacking = self.weights.updated(received)
-        for binding in lacking:
-            self._changes.before_weights(binding)
-        if lacking:
+        # Not within a backward(), whose first gradient has found that a step was dropped: the graph has saved the weights. The
+        # next step's end brings them as well.
+        if lacking and torch._C._current_graph_task_id() == -1:
+            for binding in lacking:
+                self._changes.before_weights(binding)
             self.weights.pull(lacking)
         self._marked.clear()
         self._pending = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -45,10 +46,14 @@ class StateDicts:
             return {"state": self._unmade(parameters) if whole else {}}
         self._check_between(session)
         token = Token(session.run, session.step - 1, session.weights.generation)
-        if self._refers(parameters):
+        refers = self._refers(parameters)
+        moments = {} if refers else self._state_of(session, whole)
+        session.weights.check_current()  # nobody has rewound or replaced it, or taken the rank, until all was read
+        if refers:
             return {"state": {}, TOKEN: token.fields()}
-        state = SavedState(self._state_of(session, whole), None, False).as_state(parameters)
-        return {"state": state, TOKEN: Token(token.run, token.step, token.generation, digest_of(state)).fields()}
+        state = SavedState(moments, None, False).as_state(parameters)
+        token = session.weights.told = replace(token, digest=digest_of(state))
+        return {"state": state, TOKEN: token.fields()}
 
     def _unmade(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
         names = slot_names(self._settings.rule.name)

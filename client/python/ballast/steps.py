@@ -11,7 +11,6 @@ from weakref import ref
 from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
-from ballast.frameworks import synchronizes
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
@@ -31,6 +30,8 @@ class Optimized(Protocol):
 
     param_groups: list[dict[str, Any]]
 
+    @property
+    def synchronized(self) -> bool | None: ...
     def options_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
@@ -93,7 +94,7 @@ class Steps:
                 self._sent.mark_again(parameter)
 
     def _send(self, session: Session, parameter: Tensor, grad: Tensor) -> None:
-        synchronized = synchronizes()
+        synchronized = self._optimized.synchronized
         if synchronized is not None:
             self._announced.hear(synchronized)
         name = self._parameters.name_of(parameter)
@@ -163,6 +164,15 @@ class Steps:
         values = self._hyperparameters.begin(self._optimized.param_groups)
         session.begin(values, float(self.loss_scale))
 
+    def leave(self, session: Session, failed: bool) -> None:
+        """At the end of an announced micro-batch, by an exception where it failed. Nothing if zero_grad() has dropped its step,
+        or a rewind."""
+        if not session.micro_batches.inside:
+            return
+        if not failed and not session.begun:  # it had no gradient, and counts nevertheless
+            self.begin(session)
+        session.micro_batches.leave(failed)
+
     def end(self, loss: Any) -> StepResult | None:
         """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None
         without a step that is open, and with overlap, where the step goes on."""
@@ -179,6 +189,7 @@ class Steps:
             self._discard(session)
             return None
         if begun:
+            self._sent.refuse_added(session.step)
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
             session.end(as_loss(loss), self._rejoin.collect(self._optimized.options_dict), groups)
@@ -226,6 +237,9 @@ class Steps:
                     "max_grad_norm=, which clips, or commit='staged', in which clip_grad_norm_ and get_total_norm can be called",
                     "FAILED_PRECONDITION",
                 )
+            if self._sent.taken_back(session.step, session.staged):
+                self._discard(session)
+                return None
             missing = self._sent.missing_from(parameters)
             if missing is not None:
                 raise Rejected(

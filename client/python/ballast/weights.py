@@ -17,6 +17,7 @@ from ballast.moments import MASTER, Moments, zeros
 from ballast.progress import Patience, Transfer
 from ballast.rank import Rank
 from ballast.replaced import Replaced
+from ballast.saved_state import Token
 from ballast.uploads import same, upload_of
 
 # How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
@@ -33,7 +34,8 @@ _STORED_ERROR = 0.1
 class Weights:
     """The handshake about weights and state of one attachment. One thread at a time.
 
-    generation: of the run, when this was attached to it. state_names: the slots that the rule keeps, by torch's names.
+    generation: of the run, when this was attached to it. told: the token of the last state_dict() since then; None: there
+    was none. state_names: the slots that the rule keeps, by torch's names.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Weights:
         self._client = client
         self._state_names = state_names
         self.generation: int = attached["generation"]
+        self.told: Token | None = None
         self._rank = rank
         self._bindings = bindings
         self._digests: list[int] = attached["digests"]
@@ -222,10 +225,20 @@ class Weights:
         if only is None:
             moments = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
         ours = {binding.index: binding.digest() for binding in bindings}
+        self._refuse_nonfinite(bindings)
         served = self._client.load_weights(*upload_of(bindings, moments), True)
         unlike = {index: digest for index, digest in self._unlike.items() if index not in ours}
         unlike |= {index: digest for index, digest in ours.items() if digest != served[index]}
         return Replaced(True, unlike)
+
+    def _refuse_nonfinite(self, bindings: Iterable[Binding]) -> None:
+        """As the daemon would, when it has begun to replace."""
+        for binding in bindings:
+            if not binding.landing.isfinite().all():
+                raise Rejected(
+                    f"the weights of '{binding.name}' hold a NaN or an infinity, and were to take the place of run "
+                    f"'{self._rank.run}''s: nothing of it was replaced. Load others, or call pull() to go on with the daemon's"
+                )
 
     def _complete(self, state: Moments | None, binding: Binding) -> Moments:
         """With zeros for what a state_dict lacks of a tensor that has seen no update."""
@@ -250,6 +263,12 @@ class Weights:
     def outdated(self) -> bool:
         """Whether the run was replaced or rewound since this was attached to it."""
         return int(self.status_there()["generation"]) != self.generation
+
+    def check_current(self) -> None:
+        """Raises what ended the session, if it is over: what was read of the run since then is not of this trainer's step."""
+        self._client.check_status()
+        if self.outdated:
+            raise self.await_end("is told of another state of the run")
 
     def await_end(self, what: str) -> RunRewound:
         """Until the session has ended, as rank 0 `what`. Unavailable if it does not come to that."""

@@ -31,6 +31,7 @@ _WORDS = [
         (r"\bhas not sent StepEnd\b", "has not called step()"),
         (r"\bhas not sent MicroEnd of\b", "has not ended"),
         (r"\bStep(?:Begin|End) of step\b", "step"),
+        (r" \(StepEnd\.discard\)", " (zero_grad() after backward())"),
         (r"`ballastctl delete RUN`", "ballast.delete_run('RUN'), or `ballastctl delete RUN`"),
         (r"\ba trainer sends them with LoadState\b", "upload them with weights='client'"),
         (r"\bLoadState is for before\b", "weights are uploaded before"),

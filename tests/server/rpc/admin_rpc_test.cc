@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <limits>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "proto/unix_address.h"
 
 #include "tests/server/rpc/rpc_fixture.h"
 
@@ -285,13 +287,16 @@ TEST_F(AdminRpcTest, AGpuThatIsNotThereIsAnErrorWithTheFix) {
   EXPECT_THAT(std::string(server.status().message()), HasSubstr("set device to cpu or auto"));
 }
 
-TEST_F(AdminRpcTest, AUnixSocketWillDo) {
+TEST_F(AdminRpcTest, AUnixSocketWillDoWhateverItsPath) {
   Config config = DefaultConfig();
-  config.listen = "unix:" + ::testing::TempDir() + "/ballast-" + std::to_string(::getpid()) + ".sock";
+  const std::string path = ::testing::TempDir() + "/ballast %41? " + std::to_string(::getpid()) + ".sock";
+  config.listen = "unix:" + path;
   auto server = Server::Start(config, &metrics_, "");
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ((*server)->address(), config.listen);
-  const auto stub = v1::AdminService::NewStub(grpc::CreateChannel(config.listen, grpc::InsecureChannelCredentials()));
+  EXPECT_TRUE(std::filesystem::is_socket(path));
+  const auto stub =
+      v1::AdminService::NewStub(grpc::CreateChannel(ForGrpc(config.listen), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   v1::GetServerResponse response;
   EXPECT_TRUE(stub->GetServer(&context, {}, &response).ok());

@@ -38,15 +38,19 @@ def read_tree(folder: Path) -> Any:
     paths = index.planner_data if isinstance(index.planner_data, dict) else {}
     leaves: dict[tuple[str | int, ...], Any] = {}
     for fqn, entry in index.state_dict_metadata.items():
-        if hasattr(entry, "chunks"):
-            check_chunks(entry, fqn, folder)
-            sharded = len(entry.chunks) > 1
-            read = partial(_read_tensor, folder, index, fqn)
-            leaf: Any = LazyTensor(tuple(entry.size), entry.properties.dtype, read, sharded)
-        else:
-            leaf = Deferred(partial(_read_item, folder, index, fqn, None))
-        leaves[tuple(paths.get(fqn, (fqn,)))] = leaf
+        try:
+            leaves[tuple(paths.get(fqn, (fqn,)))] = _leaf(folder, index, fqn, entry)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise Rejected(f"{folder / INDEX}: what it says of {fqn} is damaged: {error!r}") from None
     return from_paths(leaves, str(folder / INDEX))
+
+
+def _leaf(folder: Path, index: Any, fqn: str, entry: Any) -> LazyTensor | Deferred:
+    if not hasattr(entry, "chunks"):
+        return Deferred(partial(_read_item, folder, index, fqn, None))
+    check_chunks(entry, fqn, folder)
+    read = partial(_read_tensor, folder, index, fqn)
+    return LazyTensor(tuple(entry.size), entry.properties.dtype, read, sharded=len(entry.chunks) > 1)
 
 
 def _read_item(folder: Path, index: Any, fqn: str, offsets: Any) -> Any:
@@ -66,8 +70,9 @@ def _read_tensor(folder: Path, index: Any, fqn: str) -> torch.Tensor:
             raise Rejected(
                 f"{folder}: {fqn} has 8-bit codes in an order of memory that is not their shape's (channels last)"
             )
+        part = torch_file.whole_values(part, f"{folder}: {fqn}")
         if len(entry.chunks) == 1:
-            return part.contiguous()
+            return part
         if whole is None:
             whole = torch.empty(entry.size, dtype=entry.properties.dtype)
         whole[tuple(slice(first, first + size) for first, size in zip(chunk.offsets, chunk.sizes))] = part

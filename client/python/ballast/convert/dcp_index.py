@@ -95,7 +95,7 @@ def place_of(index: Any, fqn: str, offsets: Sequence[int] | None, folder: Path) 
 
 
 def check_chunks(entry: Any, fqn: str, folder: Path) -> None:
-    """Rejected unless the chunks lie within the tensor and hold as many elements as it has."""
+    """Rejected unless the chunks are in the tensor, and each of its elements is in one."""
     total = 0
     for chunk in entry.chunks:
         inside = len(chunk.offsets) == len(chunk.sizes) == len(entry.size) and all(
@@ -105,8 +105,33 @@ def check_chunks(entry: Any, fqn: str, folder: Path) -> None:
         total += math.prod(chunk.sizes) if inside else -1
         if not inside:
             raise Rejected(f"{folder / INDEX}: a chunk of {fqn} lies outside the tensor: the folder is damaged")
+    if _overlap(entry.chunks):
+        raise Rejected(f"{folder / INDEX}: two chunks of {fqn} overlap: the folder is damaged")
     if total != math.prod(entry.size):
         raise Rejected(
             f"{folder / INDEX}: the chunks of {fqn} hold {total} of its {math.prod(entry.size)} elements: a rank's "
             "part is missing"
         )
+
+
+def _overlap(chunks: Sequence[Any]) -> bool:
+    """Whether two of them have an element in common. In the order of a dimension in which they differ, so that of the usual
+    shards only neighbours are compared."""
+    boxes = [
+        [(first, first + size) for first, size in zip(chunk.offsets, chunk.sizes)]
+        for chunk in chunks
+        if math.prod(chunk.sizes) > 0
+    ]
+    if len(boxes) < 2:
+        return False
+    along = max(range(len(boxes[0])), key=lambda d: len({box[d][0] for box in boxes}), default=None)
+    if along is None:
+        return True  # a number, twice
+    boxes.sort(key=lambda box: box[along][0])
+    reaching: list[list[tuple[int, int]]] = []  # to where the next one begins
+    for box in boxes:
+        reaching = [other for other in reaching if other[along][1] > box[along][0]]
+        if any(all(a < d and c < b for (a, b), (c, d) in zip(box, other)) for other in reaching):
+            return True
+        reaching.append(box)
+    return False

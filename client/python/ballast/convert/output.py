@@ -37,7 +37,8 @@ def replacing(out: Path, overwrite: bool) -> Iterator[Path]:
     """A name for the file or folder to be made. At the end of the `with` block it becomes `out`; after an exception, an
     interrupt too, nothing is left of it, and what `out` was stays. Rejected as by check_free()."""
     check_free(out, overwrite)
-    partial = out.with_name(f".{out.name[:100]}.{secrets.token_hex(4)}.partial")
+    short = os.fsencode(out.name)[:100].decode(errors="ignore")  # a name has 255 bytes at most
+    partial = out.with_name(f".{short}.{secrets.token_hex(4)}.partial")
     try:
         yield partial
         _flush(partial)

@@ -104,10 +104,22 @@ def _lazy_tensor(tensor: torch.Tensor, shared: dict[tuple[Any, ...], LazyTensor]
     if tensor.device.type != "cpu":
         raise Rejected(f"{path} holds a tensor on the device {tensor.device.type}: it has no values to convert")
     reordered = not tensor.is_contiguous()
-    made = LazyTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor.detach().contiguous(), reordered=reordered)
+    made = LazyTensor(tuple(tensor.shape), tensor.dtype, lambda: whole_values(tensor, path), reordered=reordered)
     if tensor.numel() == 0:
         return made
     return shared.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), made)
+
+
+def whole_values(tensor: torch.Tensor, where: object) -> torch.Tensor:
+    """The tensor, contiguous. Rejected if some of its elements are one in memory, as expand() makes them: a file of some
+    bytes could stand for any number of them."""
+    held = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > held:
+        raise Rejected(
+            f"{where} holds a tensor of shape {tuple(tensor.shape)} that repeats {held} bytes: it is damaged, or was saved of "
+            "what expand() returned: save it of a contiguous tensor"
+        )
+    return tensor.detach().contiguous()
 
 
 # --- writing --------------------------------------------------------------------------------------------------------

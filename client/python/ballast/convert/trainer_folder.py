@@ -59,7 +59,11 @@ def _copy_rest(source: Path, folder: Path) -> None:
     def left_out(at: str, names: list[str]) -> set[str]:
         return {*OPTIMIZERS, SHARDED} & set(names) if Path(at) == source else set()
 
-    shutil.copytree(source, folder, ignore=left_out, dirs_exist_ok=True)
+    try:
+        shutil.copytree(source, folder, ignore=left_out, dirs_exist_ok=True)
+    except shutil.Error as error:  # of all files; it has no strerror
+        first, _, why = error.args[0][0]
+        raise Rejected(f"{first} of IN could not be copied: {why}", "RESOURCE_EXHAUSTED") from None
 
 
 def _untied(weights: dict[str, LazyTensor]) -> dict[str, LazyTensor]:
