@@ -208,8 +208,11 @@ class StepMachine {
   std::string Missing(uint32_t rank, bool look) const;
   std::string MissingOfMicro(uint32_t rank, uint32_t micro, bool look) const;
   std::string LackOf(uint32_t rank, uint32_t micro) const;
+  // All ranks but this one that something is missing of, by name.
+  std::string MissingOfOthers(uint32_t rank) const;
   std::string Called(uint32_t rank) const;  // rank 1 (not connected)
   std::string AwayDetail(uint32_t rank) const;
+  std::string FinishDetail(uint32_t rank) const;
   // Leaves the rank out of the steps to come and, if possible, of the open one.
   void LeaveOut(uint32_t rank, double now_s, StepEffects* effects);
   bool MayLeaveOut(uint32_t rank) const;

@@ -99,6 +99,24 @@ std::string StepMachine::Called(uint32_t rank) const {
   return absl::StrCat("rank ", rank, connected(rank) ? "" : " (not connected)");
 }
 
+std::string StepMachine::MissingOfOthers(uint32_t rank) const {
+  std::vector<std::string> missing;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    const std::string what = r == rank ? "" : Missing(r, /*look=*/false);
+    if (!what.empty()) missing.push_back(absl::StrCat(Called(r), " ", what));
+  }
+  return Join(std::move(missing));
+}
+
+// Why no process may take the rank now: its last one's part of the open step is in.
+std::string StepMachine::FinishDetail(uint32_t rank) const {
+  const std::string others = MissingOfOthers(rank);
+  return absl::StrCat("step ", step_,
+                      ranks_[rank].discards ? ", which the rank's last process discarded, closes when all have ended it"
+                                            : " is being finished with what the rank's last process sent",
+                      others.empty() ? "" : absl::StrCat(", and ", others), "; attach again");
+}
+
 std::string StepMachine::Missing(uint32_t rank, bool look) const {
   const Rank& r = ranks_[rank];
   if (reduction_.left_out(rank)) return "";
