@@ -196,6 +196,13 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   for (size_t rank = 0; rank < status.ranks.size(); ++rank) {
     if (!status.ranks[rank].peer.empty()) out.add_ranks(DescribeRank(rank, status.ranks[rank]));
   }
+  for (const AwaitedRank& rank : status.awaited) {
+    v1::AwaitedRank* awaited = out.add_awaited();
+    awaited->set_rank(rank.rank);
+    awaited->set_what(rank.what);
+    awaited->set_seconds(rank.seconds);
+    awaited->set_connected(rank.connected);
+  }
   if (status.last_result) {
     out.set_step(status.last_result->step);
     if (status.last_result->loss) out.set_loss(*status.last_result->loss);

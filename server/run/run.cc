@@ -138,6 +138,7 @@ void Run::ShowHeld() {
 void Run::Tick() {
   if (driver_ != nullptr) {
     driver_->Tick();
+    if (failure_.ok()) driver_->ShowAwaited();
     ShowHeld();
   }
   if (pulls_ != nullptr) pulls_->Tick(MonotonicSeconds());
@@ -330,6 +331,7 @@ void Run::Fail(absl::Status why) {
       s.state = RunStatus::State::kFailed;
       s.failure = std::string(why.message());
       s.ranks.clear();
+      s.awaited.clear();
       if (!s.idle_since_s) s.idle_since_s = MonotonicSeconds();
     });
     metrics_->OnState("failed");

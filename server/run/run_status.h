@@ -11,6 +11,7 @@
 
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
+#include "server/step/awaited_rank.h"
 #include "server/step/step_record.h"
 
 namespace ballast {
@@ -42,6 +43,7 @@ struct RunStatus {
   // By layer group, at the last step that updated it; the optional parts at its last step with full statistics.
   std::vector<StepRecord::Layer> layers;
   std::vector<RankStatus> ranks;          // by rank; empty until one has attached
+  std::vector<AwaitedRank> awaited;       // by the open step, as of the last tick
   std::optional<StepRecord> last_result;  // the last closed step; after a rewind, the one rewound to
   std::vector<TensorStatus> tensors;      // of the last step that was applied: the kTensorsShown of the largest RMS_t
   double step_s = 0;

@@ -73,6 +73,8 @@ void StepDriver::Tick() {
   Settle();
 }
 
+void StepDriver::ShowAwaited() { executor_.reporter().ShowAwaited(executor_.machine().Awaited()); }
+
 void StepDriver::Rewind(RewindOrder order, RewindDone done) {
   executor_.rewinder().Ask(std::move(order), std::move(done));
   if (!executor_.executing()) Settle();  // else what follows the effects does

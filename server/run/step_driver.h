@@ -37,6 +37,7 @@ class StepDriver {
   void OnInputClosed(const RankStream* stream);
   void OnStreamGone(const RankStream* stream);
   void Tick();
+  void ShowAwaited();
 
   // As soon as the event in hand is done with and no step is being judged. Every session ends with proto/rewound.h's
   // status; updates under way are done first, and undone. FAILED_PRECONDITION names the snapshots kept.

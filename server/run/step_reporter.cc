@@ -87,6 +87,7 @@ StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statist
   environment_.history->Add(record);
   environment_.board->Write([&](RunStatus& s) {
     s.last_result = record;
+    s.awaited.clear();
     s.step_s = clock_.first_byte_s > 0 ? now_s - clock_.first_byte_s : now_s - clock_.begin_s;
     s.applied += record.outcome == Outcome::kApplied ? 1 : 0;
     s.skipped += record.outcome == Outcome::kSkipped ? 1 : 0;
@@ -111,6 +112,10 @@ void StepReporter::ShowRanks(std::vector<RankStatus> ranks) {
   });
 }
 
+void StepReporter::ShowAwaited(std::vector<AwaitedRank> ranks) {
+  environment_.board->Write([&](RunStatus& s) { s.awaited = std::move(ranks); });
+}
+
 void StepReporter::ShowSnapshots(std::vector<uint64_t> steps) {
   environment_.metrics->OnSnapshots(steps.size());
   environment_.board->Write([&](RunStatus& s) { s.snapshots = std::move(steps); });
@@ -123,6 +128,7 @@ void StepReporter::ShowStopped(const std::string& why) {
 void StepReporter::ShowRewound(const RunMemory& memory) {
   environment_.board->Write([&](RunStatus& s) {
     s.last_result = memory.result;
+    s.awaited.clear();
     s.failure = memory.stopped;
     ++s.rewinds;
   });

@@ -55,6 +55,7 @@ class StepReporter {
 
   // The run.
   void ShowRanks(std::vector<RankStatus> ranks);  // by rank, of all there are
+  void ShowAwaited(std::vector<AwaitedRank> ranks);
   void ShowSnapshots(std::vector<uint64_t> steps);
   void ShowStopped(const std::string& why);
   void ShowRewound(const RunMemory& memory);

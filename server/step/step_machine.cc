@@ -90,11 +90,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
     EndSession(e.rank, absl::AbortedError("another process took this rank over"), "restarted", now_s, &effects);
   }
   if (InStep(e.rank)) {
-    effects.insert(effects.begin(),
-                   effect::Reject{absl::UnavailableError(absl::StrCat("step ", step_,
-                                                                      " is being finished with what the rank's last "
-                                                                      "process sent; attach again")),
-                                  kFinishS});
+    effects.insert(effects.begin(), effect::Reject{absl::UnavailableError(FinishDetail(e.rank)), kFinishS});
     return effects;
   }
   // When nobody is attached, the first to come awaits all ranks, in whatever order they come.

@@ -51,6 +51,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
+#include "server/step/awaited_rank.h"
 #include "server/step/reduction_tracker.h"
 #include "server/step/step_events.h"
 
@@ -108,8 +109,11 @@ class StepMachine {
   // stream. A later one replaces the one told before, which is summed by then, without this rank.
   std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit);
   std::vector<bool> TensorsApplied() const;
-  // For how long the open step has waited for what the rank could have sent; counted where there is a step_timeout_s.
+  // For how long the open step has waited for what the rank could have sent.
   double awaited_s(uint32_t rank) const { return ranks_[rank].awaited_s; }
+  // Whom the open step has waited for, for longer than a moment, in rank order. To be asked again and again: a call looks
+  // through the gradients of one rank at most, whose turn it is, and says of the others what was found before.
+  std::vector<AwaitedRank> Awaited();
 
  private:
   enum class Ending : uint8_t { kAway, kTaken, kLeft, kDataLoss, kWorld, kRewound };  // of a session
@@ -118,6 +122,12 @@ class StepMachine {
     TensorState state = TensorState::kAwaited;
     std::optional<Slab> slab;  // kSummed
     bool updated() const { return state == TensorState::kUpdating || state == TensorState::kApplied; }
+  };
+  // What a rank lacked of a micro-batch when its gradients were last looked through.
+  struct Lack {
+    uint32_t micro = 0;
+    uint64_t chunks = 0;  // 0: they were not, in this step
+    std::string text = {};
   };
   struct Rank {
     std::optional<SessionId> session;
@@ -136,6 +146,7 @@ class StepMachine {
     std::optional<ChunkId> offered = {};  // last, of that step, on its present stream
     bool short_of_credit = false;
     double awaited_s = 0;  // in the open step
+    Lack lack = {};
     std::string end_content = {};
     uint64_t lacking = 0;  // the first closed step whose weights and result it may lack; 0: none
     uint64_t told = 0;     // the last step whose result was sent on its stream
@@ -189,10 +200,19 @@ class StepMachine {
   void CountAwaited(double now_s);
   void CloseOverdue(StepEffects* effects);
   bool CouldSend(uint32_t rank);
-  // What the open step waits for from the rank, for people; empty: nothing.
-  std::string Missing(uint32_t rank) const;
-  std::string MissingOfMicro(uint32_t rank, uint32_t micro) const;
+  bool WaitsFor(uint32_t rank);  // for longer than a moment
+  // Looks through the gradients of the next rank of which more has come since it was looked through.
+  void LookThroughOne();
+  // What the open step waits for from the rank, for people: `has not begun it`; empty: nothing. `look`: through all of
+  // its gradients, instead of saying what was found before.
+  std::string Missing(uint32_t rank, bool look) const;
+  std::string MissingOfMicro(uint32_t rank, uint32_t micro, bool look) const;
+  std::string LackOf(uint32_t rank, uint32_t micro) const;
+  // All ranks but this one that something is missing of, by name.
+  std::string MissingOfOthers(uint32_t rank) const;
+  std::string Called(uint32_t rank) const;  // rank 1 (not connected)
   std::string AwayDetail(uint32_t rank) const;
+  std::string FinishDetail(uint32_t rank) const;
   // Leaves the rank out of the steps to come and, if possible, of the open one.
   void LeaveOut(uint32_t rank, double now_s, StepEffects* effects);
   bool MayLeaveOut(uint32_t rank) const;
@@ -245,6 +265,7 @@ class StepMachine {
   double opened_at_s_ = 0, ticked_at_s_ = 0;
   std::string begin_content_;
   uint32_t begin_rank_ = 0;                      // whose content it is
+  uint32_t look_next_ = 0;                       // the rank whose turn it is in LookThroughOne
   bool judged_ = false;                          // Judge was emitted
   bool measured_ = false;                        // what the step measures is known
   bool discarded_ = false;                       // by some rank

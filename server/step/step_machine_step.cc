@@ -342,6 +342,7 @@ void StepMachine::Reset() {
   std::vector<bool> left_out;
   for (Rank& rank : ranks_) {
     rank.awaited_s = 0;
+    rank.lack = {};
     left_out.push_back(rank.left_out);
   }
   DropSums(left_out);

@@ -18,6 +18,14 @@ ATTACK = "embed.<img src=x onerror=alert(1)>.weight"
 RUN = "page"
 VIEWERS = 50
 SCRAPE_TIMEOUT_S = 10  # Prometheus's own
+# A trainer whose step waits for another that never comes.
+ONE_OF_TWO = """
+import sys, torch, ballast
+w = torch.nn.Parameter(torch.ones(8))
+optimizer = ballast.SGD([("w", w)], lr=0.1, server=sys.argv[1], run="pair", rank=0, world=2)
+w.sum().backward()
+sys.stdin.read()
+"""
 FOCUSED = "document.activeElement.getAttribute('href') ?? document.activeElement.closest('[id]')?.id"
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium: deploy/packages.sh browser installs it")
 
@@ -230,6 +238,20 @@ def test_a_run_that_goes_back_is_drawn_so(page, training):
     page.wait_for(f"document.querySelectorAll('#loss path.remade').length > {before}")
     page.wait_for("document.querySelector('#loss svg.chart desc').textContent.includes('The run went back from step')")
     assert page.complaints == []
+
+
+@needs_browser
+def test_it_names_the_rank_that_a_step_awaits(tmp_path):
+    with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
+        command = [sys.executable, "-c", ONE_OF_TWO, daemon.server]
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, env=plain_environment())
+        try:
+            until("its step", lambda: daemon.status("/api/v1/runs/pair") == 200, 120)
+            browser.open(f"http://{daemon.ops}/#run=pair")
+            shows(browser, "#run-state", r"Step 1 waits for rank 1 \(not connected\), which has no process yet, for \d\d")
+        finally:
+            trainer.kill()
+            trainer.communicate()
 
 
 @needs_browser

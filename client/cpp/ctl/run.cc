@@ -26,6 +26,10 @@ void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
     const std::string detail = last.detail().empty() ? "" : absl::StrCat(": ", last.detail());
     table.Row({"last step", absl::StrCat(last.step(), " ", OutcomeName(last.outcome()), reason, detail)});
   }
+  for (const v1::AwaitedRank& rank : run.awaited()) {
+    const bool first = &rank == &run.awaited(0);
+    table.Row({first ? absl::StrCat("step ", run.step() + 1, " awaits") : "", AwaitedText(rank)});
+  }
   if (run.bytes().snapshots() > 0) {
     const std::string kept = run.snapshot_steps().empty() ? "none yet" : absl::StrJoin(run.snapshot_steps(), ", ");
     table.Row({"snapshots", absl::StrCat(kept, "; rewound ", run.rewinds(), " times")});

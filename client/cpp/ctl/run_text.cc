@@ -13,6 +13,11 @@ std::string StateText(const v1::RunStatus& run) {
   return run.state() == v1::RUN_STATE_IDLE ? absl::StrCat(state, " for ", Duration(run.idle_seconds())) : state;
 }
 
+std::string AwaitedText(const v1::AwaitedRank& rank) {
+  return absl::StrCat("rank ", rank.rank(), rank.connected() ? "" : " (not connected)", ", which ", rank.what(),
+                      ", for ", Duration(rank.seconds()));
+}
+
 std::string OutcomeName(v1::StepOutcome outcome) {
   return absl::AsciiStrToLower(absl::StripPrefix(v1::StepOutcome_Name(outcome), "STEP_OUTCOME_"));
 }

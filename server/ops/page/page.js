@@ -6,7 +6,7 @@ import {bytes, count, NONE, number, parse, seconds} from "./format.js";
 import {Heatmap} from "./heatmap.js";
 import {History} from "./history.js";
 import {
-  Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput, totalHeld
+  awaitedText, Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput, totalHeld
 } from "./panels.js";
 
 const EVERY_MS = 2000;
@@ -183,9 +183,9 @@ function showRun(run) {
   setText(byId("run-title"), `Run ${run.run_id}`);
   const state = stateOf(run);
   const still = (performance.now() - chosen.movedAt) / 1000;
-  const silent = state.tone === "good" && still > 30 ?
-    ` No step has closed for ${seconds(Math.floor(still))}: look at the ranks below.` :
-    "";
+  const awaited = awaitedText(run) ||
+    (still > 30 ? `No step has closed for ${seconds(Math.floor(still))}: look at the ranks below.` : "");
+  const silent = state.tone === "good" && awaited ? ` ${awaited}` : "";
   byId("run-state").className = `state ${silent ? "wait" : state.tone}`;
   setText(byId("run-state"), state.text + silent);
   fillFigures(byId("figures"), run, steps);

@@ -6,6 +6,8 @@ import {legendMark} from "./charts.js";
 import {isFinite, lag, throughput} from "./history.js";
 
 const EVENTS = 100;
+// Of waiting for a rank, and of ranks.
+const LATE_S = 20, MOST_NAMED = 4;
 const NAMES = {
   rms: "RMS",
   curvature: "curvature",
@@ -31,6 +33,16 @@ export function stateOf(run) {
       text: "No trainer is attached. The run is kept: start the trainer again, and it goes on from here."
     };
   return {tone: "good", text: `In training, ${plural(attached, "rank")} attached.`};
+}
+
+// Whom the open step has awaited for long; empty: nobody.
+export function awaitedText(run) {
+  const late = (run.awaited ?? []).filter((rank) => rank.seconds >= LATE_S);
+  if (!late.length) return "";
+  const texts = late.slice(0, MOST_NAMED).map(({rank, connected, what, seconds: s}) =>
+    `rank ${rank}${connected ? "" : " (not connected)"}, which ${what}, for ${seconds(Math.floor(s))}`);
+  if (late.length > MOST_NAMED) texts.push(`and ${late.length - MOST_NAMED} more`);
+  return `Step ${count(parse(run.step) + 1)} waits for ${texts.join("; ")}.`;
 }
 
 export function fillFigures(list, run, steps) {

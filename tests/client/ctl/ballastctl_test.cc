@@ -19,6 +19,7 @@ namespace ballast {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::StartsWith;
@@ -88,6 +89,13 @@ TEST_F(BallastctlTest, RunShowsProgressMemoryLayersAndRanks) {
   EXPECT_THAT(answer.text, AllOf(HasSubstr("3 closed: 3 applied, 0 skipped, 0 partial, 0 aborted"),
                                  HasSubstr("12,416 parameters"), HasSubstr("momentum"), HasSubstr("GRADIENT NORM"),
                                  HasSubstr("device         cpu"), HasSubstr("connected")));
+}
+
+TEST_F(BallastctlTest, RunNamesTheRankThatAStepAwaits) {
+  Train();
+  ASSERT_TRUE(client_->BeginStep({}).ok());
+  EXPECT_SOON(Ballastctl("run least-squares").text,
+              ContainsRegex("step 4 awaits +rank 0, which (has sent nothing|lacks 2 of 2 tensors).*, for "));
 }
 
 TEST_F(BallastctlTest, HistoryIsCsvWithARowAStep) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 
 #include "server/convert/convert.h"
+#include "tests/eventually.h"
 #include "tests/server/rpc/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -19,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class SlowRankRpcTest : public RpcTest {
  protected:
@@ -71,6 +73,14 @@ class SlowRankRpcTest : public RpcTest {
     EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
     EXPECT_TRUE(answer.result);
     return answer.result.value_or(v1::StepResult());
+  }
+  // By the open step.
+  std::vector<std::string> Awaited() {
+    std::vector<std::string> awaited;
+    for (const v1::AwaitedRank& rank : Status(spec_.run_id).awaited()) {
+      awaited.push_back(absl::StrCat(rank.rank(), rank.connected() ? " " : " away ", rank.what()));
+    }
+    return awaited;
   }
   double SentBytes() const {
     const std::string series = absl::StrCat("ballast_sent_bytes_total{run_id=\"", spec_.run_id, "\"");
@@ -186,6 +196,37 @@ TEST_F(SlowRankRpcTest, ARankThatSaysNothingEndsTheStepAndIsNamed) {
   SendStep(1, 2);
   ExpectApplied(0, 2, 3);
   ExpectApplied(1, 2, 3);
+}
+
+TEST_F(SlowRankRpcTest, TheStatusNamesTheRankThatAStepAwaitsAndWhatFor) {
+  Start(SmallSpec(), /*lease_s=*/10);
+  EXPECT_THAT(Awaited(), IsEmpty());
+  SendStep(0, 1);
+  EXPECT_SOON(Awaited(), ElementsAre("1 has not begun it"));
+  EXPECT_GE(Status("r1").awaited(0).seconds(), 1);
+  ranks_[1].wire->Begin(1);
+  Send(1, 2, 1);
+  EXPECT_SOON(Awaited(), ElementsAre(HasSubstr("1 lacks 2 of 3 tensors in micro-batch 0, the first tensor 0 'embed")));
+  Send(1, 0, 1);
+  Send(1, 1, 1);
+  ranks_[1].wire->EndStep();
+  ExpectApplied(0, 1, 3);
+  ExpectApplied(1, 1, 3);
+  EXPECT_THAT(Awaited(), IsEmpty());
+}
+
+TEST_F(SlowRankRpcTest, ARankThatHasLeftOrIsCutOffIsAwaitedLikewise) {
+  Start(SmallSpec(), /*lease_s=*/10);
+  SendStep(0, 1);
+  ranks_[1].wire->Begin(1);
+  EXPECT_SOON(Awaited(), ElementsAre("1 has sent nothing but StepBegin"));
+  ranks_[1].wire->Hang();
+  EXPECT_SOON(Awaited(), ElementsAre("1 away has sent nothing but StepBegin"));
+  ranks_[1].token = AttachFresh("r1", /*takeover=*/true, 1, 2).session_token();
+  Open(1);
+  ranks_[1].wire->CloseInput();
+  EXPECT_TRUE(ranks_[1].wire->Finish().ok());
+  EXPECT_SOON(Awaited(), ElementsAre("1 away has no process any more"));
 }
 
 TEST_F(SlowRankRpcTest, AStepBeginOutOfTurnIsRefusedAndHarmsNoOtherRank) {

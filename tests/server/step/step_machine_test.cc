@@ -8,8 +8,8 @@
 // | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin
 // s= step= content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= |
 // step-measure s= | step-end s= content= discard | applied step= tensor= | measured step= | verdict step= skip= abort= |
-// rewind to= | tick | wanted rank= | offer rank= short | at t=SECONDS (sets the clock; no block follows). A chunk takes 1
-// byte of the pool.
+// rewind to= | tick | wanted rank= | offer rank= short | awaited | at t=SECONDS (sets the clock; no block follows). A
+// chunk takes 1 byte of the pool.
 #include "server/step/step_machine.h"
 
 #include <gtest/gtest.h>
@@ -98,6 +98,10 @@ class Scenario {
       return id ? Describe(*id) : "nothing";
     }
     std::vector<std::string> lines;
+    if (c.verb == "awaited") {
+      for (const AwaitedRank& rank : machine_->Awaited()) lines.push_back(Describe(rank));
+      return absl::StrJoin(lines, "\n");
+    }
     for (const StepEffect& effect : machine_->Handle(Event(c), now_s_)) {
       lines.push_back(Describe(effect));
       if (const auto* u = std::get_if<effect::Update>(&effect)) slabs_[{u->step, u->tensor}] = u->slab;
@@ -216,6 +220,39 @@ INSTANTIATE_TEST_SUITE_P(All, StepScenarioTest, ::testing::ValuesIn(ScenarioFile
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
+
+// However many ranks there are: looking through the gradients of one takes as long as it has tensors.
+TEST(StepMachineTest, EachLookAtWhoIsAwaitedIsAtTheGradientsOfOneRank) {
+  const std::vector<uint64_t> ones(3, 1);
+  StepMachine machine({.tensor_names = {"a", "b", "c"},
+                       .reduction = {.chunks = ones, .slab_bytes = ones, .pool_of = {0, 0, 0}, .pool_bytes = {3}}});
+  const std::vector<SessionId> ranks = {SessionId{1}, SessionId{2}, SessionId{3}};
+  const auto send = [&](uint32_t rank, uint32_t tensor) {
+    machine.Handle(event::Chunk{.session = ranks[rank], .tensor = tensor, .chunk = 0, .crc = 5}, 0);
+  };
+  const auto said = [&] {
+    std::vector<std::string> whats;
+    for (const AwaitedRank& rank : machine.Awaited()) whats.push_back(rank.what);
+    return whats;
+  };
+  for (uint32_t r = 0; r < 3; ++r) {
+    machine.Handle(event::Attach{.session = ranks[r], .rank = r, .world = 3}, 0);
+    machine.Handle(event::StreamOpened{.session = ranks[r]}, 0);
+    machine.Handle(event::StepBegin{.session = ranks[r], .step = 1}, 0);
+  }
+  for (uint32_t r = 0; r < 3; ++r) send(r, 0);
+  for (const double now_s : {1.0, 2.0, 3.0}) machine.Handle(event::Tick{}, now_s);
+  const std::string some = "lacks gradients in micro-batch 0";
+  const std::string two = "lacks 2 of 3 tensors in micro-batch 0, the first tensor 1 'b'";
+  const std::string one = "lacks 1 of 3 tensors in micro-batch 0, the first tensor 2 'c'";
+  EXPECT_EQ(said(), (std::vector<std::string>{two, some, some}));
+  EXPECT_EQ(said(), (std::vector<std::string>{two, two, some}));
+  for (uint32_t r = 0; r < 3; ++r) send(r, 1);
+  EXPECT_EQ(said(), (std::vector<std::string>{two, two, one}));
+  EXPECT_EQ(said(), (std::vector<std::string>{one, two, one}));
+  EXPECT_EQ(said(), (std::vector<std::string>{one, one, one}));
+  EXPECT_EQ(said(), (std::vector<std::string>{one, one, one}));
+}
 
 TEST(StepMachineTest, ResumeStateNamesWhatIsHeld) {
   StepMachine machine({.tensor_names = {"a", "b"},

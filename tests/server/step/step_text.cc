@@ -115,5 +115,8 @@ std::string Describe(const ChunkId& id) {
 
 std::string Describe(const StepEvent& event) { return std::visit(EventText{}, event); }
 std::string Describe(const StepEffect& effect) { return std::visit(EffectText{}, effect); }
+std::string Describe(const AwaitedRank& rank) {
+  return absl::StrCat("rank=", rank.rank, rank.connected ? "" : " away", " for=", rank.seconds, " s: ", rank.what);
+}
 
 }  // namespace ballast

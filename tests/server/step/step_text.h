@@ -11,5 +11,6 @@ namespace ballast {
 std::string Describe(const ChunkId& id);
 std::string Describe(const StepEvent& event);    // as a scenario's command
 std::string Describe(const StepEffect& effect);  // as its answer
+std::string Describe(const AwaitedRank& rank);
 
 }  // namespace ballast
