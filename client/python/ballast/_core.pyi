@@ -1,5 +1,6 @@
 """The C++ client, thinly. Addresses and sizes are of memory that the caller keeps alive."""
 
+from collections.abc import Sequence
 from typing import Any
 
 class PendingStep:
@@ -35,7 +36,20 @@ class Client:
         wait_s: float,
         transport: str = "auto",
         join_timeout_s: float = 3600.0,
-    ) -> dict[str, Any]: ...
+        shards: Sequence[tuple[int, int, bool] | None] | None = None,
+    ) -> dict[str, Any]:
+        """shards: by tensor, what this rank holds of it: (begin, end, contributes), elements [begin, end) of the
+        row-major tensor; None: all of it. begin == end: nothing. `contributes`: whether this rank sends the gradient of
+        its shard; it receives the shard's weights either way. Together the ranks must contribute to every element.
+
+        Every address given to push, bind_weights, pull and pull_state is then of the shard alone, in elements and
+        nbytes, and a tensor that the rank does not contribute to counts as absent: it need not, and must not, be
+        pushed. load_weights stays of whole tensors. An empty shard takes no memory: it is not bound, and pull and
+        pull_state, which may name it, bring nothing of it. Digests are of whole tensors, so pull takes none of a shard.
+        They hold for this run until the client attaches again; what it contributes nothing to gets its weights after
+        end_step. Raises Rejected for a shard that is not in its tensor, a list of another length than the run's
+        tensors, ranks that leave a gap, a serving format with scales whose chunk would be cut, and a daemon that knows
+        no shards."""
     def load_weights(
         self, slots: list[tuple[int, str, str, int, int]], updates: dict[int, int] = ..., replace: bool = False
     ) -> list[int]: ...
