@@ -203,8 +203,27 @@ float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image) {
   return scales;
 }
 
-void ParameterStore::EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image) {
-  const TensorSpec& t = environment_.spec->tensors[range.tensor];
+TensorRange ParameterStore::TilesAround(TensorRange range) const {
+  const uint64_t end = kernels::TilesOf(range.last) * kernels::kTile;
+  return {range.tensor, range.first / kernels::kTile * kernels::kTile,
+          std::min(end, environment_.spec->tensors[range.tensor].elements)};
+}
+
+ParameterStore::Done ParameterStore::CutTo(TensorRange range, TensorRange tiles, uint64_t element_bytes,
+                                           WeightPiece* out, Done done) {
+  if (range.first == tiles.first && range.last == tiles.last) return done;
+  const uint64_t first = (range.first - tiles.first) * element_bytes,
+                 bytes = (range.last - range.first) * element_bytes;
+  return [out, first, bytes, done = std::move(done)](const TaskResult& result) mutable {
+    out->Cut(first, bytes);
+    done(result);
+  };
+}
+
+void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
+  const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
+  const TensorRange range = TilesAround(wanted);
+  done = CutTo(wanted, range, WireBytes(t.serving_format), out, std::move(done));
   std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
   const float* const scales = PresentScales(range.tensor, image);
@@ -221,8 +240,10 @@ void ParameterStore::EncodeWeights(TensorRange range, WeightPiece* out, Done don
                      OnStrand(std::move(done)));
 }
 
-void ParameterStore::EncodeMaster(TensorRange range, WeightPiece* out, Done done, const StoreImage* image) {
-  const TensorSpec& t = environment_.spec->tensors[range.tensor];
+void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
+  const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
+  const TensorRange range = TilesAround(wanted);
+  done = CutTo(wanted, range, sizeof(float), out, std::move(done));
   out->scales.clear();
   ShardOf(range.tensor)
       .queue->Submit(EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,

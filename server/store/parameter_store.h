@@ -22,7 +22,8 @@
 
 namespace ballast {
 
-// Elements [first, last) of a tensor; first is a multiple of the tile.
+// Elements [first, last) of a tensor. Of what is loaded, first is a multiple of the tile; what is encoded or decoded
+// may begin and end anywhere in one chunk, but where there are scales: then it is a whole chunk.
 struct TensorRange {
   uint32_t tensor = 0;
   uint64_t first = 0, last = 0;
@@ -162,6 +163,10 @@ class ParameterStore {
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   DeviceQueue::Completion OnStrand(Done done);
+  // The whole tiles that the range lies in: what devices encode and decode.
+  TensorRange TilesAround(TensorRange range) const;
+  // `done` once what was encoded of the tiles has been cut to the range.
+  static Done CutTo(TensorRange range, TensorRange tiles, uint64_t element_bytes, WeightPiece* out, Done done);
   // The planes a master reads: the kernel's planes that hold weights, in order.
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor, const StoreImage* image = nullptr) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;

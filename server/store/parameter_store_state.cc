@@ -100,9 +100,11 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
   return absl::OkStatus();
 }
 
-absl::Status ParameterStore::DecodeState(TensorRange range, PlaneKind kind, WeightPiece* out, StateRoom* room,
+absl::Status ParameterStore::DecodeState(TensorRange wanted, PlaneKind kind, WeightPiece* out, StateRoom* room,
                                          Done done, const StoreImage* image) {
   const RunSpec& spec = *environment_.spec;
+  const TensorRange range = TilesAround(wanted);
+  done = CutTo(wanted, range, sizeof(float), out, std::move(done));
   const kernels::MomentCodec& codec = *StateCodec(spec, range.tensor, kind);
   const uint64_t n = range.last - range.first;
   const uint64_t bytes = RoomBytes(codec, n);

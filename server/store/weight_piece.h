@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,16 @@ struct WeightPiece {
     }
     data.resize(data_bytes);
     return reinterpret_cast<std::byte*>(data.data());
+  }
+  // Keeps so many of the encoded bytes, from `first` on.
+  void Cut(uint64_t first, uint64_t count) {
+    if (place != nullptr) {
+      std::memmove(place, place + first, count);
+      placed_bytes = count;
+      return;
+    }
+    data.erase(0, first);
+    data.resize(count);
   }
   absl::Span<const std::byte> encoded() const {
     if (place != nullptr) return {place, placed_bytes};
