@@ -64,7 +64,7 @@ struct WireFormat {
   bool serving;    // fit for serving weights
   Scaling scaling;
   // Where fit for gradients, else nullptr: n elements of `in`, decoded, become the sum (`first`) or are added to it,
-  // one rounding to fp32 each. `sum` is 64-byte aligned, `in` need not be.
+  // one rounding to fp32 each. `sum` is aligned as a float is, `in` need not be.
   void (*accumulate)(float* sum, const void* in, uint64_t n, bool first);
   // Where fit for gradients, else nullptr: measures tiles [first, last) of a gradient of n elements, before any
   // clipping. Writes grad_sq, grad_absmax and nonfinite of g = RN(decoded * scale), and 0 for all else, to

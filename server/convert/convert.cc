@@ -253,6 +253,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
   if (reply.step_open) out.set_tensors_applied(PackBits(reply.applied));
   out.set_lease_s(spec.lease_s);
   out.set_measures_steps(true);
+  out.set_takes_partial_chunks(true);
   out.set_credit_held(reply.credit_held);
   if (reply.client_state) {
     out.set_client_state(reply.client_state->bytes);

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "ballast/v1/admin.pb.h"
 #include "ballast/v1/run.pb.h"
@@ -30,10 +31,14 @@ absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, 
 absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const RunSpec& spec);
 absl::StatusOr<Coverage> ToCoverage(const v1::AttachRequest& request, const RunSpec& spec,
                                     const ChunkSet::Starts& starts);
+// What is sent of each tensor; empty(): all. `slots`: of the request.
+absl::StatusOr<ChunkSet> ToParts(const v1::PullRequest& request, absl::Span<const StateSlot> slots, const RunSpec& spec,
+                                 const ChunkSet::Starts& starts);
 // Takes the client state out of the message.
 absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec);
 absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunSpec& spec);
-// Checks everything but the checksum. `reason`: the metrics' word for what is wrong.
+// Checks everything but the checksum, and whether the payload is all of what the rank contributes to of the chunk: that
+// is known on the strand. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes, const RunSpec& spec,
                            absl::string_view* reason);
 // The chunks of a batch, or the one chunk of a message without a batch. Moves the data out of the message.

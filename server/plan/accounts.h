@@ -11,6 +11,10 @@
 
 namespace ballast {
 
+// The most chunks of the run that a ChunkSet has in part.
+uint64_t MostParts(const RunSpec& spec);
+// What the coverage of one rank takes, one way; likewise what a reader names of the tensors.
+uint64_t CoverageBytes(const RunSpec& spec);
 // The most chunks of one rank that may wait to be summed at one time, in a window of so many bytes.
 uint64_t MostHeldChunks(const RunSpec& spec, uint64_t window_bytes);
 // The bytes for all ranks. pools: the number of pools that gradients are summed in.

@@ -143,8 +143,9 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
   const uint64_t reader_buffer_bytes = plan.reader_chunk_bytes + plan.send_buffer_scales * sizeof(float);
-  plan.reader_bytes = Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes),
-                          Sum(Product(ReaderCount(spec), plan.state_room_bytes), plan.copy_bytes));
+  plan.reader_bytes =
+      Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes),
+          Sum(Product(ReaderCount(spec), plan.state_room_bytes + CoverageBytes(spec)), plan.copy_bytes));
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, spec.snapshots);
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;

@@ -58,6 +58,7 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
   PullOrder order{.tensors = std::move(tensors), .step = request.step()};
   order.digests.assign(request.digests().begin(), request.digests().end());
   ASSIGN_OR_RETURN(order.slots, ToStateSlots(request));
+  ASSIGN_OR_RETURN(order.parts, ToParts(request, order.slots, run_->spec(), run_->chunk_starts()));
   RETURN_IF_ERROR(CheckDigests(order));
   run_->Pull(shared_from_this(), std::move(order));
   return absl::OkStatus();

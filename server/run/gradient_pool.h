@@ -25,8 +25,11 @@ class GradientPool {
   GradientPool(const RunSpec* spec, const Plan* plan, std::vector<DeviceBuffer> buffers);
 
   // Adds one chunk of the ranks that delivered it, in rank order, on which the bits of the sum depend. `take` gives a
-  // rank's payload, which is freed once it is added.
-  void Sum(const effect::Sum& sum, absl::FunctionRef<Payload(uint32_t rank)> take);
+  // rank's payload, which is freed once it is added, and `covers` what the rank contributes to: the payload is of that
+  // part of the chunk. An element that one rank delivered is what came, to the bit. One that nobody delivered is -0.0,
+  // to which what comes later may be added without a trace.
+  void Sum(const effect::Sum& sum, absl::FunctionRef<Payload(uint32_t rank)> take,
+           absl::FunctionRef<const ChunkSet&(uint32_t rank)> covers);
   // The tensor's gradient.
   std::byte* At(uint32_t tensor, Slab slab) { return buffers_[plan_->placement.shard_of[tensor]].data() + slab.offset; }
   uint64_t bytes() const;  // counted from the live allocations

@@ -9,6 +9,7 @@ StepMachineOptions MachineOptions(const RunSpec& spec, const Plan& plan) {
   options.step_timeout_s = spec.step_timeout_s;
   options.leaves_out_lost = spec.leaves_out_lost;
   options.commit = spec.staged ? Commit::kStaged : Commit::kRelease;
+  options.chunk_elements = spec.chunk_elements;
   options.most_micros = options.reduction.micros = spec.accumulation;
   options.reduction.pool_of = plan.placement.shard_of;
   for (const ShardPlan& shard : plan.shards) options.reduction.pool_bytes.push_back(shard.pool_bytes);

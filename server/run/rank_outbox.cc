@@ -31,6 +31,7 @@ void RankOutbox::Unbind() {
 
 void RankOutbox::DropPublished() {
   tensors_.clear();
+  waiting_.clear();
   next_chunk_ = 0;
   results_.clear();
   for (Buffer& buffer : buffers_) {
@@ -45,14 +46,17 @@ void RankOutbox::Pump() {
   if (!writing_) WriteNext();
 }
 
-void RankOutbox::Publish(uint64_t step, uint32_t tensor) {
-  if (NextReceived(tensor, 0)) tensors_.push_back({step, tensor});
+void RankOutbox::Publish(uint64_t step, uint32_t tensor, bool waits) {
+  if (NextReceived(tensor, 0)) (waits ? waiting_ : tensors_).push_back({step, tensor});
+}
+
+void RankOutbox::Release() {
+  tensors_.insert(tensors_.end(), waiting_.begin(), waiting_.end());
+  waiting_.clear();
 }
 
 std::optional<uint64_t> RankOutbox::NextReceived(uint32_t tensor, uint64_t from) const {
-  const uint64_t chunks = ChunkCount(*environment_.spec, environment_.spec->tensors[tensor]);
-  while (from < chunks && !Contains(receives_, tensor, from)) ++from;
-  return from < chunks ? std::optional<uint64_t>(from) : std::nullopt;
+  return NextIn(receives_, tensor, from, ChunkCount(*environment_.spec, environment_.spec->tensors[tensor]));
 }
 
 void RankOutbox::Encode() {
@@ -76,7 +80,9 @@ void RankOutbox::EncodeNextChunk(Buffer* buffer) {
   const auto [step, tensor] = tensors_.front();
   const TensorSpec& t = spec.tensors[tensor];
   const uint64_t chunk = *NextReceived(tensor, next_chunk_);
-  const TensorRange range{tensor, ChunkBegin(spec, chunk), ChunkEnd(spec, t, chunk)};
+  const uint64_t first = ChunkBegin(spec, chunk);
+  const ChunkPart part = PartIn(receives_, tensor, chunk, ChunkEnd(spec, t, chunk) - first);
+  const TensorRange range{tensor, first + part.begin, first + part.end};
   const bool last = !NextReceived(tensor, chunk + 1);
   buffer->chunk = {.step = step, .tensor = tensor, .chunk = chunk, .last = last};
   buffer->state = BufferState::kEncoding;

@@ -37,7 +37,10 @@ class RankOutbox {
   void Acknowledge() { ++acknowledged_; }                               // likewise: one more gradient is taken in
   void Receive(ChunkSet receives) { receives_ = std::move(receives); }  // what of the weights, from now on
   void Tell(const output::Measured& measured) { measured_ = measured; }
-  void Publish(uint64_t step, uint32_t tensor);
+  // `waits`: for Release, since the trainer may not be done with the weights that it has.
+  void Publish(uint64_t step, uint32_t tensor, bool waits = false);
+  // The trainer has made all gradients of its step, or the step has closed.
+  void Release();
   void Result(StepRecord result) { results_.push_back(std::move(result)); }
   void Drain(std::string reason) { drain_ = std::move(reason); }
   // While held, weights and results wait.
@@ -68,7 +71,7 @@ class RankOutbox {
     uint32_t tensor = 0;
   };
 
-  // The first chunk from `from` on that the rank receives; none: the tensor has no more of them.
+  // The first chunk from `from` on that the rank receives some of; none: the tensor has no more of them.
   std::optional<uint64_t> NextReceived(uint32_t tensor, uint64_t from) const;
   void Encode();
   void EncodeNextChunk(Buffer* buffer);
@@ -92,7 +95,7 @@ class RankOutbox {
   std::optional<output::Measured> measured_;
   std::optional<std::string> drain_;
   std::deque<StepRecord> results_;
-  std::deque<Published> tensors_;
+  std::deque<Published> tensors_, waiting_;
   uint64_t next_chunk_ = 0;  // of tensors_.front()
   uint64_t encoded_ = 0;     // chunks so far
   uint64_t buffer_bytes_ = 0;

@@ -21,6 +21,20 @@ StepSettings SettingsOf(const RunSpec& spec) {
   return settings;
 }
 
+// The edge has seen that the payload is of so many elements as fit into the chunk.
+absl::Status CheckWholePart(const RunSpec& spec, const ChunkSet& covers, const message::Gradient& m) {
+  const TensorSpec& t = spec.tensors[m.tensor];
+  if (!Contains(covers, m.tensor, m.chunk)) return absl::OkStatus();  // the machine says why it is refused
+  const uint64_t first = ChunkBegin(spec, m.chunk);
+  const ChunkPart part = PartIn(covers, m.tensor, m.chunk, ChunkEnd(spec, t, m.chunk) - first);
+  const uint64_t wanted = (part.end - part.begin) * WireBytes(t.gradient_format);
+  if (m.data.size() == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "chunk ", m.chunk, " of tensor ", m.tensor, " '", t.name, "' has ", m.data.size(), " bytes; wanted: ", wanted,
+      " (", part.end - part.begin, " elements of ", kernels::WireFormats()[static_cast<size_t>(t.gradient_format)].name,
+      ", [", first + part.begin, ", ", first + part.end, ") of the tensor, to which the rank contributes)"));
+}
+
 }  // namespace
 
 StepExecutor::StepExecutor(Environment environment, std::function<void()> settle)
@@ -111,6 +125,10 @@ absl::Status StepExecutor::Take(uint32_t rank, message::MicroBegin& m) {
 }
 
 absl::Status StepExecutor::Take(uint32_t rank, message::Gradient& m) {
+  if (auto s = CheckWholePart(*spec_, machine_.reduction().covers(rank), m); !s.ok()) {
+    reporter_.metrics().OnRejectedChunk("malformed");
+    return s;
+  }
   gradient_ = &m;
   absl::Status taken = Handle(event::Chunk{links_[rank].session(), m.micro, m.tensor, m.chunk, m.crc});
   gradient_ = nullptr;
@@ -126,6 +144,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::MicroEnd& m) {
 absl::Status StepExecutor::Take(uint32_t rank, message::StepMeasure&) {
   const bool again = !machine_.InStep(rank) || machine_.SentAll(rank);
   StepEffects effects = machine_.Handle(event::StepMeasure{links_[rank].session()}, MonotonicSeconds());
+  if (machine_.SentAll(rank)) links_[rank].outbox().Release();
   if (!again && machine_.SentAll(rank)) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
   return Execute(std::move(effects));
 }
@@ -141,7 +160,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
   StepEffects effects =
       machine_.Handle(event::StepEnd{link.session(), std::move(m.content), m.discard}, MonotonicSeconds());
   const bool refused = !effects.empty() && std::holds_alternative<effect::Reject>(effects.front());
-  if (refused) link.DropComingState();
+  refused ? link.DropComingState() : link.outbox().Release();
   if (in_step && !refused) {
     settings_.end_values = std::move(m.values);
     settings_.max_grad_norm = m.max_grad_norm;
@@ -212,7 +231,9 @@ void StepExecutor::Do(const effect::Drop& e) {
 }
 
 void StepExecutor::Do(const effect::Sum& e) {
-  pool_.Sum(e, [&](uint32_t rank) { return links_[rank].TakeHeld(e.id); });
+  pool_.Sum(
+      e, [&](uint32_t rank) { return links_[rank].TakeHeld(e.id); },
+      [&](uint32_t rank) -> const ChunkSet& { return machine_.reduction().covers(rank); });
 }
 
 void StepExecutor::Do(const effect::Forget& e) {
@@ -239,13 +260,20 @@ void StepExecutor::Do(const effect::Judge& e) {
 
 void StepExecutor::Do(const effect::Publish& e) {
   for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
-    if (!e.rank || *e.rank == rank) links_[rank].outbox().Publish(e.step, e.tensor);
+    if (e.rank && *e.rank != rank) continue;
+    // Its trainer may be reading the old weights, since it sends no gradient that says that it has done so.
+    const bool waits = machine_.InStep(rank) && e.step == machine_.step() && !machine_.SentAll(rank) &&
+                       machine_.reduction().covered(rank, e.tensor) == 0;
+    links_[rank].outbox().Publish(e.step, e.tensor, waits);
   }
 }
 
 void StepExecutor::Do(const effect::Close& e) {
   DropAllHeld();
-  for (RankLink& link : links_) link.KeepComingState();
+  for (RankLink& link : links_) {
+    link.KeepComingState();
+    link.outbox().Release();
+  }
   StepRecord record = RecordOf(e);
   judge_.Observe(&record);
   reporter_.OnSpikes(judge_.ReportOf(record), record);

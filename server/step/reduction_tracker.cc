@@ -42,7 +42,7 @@ uint64_t ReductionTracker::BytesAtMost(const Size& size) {
   const uint64_t live = std::clamp<uint64_t>(size.micros, 1, kMostLive);
   const uint64_t of_micro =
       sizeof(Micro) + size.chunks * sizeof(uint32_t) + BitBytes(size.chunks) + BitBytes(size.tensors);
-  const uint64_t of_rank = sizeof(Rank) + sizeof(ChunkSet) + ChunkSet::Bytes(size.chunks) + live * of_micro;
+  const uint64_t of_rank = sizeof(Rank) + sizeof(ChunkSet) + ChunkSet::Bytes(size.chunks, size.parts) + live * of_micro;
   const uint64_t tally = sizeof(Tally) + size.chunks * sizeof(uint16_t) + BitBytes(size.chunks);
   const uint64_t turn = sizeof(Turn) + 3 * IndexSet::Bytes(size.chunks);
   const uint64_t of_chunks = size.chunks * sizeof(uint32_t) + BitBytes(size.chunks) + 4 * IndexSet::Bytes(size.chunks);

@@ -1,8 +1,8 @@
 // How the ranks' gradients of the open step become one: which contributions have arrived, what may be summed, and
 // where. A contribution is one rank's gradient of one tensor in one micro-batch; it comes in chunks. A chunk is summed
-// once every rank that covers it has delivered it or listed its tensor absent. It is summed over the ranks in rank
-// order, and then over the micro-batches in theirs, whatever the order of arrival: the sum's bits depend on nothing
-// else.
+// once every rank that covers it, in part or whole, has delivered that or listed its tensor absent. It is summed over
+// the ranks in rank order, and then over the micro-batches in theirs, whatever the order of arrival: the sum's bits
+// depend on nothing else.
 //
 // A rank may be at most kMostLive micro-batches past the last one that is wholly summed, and accounts are kept of no
 // more of them: everything earlier was summed or listed absent, whatever is said of it again. So the accounts do not
@@ -75,6 +75,7 @@ class ReductionTracker {
   // What the size of a run's accounts depends on.
   struct Size {
     uint64_t ranks = 1, micros = 1, tensors = 1, chunks = 1, pools = 1;
+    uint64_t parts = 0;  // chunks that a rank may contribute to in part
   };
   static uint64_t BytesAtMost(const Size& size);
 

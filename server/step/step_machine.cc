@@ -128,18 +128,28 @@ absl::Status StepMachine::CheckCovered(const event::Attach& e) const {
   for (uint32_t r = 0; r < e.world; ++r) {
     if (r != e.rank && !ranks_[r].session && !ranks_[r].left_out) return absl::OkStatus();
   }
+  std::vector<const ChunkSet*> sets = {&e.coverage.contributes};
+  for (uint32_t r = 0; r < e.world; ++r) {
+    if (r != e.rank && ranks_[r].session) sets.push_back(&reduction_.covers(r));
+  }
+  const std::string gap = FindGap(sets);
+  if (gap.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("no rank contributes to ", gap, "; the ranks' coverage must leave no gap"));
+}
+
+std::string StepMachine::FindGap(absl::Span<const ChunkSet* const> sets) const {
+  if (std::any_of(sets.begin(), sets.end(), [](const ChunkSet* set) { return set->empty(); })) return "";
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     for (uint64_t c = 0; c < options_.reduction.chunks[i]; ++c) {
-      bool covered = Contains(e.coverage.contributes, i, c);
-      for (uint32_t r = 0; r < e.world && !covered; ++r) {
-        covered = r != e.rank && ranks_[r].session && Contains(reduction_.covers(r), i, c);
-      }
-      if (covered) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("no rank contributes to chunk ", c, " of ", Name(i), "; the ranks' coverage must leave no gap"));
+      const auto gap = GapOf(sets, i, c);
+      if (!gap) continue;
+      if (gap->of == 0) return absl::StrCat("chunk ", c, " of ", Name(i));
+      const uint64_t first = c * options_.chunk_elements;
+      return absl::StrCat("elements [", first + gap->begin, ", ", first + gap->end, ") of ", Name(i));
     }
   }
-  return absl::OkStatus();
+  return "";
 }
 
 void StepMachine::ChangeWorld(uint32_t world, double now_s, StepEffects* effects) {

@@ -50,6 +50,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 #include "server/step/reduction_tracker.h"
 #include "server/step/step_events.h"
@@ -62,7 +63,8 @@ struct StepMachineOptions {
   std::vector<std::string> tensor_names;
   ReductionTracker::Options reduction;
   Commit commit = Commit::kRelease;
-  uint32_t most_micros = 1;  // a step
+  uint32_t most_micros = 1;     // a step
+  uint64_t chunk_elements = 0;  // for messages about ranks that cover chunks in part
   double lease_s = 10;
   double rank_timeout_s = 60;
   double step_timeout_s = 0;  // for each rank, in a step; 0: none
@@ -168,6 +170,8 @@ class StepMachine {
   absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
   absl::Status CheckWorld(const event::Attach& e, double now_s) const;
   absl::Status CheckCovered(const event::Attach& e) const;
+  // Where the sets leave a gap: the first of it, for people; empty: they leave none.
+  std::string FindGap(absl::Span<const ChunkSet* const> sets) const;
   absl::Status CheckFree(const Rank& rank, bool takeover, double now_s, double* retry_after_s) const;
   absl::Status CheckChunk(uint32_t rank, const event::Chunk& e) const;
   absl::Status CheckMicroNumber(uint32_t micro) const;

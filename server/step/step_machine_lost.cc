@@ -12,18 +12,11 @@ namespace ballast {
 bool StepMachine::MayLeaveOut(uint32_t rank) const {
   if (!options_.leaves_out_lost || !ranks_[rank].came) return false;
   const auto stays = [&](uint32_t r) { return r != rank && !reduction_.left_out(r) && ranks_[r].session; };
-  std::vector<uint32_t> others;
+  std::vector<const ChunkSet*> others;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (stays(r)) others.push_back(r);
+    if (stays(r)) others.push_back(&reduction_.covers(r));
   }
-  if (std::any_of(others.begin(), others.end(), [&](uint32_t r) { return reduction_.covers(r).empty(); })) return true;
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    for (uint64_t c = 0; c < options_.reduction.chunks[i]; ++c) {
-      const auto has = [&](uint32_t r) { return Contains(reduction_.covers(r), i, c); };
-      if (std::none_of(others.begin(), others.end(), has)) return false;
-    }
-  }
-  return true;
+  return FindGap(others).empty();
 }
 
 void StepMachine::LeaveOut(uint32_t rank, double now_s, StepEffects* effects) {

@@ -13,9 +13,11 @@ namespace ballast {
 PullJob::PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink)
     : spec_(spec), source_(source), copies_(copies), sink_(std::move(sink)) {}
 
-void PullJob::Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots) {
+void PullJob::Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots, ChunkSet parts) {
   tensors_ = std::move(tensors);
   slots_ = std::move(slots);
+  parts_ = std::move(parts);
+  std::erase_if(tensors_, [this](uint32_t i) { return !NextIn(parts_, i, 0, ChunkCount(*spec_, spec_->tensors[i])); });
   uint64_t bytes = 0, scales = 0;
   for (const uint32_t i : tensors_) {
     const TensorSpec& t = spec_->tensors[i];
@@ -109,13 +111,22 @@ void PullJob::GiveCopyBack() {
   copies_->GiveBack();
 }
 
+std::optional<uint64_t> PullJob::NextChunk(uint64_t from) const {
+  const uint32_t tensor = tensors_[next_];
+  if (slots_[slot_] == StateSlot::kUpdates) return from == 0 ? std::optional<uint64_t>(0) : std::nullopt;
+  return NextIn(parts_, tensor, from, ChunkCount(*spec_, spec_->tensors[tensor]));
+}
+
 void PullJob::Encode(uint32_t tensor) {
   const TensorSpec& t = spec_->tensors[tensor];
-  const TensorRange range{tensor, ChunkBegin(*spec_, chunk_), ChunkEnd(*spec_, t, chunk_)};
   const StateSlot slot = slots_[slot_];
+  chunk_ = *NextChunk(chunk_);
+  const uint64_t first = ChunkBegin(*spec_, chunk_);
+  const ChunkPart part = PartIn(parts_, tensor, chunk_, ChunkEnd(*spec_, t, chunk_) - first);
+  const TensorRange range{tensor, first + part.begin, first + part.end};
   const StoreImage* const image = source_.snapshot ? source_.snapshots->ImageOf(*source_.snapshot, tensor) : copy_;
   encoding_ = true;
-  const bool last = slot == StateSlot::kUpdates || range.last == t.elements;
+  const bool last = !NextChunk(chunk_ + 1);
   auto done = [self = shared_from_this(), last](const TaskResult&) { self->OnEncoded(last); };
   switch (slot) {
     case StateSlot::kWeights:

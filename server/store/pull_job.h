@@ -1,7 +1,8 @@
 // Weights and state for one reader, the latest or a snapshot's: tensor by tensor, slot by slot, chunk by chunk; each
-// chunk is encoded when the one before has been written. A tensor that is updated meanwhile starts again at chunk 0 of
-// its first slot with its new label, at most kMostRestarts times; then a copy of it is sent, so that a job ends however
-// slow its reader is, and all slots of a tensor are of one update. When the snapshot is no longer kept, the job ends.
+// chunk, or the part of it that the reader wants, is encoded when the one before has been written. A tensor that is
+// updated meanwhile starts again at chunk 0 of its first slot with its new label, at most kMostRestarts times; then a
+// copy of it is sent, so that a job ends however slow its reader is, and all slots of a tensor are of one update. When
+// the snapshot is no longer kept, the job ends.
 //
 // Strand-confined. Shared by its run and the device task that fills its buffer. Memory: one chunk while it lasts, and
 // the same chunk as it is stored while state is decoded.
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "server/step/coverage.h"
 #include "server/store/parameter_store.h"
 #include "server/store/snapshot_ring.h"
 #include "server/store/state_slot.h"
@@ -35,8 +37,8 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
 
   PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink);
 
-  // Once. Slots that a tensor has none of are left out.
-  void Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots = {StateSlot::kWeights});
+  // Once. Slots that a tensor has none of are left out, and so are tensors of which `parts` has nothing.
+  void Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots = {StateSlot::kWeights}, ChunkSet parts = {});
   void OnWritten();
   // Tells the reader why, and sends nothing more.
   void Stop(absl::Status status);
@@ -50,6 +52,8 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
 
  private:
   void EncodeNext();
+  // Of the tensor in hand, the chunk to be sent next, or behind it; the slot kUpdates is one chunk.
+  std::optional<uint64_t> NextChunk(uint64_t from) const;
   // To the next slot that its tensor has, unless it is at one.
   void FindSlot();
   bool Has(uint32_t tensor, StateSlot slot) const;
@@ -72,10 +76,11 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   const std::shared_ptr<WeightSink> sink_;
   std::vector<uint32_t> tensors_;
   std::vector<StateSlot> slots_;
+  ChunkSet parts_;         // what is sent of the tensors
   size_t next_ = 0;        // index into tensors_
   size_t slot_ = 0;        // index into slots_
   size_t sent_slots_ = 0;  // of the tensor in hand
-  uint64_t chunk_ = 0;
+  uint64_t chunk_ = 0;     // the first that is not sent yet
   uint64_t version_ = 0;
   ParameterStore::UpdateCount label_;  // of the tensor, when it was begun
   int restarts_ = 0;                   // of the tensor

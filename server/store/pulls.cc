@@ -20,7 +20,8 @@ void Pulls::Begin(PullOrder order, std::shared_ptr<WeightSink> sink) {
   if (!source.ok()) return sink->Finish(source.status());
   const auto job = std::make_shared<PullJob>(&spec, *source, &copies_, std::move(sink));
   readers_.push_back({.job = job});
-  order.digests.empty() ? job->Begin(std::move(order.tensors), std::move(order.slots)) : Compare(job, std::move(order));
+  order.digests.empty() ? job->Begin(std::move(order.tensors), std::move(order.slots), std::move(order.parts))
+                        : Compare(job, std::move(order));
 }
 
 void Pulls::Compare(const std::shared_ptr<PullJob>& job, PullOrder order) {

@@ -27,6 +27,7 @@ struct PullOrder {
   uint64_t step = 0;
   std::vector<uint64_t> digests = {};  // by place in `tensors`, or none; only of the latest, and of weights alone
   std::vector<StateSlot> slots = {StateSlot::kWeights};
+  ChunkSet parts = {};  // what is sent of the tensors
 };
 
 class Pulls {

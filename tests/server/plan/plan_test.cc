@@ -224,6 +224,18 @@ TEST(PlanTest, TheAccountsOfWhatCameAreCounted) {
   EXPECT_GT(MakePlan(spec).account_bytes, 10 * one);
 }
 
+// A chunk may come in part, but no more than two of a tensor: so what waits is more chunks, and they are counted.
+TEST(PlanTest, ChunksThatRanksHaveInPartAreCounted) {
+  RunSpec spec =
+      Made(MakeSpec("r1", {{"w", {1 << 20}, "fp32"}, {"b", {5}, "fp32"}, {"s", {1}, "fp32"}}));  // chunks of 1 MiB
+  EXPECT_EQ(MostParts(spec), 2u + 1);
+  EXPECT_EQ(MostHeldChunks(spec, 1 << 20), 2u);
+  spec.ranks = 2;
+  EXPECT_EQ(MostHeldChunks(spec, 1 << 20), 2u + 1 + 1);
+  EXPECT_EQ(MostHeldChunks(spec, 3 << 20), 6u);
+  EXPECT_EQ(CoverageBytes(spec), ChunkSet::Bytes(6) + 3 * sizeof(ChunkSet::Piece));
+}
+
 // 100,000 tensors of one element, 64 ranks, 1,024 micro-batches: what one client may ask for.
 TEST(PlanTest, TheAccountsOfTheLargestRunAreBounded) {
   RunSpec spec = Made(MakeSpec("r1", {{"w", {1}, "fp32"}}));
@@ -244,8 +256,9 @@ TEST(PlanTest, ChunksThatReadersHoldAreStaging) {
   const Plan plan = MakePlan(spec);
   EXPECT_EQ(plan.copy_bytes, (3u << 20) + 2 * ((1u << 20) + (1u << 16)));  // split24, companded8
   EXPECT_EQ(plan.state_room_bytes, (1u << 18) + (1u << 14));
-  EXPECT_EQ(plan.reader_bytes,
-            (1 + kMoreReaders) * (2 * (uint64_t{1} << 20) + plan.state_room_bytes) + plan.copy_bytes);
+  EXPECT_EQ(
+      plan.reader_bytes,
+      (1 + kMoreReaders) * (2 * (uint64_t{1} << 20) + plan.state_room_bytes + CoverageBytes(spec)) + plan.copy_bytes);
   EXPECT_GT(plan.bytes.staging, plan.reader_bytes + plan.account_bytes);
 }
 
@@ -253,13 +266,13 @@ TEST(PlanTest, ChunksThatReadersHoldAreStaging) {
 TEST(PlanTest, CoverageTakesNoMoreThanWasPlanned) {
   constexpr uint32_t kRanks = 16;
   constexpr uint64_t kTensors = 20000;
-  RunSpec spec = Made(MakeSpec("r1", {{"w", {1}, "fp32"}}));
+  RunSpec spec = Made(MakeSpec("r1", {{"w", {3}, "fp32"}}));
   spec.tensors.resize(kTensors, spec.tensors[0]);
   v1::AttachRequest request;
   for (uint32_t i = 0; i < kTensors; ++i) {
     v1::TensorCoverage* covered = request.add_coverage();
     covered->set_tensor(i);
-    covered->add_contributes()->set_end(1);
+    covered->add_contributes()->set_end(2);
     covered->add_receives()->set_end(1);
   }
   const auto allocated = [] {
@@ -269,12 +282,13 @@ TEST(PlanTest, CoverageTakesNoMoreThanWasPlanned) {
   std::vector<Coverage> ranks;
   ranks.reserve(kRanks);
   const auto starts = std::make_shared<const std::vector<uint64_t>>(ChunkStarts(spec));
-  ASSERT_TRUE(ToCoverage(request, spec, starts).ok());  // malloc keeps what is freed on the way, as taken
+  const auto made = ToCoverage(request, spec, starts);
+  ASSERT_TRUE(made.ok()) << made.status();
   const size_t before = allocated();
-  for (uint32_t r = 0; r < kRanks; ++r) ranks.push_back(ToCoverage(request, spec, starts).value());
+  for (uint32_t r = 0; r < kRanks; ++r) ranks.push_back(*made);  // as it is kept
   const size_t taken = allocated() - before;
-  const uint64_t planned = 2 * kRanks * ChunkSet::Bytes(kTensors);
-  EXPECT_EQ(ranks[0].contributes.bytes(), ChunkSet::Bytes(kTensors));
+  const uint64_t planned = 2 * kRanks * CoverageBytes(spec);
+  EXPECT_EQ(ranks[0].contributes.bytes(), CoverageBytes(spec));
   EXPECT_EQ(starts->size() * sizeof(uint64_t), ChunkSet::StartsBytes(kTensors));
   EXPECT_LE(taken, planned + 2 * kRanks * 64 + 16384) << "beside what malloc adds to each, and keeps";
 }

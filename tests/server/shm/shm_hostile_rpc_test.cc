@@ -71,6 +71,7 @@ INSTANTIATE_TEST_SUITE_P(
         Hostile{"WrongSize",
                 [](RawTrainer& raw, v1::Gradient g) {
                   g.mutable_data()->resize(8);
+                  g.set_crc32c(Crc32c(Bytes(g.data())));
                   raw.Chunk(g);
                 },
                 absl::StatusCode::kInvalidArgument, "has 8 bytes; wanted: 8192"},

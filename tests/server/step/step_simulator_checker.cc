@@ -239,6 +239,7 @@ void StepChecker::On(const effect::Opened& e) {
     ranks_[r].left_out = true;
   }
   for (Rank& rank : ranks_) rank.asks = false;
+  if (!e.left_out.empty()) CheckPieces();
 }
 
 void StepChecker::On(const effect::LeftOut& e) {
@@ -252,6 +253,7 @@ void StepChecker::On(const effect::LeftOut& e) {
     }
   }
   rank.left_out = true;
+  CheckPieces();
 }
 
 const StepChecker::Rank& StepChecker::FirstTakingPart() const {

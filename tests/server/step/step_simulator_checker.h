@@ -25,8 +25,14 @@ struct RunShape {
   std::vector<uint64_t> last_chunk_bytes;  // by tensor
   uint64_t window_bytes = 0;
   uint64_t coverage_seed = 0;  // 0: every rank covers everything
-  // Whether the rank, in a world of so many, contributes to the chunk. Some rank always does.
-  bool Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const;
+  // What the rank, in a world of so many, contributes to of the chunk, which has so many pieces. Together they do to
+  // all.
+  static constexpr uint32_t kPieces = 8;
+  ChunkPart PartOf(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const;
+  bool Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const {
+    const ChunkPart part = PartOf(rank, world, tensor, chunk);
+    return part.begin < part.end;
+  }
   ChunkSet CoverageOf(uint32_t rank, uint32_t world) const;
   uint64_t ChunkBytes(ChunkId id) const {
     return id.chunk + 1 < machine.reduction.chunks[id.tensor] ? kChunkBytes : last_chunk_bytes[id.tensor];
@@ -151,6 +157,8 @@ class StepChecker {
   bool BeingRead() const { return measuring_ || (judged_ && !verdict_); }
   void CheckRewind(const StepMachine& machine);
   void CheckSlab(const effect::Sum& e);
+  // Every piece of every chunk has a rank that takes part and contributes to it.
+  void CheckPieces();
   void Fail(std::string what);
   Rank* Speaker(SessionId session);  // in the step; null: nobody
   void BeginMicro(Rank* rank, bool last);

@@ -7,19 +7,35 @@
 
 namespace ballast::sim {
 
-bool RunShape::Covers(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const {
-  if (coverage_seed == 0) return true;
+// One rank has the chunk; or it has the chunk's first pieces, and the next rank the others. The rest draw some, or
+// none.
+ChunkPart RunShape::PartOf(uint32_t rank, uint32_t world, uint32_t tensor, uint64_t chunk) const {
+  if (coverage_seed == 0) return {0, kPieces, kPieces};
   const auto draw = [&](uint64_t who) { return Mix(Mix(coverage_seed * 100 + who, tensor), chunk); };
-  return draw(99) % world == rank || draw(rank) % 4 != 0;
+  const auto owner = static_cast<uint32_t>(draw(99) % world), next = (owner + 1) % world;
+  const bool cut = world > 1 && draw(98) % 2 == 0;
+  const auto at = cut ? static_cast<uint32_t>(1 + draw(97) % (kPieces - 1)) : kPieces;
+  if (rank == owner) return {0, at, kPieces};
+  if (rank == next && cut) return {at, kPieces, kPieces};
+  const auto begin = static_cast<uint32_t>(draw(rank) % 3 == 0 ? 0 : draw(rank) % kPieces);
+  const auto size = static_cast<uint32_t>(1 + Mix(draw(rank), 1) % (kPieces - begin));
+  return {begin, draw(rank) % 4 == 0 ? begin : begin + size, kPieces};
 }
 
 ChunkSet RunShape::CoverageOf(uint32_t rank, uint32_t world) const {
   std::vector<std::vector<bool>> set;
+  std::vector<std::vector<ChunkSet::Piece>> parts;
   for (uint32_t i = 0; coverage_seed != 0 && i < machine.reduction.chunks.size(); ++i) {
     std::vector<bool>& chunks = set.emplace_back();
-    for (uint64_t c = 0; c < machine.reduction.chunks[i]; ++c) chunks.push_back(Covers(rank, world, i, c));
+    parts.emplace_back();
+    for (uint64_t c = 0; c < machine.reduction.chunks[i]; ++c) {
+      const ChunkPart part = PartOf(rank, world, i, c);
+      const uint32_t size = part.end - part.begin;
+      chunks.push_back(size > 0);
+      if (size > 0 && size < kPieces) parts.back().push_back({c, part});
+    }
   }
-  return testing::ChunkSetOf(set);
+  return testing::ChunkSetOf(set, parts);
 }
 
 // A run that updates before its micro-batches are all in, or judges first, has all its sums at once: only a step of one

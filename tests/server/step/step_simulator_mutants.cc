@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "tests/server/step/chunk_sets.h"
+
 namespace ballast::sim {
 namespace {
 
@@ -309,6 +311,23 @@ class TakesSlowForLost : public MachineUnderTest {
   }
 };
 
+// Takes ranks that contribute to part of a chunk for ones that contribute to all of it.
+class TakesPartsForWhole : public MachineUnderTest {
+ public:
+  explicit TakesPartsForWhole(StepMachineOptions options)
+      : MachineUnderTest(options), chunks_(std::move(options.reduction.chunks)) {}
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    const auto* attach = std::get_if<event::Attach>(&event);
+    if (attach == nullptr || attach->coverage.contributes.empty()) return MachineUnderTest::Handle(event, now_s);
+    event::Attach altered = *attach;
+    altered.coverage.contributes = testing::WithoutParts(attach->coverage.contributes, chunks_);
+    return MachineUnderTest::Handle(altered, now_s);
+  }
+
+ private:
+  const std::vector<uint64_t> chunks_;
+};
+
 // Has the device's answers to updates of before a rewind counted as the new step's.
 class BelievesThePast : public MachineUnderTest {
  public:
@@ -373,6 +392,7 @@ std::vector<Mutant> Mutants() {
           Of<BelievesCrcs>("AcknowledgesAnotherCrc"),
           Of<TakesSlowForLost>("TakesSlowForLost"),
           Of<RewindsInSilence>("RewindsInSilence"),
+          Of<TakesPartsForWhole>("TakesPartsForWhole"),
           Of<BelievesThePast>("PublishesOfBeforeARewind")};
 }
 

@@ -76,6 +76,22 @@ void StepChecker::On(const effect::Sum& e) {
   CheckSlab(e);
 }
 
+void StepChecker::CheckPieces() {
+  const auto world = static_cast<uint32_t>(ranks_.size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    for (uint64_t c = 0; c < shape_.machine.reduction.chunks[i]; ++c) {
+      std::vector<bool> has(RunShape::kPieces);
+      for (uint32_t r = 0; r < world; ++r) {
+        const ChunkPart part = shape_.PartOf(r, world, i, c);
+        for (uint32_t p = part.begin; p < part.end && !ranks_[r].left_out; ++p) has[p] = true;
+      }
+      if (std::count(has.begin(), has.end(), true) == RunShape::kPieces) continue;
+      return Fail(
+          absl::StrCat("without the ranks that are left out nobody contributes to all of chunk ", c, " of tensor ", i));
+    }
+  }
+}
+
 void StepChecker::CheckSlab(const effect::Sum& e) {
   const ReductionTracker::Options& reduction = shape_.machine.reduction;
   const uint32_t pool = reduction.pool_of[e.id.tensor];
