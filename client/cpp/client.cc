@@ -1,5 +1,7 @@
 #include "client/cpp/client.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -44,6 +46,45 @@ absl::Status ExplainSpec(const absl::Status& status, const v1::RunSpec& spec) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "the spec of run '", spec.run_id(), "', ", spec.tensors_size(), " tensors, takes ", spec.ByteSizeLong(),
       " bytes, more than the daemon's limits.spec_bytes; raise it there (", status.message(), ")"));
+}
+
+bool Sharded(const Shards& shards) {
+  return std::any_of(shards.begin(), shards.end(), [](const auto& shard) { return shard.has_value(); });
+}
+
+// Leaves out of the request the tensors that nothing is held of, and names the parts of those that are held in part.
+void NameParts(const TensorTable& tensors, v1::PullRequest* request) {
+  std::vector<uint32_t> wanted(request->tensors().begin(), request->tensors().end());
+  if (wanted.empty()) {
+    wanted.resize(tensors.size());
+    std::iota(wanted.begin(), wanted.end(), 0);
+  }
+  std::erase_if(wanted, [&](uint32_t i) { return i < tensors.size() && tensors[i].held_elements() == 0; });
+  request->mutable_tensors()->Assign(wanted.begin(), wanted.end());
+  for (const uint32_t i : wanted) {
+    if (i >= tensors.size() || tensors[i].whole()) continue;
+    v1::TensorCoverage* part = request->add_parts();
+    part->set_tensor(i);
+    part->add_receives()->set_begin(tensors[i].shard.begin);
+    part->mutable_receives(0)->set_end(tensors[i].shard.end);
+  }
+}
+
+// Pulls what the caller holds of the tensors that the request names.
+absl::Status PullShards(Client& client, Connection& connection, v1::PullRequest request, const Shards& shards,
+                        const ServedSink& sink) {
+  if (!Sharded(shards)) return PullWeights(connection, request, nullptr, sink);
+  const auto run = client.GetRun(request.run_id());
+  if (!run.ok()) return run.status();
+  const auto tensors = TensorTable::Create(run->spec(), run->status().plan().chunk_elements(), shards);
+  if (!tensors.ok()) return tensors.status();
+  NameParts(*tensors, &request);
+  if (request.parts_size() > 0 && request.digests_size() > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Pull with digests of ", tensors->Name(request.parts(0).tensor()),
+                     ", which is pulled in part: digests are of whole tensors; leave them out"));
+  }
+  return request.tensors().empty() ? absl::OkStatus() : PullWeights(connection, request, &*tensors, sink);
 }
 
 }  // namespace
@@ -168,12 +209,22 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
     return absl::FailedPreconditionError("this client is attached already; one client holds one rank of one run");
   }
   const absl::Time began = absl::Now();
+  if (Sharded(options.shards)) {  // what is wrong with them is said before the rank is taken
+    const auto run = GetRun(options.run_id);
+    if (!run.ok()) return run.status();
+    if (auto s = TensorTable::Create(run->spec(), 1, options.shards).status(); !s.ok()) return s;
+  }
   auto grant = TakeRank(*impl_->connection, options);
   if (!grant.ok()) return impl_->Explain(grant.status(), options.run_id);
   impl_->Found(options.run_id, began);
+  if (Sharded(options.shards) && !grant->takes_partial_chunks()) {
+    return absl::UnimplementedError(absl::StrCat("Attach with shards: the daemon at ", server(),
+                                                 " is older than this client and does not know them; "
+                                                 "update the daemon"));
+  }
   auto run = GetRun(options.run_id);
   if (!run.ok()) return run.status();
-  auto tensors = TensorTable::Create(run->spec(), grant->chunk_elements());
+  auto tensors = TensorTable::Create(run->spec(), grant->chunk_elements(), options.shards);
   if (!tensors.ok()) return tensors.status();
   auto stream = StepStream::Start(*impl_->connection, options, *grant, *std::move(tensors),
                                   [transports = TransportOpener(*impl_->connection, options.transport)](
@@ -199,12 +250,14 @@ absl::StatusOr<std::vector<uint64_t>> Client::LoadWeights(absl::Span<const Tenso
 }
 
 absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> tensors, const PieceSink& sink,
-                          uint64_t snapshot, absl::Span<const uint64_t> digests) {
+                          uint64_t snapshot, absl::Span<const uint64_t> digests, const Shards& shards) {
   std::optional<TensorTable> table;  // once it is needed
   std::vector<std::byte> decoded;
   const auto decode = [&](const ServedPiece& piece) -> absl::Status {
     const WireFormat* format = FindFormat(piece.format);
-    if (format->computes) return sink(piece.tensor, piece.first * format->bytes, piece.codes, piece.step);
+    const bool sharded = piece.tensor < shards.size() && shards[piece.tensor];
+    const uint64_t first = piece.first - (sharded ? shards[piece.tensor]->begin : 0);
+    if (format->computes) return sink(piece.tensor, first * format->bytes, piece.codes, piece.step);
     if (!table) {
       const auto run = GetRun(run_id);
       if (!run.ok()) return run.status();
@@ -216,31 +269,32 @@ absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> 
     const WireTensor& tensor = (*table)[piece.tensor];
     decoded.resize(piece.codes.size() * tensor.landing_element_bytes());
     if (auto s = Decode(piece, tensor, decoded.data()); !s.ok()) return s;
-    return sink(piece.tensor, piece.first * tensor.landing_element_bytes(), decoded, piece.step);
+    return sink(piece.tensor, first * tensor.landing_element_bytes(), decoded, piece.step);
   };
-  return PullServed(run_id, tensors, decode, snapshot, digests);
+  return PullServed(run_id, tensors, decode, snapshot, digests, shards);
 }
 
 absl::Status Client::PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
                                 const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
-                                absl::Span<const uint64_t> digests) {
+                                absl::Span<const uint64_t> digests, const Shards& shards) {
   v1::PullRequest request;
   request.set_run_id(run_id);
   request.mutable_tensors()->Add(tensors.begin(), tensors.end());
   request.set_step(snapshot);
   request.mutable_digests()->Add(digests.begin(), digests.end());
-  return impl_->Explain(PullWeights(*impl_->connection, request, sink), run_id);
+  return impl_->Explain(PullShards(*this, *impl_->connection, std::move(request), shards, sink), run_id);
 }
 
 absl::Status Client::PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
                                absl::Span<const std::string> slots,
-                               const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot) {
+                               const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
+                               const Shards& shards) {
   v1::PullRequest request;
   request.set_run_id(run_id);
   request.mutable_tensors()->Add(tensors.begin(), tensors.end());
   request.mutable_slots()->Add(slots.begin(), slots.end());
   request.set_step(snapshot);
-  return impl_->Explain(PullWeights(*impl_->connection, request, sink), run_id);
+  return impl_->Explain(PullShards(*this, *impl_->connection, std::move(request), shards, sink), run_id);
 }
 
 absl::Status Client::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {

@@ -49,6 +49,7 @@
 #include "ballast/v1/admin.pb.h"
 #include "ballast/v1/run.pb.h"
 #include "ballast/v1/trainer.pb.h"
+#include "client/cpp/shard.h"
 
 namespace ballast {
 
@@ -77,6 +78,13 @@ struct AttachOptions {
   TransportChoice transport = TransportChoice::kAuto;
   // How long to wait for the end of a step that is open without this rank, as long as the daemon answers.
   double join_timeout_s = 3600;
+  // What this rank holds of the run's tensors, by tensor. All that it registers, pushes and gets back is of its shards
+  // alone; what it does not contribute to counts as absent, and its weights come after EndStep, or MeasureStep, unless
+  // the step has closed without this rank before. Together the ranks must contribute to every element, in a run that
+  // takes the sum of gradients, or divides by the number of all ranks. LoadWeights stays of whole tensors.
+  // INVALID_ARGUMENT: a shard that does not lie in its tensor, or one that would cut a chunk that is served with
+  // scales; UNIMPLEMENTED: the daemon is older than this.
+  Shards shards = {};
 };
 
 // How long steps wait for ranks is part of the run, in v1::RunSpec: rank_timeout_s for a rank whose connection is lost,
@@ -96,7 +104,7 @@ struct Attachment {
   uint64_t generation = 1;  // of the run: raised by a rewind, another world, and a replacement of weights
 };
 
-// A tensor's bytes in memory, row-major and contiguous.
+// A tensor's bytes in memory, row-major and contiguous: of the whole tensor.
 struct TensorView {
   uint32_t tensor = 0;
   std::string format;  // fp32 | bf16 | fp16 | fp8-e5m2
@@ -110,7 +118,7 @@ struct TensorView {
 struct ServedPiece {
   uint32_t tensor = 0;
   uint64_t step = 0;   // that the weights are of
-  uint64_t first = 0;  // element
+  uint64_t first = 0;  // element of the tensor
   std::string format;
   absl::Span<const std::byte> codes;
   absl::Span<const float> scales;  // of the rows that the codes have elements of, or the tensor's one
@@ -210,24 +218,27 @@ class Client {
   absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false,
                                                     const std::function<void(uint64_t bytes)>& sent = {});
   // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
-  // chunks; `offset_bytes` is within the tensor. A tensor may start again at offset 0. Weights that are served in int8
-  // or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps; 0: the latest
-  // weights. FAILED_PRECONDITION when that snapshot is not, or no longer, kept. `digests`, unless empty: of the weights
-  // that the caller has of each of `tensors`, as in Attachment::digests; tensors whose digest is the same are left out.
+  // chunks; `offset_bytes` is within the tensor, or its shard. A tensor may start again at offset 0. Weights that are
+  // served in int8 or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps;
+  // 0: the latest weights. FAILED_PRECONDITION when that snapshot is not, or no longer, kept. `digests`, unless empty:
+  // of the weights that the caller has of each of `tensors`, as in Attachment::digests; tensors whose digest is the
+  // same are left out. `shards`: by tensor, what is pulled of it, as in AttachOptions; not beside digests of the same
+  // tensors.
   absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
                     const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
                                                      absl::Span<const std::byte> piece, uint64_t step)>& sink,
-                    uint64_t snapshot = 0, absl::Span<const uint64_t> digests = {});
+                    uint64_t snapshot = 0, absl::Span<const uint64_t> digests = {}, const Shards& shards = {});
   // The same, without decoding: weights as the daemon serves them.
   absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
                           const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
-                          absl::Span<const uint64_t> digests = {});
+                          absl::Span<const uint64_t> digests = {}, const Shards& shards = {});
 
   // As PullServed, for these of v1::PullRequest.slots; all that comes of a tensor is of one update. A tensor that is
   // updated meanwhile begins anew at element 0 of its first slot. UNIMPLEMENTED: the daemon is older than slots.
   absl::Status PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
                          absl::Span<const std::string> slots,
-                         const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0);
+                         const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
+                         const Shards& shards = {});
 
   // Says where the weights of `tensor` are written when they return: in the serving format if that is fp32, bf16 or
   // fp16, otherwise decoded to the tensor's dtype. nullptr: they are dropped. The client's reader thread writes them

@@ -17,7 +17,7 @@ install(EXPORT ballast NAMESPACE ballast:: FILE ballast-targets.cmake DESTINATIO
 install(TARGETS ballastd RUNTIME DESTINATION bin)
 
 # What client.h includes of the project's.
-install(FILES client.h DESTINATION ${include_dir}/client/cpp)
+install(FILES client.h shard.h DESTINATION ${include_dir}/client/cpp)
 install(FILES ${PROJECT_SOURCE_DIR}/proto/rewound.h DESTINATION ${include_dir}/proto)
 foreach(name admin run trainer)
   install(FILES ${PROJECT_BINARY_DIR}/proto/gen/ballast/v1/${name}.pb.h DESTINATION ${include_dir}/ballast/v1)

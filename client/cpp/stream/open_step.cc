@@ -33,7 +33,7 @@ absl::Status OpenStep::MayPush(uint32_t tensor) const {
 }
 
 void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
-  buffer_.Add(tensor, std::move(chunks));
+  buffer_.Add(tensor, tensors_[tensor].first_chunk, std::move(chunks));
   if (!result_) return;
   std::vector<std::string> freed;  // the daemon closed the step already
   buffer_.FreeAll(&freed);
@@ -219,16 +219,18 @@ absl::Status OpenStep::CheckWeights(const v1::Weights& weights, uint64_t data_by
   };
   if (weights.tensor() >= tensors_.size()) return wrong("of which the run has ", tensors_.size());
   const WireTensor& wire = tensors_[weights.tensor()];
-  if (!pushed(weights.tensor()) && !ended()) return wrong("before its gradient was pushed");
+  if (wire.shard.contributes && !pushed(weights.tensor()) && !ended()) return wrong("before its gradient was pushed");
   if (weights.format() != wire.serving) return wrong("as '", weights.format(), "', not '", wire.serving, "'");
-  if (weights.chunk() >= wire.chunks) return wrong("with chunk ", weights.chunk(), " of ", wire.chunks);
-  const uint64_t first = weights.chunk() * tensors_.chunk_elements();
-  const uint64_t elements = std::min(tensors_.chunk_elements(), wire.elements - first);
-  const uint64_t wanted = elements * wire.serving_element_bytes;
+  if (weights.chunk() < wire.first_chunk || weights.chunk() >= wire.end_chunk) {
+    return wrong("with chunk ", weights.chunk(), ", wanted those from ", wire.first_chunk, " to below ",
+                 wire.end_chunk);
+  }
+  const ShardPiece piece = tensors_.PieceOf(weights.tensor(), weights.chunk());
+  const uint64_t wanted = piece.size() * wire.serving_element_bytes;
   if (data_bytes != wanted) {
     return wrong("with ", data_bytes, " bytes in chunk ", weights.chunk(), " instead of ", wanted);
   }
-  const uint64_t scales = ScalesNeeded(wire.row_length, first, first + elements);
+  const uint64_t scales = ScalesNeeded(wire.row_length, piece.first, piece.last);
   if (static_cast<uint64_t>(weights.scales_size()) != scales) {
     return wrong("with ", weights.scales_size(), " scales in chunk ", weights.chunk(), " instead of ", scales);
   }
@@ -255,7 +257,8 @@ absl::Status OpenStep::SetResult(const v1::StepResult& result, std::vector<std::
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (expected[i] && !weights_in(i)) {
       return absl::InternalError(absl::StrCat("the daemon closed step ", number(), " with ", arrivals_[i].count, " of ",
-                                              tensors_[i].chunks, " weight chunks of ", tensors_.Name(i), " sent"));
+                                              tensors_[i].held_chunks(), " weight chunks of ", tensors_.Name(i),
+                                              " sent"));
     }
   }
   result_ = result;
@@ -270,7 +273,7 @@ StepResult OpenStep::result(absl::Time now) const {
   result.timing.buffered_bytes_most = buffer_.most_bytes();
   result.timing.wait_s = absl::ToDoubleSeconds(now - *ended_at_);
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    if (weights_in(i)) result.received.push_back(i);
+    if (arrivals_[i].count > 0 && weights_in(i)) result.received.push_back(i);
   }
   return result;
 }

@@ -66,7 +66,7 @@ class OpenStep {
   void SetMeasured(const v1::StepMeasured& measured);
   // *freed: as in Acknowledge.
   absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
-  bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].chunks; }
+  bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].held_chunks(); }
   bool done() const { return ended() && result_.has_value(); }
   void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
   // Whoever waits for Measure hears this; a step that has its answer keeps it.

@@ -8,11 +8,12 @@ namespace ballast {
 std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
                                        absl::Span<const std::byte> gradient) {
   const WireTensor& wire = tensors[tensor];
-  const size_t chunk_bytes = tensors.chunk_elements() * wire.gradient_element_bytes;
   std::vector<std::string> chunks;
-  chunks.reserve(wire.chunks);
-  for (uint64_t k = 0; k < wire.chunks; ++k) {
-    const auto piece = gradient.subspan(k * chunk_bytes, chunk_bytes);
+  chunks.reserve(wire.held_chunks());
+  for (uint64_t k = wire.first_chunk; k < wire.end_chunk; ++k) {
+    const ShardPiece of = tensors.PieceOf(tensor, k);
+    const auto piece = gradient.subspan((of.first - wire.shard.begin) * wire.gradient_element_bytes,
+                                        of.size() * wire.gradient_element_bytes);
     chunks.emplace_back(reinterpret_cast<const char*>(piece.data()), piece.size());
   }
   return chunks;
@@ -22,12 +23,13 @@ bool RetransmitBuffer::pushed(uint32_t tensor) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const auto& micro) { return micro[tensor].pushed; });
 }
 
-void RetransmitBuffer::Add(uint32_t tensor, std::vector<std::string> chunks) {
+void RetransmitBuffer::Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks) {
   Entry& entry = entries_.back()[tensor];
   entry.pushed = true;
+  entry.first = first;
   entry.chunks.reserve(chunks.size());
   for (std::string& bytes : chunks) {
-    queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = entry.chunks.size()});
+    queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = first + entry.chunks.size()});
     bytes_ += bytes.size();
     const uint64_t size = bytes.size();
     entry.chunks.push_back({.bytes = std::move(bytes), .size = size});
@@ -59,8 +61,9 @@ void RetransmitBuffer::Free(const ChunkRef& id, std::vector<std::string>* freed)
 void RetransmitBuffer::FreeAll(std::vector<std::string>* freed) {
   queue_.clear();
   for (const auto& [micro, tensor] : order_) {
-    const uint64_t chunks = entries_[micro][tensor].chunks.size();
-    for (uint64_t k = 0; k < chunks; ++k) Free({.micro = micro, .tensor = tensor, .chunk = k}, freed);
+    const Entry& entry = entries_[micro][tensor];
+    const uint64_t end = entry.first + entry.chunks.size();
+    for (uint64_t k = entry.first; k < end; ++k) Free({.micro = micro, .tensor = tensor, .chunk = k}, freed);
   }
 }
 
@@ -68,11 +71,11 @@ std::optional<ChunkRef> RetransmitBuffer::Requeue(const std::function<bool(const
   std::optional<ChunkRef> lost;
   queue_.clear();
   for (const auto& [micro, tensor] : order_) {
-    const std::vector<Chunk>& chunks = entries_[micro][tensor].chunks;
-    for (uint64_t k = 0; k < chunks.size(); ++k) {
-      const ChunkRef id{.micro = micro, .tensor = tensor, .chunk = k};
+    const Entry& entry = entries_[micro][tensor];
+    for (uint64_t k = 0; k < entry.chunks.size(); ++k) {
+      const ChunkRef id{.micro = micro, .tensor = tensor, .chunk = entry.first + k};
       if (held(id)) continue;
-      if (chunks[k].freed) lost = id;
+      if (entry.chunks[k].freed) lost = id;
       queue_.push_back(id);
     }
   }

@@ -23,7 +23,7 @@ struct ChunkRef {
   bool operator==(const ChunkRef&) const = default;
 };
 
-// A copy of the gradient as chunks.
+// A copy of the gradient, which is of the tensor's shard, as chunks, from WireTensor::first_chunk on.
 std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
                                        absl::Span<const std::byte> gradient);
 
@@ -36,13 +36,16 @@ class RetransmitBuffer {
   uint32_t micro() const { return static_cast<uint32_t>(entries_.size()) - 1; }  // the present one
   bool pushed(uint32_t micro, uint32_t tensor) const { return entries_[micro][tensor].pushed; }
   bool pushed(uint32_t tensor) const;  // in any of them
-  // In the present micro-batch.
-  void Add(uint32_t tensor, std::vector<std::string> chunks);
+  // In the present micro-batch; the first of the chunks has the number `first`.
+  void Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks);
 
   bool all_sent() const { return queue_.empty(); }
   const ChunkRef& next() const { return queue_.front(); }
   bool queued(const ChunkRef& id) const;
-  uint64_t Bytes(const ChunkRef& id) const { return entries_[id.micro][id.tensor].chunks[id.chunk].size; }
+  uint64_t Bytes(const ChunkRef& id) const {
+    const Entry& entry = entries_[id.micro][id.tensor];
+    return entry.chunks[id.chunk - entry.first].size;
+  }
   uint64_t most_bytes() const { return most_bytes_; }  // kept at one time, so far
 
   // Lends the bytes of a queued chunk to the writer, who brings them back. If the chunk was freed meanwhile, they stay
@@ -66,9 +69,13 @@ class RetransmitBuffer {
   };
   struct Entry {
     bool pushed = false;
+    uint64_t first = 0;
     std::vector<Chunk> chunks;
   };
-  Chunk& At(const ChunkRef& id) { return entries_[id.micro][id.tensor].chunks[id.chunk]; }
+  Chunk& At(const ChunkRef& id) {
+    Entry& entry = entries_[id.micro][id.tensor];
+    return entry.chunks[id.chunk - entry.first];
+  }
   struct Push {
     uint32_t micro = 0, tensor = 0;
   };

@@ -22,6 +22,7 @@ v1::AttachRequest Request(const AttachOptions& options) {
   request.set_protocol_max(kProtocolMax);
   request.add_features("held_whole");
   request.set_client_version("ballast-cpp/" BALLAST_CLIENT_VERSION);
+  *request.mutable_coverage() = CoverageOf(options.shards);
   return request;
 }
 
@@ -38,6 +39,22 @@ absl::Status StepTooLong(const AttachOptions& options, const absl::Status& statu
 }
 
 }  // namespace
+
+google::protobuf::RepeatedPtrField<v1::TensorCoverage> CoverageOf(const Shards& shards) {
+  google::protobuf::RepeatedPtrField<v1::TensorCoverage> coverage;
+  for (uint32_t i = 0; i < shards.size(); ++i) {
+    if (!shards[i]) continue;
+    v1::TensorCoverage* covered = coverage.Add();
+    covered->set_tensor(i);
+    if (shards[i]->begin == shards[i]->end) continue;
+    v1::ElementRange range;
+    range.set_begin(shards[i]->begin);
+    range.set_end(shards[i]->end);
+    if (shards[i]->contributes) *covered->add_contributes() = range;
+    *covered->add_receives() = range;
+  }
+  return coverage;
+}
 
 absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options) {
   v1::AttachRequest request = Request(options);

@@ -15,6 +15,9 @@
 
 namespace ballast {
 
+// What a rank that holds these shards contributes to and receives, as the wire says it.
+google::protobuf::RepeatedPtrField<v1::TensorCoverage> CoverageOf(const Shards& shards);
+
 // Takes the rank. Waits up to options.wait_s while a lost predecessor's lease holds it, and up to
 // options.join_timeout_s while a step is open without it. Tries again while the connection is lost or the daemon is
 // busy, as Retry says. ALREADY_EXISTS says how to take over.

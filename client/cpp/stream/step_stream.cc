@@ -149,8 +149,8 @@ absl::Status StepStream::BindWeights(uint32_t tensor, void* destination, uint64_
   const WireTensor& wire = tensors_[tensor];
   if (destination != nullptr && bytes != wire.weight_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("BindWeights of ", tensors_.Name(tensor), ": got ", bytes,
-                                                   " bytes, wanted ", wire.weight_bytes(), " (", wire.elements, " x ",
-                                                   wire.landing(), ")"));
+                                                   " bytes, wanted ", wire.weight_bytes(), " (", wire.held_elements(),
+                                                   " x ", wire.landing(), ")"));
   }
   return Bind(tensor, {.weights = static_cast<std::byte*>(destination), .as_served = wire.landing() == wire.serving});
 }
@@ -161,7 +161,7 @@ absl::Status StepStream::BindServed(uint32_t tensor, void* codes, uint64_t bytes
   if (bytes != wire.served_bytes() || scales.size() != wire.scales()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "BindServed of ", tensors_.Name(tensor), ": got ", bytes, " bytes and ", scales.size(), " scales, wanted ",
-        wire.served_bytes(), " and ", wire.scales(), " (", wire.elements, " x ", wire.serving, ")"));
+        wire.served_bytes(), " and ", wire.scales(), " (", wire.held_elements(), " x ", wire.serving, ")"));
   }
   return Bind(tensor, {.weights = static_cast<std::byte*>(codes), .scales = scales.data(), .as_served = true});
 }
@@ -197,10 +197,16 @@ absl::Status StepStream::BeginStep(const StepValues& values) {
 absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradient) {
   if (auto s = tensors_.CheckIndex(tensor); !s.ok()) return s;
   const WireTensor& wire = tensors_[tensor];
+  if (!wire.shard.contributes) {
+    return absl::InvalidArgumentError(absl::StrCat("Push of ", tensors_.Name(tensor), ": rank ", options_.rank,
+                                                   " holds elements [", wire.shard.begin, ", ", wire.shard.end,
+                                                   ") of it and contributes nothing, as AttachOptions.shards ",
+                                                   "says; it counts as absent here: leave the call out"));
+  }
   if (gradient.size() != wire.gradient_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("gradient of ", tensors_.Name(tensor), ": got ", gradient.size(),
-                                                   " bytes, wanted ", wire.gradient_bytes(), " (", wire.elements, " x ",
-                                                   wire.gradient, ")"));
+                                                   " bytes, wanted ", wire.gradient_bytes(), " (", wire.held_elements(),
+                                                   " x ", wire.gradient, ")"));
   }
   const auto admitted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (!status_.ok()) return status_;

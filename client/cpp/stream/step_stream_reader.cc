@@ -199,14 +199,16 @@ absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::
                               const Destination& destination) const {
   if (destination.weights == nullptr) return absl::OkStatus();
   const WireTensor& tensor = tensors_[weights.tensor()];
-  const uint64_t first = weights.chunk() * tensors_.chunk_elements();
+  const uint64_t first = tensors_.PieceOf(weights.tensor(), weights.chunk()).first;
+  const uint64_t at = first - tensor.shard.begin;
   if (!destination.as_served) {
     return Decode({.first = first, .format = weights.format(), .codes = data, .scales = weights.scales()}, tensor,
-                  destination.weights + first * tensor.landing_element_bytes());
+                  destination.weights + at * tensor.landing_element_bytes());
   }
-  std::copy(data.begin(), data.end(), destination.weights + first * tensor.serving_element_bytes);
+  std::copy(data.begin(), data.end(), destination.weights + at * tensor.serving_element_bytes);
   if (destination.scales == nullptr || tensor.row_length == 0) return absl::OkStatus();
-  std::copy(weights.scales().begin(), weights.scales().end(), destination.scales + first / tensor.row_length);
+  std::copy(weights.scales().begin(), weights.scales().end(),
+            destination.scales + first / tensor.row_length - tensor.shard.begin / tensor.row_length);
   return absl::OkStatus();
 }
 

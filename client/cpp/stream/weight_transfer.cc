@@ -71,21 +71,28 @@ const std::string& SlotOf(const v1::Weights& weights) {
 // Pieces come tensor by tensor, slot by slot, in the order of their chunks, so a piece begins where the last one ended.
 class Arrivals {
  public:
+  // shards: as in PullWeights.
+  explicit Arrivals(const TensorTable* shards) : shards_(shards) {}
+
   // The piece's first element.
   absl::StatusOr<uint64_t> Place(const v1::Weights& weights, uint64_t element_bytes) {
     Tensor& tensor = tensors_[weights.tensor()];
     const std::string& slot = SlotOf(weights);
-    if (weights.chunk() == 0 && (tensor.messages == 0 || slot == tensor.first_slot)) {
-      tensor = {.first_slot = slot, .slot = slot, .furthest = tensor.furthest};
-    } else if (weights.chunk() == 0) {
+    if (auto s = CheckPart(weights, slot, element_bytes); !s.ok()) return s;
+    const WireTensor* const wire = PartOf(weights.tensor(), slot);
+    const uint64_t begin = wire == nullptr ? 0 : wire->first_chunk;
+    if (weights.chunk() == begin && (tensor.messages == 0 || slot == tensor.first_slot)) {
+      tensor = {.first_slot = slot, .slot = slot, .chunks = begin, .furthest = tensor.furthest};
+    } else if (weights.chunk() == begin) {
       tensor.slot = slot;
-      tensor.chunks = tensor.elements = 0;
+      tensor.chunks = begin;
+      tensor.elements = 0;
     }
     if (weights.chunk() != tensor.chunks || slot != tensor.slot) {
       return absl::InternalError(absl::StrCat("pull of tensor ", weights.tensor(), ": got chunk ", weights.chunk(),
                                               " of its ", slot, ", wanted ", tensor.chunks, " of its ", tensor.slot));
     }
-    const uint64_t first = tensor.elements;
+    const uint64_t first = tensor.elements + (wire == nullptr ? 0 : wire->shard.begin);
     ++tensor.chunks;
     ++tensor.messages;
     tensor.elements += weights.data().size() / element_bytes;
@@ -118,12 +125,33 @@ class Arrivals {
  private:
   struct Tensor {
     std::string first_slot, slot;  // the first that came, and the one that comes
-    uint64_t chunks = 0;           // of that one
+    uint64_t chunks = 0;           // the next of that one
     uint64_t elements = 0;         // likewise
     uint64_t messages = 0;         // of all slots
     uint64_t furthest = 0;         // the most of them, also of earlier attempts
     bool whole = false;
   };
+
+  // The tensor, where only part of it is asked for; else nullptr. The slot "updates" is of all of it.
+  const WireTensor* PartOf(uint32_t tensor, const std::string& slot) const {
+    if (shards_ == nullptr || tensor >= shards_->size() || slot == "updates") return nullptr;
+    return (*shards_)[tensor].whole() ? nullptr : &(*shards_)[tensor];
+  }
+  // A daemon that does not know PullRequest.parts sends all of a tensor.
+  absl::Status CheckPart(const v1::Weights& weights, const std::string& slot, uint64_t element_bytes) const {
+    const WireTensor* const wire = PartOf(weights.tensor(), slot);
+    if (wire == nullptr) return absl::OkStatus();
+    const uint64_t chunk = weights.chunk();
+    const bool held = chunk >= wire->first_chunk && chunk < wire->end_chunk;
+    const uint64_t wanted = held ? shards_->PieceOf(weights.tensor(), chunk).size() * element_bytes : 0;
+    if (held && weights.data().size() == wanted) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat("pull of ", shards_->Name(weights.tensor()), ", elements [", wire->shard.begin, ", ",
+                     wire->shard.end, "): got ", weights.data().size(), " bytes of chunk ", chunk, ", wanted ", wanted,
+                     ": this daemon is older than the client and sends whole tensors; update it"));
+  }
+
+  const TensorTable* const shards_;
   std::unordered_map<uint32_t, Tensor> tensors_;
   uint64_t new_chunks_ = 0;
 };
@@ -259,8 +287,9 @@ absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream
   }
 }
 
-absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink) {
-  Arrivals arrivals;
+absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const TensorTable* shards,
+                         const ServedSink& sink) {
+  Arrivals arrivals(shards);
   v1::PullRequest rest = request;
   std::vector<uint32_t> wanted(request.tensors().begin(), request.tensors().end());
   for (Retry retry(connection, absl::StrCat("pulling weights of run '", request.run_id(), "'"));;) {

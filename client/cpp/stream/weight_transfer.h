@@ -32,8 +32,10 @@ using PieceSink = std::function<absl::Status(uint32_t tensor, uint64_t offset_by
 // Gets pieces that are checked, in formats that FindFormat knows.
 using ServedSink = std::function<absl::Status(const ServedPiece&)>;
 // Pulls weights, or the slots that the request names. After a lost connection it goes on with the tensor that it was
-// at.
-absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const ServedSink& sink);
+// at. `shards`: of the tensors, where the request has parts; nullptr: it has none. UNIMPLEMENTED: the daemon does not
+// know parts.
+absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const TensorTable* shards,
+                         const ServedSink& sink);
 
 // Decodes a piece into the tensor's landing format, which is not the serving format.
 absl::Status Decode(const ServedPiece& piece, const WireTensor& tensor, std::byte* out);

@@ -35,12 +35,32 @@ absl::StatusOr<WireTensor> Describe(const v1::TensorSpec& tensor, const v1::Grou
                                                  wire.serving, "', which this client does not know: update it"));
   }
   wire.row_length = RowLength(tensor, wire.elements, FindFormat(wire.serving)->scaling);
+  wire.shard = {.begin = 0, .end = wire.elements};
+  wire.end_chunk = wire.chunks;
   return wire;
+}
+
+absl::Status Take(const Shard& shard, uint64_t chunk_elements, WireTensor* wire) {
+  if (shard.begin > shard.end || shard.end > wire->elements) {
+    return absl::InvalidArgumentError(absl::StrCat("shards: [", shard.begin, ", ", shard.end, ") of tensor '",
+                                                   wire->name, "', which has ", wire->elements,
+                                                   " elements; wanted 0 <= begin <= end <= that"));
+  }
+  const bool some = shard.begin < shard.end;
+  wire->shard = {.begin = shard.begin, .end = shard.end, .contributes = shard.contributes && some};
+  wire->first_chunk = shard.begin / chunk_elements;
+  wire->end_chunk = some ? (shard.end - 1) / chunk_elements + 1 : wire->first_chunk;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_t chunk_elements) {
+absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_t chunk_elements,
+                                                const Shards& shards) {
+  if (!shards.empty() && shards.size() != static_cast<size_t>(spec.tensors_size())) {
+    return absl::InvalidArgumentError(absl::StrCat("shards: got ", shards.size(), ", wanted one for each of the run's ",
+                                                   spec.tensors_size(), " tensors, or none"));
+  }
   if (chunk_elements == 0) return absl::InternalError("the daemon announced chunks of 0 elements");
   TensorTable table;
   table.chunk_elements_ = chunk_elements;
@@ -50,9 +70,17 @@ absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_
     const int group = static_cast<int>(tensor.group());
     auto wire = Describe(tensor, group < spec.groups_size() ? spec.groups(group) : v1::GroupSpec(), chunk_elements);
     if (!wire.ok()) return wire.status();
+    if (!shards.empty() && shards[table.size()]) {
+      if (auto s = Take(*shards[table.size()], chunk_elements, &*wire); !s.ok()) return s;
+    }
     table.tensors_.push_back(*std::move(wire));
   }
   return table;
+}
+
+ShardPiece TensorTable::PieceOf(uint32_t tensor, uint64_t chunk) const {
+  const Shard& shard = tensors_[tensor].shard;
+  return {std::max(chunk * chunk_elements_, shard.begin), std::min((chunk + 1) * chunk_elements_, shard.end)};
 }
 
 absl::Status TensorTable::CheckIndex(uint32_t tensor) const {

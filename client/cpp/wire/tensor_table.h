@@ -1,5 +1,6 @@
 // The run's tensors as the wire sees them: sizes, formats and how they are cut into chunks. Chunk k of a tensor is its
-// elements [kC, min((k+1)C, n)), where C is chunk_elements. An immutable value.
+// elements [kC, min((k+1)C, n)), where C is chunk_elements. A rank that holds a shard of a tensor sends and receives
+// those elements of a chunk that the shard has; chunks keep their numbers. An immutable value.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include "absl/types/span.h"
 
 #include "ballast/v1/run.pb.h"
+#include "client/cpp/shard.h"
 #include "client/cpp/wire/wire_format.h"
 
 namespace ballast {
@@ -31,23 +33,40 @@ struct WireTensor {
   uint64_t gradient_element_bytes = 0;
   uint64_t serving_element_bytes = 0;
   uint64_t row_length = 0;  // elements that share a scale when served; 0: none
-  uint64_t gradient_bytes() const { return elements * gradient_element_bytes; }
-  uint64_t served_bytes() const { return elements * serving_element_bytes; }
-  uint64_t scales() const { return row_length == 0 ? 0 : elements / row_length; }
+  Shard shard;              // all of it, unless it is sharded; `contributes` only where it has elements
+  // The chunks that the shard has elements of.
+  uint64_t first_chunk = 0, end_chunk = 1;
+  uint64_t held_chunks() const { return end_chunk - first_chunk; }
+  uint64_t held_elements() const { return shard.end - shard.begin; }
+  bool whole() const { return held_elements() == elements; }
+  // Of the shard.
+  uint64_t gradient_bytes() const { return held_elements() * gradient_element_bytes; }
+  uint64_t served_bytes() const { return held_elements() * serving_element_bytes; }
+  uint64_t scales() const { return ScalesNeeded(row_length, shard.begin, shard.end); }
   // The format in which the trainer gets the weights: the serving format if a trainer can compute in it, otherwise the
   // tensor's dtype.
   const std::string& landing() const { return FindFormat(serving)->computes ? serving : dtype; }
   uint64_t landing_element_bytes() const { return FormatBytes(landing()); }
-  uint64_t weight_bytes() const { return elements * landing_element_bytes(); }
+  uint64_t weight_bytes() const { return held_elements() * landing_element_bytes(); }
+};
+
+// Elements [first, last) of a tensor.
+struct ShardPiece {
+  uint64_t first = 0, last = 0;
+  uint64_t size() const { return last - first; }
 };
 
 class TensorTable {
  public:
-  static absl::StatusOr<TensorTable> Create(const v1::RunSpec& spec, uint64_t chunk_elements);
+  // INVALID_ARGUMENT: `shards` is neither empty nor of the run's tensors, or a shard does not lie in its tensor.
+  static absl::StatusOr<TensorTable> Create(const v1::RunSpec& spec, uint64_t chunk_elements,
+                                            const Shards& shards = {});
 
   uint32_t size() const { return static_cast<uint32_t>(tensors_.size()); }
   const WireTensor& operator[](uint32_t tensor) const { return tensors_[tensor]; }
   uint64_t chunk_elements() const { return chunk_elements_; }
+  // What the shard has of a chunk that it has elements of.
+  ShardPiece PieceOf(uint32_t tensor, uint64_t chunk) const;
   size_t groups() const { return groups_; }
   bool staged() const { return staged_; }  // the run's commit
 

@@ -1,0 +1,21 @@
+// A rank's part of a tensor. A value.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace ballast {
+
+// Elements [begin, end) of a tensor, row-major. The rank receives the weights of them, and sends the gradients where it
+// contributes: of ranks that hold the same elements, as replicas do, one does. begin == end: it holds nothing of the
+// tensor.
+struct Shard {
+  uint64_t begin = 0, end = 0;
+  bool contributes = true;
+};
+
+// By tensor; none: all of it, with its gradients. An empty list stands for whole tensors.
+using Shards = std::vector<std::optional<Shard>>;
+
+}  // namespace ballast
