@@ -46,8 +46,10 @@ class Client:
         nbytes, and a tensor that the rank does not contribute to counts as absent: it need not, and must not, be
         pushed. load_weights stays of whole tensors. An empty shard takes no memory: it is not bound, and pull and
         pull_state, which may name it, bring nothing of it. Digests are of whole tensors, so pull takes none of a shard.
-        Raises ValueError for a shard that is not in its tensor, or a list of another length than the run's tensors;
-        Rejected where the daemon knows no shards, or a serving format with scales would be cut."""
+        They hold for this run until the client attaches again; what it contributes nothing to gets its weights after
+        end_step. Raises Rejected for a shard that is not in its tensor, a list of another length than the run's
+        tensors, ranks that leave a gap, a serving format with scales whose chunk would be cut, and a daemon that knows
+        no shards."""
     def load_weights(
         self, slots: list[tuple[int, str, str, int, int]], updates: dict[int, int] = ..., replace: bool = False
     ) -> list[int]: ...

@@ -33,6 +33,13 @@ class PyClient {
   // How many bytes of weights the upload or pull under way has moved, or the last one. Written by its thread, read by any.
   std::atomic<uint64_t>& moved() const { return *moved_; }
 
+  // What this process holds of the run's tensors, since it attached to it; empty: all.
+  Shards ShardsOf(const std::string& run_id) const { return run_id == attached_to_ ? shards_ : Shards(); }
+  void Hold(const std::string& run_id, const Shards& shards) const {
+    attached_to_ = run_id;
+    shards_ = shards;
+  }
+
   // The answer to call(client), an absl::StatusOr. Ctrl-C ends the wait.
   template <typename Call>
   auto Ask(Call call) const {
@@ -77,6 +84,8 @@ class PyClient {
   pid_t process_;
   std::shared_ptr<std::atomic<uint64_t>> moved_ = std::make_shared<std::atomic<uint64_t>>(0);
   mutable InterruptibleCalls calls_;
+  mutable std::string attached_to_;
+  mutable Shards shards_;
 };
 
 }  // namespace ballast

@@ -26,16 +26,33 @@ namespace nb = nanobind;
 
 // --- the run ---------------------------------------------------------------------------------------------------------
 
+// By tensor: begin, end, contributes; none: all of it.
+using ShardTuples = std::optional<std::vector<std::optional<std::tuple<uint64_t, uint64_t, bool>>>>;
+
+Shards MakeShards(const ShardTuples& tuples) {
+  Shards shards;
+  if (!tuples) return shards;
+  for (const auto& tuple : *tuples) {
+    auto& shard = shards.emplace_back();
+    if (!tuple) continue;
+    const auto [begin, end, contributes] = *tuple;
+    shard = Shard{.begin = begin, .end = end, .contributes = contributes};
+  }
+  return shards;
+}
+
 nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, uint32_t world, bool takeover,
-                double wait_s, const std::string& transport, double join_timeout_s) {
+                double wait_s, const std::string& transport, double join_timeout_s, const ShardTuples& shards) {
   const TransportChoice wish = transport == "grpc"  ? TransportChoice::kGrpc
                                : transport == "shm" ? TransportChoice::kShm
                                                     : TransportChoice::kAuto;
   AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
   options.transport = wish;
   options.join_timeout_s = join_timeout_s;
+  options.shards = MakeShards(shards);
   const Attachment attachment = OrThrow(self.AskOrUndo([options](Client& client) { return client.Attach(options); },
                                                        [](Client& client) { client.Detach(); }));
+  self.Hold(run_id, options.shards);
   nb::dict out;
   out["resume_step"] = attachment.resume_step;
   out["weights_loaded"] = attachment.weights_loaded;
@@ -86,7 +103,8 @@ std::map<uint32_t, uint64_t> Pull(const PyClient& self, const std::string& run_i
     if (!digests.empty()) have.push_back(digests.at(tensor));
   }
   if (!tensors.empty()) {
-    UnlockedTransfer([&, client = self.Get()] { return client->Pull(run_id, tensors, sink, 0, have); });
+    const Shards shards = self.ShardsOf(run_id);
+    UnlockedTransfer([&, client = self.Get()] { return client->Pull(run_id, tensors, sink, 0, have, shards); });
   }
   return steps;
 }
@@ -109,6 +127,7 @@ std::map<uint32_t, uint64_t> PullState(const PyClient& self, const std::string& 
   }
   std::sort(tensors.begin(), tensors.end());
   tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
+  const Shards shards = self.ShardsOf(run_id);
   std::map<uint32_t, uint64_t> updates;
   const auto sink = [&](const ServedPiece& piece) -> absl::Status {
     if (piece.slot == "updates") {
@@ -117,10 +136,13 @@ std::map<uint32_t, uint64_t> PullState(const PyClient& self, const std::string& 
     }
     const auto landing = landings.find(piece.slot);
     if (landing == landings.end() || !landing->second.wants(piece.tensor)) return absl::OkStatus();
-    return landing->second.Write(piece.tensor, piece.first * sizeof(float), piece.codes);
+    const bool sharded = piece.tensor < shards.size() && shards[piece.tensor];
+    const uint64_t first = piece.first - (sharded ? shards[piece.tensor]->begin : 0);
+    return landing->second.Write(piece.tensor, first * sizeof(float), piece.codes);
   };
   if (tensors.empty()) return updates;
-  UnlockedTransfer([&, client = self.Get()] { return client->PullState(run_id, tensors, slots, sink, snapshot); });
+  UnlockedTransfer(
+      [&, client = self.Get()] { return client->PullState(run_id, tensors, slots, sink, snapshot, shards); });
   return updates;
 }
 
@@ -195,7 +217,8 @@ void BindTrainer(nb::class_<PyClient>& client) {
   using nb::arg;
   client
       .def("attach", &Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
-           arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s)
+           arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s,
+           arg("shards").none() = nb::none())
       .def_prop_ro("step", &Step)
       .def("check_status", &CheckStatus)
       .def_prop_ro("moved", [](const PyClient& self) { return self.moved().load(); })
