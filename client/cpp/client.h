@@ -50,6 +50,7 @@
 #include "ballast/v1/run.pb.h"
 #include "ballast/v1/trainer.pb.h"
 #include "client/cpp/shard.h"
+
 namespace ballast {
 
 struct ClientOptions {

@@ -18,17 +18,17 @@ struct Pieces {
   std::vector<ChunkSet::Piece> parts;
 };
 
-struct Place {
+struct FieldAt {
   absl::string_view message, field;
 };
 
-absl::Status Refuse(const Place& at, const TensorSpec& t, const v1::ElementRange& range, absl::string_view why) {
+absl::Status Refuse(const FieldAt& at, const TensorSpec& t, const v1::ElementRange& range, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(at.message, " of tensor '", t.name, "', ", at.field, " [",
                                                  range.begin(), ", ", range.end(), "): ", why));
 }
 
 // Adds a range that lies in the tensor behind those before it.
-absl::Status AddRange(const v1::ElementRange& range, const RunSpec& spec, const TensorSpec& t, const Place& at,
+absl::Status AddRange(const v1::ElementRange& range, const RunSpec& spec, const TensorSpec& t, const FieldAt& at,
                       Pieces* made) {
   const uint64_t c = spec.chunk_elements;
   for (uint64_t k = range.begin() / c; ChunkBegin(spec, k) < range.end(); ++k) {
@@ -56,7 +56,7 @@ absl::Status AddRange(const v1::ElementRange& range, const RunSpec& spec, const 
   return absl::OkStatus();
 }
 
-absl::StatusOr<Pieces> ToPieces(const Ranges& ranges, const RunSpec& spec, const TensorSpec& t, const Place& at) {
+absl::StatusOr<Pieces> ToPieces(const Ranges& ranges, const RunSpec& spec, const TensorSpec& t, const FieldAt& at) {
   Pieces made{.chunks = std::vector<bool>(ChunkCount(spec, t))};
   uint64_t last_end = 0;
   for (const v1::ElementRange& range : ranges) {

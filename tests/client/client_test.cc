@@ -336,6 +336,32 @@ TEST(ClientTest, ADaemonThatDoesNotKnowSlotsIsNotTakenForOneThatDoes) {
   EXPECT_EQ(pieces, 0);
 }
 
+// It would cut its own part of a tensor out of a whole one, and land it in the wrong place.
+TEST(ClientTest, ADaemonThatDoesNotKnowShardsIsNotTakenForOneThatDoes) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
+  const auto sink = [](uint32_t, uint64_t, absl::Span<const std::byte>, uint64_t) {
+    ADD_FAILURE() << "a piece came";
+    return absl::OkStatus();
+  };
+  for (const Shard shard : {Shard{0, 3}, Shard{5, 9}}) {
+    const absl::Status refused = trainer.client->Pull("r", {0u}, sink, 0, {}, {shard, {}, {}, {}});
+    EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("this daemon is older than the client"));
+  }
+  EXPECT_TRUE(trainer.client->Pull("r", {0u}, sink, 0, {}, {Shard{5, 5}, {}, {}, {}}).ok()) << "nothing is asked for";
+  Trainer other(daemon.address());
+  const absl::Status attached =
+      other.client->Attach({.run_id = "r", .shards = {Shard{2, 7, false}, {}, {}, Shard{6, 6}}}).status();
+  EXPECT_TRUE(absl::IsUnimplemented(attached)) << attached;
+  const auto coverage = daemon.seen().attaches.back().coverage();
+  ASSERT_EQ(coverage.size(), 2);
+  EXPECT_EQ(coverage[0].ShortDebugString(), "receives { begin: 2 end: 7 }");
+  EXPECT_EQ(coverage[1].ShortDebugString(), "tensor: 3");
+}
+
 TEST(ClientTest, ClosingBetweenStepsReleasesTheRank) {
   FakeDaemon daemon;
   {

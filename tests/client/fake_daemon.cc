@@ -53,6 +53,7 @@ class FakeDaemon::Admin final : public v1::AdminService::Service {
     if (!daemon_.Passes()) return Cut();
     if (request->run_id() != "r") return {grpc::StatusCode::NOT_FOUND, "no run '" + request->run_id() + "'"};
     *response->mutable_spec() = daemon_.options_.spec;
+    response->mutable_status()->mutable_plan()->set_chunk_elements(daemon_.options_.chunk_elements);
     return daemon_.Passes() ? grpc::Status::OK : Cut();
   }
 

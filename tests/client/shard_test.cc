@@ -83,7 +83,7 @@ class ShardTest : public ::testing::TestWithParam<TransportChoice> {
     for (auto& rank : *team) {
       for (uint32_t i = 0; i < kSharded; ++i) {
         if (i == step % kSharded && spec.micros == 1) continue;  // nothing came
-        const Piece held = rank->Held(i);
+        const ShardPiece held = rank->Held(i);
         EXPECT_EQ(rank->landed(i), kept.slots.at({i, "weights"}).substr(held.first, held.size()))
             << "tensor " << i << " of part " << rank->place().part;
       }
@@ -155,6 +155,8 @@ TEST_P(ShardTest, TheBitsAreThoseOfOneRankWithWholeTensors) {
           if (HasFatalFailure()) return;
           ExpectSame(Keep(spec.run_id), alone[step]);
         }
+        team.clear();
+        ASSERT_TRUE(daemon_client_->DeleteRun(spec.run_id, /*force=*/true).ok());
       }
     }
   }
@@ -241,7 +243,7 @@ TEST_P(ShardTest, APullBringsTheShardAlone) {
     const std::vector<std::string> slots = {"updates", "momentum"};
     ASSERT_TRUE(rank->client().PullState(spec.run_id, {}, slots, take, 0, rank->shards()).ok());
     for (uint32_t i = 0; i < kSharded; ++i) {
-      const Piece held = rank->Held(i);
+      const ShardPiece held = rank->Held(i);
       EXPECT_EQ(weights[i], kept.slots.at({i, "weights"}).substr(held.first, held.size())) << i;
       EXPECT_EQ(momenta[i], kept.slots.at({i, "momentum"}).substr(held.first, held.size())) << i;
       EXPECT_EQ(updates.count(i), held.size() > 0 ? 1u : 0u);
@@ -278,10 +280,11 @@ TEST_P(ShardTest, WhatCannotBeIsRefusedByName) {
     return std::string(daemon_client_->Attach(options).status().message());
   };
   EXPECT_THAT(refusal({Shard{0, 1}}), HasSubstr("shards: got 1, wanted one for each of the run's 5 tensors"));
-  EXPECT_THAT(refusal({{}, Shard{3, 8}, {}, {}, {}}), HasSubstr("shards: [3, 8) of tensor 't1', which has 7 elements"));
+  EXPECT_THAT(refusal({{}, Shard{3, 8}, {}, {}, {}}),
+              HasSubstr("shards: [3, 8) of tensor 'layers.1.w', which has 7 elements"));
   EXPECT_THAT(refusal({{}, {}, Shard{0, 4000}, {}, {}}), HasSubstr("served in int8-row, which has scales"));
   EXPECT_THAT(refusal({{}, {}, Shard{4096, 4097}, {}, {}}, 1),
-              HasSubstr("no rank contributes to chunk 0 of tensor 2 't2'"));
+              HasSubstr("no rank contributes to chunk 0 of tensor 2 'layers.2.w'"));
 
   const ShardedSpec other{.run_id = "other"};
   ASSERT_TRUE(daemon_client_->CreateRun(SpecOf(other)).ok());

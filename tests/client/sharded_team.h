@@ -40,7 +40,7 @@ inline v1::RunSpec SpecOf(const ShardedSpec& wanted) {
   spec.set_run_id(wanted.run_id);
   for (uint32_t i = 0; i < kSharded; ++i) {
     v1::TensorSpec* tensor = spec.add_tensors();
-    tensor->set_name(absl::StrCat("t", i));
+    tensor->set_name(absl::StrCat("layers.", i, ".w"));
     tensor->set_dtype(wanted.dtype);
     for (const int64_t extent : kShapes[i]) tensor->add_shape(extent);
   }
@@ -118,15 +118,15 @@ class ShardedRank {
   }
 
   absl::Status Push(uint32_t tensor, const std::string& whole) {
-    const Piece held = Held(tensor);
+    const ShardPiece held = Held(tensor);
     if (!place_.contributes || held.size() == 0) return absl::OkStatus();
     return client_->Push(tensor, BytesOf(whole).subspan(held.first, held.size()));
   }
   // Bytes of the tensor, in the format of gradients and weights.
-  Piece Held(uint32_t tensor) const {
+  ShardPiece Held(uint32_t tensor) const {
     const uint64_t bytes = spec_.dtype == "bf16" ? 2 : 4;
     const auto& shard = shards_[tensor];
-    return shard ? Piece{shard->begin * bytes, shard->end * bytes} : Piece{0, ElementsOf(tensor) * bytes};
+    return shard ? ShardPiece{shard->begin * bytes, shard->end * bytes} : ShardPiece{0, ElementsOf(tensor) * bytes};
   }
   const std::string& landed(uint32_t tensor) const { return landed_.at(tensor); }
   const Shards& shards() const { return shards_; }

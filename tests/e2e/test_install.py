@@ -70,7 +70,14 @@ def test_nothing_names_the_tree_or_the_build(installed):
 
 def test_each_header_compiles_by_itself(installed, tmp_path):
     headers = sorted((installed / "include").rglob("*.h"))
-    assert {header.name for header in headers} == {"client.h", "rewound.h", "admin.pb.h", "run.pb.h", "trainer.pb.h"}
+    assert {header.name for header in headers} == {
+        "client.h",
+        "shard.h",
+        "rewound.h",
+        "admin.pb.h",
+        "run.pb.h",
+        "trainer.pb.h",
+    }
     cflags = flags(installed, tmp_path, "--cflags")
     for header in headers:
         (tmp_path / "alone.cc").write_text(f'#include "{header}"\n')

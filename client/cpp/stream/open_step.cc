@@ -225,7 +225,7 @@ absl::Status OpenStep::CheckWeights(const v1::Weights& weights, uint64_t data_by
     return wrong("with chunk ", weights.chunk(), ", wanted those from ", wire.first_chunk, " to below ",
                  wire.end_chunk);
   }
-  const Piece piece = tensors_.PieceOf(weights.tensor(), weights.chunk());
+  const ShardPiece piece = tensors_.PieceOf(weights.tensor(), weights.chunk());
   const uint64_t wanted = piece.size() * wire.serving_element_bytes;
   if (data_bytes != wanted) {
     return wrong("with ", data_bytes, " bytes in chunk ", weights.chunk(), " instead of ", wanted);

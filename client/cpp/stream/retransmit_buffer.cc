@@ -11,7 +11,7 @@ std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tens
   std::vector<std::string> chunks;
   chunks.reserve(wire.held_chunks());
   for (uint64_t k = wire.first_chunk; k < wire.end_chunk; ++k) {
-    const Piece of = tensors.PieceOf(tensor, k);
+    const ShardPiece of = tensors.PieceOf(tensor, k);
     const auto piece = gradient.subspan((of.first - wire.shard.begin) * wire.gradient_element_bytes,
                                         of.size() * wire.gradient_element_bytes);
     chunks.emplace_back(reinterpret_cast<const char*>(piece.data()), piece.size());

@@ -78,7 +78,7 @@ absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_
   return table;
 }
 
-Piece TensorTable::PieceOf(uint32_t tensor, uint64_t chunk) const {
+ShardPiece TensorTable::PieceOf(uint32_t tensor, uint64_t chunk) const {
   const Shard& shard = tensors_[tensor].shard;
   return {std::max(chunk * chunk_elements_, shard.begin), std::min((chunk + 1) * chunk_elements_, shard.end)};
 }

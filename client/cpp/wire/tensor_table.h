@@ -51,7 +51,7 @@ struct WireTensor {
 };
 
 // Elements [first, last) of a tensor.
-struct Piece {
+struct ShardPiece {
   uint64_t first = 0, last = 0;
   uint64_t size() const { return last - first; }
 };
@@ -66,7 +66,7 @@ class TensorTable {
   const WireTensor& operator[](uint32_t tensor) const { return tensors_[tensor]; }
   uint64_t chunk_elements() const { return chunk_elements_; }
   // What the shard has of a chunk that it has elements of.
-  Piece PieceOf(uint32_t tensor, uint64_t chunk) const;
+  ShardPiece PieceOf(uint32_t tensor, uint64_t chunk) const;
   size_t groups() const { return groups_; }
   bool staged() const { return staged_; }  // the run's commit
 

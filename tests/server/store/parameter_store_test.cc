@@ -80,6 +80,19 @@ class Store {
     return weights;
   }
 
+  // Elements of the momentum, of the weights as they are served, and of all that there is of them: the same bits.
+  std::vector<std::string> Read(TensorRange range) {
+    WeightPiece served, master, momentum;
+    StateRoom room;
+    Wait(1, [&](auto done) { store_->EncodeWeights(range, &served, std::move(done)); });
+    Wait(1, [&](auto done) { store_->EncodeMaster(range, &master, std::move(done)); });
+    Wait(1, [&](auto done) {
+      constexpr auto kMomentum = kernels::PlaneKind::kMomentum;
+      EXPECT_TRUE(store_->DecodeState(range, kMomentum, &momentum, &room, std::move(done)).ok());
+    });
+    return {served.data, master.data, momentum.data};
+  }
+
   ParameterStore::UpdateValues Values(uint32_t tensor, uint64_t step) {
     return {.step = step,
             .gradient_divisor = 2,
@@ -187,6 +200,29 @@ TEST_P(ParameterStoreTest, AProbeSaysWhatTheUpdateThenSaysAndTouchesNothing) {
         EXPECT_EQ(a.rejected, b.rejected);
         EXPECT_GT(a.rms_sq, 0);
         EXPECT_EQ(a.nonfinite, step == 2 && i == 0 ? 1u : 0u);
+      }
+    }
+  }
+}
+
+// Blocks and tiles are cut in the middle; 70,000 is one chunk.
+TEST_P(ParameterStoreTest, PartsOfAChunkHaveTheBitsOfTheWhole) {
+  for (const Kernel& kernel : {Kernel{"adamw", "split24", "companded8"}, {"adamw", "flash24", "flash8"}}) {
+    Store store(device_.get(), kernel);
+    store.FillGradients(1);
+    store.DoAll(kUpdate, 1);
+    const std::vector<std::string> whole = store.Read({0, 0, 70000});
+    for (const TensorRange range : {TensorRange{0, 0, 1},
+                                    {0, 69999, 70000},
+                                    {0, 5, 4096},
+                                    {0, 4095, 4097},
+                                    {0, 4096, 8192},
+                                    {0, 12345, 54321},
+                                    {0, 1, 70000}}) {
+      const std::vector<std::string> part = store.Read(range);
+      for (size_t i = 0; i < part.size(); ++i) {
+        EXPECT_TRUE(part[i] == whole[i].substr(range.first * 4, (range.last - range.first) * 4))
+            << kernel.master << ", [" << range.first << ", " << range.last << "), " << i;
       }
     }
   }
