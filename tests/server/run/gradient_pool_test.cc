@@ -15,7 +15,7 @@ namespace ballast {
 namespace {
 
 constexpr uint64_t kChunk = 4096, kElements = kChunk + 1000;
-constexpr uint32_t kRanks = 4;
+constexpr uint32_t kContributors = 4;
 
 class GradientPoolTest : public ::testing::Test {
  protected:
@@ -28,7 +28,7 @@ class GradientPoolTest : public ::testing::Test {
     return ToRunSpec(wire, limits).value();
   }
   explicit GradientPoolTest(const std::string& dtype = "fp32")
-      : spec_(Made(dtype, kRanks)), plan_(MakePlan(spec_)), pool_(&spec_, &plan_, Buffers()) {}
+      : spec_(Made(dtype, kContributors)), plan_(MakePlan(spec_)), pool_(&spec_, &plan_, Buffers()) {}
 
   std::vector<DeviceBuffer> Buffers() {
     std::vector<DeviceBuffer> buffers;
@@ -87,7 +87,7 @@ TEST_F(GradientPoolTest, AnElementIsTheSumOfThoseWhoHaveItToTheBit) {
     const auto of = static_cast<uint32_t>(ElementsOf(chunk));
     std::vector<ChunkSet> covers;
     std::vector<ChunkPart> parts;
-    for (uint32_t r = 0; r < kRanks; ++r) {
+    for (uint32_t r = 0; r < kContributors; ++r) {
       const auto begin = static_cast<uint32_t>(random() % 3 == 0 ? 0 : random() % of);
       const auto end = static_cast<uint32_t>(random() % 3 == 0 ? of : begin + 1 + random() % (of - begin));
       parts.push_back({begin, end, of});
@@ -102,7 +102,7 @@ TEST_F(GradientPoolTest, AnElementIsTheSumOfThoseWhoHaveItToTheBit) {
     for (uint32_t micro = 0; micro < 3; ++micro) {
       std::map<uint32_t, Sent> sent;
       effect::Sum sum{.id = {micro, 0, chunk}, .slab = slab_, .ranks = {}, .first = first};
-      for (uint32_t r = 0; r < kRanks; ++r) {
+      for (uint32_t r = 0; r < kContributors; ++r) {
         if (random() % 3 == 0) continue;  // it has listed the tensor absent
         sum.ranks.push_back(r);
         sent[r] = Draw(&random, parts[r]);
