@@ -56,25 +56,28 @@ class Alone:
         return (self.folder / "ballastd.log").read_text()
 
     def close(self) -> None:
-        """Kills the trainer. What it leaves is for whoever asks why it was killed."""
+        """Kills the trainer. What it leaves is for whoever asks why it was killed, until another one is started."""
         self.program.close()
         assert self.daemon.over()
         self.daemon.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No daemon is named, and ballastd is on PATH."""
+def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No daemon is named, and ballastd is on PATH. Folders of daemons are made where nobody else's are."""
+    folders = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # a short name, since the sockets' are limited
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folders))
     for name in ("BALLAST_SERVER", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{BINARY.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("BALLAST_THREADS", "1")
     monkeypatch.setenv("BALLAST_MEMORY_LIMIT", "256MiB")
+    yield folders
+    shutil.rmtree(folders)
 
 
 @pytest.fixture
-def alone(path: None, program: Callable[..., Program]) -> Iterator[Alone]:
+def alone(path: Path, program: Callable[..., Program]) -> Iterator[Alone]:
     started = Alone(program("alone"))
     yield started
     started.close()
@@ -95,7 +98,7 @@ def test_a_process_without_a_server_has_a_daemon_that_ends_with_it(alone: Alone)
 
 @pytest.mark.parametrize(("device", "flags"), [(None, ["--device=cpu"]), ("auto", [])])
 def test_it_computes_on_the_cpu_unless_a_variable_says_otherwise(
-    device: str | None, flags: list[str], path: None, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+    device: str | None, flags: list[str], path: Path, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device is not None:
         monkeypatch.setenv("BALLAST_DEVICE", device)
@@ -122,6 +125,31 @@ def test_it_ends_when_the_process_is_killed_in_a_step(alone: Alone, killed: sign
     assert alone.program.end() == -killed
     assert alone.daemon.over()
     assert "the end of standard input" in alone.log()
+
+
+def test_what_a_killed_process_leaves_is_gone_with_the_next_daemon_and_what_lives_is_not(
+    path: Path, program: Callable[..., Program]
+) -> None:
+    killed, living = Alone(program("alone")), Alone(program("alone"))
+    assert killed.folder.parent == path and killed.folder.exists()
+    killed.program.send(signal.SIGKILL)
+    assert killed.program.end() == -signal.SIGKILL
+    assert killed.daemon.over()
+    assert os.listdir(killed.folder) == ["ballastd.log"]
+    third = Alone(program("alone"))
+    assert not killed.folder.exists()
+    assert living.order("step") == third.order("step") == "1 APPLIED"
+    for alone in (killed, living, third):
+        alone.close()
+
+
+def test_the_log_of_a_daemon_that_has_failed_stays(alone: Alone, path: Path, program: Callable[..., Program]) -> None:
+    os.kill(alone.daemon.pid, signal.SIGTERM)  # in order, but its process wants it still
+    assert alone.daemon.over()
+    assert alone.order("anew") == "True"
+    third = Alone(program("alone"))
+    assert (alone.folder / "ballastd.log").exists()
+    third.close()
 
 
 def test_a_fork_that_lives_on_does_not_keep_it(alone: Alone) -> None:
@@ -155,7 +183,7 @@ def test_one_that_was_killed_is_replaced(alone: Alone) -> None:
     assert alone.program.end() == 0
 
 
-def test_several_ranks_are_refused_and_told_what_to_write(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_are_refused_and_told_what_to_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = r"server='local'.*run 'r' has 2 ranks.*`ballastd`.*server='host:7700'.*BALLAST_SERVER"
     with pytest.raises(ballast.Rejected, match=wanted):
         unnamed(rank=0, world=2)
@@ -165,7 +193,7 @@ def test_several_ranks_are_refused_and_told_what_to_write(path: None, monkeypatc
 
 
 def test_without_the_program_it_is_said_how_to_get_it(
-    path: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ballast.Rejected, match="there is no ballastd: .*deploy/wheel.sh"):
@@ -173,7 +201,7 @@ def test_without_the_program_it_is_said_how_to_get_it(
 
 
 def test_the_packages_own_entry_point_is_not_taken_for_the_program(
-    path: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     entry = tmp_path / "ballastd"
     entry.write_text("#!/usr/bin/python3\nfrom ballast.programs import ballastd\nballastd()\n")
@@ -183,17 +211,18 @@ def test_the_packages_own_entry_point_is_not_taken_for_the_program(
         unnamed()
 
 
-def test_one_that_does_not_start_is_told_with_its_log(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_start_is_told_with_its_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BALLAST_LIMITS_CHUNK_BYTES", "1000")
     with pytest.raises(ballast.Unavailable, match="exit code 78.*limits.chunk_bytes.*1000") as told:
         unnamed()
     log = Path(str(told.value).partition("Its log is ")[2].partition(". ")[0])
+    with pytest.raises(ballast.Unavailable):
+        unnamed()
     assert "1000 is not a multiple" in log.read_text()
-    shutil.rmtree(log.parent)
 
 
 def test_its_folder_may_be_in_one_of_any_name(
-    path: None, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+    path: Path, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="my %41 \u00fc?#", dir="/tmp") as parent:
         monkeypatch.setenv("XDG_RUNTIME_DIR", parent)
@@ -207,7 +236,7 @@ def test_its_folder_may_be_in_one_of_any_name(
         started.close()
 
 
-def test_without_room_for_its_folder_it_is_said_what_to_do(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_its_folder_it_is_said_what_to_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**where: str) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where["dir"])
 
@@ -216,6 +245,6 @@ def test_without_room_for_its_folder_it_is_said_what_to_do(path: None, monkeypat
         unnamed()
 
 
-def test_who_only_asks_starts_none(path: None) -> None:
+def test_who_only_asks_starts_none(path: Path) -> None:
     with pytest.raises(ballast.Rejected, match="this process has started no daemon.*server='host:port'"):
         ballast.delete_run("r")

@@ -195,6 +195,13 @@ def wrapped(server: str, run: str) -> None:
     conduct(server)
 
 
+def looping(server: str, run: str) -> None:
+    """Forks ranks that loop over loaders of different lengths, as often as a test orders on stdin."""
+    from loopers import conduct
+
+    conduct(server)
+
+
 def alone(server: str, run: str) -> None:
     """Trains with a daemon of its own, as a test orders on stdin."""
     from alone import conduct

@@ -8,6 +8,7 @@ from ballast import _core
 from ballast.commit import StepRules
 from ballast.errors import Rejected
 from ballast.pending import fields_of
+from ballast.progress import Patience
 
 
 class Clipping:
@@ -39,7 +40,7 @@ class Clipping:
             return self._max_norm
         return min(self._max_norm, self._most)
 
-    def measure(self, loss: float | None) -> float:
+    def measure(self, loss: float | None, patience: Patience) -> float:
         """The norm of the step's whole gradient: waits until every rank has sent its own, or ended the step. Inf if an
         element is not finite, NaN if a rank has dropped the step. After an interrupted wait, waits on.
 
@@ -48,11 +49,11 @@ class Clipping:
         if self._norm is None:
             if self._measuring is None:
                 self._measuring = self._client.measure_step(loss)
-            fields = fields_of(self._measuring)
+            fields = fields_of(self._measuring, patience)
             self._norm = math.inf if fields["nonfinite_tensors"] else float(fields["grad_norm"])
         return self._norm
 
-    def clip(self, max_norm: float, loss: float | None) -> float:
+    def clip(self, max_norm: float, loss: float | None, patience: Patience) -> float:
         """Has the step clipped to max_norm, or to less where that was asked before; inf: not at all. Returns the norm, as
         measure(), that it had before, as clipped by earlier calls. Rejected where each tensor is clipped by its own norm.
         """
@@ -62,7 +63,7 @@ class Clipping:
                 "by its own norm: leave one of the two out (HF Trainer: max_grad_norm=0); max_norm=inf only measures",
                 "FAILED_PRECONDITION",
             )
-        norm = self.measure(loss)
+        norm = self.measure(loss, patience)
         if self._max_norm is not None:
             norm *= min(1.0, self._max_norm / (norm + 1e-6))
         if max_norm != math.inf:

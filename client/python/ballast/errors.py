@@ -16,7 +16,8 @@ _REWOUND = re.compile(r"rewound to step (\d+) ")
 
 
 class BallastError(RuntimeError):
-    """The root. Raised itself for what the others do not cover, which is an error of Ballast's own."""
+    """The root. Raised itself for what the others do not cover: another rank's loader failed (in_step()), or an error of
+    Ballast's own."""
 
     def __init__(self, message: str, code: str = "INTERNAL"):
         super().__init__(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ballast.errors import Rejected
 
@@ -69,3 +69,39 @@ class Prepared:
     def optimizer(self) -> Self:
         """Itself: where its wrapper has the optimizer."""
         return self
+
+
+class PreparedLoader:
+    """The loader of Accelerate's that a loop goes through, itself or in a wrapper (tqdm). Where there is none, nothing.
+
+    batches: what the loop goes through, of which no batch was taken yet.
+    """
+
+    def __init__(self, batches: object):
+        self._before = _active_loader()
+        module = sys.modules.get("accelerate.data_loader")
+        self._loader: Any = batches if module and isinstance(batches, module.DataLoaderStateMixin) else None
+
+    @property
+    def at_last(self) -> bool:
+        """Whether the batch that it gave is its last: then a shorter accumulation ends with it."""
+        if self._loader is None and (active := _active_loader()) is not self._before:
+            self._loader = active
+        return self._loader is not None and bool(self._loader.end_of_dataloader)
+
+    def make_last(self) -> None:
+        """The batch that it gave is to be its last."""
+        if self._loader is not None:
+            self._loader.end_of_dataloader = True
+
+    def leave(self) -> None:
+        """Does what it does at its end, of which its other batches are missing: its next epoch is another."""
+        if self._loader is not None:
+            self._loader.iteration += 1
+            self._loader.end()
+
+
+def _active_loader() -> Any:
+    state = sys.modules.get("accelerate.state")
+    used = state is not None and getattr(state.GradientState, "_shared_state", None)
+    return state.GradientState().active_dataloader if state is not None and used else None

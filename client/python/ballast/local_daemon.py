@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import selectors
-import shutil
 import subprocess
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 from ballast import programs
+from ballast.daemon_folder import DaemonFolder
 from ballast.errors import Rejected, Unavailable
 from ballast.progress import say
 
@@ -21,7 +20,6 @@ _START_S = 120.0
 _END_S = 20.0
 # The address of a Unix socket has 107 bytes; the folder gets a name of about 30, the sockets in it one of 4.
 _MOST_PARENT_BYTES = 60
-_LOG = "ballastd.log"
 # What systemd tells a service, which the trainer may be and the daemon is not.
 _NOT_FOR_THE_DAEMON = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -40,8 +38,8 @@ class LocalDaemon:
     def __init__(self) -> None:
         self._program = programs.find("ballastd")
         self._folder = _made_folder()
-        self.log = self._folder / _LOG
-        self.server = f"unix:{self._folder / 'grpc'}"
+        self.log = self._folder.log
+        self.server = f"unix:{self._folder.path / 'grpc'}"
         self._process = self._spawn([f"--listen={self.server}", "--end_with_stdin", *self._defaults()])
         try:
             banner = self._banner()
@@ -69,7 +67,14 @@ class LocalDaemon:
             self._process.kill()
             code = self._process.wait()
         if code == 0:
-            shutil.rmtree(self._folder)
+            self._folder.remove()
+        else:
+            self._folder.keep()
+
+    def give_up(self) -> None:
+        """Of one that is over, and should not be. Its log stays."""
+        self.let_go()
+        self._folder.keep()
 
     def let_go(self) -> None:
         """Closes this process's ends of its pipes; in a fork, the copies."""
@@ -79,13 +84,13 @@ class LocalDaemon:
 
     def _defaults(self) -> list[str]:
         """Flags for what no variable says."""
-        defaults = {"device": "cpu", "ops_http.listen": "127.0.0.1:0", "shm_socket": str(self._folder / "shm")}
+        defaults = {"device": "cpu", "ops_http.listen": "127.0.0.1:0", "shm_socket": str(self._folder.path / "shm")}
         variables = {key: f"BALLAST_{key.replace('.', '_').upper()}" for key in defaults}
         return [f"--{key}={value}" for key, value in defaults.items() if variables[key] not in os.environ]
 
     def _spawn(self, flags: list[str]) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_DAEMON}
-        with self.log.open("wb") as log:
+        with self._folder.open_log() as log:
             try:
                 return subprocess.Popen(
                     [self._program, *flags],
@@ -117,6 +122,7 @@ class LocalDaemon:
         return line.decode(errors="replace")
 
     def _failure(self, what: str) -> Unavailable:
+        self._folder.keep()
         lines = self.log.read_text(errors="replace").strip().splitlines()
         said = f": {lines[-1][-500:]}" if lines else ""
         return Unavailable(
@@ -136,7 +142,7 @@ def start() -> str:
     with _lock:
         if _daemon is not None and _daemon.over:
             say(f"the daemon of this process has ended, its log is {_daemon.log}; another is started")
-            _daemon.let_go()
+            _daemon.give_up()
             _daemon = None
         if _daemon is None:
             _daemon = LocalDaemon()
@@ -177,17 +183,15 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _made_folder() -> Path:
-    """With an empty log in it. Unavailable where there is no room for that."""
+def _made_folder() -> DaemonFolder:
+    """Unavailable where there is no room for it."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f"ballast-{os.getpid()}-", dir=_parent()))
-        (folder / _LOG).touch()
+        return DaemonFolder(_parent())
     except OSError as error:
         raise Unavailable(
             f"the daemon that is started for this process has no folder for its sockets and its log: {error}. Make room there, "
             "name another folder for temporary files (TMPDIR), or give server='host:port' of a daemon that runs"
         ) from error
-    return folder
 
 
 def _parent() -> str:

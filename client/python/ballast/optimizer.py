@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import Prepared
+from ballast.in_step import InStep
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
+class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 

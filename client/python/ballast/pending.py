@@ -14,9 +14,8 @@ class Pending(Protocol):
     def wait(self, timeout_s: float) -> dict[str, Any] | None: ...
 
 
-def fields_of(pending: Pending, patience: Patience | None = None) -> dict[str, Any]:
+def fields_of(pending: Pending, patience: Patience) -> dict[str, Any]:
     """Waits for them. After an interrupted wait it may be called again."""
     while (fields := pending.wait(WAIT_SLICE_S)) is None:
-        if patience is not None:
-            patience.look()
+        patience.look()
     return fields

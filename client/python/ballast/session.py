@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ballast import _core
+from ballast.awaited import AwaitedRanks
 from ballast.binding import Binding
 from ballast.changed_weights import ChangedWeights
 from ballast.clipping import Clipping
@@ -15,10 +17,10 @@ from ballast.errors import Rejected, RunRewound
 from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
 from ballast.pending import WAIT_SLICE_S, fields_of
-from ballast.progress import Patience
 from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.settings import Description
+from ballast.status import status_of
 from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
@@ -41,6 +43,8 @@ class Session:
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
         self.micro_batches = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
+        status = partial(status_of, client, rank.run)
+        self._ranks = AwaitedRanks(rank.run, rank.number, rules.step_timeout, status)
         self._clipping = Clipping(client, rules)
         client.create_run(description.spec)
         self._attach()
@@ -191,7 +195,8 @@ class Session:
         """As Clipping.clip. The step gets no more gradients."""
         if not self._clipping.asked:
             self.micro_batches.check_end(self.step)
-        return self._clipping.clip(max_norm, self.micro_batches.loss)
+        patience = self._ranks.patience("the norm of its gradient, of which all ranks have a part", self.step)
+        return self._clipping.clip(max_norm, self.micro_batches.loss, patience)
 
     def end(self, loss: float | None, client_state: bytes, groups: list[dict[str, float]]) -> None:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
@@ -214,10 +219,7 @@ class Session:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when
         all that is done, if they have overwritten others than the last step's."""
         assert self._pending is not None, "end() comes first"
-        patience = Patience(
-            lambda: f"waiting for the end of step {self.step} of run '{self._run}', of which all ranks are part"
-        )
-        fields = fields_of(self._pending, patience)
+        fields = fields_of(self._pending, self._ranks.patience("its end, of which all ranks are part", self.step))
         result = StepResult.from_fields(fields, self._names)
         received = set(fields["tensors_received"])
         for index in received - (self._awaited or set()):
@@ -257,8 +259,9 @@ class Session:
             if not self.ended or self.weights.unlike(binding.index):
                 self.await_all()
                 return
+            patience = self._ranks.patience(f"the weights of '{binding.name}'", self.step)
             while not self._client.await_weights(binding.index, WAIT_SLICE_S):
-                continue
+                patience.look()
             self._take(binding)
             self._awaited.add(binding.index)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from ballast import _core
 
 
 class Status(dict[str, Any]):
@@ -22,3 +25,13 @@ def readable(value: Any) -> Any:
     if isinstance(value, list):
         return [readable(item) for item in value]
     return value
+
+
+def status_of(client: _core.Client, run: str) -> Mapping[str, Any]:
+    """Of the run, as the list of runs says, which has no specs: they may take megabytes."""
+    found: Mapping[str, Any]
+    for found in client.list_runs()["runs"]:
+        if found["run_id"] == run:
+            return found
+    found = client.get_run(run)["status"]  # or it says why there is none
+    return found

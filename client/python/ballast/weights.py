@@ -18,6 +18,7 @@ from ballast.progress import Patience, Transfer
 from ballast.rank import Rank
 from ballast.replaced import Replaced
 from ballast.saved_state import Token
+from ballast.status import status_of
 from ballast.uploads import same, upload_of
 
 # How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
@@ -319,12 +320,7 @@ class Weights:
         return bool(self.status_there()["weights_loaded"])
 
     def status_there(self) -> Mapping[str, Any]:
-        """As the list of runs says, which has no specs: they may take megabytes."""
-        for status in self._client.list_runs()["runs"]:
-            if status["run_id"] == self._rank.run:
-                return status
-        found: Mapping[str, Any] = self._client.get_run(self._rank.run)["status"]  # or it says why there is none
-        return found
+        return status_of(self._client, self._rank.run)
 
     def _compare(self) -> None:
         self.require()

@@ -163,8 +163,8 @@ def _check_join(module: DDP) -> None:
     if module._join_config.enable:
         raise Rejected(
             "join() of a DistributedDataParallel module: a rank that has run out of batches makes no steps, and those of the "
-            "others would wait for it. Give every rank the same number of batches, as DistributedSampler does, and leave "
-            "join() out",
+            "others would wait for it. Give every rank the same number of batches, as DistributedSampler does, or loop over "
+            "optimizer.in_step(loader), and leave join() out",
             "FAILED_PRECONDITION",
         )
 
