@@ -67,6 +67,15 @@ class Alone:
             raise SystemExit(0)
         return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
+    def wait(self) -> str:
+        """For Ctrl-C, which is heard also if it comes just before the call that waits, or in another thread."""
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        signal.set_wakeup_fd(writes)
+        say("waiting")
+        os.read(reads, 1)
+        return "not interrupted"
+
     def delete(self) -> str:
         self._optimizer.close()
         return str(ballast.delete_run(self._run) > 0)

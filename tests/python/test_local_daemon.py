@@ -169,6 +169,7 @@ def test_a_fork_that_ends_does_not_end_it(alone: Alone) -> None:
 
 def test_ctrl_c_in_the_terminal_is_the_trainers_alone(alone: Alone) -> None:
     group = os.getpgid(alone.program._process.pid)
+    assert alone.order("wait") == "waiting"
     os.killpg(group, signal.SIGINT)
     assert alone.program.hear() == "interrupted"
     assert os.getpgid(alone.daemon.pid) != group

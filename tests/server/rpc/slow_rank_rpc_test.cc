@@ -77,7 +77,8 @@ class SlowRankRpcTest : public RpcTest {
   // By the open step.
   std::vector<std::string> Awaited() {
     std::vector<std::string> awaited;
-    for (const v1::AwaitedRank& rank : Status(spec_.run_id).awaited()) {
+    const v1::RunStatus status = Status(spec_.run_id);
+    for (const v1::AwaitedRank& rank : status.awaited()) {
       awaited.push_back(absl::StrCat(rank.rank(), rank.connected() ? " " : " away ", rank.what()));
     }
     return awaited;
