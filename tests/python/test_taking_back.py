@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -110,6 +111,77 @@ def test_the_next_gradients_may_be_of_other_parameters(way: str, adamw: AdamW) -
     assert_close(model, twin)
     status = optimizer.run_status()
     assert (status.steps_applied, status.steps_skipped) == (1, 1)
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    for number in numbers:
+        model(batch(number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rollback_from_the_middle_of_a_step(way: str, adamw: AdamW) -> None:
+    """As after Ctrl-C in a backward(): gradients of weights that are gone are dropped after state is loaded."""
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    for one, opt in ((model, optimizer), (twin, theirs)):
+        learn(one, opt, range(3))
+        weights, state = copy.deepcopy(one.state_dict()), copy.deepcopy(opt.state_dict())
+        learn(one, opt, range(3, 5))
+        one(batch(5)).square().mean().backward()
+        one.load_state_dict(weights)
+        opt.load_state_dict(state)
+        WAYS[way](one, opt)
+        learn(one, opt, range(3, 6))
+    assert_close(model, twin)
+    status = optimizer.run_status()
+    assert (status.steps_applied, status.steps_skipped) == (8, 1)
+
+
+def test_no_step_is_made_of_gradients_from_before_a_rollback(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **EXACT)
+    learn(model, optimizer, range(1))
+    state = optimizer.state_dict()
+    learn(model, optimizer, range(1))
+    before = weights_of(model)
+    model(batch(2)).sum().backward()
+    optimizer.load_state_dict(state)
+    for go_on in (optimizer.step, model(batch(3)).sum().backward):
+        with pytest.raises(
+            ballast.Rejected, match=r"load_state_dict\(\) was called in step 3.* with zero_grad\(\) of the model"
+        ):
+            go_on()
+    assert same_bits(before, weights_of(model))
+    model.zero_grad()
+    learn(model, optimizer, range(1))
+    assert optimizer.last_result is not None and optimizer.last_result.step == 4
+
+
+def test_loading_the_state_that_the_run_has_leaves_the_open_step_alone(adamw: AdamW) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    for one, opt in ((model, optimizer), (twin, theirs)):
+        learn(one, opt, range(2))
+        one(batch(2)).square().mean().backward()
+        opt.load_state_dict(opt.state_dict())
+        opt.step()
+        opt.zero_grad()
+        learn(one, opt, range(3, 5))
+    assert_close(model, twin)
+    assert optimizer.run_status().generation == 1
+
+
+def test_a_release_run_loads_no_state_in_the_middle_of_a_step(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    learn(model, optimizer, range(1))
+    state = optimizer.state_dict()
+    model(batch(2)).sum().backward()
+    with pytest.raises(ballast.Rejected, match="step 2 is open"):
+        optimizer.load_state_dict(state)
+    optimizer.step()
 
 
 def test_two_networks_that_train_against_each_other(adamw: AdamW) -> None:

@@ -369,11 +369,12 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         State that it holds, as torch's optimizers keep it, goes to the run with the parameters' weights at the next first
         gradient: into a new run, or in the middle of one, after a rollback; steps count on. Every rank loads the same
         before the same step; rank 0's is sent. A parameter without state is begun anew; without any "state" options alone
-        are taken. A reference takes the run to its step. Rejected while a step is open, and of state that has no place.
+        are taken. A reference takes the run to its step. Gradients of a staged step that is open are to be dropped, by
+        zero_grad(). Rejected while another step is open, and of state that has no place.
         """
         self._steps.wait()
         session = self._membership.session
-        if session is not None and session.step_open:
+        if session is not None and session.step_open and not session.staged:
             raise Rejected(f"step {session.step} is open: call step() first", "FAILED_PRECONDITION")
         saved, sizes = list(state_dict["param_groups"]), [len(group["params"]) for group in self.param_groups]
         kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]

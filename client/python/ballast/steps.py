@@ -97,6 +97,7 @@ class Steps:
         synchronized = self._optimized.synchronized
         if synchronized is not None:
             self._announced.hear(synchronized)
+        self._refuse_loaded(session)
         name = self._parameters.name_of(parameter)
         session.admit(parameter, name, self._announced.final)
         if not session.begun:
@@ -189,6 +190,7 @@ class Steps:
             self._discard(session)
             return None
         if begun:
+            self._refuse_loaded(session)
             self._sent.refuse_added(session.step)
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
@@ -198,6 +200,21 @@ class Steps:
                 session.leave_waiting()
                 return None
         return session.finish()
+
+    def _refuse_loaded(self, session: Session) -> None:
+        """Rejected if the open step has gradients from before a load_state_dict() of another state than the run's."""
+        saved = self._starting_state.saved
+        if saved is None or not session.begun:
+            return
+        if saved.is_of(session.run, session.step - 1, session.weights.generation):
+            self._starting_state.bring(None)
+            return
+        raise Rejected(
+            f"load_state_dict() was called in step {session.step}, which has gradients of the weights from before: drop them "
+            "with zero_grad() of the model (within Accelerate's accumulate() the optimizer's does nothing), and the next "
+            "backward() goes on from what was loaded",
+            "FAILED_PRECONDITION",
+        )
 
     def drop(self) -> None:
         """Drops the gradients of the open step, if there is one: it is SKIPPED. Rejected if the run is not staged."""

@@ -1,0 +1,48 @@
+"""What framework_loops.py tells of its loops, and whether two accounts of one loop are the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import ROOT, plain_environment
+
+PYTHON = ROOT / "build" / "frameworks-venv" / "bin" / "python"
+
+
+def told_by(kind: str, loops: list[str], folder: Path, *more: str) -> dict[str, Any]:
+    return ask("framework_loops.py", kind, str(folder), *loops, *more)
+
+
+def ask(program: str, *arguments: str) -> dict[str, Any]:
+    """The object that a program of this folder prints at its end, run with the frameworks."""
+    assert PYTHON.exists(), f"{PYTHON} is missing: run deploy/setup.sh frameworks"
+    environment = {
+        **plain_environment(),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    command = [PYTHON, ROOT / "tests" / "e2e" / program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def compare(loop: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Losses, logged norms and rates, and weights at the end: those of torch's optimizer."""
+    assert "refused" not in ours, ours["refused"]
+    # Forwards in bf16 round what differs in the last bit of fp32 to what differs in the last of bf16.
+    in_bf16 = loop.endswith("bf16")
+    near = 2e-3 if in_bf16 else 1e-6
+    assert len(theirs["losses"]) >= 10
+    assert ours["losses"] == pytest.approx(theirs["losses"], rel=near, nan_ok=True)
+    assert ours["norms"] == pytest.approx(theirs["norms"], rel=10 * near)
+    assert ours["rates"] == pytest.approx(theirs["rates"], rel=1e-12)
+    assert ours["ends"].keys() == theirs["ends"].keys()
+    for parameter, (total, largest) in ours["ends"].items():
+        assert in_bf16 or [total, largest] == pytest.approx(theirs["ends"][parameter], rel=1e-5, abs=1e-6), parameter
