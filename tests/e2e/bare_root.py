@@ -57,7 +57,9 @@ class BareRoot:
         for link in self.packages.iterdir():
             self._make_room(self.root / "packages" / link.name, link.resolve())
             steps.append(f"mount --bind {shlex.quote(str(link.resolve()))} {self._quoted('packages', link.name)}")
-        command = shlex.join([shutil.which("chroot", path="/usr/sbin:/usr/bin"), str(self.root), str(PYTHON), *arguments])
+        command = shlex.join(
+            [shutil.which("chroot", path="/usr/sbin:/usr/bin"), str(self.root), str(PYTHON), *arguments]
+        )
         script = " && ".join([*steps, f"exec {command}"])
         return subprocess.run(
             [*NAMESPACES, "/bin/sh", "-c", script],

@@ -89,8 +89,12 @@ def test_what_a_hook_adds_after_it_has_left_is_refused(use: str, adamw: AdamW) -
     """Within a backward(), as autograd's own additions are."""
     model = layered(seed=1)
     optimizer = adamw(model.named_parameters(), commit="staged")
+
+    def add(parameter: torch.Tensor) -> None:
+        USES[use](parameter.grad)
+
     for layer in (model[0], model[2]):
-        layer.weight.register_post_accumulate_grad_hook(lambda parameter: USES[use](parameter.grad))
+        layer.weight.register_post_accumulate_grad_hook(add)
     model(torch.ones(2, 8)).sum().backward()
     with pytest.raises(
         ballast.Rejected, match="gradient of '[02].weight' was added to after it had left.*register_hook"
