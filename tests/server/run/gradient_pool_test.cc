@@ -14,17 +14,17 @@
 namespace ballast {
 namespace {
 
-constexpr uint64_t kChunk = 4096, kElements = kChunk + 1000;
+constexpr uint64_t kPoolChunk = 4096, kPoolElements = kPoolChunk + 1000;
 constexpr uint32_t kContributors = 4;
 
 class GradientPoolTest : public ::testing::Test {
  protected:
   static RunSpec Made(const std::string& dtype, uint32_t ranks) {
-    v1::RunSpec wire = testing::MakeSpec("r1", {{"w", {kElements}, dtype}});
+    v1::RunSpec wire = testing::MakeSpec("r1", {{"w", {kPoolElements}, dtype}});
     wire.set_ranks(ranks);
     wire.set_accumulation(3);
     Config::Limits limits;
-    limits.chunk_bytes = kChunk * sizeof(float);
+    limits.chunk_bytes = kPoolChunk * sizeof(float);
     return ToRunSpec(wire, limits).value();
   }
   explicit GradientPoolTest(const std::string& dtype = "fp32")
@@ -35,8 +35,8 @@ class GradientPoolTest : public ::testing::Test {
     buffers.push_back(device_.Allocate(plan_.shards[0].pool_bytes, Place::kHost).value());
     return buffers;
   }
-  float* Values(uint64_t chunk) { return reinterpret_cast<float*>(pool_.At(0, slab_)) + chunk * kChunk; }
-  static uint64_t ElementsOf(uint64_t chunk) { return chunk == 0 ? kChunk : kElements - kChunk; }
+  float* Values(uint64_t chunk) { return reinterpret_cast<float*>(pool_.At(0, slab_)) + chunk * kPoolChunk; }
+  static uint64_t ElementsOf(uint64_t chunk) { return chunk == 0 ? kPoolChunk : kPoolElements - kPoolChunk; }
 
   CpuDevice device_{{.threads = 1}};
   const RunSpec spec_;
