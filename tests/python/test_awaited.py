@@ -121,7 +121,8 @@ def test_a_rank_that_no_process_has_attached_to_is_named(make: Make, lines: Line
 def test_a_rank_that_is_out_of_reach_is_named(make: Make, daemon: Daemon, lines: Lines) -> None:
     with Proxy(daemon.server) as link:
         far = {"rank_timeout": 120.0, "reconnect_timeout": 120.0, "transport": "grpc"}
-        (ours,) = team(make, 1, **far, world=2)
+        near = layered(seed=1)
+        ours = near, make(ballast.SGD, near.named_parameters(), 0.1, rank=0, world=2, **far)
         model = layered(seed=1)
         late = make(ballast.SGD, model.named_parameters(), 0.1, rank=1, world=2, server=link.server, **far)
         with beside(lambda: train(*ours), late=late):

@@ -62,7 +62,7 @@ def step(ranks: Sequence[Rank], gradients: Sequence[Tensor]) -> None:
         rank.push(gradients)
     for pending in [rank.client.end_step(None) for rank in ranks]:
         result = pending.wait(60.0)
-        assert result is not None and result["outcome"] == "STEP_OUTCOME_APPLIED"
+        assert result is not None and result["outcome"] == "APPLIED"
 
 
 @pytest.fixture

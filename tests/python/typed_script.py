@@ -52,7 +52,7 @@ def with_closures(model: nn.Module, optimizer: ballast.Optimizer, batches: list[
         def closure(batch: Tensor = batch) -> Tensor:
             optimizer.zero_grad()
             loss: Tensor = model(batch).sum()
-            loss.backward()
+            torch.autograd.backward(loss)  # torch has no types for loss.backward()
             return loss
 
         try:

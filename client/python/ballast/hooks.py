@@ -76,7 +76,7 @@ class GradientHooks:
 
     def __init__(self, receive: Callable[[Tensor], None]):
         # Compiled autograd calls it and does not trace it: what it sends is sent outside of any graph.
-        self._hook = torch.compiler.disable(_forward_to(weakref.WeakMethod(receive)))
+        self._hook = torch.compiler.disable(_forward_to(weakref.WeakMethod(receive)))  # type: ignore[no-untyped-call]
         self._handles: dict[int, Any] = {}
 
     def cover(self, parameters: Iterable[Tensor]) -> None:

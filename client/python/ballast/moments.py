@@ -95,13 +95,13 @@ def _checked(value: Any, label: str, parameter: Tensor, variance: bool) -> Tenso
             f"{label} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: the state_dict is of another "
             "model"
         )
-    value = value.detach().to("cpu", torch.float32).contiguous()
-    if not value.isfinite().all() or (variance and (value < 0).any()):
+    checked: Tensor = value.detach().to("cpu", torch.float32).contiguous()
+    if not checked.isfinite().all() or (variance and (checked < 0).any()):
         raise Rejected(
             f"{label} holds a NaN, an infinity{' or a negative number' if variance else ''}: the training that saved it had "
             "come to nothing by then; load an earlier one"
         )
-    return value
+    return checked
 
 
 def _count(step: Any, key: object) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import Prepared
@@ -93,7 +94,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         self._state_dicts = StateDicts(self._settings, self._membership, self._steps, self._starting_state)
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
-        self.state = RemoteState(self.run)
+        self._remote = self.state = RemoteState(self.run)
         self._membership.connect(options)
         self._open = OpenOptimizer(self, self._parameters, self._membership.connected(), self._steps.hooks)
         self._steps.hooks.cover(entry.parameter for entry in self._parameters)
@@ -102,7 +103,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
-    @torch._disable_dynamo  # a compiled step calls it, outside of its graphs
+    @_disable_dynamo  # a compiled step calls it, outside of its graphs
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Tensor | float | None = None) -> Any:
         """Ends the step and returns when every new weight is in place; with overlap_forward, at once.
 
@@ -192,7 +193,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
     @property
     def loss_scale(self) -> float:
         """As the option of that name; may be set between steps."""
-        return self._steps.loss_scale
+        return float(self._steps.loss_scale)
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
@@ -306,7 +307,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
 
     # --- torch's interface ------------------------------------------------------------------------------------------
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward() and step() it drops the step's gradients, of all ranks: the step ends SKIPPED,
         "discarded". Rejected then if the run is not staged: they may be applied already."""
@@ -356,7 +357,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         """
         self._steps.wait()
         with self._steps.lock, self._steps.following():
-            return {**self.options_dict(), **self._state_dicts.read(self.param_groups, self.state.pop_asked())}
+            return {**self.options_dict(), **self._state_dicts.read(self.param_groups, self._remote.pop_asked())}
 
     def options_dict(self) -> dict[str, Any]:
         """state_dict() without state."""

@@ -82,7 +82,7 @@ def _start_over(options: Mapping[str, Any], world: Any) -> bool:
 def _transport(given: Any) -> str:
     if given not in ("auto", "grpc", "shm"):
         raise Rejected(f"transport={given!r}: it must be 'auto', 'grpc' or 'shm'")
-    return given
+    return str(given)
 
 
 def seconds(option: str, given: Any) -> float:

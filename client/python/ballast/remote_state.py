@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections import defaultdict
 from typing import Any
+
+
+class Asked(enum.Enum):
+    """Why torch.distributed.checkpoint wants a state_dict()."""
+
+    TO_SAVE = enum.auto()
+    TO_LOAD = enum.auto()  # another one in its place, for which only its names and shapes count
 
 
 class RemoteState(defaultdict[Any, Any]):
@@ -18,7 +26,7 @@ class RemoteState(defaultdict[Any, Any]):
     def __init__(self, run: str):
         super().__init__(dict)
         self._run = run
-        self._asked = False
+        self._asked: Asked | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (RemoteState, (self._run,))
@@ -30,11 +38,12 @@ class RemoteState(defaultdict[Any, Any]):
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_name == "_init_optim_state":
-            self._asked = True
+            loading = sys._getframe(2).f_code.co_name == "_load_optim_state_dict"
+            self._asked = Asked.TO_LOAD if loading or self._asked is Asked.TO_LOAD else Asked.TO_SAVE
             return True
         return len(self) > 0
 
-    def pop_asked(self) -> bool:
-        """Whether torch.distributed.checkpoint has asked since this was called last."""
-        asked, self._asked = self._asked, False
+    def pop_asked(self) -> Asked | None:
+        """What torch.distributed.checkpoint has asked for since this was called last; None: nothing."""
+        asked, self._asked = self._asked, None
         return asked

@@ -19,7 +19,7 @@ class SentGradient(Tensor):
 
     parameter: calling it gives the parameter; None once that is deleted.
 
-    A further backward() adds its gradient to this: take() hands it out. Nobody else adds to it.
+    A further backward() adds its gradient to this: take_arrived() hands it out. Nobody else adds to it.
 
     Written by autograd's threads and by the trainer's, never at one time.
     """
@@ -44,12 +44,12 @@ class SentGradient(Tensor):
         self.parameter = weakref.ref(parameter)
         self._arrived: Tensor | None = None
 
-    def take(self) -> Tensor | None:
+    def take_arrived(self) -> Tensor | None:
         """The gradient that was added since the last call."""
         arrived, self._arrived = self._arrived, None
         return arrived
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"SentGradient('{self.parameter_name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
     # torch's functions come to __torch_dispatch__, without a step in between.

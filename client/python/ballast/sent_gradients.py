@@ -26,7 +26,7 @@ class SentGradients:
         """What `.grad` has that has not left, after which it is None, and whether a backward() put it on top of one that has."""
         gradient, parameter.grad = parameter.grad, None
         made = self._made.get(id(parameter))
-        arrived = None if made is None else made.take()
+        arrived = None if made is None else made.take_arrived()
         return (arrived if gradient is made else gradient), arrived is not None
 
     def mark(self, parameter: Tensor, name: str, staged: bool) -> None:
@@ -88,7 +88,7 @@ class SentGradients:
 
     def refuse_added(self, step: int) -> None:
         """Rejected, once, if somebody added to one after it had left: within a backward(), where autograd does so, too."""
-        added = [made for made in map(self._made.__getitem__, self._open) if made.take() is not None]
+        added = [made for made in map(self._made.__getitem__, self._open) if made.take_arrived() is not None]
         if added:
             raise Rejected(
                 f"the gradient of '{added[0].parameter_name}' was added to after it had left for the daemon in step {step}, by a "

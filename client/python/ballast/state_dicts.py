@@ -12,6 +12,7 @@ from torch import Tensor
 from ballast.errors import Rejected
 from ballast.membership import Membership
 from ballast.moments import Moments, moments_of, slot_names, zeros
+from ballast.remote_state import Asked
 from ballast.saved_state import FULL_STATE_PARAMETERS, TOKEN, SavedState, Token, digest_of
 from ballast.session import Session
 from ballast.settings import RunSettings
@@ -33,13 +34,15 @@ class StateDicts:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def read(self, groups: Iterable[Mapping[str, Any]], whole: bool) -> dict[str, Any]:
-        """The "state" of these param_groups, and the token. whole: of parameters too that have seen no update."""
+    def read(self, groups: Iterable[Mapping[str, Any]], asked: Asked | None) -> dict[str, Any]:
+        """The "state" of these param_groups, and the token. Asked by torch.distributed.checkpoint: of parameters too that have
+        seen no update."""
+        whole = asked is not None
         parameters = [p for group in groups for p in group["params"]]
         saved, session = self._starting_state.saved, self._membership.session
         if saved is not None:
-            token = {} if saved.token is None else {TOKEN: saved.token.fields()}
-            return {"state": saved.as_state(parameters), **token}
+            held = {} if saved.token is None else {TOKEN: saved.token.fields()}
+            return {"state": saved.as_state(parameters), **held}
         if session is None:
             self._membership.connected()
         if session is None or not session.weights.loaded:
@@ -48,7 +51,8 @@ class StateDicts:
         token = Token(session.run, session.step - 1, session.weights.generation)
         refers = self._refers(parameters)
         moments = {} if refers else self._state_of(session, whole)
-        session.weights.check_current()  # nobody has rewound or replaced it, or taken the rank, until all was read
+        if asked is not Asked.TO_LOAD:  # rank 0 may have loaded, and replaced what the others are about to
+            session.weights.check_current()  # nobody has rewound or replaced it, or taken the rank, until all was read
         if refers:
             return {"state": {}, TOKEN: token.fields()}
         state = SavedState(moments, None, False).as_state(parameters)

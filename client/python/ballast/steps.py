@@ -206,7 +206,7 @@ class Steps:
         saved = self._starting_state.saved
         if saved is None or not session.begun:
             return
-        if saved.is_of(session.run, session.step - 1, session.weights.generation):
+        if saved.is_told(session.weights.told, session.step - 1):
             self._starting_state.bring(None)
             return
         raise Rejected(

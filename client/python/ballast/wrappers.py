@@ -156,7 +156,9 @@ def _check_options(module: DDP) -> None:
 def _hooked(module: DDP) -> bool:
     if module.logger is None:  # it leaves its constructor early where all parameters are delayed
         return False
-    return bool(module._comm_hooks) or (module not in _silent and "comm_hook" in module._get_ddp_logging_data())
+    if module._comm_hooks:
+        return True
+    return module not in _silent and "comm_hook" in module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
 
 
 def _check_join(module: DDP) -> None:
