@@ -8,6 +8,7 @@
 #include "proto/checksum.h"
 #include "proto/rewound.h"
 
+#include "tests/eventually.h"
 #include "tests/server/rpc/team_fixture.h"
 
 namespace ballast::testing {
@@ -248,7 +249,7 @@ TEST_F(StateRpcTest, AReplacementIsRefusedWhileAStepIsOpenAndChangesNothing) {
   const grpc::Status refused = Replace(team.spec, team.tokens[1], {{1, "weights", Ramp(team.spec, 1, 1)}});
   EXPECT_EQ(refused.error_code(), grpc::FAILED_PRECONDITION);
   EXPECT_THAT(refused.error_message(), HasSubstr("between two steps, and step 2 of run 'r1' is open"));
-  EXPECT_TRUE(Status("r1").weights_loaded());
+  EXPECT_SOON(Status("r1").weights_loaded(), true);
 }
 
 TEST_F(StateRpcTest, ACallThatIsRefusedBeforeItsFirstChunkChangesNothing) {
@@ -256,7 +257,7 @@ TEST_F(StateRpcTest, ACallThatIsRefusedBeforeItsFirstChunkChangesNothing) {
   ExpectStep(&team, 1, 1, 0.5f);
   const grpc::Status refused = Replace(team.spec, team.tokens[0], {{1, "exp_avg", Ramp(team.spec, 1, 1)}});
   EXPECT_THAT(refused.error_message(), HasSubstr("the slot is 'exp_avg'"));
-  EXPECT_TRUE(Status("r1").weights_loaded());
+  EXPECT_SOON(Status("r1").weights_loaded(), true);
   ExpectStep(&team, 2, 1, 0.5f);
 }
 
@@ -267,7 +268,7 @@ TEST_F(StateRpcTest, AfterACallThatEndedHalfwayTheRunWaitsForAnotherOne) {
   const std::vector<Slot> whole = Everything(&team, 0.25f, 1);
   const Slot wrong{1, "exp_avg", Ramp(team.spec, 1, 1)};
   EXPECT_THAT(Replace(team.spec, team.tokens[0], {whole[0], whole[1], wrong}).error_message(), HasSubstr("'exp_avg'"));
-  EXPECT_FALSE(Status("r1").weights_loaded());
+  EXPECT_SOON(Status("r1").weights_loaded(), false);
   Pulled pulled;
   const grpc::Status read = Pull(Request(kAll), &pulled);
   EXPECT_EQ(read.error_code(), grpc::FAILED_PRECONDITION);
@@ -279,7 +280,7 @@ TEST_F(StateRpcTest, AfterACallThatEndedHalfwayTheRunWaitsForAnotherOne) {
   EXPECT_EQ(part.error_code(), grpc::INVALID_ARGUMENT);
   EXPECT_THAT(part.error_message(), HasSubstr("tensor 'w'"));
   ASSERT_TRUE(Replace(team.spec, team.tokens[0], whole).ok());
-  EXPECT_TRUE(Status("r1").weights_loaded());
+  EXPECT_SOON(Status("r1").weights_loaded(), true);
   Rejoin(&team);
   for (uint64_t step = 2; step <= 3; ++step) ExpectStep(&team, step, 1, 1);
 }
@@ -297,14 +298,14 @@ TEST_F(StateRpcTest, ARewindMakesARunWholeThatWasReplacedInPart) {
   const grpc::Status refused =
       Replace(team.spec, team.tokens[0], {{0, "weights", Ramp(team.spec, 0, 1)}, {1, "updates", {}, 9}});
   EXPECT_THAT(refused.error_message(), HasSubstr("'b' has state that was sent in part"));
-  EXPECT_FALSE(Status("r1").weights_loaded());
+  EXPECT_SOON(Status("r1").weights_loaded(), false);
   grpc::ClientContext context;
   v1::RewindRequest request;
   request.set_run_id("r1");
   request.set_to_step(2);
   v1::RewindResponse response;
   ASSERT_TRUE(admin_->Rewind(&context, request, &response).ok());
-  EXPECT_TRUE(Status("r1").weights_loaded());
+  EXPECT_SOON(Status("r1").weights_loaded(), true);
   Rejoin(&team);
   for (uint64_t step = 3; step <= 4; ++step) ExpectStep(&team, step, 1, 1);
 }
