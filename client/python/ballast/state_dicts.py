@@ -16,6 +16,7 @@ from ballast.remote_state import Asked
 from ballast.saved_state import FULL_STATE_PARAMETERS, TOKEN, SavedState, Token, digest_of
 from ballast.session import Session
 from ballast.settings import RunSettings
+from ballast.shard import like, local_of
 from ballast.starting_state import StartingState
 from ballast.steps import Steps
 
@@ -42,7 +43,7 @@ class StateDicts:
         saved, session = self._starting_state.saved, self._membership.session
         if saved is not None:
             held = {} if saved.token is None else {TOKEN: saved.token.fields()}
-            return {"state": saved.as_state(parameters), **held}
+            return {"state": _shown(saved.as_state(parameters), parameters), **held}
         if session is None:
             self._membership.connected()
         if session is None or not session.weights.loaded:
@@ -57,11 +58,12 @@ class StateDicts:
             return {"state": {}, TOKEN: token.fields()}
         state = SavedState(moments, None, False).as_state(parameters)
         token = session.weights.told = replace(token, digest=digest_of(state))
-        return {"state": state, TOKEN: token.fields()}
+        return {"state": _shown(state, parameters), TOKEN: token.fields()}
 
-    def _unmade(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
+    def _unmade(self, parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
         names = slot_names(self._settings.rule.name)
-        return {i: zeros(p.shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad}
+        unmade = {i: zeros(local_of(p).shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad}
+        return _shown(unmade, parameters)
 
     def _refers(self, parameters: Iterable[Tensor]) -> bool:
         if self._settings.saved_state is not None:
@@ -132,3 +134,11 @@ class StateDicts:
             rewind(token.step)
         else:
             self._steps.follow(session.weights.await_end("takes the run back to a snapshot"))
+
+
+def _shown(state: Mapping[int, Mapping[str, Tensor]], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
+    """As torch's optimizers show it: what is of a sharded parameter's elements is a DTensor sharded as it is."""
+    return {
+        index: {name: value if name == "step" else like(parameters[index], value) for name, value in one.items()}
+        for index, one in state.items()
+    }
