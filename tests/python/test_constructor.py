@@ -94,11 +94,11 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
     class DTensor(nn.Parameter):
         pass
 
-    with pytest.raises(ballast.Rejected, match="'w' is sharded by DTensor"):
+    with pytest.raises(ballast.Rejected, match="'w' is sharded by a DTensor of another torch.*fully_shard"):
         adamw([("w", DTensor(torch.zeros(3)))])
     flattened = parameter(3)
     flattened._fsdp_flattened = True
-    with pytest.raises(ballast.Rejected, match="'w' is sharded by FSDP"):
+    with pytest.raises(ballast.Rejected, match="'w' is sharded by FullyShardedDataParallel.*shard with fully_shard"):
         adamw([("w", flattened)])
 
 

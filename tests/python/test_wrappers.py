@@ -245,16 +245,6 @@ def test_a_parameter_that_ddp_ignores_is_refused(process_group: None, adamw: Ada
     refused("'1.bias' is one that a DistributedDataParallel module ignores", module, adamw(module.named_parameters()))
 
 
-def test_fully_sharded_modules_are_refused_by_name(process_group: None, adamw: AdamW) -> None:
-    from torch.distributed._composable.fsdp import fully_shard
-    from torch.distributed.device_mesh import init_device_mesh
-
-    model = layered(seed=1)
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(ballast.Rejected, match="'0.weight' is sharded by DTensor"):
-        adamw(model.named_parameters())
-
-
 def numbers(optimizer: ballast.AdamW) -> tuple[int, int]:
     rank = optimizer._settings.rank
     return rank.number, rank.world

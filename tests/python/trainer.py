@@ -195,6 +195,13 @@ def wrapped(server: str, run: str) -> None:
     conduct(server)
 
 
+def fully_sharded(server: str, run: str) -> None:
+    """Forks ranks whose model is sharded by fully_shard, as often as a test orders on stdin."""
+    from fully_sharded import conduct
+
+    conduct()
+
+
 def alone(server: str, run: str) -> None:
     """Trains with a daemon of its own, as a test orders on stdin."""
     from alone import conduct

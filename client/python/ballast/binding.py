@@ -12,6 +12,7 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.last_seen import LastSeen
 from ballast.parameters import DTYPES, NamedParameter, check_trainable
+from ballast.shard import is_sharded, local_of, part_of, shard_of
 
 # What a gradient may travel in, by the wire's name.
 _GRADIENTS = {name: dtype for dtype, name in DTYPES.items()} | {"fp8-e5m2": torch.float8_e5m2}
@@ -19,10 +20,11 @@ _GRADIENTS = {name: dtype for dtype, name in DTYPES.items()} | {"fp8-e5m2": torc
 
 class Binding:
     """Where a tensor's weights land, in its own dtype: the parameter itself where the host can write to it, else a copy
-    in host memory that is taken over in store().
+    in host memory that is taken over in store(). Of a sharded parameter all that is of this rank's part.
 
     Keeps that memory alive, and sees when the parameter was given other memory (p.data = ..., model.to(...)).
 
+    shard: which part that is; None: all. contributes: whether this rank sends gradients of the tensor. shape: of the part.
     last_seen: noted whenever the parameter has the daemon's weights, and when it has what was uploaded.
     """
 
@@ -36,7 +38,11 @@ class Binding:
         self._master = formats["master"]
         self._serving = formats["serving"] or self.format
         self._gradient = _GRADIENTS.get(formats["gradient_dtype"], entry.parameter.dtype)
-        self._shape = entry.parameter.shape
+        self.shard = shard_of(entry.parameter)
+        self.contributes = self.shard is None or (self.shard.contributes and self.shard.end > self.shard.begin)
+        self.shape = local_of(entry.parameter).shape
+        whole = entry.parameter.shape
+        self._columns = whole[-1] if len(whole) > 1 else 0
         self._group = entry.group
         self._memory: Tensor | None = None  # the parameter's, when landing was made
         self._landing: Tensor | None = None
@@ -47,15 +53,15 @@ class Binding:
 
     def follow(self) -> bool:
         """Brings `landing` to where the parameter is now; True if that is another place than before."""
-        p = self.parameter
+        p = local_of(self.parameter)
         if self._memory is not None and self._memory.data_ptr() == p.data_ptr() and self._memory.device == p.device:
             return False
-        if DTYPES.get(p.dtype) != self.format or p.shape != self._shape:
+        if DTYPES.get(p.dtype) != self.format or p.shape != self.shape:
             raise Rejected(
                 f"parameter '{self.name}' became {p.dtype} {tuple(p.shape)}; its run has {self.format} "
-                f"{tuple(self._shape)}: convert the model before making the optimizer"
+                f"{tuple(self.shape)}: convert the model before making the optimizer"
             )
-        check_trainable(NamedParameter(self.name, p, self._group))
+        check_trainable(NamedParameter(self.name, self.parameter, self._group))
         self._memory = p.detach()
         self._landing = self._memory if self.on_host else torch.empty_like(self._memory, device="cpu")
         return True
@@ -69,13 +75,13 @@ class Binding:
         """Brings the landing up to the parameter's weights."""
         self.follow()
         if not self.on_host:
-            self.landing.copy_(self.parameter.detach())
+            self.landing.copy_(local_of(self.parameter).detach())
 
     def store(self) -> None:
         """Brings the parameter up to the weights that landed."""
         if not self.on_host:
             with torch.no_grad():
-                self.parameter.copy_(self.landing)
+                local_of(self.parameter).copy_(self.landing)
 
     def digest(self) -> int:
         """xxh3_64 of the weights, as the daemon computes it of those that it serves in the parameter's dtype."""
@@ -86,9 +92,11 @@ class Binding:
         """The daemon's digest of the weights, had they been uploaded: rounded as it stores and serves them. None where
         that cannot be said."""
         self.load()
-        columns = self._shape[-1] if len(self._shape) > 1 else 0
+        return self._served(self.landing, self.format)
+
+    def _served(self, weights: Tensor, format: str) -> int | None:
         return _core.served_digest(
-            self._master, self._serving, self.format, self.landing.numel(), columns, self.landing.data_ptr()
+            self._master, self._serving, format, weights.numel(), self._columns, weights.data_ptr()
         )
 
     @property
@@ -99,9 +107,14 @@ class Binding:
     def is_served_of(self, master: Tensor) -> bool:
         """Whether the weights that are here are what the daemon serves of this master, fp32 in host memory."""
         self.load()
-        columns = self._shape[-1] if len(self._shape) > 1 else 0
-        served = _core.served_digest(self._master, self._serving, "fp32", master.numel(), columns, master.data_ptr())
-        return served is not None and served == (self.served_digest() if self.served_narrower else self.digest())
+        return self.serves(self.landing, master)
+
+    def serves(self, weights: Tensor, master: Tensor) -> bool:
+        """The same of other weights of the whole tensor, in the parameter's dtype and in host memory."""
+        served = self._served(master, "fp32")
+        if self.served_narrower:
+            return served is not None and served == self._served(weights, self.format)
+        return served is not None and served == _core.digest(weights.data_ptr(), weights.nbytes)
 
     def gradient(self, grad: Tensor) -> Tensor:
         """The gradient as it is sent: in its wire format, in host memory, contiguous. What is too large for that format
@@ -111,9 +124,20 @@ class Binding:
                 f"the gradient of '{self.name}' has layout {grad.layout}: only dense gradients are supported "
                 "(nn.Embedding with sparse=False)"
             )
-        if grad.dtype != self.parameter.dtype or grad.shape != self._shape:
+        if is_sharded(grad):
+            grad = self._part(grad)
+        if grad.dtype != self.parameter.dtype or grad.shape != self.shape:
             raise Rejected(
                 f"the gradient of '{self.name}' is {grad.dtype} {tuple(grad.shape)}, its weights are "
-                f"{self.parameter.dtype} {tuple(self._shape)}: both must be the same"
+                f"{self.parameter.dtype} {tuple(self.shape)}: both must be the same"
             )
         return grad.detach().to(self._gradient).to("cpu").contiguous()
+
+    def _part(self, grad: Any) -> Tensor:
+        part = part_of(self.parameter, grad)
+        if part is None:
+            raise Rejected(
+                f"the gradient of '{self.name}' is a DTensor with placements {grad.placements}, and its weights are "
+                "sharded otherwise: give it as they are (redistribute())"
+            )
+        return part

@@ -19,7 +19,8 @@ from torch.nn.utils import clip_grad
 
 from ballast.errors import Rejected
 from ballast.patch import Patch
-from ballast.sent_gradient import SentGradient
+from ballast.sent_gradient import sent_in
+from ballast.shard import replicated
 
 
 class Owner(Protocol):
@@ -66,7 +67,7 @@ def _get_total_norm(
     foreach: bool | None = None,
 ) -> Tensor:
     given = _listed(tensors)
-    parameters = [tensor.parameter() for tensor in given if isinstance(tensor, SentGradient)]
+    parameters = [sent.parameter() for sent in map(sent_in, given) if sent is not None]
     if not parameters:
         return original(given, norm_type, error_if_nonfinite, foreach)
     if len(parameters) < len(given):
@@ -172,4 +173,4 @@ def _answer(norm: float, like: Tensor, error_if_nonfinite: bool) -> Tensor:
             f"The total norm of the gradient is {norm}, so it cannot be clipped. To have the step go on all the same, leave "
             "error_if_nonfinite out; the option nonfinite= says what it does then"
         )
-    return torch.tensor(norm, dtype=torch.float32, device=like.device)
+    return replicated(like, torch.tensor(norm, dtype=torch.float32, device=like.device))

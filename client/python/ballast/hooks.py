@@ -7,34 +7,38 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ballast import wrappers
+from ballast import sharding_watch, wrappers
 from ballast.checkpointing import Checkpointing
 from ballast.forward_reads import ForwardReads
+from ballast.graph_forwards import GraphForwards
 from ballast.guards import Owner, guard_clipping, release_clipping
 from ballast.module_reads import ModuleReads
 
 
-class Trainer(wrappers.Trainer, Owner, Protocol):
+class Trainer(wrappers.Trainer, sharding_watch.Watcher, Owner, Protocol):
     """What is asked of it there."""
 
 
 class TorchHooks:
     """Calls `receive(parameter)` as GradientHooks does and `read(parameters)` as ForwardReads and ModuleReads do, and has
-    modules in DistributedDataParallel and torch's clipping know `trainer`, from cover() to remove(). Holds all of them
-    weakly."""
+    modules in DistributedDataParallel, fully_shard and torch's clipping know `trainer`, from cover() to remove(). Calls
+    `prepare(module)` as GraphForwards does, from cover_forwards() on. Holds all of them weakly."""
 
     def __init__(
         self,
         receive: Callable[[Tensor], None],
         read: Callable[[Iterable[Tensor]], None],
+        prepare: Callable[[nn.Module], None],
         overlap: bool,
         trainer: Trainer,
     ):
         """overlap: weights may be on their way outside of a backward() too, and every reader waits for them."""
         self._gradients = GradientHooks(receive)
         self._read = weakref.WeakMethod(read)
+        self._prepare = weakref.WeakMethod(prepare)
+        self._forwards: GraphForwards | None = None
         self._overlap = overlap
         self._reads: list[ForwardReads | ModuleReads | Checkpointing] = []
         self._trainer = weakref.ref(trainer)
@@ -46,6 +50,7 @@ class TorchHooks:
         if trainer is not None:
             wrappers.watch(trainer)
             guard_clipping(trainer)
+            sharding_watch.watch(trainer)
         read = self._read()
         if read is None or self._reads:
             return
@@ -53,6 +58,16 @@ class TorchHooks:
             self._reads += [ForwardReads(read, again=False), ModuleReads(read)]
         else:  # a hook on all modules costs each of their calls a little: only where it is of use
             self._reads.append(Checkpointing(self._watch_recomputing))
+
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """`new` is in the place of a parameter that was covered."""
+        self._gradients.uncover(old)
+        self._gradients.cover([new])
+
+    def cover_forwards(self) -> None:
+        prepare = self._prepare()
+        if prepare is not None and self._forwards is None:
+            self._forwards = GraphForwards(prepare)
 
     def _watch_recomputing(self) -> None:
         read = self._read()
@@ -62,10 +77,13 @@ class TorchHooks:
     def remove(self) -> None:
         wrappers.release(self._trainer())
         release_clipping(self._trainer())
+        sharding_watch.release(self._trainer())
         self._gradients.remove()
         for reads in self._reads:
             reads.remove()
         self._reads.clear()
+        if self._forwards is not None:
+            self._forwards.remove()
 
 
 class GradientHooks:
@@ -85,6 +103,11 @@ class GradientHooks:
             if parameter.requires_grad and id(parameter) not in self._handles:
                 register: Any = parameter.register_post_accumulate_grad_hook  # torch declares no types for it
                 self._handles[id(parameter)] = register(self._hook)
+
+    def uncover(self, parameter: Tensor) -> None:
+        handle = self._handles.pop(id(parameter), None)
+        if handle is not None:
+            handle.remove()
 
     def remove(self) -> None:
         for handle in self._handles.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ballast import _core
+from ballast.shard import local_of
 
 # So much of a tensor is remembered by its digest: each time that it is noted, the part that comes next.
 _PART_BYTES = 1024
@@ -12,6 +13,8 @@ _PART_BYTES = 1024
 
 class LastSeen:
     """A parameter's version, memory and a digest of a part of it, as they were noted. It costs no copy.
+
+    Of a sharded parameter they are those of this rank's part; who changes it in place moves its version, or the part's.
 
     torch moves a tensor's version at each change in place, but not at one through `.data` or numpy: of those only such as
     reach into the part, or give the parameter other memory, are seen, and none of memory on a device.
@@ -26,8 +29,8 @@ class LastSeen:
 
     def note(self) -> None:
         """As it is now."""
-        p = self._parameter
-        self._version, address = p._version, p.data_ptr()
+        p = local_of(self._parameter)
+        self._version, address = self._versions(p), p.data_ptr()
         if address != self._address:
             self._address = address
             self._readable = p.nbytes if address and p.device.type == "cpu" else 0
@@ -45,8 +48,12 @@ class LastSeen:
     @property
     def moved(self) -> bool:
         """Whether the version or the memory is another: perhaps the weights are as they were all the same."""
+        p = local_of(self._parameter)
+        return self._versions(p) != self._version or p.data_ptr() != self._address
+
+    def _versions(self, local: Tensor) -> int:
         p = self._parameter
-        return p._version != self._version or p.data_ptr() != self._address
+        return p._version if local is p else p._version + local._version
 
     @property
     def touched(self) -> bool:

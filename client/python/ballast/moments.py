@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.shard import part_of
 
 # By torch's names; those of Lion and of other AdamWs are the same.
 _SLOTS = {"exp_avg": "momentum", "momentum_buffer": "momentum", "exp_avg_sq": "variance"}
@@ -19,9 +20,9 @@ MASTER = "master"
 
 @dataclass(frozen=True)
 class Moments:
-    """One tensor's state. slots: "momentum", "variance", fp32, contiguous in host memory, none where only `master` is
-    known; updates: how many made them; names: what the state_dict calls the slots; master: the weights, likewise in fp32,
-    where the state_dict has them."""
+    """One tensor's state; of a sharded parameter this rank's part. slots: "momentum", "variance", fp32, contiguous in host
+    memory, none where only `master` is known; updates: how many made them; names: what the state_dict calls the slots;
+    master: the weights, likewise in fp32, where the state_dict has them."""
 
     slots: dict[str, Tensor]
     updates: int
@@ -76,7 +77,14 @@ def _read(state: Mapping[str, Any], key: object, parameter: Tensor) -> Moments:
                 f"{name} of parameter {key} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}: the "
                 "state_dict is of another model"
             )
-        value = value.detach().to("cpu", torch.float32).contiguous()
+        part = part_of(parameter, value)
+        if part is None:
+            raise Rejected(
+                f"{name} of parameter {key} is a DTensor with placements {value.placements}, and the parameter is sharded "
+                "otherwise: have torch.distributed.checkpoint load it into the form that get_optimizer_state_dict(model, "
+                "optimizer) makes, or give whole tensors"
+            )
+        value = part.detach().to("cpu", torch.float32).contiguous()
         if name == MASTER:
             master = value
         else:

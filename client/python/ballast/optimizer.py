@@ -62,10 +62,11 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
     made, and step() copies the weights back.
 
     Modules may be wrapped in DistributedDataParallel, before or after. While the optimizer is open they do not reduce
-    gradients; the daemon takes the mean over the ranks.
+    gradients; the daemon takes the mean over the ranks. Or they are sharded by fully_shard (FSDP2): each rank sends its part
+    of FSDP's mean, and the first forward with gradients joins the run.
 
     Between backward() and step() `.grad` is a SentGradient, without values. A staged run can be clipped as torch's.
-    Not supported, and refused: sharded parameters (FSDP, DTensor), torch's GradScaler (ballast.GradScaler is it), copying
+    Not supported, and refused: FSDP1, tensor parallelism, torch's GradScaler (ballast.GradScaler is it), copying
     or pickling the optimizer.
 
     Not thread-safe, except that hooks may run on autograd's threads. Of no use in a forked child; one that does not touch
@@ -95,7 +96,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
         self.state = RemoteState(self.run)
         self._membership.connect(options)
         self._open = OpenOptimizer(self, self._parameters, self._membership.connected(), self._steps.hooks)
-        self._steps.hooks.cover(entry.parameter for entry in self._parameters)
+        self._steps.cover(entry.parameter for entry in self._parameters)
         if self._starting_state.from_daemon:
             self._pull_at_once()
 
@@ -346,7 +347,7 @@ class Optimizer(Prepared, Uncopyable, torch.optim.Optimizer):
         check_unowned(group["params"], self._parameters)
         super().add_param_group(group)
         if self._membership.open:
-            self._steps.hooks.cover(group["params"])
+            self._steps.cover(group["params"])
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. It comes from the daemon; one rank

@@ -122,6 +122,8 @@ class RunOptions(TypedDict, total=False):
         of 1. Each step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
         Rank 0 uploads the weights; the others must begin with the same, and send their digests.
     world_size: another name of world.
+    max_world: how many ranks a run of sharded parameters may come to have, when more go on with it than have begun it: the
+        daemon reserves memory for so many. Default: world.
     transport: "auto": gradients and weights go through memory shared with the daemon where it is on the same host,
         else over "grpc". "shm": refuse to go on without shared memory.
     connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for one that was lost
@@ -166,6 +168,7 @@ class RunOptions(TypedDict, total=False):
     rank: int | None
     world: int | None
     world_size: int | None
+    max_world: int | None
     transport: Literal["auto", "grpc", "shm"]
     connect_timeout: float
     reconnect_timeout: float

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ballast import shard
 from ballast.errors import Rejected
-from ballast.sent_gradient import SentGradient
+from ballast.sent_gradient import sent_in
+from ballast.shard import is_sharded, local_of
 
 # What a tensor may be computed in, by the wire's name.
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -73,18 +75,47 @@ class ParameterList:
         """Those that require a gradient and have one in .grad now that has not left."""
         for entry in self._entries:
             grad = entry.parameter.grad
-            if grad is not None and entry.parameter.requires_grad and not isinstance(grad, SentGradient):
+            if grad is not None and entry.parameter.requires_grad and sent_in(grad) is None:
                 yield entry.parameter
 
     def drop_sent_gradients(self) -> None:
         """Nobody will end the step that they left for."""
         for entry in self._entries:
-            if isinstance(entry.parameter.grad, SentGradient):
+            if sent_in(entry.parameter.grad) is not None:
                 entry.parameter.grad = None
 
     def drop_gradients(self) -> None:
         for entry in self._entries:
             entry.parameter.grad = None
+
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """`new` is what fully_shard, or a framework, has made of `old`. Rejected if it cannot be trained."""
+        before = self._by_id[id(old)]
+        entry = NamedParameter(before.name, new, before.group)
+        if old.shape != new.shape:
+            raise Rejected(
+                f"parameter '{entry.name}' was replaced by one of shape {tuple(new.shape)}, and had {tuple(old.shape)}: make "
+                "the optimizer after that"
+            )
+        if new.requires_grad:
+            check_trainable(entry)
+        self._entries[self._entries.index(before)] = entry
+        del self._by_id[id(old)]
+        self._by_id[id(new)] = entry
+
+    def replaced_in(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[Tensor, Tensor]]:
+        """Those that param_groups have others for, place by place, as frameworks put them there; and the others."""
+        pairs = []
+        for number, group in enumerate(groups):
+            ours = [entry.parameter for entry in self._entries if entry.group == number]
+            if len(ours) == len(group["params"]):
+                pairs += [(old, new) for old, new in zip(ours, group["params"]) if new is not old]
+        return pairs
+
+    @property
+    def sharded(self) -> bool:
+        """Whether there is a DTensor among those that require a gradient."""
+        return any(entry.parameter.requires_grad and is_sharded(entry.parameter) for entry in self._entries)
 
     def trainable(self) -> list[NamedParameter]:
         """Those that require a gradient now, checked. Rejected if there are none."""
@@ -124,10 +155,14 @@ def check_trainable(entry: NamedParameter) -> None:
 def _why_unfit(p: Tensor) -> str | None:
     sharded = _sharded_by(p)
     if sharded:
-        return f"is sharded by {sharded}: sharded models are not supported; give the plain module's parameters"
+        return (
+            f"is sharded by {sharded}, which is not supported: shard with fully_shard (FSDP2, of torch 2.6 and later)"
+        )
+    if is_sharded(p) and (reason := shard.why_unfit(p)):
+        return reason
     if p.layout != torch.strided:
         return f"has layout {p.layout}: only dense tensors can be trained; make it dense (to_dense(), sparse=False)"
-    if p.is_meta:
+    if local_of(p).is_meta:
         return "is on the meta device: give it memory first (to_empty, then its weights)"
     if p.dtype not in DTYPES:
         return f"has dtype {p.dtype}: convert the model to torch.float32, bfloat16 or float16, or freeze it"
@@ -135,25 +170,28 @@ def _why_unfit(p: Tensor) -> str | None:
         return "is not a leaf of the graph: give the nn.Parameter that it was computed from"
     if p.numel() == 0:
         return f"has no elements (shape {tuple(p.shape)}): leave it out"
-    if not p.is_contiguous():
+    if not local_of(p).is_contiguous():
         return "is not contiguous: set p.data = p.data.contiguous() before making the optimizer"
-    if type(p) not in (Tensor, torch.nn.Parameter) and hasattr(p, "__tensor_flatten__"):
-        return f"is a {type(p).__name__} without memory of its own: give plain parameters"
+    local = local_of(p)
+    if type(local) not in (Tensor, torch.nn.Parameter) and hasattr(local, "__tensor_flatten__"):
+        return f"is a {type(local).__name__} without memory of its own: give plain parameters"
     return None
 
 
 def _sharded_by(p: Tensor) -> str | None:
     kinds = {base.__name__ for base in type(p).__mro__}
-    if "DTensor" in kinds:
-        return "DTensor (FSDP2 or tensor parallelism)"
+    if "DTensor" in kinds and not is_sharded(p):
+        return "a DTensor of another torch"
     if "FlatParameter" in kinds or getattr(p, "_is_flat_param", False) or getattr(p, "_fsdp_flattened", False):
-        return "FSDP"
+        return "FullyShardedDataParallel (FSDP1)"
     return None
 
 
 def check_overlap(entries: Iterable[NamedParameter]) -> None:
     """Rejected if two tensors share bytes: each would overwrite the other's weights."""
-    spans = sorted((str(p.device), p.data_ptr(), p.nbytes, entry.name) for entry in entries for p in (entry.parameter,))
+    spans = sorted(
+        (str(p.device), p.data_ptr(), p.nbytes, entry.name) for entry in entries for p in (local_of(entry.parameter),)
+    )
     for (device, start, nbytes, name), (next_device, next_start, _, next_name) in zip(spans, spans[1:]):
         if device == next_device and next_start < start + nbytes:
             raise Rejected(

@@ -19,7 +19,7 @@ _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 class Rank:
     """Which of a run's trainers this process is, how many there are, and how it gets to the daemon.
 
-    world_given: by an option or by torch.distributed; otherwise 1 is the default.
+    world_given: by an option or by torch.distributed; otherwise 1 is the default. most: how many the run may come to have.
     """
 
     run: str
@@ -30,6 +30,7 @@ class Rank:
     join_timeout: float = 3600.0
     world_given: bool = True
     start_over: bool = False
+    most: int = 1
 
 
 def run_id(run: str | None) -> str:
@@ -43,7 +44,7 @@ def run_id(run: str | None) -> str:
 
 
 def rank_of(options: Mapping[str, Any]) -> Rank:
-    """From the options run, rank, world or world_size, takeover, transport, join_timeout and start_over. Rank and world
+    """From the options run, rank, world or world_size, max_world, takeover, transport, join_timeout and start_over. Rank and world
     that are not given are those of torch.distributed where it is initialized, else 0 and 1."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
@@ -53,16 +54,25 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank = torch.distributed.get_rank() if rank is None else rank
         world = torch.distributed.get_world_size() if world is None else world
+    number, count = _count("rank", rank, 0, 0), _count("world", world, 1, 1)
     return Rank(
         run_id(options.get("run")),
-        _count("rank", rank, 0, 0),
-        _count("world", world, 1, 1),
+        number,
+        count,
         _switch("takeover", options.get("takeover", False)),
         _transport(options.get("transport", "auto")),
         seconds("join_timeout", options.get("join_timeout", Rank.join_timeout)),
         world is not None,
         _start_over(options, world),
+        _most(options, count),
     )
+
+
+def _most(options: Mapping[str, Any], world: int) -> int:
+    most = _count("max_world", options.get("max_world"), world, 1)
+    if most < world:
+        raise Rejected(f"max_world={most} and world={world}: it must be at least the world that the run begins with")
+    return most
 
 
 def _start_over(options: Mapping[str, Any], world: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.shard import is_sharded, local_of
 
 
 class SentGradient(Tensor):
@@ -19,6 +20,8 @@ class SentGradient(Tensor):
 
     parameter: calling it gives the parameter; None once that is deleted.
 
+    Of a sharded parameter it is of this rank's part, and `.grad` a DTensor of it: see sent_in().
+
     A further backward() adds its gradient to this: take() hands it out.
 
     Written by autograd's threads and by the trainer's, never at one time.
@@ -27,12 +30,13 @@ class SentGradient(Tensor):
     @staticmethod
     def __new__(cls, parameter: Tensor, name: str, staged: bool) -> SentGradient:
         make: Any = Tensor._make_wrapper_subclass  # torch declares no types for it
+        local = local_of(parameter)
         sent: SentGradient = make(
             cls,
-            parameter.shape,
-            strides=parameter.stride(),
-            dtype=parameter.dtype,
-            device=parameter.device,
+            local.shape,
+            strides=local.stride(),
+            dtype=local.dtype,
+            device=local.device,
             requires_grad=False,
         )
         return sent
@@ -59,13 +63,21 @@ class SentGradient(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function is torch.ops.aten.add_.Tensor and isinstance(args[0], cls) and not isinstance(args[1], cls):
+        arriving = len(args) == 2 and isinstance(args[0], cls) and isinstance(args[1], Tensor)
+        arriving = arriving and not isinstance(args[1], cls)
+        if function is torch.ops.aten.add_.Tensor and arriving:
             args[0]._arrived = args[1]
             return args[0]
-        if function is torch.ops.aten.add.Tensor and isinstance(args[0], cls) and not isinstance(args[1], cls):
+        if function is torch.ops.aten.add.Tensor and arriving:
             args[0]._arrived = args[1]
             return args[1]  # create_graph=True: autograd puts it in .grad, in place of this
         raise Rejected(_refusal(_first([*args, *(kwargs or {}).values()], cls), str(function)))
+
+
+def sent_in(grad: Tensor | None) -> SentGradient | None:
+    """The SentGradient that `.grad` is, or that a DTensor there is made of; None: it is another."""
+    local = grad if grad is None or not is_sharded(grad) else local_of(grad)
+    return local if isinstance(local, SentGradient) else None
 
 
 def _first(values: Any, kind: type[SentGradient]) -> SentGradient | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.sent_gradient import SentGradient
+from ballast.shard import like
 
 
 class SentGradients:
@@ -17,6 +18,7 @@ class SentGradients:
 
     def __init__(self) -> None:
         self._made: dict[int, SentGradient] = {}  # by id(parameter); of all steps
+        self._shown: dict[int, Tensor] = {}  # likewise, what `.grad` is: those, or DTensors of them
         self._open: dict[int, Tensor] = {}  # likewise, the parameters whose gradients left in the open step
 
     def __len__(self) -> int:
@@ -27,7 +29,7 @@ class SentGradients:
         gradient, parameter.grad = parameter.grad, None
         made = self._made.get(id(parameter))
         arrived = None if made is None else made.take()
-        return (arrived if gradient is made else gradient), arrived is not None
+        return (arrived if gradient is self._shown.get(id(parameter)) else gradient), arrived is not None
 
     def mark(self, parameter: Tensor, name: str, staged: bool) -> None:
         """The parameter's gradient has left. staged: nothing is updated before step()."""
@@ -35,12 +37,13 @@ class SentGradients:
         made = self._made.get(id(parameter))
         if made is None or made.device != parameter.device:
             made = self._made[id(parameter)] = SentGradient(parameter, name, staged)
-        parameter.grad = made
+            self._shown[id(parameter)] = like(parameter, made)
+        parameter.grad = self._shown[id(parameter)]
 
     def mark_again(self, parameter: Tensor) -> None:
         """A further gradient of its was refused, and `.grad` is empty."""
         if id(parameter) in self._open and parameter.grad is None:
-            parameter.grad = self._made[id(parameter)]
+            parameter.grad = self._shown[id(parameter)]
 
     def clear(self) -> None:
         """The step was ended: what is still marked has no gradient any more."""
@@ -88,4 +91,4 @@ class SentGradients:
         return next((self._made[key].parameter_name for key in self._open if key not in given), None)
 
     def _is_marked(self, parameter: Tensor) -> bool:
-        return parameter.grad is self._made[id(parameter)]
+        return parameter.grad is self._shown[id(parameter)]

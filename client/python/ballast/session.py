@@ -19,6 +19,8 @@ from ballast.progress import Patience
 from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.settings import Description
+from ballast.sharded_weights import ShardedWeights
+from ballast.spec import with_ranks
 from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
@@ -42,15 +44,31 @@ class Session:
         self.staged = rules.staged  # else weights may return while backward goes on
         self.micro_batches = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
         self._clipping = Clipping(client, rules.max_grad_norm)
-        client.create_run(description.spec)
+        self._sharded = description.sharded
+        client.create_run(self._spec_there(description.spec) if self._sharded else description.spec)
         self._attach()
+
+    def _spec_there(self, spec: str) -> str:
+        """With as many ranks as the run has memory for, if it exists: fewer or more may go on with it than began it."""
+        if all(status["run_id"] != self._run for status in self._client.list_runs()["runs"]):
+            return spec
+        most = int(self._client.get_run(self._run)["spec"]["ranks"])
+        if self._rank.world > most:
+            raise Rejected(
+                f"run '{self._run}' has memory for {most} ranks, and world={self._rank.world}: create it with max_world="
+                f"{self._rank.world} or more, or go on in another run with the optimizer's state_dict()",
+                "FAILED_PRECONDITION",
+            )
+        return with_ranks(spec, most)
 
     def _attach(self) -> None:
         rank, client = self._rank, self._client
+        shards = [None if b.shard is None else b.shard.wire for b in self._bindings] if self._sharded else None
         attached = client.attach(
-            rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.transport, rank.join_timeout
+            rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.transport, rank.join_timeout, shards
         )
-        self.weights = Weights(client, rank, self._bindings, attached, self._state_names)
+        kind = ShardedWeights if self._sharded else Weights
+        self.weights = kind(client, rank, self._bindings, attached, self._state_names)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
@@ -174,7 +192,8 @@ class Session:
         gradient = binding.gradient(grad)
         self._changes.before_gradient(self.weights, binding)
         self.weights.follow(binding)
-        self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
+        if binding.contributes:
+            self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
         self.micro_batches.add(binding.index)
         if not self.staged and self.micro_batches.last:
             self._mark(binding)

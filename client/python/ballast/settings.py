@@ -16,6 +16,7 @@ from ballast.options import Rule, check_scales
 from ballast.parameters import NamedParameter, ParameterList
 from ballast.rank import rank_of
 from ballast.saved_state import saved_state
+from ballast.shard import check_shards
 from ballast.spec import run_spec
 from ballast.wrappers import find_wrapped
 
@@ -25,6 +26,7 @@ class Description:
     """A run as it is created or joined.
 
     spec: what the daemon is given. tensors: what is trained, in the spec's order; grouping: their groups there.
+    sharded: whether each rank holds parts of the tensors, as FSDP2 has sharded them.
     changed_weights: the option, of this trainer alone. state_names: the slots that the rule keeps, with torch's names.
     """
 
@@ -34,6 +36,7 @@ class Description:
     step_rules: StepRules
     changed_weights: str
     state_names: dict[str, str]
+    sharded: bool
 
     @property
     def formats(self) -> list[Mapping[str, Any]]:
@@ -75,6 +78,16 @@ class RunSettings:
         self._formats.check_used(names)
         check_scales(self._lr_scales, names)
         find_wrapped()
+        sharded = check_shards(((t.name, t.parameter) for t in tensors), self.rank.number, self.rank.world)
+        if sharded and self._changed_weights == "upload":
+            raise Rejected(
+                "changed_weights='upload' with sharded parameters: the ranks would have to agree at every step on what each has "
+                "changed of its part. Leave it out, and load other weights together with load_state_dict() of the optimizer"
+            )
         grouping = self._formats.group(tensors, groups)
-        spec = run_spec(self.rank, self.rule, tensors, groups, grouping, self._lr_scales, self._seed, self.step_rules)
-        return Description(spec, tensors, grouping, self.step_rules, self._changed_weights, slot_names(self.rule.name))
+        spec = run_spec(
+            self.rank, self.rule, tensors, groups, grouping, self._lr_scales, self._seed, self.step_rules, sharded
+        )
+        return Description(
+            spec, tensors, grouping, self.step_rules, self._changed_weights, slot_names(self.rule.name), sharded
+        )

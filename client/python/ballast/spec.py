@@ -26,7 +26,9 @@ def run_spec(
     lr_scales: Mapping[str, float],
     seed: int,
     step_rules: StepRules,
+    sharded: bool,
 ) -> str:
+    """sharded: FSDP has taken the mean of the gradients over the ranks, and each rank sends a part."""
     return json.dumps(
         {
             "run_id": rank.run,
@@ -36,10 +38,16 @@ def run_spec(
             ],
             "groups": [_group(rule, group, param_groups[group.origin]) for group in grouping.groups],
             "seed": str(seed),
-            "ranks": rank.world,
+            "ranks": rank.most,
+            **({"reduction": "REDUCTION_SUM"} if sharded else {}),
             **step_rules.spec(),
         }
     )
+
+
+def with_ranks(spec: str, ranks: int) -> str:
+    """The same of a run that reserves memory for so many."""
+    return json.dumps({**json.loads(spec), "ranks": ranks})
 
 
 def _tensor(tensor: NamedParameter, group: int, options: Mapping[str, Any], lr_scale: float) -> dict[str, Any]:

@@ -45,7 +45,9 @@ class StartingState:
             weights.settle(self._policy, {})
         elif not weights.settled and (weights.fresh or self._policy is not None):
             weights.settle(self._policy, saved.moments)
-        elif saved.is_of(session.run, session.step - 1, weights.generation) or weights.have(saved.moments):
+        elif weights.agreed(saved.is_of(session.run, session.step - 1, weights.generation)) or weights.have(
+            saved.moments
+        ):
             weights.settle(self._policy, {})
         else:
             self._replace(session, saved)

@@ -14,6 +14,7 @@ from ballast.moments import Moments, moments_of, slot_names, zeros
 from ballast.saved_state import FULL_STATE_PARAMETERS, TOKEN, SavedState, Token, digest_of
 from ballast.session import Session
 from ballast.settings import RunSettings
+from ballast.shard import like, local_of
 from ballast.starting_state import StartingState
 from ballast.steps import Steps
 
@@ -38,7 +39,7 @@ class StateDicts:
         saved, session = self._starting_state.saved, self._membership.session
         if saved is not None:
             token = {} if saved.token is None else {TOKEN: saved.token.fields()}
-            return {"state": saved.as_state(parameters), **token}
+            return {"state": _shown(saved.as_state(parameters), parameters), **token}
         if session is None:
             self._membership.connected()
         if session is None or not session.weights.loaded:
@@ -48,11 +49,13 @@ class StateDicts:
         if self._refers(parameters):
             return {"state": {}, TOKEN: token.fields()}
         state = SavedState(self._state_of(session, whole), None, False).as_state(parameters)
-        return {"state": state, TOKEN: Token(token.run, token.step, token.generation, digest_of(state)).fields()}
+        token = Token(token.run, token.step, token.generation, digest_of(state))
+        return {"state": _shown(state, parameters), TOKEN: token.fields()}
 
-    def _unmade(self, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
+    def _unmade(self, parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
         names = slot_names(self._settings.rule.name)
-        return {i: zeros(p.shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad}
+        unmade = {i: zeros(local_of(p).shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad}
+        return _shown(unmade, parameters)
 
     def _refers(self, parameters: Iterable[Tensor]) -> bool:
         if self._settings.saved_state is not None:
@@ -123,3 +126,11 @@ class StateDicts:
             rewind(token.step)
         else:
             self._steps.follow(session.weights.await_end("takes the run back to a snapshot"))
+
+
+def _shown(state: Mapping[int, Mapping[str, Tensor]], parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
+    """As torch's optimizers show it: what is of a sharded parameter's elements is a DTensor sharded as it is."""
+    return {
+        index: {name: value if name == "step" else like(parameters[index], value) for name, value in one.items()}
+        for index, one in state.items()
+    }

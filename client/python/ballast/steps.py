@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import ref
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import synchronizes
@@ -23,6 +24,7 @@ from ballast.result import StepResult, as_loss
 from ballast.sent_gradients import SentGradients
 from ballast.session import Session
 from ballast.settings import RunSettings
+from ballast.sharding_watch import orphaned
 from ballast.starting_state import StartingState
 
 
@@ -68,10 +70,12 @@ class Steps:
         self._rejoin = rejoin
         self._overlap = overlap
         self._hyperparameters = Hyperparameters(settings.rule)
-        self.hooks = TorchHooks(self.receive, self.before_read, overlap, self)
+        self.hooks = TorchHooks(self.receive, self.before_read, self.before_forward, overlap, self)
         self._announced = Announced()
         self._sent = SentGradients()
         self._empty = False  # the last end() had no gradient
+        self._rewound: RunRewound | None = None  # in a backward(), and not raised yet
+        self._looked = False  # whether the parameters were replaced unseen
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
@@ -80,9 +84,17 @@ class Steps:
         optimizer = self._optimizer()  # held until this is done
         if optimizer is None:
             return
+        try:
+            self._receive(parameter)
+        except RunRewound as rewound:
+            if not self._parameters.sharded or torch._C._current_graph_task_id() == -1:
+                raise
+            self._rewound = rewound  # FSDP's ranks wait for one another, and hear of it at different gradients
+
+    def _receive(self, parameter: Tensor) -> None:
         with self.lock, self.following():
             grad, on_top = self._sent.take(parameter)
-            if grad is None or self._rejoin.in_dead_backward:
+            if grad is None or self._rejoin.in_dead_backward or self._rewound is not None:
                 return
             session = self.joined()
             try:
@@ -118,6 +130,68 @@ class Steps:
                 else:
                     session.refuse_overwritten(ours)
 
+    # --- sharded modules --------------------------------------------------------------------------------------------
+
+    def before_forward(self, module: nn.Module) -> None:
+        """A module makes a graph: where its parameters are sharded, what the run is to take of them is gathered now, for no
+        rank can, alone or in backward()."""
+        optimizer = self._optimizer()  # held until this is done
+        if optimizer is None or not self._membership.open or not self._to_settle():
+            return
+        with self.lock, self.following():
+            if self._membership.session is None:
+                self._adopt()
+            if self._parameters.sharded and any(p in self._parameters for p in module.parameters()):
+                session = self.joined()
+                session.await_all()
+                self._starting_state.settle(session)
+
+    def _to_settle(self) -> bool:
+        """Whether the weights or the state here and there are to be made the same."""
+        session = self._membership.session
+        return session is None or not session.weights.settled or self._starting_state.saved is not None
+
+    def cover(self, parameters: Iterable[Tensor]) -> None:
+        """From now on their gradients are sent, and what reads them is told of."""
+        self.hooks.cover(parameters)
+        if self._parameters.sharded:
+            self.hooks.cover_forwards()
+
+    def before_sharding(self, parameter: Tensor) -> None:
+        """Rejected if fully_shard replaces a parameter too late."""
+        if self._optimizer() is None or parameter not in self._parameters:
+            return
+        name, saved = self._parameters.name_of(parameter), self._starting_state.saved
+        if self._membership.session is not None or saved is not None:
+            raise Rejected(
+                f"fully_shard() replaces parameter '{name}' after "
+                + ("load_state_dict()" if saved is not None else f"run '{self._settings.rank.run}' was joined")
+                + ": call it before the first gradient, connect(), weights='server' and load_state_dict(), best before the "
+                "optimizer is made",
+                "FAILED_PRECONDITION",
+            )
+
+    def sharded(self, parameter: Tensor, made: Tensor) -> None:
+        if self._optimizer() is None:
+            return
+        if parameter in self._parameters:
+            self._replace(parameter, made)
+        self.hooks.cover_forwards()
+
+    def _adopt(self) -> None:
+        """Before the run is joined: what has been put into param_groups, as Accelerate does, in place of what was given."""
+        for old, new in self._parameters.replaced_in(self._optimized.param_groups):
+            self.before_sharding(old)
+            self._replace(old, new)
+
+    def _replace(self, old: Tensor, new: Tensor) -> None:
+        self._parameters.replace(old, new)
+        self.hooks.replace(old, new)
+        for group in self._optimized.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                if parameter is old:
+                    group["params"][place] = new
+
     @property
     def _optimized(self) -> Optimized:
         optimizer = self._optimizer()
@@ -146,11 +220,17 @@ class Steps:
         if session is not None:
             return session
         self._membership.connected()
+        self._adopt()
         groups = self._optimized.param_groups
         description = self._settings.describe(self._parameters, groups)
+        if description.sharded and self._overlap:
+            raise Rejected(
+                "overlap_forward=True with sharded parameters: FSDP gathers weights before the modules that have them are called, "
+                "and would gather some that are on their way. Leave overlap_forward out"
+            )
         session = self._membership.join(description)
         self._hyperparameters.fix(groups, description.grouping)
-        self.hooks.cover(tensor.parameter for tensor in description.tensors)
+        self.cover(tensor.parameter for tensor in description.tensors)
         return session
 
     def begin(self, session: Session) -> None:
@@ -158,15 +238,25 @@ class Steps:
         self._rejoin.require_asked()
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
+        self._check_gathered()
         self._starting_state.settle(session)
         session.refuse_changed()
         values = self._hyperparameters.begin(self._optimized.param_groups)
         session.begin(values, float(self.loss_scale))
 
+    def _check_gathered(self) -> None:
+        if self._parameters.sharded and self._to_settle() and torch._C._current_graph_task_id() != -1:
+            raise Rejected(
+                "the weights of sharded parameters go to the run before a module's forward, and this backward() is of a forward "
+                "that the optimizer has not seen: make it, and load its state, before the forward, and call the module itself",
+                "FAILED_PRECONDITION",
+            )
+
     def end(self, loss: Any) -> StepResult | None:
         """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None
         without a step that is open, and with overlap, where the step goes on."""
         self._membership.connected()
+        self._tell_rewound()
         for parameter in self._parameters.with_gradient():
             self.receive(parameter)
         session = self._membership.session
@@ -174,6 +264,7 @@ class Steps:
         waits_on = session is not None and session.ended
         self._empty = not begun and (self._overlap or not waits_on)
         if session is None or not session.step_open:
+            self._check_in_place()
             return None
         if begun and self._sent.taken_back(session.step, session.staged):
             self._discard(session)
@@ -187,6 +278,18 @@ class Steps:
                 session.leave_waiting()
                 return None
         return session.finish()
+
+    def _check_in_place(self) -> None:
+        """In a step() without any gradient: Rejected if there can be none, for FSDP has other parameters. Looks once."""
+        if self._looked or self.begun_one:
+            return
+        self._looked = True
+        if orphaned(entry.parameter for entry in self._parameters):
+            raise Rejected(
+                "no module has any of this optimizer's parameters, and one is sharded by FSDP, which has replaced them: make the "
+                "optimizer after fully_shard(model). FullyShardedDataParallel (FSDP1) is not supported: write fully_shard",
+                "FAILED_PRECONDITION",
+            )
 
     def drop(self) -> None:
         """Drops the gradients of the open step, if there is one: it is SKIPPED. Rejected if the run is not staged."""
@@ -215,6 +318,7 @@ class Steps:
         Rejected if the run is not staged, and if a parameter that has a gradient is not among those given.
         """
         with self.lock, self.following():
+            self._tell_rewound()
             for parameter in self._parameters.with_gradient():
                 self.receive(parameter)
             session = self._membership.session
@@ -276,6 +380,11 @@ class Steps:
             if not rewound.followed:
                 self.follow(rewound)
             raise
+
+    def _tell_rewound(self) -> None:
+        rewound, self._rewound = self._rewound, None
+        if rewound is not None:
+            raise rewound
 
     def follow(self, rewound: RunRewound) -> None:
         """Takes this trainer to the step that the run is back at, and tells `rewound` of it."""

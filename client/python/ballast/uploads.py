@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from ballast.binding import Binding
 from ballast.moments import Moments
 
 # Of _core.Client.load_weights: slots, and counts of updates.
 Upload = tuple[list[tuple[int, str, str, int, int]], dict[int, int]]
 
 
-def upload_of(bindings: Iterable[Binding], moments: Mapping[int, Moments]) -> Upload:
+class Uploaded(Protocol):
+    """A whole tensor: its weights in host memory, in `format`. is_served_of: whether the daemon serves them of this master."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def parameter(self) -> Tensor: ...
+    @property
+    def landing(self) -> Tensor: ...
+    def is_served_of(self, master: Tensor) -> bool: ...
+
+
+def upload_of(bindings: Iterable[Uploaded], moments: Mapping[int, Moments]) -> Upload:
     """The weights of these tensors, in fp32 where the master beside them is what they were rounded from, and their
     moments, by id(parameter). The bindings have loaded."""
     slots, updates = [], {}

@@ -104,8 +104,13 @@ class Weights:
         if binding.follow() and self._settled:
             self._bind(binding)
 
+    def agreed(self, mine: bool) -> bool:
+        """Whether all ranks that decide together say so; each decides alone."""
+        return mine
+
     def _bind(self, binding: Binding) -> None:
-        self._client.bind_weights(binding.index, binding.landing.data_ptr(), binding.landing.nbytes)
+        if binding.landing.nbytes:
+            self._client.bind_weights(binding.index, binding.landing.data_ptr(), binding.landing.nbytes)
 
     def require(self) -> None:
         """Rejected if the daemon has no weights of this run yet."""
@@ -149,16 +154,16 @@ class Weights:
         wanted = list(self._bindings if bindings is None else bindings)
         for binding in wanted:
             self.follow(binding)
-        places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted]
+        places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted if b.landing.nbytes]
         total = sum(place[-1] for place in places)
         with Transfer(f"pulling weights of run '{self._rank.run}'", total, lambda: self._client.moved):
-            steps = self._client.pull(self._rank.run, places)
+            steps = self._client.pull(self._rank.run, places) if places else {}
         for binding in wanted:
             binding.store()
             torch.autograd.graph.increment_version(binding.parameter)
             binding.last_seen.note()
             self._unlike.pop(binding.index, None)
-        return max(steps.values(), default=0)
+        return max(steps.values(), default=self._client.step - 1)
 
     def _refuse(self, moments: Mapping[int, Moments]) -> None:
         if moments:
@@ -168,20 +173,25 @@ class Weights:
                 "FAILED_PRECONDITION",
             )
 
-    def _upload(self, moments: Mapping[int, Moments]) -> None:
+    def _check_unmade(self) -> None:
         if self._client.step > 1:
             raise Rejected(
                 f"run '{self._rank.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
                 "take the daemon's with weights='server', or give another run",
                 "FAILED_PRECONDITION",
             )
+
+    def _upload(self, moments: Mapping[int, Moments]) -> None:
+        self._check_unmade()
         ours = [binding.digest() for binding in self._bindings]
-        slots, updates = upload_of(self._bindings, moments)
-        total = sum(slot[-1] for slot in slots)
-        with Transfer(f"uploading weights of run '{self._rank.run}'", total, lambda: self._client.moved):
-            served = self._client.load_weights(slots, updates)
+        served = self._send(*upload_of(self._bindings, moments))
         self._unlike = {index: one for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._loaded, self._digests = True, served
+
+    def _send(self, slots: list[tuple[int, str, str, int, int]], updates: dict[int, int]) -> list[int]:
+        total = sum(slot[-1] for slot in slots)
+        with Transfer(f"uploading weights of run '{self._rank.run}'", total, lambda: self._client.moved):
+            return self._client.load_weights(slots, updates)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -190,17 +200,21 @@ class Weights:
         parameter holds."""
         found, places = {}, []
         for binding in self._bindings:
-            shape = binding.parameter.shape
+            shape = binding.shape
             slots = {slot: torch.zeros(shape) for slot in self._state_names}
             master = torch.zeros(shape) if binding.holds_less else None
             for slot, values in (slots if master is None else {**slots, MASTER: master}).items():
-                places.append((binding.index, slot, values.data_ptr(), values.nbytes))
+                if values.nbytes:
+                    places.append((binding.index, slot, values.data_ptr(), values.nbytes))
             found[binding.index] = slots, master
-        updates = self._client.pull_state(self._rank.run, places)
+        updates = self._pull_state(places)
         return {
             id(self._bindings[index].parameter): Moments(slots, updates[index], self._state_names, master)
             for index, (slots, master) in found.items()
         }
+
+    def _pull_state(self, places: list[tuple[int, str, int, int]]) -> dict[int, int]:
+        return self._client.pull_state(self._rank.run, places)
 
     def have(self, moments: Mapping[int, Moments]) -> bool:
         """Whether these are the run's, to the bit, and nobody has replaced them since this was attached."""
@@ -229,7 +243,7 @@ class Weights:
 
     def _complete(self, state: Moments | None, binding: Binding) -> Moments:
         """With zeros for what a state_dict lacks of a tensor that has seen no update."""
-        none = zeros(binding.parameter.shape, self._state_names)
+        none = zeros(binding.shape, self._state_names)
         if state is None:
             return none
         return state if state.slots else Moments(none.slots, state.updates, none.names, state.master)

@@ -1,0 +1,92 @@
+"""fully_shard (FSDP2), seen when it replaces a module's parameters by its own.
+
+While an optimizer is open that watches, the method with which FSDP2 makes one sharded parameter of another tells it so: by
+whatever name fully_shard was imported. A process that cannot shard, for it is alone, does not load FSDP2 for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ballast.patch import Patch
+
+_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+class Watcher(Protocol):
+    def before_sharding(self, parameter: Tensor) -> None:
+        """A parameter is about to be replaced. What this raises keeps it from that."""
+
+    def sharded(self, parameter: Tensor, made: Tensor) -> None:
+        """`made` is in its place now."""
+
+
+def watch(watcher: Watcher) -> None:
+    """From now on it is told, where torch has FSDP2 and the process is, or may become, one of several."""
+    global _watchers
+    with _lock:
+        if _watchers is None and _may_shard():
+            kind: Any = getattr(_loaded(), "FSDPParam", None)
+            _watchers = Patch((kind, "_init_sharded_param", _telling))
+        if _watchers is not None:
+            _watchers.hold(watcher)
+
+
+def release(watcher: Watcher | None) -> None:
+    """None: it is gone, and so from here."""
+    if _watchers is not None:
+        _watchers.release(watcher)
+
+
+def orphaned(parameters: Iterable[Tensor]) -> bool:
+    """Whether a module of this process is sharded by FSDP, and none has any of these parameters: they were replaced unseen.
+    Goes through all objects."""
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    kinds = {base.__name__ for kind in {type(module) for module in modules} for base in kind.__mro__}
+    if not kinds & {"FSDPModule", "FullyShardedDataParallel"}:
+        return False
+    held = {id(parameter) for module in modules for parameter in module._parameters.values()}
+    return not any(id(parameter) in held for parameter in parameters)
+
+
+def _may_shard() -> bool:
+    if _MODULE in sys.modules:
+        return True
+    if not torch.distributed.is_available():
+        return False
+    world = os.environ.get("WORLD_SIZE", "")
+    return torch.distributed.is_initialized() or (world.isdecimal() and int(world) > 1)
+
+
+def _loaded() -> Any:
+    try:
+        return importlib.import_module(_MODULE)
+    except ModuleNotFoundError:  # a torch without FSDP2
+        return None
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tell_and_shard(self: Any, parameter: Tensor, *args: Any, **kwargs: Any) -> Any:
+        assert _watchers is not None
+        watchers = list(_watchers)
+        for watcher in watchers:
+            watcher.before_sharding(parameter)
+        made = original(self, parameter, *args, **kwargs)
+        for watcher in watchers:
+            watcher.sharded(parameter, self.sharded_param)
+        return made
+
+    return tell_and_shard
+
+
+_lock = threading.Lock()
+_watchers: Patch[Watcher] | None = None

@@ -1,0 +1,318 @@
+"""Ranks whose model is sharded by fully_shard, over gloo on CPUs, in one process each: forks of one program, which imports
+torch once, as many as an order wants.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as files
+from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint import state_dict as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+import ballast
+
+PATIENCE_S = 120.0
+ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
+EXACT: dict[str, Any] = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32"}
+WORDS = 11
+FORKS = multiprocessing.get_context("fork")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class Blocks(nn.Module):
+    """A small language model. Its sizes are odd, so that ranks have unequal parts, and at 8 ranks some have none."""
+
+    def __init__(self, case: dict[str, Any]):
+        super().__init__()
+        torch.manual_seed(case.get("seed", 1))
+        self._checkpointed = bool(case.get("checkpointed"))
+        self.embed = nn.Embedding(WORDS, 6)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 13), nn.Tanh(), nn.Linear(13, 6)) for _ in range(3))
+        self.head = nn.Linear(6, WORDS, bias=False)
+        if case.get("tied"):
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embed(tokens)
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self._checkpointed else block(x))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def shard(model: Blocks, case: dict[str, Any]) -> None:
+    world = distributed.get_world_size()
+    if case.get("replicas"):
+        shape = (case["replicas"], world // case["replicas"])
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+    formats = {name: DTYPES[value] for name, value in case.get("mixed", {}).items()}
+    how: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**formats)}
+    for block in model.blocks:
+        fully_shard(block, **how)
+    fully_shard(model, **how)
+
+
+def batch(step: int, micro: int, rank: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
+    tokens = torch.randint(WORDS, (2, 9), generator=random)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_of(model: nn.Module, step: int, micro: int, rank: int) -> Tensor:
+    tokens, wanted = batch(step, micro, rank)
+    return nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), wanted.flatten())
+
+
+def whole(model: nn.Module) -> dict[str, list[float]]:
+    """The weights, which all ranks put together."""
+    return {name: full(parameter).flatten().tolist() for name, parameter in model.named_parameters()}
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+# --- beside torch's AdamW --------------------------------------------------------------------------------------------
+
+
+def made(case: dict[str, Any], make: Any) -> tuple[nn.Module, Any]:
+    """A sharded model and its optimizer, which is made after it or before."""
+    model = Blocks(case)
+    order = case.get("optimizer", "after")
+    if order == "after":
+        shard(model, case)
+        return model, make(list(model.named_parameters()))
+    optimizer = make(list(model.named_parameters()))
+    if order == "before":
+        shard(model, case)
+        return model, optimizer
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model.to("meta")  # as Accelerate does, which then puts the new parameters into param_groups
+    shard(model, case)
+    model.to_empty(device="cpu")
+    dcp.set_model_state_dict(model, weights, options=dcp.StateDictOptions(full_state_dict=True, strict=False))
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    return model, optimizer
+
+
+def step_once(model: nn.Module, optimizer: Any, case: dict[str, Any], step: int, rank: int) -> dict[str, Any]:
+    told: dict[str, Any] = {"loss": 0.0}
+    micros = case.get("micros", 1)
+    for micro in range(micros):
+        if case.get("no_sync"):
+            model.set_requires_gradient_sync(micro + 1 == micros)  # type: ignore[operator]
+        loss = loss_of(model, step, micro, rank) / micros
+        (loss * case["scale"] if "scale" in case and isinstance(optimizer, ballast.Optimizer) else loss).backward()
+        told["loss"] += loss.item()
+    if case.get("clip"):
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
+        told["norm"] = float(full(norm))
+    optimizer.step()
+    optimizer.zero_grad()
+    return told
+
+
+def trained(case: dict[str, Any], rank: int, make: Any) -> dict[str, Any]:
+    model, optimizer = made(case, make)
+    steps, pushed, pulled = [], [], []
+    for step in range(case["steps"]):
+        steps.append(step_once(model, optimizer, case, step, rank))
+        if isinstance(optimizer, ballast.Optimizer):
+            result = optimizer.last_result
+            assert result is not None and result.applied and result.step == step + 1 and result.timing is not None
+            pushed.append(result.timing.pushed_bytes)
+            pulled.append(result.timing.pulled_bytes)
+    weights = whole(model)
+    if isinstance(optimizer, ballast.Optimizer):
+        optimizer.close()
+    return {"steps": steps, "weights": weights, "pushed": pushed, "pulled": pulled}
+
+
+def both(order: dict[str, Any], rank: int) -> list[dict[str, Any]]:
+    """What a model has come to in the end, trained by Ballast and by torch."""
+    case = order["case"]
+    options = {**ADAMW, **EXACT, "server": order["server"], "run": order["run"], **case.get("options", {})}
+    ours = trained(case, rank, lambda named: ballast.AdamW(named, **options))
+    theirs = trained(
+        {**case, "optimizer": "after"}, rank, lambda named: torch.optim.AdamW([p for _, p in named], **ADAMW)
+    )
+    return [ours, theirs]
+
+
+# --- the same gradients, however many ranks ---------------------------------------------------------------------------
+
+
+def nudge(model: nn.Module, optimizer: Any, steps: Iterable[int]) -> None:
+    """Steps with gradients that are the same to the bit for every number of ranks."""
+    for step in steps:
+        for number, parameter in enumerate(model.parameters()):
+            random = torch.Generator().manual_seed(1000 * step + number)
+            gradient = torch.randn(parameter.shape, generator=random)
+            assert isinstance(parameter, DTensor)
+            parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+        optimizer.step()
+        assert optimizer.last_result.applied
+
+
+def made_again(order: dict[str, Any]) -> tuple[nn.Module, ballast.AdamW]:
+    case = order["case"]
+    model = Blocks(case)
+    shard(model, case)
+    options = {**ADAMW, "server": order["server"], "run": order["run"], **case.get("options", {})}
+    return model, ballast.AdamW(model.named_parameters(), **options)
+
+
+def state_of(model: nn.Module, optimizer: ballast.AdamW) -> dict[str, Any]:
+    """Weights, and moments, put together by torch.distributed.checkpoint."""
+    options = dcp.StateDictOptions(full_state_dict=True)
+    state = dcp.get_optimizer_state_dict(model, optimizer, options=options)["state"]
+    moments: Any = {name: {key: value.tolist() for key, value in one.items()} for name, one in state.items()}
+    return {"weights": whole(model), "moments": moments}
+
+
+def nudged(order: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Loads what is in a folder, if one is named; takes steps; saves to a folder; takes more."""
+    case = order["case"]
+    model, optimizer = made_again(order)
+    if "load" in case:
+        form = {
+            "model": dcp.get_model_state_dict(model),
+            "optimizer": dcp.get_optimizer_state_dict(model, optimizer),
+        }
+        files.load(form, checkpoint_id=case["load"])
+        dcp.set_state_dict(model, optimizer, model_state_dict=form["model"], optim_state_dict=form["optimizer"])
+    nudge(model, optimizer, case.get("before", []))
+    if "save" in case:
+        state = {
+            "model": dcp.get_model_state_dict(model),
+            "optimizer": dcp.get_optimizer_state_dict(model, optimizer),
+        }
+        files.save(state, checkpoint_id=case["save"])
+    nudge(model, optimizer, case.get("after", []))
+    if case.get("back"):
+        back_and_again(model, optimizer, case)
+    answer = state_of(model, optimizer)
+    optimizer.close()
+    return answer
+
+
+def back_and_again(model: nn.Module, optimizer: ballast.AdamW, case: dict[str, Any]) -> None:
+    """In the middle of the run to what was saved, and the steps after that once more."""
+    form = {"model": dcp.get_model_state_dict(model), "optimizer": dcp.get_optimizer_state_dict(model, optimizer)}
+    files.load(form, checkpoint_id=case["save"])
+    dcp.set_state_dict(model, optimizer, model_state_dict=form["model"], optim_state_dict=form["optimizer"])
+    nudge(model, optimizer, case["after"])
+
+
+# --- rewinds ----------------------------------------------------------------------------------------------------------
+
+
+def rewound(order: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Trains, and somebody takes the run back before one of its backward(); it hears of it where it says."""
+    case = order["case"]
+    model, optimizer = made_again(order)
+    heard, step = [], 0
+    while step < case["steps"]:
+        loss = loss_of(model, step, 0, rank)
+        if step == case["at"] and not heard:
+            distributed.barrier()
+            if rank == 0:
+                optimizer._membership.connected().rewind(order["run"], case["to"], None, "test")
+            distributed.barrier()
+        loss.backward()
+        try:
+            if case.get("clip"):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
+            optimizer.step()
+            step += 1
+        except ballast.RunRewound as back:
+            heard.append(back.step)
+            step = back.step
+    weights = whole(model)
+    optimizer.close()
+    return {"heard": heard, "weights": weights}
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(order: dict[str, Any], rank: int) -> str:
+    """The message with which this rank's training is refused."""
+    case = order["case"]
+    model = Blocks(case)
+    options = {"server": order["server"], "run": order["run"], **case.get("options", {})}
+    try:
+        if case["what"] == "half a mesh":
+            half = distributed.get_world_size() // 2
+            meshes = init_device_mesh("cpu", (2, half), mesh_dim_names=("half", "shard"))
+            fully_shard(model, mesh=meshes["shard"])
+        else:
+            shard(model, case)
+        optimizer = ballast.AdamW(model.named_parameters(), **options)
+        if case["what"] == "unequal copies":
+            with torch.no_grad():
+                next(model.parameters()).to_local().add_(rank)  # type: ignore[attr-defined]
+        if case["what"] == "unequal state" and rank == 0:
+            parameters = optimizer.param_groups[0]["params"]
+            state = {0: {"exp_avg": torch.ones(parameters[0].shape)}}
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        loss_of(model, 0, 0, rank).backward()
+        if case["what"] == "changed weights":
+            optimizer.step()
+            with torch.no_grad():
+                next(model.parameters()).mul_(2)
+            loss_of(model, 1, 0, rank).backward()
+        return "nothing was refused"
+    except ballast.Rejected as error:
+        return str(error)
+
+
+JOBS = {"both": both, "nudged": nudged, "rewound": rewound, "refused": refused}
+
+
+def rank_of(pipe: Connection, order: dict[str, Any], rank: int) -> None:
+    world = order["world"]
+    store = distributed.FileStore(order["store"], world)
+    patience = timedelta(seconds=PATIENCE_S)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
+    try:
+        pipe.send(JOBS[order["job"]](order, rank))
+    except BaseException as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        with suppress(RuntimeError):  # where another rank is gone
+            distributed.destroy_process_group()
+
+
+def conduct() -> None:
+    """Carries out the orders on stdin, one a line: {"job", "world", "server", "run", "store": a file, "case"}; prints what
+    each rank has."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        pipes, ranks = [], []
+        for rank in range(order["world"]):
+            pipe, end = FORKS.Pipe()
+            ranks.append(FORKS.Process(target=rank_of, args=(end, order, rank), daemon=True))
+            ranks[-1].start()
+            end.close()
+            pipes.append(pipe)
+        print(json.dumps([pipe.recv() if pipe.poll(PATIENCE_S) else "no answer" for pipe in pipes]), flush=True)
+        for one in ranks:
+            one.kill()
+            one.join()

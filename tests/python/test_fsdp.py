@@ -1,0 +1,187 @@
+"""Models that fully_shard (FSDP2) has sharded end where torch's AdamW ends, and go on with any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import Program
+from daemon import Daemon
+
+STAGED = {"commit": "staged"}
+EXACT = {"master": "fp32", "state": "fp32"}
+# Elements of the model, and of the tied one, whose head is the embedding.
+ELEMENTS = 2 * 11 * 6 + 3 * (6 * 13 + 13 + 13 * 6 + 6)
+TIED = ELEMENTS - 11 * 6
+
+CASES: dict[str, dict[str, Any]] = {
+    "one rank": {"world": 1},
+    "two ranks": {"world": 2},
+    "four ranks": {"world": 4},
+    "eight ranks, of which some have no part of a tensor": {"world": 8},
+    "staged": {"world": 2, "options": STAGED},
+    "over gRPC": {"world": 2, "options": {"transport": "grpc"}},
+    "clipped": {"world": 2, "options": STAGED, "clip": 0.1},
+    "clipped at eight ranks": {"world": 8, "options": STAGED, "clip": 0.1},
+    "the norm alone": {"world": 2, "options": STAGED, "clip": float("inf")},
+    "accumulated in the daemon": {"world": 2, "micros": 3, "options": {"gradient_accumulation_steps": 3}},
+    "accumulated in the daemon, staged": {"world": 2, "micros": 3, "options": STAGED},
+    "accumulated by FSDP": {"world": 2, "micros": 3, "no_sync": True},
+    "accumulated by FSDP, staged": {"world": 2, "micros": 3, "no_sync": True, "options": STAGED},
+    "a loss that is scaled": {"world": 2, "scale": 1024.0, "options": {"loss_scale": 1024.0}},
+    "computed in bf16": {"world": 2, "mixed": {"param_dtype": "bf16", "reduce_dtype": "fp32"}},
+    "reduced in bf16": {"world": 2, "mixed": {"param_dtype": "bf16", "reduce_dtype": "bf16"}},
+    "two copies of two parts": {"world": 4, "replicas": 2},
+    "two copies of two parts, staged and clipped": {"world": 4, "replicas": 2, "options": STAGED, "clip": 0.1},
+    "activation checkpointing": {"world": 2, "checkpointed": True},
+    "tied embeddings": {"world": 2, "tied": True},
+    "tied embeddings and activation checkpointing": {"world": 4, "tied": True, "checkpointed": True},
+    "the optimizer made before": {"world": 2, "optimizer": "before"},
+    "parameters put into param_groups": {"world": 2, "optimizer": "swapped"},
+}
+
+Order = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="module")
+def program(daemon: Daemon) -> Iterator[Program]:
+    """Carries out one order after another, so that torch is imported once."""
+    program = Program("fully_sharded", daemon.server, "")
+    yield program
+    program.close()
+
+
+@pytest.fixture
+def order(program: Program, daemon: Daemon, run: str, tmp_path: Path) -> Order:
+    """What each rank answers."""
+    stores = iter(range(100))
+
+    def carry_out(job: str, world: int, case: dict[str, Any], server: str = "", name: str = "") -> list[Any]:
+        wanted = {"job": job, "world": world, "case": case, "store": str(tmp_path / f"store-{next(stores)}")}
+        program.go_on(json.dumps({**wanted, "server": server or daemon.server, "run": run + name}))
+        answers: list[Any] = json.loads(program.hear())
+        if job != "refused":
+            assert all(not isinstance(answer, str) for answer in answers), answers
+        return answers
+
+    return carry_out
+
+
+def distance(ours: list[float], theirs: list[float]) -> float:
+    one, other = torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64)
+    return ((one - other).norm() / other.norm()).item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sharded_models_end_where_torchs_do_and_each_element_moves_once(name: str, order: Order) -> None:
+    case = {"steps": 20, **CASES[name]}
+    # In bf16 a weight that differs by a millionth may round to another: then activations do by a 256th.
+    allowed = 1e-3 if "mixed" in case else 1e-6
+    answers = order("both", case["world"], case)
+    for ours, theirs in answers:
+        assert ours["weights"] == answers[0][0]["weights"]
+        for tensor, values in ours["weights"].items():
+            assert distance(values, theirs["weights"][tensor]) < allowed, tensor
+        for one, other in zip(ours["steps"], theirs["steps"], strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=allowed)
+            assert one.get("norm", 0) == pytest.approx(other.get("norm", 0), rel=1e-5)
+    assert_moved_once(case, [ours for ours, _ in answers])
+
+
+def assert_moved_once(case: dict[str, Any], ours: list[dict[str, Any]]) -> None:
+    """Every element has left once for each gradient that FSDP made, and returned once to each copy."""
+    elements = TIED if case.get("tied") else ELEMENTS
+    sent = 1 if case.get("no_sync") else case.get("micros", 1)
+    for step in range(case["steps"]):
+        assert sum(one["pushed"][step] for one in ours) == 4 * elements * sent
+        assert sum(one["pulled"][step] for one in ours) == 4 * elements * case.get("replicas", 1)
+
+
+def test_the_norm_of_a_sharded_model_is_torchs_and_the_same_on_all_ranks(order: Order) -> None:
+    case = {"steps": 3, "options": STAGED, "clip": 0.1}
+    answers = order("both", 4, case)
+    norms = [[step["norm"] for step in ours["steps"]] for ours, _ in answers]
+    assert all(one == norms[0] for one in norms) and min(norms[0]) > 0.1
+    assert norms[0] == pytest.approx([step["norm"] for step in answers[0][1]["steps"]], rel=1e-5)
+
+
+# --- going on with another number of ranks ----------------------------------------------------------------------------
+
+# Formats of their own, but without chance, which depends on the step's number in its run.
+NEAREST = {"rounding": "nearest"}
+
+
+def at_one_rank(order: Order, options: dict[str, Any]) -> Any:
+    (answer,) = order("nudged", 1, {"before": [0, 1, 2, 3, 4, 5], "options": options}, name="-alone")
+    return answer
+
+
+@pytest.mark.parametrize("first, second", [(2, 4), (8, 2), (4, 1)])
+@pytest.mark.parametrize("commit", ["release", "staged"])
+def test_another_world_goes_on_in_a_daemon_that_lives(first: int, second: int, commit: str, order: Order) -> None:
+    options = {"max_world": max(first, second), "commit": commit}
+    order("nudged", first, {"before": [0, 1, 2], "options": options})
+    answers = order("nudged", second, {"before": [3, 4, 5], "options": {**options, "weights": "server"}})
+    assert answers[0] == at_one_rank(order, {**options})
+
+
+@pytest.mark.parametrize("first, second", [(2, 4), (8, 2)])
+def test_another_world_goes_on_from_files_with_a_new_daemon(
+    first: int, second: int, order: Order, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "saved")
+    order("nudged", first, {"before": [0, 1, 2], "save": folder, "options": NEAREST})
+    with Daemon() as another:
+        case = {"load": folder, "before": [3, 4, 5], "options": NEAREST, "seed": 2}
+        answers = order("nudged", second, case, another.server)
+    assert answers[0] == at_one_rank(order, NEAREST)
+
+
+def test_a_rollback_in_the_middle_of_a_run(order: Order, tmp_path: Path) -> None:
+    case = {"before": [0, 1, 2], "save": str(tmp_path / "saved"), "after": [3, 4, 5], "back": True, "options": NEAREST}
+    assert order("nudged", 4, case)[0] == at_one_rank(order, NEAREST)
+
+
+def test_more_ranks_than_the_run_has_memory_for_are_refused(order: Order) -> None:
+    order("nudged", 1, {"before": [0]})
+    answers = order("refused", 2, {"what": "more ranks", "options": {"weights": "server"}})
+    assert all("has memory for 1 ranks, and world=2" in answer and "max_world=2" in answer for answer in answers)
+
+
+# --- rewinds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"clip": 1.0}])
+def test_a_rewind_within_backward_is_heard_by_all_ranks_at_its_end(more: dict[str, Any], order: Order) -> None:
+    options = {**EXACT, "snapshots": 4, "snapshot_every": 1, **(STAGED if more else {})}
+    case = {"steps": 5, "to": 2, "options": options, **more}
+    answers = order("rewound", 2, {**case, "at": 3})
+    undisturbed = order("rewound", 2, {**case, "at": -1}, name="-undisturbed")
+    for answer, wanted in zip(answers, undisturbed):
+        assert answer["heard"] == [2] and wanted["heard"] == []
+        assert answer["weights"] == wanted["weights"]
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "what, world, case, message",
+    [
+        ("half a mesh", 4, {}, "its mesh must have every rank of the run once"),
+        ("unequal copies", 4, {"replicas": 2}, "differ from those that"),
+        ("unequal state", 2, {}, "the ranks have loaded different state of 'embed.weight'"),
+        ("changed weights", 2, {}, "the weights of 'embed.weight' were changed after step 1"),
+        ("rank and world", 2, {"options": {"rank": 0, "world": 1}}, "whose ranks are torch.distributed's"),
+    ],
+)
+def test_what_ranks_cannot_do_together_is_refused_on_all(
+    what: str, world: int, case: dict[str, Any], message: str, order: Order
+) -> None:
+    answers = order("refused", world, {"what": what, **case})
+    assert len(answers) == world and all(message in answer for answer in answers), answers
