@@ -50,6 +50,7 @@ class Client:
         end_step. Raises Rejected for a shard that is not in its tensor, a list of another length than the run's
         tensors, ranks that leave a gap, a serving format with scales whose chunk would be cut, and a daemon that knows
         no shards."""
+
     def load_weights(
         self, slots: list[tuple[int, str, str, int, int]], updates: dict[int, int] = ..., replace: bool = False
     ) -> list[int]: ...
