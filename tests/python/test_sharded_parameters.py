@@ -195,6 +195,12 @@ def test_a_forward_that_the_optimizer_has_not_seen_is_refused(model: nn.Module, 
     refused("a forward that the optimizer has not seen", loss.backward)
 
 
+def test_a_parameter_that_fsdp_has_gathered_is_refused(model: nn.Module, adamw: AdamW) -> None:
+    loss = model(torch.ones(2, 8)).sum()
+    adamw(model.named_parameters())
+    refused("'.*' is what FSDP has gathered for a forward.*reshard", loss.backward)
+
+
 def test_a_gradient_that_is_sharded_otherwise_is_refused(model: nn.Module, mesh: Any, adamw: AdamW) -> None:
     optimizer = adamw(model.named_parameters())
     parameter = next(model.parameters())

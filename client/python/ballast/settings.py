@@ -17,6 +17,7 @@ from ballast.parameters import NamedParameter, ParameterList
 from ballast.rank import rank_of
 from ballast.saved_state import saved_state
 from ballast.shard import check_shards
+from ballast.sharding_watch import check_not_gathered
 from ballast.spec import run_spec
 from ballast.wrappers import find_wrapped
 
@@ -78,6 +79,7 @@ class RunSettings:
         self._formats.check_used(names)
         check_scales(self._lr_scales, names)
         find_wrapped()
+        check_not_gathered((t.name, t.parameter) for t in tensors)
         sharded = check_shards(((t.name, t.parameter) for t in tensors), self.rank.number, self.rank.world)
         if sharded and self._changed_weights == "upload":
             raise Rejected(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ballast.errors import Rejected
 from ballast.patch import Patch
 
 _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
@@ -56,6 +57,22 @@ def orphaned(parameters: Iterable[Tensor]) -> bool:
         return False
     held = {id(parameter) for module in modules for parameter in module._parameters.values()}
     return not any(id(parameter) in held for parameter in parameters)
+
+
+def check_not_gathered(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Rejected, naming it, if a parameter is what FSDP2 has gathered for a forward: its memory comes and goes. Goes through all
+    objects."""
+    kind = getattr(sys.modules.get(_MODULE), "FSDPParam", None)
+    if kind is None:
+        return
+    gathered = {id(getattr(one, "_unsharded_param", None)) for one in gc.get_objects() if type(one) is kind}
+    for name, parameter in named:
+        if id(parameter) in gathered:
+            raise Rejected(
+                f"parameter '{name}' is what FSDP has gathered for a forward, and frees after it: call model.reshard() before the "
+                "optimizer is made, or make it before the first forward",
+                "FAILED_PRECONDITION",
+            )
 
 
 def _may_shard() -> bool:
