@@ -350,11 +350,10 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
             self._steps.cover(group["params"])
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. It comes from the daemon; one rank
-        alone may ask, and no step is made for it. "master" beside the moments is the daemon's weight, where the parameter
-        may hold less. Parameters without an update have no state; with saved_state="reference" none has. "ballast" tells
-        the run and the step. With overlap_forward, waits for the last step(). Rejected between backward() and step(). RunRewound,
-        as from step(), if the run is at another step than this trainer, or becomes so meanwhile.
+        """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. One rank alone may ask the daemon for
+        it; no step is made. "master" beside the moments is the daemon's weight, where the parameter may hold less. Parameters
+        without an update have no state; with saved_state="reference" none has. "ballast" tells run and step. Waits for the
+        last step(). Rejected between backward() and step(). RunRewound, as from step(), if the run is at another step.
         """
         self._steps.wait()
         with self._steps.lock, self._steps.following():

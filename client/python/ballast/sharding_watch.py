@@ -48,9 +48,28 @@ def release(watcher: Watcher | None) -> None:
         _watchers.release(watcher)
 
 
-def orphaned(parameters: Iterable[Tensor]) -> bool:
-    """Whether a module of this process is sharded by FSDP, and none has any of these parameters: they were replaced unseen.
-    Goes through all objects."""
+def refuse_in_backward() -> None:
+    """Rejected in a backward(): weights or state of sharded parameters should have been gathered before its forward."""
+    if torch._C._current_graph_task_id() != -1:
+        raise Rejected(
+            "the weights of sharded parameters go to the run before a module's forward, and this backward() is of a forward that "
+            "the optimizer has not seen: make it, and load its state, before the forward, and call the module itself",
+            "FAILED_PRECONDITION",
+        )
+
+
+def refuse_orphans(parameters: Iterable[Tensor]) -> None:
+    """Rejected if fully_shard has replaced these parameters unseen. Goes through all objects."""
+    if _orphaned(parameters):
+        raise Rejected(
+            "no module has any of this optimizer's parameters, and one is sharded by FSDP, which has replaced them: make the "
+            "optimizer after fully_shard(model). FullyShardedDataParallel (FSDP1) is not supported: write fully_shard",
+            "FAILED_PRECONDITION",
+        )
+
+
+def _orphaned(parameters: Iterable[Tensor]) -> bool:
+    """Whether a module of this process is sharded by FSDP, and none has any of these parameters: they were replaced unseen."""
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     kinds = {base.__name__ for kind in {type(module) for module in modules} for base in kind.__mro__}
     if not kinds & {"FSDPModule", "FullyShardedDataParallel"}:

@@ -37,6 +37,21 @@ class StartingState:
         """In place of what was brought before: to go to the run at the next first gradient of a step."""
         self._saved = saved
 
+    def refuse_within(self, session: Session) -> None:
+        """Rejected if the open step has gradients from before a load_state_dict() of another state than the run's."""
+        saved = self._saved
+        if saved is None or not session.begun:
+            return
+        if saved.is_told(session.weights.told, session.step - 1):
+            self._saved = None
+            return
+        raise Rejected(
+            f"load_state_dict() was called in step {session.step}, which has gradients of the weights from before: drop them "
+            "with zero_grad() of the model (within Accelerate's accumulate() the optimizer's does nothing), and the next "
+            "backward() goes on from what was loaded",
+            "FAILED_PRECONDITION",
+        )
+
     def settle(self, session: Session) -> None:
         """Makes the state here and there the same, before the first gradient of a step. Where nothing was brought since
         the last time, nothing."""

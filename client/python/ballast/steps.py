@@ -23,7 +23,7 @@ from ballast.result import StepResult, as_loss
 from ballast.sent_gradients import SentGradients
 from ballast.session import Session
 from ballast.settings import RunSettings
-from ballast.sharding_watch import orphaned
+from ballast.sharding_watch import refuse_in_backward, refuse_orphans
 from ballast.starting_state import StartingState
 
 
@@ -109,7 +109,7 @@ class Steps:
         synchronized = self._optimized.synchronized
         if synchronized is not None:
             self._announced.hear(synchronized)
-        self._refuse_loaded(session)
+        self._starting_state.refuse_within(session)
         name = self._parameters.name_of(parameter)
         session.admit(parameter, name, self._announced.final)
         if not session.begun:
@@ -240,7 +240,8 @@ class Steps:
         self._rejoin.require_asked()
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
-        self._check_gathered()
+        if self._parameters.sharded and self._to_settle():
+            refuse_in_backward()
         self._starting_state.settle(session)
         session.refuse_changed()
         values = self._hyperparameters.begin(self._optimized.param_groups)
@@ -254,14 +255,6 @@ class Steps:
         if not failed and not session.begun:  # it had no gradient, and counts nevertheless
             self.begin(session)
         session.micro_batches.leave(failed)
-
-    def _check_gathered(self) -> None:
-        if self._parameters.sharded and self._to_settle() and torch._C._current_graph_task_id() != -1:
-            raise Rejected(
-                "the weights of sharded parameters go to the run before a module's forward, and this backward() is of a forward "
-                "that the optimizer has not seen: make it, and load its state, before the forward, and call the module itself",
-                "FAILED_PRECONDITION",
-            )
 
     def end(self, loss: Any) -> StepResult | None:
         """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None
@@ -281,7 +274,7 @@ class Steps:
             self._discard(session)
             return None
         if begun:
-            self._refuse_loaded(session)
+            self._starting_state.refuse_within(session)
             self._sent.refuse_added(session.step)
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
@@ -292,32 +285,12 @@ class Steps:
                 return None
         return session.finish()
 
-    def _refuse_loaded(self, session: Session) -> None:
-        """Rejected if the open step has gradients from before a load_state_dict() of another state than the run's."""
-        saved = self._starting_state.saved
-        if saved is None or not session.begun:
-            return
-        if saved.is_told(session.weights.told, session.step - 1):
-            self._starting_state.bring(None)
-            return
-        raise Rejected(
-            f"load_state_dict() was called in step {session.step}, which has gradients of the weights from before: drop them "
-            "with zero_grad() of the model (within Accelerate's accumulate() the optimizer's does nothing), and the next "
-            "backward() goes on from what was loaded",
-            "FAILED_PRECONDITION",
-        )
-
     def _check_in_place(self) -> None:
         """In a step() without any gradient: Rejected if there can be none, for FSDP has other parameters. Looks once."""
         if self._looked or self.begun_one:
             return
         self._looked = True
-        if orphaned(entry.parameter for entry in self._parameters):
-            raise Rejected(
-                "no module has any of this optimizer's parameters, and one is sharded by FSDP, which has replaced them: make the "
-                "optimizer after fully_shard(model). FullyShardedDataParallel (FSDP1) is not supported: write fully_shard",
-                "FAILED_PRECONDITION",
-            )
+        refuse_orphans(entry.parameter for entry in self._parameters)
 
     def drop(self) -> None:
         """Drops the gradients of the open step, if there is one: it is SKIPPED. Rejected if the run is not staged."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from ballast.errors import Rejected
 from ballast.moments import Moments
+
+if TYPE_CHECKING:
+    from ballast.binding import Binding
 
 # Of _core.Client.load_weights: slots, and counts of updates.
 Upload = tuple[list[tuple[int, str, str, int, int]], dict[int, int]]
@@ -53,3 +57,13 @@ def same(one: Moments, other: Moments) -> bool:
     return ours.keys() == theirs.keys() and all(
         torch.equal(value.view(torch.int32), theirs[name].view(torch.int32)) for name, value in ours.items()
     )
+
+
+def refuse_nonfinite(bindings: Iterable[Binding], run: str) -> None:
+    """Rejects weights that are to take the place of the run's, as the daemon would, when it has begun to replace them."""
+    for binding in bindings:
+        if not binding.landing.isfinite().all():
+            raise Rejected(
+                f"the weights of '{binding.name}' hold a NaN or an infinity, and were to take the place of run '{run}''s: nothing "
+                "of it was replaced. Load others, or call pull() to go on with the daemon's"
+            )

@@ -19,7 +19,7 @@ from ballast.rank import Rank
 from ballast.replaced import Replaced
 from ballast.saved_state import Token
 from ballast.status import status_of
-from ballast.uploads import same, upload_of
+from ballast.uploads import refuse_nonfinite, same, upload_of
 
 # How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
 # others say that they wait for that; the pauses between two of their looks, which double.
@@ -240,20 +240,11 @@ class Weights:
         if only is None:
             moments = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
         ours = {binding.index: binding.digest() for binding in bindings}
-        self._refuse_nonfinite(bindings)
+        refuse_nonfinite(bindings, self._rank.run)
         served = self._client.load_weights(*upload_of(bindings, moments), True)
         unlike = {index: digest for index, digest in self._unlike.items() if index not in ours}
         unlike |= {index: digest for index, digest in ours.items() if digest != served[index]}
         return Replaced(True, unlike)
-
-    def _refuse_nonfinite(self, bindings: Iterable[Binding]) -> None:
-        """As the daemon would, when it has begun to replace."""
-        for binding in bindings:
-            if not binding.landing.isfinite().all():
-                raise Rejected(
-                    f"the weights of '{binding.name}' hold a NaN or an infinity, and were to take the place of run "
-                    f"'{self._rank.run}''s: nothing of it was replaced. Load others, or call pull() to go on with the daemon's"
-                )
 
     def _complete(self, state: Moments | None, binding: Binding) -> Moments:
         """With zeros for what a state_dict lacks of a tensor that has seen no update."""
