@@ -255,8 +255,7 @@ absl::Status Client::Pull(const std::string& run_id, absl::Span<const uint32_t> 
   std::vector<std::byte> decoded;
   const auto decode = [&](const ServedPiece& piece) -> absl::Status {
     const WireFormat* format = FindFormat(piece.format);
-    const bool sharded = piece.tensor < shards.size() && shards[piece.tensor];
-    const uint64_t first = piece.first - (sharded ? shards[piece.tensor]->begin : 0);
+    const uint64_t first = piece.first - FirstHeld(shards, piece.tensor);
     if (format->computes) return sink(piece.tensor, first * format->bytes, piece.codes, piece.step);
     if (!table) {
       const auto run = GetRun(run_id);

@@ -18,4 +18,9 @@ struct Shard {
 // By tensor; none: all of it, with its gradients. An empty list stands for whole tensors.
 using Shards = std::vector<std::optional<Shard>>;
 
+// The first element of the tensor that is held: where memory of the shard begins.
+inline uint64_t FirstHeld(const Shards& shards, uint32_t tensor) {
+  return tensor < shards.size() && shards[tensor] ? shards[tensor]->begin : 0;
+}
+
 }  // namespace ballast

@@ -136,8 +136,7 @@ std::map<uint32_t, uint64_t> PullState(const PyClient& self, const std::string& 
     }
     const auto landing = landings.find(piece.slot);
     if (landing == landings.end() || !landing->second.wants(piece.tensor)) return absl::OkStatus();
-    const bool sharded = piece.tensor < shards.size() && shards[piece.tensor];
-    const uint64_t first = piece.first - (sharded ? shards[piece.tensor]->begin : 0);
+    const uint64_t first = piece.first - FirstHeld(shards, piece.tensor);
     return landing->second.Write(piece.tensor, first * sizeof(float), piece.codes);
   };
   if (tensors.empty()) return updates;
