@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ballast.errors import Rejected
@@ -17,24 +18,27 @@ _LOOPS = {"lightning.pytorch": "Lightning", "pytorch_lightning": "Lightning", "t
 def driving_framework() -> str | None:
     """The name of the one that makes this process's steps, as far as can be known: Accelerate, which HF Trainer and TRL
     stand on, once it is set up; the others once they are imported. None: there is none."""
-    state = sys.modules.get("accelerate.state")
-    if state is not None and getattr(state.PartialState, "_shared_state", None):
+    if _accelerates("PartialState"):
         return "Accelerate"
     return next((name for module, name in _LOOPS.items() if module in sys.modules), None)
 
 
 def synchronizes() -> bool | None:
     """Whether Accelerate makes a step of what the backward() under way leaves; None without it."""
+    shared = _accelerates("GradientState")
+    return bool(shared["sync_gradients"]) if "sync_gradients" in shared else None
+
+
+def _accelerates(kind: str) -> Mapping[str, Any]:
+    """What Accelerate's state of this class holds for the process; nothing where it is not set up."""
     state = sys.modules.get("accelerate.state")
-    shared = None if state is None else getattr(state.GradientState, "_shared_state", None)
-    return bool(shared["sync_gradients"]) if shared and "sync_gradients" in shared else None
+    held: Mapping[str, Any] = getattr(getattr(state, kind, None), "_shared_state", None) or {}
+    return held
 
 
 def _refuse_scaled_losses() -> None:
     """Rejected if Accelerate multiplies losses for float16, which its own wrapper of an optimizer would divide out again."""
-    state = sys.modules.get("accelerate.state")
-    shared = getattr(getattr(state, "AcceleratorState", None), "_shared_state", None)
-    if shared and shared.get("_mixed_precision") == "fp16":
+    if _accelerates("AcceleratorState").get("_mixed_precision") == "fp16":
         raise Rejected(
             "mixed_precision='fp16' of Accelerate (fp16=True of HF Trainer) multiplies losses, and has torch's GradScaler divide "
             "gradients again, which have left for the daemon by then: give 'bf16', or 'no' with torch.autocast and "
@@ -102,6 +106,6 @@ class PreparedLoader:
 
 
 def _active_loader() -> Any:
-    state = sys.modules.get("accelerate.state")
-    used = state is not None and getattr(state.GradientState, "_shared_state", None)
-    return state.GradientState().active_dataloader if state is not None and used else None
+    if not _accelerates("GradientState"):
+        return None
+    return sys.modules["accelerate.state"].GradientState().active_dataloader
