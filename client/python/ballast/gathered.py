@@ -105,10 +105,9 @@ def all_agree(mine: bool, like: Tensor) -> bool:
 def _check_alike(bindings: Sequence[Binding], moments: Mapping[int, Moments]) -> None:
     """The ranks gather the same, or those that gather more would wait for ever."""
     ours = [_kinds(moments.get(id(binding.parameter))) for binding in bindings]
-    like = bindings[0].parameter
-    least, most = _least(ours, like), [-kinds for kinds in _least([-kinds for kinds in ours], like)]
-    for binding, one, other in zip(bindings, least, most):
-        if one != other:
+    least = _least([*ours, *(-kinds for kinds in ours)], bindings[0].parameter)
+    for binding, one, other in zip(bindings, least, least[len(ours) :]):
+        if one != -other:
             raise Rejected(
                 f"the ranks have loaded different state of '{binding.name}': call load_state_dict() on every rank, with the "
                 "same state_dict, or each with its part of it, as torch.distributed.checkpoint does",

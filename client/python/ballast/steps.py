@@ -240,7 +240,7 @@ class Steps:
         self._rejoin.require_asked()
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
-        if self._parameters.sharded and self._to_settle():
+        if self._to_settle() and self._parameters.sharded:  # which looks at every parameter
             refuse_in_backward()
         self._starting_state.settle(session)
         session.refuse_changed()
