@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -106,6 +107,11 @@ class Program:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
+    def ask(self, order: Any) -> Any:
+        """What it answers, each as JSON on a line."""
+        self.go_on(json.dumps(order))
+        return json.loads(self.hear())
+
     def go_on(self, word: str = "") -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
@@ -122,6 +128,18 @@ class Program:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
+
+
+def kept(name: str) -> Any:
+    """A fixture of a module: a program that makes one case after another, so that torch is imported once."""
+
+    @pytest.fixture(scope="module")
+    def kept_program(daemon: Daemon) -> Iterator[Program]:
+        program = Program(name, daemon.server, "")
+        yield program
+        program.close()
+
+    return kept_program
 
 
 @pytest.fixture

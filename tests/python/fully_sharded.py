@@ -1,12 +1,7 @@
-"""Ranks whose model is sharded by fully_shard, over gloo on CPUs, in one process each: forks of one program, which imports
-torch once, as many as an order wants.
-"""
+"""Ranks whose model is sharded by fully_shard, over gloo on CPUs, in one process each."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -23,12 +18,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import ballast
+import forks
+from forks import Order, answer
 
 PATIENCE_S = 120.0
 ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 EXACT: dict[str, Any] = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32"}
 WORDS = 11
-FORKS = multiprocessing.get_context("fork")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -143,7 +139,7 @@ def trained(case: dict[str, Any], rank: int, make: Any) -> dict[str, Any]:
     return {"steps": steps, "weights": weights, "pushed": pushed, "pulled": pulled}
 
 
-def both(order: dict[str, Any], rank: int) -> list[dict[str, Any]]:
+def both(order: Order, rank: int) -> list[dict[str, Any]]:
     """What a model has come to in the end, trained by Ballast and by torch."""
     case = order["case"]
     options = {**ADAMW, **EXACT, "server": order["server"], "run": order["run"], **case.get("options", {})}
@@ -169,7 +165,7 @@ def nudge(model: nn.Module, optimizer: Any, steps: Iterable[int]) -> None:
         assert optimizer.last_result.applied
 
 
-def made_again(order: dict[str, Any]) -> tuple[nn.Module, ballast.AdamW]:
+def made_again(order: Order) -> tuple[nn.Module, ballast.AdamW]:
     case = order["case"]
     model = Blocks(case)
     shard(model, case)
@@ -185,7 +181,7 @@ def state_of(model: nn.Module, optimizer: ballast.AdamW) -> dict[str, Any]:
     return {"weights": whole(model), "moments": moments}
 
 
-def nudged(order: dict[str, Any], rank: int) -> dict[str, Any]:
+def nudged(order: Order, rank: int) -> dict[str, Any]:
     """Loads what is in a folder, if one is named; takes steps; saves to a folder; takes more."""
     case = order["case"]
     model, optimizer = made_again(order)
@@ -222,7 +218,7 @@ def back_and_again(model: nn.Module, optimizer: ballast.AdamW, case: dict[str, A
 # --- rewinds ----------------------------------------------------------------------------------------------------------
 
 
-def rewound(order: dict[str, Any], rank: int) -> dict[str, Any]:
+def rewound(order: Order, rank: int) -> dict[str, Any]:
     """Trains, and somebody takes the run back before one of its backward(); it hears of it where it says."""
     case = order["case"]
     model, optimizer = made_again(order)
@@ -251,7 +247,7 @@ def rewound(order: dict[str, Any], rank: int) -> dict[str, Any]:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def refused(order: dict[str, Any], rank: int) -> str:
+def refused(order: Order, rank: int) -> str:
     """The message with which this rank's training is refused."""
     case = order["case"]
     model = Blocks(case)
@@ -285,34 +281,18 @@ def refused(order: dict[str, Any], rank: int) -> str:
 JOBS = {"both": both, "nudged": nudged, "rewound": rewound, "refused": refused}
 
 
-def rank_of(pipe: Connection, order: dict[str, Any], rank: int) -> None:
+def rank_of(pipe: Connection, order: Order, rank: int) -> None:
     world = order["world"]
     store = distributed.FileStore(order["store"], world)
     patience = timedelta(seconds=PATIENCE_S)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
     try:
-        pipe.send(JOBS[order["job"]](order, rank))
-    except BaseException as error:
-        pipe.send(f"{type(error).__name__}: {error}")
-        raise
+        answer(pipe, lambda: JOBS[order["job"]](order, rank))
     finally:
         with suppress(RuntimeError):  # where another rank is gone
             distributed.destroy_process_group()
 
 
 def conduct() -> None:
-    """Carries out the orders on stdin, one a line: {"job", "world", "server", "run", "store": a file, "case"}; prints what
-    each rank has."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        pipes, ranks = [], []
-        for rank in range(order["world"]):
-            pipe, end = FORKS.Pipe()
-            ranks.append(FORKS.Process(target=rank_of, args=(end, order, rank), daemon=True))
-            ranks[-1].start()
-            end.close()
-            pipes.append(pipe)
-        print(json.dumps([pipe.recv() if pipe.poll(PATIENCE_S) else "no answer" for pipe in pipes]), flush=True)
-        for one in ranks:
-            one.kill()
-            one.join()
+    """Orders: {"job", "world", "server", "run", "store": a file, "case"}; answers: what each rank has."""
+    forks.conduct(rank_of, PATIENCE_S)

@@ -1,13 +1,9 @@
-"""Ranks that loop over loaders of different lengths, in one process a rank, over gloo. Forks of one program, which imports
-torch once."""
+"""Ranks that loop over loaders of different lengths, in one process a rank, over gloo."""
 
 from __future__ import annotations
 
 import io
-import json
-import multiprocessing
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr
 from multiprocessing.connection import Connection
@@ -20,12 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import ballast
+import forks
+from forks import Order
 from models import layered
 
 PATIENCE_S = 90.0
 LR = 0.05
 EXACT: dict[str, Any] = {"master": "fp32", "gradient_dtype": "fp32"}
-FORKS = multiprocessing.get_context("fork")
 
 
 def loss_of(model: nn.Module, epoch: int, number: int, rank: int) -> torch.Tensor:
@@ -71,7 +68,7 @@ def loader_of(kind: str, length: int, bad: bool) -> Iterable[Any]:
     return stream(length, kind if bad else "ends")
 
 
-def looped(server: str, order: dict[str, Any], rank: int) -> dict[str, Any]:
+def looped(server: str, order: Order, rank: int) -> dict[str, Any]:
     case, seen, error = order["case"], [], ""
     model = layered(seed=1)
     module = DistributedDataParallel(model) if case.get("ddp") else model
@@ -91,33 +88,18 @@ def looped(server: str, order: dict[str, Any], rank: int) -> dict[str, Any]:
     return {"seen": seen, "error": error, "weights": [p.detach().flatten().tolist() for p in model.parameters()]}
 
 
-def rank_of(pipe: Connection, server: str, order: dict[str, Any], rank: int) -> None:
-    world = order["case"]["world"]
+def rank_of(pipe: Connection, server: str, order: Order, rank: int) -> None:
+    world = order["world"]
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(order["store"], world), rank=rank, world_size=world
     )
     with redirect_stderr(io.StringIO()) as said:
-        answer = looped(server, order, rank)
-    pipe.send({**answer, "said": said.getvalue()})
+        done = looped(server, order, rank)
+    pipe.send({**done, "said": said.getvalue()})
     pipe.close()
     os._exit(0)  # without a word to the others, of which some may have ended
 
 
 def conduct(server: str) -> None:
-    """Carries out the orders on stdin, one a line: {"run": ..., "store": a file, "case": ...}; prints what each rank did."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        pipes = []
-        for rank in range(order["case"]["world"]):
-            pipe, end = FORKS.Pipe()
-            FORKS.Process(target=rank_of, args=(end, server, order, rank), daemon=True).start()
-            end.close()
-            pipes.append(pipe)
-        print(json.dumps([answer_of(pipe) for pipe in pipes]), flush=True)
-
-
-def answer_of(pipe: Connection) -> Any:
-    try:
-        return pipe.recv() if pipe.poll(PATIENCE_S) else "no answer"
-    except EOFError:
-        return "gone"
+    """Orders: {"world", "run", "store": a file, "case"}; answers: what each rank did."""
+    forks.conduct(lambda pipe, order, rank: rank_of(pipe, server, order, rank), PATIENCE_S)

@@ -66,7 +66,13 @@ def distances(
         other.step()
         other.zero_grad()
     pairs = zip(ours.named_parameters(), theirs.parameters(), strict=True)
-    return {name: ((p - q).norm() / q.norm()).item() for (name, p), q in pairs}
+    return {name: distance(p.detach(), q.detach()) for (name, p), q in pairs}
+
+
+def distance(ours: Any, theirs: Any) -> float:
+    """Of two tensors, or lists of numbers, relative to the second."""
+    one, other = torch.as_tensor(ours, dtype=torch.float64), torch.as_tensor(theirs, dtype=torch.float64)
+    return ((one - other).norm() / other.norm()).item()
 
 
 def weights_of(model: nn.Module) -> list[torch.Tensor]:

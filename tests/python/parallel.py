@@ -1,12 +1,8 @@
-"""Two ranks under DistributedDataParallel over gloo: the same training by torch's AdamW and by Ballast's, in one process a
-rank. Forks of one program, which imports torch once."""
+"""Ranks under DistributedDataParallel over gloo: the same training by torch's AdamW and by Ballast's, in one process a rank."""
 
 from __future__ import annotations
 
 import copy
-import json
-import multiprocessing
-import sys
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,13 +14,14 @@ from torch.distributed.checkpoint import state_dict as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 import ballast
+import forks
+from forks import Order, answer
 from models import layered
 
 WORLD = 2
 PATIENCE_S = 90.0
 ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
 EXACT: dict[str, Any] = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32"}
-FORKS = multiprocessing.get_context("fork")
 
 
 class Branches(nn.Module):
@@ -116,26 +113,16 @@ def both(server: str, run: str, case: dict[str, Any], rank: int) -> list[dict[st
     return [ours, theirs]
 
 
-def rank_of(pipe: Connection, server: str, order: dict[str, Any], rank: int) -> None:
-    store = distributed.FileStore(order["store"], WORLD)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+def rank_of(pipe: Connection, server: str, order: Order, rank: int) -> None:
+    world = order["world"]
+    store = distributed.FileStore(order["store"], world)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
     try:
-        pipe.send(both(server, order["run"], order["case"], rank))
-    except BaseException as error:
-        pipe.send(f"{type(error).__name__}: {error}")
-        raise
+        answer(pipe, lambda: both(server, order["run"], order["case"], rank))
     finally:
         distributed.destroy_process_group()
 
 
 def conduct(server: str) -> None:
-    """Carries out the orders on stdin, one a line: {"run": ..., "store": a file, "case": ...}; prints what each rank has."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        pipes = []
-        for rank in range(WORLD):
-            pipe, end = FORKS.Pipe()
-            FORKS.Process(target=rank_of, args=(end, server, order, rank), daemon=True).start()
-            end.close()
-            pipes.append(pipe)
-        print(json.dumps([pipe.recv() if pipe.poll(PATIENCE_S) else "no answer" for pipe in pipes]), flush=True)
+    """Orders: {"world", "run", "store": a file, "case"}; answers: what each rank has."""
+    forks.conduct(lambda pipe, order, rank: rank_of(pipe, server, order, rank), PATIENCE_S)

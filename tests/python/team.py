@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ballast
+from forks import FORKS
 from models import layered, until
 
 PATIENCE_S = 90.0
@@ -20,8 +20,6 @@ LR, MOMENTUM = 0.05, 0.9
 WORLD = 3
 # With the tests' daemon a rank is lost 1.5 s after its process.
 CONTINUE = {"world": WORLD, "on_lost_rank": "continue", "rank_timeout": 0.5}
-
-FORKS = multiprocessing.get_context("fork")
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:

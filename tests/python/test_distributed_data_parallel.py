@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from conftest import Program
-from daemon import Daemon
+from conftest import Program, kept
+from models import distance
 
 TEN = [1] * 10
 ACCUMULATED = [3] * 10
@@ -46,23 +43,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def distance(ours: list[float], theirs: list[float]) -> float:
-    one, other = torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64)
-    return ((one - other).norm() / other.norm()).item()
-
-
-@pytest.fixture(scope="module")
-def ranks(daemon: Daemon) -> Iterator[Program]:
-    """Trains one case after another, so that torch is imported once."""
-    program = Program("wrapped", daemon.server, "")
-    yield program
-    program.close()
+ranks = kept("wrapped")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_in_ddp_end_where_torch_does(case: str, ranks: Program, run: str, tmp_path: Path) -> None:
-    ranks.go_on(json.dumps({"run": run, "store": str(tmp_path / "store"), "case": CASES[case]}))
-    answers = json.loads(ranks.hear())
+    answers = ranks.ask({"world": 2, "run": run, "store": str(tmp_path / "store"), "case": CASES[case]})
     assert all(isinstance(answer, list) for answer in answers), answers
     (ours, theirs), (of_rank_1, theirs_of_rank_1) = answers
     for name, values in ours.items():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 import ballast
-from conftest import Program
-from daemon import Daemon
+from conftest import Program, kept
 from loopers import LR, loss_of
 from models import layered
 
@@ -20,12 +18,7 @@ Answers = list[dict[str, Any]]
 Loop = Callable[..., Answers]
 
 
-@pytest.fixture(scope="module")
-def loopers(daemon: Daemon) -> Iterator[Program]:
-    """Makes one case after another, so that torch is imported once."""
-    program = Program("looping", daemon.server, "")
-    yield program
-    program.close()
+loopers = kept("looping")
 
 
 @pytest.fixture
@@ -33,9 +26,8 @@ def loop(loopers: Program, run: str, tmp_path: Path) -> Loop:
     """What each rank did: loop(world, lengths of the loaders by epoch and rank, ...)."""
 
     def make(world: int, lengths: list[list[int]], **case: Any) -> Answers:
-        order = {"run": run, "store": str(tmp_path / "store"), "case": {"world": world, "lengths": lengths, **case}}
-        loopers.go_on(json.dumps(order))
-        answers: Answers = json.loads(loopers.hear())
+        order = {"world": world, "run": run, "store": str(tmp_path / "store"), "case": {"lengths": lengths, **case}}
+        answers: Answers = loopers.ask(order)
         return answers
 
     return make
