@@ -6,8 +6,11 @@ import json
 import multiprocessing
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
+
+from torch import distributed
 
 Order = dict[str, Any]
 FORKS = multiprocessing.get_context("fork")
@@ -29,6 +32,17 @@ def conduct(rank_of: Callable[[Connection, Order, int], None], patience_s: float
         for one in ranks:
             one.kill()
             one.join()
+
+
+def join_group(order: Order, rank: int, patience_s: float) -> None:
+    """The process group of an order's ranks, over gloo. Returns when it stands on all of them: gloo connects pair by pair, and
+    a rank that ends at once would break what others connect still."""
+    world, store = order["world"], distributed.FileStore(order["store"], order["world"])
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=patience_s)
+    )
+    store.set(f"rank {rank} stands", "")
+    store.wait([f"rank {other} stands" for other in range(world)])
 
 
 def answer(pipe: Connection, work: Callable[[], Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ballast
 import forks
-from forks import Order, answer
+from forks import Order, answer, join_group
 
 PATIENCE_S = 120.0
 ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
@@ -282,10 +281,7 @@ JOBS = {"both": both, "nudged": nudged, "rewound": rewound, "refused": refused}
 
 
 def rank_of(pipe: Connection, order: Order, rank: int) -> None:
-    world = order["world"]
-    store = distributed.FileStore(order["store"], world)
-    patience = timedelta(seconds=PATIENCE_S)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
+    join_group(order, rank, PATIENCE_S)
     try:
         answer(pipe, lambda: JOBS[order["job"]](order, rank))
     finally:

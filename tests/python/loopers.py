@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import ballast
 import forks
-from forks import Order
+from forks import Order, join_group
 from models import layered
 
 PATIENCE_S = 90.0
@@ -89,10 +89,7 @@ def looped(server: str, order: Order, rank: int) -> dict[str, Any]:
 
 
 def rank_of(pipe: Connection, server: str, order: Order, rank: int) -> None:
-    world = order["world"]
-    distributed.init_process_group(
-        "gloo", store=distributed.FileStore(order["store"], world), rank=rank, world_size=world
-    )
+    join_group(order, rank, PATIENCE_S)
     with redirect_stderr(io.StringIO()) as said:
         done = looped(server, order, rank)
     pipe.send({**done, "said": said.getvalue()})

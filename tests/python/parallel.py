@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ballast
 import forks
-from forks import Order, answer
+from forks import Order, answer, join_group
 from models import layered
 
 WORLD = 2
@@ -114,9 +114,7 @@ def both(server: str, run: str, case: dict[str, Any], rank: int) -> list[dict[st
 
 
 def rank_of(pipe: Connection, server: str, order: Order, rank: int) -> None:
-    world = order["world"]
-    store = distributed.FileStore(order["store"], world)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    join_group(order, rank, PATIENCE_S)
     try:
         answer(pipe, lambda: both(server, order["run"], order["case"], rank))
     finally:
