@@ -1,4 +1,4 @@
-"""Ranks in one process each: forks of one program, which imports torch once."""
+"""Ranks in one process each: forks of one program, which imports once what all of them need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 
 from torch import distributed
 
+import ballast
+
 Order = dict[str, Any]
+BALLAST = ballast.AdamW  # imports all of the package: without a name it is imported piece by piece, in every rank
 FORKS = multiprocessing.get_context("fork")
 
 

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch._dynamo  # DTensors import it when they are first used: once here, not in every rank
 import torch.distributed.checkpoint as files
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict as dcp
