@@ -22,7 +22,7 @@ namespace ballast {
 namespace {
 
 constexpr absl::string_view kSuffix = ".shm.sock";
-constexpr int kRestMs = 100;
+constexpr int kRetryMs = 100;
 
 // Ours or root's, and nobody else writes to it: a socket of that name is then ours.
 absl::Status MakeFolder(const std::string& folder) {
@@ -111,7 +111,7 @@ bool ShmListener::Wait(std::vector<bool>* stirred) {
   }
   if (guests_.size() >= kMostGuests || rest_) fds[1].fd = -1;
   const bool rest = std::exchange(rest_, false);
-  poll(fds.data(), fds.size(), rest ? kRestMs : shy ? static_cast<int>(kHelloS * 1000) : -1);
+  poll(fds.data(), fds.size(), rest ? kRetryMs : shy ? static_cast<int>(kHelloS * 1000) : -1);
   const double now_s = MonotonicSeconds();
   stirred->clear();
   for (size_t i = 0; i < guests_.size(); ++i) {
