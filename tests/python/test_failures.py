@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
 from collections.abc import Callable
@@ -153,6 +154,24 @@ def test_a_second_trainer_is_refused_and_may_take_over(adamw: AdamW, run: str) -
     with pytest.raises(ballast.RunFenced):
         model(torch.ones(2, 8)).sum().backward()
         first.step()
+
+
+def test_a_forgotten_optimizer_gives_its_rank_to_the_next(daemon: Daemon, run: str) -> None:
+    def train(weights: str | None = None) -> int:
+        model = layered(seed=1)
+        optimizer = ballast.AdamW(model.named_parameters(), server=daemon.server, run=run, weights=weights)
+        optimizer.itself = optimizer  # type: ignore[attr-defined]  # as a framework's loop leads to it, and it to the loop
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        assert optimizer.last_result is not None
+        return optimizer.last_result.step
+
+    gc.disable()
+    try:
+        assert [train(), train("server")] == [1, 2]
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 def test_another_description_of_the_run_is_refused(adamw: AdamW, run: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.open_optimizers import close_unreachable
 from ballast.rank import Rank, seconds
 from ballast.runs import clear
 from ballast.server_address import serving
@@ -56,7 +57,12 @@ class Membership:
         if self._rank.start_over and not self._started_over:
             clear(client, self._rank.run)
             self._started_over = True  # what is there from now on is this trainer's own
-        self._session = Session(client, self._rank, description)
+        try:
+            self._session = Session(client, self._rank, description)
+        except Rejected as refused:
+            if refused.code != "ALREADY_EXISTS" or not close_unreachable():
+                raise
+            self._session = Session(client, self._rank, description)  # by an optimizer that was forgotten
         return self._session
 
     def leave(self) -> None:
