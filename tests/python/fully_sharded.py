@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as files
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -58,6 +58,8 @@ def shard(model: Blocks, case: dict[str, Any]) -> None:
         mesh = init_device_mesh("cpu", (world,))
     formats = {name: DTYPES[value] for name, value in case.get("mixed", {}).items()}
     how: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**formats)}
+    if case.get("offloaded"):
+        how["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     for block in model.blocks:
         fully_shard(block, **how)
     fully_shard(model, **how)

@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reduced in bf16": {"world": 2, "mixed": {"param_dtype": "bf16", "reduce_dtype": "bf16"}},
     "two copies of two parts": {"world": 4, "replicas": 2},
     "two copies of two parts, staged and clipped": {"world": 4, "replicas": 2, "options": STAGED, "clip": 0.1},
+    "kept in host memory by FSDP": {"world": 2, "offloaded": True},
     "activation checkpointing": {"world": 2, "checkpointed": True},
     "tied embeddings": {"world": 2, "tied": True},
     "tied embeddings and activation checkpointing": {"world": 4, "tied": True, "checkpointed": True},

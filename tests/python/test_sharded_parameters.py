@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.torch_version import TorchVersion
 
 import ballast
 from ballast import sharding_watch
@@ -59,6 +60,21 @@ def one_step(model: nn.Module, peer: torch.optim.Optimizer) -> float:
     loss.backward()
     peer.step()
     return loss.item()
+
+
+@pytest.mark.parametrize(("version", "taken"), [("2.12.1+cu130", False), ("2.13.0+cu130", True), ("2.14.0", True)])
+def test_gradients_that_may_not_be_in_host_memory_yet_are_refused(
+    version: str, taken: bool, model: nn.Module, adamw: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    if taken:
+        adamw(model.named_parameters())
+    else:
+        refused(
+            r"parameter '0.weight' is kept in pinned .*2\.12.*CPUOffloadPolicy\(pin_memory=False\)",
+            lambda: adamw(model.named_parameters()),
+        )
 
 
 def test_grad_shows_that_there_is_one_and_no_values(model: nn.Module, adamw: AdamW) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from ballast.errors import Rejected
 
@@ -117,6 +118,10 @@ def _layout(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
     return tensor.device_mesh, tuple(tensor.placements)
 
 
+# The first torch of which we know that FSDP copies a gradient to pinned memory before hooks are called, not meanwhile.
+_WAITS_FOR_HOST = TorchVersion("2.13")
+
+
 # --- what cannot be trained -----------------------------------------------------------------------------------------
 
 
@@ -137,6 +142,11 @@ def why_unfit(parameter: Tensor) -> str | None:
         return (
             f"has {tuple(local_of(parameter).shape)} of {tuple(parameter.shape)} here, and its placements say "
             f"{_rows(parameter)[0]} rows: give what fully_shard has made"
+        )
+    if torch.__version__ < _WAITS_FOR_HOST and local_of(parameter).is_pinned():
+        return (
+            f"is kept in pinned host memory by FSDP, which in torch {torch.__version__} may say that a gradient is there before "
+            f"it is: give CPUOffloadPolicy(pin_memory=False), or take torch {_WAITS_FOR_HOST} or later"
         )
     return None
 
