@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -278,7 +279,30 @@ def refused(order: Order, rank: int) -> str:
         return str(error)
 
 
-JOBS = {"both": both, "nudged": nudged, "rewound": rewound, "refused": refused}
+def spared(order: Order, rank: int) -> list[Any]:
+    """Loads state, with weights of which rank 1 has a NaN; then goes on with the daemon's. The message, and how that ended."""
+    model, optimizer = made_again(order)
+    nudge(model, optimizer, [0])
+    state = optimizer.state_dict()
+    state["state"][0]["step"] += 1  # as another run may have it
+    if rank == 1:
+        with torch.no_grad():
+            next(model.parameters()).to_local()[0, 0] = torch.nan  # type: ignore[attr-defined]
+    optimizer.load_state_dict(state)
+    message = ""
+    try:
+        loss_of(model, 1, 0, rank)
+    except ballast.Rejected as error:
+        message = str(error)
+    optimizer.pull()
+    told = step_once(model, optimizer, {}, 1, rank)
+    result = optimizer.last_result
+    assert result is not None
+    optimizer.close()
+    return [message, result.outcome, result.step, math.isfinite(told["loss"])]
+
+
+JOBS = {"both": both, "spared": spared, "nudged": nudged, "rewound": rewound, "refused": refused}
 
 
 def rank_of(pipe: Connection, order: Order, rank: int) -> None:

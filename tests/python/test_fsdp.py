@@ -177,3 +177,10 @@ def test_what_ranks_cannot_do_together_is_refused_on_all(
 ) -> None:
     answers = order("refused", world, {"what": what, **case})
     assert len(answers) == world and all(message in answer for answer in answers), answers
+
+
+def test_weights_of_a_rank_that_are_not_finite_are_refused_on_all_and_the_run_goes_on(order: Order) -> None:
+    answers = order("spared", 2, {})
+    assert "another rank's parts hold a NaN or an infinity" in answers[0][0]
+    assert "the weights of 'embed.weight' hold a NaN or an infinity" in answers[1][0]
+    assert all(answer[1:] == ["APPLIED", 2, True] for answer in answers), answers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ballast.errors import Rejected
 from ballast.gathered import all_agree, gather
 from ballast.moments import Moments
 from ballast.replaced import Replaced
-from ballast.uploads import upload_of
+from ballast.uploads import refuse_nonfinite, upload_of
 from ballast.weights import Weights
 
 _CONNECT_S = 15.0
@@ -46,13 +46,44 @@ class ShardedWeights(Weights):
 
     def replace(self, moments: Mapping[int, Moments], only: Sequence[Binding] | None) -> Replaced:
         bindings = self._bindings if only is None else only
+        self._refuse_nonfinite(bindings)
         complete = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
         whole, state = gather(bindings, complete, keep=self._rank.number == 0)
-        if self._rank.number == 0:
-            self._client.load_weights(*upload_of(whole, state), True)
-        else:
+        self._by_rank_0(lambda: self._client.load_weights(*upload_of(whole, state), True), "replace the weights")
+        if self._rank.number > 0:
             self.await_end("replaces the run's weights")
         return Replaced(True)
+
+    def _refuse_nonfinite(self, bindings: Sequence[Binding]) -> None:
+        refused: Rejected | None = None
+        for binding in bindings:
+            binding.load()
+        try:
+            refuse_nonfinite(bindings, self._rank.run)
+        except Rejected as error:  # raised below: the others wait to hear of it
+            refused = error
+        if self.agreed(refused is None):
+            return
+        raise refused or Rejected(
+            "the weights of another rank's parts hold a NaN or an infinity, and were to take the place of run "
+            f"'{self._rank.run}''s: nothing of it was replaced; its own error says which"
+        )
+
+    def _by_rank_0(self, work: Callable[[], object], what: str) -> None:
+        """Has rank 0 do it, and the others wait. Where it raises, Rejected on the others."""
+        failure: BaseException | None = None
+        if self._rank.number == 0:
+            try:
+                work()
+            except BaseException as error:  # raised below: the others wait to hear of it
+                failure = error
+        all_well = self.agreed(failure is None)
+        if failure is not None:
+            raise failure
+        if not all_well:
+            raise Rejected(
+                f"rank 0 could not {what} of run '{self._rank.run}': its own error says why", "FAILED_PRECONDITION"
+            )
 
     def adopt(self, replaced: Replaced) -> None:
         self._take()
@@ -89,21 +120,8 @@ class ShardedWeights(Weights):
 
     def _upload(self, moments: Mapping[int, Moments]) -> None:
         self._check_unmade()
-        failure: BaseException | None = None
         whole, state = gather(self._bindings, moments, keep=self._rank.number == 0)
-        if whole:
-            try:
-                self._send(*upload_of(whole, state))
-            except BaseException as error:  # raised below: the others wait to hear of it
-                failure = error
-        all_well = self.agreed(failure is None)
-        if failure is not None:
-            raise failure
-        if not all_well:
-            raise Rejected(
-                f"rank 0 could not upload the weights of run '{self._rank.run}': its own error says why",
-                "FAILED_PRECONDITION",
-            )
+        self._by_rank_0(lambda: self._send(*upload_of(whole, state)), "upload the weights")
         self._loaded = True
 
     def _compare(self) -> None:
