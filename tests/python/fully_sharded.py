@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -59,7 +59,7 @@ def shard(model: Blocks, case: dict[str, Any]) -> None:
         mesh = init_device_mesh("cpu", (world,))
     formats = {name: DTYPES[value] for name, value in case.get("mixed", {}).items()}
     how: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**formats)}
-    for block in model.blocks:
+    for block in [] if case.get("one group") else model.blocks:
         fully_shard(block, **how)
     fully_shard(model, **how)
 
@@ -110,6 +110,11 @@ def made(case: dict[str, Any], make: Any) -> tuple[nn.Module, Any]:
 def step_once(model: nn.Module, optimizer: Any, case: dict[str, Any], step: int, rank: int) -> dict[str, Any]:
     told: dict[str, Any] = {"loss": 0.0}
     micros = case.get("micros", 1)
+    if case.get("evaluated"):
+        with torch.no_grad():
+            loss_of(model, step, 0, rank)
+    if "gathered" in case:
+        model.unshard(async_op=case["gathered"] == "under way")  # type: ignore[operator]
     for micro in range(micros):
         if case.get("no_sync"):
             model.set_requires_gradient_sync(micro + 1 == micros)  # type: ignore[operator]
@@ -220,19 +225,26 @@ def back_and_again(model: nn.Module, optimizer: ballast.AdamW, case: dict[str, A
 
 
 def rewound(order: Order, rank: int) -> dict[str, Any]:
-    """Trains, and somebody takes the run back before one of its backward(); it hears of it where it says."""
+    """Trains, and somebody takes the run back before one of its backward(), or rank 0 before a forward; it hears of it where
+    it says."""
     case = order["case"]
     model, optimizer = made_again(order)
     heard, step = [], 0
     while step < case["steps"]:
-        loss = loss_of(model, step, 0, rank)
-        if step == case["at"] and not heard:
-            distributed.barrier()
+        now = step == case["at"] and not heard
+        if "gathered" in case:
+            model.unshard(async_op=case["gathered"] == "under way")  # type: ignore[operator]
+        if now and case.get("by rank 0"):
+            one_by_one(rank, lambda: optimizer.rewind(to=case["to"]))
             if rank == 0:
-                optimizer._membership.connected().rewind(order["run"], case["to"], None, "test")
-            distributed.barrier()
-        loss.backward()
+                heard.append(case["to"])
+                step = case["to"]
         try:
+            loss = loss_of(model, step, 0, rank)
+            if now and not case.get("by rank 0"):
+                client = optimizer._membership.connected()
+                one_by_one(rank, lambda: client.rewind(order["run"], case["to"], None, "test"))
+            loss.backward()
             if case.get("clip"):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
             optimizer.step()
@@ -243,6 +255,14 @@ def rewound(order: Order, rank: int) -> dict[str, Any]:
     weights = whole(model)
     optimizer.close()
     return {"heard": heard, "weights": weights}
+
+
+def one_by_one(rank: int, work: Callable[[], object]) -> None:
+    """Rank 0 does it, while the others wait."""
+    distributed.barrier()
+    if rank == 0:
+        work()
+    distributed.barrier()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -264,9 +284,10 @@ def refused(order: Order, rank: int) -> str:
         if case["what"] == "unequal copies":
             with torch.no_grad():
                 next(model.parameters()).to_local().add_(rank)  # type: ignore[attr-defined]
-        if case["what"] == "unequal state" and rank == 0:
+        if case["what"] == "unequal state" or (case["what"] == "state of one rank" and rank == 0):
             parameters = optimizer.param_groups[0]["params"]
-            state = {0: {"exp_avg": torch.ones(parameters[0].shape)}}
+            names = ["exp_avg", "exp_avg_sq"][rank:]
+            state = {0: {name: torch.ones(parameters[0].shape) for name in names}}
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
         loss_of(model, 0, 0, rank).backward()
         if case["what"] == "changed weights":

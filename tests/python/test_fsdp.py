@@ -41,6 +41,10 @@ CASES: dict[str, dict[str, Any]] = {
     "tied embeddings": {"world": 2, "tied": True},
     "tied embeddings and activation checkpointing": {"world": 4, "tied": True, "checkpointed": True},
     "the optimizer made before": {"world": 2, "optimizer": "before"},
+    "evaluated before each step": {"world": 2, "evaluated": True},
+    "evaluated before each step, in one group": {"world": 2, "evaluated": True, "one group": True},
+    "gathered before each forward, in one group": {"world": 2, "gathered": "whole", "one group": True},
+    "being gathered before each forward": {"world": 2, "gathered": "under way"},
     "parameters put into param_groups": {"world": 2, "optimizer": "swapped"},
 }
 
@@ -159,6 +163,19 @@ def test_a_rewind_within_backward_is_heard_by_all_ranks_at_its_end(more: dict[st
         assert answer["weights"] == wanted["weights"]
 
 
+@pytest.mark.parametrize("more", [{}, {"gathered": "whole"}, {"gathered": "under way", "one group": True}])
+def test_a_rewind_of_one_rank_alone_is_heard_by_the_others_before_they_read_its_weights(
+    more: dict[str, Any], order: Order
+) -> None:
+    options = {**EXACT, "snapshots": 4, "snapshot_every": 1}
+    case = {"steps": 5, "to": 2, "options": options, "by rank 0": True, **more}
+    answers = order("rewound", 3, {**case, "at": 4})
+    undisturbed = order("rewound", 3, {**case, "at": -1}, name="-undisturbed")
+    for answer, wanted in zip(answers, undisturbed):
+        assert answer["heard"] == [2] and wanted["heard"] == []
+        assert answer["weights"] == wanted["weights"]
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +185,7 @@ def test_a_rewind_within_backward_is_heard_by_all_ranks_at_its_end(more: dict[st
         ("half a mesh", 4, {}, "its mesh must have every rank of the run once"),
         ("unequal copies", 4, {"replicas": 2}, "differ from those that"),
         ("unequal state", 2, {}, "the ranks have loaded different state of 'embed.weight'"),
+        ("state of one rank", 2, {}, "load_state_dict() was called on some ranks of run"),
         ("changed weights", 2, {}, "the weights of 'embed.weight' were changed after step 1"),
         ("rank and world", 2, {"options": {"rank": 0, "world": 1}}, "whose ranks are torch.distributed's"),
     ],

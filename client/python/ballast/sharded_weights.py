@@ -10,7 +10,7 @@ from torch import Tensor
 from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected
-from ballast.gathered import all_agree, gather
+from ballast.gathered import all_agree, gather, spread
 from ballast.moments import Moments
 from ballast.replaced import Replaced
 from ballast.uploads import refuse_nonfinite, upload_of
@@ -23,7 +23,7 @@ class ShardedWeights(Weights):
     """As Weights, and: what is uploaded the ranks put together, tensor by tensor, and each then takes its part of what the
     daemon made of it, so that parts and daemon are equal to the bit. Digests, which are of whole tensors, tell nothing.
 
-    settle(), have(), replace() and adopt() are collective: all ranks call them, in the same order and outside of backward();
+    agree(), settle(), have(), replace() and adopt() are collective: all ranks call them, in the same order and outside of backward();
     what one refuses all refuse.
     """
 
@@ -40,6 +40,24 @@ class ShardedWeights(Weights):
 
     def agreed(self, mine: bool) -> bool:
         return all_agree(mine, self._bindings[0].parameter)
+
+    def agree(self, loading: bool) -> None:
+        """That all ranks are at one state of the run: RunRewound on those that have not heard that it is at another one, for
+        which the others wait. loading: whether a state waits to be taken over; Rejected where that is so on some ranks alone.
+        """
+        while True:
+            (oldest, newest), (least, most) = spread([self.generation, int(loading)], self._bindings[0].parameter)
+            if self.generation < newest:
+                raise self.await_end("is told of another state of the run")
+            if oldest == newest:
+                break
+        if least != most:
+            raise Rejected(
+                f"load_state_dict() was called on some ranks of run '{self._rank.run}', and not on "
+                f"{'others' if loading else 'this one'}: call it on every rank, with the same state_dict, or each with its part of "
+                "it, as torch.distributed.checkpoint does",
+                "FAILED_PRECONDITION",
+            )
 
     def have(self, moments: Mapping[int, Moments]) -> bool:
         return self.agreed(super().have(moments))
