@@ -301,15 +301,18 @@ def refused(order: Order, rank: int) -> str:
 
 
 def spared(order: Order, rank: int) -> list[Any]:
-    """Loads state, with weights of which rank 1 has a NaN; then goes on with the daemon's. The message, and how that ended."""
+    """Rank 1 changes its part of the weights, to a NaN with state that is loaded besides; then all go on with the daemon's. The
+    message, and how that ended."""
     model, optimizer = made_again(order)
     nudge(model, optimizer, [0])
     state = optimizer.state_dict()
-    state["state"][0]["step"] += 1  # as another run may have it
+    loads = order["case"]["loads"]
     if rank == 1:
         with torch.no_grad():
-            next(model.parameters()).to_local()[0, 0] = torch.nan  # type: ignore[attr-defined]
-    optimizer.load_state_dict(state)
+            next(model.parameters()).to_local()[0, 0] = torch.nan if loads else 2.0  # type: ignore[attr-defined]
+    if loads:
+        state["state"][0]["step"] += 1  # as another run may have it
+        optimizer.load_state_dict(state)
     message = ""
     try:
         loss_of(model, 1, 0, rank)

@@ -197,8 +197,20 @@ def test_what_ranks_cannot_do_together_is_refused_on_all(
     assert len(answers) == world and all(message in answer for answer in answers), answers
 
 
-def test_weights_of_a_rank_that_are_not_finite_are_refused_on_all_and_the_run_goes_on(order: Order) -> None:
-    answers = order("spared", 2, {})
-    assert "another rank's parts hold a NaN or an infinity" in answers[0][0]
-    assert "the weights of 'embed.weight' hold a NaN or an infinity" in answers[1][0]
+@pytest.mark.parametrize(
+    "loads, there, elsewhere",
+    [
+        (True, "the weights of 'embed.weight' hold a NaN", "another rank's parts hold a NaN"),
+        (
+            False,
+            "the weights of 'embed.weight' were changed after step 1",
+            "in another rank's part were changed after step 1",
+        ),
+    ],
+)
+def test_weights_that_one_rank_has_spoilt_are_refused_on_all_and_the_run_goes_on(
+    loads: bool, there: str, elsewhere: str, order: Order
+) -> None:
+    answers = order("spared", 2, {"loads": loads})
+    assert elsewhere in answers[0][0] and there in answers[1][0], answers
     assert all(answer[1:] == ["APPLIED", 2, True] for answer in answers), answers

@@ -41,12 +41,14 @@ class ShardedWeights(Weights):
     def agreed(self, mine: bool) -> bool:
         return all_agree(mine, self._bindings[0].parameter)
 
-    def agree(self, loading: bool) -> None:
+    def agree(self, loading: bool, refused: Rejected | None) -> None:
         """That all ranks are at one state of the run: RunRewound on those that have not heard that it is at another one, for
         which the others wait. loading: whether a state waits to be taken over; Rejected where that is so on some ranks alone.
+        refused: why this rank's part of the weights will not do; raised, and Rejected on the others.
         """
         while True:
-            (oldest, newest), (least, most) = spread([self.generation, int(loading)], self._bindings[0].parameter)
+            ours = [self.generation, int(loading), int(refused is not None)]
+            (oldest, newest), (least, most), (_, refusing) = spread(ours, self._bindings[0].parameter)
             if self.generation < newest:
                 raise self.await_end("is told of another state of the run")
             if oldest == newest:
@@ -56,6 +58,12 @@ class ShardedWeights(Weights):
                 f"load_state_dict() was called on some ranks of run '{self._rank.run}', and not on "
                 f"{'others' if loading else 'this one'}: call it on every rank, with the same state_dict, or each with its part of "
                 "it, as torch.distributed.checkpoint does",
+                "FAILED_PRECONDITION",
+            )
+        if refusing:
+            raise refused or Rejected(
+                f"weights in another rank's part were changed after step {self._client.step - 1}, and not by run "
+                f"'{self._rank.run}': its own error says which, and what to do on all ranks",
                 "FAILED_PRECONDITION",
             )
 

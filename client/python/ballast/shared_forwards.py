@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from torch import nn
 
+from ballast.errors import Rejected
 from ballast.membership import Membership
 from ballast.parameters import ParameterList
 from ballast.session import Session
@@ -53,14 +54,25 @@ class SharedForwards:
         the same module.
 
         RunRewound where the run is at another state and this rank has not heard of it yet; the others wait until it has
-        followed, and comes to its next forward. Rejected, on all, if some have loaded a state_dict() and others not.
+        followed, and comes to its next forward. Rejected, on all, if some have loaded a state_dict() and others not, or one has
+        changed weights.
         """
         if isinstance(session.weights, ShardedWeights):
-            session.weights.agree(self._starting_state.saved is not None)
+            refused = None if self.to_settle else _changed(session)
+            session.weights.agree(self._starting_state.saved is not None, refused)
         if self._agreed is None or self._agreed[0] != session.weights.generation:
             let_go(module)  # gathered before, perhaps of two states
         self._starting_state.settle(session)
         self._agreed = _place_of(session)
+
+
+def _changed(session: Session) -> Rejected | None:
+    """Why a step cannot begin with the weights that are here; the backward() would find it out in the middle of FSDP's."""
+    try:
+        session.refuse_changed()
+    except Rejected as refused:
+        return refused
+    return None
 
 
 def _place_of(session: Session) -> tuple[int, int]:
