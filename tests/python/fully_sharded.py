@@ -13,7 +13,7 @@ import torch._dynamo  # DTensors import it when they are first used: once here, 
 import torch.distributed.checkpoint as files
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict as dcp
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -52,7 +52,9 @@ class Blocks(nn.Module):
 
 def shard(model: Blocks, case: dict[str, Any]) -> None:
     world = distributed.get_world_size()
-    if case.get("replicas"):
+    if case.get("mesh"):
+        mesh = DeviceMesh("cpu", case["mesh"], mesh_dim_names=("replicate", "shard"))
+    elif case.get("replicas"):
         shape = (case["replicas"], world // case["replicas"])
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     else:

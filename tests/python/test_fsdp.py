@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "computed in bf16": {"world": 2, "mixed": {"param_dtype": "bf16", "reduce_dtype": "fp32"}},
     "reduced in bf16": {"world": 2, "mixed": {"param_dtype": "bf16", "reduce_dtype": "bf16"}},
     "two copies of two parts": {"world": 4, "replicas": 2},
+    "two copies, in another order": {"world": 4, "replicas": 2, "mesh": [[1, 3], [0, 2]]},
     "two copies of two parts, staged and clipped": {"world": 4, "replicas": 2, "options": STAGED, "clip": 0.1},
     "activation checkpointing": {"world": 2, "checkpointed": True},
     "tied embeddings": {"world": 2, "tied": True},
@@ -183,6 +184,7 @@ def test_a_rewind_of_one_rank_alone_is_heard_by_the_others_before_they_read_its_
     "what, world, case, message",
     [
         ("half a mesh", 4, {}, "its mesh must have every rank of the run once"),
+        ("ranks that descend", 4, {"mesh": [[3, 1], [0, 2]]}, "Write ranks that ascend"),
         ("unequal copies", 4, {"replicas": 2}, "differ from those that"),
         ("unequal state", 2, {}, "the ranks have loaded different state of 'embed.weight'"),
         ("state of one rank", 2, {}, "load_state_dict() was called on some ranks of run"),
