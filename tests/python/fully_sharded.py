@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,7 +13,7 @@ import torch._dynamo  # DTensors import it when they are first used: once here, 
 import torch.distributed.checkpoint as files
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict as dcp
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -51,7 +52,9 @@ class Blocks(nn.Module):
 
 def shard(model: Blocks, case: dict[str, Any]) -> None:
     world = distributed.get_world_size()
-    if case.get("replicas"):
+    if case.get("mesh"):
+        mesh = DeviceMesh("cpu", case["mesh"], mesh_dim_names=("replicate", "shard"))
+    elif case.get("replicas"):
         shape = (case["replicas"], world // case["replicas"])
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     else:
@@ -60,7 +63,7 @@ def shard(model: Blocks, case: dict[str, Any]) -> None:
     how: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**formats)}
     if case.get("offloaded"):
         how["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-    for block in model.blocks:
+    for block in [] if case.get("one group") else model.blocks:
         fully_shard(block, **how)
     fully_shard(model, **how)
 
@@ -111,6 +114,11 @@ def made(case: dict[str, Any], make: Any) -> tuple[nn.Module, Any]:
 def step_once(model: nn.Module, optimizer: Any, case: dict[str, Any], step: int, rank: int) -> dict[str, Any]:
     told: dict[str, Any] = {"loss": 0.0}
     micros = case.get("micros", 1)
+    if case.get("evaluated"):
+        with torch.no_grad():
+            loss_of(model, step, 0, rank)
+    if "gathered" in case:
+        model.unshard(async_op=case["gathered"] == "under way")  # type: ignore[operator]
     for micro in range(micros):
         if case.get("no_sync"):
             model.set_requires_gradient_sync(micro + 1 == micros)  # type: ignore[operator]
@@ -221,19 +229,26 @@ def back_and_again(model: nn.Module, optimizer: ballast.AdamW, case: dict[str, A
 
 
 def rewound(order: Order, rank: int) -> dict[str, Any]:
-    """Trains, and somebody takes the run back before one of its backward(); it hears of it where it says."""
+    """Trains, and somebody takes the run back before one of its backward(), or rank 0 before a forward; it hears of it where
+    it says."""
     case = order["case"]
     model, optimizer = made_again(order)
     heard, step = [], 0
     while step < case["steps"]:
-        loss = loss_of(model, step, 0, rank)
-        if step == case["at"] and not heard:
-            distributed.barrier()
+        now = step == case["at"] and not heard
+        if "gathered" in case:
+            model.unshard(async_op=case["gathered"] == "under way")  # type: ignore[operator]
+        if now and case.get("by rank 0"):
+            one_by_one(rank, lambda: optimizer.rewind(to=case["to"]))
             if rank == 0:
-                optimizer._membership.connected().rewind(order["run"], case["to"], None, "test")
-            distributed.barrier()
-        loss.backward()
+                heard.append(case["to"])
+                step = case["to"]
         try:
+            loss = loss_of(model, step, 0, rank)
+            if now and not case.get("by rank 0"):
+                client = optimizer._membership.connected()
+                one_by_one(rank, lambda: client.rewind(order["run"], case["to"], None, "test"))
+            loss.backward()
             if case.get("clip"):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
             optimizer.step()
@@ -244,6 +259,14 @@ def rewound(order: Order, rank: int) -> dict[str, Any]:
     weights = whole(model)
     optimizer.close()
     return {"heard": heard, "weights": weights}
+
+
+def one_by_one(rank: int, work: Callable[[], object]) -> None:
+    """Rank 0 does it, while the others wait."""
+    distributed.barrier()
+    if rank == 0:
+        work()
+    distributed.barrier()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -265,9 +288,10 @@ def refused(order: Order, rank: int) -> str:
         if case["what"] == "unequal copies":
             with torch.no_grad():
                 next(model.parameters()).to_local().add_(rank)  # type: ignore[attr-defined]
-        if case["what"] == "unequal state" and rank == 0:
+        if case["what"] == "unequal state" or (case["what"] == "state of one rank" and rank == 0):
             parameters = optimizer.param_groups[0]["params"]
-            state = {0: {"exp_avg": torch.ones(parameters[0].shape)}}
+            names = ["exp_avg", "exp_avg_sq"][rank:]
+            state = {0: {name: torch.ones(parameters[0].shape) for name in names}}
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
         loss_of(model, 0, 0, rank).backward()
         if case["what"] == "changed weights":
@@ -280,7 +304,33 @@ def refused(order: Order, rank: int) -> str:
         return str(error)
 
 
-JOBS = {"both": both, "nudged": nudged, "rewound": rewound, "refused": refused}
+def spared(order: Order, rank: int) -> list[Any]:
+    """Rank 1 changes its part of the weights, to a NaN with state that is loaded besides; then all go on with the daemon's. The
+    message, and how that ended."""
+    model, optimizer = made_again(order)
+    nudge(model, optimizer, [0])
+    state = optimizer.state_dict()
+    loads = order["case"]["loads"]
+    if rank == 1:
+        with torch.no_grad():
+            next(model.parameters()).to_local()[0, 0] = torch.nan if loads else 2.0  # type: ignore[attr-defined]
+    if loads:
+        state["state"][0]["step"] += 1  # as another run may have it
+        optimizer.load_state_dict(state)
+    message = ""
+    try:
+        loss_of(model, 1, 0, rank)
+    except ballast.Rejected as error:
+        message = str(error)
+    optimizer.pull()
+    told = step_once(model, optimizer, {}, 1, rank)
+    result = optimizer.last_result
+    assert result is not None
+    optimizer.close()
+    return [message, result.outcome, result.step, math.isfinite(told["loss"])]
+
+
+JOBS = {"both": both, "spared": spared, "nudged": nudged, "rewound": rewound, "refused": refused}
 
 
 def rank_of(pipe: Connection, order: Order, rank: int) -> None:

@@ -36,12 +36,17 @@ CASES: dict[str, dict[str, Any]] = {
     "computed in bf16": {"world": 2, "mixed": {"param_dtype": "bf16", "reduce_dtype": "fp32"}},
     "reduced in bf16": {"world": 2, "mixed": {"param_dtype": "bf16", "reduce_dtype": "bf16"}},
     "two copies of two parts": {"world": 4, "replicas": 2},
+    "two copies, in another order": {"world": 4, "replicas": 2, "mesh": [[1, 3], [0, 2]]},
     "two copies of two parts, staged and clipped": {"world": 4, "replicas": 2, "options": STAGED, "clip": 0.1},
     "kept in host memory by FSDP": {"world": 2, "offloaded": True},
     "activation checkpointing": {"world": 2, "checkpointed": True},
     "tied embeddings": {"world": 2, "tied": True},
     "tied embeddings and activation checkpointing": {"world": 4, "tied": True, "checkpointed": True},
     "the optimizer made before": {"world": 2, "optimizer": "before"},
+    "evaluated before each step": {"world": 2, "evaluated": True},
+    "evaluated before each step, in one group": {"world": 2, "evaluated": True, "one group": True},
+    "gathered before each forward, in one group": {"world": 2, "gathered": "whole", "one group": True},
+    "being gathered before each forward": {"world": 2, "gathered": "under way"},
     "parameters put into param_groups": {"world": 2, "optimizer": "swapped"},
 }
 
@@ -160,6 +165,19 @@ def test_a_rewind_within_backward_is_heard_by_all_ranks_at_its_end(more: dict[st
         assert answer["weights"] == wanted["weights"]
 
 
+@pytest.mark.parametrize("more", [{}, {"gathered": "whole"}, {"gathered": "under way", "one group": True}])
+def test_a_rewind_of_one_rank_alone_is_heard_by_the_others_before_they_read_its_weights(
+    more: dict[str, Any], order: Order
+) -> None:
+    options = {**EXACT, "snapshots": 4, "snapshot_every": 1}
+    case = {"steps": 5, "to": 2, "options": options, "by rank 0": True, **more}
+    answers = order("rewound", 3, {**case, "at": 4})
+    undisturbed = order("rewound", 3, {**case, "at": -1}, name="-undisturbed")
+    for answer, wanted in zip(answers, undisturbed):
+        assert answer["heard"] == [2] and wanted["heard"] == []
+        assert answer["weights"] == wanted["weights"]
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -167,8 +185,10 @@ def test_a_rewind_within_backward_is_heard_by_all_ranks_at_its_end(more: dict[st
     "what, world, case, message",
     [
         ("half a mesh", 4, {}, "its mesh must have every rank of the run once"),
+        ("ranks that descend", 4, {"mesh": [[3, 1], [0, 2]]}, "Write ranks that ascend"),
         ("unequal copies", 4, {"replicas": 2}, "differ from those that"),
         ("unequal state", 2, {}, "the ranks have loaded different state of 'embed.weight'"),
+        ("state of one rank", 2, {}, "load_state_dict() was called on some ranks of run"),
         ("changed weights", 2, {}, "the weights of 'embed.weight' were changed after step 1"),
         ("rank and world", 2, {"options": {"rank": 0, "world": 1}}, "whose ranks are torch.distributed's"),
     ],
@@ -178,3 +198,22 @@ def test_what_ranks_cannot_do_together_is_refused_on_all(
 ) -> None:
     answers = order("refused", world, {"what": what, **case})
     assert len(answers) == world and all(message in answer for answer in answers), answers
+
+
+@pytest.mark.parametrize(
+    "loads, there, elsewhere",
+    [
+        (True, "the weights of 'embed.weight' hold a NaN", "another rank's parts hold a NaN"),
+        (
+            False,
+            "the weights of 'embed.weight' were changed after step 1",
+            "in another rank's part were changed after step 1",
+        ),
+    ],
+)
+def test_weights_that_one_rank_has_spoilt_are_refused_on_all_and_the_run_goes_on(
+    loads: bool, there: str, elsewhere: str, order: Order
+) -> None:
+    answers = order("spared", 2, {"loads": loads})
+    assert elsewhere in answers[0][0] and there in answers[1][0], answers
+    assert all(answer[1:] == ["APPLIED", 2, True] for answer in answers), answers

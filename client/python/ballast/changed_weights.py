@@ -45,12 +45,14 @@ class ChangedWeights:
         suspects = [b for b in self._bindings if b.last_seen.touched] if self._looks else []
         changed = self._differing(weights, suspects)
         if changed and not self._uploads:
+            # Sharded parameters have no "upload".
+            upload = "" if changed[0].shard else "changed_weights='upload' to train on with them, "
             raise Rejected(
                 f"the weights of {_named(changed)} were changed after step {step - 1}, and not by run '{self._run}' (by "
                 "load_state_dict(), an operation in place, p.data = ..., nn.Embedding(max_norm=...)): the daemon's would "
                 f"overwrite them in step {step}. Nothing was sent. Call pull() to go on with the daemon's, rewind() to go on "
-                "with an earlier step's, make an optimizer with another run to train these, or give "
-                "changed_weights='upload' to train on with them, changed_weights='overwrite' to lose such changes",
+                f"with an earlier step's, make an optimizer with another run to train these, or give {upload}"
+                "changed_weights='overwrite' to lose such changes",
                 "FAILED_PRECONDITION",
             )
         return changed if self._uploads and suspects else None

@@ -102,12 +102,17 @@ def all_agree(mine: bool, like: Tensor) -> bool:
     return bool(told)
 
 
+def spread(ours: list[int], like: Any) -> list[tuple[int, int]]:
+    """The least and the most of each number over the ranks. Collective as all_agree() is."""
+    least = _least([*ours, *(-number for number in ours)], like)
+    return [(one, -other) for one, other in zip(least, least[len(ours) :])]
+
+
 def _check_alike(bindings: Sequence[Binding], moments: Mapping[int, Moments]) -> None:
     """The ranks gather the same, or those that gather more would wait for ever."""
     ours = [_kinds(moments.get(id(binding.parameter))) for binding in bindings]
-    least = _least([*ours, *(-kinds for kinds in ours)], bindings[0].parameter)
-    for binding, one, other in zip(bindings, least, least[len(ours) :]):
-        if one != -other:
+    for binding, (least, most) in zip(bindings, spread(ours, bindings[0].parameter)):
+        if least != most:
             raise Rejected(
                 f"the ranks have loaded different state of '{binding.name}': call load_state_dict() on every rank, with the "
                 "same state_dict, or each with its part of it, as torch.distributed.checkpoint does",

@@ -136,6 +136,11 @@ def why_unfit(parameter: Tensor) -> str | None:
             "what fully_shard makes of a plain parameter, (Shard(0),), or (Replicate(), Shard(0)) on a mesh of two. Leave "
             "tensor parallelism and shard_placement_fn= out"
         )
+    if not (mesh.mesh.diff(dim=-1) > 0).all():  # torch numbers a process group's ranks so, whatever the mesh says
+        return (
+            f"is sharded over a mesh with ranks {mesh.mesh.tolist()}: FSDP deals parts out in the order of the ranks, and DTensors "
+            "tell them in that of the mesh. Write ranks that ascend, in each row"
+        )
     if mesh.get_coordinate() is None:
         return "is sharded over a mesh that this process is not part of: give its optimizer to those that are"
     if tuple(local_of(parameter).shape) != (_rows(parameter)[0], *parameter.shape[1:]):

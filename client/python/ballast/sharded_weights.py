@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ from torch import Tensor
 from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected
-from ballast.gathered import all_agree, gather
+from ballast.gathered import all_agree, gather, spread
 from ballast.moments import Moments
 from ballast.replaced import Replaced
-from ballast.uploads import upload_of
+from ballast.uploads import refuse_nonfinite, upload_of
 from ballast.weights import Weights
 
 _CONNECT_S = 15.0
@@ -23,7 +23,7 @@ class ShardedWeights(Weights):
     """As Weights, and: what is uploaded the ranks put together, tensor by tensor, and each then takes its part of what the
     daemon made of it, so that parts and daemon are equal to the bit. Digests, which are of whole tensors, tell nothing.
 
-    settle(), have(), replace() and adopt() are collective: all ranks call them, in the same order and outside of backward();
+    agree(), settle(), have(), replace() and adopt() are collective: all ranks call them, in the same order and outside of backward();
     what one refuses all refuse.
     """
 
@@ -41,18 +41,75 @@ class ShardedWeights(Weights):
     def agreed(self, mine: bool) -> bool:
         return all_agree(mine, self._bindings[0].parameter)
 
+    def agree(self, loading: bool, refused: Rejected | None) -> None:
+        """That all ranks are at one state of the run: RunRewound on those that have not heard that it is at another one, for
+        which the others wait. loading: whether a state waits to be taken over; Rejected where that is so on some ranks alone.
+        refused: why this rank's part of the weights will not do; raised, and Rejected on the others.
+        """
+        while True:
+            ours = [self.generation, int(loading), int(refused is not None)]
+            (oldest, newest), (least, most), (_, refusing) = spread(ours, self._bindings[0].parameter)
+            if self.generation < newest:
+                raise self.await_end("is told of another state of the run")
+            if oldest == newest:
+                break
+        if least != most:
+            raise Rejected(
+                f"load_state_dict() was called on some ranks of run '{self._rank.run}', and not on "
+                f"{'others' if loading else 'this one'}: call it on every rank, with the same state_dict, or each with its part of "
+                "it, as torch.distributed.checkpoint does",
+                "FAILED_PRECONDITION",
+            )
+        if refusing:
+            raise refused or Rejected(
+                f"weights in another rank's part were changed after step {self._client.step - 1}, and not by run "
+                f"'{self._rank.run}': its own error says which, and what to do on all ranks",
+                "FAILED_PRECONDITION",
+            )
+
     def have(self, moments: Mapping[int, Moments]) -> bool:
         return self.agreed(super().have(moments))
 
     def replace(self, moments: Mapping[int, Moments], only: Sequence[Binding] | None) -> Replaced:
         bindings = self._bindings if only is None else only
+        self._refuse_nonfinite(bindings)
         complete = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
         whole, state = gather(bindings, complete, keep=self._rank.number == 0)
-        if self._rank.number == 0:
-            self._client.load_weights(*upload_of(whole, state), True)
-        else:
+        self._by_rank_0(lambda: self._client.load_weights(*upload_of(whole, state), True), "replace the weights")
+        if self._rank.number > 0:
             self.await_end("replaces the run's weights")
         return Replaced(True)
+
+    def _refuse_nonfinite(self, bindings: Sequence[Binding]) -> None:
+        refused: Rejected | None = None
+        for binding in bindings:
+            binding.load()
+        try:
+            refuse_nonfinite(bindings, self._rank.run)
+        except Rejected as error:  # raised below: the others wait to hear of it
+            refused = error
+        if self.agreed(refused is None):
+            return
+        raise refused or Rejected(
+            "the weights of another rank's parts hold a NaN or an infinity, and were to take the place of run "
+            f"'{self._rank.run}''s: nothing of it was replaced; its own error says which"
+        )
+
+    def _by_rank_0(self, work: Callable[[], object], what: str) -> None:
+        """Has rank 0 do it, and the others wait. Where it raises, Rejected on the others."""
+        failure: BaseException | None = None
+        if self._rank.number == 0:
+            try:
+                work()
+            except BaseException as error:  # raised below: the others wait to hear of it
+                failure = error
+        all_well = self.agreed(failure is None)
+        if failure is not None:
+            raise failure
+        if not all_well:
+            raise Rejected(
+                f"rank 0 could not {what} of run '{self._rank.run}': its own error says why", "FAILED_PRECONDITION"
+            )
 
     def adopt(self, replaced: Replaced) -> None:
         self._take()
@@ -89,21 +146,8 @@ class ShardedWeights(Weights):
 
     def _upload(self, moments: Mapping[int, Moments]) -> None:
         self._check_unmade()
-        failure: BaseException | None = None
         whole, state = gather(self._bindings, moments, keep=self._rank.number == 0)
-        if whole:
-            try:
-                self._send(*upload_of(whole, state))
-            except BaseException as error:  # raised below: the others wait to hear of it
-                failure = error
-        all_well = self.agreed(failure is None)
-        if failure is not None:
-            raise failure
-        if not all_well:
-            raise Rejected(
-                f"rank 0 could not upload the weights of run '{self._rank.run}': its own error says why",
-                "FAILED_PRECONDITION",
-            )
+        self._by_rank_0(lambda: self._send(*upload_of(whole, state)), "upload the weights")
         self._loaded = True
 
     def _compare(self) -> None:

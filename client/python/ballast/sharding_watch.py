@@ -53,7 +53,8 @@ def refuse_in_backward() -> None:
     if torch._C._current_graph_task_id() != -1:
         raise Rejected(
             "the weights of sharded parameters go to the run before a module's forward, and this backward() is of a forward that "
-            "the optimizer has not seen: make it, and load its state, before the forward, and call the module itself",
+            "the optimizer has not seen: make it, and load its state, before the forward, and call the module itself, not compiled "
+            "in place (model.compile()), but by torch.compile(model), or with its blocks compiled",
             "FAILED_PRECONDITION",
         )
 

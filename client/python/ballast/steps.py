@@ -23,6 +23,7 @@ from ballast.result import StepResult, as_loss
 from ballast.sent_gradients import SentGradients
 from ballast.session import Session
 from ballast.settings import RunSettings
+from ballast.shared_forwards import SharedForwards
 from ballast.sharding_watch import refuse_in_backward, refuse_orphans
 from ballast.starting_state import StartingState
 
@@ -72,6 +73,7 @@ class Steps:
         self._overlap = overlap
         self._hyperparameters = Hyperparameters(settings.rule)
         self.hooks = TorchHooks(self.receive, self.before_read, self.before_forward, overlap, self)
+        self._forwards = SharedForwards(parameters, membership, starting_state)
         self._announced = Announced()
         self._sent = SentGradients()
         self._empty = False  # the last end() had no gradient
@@ -136,22 +138,17 @@ class Steps:
 
     def before_forward(self, module: nn.Module) -> None:
         """A module makes a graph: where its parameters are sharded, what the run is to take of them is gathered now, for no
-        rank can, alone or in backward()."""
+        rank can, alone or in backward(), and all ranks are at one state of it."""
         optimizer = self._optimizer()  # held until this is done
-        if optimizer is None or not self._membership.open or not self._to_settle():
+        if optimizer is None or not self._membership.open or not self._forwards.due:
             return
         with self.lock, self.following():
             if self._membership.session is None:
                 self._adopt()
-            if self._parameters.sharded and any(p in self._parameters for p in module.parameters()):
+            if self._parameters.sharded and self._forwards.read(module):
                 session = self.joined()
                 session.await_all()
-                self._starting_state.settle(session)
-
-    def _to_settle(self) -> bool:
-        """Whether the weights or the state here and there are to be made the same."""
-        session = self._membership.session
-        return session is None or not session.weights.settled or self._starting_state.saved is not None
+                self._forwards.prepare(session, module)
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
         """From now on their gradients are sent, and what reads them is told of."""
@@ -240,7 +237,7 @@ class Steps:
         self._rejoin.require_asked()
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
-        if self._to_settle() and self._parameters.sharded:  # which looks at every parameter
+        if self._forwards.to_settle and self._parameters.sharded:  # which looks at every parameter
             refuse_in_backward()
         self._starting_state.settle(session)
         session.refuse_changed()

@@ -1,0 +1,99 @@
+"""Forwards of a model that is sharded, in which every rank reads the weights that the others hold."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+from weakref import WeakSet
+
+from torch import nn
+
+from ballast.errors import Rejected
+from ballast.membership import Membership
+from ballast.parameters import ParameterList
+from ballast.session import Session
+from ballast.sharded_weights import ShardedWeights
+from ballast.starting_state import StartingState
+
+
+class SharedForwards:
+    """Sees to it that all ranks are at the same state of the run before the first forward of each step. One thread at a time,
+    but for due."""
+
+    def __init__(self, parameters: ParameterList, membership: Membership, starting_state: StartingState):
+        self._parameters = parameters
+        self._membership = membership
+        self._starting_state = starting_state
+        self._ours: WeakSet[nn.Module] = WeakSet()  # that have parameters of the run
+        self._agreed: tuple[int, int] | None = None  # generation and step of the last time
+
+    @property
+    def to_settle(self) -> bool:
+        """Whether the weights or the state here and there are to be made the same."""
+        session = self._membership.session
+        return session is None or not session.weights.settled or self._starting_state.saved is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether the ranks are to agree before the next forward."""
+        session = self._membership.session
+        if session is None or self.to_settle:
+            return True
+        return isinstance(session.weights, ShardedWeights) and self._agreed != _place_of(session)
+
+    def read(self, module: nn.Module) -> bool:
+        """Whether the module's forward reads parameters of the run."""
+        if self.to_settle:
+            let_go(module)
+        if module not in self._ours and any(parameter in self._parameters for parameter in module.parameters()):
+            self._ours.add(module)
+        return module in self._ours
+
+    def prepare(self, session: Session, module: nn.Module) -> None:
+        """Before such a forward: the weights of all ranks are those of one state of the run. Collective: all ranks call it for
+        the same module.
+
+        RunRewound where the run is at another state and this rank has not heard of it yet; the others wait until it has
+        followed, and comes to its next forward. Rejected, on all, if some have loaded a state_dict() and others not, or one has
+        changed weights.
+        """
+        if isinstance(session.weights, ShardedWeights):
+            refused = None if self.to_settle else _changed(session)
+            session.weights.agree(self._starting_state.saved is not None, refused)
+        if self._agreed is None or self._agreed[0] != session.weights.generation:
+            let_go(module)  # gathered before, perhaps of two states
+        self._starting_state.settle(session)
+        self._agreed = _place_of(session)
+
+
+def _changed(session: Session) -> Rejected | None:
+    """Why a step cannot begin with the weights that are here; the backward() would find it out in the middle of FSDP's."""
+    try:
+        session.refuse_changed()
+    except Rejected as refused:
+        return refused
+    return None
+
+
+def _place_of(session: Session) -> tuple[int, int]:
+    return session.weights.generation, session.step
+
+
+def let_go(module: nn.Module) -> None:
+    """Has the next forward gather weights anew, also where FSDP has kept those of an earlier one, as it does of the outermost
+    module until a backward(), or has begun to gather them, as unshard() does."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is None:
+        return
+    for part in module.modules():
+        if isinstance(part, kind):
+            sharded: Any = part
+            if _gathering(sharded):
+                sharded.unshard()  # waits for that
+            sharded.reshard()
+
+
+def _gathering(module: Any) -> bool:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # several since torch 2.12
+    return any(getattr(group, "_all_gather_result", None) is not None for group in groups)
