@@ -19,6 +19,7 @@ from ballast.micro_batches import Announced
 from ballast.options import check_option
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
+from ballast.replacements import Replacements
 from ballast.result import StepResult, as_loss
 from ballast.sent_gradients import SentGradients
 from ballast.session import Session
@@ -72,6 +73,7 @@ class Steps:
         self._overlap = overlap
         self._hyperparameters = Hyperparameters(settings.rule)
         self.hooks = TorchHooks(self.receive, self.before_read, self.before_forward, overlap, self)
+        self._replacements = Replacements(settings.rank.run, parameters, membership, starting_state, self.hooks)
         self._announced = Announced()
         self._sent = SentGradients()
         self._empty = False  # the last end() had no gradient
@@ -142,7 +144,7 @@ class Steps:
             return
         with self.lock, self.following():
             if self._membership.session is None:
-                self._adopt()
+                self._replacements.adopt(optimizer.param_groups)
             if self._parameters.sharded and any(p in self._parameters for p in module.parameters()):
                 session = self.joined()
                 session.await_all()
@@ -161,38 +163,16 @@ class Steps:
 
     def before_sharding(self, parameter: Tensor) -> None:
         """Rejected if fully_shard replaces a parameter too late."""
-        if self._optimizer() is None or parameter not in self._parameters:
-            return
-        name, saved = self._parameters.name_of(parameter), self._starting_state.saved
-        if self._membership.session is not None or saved is not None:
-            raise Rejected(
-                f"fully_shard() replaces parameter '{name}' after "
-                + ("load_state_dict()" if saved is not None else f"run '{self._settings.rank.run}' was joined")
-                + ": call it before the first gradient, connect(), weights='server' and load_state_dict(), best before the "
-                "optimizer is made",
-                "FAILED_PRECONDITION",
-            )
+        if self._optimizer() is not None and parameter in self._parameters:
+            self._replacements.refuse_late(parameter)
 
     def sharded(self, parameter: Tensor, made: Tensor) -> None:
-        if self._optimizer() is None:
+        optimizer = self._optimizer()  # held until this is done
+        if optimizer is None:
             return
         if parameter in self._parameters:
-            self._replace(parameter, made)
+            self._replacements.put(parameter, made, optimizer.param_groups)
         self.hooks.cover_forwards()
-
-    def _adopt(self) -> None:
-        """Before the run is joined: what has been put into param_groups, as Accelerate does, in place of what was given."""
-        for old, new in self._parameters.replaced_in(self._optimized.param_groups):
-            self.before_sharding(old)
-            self._replace(old, new)
-
-    def _replace(self, old: Tensor, new: Tensor) -> None:
-        self._parameters.replace(old, new)
-        self.hooks.replace(old, new)
-        for group in self._optimized.param_groups:
-            for place, parameter in enumerate(group["params"]):
-                if parameter is old:
-                    group["params"][place] = new
 
     @property
     def _optimized(self) -> Optimized:
@@ -222,8 +202,8 @@ class Steps:
         if session is not None:
             return session
         self._membership.connected()
-        self._adopt()
         groups = self._optimized.param_groups
+        self._replacements.adopt(groups)
         description = self._settings.describe(self._parameters, groups)
         if description.sharded and self._overlap:
             raise Rejected(
