@@ -19,7 +19,7 @@ from ballast.in_step import InStep
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
-from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, fix_peak
+from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, complete_group
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.remote_state import RemoteState
@@ -333,12 +333,8 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
                 "gradient, or make an optimizer with another run",
                 "FAILED_PRECONDITION",
             )
-        group = {**self.defaults, **param_group}
+        group = complete_group(param_group, self.defaults, self._settings.rule)
         given = group["params"]
-        if isinstance(given, set):
-            raise Rejected("'params' is a set, whose order changes between runs: give a list")
-        check_group(group, self._settings.rule)
-        fix_peak(group)
         group["params"] = self._parameters.add([given] if isinstance(given, Tensor) else given, len(self.param_groups))
         if not group["params"]:
             raise Rejected(
