@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,20 +10,16 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.binding import Binding
-from ballast.errors import Rejected, RunRewound, Unavailable
+from ballast.errors import Rejected, RunRewound
 from ballast.moments import MASTER, Moments, zeros
-from ballast.progress import Patience, Transfer
+from ballast.progress import Transfer
 from ballast.rank import Rank
+from ballast.rank_zero import await_end, await_upload
 from ballast.replaced import Replaced
 from ballast.saved_state import Token
 from ballast.status import status_of
 from ballast.uploads import refuse_nonfinite, same, upload_of
 
-# How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
-# others say that they wait for that; the pauses between two of their looks, which double.
-_UPLOAD_WAIT_S = 300.0
-_TOLD_AFTER_S = 10.0
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # How much of them is compared at once.
 _COMPARED_BYTES = 64 << 20
 # A share of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
@@ -83,7 +77,9 @@ class Weights:
         unmade = not self._loaded or self.fresh
         if policy is None and unmade and self._rank.number > 0:
             stored = [binding.served_digest() for binding in self._bindings]
-            self._await_upload()
+            if not self._loaded:
+                await_upload(self._rank, self._loaded_there)
+                self._loaded = True
             self._compare_stored(stored)
         elif policy == "client" or (policy is None and unmade):
             self._upload(moments)
@@ -278,48 +274,9 @@ class Weights:
 
     def await_end(self, what: str) -> RunRewound:
         """Until the session has ended, as rank 0 `what`. Unavailable if it does not come to that."""
-        began = time.monotonic()
-        pause_s, told = _SHORTEST_PAUSE_S, False
-        while time.monotonic() < began + _UPLOAD_WAIT_S:
-            try:
-                self._client.check_status()
-            except RunRewound as rewound:
-                return rewound
-            if not told and time.monotonic() > began + _TOLD_AFTER_S:
-                told = True
-                warnings.warn(
-                    f"rank {self._rank.number} of run '{self._rank.run}' waits until rank 0 {what}: every rank is to call "
-                    "load_state_dict(), or to change the same weights, before the same step",
-                    stacklevel=2,
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise Unavailable(
-            f"rank {self._rank.number} of run '{self._rank.run}' has waited for {_UPLOAD_WAIT_S:.0f} s until rank 0 {what}: "
-            "it does so at its next first gradient. Have every rank call load_state_dict(), or change the same weights, "
-            "before the same step",
-            "DEADLINE_EXCEEDED",
-        )
+        return await_end(self._client, self._rank, what)
 
     # --- the first upload -------------------------------------------------------------------------------------------
-
-    def _await_upload(self) -> None:
-        """Until rank 0 has uploaded."""
-        deadline = time.monotonic() + _UPLOAD_WAIT_S
-        pause_s = _SHORTEST_PAUSE_S
-        patience = Patience(lambda: f"waiting for rank 0 of run '{self._rank.run}' to upload its weights")
-        while not self._loaded:
-            patience.look()
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"rank 0 of run '{self._rank.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "
-                    "so at its first gradient. Start it, or look at what it waits for",
-                    "DEADLINE_EXCEEDED",
-                )
-            self._loaded = self._loaded_there()
-            if not self._loaded:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _loaded_there(self) -> bool:
         return bool(self.status_there()["weights_loaded"])
