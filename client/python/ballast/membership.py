@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ballast import _core
@@ -12,6 +13,7 @@ from ballast.runs import clear
 from ballast.server_address import serving
 from ballast.session import Session
 from ballast.settings import Description
+from ballast.spec import with_ranks
 
 
 class Membership:
@@ -56,8 +58,24 @@ class Membership:
         if self._rank.start_over and not self._started_over:
             clear(client, self._rank.run)
             self._started_over = True  # what is there from now on is this trainer's own
+        if description.sharded:
+            description = replace(description, spec=self._spec_there(description.spec))
         self._session = Session(client, self._rank, description)
         return self._session
+
+    def _spec_there(self, spec: str) -> str:
+        """With as many ranks as the run has memory for, if it exists: fewer or more may go on with it than began it."""
+        client, rank = self.connected(), self._rank
+        if all(status["run_id"] != rank.run for status in client.list_runs()["runs"]):
+            return spec
+        most = int(client.get_run(rank.run)["spec"]["ranks"])
+        if rank.world > most:
+            raise Rejected(
+                f"run '{rank.run}' has memory for {most} ranks, and world={rank.world}: create it with max_world={rank.world} "
+                "or more, or go on in another run with the optimizer's state_dict()",
+                "FAILED_PRECONDITION",
+            )
+        return with_ranks(spec, most)
 
     def leave(self) -> None:
         """Out of the run. The connection is to be closed once nothing calls it."""

@@ -21,7 +21,6 @@ from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.settings import Description
 from ballast.sharded_weights import ShardedWeights
-from ballast.spec import with_ranks
 from ballast.status import status_of
 from ballast.weights import Weights
 
@@ -49,21 +48,8 @@ class Session:
         self._ranks = AwaitedRanks(rank.run, rank.number, rules.step_timeout, status)
         self._clipping = Clipping(client, rules)
         self._sharded = description.sharded
-        client.create_run(self._spec_there(description.spec) if self._sharded else description.spec)
+        client.create_run(description.spec)
         self._attach()
-
-    def _spec_there(self, spec: str) -> str:
-        """With as many ranks as the run has memory for, if it exists: fewer or more may go on with it than began it."""
-        if all(status["run_id"] != self._run for status in self._client.list_runs()["runs"]):
-            return spec
-        most = int(self._client.get_run(self._run)["spec"]["ranks"])
-        if self._rank.world > most:
-            raise Rejected(
-                f"run '{self._run}' has memory for {most} ranks, and world={self._rank.world}: create it with max_world="
-                f"{self._rank.world} or more, or go on in another run with the optimizer's state_dict()",
-                "FAILED_PRECONDITION",
-            )
-        return with_ranks(spec, most)
 
     def _attach(self) -> None:
         rank, client = self._rank, self._client
