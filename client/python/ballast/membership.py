@@ -8,6 +8,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.moments import Moments
 from ballast.rank import Rank, seconds
 from ballast.runs import clear
 from ballast.server_address import serving
@@ -61,6 +62,18 @@ class Membership:
         if description.sharded:
             description = replace(description, spec=self._spec_there(description.spec))
         self._session = Session(client, self._rank, description)
+        return self._session
+
+    def tensors_there(self, refusal: Rejected) -> list[str]:
+        """After join() was refused: what the run of that name has, in its order; nothing where that was not why."""
+        if refusal.code != "FAILED_PRECONDITION":
+            return []
+        return [tensor["name"] for tensor in self.connected().get_run(self._rank.run)["spec"]["tensors"]]
+
+    def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
+        """As Session.amend, of the session that there is."""
+        assert self._session is not None, "join() comes first"
+        self._session = self._session.amend(description, moments)
         return self._session
 
     def _spec_there(self, spec: str) -> str:

@@ -16,7 +16,7 @@ from ballast.rank import Rank
 _WAIT_S = 300.0
 _TOLD_AFTER_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
+SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
 
 
 def await_upload(rank: Rank, loaded: Callable[[], bool]) -> None:
@@ -38,7 +38,7 @@ def await_upload(rank: Rank, loaded: Callable[[], bool]) -> None:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def await_end(client: _core.Client, rank: Rank, what: str, same: str = _SAME_WEIGHTS) -> RunRewound:
+def await_end(client: _core.Client, rank: Rank, what: str, same: str = SAME_WEIGHTS) -> RunRewound:
     """Until the session has ended, as rank 0 `what`, and every rank is to do the `same`. Unavailable if it does not come to
     that."""
     began = time.monotonic()

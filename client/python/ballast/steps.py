@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ballast.errors import Rejected, RunRewound
+from ballast.growth import Growth
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
@@ -74,11 +75,13 @@ class Steps:
         self._hyperparameters = Hyperparameters(settings.rule)
         self.hooks = TorchHooks(self.receive, self.before_read, self.before_forward, overlap, self)
         self._replacements = Replacements(settings.rank.run, parameters, membership, starting_state, self.hooks)
+        self.growth = Growth(settings, parameters, membership, self._hyperparameters, self.hooks)
         self._announced = Announced()
         self._sent = SentGradients()
         self._empty = False  # the last end() had no gradient
         self._rewound: RunRewound | None = None  # in a backward(), and not raised yet
         self._looked = False  # whether the parameters were replaced unseen
+        self._prepared = 0  # the step whose forward before_forward() has seen
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
@@ -113,9 +116,12 @@ class Steps:
             self._announced.hear(synchronized)
         self._starting_state.refuse_within(session)
         name = self._parameters.name_of(parameter)
+        if parameter not in session and not session.begun:  # it is new: the run is to have it first
+            session.await_last(name)
+            session = self._settled(session)
         session.admit(parameter, name, self._announced.final)
         if not session.begun:
-            self.begin(session)
+            session = self.begin(session)
         session.push(parameter, grad)
         self._sent.mark(parameter, name, session.staged)
 
@@ -140,7 +146,9 @@ class Steps:
         """A module makes a graph: where its parameters are sharded, what the run is to take of them is gathered now, for no
         rank can, alone or in backward()."""
         optimizer = self._optimizer()  # held until this is done
-        if optimizer is None or not self._membership.open or not self._to_settle():
+        known = self._membership.session
+        prepared = known is not None and known.step == self._prepared and not self._to_settle()
+        if optimizer is None or not self._membership.open or prepared:
             return
         with self.lock, self.following():
             if self._membership.session is None:
@@ -148,18 +156,14 @@ class Steps:
             if self._parameters.sharded and any(p in self._parameters for p in module.parameters()):
                 session = self.joined()
                 session.await_all()
+                self.growth.refuse_sharded(session, optimizer.param_groups)
                 self._starting_state.settle(session)
+                self._prepared = session.step
 
     def _to_settle(self) -> bool:
         """Whether the weights or the state here and there are to be made the same."""
         session = self._membership.session
         return session is None or not session.weights.settled or self._starting_state.saved is not None
-
-    def cover(self, parameters: Iterable[Tensor]) -> None:
-        """From now on their gradients are sent, and what reads them is told of."""
-        self.hooks.cover(parameters)
-        if self._parameters.sharded:
-            self.hooks.cover_forwards()
 
     def before_sharding(self, parameter: Tensor) -> None:
         """Rejected if fully_shard replaces a parameter too late."""
@@ -204,36 +208,45 @@ class Steps:
         self._membership.connected()
         groups = self._optimized.param_groups
         self._replacements.adopt(groups)
-        description = self._settings.describe(self._parameters, groups)
-        if description.sharded and self._overlap:
-            raise Rejected(
-                "overlap_forward=True with sharded parameters: FSDP gathers weights before the modules that have them are called, "
-                "and would gather some that are on their way. Leave overlap_forward out"
-            )
-        session = self._membership.join(description)
-        self._hyperparameters.fix(groups, description.grouping)
-        self.cover(tensor.parameter for tensor in description.tensors)
+        return self.growth.join(groups, self._overlap)
+
+    def begin(self, session: Session) -> Session:
+        """Begins the next step, with or without a gradient. Returns the session that it is of."""
+        session = self._settled(session)
+        session.refuse_changed()
+        session.begin(self._hyperparameters.begin(self._optimized.param_groups), float(self.loss_scale))
         return session
 
-    def begin(self, session: Session) -> None:
-        """Begins the next step, with or without a gradient."""
+    def _settled(self, session: Session) -> Session:
+        """Before a step: the weights, the state and the description of the run here and there made the same. Returns the
+        session since."""
         self._rejoin.require_asked()
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
+        session.complete()
         if self._to_settle() and self._parameters.sharded:  # which looks at every parameter
             refuse_in_backward()
-        self._starting_state.settle(session)
-        session.refuse_changed()
-        values = self._hyperparameters.begin(self._optimized.param_groups)
-        session.begin(values, float(self.loss_scale))
+        saved, first = self._starting_state.saved, not session.weights.settled
+        groups = self._optimized.param_groups
+        if first:  # a run is amended when it has weights
+            self.growth.refuse_unsettled(session, groups)
+            self._starting_state.settle(session)
+            return self.growth.amended(session, groups, {} if saved is None else saved.moments)
+        session = self.growth.amended(session, groups, {})
+        self._starting_state.settle(session)  # state that was loaded is of what was added, too
+        return session
 
     def leave(self, session: Session, failed: bool) -> None:
         """At the end of an announced micro-batch, by an exception where it failed. Nothing if zero_grad() has dropped its step,
-        or a rewind."""
+        or a rewind. session: that it was entered in."""
         if not session.micro_batches.inside:
             return
-        if not failed and not session.begun:  # it had no gradient, and counts nevertheless
-            self.begin(session)
+        if not failed:
+            for parameter in self._parameters.with_gradient():  # unfrozen, and made before the hooks knew of it
+                self.receive(parameter)
+            session = self._membership.session or session  # another one, where the run was amended
+            if not session.begun:  # it had no gradient, and counts nevertheless
+                session = self.begin(session)
         session.micro_batches.leave(failed)
 
     def end(self, loss: Any) -> StepResult | None:
@@ -329,6 +342,7 @@ class Steps:
         with self.lock, self.following():
             if self._membership.session is not None:
                 self._membership.session.await_all()
+                self._membership.session.complete()
 
     @property
     def last_result(self) -> StepResult | None:
@@ -377,4 +391,10 @@ class Steps:
         self._parameters.drop_gradients()
         self._sent.clear()
         self._hyperparameters.forget()
-        self._rejoin.finish(rewound, session, self._optimized.load_state_dict)
+        self._rejoin.finish(rewound, session, self.load_kept)
+
+    def load_kept(self, options: dict[str, Any]) -> None:
+        """As load_state_dict() of what client state keeps of the optimizer. Groups that were added since have theirs."""
+        groups = options["param_groups"]
+        added = self._optimized.options_dict()["param_groups"][len(groups) :]
+        self._optimized.load_state_dict({**options, "param_groups": [*groups, *added]})
