@@ -119,6 +119,11 @@ class Client::Impl {
     found_run = run;
     found_since = since;
   }
+  // Attach is to find this spec there.
+  void GoBy(const std::string& run, const std::string& sha256) {
+    spec_run = run;
+    spec_sha256 = sha256;
+  }
   // What NOT_FOUND means of a run that was found before, or of its session.
   absl::Status Explain(const absl::Status& status, const std::string& run) const {
     if (!absl::IsNotFound(status) || run != found_run || !RestartedSince(*connection, found_since)) return status;
@@ -131,6 +136,8 @@ class Client::Impl {
   std::string found_run;
   absl::Time found_since;
   bool takes_load_batches = false;  // likewise; of the daemon
+  uint64_t generation = 0;          // likewise; of the run then
+  std::string spec_run, spec_sha256;
 };
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -152,7 +159,23 @@ absl::StatusOr<v1::CreateRunResponse> Client::CreateRun(const v1::RunSpec& spec)
                                   &v1::TrainerService::Stub::CreateRun, request);
   if (!created.ok()) return ExplainSpec(created.status(), spec);
   impl_->Found(spec.run_id(), began);
+  impl_->GoBy(spec.run_id(), created->spec_sha256());
   return created;
+}
+
+absl::StatusOr<v1::AmendRunResponse> Client::AmendRun(const v1::RunSpec& spec) {
+  if (!impl_->stream) return NotAttached("AmendRun");
+  // A session that was rewound was perhaps amended by this very call, whose answer was lost: the daemon knows.
+  if (auto s = impl_->stream->status(); !s.ok() && !RewoundTo(s)) return s;
+  v1::AmendRunRequest request;
+  request.set_session_token(impl_->stream->token());
+  *request.mutable_spec() = spec;
+  auto amended = impl_->CallAgain(absl::StrCat("amending run '", spec.run_id(), "'"), impl_->connection->trainer(),
+                                  &v1::TrainerService::Stub::AmendRun, request);
+  if (!amended.ok()) return impl_->Explain(ExplainSpec(amended.status(), spec), impl_->run_id);
+  impl_->GoBy(spec.run_id(), amended->spec_sha256());
+  if (amended->generation() != impl_->generation) impl_->stream->AwaitEnd(kTellTimeout);
+  return amended;
 }
 
 absl::StatusOr<v1::GetServerResponse> Client::GetServer() {
@@ -214,7 +237,9 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
     if (!run.ok()) return run.status();
     if (auto s = TensorTable::Create(run->spec(), 1, options.shards).status(); !s.ok()) return s;
   }
-  auto grant = TakeRank(*impl_->connection, options);
+  AttachOptions wanted = options;
+  if (wanted.spec_sha256.empty() && impl_->spec_run == wanted.run_id) wanted.spec_sha256 = impl_->spec_sha256;
+  auto grant = TakeRank(*impl_->connection, wanted);
   if (!grant.ok()) return impl_->Explain(grant.status(), options.run_id);
   impl_->Found(options.run_id, began);
   if (Sharded(options.shards) && !grant->takes_partial_chunks()) {
@@ -233,6 +258,7 @@ absl::StatusOr<Attachment> Client::Attach(const AttachOptions& options) {
   impl_->stream = *std::move(stream);
   impl_->run_id = options.run_id;
   impl_->takes_load_batches = grant->takes_load_batches();
+  impl_->generation = grant->generation();
   return Describe(*grant);
 }
 

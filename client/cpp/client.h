@@ -13,14 +13,14 @@
 //
 // Threads: LoadWeights and the calls of one step come from one thread at a time (thread-compatible); a reader and a
 // writer thread of the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun,
-// Attach, LoadWeights, Pull and the wait on EndStep's future.
+// AmendRun, Attach, LoadWeights, Pull and the wait on EndStep's future.
 //
 // A lost connection is resumed by itself for `reconnect_timeout_s`, sending again only what the daemon does not hold;
-// then every call returns UNAVAILABLE naming the server. CreateRun, GetRun, ListRuns, Attach, LoadWeights and Pull are
-// tried again for as long; they also ask a busy daemon again when it says. If there are several ranks, a step that
-// closed meanwhile without this one has changed nothing here: the open step gets its result, and the next BeginStep
-// begins the step that is next. When the run has given this rank up (lease and rank_timeout), calls return UNAVAILABLE
-// too: another client attaches in its place.
+// then every call returns UNAVAILABLE naming the server. CreateRun, AmendRun, GetRun, ListRuns, Attach, LoadWeights and
+// Pull are tried again for as long; they also ask a busy daemon again when it says. If there are several ranks, a step
+// that closed meanwhile without this one has changed nothing here: the open step gets its result, and the next
+// BeginStep begins the step that is next. When the run has given this rank up (lease and rank_timeout), calls return
+// UNAVAILABLE too: another client attaches in its place.
 //
 // Memory: Push copies into a host buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not
 // leave as fast as they are pushed are kept, at most those of one step's micro-batches.
@@ -85,6 +85,9 @@ struct AttachOptions {
   // INVALID_ARGUMENT: a shard that does not lie in its tensor, or one that would cut a chunk that is served with
   // scales; UNIMPLEMENTED: the daemon is older than this.
   Shards shards = {};
+  // The spec that the caller goes by, as CreateRun or AmendRun answered it: FAILED_PRECONDITION if the run has another
+  // one by now. Empty: the one of this client's own last CreateRun or AmendRun, if it was of this run.
+  std::string spec_sha256 = {};
 };
 
 // How long steps wait for ranks is part of the run, in v1::RunSpec: rank_timeout_s for a rank whose connection is lost,
@@ -197,6 +200,15 @@ class Client {
                                                     uint32_t most = 0);
   absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force);
   absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec);
+  // Gives the attached run another spec, between two steps: its tensors first, in their order, and new ones after them;
+  // other groups, hyperparameters, accumulation, max_grad_norm. What stays keeps its state to the bit. Waits until
+  // every connected rank has the last step's result. Then every session has ended as by a rewind to the last step, also
+  // this one's: Attach again, bind weights anew, and send those of the tensors that were added with LoadWeights and
+  // `replace`. Where the run has this spec already nothing changes, and `amended` is false: so the call may be made
+  // again, also when its session has ended by it and the answer was lost. Refused, and the run goes on as it was:
+  // INVALID_ARGUMENT names what may not change, FAILED_PRECONDITION says that a step is open, RESOURCE_EXHAUSTED what
+  // memory is needed and free; UNIMPLEMENTED: the daemon is older than this.
+  absl::StatusOr<v1::AmendRunResponse> AmendRun(const v1::RunSpec& spec);
   // Takes a run back to a snapshot. Every session ends, also one of this client, which has ended when this returns.
   absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request);
 

@@ -50,6 +50,7 @@ absl::StatusOr<v1::GetRunResponse> DaemonStatus::GetRun(const std::string& run_i
   if (!out.mutable_spec()->ParseFromString(run->canonical_spec())) {
     return absl::InternalError("the stored spec cannot be read");
   }
+  out.set_spec_sha256(run->spec_sha256());
   return out;
 }
 

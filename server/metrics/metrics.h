@@ -63,6 +63,8 @@ class RunMetrics {
   virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike
   virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | failed
+  // A run with the same id has taken this one's place: it alone counts among ballast_runs. Nothing follows.
+  virtual void OnReplaced() = 0;
 };
 
 // Where times come from; tests have their own.

@@ -45,7 +45,7 @@ std::vector<RunSeries::RankSeries> RunSeries::AddRanks() {
 }
 
 RunSeries::~RunSeries() {
-  if (!current_state_.empty()) options_.runs.at(current_state_).Decrement();
+  LeaveState();
   options_.on_end({.series = std::move(series_), .state = state_, .ranks = ranks_});
 }
 
@@ -126,8 +126,13 @@ void RunSeries::OnRankSeen(uint32_t rank) {
 
 void RunSeries::OnWaitCaused(uint32_t rank, double seconds) { ranks_series_[rank].wait_caused->Increment(seconds); }
 
-void RunSeries::OnState(std::string_view state) {
+void RunSeries::LeaveState() {
   if (!current_state_.empty()) options_.runs.at(current_state_).Decrement();
+  current_state_.clear();
+}
+
+void RunSeries::OnState(std::string_view state) {
+  LeaveState();
   current_state_ = std::string(state);
   options_.runs.at(current_state_).Increment();
   state_.SetOnly(current_state_);

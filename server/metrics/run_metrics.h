@@ -20,7 +20,7 @@ struct EndedSeries {
   prometheus::Gauge* ranks;
 };
 
-// OnStep, OnSpikes, OnState and OnRanks: strand-confined; the others: thread-safe.
+// OnStep, OnSpikes, OnState, OnReplaced and OnRanks: strand-confined; the others: thread-safe.
 class RunSeries final : public RunMetrics {
  public:
   struct Options {
@@ -49,6 +49,7 @@ class RunSeries final : public RunMetrics {
   void OnRewind(std::string_view reason) override;
   void OnSnapshots(size_t kept) override { snapshots_->Set(static_cast<double>(kept)); }
   void OnState(std::string_view state) override;
+  void OnReplaced() override { LeaveState(); }
 
  private:
   struct RankSeries {
@@ -60,6 +61,7 @@ class RunSeries final : public RunMetrics {
   std::vector<std::unique_ptr<FamilySeries>> AddFamilies();
   std::vector<RankSeries> AddRanks();
   void AddInfo();
+  void LeaveState();
   // To every family with a reading of this report.
   template <class Report>
   void Read(void (*MetricReading::*reading)(const Report&, Samples&), const Report& report);

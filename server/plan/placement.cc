@@ -57,6 +57,17 @@ Placement OnOneDevice(const RunSpec& spec, size_t device) {
   return {.devices = {device}, .shard_of = std::vector<uint32_t>(spec.tensors.size())};
 }
 
+Placement Extended(Placement placement, const RunSpec& spec, absl::Span<const uint64_t> free_bytes) {
+  std::vector<uint64_t> room;
+  for (const size_t device : placement.devices) room.push_back(free_bytes[device]);
+  for (size_t i = placement.shard_of.size(); i < spec.tensors.size(); ++i) {
+    const auto roomiest = std::max_element(room.begin(), room.end());
+    *roomiest -= std::min(*roomiest, BytesOf(spec, spec.tensors[i]));
+    placement.shard_of.push_back(static_cast<uint32_t>(roomiest - room.begin()));
+  }
+  return placement;
+}
+
 std::optional<Placement> ChoosePlacement(const RunSpec& spec, absl::Span<const uint64_t> free_bytes,
                                          std::optional<uint64_t> host_free_bytes) {
   const auto roomiest = std::max_element(free_bytes.begin(), free_bytes.end());

@@ -28,4 +28,8 @@ Placement OnOneDevice(const RunSpec& spec, size_t device = 0);
 std::optional<Placement> ChoosePlacement(const RunSpec& spec, absl::Span<const uint64_t> free_bytes,
                                          std::optional<uint64_t> host_free_bytes = std::nullopt);
 
+// The placement of a spec that begins with the tensors of `placement`, which stay where they are. Each new one goes to
+// the device, of those that the run has, with the most room. `free_bytes`: by device, beside what the run has.
+Placement Extended(Placement placement, const RunSpec& spec, absl::Span<const uint64_t> free_bytes);
+
 }  // namespace ballast

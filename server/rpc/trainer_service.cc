@@ -9,6 +9,7 @@
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
+#include "server/convert/amendment.h"
 #include "server/convert/canonical_spec.h"
 #include "server/convert/convert.h"
 #include "server/rpc/load_stream.h"
@@ -31,6 +32,36 @@ absl::StatusOr<RunRegistry::CreateRequest> ToCreateRequest(const v1::RunSpec& sp
   made.canonical_spec = SerializeCanonical(Canonical(spec));
   made.spec_sha256 = Sha256Hex(made.canonical_spec);
   return made;
+}
+
+absl::StatusOr<RunRegistry::AmendRequest> ToAmendRequest(const v1::AmendRunRequest& request, const Sessions& sessions,
+                                                         const Config::Limits& limits) {
+  const auto session = sessions.Find(request.session_token());
+  if (!session) return absl::NotFoundError("no session has this token; Attach first");
+  if (session->run_id != request.spec().run_id()) {
+    return absl::InvalidArgumentError(absl::StrCat("the session is of run '", session->run_id,
+                                                   "', and spec.run_id is another; a run keeps its name"));
+  }
+  RunRegistry::AmendRequest made{.session = session->id};
+  ASSIGN_OR_RETURN(made.spec, ToRunSpec(request.spec(), limits));
+  const v1::RunSpec asked = Canonical(request.spec());
+  made.canonical_spec = SerializeCanonical(asked);
+  made.spec_sha256 = Sha256Hex(made.canonical_spec);
+  made.check = [asked](const std::string& canonical) -> absl::Status {
+    v1::RunSpec existing;
+    if (!existing.ParseFromString(canonical)) return absl::InternalError("the run's spec cannot be read");
+    return CheckAmendment(existing, asked);
+  };
+  return made;
+}
+
+// That the client goes by this very spec.
+absl::Status CheckSpec(const v1::AttachRequest& request, const Run& run) {
+  if (request.spec_sha256().empty() || request.spec_sha256() == run.spec_sha256()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the spec of run '", request.run_id(),
+                   "' is not the one that this client goes by: the run was amended "
+                   "(AmendRun), or made anew. Give CreateRun the spec that it has now, which GetRun answers"));
 }
 
 absl::Status CheckRank(const v1::AttachRequest& request, const RunSpec& spec) {
@@ -89,10 +120,40 @@ void TrainerService::Create(const v1::RunSpec& spec, PendingCall call, RequestQu
   });
 }
 
+grpc::ServerUnaryReactor* TrainerService::AmendRun(grpc::CallbackServerContext* context,
+                                                   const v1::AmendRunRequest* request, v1::AmendRunResponse* response) {
+  return AnswerInTurn(environment_, context, "AmendRun", request->spec().run_id(), *request,
+                      [=, this](PendingCall call, const RequestQueue::Place& place) {
+                        Amend(*request, {.context = context, .call = call, .place = place, .response = response});
+                      });
+}
+
+void TrainerService::Amend(const v1::AmendRunRequest& request, PendingAmend pending) {
+  auto made = ToAmendRequest(request, *environment_.sessions, limits_);
+  if (!made.ok()) return pending.call.Finish(made.status());
+  made->abandoned = [context = pending.context] { return context->IsCancelled(); };
+  environment_.runs->Amend(*std::move(made), [this, pending = std::move(pending)](auto amended) mutable {
+    if (amended.ok()) {
+      const Run& run = *amended->run;
+      v1::AmendRunResponse* const response = pending.response;
+      response->set_amended(amended->amended);
+      *response->mutable_plan() = FromPlan(run.plan(), run.devices(), environment_.devices->free_bytes());
+      response->set_spec_sha256(run.spec_sha256());
+      response->set_tensors_added(amended->tensors_added);
+      response->set_step(amended->taken.step);
+      response->set_generation(amended->taken.generation);
+      const auto& dropped = amended->taken.snapshots_dropped;
+      response->mutable_snapshots_dropped()->Add(dropped.begin(), dropped.end());
+    }
+    pending.call.Finish(amended.status());
+  });
+}
+
 absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::AttachRequest& request,
                                                                  Run::AttachRequest* made) {
   RETURN_IF_ERROR(CheckProtocol(request));
   ASSIGN_OR_RETURN(auto run, environment_.runs->Find(request.run_id()));
+  if (request.session_token().empty()) RETURN_IF_ERROR(CheckSpec(request, *run));
   RETURN_IF_ERROR(CheckRank(request, run->spec()));
   if (environment_.runs->draining())
     return absl::UnavailableError("the daemon is shutting down; attach to the next one");

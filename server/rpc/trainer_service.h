@@ -16,6 +16,8 @@ class TrainerService final : public v1::TrainerService::CallbackService {
 
   grpc::ServerUnaryReactor* CreateRun(grpc::CallbackServerContext* context, const v1::CreateRunRequest* request,
                                       v1::CreateRunResponse* response) override;
+  grpc::ServerUnaryReactor* AmendRun(grpc::CallbackServerContext* context, const v1::AmendRunRequest* request,
+                                     v1::AmendRunResponse* response) override;
   grpc::ServerUnaryReactor* Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
                                    v1::AttachResponse* response) override;
   grpc::ServerReadReactor<v1::LoadStateRequest>* LoadState(grpc::CallbackServerContext* context,
@@ -25,8 +27,15 @@ class TrainerService final : public v1::TrainerService::CallbackService {
                                               const v1::PullRequest* request) override;
 
  private:
-  // Runs on the thread of the queue that `place` is in.
+  // These two run on the thread of the queue that `place` is in.
   void Create(const v1::RunSpec& spec, PendingCall call, RequestQueue::Place place, v1::CreateRunResponse* response);
+  struct PendingAmend {
+    grpc::CallbackServerContext* context;
+    PendingCall call;
+    RequestQueue::Place place;
+    v1::AmendRunResponse* response;
+  };
+  void Amend(const v1::AmendRunRequest& request, PendingAmend pending);
   absl::StatusOr<std::shared_ptr<Run>> CheckAttach(const v1::AttachRequest& request, Run::AttachRequest* made);
 
   const RpcEnvironment environment_;

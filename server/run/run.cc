@@ -50,23 +50,19 @@ Run::Run(Options options)
       plan_(std::move(options.plan)),
       devices_(DeviceLabels(options.devices)),
       layers_(TensorNames(spec_), spec_.layer_groups),
-      strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {
-  metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
-}
+      kept_(options.past == nullptr ? 0 : static_cast<uint32_t>(options.past->spec_.tensors.size())),
+      history_(options.past == nullptr ? std::make_shared<RunHistory>() : options.past->history_),
+      strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {}
 
 Run::~Run() { End(Ended(spec_)); }
 
 absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
   const std::vector<Device*> devices = options.devices;
+  Metrics* const metrics = options.metrics;
   try {
     std::shared_ptr<Run> run(new Run(std::move(options)));
     absl::Status status;
-    absl::Notification allocated;
-    run->Post([&] {
-      status = run->Allocate(devices);
-      allocated.Notify();
-    });
-    allocated.WaitForNotification();
+    run->PostAndWait([&] { status = run->Allocate(devices, metrics); });
     RETURN_IF_ERROR(status);
     return run;
   } catch (const std::bad_alloc&) {
@@ -74,14 +70,25 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
   }
 }
 
-absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
-  ASSIGN_OR_RETURN(store_,
-                   ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_}));
+void Run::PostAndWait(absl::FunctionRef<void()> task) {
+  absl::Notification done;
+  Post([&] {
+    task();
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+absl::Status Run::Allocate(const std::vector<Device*>& devices, Metrics* metrics) try {
+  ASSIGN_OR_RETURN(
+      store_,
+      ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_, .kept = kept_}));
   std::vector<DeviceBuffer> pools(devices.size());
   for (size_t s = 0; s < devices.size(); ++s) {
     ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].pool_bytes, Place::kHost));
   }
   ASSIGN_OR_RETURN(auto snapshots, SnapshotRing::Create(&spec_, store_.get()));
+  metrics_ = metrics->AddRun(Labels(spec_, plan_, layers_));
   driver_ = std::make_unique<StepDriver>(StepExecutor::Environment{.spec = &spec_,
                                                                    .layers = &layers_,
                                                                    .store = store_.get(),
@@ -90,7 +97,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
                                                                    .plan = &plan_,
                                                                    .metrics = metrics_.get(),
                                                                    .board = &board_,
-                                                                   .history = &history_});
+                                                                   .history = history_.get()});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   pulls_ = std::make_unique<Pulls>(Pulls::Environment{
       .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {
@@ -103,6 +110,19 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
                                 .digests = digests_.get(),
                                 .board = &board_,
                                 .end_readers = [this](const absl::Status& why) { pulls_->End(why); }});
+  idle_since_s_ = MonotonicSeconds();
+  board_.Write([&](RunStatus& s) {
+    s.bytes = LiveBytes();
+    s.idle_since_s = idle_since_s_;
+  });
+  metrics_->OnState("waiting");
+  metrics_->OnRanks(0, spec_.ranks);
+  return absl::OkStatus();
+} catch (const std::bad_alloc&) {
+  return absl::ResourceExhaustedError("the system refused memory for the run's tables");
+}
+
+PlanBytes Run::LiveBytes() const {
   PlanBytes live = store_->bytes();
   const StepExecutor& executor = driver_->executor();
   live.gradients = executor.gradient_bytes();
@@ -111,16 +131,7 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices) try {
   live.padding = plan_.bytes.padding;
   live.snapshots = executor.rewinder().bytes();
   live.client_state = executor.client_state_bytes();
-  idle_since_s_ = MonotonicSeconds();
-  board_.Write([&](RunStatus& s) {
-    s.bytes = live;
-    s.idle_since_s = idle_since_s_;
-  });
-  metrics_->OnState("waiting");
-  metrics_->OnRanks(0, spec_.ranks);
-  return absl::OkStatus();
-} catch (const std::bad_alloc&) {
-  return absl::ResourceExhaustedError("the system refused memory for the run's tables");
+  return live;
 }
 
 void Run::ShowHeld() {
@@ -312,7 +323,10 @@ void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
   });
 }
 
-absl::Status Run::Gone() const { return failure_.ok() ? Ended(spec_) : failure_; }
+absl::Status Run::Gone() const {
+  if (!amended_.ok()) return amended_;
+  return failure_.ok() ? Ended(spec_) : failure_;
+}
 
 void Run::Dismiss(const absl::Status& why) {
   driver_->End(why);
@@ -342,38 +356,38 @@ void Run::Fail(absl::Status why) {
 
 uint64_t Run::End(absl::Status status) {
   uint64_t freed = 0;
-  absl::Notification told;
-  Post([&] {
+  PostAndWait([&] {
     if (!ended_ && driver_ != nullptr) Dismiss(status);
-    told.Notify();
   });
-  told.WaitForNotification();
-  // A completion may submit what follows: nothing is freed before the last.
-  for (bool over = false; !over;) {
-    if (store_ != nullptr) store_->WaitIdle();
-    absl::Notification asked;
-    Post([&] {
-      over = EndNow(&freed);
-      asked.Notify();
-    });
-    asked.WaitForNotification();
-  }
+  EndWhenIdle(&freed);
   strand_.Stop();
   return freed;
 }
 
-bool Run::EndNow(uint64_t* freed) {
-  if (ended_) return true;
-  if (store_ != nullptr && store_->awaits_completions()) return false;
+std::unique_ptr<ParameterStore> Run::EndWhenIdle(uint64_t* freed) {
+  std::unique_ptr<ParameterStore> store;
+  // A completion may submit what follows: nothing is freed before the last.
+  for (bool over = false; !over;) {
+    if (store_ != nullptr) store_->WaitIdle();
+    PostAndWait([&] {
+      store = EndNow(freed);
+      over = ended_;
+    });
+  }
+  return store;
+}
+
+std::unique_ptr<ParameterStore> Run::EndNow(uint64_t* freed) {
+  if (ended_ || (store_ != nullptr && store_->awaits_completions())) return nullptr;
   ended_ = true;
   *freed = board_.Read().bytes.total();
   pulls_.reset();
   loader_.reset();
   digests_.reset();
   driver_.reset();
-  store_.reset();
-  metrics_->OnRanks(0, spec_.ranks);
-  return true;
+  if (metrics_ != nullptr) metrics_->OnRanks(0, spec_.ranks);
+  if (!amended_.ok()) metrics_->OnReplaced();
+  return std::move(store_);
 }
 
 }  // namespace ballast

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
 #include "server/base/strand.h"
@@ -39,6 +40,9 @@ class Run {
     Plan plan;
     std::vector<Device*> devices;  // by shard of the plan
     Metrics* metrics = nullptr;
+    // Of a run that is to take the place of another, which outlives Create: its tensors come first in the spec, and in
+    // the same shards of the plan. Until TakeOver nothing else is asked of this run.
+    const Run* past = nullptr;
   };
   struct AttachRequest {
     SessionId fresh = {};  // the id a new session shall have
@@ -81,7 +85,7 @@ class Run {
   const std::string& canonical_spec() const { return canonical_spec_; }
   const std::string& spec_sha256() const { return spec_sha256_; }
   RunStatus Status() const { return board_.Read(); }
-  const RunHistory& history() const { return history_; }
+  const RunHistory& history() const { return *history_; }
   RunMetrics& metrics() { return *metrics_; }
   double busy_s() const { return strand_.busy_s(); }
 
@@ -104,6 +108,21 @@ class Run {
   void OnPullWritten(std::shared_ptr<WeightSink> sink);
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 
+  // `done` once the run is held for another to take its place: no step is open, every connected rank has the last
+  // one's weights and result, and until Release or TakeOver StepBegins wait and a LoadState is UNAVAILABLE.
+  // FAILED_PRECONDITION: a step is open, there are no weights, or the session is over; UNAVAILABLE: it is held already.
+  void Hold(SessionId session, absl::AnyInvocable<void(absl::Status)> done);
+  void Release();
+  // Takes the place of `past`, which is held: its weights, state, steps, results and client_state. Its sessions end as
+  // by a rewind to the last step, and it is over. An error, and nothing has changed: `past` has failed. Once, from a
+  // thread that is neither run's strand.
+  struct Taken {
+    uint64_t step = 0;                             // the last closed one
+    uint64_t generation = 0;                       // since
+    std::vector<uint64_t> snapshots_dropped = {};  // steps
+  };
+  absl::StatusOr<Taken> TakeOver(Run* past);
+
   // As in StepDriver::Rewind.
   void Rewind(RewindOrder order, RewindDone done);
 
@@ -121,9 +140,26 @@ class Run {
 
  private:
   explicit Run(Options options);
-  absl::Status Allocate(const std::vector<Device*>& devices);
-  // Frees all, on the strand; false: not yet, for completions are awaited.
-  bool EndNow(uint64_t* freed);
+  absl::Status Allocate(const std::vector<Device*>& devices, Metrics* metrics);
+  // What goes on in the run that takes this one's place.
+  struct Heritage {
+    StepExecutor::Past steps;
+    RunStatus status;
+    std::vector<std::string> layers;  // of status.layers
+    std::unique_ptr<ParameterStore> store;
+  };
+  // Frees all but the store, which it returns, on the strand; nullptr: not yet, for completions are awaited, or it was
+  // done before.
+  std::unique_ptr<ParameterStore> EndNow(uint64_t* freed);
+  // Waits for the devices, and then does as EndNow.
+  std::unique_ptr<ParameterStore> EndWhenIdle(uint64_t* freed);
+  // Why it may not be held, or held on.
+  absl::Status CheckHold(SessionId session) const;
+  absl::StatusOr<Heritage> HandOver();
+  void Inherit(Heritage heritage);
+  PlanBytes LiveBytes() const;
+  // On the strand, and waits for it.
+  void PostAndWait(absl::FunctionRef<void()> task);
   // Streams, readers and uploads end; nobody may attach any more.
   void Dismiss(const absl::Status& why);
   // Why nobody may attach.
@@ -142,14 +178,16 @@ class Run {
   const Plan plan_;
   const std::vector<std::string> devices_;
   const LayerGroups layers_;
+  const uint32_t kept_;  // tensors that come with TakeOver
   RunStatusBoard board_;
-  RunHistory history_;
-  std::unique_ptr<RunMetrics> metrics_;
+  const std::shared_ptr<RunHistory> history_;  // shared by runs that take each other's place
+  std::unique_ptr<RunMetrics> metrics_;        // once there is memory for the run
 
   // The strand's, from here on.
   bool ended_ = false;   // what follows is gone
   bool closed_ = false;  // no Attach any more
   absl::Status failure_ = absl::OkStatus();
+  absl::Status amended_ = absl::OkStatus();  // once another run has taken its place: what latecomers are told
   std::optional<double> idle_since_s_ = {};  // as in RunStatus
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<StepDriver> driver_;

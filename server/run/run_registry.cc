@@ -19,13 +19,6 @@ namespace {
 
 constexpr uint64_t kMostSeries = Metrics::kMostSeries;
 
-std::string DescribeBytes(const PlanBytes& b) {
-  std::vector<std::string> kinds;
-  for (const ByteKind& kind : kByteKinds) kinds.push_back(absl::StrCat(kind.name, " ", b.*kind.bytes));
-  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (", absl::StrJoin(kinds, ", "),
-                      ")");
-}
-
 // Those without a trainer and since when, the longest first: "'a' for 3h12m0s, 'b' for 5s and 4 more".
 std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
   constexpr size_t kMostNamed = 8;
@@ -49,6 +42,13 @@ RunShape ShapeOf(const RunSpec& spec) {
 }
 
 }  // namespace
+
+std::string RunRegistry::DescribeBytes(const PlanBytes& b) {
+  std::vector<std::string> kinds;
+  for (const ByteKind& kind : kByteKinds) kinds.push_back(absl::StrCat(kind.name, " ", b.*kind.bytes));
+  return absl::StrCat(b.total() == kUncountable ? "at least " : "", b.total(), " bytes (", absl::StrJoin(kinds, ", "),
+                      ")");
+}
 
 RunRegistry::RunRegistry(Options options)
     : options_(std::move(options)), strand_({.name = "runs", .tick_s = 1, .tick = [this] { DeleteIdle(); }}) {
@@ -134,26 +134,32 @@ absl::StatusOr<Placement> RunRegistry::AdmitMemory(const RunSpec& spec) const {
   const std::optional<uint64_t> host_free = options_.devices->host_free_bytes();
   if (auto placement = ChoosePlacement(spec, options_.devices->FreeBytes(), host_free)) return *std::move(placement);
   options_.metrics->OnAdmissionRejected("memory");
+  return absl::ResourceExhaustedError(
+      absl::StrCat("run '", spec.run_id, "' needs ", DescribeBytes(MakePlan(spec).bytes), ", ", DescribeRoom(),
+                   "; delete a run, choose a smaller state or master format, ",
+                   spec.snapshots > 0 ? "keep fewer snapshots, " : "", "or raise memory_limit"));
+}
+
+std::string RunRegistry::DescribeRoom() const {
   std::string room =
       absl::StrJoin(options_.devices->Read(), "; ", [&](std::string* out, const DevicePool::State& state) {
         if (options_.devices->size() > 1) absl::StrAppend(out, state.label, " has ");
         absl::StrAppend(out, state.free_bytes(), " of ", state.limit_bytes, " free",
                         state.failure.ok() ? "" : " (failed)");
       });
-  if (host_free) {
+  if (const std::optional<uint64_t> host_free = options_.devices->host_free_bytes()) {
     absl::StrAppend(&room, "; the host has ", *host_free, " of ", *options_.devices->host_limit_bytes(),
                     " free for snapshots and client_state");
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("run '", spec.run_id, "' needs ", DescribeBytes(MakePlan(spec).bytes), ", ", room,
-                   "; delete a run, choose a smaller state or master format, ",
-                   spec.snapshots > 0 ? "keep fewer snapshots, " : "", "or raise memory_limit"));
+  return room;
 }
 
 absl::Status RunRegistry::AdmitSeries(const RunSpec& spec) const {
   const uint64_t mine = Metrics::SeriesOfRun(ShapeOf(spec));
   uint64_t all = mine;
-  for (const auto& run : All()) all += Metrics::SeriesOfRun(ShapeOf(run->spec()));
+  for (const auto& run : All()) {
+    if (run->spec().run_id != spec.run_id) all += Metrics::SeriesOfRun(ShapeOf(run->spec()));
+  }
   if (all <= kMostSeries) return absl::OkStatus();
   options_.metrics->OnAdmissionRejected("series");
   return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' needs ", mine, " metric series, ",

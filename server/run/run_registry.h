@@ -51,6 +51,27 @@ class RunRegistry {
   ~RunRegistry();  // ends every run
 
   void Create(CreateRequest request, absl::AnyInvocable<void(absl::StatusOr<Created>)> done);
+  // Another spec for a run that exists, from a session of it, between two steps.
+  struct AmendRequest {
+    RunSpec spec;
+    std::string canonical_spec;
+    std::string spec_sha256;
+    SessionId session = {};
+    // Whether the spec may take the place of this canonical one; given by the edge.
+    std::function<absl::Status(const std::string& existing)> check;
+    // Whether nobody waits for the answer any more, asked when the run could be amended: then it is not, since whoever
+    // asked for it would be missed when the weights of what is added are due. Thread-safe.
+    std::function<bool()> abandoned;
+  };
+  struct Amended {
+    std::shared_ptr<Run> run;  // with the spec asked for
+    bool amended = false;      // it had another one
+    uint32_t tensors_added = 0;
+    Run::Taken taken = {};
+  };
+  // All or nothing: with an error the run goes on as it was. Waits as Run::Hold does. RESOURCE_EXHAUSTED says what is
+  // needed, also while both are there, and what is free.
+  void Amend(AmendRequest request, absl::AnyInvocable<void(absl::StatusOr<Amended>)> done);
   // Whether a trainer may be attached.
   enum class Mode { kIdleOnly, kForce };
   void Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)> done);
@@ -73,7 +94,16 @@ class RunRegistry {
   // Where it may be created.
   absl::StatusOr<Placement> Admit(const RunSpec& spec) const;
   absl::StatusOr<Placement> AdmitMemory(const RunSpec& spec) const;
+  // "5 bytes (weights 2, ...)".
+  static std::string DescribeBytes(const PlanBytes& b);
+  // What the devices have free, for a refusal.
+  std::string DescribeRoom() const;
   absl::Status AdmitSeries(const RunSpec& spec) const;
+  // `done` is called at the latest when the run has been held.
+  void HoldAndAmend(AmendRequest request, absl::AnyInvocable<void(absl::StatusOr<Amended>)> done);
+  // Of a run that is held.
+  absl::StatusOr<Amended> AmendNow(AmendRequest request, const std::shared_ptr<Run>& run);
+  absl::Status AdmitAmended(const RunSpec& spec, const Plan& plan, const Run& run) const;
   absl::Status AdmitOneMore(const RunSpec& spec) const;
   absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, Mode mode);
   // Those that no trainer has come to for idle_run_timeout_s.

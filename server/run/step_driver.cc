@@ -116,6 +116,11 @@ void StepDriver::EndReplacement(bool whole) {
   Settle();
 }
 
+void StepDriver::HoldSteps(bool held) {
+  executor_.gate().set_replacing(held);
+  if (!held) Settle();
+}
+
 void StepDriver::End(const absl::Status& status) {
   for (auto& done : std::exchange(quiet_, {})) done(status);
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -52,11 +53,19 @@ class StepDriver {
   void BeginReplacement();
   // `whole`: every session ends, as by a rewind to the last step. Otherwise they go on, as far as they can.
   void EndReplacement(bool whole);
+  // While held, StepBegins wait; to be held while no step is open, and quiet.
+  void HoldSteps(bool held);
+  // Every session ends, as by a rewind to the last step. While quiet, and no step is open; then never refused.
+  absl::Status EndSessions() { return executor_.Handle(event::Rewind{machine().step() - 1}); }
+  // As in StepGate.
+  void set_lacks_added(std::string why) { executor_.gate().set_lacks_added(std::move(why)); }
   // No new step begins; `done` once no step is open and all is sent, or the rank is away.
   void Drain(std::function<void()> done);
   // Ends every stream with this status, now.
   void End(const absl::Status& status);
 
+  // Of an amended run, before anything else.
+  void GoOnFrom(StepExecutor::Past past) { executor_.GoOnFrom(std::move(past)); }
   const StepExecutor& executor() const { return executor_; }
   const StepMachine& machine() const { return executor_.machine(); }
   // Some rank is attached, or its session may still resume.

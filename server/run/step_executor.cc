@@ -370,6 +370,18 @@ void StepExecutor::Recall(const RunMemory& memory) {
   ShowRanks();
 }
 
+StepExecutor::Past StepExecutor::past() const {
+  return {.steps = machine_.past(),
+          .memory = results_.empty() ? std::nullopt : std::optional<RunMemory>(Memory()),
+          .spike_policy = judge_.policy()};
+}
+
+void StepExecutor::GoOnFrom(Past past) {
+  machine_.GoOnFrom(std::move(past.steps));
+  judge_.set_policy(std::move(past.spike_policy));
+  if (past.memory) Recall(*past.memory);
+}
+
 void StepExecutor::Detach(uint32_t rank, absl::Status status) {
   reporter_.LogEnd(rank, links_[rank].peer(), links_[rank].transport(), status);
   links_[rank].Close(std::move(status));

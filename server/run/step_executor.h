@@ -30,6 +30,7 @@
 #include "server/run/step_reporter.h"
 #include "server/run/step_settings.h"
 #include "server/run/tensor_updater.h"
+#include "server/stability/spike_policy.h"
 #include "server/step/client_state.h"
 #include "server/step/step_machine.h"
 #include "server/step/step_record.h"
@@ -51,6 +52,12 @@ class StepExecutor {
     RunMetrics* metrics;
     RunStatusBoard* board;
     RunHistory* history;
+  };
+  // What an amended run goes on with.
+  struct Past {
+    StepMachine::Past steps;
+    std::optional<RunMemory> memory;  // none: no step has closed
+    SpikePolicy spike_policy{SpikeSettings()};
   };
   struct AttachOutcome {
     absl::Status status;
@@ -75,6 +82,10 @@ class StepExecutor {
   // The rank's stream ends with this status, and the log says so; the machine is not told.
   void Detach(uint32_t rank, absl::Status status);
   void ShowRanks();
+  // When all sessions have ended.
+  Past past() const;
+  // Before anything else.
+  void GoOnFrom(Past past);
   bool executing() const { return executing_ > 0; }  // effects
 
   const StepMachine& machine() const { return machine_; }

@@ -16,7 +16,10 @@ class StepGate {
   // False, after steps were made: they were replaced in part.
   void set_weights_loaded(bool loaded) { weights_loaded_ = loaded; }
   bool weights_loaded() const { return weights_loaded_; }
-  // The weights are being replaced: a StepBegin is not to be taken yet.
+  // What is said then of tensors that were added and never had weights; empty: there are none.
+  void set_lacks_added(std::string why) { lacks_added_ = std::move(why); }
+  bool lacks_added() const { return !lacks_added_.empty(); }
+  // The weights are being replaced, or the run amended: a StepBegin is not to be taken yet.
   void set_replacing(bool replacing) { replacing_ = replacing; }
   bool replacing() const { return replacing_; }
   // The daemon is shutting down: the open step goes on, and no other begins.
@@ -33,8 +36,9 @@ class StepGate {
   bool draining() const { return draining_; }
   const std::string& stopped() const { return stopped_; }  // why; empty: it is not
 
-  // What a run without weights says that had some.
-  static absl::Status lacking() {
+  // What a run without weights says that had some, or has some.
+  absl::Status lacking() const {
+    if (lacks_added()) return absl::FailedPreconditionError(lacks_added_);
     return absl::FailedPreconditionError(
         "the weights were replaced in part, by a LoadState that was cut or refused: send all of the tensors that it "
         "had "
@@ -42,7 +46,7 @@ class StepGate {
   }
   // FAILED_PRECONDITION or UNAVAILABLE if a rank's StepBegin of this step comes to nothing.
   absl::Status Check(const StepMachine& machine, uint64_t step) const {
-    if (!weights_loaded_ && machine.step() > 1) return lacking();
+    if (!weights_loaded_ && (machine.step() > 1 || lacks_added())) return lacking();
     if (!weights_loaded_) {
       return absl::FailedPreconditionError("StepBegin before the weights are loaded; send them with LoadState first");
     }
@@ -54,6 +58,7 @@ class StepGate {
 
  private:
   bool weights_loaded_ = false, replacing_ = false;
+  std::string lacks_added_;
   bool draining_ = false;
   std::string stopped_;
 };

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/metrics/metrics.h"
@@ -69,6 +70,9 @@ class StepJudge {
   // What a snapshot keeps, and the way back to it.
   const SpikeDetector& detector() const { return detector_; }
   void GoBackTo(const SpikeDetector& past) { detector_.GoBackTo(past); }
+  // What it has done about spikes, and its way into a run that goes on from this one.
+  const SpikePolicy& policy() const { return policy_; }
+  void set_policy(SpikePolicy past) { policy_ = std::move(past); }
 
  private:
   void Ask(uint64_t step, const std::vector<std::optional<Slab>>& slabs);

@@ -27,9 +27,15 @@ void TensorUpdater::Remember(RunMemory* memory) const {
 }
 
 void TensorUpdater::GoBackTo(const RunMemory& memory) {
+  const size_t tensors = environment_.spec->tensors.size();
   ++rewinds_;
-  if (tensor_clip_) tensor_clip_->set_averages(memory.norms);
+  if (tensor_clip_) {
+    std::vector<TensorClip::Average> norms = memory.norms;
+    norms.resize(tensors);  // of tensors that were added since nothing is known
+    tensor_clip_->set_averages(std::move(norms));
+  }
   last_lr_ = memory.last_lr;
+  last_lr_.resize(tensors);
 }
 
 ParameterStore::UpdateValues TensorUpdater::ValuesOf(uint64_t step, uint32_t tensor, Slab slab) {

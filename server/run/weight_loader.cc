@@ -24,6 +24,9 @@ absl::Status WeightLoader::Check(SessionId session) const {
 absl::Status WeightLoader::CheckMoment(bool replaces) const {
   const StepMachine& machine = environment_.driver->machine();
   const std::string& run = environment_.spec->run_id;
+  if (environment_.driver->executor().gate().replacing() && !replaces_) {
+    return absl::UnavailableError(absl::StrCat("run '", run, "' is being amended (AmendRun); ask again"));
+  }
   if (!replaces && (machine.step_open() || environment_.driver->executor().last_result())) {
     return absl::FailedPreconditionError(absl::StrCat("LoadState is for before the first step; run '", run,
                                                       "' is at step ", machine.step(),
@@ -90,6 +93,7 @@ void WeightLoader::Finish(LoadCall call, DigestJob::Done done) {
   needs_.weights.assign(needs_.weights.size(), false);
   needs_.state.assign(needs_.state.size(), false);
   by_ = call.session;
+  environment_.driver->set_lacks_added("");
   Show(true);
   if (replaced) environment_.driver->EndReplacement(/*whole=*/true);
   environment_.digests->Start(std::move(done));
@@ -111,6 +115,17 @@ void WeightLoader::End(const absl::Status& why) {
   if (load_ != nullptr) load_->Abandon(why);
 }
 
+void WeightLoader::GoOnFrom(uint32_t kept) {
+  const auto tensors = static_cast<uint32_t>(needs_.weights.size());
+  std::fill_n(needs_.weights.begin(), kept, false);
+  if (kept < tensors) {
+    environment_.driver->set_lacks_added(absl::StrCat(
+        "AmendRun has added ", tensors - kept, " tensors, from '", environment_.spec->tensors[kept].name,
+        "' on, that have no weights yet: send them with LoadState (LoadStateRequest.replace) before the next step"));
+  }
+  Show(kept == tensors);
+}
+
 void WeightLoader::OnRewound() {
   if (loaded_) return;
   needs_.weights.assign(needs_.weights.size(), false);
@@ -130,7 +145,8 @@ absl::Status WeightLoader::CheckRead() const {
   if (replaces_) {
     return absl::UnavailableError(absl::StrCat("the weights of run '", run, "' are being replaced (LoadState)"));
   }
-  if (environment_.driver->executor().last_result()) return environment_.driver->executor().gate().lacking();
+  const StepGate& gate = environment_.driver->executor().gate();
+  if (environment_.driver->executor().last_result() || gate.lacks_added()) return gate.lacking();
   return absl::FailedPreconditionError(
       absl::StrCat("run '", run, "' has no weights yet; a trainer sends them with LoadState"));
 }

@@ -52,6 +52,8 @@ class WeightLoader {
   void Abandon(LoadCall call);
   // Answers what is under way with this status.
   void End(const absl::Status& why);
+  // Of an amended run, before anything else: the first `kept` tensors have weights, and the others need some.
+  void GoOnFrom(uint32_t kept);
   // The run went back to a snapshot, which has all.
   void OnRewound();
 

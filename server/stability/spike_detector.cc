@@ -69,9 +69,13 @@ std::vector<SpikeEvent> SpikeDetector::Foresee(const StepFindings& found) const 
 }
 
 void SpikeDetector::GoBackTo(const SpikeDetector& past) {
-  const std::array<SpikeScore, kPredictors> scores = scores_;
-  *this = past;
-  scores_ = scores;
+  rms_.assign(past.rms_.begin(), past.rms_.end());
+  curvature_.assign(past.curvature_.begin(), past.curvature_.end());
+  rms_.resize(rms_thresholds_.size());
+  curvature_.resize(edges_.size());
+  losses_ = past.losses_;
+  norms_ = past.norms_;
+  last_high_loss_ = past.last_high_loss_;
 }
 
 std::vector<SpikeEvent> SpikeDetector::Observe(const StepFindings& found) {

@@ -49,7 +49,8 @@ class SpikeDetector {
 
   // To be called for each step once, in order, also for steps that were not applied, but for those that were discarded.
   std::vector<SpikeEvent> Observe(const StepFindings& found);
-  // Forgets what it has seen since `past`, but keeps its scores: what was predicted was predicted.
+  // Goes on from what `past` had seen, of this run, which may have had other layers behind those that both have, but
+  // keeps its own scores: what was predicted was predicted.
   void GoBackTo(const SpikeDetector& past);
   // What is high at a step that may still be dropped, whether or not it was high before. Changes nothing.
   std::vector<SpikeEvent> Foresee(const StepFindings& found) const;

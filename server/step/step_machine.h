@@ -76,7 +76,14 @@ struct StepMachineOptions {
 
 class StepMachine {
  public:
+  // What the machine of an amended run goes on from. A value.
+  class Past;
+
   explicit StepMachine(StepMachineOptions options);
+  // After a Rewind, before any other event: nobody is attached, and no step is open.
+  Past past() const;
+  // Before the first event: goes on with the steps, the generation and the sessions that are over.
+  void GoOnFrom(Past past);
 
   // now_s: any clock that never goes back.
   StepEffects Handle(const StepEvent& event, double now_s);
@@ -284,6 +291,13 @@ class StepMachine {
   std::map<uint64_t, uint64_t> closing_;  // updates that go on, by closed step: its result waits for them
   uint64_t closed_step_ = 0;              // the last
   std::vector<Rank> ranks_;
+};
+
+class StepMachine::Past {
+  friend class StepMachine;
+  uint64_t generation = 1, rewound_to = 0, closed_step = 0;
+  std::vector<Over> over = {};
+  std::vector<Rank> ranks = {};
 };
 
 }  // namespace ballast

@@ -2,6 +2,7 @@
 // cannot be taken for one from after. A tensor's updates are answered in the order in which they were made, so those
 // from before the rewind are told by their number.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/rewound.h"
@@ -43,6 +44,26 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   for (uint64_t& step : applied_in_) step = std::min(step, closed_step_);
   Reset();
   return effects;
+}
+
+StepMachine::Past StepMachine::past() const {
+  Past past;
+  past.generation = generation_;
+  past.rewound_to = rewound_to_;
+  past.closed_step = closed_step_;
+  past.over = over_;
+  past.ranks = ranks_;
+  return past;
+}
+
+void StepMachine::GoOnFrom(Past past) {
+  generation_ = past.generation;
+  rewound_to_ = past.rewound_to;
+  closed_step_ = past.closed_step;
+  step_ = closed_step_ + 1;
+  over_ = std::move(past.over);
+  ranks_ = std::move(past.ranks);
+  Reset();
 }
 
 }  // namespace ballast

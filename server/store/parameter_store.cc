@@ -25,9 +25,10 @@ float GradientScale(const ParameterStore::UpdateValues& values) {
 
 absl::StatusOr<std::unique_ptr<ParameterStore>> ParameterStore::Create(Environment environment) {
   std::unique_ptr<ParameterStore> store(new ParameterStore(std::move(environment)));
+  const std::vector<KindBytes> own = store->LayOut();
   for (size_t s = 0; s < store->shards_.size(); ++s) {
     const Environment& e = store->environment_;
-    RETURN_IF_ERROR(store->Allocate(e.plan->shards[s], e.devices[s], &store->shards_[s]));
+    RETURN_IF_ERROR(store->Allocate(e.plan->shards[s], own[s], e.devices[s], &store->shards_[s]));
   }
   return store;
 }
@@ -40,36 +41,39 @@ ParameterStore::ParameterStore(Environment environment)
       step_of_(environment_.spec->tensors.size()),
       shards_(environment_.plan->shards.size()) {
   hyper_.reserve(kernels::kMaxConstants);
-  LayOut();
 }
 
 ParameterStore::~ParameterStore() = default;
 
-void ParameterStore::LayOut() {
+std::vector<ParameterStore::KindBytes> ParameterStore::LayOut() {
   struct End {
-    std::array<uint64_t, 3> of_kind = {};
     uint64_t scales = 0, kept = 0;
   };
   std::vector<End> ends(shards_.size());
+  std::vector<KindBytes> of_kind(shards_.size());
   for (uint32_t i = 0; i < spots_.size(); ++i) {
-    End& end = ends[environment_.plan->placement.shard_of[i]];
+    const uint32_t shard = environment_.plan->placement.shard_of[i];
+    End& end = ends[shard];
     const auto planes = KernelOf(*environment_.spec, i).planes;
     spots_[i].first_scale = end.scales;
     end.scales += ScaleCount(environment_.spec->tensors[i]);
     spots_[i].first_kept = end.kept;
     end.kept += KeptBytes(*environment_.spec, environment_.spec->tensors[i]);
-    for (size_t p = 0; p < planes.size(); ++p) {
-      uint64_t& offset = end.of_kind[Index(planes[p].kind)];
+    for (size_t p = 0; p < planes.size() && i >= environment_.kept; ++p) {
+      uint64_t& offset = of_kind[shard][Index(planes[p].kind)];
       spots_[i].offset[p] = offset;
       offset += AlignedPlaneBytes(planes[p], environment_.spec->tensors[i].elements);
     }
   }
+  return of_kind;
 }
 
-absl::Status ParameterStore::Allocate(const ShardPlan& plan, Device* device, Shard* shard) const {
-  const uint64_t bytes[] = {plan.bytes.weights, plan.bytes.momentum, plan.bytes.variance};
-  for (size_t kind = 0; kind < shard->buffers.size(); ++kind) {
-    ASSIGN_OR_RETURN(shard->buffers[kind], device->Allocate(bytes[kind], Place::kDevice));
+absl::Status ParameterStore::Allocate(const ShardPlan& plan, const KindBytes& own, Device* device, Shard* shard) const {
+  if (own[0] > 0) {  // else all of the shard's tensors are kept
+    Part& part = shard->parts.emplace_back();
+    for (size_t kind = 0; kind < own.size(); ++kind) {
+      ASSIGN_OR_RETURN(part.buffers[kind], device->Allocate(own[kind], Place::kDevice));
+    }
   }
   const uint64_t tile_bytes = AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics));
   ASSIGN_OR_RETURN(shard->tiles, device->Allocate(tile_bytes, Place::kDevice));
@@ -84,10 +88,11 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, Device* device, Sha
 PlanBytes ParameterStore::bytes() const {
   PlanBytes sum;
   for (const Shard& shard : shards_) {
-    sum += {.weights = shard.buffers[0].bytes(),
-            .momentum = shard.buffers[1].bytes(),
-            .variance = shard.buffers[2].bytes(),
-            .staging = shard.tiles.bytes() + shard.scales.bytes() + shard.kept.bytes()};
+    sum += {.staging = shard.tiles.bytes() + shard.scales.bytes() + shard.kept.bytes()};
+    for (const Part& part : shard.parts) {
+      sum += {
+          .weights = part.buffers[0].bytes(), .momentum = part.buffers[1].bytes(), .variance = part.buffers[2].bytes()};
+    }
   }
   return sum;
 }
@@ -98,7 +103,8 @@ void ParameterStore::WaitIdle() {
 
 std::byte* ParameterStore::PlaneAt(uint32_t tensor, size_t plane) const {
   const kernels::Plane& p = KernelOf(*environment_.spec, tensor).planes[plane];
-  return ShardOf(tensor).buffers[Index(p.kind)].data() + spots_[tensor].offset[plane];
+  const Spot& spot = spots_[tensor];
+  return ShardOf(tensor).parts[spot.part].buffers[Index(p.kind)].data() + spot.offset[plane];
 }
 
 std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor,

@@ -2,6 +2,9 @@
 // allocations by kind, and a queue; and it counts each tensor's updates. Everything that reads or writes the planes is
 // a task on the shard's queue, so each task of a tensor sees what earlier tasks of that tensor did.
 //
+// The store of an amended run takes the planes of the store before it over as they lie, and has allocations of its own
+// for what was added, so that no weight is there twice.
+//
 // Strand-confined. Completions run on the strand. Nothing here is allocated after Create except completions.
 #pragma once
 
@@ -73,10 +76,14 @@ class ParameterStore {
     const Plan* plan;
     std::vector<Device*> devices;  // by shard
     Strand* strand;
+    uint32_t kept = 0;  // the first so many tensors come with TakeOver: until then nothing is asked of any tensor
   };
 
   static absl::StatusOr<std::unique_ptr<ParameterStore>> Create(Environment environment);
   ~ParameterStore();
+  // Once, before anything else: `past`, which is idle and has the `kept` tensors in the same shards and formats, gives
+  // up their planes and counts, and is good for nothing afterwards.
+  void TakeOver(ParameterStore* past);
 
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
   // Measures the gradient of these values, unscaled, before any clipping. The weights are not touched.
@@ -136,15 +143,22 @@ class ParameterStore {
   bool awaits_completions() const { return awaited_.use_count() > 1; }
 
  private:
+  // The planes of the tensors that came to the run together.
+  struct Part {
+    std::array<DeviceBuffer, 3> buffers;  // by kernels::PlaneKind
+    uint64_t image_begin = 0;             // in the shard's image, where the kinds lie one after another
+    uint64_t bytes() const { return buffers[0].bytes() + buffers[1].bytes() + buffers[2].bytes(); }
+  };
   // What one device holds.
   struct Shard {
-    std::array<DeviceBuffer, 3> buffers;  // by kernels::PlaneKind
-    DeviceBuffer tiles;                   // statistics scratch of the update in hand
-    DeviceBuffer scales;                  // that tensors are served with
-    DeviceBuffer kept;                    // sampled gradients of the last curvature probes
-    std::unique_ptr<DeviceQueue> queue;   // last: its destructor waits for tasks that use the above
+    std::vector<Part> parts;             // none is empty; as many as there are tensors, at most
+    DeviceBuffer tiles;                  // statistics scratch of the update in hand
+    DeviceBuffer scales;                 // that tensors are served with
+    DeviceBuffer kept;                   // sampled gradients of the last curvature probes
+    std::unique_ptr<DeviceQueue> queue;  // last: its destructor waits for tasks that use the above
   };
   struct Spot {
+    size_t part = 0;                                        // of the shard
     std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
     uint64_t first_scale = 0;                               // in the shard's
     const void* scales_of = nullptr;                        // the store's as it is, an image's, or nobody's
@@ -158,8 +172,11 @@ class ParameterStore {
   void ClearState(uint32_t tensor, const std::shared_ptr<const DeviceBuffer>& zeros);
   // Update number t of the tensor.
   UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
-  absl::Status Allocate(const ShardPlan& plan, Device* device, Shard* shard) const;
-  void LayOut();
+  using KindBytes = std::array<uint64_t, 3>;  // by kernels::PlaneKind
+  // `own`: of the tensors that are not kept.
+  absl::Status Allocate(const ShardPlan& plan, const KindBytes& own, Device* device, Shard* shard) const;
+  // Returns what the tensors that are not kept take, by shard.
+  std::vector<KindBytes> LayOut();
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   DeviceQueue::Completion OnStrand(Done done);

@@ -1,4 +1,5 @@
-// Images of the store: all of its weights and state once more, in host memory, or one tensor's.
+// Images of the store: all of its weights and state once more, in host memory, or one tensor's. And how a store takes
+// the planes of another over.
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -15,8 +16,7 @@ uint64_t StoreImage::bytes() const {
 absl::StatusOr<StoreImage> ParameterStore::NewImage() const {
   StoreImage image;
   for (size_t s = 0; s < shards_.size(); ++s) {
-    uint64_t bytes = 0;
-    for (const DeviceBuffer& kind : shards_[s].buffers) bytes += kind.bytes();
+    const uint64_t bytes = environment_.plan->shards[s].bytes.stored();
     ASSIGN_OR_RETURN(DeviceBuffer room, environment_.devices[s]->Allocate(bytes, Place::kAside));
     image.shards.push_back(std::move(room));
   }
@@ -33,14 +33,14 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage(uint32_t only) const {
   return image;
 }
 
-// The kinds lie one after another.
 std::byte* ParameterStore::PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
   if (image.only) return image.shards[0].data() + StoredBytes(planes, plane, t.elements);
   const size_t kind = Index(planes[plane].kind);
-  uint64_t offset = spots_[tensor].offset[plane];
-  for (size_t k = 0; k < kind; ++k) offset += ShardOf(tensor).buffers[k].bytes();
+  const Part& part = ShardOf(tensor).parts[spots_[tensor].part];
+  uint64_t offset = part.image_begin + spots_[tensor].offset[plane];
+  for (size_t k = 0; k < kind; ++k) offset += part.buffers[k].bytes();
   return image.shards[environment_.plan->placement.shard_of[tensor]].data() + offset;
 }
 
@@ -55,6 +55,31 @@ void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   }
   if (spots_[tensor].scales_of == image) spots_[tensor].scales_of = nullptr;
   ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+}
+
+void ParameterStore::TakeOver(ParameterStore* past) {
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    std::vector<Part> own = std::exchange(shards_[s].parts, std::move(past->shards_[s].parts));
+    const size_t before = shards_[s].parts.size();
+    uint64_t begin = 0;
+    for (const Part& part : shards_[s].parts) begin += part.bytes();
+    for (Part& part : own) {
+      part.image_begin = begin;
+      begin += part.bytes();
+      shards_[s].parts.push_back(std::move(part));
+    }
+    for (uint32_t i = environment_.kept; i < spots_.size(); ++i) {
+      if (environment_.plan->placement.shard_of[i] == s) spots_[i].part = before;
+    }
+  }
+  for (uint32_t i = 0; i < environment_.kept; ++i) {
+    spots_[i].part = past->spots_[i].part;
+    spots_[i].offset = past->spots_[i].offset;
+    spots_[i].state_loaded = past->spots_[i].state_loaded;
+    versions_[i] = past->versions_[i] + 1;
+    updates_[i] = past->updates_[i];
+    step_of_[i] = past->step_of_[i];
+  }
 }
 
 void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count) {

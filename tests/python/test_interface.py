@@ -92,14 +92,6 @@ def test_a_group_can_be_added_before_the_first_gradient(adamw: AdamW, run: str) 
     assert [tensor["name"] for tensor in tensors] == ["0.weight", "0.bias", "param.2", "param.3", "param.4"]
 
 
-def test_a_group_cannot_be_added_later(adamw: AdamW) -> None:
-    model = layered(seed=1)
-    optimizer = adamw(model[:2].parameters())
-    train(model, optimizer)
-    with pytest.raises(ballast.Rejected, match="add parameter groups before the first gradient"):
-        optimizer.add_param_group({"params": model[2].parameters()})
-
-
 def test_a_refused_group_leaves_the_optimizer_as_it_was(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.parameters())

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ballast
-from ballast import weights
+from ballast import rank_zero
 from daemon import Daemon
 from models import layered, same_bits, until, weights_of
 from test_moments import EXACT, RULES, difference, train
@@ -294,8 +294,8 @@ def test_a_rank_that_has_begun_the_next_step_is_in_the_way(team: Callable[..., A
 
 
 def test_a_rank_that_waits_says_for_whom(team: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(weights, "_UPLOAD_WAIT_S", 0.5)
+    monkeypatch.setattr(rank_zero, "_TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(rank_zero, "_WAIT_S", 0.5)
     ranks = team(2)
     together(ranks, lambda model, optimizer: train(model, optimizer, range(2)))
     state = ranks[0][1].state_dict()

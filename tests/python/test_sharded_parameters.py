@@ -204,6 +204,24 @@ def test_sharding_that_nobody_saw_is_refused(mesh: Any, adamw: AdamW) -> None:
     refused("no module has any of this optimizer's parameters.*after fully_shard", optimizer.step)
 
 
+def test_a_run_of_sharded_parameters_does_not_grow(model: nn.Module, adamw: AdamW) -> None:
+    model[0].requires_grad_(False)  # type: ignore[index]
+    optimizer = adamw(model.named_parameters())
+    backward(model)
+    optimizer.step()
+    why = "in the middle of run '.*', whose parameters are sharded: .*Take it back on every rank; or make the change"
+    refused(f"add_param_group.. {why}", lambda: optimizer.add_param_group({"params": nn.Parameter(torch.ones(3))}))
+    model[0].requires_grad_(True)  # type: ignore[index]
+    refused(f"parameter '0.weight' was added or unfrozen {why}", lambda: backward(model))
+    model[0].requires_grad_(False)  # type: ignore[index]
+    optimizer.param_groups[0]["eps"] = 1e-3
+    refused(rf"eps of param_groups\[0\] changed from 1e-08 to 0.001 {why}", lambda: backward(model))
+    optimizer.param_groups[0]["eps"] = 1e-8
+    backward(model)
+    optimizer.step()
+    assert optimizer.run_status().steps_applied == 2 and optimizer.run_status().generation == 1
+
+
 def test_a_forward_that_the_optimizer_has_not_seen_is_refused(model: nn.Module, adamw: AdamW) -> None:
     loss = model(torch.ones(2, 8)).sum()
     model.reshard()  # type: ignore[operator]

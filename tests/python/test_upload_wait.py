@@ -51,7 +51,7 @@ def test_the_wait_never_asks_for_the_spec_and_asks_ever_less_often(
         if len(pauses) == 7:
             rank_0.start()
 
-    monkeypatch.setattr("ballast.weights.time.sleep", pause)
+    monkeypatch.setattr("ballast.rank_zero.time.sleep", pause)
     step(second, ranks[1])
     rank_0.join()
     assert pauses[:7] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0] and set(pauses[7:]) <= {2.0}

@@ -55,6 +55,10 @@ SAID = {
     "; use another run_id, or delete the run": "; use another run, or delete the run",
     "see its log, or raise reconnect_timeout_s": "see its log, or raise reconnect_timeout",
     "attach with takeover=true; else give another run_id": "attach with takeover=True; else give another run",
+    "AmendRun has added 2 tensors, from 'a' on, that have no weights yet: send them with LoadState "
+    "(LoadStateRequest.replace) before the next step": "add_param_group() or requires_grad_() has added 2 tensors, from 'a' "
+    "on, that have no weights yet: load_state_dict() of a checkpoint sends them",
+    "AmendRun: seed is 7, asked for is 8": "seed is 7, asked for is 8",
     "with on_lost_rank = LOST_RANK_POLICY_CONTINUE goes": "with on_lost_rank='continue' goes",
     "commit is COMMIT_MODE_RELEASE, asked for is COMMIT_MODE_STAGED": "commit is 'release', asked for is 'staged'",
     "is stopped (nonfinite = stop) since": "is stopped (nonfinite='stop') since",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 import ballast
+from ballast.weights import Weights
 from models import layered, until
 
 
@@ -130,6 +132,30 @@ def uploads(server: str, run: str) -> None:
         say("no interrupt")
     except KeyboardInterrupt:
         say("interrupted")
+
+
+def growing(server: str, run: str) -> None:
+    """Adds a layer to its run in the middle of a training, and is killed when it is to upload the weights of that."""
+    checkpoint = hear()
+    model = layered(seed=1)
+    options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "master": "fp32", "state": "fp32"}
+    optimizer = ballast.AdamW(model[1:].named_parameters(), server=server, run=run, **options)
+    for step in range(3):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save((model.state_dict(), optimizer.state_dict()), checkpoint)
+    say("saved")
+    optimizer.add_param_group({"params": model[0].named_parameters(prefix="new"), "lr": 0.02})
+    optimizer.param_groups[0]["eps"] = 1e-4
+
+    def die(*_: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Weights.bring = die  # type: ignore[method-assign]
+    model(torch.ones(4, 8)).sum().backward()
+    say("not killed")
 
 
 def _rank(server: str, run: str, rank: int, transport: str) -> None:

@@ -58,6 +58,7 @@ google::protobuf::RepeatedPtrField<v1::TensorCoverage> CoverageOf(const Shards& 
 
 absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options) {
   v1::AttachRequest request = Request(options);
+  request.set_spec_sha256(options.spec_sha256);
   request.set_takeover(options.takeover);
   request.set_want_digests(true);
   Retry retry(connection, absl::StrCat("attaching as rank ", options.rank, " of run '", options.run_id, "'"),

@@ -10,10 +10,22 @@ from ballast.formats import Grouping
 from ballast.options import COMMON, Rule, check_group
 
 Groups = Sequence[Mapping[str, Any]]
+_STORED = (
+    "how tensors are stored is fixed when the run is created; set it back, or load state_dict() into an optimizer with "
+    "another run"
+)
+# Options of the run's description that cannot change in it: why, and what to write.
+_LASTING = {
+    "master": _STORED,
+    "master_weight_bits": _STORED,
+    "state": _STORED,
+    "state_dtype": _STORED,
+    "decouple_lr": "it only says what lr_peak begins with; set it back, and set lr_peak, to None where decay is to follow lr",
+}
 
 
 class Hyperparameters:
-    """Which of them the run has fixed, and which the open step was begun with.
+    """Which of them the run has in its description, and which the open step was begun with.
 
     `groups` are the optimizer's param_groups as they are at the call: torch replaces them, and schedulers change them.
     What is sent is by group of the run, of which a param_group may have several. One thread at a time.
@@ -31,13 +43,12 @@ class Hyperparameters:
         return bool(self._sent)
 
     def fix(self, groups: Groups, grouping: Grouping) -> None:
-        """The run was joined with these groups."""
+        """The run was joined, or amended, with these groups."""
         self._fixed = [{option: group[option] for option in (*self._rule.fixed, *COMMON)} for group in groups]
         self._grouping = grouping
 
     def begin(self, groups: Groups) -> list[dict[str, float]]:
-        """What a step is begun with. Rejected if what the run fixed was changed, or a value cannot be one."""
-        self._check_fixed(groups)
+        """What a step is begun with. Rejected if a value cannot be one."""
         self._sent = self._read(groups)
         return self._by_wire_group(self._sent)
 
@@ -72,15 +83,20 @@ class Hyperparameters:
                         "FAILED_PRECONDITION",
                     )
 
-    def _check_fixed(self, groups: Groups) -> None:
+    def changed(self, groups: Groups) -> str | None:
+        """What was changed since fix() of all that the run has in its description, or that groups were added: the first of it,
+        in words; None: nothing. Rejected if that cannot change, or a value cannot be one."""
+        first = None if len(groups) == len(self._fixed) else f"param_groups[{len(self._fixed)}] was added"
         for number, (then, group) in enumerate(zip(self._fixed, groups)):
-            for key in then:
-                if group[key] != then[key]:
-                    raise Rejected(
-                        f"{key} of param_groups[{number}] changed from {then[key]!r} to {group[key]!r}: it is fixed "
-                        "when the run is created; set it back, or make an optimizer with another run",
-                        "FAILED_PRECONDITION",
-                    )
+            for key in (key for key in then if group[key] != then[key]):
+                change = f"{key} of param_groups[{number}] changed from {then[key]!r} to {group[key]!r}"
+                if key in _LASTING:
+                    raise Rejected(f"{change}: {_LASTING[key]}", "FAILED_PRECONDITION")
+                first = first or change
+        if first is not None:
+            for group in groups:
+                check_group(group, self._rule)
+        return first
 
 
 def _step_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.moments import Moments
 from ballast.open_optimizers import close_unreachable
 from ballast.rank import Rank, seconds
 from ballast.runs import clear
 from ballast.server_address import serving
 from ballast.session import Session
 from ballast.settings import Description
+from ballast.spec import with_ranks
 
 
 class Membership:
@@ -57,6 +60,8 @@ class Membership:
         if self._rank.start_over and not self._started_over:
             clear(client, self._rank.run)
             self._started_over = True  # what is there from now on is this trainer's own
+        if description.sharded:
+            description = replace(description, spec=self._spec_there(description.spec))
         try:
             self._session = Session(client, self._rank, description)
         except Rejected as refused:
@@ -64,6 +69,32 @@ class Membership:
                 raise
             self._session = Session(client, self._rank, description)  # by an optimizer that was forgotten
         return self._session
+
+    def tensors_there(self, refusal: Rejected) -> list[str]:
+        """After join() was refused: what the run of that name has, in its order; nothing where that was not why."""
+        if refusal.code != "FAILED_PRECONDITION":
+            return []
+        return [tensor["name"] for tensor in self.connected().get_run(self._rank.run)["spec"]["tensors"]]
+
+    def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
+        """As Session.amend, of the session that there is."""
+        assert self._session is not None, "join() comes first"
+        self._session = self._session.amend(description, moments)
+        return self._session
+
+    def _spec_there(self, spec: str) -> str:
+        """With as many ranks as the run has memory for, if it exists: fewer or more may go on with it than began it."""
+        client, rank = self.connected(), self._rank
+        if all(status["run_id"] != rank.run for status in client.list_runs()["runs"]):
+            return spec
+        most = int(client.get_run(rank.run)["spec"]["ranks"])
+        if rank.world > most:
+            raise Rejected(
+                f"run '{rank.run}' has memory for {most} ranks, and world={rank.world}: create it with max_world={rank.world} "
+                "or more, or go on in another run with the optimizer's state_dict()",
+                "FAILED_PRECONDITION",
+            )
+        return with_ranks(spec, most)
 
     def leave(self) -> None:
         """Out of the run. The connection is to be closed once nothing calls it."""

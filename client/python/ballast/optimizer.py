@@ -19,7 +19,7 @@ from ballast.in_step import InStep
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
-from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, fix_peak
+from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, complete_group
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.remote_state import RemoteState
@@ -40,14 +40,15 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 
     Any torch LR scheduler works on it. A step() reads lr, weight_decay, betas and momentum when the step's first gradient
-    is made, or, of a staged run, in step(); a rule's other hyperparameters are fixed for the run.
+    is made, or, of a staged run, in step(). A rule's other hyperparameters may be changed between two steps, parameters
+    unfrozen and groups added, by every rank alike: the next first gradient amends the run, whose snapshots go then.
 
     Args:
         params: parameters, (name, parameter) pairs, or dicts as torch's with "params" and any of "name", the rule's
             hyperparameters, "lr_scale", "wd_scale", "decouple_lr", "lr_peak" and the formats. Dense, of dtype float32,
-            bfloat16 or float16, contiguous. Frozen ones are skipped. A parameter without a name is "param.<i>", i its
-            place among all parameters given, so that a restarted trainer that gives the same list finds the same
-            tensors; named_parameters() is safer. A parameter under two names is sent once, under the first.
+            bfloat16 or float16, contiguous. Frozen ones are skipped until they are unfrozen. A parameter without a
+            name is "param.<i>", i its place among all parameters given, so that a restarted trainer that gives the same
+            list finds the same tensors; named_parameters() is safer. One under two names is sent once, under the first.
         options: those of ballast.RunOptions, whose help says what each does.
 
     Raises:
@@ -55,10 +56,9 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         Unavailable: no daemon answers at `server`.
 
     The constructor only looks whether the daemon answers. The run is created, or joined, at the first gradient or by
-    connect(), so parameter groups may be added and weights loaded until then. Weights of tensors that have a gradient
-    are overwritten while backward still runs, each after its own gradient is made; a second backward() through the same
-    graph raises torch's "modified by an inplace operation". With gradient_accumulation_steps that is so in the last
-    backward() of a step alone.
+    connect(), so weights may be loaded until then. Weights of tensors that have a gradient are overwritten while backward
+    still runs, each after its own gradient is made; a second backward() through the same graph raises torch's "modified
+    by an inplace operation". With gradient_accumulation_steps that is so in the last backward() of a step alone.
 
     Parameters on another device than the CPU work, without overlap: each gradient is copied to host memory when it is
     made, and step() copies the weights back.
@@ -98,7 +98,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         self._remote = self.state = RemoteState(self.run)
         self._membership.connect(options)
         self._open = OpenOptimizer(self, self._parameters, self._membership.connected(), self._steps.hooks)
-        self._steps.cover(entry.parameter for entry in self._parameters)
+        self._steps.growth.cover(entry.parameter for entry in self._parameters)
         if self._starting_state.from_daemon:
             self._pull_at_once()
 
@@ -222,7 +222,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         step() in which it was taken.
         """
         with self._steps.lock:
-            return self._rejoin.put_back_once(self._steps.joined(), self.load_state_dict)
+            return self._rejoin.put_back_once(self._steps.joined(), self._steps.load_kept)
 
     def register_client_state(self, name: str, get: Any, set: Callable[[Any], object] | None = None) -> None:
         """State of the trainer that the daemon keeps with each step, at most 1 MiB in all, for the process that takes
@@ -326,19 +326,12 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         return torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], max_norm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, before the run is created or joined: that is, before the first gradient and connect()."""
-        if self._membership.session is not None:
-            raise Rejected(
-                f"run '{self.run}' exists and its tensors are fixed: add parameter groups before the first "
-                "gradient, or make an optimizer with another run",
-                "FAILED_PRECONDITION",
-            )
-        group = {**self.defaults, **param_group}
+        """As torch's. In the middle of a training the run has the group from the next step's first gradient on; state and
+        steps of all else go on. Every rank adds the same before the same step, and rank 0's weights are sent. Rejected
+        between backward() and step(), and where the parameters are sharded."""
+        self._steps.growth.refuse_group()
+        group = complete_group(param_group, self.defaults, self._settings.rule)
         given = group["params"]
-        if isinstance(given, set):
-            raise Rejected("'params' is a set, whose order changes between runs: give a list")
-        check_group(group, self._settings.rule)
-        fix_peak(group)
         group["params"] = self._parameters.add([given] if isinstance(given, Tensor) else given, len(self.param_groups))
         if not group["params"]:
             raise Rejected(
@@ -347,7 +340,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         check_unowned(group["params"], self._parameters)
         super().add_param_group(group)
         if self._membership.open:
-            self._steps.cover(group["params"])
+            self._steps.growth.cover(group["params"])
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. One rank alone may ask the daemon for

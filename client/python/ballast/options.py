@@ -291,10 +291,16 @@ def check_switches(group: Mapping[str, Any], rule: Rule, where: str) -> None:
         raise Rejected(f"decoupled_weight_decay=True{where} is AdamW's rule: write ballast.AdamW in place of Adam")
 
 
-def fix_peak(group: dict[str, Any]) -> None:
-    """decouple_lr without a peak takes the lr that the group begins with."""
+def complete_group(given: Mapping[str, Any], defaults: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
+    """A group as it is added, checked, with the defaults for what it lacks. decouple_lr without a peak takes the lr that the
+    group begins with."""
+    group = {**defaults, **given}
+    if isinstance(group["params"], set):
+        raise Rejected("'params' is a set, whose order changes between runs: give a list")
+    check_group(group, rule)
     if group["decouple_lr"] and group["lr_peak"] is None and float(group["lr"]) > 0:
         group["lr_peak"] = float(group["lr"])
+    return group
 
 
 def hyper_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:

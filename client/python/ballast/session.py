@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,18 +22,29 @@ from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.settings import Description
 from ballast.sharded_weights import ShardedWeights
-from ballast.spec import with_ranks
 from ballast.status import status_of
+from ballast.uploads import refuse_nonfinite_added
 from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
 _LEASE_WAIT_S = 12.0
 
 
+@dataclass(frozen=True)
+class _Amended:
+    """What an amendment has left to do. weights: of the session before; added: the tensors that came, with these moments."""
+
+    weights: Weights
+    added: Sequence[Binding]
+    moments: Mapping[int, Moments]
+
+
 class Session:
     """One attachment, from Attach to close. One thread at a time."""
 
-    def __init__(self, client: _core.Client, rank: Rank, description: Description):
+    def __init__(self, client: _core.Client, rank: Rank, description: Description, past: Session | None = None):
+        """past: the session that the run was amended in; its tensors come first here, and its micro-batches go on."""
+        self.description = description
         self._client = client
         self._rank = rank
         self._run = rank.run
@@ -40,37 +52,37 @@ class Session:
         self._state_names = description.state_names
         pairs = zip(description.tensors, description.formats)
         self._bindings = [Binding(index, *pair) for index, pair in enumerate(pairs)]
+        for binding, known in zip(self._bindings, past._bindings if past else []):
+            binding.last_seen = known.last_seen
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
-        self.micro_batches = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
+        of_its_own = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
+        self.micro_batches: MicroBatches = past.micro_batches if past else of_its_own
         status = partial(status_of, client, rank.run)
         self._ranks = AwaitedRanks(rank.run, rank.number, rules.step_timeout, status)
         self._clipping = Clipping(client, rules)
         self._sharded = description.sharded
-        client.create_run(self._spec_there(description.spec) if self._sharded else description.spec)
+        self._attached = False
+        self._amended: _Amended | None = None  # until it is completed
+        self._untaken = False  # attached since the run has gone on, or back, without this trainer
+        self._spec_sha256: str = client.create_run(description.spec)["spec_sha256"]
         self._attach()
-
-    def _spec_there(self, spec: str) -> str:
-        """With as many ranks as the run has memory for, if it exists: fewer or more may go on with it than began it."""
-        if all(status["run_id"] != self._run for status in self._client.list_runs()["runs"]):
-            return spec
-        most = int(self._client.get_run(self._run)["spec"]["ranks"])
-        if self._rank.world > most:
-            raise Rejected(
-                f"run '{self._run}' has memory for {most} ranks, and world={self._rank.world}: create it with max_world="
-                f"{self._rank.world} or more, or go on in another run with the optimizer's state_dict()",
-                "FAILED_PRECONDITION",
-            )
-        return with_ranks(spec, most)
 
     def _attach(self) -> None:
         rank, client = self._rank, self._client
         shards = [None if b.shard is None else b.shard.wire for b in self._bindings] if self._sharded else None
-        attached = client.attach(
-            rank.run, rank.number, rank.world, rank.takeover, _LEASE_WAIT_S, rank.transport, rank.join_timeout, shards
-        )
+        wait_s, join_s, spec = _LEASE_WAIT_S, rank.join_timeout, self._spec_sha256
+        self._attached = False
+        try:
+            attached = client.attach(
+                rank.run, rank.number, rank.world, rank.takeover, wait_s, rank.transport, join_s, shards, spec
+            )
+        except Rejected as error:
+            self._refuse_amended(error)
+            raise
+        self._attached = True
         kind = ShardedWeights if self._sharded else Weights
         self.weights = kind(client, rank, self._bindings, attached, self._state_names)
         self.client_state: bytes = attached["client_state"]
@@ -84,14 +96,100 @@ class Session:
         if attached["last_result"] is not None:
             self.last_result = StepResult.from_fields(attached["last_result"], self._names)
 
+    def _refuse_amended(self, error: Rejected) -> None:
+        """Rejected with what to do about it, if that is why the rank was refused."""
+        if error.code != "FAILED_PRECONDITION" or self._client.get_run(self._run)["spec_sha256"] == self._spec_sha256:
+            return
+        raise Rejected(
+            f"run '{self._run}' has another description than rank {self._rank.number} goes by: a rank has added or unfrozen "
+            "parameters, or changed an option of param_groups such as eps, and this one has not, or was interrupted in it. "
+            "Make the same change on every rank before the same step, and call backward() again",
+            "FAILED_PRECONDITION",
+        ) from error
+
+    def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
+        """Between two steps, by every rank with the same description, which begins with the tensors of this one: the run
+        goes on by it, and what it has of them stays. Rank 0 asks for it, and uploads the weights that the others have
+        here, with these moments by id(parameter). This one is over; returns the session since, which is to complete().
+
+        Where it was interrupted it may be called again. Rejected, and nothing is sent, if a weight that is added is not finite.
+        """
+        refuse_nonfinite_added(description.tensors[len(self._bindings) :], self._run)
+        if self._attached and not self._ended_by(description.spec):
+            self.description = description
+            return self
+        self._attached = False
+        session = self._after(description)
+        session._amended = _Amended(self.weights, session._bindings[len(self._bindings) :], moments)
+        return session
+
+    def _ended_by(self, spec: str) -> bool:
+        """Has the run go by this description, and returns whether that has ended the session: not where the run had it
+        already, in other words."""
+        if self._rank.number == 0:
+            if self._client.amend_run(spec)["amended"]:
+                return True
+        elif not self._has(spec):
+            self.weights.await_end("has made the same change to the run", "make that change")
+            return True
+        if not self.weights.outdated:
+            return False
+        self.weights.await_end("has changed the run", "make that change")
+        return True
+
+    def _has(self, spec: str) -> bool:
+        """Whether the run has this description."""
+        try:
+            self._client.create_run(spec)
+        except Rejected as error:
+            if error.code != "FAILED_PRECONDITION":
+                raise
+            return False
+        return True
+
+    def _after(self, description: Description) -> Session:
+        try:
+            return Session(self._client, self._rank, description, self)
+        except Rejected as error:
+            if self._rank.number == 0:
+                raise
+            raise Rejected(
+                f"rank {self._rank.number} changes run '{self._run}' otherwise than rank 0 (add_param_group(), requires_grad_(), "
+                f"options of param_groups), and every rank is to make the same change before the same step: {error}",
+                "FAILED_PRECONDITION",
+            ) from error
+
+    def complete(self) -> None:
+        """After amend(): what was added has the same weights here and there. Otherwise nothing. RunRewound, which this trainer
+        is to follow, if the run has gone on, or back, without it."""
+        amended = self._amended
+        if amended is None:
+            return
+        if not self._attached:  # which was interrupted
+            self._attach()
+        brought = self.weights.bring(amended.added, amended.moments)
+        if brought.ended:
+            self._attach()
+        self._untaken = not self.weights.go_on(amended.weights, amended.added, brought)
+        self._amended = None
+        if self._untaken:
+            raise RunRewound(
+                f"run '{self._run}' has other weights, at step {self.step - 1}, than rank {self._rank.number} had before its "
+                "description was changed: it has gone on without this rank, or back",
+                step=self.step - 1,
+            )
+
     def rejoin(self) -> None:
         """After a rewind: the rank again, with the weights of the step that the run is back at. The open step is gone."""
         while True:
             try:
-                self._attach()
+                if not self._untaken:
+                    self._attach()
+                self._untaken = False
                 self.micro_batches.clear()
                 self._changes.forget()
                 self.weights.take()
+                self._amended = None
                 return
             except RunRewound:  # once more, meanwhile
                 continue
@@ -161,8 +259,8 @@ class Session:
         binding = self._by_id.get(id(parameter))
         if binding is None:
             raise Rejected(
-                f"parameter '{name}' has a gradient but is not part of run '{self._run}': it was frozen when the "
-                "run was created. Unfreeze before the first gradient, or make an optimizer with another run",
+                f"parameter '{name}' has a gradient in step {self.step}, and was frozen, or in no group, when that began: "
+                "unfreeze it, or add its group, between two steps",
                 "FAILED_PRECONDITION",
             )
         if self._awaited is not None and binding.index not in self._awaited:
@@ -172,6 +270,18 @@ class Session:
                 "forward, or leave overlap_forward out",
                 "FAILED_PRECONDITION",
             )
+        self.await_last(name)
+        if self._clipping.asked:
+            raise Rejected(
+                f"parameter '{name}' got a gradient after the norm of step {self.step} was asked for (clip_grad_norm_): run "
+                "every backward() of a step before, or drop the step with zero_grad()",
+                "FAILED_PRECONDITION",
+            )
+        self.micro_batches.admit(binding.index, name, self.step, final)
+
+    def await_last(self, name: str) -> None:
+        """Before a gradient of `name`: waits for the step that was ended, if the trainer went on without it. Rejected if it did
+        not, and has not waited for its end."""
         if self._awaited is not None:
             self.await_all()
         if self.ended:
@@ -181,13 +291,6 @@ class Session:
                 "for its weights",
                 "FAILED_PRECONDITION",
             )
-        if self._clipping.asked:
-            raise Rejected(
-                f"parameter '{name}' got a gradient after the norm of step {self.step} was asked for (clip_grad_norm_): run "
-                "every backward() of a step before, or drop the step with zero_grad()",
-                "FAILED_PRECONDITION",
-            )
-        self.micro_batches.admit(binding.index, name, self.step, final)
 
     def push(self, parameter: Tensor, grad: Tensor) -> None:
         """Sends a gradient. From here on, in the step's last micro-batch, the parameter may be overwritten at any time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ballast.changed_weights import changed_weights
@@ -71,10 +71,14 @@ class RunSettings:
         self.step_rules = step_rules(self._options, dynamic_loss_scale=True)
         self._dynamic_loss_scale = True
 
-    def describe(self, parameters: ParameterList, groups: Sequence[Mapping[str, Any]]) -> Description:
-        """The run that trains those of `parameters` that require a gradient. Rejected, naming which, if it cannot."""
+    def describe(
+        self, parameters: ParameterList, groups: Sequence[Mapping[str, Any]], order: Sequence[str] = ()
+    ) -> Description:
+        """The run that trains those of `parameters` that require a gradient, first those that `order` names. Rejected, naming
+        which, if it cannot."""
         self.step_rules = step_rules(self._options, self._dynamic_loss_scale, driving_framework())
-        tensors = parameters.trainable()
+        places = {name: place for place, name in enumerate(order)}
+        tensors = sorted(parameters.trainable(), key=lambda entry: places.get(entry.name, len(places)))
         names = [entry.name for entry in parameters]
         self._formats.check_used(names)
         check_scales(self._lr_scales, names)
@@ -87,9 +91,24 @@ class RunSettings:
                 "changed of its part. Leave it out, and load other weights together with load_state_dict() of the optimizer"
             )
         grouping = self._formats.group(tensors, groups)
-        spec = run_spec(
-            self.rank, self.rule, tensors, groups, grouping, self._lr_scales, self._seed, self.step_rules, sharded
-        )
-        return Description(
-            spec, tensors, grouping, self.step_rules, self._changed_weights, slot_names(self.rule.name), sharded
-        )
+        spec = self._spec(tensors, groups, grouping, sharded)
+        slots = slot_names(self.rule.name)
+        return Description(spec, tensors, grouping, self.step_rules, self._changed_weights, slots, sharded)
+
+    def describe_again(
+        self, run: Description, parameters: ParameterList, groups: Sequence[Mapping[str, Any]]
+    ) -> Description:
+        """The run as it is to go on: with its tensors, those that require a gradient by now behind them, and the groups as
+        they are. Rejected, naming which, if it cannot."""
+        known = {entry.name for entry in run.tensors}
+        tensors = [*run.tensors, *(entry for entry in parameters.trainable() if entry.name not in known)]
+        check_not_gathered((t.name, t.parameter) for t in tensors)
+        check_shards(((t.name, t.parameter) for t in tensors), self.rank.number, self.rank.world)
+        grouping = self._formats.group(tensors, groups)
+        return replace(run, spec=self._spec(tensors, groups, grouping, run.sharded), tensors=tensors, grouping=grouping)
+
+    def _spec(
+        self, tensors: Sequence[NamedParameter], groups: Sequence[Mapping[str, Any]], grouping: Grouping, sharded: bool
+    ) -> str:
+        scales, seed, rules = self._lr_scales, self._seed, self.step_rules
+        return run_spec(self.rank, self.rule, tensors, groups, grouping, scales, seed, rules, sharded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet
 
@@ -49,27 +50,28 @@ class SharedForwards:
             self._ours.add(module)
         return module in self._ours
 
-    def prepare(self, session: Session, module: nn.Module) -> None:
+    def prepare(self, session: Session, module: nn.Module, check: Callable[[], None]) -> None:
         """Before such a forward: the weights of all ranks are those of one state of the run. Collective: all ranks call it for
         the same module.
 
         RunRewound where the run is at another state and this rank has not heard of it yet; the others wait until it has
-        followed, and comes to its next forward. Rejected, on all, if some have loaded a state_dict() and others not, or one has
-        changed weights.
+        followed, and comes to its next forward. Rejected, on all, if some have loaded a state_dict() and others not, one has
+        changed weights, or `check` raises it on one.
         """
         if isinstance(session.weights, ShardedWeights):
-            refused = None if self.to_settle else _changed(session)
-            session.weights.agree(self._starting_state.saved is not None, refused)
+            checks = [check] if self.to_settle else [session.refuse_changed, check]
+            session.weights.agree(self._starting_state.saved is not None, _refusal(checks))
         if self._agreed is None or self._agreed[0] != session.weights.generation:
             let_go(module)  # gathered before, perhaps of two states
         self._starting_state.settle(session)
         self._agreed = _place_of(session)
 
 
-def _changed(session: Session) -> Rejected | None:
-    """Why a step cannot begin with the weights that are here; the backward() would find it out in the middle of FSDP's."""
+def _refusal(checks: Iterable[Callable[[], None]]) -> Rejected | None:
+    """Why a step cannot begin here; the backward() would find it out in the middle of FSDP's."""
     try:
-        session.refuse_changed()
+        for check in checks:
+            check()
     except Rejected as refused:
         return refused
     return None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ballast.errors import Rejected, RunRewound
+from ballast.growth import Growth
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
@@ -19,6 +20,7 @@ from ballast.micro_batches import Announced
 from ballast.options import check_option
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
+from ballast.replacements import Replacements
 from ballast.result import StepResult, as_loss
 from ballast.sent_gradients import SentGradients
 from ballast.session import Session
@@ -74,6 +76,8 @@ class Steps:
         self._hyperparameters = Hyperparameters(settings.rule)
         self.hooks = TorchHooks(self.receive, self.before_read, self.before_forward, overlap, self)
         self._forwards = SharedForwards(parameters, membership, starting_state)
+        self._replacements = Replacements(settings.rank.run, parameters, membership, starting_state, self.hooks)
+        self.growth = Growth(settings, parameters, membership, self._hyperparameters, self.hooks)
         self._announced = Announced()
         self._sent = SentGradients()
         self._empty = False  # the last end() had no gradient
@@ -113,9 +117,12 @@ class Steps:
             self._announced.hear(synchronized)
         self._starting_state.refuse_within(session)
         name = self._parameters.name_of(parameter)
+        if parameter not in session and not session.begun:  # it is new: the run is to have it first
+            session.await_last(name)
+            session = self._settled(session)
         session.admit(parameter, name, self._announced.final)
         if not session.begun:
-            self.begin(session)
+            session = self.begin(session)
         session.push(parameter, grad)
         self._sent.mark(parameter, name, session.staged)
 
@@ -143,53 +150,26 @@ class Steps:
         if optimizer is None or not self._membership.open or not self._forwards.due:
             return
         with self.lock, self.following():
+            groups = optimizer.param_groups
             if self._membership.session is None:
-                self._adopt()
+                self._replacements.adopt(groups)
             if self._parameters.sharded and self._forwards.read(module):
                 session = self.joined()
                 session.await_all()
-                self._forwards.prepare(session, module)
-
-    def cover(self, parameters: Iterable[Tensor]) -> None:
-        """From now on their gradients are sent, and what reads them is told of."""
-        self.hooks.cover(parameters)
-        if self._parameters.sharded:
-            self.hooks.cover_forwards()
+                self._forwards.prepare(session, module, lambda: self.growth.refuse_sharded(session, groups))
 
     def before_sharding(self, parameter: Tensor) -> None:
         """Rejected if fully_shard replaces a parameter too late."""
-        if self._optimizer() is None or parameter not in self._parameters:
-            return
-        name, saved = self._parameters.name_of(parameter), self._starting_state.saved
-        if self._membership.session is not None or saved is not None:
-            raise Rejected(
-                f"fully_shard() replaces parameter '{name}' after "
-                + ("load_state_dict()" if saved is not None else f"run '{self._settings.rank.run}' was joined")
-                + ": call it before the first gradient, connect(), weights='server' and load_state_dict(), best before the "
-                "optimizer is made",
-                "FAILED_PRECONDITION",
-            )
+        if self._optimizer() is not None and parameter in self._parameters:
+            self._replacements.refuse_late(parameter)
 
     def sharded(self, parameter: Tensor, made: Tensor) -> None:
-        if self._optimizer() is None:
+        optimizer = self._optimizer()  # held until this is done
+        if optimizer is None:
             return
         if parameter in self._parameters:
-            self._replace(parameter, made)
+            self._replacements.put(parameter, made, optimizer.param_groups)
         self.hooks.cover_forwards()
-
-    def _adopt(self) -> None:
-        """Before the run is joined: what has been put into param_groups, as Accelerate does, in place of what was given."""
-        for old, new in self._parameters.replaced_in(self._optimized.param_groups):
-            self.before_sharding(old)
-            self._replace(old, new)
-
-    def _replace(self, old: Tensor, new: Tensor) -> None:
-        self._parameters.replace(old, new)
-        self.hooks.replace(old, new)
-        for group in self._optimized.param_groups:
-            for place, parameter in enumerate(group["params"]):
-                if parameter is old:
-                    group["params"][place] = new
 
     @property
     def _optimized(self) -> Optimized:
@@ -219,38 +199,47 @@ class Steps:
         if session is not None:
             return session
         self._membership.connected()
-        self._adopt()
         groups = self._optimized.param_groups
-        description = self._settings.describe(self._parameters, groups)
-        if description.sharded and self._overlap:
-            raise Rejected(
-                "overlap_forward=True with sharded parameters: FSDP gathers weights before the modules that have them are called, "
-                "and would gather some that are on their way. Leave overlap_forward out"
-            )
-        session = self._membership.join(description)
-        self._hyperparameters.fix(groups, description.grouping)
-        self.cover(tensor.parameter for tensor in description.tensors)
+        self._replacements.adopt(groups)
+        return self.growth.join(groups, self._overlap)
+
+    def begin(self, session: Session) -> Session:
+        """Begins the next step, with or without a gradient. Returns the session that it is of."""
+        session = self._settled(session)
+        session.refuse_changed()
+        session.begin(self._hyperparameters.begin(self._optimized.param_groups), float(self.loss_scale))
         return session
 
-    def begin(self, session: Session) -> None:
-        """Begins the next step, with or without a gradient."""
+    def _settled(self, session: Session) -> Session:
+        """Before a step: the weights, the state and the description of the run here and there made the same. Returns the
+        session since."""
         self._rejoin.require_asked()
         check_option("loss_scale", self.loss_scale, "")
         session.await_all()
+        session.complete()
         if self._forwards.to_settle and self._parameters.sharded:  # which looks at every parameter
             refuse_in_backward()
-        self._starting_state.settle(session)
-        session.refuse_changed()
-        values = self._hyperparameters.begin(self._optimized.param_groups)
-        session.begin(values, float(self.loss_scale))
+        saved, first = self._starting_state.saved, not session.weights.settled
+        groups = self._optimized.param_groups
+        if first:  # a run is amended when it has weights
+            self.growth.refuse_unsettled(session, groups)
+            self._starting_state.settle(session)
+            return self.growth.amended(session, groups, {} if saved is None else saved.moments)
+        session = self.growth.amended(session, groups, {})
+        self._starting_state.settle(session)  # state that was loaded is of what was added, too
+        return session
 
     def leave(self, session: Session, failed: bool) -> None:
         """At the end of an announced micro-batch, by an exception where it failed. Nothing if zero_grad() has dropped its step,
-        or a rewind."""
+        or a rewind. session: that it was entered in."""
         if not session.micro_batches.inside:
             return
-        if not failed and not session.begun:  # it had no gradient, and counts nevertheless
-            self.begin(session)
+        if not failed:
+            for parameter in self._parameters.with_gradient():  # unfrozen, and made before the hooks knew of it
+                self.receive(parameter)
+            session = self._membership.session or session  # another one, where the run was amended
+            if not session.begun:  # it had no gradient, and counts nevertheless
+                session = self.begin(session)
         session.micro_batches.leave(failed)
 
     def end(self, loss: Any) -> StepResult | None:
@@ -346,6 +335,7 @@ class Steps:
         with self.lock, self.following():
             if self._membership.session is not None:
                 self._membership.session.await_all()
+                self._membership.session.complete()
 
     @property
     def last_result(self) -> StepResult | None:
@@ -394,4 +384,10 @@ class Steps:
         self._parameters.drop_gradients()
         self._sent.clear()
         self._hyperparameters.forget()
-        self._rejoin.finish(rewound, session, self._optimized.load_state_dict)
+        self._rejoin.finish(rewound, session, self.load_kept)
+
+    def load_kept(self, options: dict[str, Any]) -> None:
+        """As load_state_dict() of what client state keeps of the optimizer. Groups that were added since have theirs."""
+        groups = options["param_groups"]
+        added = self._optimized.options_dict()["param_groups"][len(groups) :]
+        self._optimized.load_state_dict({**options, "param_groups": [*groups, *added]})

@@ -13,6 +13,7 @@ from ballast.moments import Moments
 
 if TYPE_CHECKING:
     from ballast.binding import Binding
+    from ballast.parameters import NamedParameter
 
 # Of _core.Client.load_weights: slots, and counts of updates.
 Upload = tuple[list[tuple[int, str, str, int, int]], dict[int, int]]
@@ -66,4 +67,14 @@ def refuse_nonfinite(bindings: Iterable[Binding], run: str) -> None:
             raise Rejected(
                 f"the weights of '{binding.name}' hold a NaN or an infinity, and were to take the place of run '{run}''s: nothing "
                 "of it was replaced. Load others, or call pull() to go on with the daemon's"
+            )
+
+
+def refuse_nonfinite_added(tensors: Iterable[NamedParameter], run: str) -> None:
+    """Likewise of tensors that a run is to have from now on, and of which nothing is said to it yet."""
+    for tensor in tensors:
+        if not tensor.parameter.detach().isfinite().all():
+            raise Rejected(
+                f"the weights of '{tensor.name}' hold a NaN or an infinity, and run '{run}' was to have them from its next step "
+                "on: nothing was sent. Give it finite weights, on every rank, before that step's first gradient"
             )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,20 +10,16 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.binding import Binding
-from ballast.errors import Rejected, RunRewound, Unavailable
+from ballast.errors import Rejected, RunRewound
 from ballast.moments import MASTER, Moments, zeros
-from ballast.progress import Patience, Transfer
+from ballast.progress import Transfer
 from ballast.rank import Rank
+from ballast.rank_zero import SAME_WEIGHTS, await_end, await_upload
 from ballast.replaced import Replaced
 from ballast.saved_state import Token
 from ballast.status import status_of
 from ballast.uploads import refuse_nonfinite, same, upload_of
 
-# How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
-# others say that they wait for that; the pauses between two of their looks, which double.
-_UPLOAD_WAIT_S = 300.0
-_TOLD_AFTER_S = 10.0
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # How much of them is compared at once.
 _COMPARED_BYTES = 64 << 20
 # A share of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
@@ -83,7 +77,9 @@ class Weights:
         unmade = not self._loaded or self.fresh
         if policy is None and unmade and self._rank.number > 0:
             stored = [binding.served_digest() for binding in self._bindings]
-            self._await_upload()
+            if not self._loaded:
+                await_upload(self._rank, self._loaded_there)
+                self._loaded = True
             self._compare_stored(stored)
         elif policy == "client" or (policy is None and unmade):
             self._upload(moments)
@@ -181,7 +177,12 @@ class Weights:
         if self._client.step > 1:
             raise Rejected(
                 f"run '{self._rank.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
-                "take the daemon's with weights='server', or give another run",
+                "take the daemon's with weights='server', or give another run"
+                + (
+                    ""
+                    if self._loaded
+                    else ". It lacks those of what was added: load_state_dict() of a checkpoint sends them"
+                ),
                 "FAILED_PRECONDITION",
             )
 
@@ -270,56 +271,51 @@ class Weights:
         """Whether the run was replaced or rewound since this was attached to it."""
         return int(self.status_there()["generation"]) != self.generation
 
+    def bring(self, added: Sequence[Binding], moments: Mapping[int, Moments]) -> Replaced:
+        """In a run that was amended: as replace(), of the tensors that were added, which have no weights there."""
+        if not added:
+            return Replaced(False)
+        if self._rank.number == 0 and not self._loaded:
+            ours = {binding.index: binding.digest() for binding in added}
+            served = self._client.load_weights(*upload_of(added, moments), True)
+            return Replaced(True, {index: digest for index, digest in ours.items() if digest != served[index]})
+        kept = len(self._bindings) - len(added)
+        stored = [None] * kept + [binding.served_digest() for binding in added]
+        if not self._loaded:
+            self.await_end("uploads the weights of what was added", "add the same parameters")
+        return Replaced(not self._loaded, stored=stored)
+
+    def go_on(self, past: Weights, added: Sequence[Binding], brought: Replaced) -> bool:
+        """Instead of settling: `past` has made all but the added ones the same here and there, and `brought` those. False, and
+        nothing is settled, where the run has other weights by now: then they are to be taken."""
+        for binding in added:
+            binding.load()
+        if brought.stored is not None:
+            self._compare_stored(brought.stored, added)
+        self._unlike |= past._unlike | brought.unlike
+        kept = self._bindings[: len(self._bindings) - len(added)]
+        if self.differing(binding for binding in kept if not binding.last_seen.touched):  # by the trainer itself
+            return False
+        for binding in self._bindings:
+            binding.follow()
+            self._bind(binding)
+        for binding in added:
+            binding.last_seen.note()
+        self._loaded = self._settled = True
+        return True
+
     def check_current(self) -> None:
         """Raises what ended the session, if it is over: what was read of the run since then is not of this trainer's step."""
         self._client.check_status()
         if self.outdated:
             raise self.await_end("is told of another state of the run")
 
-    def await_end(self, what: str) -> RunRewound:
-        """Until the session has ended, as rank 0 `what`. Unavailable if it does not come to that."""
-        began = time.monotonic()
-        pause_s, told = _SHORTEST_PAUSE_S, False
-        while time.monotonic() < began + _UPLOAD_WAIT_S:
-            try:
-                self._client.check_status()
-            except RunRewound as rewound:
-                return rewound
-            if not told and time.monotonic() > began + _TOLD_AFTER_S:
-                told = True
-                warnings.warn(
-                    f"rank {self._rank.number} of run '{self._rank.run}' waits until rank 0 {what}: every rank is to call "
-                    "load_state_dict(), or to change the same weights, before the same step",
-                    stacklevel=2,
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        raise Unavailable(
-            f"rank {self._rank.number} of run '{self._rank.run}' has waited for {_UPLOAD_WAIT_S:.0f} s until rank 0 {what}: "
-            "it does so at its next first gradient. Have every rank call load_state_dict(), or change the same weights, "
-            "before the same step",
-            "DEADLINE_EXCEEDED",
-        )
+    def await_end(self, what: str, same: str = SAME_WEIGHTS) -> RunRewound:
+        """Until the session has ended, as rank 0 `what`, and every rank is to do the `same`. Unavailable if it does not come
+        to that."""
+        return await_end(self._client, self._rank, what, same)
 
     # --- the first upload -------------------------------------------------------------------------------------------
-
-    def _await_upload(self) -> None:
-        """Until rank 0 has uploaded."""
-        deadline = time.monotonic() + _UPLOAD_WAIT_S
-        pause_s = _SHORTEST_PAUSE_S
-        patience = Patience(lambda: f"waiting for rank 0 of run '{self._rank.run}' to upload its weights")
-        while not self._loaded:
-            patience.look()
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"rank 0 of run '{self._rank.run}' has not uploaded its weights for {_UPLOAD_WAIT_S:.0f} s: it does "
-                    "so at its first gradient. Start it, or look at what it waits for",
-                    "DEADLINE_EXCEEDED",
-                )
-            self._loaded = self._loaded_there()
-            if not self._loaded:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _loaded_there(self) -> bool:
         return bool(self.status_there()["weights_loaded"])
@@ -343,12 +339,12 @@ class Weights:
             # What was uploaded, not rounded yet as the daemon has it: the steps so far have changed nothing.
             self._unlike[binding.index] = ours
 
-    def _compare_stored(self, stored: Sequence[int | None]) -> None:
-        """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding.
+    def _compare_stored(self, stored: Sequence[int | None], only: Iterable[Binding] | None = None) -> None:
+        """With what rank 0 uploaded, as the daemon stores and serves it: equal but for that rounding. Of `only` these tensors.
 
-        stored: the digests of what is here, so rounded. Only what the daemon has otherwise is pulled.
+        stored: the digests of what is here, so rounded, by index. Only what the daemon has otherwise is pulled.
         """
-        for some in self._portions(self._bindings):
+        for some in self._portions(self._bindings if only is None else only):
             decoded = {binding.index: torch.empty_like(binding.landing) for binding in some}
             places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
             digests = {binding.index: stored[binding.index] or 0 for binding in some}

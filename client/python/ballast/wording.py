@@ -37,6 +37,13 @@ _WORDS = [
         (r"\bLoadState is for before\b", "weights are uploaded before"),
         (r"\bLoadState with replace is for\b", "weights and state are replaced"),
         (r"\bby a LoadState that\b", "by load_state_dict() that"),
+        (r"\bAmendRun has added\b", "add_param_group() or requires_grad_() has added"),
+        (
+            r"send them with LoadState \(LoadStateRequest\.replace\) before the next step",
+            "load_state_dict() of a checkpoint sends them",
+        ),
+        (r"\bAmendRun: | \(AmendRun\)", ""),
+        (r"\bAmendRun is for between\b", "a run's tensors and options change between"),
         (
             r"send all of the tensors that it had begun with another \(LoadStateRequest\.replace\)",
             "load all of it again",

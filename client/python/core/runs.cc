@@ -33,6 +33,10 @@ nb::dict CreateRun(const PyClient& self, const std::string& spec_json) {
   return ToDict(OrThrow(self.Ask([spec = ParseSpec(spec_json)](Client& client) { return client.CreateRun(spec); })));
 }
 
+nb::dict AmendRun(const PyClient& self, const std::string& spec_json) {
+  return ToDict(OrThrow(self.Ask([spec = ParseSpec(spec_json)](Client& client) { return client.AmendRun(spec); })));
+}
+
 nb::dict Plan(const PyClient& self, const std::string& spec_json) {
   return self.AskForDict([spec = ParseSpec(spec_json)](Client& client) { return client.Plan(spec); });
 }
@@ -67,6 +71,7 @@ void BindRuns(nb::class_<PyClient>& client) {
   using nb::arg;
   client.def("get_server", &GetServer)
       .def("create_run", &CreateRun, arg("spec_json"))
+      .def("amend_run", &AmendRun, arg("spec_json"))
       .def("plan", &Plan, arg("spec_json"))
       .def("get_run", &GetRun, arg("run_id"))
       .def("list_runs", &ListRuns)

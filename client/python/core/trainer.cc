@@ -42,7 +42,8 @@ Shards MakeShards(const ShardTuples& tuples) {
 }
 
 nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, uint32_t world, bool takeover,
-                double wait_s, const std::string& transport, double join_timeout_s, const ShardTuples& shards) {
+                double wait_s, const std::string& transport, double join_timeout_s, const ShardTuples& shards,
+                const std::string& spec_sha256) {
   const TransportChoice wish = transport == "grpc"  ? TransportChoice::kGrpc
                                : transport == "shm" ? TransportChoice::kShm
                                                     : TransportChoice::kAuto;
@@ -50,6 +51,7 @@ nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, 
   options.transport = wish;
   options.join_timeout_s = join_timeout_s;
   options.shards = MakeShards(shards);
+  options.spec_sha256 = spec_sha256;
   const Attachment attachment = OrThrow(self.AskOrUndo([options](Client& client) { return client.Attach(options); },
                                                        [](Client& client) { client.Detach(); }));
   self.Hold(run_id, options.shards);
@@ -217,7 +219,7 @@ void BindTrainer(nb::class_<PyClient>& client) {
   client
       .def("attach", &Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
            arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s,
-           arg("shards").none() = nb::none())
+           arg("shards").none() = nb::none(), arg("spec_sha256") = "")
       .def_prop_ro("step", &Step)
       .def("check_status", &CheckStatus)
       .def_prop_ro("moved", [](const PyClient& self) { return self.moved().load(); })

@@ -79,6 +79,15 @@ TEST(PlacementTest, AShardOfOneDeviceIsThePlan) {
   EXPECT_EQ(rest.total() + rest.padding, 0u);
 }
 
+TEST(PlacementTest, WhatIsAddedGoesToTheRoomiestOfTheRunsDevicesAndTheRestStays) {
+  const RunSpec spec = EightTensors();
+  const Placement six{.devices = {2, 0}, .shard_of = {0, 1, 0, 1, 1, 1}};
+  const Placement grown = Extended(six, spec, {100, 1u << 30, 100'000'000});
+  EXPECT_EQ(grown.devices, six.devices);
+  EXPECT_EQ(grown.shard_of, (std::vector<uint32_t>{0, 1, 0, 1, 1, 1, 0, 0}));
+  EXPECT_EQ(Extended(six, spec, {1'400'000, 0, 1'500'000}).shard_of, (std::vector<uint32_t>{0, 1, 0, 1, 1, 1, 0, 1}));
+}
+
 TEST(PlacementTest, SnapshotsOfAGpusRunTakeRoomOfTheHostAlone) {
   RunSpec spec = EightTensors();
   spec.snapshots = 2;

@@ -26,6 +26,10 @@ Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.s
   }
 }
 
+void Reference::TakeOver(Reference* past) {
+  for (size_t i = 0; i < past->tensors_.size(); ++i) tensors_[i] = std::move(past->tensors_[i]);
+}
+
 void Reference::Load(uint32_t tensor, const std::vector<float>& weights) {
   const kernels::MasterFormat* master = spec_.groups[spec_.tensors[tensor].group].master;
   master->load(tensors_[tensor].master_planes.data(), kernels::FindWireFormat("fp32"), weights.data(), 0,

@@ -29,6 +29,8 @@ absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, 
 class Reference {
  public:
   explicit Reference(const RunSpec& spec);
+  // The tensors of `past`, which come first in this spec and are stored alike, as they are; `past` loses them.
+  void TakeOver(Reference* past);
   void Load(uint32_t tensor, const std::vector<float>& weights);
   void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
   // Updates by a sum of gradients in fp32, times `scale`, times `clip`.

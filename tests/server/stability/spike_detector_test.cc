@@ -177,6 +177,25 @@ TEST_F(SpikeDetectorTest, ACopyGoesOnAsTheOriginal) {
   EXPECT_EQ(detector.score(SpikeKind::kRms).counts().hits, copy.score(SpikeKind::kRms).counts().hits);
 }
 
+TEST_F(SpikeDetectorTest, ALayerThatIsAddedIsWatchedBesideThoseThatWere) {
+  SpikeDetector before(Settings(0), {kThreshold}), detector(Settings(0), {kThreshold, kThreshold});
+  EXPECT_EQ(before.Observe(Step(1, 3)).size(), 1u);
+  detector.GoBackTo(before);
+  const std::vector<SpikeEvent> events =
+      detector.Observe({.step = 2, .rms = {{.value = 3}, {.value = 3, .tensor = 1}}});
+  ASSERT_EQ(events.size(), 1u) << "the first layer was high before";
+  EXPECT_EQ(events[0].layer, 1u);
+}
+
+TEST_F(SpikeDetectorTest, ALayerThatIsGoneIsForgotten) {
+  SpikeDetector before(Settings(0), {kThreshold, kThreshold}), detector(Settings(0), {kThreshold});
+  before.Observe({.step = 1, .rms = {{}, {.value = 3}}});
+  detector.GoBackTo(before);
+  const std::vector<SpikeEvent> events = detector.Observe(Step(2, 3));
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].layer, 0u);
+}
+
 TEST_F(SpikeDetectorTest, ScoresItsPredictorsAgainstTheLossSpikes) {
   SpikeDetector detector(Settings(0), {kThreshold});
   for (uint64_t step = 1; step <= 200; ++step) {

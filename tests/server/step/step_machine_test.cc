@@ -5,7 +5,7 @@
 //   the effects, one a line, or nothing
 //
 // Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 tick=1000 micros=1 pool=CHUNKS staged leaves_out_lost
-// | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin
+// goes_on (from the machine before, after a rewind) | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin
 // s= step= content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= |
 // step-measure s= | step-end s= content= discard | applied step= tensor= | measured step= | verdict step= skip= abort= |
 // rewind to= | tick | wanted rank= | offer rank= short | awaited | at t=SECONDS (sets the clock; no block follows). A
@@ -127,7 +127,9 @@ class Scenario {
     r.slab_bytes = r.chunks;
     r.pool_of.resize(r.chunks.size());
     r.pool_bytes = {c.number("pool", std::accumulate(r.chunks.begin(), r.chunks.end(), uint64_t{0}))};
-    machine_ = std::make_unique<StepMachine>(options);
+    auto machine = std::make_unique<StepMachine>(options);
+    if (c.has("goes_on")) machine->GoOnFrom(machine_->past());
+    machine_ = std::move(machine);
     return "";
   }
 

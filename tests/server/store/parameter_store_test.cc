@@ -1,5 +1,5 @@
 // What a run asks of its weights before it commits to an update, on the CPU's device and on the GPU's: an update that
-// is only tried, and the curvature along the last one.
+// is only tried, and the curvature along the last one. And what the store of an amended run takes over.
 #include "server/store/parameter_store.h"
 
 #include <gtest/gtest.h>
@@ -25,21 +25,30 @@ struct Kernel {
   const char *rule, *master, *state;
 };
 
-// A run of tensors of several sizes, the first with two sampled tiles, and its gradients in the device's memory.
+// A run of tensors of several sizes, the first with two sampled tiles, and its gradients in the device's memory. With a
+// `past` it has a tensor more, and takes the others over.
 class Store {
  public:
-  Store(Device* device, const Kernel& kernel) {
+  Store(Device* device, const Kernel& kernel, Store* past = nullptr) {
     v1::RunSpec wire = testing::MakeSpec("r1", {{"a", {70000}, "fp32"}, {"b", {64, 64}, "fp32"}, {"c", {5}, "fp32"}});
+    const auto kept = static_cast<uint32_t>(past == nullptr ? 0 : wire.tensors_size());
+    if (past != nullptr) {
+      *wire.add_tensors() = wire.tensors(1);
+      wire.mutable_tensors(3)->set_name("d");
+    }
     wire.mutable_groups(0)->set_rule(kernel.rule);
     wire.mutable_groups(0)->set_master(kernel.master);
     wire.mutable_groups(0)->set_state(kernel.state);
     spec_ = ToRunSpec(wire, {}).value();
     spec_.spikes.curvature = true;
     plan_ = MakePlan(spec_);
-    store_ = ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = {device}, .strand = &strand_}).value();
+    store_ =
+        ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = {device}, .strand = &strand_, .kept = kept})
+            .value();
+    if (past != nullptr) store_->TakeOver(past->store_.get());
     for (uint32_t i = 0; i < tensors(); ++i) {
       gradients_.push_back(device->Allocate(4 * spec_.tensors[i].elements + 64, Place::kHost).value());
-      Load(i);
+      if (i >= kept) Load(i);
     }
     hyper_ = spec_.groups[0].hyper;
   }
@@ -91,6 +100,14 @@ class Store {
       EXPECT_TRUE(store_->DecodeState(range, kMomentum, &momentum, &room, std::move(done)).ok());
     });
     return {served.data, master.data, momentum.data};
+  }
+
+  StoreImage Image() {
+    StoreImage image = store_->NewImage().value();
+    for (uint32_t i = 0; i < tensors(); ++i) {
+      Wait(1, [&](auto done) { store_->Save(i, &image, std::move(done)); });
+    }
+    return image;
   }
 
   ParameterStore::UpdateValues Values(uint32_t tensor, uint64_t step) {
@@ -229,6 +246,38 @@ TEST_P(ParameterStoreTest, PartsOfAChunkHaveTheBitsOfTheWhole) {
 }
 
 // f = sum x^2 / 2, so g is x and the Hessian 1; with an eps that drowns sqrt(vhat), P is eps, and lr kappa lr / eps.
+TEST_P(ParameterStoreTest, AStoreTakesThePlanesOfAnotherOverAsTheyLie) {
+  for (const Kernel& kernel : {Kernel{"adamw", "split24", "companded8"}, {"adamw", "fp32", "fp32"}}) {
+    Store past(device_.get(), kernel), twin(device_.get(), kernel);
+    const auto update = [](Store* store, uint64_t step) {
+      store->FillGradients(step);
+      store->DoAll(kUpdate, step);
+    };
+    for (Store* store : {&past, &twin}) update(store, 1);
+    Store grown(device_.get(), kernel, &past);
+    EXPECT_EQ(grown->bytes().stored(), grown.plan().bytes.stored());
+    EXPECT_EQ(past->bytes().stored(), 0u) << "no weight is there twice";
+    EXPECT_EQ(grown->updates(3), 0u);
+    for (uint64_t step = 2; step <= 4; ++step) {
+      for (uint32_t i = 0; i < past.tensors(); ++i) {
+        EXPECT_EQ(grown.Weights(i), twin.Weights(i));
+        EXPECT_EQ(grown->updates(i), step - 1);
+        EXPECT_EQ(grown->step_of(i), step - 1);
+      }
+      for (Store* store : {&grown, &twin}) update(store, step);
+    }
+    const StoreImage image = grown.Image();
+    std::vector<std::vector<float>> saved;
+    for (uint32_t i = 0; i < grown.tensors(); ++i) saved.push_back(grown.Weights(i));
+    update(&grown, 5);
+    for (uint32_t i = 0; i < grown.tensors(); ++i) {
+      EXPECT_NE(grown.Weights(i), saved[i]);
+      grown->Restore(i, image, {grown->updates(i) - 1, 4});
+      EXPECT_EQ(grown.Weights(i), saved[i]);
+    }
+  }
+}
+
 TEST_P(ParameterStoreTest, TheCurvatureOfAKnownLossIsFound) {
   Store store(device_.get(), {"adamw", "fp32", "fp32"});
   constexpr double kEps = 1e6, kLr = 1e5;

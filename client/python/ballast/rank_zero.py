@@ -1,0 +1,64 @@
+"""Rank 0 of a run, which uploads for all: how long the others wait for it, and what they say of that."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+
+from ballast import _core
+from ballast.errors import RunRewound, Unavailable
+from ballast.progress import Patience
+from ballast.rank import Rank
+
+# How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
+# others say that they wait for that; the pauses between two of their looks, which double.
+_WAIT_S = 300.0
+_TOLD_AFTER_S = 10.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
+
+
+def await_upload(rank: Rank, loaded: Callable[[], bool]) -> None:
+    """Until rank 0 has uploaded the first weights, as `loaded` then says. Unavailable if it does not."""
+    deadline = time.monotonic() + _WAIT_S
+    pause_s = _SHORTEST_PAUSE_S
+    patience = Patience(lambda: f"waiting for rank 0 of run '{rank.run}' to upload its weights")
+    while True:
+        patience.look()
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"rank 0 of run '{rank.run}' has not uploaded its weights for {_WAIT_S:.0f} s: it does so at its first "
+                "gradient. Start it, or look at what it waits for",
+                "DEADLINE_EXCEEDED",
+            )
+        if loaded():
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def await_end(client: _core.Client, rank: Rank, what: str, same: str = SAME_WEIGHTS) -> RunRewound:
+    """Until the session has ended, as rank 0 `what`, and every rank is to do the `same`. Unavailable if it does not come to
+    that."""
+    began = time.monotonic()
+    pause_s, told = _SHORTEST_PAUSE_S, False
+    while time.monotonic() < began + _WAIT_S:
+        try:
+            client.check_status()
+        except RunRewound as rewound:
+            return rewound
+        if not told and time.monotonic() > began + _TOLD_AFTER_S:
+            told = True
+            warnings.warn(
+                f"rank {rank.number} of run '{rank.run}' waits until rank 0 {what}: every rank is to {same}, before the same "
+                "step",
+                stacklevel=3,
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise Unavailable(
+        f"rank {rank.number} of run '{rank.run}' has waited for {_WAIT_S:.0f} s until rank 0 {what}: it does so at its next "
+        f"first gradient. Every rank is to {same}, before the same step",
+        "DEADLINE_EXCEEDED",
+    )
