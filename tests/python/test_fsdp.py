@@ -189,6 +189,7 @@ def test_a_rewind_of_one_rank_alone_is_heard_by_the_others_before_they_read_its_
         ("unequal state", 2, {}, "the ranks have loaded different state of 'embed.weight'"),
         ("state of one rank", 2, {}, "load_state_dict() was called on some ranks of run"),
         ("changed weights", 2, {}, "the weights of 'embed.weight' were changed after step 1"),
+        ("scaled weights", 2, {"options": {"serving": "int8-row"}}, "of parameter 'embed.weight', which is sharded"),
         ("rank and world", 2, {"options": {"rank": 0, "world": 1}}, "whose ranks are torch.distributed's"),
     ],
 )
