@@ -95,5 +95,5 @@ def let_go(module: nn.Module) -> None:
 
 def _gathering(module: Any) -> bool:
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # several since torch 2.12
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # one in earlier torch
     return any(getattr(group, "_all_gather_result", None) is not None for group in groups)
