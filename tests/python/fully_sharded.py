@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ballast
 import forks
+from ballast import progress
 from forks import Order, answer, join_group
 
 PATIENCE_S = 120.0
@@ -330,7 +331,31 @@ def spared(order: Order, rank: int) -> list[Any]:
     return [message, result.outcome, result.step, math.isfinite(told["loss"])]
 
 
-JOBS = {"both": both, "spared": spared, "nudged": nudged, "rewound": rewound, "refused": refused}
+def left(order: Order, rank: int) -> list[str]:
+    """Rank 0 leaves the loop after a step, and ends when the others have said that they wait. What they say, and raise."""
+    model, optimizer = made_again(order)
+    nudge(model, optimizer, [0])
+    step_once(model, optimizer, {}, 1, rank)
+    store = distributed.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.wait(["said"])
+        return []
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        store.set("said", "")
+
+    progress.say = say
+    progress._LINE_AFTER_S = 0.0
+    try:
+        loss_of(model, 2, 0, rank)
+    except ballast.Unavailable as error:
+        return [said[0], str(error)]
+    return said
+
+
+JOBS = {"both": both, "left": left, "spared": spared, "nudged": nudged, "rewound": rewound, "refused": refused}
 
 
 def rank_of(pipe: Connection, order: Order, rank: int) -> None:

@@ -190,6 +190,7 @@ def test_a_rewind_of_one_rank_alone_is_heard_by_the_others_before_they_read_its_
         ("unequal state", 2, {}, "the ranks have loaded different state of 'embed.weight'"),
         ("state of one rank", 2, {}, "load_state_dict() was called on some ranks of run"),
         ("changed weights", 2, {}, "the weights of 'embed.weight' were changed after step 1"),
+        ("scaled weights", 2, {"options": {"serving": "int8-row"}}, "of parameter 'embed.weight', which is sharded"),
         ("rank and world", 2, {"options": {"rank": 0, "world": 1}}, "whose ranks are torch.distributed's"),
     ],
 )
@@ -217,3 +218,9 @@ def test_weights_that_one_rank_has_spoilt_are_refused_on_all_and_the_run_goes_on
     answers = order("spared", 2, {"loads": loads})
     assert elsewhere in answers[0][0] and there in answers[1][0], answers
     assert all(answer[1:] == ["APPLIED", 2, True] for answer in answers), answers
+
+
+def test_a_rank_that_has_left_the_loop_is_awaited_with_a_word_and_missed_when_it_ends(order: Order) -> None:
+    _, (said, raised) = order("left", 2, {})
+    assert "waits until all ranks come to the same point" in said and "optimizer.in_step(loader)" in said
+    assert "a step with sharded parameters: torch.distributed cannot reach the other ranks" in raised

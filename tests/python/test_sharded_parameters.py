@@ -77,6 +77,33 @@ def test_gradients_that_may_not_be_in_host_memory_yet_are_refused(
         )
 
 
+class Scaled(torch.utils.data.Dataset[torch.Tensor]):
+    """Its items pass through a module, in the workers, and make a graph there."""
+
+    def __init__(self) -> None:
+        self.scale = nn.Linear(8, 8)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        scaled: torch.Tensor = self.scale(torch.ones(8)).detach()
+        return scaled
+
+
+def test_workers_that_run_modules_do_not_ask_the_run(model: nn.Module, adamw: AdamW) -> None:
+    optimizer = adamw(model.named_parameters(), **EXACT)
+    loader = torch.utils.data.DataLoader(Scaled(), batch_size=2, num_workers=1, multiprocessing_context="fork")
+    for _ in range(2):  # the second time, forked between two steps
+        for batch in loader:
+            model(batch).square().mean().backward()
+            optimizer.step()
+    assert optimizer.last_result is not None and (optimizer.last_result.step, optimizer.last_result.applied) == (
+        4,
+        True,
+    )
+
+
 def test_grad_shows_that_there_is_one_and_no_values(model: nn.Module, adamw: AdamW) -> None:
     parameters = list(model.parameters())
     optimizer = adamw(model.named_parameters(), commit="staged")

@@ -12,7 +12,7 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.last_seen import LastSeen
 from ballast.parameters import DTYPES, NamedParameter, check_trainable
-from ballast.shard import is_sharded, local_of, part_of, shard_of
+from ballast.shard import in_parts, is_sharded, local_of, part_of, shard_of
 
 # What a gradient may travel in, by the wire's name.
 _GRADIENTS = {name: dtype for dtype, name in DTYPES.items()} | {"fp8-e5m2": torch.float8_e5m2}
@@ -39,6 +39,11 @@ class Binding:
         self._serving = formats["serving"] or self.format
         self._gradient = _GRADIENTS.get(formats["gradient_dtype"], entry.parameter.dtype)
         self.shard = shard_of(entry.parameter)
+        if self._serving.startswith("int8") and in_parts(entry.parameter):
+            raise Rejected(
+                f"serving='{self._serving}' of parameter '{entry.name}', which is sharded: a scale goes with whole chunks, and the "
+                "ranks get parts of them. Give 'fp8-e4m3', 'bf16' or 'fp16', or leave serving out"
+            )
         self.contributes = self.shard is None or (self.shard.contributes and self.shard.end > self.shard.begin)
         self.shape = local_of(entry.parameter).shape
         whole = entry.parameter.shape

@@ -12,6 +12,8 @@ from torch import Tensor, distributed
 from ballast.binding import Binding
 from ballast.errors import Rejected
 from ballast.moments import MASTER, Moments
+from ballast.peers import await_all
+from ballast.progress import Patience
 from ballast.shard import local_of, whole_of
 from ballast.spool import Spool, spooled_bytes
 
@@ -126,8 +128,17 @@ def _kinds(state: Moments | None) -> int:
 
 
 def _least(ours: list[int], like: Any) -> list[int]:
-    """The least of each number over the ranks."""
+    """The least of each number over the ranks. Unavailable where one of them is gone."""
     told = torch.tensor(ours, dtype=torch.int64, device=like.device_mesh.device_type)
-    distributed.all_reduce(told, op=distributed.ReduceOp.MIN)
+    patience = Patience(
+        lambda: f"rank {distributed.get_rank()} waits until all ranks come to the same point with their sharded parameters: the "
+        "first forward of a step, or an upload. One that has fewer batches, or has left its loop, keeps the others waiting; "
+        "loops over optimizer.in_step(loader) end together"
+    )
+    await_all(
+        lambda: distributed.all_reduce(told, op=distributed.ReduceOp.MIN, async_op=True),
+        patience,
+        "a step with sharded parameters",
+    )
     least: list[int] = told.tolist()
     return least

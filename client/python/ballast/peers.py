@@ -57,19 +57,24 @@ class Peers:
             "ask for their next batch. One that is still in a step keeps them waiting, and so does one that has left the loop "
             "alone, by break or an exception"
         )
-        pause_s = _SHORTEST_PAUSE_S
-        try:
-            work = start()
-            while not work.is_completed():
-                patience.look()
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            work.wait()
-        except RuntimeError as error:
-            raise Unavailable(
-                f"{self._what} of run '{self.rank.run}': torch.distributed cannot reach the other ranks, since the process of "
-                f"one has ended, or has waited elsewhere for longer than the process group's timeout: {error}"
-            ) from error
+        await_all(start, patience, f"{self._what} of run '{self.rank.run}'")
+
+
+def await_all(start: Callable[[], Any], patience: Patience, what: str) -> None:
+    """Until the operation of torch.distributed that `start` begins is done on all ranks. what: needs it, for messages."""
+    pause_s = _SHORTEST_PAUSE_S
+    try:
+        work = start()
+        while not work.is_completed():
+            patience.look()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        work.wait()
+    except RuntimeError as error:
+        raise Unavailable(
+            f"{what}: torch.distributed cannot reach the other ranks, since the process of one has ended, or has waited "
+            f"elsewhere for longer than the process group's timeout: {error}"
+        ) from error
 
 
 def _check(rank: Rank, group: ProcessGroup | None, what: str) -> None:

@@ -105,6 +105,11 @@ def shard_of(parameter: Any) -> Shard | None:
     return Shard(first * row, (first + rows) * row, mesh.ndim == 1 or coordinate[0] == 0)
 
 
+def in_parts(parameter: Any) -> bool:
+    """Whether several ranks have parts of it."""
+    return is_sharded(parameter) and parameter.device_mesh.size(-1) > 1
+
+
 def _rows(parameter: Tensor) -> tuple[int, int]:
     """How many rows this rank has, and the first."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

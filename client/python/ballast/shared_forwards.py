@@ -12,6 +12,7 @@ from torch import nn
 from ballast.errors import Rejected
 from ballast.membership import Membership
 from ballast.parameters import ParameterList
+from ballast.result import StepResult
 from ballast.session import Session
 from ballast.sharded_weights import ShardedWeights
 from ballast.starting_state import StartingState
@@ -19,14 +20,14 @@ from ballast.starting_state import StartingState
 
 class SharedForwards:
     """Sees to it that all ranks are at the same state of the run before the first forward of each step. One thread at a time,
-    but for due."""
+    but for due(), which a fork may call too."""
 
     def __init__(self, parameters: ParameterList, membership: Membership, starting_state: StartingState):
         self._parameters = parameters
         self._membership = membership
         self._starting_state = starting_state
         self._ours: WeakSet[nn.Module] = WeakSet()  # that have parameters of the run
-        self._agreed: tuple[int, int] | None = None  # generation and step of the last time
+        self._agreed: tuple[int, StepResult | None] | None = None  # the last time: generation, and the step before
 
     @property
     def to_settle(self) -> bool:
@@ -34,13 +35,16 @@ class SharedForwards:
         session = self._membership.session
         return session is None or not session.weights.settled or self._starting_state.saved is not None
 
-    @property
-    def due(self) -> bool:
-        """Whether the ranks are to agree before the next forward."""
+    def due(self, module: nn.Module) -> bool:
+        """Whether the ranks are to agree before the module's forward, as far as can be told before the run is joined. Asks
+        nobody."""
         session = self._membership.session
         if session is None or self.to_settle:
             return True
-        return isinstance(session.weights, ShardedWeights) and self._agreed != _place_of(session)
+        if not isinstance(session.weights, ShardedWeights):
+            return False
+        generation, before = self._agreed or (None, None)
+        return (generation != session.weights.generation or before is not session.last_result) and self.read(module)
 
     def read(self, module: nn.Module) -> bool:
         """Whether the module's forward reads parameters of the run."""
@@ -64,7 +68,7 @@ class SharedForwards:
         if self._agreed is None or self._agreed[0] != session.weights.generation:
             let_go(module)  # gathered before, perhaps of two states
         self._starting_state.settle(session)
-        self._agreed = _place_of(session)
+        self._agreed = session.weights.generation, session.last_result
 
 
 def _refusal(checks: Iterable[Callable[[], None]]) -> Rejected | None:
@@ -75,10 +79,6 @@ def _refusal(checks: Iterable[Callable[[], None]]) -> Rejected | None:
     except Rejected as refused:
         return refused
     return None
-
-
-def _place_of(session: Session) -> tuple[int, int]:
-    return session.weights.generation, session.step
 
 
 def let_go(module: nn.Module) -> None:
@@ -97,5 +97,5 @@ def let_go(module: nn.Module) -> None:
 
 def _gathering(module: Any) -> bool:
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # several since torch 2.12
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # one in earlier torch
     return any(getattr(group, "_all_gather_result", None) is not None for group in groups)

@@ -147,7 +147,7 @@ class Steps:
         """A module makes a graph: where its parameters are sharded, what the run is to take of them is gathered now, for no
         rank can, alone or in backward(), and all ranks are at one state of it."""
         optimizer = self._optimizer()  # held until this is done
-        if optimizer is None or not self._membership.open or not self._forwards.due:
+        if optimizer is None or not self._membership.open or not self._forwards.due(module):
             return
         with self.lock, self.following():
             groups = optimizer.param_groups
