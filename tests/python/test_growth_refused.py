@@ -123,10 +123,11 @@ def test_the_same_description_in_other_words_ends_no_session(adamw: AdamW) -> No
 class Interrupted:
     """A client. The first call of this name is interrupted, before it or after it."""
 
-    def __init__(self, target: Any, name: str, after: bool):
+    def __init__(self, target: Any, name: str, after: bool, by: BaseException | None = None):
         self._target = target
         self._name = name
         self._after = after
+        self._by = by or KeyboardInterrupt()
         self._due = True
 
     def __getattr__(self, name: str) -> Any:
@@ -138,7 +139,7 @@ class Interrupted:
             self._due = False
             if self._after:
                 found(*args)
-            raise KeyboardInterrupt
+            raise self._by
 
         return call
 
@@ -250,6 +251,19 @@ def test_a_trainer_that_is_killed_in_the_middle_of_it_is_replaced_from_a_checkpo
     grow_as_torch(theirs, peer)
     train(theirs, peer, range(3, 5))
     assert difference(model, theirs) < 1e-6
+
+
+def test_a_session_that_ends_before_its_stream_is_there_is_made_again(adamw: AdamW) -> None:
+    """Rank 0 has uploaded meanwhile what was added."""
+    model, optimizer = team(adamw, 1)[0]
+    train(model, optimizer, range(2))
+    grow(model, optimizer)
+    session = optimizer._membership.session
+    assert session is not None
+    ended = ballast.RunRewound("rewound to step 2 ", step=2)
+    session._client = Interrupted(session._client, "attach", False, ended)  # type: ignore[assignment]
+    train(model, optimizer, range(2, 3))
+    assert optimizer.last_result is not None and optimizer.last_result.step == 3
 
 
 def test_options_that_were_kept_before_a_group_was_added_come_back(adamw: AdamW) -> None:

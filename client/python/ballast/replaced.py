@@ -1,9 +1,15 @@
-"""Weights and state that took the place of a run's."""
+"""Weights and state that took the place of a run's, or came to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ballast.binding import Binding
+    from ballast.moments import Moments
+    from ballast.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -17,3 +23,13 @@ class Replaced:
     ended: bool
     unlike: dict[int, int] = field(default_factory=dict)
     stored: Sequence[int | None] | None = None
+
+
+@dataclass(frozen=True)
+class Amended:
+    """What an amendment of a run has left to do. weights: of the session before; added: the tensors that came, with these
+    moments."""
+
+    weights: Weights
+    added: Sequence[Binding]
+    moments: Mapping[int, Moments]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,6 +18,7 @@ from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
 from ballast.pending import WAIT_SLICE_S, fields_of
 from ballast.rank import Rank
+from ballast.replaced import Amended
 from ballast.result import StepResult
 from ballast.settings import Description
 from ballast.sharded_weights import ShardedWeights
@@ -28,15 +28,6 @@ from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
 _LEASE_WAIT_S = 12.0
-
-
-@dataclass(frozen=True)
-class _Amended:
-    """What an amendment has left to do. weights: of the session before; added: the tensors that came, with these moments."""
-
-    weights: Weights
-    added: Sequence[Binding]
-    moments: Mapping[int, Moments]
 
 
 class Session:
@@ -65,10 +56,10 @@ class Session:
         self._clipping = Clipping(client, rules)
         self._sharded = description.sharded
         self._attached = False
-        self._amended: _Amended | None = None  # until it is completed
+        self._amended: Amended | None = None  # until it is completed
         self._untaken = False  # attached since the run has gone on, or back, without this trainer
         self._spec_sha256: str = client.create_run(description.spec)["spec_sha256"]
-        self._attach()
+        self._attach_anew()
 
     def _attach(self) -> None:
         rank, client = self._rank, self._client
@@ -96,6 +87,14 @@ class Session:
         if attached["last_result"] is not None:
             self.last_result = StepResult.from_fields(attached["last_result"], self._names)
 
+    def _attach_anew(self) -> None:
+        """As _attach(), again where the session has ended before its stream was there: rank 0 goes on meanwhile."""
+        while True:
+            try:
+                return self._attach()
+            except RunRewound:
+                continue
+
     def _refuse_amended(self, error: Rejected) -> None:
         """Rejected with what to do about it, if that is why the rank was refused."""
         if error.code != "FAILED_PRECONDITION" or self._client.get_run(self._run)["spec_sha256"] == self._spec_sha256:
@@ -120,7 +119,7 @@ class Session:
             return self
         self._attached = False
         session = self._after(description)
-        session._amended = _Amended(self.weights, session._bindings[len(self._bindings) :], moments)
+        session._amended = Amended(self.weights, session._bindings[len(self._bindings) :], moments)
         return session
 
     def _ended_by(self, spec: str) -> bool:
@@ -166,10 +165,10 @@ class Session:
         if amended is None:
             return
         if not self._attached:  # which was interrupted
-            self._attach()
+            self._attach_anew()
         brought = self.weights.bring(amended.added, amended.moments)
         if brought.ended:
-            self._attach()
+            self._attach_anew()
         self._untaken = not self.weights.go_on(amended.weights, amended.added, brought)
         self._amended = None
         if self._untaken:
