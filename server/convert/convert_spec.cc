@@ -10,6 +10,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/utf8.h"
 #include "server/convert/convert.h"
+#include "server/plan/credit.h"
 
 namespace ballast {
 namespace {
@@ -144,7 +145,6 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   RETURN_IF_ERROR(TakeRewind(spec, &made));
   if (spec.stats_every() != 0) made.stats_every = spec.stats_every();
   made.chunk_elements = ChunkElements(limits);
-  made.credit_bytes = limits.credit_bytes;
   made.lease_s = limits.lease_s;
   RETURN_IF_ERROR(CheckPatience(made));
   made.layer_groups = limits.layer_groups;
@@ -164,6 +164,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
     ASSIGN_OR_RETURN(TensorSpec tensor, ToTensor(t, spec, StrCat("tensors[", i, "] '", t.name(), "'")));
     made.tensors.push_back(std::move(tensor));
   }
+  made.credit_bytes = CreditBytes(made, limits.credit_bytes);
   RETURN_IF_ERROR(TakeSpikes(spec, &made));
   return made;
 }

@@ -57,7 +57,17 @@ uint64_t& OfKind(PlanBytes& bytes, kernels::PlaneKind kind) {
 struct Shard {
   ShardPlan plan;
   uint64_t all_slabs = 0, largest_slab = 0, largest_tensor = 0;
+  uint64_t last_slab = 0, last_but_one = 0;
+  uint64_t largest_three = 0;  // slabs of tensors that follow one another
 };
+
+void AddSlab(uint64_t bytes, Shard* shard) {
+  Add(&shard->all_slabs, bytes);
+  shard->largest_slab = std::max(shard->largest_slab, bytes);
+  const uint64_t three = Sum(Sum(shard->last_but_one, shard->last_slab), bytes);
+  shard->largest_three = std::max(shard->largest_three, three);
+  shard->last_but_one = std::exchange(shard->last_slab, bytes);
+}
 
 void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
   PlanBytes& bytes = shard->plan.bytes;
@@ -68,17 +78,23 @@ void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
   }
   Add(&shard->plan.scales, ScaleCount(t));
   Add(&shard->plan.kept_bytes, KeptBytes(spec, t));
-  Add(&shard->all_slabs, SlabBytes(spec, t));
-  shard->largest_slab = std::max(shard->largest_slab, SlabBytes(spec, t));
+  AddSlab(SlabBytes(spec, t), shard);
   shard->largest_tensor = std::max(shard->largest_tensor, t.elements);
+}
+
+uint64_t PoolBytes(const RunSpec& spec, const Shard& shard) {
+  // Several micro-batches keep every sum until the last of them; staged, every gradient until the verdict.
+  if (spec.accumulation > 1 || spec.staged) return shard.all_slabs;
+  // Any pool that has room for the largest slab will do (step/reduction_tracker.h); more lets one tensor's gradient come
+  // while another's is read. Backward makes gradients in about the order of the tensors, so these two are neighbours:
+  // the largest, an embedding often, need not have room twice.
+  const uint64_t in_turn = std::min(Product(2, shard.largest_slab), shard.largest_three);
+  return std::min(shard.all_slabs, std::max(in_turn, AlignUp(spec.credit_bytes)));
 }
 
 ShardPlan Completed(const RunSpec& spec, Shard shard) {
   ShardPlan& plan = shard.plan;
-  // Several micro-batches keep every sum until the last of them; staged, every gradient until the verdict.
-  plan.pool_bytes = spec.accumulation > 1 || spec.staged
-                        ? shard.all_slabs
-                        : std::min(shard.all_slabs, std::max(2 * shard.largest_slab, AlignUp(spec.credit_bytes)));
+  plan.pool_bytes = PoolBytes(spec, shard);
   plan.bytes.gradients = plan.pool_bytes;
   plan.bytes.snapshots = Product(spec.snapshots, plan.bytes.stored());
   plan.statistics_tiles = kernels::TilesOf(shard.largest_tensor);

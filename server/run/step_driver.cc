@@ -168,7 +168,7 @@ void StepDriver::RefuseStuck(uint32_t rank) {
                       link.held_bytes(),
                       " bytes of gradients wait to be summed, and more were sent without credit, but not chunk ",
                       wanted->chunk, " of tensor '", spec_->tensors[wanted->tensor].name,
-                      "', which sums wait for; heed Credit, or raise limits.credit_bytes")));
+                      "', which sums wait for; heed AttachResponse.credit_bytes and Credit")));
 }
 
 // A rank whose next chunk may find no credit is told which one sums wait for.

@@ -14,6 +14,18 @@
 // taken, and it stays wanted until it is summed. Otherwise ranks could spend their one chunk beyond credit on different
 // chunks, each waiting for the others'.
 //
+// So a step whose tensors are updated as they complete ends with any pool that has room for its largest slab, and with
+// any credit, none included, if each rank sends what is wanted of it and the device answers. While something is not
+// summed and every rank has begun:
+//   1. While a tensor that is not complete has a slab, a chunk is wanted that has one too. It needs nothing but the
+//      ranks, each of which covers it and sends it beyond its credit, or lists it absent, or does not cover it. Then it
+//      is summed, and fewer chunks are left.
+//   2. Else updates have all slabs that are taken. They wait for nothing, so the pool becomes one hole, into which any
+//      slab goes. If some rank has delivered a chunk that waits, its tensor takes a slab: 1.
+//   3. Else nothing waits, so all credit is back, and whoever has something left may send it, whatever its size: 2.
+// Which ranks cover a chunk, who is left out, and how late ranks and the device are does not enter. Where slabs outlive
+// that, for several micro-batches or a verdict, 2 fails, and the pool must take all.
+//
 // Bookkeeping only: payloads and sums are the caller's. Pure; strand-confined. The cost of a call grows only with the
 // logarithm of the number of chunks, except for calls that concern a whole micro-batch or step.
 #pragma once

@@ -31,7 +31,7 @@ TEST_F(AttachRpcTest, TellsAllATrainerNeeds) {
   EXPECT_EQ(response_.generation(), 1u);
   EXPECT_EQ(response_.resume_step(), 1u);
   EXPECT_EQ(response_.chunk_elements(), 4096u);
-  EXPECT_EQ(response_.credit_bytes(), 64u << 20);
+  EXPECT_EQ(response_.credit_bytes(), 4u << 20);
   EXPECT_EQ(response_.protocol(), 1u);
   EXPECT_EQ(response_.lease_s(), 10);
   EXPECT_FALSE(response_.weights_loaded());

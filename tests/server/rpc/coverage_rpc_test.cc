@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -9,6 +10,7 @@
 #include "proto/checksum.h"
 
 #include "server/convert/convert.h"
+#include "server/plan/plan.h"
 #include "tests/server/rpc/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -99,6 +101,65 @@ TEST_F(CoverageRpcTest, EachRankSendsAndReceivesItsPartAndTheBitsAreThoseOfTheWh
   EXPECT_EQ(zero.weights.at(0) + one.weights.at(0), reference.EncodeWeights(0));
   EXPECT_EQ(zero.weights.at(1), reference.EncodeWeights(1));
   EXPECT_EQ(one.weights.at(2), reference.EncodeWeights(2));
+}
+
+// Each rank has a half of every tensor, cut in the middle of a chunk, and the pool has room for two of them.
+TEST_F(CoverageRpcTest, PartsOfManyTensorsPassThroughAPoolOfTwo) {
+  constexpr uint64_t kElements = 30000, kCut = 13000;
+  constexpr uint32_t kTensors = 10;
+  server_.reset();
+  Config config = DefaultConfig();
+  config.limits.credit_bytes = 1;
+  StartServer(config);
+  wire_spec_.clear_tensors();
+  for (uint32_t i = 0; i < kTensors; ++i) {
+    v1::TensorSpec* tensor = wire_spec_.add_tensors();
+    tensor->set_name(absl::StrCat("w", i));
+    tensor->add_shape(kElements);
+    tensor->set_dtype("bf16");
+  }
+  ASSERT_TRUE(CreateRun(wire_spec_).ok());
+  spec_ = ToRunSpec(wire_spec_, config_.limits).value();
+  ASSERT_EQ(MakePlan(spec_).shards[0].pool_bytes, 2 * SlabBytes(spec_, spec_.tensors[0]));
+  std::vector<Range> halves[2];
+  for (uint32_t i = 0; i < kTensors; ++i) {
+    halves[0].push_back({i, 0, kCut});
+    halves[1].push_back({i, kCut, kElements});
+  }
+  std::unique_ptr<Wire> wires[2];
+  Reference reference(spec_);
+  for (const uint32_t rank : {0, 1}) {
+    v1::AttachResponse response;
+    ASSERT_TRUE(Attach(Request(rank, halves[rank]), &response).ok());
+    wires[rank] = std::make_unique<Wire>(trainer_.get());
+    ASSERT_TRUE(wires[rank]->Open(response.session_token()));
+    v1::LoadStateResponse loaded;
+    ASSERT_TRUE(rank == 1 || LoadAll(spec_, response.session_token(), &loaded).ok());
+  }
+  for (uint32_t i = 0; i < kTensors; ++i) reference.Load(i, Weights(spec_, i));
+  for (const auto& wire : wires) wire->Begin(1);
+  for (uint32_t i = 0; i < kTensors; ++i) {
+    const std::string gradient = Gradient(spec_, i, 1);
+    reference.Update(i, 1, gradient);
+    for (v1::Gradient chunk : Chunks(spec_, i, gradient)) {
+      const uint64_t begin = chunk.chunk() * 4096, end = begin + chunk.data().size() / 2;
+      const std::string whole = chunk.data();
+      for (const Range& half : {halves[0][i], halves[1][i]}) {
+        const uint64_t from = std::max(begin, half.begin), to = std::min(end, half.end);
+        if (from >= to) continue;
+        chunk.set_data(whole.substr(2 * (from - begin), 2 * (to - from)));
+        chunk.set_crc32c(Crc32c(Bytes(chunk.data())));
+        wires[half.begin == 0 ? 0 : 1]->Chunk(chunk);
+      }
+    }
+  }
+  for (const auto& wire : wires) wire->EndStep();
+  const StepAnswer zero = ReadStep(wires[0].get()), one = ReadStep(wires[1].get());
+  ASSERT_TRUE(zero.result && one.result);
+  EXPECT_EQ(zero.result->outcome(), v1::STEP_OUTCOME_APPLIED);
+  for (uint32_t i = 0; i < kTensors; ++i) {
+    EXPECT_EQ(zero.weights.at(i) + one.weights.at(i), reference.EncodeWeights(i)) << i;
+  }
 }
 
 TEST_F(CoverageRpcTest, AGapIsNamedToTheLastRank) {

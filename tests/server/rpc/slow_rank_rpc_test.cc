@@ -101,7 +101,9 @@ class SlowRankRpcTest : public RpcTest {
 
 TEST_F(SlowRankRpcTest, ARankThatDoesNotReadCostsTheOthersNothingAndTheDaemonLittle) {
   constexpr double kWeights = 9e6, kUnderWay = 8e6;  // send slots, and the 4 MiB that the transport takes
-  Start(MakeSpec("r1", {{"w", {1500, 1500}, "fp32"}}), /*lease_s=*/10);
+  v1::RunSpec spec = MakeSpec("r1", {{"w", {1500, 1500}, "fp32"}});
+  spec.mutable_groups(0)->set_gradient("fp8-e5m2");  // fewer bytes than the credit, which this client does not heed
+  Start(spec, /*lease_s=*/10);
   SendStep(0, 1);
   SendStep(1, 1);
   ExpectApplied(0, 1, 1);  // rank 1 has read nothing yet

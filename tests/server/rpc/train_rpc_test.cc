@@ -7,6 +7,7 @@
 
 #include "proto/checksum.h"
 
+#include "server/plan/plan.h"
 #include "tests/server/rpc/rpc_fixture.h"
 
 namespace ballast::testing {
@@ -332,6 +333,30 @@ TEST_F(TrainRpcTest, AFullPoolParksWhatComesUntilUpdatesFreeIt) {
     tensor->set_dtype("bf16");
   }
   Trainer t = StartTrainer(spec);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    const StepAnswer answer = Step(&t, step);
+    ASSERT_TRUE(answer.result) << t.wire->Finish().error_message();
+    for (uint32_t i = 0; i < 10; ++i) EXPECT_TRUE(Equal(answer, *t.reference, i)) << i;
+  }
+}
+
+// The pool has room for the largest tensor with two small ones: sent last, it waits until all of theirs are read.
+TEST_F(TrainRpcTest, ATensorThatFillsThePoolWaitsForTheSmallOnes) {
+  server_.reset();
+  Config config = DefaultConfig();
+  config.limits.credit_bytes = 1;
+  StartServer(config);
+  v1::RunSpec spec = MakeSpec("r1", {});
+  for (int i = 0; i < 10; ++i) {
+    v1::TensorSpec* tensor = spec.add_tensors();
+    tensor->set_name("w" + std::to_string(i));
+    tensor->add_shape(i < 9 ? 20000 : 100000);
+    tensor->set_dtype("bf16");
+  }
+  Trainer t = StartTrainer(spec);
+  const Plan plan = MakePlan(t.spec);
+  ASSERT_LT(plan.shards[0].pool_bytes, plan.push_bytes);
+  ASSERT_LT(plan.shards[0].pool_bytes, 2 * SlabBytes(t.spec, t.spec.tensors[9]));
   for (uint64_t step = 1; step <= 3; ++step) {
     const StepAnswer answer = Step(&t, step);
     ASSERT_TRUE(answer.result) << t.wire->Finish().error_message();

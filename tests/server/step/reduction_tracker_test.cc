@@ -75,7 +75,9 @@ class Pair {
       largest[options.pool_of[i]] = std::max(largest[options.pool_of[i]], options.slab_bytes[i]);
     }
     whole_ = most_micros_ > 1 || Below(3) == 0;
-    options.pool_bytes = whole_ ? all : largest;
+    for (uint64_t p = 0; p < pools; ++p) {
+      options.pool_bytes.push_back(whole_ ? all[p] : largest[p] + Below(2) * (all[p] - largest[p]) / 2);
+    }
     return options;
   }
 

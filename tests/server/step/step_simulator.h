@@ -16,6 +16,10 @@ namespace ballast::sim {
 struct SimulatorOptions {
   uint64_t seed = 0;
   MakeMachine make = MakePlain;
+  // As little as a step may have that updates tensors as they complete: a pool has room for the largest of its tensors,
+  // and a window for one chunk.
+  bool least = false;
+  bool sharded = false;             // always, and not only by chance
   std::ostream* listing = nullptr;  // every event with its effects
 };
 
@@ -27,7 +31,7 @@ struct SimulatorReport {
 
 SimulatorReport Simulate(const SimulatorOptions& options);
 
-// The run that a seed stands for.
-RunShape DrawRun(Random* random, uint32_t* world);
+// The run that the options stand for; `random` begins with their seed.
+RunShape DrawRun(const SimulatorOptions& options, Random* random, uint32_t* world);
 
 }  // namespace ballast::sim

@@ -40,12 +40,13 @@ ChunkSet RunShape::CoverageOf(uint32_t rank, uint32_t world) const {
 
 // A run that updates before its micro-batches are all in, or judges first, has all its sums at once: only a step of one
 // micro-batch in `release` does with a pool that is smaller than the gradient.
-RunShape DrawRun(Random* random, uint32_t* world) {
+RunShape DrawRun(const SimulatorOptions& options, Random* random, uint32_t* world) {
   RunShape run;
   const bool wide = Chance(random, 25);
   *world = wide ? 64 : static_cast<uint32_t>(1 + Below(random, 6));
   run.machine.commit = Chance(random, 2) ? Commit::kStaged : Commit::kRelease;
   run.machine.most_micros = static_cast<uint32_t>(Chance(random, 2) ? 1 : 1 + Below(random, wide ? 2 : 4));
+  if (options.least) run.machine.commit = Commit::kRelease, run.machine.most_micros = 1;
   run.machine.lease_s = 2;
   run.machine.rank_timeout_s = 10;
   if (Chance(random, 4)) run.machine.step_timeout_s = static_cast<double>(4 + Below(random, 20));
@@ -67,13 +68,16 @@ RunShape DrawRun(Random* random, uint32_t* world) {
     gradient += bytes;
     largest_tensor = std::max(largest_tensor, bytes);
   }
-  if (Chance(random, 3)) run.coverage_seed = 1 + Below(random, 1000);
+  if (Chance(random, 3) || options.sharded) run.coverage_seed = 1 + Below(random, 1000);
   const bool whole = run.machine.commit == Commit::kStaged || run.machine.most_micros > 1;
   for (uint64_t p = 0; p < pools; ++p) {
     reduction.pool_bytes[p] = whole ? all[p] : largest[p] + Below(random, 3) * (all[p] - largest[p]) / 2;
   }
   const uint64_t windows[] = {largest_tensor / 10, largest_tensor, Below(random, gradient), gradient};
   run.window_bytes = std::max(kChunkBytes, windows[Below(random, 4)]);
+  if (!options.least) return run;
+  reduction.pool_bytes = largest;
+  run.window_bytes = kChunkBytes;
   return run;
 }
 

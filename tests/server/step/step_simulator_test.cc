@@ -28,6 +28,31 @@ TEST(StepSimulatorTest, TheSameSeedIsTheSameRun) {
   EXPECT_EQ(first.counts, second.counts);
 }
 
+// Ranks that are lost and left out, that come back, that are slow or rewound, with no more room than must be.
+Counts WithTheLeast(bool sharded) {
+  Counts counts = {};
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const SimulatorReport report = Simulate({.seed = seed, .least = true, .sharded = sharded});
+    EXPECT_EQ(report.violation, "");
+    for (size_t k = 0; k < counts.size(); ++k) counts[k] += report.counts[k];
+  }
+  return counts;
+}
+
+// Few who hold parts can be left out: nobody else may have them.
+void ExpectAllOf(const Counts& counts) {
+  for (const Kind kind : {Kind::kSlabWait, Kind::kWantedSent, Kind::kSlowRank, Kind::kForgotten, Kind::kLeftOut,
+                          Kind::kWithout, Kind::kRewind, Kind::kResume, Kind::kPartial, Kind::kApplied}) {
+    EXPECT_GE(counts[static_cast<size_t>(kind)], kLeastOfAKind / 5) << KindName(kind);
+  }
+}
+
+TEST(StepSimulatorTest, ReleaseStepsCloseWithPoolsOfTheirLargestTensorAndWindowsOfAChunk) {
+  ExpectAllOf(WithTheLeast(/*sharded=*/false));
+}
+
+TEST(StepSimulatorTest, SoDoThoseOfRanksThatHoldPartsOfTensors) { ExpectAllOf(WithTheLeast(/*sharded=*/true)); }
+
 class StepSimulatorMutantTest : public testing::TestWithParam<Mutant> {};
 
 TEST_P(StepSimulatorMutantTest, AMutantIsCaught) {

@@ -15,7 +15,7 @@ class Simulator {
   explicit Simulator(const SimulatorOptions& options)
       : options_(options),
         random_(options.seed),
-        shape_(DrawRun(&random_, &world_)),
+        shape_(DrawRun(options, &random_, &world_)),
         machine_(options.make(shape_.machine)),
         checker_(shape_),
         device_free_s_(shape_.machine.reduction.pool_bytes.size()),
