@@ -208,7 +208,7 @@ def test_what_ranks_cannot_do_together_is_refused_on_all(
         (
             False,
             "the weights of 'embed.weight' were changed after step 1",
-            "in another rank's part were changed after step 1",
+            "cannot begin step 2: its own error says why",
         ),
     ],
 )

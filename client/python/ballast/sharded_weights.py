@@ -44,7 +44,7 @@ class ShardedWeights(Weights):
     def agree(self, loading: bool, refused: Rejected | None) -> None:
         """That all ranks are at one state of the run: RunRewound on those that have not heard that it is at another one, for
         which the others wait. loading: whether a state waits to be taken over; Rejected where that is so on some ranks alone.
-        refused: why this rank's part of the weights will not do; raised, and Rejected on the others.
+        refused: why this rank cannot begin a step; raised, and Rejected on the others.
         """
         while True:
             ours = [self.generation, int(loading), int(refused is not None)]
@@ -62,8 +62,8 @@ class ShardedWeights(Weights):
             )
         if refusing:
             raise refused or Rejected(
-                f"weights in another rank's part were changed after step {self._client.step - 1}, and not by run "
-                f"'{self._rank.run}': its own error says which, and what to do on all ranks",
+                f"another rank of run '{self._rank.run}' cannot begin step {self._client.step}: its own error says why, and what "
+                "to do on all ranks",
                 "FAILED_PRECONDITION",
             )
 
