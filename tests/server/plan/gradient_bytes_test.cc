@@ -96,15 +96,18 @@ TEST(GradientBytesTest, CreditHoldsAChunkHoweverLargeThatIs) {
   EXPECT_EQ(ToRunSpec(wire, limits).value().credit_bytes, limits.chunk_bytes);
 }
 
+// Under the name of its number.
+void AddTensor(v1::RunSpec* spec, std::initializer_list<int64_t> shape) {
+  v1::TensorSpec* t = spec->add_tensors();
+  t->set_name(absl::StrCat(spec->tensors_size()));
+  t->mutable_shape()->Add(shape.begin(), shape.end());
+  t->set_dtype("fp32");
+}
+
 // The figures of server/README.md, "Memory": all-MiniLM-L6-v2, whose embedding is half of it.
-v1::RunSpec MiniLm(const std::string& dtype) {
+v1::RunSpec MiniLm() {
   v1::RunSpec spec = MakeSpec("r1", {});
-  const auto add = [&](std::initializer_list<int64_t> shape) {
-    v1::TensorSpec* t = spec.add_tensors();
-    t->set_name(absl::StrCat(spec.tensors_size()));
-    t->mutable_shape()->Add(shape.begin(), shape.end());
-    t->set_dtype(dtype);
-  };
+  const auto add = [&](std::initializer_list<int64_t> shape) { AddTensor(&spec, shape); };
   const auto add_norm = [&] {
     for (int i = 0; i < 2; ++i) add({384});
   };
@@ -126,7 +129,7 @@ v1::RunSpec MiniLm(const std::string& dtype) {
 }
 
 TEST(GradientBytesTest, GradientsUnderWayOfASmallTransformerWithALargeEmbedding) {
-  v1::RunSpec wire = MiniLm("fp32");
+  v1::RunSpec wire = MiniLm();
   const auto bytes_each = [&] {
     const Plan plan = MakePlan(Made(wire));
     return static_cast<double>(plan.bytes.gradients) / static_cast<double>(plan.parameters);
@@ -140,11 +143,57 @@ TEST(GradientBytesTest, GradientsUnderWayOfASmallTransformerWithALargeEmbedding)
   EXPECT_NEAR(bytes_each(), 1.34, 0.005);
   wire.set_commit(v1::COMMIT_MODE_STAGED);
   EXPECT_NEAR(bytes_each(), 2.28, 0.005);
-  wire = MiniLm("fp32");
+  wire = MiniLm();
   wire.set_ranks(8);
   EXPECT_NEAR(bytes_each(), 4.86, 0.005);
   wire.set_commit(v1::COMMIT_MODE_STAGED);
   EXPECT_NEAR(bytes_each(), 6.74, 0.005);
+}
+
+// 1.24 billion parameters: 16 layers of width 2048 with grouped attention, and a head that is the embedding.
+v1::RunSpec Llama() {
+  v1::RunSpec spec = MakeSpec("r1", {});
+  const auto add = [&](std::initializer_list<int64_t> shape) { AddTensor(&spec, shape); };
+  add({128256, 2048});
+  for (int layer = 0; layer < 16; ++layer) {
+    for (const int64_t rows : {2048, 512, 512, 2048}) add({rows, 2048});
+    for (int i = 0; i < 2; ++i) add({8192, 2048});
+    add({2048, 8192});
+    for (int i = 0; i < 2; ++i) add({2048});
+  }
+  add({2048});
+  return spec;
+}
+
+TEST(GradientBytesTest, TheReadmesTable) {
+  struct Row {
+    std::string gradients;
+    uint32_t ranks;
+    double release, staged, accumulated;
+  };
+  const auto check = [](const v1::RunSpec& model, const Row& row) {
+    const auto bytes_each = [&](v1::CommitMode commit, uint32_t accumulation) {
+      v1::RunSpec wire = model;
+      wire.mutable_groups(0)->set_gradient(row.gradients);
+      wire.set_ranks(row.ranks);
+      wire.set_commit(commit);
+      wire.set_accumulation(accumulation);
+      const Plan plan = MakePlan(Made(wire));
+      return static_cast<double>(plan.bytes.gradients) / static_cast<double>(plan.parameters);
+    };
+    const std::string which = absl::StrCat(row.gradients, ", ", row.ranks);
+    EXPECT_NEAR(bytes_each(v1::COMMIT_MODE_RELEASE, 1), row.release, 0.0051) << which;
+    EXPECT_NEAR(bytes_each(v1::COMMIT_MODE_STAGED, 1), row.staged, 0.0051) << which;
+    EXPECT_NEAR(bytes_each(v1::COMMIT_MODE_RELEASE, 4), row.accumulated, 0.0051) << which;
+  };
+  for (const Row& row : {Row{"fp32", 1, 2.46, 4.34, 4.34}, Row{"fp32", 8, 4.86, 6.74, 6.74},
+                         Row{"bf16", 1, 1.34, 2.28, 4.28}, Row{"bf16", 8, 4.34, 6.23, 6.23}}) {
+    check(MiniLm(), row);
+  }
+  for (const Row& row : {Row{"fp32", 1, 0.92, 4.06, 4.06}, Row{"fp32", 8, 1.32, 4.45, 4.45},
+                         Row{"bf16", 1, 0.49, 2.06, 4.06}, Row{"bf16", 8, 1.32, 4.45, 4.45}}) {
+    check(Llama(), row);
+  }
 }
 
 }  // namespace
