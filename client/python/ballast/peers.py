@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import distributed
 
 from ballast.errors import Rejected, Unavailable
-from ballast.progress import Patience
+from ballast.progress import Patience, pauses
 from ballast.rank import Rank
 
 if TYPE_CHECKING:
@@ -62,13 +61,12 @@ class Peers:
 
 def await_all(start: Callable[[], Any], patience: Patience, what: str) -> None:
     """Until the operation of torch.distributed that `start` begins is done on all ranks. what: needs it, for messages."""
-    pause_s = _SHORTEST_PAUSE_S
     try:
         work = start()
-        while not work.is_completed():
+        for _ in pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S):
+            if work.is_completed():
+                break
             patience.look()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         work.wait()
     except RuntimeError as error:
         raise Unavailable(

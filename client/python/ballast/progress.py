@@ -1,10 +1,12 @@
-"""What is said on stderr of a wait that is long: a bar where tqdm is installed and stderr is a terminal, else lines."""
+"""Waits: the pauses between two looks, and what is said on stderr of one that is long, which is a bar where tqdm is installed
+and stderr is a terminal, else lines."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from time import monotonic
 from types import TracebackType
@@ -13,6 +15,16 @@ from typing import Any, TextIO
 # When a bar is shown, and when a line is said; lines come again at longer and longer intervals.
 _BAR_AFTER_S, _BAR_EVERY_S = 1.0, 0.2
 _LINE_AFTER_S = 10.0
+
+
+def pauses(shortest_s: float, longest_s: float) -> Iterator[None]:
+    """For a loop that looks again and again, without end: a pause before each round but the first, each twice as long as the
+    last one."""
+    pause_s = shortest_s
+    while True:
+        yield
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
 
 
 class Patience:

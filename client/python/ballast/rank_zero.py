@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ballast import _core
 from ballast.errors import RunRewound, Unavailable
-from ballast.progress import Patience
+from ballast.progress import Patience, pauses
 from ballast.rank import Rank
 
 # How long rank 0 may take from creating the run to its first gradient, and to a replacement of the run's weights; when the
@@ -22,9 +22,8 @@ SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
 def await_upload(rank: Rank, loaded: Callable[[], bool]) -> None:
     """Until rank 0 has uploaded the first weights, as `loaded` then says. Unavailable if it does not."""
     deadline = time.monotonic() + _WAIT_S
-    pause_s = _SHORTEST_PAUSE_S
     patience = Patience(lambda: f"waiting for rank 0 of run '{rank.run}' to upload its weights")
-    while True:
+    for _ in pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S):
         patience.look()
         if time.monotonic() > deadline:
             raise Unavailable(
@@ -34,16 +33,16 @@ def await_upload(rank: Rank, loaded: Callable[[], bool]) -> None:
             )
         if loaded():
             return
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def await_end(client: _core.Client, rank: Rank, what: str, same: str = SAME_WEIGHTS) -> RunRewound:
     """Until the session has ended, as rank 0 `what`, and every rank is to do the `same`. Unavailable if it does not come to
     that."""
     began = time.monotonic()
-    pause_s, told = _SHORTEST_PAUSE_S, False
-    while time.monotonic() < began + _WAIT_S:
+    told = False
+    for _ in pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S):
+        if time.monotonic() >= began + _WAIT_S:
+            break
         try:
             client.check_status()
         except RunRewound as rewound:
@@ -55,8 +54,6 @@ def await_end(client: _core.Client, rank: Rank, what: str, same: str = SAME_WEIG
                 "step",
                 stacklevel=3,
             )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise Unavailable(
         f"rank {rank.number} of run '{rank.run}' has waited for {_WAIT_S:.0f} s until rank 0 {what}: it does so at its next "
         f"first gradient. Every rank is to {same}, before the same step",
