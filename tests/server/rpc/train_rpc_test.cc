@@ -21,6 +21,35 @@ class TrainRpcTest : public RpcTest {
  protected:
   void SetUp() override { StartServer(); }
 
+  // One whose pools are as small as their largest tensors allow.
+  void StartServerWithLeastCredit() {
+    server_.reset();
+    Config config = DefaultConfig();
+    config.limits.credit_bytes = 1;
+    StartServer(config);
+  }
+
+  // "w0" to "w9" in bf16; elements: by number.
+  static v1::RunSpec TenTensors(int (*elements)(int number)) {
+    v1::RunSpec spec = MakeSpec("r1", {});
+    for (int i = 0; i < 10; ++i) {
+      v1::TensorSpec* tensor = spec.add_tensors();
+      tensor->set_name("w" + std::to_string(i));
+      tensor->add_shape(elements(i));
+      tensor->set_dtype("bf16");
+    }
+    return spec;
+  }
+
+  // To the bit, all tensors.
+  void ExpectThreeStepsAsTheReference(Trainer* t) {
+    for (uint64_t step = 1; step <= 3; ++step) {
+      const StepAnswer answer = Step(t, step);
+      ASSERT_TRUE(answer.result) << t->wire->Finish().error_message();
+      for (uint32_t i = 0; i < t->spec.tensors.size(); ++i) EXPECT_TRUE(Equal(answer, *t->reference, i)) << i;
+    }
+  }
+
   // Two steps, to the bit.
   void TrainAndDelete(const v1::RunSpec& spec) {
     Trainer t = StartTrainer(spec);
@@ -277,10 +306,7 @@ TEST_F(TrainRpcTest, RunsDoNotDisturbEachOther) {
 
 // A pool of two gradients, three half sent: the daemon names what it waits for, and takes it beyond the credit.
 TEST_F(TrainRpcTest, APoolFullOfHalfSentTensorsNamesTheChunkItWants) {
-  server_.reset();
-  Config config = DefaultConfig();
-  config.limits.credit_bytes = 1;
-  StartServer(config);
+  StartServerWithLeastCredit();
   Trainer t = StartTrainer(MakeSpec("r1", {{"a", {8192}}, {"b", {8192}}, {"c", {8192}}}));
   t.wire->Begin(1);
   for (uint32_t i = 0; i < 3; ++i) t.wire->Chunk(Chunks(t.spec, i, Gradient(t.spec, i, 1))[0]);
@@ -302,10 +328,7 @@ TEST_F(TrainRpcTest, APoolFullOfHalfSentTensorsNamesTheChunkItWants) {
 
 // A client that ignores the wanted chunk, and sends more than is taken, gets an error and does not hang.
 TEST_F(TrainRpcTest, WhoSendsWithoutCreditAroundTheWantedChunkIsRefused) {
-  server_.reset();
-  Config config = DefaultConfig();
-  config.limits.credit_bytes = 1;
-  StartServer(config);
+  StartServerWithLeastCredit();
   Trainer t = StartTrainer(MakeSpec("r1", {{"a", {100000}}, {"b", {100000}}, {"c", {100000}}}));
   t.wire->Begin(1);
   for (uint32_t i = 0; i < 2; ++i) t.wire->Chunk(Chunks(t.spec, i, Gradient(t.spec, i, 1))[0]);
@@ -321,47 +344,21 @@ TEST_F(TrainRpcTest, WhoSendsWithoutCreditAroundTheWantedChunkIsRefused) {
 
 // Ten tensors, each a third of a pool that holds two, sent as fast as the wire takes them: parked, never refused.
 TEST_F(TrainRpcTest, AFullPoolParksWhatComesUntilUpdatesFreeIt) {
-  server_.reset();
-  Config config = DefaultConfig();
-  config.limits.credit_bytes = 1;
-  StartServer(config);
-  v1::RunSpec spec = MakeSpec("r1", {});
-  for (int i = 0; i < 10; ++i) {
-    v1::TensorSpec* tensor = spec.add_tensors();
-    tensor->set_name("w" + std::to_string(i));
-    tensor->add_shape(50000 + i);
-    tensor->set_dtype("bf16");
-  }
+  StartServerWithLeastCredit();
+  const v1::RunSpec spec = TenTensors([](int i) { return 50000 + i; });
   Trainer t = StartTrainer(spec);
-  for (uint64_t step = 1; step <= 3; ++step) {
-    const StepAnswer answer = Step(&t, step);
-    ASSERT_TRUE(answer.result) << t.wire->Finish().error_message();
-    for (uint32_t i = 0; i < 10; ++i) EXPECT_TRUE(Equal(answer, *t.reference, i)) << i;
-  }
+  ExpectThreeStepsAsTheReference(&t);
 }
 
 // The pool has room for the largest tensor with two small ones: sent last, it waits until all of theirs are read.
 TEST_F(TrainRpcTest, ATensorThatFillsThePoolWaitsForTheSmallOnes) {
-  server_.reset();
-  Config config = DefaultConfig();
-  config.limits.credit_bytes = 1;
-  StartServer(config);
-  v1::RunSpec spec = MakeSpec("r1", {});
-  for (int i = 0; i < 10; ++i) {
-    v1::TensorSpec* tensor = spec.add_tensors();
-    tensor->set_name("w" + std::to_string(i));
-    tensor->add_shape(i < 9 ? 20000 : 100000);
-    tensor->set_dtype("bf16");
-  }
+  StartServerWithLeastCredit();
+  const v1::RunSpec spec = TenTensors([](int i) { return i < 9 ? 20000 : 100000; });
   Trainer t = StartTrainer(spec);
   const Plan plan = MakePlan(t.spec);
   ASSERT_LT(plan.shards[0].pool_bytes, plan.push_bytes);
   ASSERT_LT(plan.shards[0].pool_bytes, 2 * SlabBytes(t.spec, t.spec.tensors[9]));
-  for (uint64_t step = 1; step <= 3; ++step) {
-    const StepAnswer answer = Step(&t, step);
-    ASSERT_TRUE(answer.result) << t.wire->Finish().error_message();
-    for (uint32_t i = 0; i < 10; ++i) EXPECT_TRUE(Equal(answer, *t.reference, i)) << i;
-  }
+  ExpectThreeStepsAsTheReference(&t);
 }
 
 }  // namespace
