@@ -1,7 +1,9 @@
 """The C++ client, thinly. Addresses and sizes are of memory that the caller keeps alive."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 class PendingStep:
     def wait(self, timeout_s: float) -> dict[str, Any] | None: ...
@@ -80,6 +82,7 @@ class Client:
 
 def digest(address: int, nbytes: int) -> int: ...
 def served_digest(master: str, serving: str, format: str, elements: int, columns: int, address: int) -> int | None: ...
+def live_instances(kind: type[T]) -> list[T]: ...
 
 class numerics:
     """A submodule: kernels/registry.h as it is. Indices are positions in the lists of registry()."""

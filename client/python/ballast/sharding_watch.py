@@ -6,7 +6,6 @@ whatever name fully_shard was imported. A process that cannot shard, for it is a
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ballast import _core
 from ballast.errors import Rejected
 from ballast.patch import Patch
 
@@ -71,7 +71,7 @@ def refuse_orphans(parameters: Iterable[Tensor]) -> None:
 
 def _orphaned(parameters: Iterable[Tensor]) -> bool:
     """Whether a module of this process is sharded by FSDP, and none has any of these parameters: they were replaced unseen."""
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    modules = _core.live_instances(nn.Module)
     kinds = {base.__name__ for kind in {type(module) for module in modules} for base in kind.__mro__}
     if not kinds & {"FSDPModule", "FullyShardedDataParallel"}:
         return False
@@ -85,7 +85,7 @@ def check_not_gathered(named: Iterable[tuple[str, Tensor]]) -> None:
     kind = getattr(sys.modules.get(_MODULE), "FSDPParam", None)
     if kind is None:
         return
-    gathered = {id(getattr(one, "_unsharded_param", None)) for one in gc.get_objects() if type(one) is kind}
+    gathered = {id(getattr(one, "_unsharded_param", None)) for one in _core.live_instances(kind)}
     for name, parameter in named:
         if id(parameter) in gathered:
             raise Rejected(

@@ -9,7 +9,6 @@ made, stays. Of options that change how gradients are reduced, those that would 
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 import torch.distributed
 from torch import Tensor, nn
 
+from ballast import _core
 from ballast.errors import Rejected
 from ballast.patch import Patch
 from ballast.reducer import SilentReducer
@@ -57,9 +57,9 @@ def find_wrapped() -> None:
     """Switches off the reduction of live modules without waiting for their next forward. Rejected as that would be."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), DDP) and (trainers := _trainers_of(candidate)):
-            _silence(candidate, trainers)
+    for module in _core.live_instances(DDP):
+        if trainers := _trainers_of(module):
+            _silence(module, trainers)
 
 
 def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:

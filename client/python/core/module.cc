@@ -10,6 +10,7 @@
 
 #include "proto/checksum.h"
 
+#include "client/python/core/live_instances.h"
 #include "client/python/core/memory.h"
 #include "client/python/core/numerics.h"
 #include "client/python/core/numerics_digest.h"
@@ -69,4 +70,6 @@ NB_MODULE(_core, module) {
   ballast::BindClient(module);
   ballast::BindNumerics(module);
   ballast::BindDigests(module);
+  module.def("live_instances", &ballast::LiveInstances, nanobind::arg("kind"),
+             "Objects of this type, and of classes of it, that the garbage collector knows.");
 }
