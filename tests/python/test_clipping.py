@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_ as imported_before
 import ballast
 from daemon import Daemon
 from models import assert_close, layered, same_bits, weights_of
+from side_by_side import side_by_side
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT = {"state_dtype": "fp32", "master_weight_bits": 32}
@@ -140,8 +140,7 @@ def test_the_norm_is_of_the_mean_over_ranks(world: int, daemon: Daemon, run: str
             assert optimizer.last_result is not None and optimizer.last_result.applied
             return norm, optimizer.last_result.clip_coefficient
 
-    with ThreadPoolExecutor(world) as pool:
-        answers = [done.result(timeout=120) for done in [pool.submit(trainer, r) for r in range(world)]]
+    answers = side_by_side(world, trainer)
     assert len(set(answers)) == 1
     assert answers[0] == (pytest.approx(expected, rel=1e-5), pytest.approx(0.1 / expected, rel=1e-4))
 

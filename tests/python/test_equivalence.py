@@ -6,8 +6,6 @@ given to both. So the weights' differences are the two implementations' alone an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from torch.nn import functional as F
 import ballast
 from daemon import Daemon
 from models import perceptron, spirals
+from side_by_side import side_by_side
 
 STEPS, RANKS, MICROS = 200, 4, 2
 MAX_NORM = 0.25  # clips the larger half of the steps
@@ -99,20 +98,14 @@ def in_ballast(daemon: Daemon, run: str, recording: Recording, rank: int, world:
     return norms
 
 
-@pytest.fixture
-def side_by_side() -> Iterator[Callable[..., list[list[float]]]]:
-    with ThreadPoolExecutor(RANKS) as pool:
-        yield lambda call, count: [done.result(timeout=120) for done in [pool.submit(call, n) for n in range(count)]]
-
-
 @pytest.mark.parametrize("world", [1, 4])
 def test_clipping_over_ranks_and_micro_batches_is_torchs(
-    world: int, daemon: Daemon, run: str, recording: Recording, side_by_side: Callable[..., list[list[float]]]
+    world: int, daemon: Daemon, run: str, recording: Recording
 ) -> None:
     expected, expected_norms = in_torch(recording, world)
     assert 0.25 * STEPS < sum(norm > MAX_NORM for norm in expected_norms) < STEPS
     models = [perceptron(seed=3) for _ in range(world)]
-    norms = side_by_side(lambda rank: in_ballast(daemon, run, recording, rank, world, models[rank]), world)
+    norms = side_by_side(world, lambda rank: in_ballast(daemon, run, recording, rank, world, models[rank]))
     assert all(of_rank == norms[0] for of_rank in norms)
     assert norms[0] == pytest.approx(expected_norms, rel=1e-5)
     for model in models:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 
 import ballast
 from models import layered, same_bits, weights_of
+from side_by_side import side_by_side
 from test_moments import EXACT, RULES, difference, train
 
 Make = Callable[..., Any]
@@ -203,8 +203,7 @@ def team(adamw: AdamW, world: int, **options: Any) -> Ranks:
 
 
 def together(ranks: Ranks, work: Callable[..., Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(lambda rank: work(*rank), ranks))
+    return side_by_side(len(ranks), lambda rank: work(*ranks[rank]))
 
 
 def grow(model: nn.Sequential, optimizer: ballast.AdamW) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from ballast.binding import Binding
 from ballast.weights import Weights
 from daemon import Daemon
 from models import perceptron, spirals
+from side_by_side import side_by_side
 
 WORLD = 3
 STEPS = 12
@@ -30,12 +30,6 @@ def batches(rank: int) -> list[tuple[Tensor, Tensor]]:
 def same_models() -> list[nn.Module]:
     """One for each rank, made one after another: torch's seed is the process's."""
     return [perceptron(seed=1) for _ in range(WORLD)]
-
-
-def together(world: int, trainer: Callable[[int], object]) -> list[object]:
-    """What each rank's trainer returns; they run side by side."""
-    with ThreadPoolExecutor(world) as pool:
-        return [done.result(timeout=120) for done in [pool.submit(trainer, rank) for rank in range(world)]]
 
 
 def train(
@@ -57,7 +51,7 @@ def train(
 def test_every_rank_has_the_same_weights_and_they_are_torchs_of_the_mean(daemon: Daemon, run: str) -> None:
     exact = {"state_dtype": "fp32", "master_weight_bits": 32, "betas": (0.9, 0.99), "weight_decay": 0.1}
     models = same_models()
-    ranks = together(WORLD, lambda rank: train(daemon, run, rank, models[rank], **exact))
+    ranks = side_by_side(WORLD, lambda rank: train(daemon, run, rank, models[rank], **exact))
     reference = perceptron(seed=1)
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
     for step in range(STEPS):
@@ -76,7 +70,7 @@ def test_every_rank_has_the_same_weights_and_they_are_torchs_of_the_mean(daemon:
 
 def test_the_default_recipe_learns(daemon: Daemon, run: str) -> None:
     models = same_models()
-    ranks = together(WORLD, lambda rank: train(daemon, run, rank, models[rank]))
+    ranks = side_by_side(WORLD, lambda rank: train(daemon, run, rank, models[rank]))
     points, labels = spirals(seed=1)
     losses = {F.cross_entropy(model(points), labels).item() for model, _ in ranks}
     assert len(losses) == 1
@@ -108,7 +102,7 @@ def test_micro_batches_of_two_ranks_give_the_bits_of_one_rank_that_makes_them_al
                         loss(model, step, micro, rank).backward()
                 optimizer.step()
 
-    together(2, trainer)
+    side_by_side(2, trainer)
     with ballast.AdamW(
         models[2].named_parameters(), server=daemon.server, run=f"{run}-alone", gradient_accumulation_steps=4
     ) as alone:
@@ -161,7 +155,7 @@ def test_ranks_that_begin_alike_compare_digests_and_are_sent_what_is_unlike(
             optimizer.step()
         return b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters())
 
-    one, *others = together(3, trainer)
+    one, *others = side_by_side(3, trainer)
     assert others == [one, one]
     assert sent == [("2.weight", 2)]
 
@@ -181,7 +175,7 @@ def test_a_rank_that_begins_with_other_weights_is_refused(daemon: Daemon, run: s
             assert optimizer.last_result is None
             return "refused"
 
-    assert together(2, trainer) == ["sent", "refused"]
+    assert side_by_side(2, trainer) == ["sent", "refused"]
 
 
 def test_a_rank_beyond_the_world_is_refused(daemon: Daemon, run: str) -> None:

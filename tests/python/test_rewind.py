@@ -17,6 +17,7 @@ from ballast import _core
 from daemon import Daemon
 from models import layered, perceptron, same_bits, spirals, until, weights_of
 from proxy import Proxy
+from side_by_side import side_by_side
 from stateful import Place
 
 AdamW = Callable[..., ballast.AdamW]
@@ -186,10 +187,7 @@ def test_every_rank_follows(daemon: Daemon, run: str) -> None:
                     rewound.append(optimizer.rewind(1))
         return made, rewound
 
-    with ThreadPoolExecutor(world) as pool:
-        (zero, told), (one, asked) = [
-            done.result(timeout=120) for done in [pool.submit(train, r) for r in range(world)]
-        ]
+    (zero, told), (one, asked) = side_by_side(world, train)
     assert told == asked == [6]
     assert one[:6] + one[7:] == zero[:6] + zero[-2:]
     assert one[6] == one[7]  # step 7, twice
