@@ -10,6 +10,7 @@
 #include "kernels/registry.h"
 #include "server/base/status_macros.h"
 #include "server/convert/canonical_spec.h"
+#include "server/spec/carry_over.h"
 
 namespace ballast {
 namespace {
@@ -18,34 +19,21 @@ const v1::GroupSpec& GroupOf(const v1::RunSpec& spec, int tensor) {
   return spec.groups(static_cast<int>(spec.tensors(tensor).group()));
 }
 
-bool SamePlanes(const v1::GroupSpec& a, const v1::GroupSpec& b) {
-  const kernels::Kernel* const x = kernels::FindKernel(a.rule(), a.master(), a.state());
-  const kernels::Kernel* const y = kernels::FindKernel(b.rule(), b.master(), b.state());
-  return std::equal(x->planes.begin(), x->planes.end(), y->planes.begin(), y->planes.end(),
-                    [](const kernels::Plane& p, const kernels::Plane& q) {
-                      return p.kind == q.kind && p.bytes == q.bytes && p.per == q.per;
-                    });
-}
-
-// What the tensor's stored bits mean must stay.
+// What is stored of the tensor must be able to go on.
 absl::Status CheckStored(const std::string& tensor, const v1::GroupSpec& is, const v1::GroupSpec& asked) {
-  const auto refuse = [&](absl::string_view what, const std::string& from, const std::string& to,
-                          absl::string_view why) {
-    return absl::InvalidArgumentError(absl::StrCat("AmendRun: the ", what, " of tensor '", tensor, "' is ", from,
-                                                   ", asked for is ", to, ": ", why,
-                                                   "; leave it, or load the run's state into a run of another name"));
-  };
-  if (is.master() != asked.master()) {
-    return refuse("master format", is.master(), asked.master(), "what is stored keeps its bits");
+  const kernels::Kernel& from = *kernels::FindKernel(is.rule(), is.master(), is.state());
+  const kernels::Kernel& to = *kernels::FindKernel(asked.rule(), asked.master(), asked.state());
+  for (const auto kind : {kernels::PlaneKind::kMomentum, kernels::PlaneKind::kVariance}) {
+    if (CarryOverOf(from, to, kind) != CarryOver::kImpossible) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "AmendRun: the rule of tensor '", tensor, "' is ", is.rule(), " with state ", is.state(), ", asked for is ",
+        asked.rule(), " with ", asked.state(),
+        ": what one keeps of a tensor cannot become the other's; leave it, or train on in a run of another name"));
   }
-  if (is.state() != asked.state()) {
-    return refuse("state format", is.state(), asked.state(), "what is stored keeps its bits");
-  }
-  if (is.rule() == asked.rule() || SamePlanes(is, asked)) return absl::OkStatus();
-  return refuse("rule", is.rule(), asked.rule(), "the two do not keep the same state");
+  return absl::OkStatus();
 }
 
-// The tensor as it must stay: its group, and what that says of formats, is compared by CheckStored.
+// The tensor as it must stay: what its group says of its storage is compared by CheckStored.
 v1::TensorSpec Lasting(const v1::TensorSpec& tensor) {
   v1::TensorSpec lasting = tensor;
   lasting.clear_group();

@@ -59,10 +59,11 @@ Run::~Run() { End(Ended(spec_)); }
 absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
   const std::vector<Device*> devices = options.devices;
   Metrics* const metrics = options.metrics;
+  const Run* const past = options.past;
   try {
     std::shared_ptr<Run> run(new Run(std::move(options)));
     absl::Status status;
-    run->PostAndWait([&] { status = run->Allocate(devices, metrics); });
+    run->PostAndWait([&] { status = run->Allocate(devices, metrics, past); });
     RETURN_IF_ERROR(status);
     return run;
   } catch (const std::bad_alloc&) {
@@ -79,10 +80,11 @@ void Run::PostAndWait(absl::FunctionRef<void()> task) {
   done.WaitForNotification();
 }
 
-absl::Status Run::Allocate(const std::vector<Device*>& devices, Metrics* metrics) try {
-  ASSIGN_OR_RETURN(
-      store_,
-      ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_, .kept = kept_}));
+absl::Status Run::Allocate(const std::vector<Device*>& devices, Metrics* metrics, const Run* past) try {
+  const ParameterStore* const past_store = past == nullptr ? nullptr : past->store_.get();
+  ASSIGN_OR_RETURN(store_,
+                   ParameterStore::Create(
+                       {.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_, .past = past_store}));
   std::vector<DeviceBuffer> pools(devices.size());
   for (size_t s = 0; s < devices.size(); ++s) {
     ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].pool_bytes, Place::kHost));
@@ -291,6 +293,7 @@ void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
 void Run::Rewind(RewindOrder order, RewindDone done) {
   Post([this, order = std::move(order), done = std::move(done)]() mutable {
     if (ended_ || closed_) return done(Gone());
+    if (held_) return done(BeingAmended());  // what takes its place has copied some of the planes already
     driver_->Rewind(std::move(order), [this, done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
       if (rewound.ok()) loader_->OnRewound();
       done(std::move(rewound));
@@ -321,6 +324,10 @@ void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
     closed_ = true;
     done(absl::OkStatus());
   });
+}
+
+absl::Status Run::BeingAmended() const {
+  return absl::UnavailableError(absl::StrCat("run '", spec_.run_id, "' is being amended (AmendRun); ask again"));
 }
 
 absl::Status Run::Gone() const {

@@ -109,10 +109,12 @@ class Run {
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 
   // `done` once the run is held for another to take its place: no step is open, every connected rank has the last
-  // one's weights and result, and until Release or TakeOver StepBegins wait and a LoadState is UNAVAILABLE.
+  // one's weights and result, and until Release or TakeOver StepBegins wait, and LoadState and Rewind are UNAVAILABLE.
   // FAILED_PRECONDITION: a step is open, there are no weights, or the session is over; UNAVAILABLE: it is held already.
   void Hold(SessionId session, absl::AnyInvocable<void(absl::Status)> done);
   void Release();
+  // As in ParameterStore, of a run that is held. Thread-safe.
+  std::vector<uint64_t> StayingBytes(const RunSpec& next) const { return store_->StayingBytes(next); }
   // Takes the place of `past`, which is held: its weights, state, steps, results and client_state. Its sessions end as
   // by a rewind to the last step, and it is over. An error, and nothing has changed: `past` has failed. Once, from a
   // thread that is neither run's strand.
@@ -140,7 +142,7 @@ class Run {
 
  private:
   explicit Run(Options options);
-  absl::Status Allocate(const std::vector<Device*>& devices, Metrics* metrics);
+  absl::Status Allocate(const std::vector<Device*>& devices, Metrics* metrics, const Run* past);
   // What goes on in the run that takes this one's place.
   struct Heritage {
     StepExecutor::Past steps;
@@ -155,6 +157,7 @@ class Run {
   std::unique_ptr<ParameterStore> EndWhenIdle(uint64_t* freed);
   // Why it may not be held, or held on.
   absl::Status CheckHold(SessionId session) const;
+  absl::Status BeingAmended() const;
   absl::StatusOr<Heritage> HandOver();
   void Inherit(Heritage heritage);
   PlanBytes LiveBytes() const;
@@ -186,6 +189,7 @@ class Run {
   // The strand's, from here on.
   bool ended_ = false;   // what follows is gone
   bool closed_ = false;  // no Attach any more
+  bool held_ = false;    // for another run to take its place
   absl::Status failure_ = absl::OkStatus();
   absl::Status amended_ = absl::OkStatus();  // once another run has taken its place: what latecomers are told
   std::optional<double> idle_since_s_ = {};  // as in RunStatus

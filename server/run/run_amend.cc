@@ -37,7 +37,8 @@ void Run::Hold(SessionId session, absl::AnyInvocable<void(absl::Status)> done) {
     if (auto s = CheckHold(session); !s.ok()) return done(s);
     driver_->WhenQuiet([this, session, done = std::move(done)](absl::Status s) mutable {
       if (s.ok()) s = CheckHold(session);
-      if (s.ok()) driver_->HoldSteps(true);
+      held_ = s.ok();
+      if (held_) driver_->HoldSteps(true);
       done(std::move(s));
     });
   });
@@ -45,6 +46,7 @@ void Run::Hold(SessionId session, absl::AnyInvocable<void(absl::Status)> done) {
 
 void Run::Release() {
   Post([this] {
+    held_ = false;
     if (!ended_ && !closed_) driver_->HoldSteps(false);
   });
 }
@@ -69,7 +71,7 @@ absl::StatusOr<Run::Heritage> Run::HandOver() {
     heritage.steps = driver_->executor().past();
     heritage.status = board_.Read();
     heritage.layers = layers_.names();
-    amended_ = absl::UnavailableError(absl::StrCat("run '", spec_.run_id, "' is being amended (AmendRun); ask again"));
+    amended_ = BeingAmended();
     Dismiss(amended_);
   });
   RETURN_IF_ERROR(status);

@@ -89,12 +89,13 @@ absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request,
 absl::Status RunRegistry::AdmitAmended(const RunSpec& spec, const Plan& plan, const Run& run) const {
   const std::vector<uint64_t> free = options_.devices->FreeBytes();
   const std::optional<uint64_t> host_free = options_.devices->host_free_bytes();
+  const std::vector<uint64_t> staying = run.StayingBytes(spec);
   bool fits = !host_free || plan.bytes.beside_device() <= *host_free;
   uint64_t needed = 0;
   for (size_t s = 0; s < plan.shards.size(); ++s) {
     const PlanBytes& bytes = plan.shards[s].bytes;
     const uint64_t whole = host_free ? bytes.on_device() : bytes.total();
-    const uint64_t beside = whole == kUncountable ? whole : whole - run.plan().shards[s].bytes.stored();
+    const uint64_t beside = whole == kUncountable ? whole : whole - staying[s];
     Add(&needed, beside);
     fits = fits && beside <= free[plan.placement.devices[s]];
   }

@@ -30,11 +30,14 @@ absl::StatusOr<std::unique_ptr<ParameterStore>> ParameterStore::Create(Environme
     const Environment& e = store->environment_;
     RETURN_IF_ERROR(store->Allocate(e.plan->shards[s], own[s], e.devices[s], &store->shards_[s]));
   }
+  if (const ParameterStore* const past = store->environment_.past) RETURN_IF_ERROR(store->CarryOver(*past));
   return store;
 }
 
 ParameterStore::ParameterStore(Environment environment)
     : environment_(std::move(environment)),
+      stays_(environment_.past == nullptr ? std::vector<bool>(environment_.spec->tensors.size())
+                                          : environment_.past->Staying(*environment_.spec)),
       spots_(environment_.spec->tensors.size()),
       versions_(environment_.spec->tensors.size()),
       updates_(environment_.spec->tensors.size()),
@@ -59,7 +62,7 @@ std::vector<ParameterStore::KindBytes> ParameterStore::LayOut() {
     end.scales += ScaleCount(environment_.spec->tensors[i]);
     spots_[i].first_kept = end.kept;
     end.kept += KeptBytes(*environment_.spec, environment_.spec->tensors[i]);
-    for (size_t p = 0; p < planes.size() && i >= environment_.kept; ++p) {
+    for (size_t p = 0; p < planes.size() && !stays_[i]; ++p) {
       uint64_t& offset = of_kind[shard][Index(planes[p].kind)];
       spots_[i].offset[p] = offset;
       offset += AlignedPlaneBytes(planes[p], environment_.spec->tensors[i].elements);
@@ -69,7 +72,7 @@ std::vector<ParameterStore::KindBytes> ParameterStore::LayOut() {
 }
 
 absl::Status ParameterStore::Allocate(const ShardPlan& plan, const KindBytes& own, Device* device, Shard* shard) const {
-  if (own[0] > 0) {  // else all of the shard's tensors are kept
+  if (own[0] > 0) {  // else all of the shard's tensors stay
     Part& part = shard->parts.emplace_back();
     for (size_t kind = 0; kind < own.size(); ++kind) {
       ASSIGN_OR_RETURN(part.buffers[kind], device->Allocate(own[kind], Place::kDevice));

@@ -2,8 +2,9 @@
 // allocations by kind, and a queue; and it counts each tensor's updates. Everything that reads or writes the planes is
 // a task on the shard's queue, so each task of a tensor sees what earlier tasks of that tensor did.
 //
-// The store of an amended run takes the planes of the store before it over as they lie, and has allocations of its own
-// for what was added, so that no weight is there twice.
+// The store of an amended run takes the planes of the store before it over as they lie, so that no weight is there twice,
+// and has allocations of its own for what was added. Where a tensor is stored otherwise from now on, it has them also for
+// all that came to the run with that tensor, and makes them from the planes before: until those go, both are there.
 //
 // Strand-confined. Completions run on the strand. Nothing here is allocated after Create except completions.
 #pragma once
@@ -42,7 +43,7 @@ struct StoreImage {
 // The index of a kind in arrays by kind.
 constexpr size_t Index(kernels::PlaneKind kind) { return static_cast<size_t>(kind); }
 
-// How the tensor's state of this kind is encoded; nullptr: it has none, or none that is encoded by itself.
+// As in server/spec/carry_over.h, of this tensor.
 const kernels::MomentCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::PlaneKind kind);
 
 // Host memory in which state is brought from the device before it is decoded; it grows to what is asked for. A movable
@@ -76,14 +77,20 @@ class ParameterStore {
     const Plan* plan;
     std::vector<Device*> devices;  // by shard
     Strand* strand;
-    uint32_t kept = 0;  // the first so many tensors come with TakeOver: until then nothing is asked of any tensor
+    // Whose place this store takes: its tensors come first here, in the same shards. Until TakeOver, which comes before
+    // anything else, nobody writes to its planes.
+    const ParameterStore* past = nullptr;
   };
 
+  // RESOURCE_EXHAUSTED: a device has no room. INVALID_ARGUMENT names a tensor of `past` with a value that its new format
+  // cannot hold.
   static absl::StatusOr<std::unique_ptr<ParameterStore>> Create(Environment environment);
   ~ParameterStore();
-  // Once, before anything else: `past`, which is idle and has the `kept` tensors in the same shards and formats, gives
-  // up their planes and counts, and is good for nothing afterwards.
+  // Once: the environment's `past`, which is idle, gives up the planes that stay, and is good for nothing afterwards.
   void TakeOver(ParameterStore* past);
+  // What a store of this spec, of which this one is the past, would take over as it lies, by shard. Thread-safe, but for
+  // TakeOver.
+  std::vector<uint64_t> StayingBytes(const RunSpec& next) const;
 
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
   // Measures the gradient of these values, unscaled, before any clipping. The weights are not touched.
@@ -173,10 +180,22 @@ class ParameterStore {
   // Update number t of the tensor.
   UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
   using KindBytes = std::array<uint64_t, 3>;  // by kernels::PlaneKind
-  // `own`: of the tensors that are not kept.
+  // `own`: of the tensors that do not stay.
   absl::Status Allocate(const ShardPlan& plan, const KindBytes& own, Device* device, Shard* shard) const;
-  // Returns what the tensors that are not kept take, by shard.
+  // Returns what the tensors that do not stay take, by shard.
   std::vector<KindBytes> LayOut();
+  // By shard and part: whether a store of this spec takes it over as it lies.
+  std::vector<std::vector<bool>> StayingParts(const RunSpec& next) const;
+  // By tensor of `next`: whether it is in such a part.
+  std::vector<bool> Staying(const RunSpec& next) const;
+  // Makes what `past` has and does not stay, in planes of this store.
+  absl::Status CarryOver(const ParameterStore& past);
+  absl::Status CarryOver(const ParameterStore& past, uint32_t tensor, kernels::PlaneKind kind);
+  absl::Status CopyPlanes(const ParameterStore& past, uint32_t tensor, kernels::PlaneKind kind);
+  absl::Status ConvertWeights(const ParameterStore& past, uint32_t tensor);
+  absl::Status ConvertState(const ParameterStore& past, TensorRange range, kernels::PlaneKind kind);
+  // Waits until the tensor's shard has done it. UNAVAILABLE: the device has failed.
+  absl::Status DoNow(uint32_t tensor, DeviceTask task);
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   DeviceQueue::Completion OnStrand(Done done);
@@ -193,6 +212,7 @@ class ParameterStore {
   float* PresentScales(uint32_t tensor, const StoreImage* image);
 
   const Environment environment_;
+  const std::vector<bool> stays_;  // by tensor: its planes come with TakeOver
   const std::shared_ptr<const bool> awaited_ = std::make_shared<const bool>();  // held by each completion under way
   std::vector<Spot> spots_;                                                     // by tensor, like the next three
   std::vector<uint64_t> versions_;

@@ -1,5 +1,4 @@
-// Images of the store: all of its weights and state once more, in host memory, or one tensor's. And how a store takes
-// the planes of another over.
+// Images of the store: all of its weights and state once more, in host memory, or one tensor's.
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -55,31 +54,6 @@ void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   }
   if (spots_[tensor].scales_of == image) spots_[tensor].scales_of = nullptr;
   ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
-}
-
-void ParameterStore::TakeOver(ParameterStore* past) {
-  for (size_t s = 0; s < shards_.size(); ++s) {
-    std::vector<Part> own = std::exchange(shards_[s].parts, std::move(past->shards_[s].parts));
-    const size_t before = shards_[s].parts.size();
-    uint64_t begin = 0;
-    for (const Part& part : shards_[s].parts) begin += part.bytes();
-    for (Part& part : own) {
-      part.image_begin = begin;
-      begin += part.bytes();
-      shards_[s].parts.push_back(std::move(part));
-    }
-    for (uint32_t i = environment_.kept; i < spots_.size(); ++i) {
-      if (environment_.plan->placement.shard_of[i] == s) spots_[i].part = before;
-    }
-  }
-  for (uint32_t i = 0; i < environment_.kept; ++i) {
-    spots_[i].part = past->spots_[i].part;
-    spots_[i].offset = past->spots_[i].offset;
-    spots_[i].state_loaded = past->spots_[i].state_loaded;
-    versions_[i] = past->versions_[i] + 1;
-    updates_[i] = past->updates_[i];
-    step_of_[i] = past->step_of_[i];
-  }
 }
 
 void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count) {

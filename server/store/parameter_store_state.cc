@@ -1,5 +1,6 @@
 // State that a client uploads: encoded on the host, which gives the same bits as every device, and copied into its
-// place. State that a reader pulls: copied to the host, and decoded there.
+// place. State that a reader pulls: copied to the host, and decoded there. State that is stored otherwise in the store
+// that follows: both.
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/base/status_macros.h"
+#include "server/spec/carry_over.h"
 #include "server/store/exact_codes.h"
 #include "server/store/parameter_store.h"
 
@@ -49,23 +51,23 @@ RoomPlanes EachStatePlane(const RunSpec& spec, TensorRange range, PlaneKind kind
   return planes;
 }
 
-const char* NameOf(PlaneKind kind) { return kind == PlaneKind::kMomentum ? "momentum" : "variance"; }
+// Rounded to nearest, or as it was where the values were decoded from such codes. INVALID_ARGUMENT names the tensor.
+absl::Status Encode(const kernels::MomentCodec& codec, const RoomPlanes& planes, const float* values, uint64_t n,
+                    const std::string& tensor, PlaneKind kind) {
+  if (codec.encode(planes.data(), values, n, /*random_key=*/0, /*stochastic=*/false)) {
+    RecoverCodes(codec, planes.data(), values, n);
+    return absl::OkStatus();
+  }
+  const bool variance = kind == PlaneKind::kVariance;
+  return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor, "': a value of its ",
+                                                 variance ? "variance" : "momentum", " is not finite, larger than ",
+                                                 codec.largest, variance ? ", or negative" : ""));
+}
 
 }  // namespace
 
 const kernels::MomentCodec* StateCodec(const RunSpec& spec, uint32_t tensor, PlaneKind kind) {
-  const kernels::Kernel& kernel = *spec.groups[spec.tensors[tensor].group].kernel;
-  const kernels::MomentFormat* const state = kernels::FindMomentFormat(kernel.state);
-  if (state == nullptr || kind == PlaneKind::kWeights) return nullptr;
-  const kernels::MomentCodec& codec = kind == PlaneKind::kMomentum ? state->momentum : state->variance;
-  size_t same = 0;
-  for (const kernels::Plane& plane : kernel.planes) {
-    if (plane.kind != kind) continue;
-    if (same == codec.planes.size()) return nullptr;  // the rule keeps more beside it
-    if (plane.bytes != codec.planes[same].bytes || plane.per != codec.planes[same].per) return nullptr;
-    ++same;
-  }
-  return same > 0 && same == codec.planes.size() ? &codec : nullptr;
+  return StateCodec(*spec.groups[spec.tensors[tensor].group].kernel, kind);
 }
 
 absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernels::WireIndex format,
@@ -85,12 +87,7 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
         task.pieces[plane.piece] = {
             .to = PlaneAt(range.tensor, plane.index) + plane.offset, .from = aside, .bytes = plane.bytes};
       });
-  if (!codec.encode(planes.data(), values, n, /*random_key=*/0, /*stochastic=*/false)) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor '", spec.tensors[range.tensor].name, "': a value of its ",
-                                                   NameOf(kind), " is not finite, larger than ", codec.largest,
-                                                   kind == PlaneKind::kVariance ? ", or negative" : ""));
-  }
-  RecoverCodes(codec, planes.data(), values, n);
+  RETURN_IF_ERROR(Encode(codec, planes, values, n, spec.tensors[range.tensor].name, kind));
   spots_[range.tensor].state_loaded = true;
   spots_[range.tensor].kept_after.reset();
   ++versions_[range.tensor];
@@ -129,6 +126,34 @@ absl::Status ParameterStore::DecodeState(TensorRange wanted, PlaneKind kind, Wei
                        done(r);
                      }));
   return absl::OkStatus();
+}
+
+absl::Status ParameterStore::ConvertState(const ParameterStore& past, TensorRange range, PlaneKind kind) {
+  const RunSpec &spec = *environment_.spec, &past_spec = *past.environment_.spec;
+  const kernels::MomentCodec &from = *StateCodec(past_spec, range.tensor, kind),
+                             &to = *StateCodec(spec, range.tensor, kind);
+  const uint64_t n = range.last - range.first, value_bytes = AlignUp(n * sizeof(float));
+  Device* const device = environment_.devices[environment_.plan->placement.shard_of[range.tensor]];
+  ASSIGN_OR_RETURN(const DeviceBuffer room,
+                   device->Allocate(value_bytes + RoomBytes(from, n) + RoomBytes(to, n), Place::kAside));
+  auto* const values = reinterpret_cast<float*>(room.data());
+
+  std::byte* aside = room.data() + value_bytes;
+  CopyTask task;
+  const RoomPlanes old = EachStatePlane(past_spec, range, kind, aside, [&](const StatePlane& plane, std::byte* at) {
+    task.pieces[plane.piece] = {
+        .to = at, .from = past.PlaneAt(range.tensor, plane.index) + plane.offset, .bytes = plane.bytes};
+  });
+  RETURN_IF_ERROR(DoNow(range.tensor, task));
+  from.decode(old.data(), values, n);
+  aside += RoomBytes(from, n);
+  task = {};
+  const RoomPlanes planes = EachStatePlane(spec, range, kind, aside, [&](const StatePlane& plane, std::byte* at) {
+    task.pieces[plane.piece] = {
+        .to = PlaneAt(range.tensor, plane.index) + plane.offset, .from = at, .bytes = plane.bytes};
+  });
+  RETURN_IF_ERROR(Encode(to, planes, values, n, spec.tensors[range.tensor].name, kind));
+  return DoNow(range.tensor, task);
 }
 
 absl::Status ParameterStore::ForgetLoadedState() {

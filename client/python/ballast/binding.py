@@ -109,6 +109,10 @@ class Binding:
         """Whether the parameter may hold less than the daemon's weight."""
         return self.format != "fp32" or self.served_narrower
 
+    def stored_as(self, other: Binding) -> bool:
+        """Whether the daemon stores its weights as the other's."""
+        return bool(self._master == other._master)
+
     def is_served_of(self, master: Tensor) -> bool:
         """Whether the weights that are here are what the daemon serves of this master, fp32 in host memory."""
         self.load()

@@ -10,16 +10,8 @@ from ballast.formats import Grouping
 from ballast.options import COMMON, Rule, check_group
 
 Groups = Sequence[Mapping[str, Any]]
-_STORED = (
-    "how tensors are stored is fixed when the run is created; set it back, or load state_dict() into an optimizer with "
-    "another run"
-)
 # Options of the run's description that cannot change in it: why, and what to write.
 _LASTING = {
-    "master": _STORED,
-    "master_weight_bits": _STORED,
-    "state": _STORED,
-    "state_dtype": _STORED,
     "decouple_lr": "it only says what lr_peak begins with; set it back, and set lr_peak, to None where decay is to follow lr",
 }
 

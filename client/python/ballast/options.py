@@ -19,7 +19,7 @@ WEIGHTS = (None, "client", "server", "match")
 
 # Where a tensor is stored and what it travels in: what `formats` may choose by name.
 FORMATS = ("master", "state", "rounding", "serving", "gradient_dtype")
-# Options that every rule has and that the run fixes when it is created.
+# Options that every rule has and that are in the description of the run: with another the run is amended.
 COMMON = {
     "lr_scale": 1.0,
     "wd_scale": 1.0,
@@ -41,7 +41,7 @@ class Rule:
 
     name: str
     steps: tuple[str, ...]  # may change from step to step
-    fixed: tuple[str, ...] = ()  # the run fixes them when it is created
+    fixed: tuple[str, ...] = ()  # in the description of the run
     decoupled: bool = False  # its decay is multiplied by lr, or by lr / lr_peak
 
 

@@ -293,6 +293,9 @@ class Weights:
         if brought.stored is not None:
             self._compare_stored(brought.stored, added)
         self._unlike |= past._unlike | brought.unlike
+        for binding, known in zip(self._bindings, past._bindings):
+            if not binding.stored_as(known):
+                self._unlike[binding.index] = binding.digest()
         kept = self._bindings[: len(self._bindings) - len(added)]
         if self.differing(binding for binding in kept if not binding.last_seen.touched):  # by the trainer itself
             return False

@@ -57,5 +57,33 @@ TEST_F(AmendRoomRpcTest, TheNewPlanButForThePlanesThatStayMustFitBesideTheOldOne
   }
 }
 
+// While they are converted, planes are there as they were and as they will be: also those that lie beside them.
+TEST_F(AmendRoomRpcTest, WhatIsConvertedMustFitTwice) {
+  const v1::RunSpec spec = MakeSpec("r1", {{"w", {400, 1000}, "fp32"}, {"b", {400}, "fp32"}});
+  v1::RunSpec narrow = spec;
+  *narrow.add_groups() = narrow.groups(0);
+  narrow.mutable_groups(1)->set_state("bf16");
+  narrow.mutable_tensors(1)->set_group(1);
+  const PlanBytes is = MakePlan(ToRunSpec(spec, DefaultConfig().limits).value()).bytes;
+  const PlanBytes wanted = MakePlan(ToRunSpec(narrow, DefaultConfig().limits).value()).bytes;
+  for (const bool fits : {false, true}) {
+    Config config = DefaultConfig();
+    config.memory_limit = is.total() + wanted.total() - (fits ? 0 : 1);
+    StartServer(config);
+    Trainer t = StartTrainer(spec);
+    ASSERT_TRUE(Step(&t, 1).result);
+    const grpc::Status s = Amend(t.token, narrow);
+    if (fits) {
+      EXPECT_TRUE(s.ok()) << s.error_message();
+      EXPECT_EQ(Status("r1").bytes().variance(), wanted.variance);
+    } else {
+      EXPECT_THAT(s.error_message(), HasSubstr(absl::StrCat("while it is amended ", wanted.total(), " beside the ")));
+      EXPECT_TRUE(Equal(Step(&t, 2), *t.reference, 0));
+    }
+    t.wire.reset();
+    server_.reset();
+  }
+}
+
 }  // namespace
 }  // namespace ballast::testing

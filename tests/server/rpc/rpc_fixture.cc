@@ -8,9 +8,16 @@
 
 #include "server/convert/convert.h"
 #include "server/plan/plan.h"
+#include "server/spec/carry_over.h"
 #include "server/store/parameter_store.h"
 
 namespace ballast::testing {
+namespace {
+
+constexpr kernels::PlaneKind kKinds[] = {kernels::PlaneKind::kWeights, kernels::PlaneKind::kMomentum,
+                                         kernels::PlaneKind::kVariance};
+
+}  // namespace
 
 Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.size()) {
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -27,7 +34,35 @@ Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.s
 }
 
 void Reference::TakeOver(Reference* past) {
-  for (size_t i = 0; i < past->tensors_.size(); ++i) tensors_[i] = std::move(past->tensors_[i]);
+  for (uint32_t i = 0; i < past->tensors_.size(); ++i) {
+    const kernels::Kernel &from = *past->spec_.groups[past->spec_.tensors[i].group].kernel,
+                          &to = *spec_.groups[spec_.tensors[i].group].kernel;
+    const bool same_master = std::string(from.master) == to.master, same_state = std::string(from.state) == to.state;
+    if (same_master && same_state) {
+      tensors_[i] = std::move(past->tensors_[i]);
+      continue;
+    }
+    tensors_[i].t = past->tensors_[i].t;
+    for (const auto kind : kKinds) {
+      if (kind == kernels::PlaneKind::kWeights ? same_master : same_state) {
+        CopyPlanes(*past, i, kind);
+      } else if (kind == kernels::PlaneKind::kWeights) {
+        Load(i, past->Master(i));
+      } else if (StateCodec(from, kind) != nullptr) {
+        LoadState(i, kind, past->State(i, kind));
+      }
+    }
+  }
+}
+
+void Reference::CopyPlanes(const Reference& past, uint32_t tensor, kernels::PlaneKind kind) {
+  const std::vector<std::byte*> from = past.PlanesOf(tensor, kind), to = PlanesOf(tensor, kind);
+  size_t next = 0;
+  for (const kernels::Plane& plane : spec_.groups[spec_.tensors[tensor].group].kernel->planes) {
+    if (plane.kind != kind) continue;
+    std::memcpy(to[next], from[next], kernels::PlaneBytes(plane, spec_.tensors[tensor].elements));
+    ++next;
+  }
 }
 
 void Reference::Load(uint32_t tensor, const std::vector<float>& weights) {
@@ -94,6 +129,15 @@ std::vector<std::byte*> Reference::PlanesOf(uint32_t tensor, kernels::PlaneKind 
     if (all[p].kind == kind) planes.push_back(tensors_[tensor].planes[p]);
   }
   return planes;
+}
+
+std::vector<float> Reference::Master(uint32_t tensor) const {
+  const TensorSpec& spec = spec_.tensors[tensor];
+  std::vector<float> values(spec.elements);
+  spec_.groups[spec.group].master->encode_weights(tensors_[tensor].master_planes.data(),
+                                                  kernels::FindWireFormat("fp32"), nullptr, 0, values.data(), 0,
+                                                  spec.elements);
+  return values;
 }
 
 std::vector<float> Reference::State(uint32_t tensor, kernels::PlaneKind kind) const {

@@ -29,7 +29,8 @@ absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, 
 class Reference {
  public:
   explicit Reference(const RunSpec& spec);
-  // The tensors of `past`, which come first in this spec and are stored alike, as they are; `past` loses them.
+  // The tensors of `past`, which come first in this spec: as they are, or decoded and loaded where they are stored
+  // otherwise. `past` loses them.
   void TakeOver(Reference* past);
   void Load(uint32_t tensor, const std::vector<float>& weights);
   void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
@@ -37,6 +38,7 @@ class Reference {
   void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
                    std::optional<double> lr = std::nullopt);
   std::string EncodeWeights(uint32_t tensor) const;
+  std::vector<float> Master(uint32_t tensor) const;                                            // in fp32
   std::vector<float> State(uint32_t tensor, kernels::PlaneKind kind) const;                    // decoded
   void LoadState(uint32_t tensor, kernels::PlaneKind kind, const std::vector<float>& values);  // rounded to nearest
   std::vector<float> Scales(uint32_t tensor) const;
@@ -51,6 +53,7 @@ class Reference {
     float scale = 1, clip = 1;
   };
   std::vector<std::byte*> PlanesOf(uint32_t tensor, kernels::PlaneKind kind) const;
+  void CopyPlanes(const Reference& past, uint32_t tensor, kernels::PlaneKind kind);
   void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
   struct Tensor {
     std::vector<std::vector<std::byte>> storage;

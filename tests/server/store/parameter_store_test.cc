@@ -42,9 +42,10 @@ class Store {
     spec_ = ToRunSpec(wire, {}).value();
     spec_.spikes.curvature = true;
     plan_ = MakePlan(spec_);
-    store_ =
-        ParameterStore::Create({.spec = &spec_, .plan = &plan_, .devices = {device}, .strand = &strand_, .kept = kept})
-            .value();
+    const ParameterStore* const past_store = past == nullptr ? nullptr : past->store_.get();
+    store_ = ParameterStore::Create(
+                 {.spec = &spec_, .plan = &plan_, .devices = {device}, .strand = &strand_, .past = past_store})
+                 .value();
     if (past != nullptr) store_->TakeOver(past->store_.get());
     for (uint32_t i = 0; i < tensors(); ++i) {
       gradients_.push_back(device->Allocate(4 * spec_.tensors[i].elements + 64, Place::kHost).value());
@@ -245,7 +246,6 @@ TEST_P(ParameterStoreTest, PartsOfAChunkHaveTheBitsOfTheWhole) {
   }
 }
 
-// f = sum x^2 / 2, so g is x and the Hessian 1; with an eps that drowns sqrt(vhat), P is eps, and lr kappa lr / eps.
 TEST_P(ParameterStoreTest, AStoreTakesThePlanesOfAnotherOverAsTheyLie) {
   for (const Kernel& kernel : {Kernel{"adamw", "split24", "companded8"}, {"adamw", "fp32", "fp32"}}) {
     Store past(device_.get(), kernel), twin(device_.get(), kernel);
@@ -278,6 +278,7 @@ TEST_P(ParameterStoreTest, AStoreTakesThePlanesOfAnotherOverAsTheyLie) {
   }
 }
 
+// f = sum x^2 / 2, so g is x and the Hessian 1; with an eps that drowns sqrt(vhat), P is eps, and lr kappa lr / eps.
 TEST_P(ParameterStoreTest, TheCurvatureOfAKnownLossIsFound) {
   Store store(device_.get(), {"adamw", "fp32", "fp32"});
   constexpr double kEps = 1e6, kLr = 1e5;
