@@ -69,11 +69,11 @@ run_ctest() {
   ctest --preset "$preset" --parallel "$((2 * $(nproc)))" --timeout 300 --no-tests=error --output-junit "$LOGS/$report" "$@"
 }
 
-# Files side by side, the tests of one in order. Three to a core: many tests wait, for a timeout or for another process.
+# Files side by side, the tests of one in order. Two to a core: many tests wait, for a timeout or for another process.
 run_pytest() {
   local report=$1
   shift
-  OMP_NUM_THREADS=1 "$PYTHON" -m pytest -q -p no:cacheprovider --color=no -rs --numprocesses "$((3 * $(nproc)))" --dist loadfile \
+  OMP_NUM_THREADS=1 "$PYTHON" -m pytest -q -p no:cacheprovider --color=no -rs --numprocesses "$((2 * $(nproc)))" --dist loadfile \
     --junitxml "$LOGS/$report" "$@"
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import sys
@@ -22,6 +23,8 @@ FORKS = multiprocessing.get_context("fork")
 def conduct(rank_of: Callable[[Connection, Order, int], None], patience_s: float) -> None:
     """Carries out the orders on stdin, JSON, one a line. Forks order["world"] ranks, each of which calls rank_of(pipe, order,
     rank) and sends one answer; prints the answers in rank order. No rank is left when it has."""
+    gc.collect()
+    gc.freeze()  # a rank's collections would write to all of it, and so copy it
     for line in sys.stdin:
         order = json.loads(line)
         pipes, ranks = [], []

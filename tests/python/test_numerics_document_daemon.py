@@ -14,7 +14,7 @@ import torch
 import ballast
 from ballast import numerics
 from daemon import Daemon
-from test_ranks import together
+from side_by_side import side_by_side
 
 F = np.float32
 SIZES = {"first": 70, "second": 9100}  # the second: two tiles and a ragged third
@@ -78,7 +78,7 @@ def train(daemon: Daemon, run: str, rank: int) -> tuple[dict[str, torch.nn.Param
 
 
 def test_gradients_are_summed_and_clipped_as_written(daemon: Daemon, run: str) -> None:
-    ranks = together(2, lambda rank: train(daemon, run, rank))
+    ranks = side_by_side(2, lambda rank: train(daemon, run, rank))
     documents = {name: Document(name) for name in SIZES}
     for step in range(3):
         gradients, squares = {}, 0.0
