@@ -15,6 +15,8 @@ namespace {
 // so the scale lies a few steps above the one that the decoded values would get.
 constexpr int kScalesTried = 6;
 constexpr size_t kCodes = 256;
+// Of values that were decoded from such codes none is strange; to look on would cost ten times what encoding does.
+constexpr int kStrangeBlocks = 4;
 
 using Table = std::array<float, kCodes>;
 
@@ -52,7 +54,8 @@ bool FindCodes(const Table& table, const float* values, uint64_t count, uint8_t*
   return true;
 }
 
-void RecoverBlock(const kernels::MomentCodec& codec, const float* values, uint64_t count, std::byte* codes,
+// False: no scale is found, and nothing is stored.
+bool RecoverBlock(const kernels::MomentCodec& codec, const float* values, uint64_t count, std::byte* codes,
                   std::byte* scale_at) {
   uint16_t scale = 0;
   std::memcpy(&scale, scale_at, sizeof scale);
@@ -61,8 +64,9 @@ void RecoverBlock(const kernels::MomentCodec& codec, const float* values, uint64
     if (!FindCodes(Decoded(codec, scale), values, count, found.data())) continue;
     std::memcpy(codes, found.data(), count);
     std::memcpy(scale_at, &scale, sizeof scale);
-    return;
+    return true;
   }
+  return false;
 }
 
 }  // namespace
@@ -74,11 +78,13 @@ void RecoverCodes(const kernels::MomentCodec& codec, std::byte* const* planes, c
   }
   std::vector<float> decoded(n);
   codec.decode(planes, decoded.data(), n);
-  for (uint64_t first = 0; first < n; first += kernels::kBlock) {
+  int strange = 0;  // blocks that were not decoded from such codes
+  for (uint64_t first = 0; first < n && strange < kStrangeBlocks; first += kernels::kBlock) {
     const uint64_t count = std::min(kernels::kBlock, n - first);
     if (std::memcmp(decoded.data() + first, values + first, count * sizeof(float)) == 0) continue;
-    RecoverBlock(codec, values + first, count, planes[0] + first,
-                 planes[1] + first / kernels::kBlock * sizeof(uint16_t));
+    const bool recovered = RecoverBlock(codec, values + first, count, planes[0] + first,
+                                        planes[1] + first / kernels::kBlock * sizeof(uint16_t));
+    strange += recovered ? 0 : 1;
   }
 }
 
