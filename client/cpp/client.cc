@@ -105,10 +105,10 @@ class Client::Impl {
   template <typename Response, typename Stub, typename Request>
   absl::StatusOr<Response> CallAgain(const std::string& what, Stub& stub,
                                      grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                                     const Request& request) {
+                                     const Request& request, absl::Duration timeout = Connection::kCallTimeout) {
     for (Retry retry(*connection, what);;) {
       Response response;
-      const absl::Status status = connection->Call(stub, method, request, &response);
+      const absl::Status status = connection->Call(stub, method, request, &response, timeout);
       if (status.ok()) return response;
       if (!retry.Again(status)) return retry.Explain(status);
     }
@@ -171,7 +171,7 @@ absl::StatusOr<v1::AmendRunResponse> Client::AmendRun(const v1::RunSpec& spec) {
   request.set_session_token(impl_->stream->token());
   *request.mutable_spec() = spec;
   auto amended = impl_->CallAgain(absl::StrCat("amending run '", spec.run_id(), "'"), impl_->connection->trainer(),
-                                  &v1::TrainerService::Stub::AmendRun, request);
+                                  &v1::TrainerService::Stub::AmendRun, request, Connection::kConvertTimeout);
   if (!amended.ok()) return impl_->Explain(ExplainSpec(amended.status(), spec), impl_->run_id);
   impl_->GoBy(spec.run_id(), amended->spec_sha256());
   if (amended->generation() != impl_->generation) impl_->stream->AwaitEnd(kTellTimeout);

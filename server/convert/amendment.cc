@@ -1,7 +1,9 @@
 #include "server/convert/amendment.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -19,12 +21,26 @@ const v1::GroupSpec& GroupOf(const v1::RunSpec& spec, int tensor) {
   return spec.groups(static_cast<int>(spec.tensors(tensor).group()));
 }
 
+// Rules whose moments are of one kind, so that one may go on with the other's; moments of any other rule are its own:
+// stable_adamw's are debiased, lion's an average where sgd's is a sum.
+constexpr std::pair<absl::string_view, absl::string_view> kMoments[] = {
+    {"adam", "adam"},         {"adamw", "adam"}, {"collage_light", "adam"},
+    {"collage_plus", "adam"}, {"sgd", "sgd"},    {"sgdw", "sgd"},
+};
+
+absl::string_view MomentsOf(absl::string_view rule) {
+  const auto* const found =
+      std::find_if(std::begin(kMoments), std::end(kMoments), [rule](const auto& of) { return of.first == rule; });
+  return found == std::end(kMoments) ? rule : found->second;
+}
+
 // What is stored of the tensor must be able to go on.
 absl::Status CheckStored(const std::string& tensor, const v1::GroupSpec& is, const v1::GroupSpec& asked) {
   const kernels::Kernel& from = *kernels::FindKernel(is.rule(), is.master(), is.state());
   const kernels::Kernel& to = *kernels::FindKernel(asked.rule(), asked.master(), asked.state());
+  const bool same_moments = MomentsOf(is.rule()) == MomentsOf(asked.rule());
   for (const auto kind : {kernels::PlaneKind::kMomentum, kernels::PlaneKind::kVariance}) {
-    if (CarryOverOf(from, to, kind) != CarryOver::kImpossible) continue;
+    if (same_moments && CarryOverOf(from, to, kind) != CarryOver::kImpossible) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "AmendRun: the rule of tensor '", tensor, "' is ", is.rule(), " with state ", is.state(), ", asked for is ",
         asked.rule(), " with ", asked.state(),

@@ -37,8 +37,10 @@ void Run::Hold(SessionId session, absl::AnyInvocable<void(absl::Status)> done) {
     if (auto s = CheckHold(session); !s.ok()) return done(s);
     driver_->WhenQuiet([this, session, done = std::move(done)](absl::Status s) mutable {
       if (s.ok()) s = CheckHold(session);
-      held_ = s.ok();
-      if (held_) driver_->HoldSteps(true);
+      if (s.ok()) {
+        held_ = true;
+        driver_->HoldSteps(true);
+      }
       done(std::move(s));
     });
   });

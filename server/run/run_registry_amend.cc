@@ -61,8 +61,11 @@ absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request,
                                 .metrics = options_.metrics,
                                 .past = run.get()});
   if (!successor.ok()) {
-    options_.metrics->OnAdmissionRejected("memory");
+    if (absl::IsResourceExhausted(successor.status())) options_.metrics->OnAdmissionRejected("memory");
     return absl::Status(successor.status().code(), absl::StrCat("run '", run_id, "': ", successor.status().message()));
+  }
+  if (draining() || request.abandoned()) {  // what is stored otherwise may have taken long
+    return absl::CancelledError("the call was cancelled while the run was copied; the run goes on as it was");
   }
   Amended amended{.run = *std::move(successor), .amended = true};
   ASSIGN_OR_RETURN(amended.taken, amended.run->TakeOver(run.get()));

@@ -100,7 +100,7 @@ PlanBytes ParameterStore::bytes() const {
   return sum;
 }
 
-void ParameterStore::WaitIdle() {
+void ParameterStore::WaitIdle() const {
   for (const Shard& shard : shards_) shard.queue->WaitIdle();
 }
 

@@ -145,7 +145,7 @@ class ParameterStore {
   uint64_t updates(uint32_t tensor) const { return updates_[tensor]; }
   // Counted from the live allocations. Padding is not: it is a property of the layout.
   PlanBytes bytes() const;
-  void WaitIdle();
+  void WaitIdle() const;
   // Whether some completion has neither run nor been dropped. Completions that run may submit more.
   bool awaits_completions() const { return awaited_.use_count() > 1; }
 

@@ -55,6 +55,7 @@ std::vector<uint64_t> ParameterStore::StayingBytes(const RunSpec& next) const {
 }
 
 absl::Status ParameterStore::CarryOver(const ParameterStore& past) {
+  past.WaitIdle();  // what was restored to it is there
   for (uint32_t i = 0; i < past.spots_.size(); ++i) {
     for (const PlaneKind kind : kKinds) {
       if (!stays_[i]) RETURN_IF_ERROR(CarryOver(past, i, kind));

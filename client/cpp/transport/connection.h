@@ -45,6 +45,10 @@ class Connection {
   // As in ClientOptions.
   bool Interrupted() const { return options_.interrupted && options_.interrupted(); }
   static constexpr absl::Duration kInterruptGlance = absl::Milliseconds(100);
+  // CreateRun reserves and clears memory, at worst hundreds of gigabytes at some gigabytes a second.
+  static constexpr absl::Duration kCallTimeout = absl::Seconds(120);
+  // AmendRun may have all of a run stored otherwise, at worst some ten million parameters a second.
+  static constexpr absl::Duration kConvertTimeout = absl::Seconds(1800);
 
   // A status of FromGrpc, with the server's name in front if the server could not be reached.
   absl::Status Explain(const absl::Status& status) const;
@@ -65,9 +69,6 @@ class Connection {
   }
 
  private:
-  // CreateRun reserves and clears memory, at worst hundreds of gigabytes at some gigabytes a second.
-  static constexpr absl::Duration kCallTimeout = absl::Seconds(120);
-
   explicit Connection(ClientOptions options);
 
   const ClientOptions options_;

@@ -94,6 +94,8 @@ TEST(AmendmentTest, ATensorStaysWhatItIs) {
       {[](v1::RunSpec* s) { s->mutable_tensors(1)->set_shape(0, 32); },
        "tensor 'layers.0.w': tensors[0].shape[0] is 64"},
       {[](v1::RunSpec* s) { s->mutable_tensors(1)->set_dtype("bf16"); }, "tensor 'layers.0.w': tensors[0].dtype is"},
+      {[](v1::RunSpec* s) { s->mutable_groups(0)->set_rule("stable_adamw"); },
+       "the rule of tensor 'embed.weight' is adamw with state companded8, asked for is stable_adamw with companded8"},
       {[](v1::RunSpec* s) {
          s->mutable_groups(0)->set_rule("lion");
          s->mutable_groups(0)->set_master("split24");

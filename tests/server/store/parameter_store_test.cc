@@ -278,6 +278,22 @@ TEST_P(ParameterStoreTest, AStoreTakesThePlanesOfAnotherOverAsTheyLie) {
   }
 }
 
+// fp32 holds all that the others have.
+TEST_P(ParameterStoreTest, WhatIsStoredOtherwiseIsMadeOfThePlanesAsTheyWillBe) {
+  Store past(device_.get(), {"adamw", "split24", "companded8"});
+  past.FillGradients(1);
+  past.DoAll(kUpdate, 1);
+  const StoreImage image = past.Image();
+  const std::vector<std::string> before = past.Read({0, 0, 70000});
+  past.FillGradients(2);
+  past.DoAll(kUpdate, 2);
+  for (uint32_t i = 0; i < past.tensors(); ++i) past->Restore(i, image, {1, 1});  // nobody has waited for it
+  Store wide(device_.get(), {"adamw", "fp32", "fp32"}, &past);
+  EXPECT_EQ(wide->bytes().stored(), wide.plan().bytes.stored());
+  EXPECT_EQ(wide.Read({0, 0, 70000}), before);
+  EXPECT_EQ(wide->updates(0), 1u);
+}
+
 // f = sum x^2 / 2, so g is x and the Hessian 1; with an eps that drowns sqrt(vhat), P is eps, and lr kappa lr / eps.
 TEST_P(ParameterStoreTest, TheCurvatureOfAKnownLossIsFound) {
   Store store(device_.get(), {"adamw", "fp32", "fp32"});
