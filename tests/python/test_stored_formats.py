@@ -80,3 +80,72 @@ def test_only_one_group_is_stored_otherwise(adamw: AdamW) -> None:
     for which, optimizer in zip((model, twin), optimizers):
         train(which, optimizer, range(3, 4))
     assert not same_bits(weights_of(model[0]), weights_of(twin[0]))
+
+
+@pytest.mark.parametrize("policy", ["refuse", "upload"])
+def test_weights_that_were_changed_before_the_same_step_are_not_lost(adamw: AdamW, policy: Any) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **OPTIONS, **WIDE, changed_weights=policy)
+    other = adamw(twin.named_parameters(), **OPTIONS, **WIDE, changed_weights=policy, run=f"{optimizer.run}-twin")
+    for which, by in ((model, optimizer), (twin, other)):
+        train(which, by, range(2))
+        with torch.no_grad():
+            which[0].weight.fill_(1.5)
+            which[1].weight.mul_(2).div_(2)  # and back
+        by.param_groups[0]["state" if by is other else "master"] = "bf16"
+    for which, by in ((model, optimizer), (twin, other)):
+        if policy == "refuse":
+            with pytest.raises(ballast.Rejected, match="the weights of '0.weight' were changed after step 2"):
+                train(which, by, range(2, 3))
+            assert by.run_status().steps_applied == 2
+            continue
+        train(which, by, range(2, 3))
+        assert (which[0].weight - 1.5).abs().max() < 0.1
+
+
+def test_a_rank_that_has_not_heard_of_a_rewind_follows_it(adamw: AdamW) -> None:
+    """Rank 0 goes back, and then both change the format: that rank 1 is at another step is seen, though its weights would
+    be rounded in any case."""
+    models = [layered(seed=1) for _ in range(2)]
+    ranks = [
+        adamw(model.named_parameters(), **OPTIONS, **WIDE, rank=rank, world=2, snapshots=2, snapshot_every=1)
+        for rank, model in enumerate(models)
+    ]
+    side_by_side(2, lambda rank: train(models[rank], ranks[rank], range(4)))
+    ranks[0].rewind(to=3)
+    rewound = []
+
+    def go_on(rank: int) -> None:
+        ranks[rank].param_groups[0].update(NARROW)
+        try:
+            train(models[rank], ranks[rank], range(3, 4))
+        except ballast.RunRewound as back:
+            rewound.append((rank, back.step))
+            models[rank].zero_grad()
+            train(models[rank], ranks[rank], range(3, 4))
+
+    side_by_side(2, go_on)
+    assert rewound == [(1, 3)]
+    assert same_bits(weights_of(models[0]), weights_of(models[1]))
+    assert ranks[1].last_result is not None and ranks[1].last_result.step == 4
+
+
+def test_what_was_saved_before_does_not_take_the_formats_back(adamw: AdamW) -> None:
+    """Neither state_dict() nor client state: how a run stores its tensors is no part of its state."""
+    model = layered(seed=1)
+    first = adamw(model.named_parameters(), **OPTIONS)
+    first.register_client_state("count", lambda: 7, lambda count: None)
+    first.connect()
+    train(model, first, range(2))
+    saved = first.state_dict()
+    first.param_groups[0].update(WIDE)
+    settle(first)
+    first.load_state_dict({**saved, "state": {}})
+    generation = first.run_status().generation
+    first.close()
+    second = adamw(model.named_parameters(), **OPTIONS, **WIDE, weights="match")
+    second.register_client_state("count", lambda: 7, lambda count: None)
+    assert second.connect()
+    assert {key: second.param_groups[0][key] for key in WIDE} == WIDE
+    train(model, second, range(2, 3))
+    assert second.run_status().generation == generation

@@ -71,7 +71,8 @@ class Growth:
         """Between two steps: the session since, in which the run is as parameters and groups say; the same where it was so.
         moments: by id(parameter), that go to the run with what is added.
 
-        Rejected, on every rank that makes the change and before anything is sent, if the run cannot be so.
+        Rejected, on every rank that makes the change and before anything is sent, if the run cannot be so; on rank 0 alone, if
+        the daemon has no memory for it, or a value does not fit the format that it is to be stored in.
         """
         change = self._change(session, groups)
         if change is None:

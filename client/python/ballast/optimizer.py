@@ -19,7 +19,7 @@ from ballast.in_step import InStep
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
-from ballast.options import COMMON, Rule, RunOptions, check_group, check_names, complete_group
+from ballast.options import COMMON, STORED, Rule, RunOptions, check_group, check_names, complete_group
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.remote_state import RemoteState
@@ -358,7 +358,7 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes lr and the other options of param_groups over, as LR schedulers need it. Options that it lacks keep
-        their values.
+        their values, and so do master and state of a run that was joined: its own formats are no part of its state.
 
         State that it holds, as torch's optimizers keep it, goes to the run with the parameters' weights at the next first
         gradient: into a new run, or in the middle of one, after a rollback; steps count on. Every rank loads the same
@@ -373,7 +373,8 @@ class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
         saved, sizes = list(state_dict["param_groups"]), [len(group["params"]) for group in self.param_groups]
         kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         if len(saved) == len(kept):  # else torch says what is wrong
-            saved = [{**ours, **theirs} for ours, theirs in zip(kept, saved)]
+            lasting = () if session is None else STORED
+            saved = [{**ours, **theirs, **{key: ours[key] for key in lasting}} for ours, theirs in zip(kept, saved)]
         for group in saved:
             check_group(group, self._settings.rule)
         if [len(group["params"]) for group in saved] == sizes:  # else likewise

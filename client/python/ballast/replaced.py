@@ -27,9 +27,10 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Amended:
-    """What an amendment of a run has left to do. weights: of the session before; added: the tensors that came, with these
-    moments."""
+    """What an amendment of a run has left to do. weights: of the session before, whose next step was `step`; added: the
+    tensors that came, with these moments."""
 
     weights: Weights
+    step: int
     added: Sequence[Binding]
     moments: Mapping[int, Moments]

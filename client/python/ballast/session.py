@@ -114,12 +114,14 @@ class Session:
         Where it was interrupted it may be called again. Rejected, and nothing is sent, if a weight that is added is not finite.
         """
         refuse_nonfinite_added(description.tensors[len(self._bindings) :], self._run)
+        if self._attached:
+            self._changes.note_unchanged(self.weights)
         if self._attached and not self._ended_by(description.spec):
             self.description = description
             return self
         self._attached = False
         session = self._after(description)
-        session._amended = Amended(self.weights, session._bindings[len(self._bindings) :], moments)
+        session._amended = Amended(self.weights, self.step, session._bindings[len(self._bindings) :], moments)
         return session
 
     def _ended_by(self, spec: str) -> bool:
@@ -169,7 +171,7 @@ class Session:
         brought = self.weights.bring(amended.added, amended.moments)
         if brought.ended:
             self._attach_anew()
-        self._untaken = not self.weights.go_on(amended.weights, amended.added, brought)
+        self._untaken = not self.weights.go_on(amended, brought)
         self._amended = None
         if self._untaken:
             raise RunRewound(

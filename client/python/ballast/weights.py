@@ -15,7 +15,7 @@ from ballast.moments import MASTER, Moments, zeros
 from ballast.progress import Transfer
 from ballast.rank import Rank
 from ballast.rank_zero import SAME_WEIGHTS, await_end, await_upload
-from ballast.replaced import Replaced
+from ballast.replaced import Amended, Replaced
 from ballast.saved_state import Token
 from ballast.status import status_of
 from ballast.uploads import refuse_nonfinite, same, upload_of
@@ -285,17 +285,21 @@ class Weights:
             self.await_end("uploads the weights of what was added", "add the same parameters")
         return Replaced(not self._loaded, stored=stored)
 
-    def go_on(self, past: Weights, added: Sequence[Binding], brought: Replaced) -> bool:
-        """Instead of settling: `past` has made all but the added ones the same here and there, and `brought` those. False, and
-        nothing is settled, where the run has other weights by now: then they are to be taken."""
+    def go_on(self, amended: Amended, brought: Replaced) -> bool:
+        """Instead of settling: the weights before have made all but the added ones the same here and there, and `brought` those.
+        False, and nothing is settled, where the run has other weights by now: then they are to be taken. Of tensors that
+        it stores otherwise since, which it may have rounded, its generation and step tell that."""
+        past, added = amended.weights, amended.added
         for binding in added:
             binding.load()
         if brought.stored is not None:
             self._compare_stored(brought.stored, added)
         self._unlike |= past._unlike | brought.unlike
-        for binding, known in zip(self._bindings, past._bindings):
-            if not binding.stored_as(known):
-                self._unlike[binding.index] = binding.digest()
+        converted = [one for one, known in zip(self._bindings, past._bindings) if not one.stored_as(known)]
+        raised = 1 + bool(added)  # by the amendment, and by the upload of what came
+        if converted and (self.generation, self._client.step) != (past.generation + raised, amended.step):
+            return False
+        self._unlike |= {one.index: one.digest() for one in converted if not one.last_seen.touched}
         kept = self._bindings[: len(self._bindings) - len(added)]
         if self.differing(binding for binding in kept if not binding.last_seen.touched):  # by the trainer itself
             return False
