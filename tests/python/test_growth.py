@@ -231,3 +231,25 @@ def test_all_ranks_grow_together_as_torch_does(adamw: AdamW, world: int, commit:
         assert same_bits(weights_of(model), weights_of(ranks[0][0]))
         assert difference(model, theirs) < 1e-6
         assert optimizer.last_result is not None and optimizer.last_result.step == 6
+
+
+@pytest.mark.parametrize("formats", [{}, {"state": "bf16"}, {"master": "bf16"}], ids=str)
+def test_weights_that_were_touched_and_put_back_keep_no_rank_from_growing(
+    adamw: AdamW, formats: dict[str, str]
+) -> None:
+    """As by an average that is put in their place for an evaluation."""
+    ranks = team(adamw, 4)
+    together(ranks, lambda model, optimizer: train(model, optimizer, range(2)))
+
+    def go_on(model: nn.Sequential, optimizer: ballast.AdamW) -> None:
+        with torch.no_grad():
+            for parameter in model[1:].parameters():
+                parameter.mul_(2).div_(2)
+        grow(model, optimizer)
+        optimizer.param_groups[0].update(formats)
+        train(model, optimizer, range(2, 4))
+
+    together(ranks, go_on)
+    for model, optimizer in ranks:
+        assert same_bits(weights_of(model), weights_of(ranks[0][0]))
+        assert optimizer.last_result is not None and optimizer.last_result.step == 4

@@ -42,7 +42,7 @@ class ChangedWeights:
     def refuse(self, weights: Weights, step: int) -> list[Binding] | None:
         """Before `step` begins: Rejected, naming the tensors, if any was changed. They stay as they are. With "upload"
         returns them, and None where none looks changed."""
-        suspects = self._suspects()
+        suspects = [b for b in self._bindings if b.last_seen.touched] if self._looks else []
         changed = self._differing(weights, suspects)
         if changed and not self._uploads:
             # Sharded parameters have no "upload".
@@ -56,11 +56,6 @@ class ChangedWeights:
                 "FAILED_PRECONDITION",
             )
         return changed if self._uploads and suspects else None
-
-    def note_unchanged(self, weights: Weights) -> None:
-        """Before the daemon stores tensors otherwise, and so may round them: those that were touched, and are as it has them
-        nevertheless, count as untouched."""
-        self._differing(weights, self._suspects())
 
     def before_gradient(self, weights: Weights, binding: Binding) -> None:
         """In a step, before a gradient of the tensor is sent."""
@@ -88,9 +83,6 @@ class ChangedWeights:
     def forget(self) -> None:
         """The open step is gone."""
         self._overwritten.clear()
-
-    def _suspects(self) -> list[Binding]:
-        return [binding for binding in self._bindings if binding.last_seen.touched] if self._looks else []
 
     def _differing(self, weights: Weights, suspects: list[Binding]) -> list[Binding]:
         """Those that are not as the daemon has them; the others are noted as they are."""

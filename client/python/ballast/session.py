@@ -114,8 +114,6 @@ class Session:
         Where it was interrupted it may be called again. Rejected, and nothing is sent, if a weight that is added is not finite.
         """
         refuse_nonfinite_added(description.tensors[len(self._bindings) :], self._run)
-        if self._attached and description.rounds_otherwise(self.description) and not self.weights.outdated:
-            self._changes.note_unchanged(self.weights)
         if self._attached and not self._ended_by(description.spec):
             self.description = description
             return self

@@ -44,10 +44,6 @@ class Description:
         """By tensor, as options.FORMATS."""
         return [self.grouping.groups[group].formats for group in self.grouping.of_tensor]
 
-    def rounds_otherwise(self, past: Description) -> bool:
-        """Whether weights of tensors that `past` has, too, are stored otherwise."""
-        return any(one["master"] != other["master"] for one, other in zip(self.formats, past.formats))
-
 
 class RunSettings:
     """The options that say what the run is. Rejected by the constructor if one is wrong, or two contradict each other.

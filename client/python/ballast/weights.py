@@ -299,6 +299,9 @@ class Weights:
         raised = 1 + bool(added)  # by the amendment, and by the upload of what came
         if converted and (self.generation, self._client.step) != (past.generation + raised, amended.step):
             return False
+        for one in converted:  # and rounded; what was touched and put back is known by its digest
+            if self._digests[one.index : one.index + 1] == [one.served_digest()]:
+                one.last_seen.note()
         self._unlike |= {one.index: one.digest() for one in converted if not one.last_seen.touched}
         kept = self._bindings[: len(self._bindings) - len(added)]
         if self.differing(binding for binding in kept if not binding.last_seen.touched):  # by the trainer itself
