@@ -42,28 +42,25 @@ std::string Peers(const RunStatus& status) {
 
 }  // namespace
 
-Run::Run(Options options)
-    : spec_(std::move(options.spec)),
+Run::Run(Options* options)
+    : spec_(std::move(options->spec)),
       chunk_starts_(std::make_shared<const std::vector<uint64_t>>(ChunkStarts(spec_))),
-      canonical_spec_(std::move(options.canonical_spec)),
-      spec_sha256_(std::move(options.spec_sha256)),
-      plan_(std::move(options.plan)),
-      devices_(DeviceLabels(options.devices)),
+      canonical_spec_(std::move(options->canonical_spec)),
+      spec_sha256_(std::move(options->spec_sha256)),
+      plan_(std::move(options->plan)),
+      devices_(DeviceLabels(options->devices)),
       layers_(TensorNames(spec_), spec_.layer_groups),
-      kept_(options.past == nullptr ? 0 : static_cast<uint32_t>(options.past->spec_.tensors.size())),
-      history_(options.past == nullptr ? std::make_shared<RunHistory>() : options.past->history_),
+      kept_(options->past == nullptr ? 0 : static_cast<uint32_t>(options->past->spec_.tensors.size())),
+      history_(options->past == nullptr ? std::make_shared<RunHistory>() : options->past->history_),
       strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {}
 
 Run::~Run() { End(Ended(spec_)); }
 
 absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
-  const std::vector<Device*> devices = options.devices;
-  Metrics* const metrics = options.metrics;
-  const Run* const past = options.past;
   try {
-    std::shared_ptr<Run> run(new Run(std::move(options)));
+    std::shared_ptr<Run> run(new Run(&options));
     absl::Status status;
-    run->PostAndWait([&] { status = run->Allocate(devices, metrics, past); });
+    run->PostAndWait([&] { status = run->Allocate(options); });
     RETURN_IF_ERROR(status);
     return run;
   } catch (const std::bad_alloc&) {
@@ -80,8 +77,9 @@ void Run::PostAndWait(absl::FunctionRef<void()> task) {
   done.WaitForNotification();
 }
 
-absl::Status Run::Allocate(const std::vector<Device*>& devices, Metrics* metrics, const Run* past) try {
-  const ParameterStore* const past_store = past == nullptr ? nullptr : past->store_.get();
+absl::Status Run::Allocate(const Options& options) try {
+  const std::vector<Device*>& devices = options.devices;
+  const ParameterStore* const past_store = options.past == nullptr ? nullptr : options.past->store_.get();
   ASSIGN_OR_RETURN(store_,
                    ParameterStore::Create(
                        {.spec = &spec_, .plan = &plan_, .devices = devices, .strand = &strand_, .past = past_store}));
@@ -90,7 +88,8 @@ absl::Status Run::Allocate(const std::vector<Device*>& devices, Metrics* metrics
     ASSIGN_OR_RETURN(pools[s], devices[s]->Allocate(plan_.shards[s].pool_bytes, Place::kHost));
   }
   ASSIGN_OR_RETURN(auto snapshots, SnapshotRing::Create(&spec_, store_.get()));
-  metrics_ = metrics->AddRun(Labels(spec_, plan_, layers_));
+  RETURN_IF_ERROR(options.still_wanted());
+  metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
   driver_ = std::make_unique<StepDriver>(StepExecutor::Environment{.spec = &spec_,
                                                                    .layers = &layers_,
                                                                    .store = store_.get(),

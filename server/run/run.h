@@ -43,6 +43,8 @@ class Run {
     // Of a run that is to take the place of another, which outlives Create: its tensors come first in the spec, and in
     // the same shards of the plan. Until TakeOver nothing else is asked of this run.
     const Run* past = nullptr;
+    // Asked when that is done which may take long, and before anything of `past` is touched: an error ends Create.
+    std::function<absl::Status()> still_wanted = [] { return absl::OkStatus(); };
   };
   struct AttachRequest {
     SessionId fresh = {};  // the id a new session shall have
@@ -141,8 +143,9 @@ class Run {
   uint64_t End(absl::Status status);
 
  private:
-  explicit Run(Options options);
-  absl::Status Allocate(const std::vector<Device*>& devices, Metrics* metrics, const Run* past);
+  // Takes the spec, its texts and the plan out of them.
+  explicit Run(Options* options);
+  absl::Status Allocate(const Options& options);
   // What goes on in the run that takes this one's place.
   struct Heritage {
     StepExecutor::Past steps;

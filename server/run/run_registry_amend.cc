@@ -42,11 +42,14 @@ void RunRegistry::HoldAndAmend(AmendRequest request, absl::AnyInvocable<void(abs
 
 absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request, const std::shared_ptr<Run>& run) {
   const std::string run_id = request.spec.run_id;
-  if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is amended");
+  const auto still_wanted = [&]() -> absl::Status {
+    if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is amended");
+    if (!request.abandoned()) return absl::OkStatus();
+    return absl::CancelledError("the call was cancelled while it waited; the run goes on as it was");
+  };
+  RETURN_IF_ERROR(still_wanted());
   ASSIGN_OR_RETURN(const std::shared_ptr<Run> there, Find(run_id));
   if (there != run) return absl::UnavailableError(absl::StrCat("run '", run_id, "' was made anew; ask again"));
-  if (request.abandoned())
-    return absl::CancelledError("the call was cancelled while it waited; the run goes on as it was");
   const size_t kept = run->spec().tensors.size();
   Placement placement = Extended(run->plan().placement, request.spec, options_.devices->FreeBytes());
   std::vector<Device*> devices = options_.devices->Of(placement);
@@ -59,13 +62,11 @@ absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request,
                                 .plan = std::move(plan),
                                 .devices = std::move(devices),
                                 .metrics = options_.metrics,
-                                .past = run.get()});
+                                .past = run.get(),
+                                .still_wanted = still_wanted});
   if (!successor.ok()) {
     if (absl::IsResourceExhausted(successor.status())) options_.metrics->OnAdmissionRejected("memory");
     return absl::Status(successor.status().code(), absl::StrCat("run '", run_id, "': ", successor.status().message()));
-  }
-  if (draining() || request.abandoned()) {  // what is stored otherwise may have taken long
-    return absl::CancelledError("the call was cancelled while the run was copied; the run goes on as it was");
   }
   Amended amended{.run = *std::move(successor), .amended = true};
   ASSIGN_OR_RETURN(amended.taken, amended.run->TakeOver(run.get()));

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 
 #include "server/convert/convert.h"
@@ -26,8 +28,8 @@ class RunHoldTest : public ::testing::Test {
   void SetUp() override {
     v1::RunSpec wire = testing::MakeSpec("r1", {{"w", {8, 8}, "fp32"}});
     wire.mutable_rewind()->set_snapshots(1);
-    const RunSpec spec = ToRunSpec(wire, {}).value();
-    run_ = ballast::Run::Create({.spec = spec, .plan = MakePlan(spec), .devices = {&device_}, .metrics = &metrics_})
+    spec_ = ToRunSpec(wire, {}).value();
+    run_ = ballast::Run::Create({.spec = spec_, .plan = MakePlan(spec_), .devices = {&device_}, .metrics = &metrics_})
                .value();
     const auto attached = Await<absl::StatusOr<ballast::Run::AttachReply>>([&](auto done) {
       run_->Attach({.fresh = SessionId{kSession}},
@@ -70,6 +72,7 @@ class RunHoldTest : public ::testing::Test {
 
   CpuDevice device_{{.threads = 1}};
   Metrics metrics_{{}};
+  RunSpec spec_;
   std::shared_ptr<ballast::Run> run_;
   uint64_t calls_ = 0;
 };
@@ -92,6 +95,33 @@ TEST_F(RunHoldTest, ARunThatIsReleasedGoesOn) {
   EXPECT_TRUE(Hold().ok());
   run_->Release();
   Load();
+}
+
+// As of a call that is cancelled while planes are converted.
+TEST_F(RunHoldTest, OneThatIsNoLongerWantedLeavesTheRunItsMetrics) {
+  Load();
+  ASSERT_TRUE(Hold().ok());
+  const auto shown = [this] {
+    std::vector<std::string> lines = absl::StrSplit(metrics_.Serialize(), '\n');
+    std::erase_if(lines, [](const std::string& line) {
+      return !absl::StartsWith(line, "ballast_run") || !absl::StrContains(line, "_state{");
+    });
+    return lines;
+  };
+  const std::vector<std::string> before = shown();
+  ASSERT_FALSE(before.empty());
+  const uint64_t allocated = device_.allocated_bytes();
+  const auto made = ballast::Run::Create({.spec = spec_,
+                                          .plan = MakePlan(spec_),
+                                          .devices = {&device_},
+                                          .metrics = &metrics_,
+                                          .past = run_.get(),
+                                          .still_wanted = [] { return absl::CancelledError("gone"); }});
+  EXPECT_TRUE(absl::IsCancelled(made.status())) << made.status();
+  EXPECT_EQ(shown(), before);
+  EXPECT_EQ(device_.allocated_bytes(), allocated);
+  run_->Release();
+  EXPECT_TRUE(Hold().ok());
 }
 
 TEST_F(RunHoldTest, ASessionThatIsOverHoldsNothing) {
