@@ -8,10 +8,6 @@
 namespace ballast {
 namespace {
 
-const kernels::Kernel& KernelOf(const RunSpec& spec, uint32_t tensor) {
-  return *spec.groups[spec.tensors[tensor].group].kernel;
-}
-
 double ScaleOf(const TensorSpec& t, kernels::ScaledBy scaled_by) {
   const double scales[] = {1, t.lr_scale, t.wd_scale};
   return scales[static_cast<size_t>(scaled_by)];

@@ -43,6 +43,9 @@ struct StoreImage {
 // The index of a kind in arrays by kind.
 constexpr size_t Index(kernels::PlaneKind kind) { return static_cast<size_t>(kind); }
 
+inline const kernels::Kernel& KernelOf(const RunSpec& spec, uint32_t tensor) {
+  return *spec.groups[spec.tensors[tensor].group].kernel;
+}
 // As in server/spec/carry_over.h, of this tensor.
 const kernels::MomentCodec* StateCodec(const RunSpec& spec, uint32_t tensor, kernels::PlaneKind kind);
 

@@ -18,10 +18,6 @@ using kernels::PlaneKind;
 
 constexpr PlaneKind kKinds[] = {PlaneKind::kWeights, PlaneKind::kMomentum, PlaneKind::kVariance};
 
-const kernels::Kernel& KernelIn(const RunSpec& spec, uint32_t tensor) {
-  return *spec.groups[spec.tensors[tensor].group].kernel;
-}
-
 }  // namespace
 
 std::vector<std::vector<bool>> ParameterStore::StayingParts(const RunSpec& next) const {
@@ -29,7 +25,7 @@ std::vector<std::vector<bool>> ParameterStore::StayingParts(const RunSpec& next)
   for (const Shard& shard : shards_) stay.emplace_back(shard.parts.size(), true);
   for (uint32_t i = 0; i < spots_.size(); ++i) {
     for (const PlaneKind kind : kKinds) {
-      if (CarryOverOf(KernelIn(*environment_.spec, i), KernelIn(next, i), kind) == CarryOver::kAsItLies) continue;
+      if (CarryOverOf(KernelOf(*environment_.spec, i), KernelOf(next, i), kind) == CarryOver::kAsItLies) continue;
       stay[environment_.plan->placement.shard_of[i]][spots_[i].part] = false;
     }
   }
@@ -66,7 +62,7 @@ absl::Status ParameterStore::CarryOver(const ParameterStore& past) {
 
 absl::Status ParameterStore::CarryOver(const ParameterStore& past, uint32_t tensor, PlaneKind kind) {
   const RunSpec& spec = *environment_.spec;
-  if (CarryOverOf(KernelIn(*past.environment_.spec, tensor), KernelIn(spec, tensor), kind) == CarryOver::kAsItLies) {
+  if (CarryOverOf(KernelOf(*past.environment_.spec, tensor), KernelOf(spec, tensor), kind) == CarryOver::kAsItLies) {
     return CopyPlanes(past, tensor, kind);
   }
   if (kind == PlaneKind::kWeights) return ConvertWeights(past, tensor);
@@ -78,7 +74,7 @@ absl::Status ParameterStore::CarryOver(const ParameterStore& past, uint32_t tens
 }
 
 absl::Status ParameterStore::CopyPlanes(const ParameterStore& past, uint32_t tensor, PlaneKind kind) {
-  const auto from = KernelIn(*past.environment_.spec, tensor).planes, to = KernelIn(*environment_.spec, tensor).planes;
+  const auto from = KernelOf(*past.environment_.spec, tensor).planes, to = KernelOf(*environment_.spec, tensor).planes;
   const uint64_t elements = environment_.spec->tensors[tensor].elements;
   Device* const device = environment_.devices[environment_.plan->placement.shard_of[tensor]];
   DeviceBuffer room;  // a device copies between its memory and the host's

@@ -67,7 +67,7 @@ absl::Status Encode(const kernels::MomentCodec& codec, const RoomPlanes& planes,
 }  // namespace
 
 const kernels::MomentCodec* StateCodec(const RunSpec& spec, uint32_t tensor, PlaneKind kind) {
-  return StateCodec(*spec.groups[spec.tensors[tensor].group].kernel, kind);
+  return StateCodec(KernelOf(spec, tensor), kind);
 }
 
 absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernels::WireIndex format,

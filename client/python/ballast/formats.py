@@ -8,10 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ballast.errors import Rejected
-from ballast.options import FORMATS, MASTERS, check_option, format_values
+from ballast.options import ALIASES, FORMATS, MASTERS, check_option, format_values
 from ballast.parameters import NamedParameter
-
-_ALIASES = ("master_weight_bits", "state_dtype")
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ class FormatRules:
 def _resolve(pattern: str, options: Mapping[str, Any]) -> dict[str, Any]:
     where = f" of formats[{pattern!r}]"
     for option, value in options.items():
-        if option not in FORMATS and option not in _ALIASES:
-            raise Rejected(f"{option}={value!r}{where}: it may have {', '.join((*FORMATS, *_ALIASES))}")
+        if option not in FORMATS and option not in ALIASES:
+            raise Rejected(f"{option}={value!r}{where}: it may have {', '.join((*FORMATS, *ALIASES))}")
         check_option(option, value, where)
     resolved = {option: options[option] for option in FORMATS if options.get(option) is not None}
     if "master_weight_bits" in options:

@@ -17,8 +17,9 @@ MASTERS = {24: "split24", 32: "split32"}
 ROUNDINGS = ("stochastic", "nearest")
 WEIGHTS = (None, "client", "server", "match")
 
-# How the daemon stores a tensor, with the aliases.
-STORED = ("master", "state", "master_weight_bits", "state_dtype")
+# How the daemon stores a tensor: options, and their aliases.
+ALIASES = ("master_weight_bits", "state_dtype")
+STORED = ("master", "state", *ALIASES)
 # Where a tensor is stored and what it travels in: what `formats` may choose by name.
 FORMATS = ("master", "state", "rounding", "serving", "gradient_dtype")
 # Options that every rule has and that are in the description of the run: with another the run is amended.

@@ -41,14 +41,6 @@ class AmendRpcTest : public TeamRpcTest {
     return spec;
   }
 
-  grpc::Status Amend(const std::string& token, const v1::RunSpec& spec, v1::AmendRunResponse* response = nullptr) {
-    grpc::ClientContext context;
-    v1::AmendRunRequest request;
-    request.set_session_token(token);
-    *request.mutable_spec() = spec;
-    v1::AmendRunResponse own;
-    return trainer_->AmendRun(&context, request, response == nullptr ? &own : response);
-  }
   // Weights of the tensors from `first` on.
   grpc::Status LoadAdded(const RunSpec& spec, const std::string& token, uint32_t first, bool replace = true) {
     grpc::ClientContext context;

@@ -323,6 +323,15 @@ grpc::Status RpcTest::LoadAll(const RunSpec& spec, const std::string& token, v1:
   return writer->Finish();
 }
 
+grpc::Status RpcTest::Amend(const std::string& token, const v1::RunSpec& spec, v1::AmendRunResponse* response) {
+  grpc::ClientContext context;
+  v1::AmendRunRequest request;
+  request.set_session_token(token);
+  *request.mutable_spec() = spec;
+  v1::AmendRunResponse own;
+  return trainer_->AmendRun(&context, request, response == nullptr ? &own : response);
+}
+
 RpcTest::Trainer RpcTest::StartTrainer(const v1::RunSpec& wire_spec) {
   const auto created = CreateRun(wire_spec);
   EXPECT_TRUE(created.ok()) << created.status();

@@ -97,6 +97,7 @@ class RpcTest : public ::testing::Test {
   };
   Trainer StartTrainer(const v1::RunSpec& spec);
   void SendAll(const Trainer& trainer, uint32_t tensor, uint64_t step);
+  grpc::Status Amend(const std::string& token, const v1::RunSpec& spec, v1::AmendRunResponse* response = nullptr);
   // Makes one whole step, here and in the reference; returns what came back.
   StepAnswer Step(Trainer* trainer, uint64_t step, std::optional<double> lr = std::nullopt);
 
