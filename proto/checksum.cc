@@ -7,10 +7,12 @@
 
 namespace ballast {
 
-uint32_t Crc32c(absl::Span<const std::byte> bytes) {
+uint32_t Crc32c(absl::Span<const std::byte> bytes) { return ExtendCrc32c(0, bytes); }
+
+uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const std::byte> bytes) {
   // isa-l takes an int length and a non-const pointer that it does not write through.
   constexpr size_t kMost = size_t{1} << 30;
-  uint32_t crc = 0xffffffffu;
+  crc = ~crc;
   while (!bytes.empty()) {
     const auto piece = bytes.subspan(0, std::min(bytes.size(), kMost));
     auto* data = reinterpret_cast<unsigned char*>(const_cast<std::byte*>(piece.data()));

@@ -12,6 +12,8 @@ namespace ballast {
 
 // CRC-32C (Castagnoli, as in iSCSI) of a payload; 0 for none.
 uint32_t Crc32c(absl::Span<const std::byte> bytes);
+// Of a payload that begins with what has this CRC-32C and goes on with these bytes.
+uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const std::byte> bytes);
 
 // xxh3_64 of a tensor's bytes in its serving format.
 uint64_t WeightDigest(absl::Span<const std::byte> bytes);

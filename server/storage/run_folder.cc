@@ -1,0 +1,213 @@
+#include "server/storage/run_folder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "proto/checkpoint/manifest.h"
+
+#include "server/base/status_macros.h"
+
+namespace ballast {
+namespace {
+
+// No run's name begins with a dot.
+constexpr absl::string_view kRemovedPrefix = ".removed-";
+
+struct StateName {
+  CheckpointState state;
+  absl::string_view prefix;
+};
+constexpr StateName kStateNames[] = {{CheckpointState::kSetAside, "discarded-"},
+                                     {CheckpointState::kWriting, "writing-"},
+                                     {CheckpointState::kDeleting, "deleting-"},
+                                     {CheckpointState::kKept, ""}};
+
+std::string NameIn(CheckpointState state, const CheckpointPlace& place) {
+  for (const StateName& named : kStateNames) {
+    if (named.state == state) return absl::StrCat(named.prefix, NameOf(place));
+  }
+  return NameOf(place);
+}
+
+// "model-00001-of-00002.safetensors"
+bool IsShardName(absl::string_view name) {
+  const auto five_digits = [&name] {
+    uint32_t number = 0;
+    const bool found = name.size() >= 5 && absl::SimpleAtoi(name.substr(0, 5), &number);
+    if (found) name.remove_prefix(5);
+    return found;
+  };
+  if (!absl::ConsumePrefix(&name, "model-") && !absl::ConsumePrefix(&name, "optimizer-")) return false;
+  return five_digits() && absl::ConsumePrefix(&name, "-of-") && five_digits() && name == ".safetensors";
+}
+
+bool IsCheckpointFile(absl::string_view name) {
+  for (const absl::string_view known : {kManifestName, kSumsName, kSpecName, kRunName, kClientStateName, kIndexName}) {
+    if (name == known) return true;
+  }
+  return IsShardName(name);
+}
+
+}  // namespace
+
+std::string NameOf(const CheckpointPlace& place) { return absl::StrFormat("%012d-step-%d", place.number, place.step); }
+
+std::optional<CheckpointEntry> ParseCheckpointName(absl::string_view name) {
+  CheckpointEntry entry{.name = std::string(name)};
+  for (const StateName& named : kStateNames) {
+    if (!absl::ConsumePrefix(&name, named.prefix)) continue;
+    entry.state = named.state;
+    break;
+  }
+  const size_t middle = name.find("-step-");
+  if (middle == absl::string_view::npos || !absl::SimpleAtoi(name.substr(0, middle), &entry.place.number) ||
+      !absl::SimpleAtoi(name.substr(middle + 6), &entry.place.step) || NameIn(entry.state, entry.place) != entry.name) {
+    return std::nullopt;
+  }
+  return entry;
+}
+
+absl::StatusOr<RunFolder> RunFolder::Open(Fs* fs, const std::string& runs, const std::string& run_id) {
+  RunFolder folder(fs, absl::StrCat(runs, "/", run_id), runs);
+  const absl::Status made = fs->MakeFolder(folder.path_);
+  if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+  RETURN_IF_ERROR(fs->SyncFolder(runs));  // also if it was there: who made it may have died before this
+  RETURN_IF_ERROR(folder.List().status());
+  return folder;
+}
+
+std::string RunFolder::PathOf(const CheckpointEntry& entry) const { return absl::StrCat(path_, "/", entry.name); }
+
+absl::StatusOr<std::vector<CheckpointEntry>> RunFolder::List() const {
+  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> found, fs_->List(path_));
+  std::vector<CheckpointEntry> entries;
+  for (const Fs::Entry& one : found) {
+    if (one.kind != Fs::Kind::kFolder) continue;
+    if (auto entry = ParseCheckpointName(one.name)) entries.push_back(*std::move(entry));
+  }
+  std::sort(entries.begin(), entries.end(), [](const CheckpointEntry& a, const CheckpointEntry& b) {
+    return std::pair(a.place.number, a.name) < std::pair(b.place.number, b.name);
+  });
+  return entries;
+}
+
+absl::StatusOr<uint64_t> RunFolder::NextNumber() const {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  return entries.empty() ? 1 : entries.back().place.number + 1;
+}
+
+absl::StatusOr<std::string> RunFolder::Begin(const CheckpointPlace& place) {
+  const std::string path = absl::StrCat(path_, "/", NameIn(CheckpointState::kWriting, place));
+  RETURN_IF_ERROR(fs_->MakeFolder(path));
+  return path;
+}
+
+absl::Status RunFolder::RenameSynced(const std::string& from, const std::string& to) {
+  RETURN_IF_ERROR(fs_->Rename(absl::StrCat(path_, "/", from), absl::StrCat(path_, "/", to)));
+  return fs_->SyncFolder(path_);
+}
+
+absl::Status RunFolder::Publish(const CheckpointPlace& place) {
+  const std::string writing = NameIn(CheckpointState::kWriting, place);
+  RETURN_IF_ERROR(fs_->SyncFolder(absl::StrCat(path_, "/", writing)));
+  return RenameSynced(writing, NameOf(place));
+}
+
+absl::StatusOr<uint64_t> RunFolder::SetAside(uint64_t after_step) {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  // The newest first: what is left at any moment is an older state of the run, never one with a gap.
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if (entry->state != CheckpointState::kKept || entry->place.step <= after_step) continue;
+    RETURN_IF_ERROR(SetAside(*entry));
+  }
+  uint64_t newest = 0;
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.state == CheckpointState::kKept && entry.place.step <= after_step) newest = entry.place.step;
+  }
+  return newest;
+}
+
+absl::Status RunFolder::SetAside(const CheckpointEntry& entry) {
+  return RenameSynced(entry.name, NameIn(CheckpointState::kSetAside, entry.place));
+}
+
+absl::Status RunFolder::RemoveFiles(const std::string& folder) {
+  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> files, fs_->List(folder));
+  for (const Fs::Entry& file : files) {
+    if (file.kind == Fs::Kind::kFile && IsCheckpointFile(file.name)) {
+      RETURN_IF_ERROR(fs_->RemoveFile(absl::StrCat(folder, "/", file.name)));
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, " is left: ", file.name, " in it is no file of a checkpoint; move it away, and remove the folder"));
+  }
+  return fs_->RemoveFolder(folder);
+}
+
+absl::Status RunFolder::Remove(const CheckpointEntry& entry) {
+  std::string name = entry.name;
+  if (entry.state == CheckpointState::kKept || entry.state == CheckpointState::kSetAside) {
+    name = NameIn(CheckpointState::kDeleting, entry.place);
+    RETURN_IF_ERROR(RenameSynced(entry.name, name));
+  }
+  return RemoveFiles(absl::StrCat(path_, "/", name));
+}
+
+absl::Status RunFolder::CleanUp() {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  absl::Status first;
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.state == CheckpointState::kWriting || entry.state == CheckpointState::kDeleting)
+      first.Update(Remove(entry));
+  }
+  return first;
+}
+
+absl::Status RunFolder::Retain(uint32_t kept) {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  absl::Status first;
+  uint32_t newer = 0;  // that count
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    const bool counts = entry->state == CheckpointState::kKept;
+    if (newer >= kept && (counts || entry->state == CheckpointState::kSetAside)) first.Update(Remove(*entry));
+    if (counts) ++newer;
+  }
+  return first;
+}
+
+absl::Status RunFolder::RemoveAll() {
+  std::string removed;
+  absl::Status renamed = absl::AlreadyExistsError("");
+  // What is left of an earlier run of this name may be there.
+  for (int n = 1; absl::IsAlreadyExists(renamed); ++n) {
+    removed = absl::StrCat(runs_, "/", kRemovedPrefix, n, "-", path_.substr(runs_.size() + 1));
+    renamed = fs_->Rename(path_, removed);
+  }
+  RETURN_IF_ERROR(renamed);
+  RETURN_IF_ERROR(fs_->SyncFolder(runs_));
+  path_ = removed;
+  return RemoveCheckpoints();
+}
+
+absl::Status RunFolder::RemoveCheckpoints() {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  for (const CheckpointEntry& entry : entries) RETURN_IF_ERROR(RemoveFiles(PathOf(entry)));
+  return fs_->RemoveFolder(path_);
+}
+
+absl::Status RunFolder::CleanUpRemoved(Fs* fs, const std::string& runs) {
+  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> found, fs->List(runs));
+  absl::Status first;
+  for (const Fs::Entry& one : found) {
+    if (one.kind != Fs::Kind::kFolder || !absl::StartsWith(one.name, kRemovedPrefix)) continue;
+    first.Update(RunFolder(fs, absl::StrCat(runs, "/", one.name), runs).RemoveCheckpoints());
+  }
+  return first;
+}
+
+}  // namespace ballast

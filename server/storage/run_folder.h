@@ -1,0 +1,83 @@
+// The folder of one run: its checkpoints by number, and how they come, are set aside and go (proto/CHECKPOINTS.md).
+// Every change is made so that a power cut at any moment leaves what was there before, or what is there afterwards.
+//
+//   ASSIGN_OR_RETURN(RunFolder folder, RunFolder::Open(fs, "/data/runs", "r1"));
+//   ASSIGN_OR_RETURN(std::string path, folder.Begin(place));     // write the files there
+//   RETURN_IF_ERROR(folder.Publish(place));                      // now it counts
+//
+// Names that are not a checkpoint's are let alone. Not thread-safe: a run's folder is changed by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+#include "server/storage/fs.h"
+
+namespace ballast {
+
+// A checkpoint's number in its run, and its step.
+struct CheckpointPlace {
+  uint64_t number = 0, step = 0;
+  bool operator==(const CheckpointPlace&) const = default;
+};
+// "000000000007-step-120"
+std::string NameOf(const CheckpointPlace& place);
+
+enum class CheckpointState { kKept, kSetAside, kWriting, kDeleting };
+
+struct CheckpointEntry {
+  CheckpointPlace place;
+  CheckpointState state = CheckpointState::kKept;
+  std::string name;  // of its folder
+};
+// Of a folder's name; none: it is not a checkpoint's.
+std::optional<CheckpointEntry> ParseCheckpointName(absl::string_view name);
+
+class RunFolder {
+ public:
+  // Made if it is not there. `runs` is there.
+  static absl::StatusOr<RunFolder> Open(Fs* fs, const std::string& runs, const std::string& run_id);
+
+  const std::string& path() const { return path_; }
+  std::string PathOf(const CheckpointEntry& entry) const;
+  // Ascending by number.
+  absl::StatusOr<std::vector<CheckpointEntry>> List() const;
+  // A number higher than all that are there.
+  absl::StatusOr<uint64_t> NextNumber() const;
+
+  // An empty folder to write the checkpoint's files to.
+  absl::StatusOr<std::string> Begin(const CheckpointPlace& place);
+  // All files are written and synced.
+  absl::Status Publish(const CheckpointPlace& place);
+  // Those of later steps count no more: their steps have been undone. Returns the step of the newest that does; 0: none.
+  absl::StatusOr<uint64_t> SetAside(uint64_t after_step);
+  // One that counts does so no more: it is damaged.
+  absl::Status SetAside(const CheckpointEntry& entry);
+  // Removes the files that a checkpoint has, and its folder where nothing else is in it.
+  absl::Status Remove(const CheckpointEntry& entry);
+  // Removes what was not published, and what was being removed.
+  absl::Status CleanUp();
+  // Removes all but the newest `kept` of those that count.
+  absl::Status Retain(uint32_t kept);
+  // The run is no more: its folder is renamed first, so that none of its checkpoints comes back. Nothing may be asked of
+  // the folder afterwards.
+  absl::Status RemoveAll();
+  // Removes what is left of runs that were removed.
+  static absl::Status CleanUpRemoved(Fs* fs, const std::string& runs);
+
+ private:
+  RunFolder(Fs* fs, std::string path, std::string runs) : fs_(fs), path_(std::move(path)), runs_(std::move(runs)) {}
+  absl::Status RenameSynced(const std::string& from, const std::string& to);
+  absl::Status RemoveFiles(const std::string& folder);
+  absl::Status RemoveCheckpoints();
+
+  Fs* fs_;
+  std::string path_, runs_;
+};
+
+}  // namespace ballast

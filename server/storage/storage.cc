@@ -1,0 +1,93 @@
+#include "server/storage/storage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+
+namespace ballast {
+namespace {
+
+constexpr absl::string_view kLockName = "/ballast.lock", kRunsName = "/runs";
+
+absl::Status MakeIfMissing(Fs* fs, const std::string& path, const std::string& parent) {
+  const absl::Status made = fs->MakeFolder(path);
+  if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+  return fs->SyncFolder(parent);
+}
+
+void LogLeft(const std::string& where, const absl::Status& why) {
+  if (why.ok()) return;
+  Log(LogLevel::kWarn, "storage", "what was not published, or was being removed, is left",
+      {{"path", where}, {"err", std::string(why.message())}});
+}
+
+}  // namespace
+
+Storage::Storage(const Options& options, std::unique_ptr<FolderLock> lock)
+    : options_(options),
+      runs_(absl::StrCat(options.dir, kRunsName)),
+      lock_(std::move(lock)),
+      rate_(options.bytes_per_s),
+      threads_(options.threads) {}
+
+absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Options& options) {
+  // Whether the folder is there and is one, before anything is made in it.
+  RETURN_IF_ERROR(options.fs->List(options.dir).status());
+  ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, options.fs->Lock(absl::StrCat(options.dir, kLockName)));
+  RETURN_IF_ERROR(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir));
+  std::unique_ptr<Storage> storage(new Storage(options, std::move(lock)));
+  storage->CleanUp();
+  return storage;
+}
+
+void Storage::CleanUp() {
+  LogLeft(runs_, RunFolder::CleanUpRemoved(options_.fs, runs_));
+  const auto run_ids = RunIds();
+  LogLeft(runs_, run_ids.status());
+  if (!run_ids.ok()) return;
+  for (const std::string& run_id : *run_ids) {
+    const auto folder = FolderOf(run_id);
+    LogLeft(run_id, folder.ok() ? (*folder)->CleanUp() : folder.status());
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> Storage::RunIds() const {
+  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> entries, options_.fs->List(runs_));
+  std::vector<std::string> ids;
+  for (const Fs::Entry& entry : entries) {
+    if (entry.kind == Fs::Kind::kFolder && entry.name[0] != '.') ids.push_back(entry.name);
+  }
+  return ids;
+}
+
+absl::StatusOr<std::shared_ptr<RunFolder>> Storage::FolderOf(const std::string& run_id) {
+  absl::MutexLock lock(&mu_);
+  std::shared_ptr<RunFolder>& folder = folders_[run_id];
+  if (folder != nullptr) return folder;
+  auto opened = RunFolder::Open(options_.fs, runs_, run_id);
+  if (!opened.ok()) {
+    folders_.erase(run_id);
+    return opened.status();
+  }
+  folder = std::make_shared<RunFolder>(*std::move(opened));
+  return folder;
+}
+
+absl::Status Storage::Remove(const std::string& run_id) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> ids, RunIds());
+  if (std::find(ids.begin(), ids.end(), run_id) == ids.end()) {
+    return absl::NotFoundError(absl::StrCat("no run '", run_id, "' in ", runs_));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, FolderOf(run_id));
+  {
+    absl::MutexLock lock(&mu_);
+    folders_.erase(run_id);
+  }
+  return folder->RemoveAll();
+}
+
+}  // namespace ballast

@@ -1,0 +1,65 @@
+// The folder in which a daemon keeps its runs (proto/CHECKPOINTS.md), the threads that read and write there, and the
+// one lock that makes it this daemon's alone.
+//
+//   ASSIGN_OR_RETURN(auto storage, Storage::Open({.fs = SystemFs(), .dir = "/var/lib/ballast"}));
+//   ASSIGN_OR_RETURN(auto folder, storage->FolderOf("r1"));
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+#include "server/storage/disk_threads.h"
+#include "server/storage/file_writer.h"
+#include "server/storage/fs.h"
+#include "server/storage/run_folder.h"
+
+namespace ballast {
+
+class Storage {
+ public:
+  struct Options {
+    Fs* fs = nullptr;  // which outlives the storage
+    std::string dir;   // is there
+    int threads = 4;
+    uint64_t bytes_per_s = 0;  // that checkpoints are written with; 0: as fast as the disk is
+  };
+
+  // UNAVAILABLE: another daemon has the folder. NOT_FOUND, PERMISSION_DENIED and so on name what is wrong with it.
+  // Removes what earlier daemons had begun and not published; what cannot be removed is logged.
+  static absl::StatusOr<std::unique_ptr<Storage>> Open(const Options& options);
+
+  // Of the runs that are there, by id.
+  absl::StatusOr<std::vector<std::string>> RunIds() const;
+  // Made if it is not there. The same one each time.
+  absl::StatusOr<std::shared_ptr<RunFolder>> FolderOf(const std::string& run_id);
+  // The run is no more, and nobody writes for it. NOT_FOUND: it is not there.
+  absl::Status Remove(const std::string& run_id);
+  absl::StatusOr<Fs::Space> Space() const { return options_.fs->SpaceOf(options_.dir); }
+
+  Fs* fs() const { return options_.fs; }
+  DiskThreads* threads() { return &threads_; }
+  RateLimit* rate() { return &rate_; }
+
+ private:
+  Storage(const Options& options, std::unique_ptr<FolderLock> lock);
+  void CleanUp();
+
+  const Options options_;
+  const std::string runs_;
+  const std::unique_ptr<FolderLock> lock_;
+  absl::Mutex mu_;
+  std::map<std::string, std::shared_ptr<RunFolder>> folders_ ABSL_GUARDED_BY(mu_);
+  RateLimit rate_;
+  DiskThreads threads_;
+};
+
+}  // namespace ballast
