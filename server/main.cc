@@ -20,6 +20,7 @@
 #include "absl/strings/str_format.h"
 
 #include "server/base/descriptors.h"
+#include "server/base/failpoint.h"
 #include "server/base/host.h"
 #include "server/base/lifeline.h"
 #include "server/base/log.h"
@@ -238,6 +239,7 @@ int Serve(const CommandLine& line) {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ConfigureLog(LevelOf(line.config.log.level), line.config.log.format);
   gpr_set_log_function(LogOfGrpc);
+  if (const char* const place = std::getenv("TEST_FAILPOINT")) ArmFailpoint(place);
   const uint64_t before = RaiseDescriptorLimit();
   if (const uint64_t now = MostDescriptors(); now != before) {
     Log(LogLevel::kInfo, "descriptors", "the limit of open files was raised", {{"from", before}, {"to", now}});

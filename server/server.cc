@@ -20,6 +20,8 @@
 #include "server/base/descriptors.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
+#include "server/convert/checkpoint_json.h"
+#include "server/convert/create_request.h"
 #include "server/convert/daemon_status.h"
 #include "server/device/device_pool.h"
 #include "server/ops/ops_api.h"
@@ -29,6 +31,7 @@
 #include "server/rpc/tcp_listener.h"
 #include "server/rpc/trainer_service.h"
 #include "server/shm/shm_listener.h"
+#include "server/storage/storage.h"
 
 namespace ballast {
 namespace {
@@ -80,15 +83,21 @@ class CountingAllocator final : public grpc::ContextAllocator {
 class GrpcServer final : public Server {
  public:
   GrpcServer(std::vector<std::unique_ptr<Device>> devices, const Config& config, Metrics* metrics,
-             std::string ops_address, OnLastFailure on_last_failure)
+             std::string ops_address, std::unique_ptr<Storage> storage, OnLastFailure on_last_failure)
       : metrics_(metrics),
+        storage_(std::move(storage)),
         devices_(std::move(devices), config.memory_limit),
         runs_({.devices = &devices_,
                .metrics = metrics,
                .sessions = &sessions_,
                .max_runs = config.max_runs,
                .idle_run_timeout_s = config.idle_run_timeout_s,
-               .on_last_failure = std::move(on_last_failure)}),
+               .on_last_failure = std::move(on_last_failure),
+               .storage = storage_.get(),
+               .codec = &JsonCheckpoints(),
+               .read_spec = [limits = config.limits](
+                                const std::string& json, const std::string& sha256,
+                                const std::string& file) { return ToCreateRequest(json, sha256, file, limits); }}),
         message_bytes_(config.limits.message_bytes),
         open_timeout_s_(config.limits.open_timeout_s),
         trainer_(environment(), config.limits),
@@ -117,6 +126,7 @@ class GrpcServer final : public Server {
   absl::Status OfferSharedMemory(const std::string& where);
 
   Metrics* const metrics_;
+  const std::unique_ptr<Storage> storage_;  // none: runs are in memory alone
   DevicePool devices_;
   Sessions sessions_;
   RunRegistry runs_;
@@ -156,6 +166,10 @@ void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
 }
 
 absl::Status GrpcServer::Listen(const Config& config) {
+  if (storage_ != nullptr) {
+    metrics_->SetState("restoring");
+    runs_.RestoreAll();
+  }
   RETURN_IF_ERROR(OfferSharedMemory(config.shm_socket));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -254,8 +268,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, Metr
 absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_ptr<Device>> devices,
                                                         const Config& config, Metrics* metrics, std::string ops_address,
                                                         OnLastFailure on_last_failure) {
+  std::unique_ptr<Storage> storage;
+  if (config.storage.on()) {
+    auto opened = Storage::Open({.fs = SystemFs(),
+                                 .dir = config.storage.dir,
+                                 .threads = static_cast<int>(config.storage.threads),
+                                 .bytes_per_s = config.storage.bytes_per_s});
+    if (!opened.ok()) {
+      return absl::Status(opened.status().code(), absl::StrCat("storage.dir: ", opened.status().message()));
+    }
+    storage = *std::move(opened);
+  }
   auto server = std::make_unique<GrpcServer>(std::move(devices), config, metrics, std::move(ops_address),
-                                             std::move(on_last_failure));
+                                             std::move(storage), std::move(on_last_failure));
   RETURN_IF_ERROR(server->Listen(config));
   return server;
 }

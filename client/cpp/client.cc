@@ -18,8 +18,8 @@
 namespace ballast {
 namespace {
 
-// How long Rewind and a replacement of weights wait for this client's session to end. The daemon has said so at once;
-// if the connection is lost just then, it is replaced within this time.
+// How long Rewind, Restore and a replacement of weights wait for this client's session to end. The daemon has said so
+// at once; if the connection is lost just then, it is replaced within this time.
 constexpr absl::Duration kTellTimeout = absl::Seconds(30);
 
 absl::Status NotAttached(const char* call) {
@@ -96,9 +96,9 @@ class Client::Impl {
   template <typename Response, typename Stub, typename Request>
   absl::StatusOr<Response> Call(Stub& stub,
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                                const Request& request) {
+                                const Request& request, absl::Duration timeout = Connection::kCallTimeout) {
     Response response;
-    if (auto s = connection->Call(stub, method, request, &response); !s.ok()) return connection->Explain(s);
+    if (auto s = connection->Call(stub, method, request, &response, timeout); !s.ok()) return connection->Explain(s);
     return response;
   }
   // Makes the call again while Retry says so. For calls that may reach the daemon twice.
@@ -205,10 +205,11 @@ absl::StatusOr<v1::GetHistoryResponse> Client::GetHistory(const std::string& run
   return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::GetHistory, request);
 }
 
-absl::StatusOr<v1::DeleteRunResponse> Client::DeleteRun(const std::string& run_id, bool force) {
+absl::StatusOr<v1::DeleteRunResponse> Client::DeleteRun(const std::string& run_id, bool force, bool keep_checkpoints) {
   v1::DeleteRunRequest request;
   request.set_run_id(run_id);
   request.set_force(force);
+  request.set_keep_checkpoints(keep_checkpoints);
   return impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::DeleteRun, request);
 }
 
@@ -223,6 +224,33 @@ absl::StatusOr<v1::RunPlan> Client::Plan(const v1::RunSpec& spec) {
 absl::StatusOr<v1::RewindResponse> Client::Rewind(const v1::RewindRequest& request) {
   auto response = impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::Rewind, request);
   if (response.ok() && impl_->stream && impl_->run_id == request.run_id()) impl_->stream->AwaitEnd(kTellTimeout);
+  return response;
+}
+
+absl::StatusOr<v1::CheckpointResponse> Client::Checkpoint(const std::string& run_id) {
+  v1::CheckpointRequest request;
+  request.set_run_id(run_id);
+  auto written =
+      impl_->CallAgain(absl::StrCat("writing a checkpoint of run '", run_id, "'"), impl_->connection->admin(),
+                       &v1::AdminService::Stub::Checkpoint, request, Connection::kStorageTimeout);
+  if (!written.ok()) return impl_->Explain(written.status(), run_id);
+  return written;
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(const std::string& run_id) {
+  v1::ListCheckpointsRequest request;
+  request.set_run_id(run_id);
+  return impl_->CallAgain(absl::StrCat("listing the checkpoints of run '", run_id, "'"), impl_->connection->admin(),
+                          &v1::AdminService::Stub::ListCheckpoints, request);
+}
+
+absl::StatusOr<v1::RestoreResponse> Client::Restore(const std::string& run_id, uint64_t step) {
+  v1::RestoreRequest request;
+  request.set_run_id(run_id);
+  request.set_step(step);
+  auto response =
+      impl_->Call(impl_->connection->admin(), &v1::AdminService::Stub::Restore, request, Connection::kStorageTimeout);
+  if (response.ok() && impl_->stream && impl_->run_id == run_id) impl_->stream->AwaitEnd(kTellTimeout);
   return response;
 }
 

@@ -13,14 +13,14 @@
 //
 // Threads: LoadWeights and the calls of one step come from one thread at a time (thread-compatible); a reader and a
 // writer thread of the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun,
-// AmendRun, Attach, LoadWeights, Pull and the wait on EndStep's future.
+// AmendRun, Attach, LoadWeights, Pull, Checkpoint, Restore and the wait on EndStep's future.
 //
 // A lost connection is resumed by itself for `reconnect_timeout_s`, sending again only what the daemon does not hold;
-// then every call returns UNAVAILABLE naming the server. CreateRun, AmendRun, GetRun, ListRuns, Attach, LoadWeights and
-// Pull are tried again for as long; they also ask a busy daemon again when it says. If there are several ranks, a step
-// that closed meanwhile without this one has changed nothing here: the open step gets its result, and the next
-// BeginStep begins the step that is next. When the run has given this rank up (lease and rank_timeout), calls return
-// UNAVAILABLE too: another client attaches in its place.
+// then every call returns UNAVAILABLE naming the server. CreateRun, AmendRun, GetRun, ListRuns, Attach, LoadWeights,
+// Pull, Checkpoint and ListCheckpoints are tried again for as long; they also ask a busy daemon again when it says. If
+// there are several ranks, a step that closed meanwhile without this one has changed nothing here: the open step gets
+// its result, and the next BeginStep begins the step that is next. When the run has given this rank up (lease and
+// rank_timeout), calls return UNAVAILABLE too: another client attaches in its place.
 //
 // Memory: Push copies into a host buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not
 // leave as fast as they are pushed are kept, at most those of one step's micro-batches.
@@ -198,19 +198,31 @@ class Client {
   // The newest `most` of a run's steps after `after_step`; most = 0: all that are kept.
   absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step = 0,
                                                     uint32_t most = 0);
-  absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force);
+  // keep_checkpoints: those on the daemon's disk stay, and Restore brings the run back; otherwise they go with it.
+  absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force, bool keep_checkpoints = false);
   absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec);
   // Gives the attached run another spec, between two steps: its tensors first, in their order, and new ones after them;
-  // other groups, hyperparameters, accumulation, max_grad_norm. What stays keeps its state to the bit. Waits until
-  // every connected rank has the last step's result. Then every session has ended as by a rewind to the last step, also
-  // this one's: Attach again, bind weights anew, and send those of the tensors that were added with LoadWeights and
-  // `replace`. Where the run has this spec already nothing changes, and `amended` is false: so the call may be made
-  // again, also when its session has ended by it and the answer was lost. Refused, and the run goes on as it was:
-  // INVALID_ARGUMENT names what may not change, FAILED_PRECONDITION says that a step is open, RESOURCE_EXHAUSTED what
-  // memory is needed and free; UNIMPLEMENTED: the daemon is older than this.
+  // other groups, hyperparameters, accumulation, max_grad_norm, checkpoint. What stays keeps its state to the bit.
+  // Waits until every connected rank has the last step's result. Then every session has ended as by a rewind to the
+  // last step, also this one's: Attach again, bind weights anew, and send those of the tensors that were added with
+  // LoadWeights and `replace`. Where the run has this spec already nothing changes, and `amended` is false: so the call
+  // may be made again, also when its session has ended by it and the answer was lost. Refused, and the run goes on as
+  // it was: INVALID_ARGUMENT names what may not change, FAILED_PRECONDITION says that a step is open,
+  // RESOURCE_EXHAUSTED what memory is needed and free; UNIMPLEMENTED: the daemon is older than this.
   absl::StatusOr<v1::AmendRunResponse> AmendRun(const v1::RunSpec& spec);
   // Takes a run back to a snapshot. Every session ends, also one of this client, which has ended when this returns.
   absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request);
+
+  // Has the daemon write the run's last closed step to its disk, and waits until it is there for good: a crash of the
+  // daemon, or of its machine, does not undo it. Where it is there already, the answer comes at once. A rank calls it
+  // between two of its steps, any of them alone or all; who calls it with a step open that has updated something waits
+  // for that step's end. FAILED_PRECONDITION: the daemon has no storage, no step has closed, or a rewind has undone the
+  // step meanwhile; RESOURCE_EXHAUSTED, DATA_LOSS: its disk is full, or fails; UNIMPLEMENTED: it is older than this.
+  absl::StatusOr<v1::CheckpointResponse> Checkpoint(const std::string& run_id);
+  // What is on the daemon's disk of the run, also when it is there alone.
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const std::string& run_id);
+  // Takes a run back to the checkpoint of this step, as Rewind does to a snapshot; later checkpoints count no more.
+  absl::StatusOr<v1::RestoreResponse> Restore(const std::string& run_id, uint64_t step);
 
   // Takes the rank and opens the step stream. May be called again after a rewind; weights must then be bound anew. The
   // client reads the run's spec from the daemon to know the tensors.

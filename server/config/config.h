@@ -30,6 +30,12 @@ struct Config {
     std::string listen = "127.0.0.1:9464";  // "off": none
     std::vector<std::string> hosts;         // "*": any
   } ops_http;
+  struct Storage {
+    std::string dir = "off";
+    uint32_t threads = 4;
+    uint64_t bytes_per_s = 0;  // 0: no limit
+    bool on() const { return dir != "off"; }
+  } storage;
   struct Log {
     std::string level = "info";
     std::string format;  // resolved: text | json

@@ -108,6 +108,11 @@ std::string CheckCredit(const Config& config) {
                       " bytes; choose 64 chunks or so");
 }
 
+std::string CheckFolder(const std::string& dir) {
+  if (dir == "off" || absl::StartsWith(dir, "/")) return "";
+  return "is neither off nor the absolute path of a folder";
+}
+
 std::string CheckWatchdog(double watchdog_s) { return watchdog_s == 0 ? "" : Range{30, 86400, "s"}(watchdog_s); }
 
 // The member at the end of a path of members: its section, then itself.
@@ -135,6 +140,7 @@ const std::vector<ConfigRow>& ConfigRows() {
   using Ops = Config::OpsHttp;
   using Limits = Config::Limits;
   constexpr auto kOps = &Config::ops_http;
+  constexpr auto kStorage = &Config::storage;
   constexpr auto kLog = &Config::log;
   constexpr auto kLimits = &Config::limits;
   static const auto& rows = *new std::vector<ConfigRow>{
@@ -146,6 +152,9 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<&Config::reflection>("reflection", AnyValue{}),
       Row<kOps, &Ops::listen>("ops_http.listen", CheckOpsAddress),
       Row<kOps, &Ops::hosts>("ops_http.hosts", CheckHosts),
+      Row<kStorage, &Config::Storage::dir>("storage.dir", CheckFolder),
+      Row<kStorage, &Config::Storage::threads>("storage.threads", Range{1, 64}),
+      Row<kStorage, &Config::Storage::bytes_per_s>("storage.bytes_per_second", AnyValue{}),
       Row<kLog, &Config::Log::level>("log.level", OneOf{{"debug", "info", "warn", "error"}}),
       Row<kLog, &Config::Log::format>("log.format", OneOf{{"json", "text"}}),
       Row<kLimits, &Limits::tensors>("limits.tensors", Range{1, 1e7}),

@@ -94,6 +94,7 @@ v1::RunSpec Fixed(const v1::RunSpec& spec) {
   fixed.clear_groups();
   fixed.clear_accumulation();
   fixed.clear_max_grad_norm();
+  fixed.clear_checkpoint();
   return fixed;
 }
 
@@ -103,8 +104,8 @@ absl::Status CheckAmendment(const v1::RunSpec& existing, const v1::RunSpec& aske
   if (const auto difference = FirstDifference(Fixed(existing), Fixed(asked))) {
     return absl::InvalidArgumentError(
         absl::StrCat("AmendRun: ", *difference,
-                     ", which is for the whole life of a run; tensors, groups, hyperparameters, accumulation and "
-                     "max_grad_norm may change. Ask for it in a run of another name"));
+                     ", which is for the whole life of a run; tensors, groups, hyperparameters, accumulation, "
+                     "max_grad_norm and checkpoint may change. Ask for it in a run of another name"));
   }
   return CheckTensors(existing, asked);
 }

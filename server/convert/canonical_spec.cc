@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/spec/kernel_choice.h"
+#include "server/spec/run_spec.h"
 #include "server/stability/spikes.h"
 #include "server/stability/tensor_clip.h"
 
@@ -52,6 +53,12 @@ void FillTensorClip(v1::TensorClipSpec* clip) {
   if (!clip->has_relative()) clip->set_relative(defaults.relative);
   if (!clip->has_beta()) clip->set_beta(defaults.beta);
   if (!clip->has_warmup_steps()) clip->set_warmup_steps(static_cast<uint32_t>(defaults.warmup));
+}
+
+void FillCheckpoint(v1::CheckpointPolicy* policy) {
+  const CheckpointSettings defaults;
+  if (policy->every_steps() == 0 && policy->every_seconds() == 0) policy->set_every_seconds(defaults.every_s);
+  if (policy->retain() == 0) policy->set_retain(defaults.retain);
 }
 
 // Field by field through reflection, so that a field added to the spec is compared without an edit here.
@@ -138,7 +145,7 @@ class Comparison {
 
 }  // namespace
 
-v1::RunSpec Canonical(const v1::RunSpec& spec) {
+v1::RunSpec Canonical(const v1::RunSpec& spec, bool has_storage) {
   v1::RunSpec canonical = spec;
   canonical.DiscardUnknownFields();
   for (v1::TensorSpec& t : *canonical.mutable_tensors()) {
@@ -167,6 +174,7 @@ v1::RunSpec Canonical(const v1::RunSpec& spec) {
   if (canonical.rank_timeout_s() == 0) canonical.set_rank_timeout_s(60);
   FillSpikes(canonical.mutable_spikes());
   if (canonical.has_tensor_clip()) FillTensorClip(canonical.mutable_tensor_clip());
+  if (has_storage) FillCheckpoint(canonical.mutable_checkpoint());
   return canonical;
 }
 

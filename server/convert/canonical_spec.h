@@ -11,8 +11,8 @@
 
 namespace ballast {
 
-// `spec`: one that ToRunSpec accepts.
-v1::RunSpec Canonical(const v1::RunSpec& spec);
+// `spec`: one that ToRunSpec accepts, of a daemon with or without storage.
+v1::RunSpec Canonical(const v1::RunSpec& spec, bool has_storage = false);
 std::string SerializeCanonical(const v1::RunSpec& canonical);
 std::string Sha256Hex(absl::string_view bytes);
 

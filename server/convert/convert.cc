@@ -140,6 +140,7 @@ v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec) {
   result.set_clip_coefficient(closed.clip_coefficient);
   result.set_nonfinite_tensors(closed.nonfinite_tensors);
   result.set_rejected_blocks(closed.rejected_blocks);
+  result.set_durable_step(closed.durable_step);
   if (closed.rejected_blocks > 0) {
     result.add_warnings(absl::StrCat(closed.rejected_blocks, " blocks of 32 elements in ", closed.nonfinite_tensors,
                                      " tensors kept their old contents: their gradient was not finite or too large"));
@@ -222,6 +223,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   out.set_generation(status.generation);
   out.mutable_snapshot_steps()->Add(status.snapshots.begin(), status.snapshots.end());
   out.set_rewinds(status.rewinds);
+  if (status.durability) *out.mutable_durability() = FromDurability(*status.durability);
   return out;
 }
 

@@ -19,11 +19,13 @@
 #include "server/plan/plan.h"
 #include "server/run/rank_stream.h"
 #include "server/run/run.h"
+#include "server/run/run_registry.h"
 #include "server/spec/run_spec.h"
 
 namespace ballast {
 
-absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits);
+// has_storage: of the daemon, which then writes every run to its disk.
+absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits, bool has_storage = false);
 
 // A bit for each tensor (proto/bitmap.h); bits past the last must be clear.
 absl::StatusOr<std::vector<bool>> ToBits(absl::string_view bytes, size_t count, absl::string_view field);
@@ -54,6 +56,7 @@ v1::StepMeasured FromMeasured(const output::Measured& measured);
 v1::StepOutcome FromOutcome(Outcome outcome);
 v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec);
 v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec);
+v1::StepRecord FromRecord(const StepRecord& record, const RunSpec& spec);
 // `devices`: the labels of those that hold the run, or would hold it.
 v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, uint64_t memory_free_bytes);
 v1::DeviceStatus FromDevice(const DevicePool::State& state);
@@ -61,12 +64,16 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 // The newest `most` of the steps after step `after`.
 v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);
 RewindOrder ToRewindOrder(const v1::RewindRequest& request);
+v1::DurabilityStatus FromDurability(const Durability& durability);
+v1::CheckpointResponse FromCheckpointed(const RunRegistry::Checkpointed& checkpointed);
+v1::ListCheckpointsResponse FromStored(const std::vector<RunRegistry::StoredCheckpoint>& stored);
 v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec& spec);
 
 // ToRunSpec calls these for the parts of a spec. `at` names the place in refusals.
 absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made);  // when all else is there
 absl::Status TakeRewind(const v1::RunSpec& spec, RunSpec* made);
+absl::Status TakeCheckpoints(const v1::RunSpec& spec, bool has_storage, RunSpec* made);
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
 // The wire format of this name. `fit`: the flag that says whether it may carry gradients, or weights that are served.
 absl::StatusOr<kernels::WireIndex> ToWireFormat(const std::string& name, bool kernels::WireFormat::*fit,

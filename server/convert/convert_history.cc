@@ -2,8 +2,6 @@
 #include "server/convert/convert.h"
 
 namespace ballast {
-namespace {
-
 v1::StepRecord FromRecord(const StepRecord& record, const RunSpec& spec) {
   v1::StepRecord out;
   out.set_step(record.step);
@@ -29,6 +27,8 @@ v1::StepRecord FromRecord(const StepRecord& record, const RunSpec& spec) {
   for (const SpikeEvent& event : record.spikes) *out.add_spikes() = FromSpike(event, spec);
   return out;
 }
+
+namespace {
 
 v1::TensorRecord FromTensor(const TensorStatus& status, const Run& run) {
   v1::TensorRecord out;

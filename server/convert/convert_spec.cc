@@ -89,6 +89,7 @@ absl::Status ResolveFormats(const v1::TensorSpec& t, const v1::GroupSpec& group,
 absl::StatusOr<TensorSpec> ToTensor(const v1::TensorSpec& t, const v1::RunSpec& spec, const std::string& at) {
   TensorSpec made{.name = t.name(), .group = t.group()};
   ASSIGN_OR_RETURN(made.elements, CountElements(t, at));
+  made.shape.assign(t.shape().begin(), t.shape().end());
   if (t.group() >= static_cast<uint32_t>(spec.groups_size())) {
     return InvalidArgumentError(StrCat(at, ".group is ", t.group(), ", but there are ", spec.groups_size(), " groups"));
   }
@@ -138,11 +139,12 @@ absl::Status CheckPatience(const RunSpec& spec) {
 
 }  // namespace
 
-absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits) {
+absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits, bool has_storage) {
   RETURN_IF_ERROR(CheckCounts(spec, limits));
   RunSpec made{.run_id = spec.run_id(), .seed = spec.seed()};
   RETURN_IF_ERROR(TakePolicies(spec, &made));
   RETURN_IF_ERROR(TakeRewind(spec, &made));
+  RETURN_IF_ERROR(TakeCheckpoints(spec, has_storage, &made));
   if (spec.stats_every() != 0) made.stats_every = spec.stats_every();
   made.chunk_elements = ChunkElements(limits);
   made.lease_s = limits.lease_s;

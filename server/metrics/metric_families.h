@@ -17,6 +17,7 @@ namespace ballast {
 
 class Samples;
 struct RunLabels;
+struct CheckpointFigures;
 struct SpikeReport;
 struct StepRecord;
 
@@ -25,13 +26,15 @@ enum class MetricType { kCounter, kGauge, kHistogram };
 // How a family's values follow from what a run reports: a function of one of the reports. Without one, the family's
 // values are events, which RunMetrics and Metrics are told of.
 struct MetricReading {
-  using OfRun = void (*)(const RunLabels& run, Samples& to);          // once, when the run is added
-  using OfStep = void (*)(const StepRecord& step, Samples& to);       // at each closed step
-  using OfSpikes = void (*)(const SpikeReport& spikes, Samples& to);  // likewise
+  using OfRun = void (*)(const RunLabels& run, Samples& to);                        // once, when the run is added
+  using OfStep = void (*)(const StepRecord& step, Samples& to);                     // at each closed step
+  using OfSpikes = void (*)(const SpikeReport& spikes, Samples& to);                // likewise
+  using OfCheckpoint = void (*)(const CheckpointFigures& checkpoint, Samples& to);  // when one is durable
 
   OfRun of_run = nullptr;
   OfStep of_step = nullptr;
   OfSpikes of_spikes = nullptr;
+  OfCheckpoint of_checkpoint = nullptr;
 
   constexpr MetricReading() = default;
   template <class Function>
@@ -40,11 +43,15 @@ struct MetricReading {
       of_run = read;
     } else if constexpr (std::is_convertible_v<Function, OfStep>) {
       of_step = read;
-    } else {
+    } else if constexpr (std::is_convertible_v<Function, OfSpikes>) {
       of_spikes = read;
+    } else {
+      of_checkpoint = read;
     }
   }
-  constexpr bool any() const { return of_run != nullptr || of_step != nullptr || of_spikes != nullptr; }
+  constexpr bool any() const {
+    return of_run != nullptr || of_step != nullptr || of_spikes != nullptr || of_checkpoint != nullptr;
+  }
 };
 
 struct MetricFamily {

@@ -87,6 +87,19 @@ inline void RmsOfTensors(const StepRecord& step, Samples& to) {
 }
 
 template <auto Field>
+void OfCheckpoint(const CheckpointFigures& checkpoint, Samples& to) {
+  to.AddNumber(checkpoint.*Field);
+}
+
+inline void TimeOfCheckpoint(const CheckpointFigures&, Samples& to) { to.Add(to.unix_s()); }
+
+inline void PhasesOfCheckpoint(const CheckpointFigures& checkpoint, Samples& to) {
+  to.Add("snapshot", checkpoint.snapshot_seconds);
+  to.Add("write", checkpoint.write_seconds);
+  to.Add("publish", checkpoint.publish_seconds);
+}
+
+template <auto Field>
 void OfSpikes(const SpikeReport& spikes, Samples& to) {
   to.AddNumber(spikes.*Field);
 }
@@ -167,8 +180,11 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Runs and steps", "ballast_steps_skipped_total", MetricType::kCounter,
      "run_id reason=nonfinite|overflow|spike|discarded|operator|other", "Steps not applied, on purpose.",
      reading::ByReason<Outcome::kSkipped>},
-    {"Runs and steps", "ballast_rewinds_total", MetricType::kCounter, "run_id reason=operator|trainer|spike|other",
-     "Times that the run was taken back to a snapshot, by who asked; other: a torn step, as in on_torn."},
+    {"Runs and steps", "ballast_rewinds_total", MetricType::kCounter,
+     "run_id reason=operator|trainer|spike|restore|other",
+     "Times that the run was taken back to a snapshot, or a checkpoint (restore), by who asked; other: a torn step, as "
+     "in "
+     "on_torn."},
     {"Runs and steps", "ballast_snapshots", MetricType::kGauge, "run_id", "Steps that the run can be rewound to now."},
     {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id", "Last step applied, whole or in part.",
      reading::AtUpdate<&StepRecord::step>},
@@ -287,6 +303,21 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "Time for which all other ranks had ended a step and this one had not."},
     {"Protocol", "ballast_admission_rejected_total", MetricType::kCounter,
      "reason=memory|max_runs|series|draining|other", "Runs refused."},
+
+    {"Durability", "ballast_checkpoints_total", MetricType::kCounter, "run_id result=success|failed",
+     "Checkpoints written, and those that could not be."},
+    {"Durability", "ballast_checkpoint_seconds", MetricType::kGauge, "run_id phase=snapshot|write|publish",
+     "Of the last checkpoint. snapshot: from the step's end until it was copied, while steps go on; write: its files; "
+     "publish: since.",
+     reading::PhasesOfCheckpoint},
+    {"Durability", "ballast_durable_step", MetricType::kGauge, "run_id", "The last step that survives a crash.",
+     reading::OfCheckpoint<&CheckpointFigures::step>},
+    {"Durability", "ballast_checkpoint_bytes", MetricType::kGauge, "run_id", "Size of the newest checkpoint.",
+     reading::OfCheckpoint<&CheckpointFigures::bytes>},
+    {"Durability", "ballast_checkpoint_timestamp_seconds", MetricType::kGauge, "run_id",
+     "When the last checkpoint was written, by this daemon (Unix time).", reading::TimeOfCheckpoint},
+    {"Durability", "ballast_restores_total", MetricType::kCounter, "run_id result=newest|older",
+     "Times that the run was read back from the disk; older: since newer checkpoints were damaged."},
 
     {"Memory", "ballast_host_memory_used_bytes", MetricType::kGauge,
      "device kind=weights|momentum|variance|gradients|staging|snapshots|client_state",

@@ -41,6 +41,12 @@ struct SpikeReport {
   uint64_t updates_held = 0;                           // tensors whose update was clipped by itself
 };
 
+// A checkpoint that was written.
+struct CheckpointFigures {
+  uint64_t step = 0, bytes = 0;
+  double snapshot_seconds = 0, write_seconds = 0, publish_seconds = 0;
+};
+
 // One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
 class RunMetrics {
  public:
@@ -50,7 +56,10 @@ class RunMetrics {
   // An event, of a family of the run's that is a counter without a reading; who calls it includes metric_table.h.
   // label_value: of the label that lists its values, if it has one.
   virtual void Count(FamilyRef counter, std::string_view label_value = "", double by = 1) = 0;
-  virtual void OnSpikeAction(std::string_view action) = 0;                  // skip | rewind | stop
+  virtual void OnCheckpoint(const CheckpointFigures& figures) = 0;  // once it is durable
+  virtual void OnCheckpointFailed() = 0;
+  virtual void OnRestored(bool older) = 0;                  // older: since newer checkpoints were damaged
+  virtual void OnSpikeAction(std::string_view action) = 0;  // skip | rewind | stop
   virtual void OnReceived(std::string_view transport, uint64_t bytes) = 0;  // one gradient chunk's payload
   virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm
   virtual void OnDuplicateChunk(bool same_bytes) = 0;
@@ -60,7 +69,7 @@ class RunMetrics {
   virtual void OnReconnect(uint32_t rank) = 0;
   virtual void OnRankSeen(uint32_t rank) = 0;
   virtual void OnWaitCaused(uint32_t rank, double seconds) = 0;
-  virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike
+  virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike | restore
   virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | failed
   // A run with the same id has taken this one's place: it alone counts among ballast_runs. Nothing follows.
@@ -83,7 +92,7 @@ class Metrics {
   // Series of all runs together, at most, those that have ended among them: a scrape of so many takes half of the 50 ms
   // that tests/bench/scrape.py allows. Admission sees to it for the runs that there are; one that was deleted counts
   // beside them until the last that holds it, a stream or a request, lets go.
-  static constexpr uint64_t kMostSeries = 12500;
+  static constexpr uint64_t kMostSeries = 13000;
 
   // Counters and histograms exist, at zero, from here on, and gauges from their first value on. The series go a minute
   // after the result's end, or when too many others have ended since, or when their place among kMostSeries is needed,

@@ -107,6 +107,15 @@ void RunSeries::OnRejectedChunk(std::string_view reason) { Count("ballast_chunks
 
 void RunSeries::OnRewind(std::string_view reason) { Count("ballast_rewinds_total", reason, 1); }
 
+void RunSeries::OnCheckpoint(const CheckpointFigures& figures) {
+  Count("ballast_checkpoints_total", "success", 1);
+  Read(&MetricReading::of_checkpoint, figures);
+}
+
+void RunSeries::OnCheckpointFailed() { Count("ballast_checkpoints_total", "failed", 1); }
+
+void RunSeries::OnRestored(bool older) { Count("ballast_restores_total", older ? "older" : "newest", 1); }
+
 void RunSeries::OnSpikeAction(std::string_view action) { Count("ballast_spike_actions_total", action, 1); }
 
 void RunSeries::OnRanks(uint32_t connected, uint32_t expected) {

@@ -37,6 +37,9 @@ class RunSeries final : public RunMetrics {
   void OnStep(const StepRecord& report) override;
   void OnSpikes(const SpikeReport& report) override;
   void Count(FamilyRef counter, std::string_view label_value, double by) override;
+  void OnCheckpoint(const CheckpointFigures& figures) override;
+  void OnCheckpointFailed() override;
+  void OnRestored(bool older) override;
   void OnSpikeAction(std::string_view action) override;
   void OnReceived(std::string_view transport, uint64_t bytes) override;
   void OnSent(std::string_view transport, uint64_t bytes) override;

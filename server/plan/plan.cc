@@ -96,7 +96,7 @@ ShardPlan Completed(const RunSpec& spec, Shard shard) {
   ShardPlan& plan = shard.plan;
   plan.pool_bytes = PoolBytes(spec, shard);
   plan.bytes.gradients = plan.pool_bytes;
-  plan.bytes.snapshots = Product(spec.snapshots, plan.bytes.stored());
+  plan.bytes.snapshots = Product(SnapshotImages(spec), plan.bytes.stored());
   plan.statistics_tiles = kernels::TilesOf(shard.largest_tensor);
   plan.bytes.staging = Sum(Sum(AlignUp(Product(plan.scales, sizeof(float))), plan.kept_bytes),
                            AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics)));
@@ -163,7 +163,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
       Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes),
           Sum(Product(ReaderCount(spec), plan.state_room_bytes + CoverageBytes(spec)), plan.copy_bytes));
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
-  plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, spec.snapshots);
+  plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, SnapshotImages(spec));
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;
 }

@@ -14,6 +14,13 @@ grpc::ServerUnaryReactor* AdminService::Answer(grpc::CallbackServerContext* cont
   return reactor;
 }
 
+PendingCall AdminService::Pend(grpc::CallbackServerContext* context, const std::string& method,
+                               const std::string& run_id) const {
+  PendingCall call{context->DefaultReactor(), RpcRecord(environment_.metrics, method, context->peer())};
+  call.record.set_run_id(run_id);
+  return call;
+}
+
 grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest*,
                                                   v1::GetServerResponse* response) {
   RpcRecord record(environment_.metrics, "GetServer", context->peer());
@@ -41,17 +48,13 @@ grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* cont
 grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* context,
                                                   const v1::DeleteRunRequest* request,
                                                   v1::DeleteRunResponse* response) {
-  RpcRecord record(environment_.metrics, "DeleteRun", context->peer());
-  record.set_run_id(request->run_id());
-  auto* reactor = context->DefaultReactor();
-  const auto mode = request->force() ? RunRegistry::Mode::kForce : RunRegistry::Mode::kIdleOnly;
-  environment_.runs->Delete(request->run_id(), mode,
-                            [reactor, response, record](const absl::StatusOr<uint64_t>& freed) mutable {
-                              if (freed.ok()) response->set_freed_bytes(*freed);
-                              record.Done(freed.status());
-                              reactor->Finish(ToGrpc(freed.status()));
-                            });
-  return reactor;
+  PendingCall call = Pend(context, "DeleteRun", request->run_id());
+  const RunRegistry::DeleteMode mode{.force = request->force(), .keep_checkpoints = request->keep_checkpoints()};
+  environment_.runs->Delete(request->run_id(), mode, [call, response](const absl::StatusOr<uint64_t>& freed) mutable {
+    if (freed.ok()) response->set_freed_bytes(*freed);
+    call.Finish(freed.status());
+  });
+  return call.reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
@@ -72,11 +75,46 @@ grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* cont
   return reactor;
 }
 
+grpc::ServerUnaryReactor* AdminService::Checkpoint(grpc::CallbackServerContext* context,
+                                                   const v1::CheckpointRequest* request,
+                                                   v1::CheckpointResponse* response) {
+  PendingCall call = Pend(context, "Checkpoint", request->run_id());
+  environment_.runs->Checkpoint(request->run_id(), [call, response](const auto& checkpointed) mutable {
+    if (checkpointed.ok()) *response = FromCheckpointed(*checkpointed);
+    call.Finish(checkpointed.status());
+  });
+  return call.reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::ListCheckpoints(grpc::CallbackServerContext* context,
+                                                        const v1::ListCheckpointsRequest* request,
+                                                        v1::ListCheckpointsResponse* response) {
+  return AnswerInTurn(environment_, context, "ListCheckpoints", request->run_id(), *request,
+                      [=, this](PendingCall call, const auto&) {
+                        const auto stored = environment_.runs->Checkpoints(request->run_id());
+                        if (stored.ok()) *response = FromStored(*stored);
+                        call.Finish(stored.status());
+                      });
+}
+
+grpc::ServerUnaryReactor* AdminService::Restore(grpc::CallbackServerContext* context, const v1::RestoreRequest* request,
+                                                v1::RestoreResponse* response) {
+  PendingCall call = Pend(context, "Restore", request->run_id());
+  environment_.runs->Restore(request->run_id(), request->step(), [call, response](const auto& restored) mutable {
+    if (restored.ok()) {
+      response->set_step(restored->step);
+      response->set_generation(restored->generation);
+    }
+    call.Finish(restored.status());
+  });
+  return call.reactor;
+}
+
 grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,
                                              v1::PlanResponse* response) {
   return AnswerInTurn(environment_, context, "Plan", request->spec().run_id(), *request,
                       [=, this](PendingCall call, const auto&) {
-                        const auto spec = ToRunSpec(request->spec(), limits_);
+                        const auto spec = ToRunSpec(request->spec(), limits_, environment_.runs->has_storage());
                         if (spec.ok()) *response->mutable_plan() = status_->PlanRun(*spec);
                         call.Finish(spec.status());
                       });

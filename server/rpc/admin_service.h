@@ -1,4 +1,5 @@
-// The operator's calls. Thread-safe; nothing here waits for a step.
+// The operator's calls. Thread-safe; no thread waits here for a step or for the disk, but the one of requests, which reads
+// what checkpoints there are.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -30,9 +31,18 @@ class AdminService final : public v1::AdminService::CallbackService {
                                    v1::RewindResponse* response) override;
   grpc::ServerUnaryReactor* GetHistory(grpc::CallbackServerContext* context, const v1::GetHistoryRequest* request,
                                        v1::GetHistoryResponse* response) override;
+  grpc::ServerUnaryReactor* Checkpoint(grpc::CallbackServerContext* context, const v1::CheckpointRequest* request,
+                                       v1::CheckpointResponse* response) override;
+  grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext* context,
+                                            const v1::ListCheckpointsRequest* request,
+                                            v1::ListCheckpointsResponse* response) override;
+  grpc::ServerUnaryReactor* Restore(grpc::CallbackServerContext* context, const v1::RestoreRequest* request,
+                                    v1::RestoreResponse* response) override;
 
  private:
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, RpcRecord record, const absl::Status& status);
+  // A call about this run that is answered later.
+  PendingCall Pend(grpc::CallbackServerContext* context, const std::string& method, const std::string& run_id) const;
 
   const RpcEnvironment environment_;
   const Config::Limits limits_;

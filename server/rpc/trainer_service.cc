@@ -12,6 +12,7 @@
 #include "server/convert/amendment.h"
 #include "server/convert/canonical_spec.h"
 #include "server/convert/convert.h"
+#include "server/convert/create_request.h"
 #include "server/rpc/load_stream.h"
 #include "server/rpc/pull_stream.h"
 #include "server/rpc/train_stream.h"
@@ -19,23 +20,8 @@
 namespace ballast {
 namespace {
 
-std::string Difference(const std::string& existing, const std::string& asked) {
-  v1::RunSpec a, b;
-  if (!a.ParseFromString(existing) || !b.ParseFromString(asked)) return "it cannot be read";
-  return FirstDifference(a, b).value_or("in nothing that can be named");
-}
-
-absl::StatusOr<RunRegistry::CreateRequest> ToCreateRequest(const v1::RunSpec& spec, const Config::Limits& limits) {
-  RunRegistry::CreateRequest made;
-  made.difference = Difference;
-  ASSIGN_OR_RETURN(made.spec, ToRunSpec(spec, limits));
-  made.canonical_spec = SerializeCanonical(Canonical(spec));
-  made.spec_sha256 = Sha256Hex(made.canonical_spec);
-  return made;
-}
-
 absl::StatusOr<RunRegistry::AmendRequest> ToAmendRequest(const v1::AmendRunRequest& request, const Sessions& sessions,
-                                                         const Config::Limits& limits) {
+                                                         const Config::Limits& limits, bool has_storage) {
   const auto session = sessions.Find(request.session_token());
   if (!session) return absl::NotFoundError("no session has this token; Attach first");
   if (session->run_id != request.spec().run_id()) {
@@ -43,8 +29,8 @@ absl::StatusOr<RunRegistry::AmendRequest> ToAmendRequest(const v1::AmendRunReque
                                                    "', and spec.run_id is another; a run keeps its name"));
   }
   RunRegistry::AmendRequest made{.session = session->id};
-  ASSIGN_OR_RETURN(made.spec, ToRunSpec(request.spec(), limits));
-  const v1::RunSpec asked = Canonical(request.spec());
+  ASSIGN_OR_RETURN(made.spec, ToRunSpec(request.spec(), limits, has_storage));
+  const v1::RunSpec asked = Canonical(request.spec(), has_storage);
   made.canonical_spec = SerializeCanonical(asked);
   made.spec_sha256 = Sha256Hex(made.canonical_spec);
   made.check = [asked](const std::string& canonical) -> absl::Status {
@@ -107,7 +93,7 @@ grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext*
 
 void TrainerService::Create(const v1::RunSpec& spec, PendingCall call, RequestQueue::Place place,
                             v1::CreateRunResponse* response) {
-  auto made = ToCreateRequest(spec, limits_);
+  auto made = ToCreateRequest(spec, limits_, environment_.runs->has_storage());
   if (!made.ok()) return call.Finish(made.status());
   environment_.runs->Create(*std::move(made), [=, this, place = std::move(place)](auto created) mutable {
     if (created.ok()) {
@@ -129,7 +115,7 @@ grpc::ServerUnaryReactor* TrainerService::AmendRun(grpc::CallbackServerContext* 
 }
 
 void TrainerService::Amend(const v1::AmendRunRequest& request, PendingAmend pending) {
-  auto made = ToAmendRequest(request, *environment_.sessions, limits_);
+  auto made = ToAmendRequest(request, *environment_.sessions, limits_, environment_.runs->has_storage());
   if (!made.ok()) return pending.call.Finish(made.status());
   made->abandoned = [context = pending.context] { return context->IsCancelled(); };
   environment_.runs->Amend(*std::move(made), [this, pending = std::move(pending)](auto amended) mutable {

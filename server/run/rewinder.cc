@@ -21,9 +21,24 @@ std::string Kept(const std::vector<uint64_t>& steps) {
 void Rewinder::OnClosed(uint64_t step, absl::FunctionRef<RunMemory()> memory) {
   SnapshotRing& ring = *environment_.snapshots;
   ring.Complete();
-  if (!ring.Due(step)) return;
+  const bool written = environment_.checkpointer != nullptr && environment_.checkpointer->Due(step);
+  if ((!ring.Due(step) && !written) || !ring.HasPlace()) return;
   ring.Begin(memory());
-  environment_.reporter->ShowSnapshots(ring.steps());
+  if (written) environment_.checkpointer->OnBegun(ring.last_id());
+  ShowSnapshots();
+}
+
+void Rewinder::Checkpoint(absl::FunctionRef<RunMemory()> memory) {
+  SnapshotRing& ring = *environment_.snapshots;
+  if (!ring.HasPlace()) return;
+  ring.Begin(memory());
+  environment_.checkpointer->OnBegun(ring.last_id());
+  ShowSnapshots();
+}
+
+// Those that are kept to be written alone are not for a rewind.
+void Rewinder::ShowSnapshots() {
+  if (environment_.spec->snapshots > 0) environment_.reporter->ShowSnapshots(environment_.snapshots->steps());
 }
 
 void Rewinder::AskItself(RewindOrder order, std::string why, absl::AnyInvocable<void()> rewound) {
@@ -51,7 +66,7 @@ void Rewinder::End(const absl::Status& status) {
 absl::StatusOr<uint64_t> Rewinder::SnapshotFor(const RewindOrder& order) const {
   const RunSpec& spec = *environment_.spec;
   const SnapshotRing& ring = *environment_.snapshots;
-  if (spec.snapshots == 0) {
+  if (spec.snapshots == 0 && !order.restores) {
     return absl::FailedPreconditionError(absl::StrCat("run '", spec.run_id,
                                                       "' keeps no snapshots; create it with "
                                                       "RunSpec.rewind.snapshots of 1 or more"));
@@ -79,7 +94,9 @@ absl::StatusOr<Rewound> Rewinder::RewindNow(const RewindOrder& order) {
   const uint64_t from_step = environment_.machine->step() - 1;
   RETURN_IF_ERROR(environment_.discard(to_step));
   environment_.recall(environment_.snapshots->Restore(to_step));
-  environment_.reporter->OnRewound(from_step, to_step, order.reason, environment_.snapshots->steps());
+  if (environment_.checkpointer != nullptr) environment_.checkpointer->OnRewound(to_step);
+  environment_.reporter->OnRewound(from_step, to_step, order.reason);
+  ShowSnapshots();
   return Rewound{to_step, environment_.machine->generation()};
 }
 

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "server/run/checkpointer.h"
 #include "server/run/step_reporter.h"
 #include "server/spec/run_spec.h"
 #include "server/step/step_machine.h"
@@ -31,6 +32,7 @@ struct RewindOrder {
   std::optional<uint64_t> to_step = {};
   std::optional<uint32_t> steps_back = {};
   std::string reason = "operator";  // of ballast_rewinds_total
+  bool restores = false;            // to_step was brought from a checkpoint
 };
 struct Rewound {
   uint64_t step = 0;        // the run is as when it had closed
@@ -52,11 +54,20 @@ class Rewinder {
     std::function<absl::Status(uint64_t to_step)> discard;
     // Gives back what was known at that step to those who decide from earlier steps. Weights and state are back.
     std::function<void(const RunMemory& memory)> recall;
+    Checkpointer* checkpointer = nullptr;  // none: the run is not checkpointed
   };
   explicit Rewinder(Environment environment) : environment_(std::move(environment)) {}
 
   // The step has closed, and all that it updates is submitted. `memory` is called where a snapshot of it is due.
   void OnClosed(uint64_t step, absl::FunctionRef<RunMemory()> memory);
+  // No step is open, and no update goes on: what there is now is to be written, if there is a place. `memory` likewise.
+  void Checkpoint(absl::FunctionRef<RunMemory()> memory);
+  // Of a run that nobody is attached to: it is what the snapshot of this step says.
+  const RunMemory& GoOnFrom(uint64_t step) {
+    const RunMemory& memory = environment_.snapshots->Restore(step);
+    environment_.recall(memory);
+    return memory;
+  }
   // The tensor's next update is about to be submitted.
   void BeforeUpdate(uint32_t tensor) { environment_.snapshots->BeforeUpdate(tensor); }
   // The devices have nothing else to do: one more tensor of the snapshot under way is copied, then `done` is called.
@@ -73,6 +84,7 @@ class Rewinder {
 
   // For a PullJob: of the snapshot of `step`, or with 0 the latest weights. FAILED_PRECONDITION as above.
   absl::StatusOr<PullSource> SourceOf(uint64_t step) const;
+  SnapshotRing& snapshots() { return *environment_.snapshots; }
   uint64_t bytes() const { return environment_.snapshots->bytes(); }          // of the images
   uint64_t most_snapshots() const { return environment_.snapshots->most(); }  // that are kept
 
@@ -83,6 +95,7 @@ class Rewinder {
   };
 
   absl::StatusOr<uint64_t> SnapshotFor(const RewindOrder& order) const;
+  void ShowSnapshots();
   absl::StatusOr<Rewound> RewindNow(const RewindOrder& order);
 
   const Environment environment_;

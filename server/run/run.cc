@@ -48,6 +48,7 @@ Run::Run(Options* options)
       canonical_spec_(std::move(options->canonical_spec)),
       spec_sha256_(std::move(options->spec_sha256)),
       plan_(std::move(options->plan)),
+      storage_(options->storage),
       devices_(DeviceLabels(options->devices)),
       layers_(TensorNames(spec_), spec_.layer_groups),
       kept_(options->past == nullptr ? 0 : static_cast<uint32_t>(options->past->spec_.tensors.size())),
@@ -98,7 +99,11 @@ absl::Status Run::Allocate(const Options& options) try {
                                                                    .plan = &plan_,
                                                                    .metrics = metrics_.get(),
                                                                    .board = &board_,
-                                                                   .history = history_.get()});
+                                                                   .history = history_.get(),
+                                                                   .strand = &strand_,
+                                                                   .storage = storage_,
+                                                                   .canonical_spec = &canonical_spec_,
+                                                                   .spec_sha256 = spec_sha256_});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   pulls_ = std::make_unique<Pulls>(Pulls::Environment{
       .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {
@@ -115,6 +120,7 @@ absl::Status Run::Allocate(const Options& options) try {
   board_.Write([&](RunStatus& s) {
     s.bytes = LiveBytes();
     s.idle_since_s = idle_since_s_;
+    if (spec_.checkpoints) s.durability = Durability();
   });
   metrics_->OnState("waiting");
   metrics_->OnRanks(0, spec_.ranks);
@@ -245,57 +251,17 @@ void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
   });
 }
 
-void Run::BeginLoad(LoadCall call, bool replaces, absl::AnyInvocable<void(absl::Status)> done) {
-  Post([this, call, replaces, done = std::move(done)]() mutable {
-    ended_ || closed_ ? done(Gone()) : loader_->Begin(call, replaces, std::move(done));
-  });
-}
-
-void Run::Load(LoadCall call, std::vector<LoadChunk> chunks, absl::AnyInvocable<void(absl::Status)> done) {
-  Post([this, call, chunks = std::move(chunks), done = std::move(done)]() mutable {
-    ended_ || closed_ ? done(Gone()) : loader_->Load(call, std::move(chunks), std::move(done));
-  });
-}
-
-void Run::FinishLoad(LoadCall call, DigestJob::Done done) {
-  Post([this, call, done = std::move(done)]() mutable {
-    ended_ || closed_ ? done(Gone()) : loader_->Finish(call, std::move(done));
-  });
-}
-
-void Run::AbandonLoad(LoadCall call) {
-  Post([this, call] {
-    if (!ended_ && !closed_) loader_->Abandon(call);
-  });
-}
-
-void Run::Pull(std::shared_ptr<WeightSink> sink, PullOrder order) {
-  Post([this, sink = std::move(sink), order = std::move(order)]() mutable {
-    if (ended_ || closed_) return sink->Finish(Gone());
-    if (auto s = loader_->CheckRead(); !s.ok()) return sink->Finish(s);
-    pulls_->Begin(std::move(order), std::move(sink));
-  });
-}
-
-void Run::OnPullWritten(std::shared_ptr<WeightSink> sink) {
-  Post([this, sink = std::move(sink)] {
-    if (!ended_) pulls_->OnWritten(sink.get());
-  });
-}
-
-void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
-  Post([this, sink = std::move(sink)] {
-    if (!ended_) pulls_->OnGone(sink.get());
-  });
-}
-
 void Run::Rewind(RewindOrder order, RewindDone done) {
   Post([this, order = std::move(order), done = std::move(done)]() mutable {
     if (ended_ || closed_) return done(Gone());
     if (held_) return done(BeingAmended());  // what takes its place has copied some of the planes already
     driver_->Rewind(std::move(order), [this, done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
       if (rewound.ok()) loader_->OnRewound();
-      done(std::move(rewound));
+      Checkpointer* const checkpointer = driver_->executor().checkpointer();
+      if (checkpointer == nullptr || !rewound.ok()) return done(std::move(rewound));
+      // Who is told of the rewind may rely on it: also after a crash.
+      checkpointer->WhenSetAside(
+          [rewound = *rewound, done = std::move(done)]() mutable { done(absl::StatusOr<Rewound>(rewound)); });
     });
   });
 }
@@ -375,6 +341,9 @@ std::unique_ptr<ParameterStore> Run::EndWhenIdle(uint64_t* freed) {
   // A completion may submit what follows: nothing is freed before the last.
   for (bool over = false; !over;) {
     if (store_ != nullptr) store_->WaitIdle();
+    if (driver_ != nullptr && driver_->executor().checkpointer() != nullptr) {
+      driver_->executor().checkpointer()->WaitWritten();
+    }
     PostAndWait([&] {
       store = EndNow(freed);
       over = ended_;
@@ -385,6 +354,10 @@ std::unique_ptr<ParameterStore> Run::EndWhenIdle(uint64_t* freed) {
 
 std::unique_ptr<ParameterStore> Run::EndNow(uint64_t* freed) {
   if (ended_ || (store_ != nullptr && store_->awaits_completions())) return nullptr;
+  if (driver_ != nullptr && driver_->executor().checkpointer() != nullptr &&
+      driver_->executor().checkpointer()->at_writer()) {
+    return nullptr;
+  }
   ended_ = true;
   *freed = board_.Read().bytes.total();
   pulls_.reset();

@@ -45,6 +45,7 @@ class Run {
     const Run* past = nullptr;
     // Asked when that is done which may take long, and before anything of `past` is touched: an error ends Create.
     std::function<absl::Status()> still_wanted = [] { return absl::OkStatus(); };
+    RunStorage storage = {};  // where the spec has checkpoints
   };
   struct AttachRequest {
     SessionId fresh = {};  // the id a new session shall have
@@ -130,6 +131,18 @@ class Run {
   // As in StepDriver::Rewind.
   void Rewind(RewindOrder order, RewindDone done);
 
+  // As in Checkpointer::Ask.
+  void Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done);
+  // The same, although the newest checkpoint may be of this very step: it is of another history.
+  void CheckpointAnew(Checkpointer::Done done);
+  // The checkpoint's planes and memory become a snapshot of the run, which a Rewind that restores can go back to; of a
+  // new run, GoOnFrom. DATA_LOSS: it is damaged. UNAVAILABLE: another one is being written; ask again. From a thread that
+  // is not the strand.
+  absl::StatusOr<RunFigures> Bring(const CheckpointReader& checkpoint);
+  // Before anything else is asked of a new run: it is what was brought of this checkpoint. `restored`: from what, for
+  // people; `older`: since newer ones are damaged.
+  void GoOnFrom(const RunFigures& figures, const CheckpointWritten& from, std::string restored, bool older);
+
   // `done` once no step is open and the stream has been told all; at once for an idle run.
   void Drain(std::function<void()> done);
   // Whether a step is open now.
@@ -182,6 +195,7 @@ class Run {
   const std::string canonical_spec_;
   const std::string spec_sha256_;
   const Plan plan_;
+  const RunStorage storage_;
   const std::vector<std::string> devices_;
   const LayerGroups layers_;
   const uint32_t kept_;  // tensors that come with TakeOver

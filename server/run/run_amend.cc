@@ -90,6 +90,11 @@ void Run::Inherit(Heritage heritage) {
   const bool same_layers = heritage.layers.size() <= layers.size() &&
                            std::equal(heritage.layers.begin(), heritage.layers.end(), layers.begin());
   driver_->GoOnFrom(std::move(heritage.steps));
+  // What is on the disk is of the spec before.
+  driver_->executor().OnReplaced();
+  if (Checkpointer* const checkpointer = driver_->executor().checkpointer()) {
+    checkpointer->set_durable_step(heritage.status.durability ? heritage.status.durability->durable_step : 0);
+  }
   loader_->GoOnFrom(kept_);
   RunStatus& past = heritage.status;
   board_.Write([&](RunStatus& s) {

@@ -70,7 +70,7 @@ void RunRegistry::Create(CreateRequest request, absl::AnyInvocable<void(absl::St
       [this, request = std::move(request), done = std::move(done)]() mutable { done(CreateNow(std::move(request))); });
 }
 
-absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest request) {
+absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest request, std::optional<uint64_t> only) {
   const std::string run_id = request.spec.run_id;
   if (auto existing = Find(run_id); existing.ok()) {
     if ((*existing)->spec_sha256() != request.spec_sha256) {
@@ -81,7 +81,27 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
     }
     if ((*existing)->Status().state != RunStatus::State::kFailed) return Created{*existing, false};
     if (draining()) return absl::UnavailableError("the daemon is shutting down; create the run at the next one");
-    Remove(*existing);  // nothing of it is left to go on from
+    Remove(*existing);  // nothing of it is left to go on from, but what is on the disk
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Make(std::move(request), only));
+  {
+    absl::MutexLock lock(&mu_);
+    runs_[run_id] = run;
+  }
+  ShowMemory();
+  Log(LogLevel::kInfo, "run_created", "run created",
+      {{"run_id", run_id}, {"bytes", run->plan().bytes.total()}, {"devices", absl::StrJoin(run->devices(), ",")}});
+  return Created{std::move(run), true};
+}
+
+absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, std::optional<uint64_t> only) {
+  const std::string run_id = request.spec.run_id;
+  std::vector<std::string> damaged;
+  std::vector<CheckpointReader> candidates;
+  std::shared_ptr<RunFolder> folder;
+  if (has_storage()) {
+    ASSIGN_OR_RETURN(candidates, Candidates(request, only, &damaged));
+    ASSIGN_OR_RETURN(folder, options_.storage->FolderOf(run_id));
   }
   ASSIGN_OR_RETURN(Placement placement, Admit(request.spec));
   std::vector<Device*> devices = options_.devices->Of(placement);
@@ -91,22 +111,20 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
                           .spec_sha256 = std::move(request.spec_sha256),
                           .plan = std::move(plan),
                           .devices = std::move(devices),
-                          .metrics = options_.metrics});
+                          .metrics = options_.metrics,
+                          .storage = StorageOf(folder)});
   if (!run.ok()) {
     options_.metrics->OnAdmissionRejected("memory");
     return absl::Status(run.status().code(), absl::StrCat("run '", run_id, "': ", run.status().message()));
   }
-  options_.devices->Reserve((*run)->plan());
-  {
-    absl::MutexLock lock(&mu_);
-    runs_[run_id] = *run;
+  if (!candidates.empty() || !damaged.empty()) {
+    if (absl::Status restored = GoOnFromNewest(candidates, std::move(damaged), run->get()); !restored.ok()) {
+      (*run)->End(restored);
+      return restored;
+    }
   }
-  ShowMemory();
-  Log(LogLevel::kInfo, "run_created", "run created",
-      {{"run_id", run_id},
-       {"bytes", (*run)->plan().bytes.total()},
-       {"devices", absl::StrJoin((*run)->devices(), ",")}});
-  return Created{*std::move(run), true};
+  options_.devices->Reserve((*run)->plan());
+  return run;
 }
 
 absl::StatusOr<Placement> RunRegistry::Admit(const RunSpec& spec) const {
@@ -167,15 +185,22 @@ absl::Status RunRegistry::AdmitSeries(const RunSpec& spec) const {
                                                    " free; delete a run, or lower limits.layer_groups"));
 }
 
-void RunRegistry::Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
+void RunRegistry::Delete(std::string run_id, DeleteMode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
   strand_.Post(
       [this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable { done(DeleteNow(run_id, mode)); });
 }
 
-absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, Mode mode) {
+absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, DeleteMode mode) {
   if (draining()) return absl::UnavailableError("the daemon is shutting down; its runs end with it");
-  ASSIGN_OR_RETURN(const std::shared_ptr<Run> run, Find(run_id));
-  if (mode == Mode::kIdleOnly) {
+  const auto found = Find(run_id);
+  if (!found.ok() && has_storage() && !mode.keep_checkpoints) {
+    const absl::Status removed = options_.storage->Remove(run_id);
+    if (absl::IsNotFound(removed)) return found.status();
+    return removed.ok() ? absl::StatusOr<uint64_t>(0) : removed;
+  }
+  RETURN_IF_ERROR(found.status());
+  const std::shared_ptr<Run>& run = *found;
+  if (!mode.force) {
     absl::Status status;
     absl::Notification answered;
     run->Close([&](absl::Status s) {
@@ -185,7 +210,10 @@ absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, Mode 
     answered.WaitForNotification();
     RETURN_IF_ERROR(status);
   }
-  return Remove(run);
+  const uint64_t freed = Remove(run);
+  if (!has_storage() || mode.keep_checkpoints) return freed;
+  RETURN_IF_ERROR(options_.storage->Remove(run_id));
+  return freed;
 }
 
 void RunRegistry::DeleteIdle() {
@@ -196,7 +224,7 @@ void RunRegistry::DeleteIdle() {
     if (idle_s < options_.idle_run_timeout_s) continue;
     const std::string& run_id = run->spec().run_id;
     // Refused: a trainer has come meanwhile, or the daemon drains.
-    if (!DeleteNow(run_id, Mode::kIdleOnly).ok()) continue;
+    if (!DeleteNow(run_id, {.keep_checkpoints = true}).ok()) continue;
     Log(LogLevel::kInfo, "run_expired", "a run was deleted: no trainer came for longer than idle_run_timeout",
         {{"run_id", run_id}, {"dur_s", idle_s}});
   }
@@ -297,6 +325,7 @@ int RunRegistry::Drain(double timeout_s) {
     });
   }
   asked.Wait();
+  CheckpointAll();
   return open;
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,19 +22,13 @@
 #include "server/device/device_pool.h"
 #include "server/run/run.h"
 #include "server/run/sessions.h"
+#include "server/storage/checkpoint_reader.h"
+#include "server/storage/storage.h"
 
 namespace ballast {
 
 class RunRegistry {
  public:
-  struct Options {
-    DevicePool* devices = nullptr;
-    Metrics* metrics = nullptr;
-    Sessions* sessions = nullptr;
-    uint32_t max_runs = 16;
-    double idle_run_timeout_s = 0;  // a run without a trainer is deleted after so long; 0: it is not
-    std::function<void(const absl::Status&)> on_last_failure = nullptr;  // no device is left, for this last reason
-  };
   struct Created {
     std::shared_ptr<Run> run;
     bool created = false;
@@ -45,6 +40,21 @@ class RunRegistry {
     std::string canonical_spec;
     std::string spec_sha256;
     Difference difference;
+  };
+  struct Options {
+    DevicePool* devices = nullptr;
+    Metrics* metrics = nullptr;
+    Sessions* sessions = nullptr;
+    uint32_t max_runs = 16;
+    double idle_run_timeout_s = 0;  // a run without a trainer is deleted after so long; 0: it is not
+    std::function<void(const absl::Status&)> on_last_failure = nullptr;  // no device is left, for this last reason
+    // Where runs are written to, as the edge says: none, they end with the daemon. Outlives the registry.
+    Storage* storage = nullptr;
+    const CheckpointCodec* codec = nullptr;
+    // What would create the run of a spec.json, of this hash; given by the edge. `file` is for messages.
+    std::function<absl::StatusOr<CreateRequest>(const std::string& spec_json, const std::string& sha256,
+                                                const std::string& file)>
+        read_spec = nullptr;
   };
 
   explicit RunRegistry(Options options);
@@ -72,9 +82,42 @@ class RunRegistry {
   // All or nothing: with an error the run goes on as it was. Waits as Run::Hold does. RESOURCE_EXHAUSTED says what is
   // needed, also while both are there, and what is free.
   void Amend(AmendRequest request, absl::AnyInvocable<void(absl::StatusOr<Amended>)> done);
-  // Whether a trainer may be attached.
-  enum class Mode { kIdleOnly, kForce };
-  void Delete(std::string run_id, Mode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)> done);
+  struct DeleteMode {
+    bool force = false;             // also while a trainer is attached
+    bool keep_checkpoints = false;  // they stay on the disk, and Restore brings the run back
+  };
+  // Of a run that is only on disk, and whose checkpoints are not to be kept, these.
+  void Delete(std::string run_id, DeleteMode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)> done);
+
+  // Whether there is storage: then every run is written to it, as its spec says.
+  bool has_storage() const { return options_.storage != nullptr; }
+  // Creates the runs that are on the disk, as far as there is room, each as its newest checkpoint that is whole says. To
+  // be called once, before anybody else can ask for a run.
+  void RestoreAll();
+  struct Checkpointed {
+    uint64_t step = 0;
+    uint64_t number = 0;  // in its run
+    std::string folder = {};
+    uint64_t bytes = 0;
+    double seconds = 0;
+  };
+  // Writes the run's last closed step, and is done when it is published. Where that step is durable already, this is
+  // answered at once, and where it is being written, with that. A rank asks between two steps, when others may have
+  // begun the next one, which cannot close without it: so a step that is open is waited for only if it has updated
+  // something. FAILED_PRECONDITION: there is no storage, no step has closed, or the step was undone meanwhile; else what
+  // the disk said.
+  void Checkpoint(std::string run_id, absl::AnyInvocable<void(absl::StatusOr<Checkpointed>)> done);
+  struct StoredCheckpoint {
+    uint64_t number = 0, step = 0, generation = 0, bytes = 0;
+    std::string folder = {}, written_at = {};
+    std::string state = {};  // newest; kept; discarded; damaged: and why
+  };
+  // Ascending by number; also of a run that is only on disk. Reads the disk. NOT_FOUND as Find; FAILED_PRECONDITION: there
+  // is no storage.
+  absl::StatusOr<std::vector<StoredCheckpoint>> Checkpoints(const std::string& run_id) const;
+  // Ends all sessions and goes back to the checkpoint of that step; later ones are discarded. A run that is only on disk
+  // is created from it. FAILED_PRECONDITION names the steps that there are; DATA_LOSS: it is damaged, and the run goes on.
+  void Restore(std::string run_id, uint64_t step, absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done);
 
   // NOT_FOUND, with those that there are; UNAVAILABLE once they end with the daemon.
   absl::StatusOr<std::shared_ptr<Run>> Find(absl::string_view run_id) const;
@@ -90,7 +133,9 @@ class RunRegistry {
   void End(const absl::Status& status);
 
  private:
-  absl::StatusOr<Created> CreateNow(CreateRequest request);
+  // `only`: from the checkpoint of this number, if it is on the disk.
+  absl::StatusOr<Created> CreateNow(CreateRequest request, std::optional<uint64_t> only = std::nullopt);
+  absl::StatusOr<std::shared_ptr<Run>> Make(CreateRequest request, std::optional<uint64_t> only);
   // Where it may be created.
   absl::StatusOr<Placement> Admit(const RunSpec& spec) const;
   absl::StatusOr<Placement> AdmitMemory(const RunSpec& spec) const;
@@ -105,10 +150,25 @@ class RunRegistry {
   absl::StatusOr<Amended> AmendNow(AmendRequest request, const std::shared_ptr<Run>& run);
   absl::Status AdmitAmended(const RunSpec& spec, const Plan& plan, const Run& run) const;
   absl::Status AdmitOneMore(const RunSpec& spec) const;
-  absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, Mode mode);
+  absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, DeleteMode mode);
   // Those that no trainer has come to for idle_run_timeout_s.
   void DeleteIdle();
   uint64_t Remove(const std::shared_ptr<Run>& run);
+  // Those that a new run may go on from, newest first. FAILED_PRECONDITION: they are of another spec.
+  absl::StatusOr<std::vector<CheckpointReader>> Candidates(const CreateRequest& request, std::optional<uint64_t> only,
+                                                           std::vector<std::string>* damaged);
+  // The new run becomes what the first of them says that can be read. DATA_LOSS: none can.
+  absl::Status GoOnFromNewest(const std::vector<CheckpointReader>& candidates, std::vector<std::string> damaged,
+                              Run* run);
+  absl::Status RestoreFromDisk(const std::string& run_id);
+  absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;
+  absl::StatusOr<Rewound> RestoreNow(const std::string& run_id, uint64_t step);
+  absl::Status RestoreLiving(const CheckpointReader& checkpoint, Run* run);
+  absl::Status MakeNewest(Run* run);
+  RunStorage StorageOf(const std::shared_ptr<RunFolder>& folder) const;
+  absl::Status NoStorage() const;
+  // Writes what is not on the disk of all runs, and waits for it.
+  void CheckpointAll();
   void ShowMemory() const;
   void OnDeviceFailed(size_t device, const absl::Status& why);
 

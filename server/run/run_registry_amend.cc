@@ -54,6 +54,10 @@ absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request,
   Placement placement = Extended(run->plan().placement, request.spec, options_.devices->FreeBytes());
   std::vector<Device*> devices = options_.devices->Of(placement);
   Plan plan = MakePlan(request.spec, std::move(placement));
+  std::shared_ptr<RunFolder> folder;
+  if (has_storage()) {
+    ASSIGN_OR_RETURN(folder, options_.storage->FolderOf(run_id));
+  }
   RETURN_IF_ERROR(AdmitAmended(request.spec, plan, *run));
   RETURN_IF_ERROR(AdmitSeries(request.spec));
   auto successor = Run::Create({.spec = std::move(request.spec),
@@ -63,7 +67,8 @@ absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request,
                                 .devices = std::move(devices),
                                 .metrics = options_.metrics,
                                 .past = run.get(),
-                                .still_wanted = still_wanted});
+                                .still_wanted = still_wanted,
+                                .storage = StorageOf(folder)});
   if (!successor.ok()) {
     if (absl::IsResourceExhausted(successor.status())) options_.metrics->OnAdmissionRejected("memory");
     return absl::Status(successor.status().code(), absl::StrCat("run '", run_id, "': ", successor.status().message()));

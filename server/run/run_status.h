@@ -32,6 +32,16 @@ struct TensorStatus {
 };
 inline constexpr size_t kTensorsShown = 20;
 
+// What of a run is on the disk.
+struct Durability {
+  uint64_t durable_step = 0;                // 0: none
+  uint64_t checkpoint_bytes = 0;            // of the newest checkpoint
+  std::optional<double> written_at_s = {};  // MonotonicSeconds: when it was published, also by an earlier daemon
+  std::string last_failure = {};            // of the last one that was to be written; empty: it was
+  std::string restored = {};                // from which checkpoint the run was read back; empty: it was not
+  bool writing = false;
+};
+
 struct RunStatus {
   enum class State { kWaiting, kTraining, kFailed };
   State state = State::kWaiting;
@@ -51,7 +61,8 @@ struct RunStatus {
   uint64_t received_bytes = 0, sent_bytes = 0;
   std::vector<uint64_t> snapshots;  // steps that the run can be rewound to, ascending
   uint64_t rewinds = 0;
-  std::optional<double> idle_since_s = {};  // MonotonicSeconds, since no rank is held; none: one is
+  std::optional<Durability> durability = {};  // none: there is no storage
+  std::optional<double> idle_since_s = {};    // MonotonicSeconds, since no rank is held; none: one is
 };
 
 // Thread-safe.

@@ -110,6 +110,7 @@ void StepDriver::BeginReplacement() {
 
 void StepDriver::EndReplacement(bool whole) {
   executor_.gate().set_replacing(false);
+  if (whole) executor_.OnReplaced();
   if (whole) executor_.Handle(event::Rewind{machine().step() - 1}).IgnoreError();  // between two steps never refused
   executor_.ShowRanks();
   executor_.reporter().LogReplaced(whole);
@@ -121,12 +122,31 @@ void StepDriver::HoldSteps(bool held) {
   if (!held) Settle();
 }
 
+void StepDriver::Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done) {
+  if (executor_.checkpointer() == nullptr) {
+    return done(absl::FailedPreconditionError(
+        absl::StrCat("run '", spec_->run_id, "' is not checkpointed: the daemon has no storage (storage.dir)")));
+  }
+  if (!executor_.last_result()) {
+    return done(absl::FailedPreconditionError(
+        absl::StrCat("run '", spec_->run_id, "' has closed no step yet: there is nothing to checkpoint")));
+  }
+  const bool torn = machine().step_open() && machine().UpdatedAny();
+  if (trigger == CheckpointTrigger::kDrain && (torn || !executor_.gate().weights_loaded())) {
+    return done(absl::FailedPreconditionError(absl::StrCat("run '", spec_->run_id, "' is in the middle of a step")));
+  }
+  executor_.checkpointer()->set_closed(executor_.last_result()->step);
+  executor_.checkpointer()->Ask(trigger, std::move(done));
+  Settle();
+}
+
 void StepDriver::End(const absl::Status& status) {
   for (auto& done : std::exchange(quiet_, {})) done(status);
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {
     if (links_[rank].open()) executor_.Detach(rank, status);
   }
   executor_.rewinder().End(status);
+  if (executor_.checkpointer() != nullptr) executor_.checkpointer()->End(status);
 }
 
 bool StepDriver::AnyRankHeld() const {
@@ -214,6 +234,7 @@ void StepDriver::Settle() {
     links_[rank].outbox().Pump();
     FinishWhenDone(rank);
   }
+  executor_.CheckpointIfWanted();
   // When no stream and no update waits for the devices.
   if (executor_.updater().idle() && !links_.any_sending()) executor_.rewinder().SaveNext([this] { Settle(); });
   AnswerQuiet();

@@ -57,6 +57,9 @@ class StepDriver {
   void HoldSteps(bool held);
   // Every session ends, as by a rewind to the last step. While quiet, and no step is open; then never refused.
   absl::Status EndSessions() { return executor_.Handle(event::Rewind{machine().step() - 1}); }
+  // As in Checkpointer. FAILED_PRECONDITION: the daemon has no storage, or no step has closed; with kDrain, also if there
+  // is no state to write, and will be none.
+  void Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done);
   // As in StepGate.
   void set_lacks_added(std::string why) { executor_.gate().set_lacks_added(std::move(why)); }
   // No new step begins; `done` once no step is open and all is sent, or the rank is away.
@@ -66,6 +69,8 @@ class StepDriver {
 
   // Of an amended run, before anything else.
   void GoOnFrom(StepExecutor::Past past) { executor_.GoOnFrom(std::move(past)); }
+  void GoOnFrom(const RunFigures& figures, CheckpointWritten from) { executor_.GoOnFrom(figures, std::move(from)); }
+  StepExecutor& executor() { return executor_; }
   const StepExecutor& executor() const { return executor_; }
   const StepMachine& machine() const { return executor_.machine(); }
   // Some rank is attached, or its session may still resume.

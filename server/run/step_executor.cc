@@ -40,6 +40,7 @@ absl::Status CheckWholePart(const RunSpec& spec, const ChunkSet& covers, const m
 StepExecutor::StepExecutor(Environment environment, std::function<void()> settle)
     : spec_(environment.spec),
       plan_(environment.plan),
+      board_(environment.board),
       settle_(std::move(settle)),
       machine_(MachineOptions(*spec_, *plan_)),
       settings_(SettingsOf(*spec_)),
@@ -68,13 +69,15 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
               .measured = [this](uint64_t step) { Handle(event::Measured{step}).IgnoreError(); },  // never refused
               .pronounce = [this](const event::Verdict& verdict) { OnVerdict(verdict); },
               .settle = settle_}),
+      checkpointer_(MakeCheckpointer(environment)),
       rewinder_({.spec = spec_,
                  .machine = &machine_,
                  .store = environment.store,
                  .snapshots = std::move(environment.snapshots),
                  .reporter = &reporter_,
                  .discard = [this](uint64_t to_step) { return Handle(event::Rewind{to_step}); },
-                 .recall = [this](const RunMemory& memory) { Recall(memory); }}) {}
+                 .recall = [this](const RunMemory& memory) { Recall(memory); },
+                 .checkpointer = checkpointer_.get()}) {}
 
 uint64_t StepExecutor::client_state_bytes() const {
   return ClientStateBytes(links_.size(), rewinder_.most_snapshots());
@@ -324,6 +327,7 @@ StepRecord StepExecutor::RecordOf(const effect::Close& e) {
                     .loss = judge_.Loss(),
                     .learning_rate = HyperOf(spec_->groups[0], settings_.hyper[0], "lr").value_or(0),
                     .clip_coefficient = settings_.clip};
+  if (checkpointer_ != nullptr) record.durable_step = checkpointer_->durable_step();
   updater_.statistics().Complete(&record);
   if (spec_->staged && e.outcome != Outcome::kApplied && !judge_.measured()) {  // perhaps of some tensors
     record.grad_norm = 0;
@@ -349,37 +353,6 @@ void StepExecutor::AnswerSpikes(const StepRecord& record) {
 
 void StepExecutor::StopIf(std::string why) {
   if (gate_.Stop(std::move(why))) reporter_.ShowStopped(gate_.stopped());
-}
-
-RunMemory StepExecutor::Memory() const {
-  RunMemory memory{
-      .result = results_.back(), .stopped = gate_.stopped(), .client_states = {}, .detector = judge_.detector()};
-  updater_.Remember(&memory);
-  for (const RankLink& link : links_) memory.client_states.push_back(link.state());
-  return memory;
-}
-
-void StepExecutor::Recall(const RunMemory& memory) {
-  updater_.GoBackTo(memory);
-  for (uint32_t rank = 0; rank < links_.size(); ++rank) links_[rank].GoBackTo(memory.client_states[rank]);
-  judge_.GoBackTo(memory.detector);
-  settings_.end_values.clear();
-  results_ = {memory.result};
-  gate_.GoBackTo(memory.stopped);
-  reporter_.ShowRewound(memory);
-  ShowRanks();
-}
-
-StepExecutor::Past StepExecutor::past() const {
-  return {.steps = machine_.past(),
-          .memory = results_.empty() ? std::nullopt : std::optional<RunMemory>(Memory()),
-          .spike_policy = judge_.policy()};
-}
-
-void StepExecutor::GoOnFrom(Past past) {
-  machine_.GoOnFrom(std::move(past.steps));
-  judge_.set_policy(std::move(past.spike_policy));
-  if (past.memory) Recall(*past.memory);
 }
 
 void StepExecutor::Detach(uint32_t rank, absl::Status status) {

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "server/run/checkpointer.h"
 #include "server/run/gradient_pool.h"
 #include "server/run/rank_links.h"
 #include "server/run/rank_stream.h"
@@ -52,6 +53,10 @@ class StepExecutor {
     RunMetrics* metrics;
     RunStatusBoard* board;
     RunHistory* history;
+    Strand* strand;
+    RunStorage storage = {};  // none: the spec has no checkpoints
+    const std::string* canonical_spec = nullptr;
+    std::string spec_sha256 = {};
   };
   // What an amended run goes on with.
   struct Past {
@@ -86,7 +91,14 @@ class StepExecutor {
   Past past() const;
   // Before anything else.
   void GoOnFrom(Past past);
-  bool executing() const { return executing_ > 0; }  // effects
+  // Before anything else: the run is what a checkpoint says, of which the planes are in the snapshot of its step.
+  void GoOnFrom(const RunFigures& figures, CheckpointWritten from);
+  // What was replaced between two steps is to be written.
+  void OnReplaced();
+  // Begins a checkpoint of what there is, where one is wanted and no step is open.
+  void CheckpointIfWanted();
+  Checkpointer* checkpointer() { return checkpointer_.get(); }  // nullptr: the run is not checkpointed
+  bool executing() const { return executing_ > 0; }             // effects
 
   const StepMachine& machine() const { return machine_; }
   StepMachine& machine() { return machine_; }  // events go in by Handle
@@ -146,11 +158,14 @@ class StepExecutor {
   // Goes back to a snapshot, or stops the run, where its policy wants that.
   void AnswerSpikes(const StepRecord& record);
   void StopIf(std::string why);
+  std::unique_ptr<Checkpointer> MakeCheckpointer(const Environment& environment);
+  RunFigures Figures() const;
   RunMemory Memory() const;
   void Recall(const RunMemory& memory);
 
   const RunSpec* const spec_;
   const Plan* const plan_;
+  RunStatusBoard* const board_;
   const std::function<void()> settle_;
   StepMachine machine_;
   StepGate gate_;
@@ -160,6 +175,7 @@ class StepExecutor {
   RankLinks links_;
   TensorUpdater updater_;
   StepJudge judge_;
+  std::unique_ptr<Checkpointer> checkpointer_;
   Rewinder rewinder_;
   std::deque<StepRecord> results_;  // of the last steps, oldest first
   int executing_ = 0;               // effects

@@ -73,6 +73,8 @@ class StepJudge {
   // What it has done about spikes, and its way into a run that goes on from this one.
   const SpikePolicy& policy() const { return policy_; }
   void set_policy(SpikePolicy past) { policy_ = std::move(past); }
+  // As another run's that goes on here, its scores with it.
+  void set_detector(const SpikeDetector& past) { detector_.GoOnFrom(past.state()); }
 
  private:
   void Ask(uint64_t step, const std::vector<std::optional<Slab>>& slabs);

@@ -134,16 +134,58 @@ void StepReporter::ShowRewound(const RunMemory& memory) {
   });
 }
 
-void StepReporter::OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason,
-                             std::vector<uint64_t> snapshots) {
+void StepReporter::OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason) {
   environment_.metrics->OnRewind(reason);
-  ShowSnapshots(std::move(snapshots));
   Log(LogLevel::kWarn, "rewound", "run rewound to a snapshot",
       {{"run_id", environment_.spec->run_id},
        {"step", to_step},
        {"from_step", from_step},
        {"generation", environment_.machine->generation()},
        {"reason", reason}});
+}
+
+void StepReporter::OnCheckpoint(const CheckpointReport& report) {
+  const absl::StatusOr<CheckpointWritten>& written = report.written;
+  environment_.board->Write([&](RunStatus& s) {
+    s.durability->last_failure = written.ok() ? "" : std::string(written.status().message());
+    if (!written.ok()) return;
+    s.durability->durable_step = report.step;
+    s.durability->checkpoint_bytes = written->bytes;
+    s.durability->written_at_s = MonotonicSeconds();
+  });
+  if (!written.ok()) {
+    environment_.metrics->OnCheckpointFailed();
+    Log(LogLevel::kError, "checkpoint", "a checkpoint failed; the run goes on, and those before are as they were",
+        {{"run_id", environment_.spec->run_id},
+         {"step", report.step},
+         {"err", std::string(written.status().message())}});
+    return;
+  }
+  environment_.metrics->OnCheckpoint({.step = report.step,
+                                      .bytes = written->bytes,
+                                      .snapshot_seconds = report.snapshot_seconds,
+                                      .write_seconds = written->write_seconds,
+                                      .publish_seconds = written->publish_seconds});
+  if (!written->retained.ok()) {
+    Log(LogLevel::kWarn, "checkpoint", "an old checkpoint could not be removed",
+        {{"run_id", environment_.spec->run_id}, {"err", std::string(written->retained.message())}});
+  }
+  Log(LogLevel::kInfo, "checkpoint", "checkpoint written",
+      {{"run_id", environment_.spec->run_id},
+       {"step", report.step},
+       {"bytes", written->bytes},
+       {"dur_s", report.snapshot_seconds + written->write_seconds + written->publish_seconds}});
+}
+
+void StepReporter::ShowRestored(const RunFigures& figures) {
+  environment_.board->Write([&](RunStatus& s) {
+    s.applied = figures.applied;
+    s.skipped = figures.skipped;
+    s.partial = figures.partial;
+    s.aborted = figures.aborted;
+    s.rewinds = figures.rewinds;
+    s.generation = environment_.machine->generation();
+  });
 }
 
 void StepReporter::LogNotRewound(const std::string& why) const {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 
 #include "server/metrics/metrics.h"
+#include "server/run/checkpointer.h"
 #include "server/run/rank_stream.h"
 #include "server/run/run_history.h"
 #include "server/run/run_status.h"
@@ -59,7 +60,10 @@ class StepReporter {
   void ShowSnapshots(std::vector<uint64_t> steps);
   void ShowStopped(const std::string& why);
   void ShowRewound(const RunMemory& memory);
-  void OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason, std::vector<uint64_t> snapshots);
+  void OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason);
+  void OnCheckpoint(const CheckpointReport& report);
+  // Of a run that a checkpoint was read of.
+  void ShowRestored(const RunFigures& figures);
   void LogNotRewound(const std::string& why) const;
   void LogReplaced(bool whole) const;  // the weights, or some of them
 

@@ -18,6 +18,7 @@ namespace ballast {
 
 struct TensorSpec {
   std::string name;
+  std::vector<uint64_t> shape = {};
   uint64_t elements = 0;         // at least 1
   kernels::WireIndex dtype = 0;  // what the trainer computes in
   kernels::WireIndex gradient_format = 0;
@@ -50,6 +51,13 @@ struct LayerSpec {
   double rms_threshold = 0;
 };
 
+// When a run is written to the daemon's storage.
+struct CheckpointSettings {
+  uint32_t every_steps = 0;  // 0: not by steps
+  double every_s = 600;      // 0: not by time
+  uint32_t retain = 2;       // checkpoints that are kept
+};
+
 struct RunSpec {
   std::string run_id;
   std::vector<TensorSpec> tensors = {};
@@ -67,7 +75,8 @@ struct RunSpec {
   std::vector<LayerSpec> layers = {};
   uint32_t snapshots = 0;  // of past steps, kept at most
   uint32_t snapshot_every = 50;
-  bool rewinds_torn = false;  // a step that closes PARTIAL is undone
+  std::optional<CheckpointSettings> checkpoints = {};  // none: nothing of the run is on a disk
+  bool rewinds_torn = false;                           // a step that closes PARTIAL is undone
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
   double step_timeout_s = 0;     // 0: none
@@ -93,6 +102,9 @@ inline bool HasPairedMaster(const RunSpec& spec) {
   }
   return false;
 }
+
+// Room for snapshots: where the run is checkpointed, for one more, that is being written.
+inline uint32_t SnapshotImages(const RunSpec& spec) { return spec.snapshots + (spec.checkpoints ? 1 : 0); }
 
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }

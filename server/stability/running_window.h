@@ -6,12 +6,22 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace ballast {
 
 class RunningWindow {
  public:
   static constexpr size_t kSize = 128;
+
+  RunningWindow() = default;
+  // One that goes on from another's values() and next(): at most kSize, and below kSize.
+  RunningWindow(std::span<const double> values, size_t next) : next_(next), count_(values.size()) {
+    std::copy(values.begin(), values.end(), values_.begin());
+  }
+  // As they are stored: their order decides how sums of them are rounded.
+  std::span<const double> values() const { return std::span(values_).first(count_); }
+  size_t next() const { return next_; }
 
   void Add(double value) {
     values_[next_] = value;

@@ -40,8 +40,8 @@ SpikeDetector::SpikeDetector(SpikeSettings settings, std::vector<double> rms_thr
     : settings_(std::move(settings)),
       rms_thresholds_(std::move(rms_thresholds)),
       edges_(rms_thresholds_.size(), kEdge),
-      rms_(rms_thresholds_.size()),
-      curvature_(rms_thresholds_.size()) {}
+      state_{.rms = std::vector<Watch>(rms_thresholds_.size()),
+             .curvature = std::vector<Watch>(rms_thresholds_.size())} {}
 
 std::vector<SpikeEvent> SpikeDetector::Foresee(const StepFindings& found) const {
   std::vector<SpikeEvent> events;
@@ -54,12 +54,12 @@ std::vector<SpikeEvent> SpikeDetector::Foresee(const StepFindings& found) const 
   if (warm) {
     AddHigh(SpikeKind::kRms, found.rms, rms_thresholds_, &events);
     AddHigh(SpikeKind::kCurvature, found.curvature, edges_, &events);
-    const std::optional<double> most_norm = Limit(norms_, settings_.norm_sigmas);
+    const std::optional<double> most_norm = Limit(state_.norms, settings_.norm_sigmas);
     if (most_norm && found.grad_norm && *found.grad_norm > *most_norm) {
       events.push_back({.kind = SpikeKind::kGradientNorm, .value = *found.grad_norm, .threshold = *most_norm});
     }
   }
-  const std::optional<double> most_loss = Limit(losses_, settings_.loss_sigmas);
+  const std::optional<double> most_loss = Limit(state_.losses, settings_.loss_sigmas);
   if (found.loss && !std::isfinite(*found.loss)) {
     events.push_back({.kind = SpikeKind::kLoss, .value = *found.loss});
   } else if (warm && found.loss && most_loss && *found.loss > *most_loss) {
@@ -69,29 +69,29 @@ std::vector<SpikeEvent> SpikeDetector::Foresee(const StepFindings& found) const 
 }
 
 void SpikeDetector::GoBackTo(const SpikeDetector& past) {
-  rms_.assign(past.rms_.begin(), past.rms_.end());
-  curvature_.assign(past.curvature_.begin(), past.curvature_.end());
-  rms_.resize(rms_thresholds_.size());
-  curvature_.resize(edges_.size());
-  losses_ = past.losses_;
-  norms_ = past.norms_;
-  last_high_loss_ = past.last_high_loss_;
+  state_.rms.assign(past.state_.rms.begin(), past.state_.rms.end());
+  state_.curvature.assign(past.state_.curvature.begin(), past.state_.curvature.end());
+  state_.rms.resize(rms_thresholds_.size());
+  state_.curvature.resize(edges_.size());
+  state_.losses = past.state_.losses;
+  state_.norms = past.state_.norms;
+  state_.last_high_loss = past.state_.last_high_loss;
 }
 
 std::vector<SpikeEvent> SpikeDetector::Observe(const StepFindings& found) {
   std::vector<SpikeEvent> events = Foresee(found);
   // What is high was perhaps so before, or a moment ago.
   std::erase_if(events, [&](const SpikeEvent& e) {
-    if (e.kind == SpikeKind::kRms) return !Crosses(&rms_[*e.layer], found.step);
-    if (e.kind == SpikeKind::kCurvature) return !Crosses(&curvature_[*e.layer], found.step);
-    return e.kind == SpikeKind::kLoss && Merged(found.step, std::exchange(last_high_loss_, found.step));
+    if (e.kind == SpikeKind::kRms) return !Crosses(&state_.rms[*e.layer], found.step);
+    if (e.kind == SpikeKind::kCurvature) return !Crosses(&state_.curvature[*e.layer], found.step);
+    return e.kind == SpikeKind::kLoss && Merged(found.step, std::exchange(state_.last_high_loss, found.step));
   });
-  Rearm(found.rms, rms_thresholds_, &rms_);
-  Rearm(found.curvature, edges_, &curvature_);
+  Rearm(found.rms, rms_thresholds_, &state_.rms);
+  Rearm(found.curvature, edges_, &state_.curvature);
   Learn(found);
   if (found.step > settings_.warmup_steps) {
     for (size_t i = 0; i < kPredictors; ++i) {
-      scores_[i].Add(Any(events, static_cast<SpikeKind>(i)), Any(events, SpikeKind::kLoss));
+      state_.scores[i].Add(Any(events, static_cast<SpikeKind>(i)), Any(events, SpikeKind::kLoss));
     }
   }
   return events;
@@ -111,10 +111,10 @@ void SpikeDetector::Rearm(const std::vector<LayerValue>& values, const std::vect
 }
 
 void SpikeDetector::Learn(const StepFindings& found) {
-  if (found.loss && std::isfinite(*found.loss)) losses_.Add(*found.loss);
+  if (found.loss && std::isfinite(*found.loss)) state_.losses.Add(*found.loss);
   if (!found.grad_norm || !std::isfinite(*found.grad_norm)) return;
   // One outlier must not hide the next: it enters as no more than the limit.
-  norms_.Add(std::min(*found.grad_norm, Limit(norms_, settings_.norm_sigmas).value_or(*found.grad_norm)));
+  state_.norms.Add(std::min(*found.grad_norm, Limit(state_.norms, settings_.norm_sigmas).value_or(*found.grad_norm)));
 }
 
 }  // namespace ballast

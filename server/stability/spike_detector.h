@@ -17,6 +17,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "server/stability/running_window.h"
@@ -55,14 +56,25 @@ class SpikeDetector {
   // What is high at a step that may still be dropped, whether or not it was high before. Changes nothing.
   std::vector<SpikeEvent> Foresee(const StepFindings& found) const;
 
-  const SpikeScore& score(SpikeKind predictor) const { return scores_[static_cast<size_t>(predictor)]; }
+  const SpikeScore& score(SpikeKind predictor) const { return state_.scores[static_cast<size_t>(predictor)]; }
 
- private:
   // A value that is watched for crossings.
   struct Watch {
     bool high = false;
     uint64_t last_event = 0;  // step; 0: none
   };
+  // All that it has learned.
+  struct State {
+    std::vector<Watch> rms = {}, curvature = {};  // by layer
+    RunningWindow losses = {}, norms = {};
+    uint64_t last_high_loss = 0;  // step; 0: none
+    std::array<SpikeScore, kPredictors> scores = {};
+  };
+  const State& state() const { return state_; }
+  // Goes on from a checkpoint's, with its scores. As many layers as there are.
+  void GoOnFrom(State state) { state_ = std::move(state); }
+
+ private:
   static bool Crosses(Watch* watch, uint64_t step);
   static void Rearm(const std::vector<LayerValue>& values, const std::vector<double>& thresholds,
                     std::vector<Watch>* watches);
@@ -70,10 +82,7 @@ class SpikeDetector {
 
   SpikeSettings settings_;
   std::vector<double> rms_thresholds_, edges_;  // by layer
-  std::vector<Watch> rms_, curvature_;          // by layer
-  RunningWindow losses_, norms_;
-  uint64_t last_high_loss_ = 0;  // step; 0: none
-  std::array<SpikeScore, kPredictors> scores_;
+  State state_;
 };
 
 }  // namespace ballast

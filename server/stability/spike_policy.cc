@@ -15,29 +15,29 @@ bool SpikePolicy::Skips(const std::vector<SpikeEvent>& foreseen) {
   if (settings_.action != SpikeAction::kSkip) return false;
   const bool due = ActedOn(foreseen) != nullptr;
   // The first skip needs rest before it; those that follow at once are the same action.
-  if (due && skips_ < settings_.most_skips && (skips_ > 0 || rest_ == 0)) {
-    ++skips_;
+  if (due && state_.skips < settings_.most_skips && (state_.skips > 0 || state_.rest == 0)) {
+    ++state_.skips;
     return true;
   }
-  if (skips_ > 0) {
-    rest_ = settings_.cooldown_steps;
-  } else if (rest_ > 0) {
-    --rest_;
+  if (state_.skips > 0) {
+    state_.rest = settings_.cooldown_steps;
+  } else if (state_.rest > 0) {
+    --state_.rest;
   }
-  skips_ = 0;
+  state_.skips = 0;
   return false;
 }
 
 SpikePolicy::Answer SpikePolicy::Decide(const std::vector<SpikeEvent>& found) {
   if (settings_.action != SpikeAction::kRewind) return Answer::kGoOn;
-  if (rest_ > 0) {
-    --rest_;
+  if (state_.rest > 0) {
+    --state_.rest;
     return Answer::kGoOn;
   }
   if (ActedOn(found) == nullptr) return Answer::kGoOn;
-  if (rewinds_ == settings_.most_rewinds) return Answer::kStop;
-  ++rewinds_;
-  rest_ = settings_.cooldown_steps;
+  if (state_.rewinds == settings_.most_rewinds) return Answer::kStop;
+  ++state_.rewinds;
+  state_.rest = settings_.cooldown_steps;
   return Answer::kRewind;
 }
 

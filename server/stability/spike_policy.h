@@ -27,13 +27,20 @@ class SpikePolicy {
 
   // The first event that the policy acts on; nullptr: none.
   const SpikeEvent* ActedOn(const std::vector<SpikeEvent>& events) const;
-  uint32_t rewinds() const { return rewinds_; }
+  uint32_t rewinds() const { return state_.rewinds; }
+
+  // What it has done, for a checkpoint.
+  struct State {
+    uint32_t rest = 0;     // steps to come without an action
+    uint32_t skips = 0;    // in a row, until now
+    uint32_t rewinds = 0;  // in all
+  };
+  const State& state() const { return state_; }
+  void GoOnFrom(const State& state) { state_ = state; }
 
  private:
   SpikeSettings settings_;
-  uint32_t rest_ = 0;   // steps to come without an action
-  uint32_t skips_ = 0;  // in a row, until now
-  uint32_t rewinds_ = 0;
+  State state_;
 };
 
 }  // namespace ballast

@@ -23,16 +23,23 @@ class SpikeScore {
     double chance() const { return steps == 0 ? 0 : static_cast<double>(covered) / static_cast<double>(steps); }
   };
 
+  // What one of the last steps was.
+  struct Past {
+    bool event = false, followed = false;  // by a loss spike
+  };
+  using PastSteps = std::array<Past, kMostLead>;  // [0]: the step before
+
+  SpikeScore() = default;
+  // One that goes on from another's past() and counts().
+  SpikeScore(const PastSteps& past, const Counts& counts) : past_(past), counts_(counts) {}
+  const PastSteps& past() const { return past_; }
+
   // To be called for each step once, in order. An event of the spike's own step does not foretell it.
   void Add(bool event, bool loss_spike);
   const Counts& counts() const { return counts_; }
 
  private:
-  struct Past {
-    bool event = false, followed = false;
-  };
-
-  std::array<Past, kMostLead> past_ = {};  // [0]: the step before
+  PastSteps past_ = {};
   Counts counts_;
 };
 

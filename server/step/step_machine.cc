@@ -37,6 +37,10 @@ StepEffects StepMachine::Handle(const StepEvent& event, double now_s) {
   return std::visit([&](const auto& e) { return On(e, now_s); }, event);
 }
 
+bool StepMachine::UpdatedAny() const {
+  return std::any_of(tensors_.begin(), tensors_.end(), [](const Tensor& t) { return t.updated(); });
+}
+
 std::vector<bool> StepMachine::TensorsApplied() const {
   std::vector<bool> applied;
   for (const Tensor& t : tensors_) applied.push_back(t.updated() || discarded_);

@@ -118,6 +118,8 @@ class StepMachine {
   // stream. A later one replaces the one told before, which is summed by then, without this rank.
   std::optional<ChunkId> Offer(uint32_t rank, bool short_of_credit);
   std::vector<bool> TensorsApplied() const;
+  // Whether the open step has updated some tensor, or is about to.
+  bool UpdatedAny() const;
   // For how long the open step has waited for what the rank could have sent.
   double awaited_s(uint32_t rank) const { return ranks_[rank].awaited_s; }
   // Whom the open step has waited for, for longer than a moment, in rank order. To be asked again and again: a call looks
@@ -294,6 +296,12 @@ class StepMachine {
 };
 
 class StepMachine::Past {
+ public:
+  Past() = default;
+  // Of a run that nobody is attached to, whose last closed step is this one.
+  Past(uint64_t of_generation, uint64_t step) : generation(of_generation), rewound_to(step), closed_step(step) {}
+
+ private:
   friend class StepMachine;
   uint64_t generation = 1, rewound_to = 0, closed_step = 0;
   std::vector<Over> over = {};

@@ -311,7 +311,7 @@ void StepMachine::CloseIfDone(StepEffects* effects) {
 // Closes the step of a process that is gone and of whose contributions some are summed. Tensors that were updated stay
 // so.
 void StepMachine::CloseTorn(const char* reason, std::string detail, StepEffects* effects) {
-  const bool any_updated = std::any_of(tensors_.begin(), tensors_.end(), [](const Tensor& t) { return t.updated(); });
+  const bool any_updated = UpdatedAny();
   if (any_updated && options_.commit == Commit::kStaged) return Close(Outcome::kApplied, "", "", effects);  // all were
   Close(any_updated ? Outcome::kPartial : Outcome::kAborted, reason, std::move(detail), effects);
 }

@@ -17,6 +17,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 #include "server/base/strand.h"
 #include "server/device/device.h"
@@ -135,6 +136,8 @@ class ParameterStore {
   absl::StatusOr<StoreImage> NewImage(uint32_t only) const;
   // Copies the tensor into the image, as earlier tasks leave it. The image must not move until done.
   void Save(uint32_t tensor, StoreImage* image, Done done);
+  // Where the image has the plane, without its padding. Thread-safe.
+  absl::Span<std::byte> SavedPlane(const StoreImage& image, uint32_t tensor, size_t plane) const;
   // Copies the tensor back from the image; later tasks find it so.
   void Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count);
   UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor]}; }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "server/base/status_macros.h"
+#include "server/store/checkpoint_layout.h"
 #include "server/store/parameter_store.h"
 
 namespace ballast {
@@ -41,6 +42,12 @@ std::byte* ParameterStore::PlaneIn(const StoreImage& image, uint32_t tensor, siz
   uint64_t offset = part.image_begin + spots_[tensor].offset[plane];
   for (size_t k = 0; k < kind; ++k) offset += part.buffers[k].bytes();
   return image.shards[environment_.plan->placement.shard_of[tensor]].data() + offset;
+}
+
+absl::Span<std::byte> ParameterStore::SavedPlane(const StoreImage& image, uint32_t tensor, size_t plane) const {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const kernels::Plane& p = environment_.spec->groups[t.group].kernel->planes[plane];
+  return {PlaneIn(image, tensor, plane), static_cast<size_t>(UsedPlaneBytes(p, t.elements))};
 }
 
 void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {

@@ -10,7 +10,7 @@ namespace ballast {
 absl::StatusOr<std::unique_ptr<SnapshotRing>> SnapshotRing::Create(const RunSpec* spec, ParameterStore* store) {
   std::unique_ptr<SnapshotRing> ring(new SnapshotRing(spec, store));
   const size_t tensors = spec->tensors.size();
-  for (uint32_t s = 0; s < spec->snapshots; ++s) {
+  for (uint32_t s = 0; s < SnapshotImages(*spec); ++s) {
     ASSIGN_OR_RETURN(StoreImage image, store->NewImage());
     ring->slots_.push_back({.image = std::move(image),
                             .memory = std::nullopt,
@@ -27,28 +27,51 @@ uint64_t SnapshotRing::bytes() const {
 }
 
 SnapshotRing::Slot* SnapshotRing::Oldest() {
-  Slot* oldest = &slots_[0];
+  Slot* oldest = nullptr;
   for (Slot& slot : slots_) {
-    if (!slot.memory) return &slot;
-    if (slot.step() < oldest->step()) oldest = &slot;
+    if (slot.pinned) continue;
+    if (!slot.kept()) return &slot;
+    if (oldest == nullptr || slot.step() < oldest->step()) oldest = &slot;
   }
   return oldest;
 }
 
+bool SnapshotRing::HasPlace() const {
+  return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.pinned; });
+}
+
 void SnapshotRing::Begin(RunMemory memory) {
   Complete();
+  for (Slot& slot : slots_) {
+    if (slot.kept() && slot.step() >= memory.result.step) Drop(&slot);
+  }
   current_ = Oldest();
   current_->memory = std::move(memory);
+  current_->dropped = false;
   current_->id = ++last_id_;
   for (uint32_t i = 0; i < saved_.size(); ++i) current_->counts[i] = store_->count(i);
   saved_.assign(saved_.size(), false);
   next_ = 0;
-  left_ = static_cast<uint32_t>(saved_.size());
+  left_ = current_->unsaved = static_cast<uint32_t>(saved_.size());
+}
+
+// What was submitted of its copies is done before the place is used again: both are tasks of the same queues.
+void SnapshotRing::Drop(Slot* slot) {
+  if (current_ == slot) current_ = nullptr;
+  slot->pinned ? void(slot->dropped = true) : slot->memory.reset();
+  if (slot->unsaved > 0 && slot->when_saved) std::exchange(slot->when_saved, nullptr)(false);
+}
+
+void SnapshotRing::OnSaved(uint64_t id) {
+  const auto found = std::find_if(slots_.begin(), slots_.end(), [id](const Slot& slot) { return slot.id == id; });
+  if (found == slots_.end() || --found->unsaved > 0) return;
+  if (found->when_saved) std::exchange(found->when_saved, nullptr)(true);
 }
 
 void SnapshotRing::Save(uint32_t tensor, absl::AnyInvocable<void()> done) {
   saved_[tensor] = true;
-  store_->Save(tensor, &current_->image, [done = std::move(done)](const TaskResult&) mutable {
+  store_->Save(tensor, &current_->image, [this, id = current_->id, done = std::move(done)](const TaskResult&) mutable {
+    OnSaved(id);
     if (done) done();
   });
   if (--left_ == 0) current_ = nullptr;
@@ -75,7 +98,7 @@ void SnapshotRing::Complete() {
 std::vector<uint64_t> SnapshotRing::steps() const {
   std::vector<uint64_t> steps;
   for (const Slot& slot : slots_) {
-    if (slot.memory) steps.push_back(slot.step());
+    if (slot.kept()) steps.push_back(slot.step());
   }
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -91,14 +114,55 @@ std::optional<uint64_t> SnapshotRing::NearestTo(uint64_t step) const {
 
 uint64_t SnapshotRing::IdOf(uint64_t step) const {
   const auto found = std::find_if(slots_.begin(), slots_.end(),
-                                  [step](const Slot& slot) { return slot.memory && slot.step() == step; });
+                                  [step](const Slot& slot) { return slot.kept() && slot.step() == step; });
   return found->id;
 }
 
 const SnapshotRing::Slot* SnapshotRing::Find(uint64_t id) const {
   const auto found =
-      std::find_if(slots_.begin(), slots_.end(), [id](const Slot& slot) { return slot.memory && slot.id == id; });
+      std::find_if(slots_.begin(), slots_.end(), [id](const Slot& slot) { return slot.kept() && slot.id == id; });
   return found == slots_.end() ? nullptr : &*found;
+}
+
+const SnapshotRing::Slot* SnapshotRing::At(uint64_t id) const {
+  return &*std::find_if(slots_.begin(), slots_.end(), [id](const Slot& slot) { return slot.id == id; });
+}
+
+void SnapshotRing::Pin(uint64_t id) { At(id)->pinned = true; }
+
+void SnapshotRing::Unpin(uint64_t id) {
+  Slot* const slot = At(id);
+  slot->pinned = false;
+  slot->when_saved = nullptr;
+  if (std::exchange(slot->dropped, false)) slot->memory.reset();
+}
+
+void SnapshotRing::WhenSaved(uint64_t id, absl::AnyInvocable<void(bool)> done) {
+  Slot* const slot = At(id);
+  if (slot->dropped || slot->unsaved == 0) return done(!slot->dropped);
+  slot->when_saved = std::move(done);
+}
+
+std::optional<uint64_t> SnapshotRing::BeginBringing() {
+  Complete();
+  Slot* const slot = Oldest();
+  if (slot == nullptr) return std::nullopt;
+  slot->memory.reset();
+  slot->pinned = true;
+  slot->dropped = false;
+  slot->unsaved = 0;
+  slot->id = ++last_id_;
+  return slot->id;
+}
+
+void SnapshotRing::Bring(uint64_t id, RunMemory memory, std::vector<ParameterStore::UpdateCount> counts) {
+  Slot* const brought = At(id);
+  for (Slot& slot : slots_) {
+    if (slot.kept() && slot.step() == memory.result.step) Drop(&slot);
+  }
+  brought->pinned = false;
+  brought->memory = std::move(memory);
+  brought->counts = std::move(counts);
 }
 
 const StoreImage* SnapshotRing::ImageOf(uint64_t id, uint32_t tensor) {
@@ -110,13 +174,12 @@ const StoreImage* SnapshotRing::ImageOf(uint64_t id, uint32_t tensor) {
 const RunMemory& SnapshotRing::Restore(uint64_t step) {
   Slot* wanted = nullptr;
   for (Slot& slot : slots_) {
-    if (!slot.memory || slot.step() < step) continue;
+    if (!slot.kept() || slot.step() < step) continue;
     if (slot.step() == step) {
       wanted = &slot;
-      continue;
+    } else {
+      Drop(&slot);
     }
-    if (current_ == &slot) current_ = nullptr;  // what was submitted of it is done before the slot is used again
-    slot.memory.reset();
   }
   Complete();
   for (uint32_t i = 0; i < saved_.size(); ++i) store_->Restore(i, wanted->image, wanted->counts[i]);

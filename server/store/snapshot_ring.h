@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -48,8 +49,11 @@ class SnapshotRing {
   static absl::StatusOr<std::unique_ptr<SnapshotRing>> Create(const RunSpec* spec, ParameterStore* store);
 
   // Whether a snapshot is to be taken after this step.
-  bool Due(uint64_t step) const { return !slots_.empty() && step % spec_->snapshot_every == 0; }
-  // Begins the snapshot of the step that has just closed, which is later than all that are kept.
+  bool Due(uint64_t step) const { return spec_->snapshots > 0 && step % spec_->snapshot_every == 0; }
+  // Whether Begin finds a place: not all are pinned.
+  bool HasPlace() const;
+  // Begins the snapshot of the step that has just closed, which is as late as the latest that is kept, and then takes
+  // its place, or later. HasPlace.
   void Begin(RunMemory memory);
   // To be called when the tensor's next update is about to be submitted.
   void BeforeUpdate(uint32_t tensor);
@@ -65,6 +69,22 @@ class SnapshotRing {
   uint64_t IdOf(uint64_t step) const;
   // Whether the snapshot is still kept. ImageOf and CountOf require that.
   bool Keeps(uint64_t id) const { return Find(id) != nullptr; }
+  // The snapshot begun last; 0: none was.
+  uint64_t last_id() const { return last_id_; }
+  void Pin(uint64_t id);
+  // Also of a snapshot that was dropped since.
+  void Unpin(uint64_t id);
+  // Calls `done` on the strand: true, the image has all of the snapshot; false, it was dropped before.
+  void WhenSaved(uint64_t id, absl::AnyInvocable<void(bool saved)> done);
+  // Of a snapshot that is pinned.
+  StoreImage* PinnedImage(uint64_t id) { return &At(id)->image; }
+  const RunMemory& PinnedMemory(uint64_t id) const { return *At(id)->memory; }
+  const std::vector<ParameterStore::UpdateCount>& PinnedCounts(uint64_t id) const { return At(id)->counts; }
+  // A place for a snapshot that is to be brought, pinned; the oldest snapshot goes. None: all are pinned.
+  std::optional<uint64_t> BeginBringing();
+  // The image has it: the pin goes, and a snapshot of the same step, too.
+  void Bring(uint64_t id, RunMemory memory, std::vector<ParameterStore::UpdateCount> counts);
+
   // Where the tensor is, for tasks that are submitted before anything else is.
   const StoreImage* ImageOf(uint64_t id, uint32_t tensor);
   // The tensor's updates up to the snapshot.
@@ -83,12 +103,22 @@ class SnapshotRing {
     std::optional<RunMemory> memory;  // none: it is free
     std::vector<ParameterStore::UpdateCount> counts;
     uint64_t id = 0;
+    bool pinned = false;
+    bool dropped = false;  // while it was pinned: it is no snapshot any more
+    uint32_t unsaved = 0;  // tensors that are not in the image yet
+    absl::AnyInvocable<void(bool)> when_saved = nullptr;
+    bool kept() const { return memory.has_value() && !dropped; }
     uint64_t step() const { return memory->result.step; }
   };
 
   SnapshotRing(const RunSpec* spec, ParameterStore* store) : spec_(spec), store_(store) {}
+  // That may be used; nullptr: all are pinned.
   Slot* Oldest();
   const Slot* Find(uint64_t id) const;
+  const Slot* At(uint64_t id) const;
+  Slot* At(uint64_t id) { return const_cast<Slot*>(std::as_const(*this).At(id)); }
+  void Drop(Slot* slot);
+  void OnSaved(uint64_t id);
   void Save(uint32_t tensor, absl::AnyInvocable<void()> done);
 
   const RunSpec* const spec_;

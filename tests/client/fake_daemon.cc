@@ -6,6 +6,7 @@
 #include "proto/checksum.h"
 
 #include "client/cpp/wire/tensor_table.h"
+#include "tests/client/fake_admin.h"
 
 namespace ballast {
 namespace {
@@ -38,28 +39,6 @@ std::string Updated(const std::string& gradient, uint64_t step) {
   return weights;
 }
 
-class FakeDaemon::Admin final : public v1::AdminService::Service {
- public:
-  explicit Admin(FakeDaemon* daemon) : daemon_(*daemon) {}
-
- private:
-  grpc::Status GetServer(grpc::ServerContext*, const v1::GetServerRequest*, v1::GetServerResponse* response) override {
-    absl::MutexLock lock(&daemon_.mu_);
-    response->set_version("0.1.0");
-    response->set_uptime_s(daemon_.forgot_ ? 0 : 1e6);
-    return grpc::Status::OK;
-  }
-  grpc::Status GetRun(grpc::ServerContext*, const v1::GetRunRequest* request, v1::GetRunResponse* response) override {
-    if (!daemon_.Passes()) return Cut();
-    if (request->run_id() != "r") return {grpc::StatusCode::NOT_FOUND, "no run '" + request->run_id() + "'"};
-    *response->mutable_spec() = daemon_.options_.spec;
-    response->mutable_status()->mutable_plan()->set_chunk_elements(daemon_.options_.chunk_elements);
-    return daemon_.Passes() ? grpc::Status::OK : Cut();
-  }
-
-  FakeDaemon& daemon_;
-};
-
 FakeDaemon::FakeDaemon(FakeOptions options) : options_(std::move(options)), admin_(std::make_unique<Admin>(this)) {
   int port = 0;
   grpc::ServerBuilder builder;
@@ -88,6 +67,12 @@ bool FakeDaemon::Passes() {
 void FakeDaemon::ForgetRun() {
   absl::MutexLock lock(&mu_);
   forgot_ = true;
+}
+
+void FakeDaemon::ReadRunBack(uint64_t step) {
+  absl::MutexLock lock(&mu_);
+  forgot_ = true;
+  read_back_ = step;
 }
 
 void FakeDaemon::CutNow() {

@@ -50,6 +50,9 @@ struct FakeOptions {
   bool damages_weights = false;
   std::map<uint32_t, uint64_t> back_at = {};  // tensors that have these digests again after the first message of Pull
   bool acknowledges = true;
+  bool has_storage = false;
+  v1::DurabilityStatus durability = {};  // of the run, where there is storage
+  std::vector<v1::StoredCheckpoint> stored = {};
 };
 
 class FakeDaemon final : public v1::TrainerService::Service {
@@ -71,6 +74,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
+  void ReadRunBack(uint64_t step);  // the same, but the run is there again as it was after this step
   // Goes on at this step, as if the steps before it had closed meanwhile, ABORTED, for the other ranks.
   void SetStep(uint64_t step) {
     absl::MutexLock lock(&mu_);
@@ -109,6 +113,9 @@ class FakeDaemon final : public v1::TrainerService::Service {
     uint64_t most_under_way = 0;  // bytes received and not credited
     std::map<uint32_t, std::string> uploaded;
     std::vector<v1::StepEnd> ends;
+    int checkpoints = 0;             // calls of Checkpoint
+    std::vector<uint64_t> restores;  // steps asked for
+    std::vector<v1::DeleteRunRequest> deletions;
   };
   Seen seen() const;
   void AwaitReceived(int messages) const;
@@ -157,6 +164,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   std::vector<uint64_t> digests_ ABSL_GUARDED_BY(mu_);
   std::deque<v1::TrainResponse> injected_ ABSL_GUARDED_BY(mu_);
   bool forgot_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<uint64_t> read_back_ ABSL_GUARDED_BY(mu_);
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the latest stream
 

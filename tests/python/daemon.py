@@ -14,9 +14,10 @@ LEASE_S = 1
 
 
 class Daemon:
-    """Started by the constructor; `server` is its address. Ends with the `with` block."""
+    """Started by the constructor; `server` is its address. Ends with the `with` block. `storage`: keeps its runs there.
+    `variables`: of its environment."""
 
-    def __init__(self, port: int = 0, lease_s: int = LEASE_S) -> None:
+    def __init__(self, port: int = 0, lease_s: int = LEASE_S, storage: Path | None = None, **variables: str) -> None:
         self._process = subprocess.Popen(
             [
                 BINARY,
@@ -27,10 +28,11 @@ class Daemon:
                 "--memory_limit=256MiB",
                 f"--limits.lease={lease_s}s",
                 "--log.level=warn",
+                f"--storage.dir={storage or 'off'}",
             ],
             stdout=subprocess.PIPE,
             text=True,
-            env={key: value for key, value in os.environ.items() if not key.startswith("BALLAST_")},
+            env={key: value for key, value in os.environ.items() if not key.startswith("BALLAST_")} | variables,
         )
         self.server = self._read_address()
         self.port = int(self.server.rpartition(":")[2])
@@ -43,6 +45,19 @@ class Daemon:
             self._process.kill()
             raise RuntimeError(f"ballastd did not start (exit code {self._process.wait()}, it said {banner!r})")
         return found[1]
+
+    def stop(self) -> None:
+        """As an operator does."""
+        self._process.terminate()
+
+    def drain(self) -> None:
+        """Stops it, and waits for its end."""
+        self.stop()
+        assert self.wait() == 0
+
+    def wait(self) -> int:
+        """For an end that it comes to by itself; its exit code."""
+        return self._process.wait()
 
     def kill(self) -> None:
         self._process.kill()

@@ -101,6 +101,17 @@ def test_lines_on_a_terminal_without_tqdm(hasty: None, monkeypatch: pytest.Monke
         until(lambda: "ballast: pulling: 0 of 1 MiB" in terminal.text)
 
 
+def test_a_wait_without_a_count_is_said_in_lines_on_a_terminal_too(
+    hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars = bars_on_a_terminal(monkeypatch)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.Waiting("waiting for the disk"):
+        until(lambda: "ballast: waiting for the disk (" in terminal.text)
+    assert bars == []
+
+
 def test_nothing_is_said_of_what_is_short(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.Transfer("pulling", MIB, lambda: MIB):
         pass

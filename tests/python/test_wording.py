@@ -27,7 +27,7 @@ PLACES = (
 FOREIGN = re.compile(
     r"\w+_timeout_s\b|\brun_id\b|[A-Z]+_[A-Z]+_|\bRunSpec|rewind\.\w|with LoadState|LoadState is for|=true\b|"
     r"\baccumulation is|dynamic_loss_scale|StepBegin\.|StepEnd\.(discard|client_state)|Step(Begin|End) of|"
-    r"but StepBegin|not sent (StepEnd|MicroEnd)"
+    r"but StepBegin|not sent (StepEnd|MicroEnd)|checkpoint\.(every|retain)|checkpoint is given"
 )
 
 
@@ -63,6 +63,11 @@ SAID = {
     "commit is COMMIT_MODE_RELEASE, asked for is COMMIT_MODE_STAGED": "commit is 'release', asked for is 'staged'",
     "is stopped (nonfinite = stop) since": "is stopped (nonfinite='stop') since",
     "create it with RunSpec.rewind.snapshots of 1": "create it with snapshots of 1",
+    "another spec: checkpoint.every_steps is 5, asked for is 6": "another spec: checkpoint_every_steps is 5, asked for is 6",
+    "checkpoint.every_seconds is 600, asked for is 0": "checkpoint_every_seconds is 600, asked for is 0",
+    "checkpoint.retain is 2, asked for is 3": "checkpoints_kept is 2, asked for is 3",
+    "checkpoint is given, but this daemon has no storage": "checkpoint_every_steps, checkpoint_every_seconds or "
+    "checkpoints_kept is given, but this daemon has no storage",
     "accumulation is 1, asked for is 2": "gradient_accumulation_steps is 1, asked for is 2",
     "another spec: ranks is 2, asked for is 1": "another spec: world is 2, asked for is 1",
     'groups[0].hyper["eps"] is 1e-08': "groups[0].eps is 1e-08",

@@ -19,6 +19,10 @@ def optimizers(model: nn.Module) -> list[ballast.Optimizer]:
     sgd = ballast.SGD(groups, 0.1, momentum=0.9, nesterov=True, commit="staged", gradient_accumulation_steps=4)
     lion = ballast.Lion(model.parameters(), lr=1e-4, snapshots=4, spikes=ballast.Spikes(action="rewind"))
     lion.add_param_group({"params": model.parameters()})
+    kept = ballast.AdamW(
+        model.parameters(), checkpoint_every_steps=50, checkpoint_every_seconds=600.0, checkpoints_kept=3
+    )
+    assert_type(kept.checkpoint(), int)
     return [adamw, sgd, lion]
 
 

@@ -17,7 +17,7 @@ namespace ballast::ctl {
 
 enum ExitCode : int {
   kOk = 0,
-  kRefused = 1,       // the daemon said no, or it is unhealthy
+  kRefused = 1,       // the daemon said no, it is unhealthy, or a checkpoint is damaged
   kUsage = 64,        // EX_USAGE
   kUnreachable = 69,  // EX_UNAVAILABLE
 };
@@ -62,6 +62,10 @@ Command HistoryCommand();
 Command PlanCommand();
 Command DoctorCommand();
 Command RewindCommand();
+Command CheckpointCommand();
+Command CheckpointsCommand();
+Command RestoreCommand();
+Command VerifyCommand();
 Command DeleteCommand();
 Command HealthCommand();
 

@@ -14,8 +14,9 @@ namespace ballast::ctl {
 namespace {
 
 std::vector<Command> Commands() {
-  return {StatusCommand(), RunsCommand(),   RunCommand(),    WatchCommand(),  ExplainCommand(), HistoryCommand(),
-          PlanCommand(),   DoctorCommand(), RewindCommand(), DeleteCommand(), HealthCommand()};
+  return {StatusCommand(),      RunsCommand(),    RunCommand(),    WatchCommand(),  ExplainCommand(),
+          HistoryCommand(),     PlanCommand(),    DoctorCommand(), RewindCommand(), CheckpointCommand(),
+          CheckpointsCommand(), RestoreCommand(), VerifyCommand(), DeleteCommand(), HealthCommand()};
 }
 
 std::vector<Flag> CommonFlags() {
@@ -49,7 +50,7 @@ void PrintHelp(std::ostream& out) {
   }
   out << "\nflags:\n";
   PrintFlags(CommonFlags(), out);
-  out << "\nexit codes: 0 done, 1 refused or unhealthy, 64 wrong command line, 69 no daemon answers\n"
+  out << "\nexit codes: 0 done, 1 refused, unhealthy or damaged, 64 wrong command line, 69 no daemon answers\n"
          "`ballastctl COMMAND --help` says more of a command.\n";
 }
 

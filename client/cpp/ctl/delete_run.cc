@@ -8,7 +8,7 @@ int Run(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const std::string& run_id = invocation.arguments[0];
-  const auto deleted = (*client)->DeleteRun(run_id, invocation.Has("force"));
+  const auto deleted = (*client)->DeleteRun(run_id, invocation.Has("force"), invocation.Has("keep-checkpoints"));
   if (!deleted.ok()) return Fail(invocation, deleted.status());
   if (invocation.json) return PrintJson(invocation, *deleted);
   invocation.out << "deleted run '" << run_id << "', freed " << Bytes(deleted->freed_bytes()) << "\n";
@@ -18,12 +18,15 @@ int Run(const Invocation& invocation) {
 }  // namespace
 
 Command DeleteCommand() {
-  return {.name = "delete",
-          .arguments = {"RUN"},
-          .summary = "delete a run and free its memory",
-          .details = "Its weights and optimizer state are gone for good.\n",
-          .flags = {{"force", "", "also when a trainer is attached; its session ends"}},
-          .run = Run};
+  return {
+      .name = "delete",
+      .arguments = {"RUN"},
+      .summary = "delete a run and free its memory",
+      .details =
+          "Its weights and optimizer state are gone for good, and so are its checkpoints, unless they are kept.\n",
+      .flags = {{"force", "", "also when a trainer is attached; its session ends"},
+                {"keep-checkpoints", "", "leave them on the daemon's disk; `ballastctl restore` brings the run back"}},
+      .run = Run};
 }
 
 }  // namespace ballast::ctl

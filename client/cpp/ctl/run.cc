@@ -10,13 +10,14 @@ namespace {
 
 constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
 
-void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
+void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream& out) {
   Table table({kLeft, kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
   if (!run.failure().empty()) table.Row({run.state() == v1::RUN_STATE_FAILED ? "lost" : "stopped", run.failure()});
   table.Row({"device", absl::StrJoin(run.plan().devices(), ", ")});
   table.Row({"optimizer", run.optimizer()});
-  const std::string took = run.step() > 0 ? absl::StrCat(", the last one took ", Duration(run.step_seconds())) : "";
+  const std::string took =
+      run.step_seconds() > 0 ? absl::StrCat(", the last one took ", Duration(run.step_seconds())) : "";
   table.Row(
       {"steps", absl::StrCat(run.step(), " closed: ", run.steps_applied(), " applied, ", run.steps_skipped(),
                              " skipped, ", run.steps_partial(), " partial, ", run.steps_aborted(), " aborted", took)});
@@ -30,9 +31,13 @@ void PrintProgress(const v1::RunStatus& run, std::ostream& out) {
     const bool first = &rank == &run.awaited(0);
     table.Row({first ? absl::StrCat("step ", run.step() + 1, " awaits") : "", AwaitedText(rank)});
   }
-  if (run.bytes().snapshots() > 0) {
+  if (keeps_snapshots) {
     const std::string kept = run.snapshot_steps().empty() ? "none yet" : absl::StrJoin(run.snapshot_steps(), ", ");
     table.Row({"snapshots", absl::StrCat(kept, "; rewound ", run.rewinds(), " times")});
+  }
+  if (run.has_durability()) {
+    table.Row({"durable", DurabilityText(run.durability())});
+    if (!run.durability().restored().empty()) table.Row({"read back", run.durability().restored()});
   }
   table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
   if (run.step() > 0) {
@@ -83,7 +88,7 @@ int Run(const Invocation& invocation) {
   const auto run = (*client)->GetRun(invocation.arguments[0]);
   if (!run.ok()) return Fail(invocation, run.status());
   if (invocation.json) return PrintJson(invocation, *run);
-  PrintProgress(run->status(), invocation.out);
+  PrintProgress(run->status(), run->spec().has_rewind(), invocation.out);
   PrintMemory(run->status(), invocation.out);
   PrintLayers(run->status(), invocation.out);
   return kOk;

@@ -18,6 +18,18 @@ std::string AwaitedText(const v1::AwaitedRank& rank) {
                       ", for ", Duration(rank.seconds()));
 }
 
+std::string DurabilityText(const v1::DurabilityStatus& durability) {
+  std::string text = durability.durable_step() == 0
+                         ? "no step yet"
+                         : absl::StrCat("step ", durability.durable_step(), ", ", Bytes(durability.checkpoint_bytes()),
+                                        ", written ", Duration(durability.checkpoint_age_s()), " ago");
+  if (durability.writing()) text += "; a checkpoint is being written";
+  if (!durability.last_failure().empty()) {
+    absl::StrAppend(&text, "; the last checkpoint failed: ", durability.last_failure());
+  }
+  return text;
+}
+
 std::string OutcomeName(v1::StepOutcome outcome) {
   return absl::AsciiStrToLower(absl::StripPrefix(v1::StepOutcome_Name(outcome), "STEP_OUTCOME_"));
 }

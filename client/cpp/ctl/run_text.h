@@ -10,8 +10,10 @@ namespace ballast::ctl {
 
 std::string StateText(const v1::RunStatus& run);       // training; idle for 3 h 2 min
 std::string AwaitedText(const v1::AwaitedRank& rank);  // rank 1, which has not begun it, for 12 s
-std::string OutcomeName(v1::StepOutcome outcome);      // applied
-uint64_t StoredBytes(const v1::ByteCounts& bytes);     // what lasts from step to step: weights and state
+// step 120, 1.20 GiB, written 3 min 5 s ago
+std::string DurabilityText(const v1::DurabilityStatus& durability);
+std::string OutcomeName(v1::StepOutcome outcome);   // applied
+uint64_t StoredBytes(const v1::ByteCounts& bytes);  // what lasts from step to step: weights and state
 uint64_t TotalBytes(const v1::ByteCounts& bytes);
 
 }  // namespace ballast::ctl

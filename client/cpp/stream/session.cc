@@ -38,6 +38,18 @@ absl::Status StepTooLong(const AttachOptions& options, const absl::Status& statu
       "; it was not over within ", options.join_timeout_s, " s: see what its ranks wait for, or raise join_timeout_s"));
 }
 
+// The run's last step, where the daemon has the run; a daemon that does not say has not.
+std::optional<uint64_t> StepThere(Connection& connection, const std::string& run_id) {
+  v1::ListRunsResponse runs;
+  const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::ListRuns,
+                                              v1::ListRunsRequest(), &runs, kServerTimeout);
+  if (!answer.ok()) return std::nullopt;
+  for (const v1::RunStatus& run : runs.runs()) {
+    if (run.run_id() == run_id) return run.step();
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 google::protobuf::RepeatedPtrField<v1::TensorCoverage> CoverageOf(const Shards& shards) {
@@ -94,12 +106,19 @@ bool RestartedSince(Connection& connection, absl::Time since) {
   return answer.ok() && absl::Seconds(info.uptime_s()) < absl::Now() - since;
 }
 
-absl::Status RunLostInRestart(const Connection& connection, const std::string& run_id) {
+absl::Status RunLostInRestart(Connection& connection, const std::string& run_id) {
+  if (const auto step = StepThere(connection, run_id)) {
+    return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " restarted and read run '", run_id,
+                                            "' back from its disk, where it is at step ", *step,
+                                            " now: this trainer's session ended with the old daemon. Start every "
+                                            "trainer of the run anew; each takes the daemon's weights and what it had "
+                                            "kept with that step"));
+  }
   return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " restarted and no longer holds run '",
                                           run_id,
-                                          "' (this version keeps runs in memory only): its weights and moments are "
-                                          "gone there. Create the run again and load the weights of your last "
-                                          "checkpoint: start every trainer of the run anew from it"));
+                                          "' (without storage.dir it keeps runs in memory only): its weights and "
+                                          "moments are gone there. Create the run again and load the weights of your "
+                                          "last checkpoint: start every trainer of the run anew from it"));
 }
 
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,

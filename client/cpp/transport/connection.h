@@ -49,6 +49,9 @@ class Connection {
   static constexpr absl::Duration kCallTimeout = absl::Seconds(120);
   // AmendRun may have all of a run stored otherwise, at worst some ten million parameters a second.
   static constexpr absl::Duration kConvertTimeout = absl::Seconds(1800);
+  // Checkpoint writes all of a run to a disk, and Restore reads it, at worst a terabyte at some hundred megabytes a
+  // second.
+  static constexpr absl::Duration kStorageTimeout = absl::Seconds(7200);
 
   // A status of FromGrpc, with the server's name in front if the server could not be reached.
   absl::Status Explain(const absl::Status& status) const;

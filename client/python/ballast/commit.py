@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ballast.durability import Checkpoints, checkpoints
 from ballast.errors import Rejected
 from ballast.spikes import Spikes, as_spikes
 
@@ -28,6 +29,7 @@ class StepRules:
     commit: "release", each tensor is updated when its gradient is complete, or "staged", all after the verdict.
     accumulation: micro-batches a step, at most; a staged step may have fewer, and its end tells how many.
     snapshots: of past steps, kept at most; snapshot_every: one after each step that is a multiple of it.
+    checkpoints: when the run is written to the daemon's disk.
     """
 
     commit: str
@@ -43,6 +45,7 @@ class StepRules:
     rank_timeout: float = 60.0
     step_timeout: float | None = None
     on_lost_rank: str = "wait"
+    checkpoints: Checkpoints = Checkpoints()
 
     @property
     def staged(self) -> bool:
@@ -67,6 +70,8 @@ class StepRules:
             fields["spikes"] = spikes
         if self.snapshots > 0:
             fields["rewind"] = {"snapshots": self.snapshots, "every": self.snapshot_every}
+        if checkpoint := self.checkpoints.spec():
+            fields["checkpoint"] = checkpoint
         if self.on_torn != "close":
             fields["on_torn"] = f"TORN_POLICY_{self.on_torn.upper()}"
         if self.rank_timeout != 60:
@@ -82,7 +87,8 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False, fra
     """framework: what drives the loop, and may clip, accumulate or skip after backward(): commit="auto" is staged then.
 
     From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots, on_torn,
-    rank_timeout, step_timeout and on_lost_rank. Rejected if one is wrong, or two contradict each other."""
+    rank_timeout, step_timeout, on_lost_rank, and those of checkpoints. Rejected if one is wrong, or two contradict each other.
+    """
     commit, nonfinite = _one_of(options, "commit", COMMITS), _one_of(options, "nonfinite", NONFINITE)
     norm, tensor_clip = _norm(options.get("max_grad_norm")), _one_of(options, "tensor_clip", TENSOR_CLIPS)
     on_torn, snapshots = _one_of(options, "on_torn", ON_TORN), _whole(options, "snapshots", 0, least=0)
@@ -123,6 +129,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False, fra
         step_timeout=_seconds(options, "step_timeout", None),
         tensor_clip=tensor_clip,
         spikes=spikes,
+        checkpoints=checkpoints(options),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
+from ballast.durability import Durable
 from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import Prepared
 from ballast.in_step import InStep
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Optimizer(Prepared, InStep, Uncopyable, torch.optim.Optimizer):
+class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
 

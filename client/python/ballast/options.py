@@ -91,6 +91,11 @@ class RunOptions(TypedDict, total=False):
         Accelerate tells which is the last; default 1. A staged step has at most so many; default 1024.
     snapshots, snapshot_every: how many snapshots of past steps the daemon keeps in its memory, each as large as weights
         and moments, and of every how many steps; the run can be rewound to them. See Optimizer.rewind.
+    checkpoint_every_steps, checkpoint_every_seconds: when a daemon that has storage writes the run to its disk, so that it
+        survives the daemon: after each step that is a multiple of the one; so many seconds after the last time; or both.
+        Neither: every 600 seconds. By a daemon without storage they are refused, and so is checkpoints_kept. See
+        Optimizer.checkpoint.
+    checkpoints_kept: how many stay there, the newest, from 2 to 100. None: 2.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
     on_lost_rank: what becomes of a trainer that is lost for longer than rank_timeout. "wait": each step waits for it as long
@@ -157,6 +162,9 @@ class RunOptions(TypedDict, total=False):
     gradient_accumulation_steps: int
     snapshots: int
     snapshot_every: int
+    checkpoint_every_steps: int | None
+    checkpoint_every_seconds: float | None
+    checkpoints_kept: int | None
     on_torn: Literal["close", "rewind"]
     on_lost_rank: Literal["wait", "continue"]
     rank_timeout: float

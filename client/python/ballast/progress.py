@@ -100,6 +100,19 @@ class Transfer:
         return min(self._done(), self._total)
 
 
+class Waiting(Transfer):
+    """The same of a wait in which nothing is counted: lines alone."""
+
+    def __init__(self, what: str):
+        super().__init__(what, 0, lambda: 0)
+
+    def _run(self) -> None:
+        self._say_lines()
+
+    def _line(self) -> str:
+        return self._what
+
+
 def say(line: str) -> None:
     """As the C++ client says what a person should see."""
     print(f"ballast: {line}", file=sys.stderr, flush=True)

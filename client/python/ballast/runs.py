@@ -15,11 +15,12 @@ _LEASE_WAIT_S = 12.0
 _PAUSE_S = 0.25
 
 
-def delete_run(run: str, server: str | None = None, *, force: bool = False) -> int:
-    """Deletes a run of a daemon. Its weights, moments and snapshots are gone for good; its name is free.
+def delete_run(run: str, server: str | None = None, *, force: bool = False, keep_checkpoints: bool = False) -> int:
+    """Deletes a run of a daemon. Its weights, moments, snapshots and checkpoints are gone for good; its name is free.
 
     server: as the optimizers' option; "local" is the daemon that this process has started. force: also when a trainer is
-    attached, whose session then ends.
+    attached, whose session then ends. keep_checkpoints: those stay on the daemon's disk, and `ballastctl restore` brings
+    the run back.
     Returns how many bytes of the daemon's memory were freed.
 
     Raises Rejected, with code NOT_FOUND, if there is no such run or this process has no daemon, and FAILED_PRECONDITION
@@ -27,7 +28,7 @@ def delete_run(run: str, server: str | None = None, *, force: bool = False) -> i
     """
     client = _core.Client.connect(standing(server), _CONNECT_S, _RECONNECT_S)
     try:
-        return int(client.delete_run(run, force)["freed_bytes"])
+        return int(client.delete_run(run, force, keep_checkpoints)["freed_bytes"])
     finally:
         client.close()
 

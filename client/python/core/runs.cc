@@ -49,9 +49,14 @@ nb::dict ListRuns(const PyClient& self) {
   return ToDict(OrThrow(self.Ask([](Client& client) { return client.ListRuns(); })));
 }
 
-nb::dict DeleteRun(const PyClient& self, const std::string& run_id, bool force) {
-  return self.AskOnceForDict([run_id, force](Client& client) { return client.DeleteRun(run_id, force); },
-                             absl::StrCat("run '", run_id, "' may have been deleted: see the list of runs"));
+nb::dict DeleteRun(const PyClient& self, const std::string& run_id, bool force, bool keep_checkpoints) {
+  return self.AskOnceForDict(
+      [run_id, force, keep_checkpoints](Client& client) { return client.DeleteRun(run_id, force, keep_checkpoints); },
+      absl::StrCat("run '", run_id, "' may have been deleted: see the list of runs"));
+}
+
+nb::dict Checkpoint(const PyClient& self, const std::string& run_id) {
+  return ToDict(OrThrow(self.Ask([run_id](Client& client) { return client.Checkpoint(run_id); })));
 }
 
 nb::dict Rewind(const PyClient& self, const std::string& run_id, std::optional<uint64_t> to_step,
@@ -75,7 +80,8 @@ void BindRuns(nb::class_<PyClient>& client) {
       .def("plan", &Plan, arg("spec_json"))
       .def("get_run", &GetRun, arg("run_id"))
       .def("list_runs", &ListRuns)
-      .def("delete_run", &DeleteRun, arg("run_id"), arg("force") = false)
+      .def("delete_run", &DeleteRun, arg("run_id"), arg("force") = false, arg("keep_checkpoints") = false)
+      .def("checkpoint", &Checkpoint, arg("run_id"))
       .def("rewind", &Rewind, arg("run_id"), arg("to_step").none(), arg("steps_back").none(), arg("reason"));
 }
 

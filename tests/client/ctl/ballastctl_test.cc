@@ -210,6 +210,17 @@ TEST_F(BallastctlTest, RewindListsAndTakesARunBack) {
   EXPECT_EQ(RewoundTo(problem_.Step(*client_).status()), 3u);
 }
 
+TEST_F(BallastctlTest, ADaemonWithoutStorageWritesAndRestoresNothing) {
+  Train();
+  for (const char* words :
+       {"checkpoint least-squares", "checkpoints least-squares", "restore least-squares --step 3"}) {
+    const Answer answer = Ballastctl(words);
+    EXPECT_EQ(answer.code, 1) << words;
+    EXPECT_THAT(answer.text, HasSubstr("no storage")) << words;
+  }
+  EXPECT_TRUE(problem_.Step(*client_).ok());
+}
+
 TEST_F(BallastctlTest, PlanCountsSnapshots) {
   const Answer answer = Ballastctl("plan --parameters 1e6 --snapshots 2");
   EXPECT_EQ(answer.code, 0) << answer.text;

@@ -38,7 +38,8 @@ TEST(CommandLineTest, HelpNamesEveryCommandAndExitCode) {
   const Answer answer = Ballastctl({"--help"});
   EXPECT_EQ(answer.code, kOk);
   for (const char* word :
-       {"status", "runs", "run RUN", "plan", "doctor", "rewind RUN", "delete RUN", "health", "--json", "64", "69"}) {
+       {"status", "runs", "run RUN", "plan", "doctor", "rewind RUN", "checkpoint RUN", "checkpoints RUN", "restore RUN",
+        "verify DIR", "delete RUN", "health", "--json", "64", "69"}) {
     EXPECT_THAT(answer.out, HasSubstr(word));
   }
 }

@@ -94,7 +94,7 @@ TEST_F(ConfigTest, ErrorsInTheFileNameLineAndFix) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
             "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog, "
-            "end_with_stdin, idle_run_timeout");
+            "end_with_stdin, idle_run_timeout, storage");
   EXPECT_EQ(ErrorOfFile("log:\n  levl: info\n"),
             "ballast.yaml:2: unknown key 'log.levl'; did you mean 'level'? valid: level, format");
   EXPECT_EQ(ErrorOfFile("threads: 1\nthreads: 2\n"),
@@ -275,7 +275,7 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
       "format: \"text\"\nlimits:\n"
       "  tensors: 10\n  name_bytes: 11\n  message_bytes: 1MiB\n  chunk_bytes: 64KiB\n  credit_bytes: 3MiB\n"
       "  lease: 250ms\n  layer_groups: 9\n  open_timeout: 3s\n  spec_bytes: 2MiB\n  connections: 100\n"
-      "  pull_timeout: 4s\n";
+      "  pull_timeout: 4s\nstorage:\n  dir: \"/data\"\n  threads: 3\n  bytes_per_second: 100MiB\n";
   const auto line = ParseCommandLine({"--config", Write(text)}, {});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(PrintConfig(line->config), text);

@@ -85,6 +85,7 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   run->OnStep(Step(1));
   run->OnRankSeen(0);
   run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
+  run->OnCheckpoint({.step = 1});
   metrics_.SetMemory("cpu", {}, 1);
   metrics_.SetMemory("cuda:0", {}, 1);
   for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
@@ -338,6 +339,7 @@ TEST_F(MetricsTest, SeriesOfARunAreAsManyAsAdmissionCounts) {
   run->OnStep(Step(1, layers.size()));
   run->OnRankSeen(0);
   run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
+  run->OnCheckpoint({.step = 1});
   EXPECT_EQ(Samples().size() - before, Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true}));
 }
 

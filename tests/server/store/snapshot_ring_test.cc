@@ -141,6 +141,92 @@ TEST_F(SnapshotRingTest, IdleTimeIsUsedForOneTensorAfterAnother) {
   EXPECT_EQ(Look(), then);
 }
 
+// A ring with a place more, for what is being written.
+class PinnedSnapshotTest : public SnapshotRingTest {
+ protected:
+  PinnedSnapshotTest() {
+    OnStrand([&] {
+      ring_.reset();
+      spec_.checkpoints = CheckpointSettings();
+      ring_ = SnapshotRing::Create(&spec_, store_.get()).value();
+    });
+  }
+  uint64_t PinLast() {
+    uint64_t id = 0;
+    OnStrand([&] {
+      id = ring_->last_id();
+      ring_->Pin(id);
+    });
+    return id;
+  }
+  std::vector<std::byte> PinnedBytes(uint64_t id) {
+    store_->WaitIdle();
+    const DeviceBuffer& image = ring_->PinnedImage(id)->shards[0];
+    return {image.data(), image.data() + image.bytes()};
+  }
+};
+
+TEST_F(PinnedSnapshotTest, ItsImageStaysHoweverManyComeAfterIt) {
+  for (uint64_t step = 1; step <= 3; ++step) Step(step);
+  const Whole then = Look();
+  const uint64_t id = PinLast();
+  for (uint64_t step = 4; step <= 12; ++step) Step(step);
+  EXPECT_THAT(Steps(), ElementsAre(3, 9, 12));
+  EXPECT_EQ(PinnedBytes(id), then.bytes);
+  OnStrand([&] { ring_->Unpin(id); });
+  Step(13);
+  Step(14);
+  Step(15);
+  EXPECT_THAT(Steps(), ElementsAre(9, 12, 15));
+}
+
+TEST_F(PinnedSnapshotTest, ARewindDropsItAndLeavesTheImage) {
+  for (uint64_t step = 1; step <= 6; ++step) Step(step);
+  const Whole then = Look();
+  const uint64_t id = PinLast();
+  Step(7);
+  bool told = false;
+  OnStrand([&] { ring_->WhenSaved(id, [&](bool saved) { told = saved; }); });
+  store_->WaitIdle();
+  OnStrand([&] {});
+  EXPECT_TRUE(told) << "it was whole before the rewind";
+  Restore(3);
+  EXPECT_THAT(Steps(), ElementsAre(3));
+  EXPECT_EQ(PinnedBytes(id), then.bytes);
+  OnStrand([&] { ring_->Unpin(id); });
+}
+
+TEST_F(PinnedSnapshotTest, OneThatIsDroppedBeforeItIsWholeIsNeverWhole) {
+  for (uint64_t step = 1; step <= 6; ++step) Step(step);
+  OnStrand([&] {
+    std::optional<bool> told;
+    ring_->Pin(ring_->last_id());
+    ring_->WhenSaved(ring_->last_id(), [&](bool saved) { told = saved; });
+    ring_->Restore(3);
+    EXPECT_EQ(told, false);
+  });
+}
+
+TEST_F(PinnedSnapshotTest, OneThatWasBroughtIsGoneBackTo) {
+  for (uint64_t step = 1; step <= 3; ++step) Step(step);
+  const Whole then = Look();
+  std::vector<ParameterStore::UpdateCount> counts;
+  OnStrand([&] {
+    for (uint32_t i = 0; i < spec_.tensors.size(); ++i) counts.push_back(store_->count(i));
+  });
+  for (uint64_t step = 4; step <= 12; ++step) Step(step);
+  EXPECT_THAT(Steps(), ElementsAre(6, 9, 12));
+  OnStrand([&] {
+    const uint64_t id = *ring_->BeginBringing();
+    std::copy(then.bytes.begin(), then.bytes.end(), ring_->PinnedImage(id)->shards[0].data());
+    ring_->Bring(id, {.result = {.step = 3}}, counts);
+  });
+  EXPECT_THAT(Steps(), ElementsAre(3, 9, 12)) << "it takes the place of the oldest";
+  Restore(3);
+  EXPECT_EQ(Look(), then);
+  EXPECT_THAT(Steps(), ElementsAre(3));
+}
+
 TEST_F(SnapshotRingTest, TheImagesAreWhatThePlanCounts) {
   EXPECT_EQ(ring_->bytes(), plan_.bytes.snapshots);
   EXPECT_EQ(plan_.bytes.snapshots, 2 * plan_.bytes.stored());

@@ -65,6 +65,7 @@ class Store {
   ParameterStore& operator*() { return *store_; }
   ParameterStore* operator->() { return store_.get(); }
   const Plan& plan() const { return plan_; }
+  const RunSpec& spec() const { return spec_; }
   uint64_t gradient_bytes() const {
     return std::accumulate(gradients_.begin(), gradients_.end(), uint64_t{0},
                            [](uint64_t sum, const DeviceBuffer& buffer) { return sum + buffer.bytes(); });

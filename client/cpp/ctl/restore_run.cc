@@ -1,0 +1,43 @@
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/ctl/command.h"
+
+namespace ballast::ctl {
+namespace {
+
+absl::StatusOr<uint64_t> Step(const Invocation& invocation) {
+  if (invocation.Has("step")) return WholeNumber("--step", invocation.Get("step", ""));
+  return absl::InvalidArgumentError(absl::StrCat("restore wants --step N: `ballastctl checkpoints ",
+                                                 invocation.arguments[0], "` tells which there are"));
+}
+
+int Run(const Invocation& invocation) {
+  const auto step = Step(invocation);
+  if (!step.ok()) return Misused(invocation.err, step.status(), "restore");
+  const auto client = Connect(invocation);
+  if (!client.ok()) return Fail(invocation, client.status());
+  const std::string& run_id = invocation.arguments[0];
+  const auto restored = (*client)->Restore(run_id, *step);
+  if (!restored.ok()) return Fail(invocation, restored.status());
+  if (invocation.json) return PrintJson(invocation, *restored);
+  invocation.out << "run '" << run_id << "' is back at step " << restored->step() << ", generation "
+                 << restored->generation() << "; its trainers go on with step " << restored->step() + 1 << "\n";
+  return kOk;
+}
+
+}  // namespace
+
+Command RestoreCommand() {
+  return {
+      .name = "restore",
+      .arguments = {"RUN"},
+      .summary = "take a run back to a checkpoint on the daemon's disk",
+      .details =
+          "Weights, optimizer state and the trainers' client state become those of that step, to the bit. Trainers\n"
+          "that are attached are told, and go on from there (ballast.RunRewound). Later checkpoints count no more;\n"
+          "`ballastctl checkpoints` shows them as discarded.\n",
+      .flags = {{"step", "N", "of the checkpoint; `ballastctl checkpoints RUN` lists them"}},
+      .run = Run};
+}
+
+}  // namespace ballast::ctl

@@ -1,0 +1,169 @@
+#include "server/run/checkpointer.h"
+
+#include <utility>
+
+#include "server/base/clock.h"
+#include "server/base/log.h"
+
+namespace ballast {
+
+Checkpointer::Checkpointer(Environment environment)
+    : environment_(std::move(environment)),
+      writer_(
+          {.fs = environment_.storage.fs, .threads = environment_.storage.threads, .rate = environment_.storage.rate}),
+      last_begun_s_(MonotonicSeconds()) {}
+
+bool Checkpointer::Due(uint64_t step) const {
+  if (!ended_.ok() || writing_) return false;
+  const CheckpointSettings& settings = *environment_.spec->checkpoints;
+  if (!asked_.empty() || replaced_) return true;
+  if (settings.every_steps > 0 && step % settings.every_steps == 0) return true;
+  return settings.every_s > 0 && MonotonicSeconds() - last_begun_s_ >= settings.every_s;
+}
+
+bool Checkpointer::WantsNow() const {
+  if (!ended_.ok() || writing_) return false;
+  if (!asked_.empty() || replaced_) return true;
+  const double every_s = environment_.spec->checkpoints->every_s;
+  return closed_ != begun_step_ && every_s > 0 && MonotonicSeconds() - last_begun_s_ >= every_s;
+}
+
+void Checkpointer::OnBegun(uint64_t snapshot) {
+  environment_.snapshots->Pin(snapshot);
+  const uint64_t step = environment_.snapshots->PinnedMemory(snapshot).result.step;
+  last_begun_s_ = MonotonicSeconds();
+  writing_ = Writing{.snapshot = snapshot,
+                     .step = step,
+                     .trigger = asked_.empty() ? CheckpointTrigger::kInterval : trigger_,
+                     .waiting = std::exchange(asked_, {}),
+                     .began_s = last_begun_s_};
+  begun_step_ = step;
+  replaced_ = false;
+  environment_.on_writing(true);
+  environment_.snapshots->WhenSaved(snapshot, [this, snapshot](bool saved) { OnSaved(snapshot, saved); });
+}
+
+void Checkpointer::OnSaved(uint64_t snapshot, bool saved) {
+  if (!saved || !ended_.ok()) return OnWritten(absl::CancelledError("the step was undone before it was written"));
+  writing_->snapshot_seconds = MonotonicSeconds() - writing_->began_s;
+  const RunFigures figures = environment_.figures();
+  CheckpointSource source{.spec = environment_.spec,
+                          .canonical_spec = environment_.canonical_spec,
+                          .store = environment_.store,
+                          .codec = environment_.storage.codec,
+                          .image = environment_.snapshots->PinnedImage(snapshot),
+                          .memory = &environment_.snapshots->PinnedMemory(snapshot),
+                          .counts = &environment_.snapshots->PinnedCounts(snapshot),
+                          .figures = figures};
+  BeginAtWriter();
+  writer_.Write({.folder = environment_.storage.folder,
+                 .run_id = environment_.spec->run_id,
+                 .spec_sha256 = environment_.spec_sha256,
+                 .step = writing_->step,
+                 .generation = figures.generation,
+                 .content = [source = std::move(source)] { return MakeContent(source); },
+                 .cancelled = writing_->cancelled,
+                 .retain = environment_.spec->checkpoints->retain},
+                [this](absl::StatusOr<CheckpointWritten> written) {
+                  PostFromWriter([this, written = std::move(written)]() mutable { OnWritten(std::move(written)); });
+                });
+}
+
+void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
+  Writing writing = *std::exchange(writing_, std::nullopt);
+  environment_.snapshots->Unpin(writing.snapshot);
+  environment_.on_writing(false);
+  const bool undone = *writing.cancelled;
+  if (written.ok() && !undone) {
+    durable_step_ = writing.step;
+    last_ = *written;
+  }
+  if (!written.ok()) begun_step_ = 0;
+  // One that a rewind or the run's end gave up has not failed.
+  if (written.ok() || !absl::IsCancelled(written.status())) {
+    environment_.on_written({.trigger = writing.trigger,
+                             .step = writing.step,
+                             .written = written,
+                             .snapshot_seconds = writing.snapshot_seconds});
+  }
+  if (undone && ended_.ok()) {
+    // Who has asked wants the state that there is, whichever it is.
+    for (Done& done : writing.waiting) asked_.push_back(std::move(done));
+    return;
+  }
+  for (Done& done : writing.waiting) done(ended_.ok() ? written : absl::StatusOr<CheckpointWritten>(ended_));
+}
+
+void Checkpointer::Ask(CheckpointTrigger trigger, Done done) {
+  if (!ended_.ok()) return done(ended_);
+  if (!replaced_ && writing_ && writing_->step == closed_) return writing_->waiting.push_back(std::move(done));
+  if (!replaced_ && durable_step_ == closed_ && last_.place.step == closed_) return done(last_);
+  trigger_ = trigger;
+  asked_.push_back(std::move(done));
+}
+
+void Checkpointer::OnRewound(uint64_t to_step) {
+  if (!ended_.ok()) return;
+  if (writing_ && writing_->step > to_step) *writing_->cancelled = true;
+  if (durable_step_ <= to_step && (!writing_ || writing_->step <= to_step)) return;
+  begun_step_ = 0;
+  ++setting_aside_;
+  BeginAtWriter();
+  writer_.Run([this, folder = environment_.storage.folder, to_step] {
+    absl::StatusOr<uint64_t> newest = folder->SetAside(to_step);
+    PostFromWriter([this, to_step, newest = std::move(newest)] { OnSetAside(to_step, newest); });
+  });
+}
+
+void Checkpointer::OnSetAside(uint64_t to_step, const absl::StatusOr<uint64_t>& newest) {
+  --setting_aside_;
+  if (durable_step_ > to_step) durable_step_ = newest.value_or(0);
+  if (newest.ok()) return;
+  Log(LogLevel::kError, "checkpoint",
+      "checkpoints of steps that were undone could not be set aside: a restart may bring them back",
+      {{"run_id", environment_.spec->run_id}, {"step", to_step}, {"err", std::string(newest.status().message())}});
+}
+
+void Checkpointer::WhenSetAside(absl::AnyInvocable<void()> done) {
+  if (setting_aside_ == 0) return done();
+  BeginAtWriter();
+  writer_.Run([this, done = std::move(done)]() mutable { PostFromWriter(std::move(done)); });
+}
+
+void Checkpointer::OnRestored(CheckpointWritten from) {
+  closed_ = durable_step_ = begun_step_ = from.place.step;
+  last_ = std::move(from);
+  last_begun_s_ = MonotonicSeconds();
+}
+
+void Checkpointer::End(const absl::Status& status) {
+  ended_ = status;
+  for (Done& done : std::exchange(asked_, {})) done(status);
+  if (writing_) *writing_->cancelled = true;
+}
+
+void Checkpointer::BeginAtWriter() {
+  absl::MutexLock lock(&at_writer_->mu);
+  ++at_writer_->count;
+}
+
+void Checkpointer::PostFromWriter(Strand::Task task) {
+  const std::shared_ptr<AtWriter> at_writer = at_writer_;
+  environment_.strand->Post(std::move(task));
+  absl::MutexLock lock(&at_writer->mu);
+  --at_writer->count;
+}
+
+bool Checkpointer::at_writer() const {
+  absl::MutexLock lock(&at_writer_->mu);
+  return at_writer_->count > 0;
+}
+
+void Checkpointer::WaitWritten() {
+  const std::shared_ptr<AtWriter> at_writer = at_writer_;
+  const auto none = [&]() ABSL_SHARED_LOCKS_REQUIRED(at_writer->mu) { return at_writer->count == 0; };
+  absl::MutexLock lock(&at_writer->mu);
+  at_writer->mu.Await(absl::Condition(&none));
+}
+
+}  // namespace ballast

@@ -1,0 +1,307 @@
+// Runs and the disk: what is there when the daemon starts, or a run is created, and what an operator asks for.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/checkpoint/manifest.h"
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/run/run_registry.h"
+
+namespace ballast {
+namespace {
+
+bool Counts(const CheckpointEntry& entry) { return entry.state == CheckpointState::kKept; }
+
+uint64_t BytesOf(const v1::CheckpointManifest& manifest) {
+  uint64_t sum = 0;
+  for (const v1::CheckpointFile& file : manifest.files()) sum += file.bytes();
+  return sum;
+}
+
+// By the clock of the machine, which may have been set back since.
+double AgeOf(const v1::CheckpointManifest& manifest) {
+  absl::Time written;
+  if (!absl::ParseTime(absl::RFC3339_full, manifest.written_at(), &written, nullptr)) return 0;
+  return std::max(0.0, absl::ToDoubleSeconds(absl::Now() - written));
+}
+
+CheckpointWritten WrittenOf(const CheckpointReader& checkpoint) {
+  const std::string& folder = checkpoint.folder();
+  const auto entry = ParseCheckpointName(folder.substr(folder.rfind('/') + 1));
+  return {.place = {entry ? entry->place.number : 0, checkpoint.manifest().step()},
+          .folder = folder,
+          .bytes = BytesOf(checkpoint.manifest()),
+          .age_seconds = AgeOf(checkpoint.manifest())};
+}
+
+std::string StepsIn(const std::vector<CheckpointEntry>& entries) {
+  std::vector<uint64_t> steps;
+  for (const CheckpointEntry& entry : entries) {
+    if (Counts(entry)) steps.push_back(entry.place.step);
+  }
+  return steps.empty() ? "there are none" : absl::StrCat("there are those of steps ", absl::StrJoin(steps, ", "));
+}
+
+// The newest of the step, one that counts before one that was set aside.
+const CheckpointEntry* EntryOf(const std::vector<CheckpointEntry>& entries, uint64_t step) {
+  const CheckpointEntry* found = nullptr;
+  for (const CheckpointEntry& entry : entries) {
+    const bool readable = Counts(entry) || entry.state == CheckpointState::kSetAside;
+    if (!readable || entry.place.step != step) continue;
+    if (found == nullptr || Counts(entry) || !Counts(*found)) found = &entry;
+  }
+  return found;
+}
+
+}  // namespace
+
+RunStorage RunRegistry::StorageOf(const std::shared_ptr<RunFolder>& folder) const {
+  if (!has_storage()) return {};
+  return {.fs = options_.storage->fs(),
+          .threads = options_.storage->threads(),
+          .rate = options_.storage->rate(),
+          .codec = options_.codec,
+          .folder = folder};
+}
+
+absl::Status RunRegistry::NoStorage() const {
+  return absl::FailedPreconditionError(
+      "this daemon has no storage, and its runs are in its memory alone: start it with storage.dir");
+}
+
+absl::StatusOr<std::vector<CheckpointReader>> RunRegistry::Candidates(const CreateRequest& request,
+                                                                      std::optional<uint64_t> only,
+                                                                      std::vector<std::string>* damaged) {
+  const std::string& run_id = request.spec.run_id;
+  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
+  std::vector<CheckpointReader> candidates;
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if (only ? entry->place.number != *only : !Counts(*entry)) continue;
+    auto checkpoint = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
+    if (absl::IsDataLoss(checkpoint.status())) {
+      damaged->push_back(std::string(checkpoint.status().message()));
+      continue;
+    }
+    RETURN_IF_ERROR(checkpoint.status());
+    if (checkpoint->manifest().spec_sha256() == request.spec_sha256) {
+      candidates.push_back(*std::move(checkpoint));
+      continue;
+    }
+    if (!candidates.empty()) break;  // from before it was amended
+    ASSIGN_OR_RETURN(const CreateRequest existing, RequestOf(*checkpoint));
+    return absl::FailedPreconditionError(
+        absl::StrCat("run '", run_id, "' is on the disk (", checkpoint->folder(),
+                     ") with another spec: ", request.difference(existing.canonical_spec, request.canonical_spec),
+                     "; use another run_id, or delete the run (`ballastctl delete ", run_id, "`)"));
+  }
+  return candidates;
+}
+
+absl::StatusOr<RunRegistry::CreateRequest> RunRegistry::RequestOf(const CheckpointReader& checkpoint) const {
+  ASSIGN_OR_RETURN(const std::string json, checkpoint.ReadText(kSpecName));
+  return options_.read_spec(json, checkpoint.manifest().spec_sha256(),
+                            absl::StrCat(checkpoint.folder(), "/", kSpecName));
+}
+
+absl::Status RunRegistry::GoOnFromNewest(const std::vector<CheckpointReader>& candidates,
+                                         std::vector<std::string> damaged, Run* run) {
+  const std::string& run_id = run->spec().run_id;
+  for (const CheckpointReader& checkpoint : candidates) {
+    const absl::StatusOr<RunFigures> figures = run->Bring(checkpoint);
+    if (absl::IsDataLoss(figures.status())) {
+      damaged.push_back(std::string(figures.status().message()));
+      continue;
+    }
+    RETURN_IF_ERROR(figures.status());
+    const uint64_t step = checkpoint.manifest().step();
+    std::string restored = checkpoint.folder();
+    if (!damaged.empty()) absl::StrAppend(&restored, ", since newer ones are damaged: ", absl::StrJoin(damaged, "; "));
+    run->GoOnFrom(*figures, WrittenOf(checkpoint), restored, !damaged.empty());
+    if (damaged.empty()) {
+      Log(LogLevel::kInfo, "restored", "run restored from its newest checkpoint",
+          {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}});
+    } else {
+      Log(LogLevel::kError, "restored", "run restored from an older checkpoint: newer ones are damaged",
+          {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}, {"err", absl::StrJoin(damaged, "; ")}});
+    }
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(
+      "run '", run_id, "' is on the disk, and none of its checkpoints can be read: ", absl::StrJoin(damaged, "; "),
+      ". Bring one back, or delete the run (`ballastctl delete ", run_id, "`) to begin anew"));
+}
+
+void RunRegistry::RestoreAll() {
+  absl::Notification done;
+  strand_.Post([&] {
+    const auto run_ids = options_.storage->RunIds();
+    if (!run_ids.ok()) {
+      Log(LogLevel::kError, "restored", "the runs on the disk cannot be listed",
+          {{"err", std::string(run_ids.status().message())}});
+    }
+    for (const std::string& run_id : run_ids.value_or(std::vector<std::string>())) {
+      if (absl::Status s = RestoreFromDisk(run_id); !s.ok()) {
+        Log(LogLevel::kError, "restored", "a run stays on the disk: it cannot be restored now",
+            {{"run_id", run_id}, {"err", std::string(s.message())}});
+      }
+    }
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
+  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
+  absl::Status why;
+  // The newest that says what run it is of; whether its planes can be read is seen later.
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if (!Counts(*entry)) continue;
+    auto checkpoint = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
+    auto request = checkpoint.ok() ? RequestOf(*checkpoint) : absl::StatusOr<CreateRequest>(checkpoint.status());
+    why = request.status();
+    if (absl::IsDataLoss(why)) continue;
+    RETURN_IF_ERROR(why);
+    if (request->spec.run_id != run_id) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(checkpoint->folder(), " is of run '", request->spec.run_id, "': give its folder that name"));
+    }
+    return CreateNow(*std::move(request)).status();
+  }
+  return why;
+}
+
+void RunRegistry::Checkpoint(std::string run_id, absl::AnyInvocable<void(absl::StatusOr<Checkpointed>)> done) {
+  if (!has_storage()) return done(NoStorage());
+  const auto run = Find(run_id);
+  if (!run.ok()) return done(run.status());
+  (*run)->Checkpoint(CheckpointTrigger::kRequest, [done = std::move(done)](auto written) mutable {
+    if (!written.ok()) return done(written.status());
+    done(Checkpointed{.step = written->place.step,
+                      .number = written->place.number,
+                      .folder = written->folder,
+                      .bytes = written->bytes,
+                      .seconds = written->write_seconds + written->publish_seconds});
+  });
+}
+
+absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoints(const std::string& run_id) const {
+  if (!has_storage()) return NoStorage();
+  ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
+  if (std::find(run_ids.begin(), run_ids.end(), run_id) == run_ids.end()) {
+    RETURN_IF_ERROR(Find(run_id).status());
+    return std::vector<StoredCheckpoint>();
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
+  std::vector<StoredCheckpoint> stored;
+  for (const CheckpointEntry& entry : entries) {
+    if (!Counts(entry) && entry.state != CheckpointState::kSetAside) continue;
+    StoredCheckpoint one{.number = entry.place.number, .step = entry.place.step, .folder = folder->PathOf(entry)};
+    const auto checkpoint = CheckpointReader::Open(options_.storage->fs(), one.folder);
+    one.state = !checkpoint.ok() ? absl::StrCat("damaged: ", checkpoint.status().message())
+                                 : (Counts(entry) ? "kept" : "discarded");
+    if (checkpoint.ok()) {
+      one.generation = checkpoint->manifest().generation();
+      one.bytes = BytesOf(checkpoint->manifest());
+      one.written_at = checkpoint->manifest().written_at();
+    }
+    stored.push_back(std::move(one));
+  }
+  const auto newest = std::find_if(stored.rbegin(), stored.rend(), [](const auto& one) { return one.state == "kept"; });
+  if (newest != stored.rend()) newest->state = "newest";
+  return stored;
+}
+
+void RunRegistry::Restore(std::string run_id, uint64_t step, absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
+  strand_.Post(
+      [this, run_id = std::move(run_id), step, done = std::move(done)]() mutable { done(RestoreNow(run_id, step)); });
+}
+
+absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint64_t step) {
+  if (!has_storage()) return NoStorage();
+  if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
+  ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
+  if (std::find(run_ids.begin(), run_ids.end(), run_id) == run_ids.end()) {
+    return absl::NotFoundError(absl::StrCat("no run '", run_id, "' is on the disk"));
+  }
+  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
+  const CheckpointEntry* const entry = EntryOf(entries, step);
+  if (entry == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run '", run_id, "' has no checkpoint of step ", step, "; ", StepsIn(entries)));
+  }
+  ASSIGN_OR_RETURN(const CheckpointReader checkpoint,
+                   CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry)));
+  const auto living = Find(run_id);
+  const bool lives = living.ok() && (*living)->Status().state != RunStatus::State::kFailed;
+  std::shared_ptr<Run> run = lives ? *living : nullptr;
+  if (lives) {
+    RETURN_IF_ERROR(RestoreLiving(checkpoint, run.get()));
+  } else {
+    ASSIGN_OR_RETURN(CreateRequest request, RequestOf(checkpoint));
+    ASSIGN_OR_RETURN(const Created created, CreateNow(std::move(request), entry->place.number));
+    run = created.run;
+  }
+  RETURN_IF_ERROR(MakeNewest(run.get()));
+  if (!lives) RETURN_IF_ERROR(folder->SetAside(step).status());
+  return Rewound{step, run->Status().generation};
+}
+
+// The run's state is one of the past: it is written again, so that it is what a restart finds, whatever came after it.
+absl::Status RunRegistry::MakeNewest(Run* run) {
+  absl::Status status;
+  absl::Notification written;
+  run->CheckpointAnew([&](const absl::StatusOr<CheckpointWritten>& result) {
+    status = result.status();
+    written.Notify();
+  });
+  written.WaitForNotification();
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("the run is restored in memory, and a restart of the daemon would undo "
+                                   "that, since it could not be written: ",
+                                   status.message()));
+}
+
+absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run* run) {
+  if (checkpoint.manifest().spec_sha256() != run->spec_sha256()) {
+    ASSIGN_OR_RETURN(const CreateRequest existing, RequestOf(checkpoint));
+    return absl::FailedPreconditionError(
+        absl::StrCat(checkpoint.folder(),
+                     " is from before the run was amended; delete the run with --keep-checkpoints, and restore "
+                     "it then"));
+  }
+  RETURN_IF_ERROR(run->Bring(checkpoint).status());
+  absl::Status status;
+  absl::Notification answered;
+  run->Rewind({.to_step = checkpoint.manifest().step(), .reason = "restore", .restores = true},
+              [&](const absl::StatusOr<Rewound>& rewound) {
+                status = rewound.status();
+                answered.Notify();
+              });
+  answered.WaitForNotification();
+  return status;
+}
+
+void RunRegistry::CheckpointAll() {
+  if (!has_storage()) return;
+  const auto all = All();
+  absl::BlockingCounter asked(static_cast<int>(all.size()));
+  for (const auto& run : all) {
+    // How it went is logged by the run; one that has nothing to write says so here, to nobody.
+    run->Checkpoint(CheckpointTrigger::kDrain, [&](const auto&) { asked.DecrementCount(); });
+  }
+  asked.Wait();
+}
+
+}  // namespace ballast

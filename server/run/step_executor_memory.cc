@@ -1,0 +1,87 @@
+// What a run remembers of its steps: for snapshots and checkpoints, and back.
+#include <utility>
+
+#include "server/run/step_executor.h"
+
+namespace ballast {
+
+std::unique_ptr<Checkpointer> StepExecutor::MakeCheckpointer(const Environment& environment) {
+  if (!spec_->checkpoints) return nullptr;
+  return std::make_unique<Checkpointer>(Checkpointer::Environment{
+      .spec = spec_,
+      .canonical_spec = environment.canonical_spec,
+      .spec_sha256 = environment.spec_sha256,
+      .strand = environment.strand,
+      .store = environment.store,
+      .snapshots = environment.snapshots.get(),
+      .storage = environment.storage,
+      .figures = [this] { return Figures(); },
+      .on_writing = [this](bool writing) { board_->Write([&](RunStatus& s) { s.durability->writing = writing; }); },
+      .on_written = [this](const CheckpointReport& report) { reporter_.OnCheckpoint(report); }});
+}
+
+RunFigures StepExecutor::Figures() const {
+  const RunStatus status = board_->Read();
+  return {.generation = machine_.generation(),
+          .applied = status.applied,
+          .skipped = status.skipped,
+          .partial = status.partial,
+          .aborted = status.aborted,
+          .rewinds = status.rewinds,
+          .policy = judge_.policy()};
+}
+
+void StepExecutor::GoOnFrom(const RunFigures& figures, CheckpointWritten from) {
+  const uint64_t step = from.place.step;
+  machine_.GoOnFrom(StepMachine::Past(figures.generation + 1, step));
+  judge_.set_detector(rewinder_.GoOnFrom(step).detector);
+  judge_.set_policy(figures.policy);
+  checkpointer_->OnRestored(std::move(from));
+  reporter_.ShowRestored(figures);
+}
+
+void StepExecutor::OnReplaced() {
+  if (checkpointer_ != nullptr && !results_.empty()) checkpointer_->OnReplaced();
+}
+
+void StepExecutor::CheckpointIfWanted() {
+  if (checkpointer_ == nullptr || results_.empty() || gate_.replacing() || !gate_.weights_loaded()) return;
+  checkpointer_->set_closed(results_.back().step);
+  // The step that is open may wait for the very rank that asks.
+  if (!checkpointer_->WantsNow() || !updater_.idle() || judge_.awaits_answers()) return;
+  if (machine_.step_open() && machine_.UpdatedAny()) return;
+  rewinder_.Checkpoint([this] { return Memory(); });
+}
+
+RunMemory StepExecutor::Memory() const {
+  RunMemory memory{
+      .result = results_.back(), .stopped = gate_.stopped(), .client_states = {}, .detector = judge_.detector()};
+  updater_.Remember(&memory);
+  for (const RankLink& link : links_) memory.client_states.push_back(link.state());
+  return memory;
+}
+
+void StepExecutor::Recall(const RunMemory& memory) {
+  updater_.GoBackTo(memory);
+  for (uint32_t rank = 0; rank < links_.size(); ++rank) links_[rank].GoBackTo(memory.client_states[rank]);
+  judge_.GoBackTo(memory.detector);
+  settings_.end_values.clear();
+  results_ = {memory.result};
+  gate_.GoBackTo(memory.stopped);
+  reporter_.ShowRewound(memory);
+  ShowRanks();
+}
+
+StepExecutor::Past StepExecutor::past() const {
+  return {.steps = machine_.past(),
+          .memory = results_.empty() ? std::nullopt : std::optional<RunMemory>(Memory()),
+          .spike_policy = judge_.policy()};
+}
+
+void StepExecutor::GoOnFrom(Past past) {
+  machine_.GoOnFrom(std::move(past.steps));
+  judge_.set_policy(std::move(past.spike_policy));
+  if (past.memory) Recall(*past.memory);
+}
+
+}  // namespace ballast

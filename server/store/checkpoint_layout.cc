@@ -1,0 +1,132 @@
+#include "server/store/checkpoint_layout.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace ballast {
+namespace {
+
+// Where data begins in a file is a multiple of this: a page, so that files can be mapped.
+constexpr uint64_t kDataAlignment = 4096;
+
+// As a JSON string. Names are UTF-8.
+std::string Quoted(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      absl::StrAppend(&quoted, "\\", std::string(1, c));
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppendFormat(&quoted, "\\u%04x", static_cast<unsigned>(c));
+    } else {
+      quoted.push_back(c);
+    }
+  }
+  return quoted + "\"";
+}
+
+// A safetensors header as it grows.
+class SafetensorsHeader {
+ public:
+  void Add(absl::string_view name, absl::string_view dtype, absl::Span<const uint64_t> shape, uint64_t bytes) {
+    absl::StrAppend(&json_, ",", Quoted(name), ":{\"dtype\":\"", dtype, "\",\"shape\":[", absl::StrJoin(shape, ","),
+                    "],\"data_offsets\":[", end_, ",", end_ + bytes, "]}");
+    end_ += bytes;
+  }
+  uint64_t data_bytes() const { return end_; }
+  std::string Finish() && {
+    json_ += "}";
+    const uint64_t whole = (8 + json_.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
+    json_.resize(whole - 8, ' ');
+    std::string length(8, '\0');
+    for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(json_.size() >> (8 * i) & 0xff);
+    return length + json_;
+  }
+
+ private:
+  std::string json_ = R"({"__metadata__":{"format":"pt"})";  // which Hugging Face's loaders ask for
+  uint64_t end_ = 0;                                         // of the data
+};
+
+// Of a plane's words. The first plane of a master is a number of its own, of the others only the words are told.
+absl::string_view DtypeOf(const kernels::Plane& plane, bool is_weight) {
+  if (is_weight) return plane.bytes == 4 ? "F32" : "BF16";
+  return plane.bytes == 1 ? "U8" : plane.bytes == 2 ? "U16" : "U32";
+}
+
+struct OpenShard {
+  SafetensorsHeader header;
+  std::vector<CheckpointPlane> planes;
+};
+
+void AddPlane(const RunSpec& spec, uint32_t tensor, size_t plane, OpenShard* shard) {
+  const TensorSpec& t = spec.tensors[tensor];
+  const kernels::Plane& p = spec.groups[t.group].kernel->planes[plane];
+  const uint64_t bytes = UsedPlaneBytes(p, t.elements);
+  const bool is_weight = plane == 0;
+  const std::vector<uint64_t> flat = {bytes / p.bytes};
+  shard->header.Add(is_weight ? t.name : absl::StrCat(t.name, "/", p.name), DtypeOf(p, is_weight),
+                    p.per == 1 ? t.shape : flat, bytes);
+  shard->planes.push_back({tensor, plane, bytes});
+}
+
+// "model-00001-of-00002.safetensors"; which number there are is known at the end.
+void Close(std::vector<OpenShard> open, absl::string_view kind, std::vector<CheckpointShard>* shards) {
+  const size_t count = open.size();
+  for (size_t s = 0; s < count; ++s) {
+    shards->push_back({.name = absl::StrFormat("%s-%05d-of-%05d.safetensors", kind, s + 1, count),
+                       .header = std::move(open[s].header).Finish(),
+                       .planes = std::move(open[s].planes)});
+  }
+}
+
+OpenShard& Last(std::vector<OpenShard>* open, uint64_t shard_bytes) {
+  if (open->empty() || open->back().header.data_bytes() > shard_bytes) open->emplace_back();
+  return open->back();
+}
+
+}  // namespace
+
+uint64_t UsedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
+  return (elements + plane.per - 1) / plane.per * plane.bytes;
+}
+
+std::vector<CheckpointShard> LayOutCheckpoint(const RunSpec& spec, uint64_t shard_bytes) {
+  std::vector<OpenShard> model, optimizer;
+  for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
+    const size_t planes = spec.groups[spec.tensors[i].group].kernel->planes.size();
+    AddPlane(spec, i, 0, &Last(&model, shard_bytes));
+    for (size_t p = 1; p < planes; ++p) AddPlane(spec, i, p, &Last(&optimizer, shard_bytes));
+  }
+  std::vector<CheckpointShard> shards;
+  Close(std::move(model), "model", &shards);
+  Close(std::move(optimizer), "optimizer", &shards);
+  return shards;
+}
+
+std::string CheckpointIndex(const RunSpec& spec, const std::vector<CheckpointShard>& shards) {
+  std::string map;
+  uint64_t bytes = 0;
+  for (const CheckpointShard& shard : shards) {
+    for (const CheckpointPlane& plane : shard.planes) {
+      if (plane.plane != 0) continue;
+      absl::StrAppend(&map, map.empty() ? "" : ",", Quoted(spec.tensors[plane.tensor].name), ":\"", shard.name, "\"");
+      bytes += plane.bytes;
+    }
+  }
+  return absl::StrCat("{\"metadata\":{\"total_size\":", bytes, "},\"weight_map\":{", map, "}}\n");
+}
+
+std::string ClientStateHeader(const std::vector<uint64_t>& bytes) {
+  SafetensorsHeader header;
+  for (size_t rank = 0; rank < bytes.size(); ++rank) {
+    if (bytes[rank] > 0) header.Add(absl::StrCat("rank/", rank), "U8", {bytes[rank]}, bytes[rank]);
+  }
+  return std::move(header).Finish();
+}
+
+}  // namespace ballast

@@ -1,0 +1,109 @@
+// What the client asks of checkpoints, and what it makes of answers that are lost.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/cpp/client.h"
+#include "tests/client/fake_daemon.h"
+#include "tests/client/trainer.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+FakeOptions WithStorage() {
+  FakeOptions options{.has_storage = true};
+  v1::StoredCheckpoint& stored = options.stored.emplace_back();
+  stored.set_number(7);
+  stored.set_step(120);
+  stored.set_state("newest");
+  return options;
+}
+
+std::unique_ptr<Client> Open(const FakeDaemon& daemon) {
+  return Client::Connect({.server = daemon.address(), .log = [](const std::string&) {}}).value();
+}
+
+TEST(CheckpointsTest, ACheckpointIsOfTheLastStep) {
+  FakeDaemon daemon(WithStorage());
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
+  const auto written = trainer.client->Checkpoint("r");
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(written->step(), 1u);
+  EXPECT_EQ(written->number(), 8u);
+  EXPECT_EQ(daemon.seen().checkpoints, 1);
+  EXPECT_TRUE(trainer.Step().ok()) << "the session goes on";
+}
+
+TEST(CheckpointsTest, AnAnswerThatIsLostIsAskedForAgain) {
+  FakeOptions options = WithStorage();
+  options.cut_at_moment = 1;  // the answer is about to go out
+  FakeDaemon daemon(options);
+  const auto written = Open(daemon)->Checkpoint("r");
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ(daemon.seen().checkpoints, 2);
+}
+
+// A second one would undo the steps that were made since the first.
+TEST(CheckpointsTest, ARestoreWhoseAnswerIsLostIsNotMadeTwice) {
+  FakeOptions options = WithStorage();
+  options.cut_at_moment = 1;
+  FakeDaemon daemon(options);
+  EXPECT_EQ(Open(daemon)->Restore("r", 120).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(daemon.seen().restores, ElementsAre(120u));
+}
+
+TEST(CheckpointsTest, TheyAreListedAndRestored) {
+  FakeDaemon daemon(WithStorage());
+  const auto client = Open(daemon);
+  const auto listed = client->ListCheckpoints("r");
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  ASSERT_EQ(listed->checkpoints_size(), 1);
+  EXPECT_EQ(listed->checkpoints(0).state(), "newest");
+  const auto restored = client->Restore("r", 120);
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->step(), 120u);
+  EXPECT_EQ(restored->generation(), 2u);
+}
+
+TEST(CheckpointsTest, ADeletedRunsCheckpointsStayWhereThatIsAskedFor) {
+  FakeDaemon daemon(WithStorage());
+  const auto client = Open(daemon);
+  ASSERT_TRUE(client->DeleteRun("r", false).ok());
+  ASSERT_TRUE(client->DeleteRun("r", true, true).ok());
+  const auto deletions = daemon.seen().deletions;
+  ASSERT_EQ(deletions.size(), 2u);
+  EXPECT_FALSE(deletions[0].keep_checkpoints());
+  EXPECT_TRUE(deletions[1].force());
+  EXPECT_TRUE(deletions[1].keep_checkpoints());
+}
+
+TEST(CheckpointsTest, ARefusalIsPassedOn) {
+  FakeDaemon daemon;
+  const auto client = Open(daemon);
+  for (const absl::Status& refused :
+       {client->Checkpoint("r").status(), client->ListCheckpoints("r").status(), client->Restore("r", 120).status()}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("no storage"));
+  }
+  EXPECT_EQ(client->Checkpoint("other").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(CheckpointsTest, ADaemonThatHasReadTheRunBackIsSaidToBeSo) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  daemon.ReadRunBack(120);
+  const auto result = trainer.Step();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(result.status().message()),
+              AllOf(HasSubstr("restarted and read run 'r' back from its disk, where it is at step 120 now"),
+                    HasSubstr("Start every trainer of the run anew")));
+}
+
+}  // namespace
+}  // namespace ballast

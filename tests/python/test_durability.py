@@ -1,0 +1,217 @@
+"""A daemon with storage that is stopped, or killed, and started again: nothing of what it wrote is lost, and a run goes on
+to the bit as one that never stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ballast
+from ballast import _core
+from daemon import ROOT, Daemon
+from models import layered
+
+RUN = "durable"
+STEPS = 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "storage"
+    made.mkdir()
+    return made
+
+
+def train(server: str, last: int, **options: Any) -> None:
+    """Steps up to `last`, each on a batch of its own, from where the run is."""
+    model = layered(seed=3, width=33)
+    client = _core.Client.connect(server, 5.0, 5.0)
+    weights = "server" if client.list_runs()["runs"] else None
+    client.close()
+    optimizer = ballast.AdamW(model.parameters(), lr=0.01, server=server, run=RUN, weights=weights, **options)
+    optimizer.connect()
+    for step in range(optimizer.run_status()["step"] + 1, last + 1):
+        batch = torch.randn(8, 33, generator=torch.Generator().manual_seed(step))
+        model(batch).square().mean().backward()
+        optimizer.step()
+    optimizer.close()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those that count, oldest first."""
+    return sorted(path for path in (folder / "runs" / RUN).glob("0*-step-*"))
+
+
+def planes(checkpoint: Path) -> dict[str, bytes]:
+    """What lies in the files of weights and moments."""
+    return {path.name: path.read_bytes() for path in checkpoint.glob("*-of-*.safetensors")}
+
+
+def known(checkpoint: Path) -> dict[str, Any]:
+    """What the run knew, without times and generations, in which two runs differ."""
+    run = json.loads((checkpoint / "run.json").read_text())
+    return {name: run[name] for name in ("step", "updates", "updatedIn", "result", "detector", "counts", "policy")}
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_bit(folder: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with Daemon(storage=whole) as daemon:
+        train(daemon.server, STEPS)
+        daemon.drain()
+    for last in (5, 9, STEPS):
+        with Daemon(storage=folder) as daemon:
+            train(daemon.server, last)
+            daemon.drain()
+    ours, theirs = checkpoints(folder)[-1], checkpoints(whole)[-1]
+    assert ours.name.endswith(f"-step-{STEPS}") and theirs.name.endswith(f"-step-{STEPS}")
+    assert planes(ours) == planes(theirs)
+    mine, its = known(ours), known(theirs)
+    assert mine["result"].pop("durableStep") == "9" and "durableStep" not in its["result"]
+    assert mine == its
+
+
+def test_a_killed_daemon_comes_back_at_its_newest_checkpoint(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 4)
+        daemon.drain()
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 7)
+        daemon.kill()
+    with Daemon(storage=folder) as daemon:
+        with status_of(daemon) as status:
+            assert (status["step"], status["weights_loaded"], status["state"]) == (4, True, "WAITING")
+
+
+def test_damage_is_found_and_the_one_before_is_taken_and_said(folder: Path) -> None:
+    for last in (3, 6):
+        with Daemon(storage=folder) as daemon:
+            train(daemon.server, last)
+            daemon.drain()
+    newest = checkpoints(folder)[-1]
+    [optimizer] = newest.glob("optimizer-*")
+    content = bytearray(optimizer.read_bytes())
+    content[-1] ^= 1
+    optimizer.write_bytes(content)
+    with Daemon(storage=folder) as daemon, status_of(daemon) as status:
+        assert status["step"] == 3
+        assert optimizer.name in status["durability"]["restored"]
+
+
+def test_another_spec_is_refused_by_the_field_in_which_it_differs(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 2)
+        daemon.drain()
+    with Daemon(storage=folder) as daemon:
+        with pytest.raises(ballast.BallastError, match="with another spec: .*state"):
+            train(daemon.server, 3, state="bf16")
+
+
+def test_a_run_without_one_that_can_be_read_is_not_begun_anew(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 2)
+        daemon.drain()
+    [only] = checkpoints(folder)
+    (only / "manifest.json").unlink()
+    with Daemon(storage=folder) as daemon:
+        with pytest.raises(ballast.BallastError, match="manifest.json is damaged: it is missing"):
+            train(daemon.server, 3)
+        client = _core.Client.connect(daemon.server, 5.0, 5.0)
+        client.delete_run(RUN, force=True)
+        client.close()
+        train(daemon.server, 1)
+    assert not only.exists()
+
+
+def test_a_deleted_run_does_not_come_back(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 2)
+        daemon.drain()
+    with Daemon(storage=folder) as daemon:
+        client = _core.Client.connect(daemon.server, 5.0, 5.0)
+        client.delete_run(RUN, force=True)
+        client.close()
+        daemon.kill()
+    with Daemon(storage=folder) as daemon:
+        client = _core.Client.connect(daemon.server, 5.0, 5.0)
+        assert client.list_runs()["runs"] == []
+        client.close()
+
+
+def test_two_daemons_do_not_share_a_folder(folder: Path) -> None:
+    with Daemon(storage=folder):
+        with pytest.raises(RuntimeError, match="did not start"):
+            Daemon(storage=folder)
+
+
+def test_what_was_not_published_goes_and_what_is_of_others_stays(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 2)
+        daemon.drain()
+    [only] = checkpoints(folder)
+    runs = folder / "runs" / RUN
+    shutil.copytree(only, runs / "writing-000000000002-step-9")
+    shutil.copytree(only, runs / "deleting-000000000003-step-9")
+    (runs / "deleting-000000000003-step-9" / "mine.txt").write_text("mine")
+    (runs / "notes").mkdir()
+    with Daemon(storage=folder) as daemon:
+        daemon.drain()
+    assert not (runs / "writing-000000000002-step-9").exists()
+    assert (runs / "deleting-000000000003-step-9" / "mine.txt").read_text() == "mine"
+    assert (runs / "notes").is_dir() and only.is_dir()
+
+
+def test_a_checkpoint_of_the_first_version_is_read_for_ever(folder: Path) -> None:
+    """tests/checkpoints/format-1: four steps of `train` by version 0.1.0, with a client state. It is never made anew."""
+    (folder / "runs").mkdir()
+    shutil.copytree(ROOT / "tests" / "checkpoints" / "format-1" / "golden", folder / "runs" / "golden")
+    with Daemon(storage=folder) as daemon:
+        model = layered(seed=3, width=33)
+        with ballast.AdamW(
+            model.parameters(), lr=0.01, server=daemon.server, run="golden", weights="server"
+        ) as optimizer:
+            data: dict[str, int] = {}
+            optimizer.register_client_state("data", lambda: data, data.update)
+            optimizer.connect()
+            assert optimizer.run_status()["step"] == 4
+            assert data == {"at": 4}
+        bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    assert hashlib.sha256(bits).hexdigest() == "ff8bdd003f076fddc72b4ab3de7ef64a16fc4a14a1b25e99cbafd86f223a3cac"
+
+
+def test_verify_tells_the_file_and_the_mib_that_is_damaged(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 2)
+        daemon.drain()
+    ctl = [ROOT / "build" / "dev" / "client" / "cpp" / "ballastctl", "verify", folder]
+    good = subprocess.run(ctl, capture_output=True, text=True, check=False)
+    assert (good.returncode, good.stderr) == (0, "") and ": good" in good.stdout
+    [model] = checkpoints(folder)[-1].glob("model-*.safetensors")
+    content = bytearray(model.read_bytes())
+    content[5000] ^= 4
+    model.write_bytes(content)
+    damaged = subprocess.run(ctl, capture_output=True, text=True, check=False)
+    assert damaged.returncode == 1
+    assert f"{model.name} is damaged: MiB 0 of it" in damaged.stdout
+
+
+class status_of:
+    """The run's status, as an operator sees it."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._client = _core.Client.connect(daemon.server, 5.0, 5.0)
+
+    def __enter__(self) -> Any:
+        [status] = self._client.list_runs()["runs"]
+        return status
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
