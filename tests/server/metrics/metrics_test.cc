@@ -75,6 +75,13 @@ class MetricsTest : public testing::Test {
             .tensor_rms = {0.9, 1.1, 2.5}};
   }
 
+  // What a run reports beside its steps.
+  static void SayTheRest(RunMetrics* run) {
+    run->OnRankSeen(0);
+    run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
+    run->OnCheckpoint({.step = 1});
+  }
+
   double now_s_ = 1000;
   Metrics metrics_{{.version = "0.1.0", .revision = "abc1234", .compiler = "GNU 12", .cuda = "none"},
                    {.unix_s = [this] { return 1.7e9 + now_s_; }, .steady_s = [this] { return now_s_; }}};
@@ -83,9 +90,7 @@ class MetricsTest : public testing::Test {
 TEST_F(MetricsTest, EveryFamilyIsShown) {
   const auto run = metrics_.AddRun(Labels("a"));
   run->OnStep(Step(1));
-  run->OnRankSeen(0);
-  run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
-  run->OnCheckpoint({.step = 1});
+  SayTheRest(run.get());
   metrics_.SetMemory("cpu", {}, 1);
   metrics_.SetMemory("cuda:0", {}, 1);
   for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
@@ -326,20 +331,13 @@ TEST_F(MetricsTest, ARunMayBeginBeforeItsPredecessorIsLetGo) {
   EXPECT_THAT(samples, Contains(Pair("ballast_runs{state=\"training\"}", "1")));
 }
 
-TEST_F(MetricsTest, ARunMayOutliveTheMetrics) {
-  const auto run = Metrics(BuildInfo{}).AddRun(Labels("a"));
-  run->OnStep(Step(1));
-}
-
 TEST_F(MetricsTest, SeriesOfARunAreAsManyAsAdmissionCounts) {
   std::vector<std::string> layers;
   for (int i = 0; i < 64; ++i) layers.push_back(absl::StrCat("h.", i));
   const size_t before = Samples().size();
   const auto run = metrics_.AddRun(Labels("a", layers));
   run->OnStep(Step(1, layers.size()));
-  run->OnRankSeen(0);
-  run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
-  run->OnCheckpoint({.step = 1});
+  SayTheRest(run.get());
   EXPECT_EQ(Samples().size() - before, Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true}));
 }
 

@@ -11,6 +11,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+TEST(RunMetricsTest, ARunMayOutliveTheMetrics) {
+  const auto run = Metrics(BuildInfo{}).AddRun({.run_id = "a", .layers = {"h.0"}});
+  run->OnStep({.step = 1});
+}
+
 TEST(RunMetricsTest, CheckpointsShow) {
   Metrics metrics(BuildInfo{});
   const auto run = metrics.AddRun({.run_id = "a", .layers = {"h.0"}});
