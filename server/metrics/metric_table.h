@@ -152,7 +152,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Process", "ballast_build_info", MetricType::kGauge, "version revision compiler cuda", "Constant 1."},
     {"Process", "ballast_start_time_timestamp_seconds", MetricType::kGauge, "", "When the daemon started (Unix time)."},
     {"Process", "ballast_ready", MetricType::kGauge, "", "1 while serving, 0 while starting or draining."},
-    {"Process", "ballast_state", MetricType::kGauge, "state=starting|serving|draining",
+    {"Process", "ballast_state", MetricType::kGauge, "state=starting|restoring|serving|draining",
      "The daemon's state: one of the series is 1."},
     {"Process", "process_resident_memory_bytes", MetricType::kGauge, "", "Resident memory."},
     {"Process", "process_open_fds", MetricType::kGauge, "", "Open file descriptors."},

@@ -109,7 +109,7 @@ class Metrics {
   void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
   void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   void OnDeviceFailed(std::string_view device);
-  void SetState(std::string_view state);  // starting | serving | draining
+  void SetState(std::string_view state);  // starting | restoring | serving | draining
 
   // How many runs that have ended are shown, at most, the last ones; 16 until this is called.
   void KeepEnded(size_t runs);

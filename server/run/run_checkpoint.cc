@@ -41,6 +41,8 @@ absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint) {
     return absl::UnavailableError(
         absl::StrCat("run '", spec_.run_id, "' is being written to the disk: ask again when that is done"));
   }
+  // Copies of a snapshot that had that place, and was dropped, may still be under way.
+  store_->WaitIdle();
   auto read = ReadContent(checkpoint, spec_, *store_, *storage_.codec, storage_.threads, image);
   absl::StatusOr<RunFigures> figures = absl::UnknownError("");
   PostAndWait([&] {

@@ -200,6 +200,7 @@ absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, Delet
   }
   RETURN_IF_ERROR(found.status());
   const std::shared_ptr<Run>& run = *found;
+  if (has_storage() && mode.keep_checkpoints) RETURN_IF_ERROR(WriteLast(run.get()));
   if (!mode.force) {
     absl::Status status;
     absl::Notification answered;

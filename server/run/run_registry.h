@@ -165,6 +165,7 @@ class RunRegistry {
   absl::StatusOr<Rewound> RestoreNow(const std::string& run_id, uint64_t step);
   absl::Status RestoreLiving(const CheckpointReader& checkpoint, Run* run);
   absl::Status MakeNewest(Run* run);
+  absl::Status WriteLast(Run* run);
   RunStorage StorageOf(const std::shared_ptr<RunFolder>& folder) const;
   absl::Status NoStorage() const;
   // Writes what is not on the disk of all runs, and waits for it.

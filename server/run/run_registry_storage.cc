@@ -293,6 +293,20 @@ absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run*
   return status;
 }
 
+// What the run has that is not on the disk, before it goes. Nothing, or no state to write, is no error.
+absl::Status RunRegistry::WriteLast(Run* run) {
+  absl::Status status;
+  absl::Notification written;
+  run->Checkpoint(CheckpointTrigger::kDrain, [&](const absl::StatusOr<CheckpointWritten>& result) {
+    status = result.status();
+    written.Notify();
+  });
+  written.WaitForNotification();
+  if (status.ok() || absl::IsFailedPrecondition(status)) return absl::OkStatus();
+  return absl::Status(status.code(), absl::StrCat("run '", run->spec().run_id,
+                                                  "' stays: its last steps could not be written: ", status.message()));
+}
+
 void RunRegistry::CheckpointAll() {
   if (!has_storage()) return;
   const auto all = All();

@@ -181,6 +181,12 @@ absl::Status RunFolder::Retain(uint32_t kept) {
 }
 
 absl::Status RunFolder::RemoveAll() {
+  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> found, fs_->List(path_));
+  for (const Fs::Entry& one : found) {
+    if (one.kind == Fs::Kind::kFolder && ParseCheckpointName(one.name)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(path_, " is left: ", one.name, " in it is no checkpoint; move it away, and delete the run again"));
+  }
   std::string removed;
   absl::Status renamed = absl::AlreadyExistsError("");
   // What is left of an earlier run of this name may be there.

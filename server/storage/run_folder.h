@@ -65,7 +65,7 @@ class RunFolder {
   // Removes all but the newest `kept` of those that count.
   absl::Status Retain(uint32_t kept);
   // The run is no more: its folder is renamed first, so that none of its checkpoints comes back. Nothing may be asked of
-  // the folder afterwards.
+  // the folder afterwards. FAILED_PRECONDITION, and nothing is changed: something else is in it.
   absl::Status RemoveAll();
   // Removes what is left of runs that were removed.
   static absl::Status CleanUpRemoved(Fs* fs, const std::string& runs);

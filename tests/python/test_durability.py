@@ -146,6 +146,54 @@ def test_a_deleted_run_does_not_come_back(folder: Path) -> None:
         client.close()
 
 
+def test_a_run_whose_memory_is_freed_is_written_before_it_goes(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, 3)
+        client = _core.Client.connect(daemon.server, 5.0, 5.0)
+        client.delete_run(RUN, force=False, keep_checkpoints=True)
+        client.close()
+        daemon.kill()
+    assert checkpoints(folder)[-1].name.endswith("-step-3")
+    with Daemon(storage=folder) as daemon, status_of(daemon) as status:
+        assert status["step"] == 3
+
+
+def step(model: torch.nn.Module, optimizer: ballast.AdamW, seed: int) -> None:
+    model(torch.randn(8, 33, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_rewind_is_not_undone_by_a_crash(folder: Path) -> None:
+    options: dict[str, Any] = {"snapshots": 3, "snapshot_every": 2, "checkpoint_every_steps": 2}
+    with Daemon(storage=folder) as daemon:
+        model = layered(seed=3, width=33)
+        with ballast.AdamW(model.parameters(), lr=0.01, server=daemon.server, run=RUN, **options) as optimizer:
+            for number in range(1, 7):
+                step(model, optimizer, number)
+            assert optimizer.checkpoint() == 6
+            assert optimizer.rewind(to=4) == 4
+            daemon.kill()
+    assert [path.name for path in (folder / "runs" / RUN).glob("discarded-*")]
+    with Daemon(storage=folder) as daemon, status_of(daemon) as status:
+        assert status["step"] == 4
+
+
+def test_a_run_that_grew_comes_back_as_it_grew(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        model = layered(seed=3, width=33)
+        model[0].requires_grad_(False)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        with ballast.AdamW(trained, lr=0.01, server=daemon.server, run=RUN) as optimizer:
+            step(model, optimizer, 1)
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+            step(model, optimizer, 2)
+            assert optimizer.checkpoint() == 2
+            daemon.kill()
+    with Daemon(storage=folder) as daemon, status_of(daemon) as status:
+        assert (status["step"], status["parameters"]) == (2, sum(p.numel() for p in model.parameters()))
+
+
 def test_two_daemons_do_not_share_a_folder(folder: Path) -> None:
     with Daemon(storage=folder):
         with pytest.raises(RuntimeError, match="did not start"):

@@ -354,6 +354,17 @@ TEST(RunFolderTest, ARemovedRunIsGoneAtOnceWhereverThePowerIsCut) {
   }
 }
 
+TEST(RunFolderTest, AFolderWithSomethingOfAnothersIsNotRemoved) {
+  ModelFs fs;
+  MakeRoot(&fs);
+  ASSERT_TRUE(WriteSteps(&fs, {1}).ok());
+  ASSERT_TRUE(fs.MakeFolder("/d/runs/r/mine").ok());
+  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
+  ASSERT_TRUE(folder.ok());
+  EXPECT_THAT(std::string(folder->RemoveAll().message()), HasSubstr("mine in it is no checkpoint"));
+  EXPECT_EQ(KeptIn(&fs).size(), 1u);
+}
+
 TEST(StorageTest, IsOneDaemonsAlone) {
   ModelFs fs;
   MakeRoot(&fs);
