@@ -17,69 +17,19 @@
 #include "server/storage/checkpoint_writer.h"
 #include "server/storage/storage.h"
 #include "tests/server/storage/model_fs.h"
+#include "tests/server/storage/written_steps.h"
 
 namespace ballast {
 namespace {
 
-using testing::AnyOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
-constexpr char kRunsRun[] = "/d/runs/r";
-
-// What the files of a step hold; one is longer than a buffer, and ends nowhere in particular.
-struct StepFiles {
-  explicit StepFiles(uint64_t of_step) : step(of_step) {
-    std::mt19937_64 random(step);
-    for (const auto& [name, bytes] : std::vector<std::pair<std::string, size_t>>{
-             {"model-00001-of-00001.safetensors", 5000}, {"run.json", 700}, {"spec.json", 90}}) {
-      std::string content(bytes, '\0');
-      for (char& c : content) c = static_cast<char>(random());
-      files[name] = content;
-    }
-  }
-  CheckpointContent Content() const {
-    CheckpointContent content;
-    for (const auto& [name, bytes] : files) {
-      const absl::Span<const std::byte> all(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
-      content.files.push_back({.name = name, .pieces = {all.first(bytes.size() / 3), all.subspan(bytes.size() / 3)}});
-    }
-    return content;
-  }
-  uint64_t step;
-  std::map<std::string, std::string> files;
-};
-
-void MakeRoot(ModelFs* fs) {
-  ASSERT_TRUE(fs->MakeFolder("/d").ok());
-  ASSERT_TRUE(fs->SyncFolder("").ok());
-}
-
-// Opens the storage as a daemon does, writes the steps, and closes it. The status of the last write.
-absl::Status WriteSteps(ModelFs* fs, const std::vector<uint64_t>& steps) {
-  auto storage = Storage::Open({.fs = fs, .dir = "/d", .threads = 1});
-  if (!storage.ok()) return storage.status();
-  auto folder = (*storage)->FolderOf("r");
-  if (!folder.ok()) return folder.status();
-  CheckpointWriter writer({.fs = fs, .threads = (*storage)->threads(), .rate = (*storage)->rate()});
-  absl::Status status;
-  for (const uint64_t step : steps) {
-    const StepFiles files(step);
-    absl::Notification written;
-    writer.Write({.folder = *folder,
-                  .run_id = "r",
-                  .spec_sha256 = "spec",
-                  .step = step,
-                  .content = [&] { return files.Content(); },
-                  .retain = 2},
-                 [&](const absl::StatusOr<CheckpointWritten>& result) {
-                   status = result.status();
-                   written.Notify();
-                 });
-    written.WaitForNotification();
-    if (!status.ok()) return status;
-  }
-  return status;
-}
+using testing::KeptIn;
+using testing::kRunsRun;
+using testing::MakeRoot;
+using testing::StepFiles;
+using testing::WriteSteps;
 
 // All of a checkpoint, compared with what was written.
 absl::Status ReadWhole(ModelFs* fs, const std::string& folder) {
@@ -94,17 +44,6 @@ absl::Status ReadWhole(ModelFs* fs, const std::string& folder) {
     EXPECT_TRUE(content == wanted.files.at(file.name())) << folder << "/" << file.name() << " was loaded damaged";
   }
   return absl::OkStatus();
-}
-
-std::vector<CheckpointEntry> KeptIn(ModelFs* fs) {
-  std::vector<CheckpointEntry> kept;
-  const auto entries = fs->List(kRunsRun);
-  if (!entries.ok()) return kept;
-  for (const Fs::Entry& entry : *entries) {
-    const auto parsed = ParseCheckpointName(entry.name);
-    if (parsed && parsed->state == CheckpointState::kKept) kept.push_back(*parsed);
-  }
-  return kept;
 }
 
 // Why the folder does not hold what it must; empty: it does. `acknowledged`: the last step that was; 0: none.
@@ -220,7 +159,7 @@ TEST(CheckpointFilesTest, AFullDiskIsToldAndWhatIsThereStays) {
   EXPECT_EQ(fs.List(kRunsRun)->size(), 2u) << "what was begun is removed, and frees the disk";
 }
 
-class DamageTest : public testing::Test {
+class DamageTest : public ::testing::Test {
  protected:
   void SetUp() override {
     MakeRoot(&fs_);
@@ -296,108 +235,6 @@ TEST_F(DamageTest, AMissingFileIsNamed) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(name), HasSubstr("it is missing")));
   }
-}
-
-TEST(RunFolderTest, NamesThatAreNotACheckpointsAreNoCheckpoints) {
-  for (const char* name : {"", "7-step-1", "000000000007-step-", "000000000007-step-1x", "000000000007-step-01",
-                           "writing-", "copy-000000000007-step-1", "000000000007-step-1/..", "-00000000007-step-1"}) {
-    EXPECT_FALSE(ParseCheckpointName(name)) << name;
-  }
-  for (const char* name :
-       {"000000000007-step-120", "writing-000000000007-step-0", "discarded-123456789012345-step-9"}) {
-    const auto entry = ParseCheckpointName(name);
-    ASSERT_TRUE(entry) << name;
-    EXPECT_EQ(entry->name, name);
-  }
-}
-
-TEST(RunFolderTest, StepsThatWereUndoneAreSetAsideAndGoWithTheOldest) {
-  ModelFs fs;
-  MakeRoot(&fs);
-  ASSERT_TRUE(WriteSteps(&fs, {10, 20}).ok());
-  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
-  ASSERT_TRUE(folder.ok());
-  EXPECT_EQ(*folder->SetAside(10), 10u);
-  EXPECT_EQ(folder->List()->back().name, "discarded-000000000002-step-20");
-  EXPECT_EQ(*folder->NextNumber(), 3u) << "a number is never used twice";
-  ASSERT_TRUE(WriteSteps(&fs, {15}).ok());
-  EXPECT_EQ(folder->List()->size(), 3u) << "one of the two that are kept is older than the one set aside";
-  ASSERT_TRUE(WriteSteps(&fs, {18}).ok());
-  const auto entries = folder->List();
-  std::vector<std::string> names;
-  for (const CheckpointEntry& entry : *entries) names.push_back(entry.name);
-  EXPECT_THAT(names, testing::ElementsAre("000000000003-step-15", "000000000004-step-18"));
-}
-
-TEST(RunFolderTest, ARemovedRunIsGoneAtOnceWhereverThePowerIsCut) {
-  ModelFs whole;
-  MakeRoot(&whole);
-  ASSERT_TRUE(WriteSteps(&whole, {1, 2}).ok());
-  for (int cut = 1;; ++cut) {
-    ModelFs fs;
-    MakeRoot(&fs);
-    ASSERT_TRUE(WriteSteps(&fs, {1, 2}).ok());
-    auto folder = RunFolder::Open(&fs, "/d/runs", "r");
-    ASSERT_TRUE(folder.ok());
-    fs.CutAt(fs.calls() + cut);
-    const bool removed = folder->RemoveAll().ok();
-    for (uint64_t seed = 0; seed < 20; ++seed) {
-      const auto left = fs.AfterCut(seed);
-      const size_t kept = KeptIn(left.get()).size();
-      ASSERT_THAT(kept, AnyOf(0u, 2u)) << "cut " << cut;
-      ASSERT_TRUE(!removed || kept == 0) << "cut " << cut;
-      const auto storage = Storage::Open({.fs = left.get(), .dir = "/d", .threads = 1});
-      ASSERT_TRUE(storage.ok());
-      ASSERT_EQ((*storage)->RunIds()->size(), kept == 0 ? 0u : 1u);
-    }
-    if (removed) break;
-  }
-}
-
-TEST(RunFolderTest, AFolderWithSomethingOfAnothersIsNotRemoved) {
-  ModelFs fs;
-  MakeRoot(&fs);
-  ASSERT_TRUE(WriteSteps(&fs, {1}).ok());
-  ASSERT_TRUE(fs.MakeFolder("/d/runs/r/mine").ok());
-  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
-  ASSERT_TRUE(folder.ok());
-  EXPECT_THAT(std::string(folder->RemoveAll().message()), HasSubstr("mine in it is no checkpoint"));
-  EXPECT_EQ(KeptIn(&fs).size(), 1u);
-}
-
-TEST(StorageTest, IsOneDaemonsAlone) {
-  ModelFs fs;
-  MakeRoot(&fs);
-  const auto first = Storage::Open({.fs = &fs, .dir = "/d", .threads = 1});
-  ASSERT_TRUE(first.ok());
-  EXPECT_TRUE(absl::IsUnavailable(Storage::Open({.fs = &fs, .dir = "/d", .threads = 1}).status()));
-  EXPECT_TRUE(absl::IsNotFound(Storage::Open({.fs = &fs, .dir = "/nowhere", .threads = 1}).status()));
-}
-
-TEST(FileWriterTest, WritesWhatTheBufferHoldsManyTimesOver) {
-  ModelFs fs;
-  MakeRoot(&fs);
-  const DiskBuffer buffer;
-  std::string content(3 * DiskBuffer::kBytes + 12345, '\0');
-  std::mt19937_64 random(3);
-  for (char& c : content) c = static_cast<char>(random());
-  const absl::Span<const std::byte> all(reinterpret_cast<const std::byte*>(content.data()), content.size());
-  std::vector<absl::Span<const std::byte>> pieces;
-  for (size_t at = 0; at < all.size(); at += 1000003) pieces.push_back(all.subspan(at, 1000003));
-  const auto entry = WriteFile(&fs, "/d", {"a", pieces}, buffer, [](uint64_t) { return absl::OkStatus(); });
-  ASSERT_TRUE(entry.ok());
-  EXPECT_TRUE(fs.Content("/d/a") == content);
-  EXPECT_EQ(entry->bytes(), content.size());
-  EXPECT_EQ(entry->crc32c_size(), 13);
-}
-
-TEST(RateLimitTest, HoldsToTheRateAndLetsGoWhenItIsStopped) {
-  RateLimit none(0);
-  EXPECT_TRUE(none.Take(uint64_t{1} << 40));
-  RateLimit slow(1);  // a byte a second
-  EXPECT_TRUE(slow.Take(1000)) << "the first waits for nobody";
-  slow.Stop();
-  EXPECT_FALSE(slow.Take(1));
 }
 
 }  // namespace
