@@ -66,7 +66,7 @@ wanted() { [[ -z $only || $only == "$1" ]]; }
 run_ctest() {
   local preset=$1 report=$2
   shift 2
-  ctest --preset "$preset" --parallel "$((2 * $(nproc)))" --timeout 300 --no-tests=error --output-junit "$LOGS/$report" "$@"
+  ctest --preset "$preset" --parallel "$((2 * $(nproc)))" --timeout 900 --no-tests=error --output-junit "$LOGS/$report" "$@"
 }
 
 # Files side by side, the tests of one in order. Two to a core: many tests wait, for a timeout or for another process.

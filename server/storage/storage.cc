@@ -36,7 +36,10 @@ Storage::Storage(const Options& options, std::unique_ptr<FolderLock> lock)
 
 absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Options& options) {
   // Whether the folder is there and is one, before anything is made in it.
-  RETURN_IF_ERROR(options.fs->List(options.dir).status());
+  if (auto s = options.fs->List(options.dir).status(); !s.ok()) {
+    return absl::Status(s.code(),
+                        absl::StrCat(s.message(), absl::IsNotFound(s) ? "; make it, as the daemon's own" : ""));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, options.fs->Lock(absl::StrCat(options.dir, kLockName)));
   RETURN_IF_ERROR(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir));
   std::unique_ptr<Storage> storage(new Storage(options, std::move(lock)));

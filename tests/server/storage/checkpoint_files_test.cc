@@ -75,7 +75,7 @@ TEST(CheckpointFilesTest, AreThereWholeOrNotAtAllWhereverThePowerIsCut) {
     ASSERT_TRUE(WriteSteps(&fs, {1, 2}).ok());
     fs.CutAt(cut);
     const bool written = WriteSteps(&fs, {3}).ok();
-    for (uint64_t seed = 0; seed < 40; ++seed) {
+    for (uint64_t seed = 0; seed < 16; ++seed) {
       const auto left = fs.AfterCut(seed);
       ASSERT_EQ(WrongAfterCut(left.get(), written ? 3 : 2), "") << "cut at " << fs.log()[cut - 1] << ", seed " << seed;
     }
