@@ -170,7 +170,8 @@ def test_a_rewind_is_not_undone_by_a_crash(folder: Path) -> None:
         with ballast.AdamW(model.parameters(), lr=0.01, server=daemon.server, run=RUN, **options) as optimizer:
             for number in range(1, 7):
                 step(model, optimizer, number)
-            assert optimizer.checkpoint() == 6
+                if number % 2 == 0:  # one that is due is left out while another is written
+                    assert optimizer.checkpoint() == number
             assert optimizer.rewind(to=4) == 4
             daemon.kill()
     assert [path.name for path in (folder / "runs" / RUN).glob("discarded-*")]
