@@ -7,9 +7,9 @@
 //   RETURN_IF_ERROR(fs->SyncFolder("/data"));      // and now that, too
 //
 // A status names the path, and says what the system said. NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED (also of a file
-// system that is read-only) and RESOURCE_EXHAUSTED (the disk, or a quota, is full) are told apart; anything else that the
-// disk says is DATA_LOSS. After a Sync or SyncFolder that has failed, what it was to keep may be lost, whatever a
-// later one says: the caller gives it up.
+// system that is read-only), RESOURCE_EXHAUSTED (the disk, or a quota, is full) and UNAVAILABLE (the process or the
+// system lacks descriptors or memory) are told apart; anything else that the disk says is DATA_LOSS. After a Sync or
+// SyncFolder that has failed, what it was to keep may be lost, whatever a later one says: the caller gives it up.
 //
 // Symbolic links are not followed in the last part of a path. Thread-safe; a file is used by one thread at a time.
 #pragma once

@@ -40,6 +40,11 @@ absl::StatusCode CodeOf(int error) {
     case ENOTDIR:
     case EISDIR:
       return absl::StatusCode::kFailedPrecondition;
+    case EMFILE:  // which say nothing of the disk: what is there must not be taken for damaged
+    case ENFILE:
+    case ENOMEM:
+    case ENOLCK:
+      return absl::StatusCode::kUnavailable;
     default:
       return absl::StatusCode::kDataLoss;
   }
@@ -47,7 +52,11 @@ absl::StatusCode CodeOf(int error) {
 
 // "cannot rename FILE: No space left on device"
 absl::Status Failure(const char* what, const std::string& path, int error) {
-  const char* const hint = error == ELOOP ? " (it is a symbolic link)" : "";
+  const char* hint = error == EMFILE ? " (raise the process's limit: ulimit -n, LimitNOFILE)" : "";
+  struct stat found {};
+  // With O_DIRECTORY a link, too, is no folder.
+  const bool may_be_link = error == ELOOP || error == ENOTDIR;
+  if (may_be_link && lstat(path.c_str(), &found) == 0 && S_ISLNK(found.st_mode)) hint = " (it is a symbolic link)";
   return absl::Status(CodeOf(error), absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error), hint));
 }
 
@@ -149,10 +158,15 @@ class SystemLock final : public FolderLock {
   const Descriptor fd_;
 };
 
-Fs::Kind KindOf(int folder, const char* name) {
+// Adds the entry, unless somebody has removed it in the meantime. 0, or the error.
+int AddEntry(int folder, const char* name, std::vector<Fs::Entry>* entries) {
   struct stat found {};
-  if (fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) return Fs::Kind::kOther;
-  return S_ISREG(found.st_mode) ? Fs::Kind::kFile : S_ISDIR(found.st_mode) ? Fs::Kind::kFolder : Fs::Kind::kOther;
+  if (fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT ? 0 : errno;
+  const Fs::Kind kind = S_ISREG(found.st_mode)   ? Fs::Kind::kFile
+                        : S_ISDIR(found.st_mode) ? Fs::Kind::kFolder
+                                                 : Fs::Kind::kOther;
+  entries->push_back({name, kind});
+  return 0;
 }
 
 class System final : public Fs {
@@ -181,7 +195,8 @@ class System final : public Fs {
     if (errno != EINVAL && errno != ENOSYS) return Failure("rename", absl::StrCat(from, " to ", to), errno);
     struct stat found {};
     if (lstat(to.c_str(), &found) == 0) return Failure("rename", absl::StrCat(from, " to ", to), EEXIST);
-    return Done(rename(from.c_str(), to.c_str()), "rename", from);
+    if (errno != ENOENT) return Failure("rename", absl::StrCat(from, " to ", to), errno);
+    return Done(rename(from.c_str(), to.c_str()), "rename", absl::StrCat(from, " to ", to));
   }
   absl::Status RemoveFile(const std::string& path) override { return Done(unlink(path.c_str()), "remove", path); }
   absl::Status RemoveFolder(const std::string& path) override {
@@ -210,13 +225,17 @@ absl::StatusOr<std::vector<Fs::Entry>> System::List(const std::string& path) {
     return Failure("list", path, error);
   }
   std::vector<Entry> entries;
-  errno = 0;
-  while (const dirent* const entry = readdir(folder)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") entries.push_back({name, KindOf(dirfd(folder), entry->d_name)});
+  int error = 0;
+  while (error == 0) {
     errno = 0;
+    const dirent* const entry = readdir(folder);
+    if (entry == nullptr) {
+      error = errno;
+      break;
+    }
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") error = AddEntry(dirfd(folder), entry->d_name, &entries);
   }
-  const int error = errno;
   closedir(folder);
   if (error != 0) return Failure("list", path, error);
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
