@@ -51,11 +51,23 @@ std::vector<MetricLabel> LabelsOf(const MetricFamily& family) {
   return labels;
 }
 
+bool HasFamily(const RunShape& run, const MetricFamily& family) {
+  switch (family.of_runs) {
+    case OfRuns::kAll:
+      return true;
+    case OfRuns::kTwoComponents:
+      return run.two_components;
+    case OfRuns::kDurable:
+      return run.durable;
+  }
+  return true;
+}
+
 uint64_t SeriesPerRun(const RunShape& run) {
   uint64_t series = 0;
   for (const MetricFamily& family : kMetricFamilies) {
     const std::vector<MetricLabel> labels = LabelsOf(family);
-    if (labels.empty() || labels[0].name != "run_id" || (family.two_components && !run.two_components)) continue;
+    if (labels.empty() || labels[0].name != "run_id" || !HasFamily(run, family)) continue;
     uint64_t children = 1;
     for (const MetricLabel& label : labels) {
       children *= label.name == "layer"  ? run.layers
@@ -76,7 +88,7 @@ std::string DescribeFamilies() {
       "exist, at zero, from its creation on; a gauge exists from its first value on. A run's series are removed a\n"
       "minute after its end, or when more runs than max_runs have ended since. No gauge is ever NaN: non-finite "
       "values\n"
-      "are counted, and the gauge keeps the last finite one. All runs together have 13,000 series at most: a run that\n"
+      "are counted, and the gauge keeps the last finite one. All runs together have 14,500 series at most: a run that\n"
       "would have more is refused, and the series of ended runs, of which those that ended first go first, are "
       "removed\n"
       "as soon as they would be more.\n";

@@ -54,6 +54,9 @@ struct MetricReading {
   }
 };
 
+// Which runs have a family; of the others' it has no series.
+enum class OfRuns { kAll, kTwoComponents, kDurable };
+
 struct MetricFamily {
   const char* section;
   const char* name;
@@ -62,7 +65,7 @@ struct MetricFamily {
   const char* help;
   MetricReading reading = {};
   std::span<const double> buckets = {};
-  bool two_components = false;  // only runs that store a weight in two components have it
+  OfRuns of_runs = OfRuns::kAll;
 };
 
 // A family by its name, checked when compiling: who names one includes metric_table.h.
@@ -90,7 +93,9 @@ struct RunShape {
   uint64_t layers = 1;
   uint64_t ranks = 1;
   bool two_components = false;  // some weight is stored in two
+  bool durable = false;         // it is written to a disk
 };
+bool HasFamily(const RunShape& run, const MetricFamily& family);
 // Time series (lines of /metrics) of all families with a run_id, for one run.
 uint64_t SeriesPerRun(const RunShape& run);
 // METRICS.md.

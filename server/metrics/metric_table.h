@@ -25,6 +25,9 @@ inline constexpr std::array kSecondsBuckets = {0.001, 0.0025, 0.005, 0.01, 0.025
                                                0.5,   1.0,    2.5,   5.0,  10.0,  30.0, 60.0, 300.0};
 // Coarser, for there are several phases.
 inline constexpr std::array kPhaseBuckets = {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0};
+// From a small run on a fast disk to 70e9 parameters on a slow one; few, for each run has them for each phase.
+inline constexpr std::array kCheckpointBuckets = {0.1, 1.0, 5.0, 30.0, 120.0, 600.0};
+inline constexpr std::array kStallBuckets = {0.001, 0.01, 0.1, 1.0, 10.0};
 // Around 1, where RMS_t of a healthy tensor is, and 2.3, from where StableAdamW's authors call it a spike.
 inline constexpr std::array kRmsBuckets = {0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 2.3, 3.0, 5.0, 10.0};
 inline constexpr std::array kNormBuckets = {1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4};
@@ -145,6 +148,12 @@ inline void Chance(const SpikeReport& spikes, Samples& to) {
 
 }  // namespace reading
 
+// Of runs that are written to a disk; the other runs have no series of it.
+consteval MetricFamily Durable(MetricFamily family) {
+  family.of_runs = OfRuns::kDurable;
+  return family;
+}
+
 #define BALLAST_PREDICTORS "rms|curvature|gradient_norm"
 #define BALLAST_TORN_REASONS "restarted|rank_lost|data_loss|timeout|other"
 
@@ -232,7 +241,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "themselves would have taken up.",
      reading::OfLayers<&StepRecord::Layer::hi_edq_ratio>,
      {},
-     true},
+     OfRuns::kTwoComponents},
     {"Optimizer health", "ballast_gradients_nonfinite_total", MetricType::kCounter, "run_id",
      "Tensors whose gradient had a NaN or an infinity, in steps that no trainer discarded.", reading::NonfiniteTensors},
     {"Optimizer health", "ballast_blocks_rejected_total", MetricType::kCounter, "run_id",
@@ -304,20 +313,50 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Protocol", "ballast_admission_rejected_total", MetricType::kCounter,
      "reason=memory|max_runs|series|draining|other", "Runs refused."},
 
-    {"Durability", "ballast_checkpoints_total", MetricType::kCounter, "run_id result=success|failed",
-     "Checkpoints written, and those that could not be."},
-    {"Durability", "ballast_checkpoint_seconds", MetricType::kGauge, "run_id phase=snapshot|write|publish",
-     "Of the last checkpoint. snapshot: from the step's end until it was copied, while steps go on; write: its files; "
-     "publish: since.",
-     reading::PhasesOfCheckpoint},
-    {"Durability", "ballast_durable_step", MetricType::kGauge, "run_id", "The last step that survives a crash.",
-     reading::OfCheckpoint<&CheckpointFigures::step>},
-    {"Durability", "ballast_checkpoint_bytes", MetricType::kGauge, "run_id", "Size of the newest checkpoint.",
-     reading::OfCheckpoint<&CheckpointFigures::bytes>},
-    {"Durability", "ballast_checkpoint_timestamp_seconds", MetricType::kGauge, "run_id",
-     "When the last checkpoint was written, by this daemon (Unix time).", reading::TimeOfCheckpoint},
-    {"Durability", "ballast_restores_total", MetricType::kCounter, "run_id result=newest|older",
-     "Times that the run was read back from the disk; older: since newer checkpoints were damaged."},
+    Durable({"Durability", "ballast_checkpoints_total", MetricType::kCounter,
+             "run_id result=success|failed trigger=interval|request|drain",
+             "Checkpoints written, and those that could not be, by what had them written. One that a rewind gave up is "
+             "neither."}),
+    Durable(
+        {"Durability", "ballast_checkpoint_duration_seconds", MetricType::kHistogram,
+         "run_id phase=snapshot|write|publish",
+         "snapshot: from the step's end until it was copied, while steps go on; write: until its files were synced; "
+         "publish: since.",
+         reading::PhasesOfCheckpoint, kCheckpointBuckets}),
+    Durable(
+        {"Durability", "ballast_checkpoint_step_stall_seconds", MetricType::kHistogram, "run_id",
+         "What steps lost to a checkpoint's snapshot, at most: time of the devices for copies that updates waited for. "
+         "Those made while they had nothing else to do are free.",
+         reading::OfCheckpoint<&CheckpointFigures::stall_seconds>, kStallBuckets}),
+    Durable({"Durability", "ballast_checkpoint_last_success_timestamp_seconds", MetricType::kGauge, "run_id",
+             "When the last checkpoint was written, by this daemon (Unix time).", reading::TimeOfCheckpoint}),
+    Durable({"Durability", "ballast_checkpoint_last_success_step", MetricType::kGauge, "run_id",
+             "Its step. A rewind may have undone it: see ballast_durable_step.",
+             reading::OfCheckpoint<&CheckpointFigures::step>}),
+    Durable({"Durability", "ballast_checkpoint_size_bytes", MetricType::kGauge, "run_id", "Size of all its files.",
+             reading::OfCheckpoint<&CheckpointFigures::bytes>}),
+    Durable({"Durability", "ballast_checkpoint_interval_target_seconds", MetricType::kGauge, "run_id",
+             "How long it should take in training from one checkpoint to the next; where they are due by steps, at the "
+             "pace of the last ones. 0: none is due yet."}),
+    Durable({"Durability", "ballast_durable_step", MetricType::kGauge, "run_id",
+             "The last step that survives a crash; 0: none.", reading::OfCheckpoint<&CheckpointFigures::step>}),
+    Durable({"Durability", "ballast_checkpoint_verify_failures_total", MetricType::kCounter,
+             "run_id reason=checksum|truncated|missing|manifest|version|other",
+             "Checkpoints that were to be read back and are not whole, by what is wrong with them first."}),
+    Durable(
+        {"Durability", "ballast_restores_total", MetricType::kCounter, "run_id result=latest|older|failed",
+         "Times that the run was to be read back from the disk; older: since newer checkpoints are damaged; failed: "
+         "none could be read."}),
+    {"Durability",
+     "ballast_restore_duration_seconds",
+     MetricType::kHistogram,
+     "",
+     "Of a run that was read back, from its first file until it could train; from the first such run on.",
+     {},
+     kCheckpointBuckets},
+    {"Durability", "ballast_storage_free_bytes", MetricType::kGauge, "",
+     "Free for this daemon on the file system of storage.dir; none without storage."},
+    {"Durability", "ballast_storage_size_bytes", MetricType::kGauge, "", "Size of that file system."},
 
     {"Memory", "ballast_host_memory_used_bytes", MetricType::kGauge,
      "device kind=weights|momentum|variance|gradients|staging|snapshots|client_state",

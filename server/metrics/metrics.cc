@@ -146,8 +146,7 @@ Method& Metrics::Impl::MethodOf(std::string_view path) {
 std::unique_ptr<RunMetrics> Metrics::Impl::AddRun(const RunLabels& labels) {
   Sweep(labels.run_id);
   const auto recent_max = std::make_shared<RecentMax>(labels.layers.size());
-  const uint64_t series =
-      SeriesPerRun({.layers = labels.layers.size(), .ranks = labels.ranks, .two_components = labels.two_components});
+  const uint64_t series = SeriesPerRun(labels.shape());
   std::list<EndedRun> surplus;  // destroyed, and the series with it, after the lock
   {
     absl::MutexLock lock(&mutex_);
@@ -291,6 +290,18 @@ void Metrics::OnDeviceFailed(std::string_view device) {
   impl_->families.of<prometheus::Counter>("ballast_gpu_failures_total")
       .Add({{"device", std::string(device)}})
       .Increment();
+}
+
+void Metrics::SetStorage(uint64_t free_bytes, uint64_t size_bytes) {
+  impl_->families.of<prometheus::Gauge>("ballast_storage_free_bytes").Add({}).Set(static_cast<double>(free_bytes));
+  impl_->families.of<prometheus::Gauge>("ballast_storage_size_bytes").Add({}).Set(static_cast<double>(size_bytes));
+}
+
+void Metrics::OnRestore(double seconds) {
+  constexpr FamilyRef kFamily = "ballast_restore_duration_seconds";
+  impl_->families.of<prometheus::Histogram>(kFamily)
+      .Add({}, prometheus::Histogram::BucketBoundaries(kFamily->buckets.begin(), kFamily->buckets.end()))
+      .Observe(seconds);
 }
 
 void Metrics::SetState(std::string_view state) {

@@ -31,6 +31,11 @@ struct RunLabels {
   uint32_t ranks = 1;               // at most
   bool two_components = false;      // some weight is stored in two
   double rms_threshold = 0;
+  bool durable = false;  // it is written to a disk: only then it has the series of "Durability"
+
+  RunShape shape() const {
+    return {.layers = layers.size(), .ranks = ranks, .two_components = two_components, .durable = durable};
+  }
 };
 
 // What a run's detector found at a closed step, and its predictors' scores until then.
@@ -43,8 +48,12 @@ struct SpikeReport {
 
 // A checkpoint that was written.
 struct CheckpointFigures {
+  std::string_view trigger;  // interval | request | drain
   uint64_t step = 0, bytes = 0;
-  double snapshot_seconds = 0, write_seconds = 0, publish_seconds = 0;
+  double snapshot_seconds = 0;  // from the step's close until its image was whole
+  double write_seconds = 0;     // until all its files were synced
+  double publish_seconds = 0;   // since
+  double stall_seconds = 0;     // that steps lost to the snapshot, at most
 };
 
 // One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
@@ -56,10 +65,14 @@ class RunMetrics {
   // An event, of a family of the run's that is a counter without a reading; who calls it includes metric_table.h.
   // label_value: of the label that lists its values, if it has one.
   virtual void Count(FamilyRef counter, std::string_view label_value = "", double by = 1) = 0;
+  // These six of a run that is durable; others have no such series.
   virtual void OnCheckpoint(const CheckpointFigures& figures) = 0;  // once it is durable
-  virtual void OnCheckpointFailed() = 0;
-  virtual void OnRestored(bool older) = 0;                  // older: since newer checkpoints were damaged
-  virtual void OnSpikeAction(std::string_view action) = 0;  // skip | rewind | stop
+  virtual void OnCheckpointFailed(std::string_view trigger) = 0;    // as CheckpointFigures::trigger
+  virtual void OnDurable(uint64_t step) = 0;                        // where that is not what OnCheckpoint says
+  virtual void SetCheckpointInterval(double seconds) = 0;           // from one to the next; 0: none is due by itself
+  virtual void OnVerifyFailed(std::string_view reason) = 0;  // checksum | truncated | missing | manifest | version
+  virtual void OnRestored(std::string_view result) = 0;      // latest | older | failed
+  virtual void OnSpikeAction(std::string_view action) = 0;   // skip | rewind | stop
   virtual void OnReceived(std::string_view transport, uint64_t bytes) = 0;  // one gradient chunk's payload
   virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm
   virtual void OnDuplicateChunk(bool same_bytes) = 0;
@@ -92,7 +105,7 @@ class Metrics {
   // Series of all runs together, at most, those that have ended among them: a scrape of so many takes half of the 50 ms
   // that tests/bench/scrape.py allows. Admission sees to it for the runs that there are; one that was deleted counts
   // beside them until the last that holds it, a stream or a request, lets go.
-  static constexpr uint64_t kMostSeries = 13000;
+  static constexpr uint64_t kMostSeries = 14500;
 
   // Counters and histograms exist, at zero, from here on, and gauges from their first value on. The series go a minute
   // after the result's end, or when too many others have ended since, or when their place among kMostSeries is needed,
@@ -107,6 +120,9 @@ class Metrics {
   void Count(FamilyRef counter, std::string_view label_value = "", double by = 1);
   void OnStreams(int delta);                          // open Train streams
   void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
+  // These two of a daemon with storage; others have no such series.
+  void SetStorage(uint64_t free_bytes, uint64_t size_bytes);
+  void OnRestore(double seconds);  // a run was read back
   void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   void OnDeviceFailed(std::string_view device);
   void SetState(std::string_view state);  // starting | restoring | serving | draining

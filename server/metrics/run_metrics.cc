@@ -16,7 +16,11 @@ RunSeries::RunSeries(Families* families, Options options)
       ranks_(series_.AddGauge("ballast_run_ranks")),
       ranks_expected_(series_.AddGauge("ballast_run_ranks_expected")),
       snapshots_(series_.AddGauge("ballast_snapshots")),
-      ranks_series_(AddRanks()) {
+      ranks_series_(AddRanks()),
+      checkpoints_written_(AddCheckpoints("success")),
+      checkpoints_failed_(AddCheckpoints("failed")),
+      checkpoint_interval_(options_.labels.durable ? series_.AddGauge("ballast_checkpoint_interval_target_seconds")
+                                                   : nullptr) {
   AddInfo();
 }
 
@@ -25,8 +29,10 @@ std::vector<std::unique_ptr<FamilySeries>> RunSeries::AddFamilies() {
   for (size_t i = 0; i < families.size(); ++i) {
     const MetricFamily& family = kMetricFamilies[i];
     const std::vector<MetricLabel> labels = LabelsOf(family);
-    if (labels.empty() || labels.front().name != "run_id") continue;
-    const bool counts_events = family.type == MetricType::kCounter && labels.back().name != "rank";
+    if (labels.empty() || labels.front().name != "run_id" || !HasFamily(options_.labels.shape(), family)) continue;
+    // One with two labels beside run_id is told in other ways, like those of ranks.
+    const bool counts_events =
+        family.type == MetricType::kCounter && labels.size() <= 2 && labels.back().name != "rank";
     if (!counts_events && !family.reading.any()) continue;
     families[i] =
         std::make_unique<FamilySeries>(FamilyRef::At(i), options_.labels.layers, &options_.clock.unix_s, &series_);
@@ -42,6 +48,11 @@ std::vector<RunSeries::RankSeries> RunSeries::AddRanks() {
                      .wait_caused = series_.AddCounter("ballast_rank_wait_caused_seconds_total", labels)});
   }
   return ranks;
+}
+
+Children<prometheus::Counter> RunSeries::AddCheckpoints(const char* result) {
+  if (!options_.labels.durable) return {};
+  return series_.AddCounters("ballast_checkpoints_total", {{"result", result}});
 }
 
 RunSeries::~RunSeries() {
@@ -108,13 +119,22 @@ void RunSeries::OnRejectedChunk(std::string_view reason) { Count("ballast_chunks
 void RunSeries::OnRewind(std::string_view reason) { Count("ballast_rewinds_total", reason, 1); }
 
 void RunSeries::OnCheckpoint(const CheckpointFigures& figures) {
-  Count("ballast_checkpoints_total", "success", 1);
+  checkpoints_written_.at(figures.trigger).Increment();
   Read(&MetricReading::of_checkpoint, figures);
 }
 
-void RunSeries::OnCheckpointFailed() { Count("ballast_checkpoints_total", "failed", 1); }
+void RunSeries::OnCheckpointFailed(std::string_view trigger) { checkpoints_failed_.at(trigger).Increment(); }
 
-void RunSeries::OnRestored(bool older) { Count("ballast_restores_total", older ? "older" : "newest", 1); }
+void RunSeries::OnDurable(uint64_t step) {
+  constexpr FamilyRef kFamily = "ballast_durable_step";
+  families_[kFamily.index()]->AddNumber(step);
+}
+
+void RunSeries::OnVerifyFailed(std::string_view reason) {
+  Count("ballast_checkpoint_verify_failures_total", reason, 1);
+}
+
+void RunSeries::OnRestored(std::string_view result) { Count("ballast_restores_total", result, 1); }
 
 void RunSeries::OnSpikeAction(std::string_view action) { Count("ballast_spike_actions_total", action, 1); }
 

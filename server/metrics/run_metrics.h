@@ -20,7 +20,7 @@ struct EndedSeries {
   prometheus::Gauge* ranks;
 };
 
-// OnStep, OnSpikes, OnState, OnReplaced and OnRanks: strand-confined; the others: thread-safe.
+// OnStep, OnSpikes, OnCheckpoint, OnDurable, OnState, OnReplaced and OnRanks: strand-confined; the others: thread-safe.
 class RunSeries final : public RunMetrics {
  public:
   struct Options {
@@ -38,8 +38,11 @@ class RunSeries final : public RunMetrics {
   void OnSpikes(const SpikeReport& report) override;
   void Count(FamilyRef counter, std::string_view label_value, double by) override;
   void OnCheckpoint(const CheckpointFigures& figures) override;
-  void OnCheckpointFailed() override;
-  void OnRestored(bool older) override;
+  void OnCheckpointFailed(std::string_view trigger) override;
+  void OnDurable(uint64_t step) override;
+  void SetCheckpointInterval(double seconds) override { checkpoint_interval_->Set(seconds); }
+  void OnVerifyFailed(std::string_view reason) override;
+  void OnRestored(std::string_view result) override;
   void OnSpikeAction(std::string_view action) override;
   void OnReceived(std::string_view transport, uint64_t bytes) override;
   void OnSent(std::string_view transport, uint64_t bytes) override;
@@ -63,6 +66,8 @@ class RunSeries final : public RunMetrics {
   // Those that are read from a report, and counters of events; by index into kMetricFamilies, none for the others.
   std::vector<std::unique_ptr<FamilySeries>> AddFamilies();
   std::vector<RankSeries> AddRanks();
+  // By trigger; none where the run is not durable.
+  Children<prometheus::Counter> AddCheckpoints(const char* result);
   void AddInfo();
   void LeaveState();
   // To every family with a reading of this report.
@@ -80,6 +85,8 @@ class RunSeries final : public RunMetrics {
   prometheus::Gauge* const ranks_expected_;
   prometheus::Gauge* const snapshots_;
   std::vector<RankSeries> ranks_series_;
+  const Children<prometheus::Counter> checkpoints_written_, checkpoints_failed_;
+  prometheus::Gauge* const checkpoint_interval_;  // nullptr: the run is not durable
   std::string current_state_;
 };
 

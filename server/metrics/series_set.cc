@@ -15,10 +15,11 @@ prometheus::Collectable* Register(Builder builder, const MetricFamily& family, p
   return &builder.Name(family.name).Help(family.help).Register(registry);
 }
 
-// Calls add(value, labels) for each value of the family's label that lists its values.
+// Calls add(value, labels) for each value of the family's label that lists its values and is not among `labels`.
 template <class Add>
 void ForEachValue(FamilyRef family, const Labels& labels, Add add) {
   for (const MetricLabel& label : LabelsOf(*family)) {
+    if (labels.contains(label.name)) continue;
     for (const std::string& value : label.values) {
       Labels with_value = labels;
       with_value.emplace(label.name, value);

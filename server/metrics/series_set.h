@@ -99,7 +99,7 @@ class SeriesSet {
   prometheus::Counter* AddCounter(FamilyRef family, const prometheus::Labels& labels = {});
   prometheus::Gauge* AddGauge(FamilyRef family, const prometheus::Labels& labels = {});
   prometheus::Histogram* AddHistogram(FamilyRef family, const prometheus::Labels& labels = {});
-  // One for each value that the family lists.
+  // One for each value that the family lists, of the label that `labels` does not have.
   Children<prometheus::Counter> AddCounters(FamilyRef family, const prometheus::Labels& labels = {});
   Children<prometheus::Gauge> AddGauges(FamilyRef family, const prometheus::Labels& labels = {});
 

@@ -7,6 +7,18 @@
 
 namespace ballast {
 
+std::string_view TriggerName(CheckpointTrigger trigger) {
+  switch (trigger) {
+    case CheckpointTrigger::kInterval:
+      return "interval";
+    case CheckpointTrigger::kRequest:
+      return "request";
+    case CheckpointTrigger::kDrain:
+      return "drain";
+  }
+  return "";
+}
+
 Checkpointer::Checkpointer(Environment environment)
     : environment_(std::move(environment)),
       writer_(
@@ -46,6 +58,7 @@ void Checkpointer::OnBegun(uint64_t snapshot) {
 void Checkpointer::OnSaved(uint64_t snapshot, bool saved) {
   if (!saved || !ended_.ok()) return OnWritten(absl::CancelledError("the step was undone before it was written"));
   writing_->snapshot_seconds = MonotonicSeconds() - writing_->began_s;
+  writing_->stall_seconds = environment_.snapshots->PinnedStallSeconds(snapshot);
   const RunFigures figures = environment_.figures();
   CheckpointSource source{.spec = environment_.spec,
                           .canonical_spec = environment_.canonical_spec,
@@ -84,7 +97,8 @@ void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
     environment_.on_written({.trigger = writing.trigger,
                              .step = writing.step,
                              .written = written,
-                             .snapshot_seconds = writing.snapshot_seconds});
+                             .snapshot_seconds = writing.snapshot_seconds,
+                             .stall_seconds = writing.stall_seconds});
   }
   if (undone && ended_.ok()) {
     // Who has asked wants the state that there is, whichever it is.
@@ -117,7 +131,10 @@ void Checkpointer::OnRewound(uint64_t to_step) {
 
 void Checkpointer::OnSetAside(uint64_t to_step, const absl::StatusOr<uint64_t>& newest) {
   --setting_aside_;
-  if (durable_step_ > to_step) durable_step_ = newest.value_or(0);
+  if (durable_step_ > to_step) {
+    durable_step_ = newest.value_or(0);
+    environment_.on_durable(durable_step_);
+  }
   if (newest.ok()) return;
   Log(LogLevel::kError, "checkpoint",
       "checkpoints of steps that were undone could not be set aside: a restart may bring them back",

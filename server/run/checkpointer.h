@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -44,6 +45,7 @@ struct RunStorage {
 
 // What had a checkpoint written; the metrics' words.
 enum class CheckpointTrigger { kInterval, kRequest, kDrain };
+std::string_view TriggerName(CheckpointTrigger trigger);
 
 // How one went.
 struct CheckpointReport {
@@ -51,6 +53,7 @@ struct CheckpointReport {
   uint64_t step = 0;
   absl::StatusOr<CheckpointWritten> written = CheckpointWritten{};
   double snapshot_seconds = 0;  // from the step's close until its image was whole
+  double stall_seconds = 0;     // SnapshotRing::PinnedStallSeconds
 };
 
 class Checkpointer {
@@ -68,6 +71,7 @@ class Checkpointer {
     std::function<RunFigures()> figures;
     std::function<void(bool writing)> on_writing;
     std::function<void(const CheckpointReport& report)> on_written;
+    std::function<void(uint64_t step)> on_durable;  // another step is, and none was written: a rewind took it back
   };
   explicit Checkpointer(Environment environment);
 
@@ -108,6 +112,7 @@ class Checkpointer {
     std::vector<Done> waiting = {};
     double began_s = 0;
     double snapshot_seconds = 0;
+    double stall_seconds = 0;
     std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   };
   void OnSaved(uint64_t snapshot, bool saved);

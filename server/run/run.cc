@@ -25,7 +25,8 @@ RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layer
           .layers = layers.names(),
           .ranks = spec.ranks,
           .two_components = HasPairedMaster(spec),
-          .rms_threshold = spec.spikes.rms_threshold};
+          .rms_threshold = spec.spikes.rms_threshold,
+          .durable = spec.checkpoints.has_value()};
 }
 
 absl::Status Ended(const RunSpec& spec) {

@@ -93,7 +93,9 @@ void Run::Inherit(Heritage heritage) {
   // What is on the disk is of the spec before.
   driver_->executor().OnReplaced();
   if (Checkpointer* const checkpointer = driver_->executor().checkpointer()) {
-    checkpointer->set_durable_step(heritage.status.durability ? heritage.status.durability->durable_step : 0);
+    const uint64_t durable = heritage.status.durability ? heritage.status.durability->durable_step : 0;
+    checkpointer->set_durable_step(durable);
+    metrics_->OnDurable(durable);
   }
   loader_->GoOnFrom(kept_);
   RunStatus& past = heritage.status;

@@ -58,7 +58,8 @@ void Run::GoOnFrom(const RunFigures& figures, const CheckpointWritten& from, std
   PostAndWait([&] {
     driver_->GoOnFrom(figures, from);
     loader_->GoOnFrom(static_cast<uint32_t>(spec_.tensors.size()));
-    metrics_->OnRestored(older);
+    metrics_->OnRestored(older ? "older" : "latest");
+    metrics_->OnDurable(from.place.step);
     board_.Write([&](RunStatus& s) {
       s.durability->durable_step = from.place.step;
       s.durability->checkpoint_bytes = from.bytes;

@@ -38,7 +38,10 @@ std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
 }
 
 RunShape ShapeOf(const RunSpec& spec) {
-  return {.layers = spec.layers.size(), .ranks = spec.ranks, .two_components = HasPairedMaster(spec)};
+  return {.layers = spec.layers.size(),
+          .ranks = spec.ranks,
+          .two_components = HasPairedMaster(spec),
+          .durable = spec.checkpoints.has_value()};
 }
 
 }  // namespace
@@ -51,9 +54,10 @@ std::string RunRegistry::DescribeBytes(const PlanBytes& b) {
 }
 
 RunRegistry::RunRegistry(Options options)
-    : options_(std::move(options)), strand_({.name = "runs", .tick_s = 1, .tick = [this] { DeleteIdle(); }}) {
+    : options_(std::move(options)), strand_({.name = "runs", .tick_s = 1, .tick = [this] { Tick(); }}) {
   options_.metrics->KeepEnded(options_.max_runs);
   ShowMemory();
+  strand_.Post([this] { ShowStorage(); });
   for (size_t d = 0; d < options_.devices->size(); ++d) {
     options_.devices->at(d)->Watch(
         [this, d](const absl::Status& why) { strand_.Post([this, d, why] { OnDeviceFailed(d, why); }); });
@@ -96,7 +100,8 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
 
 absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, std::optional<uint64_t> only) {
   const std::string run_id = request.spec.run_id;
-  std::vector<std::string> damaged;
+  const double began_s = MonotonicSeconds();
+  std::vector<absl::Status> damaged;
   std::vector<CheckpointReader> candidates;
   std::shared_ptr<RunFolder> folder;
   if (has_storage()) {
@@ -119,9 +124,11 @@ absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, st
   }
   if (!candidates.empty() || !damaged.empty()) {
     if (absl::Status restored = GoOnFromNewest(candidates, std::move(damaged), run->get()); !restored.ok()) {
+      (*run)->metrics().OnRestored("failed");
       (*run)->End(restored);
       return restored;
     }
+    options_.metrics->OnRestore(MonotonicSeconds() - began_s);
   }
   options_.devices->Reserve((*run)->plan());
   return run;
@@ -215,6 +222,11 @@ absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, Delet
   if (!has_storage() || mode.keep_checkpoints) return freed;
   RETURN_IF_ERROR(options_.storage->Remove(run_id));
   return freed;
+}
+
+void RunRegistry::Tick() {
+  DeleteIdle();
+  ShowStorage();
 }
 
 void RunRegistry::DeleteIdle() {

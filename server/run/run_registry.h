@@ -153,14 +153,17 @@ class RunRegistry {
   absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, DeleteMode mode);
   // Those that no trainer has come to for idle_run_timeout_s.
   void DeleteIdle();
+  void Tick();
   uint64_t Remove(const std::shared_ptr<Run>& run);
   // Those that a new run may go on from, newest first. FAILED_PRECONDITION: they are of another spec.
   absl::StatusOr<std::vector<CheckpointReader>> Candidates(const CreateRequest& request, std::optional<uint64_t> only,
-                                                           std::vector<std::string>* damaged);
+                                                           std::vector<absl::Status>* damaged);
   // The new run becomes what the first of them says that can be read. DATA_LOSS: none can.
-  absl::Status GoOnFromNewest(const std::vector<CheckpointReader>& candidates, std::vector<std::string> damaged,
+  absl::Status GoOnFromNewest(const std::vector<CheckpointReader>& candidates, std::vector<absl::Status> damaged,
                               Run* run);
   absl::Status RestoreFromDisk(const std::string& run_id);
+  // In the metrics: of a run that cannot be restored.
+  void ShowLost(const std::string& run_id, const absl::Status& why) const;
   absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;
   absl::StatusOr<Rewound> RestoreNow(const std::string& run_id, uint64_t step);
   absl::Status RestoreLiving(const CheckpointReader& checkpoint, Run* run);
@@ -171,12 +174,15 @@ class RunRegistry {
   // Writes what is not on the disk of all runs, and waits for it.
   void CheckpointAll();
   void ShowMemory() const;
+  // The room on the disk, where there is storage.
+  void ShowStorage();
   void OnDeviceFailed(size_t device, const absl::Status& why);
 
   const Options options_;
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Run>, std::less<>> runs_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool room_unknown_ = false;  // the log was told so; on the strand
   Strand strand_;
 };
 

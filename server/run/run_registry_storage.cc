@@ -41,6 +41,16 @@ CheckpointWritten WrittenOf(const CheckpointReader& checkpoint) {
           .age_seconds = AgeOf(checkpoint.manifest())};
 }
 
+// Where a checkpoint was to be read for the run, and this came of it.
+void CountDamage(const absl::Status& status, Run* run) {
+  if (absl::IsDataLoss(status)) run->metrics().OnVerifyFailed(DamageOf(status));
+}
+
+std::string JoinMessages(const std::vector<absl::Status>& statuses) {
+  return absl::StrJoin(statuses, "; ",
+                       [](std::string* out, const absl::Status& s) { absl::StrAppend(out, s.message()); });
+}
+
 std::string StepsIn(const std::vector<CheckpointEntry>& entries) {
   std::vector<uint64_t> steps;
   for (const CheckpointEntry& entry : entries) {
@@ -78,7 +88,7 @@ absl::Status RunRegistry::NoStorage() const {
 
 absl::StatusOr<std::vector<CheckpointReader>> RunRegistry::Candidates(const CreateRequest& request,
                                                                       std::optional<uint64_t> only,
-                                                                      std::vector<std::string>* damaged) {
+                                                                      std::vector<absl::Status>* damaged) {
   const std::string& run_id = request.spec.run_id;
   ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
@@ -87,7 +97,7 @@ absl::StatusOr<std::vector<CheckpointReader>> RunRegistry::Candidates(const Crea
     if (only ? entry->place.number != *only : !Counts(*entry)) continue;
     auto checkpoint = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
     if (absl::IsDataLoss(checkpoint.status())) {
-      damaged->push_back(std::string(checkpoint.status().message()));
+      damaged->push_back(checkpoint.status());
       continue;
     }
     RETURN_IF_ERROR(checkpoint.status());
@@ -112,30 +122,32 @@ absl::StatusOr<RunRegistry::CreateRequest> RunRegistry::RequestOf(const Checkpoi
 }
 
 absl::Status RunRegistry::GoOnFromNewest(const std::vector<CheckpointReader>& candidates,
-                                         std::vector<std::string> damaged, Run* run) {
+                                         std::vector<absl::Status> damaged, Run* run) {
   const std::string& run_id = run->spec().run_id;
+  for (const absl::Status& s : damaged) CountDamage(s, run);
   for (const CheckpointReader& checkpoint : candidates) {
     const absl::StatusOr<RunFigures> figures = run->Bring(checkpoint);
     if (absl::IsDataLoss(figures.status())) {
-      damaged.push_back(std::string(figures.status().message()));
+      damaged.push_back(figures.status());
+      CountDamage(figures.status(), run);
       continue;
     }
     RETURN_IF_ERROR(figures.status());
     const uint64_t step = checkpoint.manifest().step();
     std::string restored = checkpoint.folder();
-    if (!damaged.empty()) absl::StrAppend(&restored, ", since newer ones are damaged: ", absl::StrJoin(damaged, "; "));
+    if (!damaged.empty()) absl::StrAppend(&restored, ", since newer ones are damaged: ", JoinMessages(damaged));
     run->GoOnFrom(*figures, WrittenOf(checkpoint), restored, !damaged.empty());
     if (damaged.empty()) {
       Log(LogLevel::kInfo, "restored", "run restored from its newest checkpoint",
           {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}});
     } else {
       Log(LogLevel::kError, "restored", "run restored from an older checkpoint: newer ones are damaged",
-          {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}, {"err", absl::StrJoin(damaged, "; ")}});
+          {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}, {"err", JoinMessages(damaged)}});
     }
     return absl::OkStatus();
   }
   return absl::DataLossError(absl::StrCat(
-      "run '", run_id, "' is on the disk, and none of its checkpoints can be read: ", absl::StrJoin(damaged, "; "),
+      "run '", run_id, "' is on the disk, and none of its checkpoints can be read: ", JoinMessages(damaged),
       ". Bring one back, or delete the run (`ballastctl delete ", run_id, "`) to begin anew"));
 }
 
@@ -169,14 +181,22 @@ absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
     auto request = checkpoint.ok() ? RequestOf(*checkpoint) : absl::StatusOr<CreateRequest>(checkpoint.status());
     why = request.status();
     if (absl::IsDataLoss(why)) continue;
-    RETURN_IF_ERROR(why);
+    if (!why.ok()) break;
     if (request->spec.run_id != run_id) {
       return absl::FailedPreconditionError(
           absl::StrCat(checkpoint->folder(), " is of run '", request->spec.run_id, "': give its folder that name"));
     }
     return CreateNow(*std::move(request)).status();
   }
+  if (!why.ok()) ShowLost(run_id, why);
   return why;
+}
+
+// There is no run that could count it: its series show for a minute, as those of one that has ended.
+void RunRegistry::ShowLost(const std::string& run_id, const absl::Status& why) const {
+  const auto lost = options_.metrics->AddRun({.run_id = run_id, .durable = true});
+  lost->OnRestored("failed");
+  if (absl::IsDataLoss(why) || DamageOf(why) == "version") lost->OnVerifyFailed(DamageOf(why));
 }
 
 void RunRegistry::Checkpoint(std::string run_id, absl::AnyInvocable<void(absl::StatusOr<Checkpointed>)> done) {
@@ -240,9 +260,10 @@ absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint6
     return absl::FailedPreconditionError(
         absl::StrCat("run '", run_id, "' has no checkpoint of step ", step, "; ", StepsIn(entries)));
   }
-  ASSIGN_OR_RETURN(const CheckpointReader checkpoint,
-                   CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry)));
   const auto living = Find(run_id);
+  auto opened = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
+  if (living.ok()) CountDamage(opened.status(), living->get());
+  ASSIGN_OR_RETURN(const CheckpointReader checkpoint, std::move(opened));
   const bool lives = living.ok() && (*living)->Status().state != RunStatus::State::kFailed;
   std::shared_ptr<Run> run = lives ? *living : nullptr;
   if (lives) {
@@ -281,8 +302,9 @@ absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run*
                      " is from before the run was amended; delete the run with --keep-checkpoints, and restore "
                      "it then"));
   }
-  RETURN_IF_ERROR(run->Bring(checkpoint).status());
-  absl::Status status;
+  absl::Status status = run->Bring(checkpoint).status();
+  CountDamage(status, run);
+  RETURN_IF_ERROR(status);
   absl::Notification answered;
   run->Rewind({.to_step = checkpoint.manifest().step(), .reason = "restore", .restores = true},
               [&](const absl::StatusOr<Rewound>& rewound) {
@@ -305,6 +327,16 @@ absl::Status RunRegistry::WriteLast(Run* run) {
   if (status.ok() || absl::IsFailedPrecondition(status)) return absl::OkStatus();
   return absl::Status(status.code(), absl::StrCat("run '", run->spec().run_id,
                                                   "' stays: its last steps could not be written: ", status.message()));
+}
+
+void RunRegistry::ShowStorage() {
+  if (!has_storage()) return;
+  const auto room = options_.storage->Space();
+  const bool was_unknown = std::exchange(room_unknown_, !room.ok());
+  if (room.ok()) return options_.metrics->SetStorage(room->free_bytes, room->size_bytes);
+  if (was_unknown) return;
+  Log(LogLevel::kWarn, "storage", "how much room is on the disk cannot be read; the metrics keep what they had",
+      {{"err", std::string(room.status().message())}});
 }
 
 void RunRegistry::CheckpointAll() {

@@ -17,7 +17,8 @@ std::unique_ptr<Checkpointer> StepExecutor::MakeCheckpointer(const Environment& 
       .storage = environment.storage,
       .figures = [this] { return Figures(); },
       .on_writing = [this](bool writing) { board_->Write([&](RunStatus& s) { s.durability->writing = writing; }); },
-      .on_written = [this](const CheckpointReport& report) { reporter_.OnCheckpoint(report); }});
+      .on_written = [this](const CheckpointReport& report) { reporter_.OnCheckpoint(report); },
+      .on_durable = [this](uint64_t step) { reporter_.ShowDurable(step); }});
 }
 
 RunFigures StepExecutor::Figures() const {

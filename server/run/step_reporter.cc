@@ -20,10 +20,16 @@ StepRecord::Layer Latest(const StepRecord::Layer& before, StepRecord::Layer now)
   return now;
 }
 
+// So many steps, about, make the pace: a pause among them is forgotten.
+constexpr double kPaceSteps = 16;
+
 }  // namespace
 
 StepReporter::StepReporter(Environment environment)
-    : environment_(std::move(environment)), lease_over_(environment_.spec->ranks) {}
+    : environment_(std::move(environment)), lease_over_(environment_.spec->ranks) {
+  if (environment_.spec->checkpoints)
+    environment_.metrics->SetCheckpointInterval(environment_.spec->checkpoints->every_s);
+}
 
 void StepReporter::OnOpened() {
   clock_ = {.begin_s = MonotonicSeconds()};
@@ -81,6 +87,7 @@ void StepReporter::LogSpikes(const StepRecord& record) const {
 StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statistics) {
   const double now_s = MonotonicSeconds();
   environment_.metrics->OnStep(record);
+  if (environment_.spec->checkpoints) ShowCheckpointInterval(now_s);
   LogTorn(record);
   const std::vector<StepRecord::Layer> layers = std::exchange(record.layers, {});
   const std::vector<double> tensor_rms = std::exchange(record.tensor_rms, {});
@@ -101,6 +108,17 @@ StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statist
     for (size_t i = 0; i < layers.size(); ++i) s.layers[i] = Latest(s.layers[i], layers[i]);
   });
   return record;
+}
+
+void StepReporter::ShowCheckpointInterval(double now_s) {
+  const CheckpointSettings& due = *environment_.spec->checkpoints;
+  if (due.every_steps == 0) return;  // as it was from the start
+  const double before_s = std::exchange(closed_at_s_, now_s);
+  if (before_s == 0) return;  // the first step
+  const double took_s = now_s - before_s;
+  pace_s_ = pace_s_ == 0 ? took_s : pace_s_ + (took_s - pace_s_) / kPaceSteps;
+  const double by_steps_s = due.every_steps * pace_s_;
+  environment_.metrics->SetCheckpointInterval(due.every_s > 0 ? std::min(due.every_s, by_steps_s) : by_steps_s);
 }
 
 void StepReporter::ShowRanks(std::vector<RankStatus> ranks) {
@@ -154,18 +172,20 @@ void StepReporter::OnCheckpoint(const CheckpointReport& report) {
     s.durability->written_at_s = MonotonicSeconds();
   });
   if (!written.ok()) {
-    environment_.metrics->OnCheckpointFailed();
+    environment_.metrics->OnCheckpointFailed(TriggerName(report.trigger));
     Log(LogLevel::kError, "checkpoint", "a checkpoint failed; the run goes on, and those before are as they were",
         {{"run_id", environment_.spec->run_id},
          {"step", report.step},
          {"err", std::string(written.status().message())}});
     return;
   }
-  environment_.metrics->OnCheckpoint({.step = report.step,
+  environment_.metrics->OnCheckpoint({.trigger = TriggerName(report.trigger),
+                                      .step = report.step,
                                       .bytes = written->bytes,
                                       .snapshot_seconds = report.snapshot_seconds,
                                       .write_seconds = written->write_seconds,
-                                      .publish_seconds = written->publish_seconds});
+                                      .publish_seconds = written->publish_seconds,
+                                      .stall_seconds = report.stall_seconds});
   if (!written->retained.ok()) {
     Log(LogLevel::kWarn, "checkpoint", "an old checkpoint could not be removed",
         {{"run_id", environment_.spec->run_id}, {"err", std::string(written->retained.message())}});
@@ -175,6 +195,11 @@ void StepReporter::OnCheckpoint(const CheckpointReport& report) {
        {"step", report.step},
        {"bytes", written->bytes},
        {"dur_s", report.snapshot_seconds + written->write_seconds + written->publish_seconds}});
+}
+
+void StepReporter::ShowDurable(uint64_t step) {
+  environment_.metrics->OnDurable(step);
+  environment_.board->Write([&](RunStatus& s) { s.durability->durable_step = step; });
 }
 
 void StepReporter::ShowRestored(const RunFigures& figures) {

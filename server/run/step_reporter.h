@@ -62,6 +62,7 @@ class StepReporter {
   void ShowRewound(const RunMemory& memory);
   void OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason);
   void OnCheckpoint(const CheckpointReport& report);
+  void ShowDurable(uint64_t step);
   // Of a run that a checkpoint was read of.
   void ShowRestored(const RunFigures& figures);
   void LogNotRewound(const std::string& why) const;
@@ -85,9 +86,13 @@ class StepReporter {
   };
 
   void LogTorn(const StepRecord& record) const;
+  // How long it should take from one checkpoint to the next, as the spec says and, of those due by steps, the last ones.
+  void ShowCheckpointInterval(double now_s);
 
   const Environment environment_;
   StepClock clock_;                               // of the open step
+  double closed_at_s_ = 0;                        // the last step
+  double pace_s_ = 0;                             // from close to close, of the last ones; 0: not known
   uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // payload, since a step closed
   std::vector<bool> lease_over_;                  // by rank: and the log was told
 };

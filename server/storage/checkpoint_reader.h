@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,6 +24,10 @@
 #include "server/storage/fs.h"
 
 namespace ballast {
+
+// What is wrong with a checkpoint that could not be read, of the status that said so, in the metrics' words: checksum,
+// truncated, missing, manifest, version; or other, such as an input/output error.
+std::string_view DamageOf(const absl::Status& status);
 
 class CheckpointReader {
  public:

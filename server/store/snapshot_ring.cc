@@ -49,6 +49,7 @@ void SnapshotRing::Begin(RunMemory memory) {
   current_->memory = std::move(memory);
   current_->dropped = false;
   current_->id = ++last_id_;
+  current_->stall_seconds = 0;
   for (uint32_t i = 0; i < saved_.size(); ++i) current_->counts[i] = store_->count(i);
   saved_.assign(saved_.size(), false);
   next_ = 0;
@@ -62,18 +63,21 @@ void SnapshotRing::Drop(Slot* slot) {
   if (slot->unsaved > 0 && slot->when_saved) std::exchange(slot->when_saved, nullptr)(false);
 }
 
-void SnapshotRing::OnSaved(uint64_t id) {
+void SnapshotRing::OnSaved(uint64_t id, double stall_seconds) {
   const auto found = std::find_if(slots_.begin(), slots_.end(), [id](const Slot& slot) { return slot.id == id; });
-  if (found == slots_.end() || --found->unsaved > 0) return;
+  if (found == slots_.end()) return;
+  found->stall_seconds += stall_seconds;
+  if (--found->unsaved > 0) return;
   if (found->when_saved) std::exchange(found->when_saved, nullptr)(true);
 }
 
 void SnapshotRing::Save(uint32_t tensor, absl::AnyInvocable<void()> done) {
   saved_[tensor] = true;
-  store_->Save(tensor, &current_->image, [this, id = current_->id, done = std::move(done)](const TaskResult&) mutable {
-    OnSaved(id);
-    if (done) done();
-  });
+  store_->Save(tensor, &current_->image,
+               [this, id = current_->id, done = std::move(done)](const TaskResult& copied) mutable {
+                 OnSaved(id, done ? 0 : copied.seconds);
+                 if (done) done();
+               });
   if (--left_ == 0) current_ = nullptr;
 }
 

@@ -80,6 +80,8 @@ class SnapshotRing {
   StoreImage* PinnedImage(uint64_t id) { return &At(id)->image; }
   const RunMemory& PinnedMemory(uint64_t id) const { return *At(id)->memory; }
   const std::vector<ParameterStore::UpdateCount>& PinnedCounts(uint64_t id) const { return At(id)->counts; }
+  // Time that devices have spent on its copies that updates may have waited for: not on those by SaveNext.
+  double PinnedStallSeconds(uint64_t id) const { return At(id)->stall_seconds; }
   // A place for a snapshot that is to be brought, pinned; the oldest snapshot goes. None: all are pinned.
   std::optional<uint64_t> BeginBringing();
   // The image has it: the pin goes, and a snapshot of the same step, too.
@@ -106,6 +108,7 @@ class SnapshotRing {
     bool pinned = false;
     bool dropped = false;  // while it was pinned: it is no snapshot any more
     uint32_t unsaved = 0;  // tensors that are not in the image yet
+    double stall_seconds = 0;
     absl::AnyInvocable<void(bool)> when_saved = nullptr;
     bool kept() const { return memory.has_value() && !dropped; }
     uint64_t step() const { return memory->result.step; }
@@ -118,7 +121,8 @@ class SnapshotRing {
   const Slot* At(uint64_t id) const;
   Slot* At(uint64_t id) { return const_cast<Slot*>(std::as_const(*this).At(id)); }
   void Drop(Slot* slot);
-  void OnSaved(uint64_t id);
+  void OnSaved(uint64_t id, double stall_seconds);
+  // No `done`: an update may wait for it.
   void Save(uint32_t tensor, absl::AnyInvocable<void()> done);
 
   const RunSpec* const spec_;

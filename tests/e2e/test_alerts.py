@@ -46,6 +46,9 @@ SILENT = {
     "GPU failures A": "the daemon here has no GPU",
     "Curvature A": "it is measured where spikes.curvature is on",
     "Updates let through by the first component A": "only weights stored in two components (mcf) have one",
+    "Damage and restores A": "no checkpoint is damaged",
+    "Damage and restores B": "the daemon was not started anew",
+    "Time to restore a run A": "the daemon was not started anew",
     "annotation Daemon starts": "the daemon was not started anew",
 }
 
@@ -66,8 +69,10 @@ def trainer(server: str):
 def live(tmp_path_factory):
     """A run with a spike, seen by all."""
     folder = tmp_path_factory.mktemp("monitoring")
+    storage = folder / "storage"
+    storage.mkdir()
     with contextlib.ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(folder))
+        daemon = stack.enter_context(Daemon(folder, "--storage.dir", str(storage)))
         hook = stack.enter_context(Webhook())
         alertmanager = stack.enter_context(Alertmanager(folder, hook.url))
         prometheus = stack.enter_context(Prometheus(folder, daemon.ops, alertmanager.address))
@@ -134,6 +139,9 @@ def test_every_panel_is_answered(live):
     live.prometheus.until('run_id_predictor:ballast_spike_prediction_lead_steps:mean{predictor="rms"} == 3')
     live.daemon.ctl("runs")
     live.prometheus.until('rate(ballast_rpc_handled_total{method="ListRuns"}[5m]) > 0')
+    written = live.daemon.ctl("checkpoint", "live")
+    assert written.returncode == 0, written.stderr
+    live.prometheus.until("increase(ballast_checkpoint_step_stall_seconds_count[1h]) > 0")
     silent = {title for title, text in expressions() if not live.prometheus.query(resolved(text, "5m"))}
     assert silent == set(SILENT), "a panel without a series, or one that is named silent and is not"
 

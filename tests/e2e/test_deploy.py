@@ -10,7 +10,7 @@ import pytest
 from daemon import BALLASTCTL, BALLASTD, ROOT
 from monitoring import DEPLOY, HOOK_URL, dashboard, expressions, panels, resolved
 
-ROWS = ["Overview", "Optimizer health", "Loss spikes", "Trainers", "Memory", "RPC"]
+ROWS = ["Overview", "Optimizer health", "Loss spikes", "Trainers", "Durability", "Memory", "RPC"]
 
 
 def tool(name: str) -> str:

@@ -26,6 +26,17 @@ optimizer = ballast.SGD([("w", w)], lr=0.1, server=sys.argv[1], run="pair", rank
 w.sum().backward()
 sys.stdin.read()
 """
+# A trainer of a run that has been written to the daemon's disk.
+WRITTEN = """
+import sys, torch, ballast
+w = torch.nn.Parameter(torch.ones(8))
+optimizer = ballast.SGD([("w", w)], lr=0.1, server=sys.argv[1], run="written")
+w.sum().backward()
+optimizer.step()
+assert optimizer.checkpoint() == 1
+print("written", flush=True)
+sys.stdin.read()
+"""
 FOCUSED = "document.activeElement.getAttribute('href') ?? document.activeElement.closest('[id]')?.id"
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium: deploy/packages.sh browser installs it")
 
@@ -164,6 +175,7 @@ def test_every_section_says_what_the_run_does(page):
     shows(page, "#memory", r"memory [\d.]+ MiB of [\d.]+ GiB")
     shows(page, "#run-title", f"^Run {RUN}$")
     shows(page, "#run-state", "1 rank attached")
+    assert "On the disk" not in page.text("#figures"), "this daemon has no storage"
     shows(page, "#loss", r"a spike is predicted \([1-9]", r"loss spike \([1-9]")
     assert page.evaluate("document.querySelectorAll('#loss .mark.real').length") >= 2  # and one in the legend
     assert "model.layers.3" in page.evaluate("document.querySelector('#rms svg.over').textContent")
@@ -253,6 +265,22 @@ def test_it_names_the_rank_that_a_step_awaits(tmp_path):
                 "#run-state",
                 r"Step 1 waits for .*rank 1 \(not connected\), which has no process yet, for \d\d",
             )
+        finally:
+            trainer.kill()
+            trainer.communicate()
+
+
+@needs_browser
+def test_it_says_what_is_on_the_disk(tmp_path):
+    (tmp_path / "storage").mkdir()
+    with Daemon(tmp_path, "--storage.dir", str(tmp_path / "storage")) as daemon, Browser(tmp_path) as browser:
+        command = [sys.executable, "-W", "ignore", "-c", WRITTEN, daemon.server]
+        pipe = subprocess.PIPE
+        trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
+        try:
+            assert trainer.stdout.readline() == "written\n"
+            browser.open(f"http://{daemon.ops}/#run=written")
+            shows(browser, "#figures", r"On the disk\s+step 1, \d+ \w+ ago")
         finally:
             trainer.kill()
             trainer.communicate()

@@ -6,7 +6,8 @@ import {bytes, count, NONE, number, parse, seconds} from "./format.js";
 import {Heatmap} from "./heatmap.js";
 import {History} from "./history.js";
 import {
-  awaitedText, Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput, totalHeld
+  awaitedText, Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput, totalHeld,
+  unwrittenText
 } from "./panels.js";
 
 const EVERY_MS = 2000;
@@ -185,9 +186,9 @@ function showRun(run) {
   const still = (performance.now() - chosen.movedAt) / 1000;
   const awaited = awaitedText(run) ||
     (still > 30 ? `No step has closed for ${seconds(Math.floor(still))}: look at the ranks below.` : "");
-  const silent = state.tone === "good" && awaited ? ` ${awaited}` : "";
-  byId("run-state").className = `state ${silent ? "wait" : state.tone}`;
-  setText(byId("run-state"), state.text + silent);
+  const matters = [state.tone === "good" ? awaited : "", unwrittenText(run)].filter((text) => text);
+  byId("run-state").className = `state ${state.tone === "good" && matters.length ? "wait" : state.tone}`;
+  setText(byId("run-state"), [state.text, ...matters].join(" "));
   fillFigures(byId("figures"), run, steps);
   lines.forEach((chart) => chart.update(steps));
   heatmap.update(steps, layers, threshold());

@@ -8,6 +8,7 @@ import {isFinite, lag, throughput} from "./history.js";
 const EVENTS = 100;
 // Of waiting for a rank, and of ranks.
 const LATE_S = 20, MOST_NAMED = 4;
+const WIDE_FIGURES = ["Optimizer", "On the disk"];
 const NAMES = {
   rms: "RMS",
   curvature: "curvature",
@@ -45,6 +46,19 @@ export function awaitedText(run) {
   return `Step ${count(parse(run.step) + 1)} waits for ${texts.join("; ")}.`;
 }
 
+// The last step that survives the daemon, and since when. `durability`: as in RunStatus.
+export function durableText(durability) {
+  const step = parse(durability.durable_step);
+  if (!step) return durability.writing ? "being written" : "nothing yet";
+  return `step ${count(step)}, ${seconds(Math.floor(parse(durability.checkpoint_age_s)))} ago`;
+}
+
+// Why later steps are not on the disk; empty: nothing is wrong, or there is no disk.
+export function unwrittenText(run) {
+  const why = run.durability?.last_failure;
+  return why ? `Its last checkpoint failed, and the steps since the one before are in memory alone: ${why}` : "";
+}
+
 export function fillFigures(list, run, steps) {
   const last = steps.at(-1);
   const rates = throughput(steps, parse(run.parameters));
@@ -64,10 +78,11 @@ export function fillFigures(list, run, steps) {
     ["Parameters", count(parse(run.parameters))],
     ["Optimizer", run.optimizer],
     ["On", (run.plan?.devices ?? []).join(", ") || NONE],
+    ...(run.durability ? [["On the disk", durableText(run.durability)]] : []),
   ];
   keepChildren(
     list, figures, ([name]) => name,
-    ([name]) => make("div", {class: name === "Optimizer" ? "wider" : null}, make("dt", {}, name), make("dd")),
+    ([name]) => make("div", {class: WIDE_FIGURES.includes(name) ? "wider" : null}, make("dt", {}, name), make("dd")),
     (div, [, value]) => setText(div.lastChild, value));
 }
 

@@ -50,7 +50,9 @@ class MetricsTest : public testing::Test {
             .state = "companded8",
             .serving = "bf16",
             .parameters = 1234,
-            .layers = std::move(layers)};
+            .layers = std::move(layers),
+            .two_components = true,
+            .durable = true};
   }
 
   static StepRecord Step(uint64_t step, size_t layers = 2) {
@@ -79,7 +81,7 @@ class MetricsTest : public testing::Test {
   static void SayTheRest(RunMetrics* run) {
     run->OnRankSeen(0);
     run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
-    run->OnCheckpoint({.step = 1});
+    run->OnCheckpoint({.trigger = "interval", .step = 1});
   }
 
   double now_s_ = 1000;
@@ -93,6 +95,8 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   SayTheRest(run.get());
   metrics_.SetMemory("cpu", {}, 1);
   metrics_.SetMemory("cuda:0", {}, 1);
+  metrics_.SetStorage(1, 2);
+  metrics_.OnRestore(1);
   for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
     EXPECT_THAT(exposition, HasSubstr(absl::StrCat("# TYPE ", family.name, " "))) << family.name;
   }
@@ -272,20 +276,6 @@ TEST_F(MetricsTest, TrafficIsCounted) {
   for (const auto& [series, value] : wanted) EXPECT_THAT(Samples(), Contains(Pair(series, value)));
 }
 
-TEST_F(MetricsTest, StatesAreOneHot) {
-  metrics_.SetState("serving");
-  const auto run = metrics_.AddRun(Labels("a"));
-  run->OnState("training");
-  auto samples = Samples();
-  EXPECT_EQ(samples["ballast_ready"], "1");
-  EXPECT_EQ(samples["ballast_state{state=\"serving\"}"], "1");
-  EXPECT_EQ(samples["ballast_state{state=\"starting\"}"], "0");
-  EXPECT_EQ(samples["ballast_run_state{run_id=\"a\",state=\"training\"}"], "1");
-  EXPECT_EQ(samples["ballast_run_state{run_id=\"a\",state=\"waiting\"}"], "0");
-  EXPECT_EQ(samples["ballast_runs{state=\"training\"}"], "1");
-  EXPECT_EQ(samples["ballast_runs{state=\"waiting\"}"], "0");
-}
-
 TEST_F(MetricsTest, SeriesOfAnEndedRunStayAMinute) {
   auto ended = metrics_.AddRun(Labels("a"));
   const auto stays = metrics_.AddRun(Labels("b"));
@@ -338,7 +328,8 @@ TEST_F(MetricsTest, SeriesOfARunAreAsManyAsAdmissionCounts) {
   const auto run = metrics_.AddRun(Labels("a", layers));
   run->OnStep(Step(1, layers.size()));
   SayTheRest(run.get());
-  EXPECT_EQ(Samples().size() - before, Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true}));
+  EXPECT_EQ(Samples().size() - before,
+            Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true, .durable = true}));
 }
 
 // Bounds far above what it takes (of 16 such runs), so that only another order of growth fails here.

@@ -194,7 +194,7 @@ TEST_F(DamageTest, EveryBitOfTheManifestAndOfItsSumsIsChecked) {
       std::string damaged = whole;
       damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
       const absl::Status status = ReadWith(name, damaged);
-      ASSERT_TRUE(absl::IsDataLoss(status)) << name << " bit " << bit << ": " << status;
+      ASSERT_TRUE(absl::IsDataLoss(status) && DamageOf(status) == "manifest") << name << " " << bit << ": " << status;
       ASSERT_THAT(std::string(status.message()), HasSubstr(name));
     }
   }
@@ -206,6 +206,7 @@ TEST_F(DamageTest, AnyFileThatIsCutIsNamed) {
     for (size_t bytes = 0; bytes < whole.size(); bytes += 512) {
       const absl::Status status = ReadWith(name, whole.substr(0, bytes));
       ASSERT_TRUE(absl::IsDataLoss(status)) << name << " cut to " << bytes << ": " << status;
+      ASSERT_EQ(DamageOf(status), name == "manifest.json" || name == "SHA256SUMS" ? "manifest" : "truncated") << name;
       ASSERT_THAT(std::string(status.message()), HasSubstr(name));
     }
     ASSERT_TRUE(absl::IsDataLoss(ReadWith(name, whole + "x"))) << name;
@@ -220,7 +221,7 @@ TEST_F(DamageTest, FlipsInDataAreFound) {
     const size_t bit = random() % (8 * whole.size());
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     const absl::Status status = ReadWith(name, damaged);
-    ASSERT_TRUE(absl::IsDataLoss(status)) << bit;
+    ASSERT_TRUE(absl::IsDataLoss(status) && DamageOf(status) == "checksum") << bit << ": " << status;
     ASSERT_THAT(std::string(status.message()), HasSubstr("MiB 0 of it"));
   }
 }
@@ -232,7 +233,7 @@ TEST_F(DamageTest, AMissingFileIsNamed) {
     ASSERT_TRUE(WriteSteps(&fs, {1}).ok());
     ASSERT_TRUE(fs.RemoveFile(absl::StrCat(folder_, "/", name)).ok());
     const absl::Status status = ReadWhole(&fs, folder_);
-    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_TRUE(absl::IsDataLoss(status) && DamageOf(status) == "missing") << status;
     EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(name), HasSubstr("it is missing")));
   }
 }

@@ -151,6 +151,12 @@ class PinnedSnapshotTest : public SnapshotRingTest {
       ring_ = SnapshotRing::Create(&spec_, store_.get()).value();
     });
   }
+  double StallSeconds(uint64_t id) {
+    double seconds = 0;
+    store_->WaitIdle();
+    OnStrand([&] { seconds = ring_->PinnedStallSeconds(id); });
+    return seconds;
+  }
   uint64_t PinLast() {
     uint64_t id = 0;
     OnStrand([&] {
@@ -178,6 +184,31 @@ TEST_F(PinnedSnapshotTest, ItsImageStaysHoweverManyComeAfterIt) {
   Step(14);
   Step(15);
   EXPECT_THAT(Steps(), ElementsAre(9, 12, 15));
+}
+
+TEST_F(PinnedSnapshotTest, CopiesThatUpdatesWaitForAreTimed) {
+  for (uint64_t step = 1; step <= 3; ++step) Step(step);
+  const uint64_t id = PinLast();
+  EXPECT_EQ(StallSeconds(id), 0) << "nothing is copied yet";
+  Step(4);
+  EXPECT_GT(StallSeconds(id), 0);
+}
+
+TEST_F(PinnedSnapshotTest, CopiesInIdleTimeStallNothing) {
+  for (uint64_t step = 1; step <= 3; ++step) Step(step);
+  const uint64_t id = PinLast();
+  absl::Notification whole;
+  std::function<void()> next = [&] { ring_->SaveNext(next); };
+  OnStrand([&] {
+    ring_->WhenSaved(id, [&](bool saved) {
+      EXPECT_TRUE(saved);
+      whole.Notify();
+    });
+    ring_->SaveNext(next);
+  });
+  whole.WaitForNotification();
+  Step(4);
+  EXPECT_EQ(StallSeconds(id), 0);
 }
 
 TEST_F(PinnedSnapshotTest, ARewindDropsItAndLeavesTheImage) {
