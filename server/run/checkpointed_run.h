@@ -20,6 +20,7 @@ struct RunFigures {
   uint64_t generation = 1;
   uint64_t applied = 0, skipped = 0, partial = 0, aborted = 0, rewinds = 0;
   SpikePolicy policy{SpikeSettings()};
+  uint64_t journal = 0;  // identity that the journal's files go on from the checkpoint by; 0: they do not
 };
 
 struct CheckpointedRun {
@@ -38,6 +39,12 @@ struct CheckpointCodec {
   // messages.
   std::function<absl::StatusOr<CheckpointedRun>(const RunSpec& spec, const std::string& json, const std::string& file)>
       read_run;
+  // The same in the messages' binary form, for the journal.
+  std::function<std::string(const RunSpec& spec, const RunFigures& figures, const RunMemory& memory,
+                            const std::vector<ParameterStore::UpdateCount>& counts)>
+      run_bytes;
+  std::function<absl::StatusOr<CheckpointedRun>(const RunSpec& spec, const std::string& bytes, const std::string& file)>
+      read_run_bytes;
   // spec.json, of a canonical spec.
   std::function<std::string(const std::string& canonical)> spec_json;
 };

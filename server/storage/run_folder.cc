@@ -11,6 +11,7 @@
 #include "proto/checkpoint/manifest.h"
 
 #include "server/base/status_macros.h"
+#include "server/storage/journal_files.h"
 
 namespace ballast {
 namespace {
@@ -183,7 +184,7 @@ absl::Status RunFolder::Retain(uint32_t kept) {
 absl::Status RunFolder::RemoveAll() {
   ASSIGN_OR_RETURN(const std::vector<Fs::Entry> found, fs_->List(path_));
   for (const Fs::Entry& one : found) {
-    if (one.kind == Fs::Kind::kFolder && ParseCheckpointName(one.name)) continue;
+    if (one.kind == Fs::Kind::kFolder && (ParseCheckpointName(one.name) || one.name == kJournalFolder)) continue;
     return absl::FailedPreconditionError(
         absl::StrCat(path_, " is left: ", one.name, " in it is no checkpoint; move it away, and delete the run again"));
   }
@@ -203,6 +204,7 @@ absl::Status RunFolder::RemoveAll() {
 absl::Status RunFolder::RemoveCheckpoints() {
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
   for (const CheckpointEntry& entry : entries) RETURN_IF_ERROR(RemoveFiles(PathOf(entry)));
+  RETURN_IF_ERROR(RemoveJournal(fs_, absl::StrCat(path_, "/", kJournalFolder)));
   return fs_->RemoveFolder(path_);
 }
 
