@@ -59,6 +59,8 @@ void FillCheckpoint(v1::CheckpointPolicy* policy) {
   const CheckpointSettings defaults;
   if (policy->every_steps() == 0 && policy->every_seconds() == 0) policy->set_every_seconds(defaults.every_s);
   if (policy->retain() == 0) policy->set_retain(defaults.retain);
+  const bool journaled = policy->durability() != v1::DURABILITY_MODE_CHECKPOINT;
+  if (journaled && policy->journal_steps() == 0) policy->set_journal_steps(kJournalSteps);
 }
 
 // Field by field through reflection, so that a field added to the spec is compared without an edit here.

@@ -279,6 +279,7 @@ v1::CheckpointedRun FromCheckpointed(const RunSpec& spec, const RunFigures& figu
   out.mutable_counts()->set_partial(figures.partial);
   out.mutable_counts()->set_aborted(figures.aborted);
   out.set_rewinds(figures.rewinds);
+  out.set_journal(figures.journal);
   return out;
 }
 
@@ -290,7 +291,8 @@ absl::StatusOr<CheckpointedRun> ToCheckpointed(const v1::CheckpointedRun& run, c
                                    .partial = run.counts().partial(),
                                    .aborted = run.counts().aborted(),
                                    .rewinds = run.rewinds(),
-                                   .policy = SpikePolicy(spec.spikes)}};
+                                   .policy = SpikePolicy(spec.spikes),
+                                   .journal = run.journal()}};
   made.figures.policy.GoOnFrom(
       {.rest = run.policy().rest(), .skips = run.policy().skips(), .rewinds = run.policy().rewinds()});
   ASSIGN_OR_RETURN(made.memory.result, ToResult(run, spec, file));
@@ -319,6 +321,17 @@ const CheckpointCodec& JsonCheckpoints() {
                                          const std::string& file) -> absl::StatusOr<CheckpointedRun> {
                             v1::CheckpointedRun run;
                             RETURN_IF_ERROR(FromJson(json, file, &run));
+                            return ToCheckpointed(run, spec, file);
+                          },
+                          .run_bytes =
+                              [](const RunSpec& spec, const RunFigures& figures, const RunMemory& memory,
+                                 const std::vector<ParameterStore::UpdateCount>& counts) {
+                                return FromCheckpointed(spec, figures, memory, counts).SerializeAsString();
+                              },
+                          .read_run_bytes = [](const RunSpec& spec, const std::string& bytes,
+                                               const std::string& file) -> absl::StatusOr<CheckpointedRun> {
+                            v1::CheckpointedRun run;
+                            if (!run.ParseFromString(bytes)) return Wrong(file, "CheckpointedRun", "cannot be read");
                             return ToCheckpointed(run, spec, file);
                           },
                           .spec_json = SpecJson};

@@ -160,6 +160,7 @@ v1::RunPlan FromPlan(const Plan& plan, const std::vector<std::string>& devices, 
   out.set_tensors(plan.tensors);
   *out.mutable_server() = FromBytes(plan.bytes);
   out.set_wire_push_bytes(plan.push_bytes);
+  out.set_journal_bytes(plan.journal_bytes);
   out.set_wire_pull_bytes(plan.pull_bytes);
   out.set_trainer_weight_bytes(plan.trainer_weight_bytes);
   out.set_trainer_buffer_bytes(plan.push_bytes);

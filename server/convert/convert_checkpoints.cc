@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/base/clock.h"
+#include "server/base/status_macros.h"
 #include "server/convert/convert.h"
 
 namespace ballast {
@@ -11,6 +12,35 @@ namespace {
 
 // One that is damaged must leave another; more than these are better taken farther apart.
 constexpr uint32_t kLeastCheckpoints = 2, kMostCheckpoints = 100;
+constexpr uint32_t kMostJournalSteps = 10'000;
+
+absl::StatusOr<DurabilityMode> ToDurability(v1::DurabilityMode mode) {
+  switch (mode) {
+    case v1::DURABILITY_MODE_CHECKPOINT:
+      return DurabilityMode::kCheckpoint;
+    case v1::DURABILITY_MODE_JOURNAL:
+      return DurabilityMode::kJournal;
+    case v1::DURABILITY_MODE_JOURNAL_SYNC:
+      return DurabilityMode::kJournalSync;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("checkpoint.durability is ", static_cast<int>(mode),
+                       ", which this daemon does not know; wanted: "
+                       "DURABILITY_MODE_CHECKPOINT, DURABILITY_MODE_JOURNAL or DURABILITY_MODE_JOURNAL_SYNC"));
+  }
+}
+
+absl::Status TakeJournal(const v1::CheckpointPolicy& policy, CheckpointSettings* settings) {
+  ASSIGN_OR_RETURN(settings->durability, ToDurability(policy.durability()));
+  const bool journaled = settings->durability != DurabilityMode::kCheckpoint;
+  if (policy.journal_steps() > kMostJournalSteps || (policy.journal_steps() != 0 && !journaled)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "checkpoint.journal_steps is ", policy.journal_steps(), "; wanted: 0 (the default, ", kJournalSteps, ") to ",
+        kMostJournalSteps, ", and 0 where durability is DURABILITY_MODE_CHECKPOINT"));
+  }
+  if (journaled) settings->journal_steps = policy.journal_steps() == 0 ? kJournalSteps : policy.journal_steps();
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -37,6 +67,7 @@ absl::Status TakeCheckpoints(const v1::RunSpec& spec, bool has_storage, RunSpec*
     settings.every_s = policy.every_seconds();
   }
   if (policy.retain() != 0) settings.retain = policy.retain();
+  RETURN_IF_ERROR(TakeJournal(policy, &settings));
   made->checkpoints = settings;
   return absl::OkStatus();
 }
@@ -51,6 +82,7 @@ v1::DurabilityStatus FromDurability(const Durability& durability) {
   out.set_last_failure(durability.last_failure);
   out.set_restored(durability.restored);
   out.set_writing(durability.writing);
+  out.set_journal_failure(durability.journal_failure);
   return out;
 }
 

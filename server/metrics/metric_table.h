@@ -347,6 +347,13 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
         {"Durability", "ballast_restores_total", MetricType::kCounter, "run_id result=latest|older|failed",
          "Times that the run was to be read back from the disk; older: since newer checkpoints are damaged; failed: "
          "none could be read."}),
+    Durable({"Durability", "ballast_journal_bytes_total", MetricType::kCounter, "run_id",
+             "Written to the run's journal; nothing where its durability is that of checkpoints."}),
+    Durable({"Durability", "ballast_journal_failures_total", MetricType::kCounter, "run_id",
+             "Times that the journal could not be written: from then on the run's durability is that of checkpoints, "
+             "until one is written."}),
+    Durable({"Durability", "ballast_journal_replayed_steps_total", MetricType::kCounter, "run_id",
+             "Steps that the journal had beyond the checkpoint that the run was read back from."}),
     {"Durability",
      "ballast_restore_duration_seconds",
      MetricType::kHistogram,

@@ -149,6 +149,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
     Add(&plan.groups[t.group].parameters, t.elements);
     Add(&plan.parameters, t.elements);
     Add(&plan.push_bytes, GradientBytes(t));
+    if (HasJournal(spec)) Add(&plan.journal_bytes, t.elements * WireBytes(SlabFormat(spec, t)));
     Add(&plan.trainer_weight_bytes, t.elements * WireBytes(t.dtype));
   }
   for (Shard& shard : shards) plan.shards.push_back(Completed(spec, std::move(shard)));
@@ -163,6 +164,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
       Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes),
           Sum(Product(ReaderCount(spec), plan.state_room_bytes + CoverageBytes(spec)), plan.copy_bytes));
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
+  if (HasJournal(spec)) Add(&plan.shards[0].bytes.staging, kJournalBuffers);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, SnapshotImages(spec));
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;

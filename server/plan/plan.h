@@ -74,8 +74,9 @@ struct Plan {
   // summed, the accounts of those gradients, what readers hold, and the ranks' client_state.
   std::vector<ShardPlan> shards = {};
   std::vector<GroupPlan> groups = {};
-  uint64_t push_bytes = 0;  // gradients of a step
-  uint64_t pull_bytes = 0;  // weights of a step
+  uint64_t push_bytes = 0;     // gradients of a step
+  uint64_t pull_bytes = 0;     // weights of a step
+  uint64_t journal_bytes = 0;  // gradients that a step writes to the journal; 0: there is none
   uint64_t trainer_weight_bytes = 0;
   uint64_t window_bytes = 0;        // for each rank's gradients that wait to be summed; shm_shape.h says where they are
   uint64_t account_bytes = 0;       // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
@@ -91,6 +92,8 @@ struct Plan {
 inline constexpr uint64_t kAlignment = 64;
 constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+// Part of bytes.staging, where there is a journal: what is not written yet.
+inline constexpr uint64_t kJournalBuffers = uint64_t{16} << 20;
 // A rank's stream has two in turn, so that one is encoded while the other is written. A run has one more, for digests.
 inline constexpr uint64_t kSendBuffers = 2;
 inline uint64_t SendBufferCount(const RunSpec& spec) { return spec.ranks * kSendBuffers + 1; }

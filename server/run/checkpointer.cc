@@ -28,14 +28,14 @@ Checkpointer::Checkpointer(Environment environment)
 bool Checkpointer::Due(uint64_t step) const {
   if (!ended_.ok() || writing_) return false;
   const CheckpointSettings& settings = *environment_.spec->checkpoints;
-  if (!asked_.empty() || replaced_) return true;
+  if (!asked_.empty() || replaced_ || wanted_) return true;
   if (settings.every_steps > 0 && step % settings.every_steps == 0) return true;
   return settings.every_s > 0 && MonotonicSeconds() - last_begun_s_ >= settings.every_s;
 }
 
 bool Checkpointer::WantsNow() const {
   if (!ended_.ok() || writing_) return false;
-  if (!asked_.empty() || replaced_) return true;
+  if (!asked_.empty() || replaced_ || wanted_) return true;
   const double every_s = environment_.spec->checkpoints->every_s;
   return closed_ != begun_step_ && every_s > 0 && MonotonicSeconds() - last_begun_s_ >= every_s;
 }
@@ -50,7 +50,8 @@ void Checkpointer::OnBegun(uint64_t snapshot) {
                      .waiting = std::exchange(asked_, {}),
                      .began_s = last_begun_s_};
   begun_step_ = step;
-  replaced_ = false;
+  replaced_ = wanted_ = false;
+  environment_.on_begun(step);
   environment_.on_writing(true);
   environment_.snapshots->WhenSaved(snapshot, [this, snapshot](bool saved) { OnSaved(snapshot, saved); });
 }
@@ -100,6 +101,7 @@ void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
                              .snapshot_seconds = writing.snapshot_seconds,
                              .stall_seconds = writing.stall_seconds});
   }
+  environment_.on_over(written.ok() && !undone);
   if (undone && ended_.ok()) {
     // Who has asked wants the state that there is, whichever it is.
     for (Done& done : writing.waiting) asked_.push_back(std::move(done));

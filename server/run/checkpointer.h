@@ -70,7 +70,9 @@ class Checkpointer {
     RunStorage storage;
     std::function<RunFigures()> figures;
     std::function<void(bool writing)> on_writing;
+    std::function<void(uint64_t step)> on_begun;  // before on_writing
     std::function<void(const CheckpointReport& report)> on_written;
+    std::function<void(bool published)> on_over;    // after on_written, which one that was given up has not
     std::function<void(uint64_t step)> on_durable;  // another step is, and none was written: a rewind took it back
   };
   explicit Checkpointer(Environment environment);
@@ -86,6 +88,8 @@ class Checkpointer {
   bool WantsNow() const;
   // To be asked by WantsNow: that step `closed` is the last.
   void set_closed(uint64_t closed) { closed_ = closed; }
+  // One is to be begun as soon as it can be.
+  void Want() { wanted_ = true; }
   // The state is no longer what the last closed step left.
   void OnReplaced() { replaced_ = true; }
   // No checkpoint of a later step is to come back. What is being written of them is given up.
@@ -130,6 +134,7 @@ class Checkpointer {
   std::vector<Done> asked_;
   CheckpointTrigger trigger_ = CheckpointTrigger::kInterval;  // of asked_
   bool replaced_ = false;
+  bool wanted_ = false;
   uint64_t closed_ = 0, durable_step_ = 0, begun_step_ = 0;
   CheckpointWritten last_;  // that is durable_step_'s, if its step says so
   double last_begun_s_;

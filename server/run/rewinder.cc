@@ -95,6 +95,9 @@ absl::StatusOr<Rewound> Rewinder::RewindNow(const RewindOrder& order) {
   RETURN_IF_ERROR(environment_.discard(to_step));
   environment_.recall(environment_.snapshots->Restore(to_step));
   if (environment_.checkpointer != nullptr) environment_.checkpointer->OnRewound(to_step);
+  if (environment_.journal != nullptr) {
+    environment_.journal->OnRewound(to_step, environment_.machine->generation(), order.restores);
+  }
   environment_.reporter->OnRewound(from_step, to_step, order.reason);
   ShowSnapshots();
   return Rewound{to_step, environment_.machine->generation()};

@@ -20,6 +20,7 @@
 #include "server/run/step_reporter.h"
 #include "server/spec/run_spec.h"
 #include "server/step/step_machine.h"
+#include "server/storage/journal.h"
 #include "server/store/parameter_store.h"
 #include "server/store/pull_job.h"
 #include "server/store/snapshot_ring.h"
@@ -55,6 +56,7 @@ class Rewinder {
     // Gives back what was known at that step to those who decide from earlier steps. Weights and state are back.
     std::function<void(const RunMemory& memory)> recall;
     Checkpointer* checkpointer = nullptr;  // none: the run is not checkpointed
+    Journal* journal = nullptr;            // none: it has none
   };
   explicit Rewinder(Environment environment) : environment_(std::move(environment)) {}
 

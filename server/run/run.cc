@@ -134,8 +134,8 @@ PlanBytes Run::LiveBytes() const {
   PlanBytes live = store_->bytes();
   const StepExecutor& executor = driver_->executor();
   live.gradients = executor.gradient_bytes();
-  live.staging += executor.buffer_bytes() + digests_->scratch_bytes() + plan_.account_bytes +
-                  plan_.reader_bytes;  // as it may come to be
+  live.staging += executor.buffer_bytes() + digests_->scratch_bytes() + plan_.account_bytes + plan_.reader_bytes +
+                  executor.journal_bytes();  // as it may come to be
   live.padding = plan_.bytes.padding;
   live.snapshots = executor.rewinder().bytes();
   live.client_state = executor.client_state_bytes();
@@ -258,10 +258,9 @@ void Run::Rewind(RewindOrder order, RewindDone done) {
     if (held_) return done(BeingAmended());  // what takes its place has copied some of the planes already
     driver_->Rewind(std::move(order), [this, done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
       if (rewound.ok()) loader_->OnRewound();
-      Checkpointer* const checkpointer = driver_->executor().checkpointer();
-      if (checkpointer == nullptr || !rewound.ok()) return done(std::move(rewound));
+      if (!rewound.ok()) return done(std::move(rewound));
       // Who is told of the rewind may rely on it: also after a crash.
-      checkpointer->WhenSetAside(
+      driver_->executor().WhenRewound(
           [rewound = *rewound, done = std::move(done)]() mutable { done(absl::StatusOr<Rewound>(rewound)); });
     });
   });

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 
 #include "server/base/strand.h"
+#include "server/run/journal_replay.h"
 #include "server/run/run_history.h"
 #include "server/run/run_status.h"
 #include "server/run/step_driver.h"
@@ -142,6 +143,12 @@ class Run {
   // Before anything else is asked of a new run: it is what was brought of this checkpoint. `restored`: from what, for
   // people; `older`: since newer ones are damaged.
   void GoOnFrom(const RunFigures& figures, const CheckpointWritten& from, std::string restored, bool older);
+
+  // After that: the updates of the survey's steps, over the checkpoint that it goes on from, of base_step; then the
+  // journal goes on. DATA_LOSS: it is damaged. From a thread that is not the strand.
+  absl::Status Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step);
+  // The state is not what a journal leads to: what is there of one goes.
+  void ForgetJournal();
 
   // `done` once no step is open and the stream has been told all; at once for an idle run.
   void Drain(std::function<void()> done);

@@ -1,15 +1,35 @@
 // How a run is written to the disk when somebody asks for it, and how it becomes what a checkpoint says.
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 
 #include "server/base/clock.h"
 #include "server/base/status_macros.h"
+#include "server/metrics/metric_table.h"
+#include "server/plan/plan.h"
 #include "server/run/checkpoint_content.h"
 #include "server/run/run.h"
 
 namespace ballast {
+namespace {
+
+// The same updates have been made as when the journal was written.
+absl::Status CheckCounts(const ParameterStore& store, const std::vector<ParameterStore::UpdateCount>& wanted) {
+  for (uint32_t t = 0; t < wanted.size(); ++t) {
+    const ParameterStore::UpdateCount count = store.count(t);
+    if (count.updates == wanted[t].updates && count.step == wanted[t].step) continue;
+    return absl::DataLossError(absl::StrCat("the journal leads to ", count.updates, " updates of tensor ", t,
+                                            ", the last in step ", count.step, "; wanted: ", wanted[t].updates, " and ",
+                                            wanted[t].step));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 void Run::Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done) {
   Post([this, trigger, done = std::move(done)]() mutable {
@@ -52,6 +72,41 @@ absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint) {
     ring->Bring(*id, std::move(read->memory), std::move(read->counts));
   });
   return figures;
+}
+
+absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step) {
+  StepExecutor* executor = nullptr;
+  PostAndWait([&] { executor = &driver_->executor(); });
+  const JournalTarget target{.fs = storage_.fs,
+                             .spec = &spec_,
+                             .codec = storage_.codec,
+                             .room = [&](uint32_t tensor) -> absl::Span<std::byte> {
+                               return {executor->GradientRoom(tensor), SlabBytes(spec_, spec_.tensors[tensor])};
+                             },
+                             .update =
+                                 [&](const JournaledUpdate& update) {
+                                   absl::Notification done;
+                                   Post([&] { executor->Replay(update, [&] { done.Notify(); }); });
+                                   done.WaitForNotification();
+                                 }};
+  std::optional<CheckpointedRun> last;
+  if (survey.steps > 0) {
+    ASSIGN_OR_RETURN(last, ReplayJournal(target, survey));
+    last->figures.generation = std::max(last->figures.generation, survey.generation);
+  }
+  absl::Status status;
+  PostAndWait([&] {
+    if (last) status = CheckCounts(*store_, last->counts);
+    if (!status.ok()) return;
+    if (last) executor->GoOnFrom(last->figures, last->memory);
+    executor->GoOnFrom(Journal::Place{.base = base, .base_step = base_step, .tail = survey.tail()});
+    metrics_->Count("ballast_journal_replayed_steps_total", "", static_cast<double>(survey.steps));
+  });
+  return status;
+}
+
+void Run::ForgetJournal() {
+  PostAndWait([&] { driver_->executor().ForgetJournal(); });
 }
 
 void Run::GoOnFrom(const RunFigures& figures, const CheckpointWritten& from, std::string restored, bool older) {

@@ -123,7 +123,7 @@ absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, st
     return absl::Status(run.status().code(), absl::StrCat("run '", run_id, "': ", run.status().message()));
   }
   if (!candidates.empty() || !damaged.empty()) {
-    if (absl::Status restored = GoOnFromNewest(candidates, std::move(damaged), run->get()); !restored.ok()) {
+    if (absl::Status restored = GoOnFromNewest(candidates, !only, std::move(damaged), run->get()); !restored.ok()) {
       (*run)->metrics().OnRestored("failed");
       (*run)->End(restored);
       return restored;

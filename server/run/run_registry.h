@@ -159,8 +159,10 @@ class RunRegistry {
   absl::StatusOr<std::vector<CheckpointReader>> Candidates(const CreateRequest& request, std::optional<uint64_t> only,
                                                            std::vector<absl::Status>* damaged);
   // The new run becomes what the first of them says that can be read. DATA_LOSS: none can.
-  absl::Status GoOnFromNewest(const std::vector<CheckpointReader>& candidates, std::vector<absl::Status> damaged,
-                              Run* run);
+  // replays: and from its journal; else what is there of one goes.
+  absl::Status ReplayJournalOf(const CheckpointReader& checkpoint, uint64_t base, Run* run);
+  absl::Status GoOnFromNewest(const std::vector<CheckpointReader>& candidates, bool replays,
+                              std::vector<absl::Status> damaged, Run* run);
   absl::Status RestoreFromDisk(const std::string& run_id);
   // In the metrics: of a run that cannot be restored.
   void ShowLost(const std::string& run_id, const absl::Status& why) const;

@@ -40,6 +40,7 @@ struct Durability {
   std::string last_failure = {};            // of the last one that was to be written; empty: it was
   std::string restored = {};                // from which checkpoint the run was read back; empty: it was not
   bool writing = false;
+  std::string journal_failure = {};  // why steps are not journaled now; empty: they are, or nobody wants it
 };
 
 struct RunStatus {

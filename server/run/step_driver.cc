@@ -99,7 +99,9 @@ void StepDriver::WhenQuiet(absl::AnyInvocable<void(absl::Status)> done) {
 
 void StepDriver::AnswerQuiet() {
   if (quiet_.empty() || !executor_.updater().idle()) return;
-  if (!machine().step_open() && executor_.gate().weights_loaded() && links_.any_sending()) return;
+  if (!machine().step_open() && executor_.gate().weights_loaded() &&
+      (links_.any_sending() || executor_.holds_results()))
+    return;
   for (auto& done : std::exchange(quiet_, {})) done(absl::OkStatus());
 }
 
@@ -147,6 +149,7 @@ void StepDriver::End(const absl::Status& status) {
   }
   executor_.rewinder().End(status);
   if (executor_.checkpointer() != nullptr) executor_.checkpointer()->End(status);
+  executor_.End();
 }
 
 bool StepDriver::AnyRankHeld() const {
@@ -172,7 +175,9 @@ bool StepDriver::MustWait(const RankLink& link, const RankMessage& message) cons
   if (const auto* begin = std::get_if<message::MicroBegin>(&message)) {
     return machine().MustWait({link.session(), begin->micro, begin->last});
   }
-  if (std::holds_alternative<message::StepBegin>(message)) return executor_.gate().replacing();
+  if (std::holds_alternative<message::StepBegin>(message)) {
+    return executor_.gate().replacing() || executor_.MustWaitToBegin();
+  }
   const auto* gradient = std::get_if<message::Gradient>(&message);
   return gradient != nullptr && !link.HasRoomFor(gradient->data.size());
 }
@@ -244,7 +249,7 @@ void StepDriver::Settle() {
 // Ends the stream of a client that has nothing more to say once all it is owed has been written.
 void StepDriver::FinishWhenDone(uint32_t rank) {
   RankLink& link = links_[rank];
-  if (!link.finished() || !executor_.updater().idle()) return;
+  if (!link.finished() || !executor_.updater().idle() || executor_.holds_results()) return;
   if (machine().InStep(rank) && machine().Ended(rank)) return;  // it waits for the other ranks
   if (machine().InStep(rank)) {
     return EndStream(rank, absl::FailedPreconditionError(
@@ -260,6 +265,7 @@ void StepDriver::FinishWhenDone(uint32_t rank) {
 // The daemon may not begin another step.
 void StepDriver::FinishWhenDrained() {
   if (!executor_.gate().draining() || machine().step_open() || !executor_.updater().idle()) return;
+  if (executor_.holds_results()) return;
   bool all_gone = true;
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {
     if (links_[rank].open() && !links_[rank].sending()) {

@@ -40,6 +40,8 @@ absl::Status CheckWholePart(const RunSpec& spec, const ChunkSet& covers, const m
 StepExecutor::StepExecutor(Environment environment, std::function<void()> settle)
     : spec_(environment.spec),
       plan_(environment.plan),
+      store_(environment.store),
+      codec_(environment.storage.codec),
       board_(environment.board),
       settle_(std::move(settle)),
       machine_(MachineOptions(*spec_, *plan_)),
@@ -61,6 +63,7 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
                 .settings = &settings_,
                 .store = environment.store,
                 .pool = &pool_,
+                .log = UpdateLog(),
                 .on_updated = [this](const effect::Update& e, const TaskResult* result) { OnUpdated(e, result); }}),
       judge_({.spec = spec_,
               .machine = &machine_,
@@ -70,6 +73,7 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
               .pronounce = [this](const event::Verdict& verdict) { OnVerdict(verdict); },
               .settle = settle_}),
       checkpointer_(MakeCheckpointer(environment)),
+      journal_(MakeJournal(environment)),
       rewinder_({.spec = spec_,
                  .machine = &machine_,
                  .store = environment.store,
@@ -77,7 +81,8 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
                  .reporter = &reporter_,
                  .discard = [this](uint64_t to_step) { return Handle(event::Rewind{to_step}); },
                  .recall = [this](const RunMemory& memory) { Recall(memory); },
-                 .checkpointer = checkpointer_.get()}) {}
+                 .checkpointer = checkpointer_.get(),
+                 .journal = journal_.get()}) {}
 
 uint64_t StepExecutor::client_state_bytes() const {
   return ClientStateBytes(links_.size(), rewinder_.most_snapshots());
@@ -284,6 +289,7 @@ void StepExecutor::Do(const effect::Close& e) {
   reporter_.LogSpikes(record);
   results_.push_back(reporter_.Report(std::move(record), updater_.statistics()));
   if (results_.size() > kResultsKept) results_.pop_front();
+  LogClosed(e.step);
   if (e.outcome != Outcome::kPartial || !spec_->rewinds_torn) {
     return rewinder_.OnClosed(e.step, [this] { return Memory(); });
   }
@@ -292,9 +298,8 @@ void StepExecutor::Do(const effect::Close& e) {
 }
 
 void StepExecutor::Do(const effect::Result& e) {
-  for (const StepRecord& record : results_) {
-    if (record.step == e.step) links_[e.rank].outbox().Result(record);
-  }
+  if (journal_ != nullptr && (holds_results() || !journal_->MayTell(e.step))) return held_results_.push_back(e);
+  Tell(e);
 }
 
 void StepExecutor::Do(const effect::Discard&) { DropAllHeld(); }
@@ -327,7 +332,7 @@ StepRecord StepExecutor::RecordOf(const effect::Close& e) {
                     .loss = judge_.Loss(),
                     .learning_rate = HyperOf(spec_->groups[0], settings_.hyper[0], "lr").value_or(0),
                     .clip_coefficient = settings_.clip};
-  if (checkpointer_ != nullptr) record.durable_step = checkpointer_->durable_step();
+  record.durable_step = DurableStep();
   updater_.statistics().Complete(&record);
   if (spec_->staged && e.outcome != Outcome::kApplied && !judge_.measured()) {  // perhaps of some tensors
     record.grad_norm = 0;
@@ -358,6 +363,7 @@ void StepExecutor::StopIf(std::string why) {
 void StepExecutor::Detach(uint32_t rank, absl::Status status) {
   reporter_.LogEnd(rank, links_[rank].peer(), links_[rank].transport(), status);
   links_[rank].Close(std::move(status));
+  std::erase_if(held_results_, [&](const effect::Result& e) { return e.rank == rank; });  // what it lacks comes again
 }
 
 void StepExecutor::ShowRanks() { reporter_.ShowRanks(links_.Status(machine_)); }

@@ -35,6 +35,7 @@
 #include "server/step/client_state.h"
 #include "server/step/step_machine.h"
 #include "server/step/step_record.h"
+#include "server/storage/journal.h"
 #include "server/store/parameter_store.h"
 #include "server/store/snapshot_ring.h"
 
@@ -98,7 +99,22 @@ class StepExecutor {
   // Begins a checkpoint of what there is, where one is wanted and no step is open.
   void CheckpointIfWanted();
   Checkpointer* checkpointer() { return checkpointer_.get(); }  // nullptr: the run is not checkpointed
-  bool executing() const { return executing_ > 0; }             // effects
+  // Before anything else, after the other GoOnFrom: the run has been updated as its journal says, to this state.
+  void GoOnFrom(const RunFigures& figures, const RunMemory& memory);
+  // Likewise, and whether or not there was such an update: the journal goes on from here.
+  void GoOnFrom(const Journal::Place& place);
+  // Before anything else: what is in the journal leads to another state.
+  void ForgetJournal();
+  // `done` when no crash can bring back what a rewind has undone.
+  void WhenRewound(absl::AnyInvocable<void()> done);
+  // Whether too many steps wait to be durable for another to begin.
+  bool MustWaitToBegin() const;
+  bool holds_results() const { return !held_results_.empty(); }  // until their steps are durable
+  std::byte* GradientRoom(uint32_t tensor) { return pool_.At(tensor, {}); }
+  // Of a run that goes on from its journal: `done` on the strand.
+  void Replay(const JournaledUpdate& update, std::function<void()> done);
+  void End();
+  bool executing() const { return executing_ > 0; }  // effects
 
   const StepMachine& machine() const { return machine_; }
   StepMachine& machine() { return machine_; }  // events go in by Handle
@@ -121,6 +137,7 @@ class StepExecutor {
   uint64_t gradient_bytes() const { return links_.size() * plan_->window_bytes + pool_.bytes(); }
   uint64_t buffer_bytes() const { return links_.buffer_bytes(); }
   uint64_t client_state_bytes() const;  // what the ranks' may take
+  uint64_t journal_bytes() const { return journal_ == nullptr ? 0 : JournalWriter::kBytes; }
 
  private:
   absl::Status Take(uint32_t rank, message::StepBegin& m);
@@ -159,12 +176,22 @@ class StepExecutor {
   void AnswerSpikes(const StepRecord& record);
   void StopIf(std::string why);
   std::unique_ptr<Checkpointer> MakeCheckpointer(const Environment& environment);
+  std::unique_ptr<Journal> MakeJournal(const Environment& environment);
+  // As TensorUpdater::Environment::log.
+  std::function<void(uint32_t, const ParameterStore::UpdateValues&, absl::AnyInvocable<void()>)> UpdateLog();
+  void LogUpdate(uint32_t tensor, const ParameterStore::UpdateValues& values, absl::AnyInvocable<void()> then);
+  void LogClosed(uint64_t step);
+  void OnJournalMoved();
+  uint64_t DurableStep() const;
+  void Tell(const effect::Result& e);
   RunFigures Figures() const;
   RunMemory Memory() const;
   void Recall(const RunMemory& memory);
 
   const RunSpec* const spec_;
   const Plan* const plan_;
+  ParameterStore* const store_;
+  const CheckpointCodec* const codec_;
   RunStatusBoard* const board_;
   const std::function<void()> settle_;
   StepMachine machine_;
@@ -176,9 +203,12 @@ class StepExecutor {
   TensorUpdater updater_;
   StepJudge judge_;
   std::unique_ptr<Checkpointer> checkpointer_;
+  std::unique_ptr<Journal> journal_;
   Rewinder rewinder_;
   std::deque<StepRecord> results_;  // of the last steps, oldest first
-  int executing_ = 0;               // effects
+  std::deque<effect::Result> held_results_;
+  uint64_t shown_durable_ = 0;
+  int executing_ = 0;  // effects
   // The message in hand.
   message::Gradient* gradient_ = nullptr;
   message::StepBegin* begin_ = nullptr;

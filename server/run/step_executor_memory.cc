@@ -17,7 +17,18 @@ std::unique_ptr<Checkpointer> StepExecutor::MakeCheckpointer(const Environment& 
       .storage = environment.storage,
       .figures = [this] { return Figures(); },
       .on_writing = [this](bool writing) { board_->Write([&](RunStatus& s) { s.durability->writing = writing; }); },
+      .on_begun =
+          [this](uint64_t step) {
+            if (journal_ != nullptr) journal_->OnCheckpointBegun(step);
+          },
       .on_written = [this](const CheckpointReport& report) { reporter_.OnCheckpoint(report); },
+      .on_over =
+          [this](bool published) {
+            shown_durable_ = checkpointer_->durable_step();
+            if (journal_ == nullptr) return;
+            journal_->OnCheckpointOver(published);
+            OnJournalMoved();
+          },
       .on_durable = [this](uint64_t step) { reporter_.ShowDurable(step); }});
 }
 
@@ -29,7 +40,8 @@ RunFigures StepExecutor::Figures() const {
           .partial = status.partial,
           .aborted = status.aborted,
           .rewinds = status.rewinds,
-          .policy = judge_.policy()};
+          .policy = judge_.policy(),
+          .journal = journal_ == nullptr ? 0 : journal_->base()};
 }
 
 void StepExecutor::GoOnFrom(const RunFigures& figures, CheckpointWritten from) {
@@ -43,11 +55,13 @@ void StepExecutor::GoOnFrom(const RunFigures& figures, CheckpointWritten from) {
 
 void StepExecutor::OnReplaced() {
   if (checkpointer_ != nullptr && !results_.empty()) checkpointer_->OnReplaced();
+  if (journal_ != nullptr) journal_->OnReplaced();
 }
 
 void StepExecutor::CheckpointIfWanted() {
   if (checkpointer_ == nullptr || results_.empty() || gate_.replacing() || !gate_.weights_loaded()) return;
   checkpointer_->set_closed(results_.back().step);
+  if (journal_ != nullptr && journal_->WantsCheckpoint()) checkpointer_->Want();
   // The step that is open may wait for the very rank that asks.
   if (!checkpointer_->WantsNow() || !updater_.idle() || judge_.awaits_answers()) return;
   if (machine_.step_open() && machine_.UpdatedAny()) return;
@@ -68,6 +82,7 @@ void StepExecutor::Recall(const RunMemory& memory) {
   judge_.GoBackTo(memory.detector);
   settings_.end_values.clear();
   results_ = {memory.result};
+  held_results_.clear();
   gate_.GoBackTo(memory.stopped);
   reporter_.ShowRewound(memory);
   ShowRanks();

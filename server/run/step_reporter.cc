@@ -5,6 +5,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/log.h"
+#include "server/metrics/metric_table.h"
 #include "server/spec/spike_text.h"
 
 namespace ballast {
@@ -200,6 +201,23 @@ void StepReporter::OnCheckpoint(const CheckpointReport& report) {
 void StepReporter::ShowDurable(uint64_t step) {
   environment_.metrics->OnDurable(step);
   environment_.board->Write([&](RunStatus& s) { s.durability->durable_step = step; });
+}
+
+void StepReporter::OnJournaled(uint64_t bytes) {
+  environment_.metrics->Count("ballast_journal_bytes_total", "", static_cast<double>(bytes));
+}
+
+void StepReporter::OnJournalFailed(const absl::Status& why) {
+  environment_.metrics->Count("ballast_journal_failures_total");
+  environment_.board->Write([&](RunStatus& s) { s.durability->journal_failure = std::string(why.message()); });
+  Log(LogLevel::kError, "journal",
+      "the journal cannot be written: the run goes on, and a crash takes the steps since the last one that is durable, "
+      "until the next checkpoint",
+      {{"run_id", environment_.spec->run_id}, {"err", std::string(why.message())}});
+}
+
+void StepReporter::ShowJournaling() {
+  environment_.board->Write([&](RunStatus& s) { s.durability->journal_failure.clear(); });
 }
 
 void StepReporter::ShowRestored(const RunFigures& figures) {

@@ -63,6 +63,9 @@ class StepReporter {
   void OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason);
   void OnCheckpoint(const CheckpointReport& report);
   void ShowDurable(uint64_t step);
+  void OnJournaled(uint64_t bytes);
+  void OnJournalFailed(const absl::Status& why);
+  void ShowJournaling();  // it did not fail, or does so no more
   // Of a run that a checkpoint was read of.
   void ShowRestored(const RunFigures& figures);
   void LogNotRewound(const std::string& why) const;

@@ -114,6 +114,17 @@ void TensorUpdater::Submit(const effect::Update& e, ParameterStore::UpdateValues
     values.measured = true;
     last_lr_[e.tensor] = HyperOf(environment_.spec->groups[t.group], values.hyper, "lr").value_or(0);
   }
+  if (!environment_.log) return SubmitLogged(e, values);
+  // As in Update: what the values point to may be another step's by then.
+  std::vector<double> hyper(values.hyper.begin(), values.hyper.end());
+  environment_.log(e.tensor, values, [this, e, values, hyper = std::move(hyper), rewinds = rewinds_]() mutable {
+    if (rewinds != rewinds_) return OnUpdated(e, 1, rewinds, {});  // its step is undone
+    values.hyper = hyper;
+    SubmitLogged(e, values);
+  });
+}
+
+void TensorUpdater::SubmitLogged(const effect::Update& e, const ParameterStore::UpdateValues& values) {
   environment_.store->Update(e.tensor, values,
                              [this, e, clip = values.clip, rewinds = rewinds_](const TaskResult& result) {
                                OnUpdated(e, clip, rewinds, result);

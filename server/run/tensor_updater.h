@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
+
 #include "server/run/gradient_pool.h"
 #include "server/run/step_settings.h"
 #include "server/run/step_statistics.h"
@@ -33,6 +35,10 @@ class TensorUpdater {
     const StepSettings* settings;
     ParameterStore* store;
     GradientPool* pool;
+    // Before the tensor's update by these values: calls `then`, at once or later on the strand, when the gradient is
+    // written down. nullptr: nobody writes it.
+    std::function<void(uint32_t tensor, const ParameterStore::UpdateValues& values, absl::AnyInvocable<void()> then)>
+        log = nullptr;
     // An update is done. `result` is nullptr where a rewind has undone it.
     std::function<void(const effect::Update& update, const TaskResult* result)> on_updated;
   };
@@ -64,6 +70,7 @@ class TensorUpdater {
  private:
   ParameterStore::UpdateValues ValuesOf(uint64_t step, uint32_t tensor, Slab slab);
   void Submit(const effect::Update& e, ParameterStore::UpdateValues values);
+  void SubmitLogged(const effect::Update& e, const ParameterStore::UpdateValues& values);
   // rewinds: how many there had been when the update was submitted.
   void OnUpdated(const effect::Update& e, float clip, uint64_t rewinds, const TaskResult& result);
   // Before the tensor's update with these values, or the skip of its step; `done` once it is known.

@@ -51,12 +51,19 @@ struct LayerSpec {
   double rms_threshold = 0;
 };
 
+// What a crash may take: ballast.v1.DurabilityMode.
+enum class DurabilityMode { kCheckpoint, kJournal, kJournalSync };
+
 // When a run is written to the daemon's storage.
 struct CheckpointSettings {
   uint32_t every_steps = 0;  // 0: not by steps
   double every_s = 600;      // 0: not by time
   uint32_t retain = 2;       // checkpoints that are kept
+  DurabilityMode durability = DurabilityMode::kCheckpoint;
+  uint32_t journal_steps = 0;  // closed steps that may wait to be durable, with a journal; else 0
 };
+
+inline constexpr uint32_t kJournalSteps = 16;  // CheckpointSettings::journal_steps where nothing is asked for
 
 struct RunSpec {
   std::string run_id;
@@ -105,6 +112,11 @@ inline bool HasPairedMaster(const RunSpec& spec) {
 
 // Room for snapshots: where the run is checkpointed, for one more, that is being written.
 inline uint32_t SnapshotImages(const RunSpec& spec) { return spec.snapshots + (spec.checkpoints ? 1 : 0); }
+
+// Whether steps are written as they are made.
+inline bool HasJournal(const RunSpec& spec) {
+  return spec.checkpoints && spec.checkpoints->durability != DurabilityMode::kCheckpoint;
+}
 
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }

@@ -38,6 +38,7 @@ void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) 
   row("wire", "gradients, a step and rank", plan.wire_push_bytes());
   row("", "weights, a step and rank", plan.wire_pull_bytes());
   row("", "total", plan.wire_push_bytes() + plan.wire_pull_bytes());
+  if (plan.journal_bytes() > 0) row("disk", "journal, a step", plan.journal_bytes());
   table.Print(out);
 }
 

@@ -21,11 +21,15 @@ std::string AwaitedText(const v1::AwaitedRank& rank) {
 std::string DurabilityText(const v1::DurabilityStatus& durability) {
   std::string text = durability.durable_step() == 0
                          ? "no step yet"
-                         : absl::StrCat("step ", durability.durable_step(), ", ", Bytes(durability.checkpoint_bytes()),
-                                        ", written ", Duration(durability.checkpoint_age_s()), " ago");
+                         : absl::StrCat("step ", durability.durable_step(), "; newest checkpoint ",
+                                        Bytes(durability.checkpoint_bytes()), ", written ",
+                                        Duration(durability.checkpoint_age_s()), " ago");
   if (durability.writing()) text += "; a checkpoint is being written";
   if (!durability.last_failure().empty()) {
     absl::StrAppend(&text, "; the last checkpoint failed: ", durability.last_failure());
+  }
+  if (!durability.journal_failure().empty()) {
+    absl::StrAppend(&text, "; the journal failed, until the next checkpoint: ", durability.journal_failure());
   }
   return text;
 }

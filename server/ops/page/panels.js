@@ -46,17 +46,18 @@ export function awaitedText(run) {
   return `Step ${count(parse(run.step) + 1)} waits for ${texts.join("; ")}.`;
 }
 
-// The last step that survives the daemon, and since when. `durability`: as in RunStatus.
+// The last step that survives the daemon, and the age of the newest checkpoint. `durability`: as in RunStatus.
 export function durableText(durability) {
   const step = parse(durability.durable_step);
   if (!step) return durability.writing ? "being written" : "nothing yet";
-  return `step ${count(step)}, ${seconds(Math.floor(parse(durability.checkpoint_age_s)))} ago`;
+  return `step ${count(step)}, checkpoint ${seconds(Math.floor(parse(durability.checkpoint_age_s)))} ago`;
 }
 
 // Why later steps are not on the disk; empty: nothing is wrong, or there is no disk.
 export function unwrittenText(run) {
-  const why = run.durability?.last_failure;
-  return why ? `Its last checkpoint failed, and the steps since the one before are in memory alone: ${why}` : "";
+  const { last_failure: checkpoint, journal_failure: journal } = run.durability ?? {};
+  if (checkpoint) return `Its last checkpoint failed, and the steps since the one before are in memory alone: ${checkpoint}`;
+  return journal ? `Its journal failed, and the steps since the last checkpoint are in memory alone: ${journal}` : "";
 }
 
 export function fillFigures(list, run, steps) {

@@ -109,7 +109,7 @@ TEST_F(CheckpointCommandsTest, DeleteKeepsCheckpointsOnlyWhereThatIsSaid) {
 TEST_F(CheckpointCommandsTest, ARunTellsWhatOfItIsDurable) {
   const Said said = Say({"run", "r"});
   EXPECT_EQ(said.code, kOk) << said.err;
-  EXPECT_THAT(said.out, ContainsRegex("durable +step 160, 1.50 MiB, written 3 min 20 s ago\n"));
+  EXPECT_THAT(said.out, ContainsRegex("durable +step 160; newest checkpoint 1.50 MiB, written 3 min 20 s ago\n"));
   EXPECT_THAT(said.out, ContainsRegex("read back +step 80, since .* is damaged\n"));
   FakeDaemon without;
   EXPECT_THAT(Say({"run", "r"}, without.address()).out, Not(HasSubstr("durable")));

@@ -50,6 +50,33 @@ TEST(ConvertCheckpointsTest, WhatIsGivenTakesThePlaceOfTheDefault) {
   EXPECT_EQ(both.every_s, 30);
 }
 
+v1::RunSpec Journaled(v1::DurabilityMode mode, uint32_t steps) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_checkpoint()->set_durability(mode);
+  spec.mutable_checkpoint()->set_journal_steps(steps);
+  return spec;
+}
+
+TEST(ConvertCheckpointsTest, AJournalIsThereWhereItIsAskedFor) {
+  EXPECT_FALSE(HasJournal(*ToRunSpec(SmallSpec(), {}, true)));
+  const CheckpointSettings journal = Settings(Journaled(v1::DURABILITY_MODE_JOURNAL, 0));
+  EXPECT_EQ(journal.durability, DurabilityMode::kJournal);
+  EXPECT_EQ(journal.journal_steps, 16u);
+  const CheckpointSettings sync = Settings(Journaled(v1::DURABILITY_MODE_JOURNAL_SYNC, 3));
+  EXPECT_EQ(sync.durability, DurabilityMode::kJournalSync);
+  EXPECT_EQ(sync.journal_steps, 3u);
+  EXPECT_EQ(Canonical(Journaled(v1::DURABILITY_MODE_JOURNAL, 0), true).checkpoint().journal_steps(), 16u);
+}
+
+TEST(ConvertCheckpointsTest, AWrongJournalIsRefusedByName) {
+  for (const auto& [spec, why] : std::vector<std::pair<v1::RunSpec, std::string>>{
+           {Journaled(v1::DURABILITY_MODE_JOURNAL, 10'001), "checkpoint.journal_steps is 10001; wanted: 0"},
+           {Journaled(v1::DURABILITY_MODE_CHECKPOINT, 3), "and 0 where durability is DURABILITY_MODE_CHECKPOINT"},
+           {Journaled(static_cast<v1::DurabilityMode>(9), 0), "checkpoint.durability is 9, which this daemon"}}) {
+    EXPECT_THAT(std::string(ToRunSpec(spec, {}, true).status().message()), HasSubstr(why));
+  }
+}
+
 TEST(ConvertCheckpointsTest, WhatCannotBeIsRefusedByName) {
   const auto refused = [](const v1::RunSpec& spec, bool has_storage) {
     const absl::Status status = ToRunSpec(spec, {}, has_storage).status();
