@@ -101,11 +101,14 @@ def test_the_run_is_made_with_them(storing: Daemon, run: str) -> None:
             found: dict[str, Any] = optimizer._membership.connected().get_run(name)["spec"]["checkpoint"]
             return found
 
-    default = {"every_steps": 0, "every_seconds": 600.0, "retain": 2}
-    assert policy(f"{run}-default") == default
-    assert policy(f"{run}-steps", checkpoint_every_steps=7) == {"every_steps": 7, "every_seconds": 0.0, "retain": 2}
+    without = {"durability": "CHECKPOINT", "journal_steps": 0}
+    assert policy(f"{run}-default") == {"every_steps": 0, "every_seconds": 600.0, "retain": 2} | without
+    steps = policy(f"{run}-steps", checkpoint_every_steps=7)
+    assert steps == {"every_steps": 7, "every_seconds": 0.0, "retain": 2} | without
     both = {"checkpoint_every_steps": 7, "checkpoint_every_seconds": 0.5, "checkpoints_kept": 5}
-    assert policy(f"{run}-both", **both) == {"every_steps": 7, "every_seconds": 0.5, "retain": 5}
+    assert policy(f"{run}-both", **both) == {"every_steps": 7, "every_seconds": 0.5, "retain": 5} | without
+    journal = policy(f"{run}-journal", durability="journal", journal_steps=4)
+    assert (journal["durability"], journal["journal_steps"]) == ("JOURNAL", 4)
 
 
 def test_another_policy_is_refused_by_the_options_name(storing: Daemon, run: str) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -24,9 +25,13 @@ FAILPOINTS = sorted({name for path in SOURCES for name in re.findall(r'Failpoint
 Weights = list[torch.Tensor]
 
 
-def go_on(daemon: Daemon, after_step: Callable[[int, int], None] = lambda step, durable: None) -> Weights:
-    """To the last step, from where the run is, with a checkpoint at every other step. `after_step` is told the step and
-    what is durable by then."""
+def go_on(
+    daemon: Daemon,
+    after_step: Callable[[int, int], None] = lambda step, durable: None,
+    durability: Literal["checkpoint", "journal_sync"] = "journal_sync",
+) -> Weights:
+    """To the last step, from where the run is, with a checkpoint at every other step, and a journal between them.
+    `after_step` is told the step and what is durable by then."""
     client = _core.Client.connect(daemon.server, 5.0, 5.0)
     there = client.list_runs()["runs"]
     client.close()
@@ -38,6 +43,7 @@ def go_on(daemon: Daemon, after_step: Callable[[int, int], None] = lambda step, 
         run=RUN,
         weights="server" if there else None,
         checkpoint_every_steps=2,
+        durability=durability,
         reconnect_timeout=1,
     )
     try:
@@ -59,7 +65,7 @@ def go_on(daemon: Daemon, after_step: Callable[[int, int], None] = lambda step, 
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     with Daemon(storage=tmp_path_factory.mktemp("uncut")) as daemon:
-        return go_on(daemon)
+        return go_on(daemon, durability="checkpoint")
 
 
 def same(ours: Weights, theirs: Weights) -> bool:
@@ -67,7 +73,7 @@ def same(ours: Weights, theirs: Weights) -> bool:
 
 
 def test_there_are_failpoints() -> None:
-    assert len(FAILPOINTS) >= 6, FAILPOINTS
+    assert len(FAILPOINTS) >= 10, FAILPOINTS
 
 
 @pytest.mark.parametrize("visit", [1, 2, 3])
@@ -96,7 +102,10 @@ def test_it_ends_there_and_nothing_that_was_durable_is_lost(
         assert same(go_on(daemon), uncut)
 
 
-def test_it_is_killed_again_and_again(tmp_path: Path, uncut: Weights) -> None:
+@pytest.mark.parametrize("durability", ["checkpoint", "journal_sync"])
+def test_it_is_killed_again_and_again(
+    durability: Literal["checkpoint", "journal_sync"], tmp_path: Path, uncut: Weights
+) -> None:
     draw = random.Random(5)
     for _ in range(8):
         last = draw.randrange(1, STEPS)
@@ -107,8 +116,8 @@ def test_it_is_killed_again_and_again(tmp_path: Path, uncut: Weights) -> None:
                     daemon.kill()
 
             try:
-                go_on(daemon, kill)
+                go_on(daemon, kill, durability)
             except ballast.BallastError:
                 pass
     with Daemon(storage=tmp_path) as daemon:
-        assert same(go_on(daemon), uncut)
+        assert same(go_on(daemon, durability=durability), uncut)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ballast.steps import Steps
 
 
+_DURABILITIES = ("checkpoint", "journal", "journal_sync")
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """When the daemon writes a run to its disk, and how many checkpoints it keeps. None: as the daemon does by itself."""
@@ -23,19 +26,30 @@ class Checkpoints:
     every_steps: int | None = None
     every_seconds: float | None = None
     kept: int | None = None
+    durability: str | None = None
+    journal_steps: int | None = None
 
     def spec(self) -> dict[str, Any]:
         """ballast.v1.CheckpointPolicy, in Protobuf's JSON; empty where nothing is asked for."""
-        fields = {"every_steps": self.every_steps, "every_seconds": self.every_seconds, "retain": self.kept}
+        fields = {
+            "every_steps": self.every_steps,
+            "every_seconds": self.every_seconds,
+            "retain": self.kept,
+            "durability": self.durability and f"DURABILITY_MODE_{self.durability.upper()}",
+            "journal_steps": self.journal_steps,
+        }
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def checkpoints(options: Mapping[str, Any]) -> Checkpoints:
-    """From the options checkpoint_every_steps, checkpoint_every_seconds and checkpoints_kept. Rejected if one is wrong."""
+    """From the options checkpoint_every_steps, checkpoint_every_seconds, checkpoints_kept, durability and journal_steps.
+    Rejected if one is wrong."""
     return Checkpoints(
         _whole(options, "checkpoint_every_steps", 1, 2**32 - 1),
         _seconds(options, "checkpoint_every_seconds"),
         _whole(options, "checkpoints_kept", 2, 100),
+        _durability(options),
+        _whole(options, "journal_steps", 1, 10_000),
     )
 
 
@@ -44,6 +58,15 @@ def _whole(options: Mapping[str, Any], name: str, least: int, most: int) -> int 
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and least <= given <= most):
         return given
     raise Rejected(f"{name}={given!r}: it must be None or a whole number from {least} to {most}")
+
+
+def _durability(options: Mapping[str, Any]) -> str | None:
+    given: str | None = options.get("durability")
+    if given not in (None, *_DURABILITIES):
+        raise Rejected(f"durability={given!r}: it must be None or one of {', '.join(map(repr, _DURABILITIES))}")
+    if given in (None, "checkpoint") and options.get("journal_steps") is not None:
+        raise Rejected("journal_steps is for durability='journal' or 'journal_sync'")
+    return given
 
 
 def _seconds(options: Mapping[str, Any], name: str) -> float | None:

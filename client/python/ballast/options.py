@@ -96,6 +96,11 @@ class RunOptions(TypedDict, total=False):
         Neither: every 600 seconds. By a daemon without storage they are refused, and so is checkpoints_kept. See
         Optimizer.checkpoint.
     checkpoints_kept: how many stay there, the newest, from 2 to 100. None: 2.
+    durability: what a crash of the daemon takes. "checkpoint": the steps since the last one; "journal": the last steps, at
+        most journal_steps; "journal_sync": none whose step() has returned. With a journal the daemon also writes each
+        step's gradients, 2 or 4 bytes a parameter, and makes the steps again from them, to the same bits. None:
+        "checkpoint".
+    journal_steps: with a journal, how many closed steps may wait for the disk before the next one does. None: 16.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
     on_lost_rank: what becomes of a trainer that is lost for longer than rank_timeout. "wait": each step waits for it as long
@@ -165,6 +170,8 @@ class RunOptions(TypedDict, total=False):
     checkpoint_every_steps: int | None
     checkpoint_every_seconds: float | None
     checkpoints_kept: int | None
+    durability: Literal["checkpoint", "journal", "journal_sync"] | None
+    journal_steps: int | None
     on_torn: Literal["close", "rewind"]
     on_lost_rank: Literal["wait", "continue"]
     rank_timeout: float

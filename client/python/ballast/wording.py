@@ -8,7 +8,7 @@ import re
 _HYPER = re.compile(r"""\.hyper\[['"]?(\w+)['"]?\]""")
 # Values of the wire's enumerations, which the options have in small letters.
 _VALUE = re.compile(
-    r"( = )?\b(?:COMMIT_MODE|NONFINITE_POLICY|TORN_POLICY|LOST_RANK_POLICY|SPIKE_ACTION|SPIKE_KIND)_([A-Z_]+)"
+    r"( = )?\b(?:COMMIT_MODE|NONFINITE_POLICY|TORN_POLICY|LOST_RANK_POLICY|DURABILITY_MODE|SPIKE_ACTION|SPIKE_KIND)_([A-Z_]+)"
 )
 # What is said there, and what is said here.
 _WORDS = [
@@ -23,7 +23,11 @@ _WORDS = [
         (r"\brewind(?= is unset| is snapshots)", "snapshots"),
         (r"\bcheckpoint\.(every_(?:steps|seconds))\b", r"checkpoint_\1"),
         (r"\bcheckpoint\.retain\b", "checkpoints_kept"),
-        (r"\bcheckpoint is given\b", "checkpoint_every_steps, checkpoint_every_seconds or checkpoints_kept is given"),
+        (r"\bcheckpoint\.(durability|journal_steps)\b", r"\1"),
+        (
+            r"\bcheckpoint is given\b",
+            "checkpoint_every_steps, checkpoint_every_seconds, checkpoints_kept or durability is given",
+        ),
         (r"\bRunSpec\.accumulation\b|\baccumulation(?= is )", "gradient_accumulation_steps"),
         (r"\branks(?= is (?:\d|unset))", "world"),
         (r"\bdynamic_loss_scale(?: = true)?", "ballast.GradScaler"),
