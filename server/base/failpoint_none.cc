@@ -5,6 +5,8 @@ namespace ballast {
 
 void Failpoint(const char*) {}
 
+bool LeftOut(const char*) { return false; }
+
 void ArmFailpoint(const std::string& place) {
   Log(LogLevel::kWarn, "config", "this build has no failpoints", {{"err", place}});
 }

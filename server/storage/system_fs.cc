@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 #include "server/storage/fs.h"
 
@@ -64,6 +65,10 @@ absl::Status Done(int result, const char* what, const std::string& path) {
   return result == 0 ? absl::OkStatus() : Failure(what, path, errno);
 }
 
+absl::Status SyncDescriptor(int fd, const char* what, const std::string& path) {
+  return LeftOut("fs.sync") ? absl::OkStatus() : Done(fsync(fd), what, path);
+}
+
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -107,7 +112,7 @@ class SystemOutputFile final : public OutputFile {
   absl::Status SetSize(uint64_t bytes) override {
     return Done(ftruncate(fd_.get(), static_cast<off_t>(bytes)), "set the size of", path_);
   }
-  absl::Status Sync() override { return Done(fsync(fd_.get()), "sync", path_); }
+  absl::Status Sync() override { return SyncDescriptor(fd_.get(), "sync", path_); }
 
  private:
   void TurnDirect(bool direct) {
@@ -205,7 +210,7 @@ class System final : public Fs {
   absl::Status SyncFolder(const std::string& path) override {
     const Descriptor fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
     if (fd.get() < 0) return Failure("open the folder", path, errno);
-    return Done(fsync(fd.get()), "sync the folder", path);
+    return SyncDescriptor(fd.get(), "sync the folder", path);
   }
   absl::StatusOr<Space> SpaceOf(const std::string& path) override {
     struct statvfs found {};
