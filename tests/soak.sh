@@ -11,8 +11,10 @@
 # Parts: libFuzzer on the kernels and on everything at the edge, 60 s each, under sanitizers; 20,000 seeds of the
 # step machine's simulator; two ranks whose connections are cut a thousand times in 500 steps, in four kinds of run; the
 # daemon's peak memory with 200 million parameters against the plan; 64 ranks of one run as processes, one of them killed
-# and the run rewound, against one trainer; and trainers killed at random moments, during which the daemon's memory, file
-# descriptors and threads must stay level and its log free of errors. About 20 minutes.
+# and the run rewound, against one trainer; real power cuts under a daemon that writes checkpoints, on ext4 and XFS (needs
+# root), with and without its syncs; 300 kill -9 of a daemon in training and 100 drains, with the digests of an undisturbed
+# training in the end; and trainers killed at random moments, during which the daemon's memory, file descriptors and
+# threads must stay level and its log free of errors. About 45 minutes.
 #
 # Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
@@ -48,6 +50,7 @@ part() {
     verdict=FAILED
     failed=1
   fi
+  if grep -q '^NOT RUN' "$LOGS/${name// /-}.log"; then verdict="NOT RUN"; fi
   ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(grep -v '^[[:space:]]*$' "$LOGS/${name// /-}.log" | tail -n 1) |")
 }
 
@@ -62,6 +65,12 @@ fuzz() {
   mkdir -p "$found"
   [[ -d $corpus ]] || corpus=""
   "$FUZZ/$1_fuzz" "$found" ${corpus:+"$corpus"} -artifact_prefix="$found/" -max_total_time=60 -max_len="$2" -seed="$seed"
+}
+
+# What is mounted is seen by this program and its children alone, and goes with them.
+cut_power() {
+  "$PYTHON" "$ROOT/tests/python/power.py" --missing || return 0
+  unshare --mount --propagation private "$PYTHON" "$ROOT/tests/python/power.py" --seed "$seed"
 }
 
 all_parts() {
@@ -82,6 +91,9 @@ all_parts() {
   for target in grpc auto; do
     part "64 ranks $target" "$PYTHON" "$ROOT/tests/e2e/many_ranks.py" 64 "$target"
   done
+  part "power cuts" cut_power
+  part "killed daemons" "$PYTHON" "$ROOT/tests/python/lives.py" kills 300 --seed "$seed"
+  part "drains" "$PYTHON" "$ROOT/tests/python/lives.py" drains 100 --seed "$seed"
   part "killed trainers" "$PYTHON" "$ROOT/tests/soak.py" --minutes "$minutes" --seed "$seed"
 }
 

@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Timer
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("BALLASTD", ROOT / "build" / "dev" / "server" / "ballastd"))
@@ -15,9 +17,16 @@ LEASE_S = 1
 
 class Daemon:
     """Started by the constructor; `server` is its address. Ends with the `with` block. `storage`: keeps its runs there.
-    `variables`: of its environment."""
+    `signals`: each is sent so many seconds after its start. `variables`: of its environment."""
 
-    def __init__(self, port: int = 0, lease_s: int = LEASE_S, storage: Path | None = None, **variables: str) -> None:
+    def __init__(
+        self,
+        port: int = 0,
+        lease_s: int = LEASE_S,
+        storage: Path | None = None,
+        signals: Sequence[tuple[float, int]] = (),
+        **variables: str,
+    ) -> None:
         self._process = subprocess.Popen(
             [
                 BINARY,
@@ -34,6 +43,9 @@ class Daemon:
             text=True,
             env={key: value for key, value in os.environ.items() if not key.startswith("BALLAST_")} | variables,
         )
+        self._timers = [Timer(after_s, self._process.send_signal, [signal]) for after_s, signal in signals]
+        for timer in self._timers:
+            timer.start()
         self.server = self._read_address()
         self.port = int(self.server.rpartition(":")[2])
 
@@ -43,6 +55,7 @@ class Daemon:
         found = re.search(r"grpc (\S+)", banner)
         if not found:
             self._process.kill()
+            self._cancel_signals()
             raise RuntimeError(f"ballastd did not start (exit code {self._process.wait()}, it said {banner!r})")
         return found[1]
 
@@ -63,6 +76,16 @@ class Daemon:
         self._process.kill()
         self._process.wait()
 
+    def stands_still(self) -> bool:
+        """Waits until it does, at a failpoint that says ":stop". False: it has ended."""
+        seen = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return seen is not None and seen.si_code == os.CLD_STOPPED
+
+    def _cancel_signals(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+            timer.join()
+
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # threads may go on until the first of them has heard it
@@ -74,6 +97,7 @@ class Daemon:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._cancel_signals()
         if self._process.poll() is None:
             self.kill()
         if self._process.stdout is not None:
