@@ -76,6 +76,8 @@ def go_on(daemon: Daemon, training: Training, promises: Promises) -> None:
         run=RUN,
         weights="server" if there else None,
         checkpoint_every_steps=training.every,
+        snapshots=2,
+        snapshot_every=training.every,
         reconnect_timeout=0.5,
     )
     try:
@@ -107,12 +109,14 @@ def finish(storage: Path, training: Training) -> str:
     return digests(storage)
 
 
-def come_back(storage: Path, promised: int) -> int:
-    """A daemon over the folder has what was promised, and finds nothing damaged. The step at which it is."""
+def come_back(storage: Path, promised: int, most: int = 10**9) -> int:
+    """A daemon over the folder has what was promised, nothing after `most`, and finds nothing damaged. The step at which
+    it is."""
     with Daemon(storage=storage) as daemon:
         status = status_of(daemon)
     found = 0 if status is None else int(status["step"])
     assert found >= promised, f"step {promised} was promised, and the daemon came back at {found}"
+    assert found <= most, f"what came after step {most} was undone, and the daemon came back at {found}"
     if status is not None:
         assert "damaged" not in status["durability"]["restored"], status["durability"]["restored"]
     return found

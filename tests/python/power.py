@@ -3,12 +3,14 @@ flushed (the ioctl that file systems are tested with), and mounted again.
 
     unshare --mount .venv/bin/python tests/python/power.py [--fs ext4,xfs] [--seed N] [--short]
 
-The power is cut at each failpoint, the first, the second and a drawn time that a daemon comes there; when a trainer has just
-been told that a step is durable; and at any moment. Each time the daemon must come back at what was promised, without
-damage, and end with the digests of a training that was never cut off. Then with syncs left out, which must be noticed:
-with each, and one by one. (A single one may be made good by a later one: these file systems write their log in order.)
+The power is cut at each failpoint, the first, the second and a drawn time that a daemon comes there; when somebody has just
+been told that a step is durable, that the run was taken back to an earlier one, or that it was deleted; when the daemon has
+drained; and at any moment. Each time the daemon must come back at what was promised, without damage, and end with the
+digests of a training that was never cut off. Then with syncs left out, which must be noticed: with each, and one by one.
+(A single one may be made good by a later one: these file systems write their log in order.)
 
-Needs root, loop devices and mkfs; --missing says what is not here, with exit code 1. Passes if its exit code is 0; the last line sums up.
+Needs root, loop devices and mkfs; --missing says what is not here, with exit code 1. Passes if its exit code is 0; the
+last line sums up.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread, Timer
@@ -32,7 +35,8 @@ from threading import Thread, Timer
 import torch
 
 import ballast
-from crashing import FAILPOINTS, SMALL, Promises, come_back, finish, go_on
+from ballast import _core
+from crashing import FAILPOINTS, RUN, SMALL, Promises, come_back, finish, go_on
 from daemon import Daemon
 
 SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32), which ext4 has from XFS
@@ -91,71 +95,97 @@ class Disk:
         self._is_mounted = False
 
 
-def train_until_cut(daemon: Daemon, on_step: Callable[[int, int], None] = lambda step, count: None) -> int:
-    """Trains, and stops the daemon, unless the power is cut in the middle. What was promised by then."""
+@dataclass(frozen=True)
+class Kept:
+    """The step at which the daemon must be again, from the one to the other."""
+
+    least: int
+    most: int = SMALL.last
+
+
+def cut_off(disk: Disk, daemon: Daemon) -> None:
+    try:
+        disk.cut()
+    finally:
+        daemon.kill()
+
+
+def train_until_cut(daemon: Daemon, on_step: Callable[[int, int], None] = lambda step, count: None) -> Kept:
+    """Trains, and drains the daemon, unless the power is cut in the middle."""
     promises = Promises(on_step)
     try:
         go_on(daemon, SMALL, promises)
         daemon.stop()
     except ballast.BallastError:
         pass
-    return SMALL.last if daemon.wait() == 0 else promises.durable
+    return Kept(SMALL.last if daemon.wait() == 0 else promises.durable)
 
 
-def at_failpoint(disk: Disk, place: str, visit: int) -> int:
-    """Cut when the daemon comes there. What was promised by then."""
+def at_failpoint(disk: Disk, place: str, visit: int) -> Kept:
+    """Cut when the daemon comes there."""
 
     def wait_and_cut() -> None:
         if daemon.stands_still():
-            disk.cut()
-            daemon.kill()
+            cut_off(disk, daemon)
 
     with Daemon(storage=disk.storage, TEST_FAILPOINT=f"{place}={visit}:stop") as daemon:
         watcher = Thread(target=wait_and_cut)
         watcher.start()
-        promised = train_until_cut(daemon)
+        kept = train_until_cut(daemon)
         watcher.join()
         assert daemon.wait() == -signal.SIGKILL, f"{place} was not come to {visit} times"
-    return promised
+    return kept
 
 
-def when_promised(disk: Disk, count: int, **variables: str) -> int:
+def when_promised(disk: Disk, count: int, **variables: str) -> Kept:
     """Cut as soon as the trainer has been told so many times that a step is durable."""
 
     def cut(step: int, promises: int) -> None:
         if promises == count:
-            disk.cut()
-            daemon.kill()
+            cut_off(disk, daemon)
 
     with Daemon(storage=disk.storage, **variables) as daemon:
-        promised = train_until_cut(daemon, cut)
+        kept = train_until_cut(daemon, cut)
         assert daemon.wait() == -signal.SIGKILL, f"fewer than {count} steps became durable"
-    return promised
+    return kept
 
 
-def after(disk: Disk, seconds: float) -> int:
-    """Cut so long after the daemon serves; perhaps when it has ended."""
-
-    def cut() -> None:
-        disk.cut()
-        daemon.kill()
-
+def when_answered(disk: Disk, request: Callable[[_core.Client], object], left_at: int) -> Kept:
+    """Cut as soon as the daemon has answered what leaves the run at this step. 0: it is no more."""
     with Daemon(storage=disk.storage) as daemon:
-        timer = Timer(seconds, cut)
+        go_on(daemon, SMALL, Promises())
+        client = _core.Client.connect(daemon.server, 5.0, 5.0)
+        request(client)
+        cut_off(disk, daemon)
+        client.close()
+    return Kept(left_at, left_at)
+
+
+def when_drained(disk: Disk) -> Kept:
+    with Daemon(storage=disk.storage) as daemon:
+        kept = train_until_cut(daemon)
+        disk.cut()
+    return kept
+
+
+def after(disk: Disk, seconds: float) -> Kept:
+    """Cut so long after the daemon serves; perhaps when it has ended."""
+    with Daemon(storage=disk.storage) as daemon:
+        timer = Timer(seconds, cut_off, [disk, daemon])
         timer.start()
-        promised = train_until_cut(daemon)
+        kept = train_until_cut(daemon)
         timer.join()
-    return promised
+    return kept
 
 
-def lost(disk: Disk, uncut: str, train: Callable[[], int]) -> str:
+def lost(disk: Disk, uncut: str, train: Callable[[Disk], Kept]) -> str:
     """What was lost by a cut in the middle of it; empty: nothing."""
     disk.make()
     try:
-        promised = train()
+        kept = train(disk)
         disk.unmount()
         disk.mount()
-        found = come_back(disk.storage, promised)
+        found = come_back(disk.storage, kept.least, kept.most)
         if finish(disk.storage, SMALL) != uncut:
             return f"the training went on otherwise from step {found}"
     except AssertionError as loss:
@@ -165,7 +195,15 @@ def lost(disk: Disk, uncut: str, train: Callable[[], int]) -> str:
     return ""
 
 
-Cut = tuple[str, Callable[[Disk], int]]
+Cut = tuple[str, Callable[[Disk], Kept]]
+
+
+def rewind(client: _core.Client) -> None:
+    client.rewind(RUN, SMALL.last - 3, None, "a test")
+
+
+def delete(client: _core.Client) -> None:
+    client.delete_run(RUN, force=True)
 
 
 def cuts(draw: random.Random, length_s: float, short: bool) -> list[Cut]:
@@ -173,10 +211,13 @@ def cuts(draw: random.Random, length_s: float, short: bool) -> list[Cut]:
     places = [(place, visit) for place in FAILPOINTS for visit in (1, 2, draw.randint(3, VISITS))]
     moments = [draw.uniform(0, length_s) for _ in range(2 if short else 60)]
     if short:
-        places = [*draw.sample(places, 3), ("checkpoint.published", 2)]
+        places = [*draw.sample(places, 2), ("checkpoint.published", 2)]
     return [
         *((f"{place}, visit {visit}", partial(at_failpoint, place=place, visit=visit)) for place, visit in places),
         *((f"promise {count}", partial(when_promised, count=count)) for count in ((1,) if short else (1, 2, 3, 4))),
+        ("rewound", partial(when_answered, request=rewind, left_at=SMALL.last - 3)),
+        ("deleted", partial(when_answered, request=delete, left_at=0)),
+        ("drained", when_drained),
         *((f"after {seconds:.3f} s", partial(after, seconds=seconds)) for seconds in moments),
     ]
 
@@ -184,13 +225,13 @@ def cuts(draw: random.Random, length_s: float, short: bool) -> list[Cut]:
 def check(disk: Disk, uncut: str, made: list[Cut], short: bool) -> str:
     """All cuts of one file system. What it found, for people."""
     for name, train in made:
-        loss = lost(disk, uncut, partial(train, disk))
+        loss = lost(disk, uncut, train)
         print(f"{disk.kind}: {name}: {loss or 'nothing lost'}", flush=True)
         assert not loss, f"{disk.kind}: {name}: {loss}"
     noticed = []
     for skipped in (0,) if short else range(SYNCS + 1):
         train = partial(when_promised, count=1, TEST_FAILPOINT=f"fs.sync={skipped}:skip")
-        loss = lost(disk, uncut, partial(train, disk))
+        loss = lost(disk, uncut, train)
         print(f"{disk.kind}: without sync {skipped or 'at all'}: {loss or 'nothing lost'}", flush=True)
         if loss:
             noticed.append(skipped)
@@ -217,8 +258,9 @@ def main() -> None:
     torch.set_num_threads(1)
     found = []
     with tempfile.TemporaryDirectory(prefix="ballast-power-") as folder:
-        began_s = time.monotonic()
         uncut = finish(Path(folder) / "uncut", SMALL)
+        began_s = time.monotonic()
+        assert finish(Path(folder) / "again", SMALL) == uncut
         made = cuts(random.Random(options.seed), time.monotonic() - began_s, options.short)
         for kind in kinds:
             found.append(check(Disk(Path(folder), kind), uncut, made, options.short))
