@@ -8,13 +8,13 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: libFuzzer on the kernels and on everything at the edge, 60 s each, under sanitizers; 20,000 seeds of the
-# step machine's simulator; two ranks whose connections are cut a thousand times in 500 steps, in four kinds of run; the
-# daemon's peak memory with 200 million parameters against the plan; 64 ranks of one run as processes, one of them killed
-# and the run rewound, against one trainer; real power cuts under a daemon that writes checkpoints, on ext4 and XFS (needs
-# root), with and without its syncs; 300 kill -9 of a daemon in training and 100 drains, with the digests of an undisturbed
-# training in the end; and trainers killed at random moments, during which the daemon's memory, file descriptors and
-# threads must stay level and its log free of errors. About 45 minutes.
+# Parts: libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each, under
+# sanitizers; 20,000 seeds of the step machine's simulator; two ranks whose connections are cut a thousand times in 500
+# steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks of one run as
+# processes, one of them killed and the run rewound, against one trainer; real power cuts under a daemon that writes
+# checkpoints, on ext4 and XFS (needs root), with and without its syncs; 300 kill -9 of a daemon in training, and 100 drains,
+# with the digests of an undisturbed training in the end; and trainers killed at random moments, during which the daemon's
+# memory, file descriptors and threads must stay level and its log free of errors. About 45 minutes.
 #
 # Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
@@ -56,7 +56,7 @@ part() {
 
 build_fuzzers() {
   "$ROOT/deploy/packages.sh" fuzz
-  "$ROOT/deploy/setup.sh" build fuzz kernels_fuzz edge_fuzz session_fuzz shm_fuzz
+  "$ROOT/deploy/setup.sh" build fuzz kernels_fuzz edge_fuzz session_fuzz shm_fuzz checkpoint_fuzz
 }
 
 # fuzz TARGET MOST_BYTES: from the corpus, which stays as it is.
@@ -76,7 +76,7 @@ cut_power() {
 all_parts() {
   local target kind commit
   part "fuzzers" build_fuzzers
-  for target in "kernels 8192" "edge 1024" "session 200" "shm 1024"; do
+  for target in "kernels 8192" "edge 1024" "session 200" "shm 1024" "checkpoint 16384"; do
     # shellcheck disable=SC2086 # words
     part "fuzz ${target% *}" fuzz $target
   done

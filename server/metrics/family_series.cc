@@ -67,7 +67,7 @@ void FamilySeries::SetTotal(std::string_view label_value, double total) {
 
 size_t FamilySeries::IndexOf(std::string_view label_value) const {
   const auto found = std::find(values_.begin(), values_.end(), label_value);
-  return static_cast<size_t>(found == values_.end() ? children_.size() - 1 : found - values_.begin());
+  return found == values_.end() ? children_.size() - 1 : static_cast<size_t>(found - values_.begin());
 }
 
 }  // namespace ballast
