@@ -10,6 +10,7 @@
 #include "proto/checkpoint/file_digest.h"
 
 #include "server/base/clock.h"
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 
 namespace ballast {
@@ -97,6 +98,7 @@ absl::StatusOr<v1::CheckpointFile> WriteFile(Fs* fs, const std::string& folder, 
   BlockWriter writer(file.get(), buffer.bytes(), leave);
   for (const auto& piece : content.pieces) RETURN_IF_ERROR(writer.Add(piece));
   RETURN_IF_ERROR(writer.Finish());
+  Failpoint("file.written");
   RETURN_IF_ERROR(file->Sync());
   return writer.digest().Finish(content.name);
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/strip.h"
 #include "proto/checkpoint/manifest.h"
 
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 #include "server/storage/journal_files.h"
 
@@ -110,6 +111,7 @@ absl::StatusOr<std::string> RunFolder::Begin(const CheckpointPlace& place) {
 
 absl::Status RunFolder::RenameSynced(const std::string& from, const std::string& to) {
   RETURN_IF_ERROR(fs_->Rename(absl::StrCat(path_, "/", from), absl::StrCat(path_, "/", to)));
+  Failpoint("folder.renamed");
   return fs_->SyncFolder(path_);
 }
 
@@ -142,6 +144,7 @@ absl::Status RunFolder::RemoveFiles(const std::string& folder) {
   for (const Fs::Entry& file : files) {
     if (file.kind == Fs::Kind::kFile && IsCheckpointFile(file.name)) {
       RETURN_IF_ERROR(fs_->RemoveFile(absl::StrCat(folder, "/", file.name)));
+      Failpoint("folder.file_removed");
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(

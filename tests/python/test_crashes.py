@@ -19,7 +19,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_there_are_failpoints() -> None:
-    assert len(FAILPOINTS) >= 6, FAILPOINTS
+    assert len(FAILPOINTS) >= 9, FAILPOINTS
 
 
 @pytest.mark.parametrize("visit", [1, 2, 3])
