@@ -68,9 +68,9 @@ class Daemon:
         self.stop()
         assert self.wait() == 0
 
-    def wait(self) -> int:
+    def wait(self, timeout_s: float | None = None) -> int:
         """For an end that it comes to by itself; its exit code."""
-        return self._process.wait()
+        return self._process.wait(timeout_s)
 
     def kill(self) -> None:
         self._process.kill()

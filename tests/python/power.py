@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread, Timer
@@ -36,14 +36,16 @@ import torch
 
 import ballast
 from ballast import _core
-from crashing import FAILPOINTS, RUN, SMALL, Promises, come_back, finish, go_on
+from crashing import FAILPOINTS, RUN, SMALL, Promises, Training, come_back, finish, go_on
 from daemon import Daemon
 
 SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32), which ext4 has from XFS
 NOLOGFLUSH = 2
+LAST = SMALL.last
+WIDE = 1000  # three million parameters: files of several blocks of 4 MiB
 VISITS = 4  # that a short training makes to each place, at least
 SYNCS = 13  # before its first checkpoint counts, at most
-KINDS = {"ext4": ("64M", ["mkfs.ext4", "-q", "-F"]), "xfs": ("320M", ["mkfs.xfs", "-q", "-f"])}
+KINDS = {"ext4": ("128M", ["mkfs.ext4", "-q", "-F"]), "xfs": ("320M", ["mkfs.xfs", "-q", "-f"])}
 
 
 def missing(kinds: list[str]) -> list[str]:
@@ -59,10 +61,11 @@ def missing(kinds: list[str]) -> list[str]:
 
 
 class Disk:
-    """A file system on a loop device, whose power can be cut."""
+    """A file system on a loop device, whose power can be cut. `training`: of the run that is kept on it."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, kind: str, training: Training) -> None:
         self.kind = kind
+        self.training = training
         self._image, self._mounted = folder / f"{kind}.image", folder / kind
         self._mounted.mkdir()
         self._is_mounted = False  # os.path.ismount cannot tell after a cut
@@ -100,7 +103,7 @@ class Kept:
     """The step at which the daemon must be again, from the one to the other."""
 
     least: int
-    most: int = SMALL.last
+    most: int = LAST
 
 
 def cut_off(disk: Disk, daemon: Daemon) -> None:
@@ -110,15 +113,15 @@ def cut_off(disk: Disk, daemon: Daemon) -> None:
         daemon.kill()
 
 
-def train_until_cut(daemon: Daemon, on_step: Callable[[int, int], None] = lambda step, count: None) -> Kept:
+def train_until_cut(disk: Disk, daemon: Daemon, on_step: Callable[[int, int], None] = lambda step, count: None) -> Kept:
     """Trains, and drains the daemon, unless the power is cut in the middle."""
     promises = Promises(on_step)
     try:
-        go_on(daemon, SMALL, promises)
+        go_on(daemon, disk.training, promises)
         daemon.stop()
     except ballast.BallastError:
         pass
-    return Kept(SMALL.last if daemon.wait() == 0 else promises.durable)
+    return Kept(LAST if daemon.wait() == 0 else promises.durable)
 
 
 def at_failpoint(disk: Disk, place: str, visit: int) -> Kept:
@@ -131,7 +134,7 @@ def at_failpoint(disk: Disk, place: str, visit: int) -> Kept:
     with Daemon(storage=disk.storage, TEST_FAILPOINT=f"{place}={visit}:stop") as daemon:
         watcher = Thread(target=wait_and_cut)
         watcher.start()
-        kept = train_until_cut(daemon)
+        kept = train_until_cut(disk, daemon)
         watcher.join()
         assert daemon.wait() == -signal.SIGKILL, f"{place} was not come to {visit} times"
     return kept
@@ -145,7 +148,7 @@ def when_promised(disk: Disk, count: int, **variables: str) -> Kept:
             cut_off(disk, daemon)
 
     with Daemon(storage=disk.storage, **variables) as daemon:
-        kept = train_until_cut(daemon, cut)
+        kept = train_until_cut(disk, daemon, cut)
         assert daemon.wait() == -signal.SIGKILL, f"fewer than {count} steps became durable"
     return kept
 
@@ -153,7 +156,7 @@ def when_promised(disk: Disk, count: int, **variables: str) -> Kept:
 def when_answered(disk: Disk, request: Callable[[_core.Client], object], left_at: int) -> Kept:
     """Cut as soon as the daemon has answered what leaves the run at this step. 0: it is no more."""
     with Daemon(storage=disk.storage) as daemon:
-        go_on(daemon, SMALL, Promises())
+        go_on(daemon, disk.training, Promises())
         client = _core.Client.connect(daemon.server, 5.0, 5.0)
         request(client)
         cut_off(disk, daemon)
@@ -163,7 +166,7 @@ def when_answered(disk: Disk, request: Callable[[_core.Client], object], left_at
 
 def when_drained(disk: Disk) -> Kept:
     with Daemon(storage=disk.storage) as daemon:
-        kept = train_until_cut(daemon)
+        kept = train_until_cut(disk, daemon)
         disk.cut()
     return kept
 
@@ -173,7 +176,7 @@ def after(disk: Disk, seconds: float) -> Kept:
     with Daemon(storage=disk.storage) as daemon:
         timer = Timer(seconds, cut_off, [disk, daemon])
         timer.start()
-        kept = train_until_cut(daemon)
+        kept = train_until_cut(disk, daemon)
         timer.join()
     return kept
 
@@ -186,7 +189,7 @@ def lost(disk: Disk, uncut: str, train: Callable[[Disk], Kept]) -> str:
         disk.unmount()
         disk.mount()
         found = come_back(disk.storage, kept.least, kept.most)
-        if finish(disk.storage, SMALL) != uncut:
+        if finish(disk.storage, disk.training) != uncut:
             return f"the training went on otherwise from step {found}"
     except AssertionError as loss:
         return str(loss)
@@ -199,7 +202,7 @@ Cut = tuple[str, Callable[[Disk], Kept]]
 
 
 def rewind(client: _core.Client) -> None:
-    client.rewind(RUN, SMALL.last - 3, None, "a test")
+    client.rewind(RUN, LAST - 3, None, "a test")
 
 
 def delete(client: _core.Client) -> None:
@@ -215,7 +218,7 @@ def cuts(draw: random.Random, length_s: float, short: bool) -> list[Cut]:
     return [
         *((f"{place}, visit {visit}", partial(at_failpoint, place=place, visit=visit)) for place, visit in places),
         *((f"promise {count}", partial(when_promised, count=count)) for count in ((1,) if short else (1, 2, 3, 4))),
-        ("rewound", partial(when_answered, request=rewind, left_at=SMALL.last - 3)),
+        ("rewound", partial(when_answered, request=rewind, left_at=LAST - 3)),
         ("deleted", partial(when_answered, request=delete, left_at=0)),
         ("drained", when_drained),
         *((f"after {seconds:.3f} s", partial(after, seconds=seconds)) for seconds in moments),
@@ -258,12 +261,13 @@ def main() -> None:
     torch.set_num_threads(1)
     found = []
     with tempfile.TemporaryDirectory(prefix="ballast-power-") as folder:
-        uncut = finish(Path(folder) / "uncut", SMALL)
+        training = SMALL if options.short else replace(SMALL, width=WIDE)
+        uncut = finish(Path(folder) / "uncut", training)
         began_s = time.monotonic()
-        assert finish(Path(folder) / "again", SMALL) == uncut
+        assert finish(Path(folder) / "again", training) == uncut
         made = cuts(random.Random(options.seed), time.monotonic() - began_s, options.short)
         for kind in kinds:
-            found.append(check(Disk(Path(folder), kind), uncut, made, options.short))
+            found.append(check(Disk(Path(folder), kind, training), uncut, made, options.short))
     print("; ".join(found))
 
 
