@@ -163,12 +163,19 @@ report_missing_gpu() {
   fi
 }
 
+report_missing_power() {
+  local said
+  [[ -x $PYTHON ]] || return 0
+  said=$("$PYTHON" "$ROOT/tests/python/power.py" --missing) || echo "!! $said"
+}
+
 close() {
   local code=0
   echo
   echo "stages:"
   print_stage_times
   report_missing_gpu
+  report_missing_power
   if [[ -x $PYTHON ]]; then
     "$PYTHON" "$ROOT/tests/count.py" "$LOGS" "${FAILED_STAGES[@]}" || code=$?
   else
