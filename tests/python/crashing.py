@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -35,6 +35,7 @@ class Training:
     width: int = 33  # of three layers
     every: int = 2  # steps, a checkpoint
     awaited: bool = True  # each checkpoint is waited for, so that none is left out while another is being written
+    durability: Literal["checkpoint", "journal", "journal_sync"] = "journal_sync"
 
 
 SMALL = Training(last=9)
@@ -76,6 +77,7 @@ def go_on(daemon: Daemon, training: Training, promises: Promises) -> None:
         run=RUN,
         weights="server" if there else None,
         checkpoint_every_steps=training.every,
+        durability=training.durability,
         snapshots=2,
         snapshot_every=training.every,
         reconnect_timeout=0.5,

@@ -4,7 +4,9 @@ the run goes on to the bit as one that was never stopped."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -15,11 +17,11 @@ from daemon import Daemon
 
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return finish(tmp_path_factory.mktemp("uncut"), SMALL)
+    return finish(tmp_path_factory.mktemp("uncut"), replace(SMALL, durability="checkpoint"))
 
 
 def test_there_are_failpoints() -> None:
-    assert len(FAILPOINTS) >= 9, FAILPOINTS
+    assert len(FAILPOINTS) >= 13, FAILPOINTS
 
 
 @pytest.mark.parametrize("visit", [1, 2, 3])
@@ -37,8 +39,12 @@ def test_it_ends_there_and_nothing_that_was_durable_is_lost(place: str, visit: i
     assert finish(tmp_path, SMALL) == uncut
 
 
-def test_it_is_killed_again_and_again(tmp_path: Path, uncut: str) -> None:
+@pytest.mark.parametrize("durability", ["checkpoint", "journal", "journal_sync"])
+def test_it_is_killed_again_and_again(
+    durability: Literal["checkpoint", "journal", "journal_sync"], tmp_path: Path, uncut: str
+) -> None:
     draw = random.Random(5)
+    training = replace(SMALL, durability=durability)
     for _ in range(8):
         last = draw.randrange(1, SMALL.last)
         with Daemon(storage=tmp_path) as daemon:
@@ -48,7 +54,7 @@ def test_it_is_killed_again_and_again(tmp_path: Path, uncut: str) -> None:
                     daemon.kill()
 
             try:
-                go_on(daemon, SMALL, Promises(kill))
+                go_on(daemon, training, Promises(kill))
             except ballast.BallastError:
                 pass
-    assert finish(tmp_path, SMALL) == uncut
+    assert finish(tmp_path, training) == uncut
