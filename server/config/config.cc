@@ -196,7 +196,7 @@ std::string Quoted(const std::string& text) {
 
 std::string QuotedList(const std::string& text) {
   const auto append = [](std::string* out, absl::string_view item) { out->append(Quoted(std::string(item))); };
-  return absl::StrCat("[", absl::StrJoin(absl::StrSplit(text, ',', absl::SkipEmpty()), ", ", append), "]");
+  return absl::StrCat("[", absl::StrJoin(SplitList(text), ", ", append), "]");
 }
 
 }  // namespace

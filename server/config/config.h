@@ -33,7 +33,10 @@ struct Config {
   struct Storage {
     std::string dir = "off";
     uint32_t threads = 4;
-    uint64_t bytes_per_s = 0;  // 0: no limit
+    uint64_t bytes_per_s = 0;               // 0: no limit
+    std::vector<std::string> on_published;  // program and arguments; empty: none
+    double on_published_timeout_s = 600;
+    std::string import_dir = "off";
     bool on() const { return dir != "off"; }
   } storage;
   struct Log {

@@ -79,13 +79,15 @@ class FileReader {
 
   // As a flag would have it.
   absl::Status AddList(FileValue at, const YAML::Node& list) {
+    std::vector<std::string> items;
     for (const YAML::Node& item : list) {
-      if (!item.IsScalar() || item.Scalar().find(',') != std::string::npos) {
+      if (!item.IsScalar()) {
         return absl::FailedPreconditionError(
-            absl::StrCat(Where(item.Mark()), ": an item of '", at.path, "' must be a plain word without a comma"));
+            absl::StrCat(Where(item.Mark()), ": an item of '", at.path, "' must be a plain word"));
       }
-      absl::StrAppend(&at.text, at.text.empty() ? "" : ",", item.Scalar());
+      items.push_back(item.Scalar());
     }
+    at.text = JoinList(items);
     values.push_back(std::move(at));
     return absl::OkStatus();
   }

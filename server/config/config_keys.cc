@@ -113,6 +113,49 @@ std::string CheckFolder(const std::string& dir) {
   return "is neither off nor the absolute path of a folder";
 }
 
+// "{fodler}", where an argument has one that nothing will stand for; empty: none. Braces with anything else in them,
+// such as a pattern's, are the program's own.
+std::string UnknownPlaceholder(absl::string_view argument) {
+  constexpr absl::string_view kKnown[] = {"folder", "run", "step", "number"};
+  for (size_t open = argument.find('{'); open != absl::string_view::npos; open = argument.find('{', open + 1)) {
+    const size_t close = argument.find('}', open);
+    if (close == absl::string_view::npos) break;
+    const absl::string_view word = argument.substr(open + 1, close - open - 1);
+    const bool is_word = !word.empty() && std::all_of(word.begin(), word.end(), absl::ascii_islower);
+    if (is_word && std::find(std::begin(kKnown), std::end(kKnown), word) == std::end(kKnown)) {
+      return std::string(argument.substr(open, close - open + 1));
+    }
+  }
+  return "";
+}
+
+std::string CheckOnPublished(const Config& config) {
+  const std::vector<std::string>& command = config.storage.on_published;
+  if (command.empty()) return "";
+  if (!config.storage.on()) return "wants storage.dir: without it no checkpoint is written";
+  if (!absl::StartsWith(command[0], "/")) {
+    return absl::StrCat("'", command[0], "' is no absolute path of a program; write /usr/bin/rclone, say");
+  }
+  for (const std::string& argument : command) {
+    if (const std::string unknown = UnknownPlaceholder(argument); !unknown.empty()) {
+      return absl::StrCat("nothing stands for ", unknown, "; there are {folder}, {run}, {step} and {number}");
+    }
+  }
+  return "";
+}
+
+// Below or above storage.dir, a checkpoint would be brought from where the daemon itself writes.
+std::string CheckImportFolder(const Config& config) {
+  const std::string &dir = config.storage.import_dir, &storage = config.storage.dir;
+  if (dir == "off") return "";
+  if (!config.storage.on()) return "wants storage.dir: without it there is nothing to bring a checkpoint to";
+  if (std::string wrong = CheckFolder(dir); !wrong.empty()) return wrong;
+  const std::string inner = absl::StrCat(absl::StripSuffix(dir, "/"), "/");
+  const std::string outer = absl::StrCat(absl::StripSuffix(storage, "/"), "/");
+  if (!absl::StartsWith(inner, outer) && !absl::StartsWith(outer, inner)) return "";
+  return absl::StrCat("is in, or around, storage.dir (", storage, "); choose a folder beside it");
+}
+
 std::string CheckWatchdog(double watchdog_s) { return watchdog_s == 0 ? "" : Range{30, 86400, "s"}(watchdog_s); }
 
 // The member at the end of a path of members: its section, then itself.
@@ -155,6 +198,9 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<kStorage, &Config::Storage::dir>("storage.dir", CheckFolder),
       Row<kStorage, &Config::Storage::threads>("storage.threads", Range{1, 64}),
       Row<kStorage, &Config::Storage::bytes_per_s>("storage.bytes_per_second", AnyValue{}),
+      Row<kStorage, &Config::Storage::on_published>("storage.on_published", CheckOnPublished),
+      Row<kStorage, &Config::Storage::on_published_timeout_s>("storage.on_published_timeout", Range{1, 86400, "s"}),
+      Row<kStorage, &Config::Storage::import_dir>("storage.import_dir", CheckImportFolder),
       Row<kLog, &Config::Log::level>("log.level", OneOf{{"debug", "info", "warn", "error"}}),
       Row<kLog, &Config::Log::format>("log.format", OneOf{{"json", "text"}}),
       Row<kLimits, &Limits::tensors>("limits.tensors", Range{1, 1e7}),

@@ -167,11 +167,7 @@ absl::Status ReadInto(uint32_t* member, const ConfigKey& key, absl::string_view 
 
 // In place of what it was: a list of a stronger source is the whole list.
 absl::Status ReadInto(std::vector<std::string>* member, const ConfigKey&, absl::string_view text) {
-  member->clear();
-  for (const absl::string_view item : absl::StrSplit(text, ',')) {
-    const std::string stripped(absl::StripAsciiWhitespace(item));
-    if (!stripped.empty()) member->push_back(stripped);
-  }
+  *member = SplitList(text);
   return absl::OkStatus();
 }
 
@@ -189,7 +185,7 @@ std::string TextOf(const ConfigKey& key, uint64_t value) {
   return key.kind == ConfigKey::Kind::kCount ? absl::StrCat(value) : BytesText(value);
 }
 std::string TextOf(const ConfigKey& key, uint32_t value) { return TextOf(key, uint64_t{value}); }
-std::string TextOf(const ConfigKey&, const std::vector<std::string>& value) { return absl::StrJoin(value, ","); }
+std::string TextOf(const ConfigKey&, const std::vector<std::string>& value) { return JoinList(value); }
 
 // Levenshtein's distance, one row at a time.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
@@ -240,6 +236,32 @@ std::string ConfigValueText(const ConfigKey& key, const Config& config) {
   if (key.row == nullptr) return "";
   Config copy = config;  // a row's member is one that can be set
   return std::visit([&](const auto* member) { return TextOf(key, *member); }, key.row->member(copy));
+}
+
+std::vector<std::string> SplitList(absl::string_view text) {
+  std::vector<std::string> items;
+  std::string item;
+  const auto end_item = [&] {
+    absl::StripAsciiWhitespace(&item);
+    if (!item.empty()) items.push_back(item);
+    item.clear();
+  };
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool escapes = text[i] == '\\' && i + 1 < text.size() && (text[i + 1] == ',' || text[i + 1] == '\\');
+    if (text[i] == ',') {
+      end_item();
+    } else {
+      item.push_back(text[escapes ? ++i : i]);
+    }
+  }
+  end_item();
+  return items;
+}
+
+std::string JoinList(const std::vector<std::string>& items) {
+  return absl::StrJoin(items, ",", [](std::string* out, const std::string& item) {
+    absl::StrAppend(out, absl::StrReplaceAll(item, {{"\\", "\\\\"}, {",", "\\,"}}));
+  });
 }
 
 std::string DidYouMean(absl::string_view got, const std::vector<std::string>& names) {

@@ -7,7 +7,7 @@
 //   uint64, *_bytes bytes: 65536, 64KiB, 64MB
 //   double          seconds: 30s, 500ms, 1m30s
 //   other uint32    a whole number
-//   repeated string a list: a,b; in the file also [a, b] or a line each
+//   repeated string a list: a,b; in the file also [a, b] or a line each, where a comma needs no backslash
 //   message         a section; its fields are limits.chunk_bytes in the file and as a flag
 //
 // Thread-safe: all state is immutable.
@@ -45,6 +45,11 @@ const ConfigKey* FindConfigKey(absl::string_view spelling);
 absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, Config* config);
 // Text that SetConfigValue reads back as the same value.
 std::string ConfigValueText(const ConfigKey& key, const Config& config);
+
+// A list's items, without blanks around them and without empty ones, and its text. A comma in an item is written as \,
+// and a backslash before one, or before another, as \\.
+std::vector<std::string> SplitList(absl::string_view text);
+std::string JoinList(const std::vector<std::string>& items);
 
 // "; did you mean 'ops_http'?" where one of the names is close, else nothing.
 std::string DidYouMean(absl::string_view got, const std::vector<std::string>& names);

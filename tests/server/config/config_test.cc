@@ -4,6 +4,7 @@
 #include <fstream>
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -39,6 +40,11 @@ class ConfigTest : public testing::Test {
 
   std::string ErrorOfFile(const std::string& text) const {
     return std::string(ParseConfigText(text, "ballast.yaml").status().message());
+  }
+
+  // Of what it says, too.
+  std::string ErrorOf(const std::string& text) const {
+    return std::string(ParseCommandLine({"--config", Write(text)}, {}).status().message());
   }
 
   const std::filesystem::path directory_ =
@@ -258,10 +264,47 @@ TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
   EXPECT_EQ(hosts("", {}, {{"BALLAST_OPS_HTTP_HOSTS", "vm.lan,ballast.default.svc"}}), both);
   EXPECT_THAT(hosts("ops_http:\n  hosts: [a]\n", {"--ops_http.hosts", "b"}, {}), testing::ElementsAre("b"));
   EXPECT_THAT(hosts("ops_http:\n  hosts: []\n", {}, {}), testing::IsEmpty());
-  EXPECT_EQ(ErrorOfFile("ops_http:\n  hosts: [\"a,b\"]\n"),
-            "ballast.yaml:2: an item of 'ops_http.hosts' must be a plain word without a comma");
+  EXPECT_THAT(ErrorOf("ops_http:\n  hosts: [\"a,b\"]\n"), HasSubstr("'a,b' is no host name"));
+  EXPECT_EQ(ErrorOfFile("ops_http:\n  hosts: [[a]]\n"),
+            "ballast.yaml:2: an item of 'ops_http.hosts' must be a plain word");
   EXPECT_THAT(std::string(ParseCommandLine({"--ops_http.hosts", "vm.lan:9464"}, {}).status().message()),
               HasSubstr("'vm.lan:9464' is no host name"));
+}
+
+TEST_F(ConfigTest, ACommandsArgumentsMayHaveCommasAndBackslashes) {
+  const std::string storage = "storage:\n  dir: /data\n";
+  const std::vector<std::string> wanted = {"/bin/rclone", "--include", "{a,b}\\*", "{folder}", "\\,"};
+  const auto line = ParseCommandLine(
+      {"--config", Write(storage + "  on_published: [/bin/rclone, --include, '{a,b}\\*', '{folder}', '\\,']\n")}, {});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->config.storage.on_published, wanted);
+  const auto again = ParseCommandLine({"--config", Write(PrintConfig(line->config))}, {});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->config.storage.on_published, wanted);
+  const auto flag = ParseCommandLine(
+      {"--storage.dir=/data", "--storage.on_published=/bin/rclone,--include,{a\\,b}\\*,{folder},\\\\\\,"}, {});
+  ASSERT_TRUE(flag.ok()) << flag.status();
+  EXPECT_EQ(flag->config.storage.on_published, wanted);
+}
+
+TEST_F(ConfigTest, ACommandThatCannotBeMeantIsRefused) {
+  const auto error = [&](const std::string& keys) { return ErrorOf("storage:\n" + keys); };
+  EXPECT_THAT(error("  on_published: [/bin/true]\n"), HasSubstr("wants storage.dir"));
+  EXPECT_THAT(error("  dir: /data\n  on_published: [rclone, copy]\n"),
+              HasSubstr("'rclone' is no absolute path of a program"));
+  EXPECT_THAT(error("  dir: /data\n  on_published: [/bin/true, '{fodler}']\n"),
+              HasSubstr("nothing stands for {fodler}; there are {folder}, {run}, {step} and {number}"));
+  EXPECT_THAT(error("  dir: /data\n  on_published_timeout: 0s\n"), HasSubstr("out of range"));
+}
+
+TEST_F(ConfigTest, AFolderToImportFromIsNotTheStorageItself) {
+  const auto error = [&](const std::string& keys) { return ErrorOf("storage:\n" + keys); };
+  EXPECT_THAT(error("  import_dir: /in\n"), HasSubstr("wants storage.dir"));
+  EXPECT_THAT(error("  dir: /data\n  import_dir: in\n"), HasSubstr("neither off nor the absolute path"));
+  for (const char* within : {"/data", "/data/runs", "/"}) {
+    EXPECT_THAT(error(absl::StrCat("  dir: /data\n  import_dir: ", within, "\n")), HasSubstr("storage.dir (/data)"));
+  }
+  EXPECT_TRUE(ParseCommandLine({"--storage.dir=/data", "--storage.import_dir=/data-in"}, {}).ok());
 }
 
 // A value unlike the default for every key: a key that sets no member, or the wrong one, shows here.
@@ -275,7 +318,8 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
       "format: \"text\"\nlimits:\n"
       "  tensors: 10\n  name_bytes: 11\n  message_bytes: 1MiB\n  chunk_bytes: 64KiB\n  credit_bytes: 3MiB\n"
       "  lease: 250ms\n  layer_groups: 9\n  open_timeout: 3s\n  spec_bytes: 2MiB\n  connections: 100\n"
-      "  pull_timeout: 4s\nstorage:\n  dir: \"/data\"\n  threads: 3\n  bytes_per_second: 100MiB\n";
+      "  pull_timeout: 4s\nstorage:\n  dir: \"/data\"\n  threads: 3\n  bytes_per_second: 100MiB\n"
+      "  on_published: [\"/bin/cp\", \"{folder}\"]\n  on_published_timeout: 5m\n  import_dir: \"/in\"\n";
   const auto line = ParseCommandLine({"--config", Write(text)}, {});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(PrintConfig(line->config), text);
