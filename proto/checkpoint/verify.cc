@@ -5,13 +5,17 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "proto/checkpoint/file_digest.h"
 #include "proto/checkpoint/manifest.h"
+#include "proto/checkpoint/meaning.h"
 
 namespace ballast {
 namespace {
@@ -32,7 +36,7 @@ bool IsPlainFile(const fs::path& path) {
   return fs::is_regular_file(fs::symlink_status(path, error));
 }
 
-absl::StatusOr<v1::CheckpointFile> DigestOfFile(const fs::path& path) {
+absl::StatusOr<v1::CheckpointFile> DigestOfFile(const fs::path& path, const std::function<bool()>& wanted) {
   if (!IsPlainFile(path)) return Damaged(path, "it is missing, or no ordinary file");
   std::ifstream file(path, std::ios::binary);
   if (!file)
@@ -40,6 +44,7 @@ absl::StatusOr<v1::CheckpointFile> DigestOfFile(const fs::path& path) {
   FileDigest digest;
   std::string block(kReadBytes, '\0');
   while (file) {
+    if (wanted && !wanted()) return absl::CancelledError(absl::StrCat(path.string(), " is not wanted any more"));
     file.read(block.data(), static_cast<std::streamsize>(block.size()));
     digest.Add({reinterpret_cast<const std::byte*>(block.data()), static_cast<size_t>(file.gcount())});
   }
@@ -78,9 +83,33 @@ absl::Status CheckNoOthers(const fs::path& folder, const v1::CheckpointManifest&
   return absl::OkStatus();
 }
 
+// "000000000007-step-120", or one that was set aside; its step.
+std::optional<uint64_t> StepInName(const fs::path& folder) {
+  const std::string text = folder.filename().string();
+  absl::string_view name = text;
+  absl::ConsumePrefix(&name, "discarded-");
+  const size_t middle = name.find("-step-");
+  uint64_t number = 0, step = 0;
+  const bool parsed = middle != absl::string_view::npos && middle >= 12 &&
+                      absl::SimpleAtoi(name.substr(0, middle), &number) &&
+                      absl::SimpleAtoi(name.substr(middle + 6), &step);
+  return parsed ? std::optional(step) : std::nullopt;
+}
+
+// One that has lost its manifest is one all the same, and damaged: its name says what it was.
 bool IsCheckpoint(const fs::path& folder) {
   std::error_code error;
-  return fs::exists(Within(folder, kManifestName), error) || fs::exists(Within(folder, kSumsName), error);
+  return StepInName(folder) || fs::exists(Within(folder, kManifestName), error) ||
+         fs::exists(Within(folder, kSumsName), error);
+}
+
+// What the bytes say, which are as they were written.
+absl::Status CheckFit(const fs::path& folder, const v1::CheckpointManifest& manifest) {
+  if (const auto step = StepInName(folder); step && *step != manifest.step()) {
+    return absl::DataLossError(absl::StrCat(folder.string(), " has the name of step ", *step, ", and is of step ",
+                                            manifest.step(), ": give it its name back"));
+  }
+  return CheckMeaning(folder.string(), manifest);
 }
 
 bool IsUnpublished(const fs::path& folder) {
@@ -94,14 +123,20 @@ void AddFolders(const fs::path& dir, int depth, std::vector<std::string>* folder
   if (IsCheckpoint(dir)) return folders->push_back(dir.string());
   if (depth == 0) return;
   for (const auto& entry : fs::directory_iterator(dir)) {
-    if (fs::is_directory(entry.symlink_status())) AddFolders(entry.path(), depth - 1, folders);
+    // A link that has a checkpoint's name is looked at, to be told of: a daemon follows none.
+    const bool named = StepInName(entry.path()).has_value();
+    if (named || fs::is_directory(entry.symlink_status())) AddFolders(entry.path(), depth - 1, folders);
   }
 }
 
 }  // namespace
 
-absl::Status VerifyCheckpoint(const std::string& folder, std::vector<std::string>* said) try {
+absl::Status VerifyCheckpoint(const std::string& folder, std::vector<std::string>* said,
+                              const std::function<bool()>& wanted) try {
   const fs::path path(folder);
+  if (StepInName(path) && !fs::is_directory(fs::symlink_status(path))) {
+    return Damaged(path, "it is no folder; a daemon follows no symbolic link, and passes it over");
+  }
   const absl::StatusOr<std::string> manifest_text = ReadText(Within(path, kManifestName));
   if (!manifest_text.ok()) return manifest_text.status();
   const absl::StatusOr<std::string> sums_text = ReadText(Within(path, kSumsName));
@@ -110,16 +145,21 @@ absl::Status VerifyCheckpoint(const std::string& folder, std::vector<std::string
   if (!manifest.ok()) return manifest.status();
   absl::Status first = CheckNoOthers(path, *manifest);
   uint64_t bytes = 0;
-  for (const v1::CheckpointFile& wanted : manifest->files()) {
-    const auto found = DigestOfFile(path / wanted.name());
+  for (const v1::CheckpointFile& file : manifest->files()) {
+    const auto found = DigestOfFile(path / file.name(), wanted);
+    if (absl::IsCancelled(found.status())) return found.status();
     absl::Status status = found.status();
     if (status.ok()) {
-      const std::string difference = DifferenceOf(*found, wanted);
-      if (!difference.empty()) status = Damaged(path / wanted.name(), difference);
+      const std::string difference = DifferenceOf(*found, file);
+      if (!difference.empty()) status = Damaged(path / file.name(), difference);
     }
-    bytes += wanted.bytes();
+    bytes += file.bytes();
     if (!status.ok()) said->push_back(std::string(status.message()));
     first.Update(status);
+  }
+  if (first.ok()) {
+    first = CheckFit(path, *manifest);
+    if (!first.ok()) said->push_back(std::string(first.message()));
   }
   said->push_back(absl::StrCat("run ", manifest->run_id(), ", step ", manifest->step(), ", ", manifest->files_size(),
                                " files, ", bytes, " bytes, written ", manifest->written_at(), " by ballastd ",

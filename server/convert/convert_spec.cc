@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/checkpoint/safetensors_header.h"
 #include "proto/checksum.h"
 
 #include "server/base/status_macros.h"
@@ -49,11 +50,17 @@ absl::StatusOr<uint64_t> CountElements(const v1::TensorSpec& t, const std::strin
   return static_cast<uint64_t>(elements);
 }
 
-absl::Status CheckName(const v1::TensorSpec& t, const std::string& at, const Config::Limits& limits) {
+absl::Status CheckName(const v1::TensorSpec& t, const std::string& at, const Config::Limits& limits, bool has_storage) {
   if (t.name().empty()) return InvalidArgumentError(StrCat(at, ".name is empty; every tensor needs a name of its own"));
   if (t.name().size() > limits.name_bytes) {
     return InvalidArgumentError(StrCat(at, ".name '", ValidUtf8(t.name(), 64), "...' has ", t.name().size(),
                                        " bytes; wanted: at most ", limits.name_bytes, " (limits.name_bytes)"));
+  }
+  if (has_storage && t.name() == kReservedTensorName) {
+    return InvalidArgumentError(
+        StrCat(at, ".name is '", kReservedTensorName,
+               "', which is no tensor in a safetensors file, and this daemon writes its runs to such files "
+               "(storage.dir); name it otherwise"));
   }
   if (ValidUtf8(t.name()) != t.name()) {
     return InvalidArgumentError(StrCat(at, ".name '", ValidUtf8(t.name(), 64), "' is not valid UTF-8"));
@@ -158,7 +165,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   std::unordered_set<std::string> names;
   for (int i = 0; i < spec.tensors_size(); ++i) {
     const v1::TensorSpec& t = spec.tensors(i);
-    RETURN_IF_ERROR(CheckName(t, StrCat("tensors[", i, "]"), limits));
+    RETURN_IF_ERROR(CheckName(t, StrCat("tensors[", i, "]"), limits, has_storage));
     if (!names.insert(t.name()).second) {
       return InvalidArgumentError(
           StrCat("tensors[", i, "].name '", t.name(), "' is there twice; every tensor needs a name of its own"));

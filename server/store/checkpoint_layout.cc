@@ -4,53 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "proto/checkpoint/safetensors_header.h"
 
 namespace ballast {
 namespace {
-
-// Where data begins in a file is a multiple of this: a page, so that files can be mapped.
-constexpr uint64_t kDataAlignment = 4096;
-
-// As a JSON string. Names are UTF-8.
-std::string Quoted(absl::string_view text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      absl::StrAppend(&quoted, "\\", std::string(1, c));
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppendFormat(&quoted, "\\u%04x", static_cast<unsigned>(c));
-    } else {
-      quoted.push_back(c);
-    }
-  }
-  return quoted + "\"";
-}
-
-// A safetensors header as it grows.
-class SafetensorsHeader {
- public:
-  void Add(absl::string_view name, absl::string_view dtype, absl::Span<const uint64_t> shape, uint64_t bytes) {
-    absl::StrAppend(&json_, ",", Quoted(name), ":{\"dtype\":\"", dtype, "\",\"shape\":[", absl::StrJoin(shape, ","),
-                    "],\"data_offsets\":[", end_, ",", end_ + bytes, "]}");
-    end_ += bytes;
-  }
-  uint64_t data_bytes() const { return end_; }
-  std::string Finish() && {
-    json_ += "}";
-    const uint64_t whole = (8 + json_.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
-    json_.resize(whole - 8, ' ');
-    std::string length(8, '\0');
-    for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(json_.size() >> (8 * i) & 0xff);
-    return length + json_;
-  }
-
- private:
-  std::string json_ = R"({"__metadata__":{"format":"pt"})";  // which Hugging Face's loaders ask for
-  uint64_t end_ = 0;                                         // of the data
-};
 
 // Of a plane's words. The first plane of a master is a number of its own, of the others only the words are told.
 absl::string_view DtypeOf(const kernels::Plane& plane, bool is_weight) {
@@ -114,7 +73,8 @@ std::string CheckpointIndex(const RunSpec& spec, const std::vector<CheckpointSha
   for (const CheckpointShard& shard : shards) {
     for (const CheckpointPlane& plane : shard.planes) {
       if (plane.plane != 0) continue;
-      absl::StrAppend(&map, map.empty() ? "" : ",", Quoted(spec.tensors[plane.tensor].name), ":\"", shard.name, "\"");
+      absl::StrAppend(&map, map.empty() ? "" : ",", QuotedName(spec.tensors[plane.tensor].name), ":\"", shard.name,
+                      "\"");
       bytes += plane.bytes;
     }
   }

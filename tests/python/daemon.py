@@ -16,8 +16,9 @@ LEASE_S = 1
 
 
 class Daemon:
-    """Started by the constructor; `server` is its address. Ends with the `with` block. `storage`: keeps its runs there.
-    `signals`: each is sent so many seconds after its start. `variables`: of its environment."""
+    """Started by the constructor; `server` is its address, `metrics_url` its metrics'. Ends with the `with` block.
+    `storage`: keeps its runs there. `signals`: each is sent so many seconds after its start. `log`: where it writes what it
+    says. `flags`: more of them. `variables`: of its environment."""
 
     def __init__(
         self,
@@ -25,8 +26,11 @@ class Daemon:
         lease_s: int = LEASE_S,
         storage: Path | None = None,
         signals: Sequence[tuple[float, int]] = (),
+        log: Path | None = None,
+        flags: Sequence[str] = (),
         **variables: str,
     ) -> None:
+        said = None if log is None else log.open("a")
         self._process = subprocess.Popen(
             [
                 BINARY,
@@ -38,11 +42,15 @@ class Daemon:
                 f"--limits.lease={lease_s}s",
                 "--log.level=warn",
                 f"--storage.dir={storage or 'off'}",
+                *flags,
             ],
             stdout=subprocess.PIPE,
+            stderr=said,
             text=True,
             env={key: value for key, value in os.environ.items() if not key.startswith("BALLAST_")} | variables,
         )
+        if said is not None:
+            said.close()
         self._timers = [Timer(after_s, self._process.send_signal, [signal]) for after_s, signal in signals]
         for timer in self._timers:
             timer.start()
@@ -53,11 +61,17 @@ class Daemon:
         assert self._process.stdout is not None
         banner = self._process.stdout.readline()
         found = re.search(r"grpc (\S+)", banner)
+        metrics = re.search(r"metrics (\S+)", banner)
+        self.metrics_url = metrics[1] if metrics else ""
         if not found:
             self._process.kill()
             self._cancel_signals()
             raise RuntimeError(f"ballastd did not start (exit code {self._process.wait()}, it said {banner!r})")
         return found[1]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def stop(self) -> None:
         """As an operator does."""
