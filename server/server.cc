@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "proto/unix_address.h"
 
+#include "server/base/child_process.h"
 #include "server/base/descriptors.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -102,7 +103,11 @@ class GrpcServer final : public Server {
         open_timeout_s_(config.limits.open_timeout_s),
         trainer_(environment(), config.limits),
         status_(&devices_, &runs_, std::move(ops_address)),
-        admin_(environment(), config.limits, &status_) {}
+        admin_(environment(), config.limits, &status_) {
+    if (storage_ == nullptr) return;
+    storage_->command()->Tell(
+        [this](const std::string& run_id, std::string_view result) { runs_.OnCopied(run_id, result); });
+  }
   ~GrpcServer() override { Stop(); }
 
   absl::Status Listen(const Config& config);
@@ -120,8 +125,8 @@ class GrpcServer final : public Server {
   absl::Status AddPort(const Config& config, grpc::ServerBuilder* builder);
   void Accept();
   RpcEnvironment environment() {
-    return {&devices_,      &runs_,          &sessions_, metrics_,     &shm_socket_,
-            message_bytes_, open_timeout_s_, &requests_, &connections_};
+    return {&devices_,       &runs_,     &sessions_,    metrics_,        &shm_socket_, message_bytes_,
+            open_timeout_s_, &requests_, &connections_, &disk_requests_, &imports_};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
@@ -130,7 +135,7 @@ class GrpcServer final : public Server {
   DevicePool devices_;
   Sessions sessions_;
   RunRegistry runs_;
-  RequestQueue requests_;
+  RequestQueue requests_, disk_requests_{"disk requests"}, imports_{"imports"};
   ConnectionTable connections_;
   const uint32_t message_bytes_;
   const double open_timeout_s_;
@@ -147,6 +152,27 @@ class GrpcServer final : public Server {
   std::unique_ptr<TcpListener> listener_;  // none: a Unix socket, at which gRPC itself accepts
   std::unique_ptr<SelfCheck> self_check_;
 };
+
+// Without a slash at its end, by way of which a link would be followed; empty: none.
+std::string ImportDir(const Config::Storage& storage) {
+  return storage.import_dir == "off" ? "" : std::string(absl::StripSuffix(storage.import_dir, "/"));
+}
+
+// What the configuration names must be there when the daemon starts, not when it is first wanted.
+absl::Status CheckStorage(const Config::Storage& storage) {
+  if (!storage.on_published.empty()) {
+    if (absl::Status s = CheckProgram(storage.on_published[0]); !s.ok()) {
+      return absl::Status(s.code(), absl::StrCat("storage.on_published: ", s.message(),
+                                                 "; name a program that is there, or leave the key out"));
+    }
+  }
+  if (storage.import_dir == "off") return absl::OkStatus();
+  const absl::Status listed = SystemFs()->List(ImportDir(storage)).status();
+  if (listed.ok()) return listed;
+  return absl::Status(listed.code(), absl::StrCat("storage.import_dir: ", listed.message(),
+                                                  "; make the folder, readable for the daemon's user, or leave the "
+                                                  "key out"));
+}
 
 void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
   // gRPC refuses a larger message before it is in memory.
@@ -241,12 +267,15 @@ int GrpcServer::Drain(double timeout_s) {
   metrics_->SetState("draining");
   if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(false);
   const int open = runs_.Drain(timeout_s);
+  // The checkpoints of the drain are the ones to have elsewhere when the machine is to go.
+  if (storage_ != nullptr) storage_->command()->Stop(timeout_s);
   Stop();
   return open;
 }
 
 void GrpcServer::Stop() {
   if (stopped_.exchange(true)) return;
+  if (storage_ != nullptr) storage_->command()->Stop(0);
   runs_.End(absl::UnavailableError("the daemon is shutting down"));
   shm_.reset();
   if (self_check_ != nullptr) self_check_->Stop();
@@ -269,11 +298,15 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
                                                         const Config& config, Metrics* metrics, std::string ops_address,
                                                         OnLastFailure on_last_failure) {
   std::unique_ptr<Storage> storage;
+  RETURN_IF_ERROR(CheckStorage(config.storage));
   if (config.storage.on()) {
-    auto opened = Storage::Open({.fs = SystemFs(),
-                                 .dir = config.storage.dir,
-                                 .threads = static_cast<int>(config.storage.threads),
-                                 .bytes_per_s = config.storage.bytes_per_s});
+    auto opened = Storage::Open(
+        {.fs = SystemFs(),
+         .dir = config.storage.dir,
+         .threads = static_cast<int>(config.storage.threads),
+         .bytes_per_s = config.storage.bytes_per_s,
+         .on_published = {.command = config.storage.on_published, .timeout_s = config.storage.on_published_timeout_s},
+         .import_dir = ImportDir(config.storage)});
     if (!opened.ok()) {
       return absl::Status(opened.status().code(), absl::StrCat("storage.dir: ", opened.status().message()));
     }

@@ -244,8 +244,9 @@ absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(const std::s
                           &v1::AdminService::Stub::ListCheckpoints, request);
 }
 
-absl::StatusOr<v1::RestoreResponse> Client::Restore(const std::string& run_id, uint64_t step) {
+absl::StatusOr<v1::RestoreResponse> Client::Restore(const std::string& run_id, uint64_t step, const std::string& from) {
   v1::RestoreRequest request;
+  request.set_from(from);
   request.set_run_id(run_id);
   request.set_step(step);
   auto response =

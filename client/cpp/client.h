@@ -222,7 +222,10 @@ class Client {
   // What is on the daemon's disk of the run, also when it is there alone.
   absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const std::string& run_id);
   // Takes a run back to the checkpoint of this step, as Rewind does to a snapshot; later checkpoints count no more.
-  absl::StatusOr<v1::RestoreResponse> Restore(const std::string& run_id, uint64_t step);
+  // from: a folder on the daemon's machine, beneath its storage.import_dir, of the run or of one checkpoint, that the
+  // checkpoint is brought from; step 0 is then the newest there, and a run that is not there is created. PERMISSION_DENIED:
+  // the daemon may not read there.
+  absl::StatusOr<v1::RestoreResponse> Restore(const std::string& run_id, uint64_t step, const std::string& from = "");
 
   // Takes the rank and opens the step stream. May be called again after a rewind; weights must then be bound anew. The
   // client reads the run's spec from the daemon to know the tensors.

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
@@ -20,6 +21,9 @@ namespace ballast {
 
 class RequestQueue {
  public:
+  // name: of its thread.
+  explicit RequestQueue(const std::string& name = "requests") : strand_({.name = name}) {}
+
   // The request at work counts, too. The trainers of one run, at most 64, ask all at once.
   static constexpr size_t kMostRequests = 256;
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of their messages
@@ -39,7 +43,7 @@ class RequestQueue {
   absl::Mutex mu_;
   size_t requests_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  Strand strand_{{.name = "requests"}};  // last: its thread uses the above
+  Strand strand_;  // last: its thread uses the above
 };
 
 }  // namespace ballast

@@ -340,6 +340,13 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
              "pace of the last ones. 0: none is due yet."}),
     Durable({"Durability", "ballast_durable_step", MetricType::kGauge, "run_id",
              "The last step that survives a crash; 0: none.", reading::OfCheckpoint<&CheckpointFigures::step>}),
+    Durable(
+        {"Durability", "ballast_checkpoint_hooks_total", MetricType::kCounter,
+         "run_id result=success|failed|timeout|skipped",
+         "Checkpoints for which storage.on_published was due, by how that command ended. skipped: a newer checkpoint "
+         "came before its turn, too many runs waited, it was undone or deleted, or the daemon ended."}),
+    Durable({"Durability", "ballast_checkpoint_hook_failures_in_a_row", MetricType::kGauge, "run_id",
+             "How often that command has failed, or was ended, since it last succeeded."}),
     Durable({"Durability", "ballast_checkpoint_verify_failures_total", MetricType::kCounter,
              "run_id reason=checksum|truncated|missing|manifest|version|other",
              "Checkpoints that were to be read back and are not whole, by what is wrong with them first."}),

@@ -65,14 +65,16 @@ class RunMetrics {
   // An event, of a family of the run's that is a counter without a reading; who calls it includes metric_table.h.
   // label_value: of the label that lists its values, if it has one.
   virtual void Count(FamilyRef counter, std::string_view label_value = "", double by = 1) = 0;
-  // These six of a run that is durable; others have no such series.
+  // These seven of a run that is durable; others have no such series.
   virtual void OnCheckpoint(const CheckpointFigures& figures) = 0;  // once it is durable
   virtual void OnCheckpointFailed(std::string_view trigger) = 0;    // as CheckpointFigures::trigger
   virtual void OnDurable(uint64_t step) = 0;                        // where that is not what OnCheckpoint says
   virtual void SetCheckpointInterval(double seconds) = 0;           // from one to the next; 0: none is due by itself
   virtual void OnVerifyFailed(std::string_view reason) = 0;  // checksum | truncated | missing | manifest | version
   virtual void OnRestored(std::string_view result) = 0;      // latest | older | failed
-  virtual void OnSpikeAction(std::string_view action) = 0;   // skip | rewind | stop
+  // What came of storage.on_published for a checkpoint: success | failed | timeout | skipped, which is neither.
+  virtual void OnCopied(std::string_view result) = 0;
+  virtual void OnSpikeAction(std::string_view action) = 0;                  // skip | rewind | stop
   virtual void OnReceived(std::string_view transport, uint64_t bytes) = 0;  // one gradient chunk's payload
   virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm
   virtual void OnDuplicateChunk(bool same_bytes) = 0;

@@ -20,7 +20,9 @@ RunSeries::RunSeries(Families* families, Options options)
       checkpoints_written_(AddCheckpoints("success")),
       checkpoints_failed_(AddCheckpoints("failed")),
       checkpoint_interval_(options_.labels.durable ? series_.AddGauge("ballast_checkpoint_interval_target_seconds")
-                                                   : nullptr) {
+                                                   : nullptr),
+      hook_failures_(options_.labels.durable ? series_.AddGauge("ballast_checkpoint_hook_failures_in_a_row")
+                                             : nullptr) {
   AddInfo();
 }
 
@@ -135,6 +137,12 @@ void RunSeries::OnVerifyFailed(std::string_view reason) {
 }
 
 void RunSeries::OnRestored(std::string_view result) { Count("ballast_restores_total", result, 1); }
+
+void RunSeries::OnCopied(std::string_view result) {
+  Count("ballast_checkpoint_hooks_total", result, 1);
+  if (result == "success") hook_failures_->Set(0);
+  if (result == "failed" || result == "timeout") hook_failures_->Increment();
+}
 
 void RunSeries::OnSpikeAction(std::string_view action) { Count("ballast_spike_actions_total", action, 1); }
 

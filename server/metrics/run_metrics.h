@@ -43,6 +43,7 @@ class RunSeries final : public RunMetrics {
   void SetCheckpointInterval(double seconds) override { checkpoint_interval_->Set(seconds); }
   void OnVerifyFailed(std::string_view reason) override;
   void OnRestored(std::string_view result) override;
+  void OnCopied(std::string_view result) override;
   void OnSpikeAction(std::string_view action) override;
   void OnReceived(std::string_view transport, uint64_t bytes) override;
   void OnSent(std::string_view transport, uint64_t bytes) override;
@@ -86,7 +87,9 @@ class RunSeries final : public RunMetrics {
   prometheus::Gauge* const snapshots_;
   std::vector<RankSeries> ranks_series_;
   const Children<prometheus::Counter> checkpoints_written_, checkpoints_failed_;
-  prometheus::Gauge* const checkpoint_interval_;  // nullptr: the run is not durable
+  // nullptr: the run is not durable.
+  prometheus::Gauge* const checkpoint_interval_;
+  prometheus::Gauge* const hook_failures_;
   std::string current_state_;
 };
 

@@ -89,7 +89,10 @@ grpc::ServerUnaryReactor* AdminService::Checkpoint(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* AdminService::ListCheckpoints(grpc::CallbackServerContext* context,
                                                         const v1::ListCheckpointsRequest* request,
                                                         v1::ListCheckpointsResponse* response) {
-  return AnswerInTurn(environment_, context, "ListCheckpoints", request->run_id(), *request,
+  // Manifests are read: other requests do not wait for the disk.
+  RpcEnvironment of_disk = environment_;
+  of_disk.requests = environment_.disk_requests;
+  return AnswerInTurn(of_disk, context, "ListCheckpoints", request->run_id(), *request,
                       [=, this](PendingCall call, const auto&) {
                         const auto stored = environment_.runs->Checkpoints(request->run_id());
                         if (stored.ok()) *response = FromStored(*stored);
@@ -99,15 +102,29 @@ grpc::ServerUnaryReactor* AdminService::ListCheckpoints(grpc::CallbackServerCont
 
 grpc::ServerUnaryReactor* AdminService::Restore(grpc::CallbackServerContext* context, const v1::RestoreRequest* request,
                                                 v1::RestoreResponse* response) {
-  PendingCall call = Pend(context, "Restore", request->run_id());
-  environment_.runs->Restore(request->run_id(), request->step(), [call, response](const auto& restored) mutable {
+  const auto answer = [response](PendingCall call, const absl::StatusOr<Rewound>& restored) {
     if (restored.ok()) {
       response->set_step(restored->step);
       response->set_generation(restored->generation);
     }
     call.Finish(restored.status());
-  });
-  return call.reactor;
+  };
+  if (request->from().empty()) {
+    PendingCall call = Pend(context, "Restore", request->run_id());
+    environment_.runs->Restore(request->run_id(), request->step(),
+                               [call, answer](const auto& restored) { answer(call, restored); });
+    return call.reactor;
+  }
+  RpcEnvironment of_imports = environment_;
+  of_imports.requests = environment_.imports;
+  return AnswerInTurn(
+      of_imports, context, "Restore", request->run_id(), *request,
+      [=, this](PendingCall call, const RequestQueue::Place& place) {
+        auto checkpoint = environment_.runs->Examine(request->run_id(), request->from(), request->step());
+        if (!checkpoint.ok()) return call.Finish(checkpoint.status());
+        environment_.runs->RestoreFrom(request->run_id(), *std::move(checkpoint),
+                                       [call, answer, place](const auto& restored) { answer(call, restored); });
+      });
 }
 
 grpc::ServerUnaryReactor* AdminService::Plan(grpc::CallbackServerContext* context, const v1::PlanRequest* request,

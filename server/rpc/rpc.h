@@ -34,6 +34,8 @@ struct RpcEnvironment {
   double open_timeout_s = 30;               // until a Train stream's first message must be there
   RequestQueue* requests = nullptr;
   ConnectionTable* connections = nullptr;
+  RequestQueue* disk_requests = nullptr;  // of those that read the disk, which may hang
+  RequestQueue* imports = nullptr;        // of those that read checkpoints whole, for minutes
 };
 
 // Refuses a stream's message that is too long. gRPC has only one limit for all calls, which must admit a RunSpec.

@@ -120,6 +120,11 @@ absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, 
                                             DiskThreads* threads, StoreImage* image) {
   ASSIGN_OR_RETURN(const std::string json, checkpoint.ReadText(kRunName));
   ASSIGN_OR_RETURN(CheckpointedRun run, codec.read_run(spec, json, absl::StrCat(checkpoint.folder(), "/", kRunName)));
+  if (run.memory.result.step != checkpoint.manifest().step()) {
+    return absl::DataLossError(absl::StrCat(checkpoint.folder(), "/", kRunName, " is of step ", run.memory.result.step,
+                                            ", and ", kManifestName, " beside it of step ",
+                                            checkpoint.manifest().step()));
+  }
   ZeroImage(image);
   const std::vector<CheckpointShard> shards = LayOutCheckpoint(spec);
   const size_t client_states = HasClientState(run.memory) ? 1 : 0;

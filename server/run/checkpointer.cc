@@ -4,6 +4,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/log.h"
+#include "server/storage/checkpoint_facts.h"
 
 namespace ballast {
 
@@ -126,16 +127,18 @@ void Checkpointer::OnRewound(uint64_t to_step) {
   ++setting_aside_;
   BeginAtWriter();
   writer_.Run([this, folder = environment_.storage.folder, to_step] {
-    absl::StatusOr<uint64_t> newest = folder->SetAside(to_step);
+    const absl::Status aside = folder->SetAside(to_step).status();
+    auto newest = aside.ok() ? NewestIn(environment_.storage.fs, *folder) : absl::StatusOr<CheckpointWritten>(aside);
     PostFromWriter([this, to_step, newest = std::move(newest)] { OnSetAside(to_step, newest); });
   });
 }
 
-void Checkpointer::OnSetAside(uint64_t to_step, const absl::StatusOr<uint64_t>& newest) {
+void Checkpointer::OnSetAside(uint64_t to_step, const absl::StatusOr<CheckpointWritten>& newest) {
   --setting_aside_;
   if (durable_step_ > to_step) {
-    durable_step_ = newest.value_or(0);
-    environment_.on_durable(durable_step_);
+    const CheckpointWritten durable = newest.value_or(CheckpointWritten{});
+    durable_step_ = durable.place.step;
+    environment_.on_durable(durable);
   }
   if (newest.ok()) return;
   Log(LogLevel::kError, "checkpoint",

@@ -72,8 +72,9 @@ class Checkpointer {
     std::function<void(bool writing)> on_writing;
     std::function<void(uint64_t step)> on_begun;  // before on_writing
     std::function<void(const CheckpointReport& report)> on_written;
-    std::function<void(bool published)> on_over;    // after on_written, which one that was given up has not
-    std::function<void(uint64_t step)> on_durable;  // another step is, and none was written: a rewind took it back
+    std::function<void(bool published)> on_over;  // after on_written, which one that was given up has not
+    // Another step is, and none was written: a rewind took it back. Of step 0: none is.
+    std::function<void(const CheckpointWritten& newest)> on_durable;
   };
   explicit Checkpointer(Environment environment);
 
@@ -124,7 +125,7 @@ class Checkpointer {
   // On the strand, when the writer comes to it.
   void PostFromWriter(Strand::Task task);
   void BeginAtWriter();
-  void OnSetAside(uint64_t to_step, const absl::StatusOr<uint64_t>& newest);
+  void OnSetAside(uint64_t to_step, const absl::StatusOr<CheckpointWritten>& newest);
 
   const Environment environment_;
   CheckpointWriter writer_;

@@ -74,7 +74,7 @@ void RunRegistry::Create(CreateRequest request, absl::AnyInvocable<void(absl::St
       [this, request = std::move(request), done = std::move(done)]() mutable { done(CreateNow(std::move(request))); });
 }
 
-absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest request, std::optional<uint64_t> only) {
+absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest request, const Origin& origin) {
   const std::string run_id = request.spec.run_id;
   if (auto existing = Find(run_id); existing.ok()) {
     if ((*existing)->spec_sha256() != request.spec_sha256) {
@@ -87,7 +87,7 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
     if (draining()) return absl::UnavailableError("the daemon is shutting down; create the run at the next one");
     Remove(*existing);  // nothing of it is left to go on from, but what is on the disk
   }
-  ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Make(std::move(request), only));
+  ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Make(std::move(request), origin));
   {
     absl::MutexLock lock(&mu_);
     runs_[run_id] = run;
@@ -98,14 +98,18 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
   return Created{std::move(run), true};
 }
 
-absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, std::optional<uint64_t> only) {
+absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, const Origin& origin) {
   const std::string run_id = request.spec.run_id;
   const double began_s = MonotonicSeconds();
   std::vector<absl::Status> damaged;
   std::vector<CheckpointReader> candidates;
   std::shared_ptr<RunFolder> folder;
   if (has_storage()) {
-    ASSIGN_OR_RETURN(candidates, Candidates(request, only, &damaged));
+    ASSIGN_OR_RETURN(candidates, Candidates(request, origin.only, &damaged));
+    if (origin.imported != nullptr) {
+      candidates.assign(1, *origin.imported);
+      damaged.clear();  // what is to be replaced
+    }
     ASSIGN_OR_RETURN(folder, options_.storage->FolderOf(run_id));
   }
   ASSIGN_OR_RETURN(Placement placement, Admit(request.spec));
@@ -123,7 +127,8 @@ absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, st
     return absl::Status(run.status().code(), absl::StrCat("run '", run_id, "': ", run.status().message()));
   }
   if (!candidates.empty() || !damaged.empty()) {
-    if (absl::Status restored = GoOnFromNewest(candidates, !only, std::move(damaged), run->get()); !restored.ok()) {
+    const bool replays = !origin.only && origin.imported == nullptr;
+    if (absl::Status restored = GoOnFromNewest(candidates, replays, std::move(damaged), run->get()); !restored.ok()) {
       (*run)->metrics().OnRestored("failed");
       (*run)->End(restored);
       return restored;

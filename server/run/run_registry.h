@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -119,6 +120,18 @@ class RunRegistry {
   // is created from it. FAILED_PRECONDITION names the steps that there are; DATA_LOSS: it is damaged, and the run goes on.
   void Restore(std::string run_id, uint64_t step, absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done);
 
+  // The same with a checkpoint from beneath storage.import_dir, in two parts. The first reads all of it, which may take
+  // minutes, on the caller's thread, and changes nothing; it ends when the daemon does. Errors as of ExamineImported;
+  // FAILED_PRECONDITION also: it is of another run.
+  absl::StatusOr<CheckpointReader> Examine(const std::string& run_id, const std::string& from, uint64_t step) const;
+  // The run, which is created where it is not there, becomes what the checkpoint says, and is written to storage.dir as
+  // that. FAILED_PRECONDITION: it has another spec, which differs in what is named.
+  void RestoreFrom(std::string run_id, CheckpointReader checkpoint,
+                   absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done);
+
+  // storage.on_published has come to this for a checkpoint of the run, if it is still there.
+  void OnCopied(const std::string& run_id, std::string_view result);
+
   // NOT_FOUND, with those that there are; UNAVAILABLE once they end with the daemon.
   absl::StatusOr<std::shared_ptr<Run>> Find(absl::string_view run_id) const;
   std::vector<std::shared_ptr<Run>> All() const;  // by id
@@ -133,9 +146,14 @@ class RunRegistry {
   void End(const absl::Status& status);
 
  private:
-  // `only`: from the checkpoint of this number, if it is on the disk.
-  absl::StatusOr<Created> CreateNow(CreateRequest request, std::optional<uint64_t> only = std::nullopt);
-  absl::StatusOr<std::shared_ptr<Run>> Make(CreateRequest request, std::optional<uint64_t> only);
+  // What a run that is created goes on from, other than its newest checkpoint on the disk.
+  struct Origin {
+    std::optional<uint64_t> only = std::nullopt;  // the checkpoint of this number, if it is on the disk
+    const CheckpointReader* imported = nullptr;   // this one, of the request's spec, from elsewhere
+  };
+  absl::StatusOr<Created> CreateNow(CreateRequest request) { return CreateNow(std::move(request), Origin()); }
+  absl::StatusOr<Created> CreateNow(CreateRequest request, const Origin& origin);
+  absl::StatusOr<std::shared_ptr<Run>> Make(CreateRequest request, const Origin& origin);
   // Where it may be created.
   absl::StatusOr<Placement> Admit(const RunSpec& spec) const;
   absl::StatusOr<Placement> AdmitMemory(const RunSpec& spec) const;
@@ -168,6 +186,10 @@ class RunRegistry {
   void ShowLost(const std::string& run_id, const absl::Status& why) const;
   absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;
   absl::StatusOr<Rewound> RestoreNow(const std::string& run_id, uint64_t step);
+  absl::StatusOr<Rewound> RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint);
+  // Of the run that lives, or is created of it.
+  absl::StatusOr<Rewound> RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
+                                    const Origin& origin);
   absl::Status RestoreLiving(const CheckpointReader& checkpoint, Run* run);
   absl::Status MakeNewest(Run* run);
   absl::Status WriteLast(Run* run);

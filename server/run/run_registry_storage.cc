@@ -6,42 +6,21 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "proto/checkpoint/manifest.h"
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
+#include "server/base/utf8.h"
 #include "server/run/journal_replay.h"
 #include "server/run/run_registry.h"
+#include "server/storage/checkpoint_facts.h"
+#include "server/storage/import_folder.h"
 #include "server/storage/journal_files.h"
 
 namespace ballast {
 namespace {
 
 bool Counts(const CheckpointEntry& entry) { return entry.state == CheckpointState::kKept; }
-
-uint64_t BytesOf(const v1::CheckpointManifest& manifest) {
-  uint64_t sum = 0;
-  for (const v1::CheckpointFile& file : manifest.files()) sum += file.bytes();
-  return sum;
-}
-
-// By the clock of the machine, which may have been set back since.
-double AgeOf(const v1::CheckpointManifest& manifest) {
-  absl::Time written;
-  if (!absl::ParseTime(absl::RFC3339_full, manifest.written_at(), &written, nullptr)) return 0;
-  return std::max(0.0, absl::ToDoubleSeconds(absl::Now() - written));
-}
-
-CheckpointWritten WrittenOf(const CheckpointReader& checkpoint) {
-  const std::string& folder = checkpoint.folder();
-  const auto entry = ParseCheckpointName(folder.substr(folder.rfind('/') + 1));
-  return {.place = {entry ? entry->place.number : 0, checkpoint.manifest().step()},
-          .folder = folder,
-          .bytes = BytesOf(checkpoint.manifest()),
-          .age_seconds = AgeOf(checkpoint.manifest())};
-}
 
 // Where a checkpoint was to be read for the run, and this came of it.
 void CountDamage(const absl::Status& status, Run* run) {
@@ -118,9 +97,13 @@ absl::StatusOr<std::vector<CheckpointReader>> RunRegistry::Candidates(const Crea
 }
 
 absl::StatusOr<RunRegistry::CreateRequest> RunRegistry::RequestOf(const CheckpointReader& checkpoint) const {
+  const v1::CheckpointManifest& manifest = checkpoint.manifest();
   ASSIGN_OR_RETURN(const std::string json, checkpoint.ReadText(kSpecName));
-  return options_.read_spec(json, checkpoint.manifest().spec_sha256(),
-                            absl::StrCat(checkpoint.folder(), "/", kSpecName));
+  ASSIGN_OR_RETURN(CreateRequest request,
+                   options_.read_spec(json, manifest.spec_sha256(), absl::StrCat(checkpoint.folder(), "/", kSpecName)));
+  if (request.spec.run_id == manifest.run_id()) return request;
+  return absl::DataLossError(absl::StrCat(checkpoint.folder(), "/", kSpecName, " is of run '", request.spec.run_id,
+                                          "', and ", kManifestName, " beside it of run '", manifest.run_id(), "'"));
 }
 
 absl::Status RunRegistry::GoOnFromNewest(const std::vector<CheckpointReader>& candidates, bool replays,
@@ -198,7 +181,12 @@ void RunRegistry::RestoreAll() {
 }
 
 absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
-  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+  const auto opened = options_.storage->FolderOf(run_id);
+  if (!opened.ok()) {
+    ShowLost(run_id, opened.status());
+    return opened.status();
+  }
+  const RunFolder* const folder = opened->get();
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
   absl::Status why;
   // The newest that says what run it is of; whether its planes can be read is seen later.
@@ -210,10 +198,13 @@ absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
     if (absl::IsDataLoss(why)) continue;
     if (!why.ok()) break;
     if (request->spec.run_id != run_id) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(checkpoint->folder(), " is of run '", request->spec.run_id, "': give its folder that name"));
+      why = absl::FailedPreconditionError(absl::StrCat(checkpoint->folder(), " is of run '", request->spec.run_id,
+                                                       "': give the folder ", folder->path(), " that name"));
+      break;
     }
-    return CreateNow(*std::move(request)).status();
+    why = CreateNow(*std::move(request)).status();
+    if (absl::IsDataLoss(why)) return why;  // the run has counted it
+    break;
   }
   if (!why.ok()) ShowLost(run_id, why);
   return why;
@@ -221,7 +212,7 @@ absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
 
 // There is no run that could count it: its series show for a minute, as those of one that has ended.
 void RunRegistry::ShowLost(const std::string& run_id, const absl::Status& why) const {
-  const auto lost = options_.metrics->AddRun({.run_id = run_id, .durable = true});
+  const auto lost = options_.metrics->AddRun({.run_id = ValidUtf8(run_id), .durable = true});
   lost->OnRestored("failed");
   if (absl::IsDataLoss(why) || DamageOf(why) == "version") lost->OnVerifyFailed(DamageOf(why));
 }
@@ -291,19 +282,58 @@ absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint6
   auto opened = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
   if (living.ok()) CountDamage(opened.status(), living->get());
   ASSIGN_OR_RETURN(const CheckpointReader checkpoint, std::move(opened));
+  return RestoreOf(run_id, checkpoint, {.only = entry->place.number});
+}
+
+absl::StatusOr<Rewound> RunRegistry::RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
+                                               const Origin& origin) {
+  const uint64_t step = checkpoint.manifest().step();
+  const auto living = Find(run_id);
   const bool lives = living.ok() && (*living)->Status().state != RunStatus::State::kFailed;
   std::shared_ptr<Run> run = lives ? *living : nullptr;
   if (lives) {
     RETURN_IF_ERROR(RestoreLiving(checkpoint, run.get()));
   } else {
     ASSIGN_OR_RETURN(CreateRequest request, RequestOf(checkpoint));
-    ASSIGN_OR_RETURN(const Created created, CreateNow(std::move(request), entry->place.number));
+    ASSIGN_OR_RETURN(const Created created, CreateNow(std::move(request), origin));
     run = created.run;
     run->ForgetJournal();
   }
   RETURN_IF_ERROR(MakeNewest(run.get()));
-  if (!lives) RETURN_IF_ERROR(folder->SetAside(step).status());
+  if (!lives) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+    RETURN_IF_ERROR(folder->SetAside(step).status());
+  }
   return Rewound{step, run->Status().generation};
+}
+
+absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id, const std::string& from,
+                                                      uint64_t step) const {
+  if (!has_storage()) return NoStorage();
+  ASSIGN_OR_RETURN(CheckpointReader checkpoint, ExamineImported(options_.storage->fs(), options_.storage->import_dir(),
+                                                                from, step, [this] { return !draining(); }));
+  ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
+  if (request.spec.run_id == run_id) return checkpoint;
+  return absl::FailedPreconditionError(absl::StrCat(checkpoint.folder(), " is of run '", request.spec.run_id,
+                                                    "', not of '", run_id, "': name that run"));
+}
+
+void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint,
+                              absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
+  strand_.Post([this, run_id = std::move(run_id), checkpoint = std::move(checkpoint),
+                done = std::move(done)]() mutable { done(RestoreImported(run_id, checkpoint)); });
+}
+
+absl::StatusOr<Rewound> RunRegistry::RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint) {
+  if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
+  ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
+  if (const auto living = Find(run_id); living.ok() && (*living)->spec_sha256() != request.spec_sha256) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run '", run_id, "' exists with another spec than ", checkpoint.folder(), ": ",
+                     request.difference((*living)->canonical_spec(), request.canonical_spec),
+                     "; delete the run first, if it is to become this one"));
+  }
+  return RestoreOf(run_id, checkpoint, {.imported = &checkpoint});
 }
 
 // The run's state is one of the past: it is written again, so that it is what a restart finds, whatever came after it.
@@ -365,6 +395,10 @@ void RunRegistry::ShowStorage() {
   if (was_unknown) return;
   Log(LogLevel::kWarn, "storage", "how much room is on the disk cannot be read; the metrics keep what they had",
       {{"err", std::string(room.status().message())}});
+}
+
+void RunRegistry::OnCopied(const std::string& run_id, std::string_view result) {
+  if (const auto run = Find(run_id); run.ok()) (*run)->metrics().OnCopied(result);
 }
 
 void RunRegistry::CheckpointAll() {

@@ -29,7 +29,12 @@ std::unique_ptr<Checkpointer> StepExecutor::MakeCheckpointer(const Environment& 
             journal_->OnCheckpointOver(published);
             OnJournalMoved();
           },
-      .on_durable = [this](uint64_t step) { reporter_.ShowDurable(step); }});
+      .on_durable =
+          [this](const CheckpointWritten& newest) {
+            reporter_.ShowNewest(newest);
+            shown_durable_ = newest.place.step;
+            if (journal_ != nullptr) OnJournalMoved();
+          }});
 }
 
 RunFigures StepExecutor::Figures() const {

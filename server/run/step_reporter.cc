@@ -203,6 +203,16 @@ void StepReporter::ShowDurable(uint64_t step) {
   environment_.board->Write([&](RunStatus& s) { s.durability->durable_step = step; });
 }
 
+void StepReporter::ShowNewest(const CheckpointWritten& newest) {
+  environment_.metrics->OnDurable(newest.place.step);
+  environment_.board->Write([&](RunStatus& s) {
+    s.durability->durable_step = newest.place.step;
+    s.durability->checkpoint_bytes = newest.bytes;
+    s.durability->written_at_s.reset();
+    if (newest.bytes > 0) s.durability->written_at_s = MonotonicSeconds() - newest.age_seconds;
+  });
+}
+
 void StepReporter::OnJournaled(uint64_t bytes) {
   environment_.metrics->Count("ballast_journal_bytes_total", "", static_cast<double>(bytes));
 }

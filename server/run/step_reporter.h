@@ -62,6 +62,7 @@ class StepReporter {
   void ShowRewound(const RunMemory& memory);
   void OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason);
   void OnCheckpoint(const CheckpointReport& report);
+  void ShowNewest(const CheckpointWritten& newest);
   void ShowDurable(uint64_t step);
   void OnJournaled(uint64_t bytes);
   void OnJournalFailed(const absl::Status& why);

@@ -74,12 +74,21 @@ std::optional<CheckpointEntry> ParseCheckpointName(absl::string_view name) {
   return entry;
 }
 
-absl::StatusOr<RunFolder> RunFolder::Open(Fs* fs, const std::string& runs, const std::string& run_id) {
-  RunFolder folder(fs, absl::StrCat(runs, "/", run_id), runs);
+absl::StatusOr<RunFolder> RunFolder::Open(Fs* fs, const std::string& runs, const std::string& run_id,
+                                          PublishedCommand* command) {
+  RunFolder folder(fs, absl::StrCat(runs, "/", run_id), runs, command);
   const absl::Status made = fs->MakeFolder(folder.path_);
   if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
   RETURN_IF_ERROR(fs->SyncFolder(runs));  // also if it was there: who made it may have died before this
-  RETURN_IF_ERROR(folder.List().status());
+  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> found, fs->List(folder.path_));
+  for (const Fs::Entry& one : found) {
+    const auto entry = ParseCheckpointName(one.name);
+    if (one.kind == Fs::Kind::kFolder || !entry || entry->state != CheckpointState::kKept) continue;
+    return absl::FailedPreconditionError(absl::StrCat(folder.path_, "/", one.name,
+                                                      " has a checkpoint's name and is no folder, and no link is "
+                                                      "followed: put the checkpoint itself there, or move the "
+                                                      "link away to go on from an older one"));
+  }
   return folder;
 }
 
@@ -118,7 +127,14 @@ absl::Status RunFolder::RenameSynced(const std::string& from, const std::string&
 absl::Status RunFolder::Publish(const CheckpointPlace& place) {
   const std::string writing = NameIn(CheckpointState::kWriting, place);
   RETURN_IF_ERROR(fs_->SyncFolder(absl::StrCat(path_, "/", writing)));
-  return RenameSynced(writing, NameOf(place));
+  RETURN_IF_ERROR(RenameSynced(writing, NameOf(place)));
+  if (command_ != nullptr) {
+    command_->OnPublished({.run_id = path_.substr(runs_.size() + 1),
+                           .folder = absl::StrCat(path_, "/", NameOf(place)),
+                           .number = place.number,
+                           .step = place.step});
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> RunFolder::SetAside(uint64_t after_step) {
@@ -136,6 +152,7 @@ absl::StatusOr<uint64_t> RunFolder::SetAside(uint64_t after_step) {
 }
 
 absl::Status RunFolder::SetAside(const CheckpointEntry& entry) {
+  if (command_ != nullptr) command_->Withdraw(PathOf(entry));
   return RenameSynced(entry.name, NameIn(CheckpointState::kSetAside, entry.place));
 }
 
@@ -178,7 +195,10 @@ absl::Status RunFolder::Retain(uint32_t kept) {
   uint32_t newer = 0;  // that count
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const bool counts = entry->state == CheckpointState::kKept;
-    if (newer >= kept && (counts || entry->state == CheckpointState::kSetAside)) first.Update(Remove(*entry));
+    const bool goes = newer >= kept && (counts || entry->state == CheckpointState::kSetAside);
+    // What waits for the command is the newest of the run, so none that goes can come to be used meanwhile.
+    const bool used = command_ != nullptr && command_->Uses(PathOf(*entry));
+    if (goes && !used) first.Update(Remove(*entry));
     if (counts) ++newer;
   }
   return first;
@@ -190,6 +210,9 @@ absl::Status RunFolder::RemoveAll() {
     if (one.kind == Fs::Kind::kFolder && (ParseCheckpointName(one.name) || one.name == kJournalFolder)) continue;
     return absl::FailedPreconditionError(
         absl::StrCat(path_, " is left: ", one.name, " in it is no checkpoint; move it away, and delete the run again"));
+  }
+  if (command_ != nullptr) {
+    for (const Fs::Entry& one : found) command_->Withdraw(absl::StrCat(path_, "/", one.name));
   }
   std::string removed;
   absl::Status renamed = absl::AlreadyExistsError("");

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 
 #include "server/storage/fs.h"
+#include "server/storage/published_command.h"
 
 namespace ballast {
 
@@ -40,8 +41,11 @@ std::optional<CheckpointEntry> ParseCheckpointName(absl::string_view name);
 
 class RunFolder {
  public:
-  // Made if it is not there. `runs` is there.
-  static absl::StatusOr<RunFolder> Open(Fs* fs, const std::string& runs, const std::string& run_id);
+  // Made if it is not there. `runs` is there. FAILED_PRECONDITION: a link, or a file, has the name of a checkpoint that
+  // counts: passing it over would take the run back in silence. `command` is run for what is published, and keeps what it runs on from
+  // Retain; it outlives the folder; none: nullptr.
+  static absl::StatusOr<RunFolder> Open(Fs* fs, const std::string& runs, const std::string& run_id,
+                                        PublishedCommand* command = nullptr);
 
   const std::string& path() const { return path_; }
   std::string PathOf(const CheckpointEntry& entry) const;
@@ -62,7 +66,7 @@ class RunFolder {
   absl::Status Remove(const CheckpointEntry& entry);
   // Removes what was not published, and what was being removed.
   absl::Status CleanUp();
-  // Removes all but the newest `kept` of those that count.
+  // Removes all but the newest `kept` of those that count; one that the command runs on goes another time.
   absl::Status Retain(uint32_t kept);
   // The run is no more: its folder is renamed first, so that none of its checkpoints comes back. Nothing may be asked of
   // the folder afterwards. FAILED_PRECONDITION, and nothing is changed: something else is in it.
@@ -71,13 +75,15 @@ class RunFolder {
   static absl::Status CleanUpRemoved(Fs* fs, const std::string& runs);
 
  private:
-  RunFolder(Fs* fs, std::string path, std::string runs) : fs_(fs), path_(std::move(path)), runs_(std::move(runs)) {}
+  RunFolder(Fs* fs, std::string path, std::string runs, PublishedCommand* command = nullptr)
+      : fs_(fs), path_(std::move(path)), runs_(std::move(runs)), command_(command) {}
   absl::Status RenameSynced(const std::string& from, const std::string& to);
   absl::Status RemoveFiles(const std::string& folder);
   absl::Status RemoveCheckpoints();
 
   Fs* fs_;
   std::string path_, runs_;
+  PublishedCommand* command_;
 };
 
 }  // namespace ballast

@@ -19,6 +19,16 @@ absl::Status MakeIfMissing(Fs* fs, const std::string& path, const std::string& p
   return fs->SyncFolder(parent);
 }
 
+// What is to be done about a folder that cannot be used.
+absl::Status WithAdvice(const absl::Status& status) {
+  const char* advice = absl::IsNotFound(status)             ? "; make it, as the daemon's own"
+                       : absl::IsPermissionDenied(status)   ? "; it must be one that the daemon's user can write to"
+                       : absl::IsFailedPrecondition(status) ? "; it must be a folder, and no link to one"
+                       : absl::IsResourceExhausted(status)  ? "; make room there"
+                                                            : "";
+  return absl::Status(status.code(), absl::StrCat(status.message(), advice));
+}
+
 void LogLeft(const std::string& where, const absl::Status& why) {
   if (why.ok()) return;
   Log(LogLevel::kWarn, "storage", "what was not published, or was being removed, is left",
@@ -31,18 +41,17 @@ Storage::Storage(const Options& options, std::unique_ptr<FolderLock> lock)
     : options_(options),
       runs_(absl::StrCat(options.dir, kRunsName)),
       lock_(std::move(lock)),
+      command_(options.on_published),
       rate_(options.bytes_per_s),
       threads_(options.threads) {}
 
 absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Options& options) {
   // Whether the folder is there and is one, before anything is made in it.
-  if (auto s = options.fs->List(options.dir).status(); !s.ok()) {
-    return absl::Status(s.code(),
-                        absl::StrCat(s.message(), absl::IsNotFound(s) ? "; make it, as the daemon's own" : ""));
-  }
-  ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, options.fs->Lock(absl::StrCat(options.dir, kLockName)));
-  RETURN_IF_ERROR(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir));
-  std::unique_ptr<Storage> storage(new Storage(options, std::move(lock)));
+  RETURN_IF_ERROR(WithAdvice(options.fs->List(options.dir).status()));
+  auto lock = options.fs->Lock(absl::StrCat(options.dir, kLockName));
+  RETURN_IF_ERROR(WithAdvice(lock.status()));
+  RETURN_IF_ERROR(WithAdvice(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir)));
+  std::unique_ptr<Storage> storage(new Storage(options, *std::move(lock)));
   storage->CleanUp();
   return storage;
 }
@@ -52,9 +61,20 @@ void Storage::CleanUp() {
   const auto run_ids = RunIds();
   LogLeft(runs_, run_ids.status());
   if (!run_ids.ok()) return;
+  LogLinks();
   for (const std::string& run_id : *run_ids) {
     const auto folder = FolderOf(run_id);
     LogLeft(run_id, folder.ok() ? (*folder)->CleanUp() : folder.status());
+  }
+}
+
+void Storage::LogLinks() const {
+  const auto entries = options_.fs->List(runs_);
+  if (!entries.ok()) return;  // as RunIds has said
+  for (const Fs::Entry& entry : *entries) {
+    if (entry.kind == Fs::Kind::kFolder) continue;
+    Log(LogLevel::kWarn, "storage", "what is no folder is no run, and is passed over: no link is followed",
+        {{"path", absl::StrCat(runs_, "/", entry.name)}});
   }
 }
 
@@ -71,7 +91,7 @@ absl::StatusOr<std::shared_ptr<RunFolder>> Storage::FolderOf(const std::string& 
   absl::MutexLock lock(&mu_);
   std::shared_ptr<RunFolder>& folder = folders_[run_id];
   if (folder != nullptr) return folder;
-  auto opened = RunFolder::Open(options_.fs, runs_, run_id);
+  auto opened = RunFolder::Open(options_.fs, runs_, run_id, &command_);
   if (!opened.ok()) {
     folders_.erase(run_id);
     return opened.status();

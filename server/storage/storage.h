@@ -20,6 +20,7 @@
 #include "server/storage/disk_threads.h"
 #include "server/storage/file_writer.h"
 #include "server/storage/fs.h"
+#include "server/storage/published_command.h"
 #include "server/storage/run_folder.h"
 
 namespace ballast {
@@ -31,6 +32,8 @@ class Storage {
     std::string dir;   // is there
     int threads = 4;
     uint64_t bytes_per_s = 0;  // that checkpoints are written with; 0: as fast as the disk is
+    PublishedCommand::Options on_published = {};
+    std::string import_dir = {};  // beneath which ExamineImported may read; empty: nowhere
   };
 
   // UNAVAILABLE: another daemon has the folder. NOT_FOUND, PERMISSION_DENIED and so on name what is wrong with it.
@@ -48,14 +51,18 @@ class Storage {
   Fs* fs() const { return options_.fs; }
   DiskThreads* threads() { return &threads_; }
   RateLimit* rate() { return &rate_; }
+  const std::string& import_dir() const { return options_.import_dir; }
+  PublishedCommand* command() { return &command_; }
 
  private:
   Storage(const Options& options, std::unique_ptr<FolderLock> lock);
   void CleanUp();
+  void LogLinks() const;
 
   const Options options_;
   const std::string runs_;
   const std::unique_ptr<FolderLock> lock_;
+  PublishedCommand command_;
   absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<RunFolder>> folders_ ABSL_GUARDED_BY(mu_);
   RateLimit rate_;
