@@ -233,10 +233,22 @@ class Daemon {
   std::atomic<bool> devices_failed_ = false, draining_ = false, input_ended_ = false;
 };
 
+// Under a limit of file sizes (LimitFSIZE, ulimit -f) a write then fails like one to a full disk: a checkpoint fails, and
+// the daemon goes on.
+// Whoever started the daemon may ignore the end of children, which would then be nobody's to ask for.
+void SetSignals() {
+  struct sigaction action {};
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGXFSZ, &action, nullptr);
+  action.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &action, nullptr);
+}
+
 int Serve(const CommandLine& line) {
   // Before any thread exists, so that all inherit it and the signals come to sigwait.
   const sigset_t set = StopSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  SetSignals();
   ConfigureLog(LevelOf(line.config.log.level), line.config.log.format);
   gpr_set_log_function(LogOfGrpc);
   if (const char* const place = std::getenv("TEST_FAILPOINT")) ArmFailpoint(place);
