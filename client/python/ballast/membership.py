@@ -74,6 +74,8 @@ class Membership:
         """After join() was refused: what the run of that name has, in its order; nothing where that was not why."""
         if refusal.code != "FAILED_PRECONDITION":
             return []
+        if not self._is_there():  # on the daemon's disk alone: the refusal has said why it stays there
+            return []
         return [tensor["name"] for tensor in self.connected().get_run(self._rank.run)["spec"]["tensors"]]
 
     def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
@@ -85,7 +87,7 @@ class Membership:
     def _spec_there(self, spec: str) -> str:
         """With as many ranks as the run has memory for, if it exists: fewer or more may go on with it than began it."""
         client, rank = self.connected(), self._rank
-        if all(status["run_id"] != rank.run for status in client.list_runs()["runs"]):
+        if not self._is_there():
             return spec
         most = int(client.get_run(rank.run)["spec"]["ranks"])
         if rank.world > most:
@@ -95,6 +97,10 @@ class Membership:
                 "FAILED_PRECONDITION",
             )
         return with_ranks(spec, most)
+
+    def _is_there(self) -> bool:
+        """Whether the daemon has a run of that name."""
+        return any(status["run_id"] == self._rank.run for status in self.connected().list_runs()["runs"])
 
     def leave(self) -> None:
         """Out of the run. The connection is to be closed once nothing calls it."""
