@@ -22,6 +22,13 @@ export const stateWord = (run) => String(run.state).replace("RUN_STATE_", "").to
 // What is the matter, and what to do about it. {tone: "good" | "wait" | "bad", text}
 export function stateOf(run) {
   const again = `delete the run (ballastctl delete ${run.run_id}) and create it again from weights that you saved.`;
+  const durable = Number(run.durability?.durable_step ?? 0);
+  if (stateWord(run) === "failed" && durable > 0)
+    return {
+      tone: "bad",
+      text: `Failed: ${run.failure}. Step ${durable} is on the daemon's disk: start the trainer again, or ask for ` +
+        `ballastctl restore ${run.run_id} --step ${durable}, and it goes on from there.`
+    };
   if (stateWord(run) === "failed")
     return {tone: "bad", text: `Lost: ${run.failure}. Its weights are gone from the daemon: ${again}`};
   if (run.failure) return {tone: "bad", text: `Stopped: ${run.failure}`};
