@@ -1,10 +1,11 @@
 """Many trainers of one run, as processes, with the options as they are: one is killed and replaced, and the run is
 rewound. All end with the bits of one trainer that makes every rank's batches by itself.
 
-    many_ranks.py RANKS [grpc | auto]
+    many_ranks.py RANKS [grpc | auto] [journal | journal_sync]
 
 RANKS is a power of two, so that a mean over them is exact. The transport is by default auto: memory shared with the
-daemon. torch is imported once and the trainers are forks of it.
+daemon. With a journal the daemon is killed in the end, and one that is started over its folder has the same bits. torch is
+imported once and the trainers are forks of it.
 """
 
 import hashlib
@@ -120,6 +121,26 @@ def train_alone(_: Connection, place: dict[str, Any], world: int) -> dict[str, A
     return {"weights": weights_of(model), "losses": losses}
 
 
+def take_over(_: Connection, place: dict[str, Any], world: int) -> dict[str, Any]:
+    """What a daemon has that was started over the folder of another."""
+    model = make_model()
+    options = {**place, **SNAPSHOTS, "rank": 0, "world": world, "weights": "server"}
+    with ballast.AdamW(model.named_parameters(), lr=1e-2, **options) as optimizer:
+        optimizer.connect()
+        return {"weights": weights_of(model), "step": next_step(optimizer) - 1}
+
+
+def check_survival(flags: list[str], folder: Path, place: dict[str, Any], world: int, weights: str) -> None:
+    with Daemon(folder, *flags) as daemon:
+        told, end = FORKS.Pipe(duplex=False)
+        guarded(end, take_over, {**place, "server": daemon.server}, world)
+        found = told.recv()
+    assert isinstance(found, dict), found
+    at_least = STEPS if place["durability"] == "journal_sync" else STEPS - 16
+    assert at_least <= found["step"] <= STEPS, found
+    assert found["step"] < STEPS or found["weights"] == weights, "the daemon came back with other weights"
+
+
 def role_of(rank: int, world: int) -> str:
     return {world - 2: "victim", 1: "rewinder"}.get(rank, "member")
 
@@ -155,13 +176,19 @@ def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, t
 
 
 def main() -> None:
-    world, transport = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto"
+    world, transport, durability = (*sys.argv[1:], *("8", "auto", "")[len(sys.argv) - 1 :])
+    check_ranks(int(world), transport, durability)
+
+
+def check_ranks(world: int, transport: str, durability: str) -> None:
     torch.set_num_threads(1)
     torch.optim.SGD(make_model().parameters())  # what torch imports for its first optimizer, it need not in each fork
     with tempfile.TemporaryDirectory(prefix="ballast-ranks-") as folder:
         flags = ["--limits.lease", "1s", "--shm_socket", f"{folder}/shared/"]
+        if durability:
+            flags += ["--storage.dir", folder]
         with Daemon(Path(folder), *flags) as daemon:
-            place = {"server": daemon.server, "transport": transport}
+            place = {"server": daemon.server, "transport": transport, "durability": durability or None}
             started = time.monotonic()
             ranks = train_together({**place, "run": "together"}, world)
             took = time.monotonic() - started
@@ -169,6 +196,8 @@ def main() -> None:
             guarded(end, train_alone, {**place, "run": "alone"}, world)
             alone = told.recv()
             assert isinstance(alone, dict), alone
+        if durability:
+            check_survival(flags, Path(folder), {**place, "run": "together"}, world, alone["weights"])
     check(ranks, alone, world, transport)
     print(f"{world} ranks, transport {transport}, {STEPS} steps, a kill and a rewind: {took:.1f} s")
 

@@ -7,9 +7,11 @@ import pytest
 from daemon import ROOT, plain_environment
 
 
-@pytest.mark.parametrize("transport", ["grpc", "auto"])
-def test_eight_ranks_end_with_the_bits_of_one(transport):
+@pytest.mark.parametrize("transport, durability", [("grpc", None), ("auto", None), ("auto", "journal_sync")])
+def test_eight_ranks_end_with_the_bits_of_one(transport, durability):
     command = [sys.executable, ROOT / "tests" / "e2e" / "many_ranks.py", "8", transport]
+    if durability:
+        command.append(durability)
     environment = {**plain_environment(), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
