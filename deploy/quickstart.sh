@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # From a fresh machine to a model trained through Ballast, in one command that asks nothing.
 #
-#   deploy/quickstart.sh [--steps N] [--seeds N] [--results FOLDER] [--keep]
+#   deploy/quickstart.sh [--steps N] [--seeds N] [--results FOLDER] [--keep] [--crash]
 #
 #   --steps N         optimizer steps a training run makes (default 300)
 #   --seeds N         training runs a side, each from its own seed (default 1)
 #   --results FOLDER  where figures, picture and logs go, in place of an earlier run's (default build/quickstart)
 #   --keep            leave the daemon running at the end
+#   --crash           instead: kill daemon and trainer (kill -9) in the middle, start both again, and compare the end with
+#                     that of a training that nobody disturbed, to the bit
 #   --help            this text
 #
 # It installs what is missing, builds the daemon and the Python client, starts the daemon, trains a small language model
@@ -29,6 +31,7 @@ steps=300
 seeds=1
 results="$ROOT/build/quickstart"
 keep=no
+crash=no
 daemon_pid=""
 grpc_port=""
 ops_port=""
@@ -42,6 +45,7 @@ flag --steps "a whole number of at least 1" '[1-9][0-9]*'
 flag --seeds "a whole number of at least 1" '[1-9][0-9]*'
 flag --results "a folder"
 flag --keep
+flag --crash
 
 on_exit() {
   stop_children
@@ -152,6 +156,12 @@ finish() {
   fi
 }
 
+crash_and_compare() {
+  echo "training twice, $steps steps each; the second time daemon and trainer are killed"
+  run_child env OMP_NUM_THREADS=1 "$PYTHON" "$ROOT/deploy/quickstart_crash.py" --daemon "$BALLASTD" --steps "$steps" \
+    --results "$RESULTS" || fail "what came back is not what was there; the logs are in $LOGS"
+}
+
 main() {
   local rss_before
   parse_flags "$@"
@@ -163,6 +173,10 @@ main() {
   mkdir -p "$LOGS"
   rm -f "$RESULTS"/{ballast-,torch-,daemon}*.json "$RESULTS"/loss.png
   prepare
+  if [[ $crash == yes ]]; then
+    crash_and_compare
+    return
+  fi
   start_daemon
   rss_before=$(daemon_rss_kib)
   echo "training, $steps steps each; on this machine's $(nproc) cores: torch 1 thread, the daemon $DAEMON_THREADS"
