@@ -340,11 +340,9 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
              "pace of the last ones. 0: none is due yet."}),
     Durable({"Durability", "ballast_durable_step", MetricType::kGauge, "run_id",
              "The last step that survives a crash; 0: none.", reading::OfCheckpoint<&CheckpointFigures::step>}),
-    Durable(
-        {"Durability", "ballast_checkpoint_hooks_total", MetricType::kCounter,
-         "run_id result=success|failed|timeout|skipped",
-         "Checkpoints for which storage.on_published was due, by how that command ended. skipped: a newer checkpoint "
-         "came before its turn, too many runs waited, it was undone or deleted, or the daemon ended."}),
+    {"Durability", "ballast_checkpoint_hooks_total", MetricType::kCounter, "result=success|failed|timeout|skipped",
+     "Checkpoints for which storage.on_published was due, by how that command ended. skipped: a newer checkpoint came "
+     "before its turn, too many runs waited, it was undone or deleted, or the daemon ended."},
     Durable({"Durability", "ballast_checkpoint_hook_failures_in_a_row", MetricType::kGauge, "run_id",
              "How often that command has failed, or was ended, since it last succeeded."}),
     Durable({"Durability", "ballast_checkpoint_verify_failures_total", MetricType::kCounter,
@@ -353,7 +351,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     Durable(
         {"Durability", "ballast_restores_total", MetricType::kCounter, "run_id result=latest|older|failed",
          "Times that the run was to be read back from the disk; older: since newer checkpoints are damaged; failed: "
-         "none could be read."}),
+         "it stays there, since none could be read, there was no room, or they are another run's."}),
     Durable({"Durability", "ballast_journal_bytes_total", MetricType::kCounter, "run_id",
              "Written to the run's journal; nothing where its durability is that of checkpoints."}),
     Durable({"Durability", "ballast_journal_failures_total", MetricType::kCounter, "run_id",

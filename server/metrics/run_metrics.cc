@@ -139,7 +139,6 @@ void RunSeries::OnVerifyFailed(std::string_view reason) {
 void RunSeries::OnRestored(std::string_view result) { Count("ballast_restores_total", result, 1); }
 
 void RunSeries::OnCopied(std::string_view result) {
-  Count("ballast_checkpoint_hooks_total", result, 1);
   if (result == "success") hook_failures_->Set(0);
   if (result == "failed" || result == "timeout") hook_failures_->Increment();
 }

@@ -11,6 +11,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/utf8.h"
+#include "server/metrics/metric_table.h"
 #include "server/run/journal_replay.h"
 #include "server/run/run_registry.h"
 #include "server/storage/checkpoint_facts.h"
@@ -398,6 +399,7 @@ void RunRegistry::ShowStorage() {
 }
 
 void RunRegistry::OnCopied(const std::string& run_id, std::string_view result) {
+  options_.metrics->Count("ballast_checkpoint_hooks_total", result);
   if (const auto run = Find(run_id); run.ok()) (*run)->metrics().OnCopied(result);
 }
 

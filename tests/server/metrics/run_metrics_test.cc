@@ -121,6 +121,13 @@ TEST_F(DurableRunTest, DamageAndRestoresAreCounted) {
   ExpectShown("ballast_checkpoint_interval_target_seconds{run_id=\"a\"}", "90.5");
 }
 
+TEST_F(DurableRunTest, FailuresOfCopiesAreCountedUntilOneSucceeds) {
+  for (const char* result : {"failed", "timeout", "skipped"}) run_->OnCopied(result);
+  ExpectShown("ballast_checkpoint_hook_failures_in_a_row{run_id=\"a\"}", "2");
+  run_->OnCopied("success");
+  ExpectShown("ballast_checkpoint_hook_failures_in_a_row{run_id=\"a\"}", "0");
+}
+
 // Also not when their labels have values that are known beforehand, and admission does not count them.
 TEST(RunMetricsTest, ARunThatIsNotWrittenHasNoSeriesOfDurability) {
   Metrics metrics(BuildInfo{});
