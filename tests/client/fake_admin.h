@@ -83,6 +83,7 @@ class FakeDaemon::Admin final : public v1::AdminService::Service {
     {
       absl::MutexLock lock(&daemon_.mu_);
       daemon_.seen_.restores.push_back(request->step());
+      if (!request->from().empty()) daemon_.seen_.restored_from.push_back(request->from());
     }
     response->set_step(request->step());
     response->set_generation(2);

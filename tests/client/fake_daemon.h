@@ -115,6 +115,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
     std::vector<v1::StepEnd> ends;
     int checkpoints = 0;             // calls of Checkpoint
     std::vector<uint64_t> restores;  // steps asked for
+    std::vector<std::string> restored_from = {};
     std::vector<v1::DeleteRunRequest> deletions;
   };
   Seen seen() const;

@@ -179,6 +179,35 @@ def test_a_rewind_is_not_undone_by_a_crash(folder: Path) -> None:
         assert status["step"] == 4
 
 
+def test_after_a_rewind_the_status_is_of_the_checkpoint_that_is_left(folder: Path) -> None:
+    options: dict[str, Any] = {"snapshots": 3, "snapshot_every": 1}
+    with Daemon(storage=folder) as daemon:
+        model = layered(seed=3, width=33)
+        with ballast.AdamW(model.parameters(), lr=0.01, server=daemon.server, run=RUN, **options) as optimizer:
+            for number in (1, 2):
+                step(model, optimizer, number)
+            assert optimizer.checkpoint() == 2
+            with status_of(daemon) as status:
+                written = status["durability"]
+                assert written["durable_step"] == 2 and written["checkpoint_bytes"] > 0
+            assert optimizer.rewind(to=1) == 1
+            with status_of(daemon) as status:
+                left = status["durability"]
+                assert (left["durable_step"], left["checkpoint_bytes"], left["checkpoint_age_s"]) == (0, 0, 0)
+            step(model, optimizer, 2)
+            assert optimizer.checkpoint() == 2
+            step(model, optimizer, 3)
+            assert optimizer.checkpoint() == 3
+            [older, newer] = checkpoints(folder)
+            assert optimizer.rewind(to=2) == 2
+            with status_of(daemon) as status:
+                left = status["durability"]
+            sizes = json.loads((older / "manifest.json").read_text())["files"]
+            assert left["durable_step"] == 2
+            assert left["checkpoint_bytes"] == sum(int(file["bytes"]) for file in sizes)
+            assert not newer.exists()
+
+
 def test_a_run_that_grew_comes_back_as_it_grew(folder: Path) -> None:
     with Daemon(storage=folder) as daemon:
         model = layered(seed=3, width=33)

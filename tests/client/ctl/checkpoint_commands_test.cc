@@ -96,6 +96,13 @@ TEST_F(CheckpointCommandsTest, RestoreWantsAStep) {
   EXPECT_THAT(daemon_.seen().restores, ElementsAre(160u));
 }
 
+TEST_F(CheckpointCommandsTest, FromElsewhereTheNewestIsTakenUnlessAStepIsGiven) {
+  EXPECT_EQ(Say({"restore", "r", "--from", "/in/r"}).code, kOk);
+  EXPECT_EQ(Say({"restore", "r", "--from", "/in/r", "--step", "160"}).code, kOk);
+  EXPECT_THAT(daemon_.seen().restores, ElementsAre(0u, 160u));
+  EXPECT_THAT(daemon_.seen().restored_from, ElementsAre("/in/r", "/in/r"));
+}
+
 TEST_F(CheckpointCommandsTest, DeleteKeepsCheckpointsOnlyWhereThatIsSaid) {
   EXPECT_EQ(Say({"delete", "r"}).code, kOk);
   EXPECT_EQ(Say({"delete", "r", "--keep-checkpoints"}).code, kOk);

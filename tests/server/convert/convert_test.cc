@@ -207,6 +207,17 @@ INSTANTIATE_TEST_SUITE_P(Policies, ConvertRefusalTest, ::testing::ValuesIn(Refus
 INSTANTIATE_TEST_SUITE_P(Spec, ConvertRefusalTest, ::testing::ValuesIn(RefusalsOfTheRun()),
                          [](const auto& row) { return row.param.name; });
 
+TEST(ConvertTest, ANameThatSafetensorsReservesIsRefusedWhereItWouldBeWritten) {
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_tensors(1)->set_name("__metadata__");
+  const absl::Status refused = ToRunSpec(spec, {}, /*has_storage=*/true).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::AllOf(HasSubstr("tensors[1].name is '__metadata__'"), HasSubstr("safetensors"),
+                               HasSubstr("name it otherwise")));
+  EXPECT_TRUE(ToRunSpec(spec, {}, /*has_storage=*/false).ok());
+}
+
 TEST(ConvertTest, FillsInDefaults) {
   const auto made = ToRunSpec(SmallSpec(), {});
   ASSERT_TRUE(made.ok()) << made.status();
