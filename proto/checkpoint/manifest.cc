@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "proto/checkpoint/file_digest.h"
 
@@ -59,8 +60,11 @@ absl::Status Parse(absl::string_view text, const std::string& file, const json::
                    google::protobuf::Message* message) {
   const auto status = json::JsonStringToMessage({text.data(), text.size()}, message, options);
   if (status.ok()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat(file, " is damaged: ", absl::string_view(status.message().data(), status.message().size())));
+  std::string why(status.message().data(), status.message().size());
+  // It quotes the text, which may be no text at all; messages and logs are UTF-8.
+  const auto is_ascii = [](char c) { return absl::ascii_isascii(static_cast<unsigned char>(c)); };
+  if (!std::all_of(why.begin(), why.end(), is_ascii)) why = absl::CHexEscape(why);
+  return absl::DataLossError(absl::StrCat(file, " is damaged: ", why));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "server/base/clock.h"
 #include "server/base/status_macros.h"
+#include "server/base/utf8.h"
 #include "server/convert/convert.h"
 
 namespace ballast {
@@ -79,10 +80,10 @@ v1::DurabilityStatus FromDurability(const Durability& durability) {
   if (durability.written_at_s) {
     out.set_checkpoint_age_s(std::max(0.0, MonotonicSeconds() - *durability.written_at_s));
   }
-  out.set_last_failure(durability.last_failure);
-  out.set_restored(durability.restored);
+  out.set_last_failure(ValidUtf8(durability.last_failure));
+  out.set_restored(ValidUtf8(durability.restored));
   out.set_writing(durability.writing);
-  out.set_journal_failure(durability.journal_failure);
+  out.set_journal_failure(ValidUtf8(durability.journal_failure));
   return out;
 }
 
@@ -90,7 +91,7 @@ v1::CheckpointResponse FromCheckpointed(const RunRegistry::Checkpointed& checkpo
   v1::CheckpointResponse out;
   out.set_step(checkpointed.step);
   out.set_number(checkpointed.number);
-  out.set_folder(checkpointed.folder);
+  out.set_folder(ValidUtf8(checkpointed.folder));
   out.set_bytes(checkpointed.bytes);
   out.set_seconds(checkpointed.seconds);
   return out;
@@ -104,9 +105,9 @@ v1::ListCheckpointsResponse FromStored(const std::vector<RunRegistry::StoredChec
     c->set_step(checkpoint.step);
     c->set_generation(checkpoint.generation);
     c->set_bytes(checkpoint.bytes);
-    c->set_folder(checkpoint.folder);
+    c->set_folder(ValidUtf8(checkpoint.folder));
     c->set_written_at(checkpoint.written_at);
-    c->set_state(checkpoint.state);
+    c->set_state(ValidUtf8(checkpoint.state));
   }
   return out;
 }

@@ -104,15 +104,6 @@ def a_file_of_its_name(newest: Path) -> None:
     newest.write_text("not a folder")
 
 
-def unreadable_names(newest: Path) -> None:
-    """The manifest of a stranger: every file in it is outside of the folder."""
-    manifest = newest / "manifest.json"
-    was = manifest.read_bytes()
-    manifest.write_bytes(was.replace(b'"name":"model-', b'"name":"../../model-'))
-    sums = newest / "SHA256SUMS"
-    sums.write_text(sums.read_text().replace(*(hashlib.sha256(t).hexdigest() for t in (was, manifest.read_bytes()))))
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -165,12 +156,48 @@ def test_a_missing_file_is_named_and_the_checkpoint_before_taken(stored: Path, t
     assert files_in(stored / "runs") == before
 
 
-def test_a_manifest_with_names_that_lead_out_of_the_folder_is_damaged(stored: Path, tmp_path: Path) -> None:
+def rename_in_manifest(checkpoint: Path, name: bytes) -> None:
+    """The first of the weights' files has this name there, and SHA256SUMS fits."""
+    manifest = checkpoint / "manifest.json"
+    was = manifest.read_bytes()
+    [model] = (path.name.encode() for path in checkpoint.glob("model-*.safetensors"))
+    manifest.write_bytes(was.replace(b'"name":"%s"' % model, b'"name":"%s"' % name))
+    hashes = [hashlib.sha256(text).hexdigest().encode() for text in (was, manifest.read_bytes())]
+    sums = checkpoint / "SHA256SUMS"
+    sums.write_bytes(sums.read_bytes().replace(*hashes).replace(model, name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"../../model-00001-of-00001.safetensors",
+        b"..",
+        b".",
+        b"",
+        b"/etc/passwd",
+        b"a/b",
+        b".hidden",
+        b"m" * 256,
+        b"m\\u0000x",
+        b"m\0x",
+        b"m\xff\xfe",
+        b"model-00001-of-00001 safetensors",
+        b"manifest.json",
+        b"SHA256SUMS",
+        b"run.json",
+    ],
+)
+def test_a_manifest_with_a_name_that_no_file_can_have_is_damaged(stored: Path, tmp_path: Path, name: bytes) -> None:
     newest = checkpoints(stored)[-1]
-    unreadable_names(newest)
+    rename_in_manifest(newest, name)
+    before = files_in(stored / "runs")
     log = tmp_path / "log"
     assert started(stored, log) == {RUN: 2, OTHER: 3}
-    assert "its name is not a plain file name" in log.read_text()
+    text = log.read_text()
+    assert newest.name in text and "manifest.json is damaged" in text, text
+    assert files_in(stored / "runs") == before
+    said = ctl("verify", newest)
+    assert said.returncode == 1 and "damaged" in said.stdout
 
 
 @pytest.mark.parametrize("name", [b"another", b"UPPER case", b"x" * 255, b"\xff\xfe", b"-", b"new\nline"])
