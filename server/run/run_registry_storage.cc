@@ -12,11 +12,9 @@
 #include "server/base/status_macros.h"
 #include "server/base/utf8.h"
 #include "server/metrics/metric_table.h"
-#include "server/run/journal_replay.h"
 #include "server/run/run_registry.h"
 #include "server/storage/checkpoint_facts.h"
 #include "server/storage/import_folder.h"
-#include "server/storage/journal_files.h"
 
 namespace ballast {
 namespace {
@@ -130,36 +128,13 @@ absl::Status RunRegistry::GoOnFromNewest(const std::vector<CheckpointReader>& ca
       Log(LogLevel::kError, "restored", "run restored from an older checkpoint: newer ones are damaged",
           {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}, {"err", JoinMessages(damaged)}});
     }
-    return replays ? ReplayJournalOf(checkpoint, figures->journal, run) : absl::OkStatus();
+    const absl::Status replayed = replays ? ReplayJournalOf(checkpoint, figures->journal, run) : absl::OkStatus();
+    CountDamage(replayed, run);
+    return replayed;
   }
   return absl::DataLossError(absl::StrCat(
       "run '", run_id, "' is on the disk, and none of its checkpoints can be read: ", JoinMessages(damaged),
       ". Bring one back, or delete the run (`ballastctl delete ", run_id, "`) to begin anew"));
-}
-
-absl::Status RunRegistry::ReplayJournalOf(const CheckpointReader& checkpoint, uint64_t base, Run* run) {
-  if (!HasJournal(run->spec())) return absl::OkStatus();
-  const std::string& of_checkpoint = checkpoint.folder();
-  const std::string folder = absl::StrCat(of_checkpoint.substr(0, of_checkpoint.rfind('/')), "/", kJournalFolder);
-  const uint64_t step = checkpoint.manifest().step();
-  auto chain = JournalChain(options_.storage->fs(), folder, base);
-  auto survey = chain.ok() ? SurveyJournal(options_.storage->fs(), *std::move(chain), step)
-                           : absl::StatusOr<JournalSurvey>(chain.status());
-  absl::Status status = survey.status();
-  if (status.ok() && survey->files.empty()) return status;
-  if (status.ok()) status = run->Replay(*survey, base, step);
-  CountDamage(status, run);
-  if (!status.ok()) {
-    return absl::Status(status.code(),
-                        absl::StrCat("run '", run->spec().run_id, "' is on the disk with its checkpoint of step ", step,
-                                     ", and the journal of the steps since cannot be read: ", status.message(),
-                                     ". Bring the file back, "
-                                     "or give those steps up: move ",
-                                     folder, " away, and start the daemon again"));
-  }
-  Log(LogLevel::kInfo, "restored", "the run's journal has been replayed over the checkpoint",
-      {{"run_id", run->spec().run_id}, {"step", survey->step}, {"steps", survey->steps}});
-  return absl::OkStatus();
 }
 
 void RunRegistry::RestoreAll() {
