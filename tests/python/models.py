@@ -11,17 +11,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+_DRAWING = threading.Lock()  # from torch's one generator, as the layers do
+
 
 def layered(seed: int, width: int = 8, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Three linear layers, the same for the same seed."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)).to(dtype)
+    """Three linear layers, the same for the same seed, whatever other threads draw."""
+    with _DRAWING:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)).to(dtype)
 
 
 def perceptron(seed: int) -> nn.Sequential:
     """A two-layer perceptron for `spirals`."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+    with _DRAWING:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
 
 
 def spirals(seed: int, count: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
