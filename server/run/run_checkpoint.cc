@@ -76,7 +76,11 @@ absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint) {
 
 absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step) {
   StepExecutor* executor = nullptr;
-  PostAndWait([&] { executor = &driver_->executor(); });
+  PostAndWait([&] {
+    executor = &driver_->executor();
+    if (survey.files.empty()) executor->GoOnWithoutJournal();
+  });
+  if (survey.files.empty()) return absl::OkStatus();
   const JournalTarget target{.fs = storage_.fs,
                              .spec = &spec_,
                              .codec = storage_.codec,

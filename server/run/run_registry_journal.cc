@@ -19,7 +19,6 @@ absl::Status RunRegistry::ReplayJournalOf(const CheckpointReader& checkpoint, ui
   auto survey = chain.ok() ? SurveyJournal(options_.storage->fs(), *std::move(chain), step)
                            : absl::StatusOr<JournalSurvey>(chain.status());
   absl::Status status = survey.status();
-  if (status.ok() && survey->files.empty()) return status;
   if (status.ok()) status = run->Replay(*survey, base, step);
   if (!status.ok()) {
     return absl::Status(status.code(),
@@ -29,6 +28,7 @@ absl::Status RunRegistry::ReplayJournalOf(const CheckpointReader& checkpoint, ui
                                      "or give those steps up: move ",
                                      folder, " away, and start the daemon again"));
   }
+  if (survey->files.empty()) return status;
   Log(LogLevel::kInfo, "restored", "the run's journal has been replayed over the checkpoint",
       {{"run_id", run->spec().run_id}, {"step", survey->step}, {"steps", survey->steps}});
   return absl::OkStatus();

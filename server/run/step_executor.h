@@ -103,7 +103,9 @@ class StepExecutor {
   void GoOnFrom(const RunFigures& figures, const RunMemory& memory);
   // Likewise, and whether or not there was such an update: the journal goes on from here.
   void GoOnFrom(const Journal::Place& place);
-  // Before anything else: what is in the journal leads to another state.
+  // Likewise: it has none of this state.
+  void GoOnWithoutJournal() { awaits_journal_ = false; }
+  // Likewise: what is in the journal leads to another state.
   void ForgetJournal();
   // `done` when no crash can bring back what a rewind has undone.
   void WhenRewound(absl::AnyInvocable<void()> done);
@@ -208,7 +210,8 @@ class StepExecutor {
   std::deque<StepRecord> results_;  // of the last steps, oldest first
   std::deque<effect::Result> held_results_;
   uint64_t shown_durable_ = 0;
-  int executing_ = 0;  // effects
+  bool awaits_journal_ = false;  // it was read back, and its journal was not yet: nothing of it may be written
+  int executing_ = 0;            // effects
   // The message in hand.
   message::Gradient* gradient_ = nullptr;
   message::StepBegin* begin_ = nullptr;

@@ -137,12 +137,14 @@ void StepExecutor::GoOnFrom(const RunFigures& figures, const RunMemory& memory) 
 
 void StepExecutor::GoOnFrom(const Journal::Place& place) {
   const uint64_t step = results_.back().step;
+  awaits_journal_ = false;
   checkpointer_->set_closed(step);
   journal_->GoOnFrom(step, place);
   OnJournalMoved();
 }
 
 void StepExecutor::ForgetJournal() {
+  awaits_journal_ = false;
   if (journal_ != nullptr) journal_->OnRewound(results_.back().step, machine_.generation(), /*jumps=*/true);
 }
 

@@ -55,6 +55,7 @@ void StepExecutor::GoOnFrom(const RunFigures& figures, CheckpointWritten from) {
   judge_.set_detector(rewinder_.GoOnFrom(step).detector);
   judge_.set_policy(figures.policy);
   checkpointer_->OnRestored(std::move(from));
+  awaits_journal_ = journal_ != nullptr;
   reporter_.ShowRestored(figures);
 }
 
@@ -64,7 +65,8 @@ void StepExecutor::OnReplaced() {
 }
 
 void StepExecutor::CheckpointIfWanted() {
-  if (checkpointer_ == nullptr || results_.empty() || gate_.replacing() || !gate_.weights_loaded()) return;
+  if (checkpointer_ == nullptr || awaits_journal_ || results_.empty() || gate_.replacing() || !gate_.weights_loaded())
+    return;
   checkpointer_->set_closed(results_.back().step);
   if (journal_ != nullptr && journal_->WantsCheckpoint()) checkpointer_->Want();
   // The step that is open may wait for the very rank that asks.

@@ -260,3 +260,18 @@ def test_a_daemon_without_storage_refuses_it_by_name() -> None:
     ):
         with training(daemon, **SYNC):
             pass
+
+
+def test_nothing_is_written_while_it_is_read_back(folder: Path) -> None:
+    """It takes longer than the moment after which a run looks whether a checkpoint is wanted."""
+    model = layered(seed=3, width=400)
+    with Daemon(storage=folder) as daemon:
+        with ballast.AdamW(model.parameters(), server=daemon.server, run=RUN, **SYNC) as optimizer:
+            for step in range(1, 81):
+                model(torch.randn(1, 400)).square().mean().backward()
+                optimizer.step()
+        daemon.kill()
+    for _ in range(2):
+        with Daemon(storage=folder) as daemon:
+            assert status_of(daemon)["step"] == 80
+            daemon.kill()

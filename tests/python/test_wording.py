@@ -66,8 +66,10 @@ SAID = {
     "another spec: checkpoint.every_steps is 5, asked for is 6": "another spec: checkpoint_every_steps is 5, asked for is 6",
     "checkpoint.every_seconds is 600, asked for is 0": "checkpoint_every_seconds is 600, asked for is 0",
     "checkpoint.retain is 2, asked for is 3": "checkpoints_kept is 2, asked for is 3",
-    "checkpoint is given, but this daemon has no storage": "checkpoint_every_steps, checkpoint_every_seconds or "
-    "checkpoints_kept is given, but this daemon has no storage",
+    "checkpoint is given, but this daemon has no storage": "checkpoint_every_steps, checkpoint_every_seconds, "
+    "checkpoints_kept or durability is given, but this daemon has no storage",
+    "checkpoint.durability is DURABILITY_MODE_JOURNAL, asked for is DURABILITY_MODE_CHECKPOINT": "durability is 'journal', "
+    "asked for is 'checkpoint'",
     "accumulation is 1, asked for is 2": "gradient_accumulation_steps is 1, asked for is 2",
     "another spec: ranks is 2, asked for is 1": "another spec: world is 2, asked for is 1",
     'groups[0].hyper["eps"] is 1e-08': "groups[0].eps is 1e-08",

@@ -129,7 +129,9 @@ TEST_F(CheckpointCommandsTest, WhatIsUnderWayAndWhatFailedIsTold) {
   durability.set_durable_step(5);
   durability.set_writing(false);
   durability.set_last_failure("/data is full");
-  EXPECT_THAT(DurabilityText(durability), AllOf(HasSubstr("step 5, "), HasSubstr("failed: /data is full")));
+  EXPECT_THAT(DurabilityText(durability), AllOf(HasSubstr("step 5; "), HasSubstr("checkpoint failed: /data is full")));
+  durability.set_journal_failure("/data fails");
+  EXPECT_THAT(DurabilityText(durability), HasSubstr("the journal failed, until the next checkpoint: /data fails"));
 }
 
 TEST_F(CheckpointCommandsTest, ADaemonWithoutStorageSaysSo) {
