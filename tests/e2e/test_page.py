@@ -280,7 +280,7 @@ def test_it_says_what_is_on_the_disk(tmp_path):
         try:
             assert trainer.stdout.readline() == "written\n"
             browser.open(f"http://{daemon.ops}/#run=written")
-            shows(browser, "#figures", r"On the disk\s+step 1, \d+ \w+ ago")
+            shows(browser, "#figures", r"On the disk\s+step 1, checkpoint \d+ \w+ ago")
         finally:
             trainer.kill()
             trainer.communicate()
