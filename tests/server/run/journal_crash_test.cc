@@ -24,6 +24,9 @@ struct Story {
   bool rewound = false;              // likewise
 };
 
+// What a segment's beginning calls: the folder and its name, the file, its head, and its name.
+constexpr int kCallsToBegin = 6;
+
 // It ends where the power is cut: at the call `cut`.
 Story Tell(ModelFs* fs, int cut = std::numeric_limits<int>::max()) {
   JournaledRun run(fs);
@@ -34,7 +37,9 @@ Story Tell(ModelFs* fs, int cut = std::numeric_limits<int>::max()) {
     if (on()) story.durable = run.Durable();
   };
   const auto checkpoint = [&] {
+    const int before = fs->calls();
     const uint64_t base = run.Begin();
+    fs->AwaitCalls(before + kCallsToBegin);
     if (!on()) return;
     run.Publish();
     story.base = base;

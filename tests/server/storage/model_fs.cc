@@ -90,6 +90,7 @@ ModelFs::~ModelFs() = default;
 absl::StatusOr<ModelFs::Fate> ModelFs::Count(const std::string& what) {
   ++calls_;
   log_.push_back(what);
+  failed_ = failed_ || failures_.count(calls_) > 0 || (cut_at_ && calls_ >= *cut_at_);
   if (cut_at_ && calls_ >= *cut_at_) return absl::UnavailableError(absl::StrCat(what, ": power cut"));
   if (const auto failure = failures_.find(calls_); failure != failures_.end()) {
     const absl::Status& status = failure->second.status;
@@ -107,6 +108,11 @@ absl::Status ModelFs::CountRead(const std::string& what) {
 int ModelFs::calls() const {
   absl::MutexLock lock(&mu_);
   return calls_;
+}
+void ModelFs::AwaitCalls(int calls) const {
+  absl::MutexLock lock(&mu_);
+  const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return calls_ >= calls || failed_; };
+  mu_.Await(absl::Condition(&made));
 }
 std::vector<std::string> ModelFs::log() const {
   absl::MutexLock lock(&mu_);

@@ -49,6 +49,8 @@ class ModelFs final : public Fs {
 
   // Calls so far that may fail: all that change something, and a lock.
   int calls() const;
+  // Until there were so many, or one of them has failed.
+  void AwaitCalls(int calls) const;
   // What each call was: "sync /d/a", ...
   std::vector<std::string> log() const;
   // Calls that only read count, too, from now on.
@@ -113,6 +115,7 @@ class ModelFs final : public Fs {
   mutable absl::Mutex mu_;
   NodePtr root_ ABSL_GUARDED_BY(mu_);
   int calls_ ABSL_GUARDED_BY(mu_) = 0;
+  bool failed_ ABSL_GUARDED_BY(mu_) = false;
   bool counts_reads_ ABSL_GUARDED_BY(mu_) = false, sync_keeps_name_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<int> cut_at_ ABSL_GUARDED_BY(mu_), skip_at_ ABSL_GUARDED_BY(mu_);
   std::map<int, Failure> failures_ ABSL_GUARDED_BY(mu_);

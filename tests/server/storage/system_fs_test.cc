@@ -326,15 +326,17 @@ TEST_F(SystemFsTest, AReadOnlyFileSystemIsTold) {
 }
 
 TEST_F(SystemFsTest, AProcessWithoutDescriptorsDoesNotTakeTheDiskForDamaged) {
-  const std::string file = Put("file", "one");
+  const std::string folder = folder_.path(), file = Put("file", "one"), made = In("a"), lock = In("lock");
+  Fs& fs = fs_;
+  EXPECT_TRUE(fs.Open(file).ok());
+  // A sanitizer needs a descriptor to look at an object that it has not seen before: none is new below.
   const bool possible = InChild([&] {
     const rlimit none{0, 0};
     if (setrlimit(RLIMIT_NOFILE, &none) != 0) return false;
-    for (const absl::Status& status :
-         {fs_.Open(file).status(), fs_.Create(In("a")).status(), fs_.List(folder_.path()).status(),
-          fs_.SyncFolder(folder_.path()), fs_.Lock(In("lock")).status()}) {
+    for (const absl::Status& status : {fs.Open(file).status(), fs.Create(made).status(), fs.List(folder).status(),
+                                       fs.SyncFolder(folder), fs.Lock(lock).status()}) {
       EXPECT_EQ(status.code(), kUnavailable) << status;
-      EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(folder_.path()), HasSubstr("ulimit -n")));
+      EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(folder), HasSubstr("ulimit -n")));
     }
     return true;
   });
