@@ -33,7 +33,7 @@ Losses = dict[int, float]
 # --- the trainer, a process of its own ------------------------------------------------------------------------------
 
 
-def train(server: str, steps: int, goes_on: bool) -> None:
+def train(server: str, steps: int) -> None:
     """Prints a line a step, and one with the weights' digest at the end."""
     import king_james
     import torch
@@ -49,12 +49,10 @@ def train(server: str, steps: int, goes_on: bool) -> None:
         **king_james.LEARNING,
         server=server,
         run=RUN,
-        weights="server" if goes_on else None,
         checkpoint_every_steps=CHECKPOINT_EVERY,
     )
     optimizer.register_client_state("batches", random.get_state, random.set_state)
-    optimizer.connect()
-    for step in range(optimizer.run_status()["step"] + 1, steps + 1):
+    for step in range(optimizer.connect().step + 1, steps + 1):
         loss = model.loss(king_james.draw_batch(text, king_james.BATCH, random))
         loss.backward()
         optimizer.step(loss=loss)
@@ -92,9 +90,7 @@ def serving(daemon: str, storage: Path, logs: Path) -> Iterator[str]:
         yield address[1]
 
 
-def live(
-    options: argparse.Namespace, storage: Path, goes_on: bool = False, until: int | None = None
-) -> tuple[Losses, str]:
+def live(options: argparse.Namespace, storage: Path, until: int | None = None) -> tuple[Losses, str]:
     """Daemon and trainer, up to the end or, killed together, this step; or a later one, where the disk is slow and there is
     no checkpoint yet. The losses, and the weights at the end."""
     logs = options.results / "logs"
@@ -103,7 +99,7 @@ def live(
     with serving(options.daemon, storage, logs) as server:
         command = [sys.executable, __file__, "--train", server, "--steps", str(options.steps)]
         log = logs / "crash-trainer.log"
-        with killed_at_end([*command, *(["--goes-on"] if goes_on else [])], log) as trainer:
+        with killed_at_end(command, log) as trainer:
             assert trainer.stdout is not None
             for line in trainer.stdout:
                 told = json.loads(line)
@@ -124,7 +120,7 @@ def crash(options: argparse.Namespace) -> int:
             storage.mkdir()
         undisturbed, wanted = live(options, storages[0])
         until = max(live(options, storages[1], until=until)[0])
-        after, found = live(options, storages[1], goes_on=True)
+        after, found = live(options, storages[1])
     back = min(after) - 1
     different = [step for step, loss in after.items() if loss != undisturbed[step]]
     print(f"  kill -9 of daemon and trainer after step {until} of {options.steps}; both came back at step {back}")
@@ -144,10 +140,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "quickstart")
     parser.add_argument("--train", metavar="SERVER", help=argparse.SUPPRESS)
-    parser.add_argument("--goes-on", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        train(options.train, options.steps, options.goes_on)
+        train(options.train, options.steps)
         return 0
     options.results.mkdir(parents=True, exist_ok=True)
     if options.steps < CHECKPOINT_EVERY * 2:

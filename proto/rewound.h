@@ -1,5 +1,6 @@
 // How the wire says that a run was rewound (proto/PROTOCOL.md, "Rewind"): by the message of the FAILED_PRECONDITION
-// that ends its sessions. Both transports carry a code and a message, and nothing else.
+// that ends its sessions. Both transports carry a code and a message, and nothing else. A client says so itself where
+// the daemon has started again, and has read the run back from its disk: to a trainer that is the same.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +18,11 @@ namespace ballast {
 inline constexpr absl::string_view kRewoundPrefix = "rewound to step ";
 
 // "rewound to step 20 (generation 3): attach again ..."
-inline absl::Status RewoundError(uint64_t step, uint64_t generation) {
+// why: in front of that, "the daemon ...; ".
+inline absl::Status RewoundError(uint64_t step, uint64_t generation, absl::string_view why = "") {
   return absl::FailedPreconditionError(
-      absl::StrCat(kRewoundPrefix, step, " (generation ", generation,
-                   "): attach again without the token, take weights and client_state, and go on with step ", step + 1));
+      absl::StrCat(kRewoundPrefix, step, " (generation ", generation, "): ", why,
+                   "attach again without the token, take weights and client_state, and go on with step ", step + 1));
 }
 
 // The step that the run was taken back to; none: the status says something else.

@@ -124,10 +124,12 @@ class Client::Impl {
     spec_run = run;
     spec_sha256 = sha256;
   }
-  // What NOT_FOUND means of a run that was found before, or of its session.
+  // What NOT_FOUND means of a run that was found before, or of its session, which has heard of it then, too.
   absl::Status Explain(const absl::Status& status, const std::string& run) const {
     if (!absl::IsNotFound(status) || run != found_run || !RestartedSince(*connection, found_since)) return status;
-    return RunLostInRestart(*connection, run);
+    absl::Status after = RunAfterRestart(*connection, run);
+    if (RewoundTo(after) && stream && run == run_id) stream->AwaitEnd(kTellTimeout);
+    return after;
   }
 
   const std::unique_ptr<Connection> connection;

@@ -93,16 +93,29 @@ TEST(CheckpointsTest, ARefusalIsPassedOn) {
   EXPECT_EQ(client->Checkpoint("other").status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST(CheckpointsTest, ADaemonThatHasReadTheRunBackIsSaidToBeSo) {
+TEST(CheckpointsTest, ARunThatWasReadBackFromTheDiskIsFollowedAsARewind) {
   FakeDaemon daemon;
   Trainer trainer(daemon.address());
   ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.Step().ok());
   daemon.ReadRunBack(120);
-  const auto result = trainer.Step();
-  EXPECT_EQ(result.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(result.status().message()),
-              AllOf(HasSubstr("restarted and read run 'r' back from its disk, where it is at step 120 now"),
-                    HasSubstr("Start every trainer of the run anew")));
+  const absl::Status told = trainer.Step().status();
+  EXPECT_EQ(RewoundTo(told), 120u) << told;
+  EXPECT_THAT(std::string(told.message()), HasSubstr("restarted and read run 'r' back from its disk"));
+  ASSERT_TRUE(trainer.Attach().ok());
+  const auto next = trainer.Step();
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(next->result.step(), 121u);
+}
+
+TEST(CheckpointsTest, AnotherRunOfThatNameIsNotFollowed) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  daemon.ReadRunBack(120, /*restored=*/"");
+  const absl::Status told = trainer.Step().status();
+  EXPECT_EQ(told.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(told.message()), HasSubstr("restarted and no longer holds run 'r'"));
 }
 
 }  // namespace

@@ -37,6 +37,8 @@ class FakeDaemon::Admin final : public v1::AdminService::Service {
     v1::RunStatus* run = response->add_runs();
     run->set_run_id("r");
     run->set_step(daemon_.read_back_.value_or(daemon_.step_ - 1));
+    run->set_generation(2);
+    run->mutable_durability()->set_restored(daemon_.restored_);
     return grpc::Status::OK;
   }
   grpc::Status GetRun(grpc::ServerContext*, const v1::GetRunRequest* request, v1::GetRunResponse* response) override {

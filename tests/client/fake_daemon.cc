@@ -69,10 +69,11 @@ void FakeDaemon::ForgetRun() {
   forgot_ = true;
 }
 
-void FakeDaemon::ReadRunBack(uint64_t step) {
+void FakeDaemon::ReadRunBack(uint64_t step, const std::string& restored) {
   absl::MutexLock lock(&mu_);
   forgot_ = true;
   read_back_ = step;
+  restored_ = restored;
 }
 
 void FakeDaemon::CutNow() {
@@ -156,6 +157,10 @@ grpc::Status FakeDaemon::Grant(grpc::ServerContext* context, const v1::AttachReq
                                v1::AttachResponse* response) {
   absl::MutexLock lock(&mu_);
   seen_.attaches.push_back(request);
+  if (forgot_ && read_back_ && request.session_token().empty()) {
+    forgot_ = false;
+    SetBackTo(*read_back_ + 1);
+  }
   if (forgot_) return {grpc::StatusCode::NOT_FOUND, "no run 'r'"};
   if (!refusals_.empty()) return Tell(context, &refusals_);
   response->set_session_token("token");

@@ -74,7 +74,8 @@ class FakeDaemon final : public v1::TrainerService::Service {
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
-  void ReadRunBack(uint64_t step);  // the same, but the run is there again as it was after this step
+  // The same, but a run of that name is there at this step, for an Attach without a token: from the disk, or another one.
+  void ReadRunBack(uint64_t step, const std::string& restored = "/disk/checkpoint-3");
   // Goes on at this step, as if the steps before it had closed meanwhile, ABORTED, for the other ranks.
   void SetStep(uint64_t step) {
     absl::MutexLock lock(&mu_);
@@ -93,8 +94,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   }
   void SetBack(uint64_t step) {  // as no daemon does
     absl::MutexLock lock(&mu_);
-    step_ = step;
-    open_ = false;
+    SetBackTo(step);
   }
   void CutNow();  // ends the open stream with CANCELLED
   // Sends the response before the answer to the next message.
@@ -135,6 +135,10 @@ class FakeDaemon final : public v1::TrainerService::Service {
 
   // False: the call is cut here.
   bool Passes();
+  void SetBackTo(uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    step_ = step;
+    open_ = false;
+  }
   grpc::Status Grant(grpc::ServerContext*, const v1::AttachRequest&, v1::AttachResponse*);
   void RefuseNext(std::deque<Refusal> FakeDaemon::*calls, Refusal refusal) {
     absl::MutexLock lock(&mu_);
@@ -166,6 +170,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   std::deque<v1::TrainResponse> injected_ ABSL_GUARDED_BY(mu_);
   bool forgot_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<uint64_t> read_back_ ABSL_GUARDED_BY(mu_);
+  std::string restored_ ABSL_GUARDED_BY(mu_);
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the latest stream
 

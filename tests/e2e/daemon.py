@@ -85,6 +85,12 @@ class Daemon:
         self.process.wait()
         self.process.stdout.close()
 
+    def restart(self) -> None:
+        """Kills it, and starts it anew where it was."""
+        self.__exit__()
+        self.flags += ["--listen", self.server]
+        self.__enter__()
+
     def get(self, path: str) -> tuple[int, str]:
         try:
             with urllib.request.urlopen(f"http://{self.ops}{path}", timeout=60) as reply:

@@ -4,8 +4,8 @@ rewound. All end with the bits of one trainer that makes every rank's batches by
     many_ranks.py RANKS [grpc | auto] [journal | journal_sync]
 
 RANKS is a power of two, so that a mean over them is exact. The transport is by default auto: memory shared with the
-daemon. With a journal the daemon is killed in the end, and one that is started over its folder has the same bits. torch is
-imported once and the trainers are forks of it.
+daemon. With a journal the daemon is killed, too, and started again under its trainers, and once more in the end: it has the
+same bits. torch is imported once and the trainers are forks of it.
 """
 
 import hashlib
@@ -29,6 +29,8 @@ import ballast
 STEPS = 20
 KILLED_BEFORE = 7  # this step, which the others wait in
 REWOUND_AFTER = 13  # this step, to the 10th
+RESTARTED_BEFORE = 17  # this step: the daemon, where it has a journal
+JOURNAL_STEPS = 16  # that a journal which is not synced for each step may lack, by default
 SNAPSHOTS = {"snapshots": 2, "snapshot_every": 5}
 PATIENCE_S = 240
 
@@ -65,7 +67,7 @@ class Trainer:
 
     def __init__(self, place: dict[str, Any], rank: int, world: int, role: str):
         self.rank = rank
-        self.told, end = FORKS.Pipe(duplex=False)
+        self.told, end = FORKS.Pipe()
         self._process = FORKS.Process(target=guarded, args=(end, train, place, rank, world, role), daemon=True)
         self._process.start()
         end.close()
@@ -84,7 +86,8 @@ def guarded(tell: Connection, run: Callable[..., Any], *arguments: Any) -> None:
 
 
 def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: str) -> dict[str, Any]:
-    model, losses, transports, rewinds = make_model(), {}, set(), 0
+    model, losses, transports, rewinds = make_model(), {}, set(), []
+    restarts = rank == 0 and place["durability"] is not None
     weights = "server" if role == "successor" else None
     options = {**place, **SNAPSHOTS, "rank": rank, "world": world, "weights": weights}
     with ballast.AdamW(model.named_parameters(), lr=1e-2, **options) as optimizer:
@@ -92,6 +95,10 @@ def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: 
             if role == "victim" and step == KILLED_BEFORE:
                 tell.send("kill me")
                 signal.pause()
+            if restarts and step == RESTARTED_BEFORE:
+                restarts = False
+                tell.send("kill the daemon")
+                tell.recv()
             try:
                 loss = loss_of(model, step, rank)
                 loss.backward()
@@ -100,11 +107,9 @@ def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: 
                 transports |= transports_of(optimizer, rank)
                 assert optimizer.last_result.outcome == "APPLIED", optimizer.last_result
                 if role == "rewinder" and step == REWOUND_AFTER and not rewinds:
-                    assert optimizer.rewind(1) == 10
-                    rewinds += 1
+                    rewinds.append(optimizer.rewind(1))
             except ballast.RunRewound as back:
-                assert back.step == 10
-                rewinds += 1
+                rewinds.append(back.step)
     return {"weights": weights_of(model), "losses": losses, "rewinds": rewinds, "transports": transports}
 
 
@@ -130,14 +135,18 @@ def take_over(_: Connection, place: dict[str, Any], world: int) -> dict[str, Any
         return {"weights": weights_of(model), "step": next_step(optimizer) - 1}
 
 
+def lasting(durability: str, step: int) -> int:
+    """The step that a daemon which was killed after `step` has at least."""
+    return step if durability == "journal_sync" else step - JOURNAL_STEPS
+
+
 def check_survival(flags: list[str], folder: Path, place: dict[str, Any], world: int, weights: str) -> None:
     with Daemon(folder, *flags) as daemon:
         told, end = FORKS.Pipe(duplex=False)
         guarded(end, take_over, {**place, "server": daemon.server}, world)
         found = told.recv()
     assert isinstance(found, dict), found
-    at_least = STEPS if place["durability"] == "journal_sync" else STEPS - 16
-    assert at_least <= found["step"] <= STEPS, found
+    assert lasting(place["durability"], STEPS) <= found["step"] <= STEPS, found
     assert found["step"] < STEPS or found["weights"] == weights, "the daemon came back with other weights"
 
 
@@ -145,7 +154,7 @@ def role_of(rank: int, world: int) -> str:
     return {world - 2: "victim", 1: "rewinder"}.get(rank, "member")
 
 
-def train_together(place: dict[str, Any], world: int) -> dict[int, dict[str, Any]]:
+def train_together(daemon: Daemon, place: dict[str, Any], world: int) -> dict[int, dict[str, Any]]:
     """What each rank told at its end; for the rank that was replaced, what its successor told."""
     trainers = [Trainer(place, rank, world, role_of(rank, world)) for rank in range(world)]
     ended: dict[int, dict[str, Any]] = {}
@@ -160,17 +169,26 @@ def train_together(place: dict[str, Any], world: int) -> dict[int, dict[str, Any
                 trainers[rank].kill()
                 trainers[rank] = Trainer(place, rank, world, "successor")
                 continue
+            if told == "kill the daemon":
+                daemon.restart()
+                pipe.send("it is there again")
+                continue
             assert isinstance(told, dict), f"rank {rank}: {told}"
             ended[rank] = told
     return ended
 
 
-def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, transport: str) -> None:
+def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, transport: str, durability: str) -> None:
     taken = "shm" if transport == "auto" else transport
     for rank, told in ranks.items():
         assert told["transports"] == {taken}, f"rank {rank} took the transports {told['transports']}"
         assert told["weights"] == alone["weights"], f"rank {rank} ended with other weights"
-        assert told["rewinds"] == 1, (rank, told)
+        assert told["rewinds"][:1] == [10] and len(told["rewinds"]) == 1 + bool(durability), (rank, told["rewinds"])
+        if durability:
+            assert lasting(durability, RESTARTED_BEFORE - 1) <= told["rewinds"][1] < RESTARTED_BEFORE, (
+                rank,
+                told["rewinds"],
+            )
         own = range(KILLED_BEFORE if role_of(rank, world) == "victim" else 1, STEPS + 1)
         assert told["losses"] == {step: alone["losses"][step, rank] for step in own}, f"rank {rank} had other losses"
 
@@ -190,7 +208,7 @@ def check_ranks(world: int, transport: str, durability: str) -> None:
         with Daemon(Path(folder), *flags) as daemon:
             place = {"server": daemon.server, "transport": transport, "durability": durability or None}
             started = time.monotonic()
-            ranks = train_together({**place, "run": "together"}, world)
+            ranks = train_together(daemon, {**place, "run": "together"}, world)
             took = time.monotonic() - started
             told, end = FORKS.Pipe(duplex=False)
             guarded(end, train_alone, {**place, "run": "alone"}, world)
@@ -198,8 +216,9 @@ def check_ranks(world: int, transport: str, durability: str) -> None:
             assert isinstance(alone, dict), alone
         if durability:
             check_survival(flags, Path(folder), {**place, "run": "together"}, world, alone["weights"])
-    check(ranks, alone, world, transport)
-    print(f"{world} ranks, transport {transport}, {STEPS} steps, a kill and a rewind: {took:.1f} s")
+    check(ranks, alone, world, transport, durability)
+    disturbed = "a kill, a rewind and a restart" if durability else "a kill and a rewind"
+    print(f"{world} ranks, transport {transport}, {STEPS} steps, {disturbed}: {took:.1f} s")
 
 
 if __name__ == "__main__":

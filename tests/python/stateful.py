@@ -36,9 +36,8 @@ class Stateful:
         joined.register_client_state("data", self.data)
         joined.register_client_state("scheduler", self.scheduler)
         joined.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
-        self.restored = joined.connect()
+        self.restored = bool(joined.connect())
         if self.restored:
-            joined.pull()
             self.scheduler.step()
         self.optimizer = joined
 

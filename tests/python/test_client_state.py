@@ -49,7 +49,7 @@ def test_state_comes_back_with_the_options_of_the_groups(adamw: AdamW) -> None:
     model, place = layered(seed=1), Place()
     with adamw(model.named_parameters(), lr=0.5) as optimizer:
         optimizer.register_client_state("place", place)
-        assert optimizer.connect() is False
+        assert not optimizer.connect()
         for lr in (0.25, 0.125):
             optimizer.param_groups[0]["lr"] = lr
             place.next += 1
@@ -57,9 +57,9 @@ def test_state_comes_back_with_the_options_of_the_groups(adamw: AdamW) -> None:
     fresh = Place()
     optimizer = adamw(model.named_parameters(), lr=0.5)
     optimizer.register_client_state("place", fresh)
-    assert optimizer.connect() is True
+    assert optimizer.connect()
     assert (fresh.next, optimizer.param_groups[0]["lr"]) == (2, 0.125)
-    assert optimizer.connect() is False
+    assert not optimizer.connect()
     make_step(optimizer, model)
 
 
@@ -71,7 +71,7 @@ def test_weights_and_state_of_the_daemon(adamw: AdamW) -> None:
         make_step(optimizer, model)
     optimizer = adamw(other.named_parameters(), weights="server")
     optimizer.register_client_state("place", Place())
-    assert optimizer.connect() is True
+    assert optimizer.connect()
     assert same_bits(weights_of(model), weights_of(other))
     make_step(optimizer, other)
 
@@ -97,7 +97,7 @@ def test_a_name_that_the_daemon_lacks_is_told(adamw: AdamW) -> None:
     optimizer = adamw(model.named_parameters())
     optimizer.register_client_state("new", Place())
     with pytest.warns(UserWarning, match="no client state named new"):
-        assert optimizer.connect() is True
+        assert optimizer.connect()
 
 
 def test_state_without_a_use_here_is_left_alone(adamw: AdamW) -> None:
@@ -155,7 +155,7 @@ def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(adamw: A
     model = layered(seed=1)
     with adamw(model.named_parameters(), nonfinite="skip_step") as optimizer:
         optimizer.register_client_state("place", Place())
-        assert optimizer.connect() is False and not optimizer.step_was_skipped
+        assert not optimizer.connect() and not optimizer.step_was_skipped
         make_step(optimizer, model)
         if skipped:
             model(torch.full((2, 8), float("nan"))).sum().backward()
@@ -163,7 +163,7 @@ def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(adamw: A
         assert optimizer.step_was_skipped == skipped
     optimizer = adamw(model.named_parameters(), nonfinite="skip_step")
     optimizer.register_client_state("place", Place())
-    assert optimizer.connect() is True
+    assert optimizer.connect()
     assert optimizer.step_was_skipped == skipped
     make_step(optimizer, model)
     assert not optimizer.step_was_skipped

@@ -12,7 +12,7 @@ import pytest
 import ballast
 
 PUBLIC = set(
-    "Adam AdamW CollageLight CollagePlus GradScaler Lion Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
+    "Adam AdamW CollageLight CollagePlus GradScaler Joined Lion Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
     "StepResult StepTiming delete_run numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
 )
 FUNCTIONS = {"delete_run", "umup_scales"}

@@ -79,7 +79,7 @@ def test_starting_over_is_refused_while_somebody_trains(adamw: AdamW, run: str) 
         second.connect()
     assert first.run_status().step == 1
     first.close()
-    assert second.connect() is False  # nobody is in its way now
+    assert not second.connect()  # nobody is in its way now
 
 
 def test_a_lost_trainers_lease_is_awaited(program: Callable[..., Program], adamw: AdamW) -> None:

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/protocol_version.h"
+#include "proto/rewound.h"
 
 #include "client/cpp/transport/retry.h"
 
@@ -11,7 +12,8 @@ namespace {
 
 // The digests take a pass over all weights on the daemon.
 constexpr absl::Duration kAttachTimeout = absl::Seconds(120);
-constexpr absl::Duration kServerTimeout = absl::Seconds(1);
+// Of a daemon that has just answered, and may be busy.
+constexpr absl::Duration kServerTimeout = absl::Seconds(10);
 
 v1::AttachRequest Request(const AttachOptions& options) {
   v1::AttachRequest request;
@@ -38,14 +40,14 @@ absl::Status StepTooLong(const AttachOptions& options, const absl::Status& statu
       "; it was not over within ", options.join_timeout_s, " s: see what its ranks wait for, or raise join_timeout_s"));
 }
 
-// The run's last step, where the daemon has the run; a daemon that does not say has not.
-std::optional<uint64_t> StepThere(Connection& connection, const std::string& run_id) {
+// The run, where the daemon has it from its disk; a daemon that does not say has not.
+std::optional<v1::RunStatus> ReadBack(Connection& connection, const std::string& run_id) {
   v1::ListRunsResponse runs;
   const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::ListRuns,
                                               v1::ListRunsRequest(), &runs, kServerTimeout);
   if (!answer.ok()) return std::nullopt;
   for (const v1::RunStatus& run : runs.runs()) {
-    if (run.run_id() == run_id) return run.step();
+    if (run.run_id() == run_id && !run.durability().restored().empty()) return run;
   }
   return std::nullopt;
 }
@@ -106,13 +108,11 @@ bool RestartedSince(Connection& connection, absl::Time since) {
   return answer.ok() && absl::Seconds(info.uptime_s()) < absl::Now() - since;
 }
 
-absl::Status RunLostInRestart(Connection& connection, const std::string& run_id) {
-  if (const auto step = StepThere(connection, run_id)) {
-    return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " restarted and read run '", run_id,
-                                            "' back from its disk, where it is at step ", *step,
-                                            " now: this trainer's session ended with the old daemon. Start every "
-                                            "trainer of the run anew; each takes the daemon's weights and what it had "
-                                            "kept with that step"));
+absl::Status RunAfterRestart(Connection& connection, const std::string& run_id) {
+  if (const auto run = ReadBack(connection, run_id)) {
+    return RewoundError(run->step(), run->generation(),
+                        absl::StrCat("the daemon at ", connection.server(), " restarted and read run '", run_id,
+                                     "' back from its disk as it was then; "));
   }
   return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " restarted and no longer holds run '",
                                           run_id,
@@ -123,7 +123,7 @@ absl::Status RunLostInRestart(Connection& connection, const std::string& run_id)
 
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,
                                const absl::Status& found) {
-  if (RestartedSince(connection, since)) return RunLostInRestart(connection, run_id);
+  if (RestartedSince(connection, since)) return RunAfterRestart(connection, run_id);
   return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " no longer holds run '", run_id,
                                           "', perhaps it was deleted: ", found.message()));
 }

@@ -31,8 +31,9 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
 
 // Whether the daemon that answers now started after `since`. False when none does.
 bool RestartedSince(Connection& connection, absl::Time since);
-// The error that a trainer gets then: whether the daemon has the run back from its disk, and what to do.
-absl::Status RunLostInRestart(Connection& connection, const std::string& run_id);
+// What a trainer is told then: where the daemon has read the run back from its disk, that it was rewound
+// (proto/rewound.h); else NOT_FOUND, and what to do.
+absl::Status RunAfterRestart(Connection& connection, const std::string& run_id);
 
 // What NOT_FOUND means to a client whose session began at `since`: the daemon started again, or the run was deleted.
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,

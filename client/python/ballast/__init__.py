@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ballast.errors import BallastError, Rejected, RunFenced, RunRewound, Unavailable
+from ballast.joined import Joined
 from ballast.result import StepResult, StepTiming
 from ballast.scales import umup_scales
 from ballast.spikes import SpikeEvent, Spikes
@@ -30,6 +31,7 @@ __all__ = [
     "CollageLight",
     "CollagePlus",
     "GradScaler",
+    "Joined",
     "Lion",
     "Optimizer",
     "Rejected",

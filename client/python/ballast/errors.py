@@ -11,8 +11,9 @@ from typing import Any
 
 from ballast.wording import in_python
 
-# As proto/rewound.h.
+# As proto/rewound.h, and what it tells a client to do, which this one does.
 _REWOUND = re.compile(r"rewound to step (\d+) ")
+_TO_DO = re.compile(r"attach again without the token, .* go on with step (\d+)")
 
 
 class BallastError(RuntimeError):
@@ -47,8 +48,9 @@ class RunFenced(BallastError):
 
 
 class RunRewound(BallastError):
-    """The run was taken back to an earlier step, by an operator, another rank or the daemon; or rank 0 put other weights or
-    state in place of the run's, by load_state_dict(), and this trainer did not. Raised by the call that was under way:
+    """The run was taken back to an earlier step, by an operator, another rank or the daemon; or the daemon was started anew, and
+    has read the run back from its disk, as it was after the last step but the open one, or an earlier one; or rank 0 put other
+    weights or state in place of the run's, by load_state_dict(), and this trainer did not. Raised by the call under way:
     backward(), step() or whatever found out. By then this trainer has followed: it is a rank of the run again, its
     parameters hold the weights of that step, and what it registered with register_client_state is as it was in that step(),
     lr and the other options of param_groups too. The step that was being made is gone.
@@ -86,7 +88,7 @@ _REJECTIONS = {
 def from_status(code: str, message: str) -> BallastError:
     """The exception for a status of the daemon or of the client library."""
     if code == "FAILED_PRECONDITION" and (rewound := _REWOUND.match(message)):
-        return RunRewound(message, code, int(rewound[1]))
+        return RunRewound(_TO_DO.sub(r"the next step is \1", message), code, int(rewound[1]))
     message = in_python(message)
     if code in _REJECTIONS:
         return Rejected(message, code)

@@ -10,12 +10,14 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.moments import Moments
 from ballast.open_optimizers import close_unreachable
+from ballast.progress import say
 from ballast.rank import Rank, seconds
 from ballast.runs import clear
 from ballast.server_address import serving
 from ballast.session import Session
 from ballast.settings import Description
 from ballast.spec import with_ranks
+from ballast.status import status_of
 
 
 class Membership:
@@ -29,6 +31,7 @@ class Membership:
         self._client: _core.Client | None = None
         self._session: Session | None = None
         self._started_over = False
+        self.restored = ""  # the checkpoint that the daemon has read the run back from, as Joined has it
 
     def connect(self, options: Mapping[str, Any]) -> None:
         """As the options server, connect_timeout and reconnect_timeout say. Unavailable if no daemon answers, or none of
@@ -68,7 +71,20 @@ class Membership:
             if refused.code != "ALREADY_EXISTS" or not close_unreachable():
                 raise
             self._session = Session(client, self._rank, description)  # by an optimizer that was forgotten
+        self.note_restored()
         return self._session
+
+    def note_restored(self) -> None:
+        """After the rank was taken: sees whether the daemon has read the run back from its disk, and tells people once."""
+        assert self._session is not None, "join() comes first"
+        if self._session.step == 1:
+            return
+        status = status_of(self.connected(), self._rank.run)
+        durability = status["durability"]  # None: the daemon has no storage
+        before, self.restored = self.restored, "" if durability is None else durability["restored"]
+        if self.restored not in ("", before) and self._rank.number == 0:
+            last = self._session.step - 1
+            say(f"run '{self._rank.run}' goes on after step {last}: the daemon has read it back from {self.restored}")
 
     def tensors_there(self, refusal: Rejected) -> list[str]:
         """After join() was refused: what the run of that name has, in its order; nothing where that was not why."""

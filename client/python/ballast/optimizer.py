@@ -17,6 +17,7 @@ from ballast.durability import Durable
 from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import Prepared
 from ballast.in_step import InStep
+from ballast.joined import Joined
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
@@ -216,14 +217,18 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         status: Status = readable(self._membership.connected().get_run(self.run)["status"])
         return status
 
-    def connect(self) -> bool:
+    def connect(self) -> Joined:
         """Creates the run, or joins it, now instead of at the first gradient. Rejected if its description differs.
 
-        Returns whether registered client state of an earlier process was put back: the loop then goes on after the
-        step() in which it was taken.
+        Where client state is registered, that of an earlier process is put back, the first time; then the parameters get
+        the run's weights, too, unless the option `weights` is given. What is returned is True then, and says at which step
+        the run is, and from which checkpoint the daemon has read it back, if it was started anew.
         """
         with self._steps.lock:
-            return self._rejoin.put_back_once(self._steps.joined(), self._steps.load_kept)
+            session = self._steps.joined()
+            if (pieces := self._rejoin.put_back_once(session, self._steps.load_kept)) is not None:
+                self._starting_state.take(session)
+            return Joined(session.step - 1, pieces, self._membership.restored)
 
     def register_client_state(self, name: str, get: Any, set: Callable[[Any], object] | None = None) -> None:
         """State of the trainer that the daemon keeps with each step, at most 1 MiB in all, for the process that takes
@@ -231,7 +236,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
 
             optimizer.register_client_state("scheduler", scheduler)
             optimizer.register_client_state("rng", torch.get_rng_state, torch.set_rng_state)
-            if optimizer.connect():  # an earlier process's was put back, lr and other options of param_groups too
+            if optimizer.connect():  # an earlier process's was put back: weights, lr and other options of param_groups too
                 if not optimizer.step_was_skipped:  # as this loop does after step(), in which the state was taken
                     scheduler.step()
 

@@ -55,12 +55,13 @@ class Rejoin:
                 "FAILED_PRECONDITION",
             )
 
-    def put_back_once(self, session: Session, load: Load) -> bool:
-        """Puts an earlier process's back, the first time that it is called. Returns whether there was any."""
+    def put_back_once(self, session: Session, load: Load) -> dict[str, Any] | None:
+        """Puts an earlier process's back, the first time that it is called. Returns the pieces by name; None: there are none,
+        or they were put back before."""
         if not self._states or self._asked:
-            return False
+            return None
         self._asked = True
-        return self._put_back(session, load) is not None
+        return self._put_back(session, load)
 
     @property
     def skipped(self) -> bool:

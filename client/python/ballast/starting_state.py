@@ -37,6 +37,13 @@ class StartingState:
         """In place of what was brought before: to go to the run at the next first gradient of a step."""
         self._saved = saved
 
+    def take(self, session: Session) -> None:
+        """After the state of an earlier process was put back: its weights go with it, unless the option `weights`, or what was
+        brought, says otherwise."""
+        weights = session.weights
+        if self._policy is None and self._saved is None and weights.loaded and not weights.settled:
+            weights.take()
+
     def refuse_within(self, session: Session) -> None:
         """Rejected if the open step has gradients from before a load_state_dict() of another state than the run's."""
         saved = self._saved

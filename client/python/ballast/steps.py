@@ -381,6 +381,7 @@ class Steps:
         """Takes this trainer to the step that the run is back at, and tells `rewound` of it."""
         session = self.joined()
         self._rejoin.take_rank(session)
+        self._membership.note_restored()
         self._parameters.drop_gradients()
         self._sent.clear()
         self._hyperparameters.forget()

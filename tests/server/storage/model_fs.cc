@@ -90,8 +90,9 @@ ModelFs::~ModelFs() = default;
 absl::StatusOr<ModelFs::Fate> ModelFs::Count(const std::string& what) {
   ++calls_;
   log_.push_back(what);
-  failed_ = failed_ || failures_.count(calls_) > 0 || (cut_at_ && calls_ >= *cut_at_);
-  if (cut_at_ && calls_ >= *cut_at_) return absl::UnavailableError(absl::StrCat(what, ": power cut"));
+  const bool cut = cut_at_ && calls_ >= *cut_at_;
+  failed_ = failed_ || cut || failures_.count(calls_) > 0;
+  if (cut) return absl::UnavailableError(absl::StrCat(what, ": power cut"));
   if (const auto failure = failures_.find(calls_); failure != failures_.end()) {
     const absl::Status& status = failure->second.status;
     return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
@@ -105,10 +106,6 @@ absl::Status ModelFs::CountRead(const std::string& what) {
   return absl::OkStatus();
 }
 
-int ModelFs::calls() const {
-  absl::MutexLock lock(&mu_);
-  return calls_;
-}
 void ModelFs::AwaitCalls(int calls) const {
   absl::MutexLock lock(&mu_);
   const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return calls_ >= calls || failed_; };
@@ -392,8 +389,8 @@ void ModelFs::Flip(const std::string& path, uint64_t byte, int bit) {
 void ModelFs::Truncate(const std::string& path, uint64_t bytes) { SetContent(path, Content(path).substr(0, bytes)); }
 
 std::string ModelFs::Dump() const {
-  absl::MutexLock lock(&mu_);
   std::string dump;
+  absl::MutexLock lock(&mu_);
   root_->Dump("", &dump);
   return dump;
 }

@@ -48,7 +48,10 @@ class ModelFs final : public Fs {
   std::unique_ptr<ModelFs> AfterCut(uint64_t seed) const;
 
   // Calls so far that may fail: all that change something, and a lock.
-  int calls() const;
+  int calls() const {
+    absl::MutexLock lock(&mu_);
+    return calls_;
+  }
   // Until there were so many, or one of them has failed.
   void AwaitCalls(int calls) const;
   // What each call was: "sync /d/a", ...
