@@ -54,44 +54,88 @@ FileContent ClientStates(const RunMemory& memory, const std::string& header) {
   return file;
 }
 
-// The padding of planes: it is zero in every run, and an image may have been used before.
-void ZeroImage(StoreImage* image) {
-  for (const DeviceBuffer& shard : image->shards) std::memset(shard.data(), 0, shard.bytes());
+// The padding of planes: it is zero in every run, and an image may have been used before. planes: all that it has.
+void ZeroPadding(std::vector<absl::Span<std::byte>> planes, StoreImage* image) {
+  std::sort(planes.begin(), planes.end(), [](const auto& a, const auto& b) { return a.data() < b.data(); });
+  auto plane = planes.begin();
+  for (const DeviceBuffer& shard : image->shards) {
+    std::byte *at = shard.data(), *const end = at + shard.bytes();
+    for (; plane != planes.end() && at <= plane->data() && plane->data() < end; ++plane) {
+      std::memset(at, 0, static_cast<size_t>(plane->data() - at));
+      at = plane->data() + plane->size();
+    }
+    std::memset(at, 0, static_cast<size_t>(end - at));
+  }
 }
 
 absl::Span<std::byte> AsWritable(std::string* text) {
   return {reinterpret_cast<std::byte*>(text->data()), text->size()};
 }
 
-// The file into the pieces, of which the first is `header`.
-absl::Status ReadChecked(const CheckpointReader& checkpoint, const std::string& name,
-                         const std::vector<absl::Span<std::byte>>& pieces, const std::string& header,
-                         const std::string& wanted_header, const DiskBuffer& buffer) {
-  const absl::Status status = checkpoint.ReadInto(name, pieces, buffer);
-  if (!status.ok() && !absl::IsInvalidArgument(status)) return status;
-  if (status.ok() && header == wanted_header) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(checkpoint.folder(), "/", name, " is not of this run: ", kSpecName, " and ",
-                                          kRunName, " lead to another size or header"));
-}
+// A file that begins with a header which this run leads to.
+struct Incoming {
+  std::string name, wanted_header, header = std::string(wanted_header.size(), '\0');
+  std::optional<FileReader> reader = {};
 
-absl::Status ReadShard(const CheckpointReader& checkpoint, const CheckpointShard& shard, const ParameterStore& store,
-                       const StoreImage& image, const DiskBuffer& buffer) {
-  std::string header(shard.header.size(), '\0');
-  std::vector<absl::Span<std::byte>> pieces = {AsWritable(&header)};
-  for (const CheckpointPlane& plane : shard.planes)
-    pieces.push_back(store.SavedPlane(image, plane.tensor, plane.plane));
-  return ReadChecked(checkpoint, shard.name, pieces, header, shard.header, buffer);
-}
-
-// The header's part of client_state.safetensors, and each rank's bytes.
-absl::Status ReadClientStates(const CheckpointReader& checkpoint, const DiskBuffer& buffer, RunMemory* memory) {
-  const std::string wanted = ClientStateHeader(ClientStateSizes(*memory));
-  std::string header(wanted.size(), '\0');
-  std::vector<absl::Span<std::byte>> pieces = {AsWritable(&header)};
-  for (auto& state : memory->client_states) {
-    if (state) pieces.push_back(AsWritable(&state->bytes));
+  absl::Status Open(const CheckpointReader& checkpoint, std::vector<absl::Span<std::byte>> pieces) {
+    pieces.insert(pieces.begin(), AsWritable(&header));
+    auto opened = checkpoint.OpenFile(name, std::move(pieces));
+    if (absl::IsInvalidArgument(opened.status())) return NotOfThisRun(checkpoint);
+    if (opened.ok()) reader.emplace(*std::move(opened));
+    return opened.status();
   }
-  return ReadChecked(checkpoint, std::string(kClientStateName), pieces, header, wanted, buffer);
+  absl::Status Check(const CheckpointReader& checkpoint) const {
+    return header == wanted_header ? absl::OkStatus() : NotOfThisRun(checkpoint);
+  }
+  absl::Status NotOfThisRun(const CheckpointReader& checkpoint) const {
+    return absl::DataLossError(absl::StrCat(checkpoint.folder(), "/", name, " is not of this run: ", kSpecName, " and ",
+                                            kRunName, " lead to another size or header"));
+  }
+};
+using IncomingFiles = std::vector<std::unique_ptr<Incoming>>;  // that stay where they are: headers are read into them
+
+// The planes, whose padding is zeroed, and each rank's client state.
+absl::StatusOr<IncomingFiles> OpenFiles(const CheckpointReader& checkpoint, const RunSpec& spec,
+                                        const ParameterStore& store, StoreImage* image, RunMemory* memory) {
+  IncomingFiles files;
+  std::vector<absl::Span<std::byte>> all;
+  for (const CheckpointShard& shard : LayOutCheckpoint(spec)) {
+    std::vector<absl::Span<std::byte>> planes;
+    for (const CheckpointPlane& one : shard.planes) planes.push_back(store.SavedPlane(*image, one.tensor, one.plane));
+    all.insert(all.end(), planes.begin(), planes.end());
+    files.push_back(std::make_unique<Incoming>(Incoming{.name = shard.name, .wanted_header = shard.header}));
+    RETURN_IF_ERROR(files.back()->Open(checkpoint, std::move(planes)));
+  }
+  ZeroPadding(std::move(all), image);
+  if (!HasClientState(*memory)) return files;
+  files.push_back(std::make_unique<Incoming>(
+      Incoming{.name = std::string(kClientStateName), .wanted_header = ClientStateHeader(ClientStateSizes(*memory))}));
+  std::vector<absl::Span<std::byte>> states;
+  for (auto& state : memory->client_states) {
+    if (state) states.push_back(AsWritable(&state->bytes));
+  }
+  RETURN_IF_ERROR(files.back()->Open(checkpoint, std::move(states)));
+  return files;
+}
+
+// Their blocks side by side.
+absl::Status ReadFiles(const IncomingFiles& files, DiskThreads* threads) {
+  std::vector<std::pair<const FileReader*, size_t>> blocks;
+  for (const auto& file : files) {
+    for (size_t block = 0; block < file->reader->blocks(); ++block) blocks.emplace_back(&*file->reader, block);
+  }
+  absl::Mutex mu;
+  absl::Status first;
+  threads->ForEach(blocks.size(), [&](size_t i, const DiskBuffer& buffer) {
+    {
+      absl::MutexLock lock(&mu);
+      if (!first.ok()) return;
+    }
+    const absl::Status status = blocks[i].first->Read(blocks[i].second, buffer);
+    absl::MutexLock lock(&mu);
+    first.Update(status);
+  });
+  return first;
 }
 
 }  // namespace
@@ -125,18 +169,9 @@ absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, 
                                             ", and ", kManifestName, " beside it of step ",
                                             checkpoint.manifest().step()));
   }
-  ZeroImage(image);
-  const std::vector<CheckpointShard> shards = LayOutCheckpoint(spec);
-  const size_t client_states = HasClientState(run.memory) ? 1 : 0;
-  absl::Mutex mu;
-  absl::Status first;
-  threads->ForEach(shards.size() + client_states, [&](size_t s, const DiskBuffer& buffer) {
-    const absl::Status status = s < shards.size() ? ReadShard(checkpoint, shards[s], store, *image, buffer)
-                                                  : ReadClientStates(checkpoint, buffer, &run.memory);
-    absl::MutexLock lock(&mu);
-    first.Update(status);
-  });
-  RETURN_IF_ERROR(first);
+  ASSIGN_OR_RETURN(const IncomingFiles files, OpenFiles(checkpoint, spec, store, image, &run.memory));
+  RETURN_IF_ERROR(ReadFiles(files, threads));
+  for (const auto& file : files) RETURN_IF_ERROR(file->Check(checkpoint));
   return run;
 }
 

@@ -14,6 +14,7 @@
 #include "server/metrics/metric_table.h"
 #include "server/run/run_registry.h"
 #include "server/storage/checkpoint_facts.h"
+#include "server/storage/damage.h"
 #include "server/storage/import_folder.h"
 
 namespace ballast {

@@ -1,34 +1,20 @@
 #include "server/storage/checkpoint_reader.h"
 
-#include <algorithm>
-#include <cstring>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/checkpoint/file_digest.h"
 #include "proto/checkpoint/manifest.h"
-#include "proto/checksum.h"
 
 #include "server/base/status_macros.h"
+#include "server/storage/damage.h"
 
 namespace ballast {
 namespace {
 
 // More than any manifest has: 70e9 parameters have 4 MB of checksums, 100,000 tensors 20 MB of names and counts.
 constexpr uint64_t kMostText = uint64_t{1} << 30;
-
-// Where a status has DamageOf.
-constexpr absl::string_view kDamageUrl = "ballast/damage";
-
-absl::Status WithDamage(absl::Status status, absl::string_view damage) {
-  status.SetPayload(kDamageUrl, absl::Cord(damage));
-  return status;
-}
-
-absl::Status Damaged(const std::string& path, absl::string_view damage, const std::string& how) {
-  return WithDamage(absl::DataLossError(absl::StrCat(path, " is damaged: ", how)), damage);
-}
 
 // A missing file is damage like any other: the next older checkpoint is taken.
 absl::Status AsDamage(absl::Status status, const std::string& path) {
@@ -53,36 +39,7 @@ absl::StatusOr<std::string> ReadWhole(Fs* fs, const std::string& path) {
   return text;
 }
 
-// Spreads bytes over pieces of memory.
-class Scatter {
- public:
-  explicit Scatter(const std::vector<absl::Span<std::byte>>& pieces) : pieces_(pieces) {}
-  void Add(absl::Span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const auto rest = pieces_[piece_].subspan(at_);
-      const size_t taken = std::min(rest.size(), bytes.size());
-      if (taken > 0) std::memcpy(rest.data(), bytes.data(), taken);
-      bytes.remove_prefix(taken);
-      at_ += taken;
-      if (taken < rest.size()) continue;
-      ++piece_;
-      at_ = 0;
-    }
-  }
-
- private:
-  const std::vector<absl::Span<std::byte>>& pieces_;
-  size_t piece_ = 0, at_ = 0;
-};
-
 }  // namespace
-
-std::string_view DamageOf(const absl::Status& status) {
-  for (const char* damage : {"checksum", "truncated", "missing", "manifest", "version"}) {
-    if (status.GetPayload(kDamageUrl) == absl::Cord(damage)) return damage;
-  }
-  return "other";
-}
 
 absl::StatusOr<CheckpointReader> CheckpointReader::Open(Fs* fs, const std::string& folder) {
   ASSIGN_OR_RETURN(const std::string manifest_text, ReadWhole(fs, absl::StrCat(folder, "/", kManifestName)));
@@ -109,8 +66,8 @@ absl::StatusOr<std::string> CheckpointReader::ReadText(absl::string_view name) c
   return Damaged(path, "checksum", "its SHA-256 is not what the manifest says");
 }
 
-absl::Status CheckpointReader::ReadInto(absl::string_view name, const std::vector<absl::Span<std::byte>>& pieces,
-                                        const DiskBuffer& buffer) const {
+absl::StatusOr<FileReader> CheckpointReader::OpenFile(absl::string_view name,
+                                                      std::vector<absl::Span<std::byte>> pieces) const {
   const v1::CheckpointFile* const entry = FindFile(manifest_, name);
   const std::string path = absl::StrCat(folder_, "/", name);
   if (entry == nullptr)
@@ -120,21 +77,8 @@ absl::Status CheckpointReader::ReadInto(absl::string_view name, const std::vecto
   if (wanted != entry->bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(path, " has ", entry->bytes(), " bytes; wanted are ", wanted));
   }
-  ASSIGN_OR_RETURN(const std::unique_ptr<InputFile> file, OpenSized(fs_, path, entry->bytes()));
-  Scatter scatter(pieces);
-  for (uint64_t begin = 0; begin < wanted; begin += DiskBuffer::kBytes) {
-    const auto block = buffer.bytes().first(static_cast<size_t>(std::min(wanted - begin, DiskBuffer::kBytes)));
-    RETURN_IF_ERROR(file->Read(begin, block));
-    for (uint64_t at = 0; at < block.size(); at += kChecksumBlock) {
-      const auto mib = block.subspan(at, kChecksumBlock);
-      const uint64_t index = (begin + at) / kChecksumBlock;
-      if (Crc32c(mib) == entry->crc32c(static_cast<int>(index))) continue;
-      return Damaged(path, "checksum",
-                     absl::StrCat("MiB ", index, " of it has not the checksum that the manifest says"));
-    }
-    scatter.Add(block);
-  }
-  return absl::OkStatus();
+  ASSIGN_OR_RETURN(std::unique_ptr<InputFile> file, OpenSized(fs_, path, entry->bytes()));
+  return FileReader(std::move(file), path, entry, std::move(pieces));
 }
 
 }  // namespace ballast

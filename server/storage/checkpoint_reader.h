@@ -3,16 +3,14 @@
 //
 //   ASSIGN_OR_RETURN(const CheckpointReader checkpoint, CheckpointReader::Open(fs, path));
 //   ASSIGN_OR_RETURN(std::string spec, checkpoint.ReadText(kSpecName));
-//   RETURN_IF_ERROR(checkpoint.ReadInto("model-00001-of-00001.safetensors", pieces, buffer));
+//   ASSIGN_OR_RETURN(FileReader file, checkpoint.OpenFile("model-00001-of-00001.safetensors", pieces));
 //
 // DATA_LOSS names the file, and the MiB of it, that is damaged, missing, or shorter or longer than it was.
-// FAILED_PRECONDITION: a later version wrote it. Thread-safe, with a buffer for each thread.
+// FAILED_PRECONDITION: a later version wrote it. Thread-safe.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,14 +18,10 @@
 #include "absl/types/span.h"
 
 #include "ballast/v1/checkpoint.pb.h"
-#include "server/storage/file_writer.h"
+#include "server/storage/file_reader.h"
 #include "server/storage/fs.h"
 
 namespace ballast {
-
-// What is wrong with a checkpoint that could not be read, of the status that said so, in the metrics' words: checksum,
-// truncated, missing, manifest, version; or other, such as an input/output error.
-std::string_view DamageOf(const absl::Status& status);
 
 class CheckpointReader {
  public:
@@ -38,10 +32,8 @@ class CheckpointReader {
   bool Has(absl::string_view name) const;
   // A small file as a whole.
   absl::StatusOr<std::string> ReadText(absl::string_view name) const;
-  // Into the pieces, one after another. INVALID_ARGUMENT: they are not as long as the file; with DATA_LOSS some may be
-  // written already.
-  absl::Status ReadInto(absl::string_view name, const std::vector<absl::Span<std::byte>>& pieces,
-                        const DiskBuffer& buffer) const;
+  // To be read into the pieces, one after another; this outlives it. INVALID_ARGUMENT: they are not as long as the file.
+  absl::StatusOr<FileReader> OpenFile(absl::string_view name, std::vector<absl::Span<std::byte>> pieces) const;
 
  private:
   CheckpointReader(Fs* fs, std::string folder, v1::CheckpointManifest manifest)

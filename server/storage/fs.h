@@ -39,6 +39,7 @@ class OutputFile {
   virtual absl::Status Sync() = 0;
 };
 
+// A file being read. Past the page cache, where an OutputFile is written so. Thread-safe.
 class InputFile {
  public:
   virtual ~InputFile() = default;

@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -139,8 +142,14 @@ class SystemInputFile final : public InputFile {
   uint64_t bytes() const override { return bytes_; }
   absl::Status Read(uint64_t offset, absl::Span<std::byte> to) override {
     while (!to.empty()) {
-      const ssize_t got = pread(fd_.get(), to.data(), to.size(), static_cast<off_t>(offset));
+      const bool aligned = IsDirect(offset) && IsDirect(to.size()) && IsDirect(reinterpret_cast<uintptr_t>(to.data()));
+      const int direct = aligned && !refused_ ? Direct() : -1;
+      const ssize_t got = pread(direct < 0 ? fd_.get() : direct, to.data(), to.size(), static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EINVAL && direct >= 0) {
+        refused_ = true;
+        continue;
+      }
       if (got < 0) return Failure("read", path_, errno);
       if (got == 0) return absl::DataLossError(absl::StrCat(path_, " ends at byte ", offset));
       offset += static_cast<uint64_t>(got);
@@ -150,9 +159,21 @@ class SystemInputFile final : public InputFile {
   }
 
  private:
+  // A descriptor of the same file that passes the page cache; -1: there can be none.
+  int Direct() {
+    std::call_once(opened_direct_, [this] {
+      const std::string same = absl::StrCat("/proc/self/fd/", fd_.get());
+      direct_.emplace(open(same.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
+    });
+    return direct_->get();
+  }
+
   const Descriptor fd_;
   const std::string path_;
   const uint64_t bytes_;
+  std::once_flag opened_direct_;
+  std::optional<Descriptor> direct_;
+  std::atomic<bool> refused_ = false;  // by the file system, at a read
 };
 
 class SystemLock final : public FolderLock {

@@ -64,7 +64,11 @@ void ReadFiles(const v1::CheckpointManifest& manifest, const std::string& text) 
   for (const v1::CheckpointFile& file : manifest.files()) {
     std::string content(file.bytes(), '\0');
     const absl::Span<std::byte> piece(reinterpret_cast<std::byte*>(content.data()), content.size());
-    if (auto read = checkpoint->ReadInto(file.name(), {piece}, buffer); !read.ok()) RequireSaid(read);
+    const auto reader = checkpoint->OpenFile(file.name(), {piece});
+    if (!reader.ok()) RequireSaid(reader.status());
+    for (size_t block = 0; reader.ok() && block < reader->blocks(); ++block) {
+      if (auto read = reader->Read(block, buffer); !read.ok()) RequireSaid(read);
+    }
     if (auto read = checkpoint->ReadText(file.name()); !read.ok()) RequireSaid(read.status());
   }
 }

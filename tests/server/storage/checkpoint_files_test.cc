@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "server/storage/checkpoint_reader.h"
+#include "server/storage/damage.h"
 #include "server/storage/checkpoint_writer.h"
 #include "server/storage/storage.h"
 #include "tests/server/storage/model_fs.h"
@@ -40,7 +41,11 @@ absl::Status ReadWhole(ModelFs* fs, const std::string& folder) {
   for (const v1::CheckpointFile& file : checkpoint->manifest().files()) {
     std::string content(file.bytes(), '\0');
     const absl::Span<std::byte> all(reinterpret_cast<std::byte*>(content.data()), content.size());
-    if (auto s = checkpoint->ReadInto(file.name(), {all}, *buffer); !s.ok()) return s;
+    const auto reader = checkpoint->OpenFile(file.name(), {all});
+    if (!reader.ok()) return reader.status();
+    for (size_t block = 0; block < reader->blocks(); ++block) {
+      if (auto s = reader->Read(block, *buffer); !s.ok()) return s;
+    }
     EXPECT_TRUE(content == wanted.files.at(file.name())) << folder << "/" << file.name() << " was loaded damaged";
   }
   return absl::OkStatus();

@@ -152,25 +152,58 @@ TEST_F(SystemFsTest, WhatIsNeitherFileNorFolderIsListedAndNotOpened) {
   EXPECT_EQ(fs_.Open("/dev/null").status().code(), kFailedPrecondition);
 }
 
-// Whether this process has the file open past the page cache; nothing: the file is not open.
+// Whether this process has the file open past the page cache, perhaps beside; nothing: the file is not open.
 std::optional<bool> IsOpenDirect(const std::string& path) {
+  std::optional<bool> direct;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;  // of the iterator itself, for one
     if (std::filesystem::read_symlink(entry.path(), gone) != path) continue;
-    return (fcntl(std::stoi(entry.path().filename()), F_GETFL) & O_DIRECT) != 0;
+    direct = direct.value_or(false) || (fcntl(std::stoi(entry.path().filename()), F_GETFL) & O_DIRECT) != 0;
   }
-  return std::nullopt;
+  return direct;
+}
+
+bool TakesDirect(const std::string& file) {
+  const int direct = open(file.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+  if (direct >= 0) close(direct);
+  return direct >= 0;
+}
+
+using AlignedMemory = std::unique_ptr<std::byte, decltype(&std::free)>;
+AlignedMemory MakeAligned(size_t bytes) {
+  AlignedMemory memory(static_cast<std::byte*>(std::aligned_alloc(OutputFile::kDirect, bytes)), &std::free);
+  std::fill_n(memory.get(), bytes, std::byte{'x'});
+  return memory;
+}
+
+TEST_F(SystemFsTest, AlignedReadsPassThePageCacheWhereThatIsPossible) {
+  constexpr size_t kBytes = 2 * OutputFile::kDirect;
+  if (!TakesDirect(Put("probe", ""))) GTEST_SKIP() << "this file system has no direct reads";
+  const std::string path = std::filesystem::canonical(folder_.path()).string() + "/a";
+  std::string wanted(kBytes + 10, '\0');
+  for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<char>(i * 7);
+  Put("a", wanted);
+  const AlignedMemory memory = MakeAligned(kBytes);
+  const absl::Span<std::byte> room(memory.get(), kBytes);
+  const auto* const text = reinterpret_cast<const char*>(memory.get());
+  const auto file = fs_.Open(path);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)->Read(kBytes, room.first(10)).ok());
+  EXPECT_EQ(std::string(text, 10), wanted.substr(kBytes));
+  EXPECT_EQ(IsOpenDirect(path), false) << "its size is not aligned";
+  ASSERT_TRUE((*file)->Read(0, room).ok());
+  EXPECT_EQ(std::string(text, kBytes), wanted.substr(0, kBytes));
+  EXPECT_EQ(IsOpenDirect(path), true);
+  ASSERT_TRUE((*file)->Read(10, room).ok());
+  EXPECT_EQ(std::string(text, kBytes), wanted.substr(10)) << "its offset is not aligned";
+  const absl::Status beyond = (*file)->Read(OutputFile::kDirect, room);
+  EXPECT_EQ(beyond.code(), absl::StatusCode::kDataLoss) << "an aligned read over the end";
 }
 
 TEST_F(SystemFsTest, AlignedWritesPassThePageCacheWhereThatIsPossible) {
   constexpr size_t kBytes = 2 * OutputFile::kDirect;
-  const std::string probe = Put("probe", "");
-  const int direct = open(probe.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
-  if (direct < 0) GTEST_SKIP() << "this file system has no direct writes";
-  close(direct);
-  const std::unique_ptr<std::byte, decltype(&std::free)> memory(
-      static_cast<std::byte*>(std::aligned_alloc(OutputFile::kDirect, kBytes)), &std::free);
-  std::fill_n(memory.get(), kBytes, std::byte{'x'});
+  if (!TakesDirect(Put("probe", ""))) GTEST_SKIP() << "this file system has no direct writes";
+  const AlignedMemory memory = MakeAligned(kBytes);
   const std::string path = std::filesystem::canonical(folder_.path()).string() + "/a";
   const auto file = fs_.Create(path);
   ASSERT_TRUE(file.ok());
@@ -348,9 +381,7 @@ TEST_F(SystemFsTest, AFileThatMayNotGrowIsToldAndHasWhatFits) {
     constexpr rlim_t kMost = 6000;
     const rlimit limit{kMost, kMost};
     if (signal(SIGXFSZ, SIG_IGN) == SIG_ERR || setrlimit(RLIMIT_FSIZE, &limit) != 0) return false;
-    const std::unique_ptr<std::byte, decltype(&std::free)> memory(
-        static_cast<std::byte*>(std::aligned_alloc(OutputFile::kDirect, 2 * OutputFile::kDirect)), &std::free);
-    std::fill_n(memory.get(), 2 * OutputFile::kDirect, std::byte{'x'});
+    const AlignedMemory memory = MakeAligned(2 * OutputFile::kDirect);
     // Aligned, so that what fits is not; and not aligned.
     for (const size_t bytes : {2 * OutputFile::kDirect, 2 * OutputFile::kDirect - 1}) {
       const std::string path = In(absl::StrCat(bytes));
