@@ -1,5 +1,5 @@
-// Writes one file from pieces of memory: past the page cache where that is possible, in blocks of 4 MiB, with its
-// checksums made on the way, and synced at the end.
+// Writes one file from pieces of memory: past the page cache where that is possible, in blocks of 2 MiB, one of which is
+// written while the next one's checksums are made, and synced at the end.
 //
 //   DiskBuffer buffer;
 //   ASSIGN_OR_RETURN(v1::CheckpointFile entry, WriteFile(fs, folder, {"a.safetensors", pieces}, buffer, leave));
@@ -65,8 +65,8 @@ class RateLimit {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// A new file in the folder. Its checksums, once it is synced. `leave` is asked before each block is written, and may wait;
-// an error of its ends the file. With an error, what is there of the file is to be removed.
+// A new file in the folder. Its checksums, once it is synced. `leave` is asked before each block is written, on another
+// thread, and may wait; an error of its ends the file. With an error, what is there of the file is to be removed.
 absl::StatusOr<v1::CheckpointFile> WriteFile(Fs* fs, const std::string& folder, const FileContent& content,
                                              const DiskBuffer& buffer,
                                              absl::FunctionRef<absl::Status(uint64_t bytes)> leave);

@@ -4,13 +4,16 @@
     checkpoints.py [--quick] [--json FILE]
 
 100 million parameters in fp32 with ballast.AdamW's defaults, on the disk that build/ lies on. Each round writes a checkpoint,
-has dd write as many bytes past the page cache, saves torch's own AdamW of the same model, and starts the daemon again; the
-medians over the rounds are compared. All writers sync. A step is compared while a checkpoint is written, and while
-none is, in the same run. The daemon has one thread, and four for its disk; the trainer has one.
+has dd, and fio where it is installed, write as many bytes past the page cache, saves torch's own AdamW of the same model, and
+starts the daemon again; the medians over the rounds are compared. All writers sync. A step is compared while a checkpoint is
+written at 64 MiB/s, and while none is, in the same run. Steps of a run with a journal are compared with those of one without,
+in turn, on the same daemon. The daemon has one thread, and four for its disk; the trainer has one. A daemon that starts has
+all processors.
 """
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -26,6 +29,8 @@ from torch import nn
 RUN = "bench"
 WIDTH = 2000
 BLOCK = 16 << 20
+DURABILITIES = ("checkpoint", "journal", "journal_sync")
+LIMITED = "64MiB"  # a second: what checkpoints are written with beside steps
 
 
 def timed(what) -> float:
@@ -57,7 +62,7 @@ def backward(model: nn.Module) -> None:
 
 
 class Disk:
-    """What dd does with as many bytes as a checkpoint has."""
+    """What dd and fio do with as many bytes as a checkpoint has."""
 
     def __init__(self, folder: Path, size: int):
         self._file, self._blocks = folder / "dd", max(1, round(size / BLOCK))
@@ -81,6 +86,18 @@ class Disk:
             process.stdin.close()
             assert process.wait() == 0
             return self.megabytes / (time.perf_counter() - started)
+
+    def fio(self, what: str) -> float:
+        """Megabytes a second of fio's sequential write or read, with four requests under way; 0: it is not installed."""
+        if shutil.which("fio") is None:
+            return 0.0
+        drop_caches()
+        file = self._file.with_name("fio")
+        options = [f"--rw={what}", f"--size={self._blocks * BLOCK}", "--bs=4M", "--direct=1", "--end_fsync=1"]
+        options += ["--ioengine=libaio", "--iodepth=4", f"--filename={file}", "--name=disk", "--output-format=json"]
+        told = subprocess.run(["fio", *options], capture_output=True, text=True, check=True).stdout
+        job = json.loads(told[told.index("{") :])["jobs"][0]
+        return self.megabytes / (job["job_runtime"] / 1e3)
 
     def read(self) -> float:
         drop_caches()
@@ -127,13 +144,12 @@ class Torch:
 class Trained:
     """The model in training under a daemon with storage."""
 
-    def __init__(self, server: str, layers: int):
+    def __init__(self, server: str, layers: int, run: str = RUN, **options):
         import ballast
 
         self.server, self.model = server, model_of(layers)
-        self._optimizer = ballast.AdamW(
-            self.model.parameters(), lr=1e-4, server=server, run=RUN, checkpoint_every_seconds=1e6
-        )
+        options = {"lr": 1e-4, "server": server, "run": run, "checkpoint_every_seconds": 1e6} | options
+        self._optimizer = ballast.AdamW(self.model.parameters(), **options)
         self.step()
 
     def step(self) -> float:
@@ -169,7 +185,7 @@ class Trained:
         self._optimizer.close()
 
 
-def seconds_of(daemon, family: str) -> float:
+def sum_of(daemon, family: str) -> float:
     lines = [line for line in daemon.get("/metrics")[1].splitlines() if line.startswith(family)]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
@@ -177,12 +193,12 @@ def seconds_of(daemon, family: str) -> float:
 def restore(storage: Path) -> float:
     """Seconds that the daemon takes to read the run back."""
     drop_caches()
-    with trainer.own_daemon("--storage.dir", str(storage)) as daemon:
-        return seconds_of(daemon, "ballast_restore_duration_seconds_sum")
+    with trainer.own_daemon("--storage.dir", str(storage), "--threads", "0") as daemon:
+        return sum_of(daemon, "ballast_restore_duration_seconds_sum")
 
 
 def stall(daemon) -> float:
-    return seconds_of(daemon, 'ballast_checkpoint_step_stall_seconds_sum{run_id="bench"}')
+    return sum_of(daemon, 'ballast_checkpoint_step_stall_seconds_sum{run_id="bench"}')
 
 
 def measure(folder: Path, layers: int, rounds: int) -> dict[str, list[float]]:
@@ -203,24 +219,48 @@ def measure(folder: Path, layers: int, rounds: int) -> dict[str, list[float]]:
             written = trained.checkpoint()
             disk = Disk(folder, int(written["bytes"]))
             note(bytes=float(written["bytes"]), whole=written["seconds"])
-            note(write=float(written["bytes"]) / 1e6 / written["seconds"], dd_write=disk.write())
-            before = stall(daemon)
+            note(write=float(written["bytes"]) / 1e6 / written["seconds"])
+            note(dd_write=disk.write(), fio_write=disk.fio("write"))
+            trained.close()
+        note(restore=written_megabytes(found) / restore(storage), dd_read=disk.read(), fio_read=disk.fio("read"))
+        with trainer.own_daemon("--storage.dir", str(storage), "--storage.bytes_per_second", LIMITED) as daemon:
+            daemon.ctl("delete", RUN, "--force")
+            trained = Trained(daemon.server, layers)
             without = [trained.step() for _ in range(6)]
+            before = stall(daemon)
             during = trained.during_a_checkpoint()
             note(step=statistics.median(without), stall=stall(daemon) - before)
             if during:
                 note(step_during=statistics.median(during), steps_during=len(during))
             trained.close()
-        note(restore=written_megabytes(found) / restore(storage), dd_read=disk.read())
         note(torch_save=peer.save(), dcp_stall=peer.async_stall(), torch_bytes=peer.bytes)
     return found
+
+
+def measure_journals(folder: Path, layers: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step by what makes it durable, each in its turn; the journal's bytes beside them."""
+    found: dict[str, list[float]] = {durability: [] for durability in DURABILITIES}
+    storage = folder / "journals"
+    storage.mkdir()
+    with trainer.own_daemon("--storage.dir", str(storage)) as daemon:
+        runs = {one: Trained(daemon.server, layers, run=one.replace("_", "-"), durability=one) for one in DURABILITIES}
+        for trained in runs.values():
+            trained.step()  # the first one's checkpoint is written, and begins the journal
+        before = sum_of(daemon, "ballast_journal_bytes_total")
+        for _ in range(rounds):
+            for durability, trained in runs.items():
+                found[durability].append(trained.step())
+        written = sum_of(daemon, "ballast_journal_bytes_total") - before
+        for trained in runs.values():
+            trained.close()
+    return found | {"journal_bytes": [written / 2 / rounds]}
 
 
 def written_megabytes(found: dict[str, list[float]]) -> float:
     return found["bytes"][-1] / 1e6
 
 
-def report(found: dict[str, list[float]], layers: int) -> list[dict]:
+def report(found: dict[str, list[float]], journals: dict[str, list[float]], layers: int) -> list[dict]:
     median = {name: statistics.median(values) for name, values in found.items()}
     size = f"{layers * WIDTH * WIDTH / 1e6:.0f} M parameters"
     rows = []
@@ -242,11 +282,25 @@ def report(found: dict[str, list[float]], layers: int) -> list[dict]:
     print(f"{size}, a checkpoint of {median['bytes'] / 1e6:.0f} MB, medians of {len(found['bytes'])} rounds")
     row("checkpoint written", median["write"], "MB/s", median["dd_write"], "dd oflag=direct", ">= 0.8")
     row("run read back", median["restore"], "MB/s", median["dd_read"], "dd iflag=direct", ">= 0.7")
+    if median["fio_write"]:
+        row("checkpoint written", median["write"], "MB/s", median["fio_write"], "fio, four under way", ">= 0.8")
+        row("run read back", median["restore"], "MB/s", median["fio_read"], "fio, four under way", ">= 0.7")
     if "step_during" in median:
         row("step while one is written", median["step_during"], "s", median["step"], "one without", "<= 1.05")
     row("size", median["bytes"] / 1e6, "MB", median["torch_bytes"] / 1e6, "torch.save", "<= 0.45")
     row("time", median["whole"], "s", median["torch_save"], "torch.save", "<= 0.4")
     row("stall", median["stall"], "s", median["dcp_stall"], "dcp.async_save", "<= 1")
+    for durability in DURABILITIES[1:]:
+        ratios = [ours / theirs for ours, theirs in zip(journals[durability], journals["checkpoint"], strict=True)]
+        row(f"step with {durability}", statistics.median(ratios), "", 1.0, "one without, in its round", "none")
+    row(
+        "journal",
+        journals["journal_bytes"][0] / 1e6,
+        "MB a step",
+        layers * WIDTH * WIDTH * 4 / 1e6,
+        "fp32 gradients",
+        "none",
+    )
     return rows
 
 
@@ -256,7 +310,8 @@ def main():
     layers, rounds = (2, 1) if options.quick else (25, 5)
     with tempfile.TemporaryDirectory(prefix="bench-checkpoints-", dir=trainer.ROOT / "build") as folder:
         found = measure(Path(folder), layers, rounds)
-    rows = report(found, layers)
+        journals = measure_journals(Path(folder), layers, 3 * rounds)
+    rows = report(found, journals, layers)
     if options.json:
         options.json.write_text(json.dumps(rows))
 
