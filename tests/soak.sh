@@ -56,7 +56,7 @@ part() {
 
 build_fuzzers() {
   "$ROOT/deploy/packages.sh" fuzz
-  "$ROOT/deploy/setup.sh" build fuzz kernels_fuzz edge_fuzz session_fuzz shm_fuzz checkpoint_fuzz
+  "$ROOT/deploy/setup.sh" build fuzz kernels_fuzz edge_fuzz session_fuzz shm_fuzz checkpoint_fuzz journal_fuzz
 }
 
 # fuzz TARGET MOST_BYTES: from the corpus, which stays as it is.
@@ -76,7 +76,7 @@ cut_power() {
 all_parts() {
   local target kind commit
   part "fuzzers" build_fuzzers
-  for target in "kernels 8192" "edge 1024" "session 200" "shm 1024" "checkpoint 16384"; do
+  for target in "kernels 8192" "edge 1024" "session 200" "shm 1024" "checkpoint 16384" "journal 400"; do
     # shellcheck disable=SC2086 # words
     part "fuzz ${target% *}" fuzz $target
   done

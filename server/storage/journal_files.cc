@@ -21,9 +21,10 @@ absl::Status BadRecord(const std::string& path, absl::string_view why) {
   return absl::DataLossError(absl::StrCat(path, " is damaged: a record ", why));
 }
 
-const JournalFile* WhichContinues(const std::vector<JournalFile>& files, uint64_t base) {
+// A later one: who has copied files, or changed them, may have them continue one another in a circle.
+const JournalFile* WhichContinues(const std::vector<JournalFile>& files, const JournalFile& last) {
   for (const JournalFile& file : files) {
-    if (file.head.continues == base) return &file;
+    if (file.number > last.number && file.head.continues == last.head.base) return &file;
   }
   return nullptr;
 }
@@ -87,7 +88,7 @@ absl::StatusOr<std::vector<JournalFile>> JournalChain(Fs* fs, const std::string&
       std::find_if(files.begin(), files.end(), [&](const JournalFile& file) { return file.head.base == base; });
   if (first == files.end()) return chain;
   chain.push_back(*first);
-  while (const JournalFile* const next = WhichContinues(files, chain.back().head.base)) chain.push_back(*next);
+  while (const JournalFile* const next = WhichContinues(files, chain.back())) chain.push_back(*next);
   RETURN_IF_ERROR(CheckUnbroken(files, chain));
   return chain;
 }
