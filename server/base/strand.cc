@@ -41,6 +41,11 @@ double Strand::busy_s() const {
   return since == 0 ? 0 : MonotonicSeconds() - since;
 }
 
+void Strand::Progress() {
+  double since = busy_since_s_.load(std::memory_order_relaxed);
+  if (since != 0) busy_since_s_.compare_exchange_strong(since, MonotonicSeconds(), std::memory_order_relaxed);
+}
+
 void Strand::RunAll(std::vector<Task>* batch) {
   for (Task& task : *batch) {
     busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);

@@ -36,8 +36,10 @@ class Strand {
 
   void Post(Task task);
   void Stop();
-  // For how long the task in hand has been running; 0 when idle.
+  // For how long the task in hand has been running, since it last said that it gets on; 0 when idle.
   double busy_s() const;
+  // Says so, of a task that is long, from any thread that works for it.
+  void Progress();
 
  private:
   void Loop();

@@ -119,7 +119,7 @@ absl::StatusOr<IncomingFiles> OpenFiles(const CheckpointReader& checkpoint, cons
 }
 
 // Their blocks side by side.
-absl::Status ReadFiles(const IncomingFiles& files, DiskThreads* threads) {
+absl::Status ReadFiles(const IncomingFiles& files, DiskThreads* threads, const std::function<void()>& progress) {
   std::vector<std::pair<const FileReader*, size_t>> blocks;
   for (const auto& file : files) {
     for (size_t block = 0; block < file->reader->blocks(); ++block) blocks.emplace_back(&*file->reader, block);
@@ -132,6 +132,7 @@ absl::Status ReadFiles(const IncomingFiles& files, DiskThreads* threads) {
       if (!first.ok()) return;
     }
     const absl::Status status = blocks[i].first->Read(blocks[i].second, buffer);
+    progress();
     absl::MutexLock lock(&mu);
     first.Update(status);
   });
@@ -161,7 +162,8 @@ CheckpointContent MakeContent(const CheckpointSource& source) {
 
 absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, const RunSpec& spec,
                                             const ParameterStore& store, const CheckpointCodec& codec,
-                                            DiskThreads* threads, StoreImage* image) {
+                                            DiskThreads* threads, const std::function<void()>& progress,
+                                            StoreImage* image) {
   ASSIGN_OR_RETURN(const std::string json, checkpoint.ReadText(kRunName));
   ASSIGN_OR_RETURN(CheckpointedRun run, codec.read_run(spec, json, absl::StrCat(checkpoint.folder(), "/", kRunName)));
   if (run.memory.result.step != checkpoint.manifest().step()) {
@@ -170,7 +172,7 @@ absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, 
                                             checkpoint.manifest().step()));
   }
   ASSIGN_OR_RETURN(const IncomingFiles files, OpenFiles(checkpoint, spec, store, image, &run.memory));
-  RETURN_IF_ERROR(ReadFiles(files, threads));
+  RETURN_IF_ERROR(ReadFiles(files, threads, progress));
   for (const auto& file : files) RETURN_IF_ERROR(file->Check(checkpoint));
   return run;
 }

@@ -3,6 +3,7 @@
 // Off the strand: what is read here does not change while the snapshot is pinned. Thread-safe.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -29,10 +30,11 @@ struct CheckpointSource {
 };
 CheckpointContent MakeContent(const CheckpointSource& source);
 
-// Reads the planes into the image, which is zeroed in between, and the rest. DATA_LOSS names the file that is damaged;
-// the image then holds nothing of use.
+// Reads the planes into the image, which is zeroed in between, and the rest. progress: called as it gets on, on the
+// threads. DATA_LOSS names the file that is damaged; the image then holds nothing of use.
 absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, const RunSpec& spec,
                                             const ParameterStore& store, const CheckpointCodec& codec,
-                                            DiskThreads* threads, StoreImage* image);
+                                            DiskThreads* threads, const std::function<void()>& progress,
+                                            StoreImage* image);
 
 }  // namespace ballast

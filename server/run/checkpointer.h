@@ -41,6 +41,7 @@ struct RunStorage {
   RateLimit* rate = nullptr;
   const CheckpointCodec* codec = nullptr;
   std::shared_ptr<RunFolder> folder = {};
+  std::function<void(double seconds)> on_journal_sync = [](double) {};  // thread-safe
 };
 
 // What had a checkpoint written; the metrics' words.

@@ -67,8 +67,9 @@ class Surveyor {
 };
 
 // The file's records, as far as they are whole.
-absl::StatusOr<bool> SurveyFile(RecordReader* reader, Surveyor* surveyor) {
+absl::StatusOr<bool> SurveyFile(RecordReader* reader, Surveyor* surveyor, const std::function<void()>& progress) {
   while (true) {
+    progress();
     const auto record = reader->Next();
     const absl::Status status = record.ok() ? reader->SkipBody() : record.status();
     if (absl::IsOutOfRange(status)) return true;
@@ -143,7 +144,8 @@ class Replayer {
 
 }  // namespace
 
-absl::StatusOr<JournalSurvey> SurveyJournal(Fs* fs, std::vector<JournalFile> chain, uint64_t base_step) {
+absl::StatusOr<JournalSurvey> SurveyJournal(Fs* fs, std::vector<JournalFile> chain, uint64_t base_step,
+                                            const std::function<void()>& progress) {
   const std::vector<JournalFile> files = chain;
   Surveyor surveyor(std::move(chain), base_step);
   for (const JournalFile& file : files) {
@@ -154,7 +156,7 @@ absl::StatusOr<JournalSurvey> SurveyJournal(Fs* fs, std::vector<JournalFile> cha
                                               ": the end of the file before is missing"));
     }
     ASSIGN_OR_RETURN(RecordReader reader, RecordReader::Open(fs, file.path, file.number));
-    ASSIGN_OR_RETURN(const bool counts, SurveyFile(&reader, &surveyor));
+    ASSIGN_OR_RETURN(const bool counts, SurveyFile(&reader, &surveyor, progress));
     if (!counts) break;
   }
   return surveyor.Finish();

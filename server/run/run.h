@@ -138,15 +138,16 @@ class Run {
   void CheckpointAnew(Checkpointer::Done done);
   // The checkpoint's planes and memory become a snapshot of the run, which a Rewind that restores can go back to; of a
   // new run, GoOnFrom. DATA_LOSS: it is damaged. UNAVAILABLE: another one is being written; ask again. From a thread that
-  // is not the strand.
-  absl::StatusOr<RunFigures> Bring(const CheckpointReader& checkpoint);
+  // is not the strand. progress: called as it gets on, from any thread; likewise below.
+  absl::StatusOr<RunFigures> Bring(const CheckpointReader& checkpoint, const std::function<void()>& progress);
   // Before anything else is asked of a new run: it is what was brought of this checkpoint. `restored`: from what, for
   // people; `older`: since newer ones are damaged.
   void GoOnFrom(const RunFigures& figures, const CheckpointWritten& from, std::string restored, bool older);
 
   // After that: the updates of the survey's steps, over the checkpoint that it goes on from, of base_step; then the
   // journal goes on. DATA_LOSS: it is damaged. From a thread that is not the strand.
-  absl::Status Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step);
+  absl::Status Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step,
+                      const std::function<void()>& progress);
   // The state is not what a journal leads to: what is there of one goes.
   void ForgetJournal();
 

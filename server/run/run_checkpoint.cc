@@ -46,7 +46,7 @@ void Run::CheckpointAnew(Checkpointer::Done done) {
   });
 }
 
-absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint) {
+absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint, const std::function<void()>& progress) {
   SnapshotRing* ring = nullptr;
   std::optional<uint64_t> id;
   StoreImage* image = nullptr;
@@ -63,7 +63,7 @@ absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint) {
   }
   // Copies of a snapshot that had that place, and was dropped, may still be under way.
   store_->WaitIdle();
-  auto read = ReadContent(checkpoint, spec_, *store_, *storage_.codec, storage_.threads, image);
+  auto read = ReadContent(checkpoint, spec_, *store_, *storage_.codec, storage_.threads, progress, image);
   absl::StatusOr<RunFigures> figures = absl::UnknownError("");
   PostAndWait([&] {
     if (!read.ok()) ring->Unpin(*id);
@@ -74,7 +74,8 @@ absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint) {
   return figures;
 }
 
-absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step) {
+absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step,
+                         const std::function<void()>& progress) {
   StepExecutor* executor = nullptr;
   PostAndWait([&] {
     executor = &driver_->executor();
@@ -92,6 +93,7 @@ absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t ba
                                    absl::Notification done;
                                    Post([&] { executor->Replay(update, [&] { done.Notify(); }); });
                                    done.WaitForNotification();
+                                   progress();
                                  }};
   std::optional<CheckpointedRun> last;
   if (survey.steps > 0) {

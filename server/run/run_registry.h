@@ -196,6 +196,8 @@ class RunRegistry {
   absl::Status WriteLast(Run* run);
   RunStorage StorageOf(const std::shared_ptr<RunFolder>& folder) const;
   absl::Status NoStorage() const;
+  // Says that what is being read back on the strand gets on: it may take minutes.
+  std::function<void()> Progress();
   // Writes what is not on the disk of all runs, and waits for it.
   void CheckpointAll();
   void ShowMemory() const;

@@ -16,10 +16,10 @@ absl::Status RunRegistry::ReplayJournalOf(const CheckpointReader& checkpoint, ui
   const std::string folder = absl::StrCat(of_checkpoint.substr(0, of_checkpoint.rfind('/')), "/", kJournalFolder);
   const uint64_t step = checkpoint.manifest().step();
   auto chain = JournalChain(options_.storage->fs(), folder, base);
-  auto survey = chain.ok() ? SurveyJournal(options_.storage->fs(), *std::move(chain), step)
+  auto survey = chain.ok() ? SurveyJournal(options_.storage->fs(), *std::move(chain), step, Progress())
                            : absl::StatusOr<JournalSurvey>(chain.status());
   absl::Status status = survey.status();
-  if (status.ok()) status = run->Replay(*survey, base, step);
+  if (status.ok()) status = run->Replay(*survey, base, step, Progress());
   if (!status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("run '", run->spec().run_id, "' is on the disk with its checkpoint of step ", step,

@@ -59,7 +59,12 @@ RunStorage RunRegistry::StorageOf(const std::shared_ptr<RunFolder>& folder) cons
           .threads = options_.storage->threads(),
           .rate = options_.storage->rate(),
           .codec = options_.codec,
-          .folder = folder};
+          .folder = folder,
+          .on_journal_sync = [metrics = options_.metrics](double seconds) { metrics->OnJournalSync(seconds); }};
+}
+
+std::function<void()> RunRegistry::Progress() {
+  return [this] { strand_.Progress(); };
 }
 
 absl::Status RunRegistry::NoStorage() const {
@@ -111,7 +116,7 @@ absl::Status RunRegistry::GoOnFromNewest(const std::vector<CheckpointReader>& ca
   const std::string& run_id = run->spec().run_id;
   for (const absl::Status& s : damaged) CountDamage(s, run);
   for (const CheckpointReader& checkpoint : candidates) {
-    const absl::StatusOr<RunFigures> figures = run->Bring(checkpoint);
+    const absl::StatusOr<RunFigures> figures = run->Bring(checkpoint, Progress());
     if (absl::IsDataLoss(figures.status())) {
       damaged.push_back(figures.status());
       CountDamage(figures.status(), run);
@@ -337,7 +342,7 @@ absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run*
                      " is from before the run was amended; delete the run with --keep-checkpoints, and restore "
                      "it then"));
   }
-  absl::Status status = run->Bring(checkpoint).status();
+  absl::Status status = run->Bring(checkpoint, Progress()).status();
   CountDamage(status, run);
   RETURN_IF_ERROR(status);
   absl::Notification answered;

@@ -43,7 +43,8 @@ std::unique_ptr<Journal> StepExecutor::MakeJournal(const Environment& environmen
                            .most_bytes = std::max(kLeastJournal, Product(kMostCheckpoints, plan_->bytes.stored())),
                            .on_moved = [this] { OnJournalMoved(); },
                            .on_failed = [this](const absl::Status& why) { reporter_.OnJournalFailed(why); },
-                           .on_logged = [this](uint64_t bytes) { reporter_.OnJournaled(bytes); }});
+                           .on_logged = [this](uint64_t bytes) { reporter_.OnJournaled(bytes); },
+                           .on_sync_took = environment.storage.on_journal_sync});
 }
 
 std::function<void(uint32_t, const ParameterStore::UpdateValues&, absl::AnyInvocable<void()>)>

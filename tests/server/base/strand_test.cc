@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "absl/synchronization/notification.h"
+
+#include "server/base/clock.h"
 
 namespace ballast {
 namespace {
@@ -30,6 +34,23 @@ TEST(StrandTest, TicksWithoutBeingAsked) {
                    if (!ticked.HasBeenNotified()) ticked.Notify();
                  }});
   ticked.WaitForNotification();
+}
+
+TEST(StrandTest, ATaskThatGetsOnIsNotBusyForLong) {
+  Strand strand({.name = "t"});
+  strand.Progress();
+  EXPECT_EQ(strand.busy_s(), 0) << "nothing is in hand";
+  absl::Notification began, end;
+  strand.Post([&] {
+    began.Notify();
+    end.WaitForNotification();
+  });
+  began.WaitForNotification();
+  while (strand.busy_s() < 0.01) std::this_thread::yield();
+  const double before_s = MonotonicSeconds();
+  strand.Progress();
+  EXPECT_LE(strand.busy_s(), MonotonicSeconds() - before_s);
+  end.Notify();
 }
 
 }  // namespace

@@ -76,7 +76,8 @@ class WrittenRun {
   absl::StatusOr<CheckpointedRun> Read(StoreImage* image) {
     const auto checkpoint = CheckpointReader::Open(&fs_, folder());
     if (!checkpoint.ok()) return checkpoint.status();
-    return ReadContent(*checkpoint, spec(), *store_, JsonCheckpoints(), &threads_, image);
+    return ReadContent(
+        *checkpoint, spec(), *store_, JsonCheckpoints(), &threads_, [] {}, image);
   }
   std::string folder() const { return absl::StrCat("/d/r1/", NameOf({1, kSteps})); }
   StoreImage UsedImage() {
@@ -177,7 +178,8 @@ TEST(CheckpointContentTest, AnotherRunsFilesAreRefused) {
   const auto checkpoint = CheckpointReader::Open(&run.fs_, run.folder());
   ASSERT_TRUE(checkpoint.ok());
   StoreImage image = other.UsedImage();
-  const auto read = ReadContent(*checkpoint, other.spec(), *other.store_, JsonCheckpoints(), &other.threads_, &image);
+  const auto read = ReadContent(
+      *checkpoint, other.spec(), *other.store_, JsonCheckpoints(), &other.threads_, [] {}, &image);
   EXPECT_TRUE(absl::IsDataLoss(read.status())) << read.status();
   EXPECT_THAT(std::string(read.status().message()), ::testing::HasSubstr("is not of this run"));
 }
