@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "server/metrics/buckets.h"
 #include "server/metrics/metric_families.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/samples.h"
@@ -19,18 +20,6 @@
 #include "server/step/step_machine.h"
 
 namespace ballast {
-
-// Steps last from milliseconds (tests, small models) to minutes.
-inline constexpr std::array kSecondsBuckets = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,  0.25,
-                                               0.5,   1.0,    2.5,   5.0,  10.0,  30.0, 60.0, 300.0};
-// Coarser, for there are several phases.
-inline constexpr std::array kPhaseBuckets = {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0};
-// From a small run on a fast disk to 70e9 parameters on a slow one; few, for each run has them for each phase.
-inline constexpr std::array kCheckpointBuckets = {0.1, 1.0, 5.0, 30.0, 120.0, 600.0};
-inline constexpr std::array kStallBuckets = {0.001, 0.01, 0.1, 1.0, 10.0};
-// Around 1, where RMS_t of a healthy tensor is, and 2.3, from where StableAdamW's authors call it a spike.
-inline constexpr std::array kRmsBuckets = {0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 2.3, 3.0, 5.0, 10.0};
-inline constexpr std::array kNormBuckets = {1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, 1e4};
 
 // How values are read from reports. A Field is a number or, where there may be none, an optional one.
 namespace reading {
@@ -354,11 +343,18 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
          "it stays there, since none could be read, there was no room, or they are another run's."}),
     Durable({"Durability", "ballast_journal_bytes_total", MetricType::kCounter, "run_id",
              "Written to the run's journal; nothing where its durability is that of checkpoints."}),
-    Durable({"Durability", "ballast_journal_failures_total", MetricType::kCounter, "run_id",
-             "Times that the journal could not be written: from then on the run's durability is that of checkpoints, "
-             "until one is written."}),
+    Durable(
+        {"Durability", "ballast_journal_failures_total", MetricType::kCounter, "run_id",
+         "Times that the journal could not be written: until the next checkpoint the run has no other durability."}),
     Durable({"Durability", "ballast_journal_replayed_steps_total", MetricType::kCounter, "run_id",
              "Steps that the journal had beyond the checkpoint that the run was read back from."}),
+    {"Durability",
+     "ballast_journal_fsync_duration_seconds",
+     MetricType::kHistogram,
+     "",
+     "Of syncs of runs' journals, for which results wait with journal_sync; from the first one on.",
+     {},
+     kSyncBuckets},
     {"Durability",
      "ballast_restore_duration_seconds",
      MetricType::kHistogram,

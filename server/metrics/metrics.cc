@@ -76,6 +76,12 @@ class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
   void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   std::string Serialize();
   void KeepEnded(size_t most);
+  // In a histogram of the daemon's that is there from its first value on.
+  void Observe(FamilyRef histogram, double value) {
+    families.of<prometheus::Histogram>(histogram)
+        .Add({}, prometheus::Histogram::BucketBoundaries(histogram->buckets.begin(), histogram->buckets.end()))
+        .Observe(value);
+  }
 
   const MetricsClock clock;
   Families families;
@@ -297,12 +303,9 @@ void Metrics::SetStorage(uint64_t free_bytes, uint64_t size_bytes) {
   impl_->families.of<prometheus::Gauge>("ballast_storage_size_bytes").Add({}).Set(static_cast<double>(size_bytes));
 }
 
-void Metrics::OnRestore(double seconds) {
-  constexpr FamilyRef kFamily = "ballast_restore_duration_seconds";
-  impl_->families.of<prometheus::Histogram>(kFamily)
-      .Add({}, prometheus::Histogram::BucketBoundaries(kFamily->buckets.begin(), kFamily->buckets.end()))
-      .Observe(seconds);
-}
+void Metrics::OnRestore(double seconds) { impl_->Observe("ballast_restore_duration_seconds", seconds); }
+
+void Metrics::OnJournalSync(double seconds) { impl_->Observe("ballast_journal_fsync_duration_seconds", seconds); }
 
 void Metrics::SetState(std::string_view state) {
   impl_->state.SetOnly(state);

@@ -122,9 +122,10 @@ class Metrics {
   void Count(FamilyRef counter, std::string_view label_value = "", double by = 1);
   void OnStreams(int delta);                          // open Train streams
   void OnAdmissionRejected(std::string_view reason);  // memory | max_runs | series | draining
-  // These two of a daemon with storage; others have no such series.
+  // These three of a daemon with storage; others have no such series.
   void SetStorage(uint64_t free_bytes, uint64_t size_bytes);
-  void OnRestore(double seconds);  // a run was read back
+  void OnRestore(double seconds);      // a run was read back
+  void OnJournalSync(double seconds);  // of any run
   void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   void OnDeviceFailed(std::string_view device);
   void SetState(std::string_view state);  // starting | restoring | serving | draining

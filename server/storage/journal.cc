@@ -29,6 +29,7 @@ Journal::Journal(Environment environment)
           .fs = environment_.fs,
           .folder = environment_.folder,
           .on_synced = [this](uint64_t serial) { Post([this, serial] { OnSynced(serial); }); },
+          .on_sync_took = environment_.on_sync_took,
           .on_room = [this] { Post([this] { Pump(); }); },
           .on_failed = [this](absl::Status why) { Post([this, why = std::move(why)] { OnFailed(why); }); }})) {}
 

@@ -45,6 +45,7 @@ class Journal {
     std::function<void()> on_moved;                          // durable_step is another, or MayTell may be
     std::function<void(const absl::Status& why)> on_failed;  // it is off
     std::function<void(uint64_t bytes)> on_logged;
+    std::function<void(double seconds)> on_sync_took = [](double) {};  // comes on a thread of the journal's own
   };
   explicit Journal(Environment environment);
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/base/clock.h"
 #include "server/base/failpoint.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -196,7 +197,9 @@ absl::Status JournalWriter::WriteBlock(size_t block, uint32_t bytes) {
 }
 
 absl::Status JournalWriter::SyncFile() {
+  const double began_s = MonotonicSeconds();
   RETURN_IF_ERROR(file_->Sync());
+  options_.on_sync_took(MonotonicSeconds() - began_s);
   if (!named_) RETURN_IF_ERROR(options_.fs->SyncFolder(options_.folder));
   named_ = true;
   synced_ = sequence_;

@@ -45,6 +45,7 @@ class JournalWriter {
     Fs* fs = nullptr;    // outlives the writer
     std::string folder;  // of the journal; made if it is not there
     std::function<void(uint64_t serial)> on_synced;
+    std::function<void(double seconds)> on_sync_took = [](double) {};
     std::function<void()> on_room;
     std::function<void(absl::Status why)> on_failed;
   };

@@ -97,6 +97,7 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   metrics_.SetMemory("cuda:0", {}, 1);
   metrics_.SetStorage(1, 2);
   metrics_.OnRestore(1);
+  metrics_.OnJournalSync(1);
   for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
     EXPECT_THAT(exposition, HasSubstr(absl::StrCat("# TYPE ", family.name, " "))) << family.name;
   }

@@ -156,12 +156,15 @@ TEST(MetricsStorageTest, RoomAndRestoresShow) {
   metrics.SetStorage(4, 10);
   metrics.OnRestore(3);
   metrics.OnRestore(1000);
+  metrics.OnJournalSync(0.003);
   const std::string shown = metrics.Serialize();
   EXPECT_THAT(shown, HasSubstr("\nballast_storage_free_bytes 4\n"));
   EXPECT_THAT(shown, HasSubstr("\nballast_storage_size_bytes 10\n"));
   EXPECT_THAT(shown, HasSubstr("\nballast_restore_duration_seconds_sum 1003\n"));
   EXPECT_THAT(shown, HasSubstr("\nballast_restore_duration_seconds_bucket{le=\"5\"} 1\n"));
   EXPECT_THAT(shown, HasSubstr("\nballast_restore_duration_seconds_count 2\n"));
+  EXPECT_THAT(shown, HasSubstr("\nballast_journal_fsync_duration_seconds_bucket{le=\"0.002\"} 0\n"));
+  EXPECT_THAT(shown, HasSubstr("\nballast_journal_fsync_duration_seconds_bucket{le=\"0.004\"} 1\n"));
 }
 
 }  // namespace
