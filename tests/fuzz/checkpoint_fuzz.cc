@@ -9,7 +9,6 @@
 #include <google/protobuf/stubs/logging.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 
 #include "absl/strings/match.h"
@@ -23,22 +22,11 @@
 #include "server/storage/checkpoint_reader.h"
 #include "server/store/checkpoint_layout.h"
 #include "tests/fuzz/input.h"
+#include "tests/fuzz/require.h"
 #include "tests/server/storage/model_fs.h"
 
 namespace ballast::fuzz {
 namespace {
-
-void Require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "accepted, but %s\n", what);
-  std::abort();
-}
-
-void RequireSaid(const absl::Status& refused) {
-  if (!refused.message().empty()) return;
-  std::fprintf(stderr, "refused without a word\n");
-  std::abort();
-}
 
 // --- the manifest ---------------------------------------------------------------------------------------------------
 

@@ -6,29 +6,16 @@
 #include <google/protobuf/stubs/logging.h>
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 
 #include "proto/bitmap.h"
 #include "proto/checksum.h"
 
 #include "server/convert/convert.h"
 #include "tests/fuzz/input.h"
+#include "tests/fuzz/require.h"
 
 namespace ballast::fuzz {
 namespace {
-
-void Require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "accepted, but %s\n", what);
-  std::abort();
-}
-
-void RequireSaid(const absl::Status& refused) {
-  if (!refused.message().empty()) return;
-  std::fprintf(stderr, "refused without a word\n");
-  std::abort();
-}
 
 Config::Limits SmallLimits() {
   Config::Limits limits;

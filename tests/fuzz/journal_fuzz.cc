@@ -5,8 +5,6 @@
 // An input is a program: each byte says what to append to the file in hand, or what to do to it, and bytes behind it with
 // what. A libFuzzer target (LLVMFuzzerTestOneInput); random_inputs.cc drives it where there is no clang.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -17,6 +15,7 @@
 #include "server/run/journal_replay.h"
 #include "server/storage/journal_files.h"
 #include "tests/fuzz/input.h"
+#include "tests/fuzz/require.h"
 #include "tests/server/storage/model_fs.h"
 
 namespace ballast::fuzz {
@@ -26,18 +25,6 @@ constexpr char kFolder[] = "/r/journal";
 constexpr uint64_t kBase = 7, kBaseStep = 3;
 constexpr uint32_t kTensors = 2;
 constexpr size_t kMostFiles = 4, kMostStream = 1 << 16;
-
-void Require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "accepted, but %s\n", what);
-  std::abort();
-}
-
-void RequireSaid(const absl::Status& refused) {
-  if (!refused.message().empty()) return;
-  std::fprintf(stderr, "refused without a word\n");
-  std::abort();
-}
 
 RunSpec Spec() {
   RunSpec spec{.run_id = "r"};

@@ -14,8 +14,8 @@
 #include "absl/synchronization/notification.h"
 
 #include "server/storage/checkpoint_reader.h"
-#include "server/storage/damage.h"
 #include "server/storage/checkpoint_writer.h"
+#include "server/storage/damage.h"
 #include "server/storage/storage.h"
 #include "tests/server/storage/model_fs.h"
 #include "tests/server/storage/written_steps.h"
