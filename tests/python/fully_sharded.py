@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +24,9 @@ from torch.utils.checkpoint import checkpoint
 import ballast
 import forks
 from ballast import progress
+from daemon import Daemon
 from forks import Order, answer, join_group
+from models import until
 
 PATIENCE_S = 120.0
 ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
@@ -230,11 +235,19 @@ def back_and_again(model: nn.Module, optimizer: ballast.AdamW, case: dict[str, A
 
 
 def rewound(order: Order, rank: int) -> dict[str, Any]:
-    """Trains, and somebody takes the run back before one of its backward(), or rank 0 before a forward; it hears of it where
-    it says."""
+    """Trains, and somebody takes the run back before one of its backward(), or kills the daemon and starts it again, or rank 0
+    takes it back before a forward; it hears of it where it says."""
     case = order["case"]
     model, optimizer = made_again(order)
     heard, step = [], 0
+    later = ExitStack()
+
+    def disturb() -> None:
+        if "killed" in case:
+            later.enter_context(in_place_of(case["killed"]))
+        else:
+            optimizer._membership.connected().rewind(order["run"], case["to"], None, "test")
+
     while step < case["steps"]:
         now = step == case["at"] and not heard
         if "gathered" in case:
@@ -247,8 +260,7 @@ def rewound(order: Order, rank: int) -> dict[str, Any]:
         try:
             loss = loss_of(model, step, 0, rank)
             if now and not case.get("by rank 0"):
-                client = optimizer._membership.connected()
-                one_by_one(rank, lambda: client.rewind(order["run"], case["to"], None, "test"))
+                one_by_one(rank, disturb)
             loss.backward()
             if case.get("clip"):
                 torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
@@ -259,7 +271,16 @@ def rewound(order: Order, rank: int) -> dict[str, Any]:
             step = back.step
     weights = whole(model)
     optimizer.close()
+    distributed.barrier()
+    later.close()
     return {"heard": heard, "weights": weights}
+
+
+def in_place_of(killed: dict[str, Any]) -> Daemon:
+    """A daemon over the folder of this one, which it kills, at its port."""
+    os.kill(killed["pid"], signal.SIGKILL)
+    until(lambda: Path(f"/proc/{killed['pid']}/stat").read_text().rpartition(") ")[2][0] == "Z")  # its ports are free
+    return Daemon(killed["port"], storage=Path(killed["storage"]))
 
 
 def one_by_one(rank: int, work: Callable[[], object]) -> None:

@@ -178,6 +178,24 @@ def test_a_rewind_of_one_rank_alone_is_heard_by_the_others_before_they_read_its_
         assert answer["weights"] == wanted["weights"]
 
 
+@pytest.mark.parametrize("more", [{}, {"clip": 1.0}])
+def test_a_daemon_that_is_killed_within_backward_is_followed_by_all_ranks(
+    more: dict[str, Any], order: Order, tmp_path: Path
+) -> None:
+    options = {**EXACT, **(STAGED if more else {})}
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    journal = {"durability": "journal_sync", "checkpoint_every_seconds": 1e6, "reconnect_timeout": 60}
+    with Daemon(storage=storage) as doomed:
+        killed = {"pid": doomed.pid, "port": doomed.port, "storage": str(storage)}
+        case = {"steps": 5, "at": 3, "options": options | journal, "killed": killed, **more}
+        answers = order("rewound", 2, case, server=doomed.server)
+    undisturbed = order("rewound", 2, {"steps": 5, "at": -1, "options": options, **more}, name="-undisturbed")
+    for answer, wanted in zip(answers, undisturbed):
+        assert answer["heard"] == [3] and wanted["heard"] == []
+        assert answer["weights"] == wanted["weights"]
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
 
