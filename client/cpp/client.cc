@@ -136,9 +136,9 @@ class Client::Impl {
   std::unique_ptr<StepStream> stream;  // after Attach
   std::string run_id;                  // likewise
   std::string found_run;
-  absl::Time found_since;
-  bool takes_load_batches = false;  // likewise; of the daemon
-  uint64_t generation = 0;          // likewise; of the run then
+  absl::Time found_since = absl::InfiniteFuture();  // none was
+  bool takes_load_batches = false;                  // likewise; of the daemon
+  uint64_t generation = 0;                          // likewise; of the run then
   std::string spec_run, spec_sha256;
 };
 

@@ -12,6 +12,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 FakeOptions WithStorage() {
   FakeOptions options{.has_storage = true};
@@ -90,7 +91,11 @@ TEST(CheckpointsTest, ARefusalIsPassedOn) {
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(refused.message()), HasSubstr("no storage"));
   }
-  EXPECT_EQ(client->Checkpoint("other").status().code(), absl::StatusCode::kNotFound);
+  for (const char* none : {"other", ""}) {
+    const absl::Status missing = client->Checkpoint(none).status();
+    EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+    EXPECT_THAT(std::string(missing.message()), Not(HasSubstr("restarted")));
+  }
 }
 
 TEST(CheckpointsTest, ARunThatWasReadBackFromTheDiskIsFollowedAsARewind) {
