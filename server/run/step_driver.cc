@@ -223,6 +223,7 @@ void StepDriver::EndStream(uint32_t rank, absl::Status status) {
 }
 
 void StepDriver::Settle() {
+  executor_.KeepClosed();
   if (!executor_.judge().awaits_answers()) executor_.rewinder().CarryOut();  // a step that is being judged comes first
   // What one rank brings makes room for another.
   for (bool more = true; more;) {

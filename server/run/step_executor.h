@@ -96,6 +96,8 @@ class StepExecutor {
   void GoOnFrom(const RunFigures& figures, CheckpointWritten from);
   // What was replaced between two steps is to be written.
   void OnReplaced();
+  // Once every update of a step that has closed is made: it is logged, and a snapshot of it is taken, where they are due.
+  void KeepClosed();
   // Begins a checkpoint of what there is, where one is wanted and no step is open.
   void CheckpointIfWanted();
   Checkpointer* checkpointer() { return checkpointer_.get(); }  // nullptr: the run is not checkpointed
@@ -109,7 +111,7 @@ class StepExecutor {
   void ForgetJournal();
   // `done` when no crash can bring back what a rewind has undone.
   void WhenRewound(absl::AnyInvocable<void()> done);
-  // Whether too many steps wait to be durable for another to begin.
+  // Whether another step must not begin yet: the last one is not kept, or too many wait to be durable.
   bool MustWaitToBegin() const;
   bool holds_results() const { return !held_results_.empty(); }  // until their steps are durable
   std::byte* GradientRoom(uint32_t tensor) { return pool_.At(tensor, {}); }
@@ -183,6 +185,7 @@ class StepExecutor {
   std::function<void(uint32_t, const ParameterStore::UpdateValues&, absl::AnyInvocable<void()>)> UpdateLog();
   void LogUpdate(uint32_t tensor, const ParameterStore::UpdateValues& values, absl::AnyInvocable<void()> then);
   void LogClosed(uint64_t step);
+  void Keep(uint64_t step);
   void OnJournalMoved();
   uint64_t DurableStep() const;
   void Tell(const effect::Result& e);
@@ -209,6 +212,7 @@ class StepExecutor {
   Rewinder rewinder_;
   std::deque<StepRecord> results_;  // of the last steps, oldest first
   std::deque<effect::Result> held_results_;
+  std::optional<uint64_t> unkept_;  // the step that KeepClosed is to keep
   uint64_t shown_durable_ = 0;
   bool awaits_journal_ = false;  // it was read back, and its journal was not yet: nothing of it may be written
   int executing_ = 0;            // effects

@@ -103,6 +103,7 @@ void StepExecutor::OnJournalMoved() {
 }
 
 bool StepExecutor::MustWaitToBegin() const {
+  if (unkept_) return true;
   return journal_ != nullptr && !machine_.step_open() && journal_->Behind(machine_.step() - 1);
 }
 

@@ -64,6 +64,18 @@ void StepExecutor::OnReplaced() {
   if (journal_ != nullptr) journal_->OnReplaced();
 }
 
+// A step that is torn closes while some of its tensors are being updated: it is kept with them, and no other step is begun
+// before that.
+void StepExecutor::KeepClosed() {
+  if (unkept_ && updater_.idle()) Keep(*unkept_);
+}
+
+void StepExecutor::Keep(uint64_t step) {
+  unkept_.reset();
+  LogClosed(step);
+  rewinder_.OnClosed(step, [this] { return Memory(); });
+}
+
 void StepExecutor::CheckpointIfWanted() {
   if (checkpointer_ == nullptr || awaits_journal_ || results_.empty() || gate_.replacing() || !gate_.weights_loaded())
     return;
@@ -90,6 +102,7 @@ void StepExecutor::Recall(const RunMemory& memory) {
   settings_.end_values.clear();
   results_ = {memory.result};
   held_results_.clear();
+  unkept_.reset();
   gate_.GoBackTo(memory.stopped);
   reporter_.ShowRewound(memory);
   ShowRanks();
