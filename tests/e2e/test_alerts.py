@@ -26,7 +26,7 @@ model.add_module("bend", torch.nn.Tanh())
 model.add_module("head", torch.nn.Linear(64, 1))
 x = torch.randn(256, 16)
 y = x[:, :4].sum(1, keepdim=True).sin()
-opt = ballast.AdamW(model.named_parameters(), lr=1e-3, server=sys.argv[1], run="live")
+opt = ballast.AdamW(model.named_parameters(), lr=1e-3, server=sys.argv[1], run="live", durability="journal")
 for step in range(1, 151):
     if step == 121:
         print("calm", flush=True)
@@ -48,6 +48,7 @@ SILENT = {
     "Updates let through by the first component A": "only weights stored in two components (mcf) have one",
     "Damage and restores A": "no checkpoint is damaged",
     "Damage and restores B": "the daemon was not started anew",
+    "Copies of checkpoints B": "no copy has failed",
     "Time to restore a run A": "the daemon was not started anew",
     "annotation Daemon starts": "the daemon was not started anew",
 }

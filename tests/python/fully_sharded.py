@@ -279,7 +279,14 @@ def rewound(order: Order, rank: int) -> dict[str, Any]:
 def in_place_of(killed: dict[str, Any]) -> Daemon:
     """A daemon over the folder of this one, which it kills, at its port."""
     os.kill(killed["pid"], signal.SIGKILL)
-    until(lambda: Path(f"/proc/{killed['pid']}/stat").read_text().rpartition(") ")[2][0] == "Z")  # its ports are free
+    process = Path(f"/proc/{killed['pid']}")
+
+    def gone() -> bool:
+        """It is no child, and stays a zombie, whose other threads may still have its files open."""
+        zombie = (process / "stat").read_text().rpartition(") ")[2].startswith("Z")
+        return zombie and len(list((process / "task").iterdir())) == 1
+
+    until(gone)
     return Daemon(killed["port"], storage=Path(killed["storage"]))
 
 
