@@ -3,97 +3,28 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # DTensors import it when they are first used: once here, not in every rank
 import torch.distributed.checkpoint as files
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed.checkpoint import state_dict as dcp
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.checkpoint import checkpoint
 
 import ballast
 import forks
 from ballast import progress
-from daemon import Daemon
 from forks import Order, answer, join_group
-from models import until
+from sharded_model import ADAMW, EXACT, Blocks, full, loss_of, made_again, shard, whole
+from sharded_rewinds import resumed, rewound
 
 PATIENCE_S = 120.0
-ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
-EXACT: dict[str, Any] = {"master": "fp32", "state": "fp32", "gradient_dtype": "fp32"}
-WORDS = 11
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-class Blocks(nn.Module):
-    """A small language model. Its sizes are odd, so that ranks have unequal parts, and at 8 ranks some have none."""
-
-    def __init__(self, case: dict[str, Any]):
-        super().__init__()
-        torch.manual_seed(case.get("seed", 1))
-        self._checkpointed = bool(case.get("checkpointed"))
-        self.embed = nn.Embedding(WORDS, 6)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 13), nn.Tanh(), nn.Linear(13, 6)) for _ in range(3))
-        self.head = nn.Linear(6, WORDS, bias=False)
-        if case.get("tied"):
-            self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embed(tokens)
-        for block in self.blocks:
-            x = x + (checkpoint(block, x, use_reentrant=False) if self._checkpointed else block(x))
-        scores: Tensor = self.head(x)
-        return scores
-
-
-def shard(model: Blocks, case: dict[str, Any]) -> None:
-    world = distributed.get_world_size()
-    if case.get("mesh"):
-        mesh = DeviceMesh("cpu", case["mesh"], mesh_dim_names=("replicate", "shard"))
-    elif case.get("replicas"):
-        shape = (case["replicas"], world // case["replicas"])
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    else:
-        mesh = init_device_mesh("cpu", (world,))
-    formats = {name: DTYPES[value] for name, value in case.get("mixed", {}).items()}
-    how: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**formats)}
-    if case.get("offloaded"):
-        how["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-    for block in [] if case.get("one group") else model.blocks:
-        fully_shard(block, **how)
-    fully_shard(model, **how)
-
-
-def batch(step: int, micro: int, rank: int) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
-    tokens = torch.randint(WORDS, (2, 9), generator=random)
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def loss_of(model: nn.Module, step: int, micro: int, rank: int) -> Tensor:
-    tokens, wanted = batch(step, micro, rank)
-    return nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), wanted.flatten())
-
-
-def whole(model: nn.Module) -> dict[str, list[float]]:
-    """The weights, which all ranks put together."""
-    return {name: full(parameter).flatten().tolist() for name, parameter in model.named_parameters()}
-
-
-def full(tensor: Tensor) -> Tensor:
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-
-
 # --- beside torch's AdamW --------------------------------------------------------------------------------------------
 
 
@@ -181,14 +112,6 @@ def nudge(model: nn.Module, optimizer: Any, steps: Iterable[int]) -> None:
         assert optimizer.last_result.applied
 
 
-def made_again(order: Order) -> tuple[nn.Module, ballast.AdamW]:
-    case = order["case"]
-    model = Blocks(case)
-    shard(model, case)
-    options = {**ADAMW, "server": order["server"], "run": order["run"], **case.get("options", {})}
-    return model, ballast.AdamW(model.named_parameters(), **options)
-
-
 def state_of(model: nn.Module, optimizer: ballast.AdamW) -> dict[str, Any]:
     """Weights, and moments, put together by torch.distributed.checkpoint."""
     options = dcp.StateDictOptions(full_state_dict=True)
@@ -229,73 +152,6 @@ def back_and_again(model: nn.Module, optimizer: ballast.AdamW, case: dict[str, A
     files.load(form, checkpoint_id=case["save"])
     dcp.set_state_dict(model, optimizer, model_state_dict=form["model"], optim_state_dict=form["optimizer"])
     nudge(model, optimizer, case["after"])
-
-
-# --- rewinds ----------------------------------------------------------------------------------------------------------
-
-
-def rewound(order: Order, rank: int) -> dict[str, Any]:
-    """Trains, and somebody takes the run back before one of its backward(), or kills the daemon and starts it again, or rank 0
-    takes it back before a forward; it hears of it where it says."""
-    case = order["case"]
-    model, optimizer = made_again(order)
-    heard, step = [], 0
-    later = ExitStack()
-
-    def disturb() -> None:
-        if "killed" in case:
-            later.enter_context(in_place_of(case["killed"]))
-        else:
-            optimizer._membership.connected().rewind(order["run"], case["to"], None, "test")
-
-    while step < case["steps"]:
-        now = step == case["at"] and not heard
-        if "gathered" in case:
-            model.unshard(async_op=case["gathered"] == "under way")  # type: ignore[operator]
-        if now and case.get("by rank 0"):
-            one_by_one(rank, lambda: optimizer.rewind(to=case["to"]))
-            if rank == 0:
-                heard.append(case["to"])
-                step = case["to"]
-        try:
-            loss = loss_of(model, step, 0, rank)
-            if now and not case.get("by rank 0"):
-                one_by_one(rank, disturb)
-            loss.backward()
-            if case.get("clip"):
-                torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
-            optimizer.step()
-            step += 1
-        except ballast.RunRewound as back:
-            heard.append(back.step)
-            step = back.step
-    weights = whole(model)
-    optimizer.close()
-    distributed.barrier()
-    later.close()
-    return {"heard": heard, "weights": weights}
-
-
-def in_place_of(killed: dict[str, Any]) -> Daemon:
-    """A daemon over the folder of this one, which it kills, at its port."""
-    os.kill(killed["pid"], signal.SIGKILL)
-    process = Path(f"/proc/{killed['pid']}")
-
-    def gone() -> bool:
-        """It is no child, and stays a zombie, whose other threads may still have its files open."""
-        zombie = (process / "stat").read_text().rpartition(") ")[2].startswith("Z")
-        return zombie and len(list((process / "task").iterdir())) == 1
-
-    until(gone)
-    return Daemon(killed["port"], storage=Path(killed["storage"]))
-
-
-def one_by_one(rank: int, work: Callable[[], object]) -> None:
-    """Rank 0 does it, while the others wait."""
-    distributed.barrier()
-    if rank == 0:
-        work()
-    distributed.barrier()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -383,7 +239,15 @@ def left(order: Order, rank: int) -> list[str]:
     return said
 
 
-JOBS = {"both": both, "left": left, "spared": spared, "nudged": nudged, "rewound": rewound, "refused": refused}
+JOBS = {
+    "both": both,
+    "left": left,
+    "spared": spared,
+    "nudged": nudged,
+    "rewound": rewound,
+    "resumed": resumed,
+    "refused": refused,
+}
 
 
 def rank_of(pipe: Connection, order: Order, rank: int) -> None:

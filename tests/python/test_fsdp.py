@@ -64,10 +64,12 @@ def order(program: Program, daemon: Daemon, run: str, tmp_path: Path) -> Order:
     """What each rank answers."""
     stores = iter(range(100))
 
-    def carry_out(job: str, world: int, case: dict[str, Any], server: str = "", name: str = "") -> list[Any]:
+    def carry_out(
+        job: str, world: int, case: dict[str, Any], server: str = "", name: str = "", answers_text: bool = False
+    ) -> list[Any]:
         wanted = {"job": job, "world": world, "case": case, "store": str(tmp_path / f"store-{next(stores)}")}
         answers: list[Any] = program.ask({**wanted, "server": server or daemon.server, "run": run + name})
-        if job != "refused":
+        if job != "refused" and not answers_text:
             assert all(not isinstance(answer, str) for answer in answers), answers
         return answers
 
@@ -194,6 +196,23 @@ def test_a_daemon_that_is_killed_within_backward_is_followed_by_all_ranks(
     for answer, wanted in zip(answers, undisturbed):
         assert answer["heard"] == [3] and wanted["heard"] == []
         assert answer["weights"] == wanted["weights"]
+
+
+# --- another process ----------------------------------------------------------------------------------------------------
+
+
+def test_another_process_goes_on_with_the_weights_of_the_state_that_is_put_back(order: Order) -> None:
+    case = {"steps": 5, "at": 3, "keeping": 2, "options": EXACT}
+    answers = order("resumed", 2, case)
+    undisturbed = order("rewound", 2, {"steps": 5, "at": -1, "options": EXACT}, name="-undisturbed")
+    for answer, wanted in zip(answers, undisturbed):
+        assert answer["found"] and answer["place"] == 5
+        assert answer["weights"] == wanted["weights"]
+
+
+def test_where_one_rank_alone_has_kept_its_state_all_are_told_what_to_do(order: Order) -> None:
+    answers = order("resumed", 2, {"steps": 5, "at": 3, "keeping": 1, "options": EXACT}, answers_text=True)
+    assert all("the weights differ from those of run" in answer for answer in answers), answers
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------

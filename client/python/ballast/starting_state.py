@@ -39,10 +39,10 @@ class StartingState:
 
     def take(self, session: Session) -> None:
         """After the state of an earlier process was put back: its weights go with it, unless the option `weights`, or what was
-        brought, says otherwise."""
+        brought, says otherwise. The first gradient compares them, on all ranks."""
         weights = session.weights
         if self._policy is None and self._saved is None and weights.loaded and not weights.settled:
-            weights.take()
+            weights.pull()
 
     def refuse_within(self, session: Session) -> None:
         """Rejected if the open step has gradients from before a load_state_dict() of another state than the run's."""
