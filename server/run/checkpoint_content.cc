@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "proto/checkpoint/manifest.h"
 
 #include "server/base/status_macros.h"
@@ -54,20 +53,6 @@ FileContent ClientStates(const RunMemory& memory, const std::string& header) {
   return file;
 }
 
-// The padding of planes: it is zero in every run, and an image may have been used before. planes: all that it has.
-void ZeroPadding(std::vector<absl::Span<std::byte>> planes, StoreImage* image) {
-  std::sort(planes.begin(), planes.end(), [](const auto& a, const auto& b) { return a.data() < b.data(); });
-  auto plane = planes.begin();
-  for (const DeviceBuffer& shard : image->shards) {
-    std::byte *at = shard.data(), *const end = at + shard.bytes();
-    for (; plane != planes.end() && at <= plane->data() && plane->data() < end; ++plane) {
-      std::memset(at, 0, static_cast<size_t>(plane->data() - at));
-      at = plane->data() + plane->size();
-    }
-    std::memset(at, 0, static_cast<size_t>(end - at));
-  }
-}
-
 absl::Span<std::byte> AsWritable(std::string* text) {
   return {reinterpret_cast<std::byte*>(text->data()), text->size()};
 }
@@ -94,19 +79,26 @@ struct Incoming {
 };
 using IncomingFiles = std::vector<std::unique_ptr<Incoming>>;  // that stay where they are: headers are read into them
 
-// The planes, whose padding is zeroed, and each rank's client state.
+// Where a plane is to be read into. Its padding is zeroed: it is so in every run, and an image may have been used before.
+absl::Span<std::byte> RoomOf(const CheckpointPlane& plane, const RunSpec& spec, const ParameterStore& store,
+                             const StoreImage& image) {
+  const TensorSpec& tensor = spec.tensors[plane.tensor];
+  const kernels::Plane& kind = spec.groups[tensor.group].kernel->planes[plane.plane];
+  const absl::Span<std::byte> used = store.SavedPlane(image, plane.tensor, plane.plane);
+  std::memset(used.data() + used.size(), 0, kernels::PlaneBytes(kind, tensor.elements) - used.size());
+  return used;
+}
+
+// The planes, and each rank's client state.
 absl::StatusOr<IncomingFiles> OpenFiles(const CheckpointReader& checkpoint, const RunSpec& spec,
-                                        const ParameterStore& store, StoreImage* image, RunMemory* memory) {
+                                        const ParameterStore& store, const StoreImage& image, RunMemory* memory) {
   IncomingFiles files;
-  std::vector<absl::Span<std::byte>> all;
   for (const CheckpointShard& shard : LayOutCheckpoint(spec)) {
     std::vector<absl::Span<std::byte>> planes;
-    for (const CheckpointPlane& one : shard.planes) planes.push_back(store.SavedPlane(*image, one.tensor, one.plane));
-    all.insert(all.end(), planes.begin(), planes.end());
+    for (const CheckpointPlane& plane : shard.planes) planes.push_back(RoomOf(plane, spec, store, image));
     files.push_back(std::make_unique<Incoming>(Incoming{.name = shard.name, .wanted_header = shard.header}));
     RETURN_IF_ERROR(files.back()->Open(checkpoint, std::move(planes)));
   }
-  ZeroPadding(std::move(all), image);
   if (!HasClientState(*memory)) return files;
   files.push_back(std::make_unique<Incoming>(
       Incoming{.name = std::string(kClientStateName), .wanted_header = ClientStateHeader(ClientStateSizes(*memory))}));
@@ -124,19 +116,10 @@ absl::Status ReadFiles(const IncomingFiles& files, DiskThreads* threads, const s
   for (const auto& file : files) {
     for (size_t block = 0; block < file->reader->blocks(); ++block) blocks.emplace_back(&*file->reader, block);
   }
-  absl::Mutex mu;
-  absl::Status first;
-  threads->ForEach(blocks.size(), [&](size_t i, const DiskBuffer& buffer) {
-    {
-      absl::MutexLock lock(&mu);
-      if (!first.ok()) return;
-    }
-    const absl::Status status = blocks[i].first->Read(blocks[i].second, buffer);
+  return threads->ForEach(blocks.size(), [&](size_t i, const DiskBuffer& buffer) {
     progress();
-    absl::MutexLock lock(&mu);
-    first.Update(status);
+    return blocks[i].first->Read(blocks[i].second, buffer);
   });
-  return first;
 }
 
 }  // namespace
@@ -171,7 +154,7 @@ absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, 
                                             ", and ", kManifestName, " beside it of step ",
                                             checkpoint.manifest().step()));
   }
-  ASSIGN_OR_RETURN(const IncomingFiles files, OpenFiles(checkpoint, spec, store, image, &run.memory));
+  ASSIGN_OR_RETURN(const IncomingFiles files, OpenFiles(checkpoint, spec, store, *image, &run.memory));
   RETURN_IF_ERROR(ReadFiles(files, threads, progress));
   for (const auto& file : files) RETURN_IF_ERROR(file->Check(checkpoint));
   return run;

@@ -126,18 +126,11 @@ absl::StatusOr<std::vector<v1::CheckpointFile>> CheckpointWriter::WriteFiles(con
                                                                              const std::string& folder,
                                                                              const std::vector<FileContent>& files) {
   std::vector<v1::CheckpointFile> entries(files.size());
-  absl::Mutex mu;
-  absl::Status first;
-  options_.threads->ForEach(files.size(), [&](size_t f, const DiskBuffer& buffer) {
-    {
-      absl::MutexLock lock(&mu);
-      if (!first.ok()) return;
-    }
-    auto entry = WriteFile(options_.fs, folder, files[f], buffer, Leave(order));
-    absl::MutexLock lock(&mu);
-    entry.ok() ? void(entries[f] = *std::move(entry)) : first.Update(entry.status());
-  });
-  RETURN_IF_ERROR(first);
+  const auto write = [&](size_t f, const DiskBuffer& buffer) -> absl::Status {
+    ASSIGN_OR_RETURN(entries[f], WriteFile(options_.fs, folder, files[f], buffer, Leave(order)));
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(options_.threads->ForEach(files.size(), write));
   std::sort(entries.begin(), entries.end(),
             [](const v1::CheckpointFile& a, const v1::CheckpointFile& b) { return a.name() < b.name(); });
   return entries;

@@ -1,5 +1,7 @@
 #include "server/storage/disk_threads.h"
 
+#include <utility>
+
 namespace ballast {
 
 DiskThreads::DiskThreads(int threads) {
@@ -14,13 +16,14 @@ DiskThreads::~DiskThreads() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void DiskThreads::ForEach(size_t count, Task task) {
-  if (count == 0) return;
+absl::Status DiskThreads::ForEach(size_t count, Task task) {
+  if (count == 0) return absl::OkStatus();
   Batch batch{.task = task, .count = count};
   const auto all_done = [&batch] { return batch.done == batch.count; };
   absl::MutexLock lock(&mu_);
   batches_.push_back(&batch);
   mu_.Await(absl::Condition(&all_done));
+  return batch.status;
 }
 
 void DiskThreads::Loop() {
@@ -31,9 +34,12 @@ void DiskThreads::Loop() {
     Batch* const batch = batches_.front();
     const size_t index = batch->next++;
     if (batch->next == batch->count) batches_.pop_front();
-    mu_.Unlock();
-    batch->task(index, buffer);
-    mu_.Lock();
+    if (batch->status.ok()) {
+      mu_.Unlock();
+      absl::Status status = batch->task(index, buffer);
+      mu_.Lock();
+      batch->status.Update(std::move(status));
+    }
     ++batch->done;  // whoever waits may end the batch now
   }
   mu_.Unlock();
