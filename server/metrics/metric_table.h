@@ -343,9 +343,9 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
          "it stays there, since none could be read, there was no room, or they are another run's."}),
     Durable({"Durability", "ballast_journal_bytes_total", MetricType::kCounter, "run_id",
              "Written to the run's journal; nothing where its durability is that of checkpoints."}),
-    Durable(
-        {"Durability", "ballast_journal_failures_total", MetricType::kCounter, "run_id",
-         "Times that the journal could not be written: until the next checkpoint the run has no other durability."}),
+    Durable({"Durability", "ballast_journal_failures_total", MetricType::kCounter, "run_id",
+             "Times that the journal could not be written: from then on the run's durability is that of checkpoints, "
+             "until one is written."}),
     Durable({"Durability", "ballast_journal_replayed_steps_total", MetricType::kCounter, "run_id",
              "Steps that the journal had beyond the checkpoint that the run was read back from."}),
     {"Durability",
