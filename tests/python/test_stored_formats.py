@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from ballast import progress, rank_zero
 
 import ballast
 from models import layered, same_bits, weights_of
@@ -128,6 +130,44 @@ def test_a_rank_that_has_not_heard_of_a_rewind_follows_it(adamw: AdamW) -> None:
     assert rewound == [(1, 3)]
     assert same_bits(weights_of(models[0]), weights_of(models[1]))
     assert ranks[1].last_result is not None and ranks[1].last_result.step == 4
+
+
+def test_a_rank_that_was_ended_by_a_rewind_waits_for_rank_zeros_change(
+    adamw: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, and rank 1 is far ahead of rank 0: its session is over already, by the rewind, when it asks for the change."""
+    models = [layered(seed=1) for _ in range(2)]
+    ranks = [
+        adamw(model.named_parameters(), **OPTIONS, **WIDE, rank=rank, world=2, snapshots=2, snapshot_every=1)
+        for rank, model in enumerate(models)
+    ]
+    side_by_side(2, lambda rank: train(models[rank], ranks[rank], range(4)))
+    ranks[0].rewind(to=3)
+    waits, ahead = [], threading.Event()
+
+    def pauses(*args: float) -> Iterator[None]:
+        waits.append(args)
+        if len(waits) == 2:  # for the end of its session, and then for the change
+            ahead.set()
+        return progress.pauses(*args)
+
+    monkeypatch.setattr(rank_zero, "pauses", pauses)
+
+    def go_on(rank: int) -> None:
+        ranks[rank].param_groups[0].update(NARROW)
+        if rank == 0:
+            assert ahead.wait(60)
+            return train(models[0], ranks[0], range(3, 4))
+        try:
+            with pytest.raises(ballast.RunRewound):
+                train(models[1], ranks[1], range(3, 4))
+        finally:
+            ahead.set()
+        models[1].zero_grad()
+        train(models[1], ranks[1], range(3, 4))
+
+    side_by_side(2, go_on)
+    assert same_bits(weights_of(models[0]), weights_of(models[1]))
 
 
 def test_what_was_saved_before_does_not_take_the_formats_back(adamw: AdamW) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from typing import TypeVar
 
 from ballast import _core
 from ballast.errors import RunRewound, Unavailable
@@ -17,6 +18,10 @@ _WAIT_S = 300.0
 _TOLD_AFTER_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
+# What rank 0 does that changes the run, and what every rank is to do.
+RUN_CHANGED = ("has made the same change to the run", "make that change")
+
+_Found = TypeVar("_Found")
 
 
 def await_upload(rank: Rank, loaded: Callable[[], bool]) -> None:
@@ -38,21 +43,40 @@ def await_upload(rank: Rank, loaded: Callable[[], bool]) -> None:
 def await_end(client: _core.Client, rank: Rank, what: str, same: str = SAME_WEIGHTS) -> RunRewound:
     """Until the session has ended, as rank 0 `what`, and every rank is to do the `same`. Unavailable if it does not come to
     that."""
+
+    def ended() -> RunRewound | None:
+        try:
+            client.check_status()
+        except RunRewound as rewound:
+            return rewound
+        return None
+
+    return _await(rank, what, same, ended)
+
+
+def await_change(client: _core.Client, rank: Rank, spec_sha256: str) -> None:
+    """Until the run goes by another description than this one, for a session that has ended: perhaps by a rewind before.
+    Unavailable as above."""
+    what, same = RUN_CHANGED
+    _await(rank, what, same, lambda: client.get_run(rank.run)["spec_sha256"] != spec_sha256 or None)
+
+
+def _await(rank: Rank, what: str, same: str, look: Callable[[], _Found | None]) -> _Found:
+    """What `look` returns, once that is not None."""
     began = time.monotonic()
     told = False
     for _ in pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S):
         if time.monotonic() >= began + _WAIT_S:
             break
-        try:
-            client.check_status()
-        except RunRewound as rewound:
-            return rewound
+        found = look()
+        if found is not None:
+            return found
         if not told and time.monotonic() > began + _TOLD_AFTER_S:
             told = True
             warnings.warn(
                 f"rank {rank.number} of run '{rank.run}' waits until rank 0 {what}: every rank is to {same}, before the same "
                 "step",
-                stacklevel=3,
+                stacklevel=4,
             )
     raise Unavailable(
         f"rank {rank.number} of run '{rank.run}' has waited for {_WAIT_S:.0f} s until rank 0 {what}: it does so at its next "

@@ -18,6 +18,7 @@ from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
 from ballast.pending import WAIT_SLICE_S, fields_of
 from ballast.rank import Rank
+from ballast.rank_zero import RUN_CHANGED, await_change
 from ballast.replaced import Amended
 from ballast.result import StepResult
 from ballast.settings import Description
@@ -129,7 +130,8 @@ class Session:
             if self._client.amend_run(spec)["amended"]:
                 return True
         elif not self._has(spec):
-            self.weights.await_end("has made the same change to the run", "make that change")
+            self.weights.await_end(*RUN_CHANGED)
+            await_change(self._client, self._rank, self._spec_sha256)
             return True
         if not self.weights.outdated:
             return False
