@@ -37,6 +37,9 @@ void FillGroup(v1::GroupSpec* group) {
 // for may not be.
 void FillSpikes(v1::SpikeSpec* spikes) {
   const SpikeSettings defaults;
+  // Younger than checkpoints that are on disks, whose specs are known by their hash: a default is left out.
+  if (spikes->rms_margin() == defaults.rms_margin) spikes->clear_rms_margin();
+  if (spikes->rms_min_elements() == defaults.rms_min_elements) spikes->clear_rms_min_elements();
   if (!spikes->has_warmup_steps()) spikes->set_warmup_steps(defaults.warmup_steps);
   if (!spikes->has_loss_sigmas()) spikes->set_loss_sigmas(defaults.loss_sigmas);
   if (!spikes->has_norm_sigmas()) spikes->set_norm_sigmas(defaults.norm_sigmas);

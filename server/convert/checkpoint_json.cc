@@ -53,18 +53,58 @@ void AddWatches(const std::vector<SpikeDetector::Watch>& watches,
     v1::WatchState* const state = out->Add();
     state->set_high(watch.high);
     state->set_last_event(watch.last_event);
+    for (const double value : watch.recent.blocks()) state->add_recent(value);
+    state->set_in_last(static_cast<uint32_t>(watch.recent.in_last()));
   }
 }
 
-std::vector<SpikeDetector::Watch> ToWatches(const google::protobuf::RepeatedPtrField<v1::WatchState>& watches) {
+absl::StatusOr<std::vector<SpikeDetector::Watch>> ToWatches(
+    const google::protobuf::RepeatedPtrField<v1::WatchState>& watches, const std::string& file) {
   std::vector<SpikeDetector::Watch> out;
-  for (const v1::WatchState& watch : watches) out.push_back({.high = watch.high(), .last_event = watch.last_event()});
+  for (const v1::WatchState& watch : watches) {
+    const auto blocks = static_cast<size_t>(watch.recent_size());
+    const bool fits = blocks <= RunningMax::kBlocks + 1 && watch.in_last() <= RunningMax::kBlock;
+    if (!fits || (blocks == 0) != (watch.in_last() == 0)) {
+      return Wrong(file, "detector.rms.recent",
+                   absl::StrCat("has ", blocks, " blocks, and ", watch.in_last(), " steps in the last one"));
+    }
+    out.push_back({.high = watch.high(),
+                   .last_event = watch.last_event(),
+                   .recent = RunningMax({watch.recent().begin(), watch.recent().end()}, watch.in_last())});
+  }
   return out;
+}
+
+void AddLossSpike(const LossWatch::State& loss, v1::DetectorState* out) {
+  *out->mutable_losses() = FromWindow(loss.losses);
+  if (loss.since == 0) return;
+  v1::LossSpikeState* const spike = out->mutable_loss_spike();
+  spike->set_since(loss.since);
+  spike->set_first_loss(loss.first_loss);
+  spike->set_median(loss.before.median);
+  spike->set_spread(loss.before.spread);
+  spike->set_looks(loss.looks);
+  spike->set_high(loss.high);
+  spike->set_calm(loss.calm);
+  spike->set_spike(loss.spike);
+}
+
+absl::StatusOr<LossWatch::State> ToLossWatch(const v1::DetectorState& detector, const std::string& file) {
+  const v1::LossSpikeState& spike = detector.loss_spike();
+  ASSIGN_OR_RETURN(RunningWindow losses, ToWindow(detector.losses(), "detector.losses", file));
+  return LossWatch::State{.losses = std::move(losses),
+                          .since = spike.since(),
+                          .first_loss = spike.first_loss(),
+                          .before = {.median = spike.median(), .spread = spike.spread()},
+                          .looks = spike.looks(),
+                          .high = spike.high(),
+                          .calm = spike.calm(),
+                          .spike = spike.spike()};
 }
 
 v1::ScoreState FromScore(const SpikeScore& score) {
   v1::ScoreState out;
-  for (const SpikeScore::Past& past : score.past()) out.add_past((past.event ? 1 : 0) + (past.followed ? 2 : 0));
+  for (const SpikeScore::Past& past : score.past()) out.add_past((past.event ? 1 : 0) + (past.settled ? 2 : 0));
   const SpikeScore::Counts& counts = score.counts();
   out.set_hits(counts.hits);
   out.set_misses(counts.misses);
@@ -76,30 +116,32 @@ v1::ScoreState FromScore(const SpikeScore& score) {
 }
 
 absl::StatusOr<SpikeScore> ToScore(const v1::ScoreState& score, const std::string& file) {
-  SpikeScore::PastSteps past;
+  SpikeScore::PastSteps past = {};
   SpikeScore::Counts counts{.hits = score.hits(),
                             .misses = score.misses(),
                             .false_alarms = score.false_alarms(),
                             .steps = score.steps(),
                             .covered = score.covered()};
-  RETURN_IF_ERROR(CheckCount(file, "detector.scores.past", score.past_size(), past.size(), false));
+  // Of an earlier version it looks back less far.
+  if (static_cast<size_t>(score.past_size()) > past.size()) {
+    return CheckCount(file, "detector.scores.past", score.past_size(), past.size(), false);
+  }
   RETURN_IF_ERROR(CheckCount(file, "detector.scores.leads", score.leads_size(), counts.leads.size(), false));
-  for (size_t i = 0; i < past.size(); ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(score.past_size()); ++i) {
     const uint32_t was = score.past(static_cast<int>(i));
-    past[i] = {.event = (was & 1) != 0, .followed = (was & 2) != 0};
+    past[i] = {.event = (was & 1) != 0, .settled = (was & 2) != 0};
   }
   std::copy(score.leads().begin(), score.leads().end(), counts.leads.begin());
   return SpikeScore(past, counts);
 }
 
 v1::DetectorState FromDetector(const SpikeDetector& detector) {
-  const SpikeDetector::State& state = detector.state();
+  const SpikeDetector::State state = detector.state();
   v1::DetectorState out;
   AddWatches(state.rms, out.mutable_rms());
   AddWatches(state.curvature, out.mutable_curvature());
-  *out.mutable_losses() = FromWindow(state.losses);
+  AddLossSpike(state.loss, &out);
   *out.mutable_norms() = FromWindow(state.norms);
-  out.set_last_high_loss(state.last_high_loss);
   for (const SpikeScore& score : state.scores) *out.add_scores() = FromScore(score);
   return out;
 }
@@ -107,13 +149,13 @@ v1::DetectorState FromDetector(const SpikeDetector& detector) {
 absl::StatusOr<SpikeDetector> ToDetector(const v1::DetectorState& detector, const RunSpec& spec,
                                          const std::string& file) {
   const size_t layers = spec.layers.size();
-  SpikeDetector::State state{.rms = ToWatches(detector.rms()),
-                             .curvature = ToWatches(detector.curvature()),
-                             .last_high_loss = detector.last_high_loss()};
+  SpikeDetector::State state;
   RETURN_IF_ERROR(CheckCount(file, "detector.rms", detector.rms_size(), layers, false));
   RETURN_IF_ERROR(CheckCount(file, "detector.curvature", detector.curvature_size(), layers, false));
   RETURN_IF_ERROR(CheckCount(file, "detector.scores", detector.scores_size(), kPredictors, false));
-  ASSIGN_OR_RETURN(state.losses, ToWindow(detector.losses(), "detector.losses", file));
+  ASSIGN_OR_RETURN(state.rms, ToWatches(detector.rms(), file));
+  ASSIGN_OR_RETURN(state.curvature, ToWatches(detector.curvature(), file));
+  ASSIGN_OR_RETURN(state.loss, ToLossWatch(detector, file));
   ASSIGN_OR_RETURN(state.norms, ToWindow(detector.norms(), "detector.norms", file));
   for (size_t i = 0; i < kPredictors; ++i) {
     ASSIGN_OR_RETURN(state.scores[i], ToScore(detector.scores(static_cast<int>(i)), file));
@@ -147,7 +189,8 @@ absl::StatusOr<SpikeEvent> ToSpike(const v1::SpikeEvent& event, const RunSpec& s
                     .layer = LayerNamed(spec, event.layer()),
                     .tensor = TensorNamed(spec, event.tensor()),
                     .value = event.value(),
-                    .threshold = event.threshold()};
+                    .threshold = event.threshold(),
+                    .since = event.since_step()};
 }
 
 absl::StatusOr<Outcome> ToOutcome(v1::StepOutcome outcome, const std::string& file) {

@@ -30,10 +30,10 @@ std::string NameOf(const kernels::Kernel& kernel) {
   return absl::StrCat(kernel.rule, "/", kernel.master, "/", kernel.state);
 }
 
-v1::RunState StateOf(const RunStatus& status) {
-  constexpr v1::RunState kStates[] = {v1::RUN_STATE_WAITING, v1::RUN_STATE_TRAINING, v1::RUN_STATE_FAILED};
-  const bool idle = status.state == RunStatus::State::kTraining && status.idle_since_s;
-  return idle ? v1::RUN_STATE_IDLE : kStates[static_cast<size_t>(status.state)];
+v1::RunState FromState(RunState state) {
+  constexpr v1::RunState kStates[] = {v1::RUN_STATE_WAITING, v1::RUN_STATE_TRAINING, v1::RUN_STATE_IDLE,
+                                      v1::RUN_STATE_FINISHED, v1::RUN_STATE_FAILED};
+  return kStates[static_cast<size_t>(state)];
 }
 
 std::string DescribeRank(size_t rank, const RankStatus& status) {
@@ -74,6 +74,7 @@ v1::SpikeEvent FromSpike(const SpikeEvent& event, const RunSpec& spec) {
   if (event.tensor) out.set_tensor(spec.tensors[*event.tensor].name);
   out.set_value(event.value);
   out.set_threshold(event.threshold);
+  out.set_since_step(event.since);
   out.set_text(SpikeText(event, spec));
   return out;
 }
@@ -147,6 +148,8 @@ v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec) {
   }
   for (const SpikeEvent& event : closed.spikes) {
     *result.add_spikes() = FromSpike(event, spec);
+    // Of a healthy training's steps one in some thousands is one: it is counted, and nobody is warned.
+    if (event.kind == SpikeKind::kGradientNorm) continue;
     // The step's warning already counts the blocks that were rejected for it.
     if (event.kind == SpikeKind::kNonfinite && closed.rejected_blocks > 0) continue;
     result.add_warnings(result.spikes().rbegin()->text());
@@ -188,8 +191,9 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   const RunStatus status = run.Status();
   v1::RunStatus out;
   out.set_run_id(run.spec().run_id);
-  out.set_state(StateOf(status));
-  if (status.idle_since_s) out.set_idle_seconds(MonotonicSeconds() - *status.idle_since_s);
+  out.set_state(FromState(status.state));
+  if (status.unattended_since_s) out.set_idle_seconds(MonotonicSeconds() - *status.unattended_since_s);
+  if (status.last_result) out.set_since_step_seconds(std::max(0.0, UnixSeconds() - status.last_result->closed_at_s));
   if (status.rms_ratio_max) out.set_rms_ratio_max(*status.rms_ratio_max);
   out.set_parameters(run.plan().parameters);
   *out.mutable_bytes() = FromBytes(status.bytes);

@@ -49,6 +49,19 @@ absl::Status TakeSteps(absl::string_view field, bool given, uint32_t value, uint
 absl::Status TakeLimits(const v1::SpikeSpec& spikes, SpikeSettings* made) {
   RETURN_IF_ERROR(
       TakeNumber("rms_threshold", spikes.has_rms_threshold(), spikes.rms_threshold(), &made->rms_threshold));
+  if (spikes.has_rms_margin()) {
+    made->rms_margin = spikes.rms_margin();
+    if (!std::isfinite(made->rms_margin) || (made->rms_margin != 0 && made->rms_margin < 1)) {
+      return InvalidArgumentError(
+          StrCat("spikes.rms_margin is ", made->rms_margin, "; wanted: a finite number of at least 1, or 0 for none"));
+    }
+  }
+  if (spikes.has_rms_min_elements()) {
+    made->rms_min_elements = spikes.rms_min_elements();
+    if (made->rms_min_elements == 0) {
+      return InvalidArgumentError("spikes.rms_min_elements is 0; wanted: at least 1, which watches every tensor");
+    }
+  }
   RETURN_IF_ERROR(TakeNumber("loss_sigmas", spikes.has_loss_sigmas(), spikes.loss_sigmas(), &made->loss_sigmas));
   RETURN_IF_ERROR(TakeNumber("norm_sigmas", spikes.has_norm_sigmas(), spikes.norm_sigmas(), &made->norm_sigmas));
   RETURN_IF_ERROR(TakeSteps("warmup_steps", spikes.has_warmup_steps(), spikes.warmup_steps(), 0, &made->warmup_steps));
@@ -102,12 +115,12 @@ absl::Status TakeAction(const v1::RunSpec& spec, SpikeSettings* made) {
   return absl::OkStatus();
 }
 
-// The largest RMS_t that one of the layer's tensors can have, sqrt(1 / (1 - beta2)); 0: none has one.
+// The largest RMS_t that one of the layer's watched tensors can have, sqrt(1 / (1 - beta2)); 0: none has one.
 std::vector<double> RmsBounds(const RunSpec& spec, const LayerGroups& layers) {
   std::vector<double> bounds(layers.names().size());
   for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
     const GroupSpec& group = spec.groups[spec.tensors[i].group];
-    if (!group.kernel->has_rms) continue;
+    if (!WatchesRms(spec, spec.tensors[i])) continue;
     const std::optional<double> beta2 = HyperOf(group, group.hyper, "beta2");
     const double bound = beta2 ? std::sqrt(1 / (1 - *beta2)) : kNoBound;
     bounds[layers.group(i)] = std::max(bounds[layers.group(i)], bound);
@@ -115,11 +128,13 @@ std::vector<double> RmsBounds(const RunSpec& spec, const LayerGroups& layers) {
   return bounds;
 }
 
-absl::Status OutOfReach(const std::string& field, double threshold, double bound) {
+absl::Status OutOfReach(const std::string& field, double threshold, double bound, uint64_t least) {
   if (bound == 0) {
-    return InvalidArgumentError(StrCat(field, " is ", threshold,
-                                       ", but no tensor it is for has a rule with a second moment, so that there is "
-                                       "no RMS_t: leave it unset"));
+    return InvalidArgumentError(
+        StrCat(field, " is ", threshold,
+               ", but no tensor it is for is watched: RMS_t is watched where the rule has a second moment, of tensors "
+               "of two dimensions and at least spikes.rms_min_elements = ",
+               least, " elements; lower that, or leave the threshold unset"));
   }
   return InvalidArgumentError(StrCat(field, " is ", threshold, ", but RMS_t is at most sqrt(1 / (1 - beta2)), here ",
                                      bound, ": it would never be reached; lower it, or raise beta2"));
@@ -173,7 +188,8 @@ absl::StatusOr<std::vector<LayerSpec>> ToLayers(const v1::SpikeSpec& spikes, con
           StrCat(at, ".layer '", rule.layer(),
                  "' matches no layer's whole name; the layers are: ", absl::StrJoin(layers.names(), ", ")));
     }
-    if (rule.rms_threshold() > bound) return OutOfReach(at + ".rms_threshold", rule.rms_threshold(), bound);
+    if (rule.rms_threshold() > bound)
+      return OutOfReach(at + ".rms_threshold", rule.rms_threshold(), bound, made.rms_min_elements);
   }
   return specs;
 }
@@ -190,7 +206,7 @@ absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made) {
   const double highest = *std::max_element(bounds.begin(), bounds.end());
   // The default is nobody's wish: where it is out of reach there are no RMS events.
   if (spikes.has_rms_threshold() && spikes.rms_threshold() > highest) {
-    return OutOfReach("spikes.rms_threshold", spikes.rms_threshold(), highest);
+    return OutOfReach("spikes.rms_threshold", spikes.rms_threshold(), highest, made->spikes.rms_min_elements);
   }
   ASSIGN_OR_RETURN(made->layers, ToLayers(spikes, made->spikes, layers, bounds));
   return absl::OkStatus();

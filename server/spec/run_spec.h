@@ -121,6 +121,14 @@ inline bool HasJournal(const RunSpec& spec) {
 // Whether several contributions make a gradient: they are summed in fp32.
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
 
+// Whether the detector of loss spikes watches the tensor's RMS_t: of few elements it is noise. One dimension with very
+// many is many parameters in one, as trainers flatten them.
+inline bool WatchesRms(const RunSpec& spec, const TensorSpec& t) {
+  const uint64_t least = spec.spikes.rms_min_elements;
+  constexpr uint64_t kFlat = 256;  // times
+  const bool matrix = least == 1 || t.shape.size() >= 2;
+  return spec.groups[t.group].kernel->has_rms && t.elements / (matrix ? 1 : kFlat) >= least;
+}
 // Whether the tensor's curvature is probed, and its sampled gradients kept for it.
 inline bool ProbesCurvature(const RunSpec& spec, const TensorSpec& t) {
   return spec.spikes.curvature && spec.groups[t.group].kernel->curvature != nullptr;

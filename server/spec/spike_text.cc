@@ -17,15 +17,20 @@ std::string Place(const SpikeEvent& event, const RunSpec& spec) {
   return event.layer ? absl::StrCat(spec.layers[*event.layer].name, " (", tensor, ")") : tensor;
 }
 
+// What the event means for the steps to come.
+std::string Outlook(const SpikeEvent& e) {
+  if (e.since != 0)
+    return absl::StrCat("; a loss spike has been going on since step ", e.since, ", this tells of none");
+  return absl::StrCat("; a loss spike may follow within ", SpikeScore::kMostLead, " steps");
+}
+
 std::string RmsText(const SpikeEvent& e, const RunSpec& spec) {
-  return absl::StrCat("RMS_t of ", Place(e, spec), " is ", Number(e.value), ", its threshold ", Number(e.threshold),
-                      ": the second moment lags behind the gradient, and a loss spike may follow within ",
-                      SpikeScore::kMostLead, " steps");
+  return absl::StrCat("RMS_t of ", Place(e, spec), " is ", Number(e.value), ", its limit ", Number(e.threshold),
+                      ": the second moment lags behind the gradient", Outlook(e));
 }
 std::string CurvatureText(const SpikeEvent& e, const RunSpec& spec) {
   return absl::StrCat("the loss along the last update of ", Place(e, spec), " curves ", Number(e.value),
-                      " times as much as its step size bears: a loss spike may follow within ", SpikeScore::kMostLead,
-                      " steps");
+                      " times as much as its step size bears", Outlook(e));
 }
 std::string NormText(const SpikeEvent& e, const RunSpec&) {
   return absl::StrCat("the gradient's norm is ", Number(e.value), ", expected was at most ", Number(e.threshold));
@@ -36,7 +41,8 @@ std::string NonfiniteText(const SpikeEvent& e, const RunSpec& spec) {
 }
 std::string LossText(const SpikeEvent& e, const RunSpec&) {
   if (!std::isfinite(e.value)) return "the loss is not finite";
-  return absl::StrCat("the loss is ", Number(e.value), ", a spike: expected was at most ", Number(e.threshold));
+  return absl::StrCat("the loss spikes since step ", e.since, ", when it was ", Number(e.value),
+                      " and expected was at most ", Number(e.threshold));
 }
 
 }  // namespace

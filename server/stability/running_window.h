@@ -1,4 +1,4 @@
-// Mean and standard deviation of the last values of a series. A copyable value; thread-compatible.
+// Mean and standard deviation, median and spread of the last values of a series. A copyable value; thread-compatible.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,27 @@ class RunningWindow {
     return count_ == 0 ? 0 : std::sqrt(sum / static_cast<double>(count_));
   }
 
+  // Of an even number the mean of the two in the middle; 0 of none.
+  double median() const { return MedianOf(values_); }
+  // The median of the values' distances from their median, as the standard deviation of a normal distribution that has
+  // it; a few outliers do not move it.
+  double spread() const {
+    const double middle = median();
+    std::array<double, kSize> distances = values_;
+    for (size_t i = 0; i < count_; ++i) distances[i] = std::abs(values_[i] - middle);
+    return kOfNormal * MedianOf(distances);
+  }
+
  private:
+  static constexpr double kOfNormal = 1.4826022185056018;  // 1 / the normal distribution's third quartile
+
+  double MedianOf(std::array<double, kSize> values) const {
+    if (count_ == 0) return 0;
+    const auto end = values.begin() + static_cast<ptrdiff_t>(count_);
+    std::sort(values.begin(), end);
+    return (values[(count_ - 1) / 2] + values[count_ / 2]) / 2;
+  }
+
   std::array<double, kSize> values_ = {};
   size_t next_ = 0, count_ = 0;
 };

@@ -4,11 +4,12 @@
 //   SpikeDetector detector(settings, thresholds);
 //   for (const SpikeEvent& event : detector.Observe(step)) ...
 //
-// RMS and curvature are watched by layer. An event is a crossing of the threshold from below; before the next event the
-// value must fall under 9/10 of the threshold, and ten steps must pass. A loss spike is a loss that lies so many
-// standard deviations above the mean of the last 128; spikes with fewer than ten calm steps between them are one spike.
-// A gradient's norm is an outlier by the same test, in each step for itself. A window gives no verdict before it is
-// half full. Values that are not finite enter no window.
+// RMS and curvature are watched by layer. An event is a crossing of the limit from below; before the next event the
+// value must fall under 9/10 of the limit, and ten steps must pass. The limit of curvature is 1; that of RMS is the
+// layer's threshold and, where there is a margin, at least the margin times the largest of the layer's last 128 values,
+// of which there must be 64: what is usual for a layer is no sign, however high. A loss spike is as in LossWatch. A
+// gradient's norm is an outlier where it lies norm_sigmas standard deviations above the mean of the last 128, in each
+// step for itself. A window gives no verdict before it is half full. Values that are not finite enter no window.
 //
 // Deterministic and without a clock: a copy goes on as the original would, which a rewind relies on.
 // Thread-compatible.
@@ -20,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/stability/loss_watch.h"
+#include "server/stability/running_max.h"
 #include "server/stability/running_window.h"
 #include "server/stability/spike_score.h"
 #include "server/stability/spikes.h"
@@ -35,7 +38,8 @@ struct LayerValue {
 // What one closed step measured, or what an open step would measure if it were applied.
 struct StepFindings {
   uint64_t step = 0;
-  std::vector<LayerValue> rms = {};        // RMS_t by layer
+  bool applied = true;                     // else RMS_t is what the update would have had, and is not learned from
+  std::vector<LayerValue> rms = {};        // RMS_t by layer, of the tensors that are watched
   std::vector<LayerValue> curvature = {};  // by layer, as a multiple of the edge of stability
   std::optional<double> loss = {};
   std::optional<double> grad_norm = {};
@@ -62,27 +66,31 @@ class SpikeDetector {
   struct Watch {
     bool high = false;
     uint64_t last_event = 0;  // step; 0: none
+    RunningMax recent = {};   // of RMS
   };
   // All that it has learned.
   struct State {
     std::vector<Watch> rms = {}, curvature = {};  // by layer
-    RunningWindow losses = {}, norms = {};
-    uint64_t last_high_loss = 0;  // step; 0: none
+    LossWatch::State loss = {};
+    RunningWindow norms = {};
     std::array<SpikeScore, kPredictors> scores = {};
   };
-  const State& state() const { return state_; }
+  State state() const;
   // Goes on from a checkpoint's, with its scores. As many layers as there are.
-  void GoOnFrom(State state) { state_ = std::move(state); }
+  void GoOnFrom(State state);
 
  private:
-  static bool Crosses(Watch* watch, uint64_t step);
-  static void Rearm(const std::vector<LayerValue>& values, const std::vector<double>& thresholds,
-                    std::vector<Watch>* watches);
+  // By layer; infinite: nothing can be said yet.
+  std::vector<double> RmsLimits() const;
+  std::vector<SpikeEvent> FindPredictors(const StepFindings& found, const std::vector<double>& rms_limits) const;
+  bool warm(uint64_t step) const { return step > settings_.warmup_steps; }
   void Learn(const StepFindings& found);
+  void Score(const std::vector<SpikeEvent>& events, uint64_t step);
 
   SpikeSettings settings_;
   std::vector<double> rms_thresholds_, edges_;  // by layer
-  State state_;
+  LossWatch loss_;
+  State state_;  // but for `loss`, which loss_ has
 };
 
 }  // namespace ballast

@@ -1,7 +1,8 @@
 // Loss spikes: what may be found at a step, and how a run looks for it and answers.
 //
 // The thresholds 2.3 (RMS) and 3.2 (loss) and the windows of 1 to 8 and 10 steps are those that StableAdamW's authors
-// used (arXiv 2304.13013), taken over as defaults and not as findings. Values; no thread rule.
+// used (arXiv 2304.13013); the margin and the least size are from tests/studies/results/spike_study.md. Values; no thread
+// rule.
 #pragma once
 
 #include <array>
@@ -13,11 +14,11 @@
 namespace ballast {
 
 enum class SpikeKind : uint8_t {
-  kRms,           // RMS_t of a layer's tensor is at its threshold
+  kRms,           // RMS_t of a layer's tensor is at its threshold, and far above those before
   kCurvature,     // the loss curves too much along the last update for its step size
   kGradientNorm,  // the gradient's norm lies far above those of the steps before
   kNonfinite,     // a gradient is not finite
-  kLoss,          // the loss lies far above those of the steps before, or is not finite
+  kLoss,          // the loss lies far above those of the steps before and stays there, or is not finite
 };
 inline constexpr size_t kSpikeKinds = 5;
 // How many kinds foretell a loss spike; they come first in SpikeKind.
@@ -40,14 +41,20 @@ struct SpikeEvent {
   std::optional<uint32_t> tensor = {};  // the layer's largest, or the first with a gradient that is not finite
   double value = 0;
   double threshold = 0;  // that the value reached; 0 for kNonfinite, and for a loss that is not finite
+  // Of kLoss the spike's first step, whose loss is the value. Of the others the first step of a loss spike that goes on,
+  // so that they foretell none; 0: none does.
+  uint64_t since = 0;
 };
 
 struct SpikeSettings {
-  double rms_threshold = 2.3;   // for layers that have none of their own
-  uint32_t warmup_steps = 100;  // in which only kNonfinite and a loss that is not finite are found
-  double loss_sigmas = 3.2;     // standard deviations above the mean of the last steps
-  double norm_sigmas = 6;
-  bool curvature = false;  // is measured
+  double rms_threshold = 2.3;  // for layers that have none of their own
+  // Times the largest RMS_t of the layer's last 128 steps, that an event reaches as well; 0: the threshold alone counts.
+  double rms_margin = 1.5;
+  uint64_t rms_min_elements = 4096;  // of a tensor whose RMS_t is watched: WatchesRms (server/spec/run_spec.h)
+  uint32_t warmup_steps = 100;       // in which only kNonfinite and a loss that is not finite are found
+  double loss_sigmas = 3.2;          // as in LossWatch
+  double norm_sigmas = 6;            // standard deviations above the mean of the last 128 steps
+  bool curvature = false;            // is measured
 
   SpikeAction action = SpikeAction::kWarn;
   std::array<bool, kSpikeKinds> acts_on = {};  // by kind; for kSkip and kRewind

@@ -26,7 +26,7 @@ struct SpikesRefusal {
   std::vector<std::string> says;  // field, got, wanted
 };
 
-const std::vector<SpikesRefusal>& RefusalsOfSpikes() {
+const std::vector<SpikesRefusal>& RefusalsOfRms() {
   static const auto* const kRefusals = new std::vector<SpikesRefusal>{
       {"Threshold", [](auto& s) { s.mutable_spikes()->set_rms_threshold(-1); }, {"spikes.rms_threshold", "-1"}},
       {"ThresholdOutOfReach",
@@ -40,7 +40,15 @@ const std::vector<SpikesRefusal>& RefusalsOfSpikes() {
          s.mutable_groups(0)->set_rule("sgd");
          s.mutable_spikes()->set_rms_threshold(2.3);
        },
-       {"second moment", "leave it unset"}},
+       {"second moment", "leave the threshold unset"}},
+      {"ThresholdOfSmallTensors",
+       [](auto& s) {
+         s.mutable_spikes()->set_rms_min_elements(1 << 30);
+         s.mutable_spikes()->set_rms_threshold(2.3);
+       },
+       {"spikes.rms_threshold", "spikes.rms_min_elements = 1073741824 elements; lower that"}},
+      {"MarginUnderOne", [](auto& s) { s.mutable_spikes()->set_rms_margin(0.9); }, {"spikes.rms_margin is 0.9"}},
+      {"NoElements", [](auto& s) { s.mutable_spikes()->set_rms_min_elements(0); }, {"spikes.rms_min_elements is 0"}},
       {"LayerNotARegex",
        [](auto& s) { *s.mutable_spikes()->add_layers() = Threshold("layers.(", 3); },
        {"spikes.layers[0]", "'layers.('", "RE2"}},
@@ -66,6 +74,12 @@ const std::vector<SpikesRefusal>& RefusalsOfSpikes() {
       {"LayerOutOfReach",
        [](auto& s) { *s.mutable_spikes()->add_layers() = Threshold("embed", 99); },
        {"spikes.layers[0].rms_threshold", "99", "31.6"}},
+  };
+  return *kRefusals;
+}
+
+const std::vector<SpikesRefusal>& RefusalsOfActions() {
+  static const auto* const kRefusals = new std::vector<SpikesRefusal>{
       {"Sigmas", [](auto& s) { s.mutable_spikes()->set_loss_sigmas(0); }, {"spikes.loss_sigmas", "above 0"}},
       {"Skips", [](auto& s) { s.mutable_spikes()->set_max_skips(0); }, {"spikes.max_skips", "1 to"}},
       {"SkipInRelease",
@@ -108,7 +122,9 @@ TEST_P(SpikesRefusalTest, NamesTheFieldWhatItIsAndTheFix) {
     EXPECT_THAT(std::string(made.status().message()), HasSubstr(piece));
   }
 }
-INSTANTIATE_TEST_SUITE_P(Spikes, SpikesRefusalTest, ::testing::ValuesIn(RefusalsOfSpikes()),
+INSTANTIATE_TEST_SUITE_P(Rms, SpikesRefusalTest, ::testing::ValuesIn(RefusalsOfRms()),
+                         [](const auto& refusal) { return refusal.param.name; });
+INSTANTIATE_TEST_SUITE_P(Actions, SpikesRefusalTest, ::testing::ValuesIn(RefusalsOfActions()),
                          [](const auto& refusal) { return refusal.param.name; });
 
 TEST(ConvertSpikesTest, TheFirstPatternThatMatchesALayerHolds) {

@@ -210,6 +210,7 @@ v1::RunSpec HostileSpec() {
   for (int layer = 0; layer < 64; ++layer) {
     v1::TensorSpec* t = spec.add_tensors();
     t->set_name(absl::StrCat(std::string(120, 'a'), ".", layer));
+    t->add_shape(64);  // two dimensions and 4,096 elements: watched for RMS_t, or its thresholds were refused at once
     t->add_shape(64);
     t->set_dtype("fp32");
   }

@@ -39,13 +39,20 @@ class WrittenRun {
     memory_.client_states = {ClientState{2, std::string("a\0b", 3)}};
     memory_.last_lr = std::vector<double>(store_.tensors(), 1e-3);
     memory_.detector = SpikeDetector(spec().spikes, std::vector<double>(spec().layers.size(), 2.3));
-    for (uint64_t step = 1; step <= 200; ++step) {
-      memory_.detector.Observe({.step = step, .loss = 1 / static_cast<double>(step), .grad_norm = 0.3});
-    }
+    // A loss spike is going on at the end, and may become known.
+    for (uint64_t step = 1; step <= 200; ++step) memory_.detector.Observe(FoundAt(step, step > 197 ? 4 : 1));
     for (uint32_t t = 0; t < store_.tensors(); ++t) counts_.push_back(store_->count(t));
   }
 
   const RunSpec& spec() const { return store_.spec(); }
+  StepFindings FoundAt(uint64_t step, double loss) const {
+    const double noise = 0.01 * static_cast<double>(step % 7);
+    const LayerValue rms = {.value = step % 40 == 0 ? 5 + noise : 1 + noise};
+    return {.step = step,
+            .rms = std::vector<LayerValue>(spec().layers.size(), rms),
+            .loss = loss + noise,
+            .grad_norm = 0.3 + noise};
+  }
   CheckpointContent Content() {
     return MakeContent({.spec = &spec(),
                         .canonical_spec = &canonical_,
@@ -164,11 +171,22 @@ TEST(CheckpointContentTest, WhatTheRunKnewComesBack) {
   SpikeDetector ours(run.spec().spikes, std::vector<double>(run.spec().layers.size(), 2.3)),
       theirs = run.memory_.detector;
   ours.GoOnFrom(read->memory.detector.state());
+  uint64_t spikes = 0, rms = 0;
   for (uint64_t step = 201; step <= 500; ++step) {
-    const StepFindings found{.step = step, .loss = 0.01 + (step % 50 == 0 ? 0.001 : 0), .grad_norm = 0.3};
-    EXPECT_EQ(ours.Observe(found).size(), theirs.Observe(found).size());
-    EXPECT_EQ(ours.state().losses.deviation(), theirs.state().losses.deviation());
+    const StepFindings found = run.FoundAt(step, step < 204 || step % 100 < 6 ? 4 : 1);
+    const std::vector<SpikeEvent> events = ours.Observe(found);
+    const std::vector<SpikeEvent> wanted = theirs.Observe(found);
+    ASSERT_EQ(events.size(), wanted.size());
+    for (size_t i = 0; i < events.size(); ++i) {
+      EXPECT_EQ(events[i].since, wanted[i].since);
+      EXPECT_EQ(events[i].threshold, wanted[i].threshold);
+      spikes += events[i].kind == SpikeKind::kLoss ? 1 : 0;
+      rms += events[i].kind == SpikeKind::kRms ? 1 : 0;
+    }
   }
+  EXPECT_GE(spikes, 3u);
+  EXPECT_GE(rms, 1u);
+  EXPECT_EQ(ours.score(SpikeKind::kRms).counts().false_alarms, theirs.score(SpikeKind::kRms).counts().false_alarms);
 }
 
 TEST(CheckpointContentTest, AnotherRunsFilesAreRefused) {

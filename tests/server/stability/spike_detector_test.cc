@@ -20,6 +20,7 @@ class SpikeDetectorTest : public ::testing::Test {
   static SpikeSettings Settings(uint32_t warmup) {
     SpikeSettings settings;
     settings.warmup_steps = warmup;
+    settings.rms_margin = 0;
     return settings;
   }
   // One step of one layer.
@@ -38,15 +39,13 @@ class SpikeDetectorTest : public ::testing::Test {
     }
     return steps;
   }
-  // The steps, from 1 on, with an event of that kind, of a series of losses or norms.
-  static std::vector<uint64_t> SeriesEvents(const std::vector<double>& series, SpikeKind kind) {
+  // The steps, from 1 on, with an outlier of the norm.
+  static std::vector<uint64_t> NormEvents(const std::vector<double>& norms) {
     SpikeDetector detector(Settings(0), {});
     std::vector<uint64_t> steps;
-    for (uint64_t i = 0; i < series.size(); ++i) {
-      StepFindings found{.step = i + 1};
-      (kind == SpikeKind::kLoss ? found.loss : found.grad_norm) = series[i];
-      for (const SpikeEvent& e : detector.Observe(found)) {
-        EXPECT_EQ(e.kind, kind);
+    for (uint64_t i = 0; i < norms.size(); ++i) {
+      for (const SpikeEvent& e : detector.Observe({.step = i + 1, .grad_norm = norms[i]})) {
+        EXPECT_EQ(e.kind, SpikeKind::kGradientNorm);
         steps.push_back(i + 1);
       }
     }
@@ -93,6 +92,42 @@ TEST_F(SpikeDetectorTest, CrossingsWithinTenStepsAreOneEvent) {
   EXPECT_THAT(RmsEvents(rms), ElementsAre(5));
 }
 
+TEST_F(SpikeDetectorTest, WithAMarginAnEventIsAlsoFarAboveWhatIsUsualForTheLayer) {
+  SpikeSettings settings = Settings(0);
+  settings.rms_margin = 1.5;
+  SpikeDetector detector(settings, {kThreshold, kThreshold});
+  const auto at = [&](uint64_t step, double noisy, double quiet) {
+    return detector.Observe({.step = step, .rms = {{.value = noisy}, {.value = quiet}}});
+  };
+  uint64_t step = 0;
+  while (step < 63) EXPECT_THAT(at(++step, 9, 9), IsEmpty()) << "too little is known";
+  for (++step; step <= 300; ++step) {
+    EXPECT_THAT(at(step, step % 5 == 0 ? 4 : 1, 1), IsEmpty()) << "the first layer is always so";
+  }
+  EXPECT_THAT(at(step, 5.9, 2.2), IsEmpty()) << "under the margin, and under the threshold";
+  const auto events = at(++step, 1, 3.4);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].layer, 1u);
+  EXPECT_DOUBLE_EQ(events[0].threshold, 1.5 * 2.2);
+  for (int i = 0; i < 20; ++i) at(++step, 1, 1);
+  const auto higher = at(++step, 9, 1);
+  ASSERT_EQ(higher.size(), 1u);
+  EXPECT_EQ(higher[0].layer, 0u);
+  EXPECT_DOUBLE_EQ(higher[0].threshold, 1.5 * 5.9);
+}
+
+TEST_F(SpikeDetectorTest, AStepThatWasNotAppliedIsNoPartOfWhatIsUsual) {
+  SpikeSettings settings = Settings(0);
+  settings.rms_margin = 1.5;
+  SpikeDetector detector(settings, {kThreshold});
+  uint64_t step = 0;
+  while (step < 100) detector.Observe(Step(++step, 1));
+  StepFindings skipped = Step(++step, 9);
+  skipped.applied = false;
+  EXPECT_EQ(detector.Observe(skipped).size(), 1u);
+  EXPECT_EQ(detector.Foresee(Step(++step, 3)).size(), 1u);
+}
+
 TEST_F(SpikeDetectorTest, NothingIsFoundInTheWarmUpButWhatIsNotFinite) {
   EXPECT_THAT(RmsEvents({5, 5, 1, 5}, /*warmup=*/3), ElementsAre(4));
   SpikeDetector detector(Settings(3), {kThreshold});
@@ -117,40 +152,11 @@ TEST_F(SpikeDetectorTest, CurvatureIsHeldAgainstTheEdgeOfStability) {
   EXPECT_EQ(events[0].threshold, 1);
 }
 
-TEST_F(SpikeDetectorTest, ALossIsHeldAgainstTheWindow) {
-  // Its limit is 1.5 + 3.2 * 0.5.
-  EXPECT_THAT(SeriesEvents(With(Calm(64), 3.2), SpikeKind::kLoss), ElementsAre(65));
-  EXPECT_THAT(SeriesEvents(With(Calm(64), 3.0), SpikeKind::kLoss), IsEmpty());
-  EXPECT_THAT(SeriesEvents(With(Calm(63), 99), SpikeKind::kLoss), IsEmpty()) << "half a window is not there yet";
-}
-
-TEST_F(SpikeDetectorTest, OnlyTheLast128LossesCount) {
-  std::vector<double> series(200, 100.0);
-  for (const double loss : Calm(128)) series.push_back(loss);
-  EXPECT_THAT(SeriesEvents(With(series, 3.2), SpikeKind::kLoss), ElementsAre(329));
-}
-
-TEST_F(SpikeDetectorTest, LossesThatStayHighAreOneSpike) {
-  std::vector<double> series = Calm(128);
-  for (int i = 0; i < 5; ++i) series.push_back(50);
-  for (const double loss : Calm(4)) series.push_back(loss);
-  series.push_back(1000);  // five steps after the last high one
-  EXPECT_THAT(SeriesEvents(series, SpikeKind::kLoss), ElementsAre(129));
-}
-
-TEST_F(SpikeDetectorTest, ALossThatIsNotFiniteIsASpikeAndSpoilsNoWindow) {
-  std::vector<double> series = With(Calm(64), std::numeric_limits<double>::quiet_NaN());
-  for (const double loss : Calm(20)) series.push_back(loss);
-  series.push_back(3.2);
-  EXPECT_THAT(SeriesEvents(series, SpikeKind::kLoss), ElementsAre(65, 86));
-  EXPECT_THAT(SeriesEvents({std::numeric_limits<double>::infinity()}, SpikeKind::kLoss), ElementsAre(1));
-}
-
 TEST_F(SpikeDetectorTest, AnOutlierOfTheNormDoesNotHideTheNext) {
   std::vector<double> series = With(Calm(64), 1e9);  // its limit is 1.5 + 6 * 0.5
   series.push_back(1e3);
-  EXPECT_THAT(SeriesEvents(series, SpikeKind::kGradientNorm), ElementsAre(65, 66));
-  EXPECT_THAT(SeriesEvents(With(Calm(64), 4.4), SpikeKind::kGradientNorm), IsEmpty());
+  EXPECT_THAT(NormEvents(series), ElementsAre(65, 66));
+  EXPECT_THAT(NormEvents(With(Calm(64), 4.4)), IsEmpty());
 }
 
 TEST_F(SpikeDetectorTest, ForeseesWhatIsHighAndChangesNothing) {
@@ -199,17 +205,34 @@ TEST_F(SpikeDetectorTest, ALayerThatIsGoneIsForgotten) {
 TEST_F(SpikeDetectorTest, ScoresItsPredictorsAgainstTheLossSpikes) {
   SpikeDetector detector(Settings(0), {kThreshold});
   for (uint64_t step = 1; step <= 200; ++step) {
-    StepFindings found = Step(step, step == 100 ? 3 : 1);
-    found.loss = step == 105 || step == 150 ? 9 : 1 + 0.1 * static_cast<double>(step % 2);
-    detector.Observe(found);
+    StepFindings found = Step(step, step == 100 || step == 107 ? 3 : 1);
+    const bool spikes = (step >= 105 && step < 112) || (step >= 150 && step < 160);
+    found.loss = spikes ? 4 : 2 + 0.1 * static_cast<double>(step % 5);
+    for (const SpikeEvent& event : detector.Observe(found)) {
+      if (event.kind != SpikeKind::kLoss) continue;
+      EXPECT_EQ(step, event.since + 4);
+      EXPECT_TRUE(event.since == 105 || event.since == 150);
+    }
   }
   const SpikeScore::Counts& rms = detector.score(SpikeKind::kRms).counts();
   EXPECT_EQ(rms.hits, 1u);
   EXPECT_EQ(rms.misses, 1u);
   EXPECT_EQ(rms.leads[5], 1u);
-  EXPECT_EQ(rms.false_alarms, 0u);
-  EXPECT_DOUBLE_EQ(rms.chance(), 8.0 / 200);
+  EXPECT_EQ(rms.false_alarms, 0u) << "the one in the spike is none";
   EXPECT_EQ(detector.score(SpikeKind::kCurvature).counts().misses, 2u);
+}
+
+TEST_F(SpikeDetectorTest, WhatComesAfterASpikesBeginForetellsNone) {
+  SpikeDetector detector(Settings(0), {kThreshold});
+  for (uint64_t step = 1; step <= 200; ++step) {
+    StepFindings found = Step(step, step == 80 || step == 120 ? 3 : 1);
+    found.loss = step >= 110 && step < 125 ? 4 : 2 + 0.1 * static_cast<double>(step % 5);
+    for (const SpikeEvent& event : detector.Observe(found)) {
+      if (event.kind != SpikeKind::kRms) continue;
+      EXPECT_EQ(event.since, step == 120 ? 110u : 0u);
+    }
+  }
+  EXPECT_EQ(detector.score(SpikeKind::kRms).counts().false_alarms, 1u) << "that of step 80";
 }
 
 }  // namespace
