@@ -160,7 +160,11 @@ class Daemon {
 
  private:
   OpsContent Content() {
-    return {.metrics = [this] { return metrics_.Serialize(); },
+    const auto metrics = [this] {
+      metrics_.SetLive(Live().ok());
+      return metrics_.Serialize();
+    };
+    return {.metrics = metrics,
             .live = [this] { return Live(); },
             .ready = [this] { return Ready(); },
             .api = [this](const std::string& path, const std::string& query) { return Api(path, query); }};

@@ -8,134 +8,14 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <string_view>
 
 #include "server/metrics/buckets.h"
 #include "server/metrics/metric_families.h"
-#include "server/metrics/metrics.h"
-#include "server/metrics/samples.h"
-#include "server/stability/spike_score.h"
-#include "server/stability/spikes.h"
+#include "server/metrics/metric_readings.h"
 #include "server/step/step_machine.h"
 
 namespace ballast {
-
-// How values are read from reports. A Field is a number or, where there may be none, an optional one.
-namespace reading {
-
-template <auto Field>
-void OfRun(const RunLabels& run, Samples& to) {
-  to.AddNumber(run.*Field);
-}
-
-// At least some of its tensors were updated.
-inline bool Updated(const StepRecord& step) {
-  return step.outcome == Outcome::kApplied || step.outcome == Outcome::kPartial;
-}
-
-template <auto Field>
-void AtClose(const StepRecord& step, Samples& to) {
-  to.AddNumber(step.*Field);
-}
-
-template <auto Field>
-void AtUpdate(const StepRecord& step, Samples& to) {
-  if (Updated(step)) to.AddNumber(step.*Field);
-}
-
-template <auto Field>
-void OfLayers(const StepRecord& step, Samples& to) {
-  if (!Updated(step)) return;
-  for (size_t layer = 0; layer < step.layers.size(); ++layer) to.AddLayer(layer, step.layers[layer].*Field);
-}
-
-inline void Applied(const StepRecord& step, Samples& to) {
-  if (step.outcome == Outcome::kApplied) to.Add(1);
-}
-
-template <Outcome kOutcome>
-void ByReason(const StepRecord& step, Samples& to) {
-  if (step.outcome == kOutcome) to.Add(step.reason, 1);
-}
-
-// What trainers discard, they know to be wrong.
-inline void NonfiniteTensors(const StepRecord& step, Samples& to) {
-  if (!step.discarded()) to.AddNumber(step.nonfinite_tensors);
-}
-
-inline void TimeOfUpdate(const StepRecord& step, Samples& to) {
-  if (Updated(step)) to.Add(to.unix_s());
-}
-
-inline void Phases(const StepRecord& step, Samples& to) {
-  if (!Updated(step)) return;
-  to.Add("receive", step.receive_seconds);
-  to.Add("update", step.update_seconds);
-}
-
-inline void RmsOfTensors(const StepRecord& step, Samples& to) {
-  if (Updated(step)) to.AddAll(step.tensor_rms);
-}
-
-template <auto Field>
-void OfCheckpoint(const CheckpointFigures& checkpoint, Samples& to) {
-  to.AddNumber(checkpoint.*Field);
-}
-
-inline void TimeOfCheckpoint(const CheckpointFigures&, Samples& to) { to.Add(to.unix_s()); }
-
-inline void PhasesOfCheckpoint(const CheckpointFigures& checkpoint, Samples& to) {
-  to.Add("snapshot", checkpoint.snapshot_seconds);
-  to.Add("write", checkpoint.write_seconds);
-  to.Add("publish", checkpoint.publish_seconds);
-}
-
-template <auto Field>
-void OfSpikes(const SpikeReport& spikes, Samples& to) {
-  to.AddNumber(spikes.*Field);
-}
-
-template <SpikeKind kKind>
-void EventsOf(const SpikeReport& spikes, Samples& to) {
-  for (const SpikeEvent& event : spikes.events) {
-    if (event.kind == kKind) to.Add(1);
-  }
-}
-
-inline void RmsEvents(const SpikeReport& spikes, Samples& to) {
-  for (const SpikeEvent& event : spikes.events) {
-    if (event.kind == SpikeKind::kRms) to.AddLayer(*event.layer, 1);
-  }
-}
-
-// Calls use(name, counts).
-template <class Use>
-void ForEachPredictor(const SpikeReport& spikes, Use use) {
-  for (size_t i = 0; i < kPredictors; ++i) use(NameOf(static_cast<SpikeKind>(i)), spikes.scores[i]);
-}
-
-template <auto Field>
-void Score(const SpikeReport& spikes, Samples& to) {
-  ForEachPredictor(spikes, [&](std::string_view name, const SpikeScore::Counts& counts) {
-    to.SetTotal(name, static_cast<double>(counts.*Field));
-  });
-}
-
-inline void LeadSteps(const SpikeReport& spikes, Samples& to) {
-  ForEachPredictor(spikes, [&](std::string_view name, const SpikeScore::Counts& counts) {
-    uint64_t steps = 0;
-    for (size_t lead = 1; lead < counts.leads.size(); ++lead) steps += lead * counts.leads[lead];
-    to.SetTotal(name, static_cast<double>(steps));
-  });
-}
-
-inline void Chance(const SpikeReport& spikes, Samples& to) {
-  ForEachPredictor(spikes,
-                   [&](std::string_view name, const SpikeScore::Counts& counts) { to.Add(name, counts.chance()); });
-}
-
-}  // namespace reading
 
 // Of runs that are written to a disk; the other runs have no series of it.
 consteval MetricFamily Durable(MetricFamily family) {
@@ -143,6 +23,7 @@ consteval MetricFamily Durable(MetricFamily family) {
   return family;
 }
 
+#define BALLAST_RUN_STATES "waiting|training|idle|finished|failed"
 #define BALLAST_PREDICTORS "rms|curvature|gradient_norm"
 #define BALLAST_TORN_REASONS "restarted|rank_lost|data_loss|timeout|other"
 
@@ -150,6 +31,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Process", "ballast_build_info", MetricType::kGauge, "version revision compiler cuda", "Constant 1."},
     {"Process", "ballast_start_time_timestamp_seconds", MetricType::kGauge, "", "When the daemon started (Unix time)."},
     {"Process", "ballast_ready", MetricType::kGauge, "", "1 while serving, 0 while starting or draining."},
+    {"Process", "ballast_live", MetricType::kGauge, "",
+     "1 while /livez says 200: the gRPC port, the runs and the devices answer."},
     {"Process", "ballast_state", MetricType::kGauge, "state=starting|restoring|serving|draining",
      "The daemon's state: one of the series is 1."},
     {"Process", "process_resident_memory_bytes", MetricType::kGauge, "", "Resident memory."},
@@ -158,16 +41,23 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Process", "process_cpu_seconds_total", MetricType::kCounter, "", "User and system CPU time."},
     {"Process", "process_threads", MetricType::kGauge, "", "Threads."},
 
-    {"Runs and steps", "ballast_runs", MetricType::kGauge, "state=waiting|training|idle|failed", "Runs by state."},
+    {"Runs and steps", "ballast_runs", MetricType::kGauge, "state=" BALLAST_RUN_STATES, "Runs by state."},
     {"Runs and steps", "ballast_run_info", MetricType::kGauge, "run_id optimizer master state_format serving",
      "Constant 1; formats and optimizer of the first tensor."},
-    {"Runs and steps", "ballast_run_state", MetricType::kGauge, "run_id state=waiting|training|idle|failed|done",
-     "The run's state: one of the series is 1. idle: no trainer is attached. done: it has ended, and its series are "
-     "about to."},
+    {"Runs and steps", "ballast_run_state", MetricType::kGauge, "run_id state=" BALLAST_RUN_STATES "|ended",
+     "The run's state: one of the series is 1. waiting: for trainers, or its first step. idle: its trainers are there, "
+     "and no step for a while. finished: they have left cleanly. ended: it was deleted, and its series go next."},
     {"Runs and steps", "ballast_run_parameters", MetricType::kGauge, "run_id", "Parameters owned.",
      reading::OfRun<&RunLabels::parameters>},
     {"Runs and steps", "ballast_run_ranks", MetricType::kGauge, "run_id", "Ranks connected."},
     {"Runs and steps", "ballast_run_ranks_expected", MetricType::kGauge, "run_id", "Ranks configured."},
+    {"Runs and steps", "ballast_run_ranks_lost", MetricType::kGauge, "run_id",
+     "Ranks that have been away for longer than their lease without having left cleanly, and that nobody has taken."},
+    {"Runs and steps", "ballast_step_open_timestamp_seconds", MetricType::kGauge, "run_id",
+     "When the open step was begun (Unix time); 0: none is open."},
+    {"Runs and steps", "ballast_step_stall_threshold_seconds", MetricType::kGauge, "run_id",
+     "How long a step may stay open, and none be begun before the run counts as idle: ten of its own steps, at least "
+     "30 s; 600 s before two have closed."},
     {"Runs and steps", "ballast_steps_applied_total", MetricType::kCounter, "run_id", "Steps applied whole.",
      reading::Applied},
     {"Runs and steps", "ballast_steps_partial_total", MetricType::kCounter, "run_id reason=" BALLAST_TORN_REASONS,
@@ -199,8 +89,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      reading::AtClose<&StepRecord::loss>},
 
     {"Optimizer health", "ballast_rms_ratio", MetricType::kGauge, "run_id layer",
-     "RMS_t = sqrt(mean(g^2 / max(v, eps^2))) at the last step, maximum over the layer's tensors; none for rules "
-     "without a second moment.",
+     "RMS_t = sqrt(mean(g^2 / max(v, eps^2))) at the last step, maximum over the layer's tensors that are watched "
+     "(spikes.rms_min_elements), or over all where none is; none for rules without a second moment.",
      reading::OfLayers<&StepRecord::Layer::rms_ratio>},
     {"Optimizer health", "ballast_rms_ratio_recent_max", MetricType::kGauge, "run_id layer",
      "Maximum of ballast_rms_ratio over the last 60 s, and never less than at the last step."},
@@ -240,7 +130,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Loss spikes", "ballast_rms_spike_threshold", MetricType::kGauge, "run_id",
      "Of RMS_t, for layers that have none of their own.", reading::OfRun<&RunLabels::rms_threshold>},
     {"Loss spikes", "ballast_rms_spike_events_total", MetricType::kCounter, "run_id layer",
-     "Times that RMS_t of the layer rose to its threshold; within 10 steps it counts once.", reading::RmsEvents},
+     "Times that RMS_t of the layer rose to its limit while no loss spike went on; within 10 steps it counts once.",
+     reading::RmsEvents},
     {"Loss spikes", "ballast_curvature_ratio", MetricType::kGauge, "run_id",
      "Curvature of the loss along the last update as a multiple of what its step size bears, largest layer, where "
      "spikes.curvature is on.",
@@ -252,8 +143,12 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "Steps whose gradient norm lay above the mean of the last 128 by spikes.norm_sigmas.",
      reading::EventsOf<SpikeKind::kGradientNorm>},
     {"Loss spikes", "ballast_loss_spikes_total", MetricType::kCounter, "run_id",
-     "Losses above the mean of the last 128 by spikes.loss_sigmas, or not finite; within 10 steps they count once.",
+     "Loss spikes: from a loss above the median of the last 128 by spikes.loss_sigmas on, half of ten losses stay "
+     "high, or "
+     "one is huge or not finite. One ends after ten losses that are not high.",
      reading::EventsOf<SpikeKind::kLoss>},
+    {"Loss spikes", "ballast_loss_nonfinite_total", MetricType::kCounter, "run_id",
+     "Steps whose loss was a NaN or an infinity, from the first one on.", reading::NonfiniteLoss},
     {"Loss spikes", "ballast_update_clipped_total", MetricType::kCounter, "run_id",
      "Updates of a tensor that were scaled down for its own sake: by StableAdamW's RMS_t, or tensor_clip.",
      reading::OfSpikes<&SpikeReport::updates_held>},
@@ -262,7 +157,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Loss spikes", "ballast_predictor_misses_total", MetricType::kCounter, "run_id predictor=" BALLAST_PREDICTORS,
      "Loss spikes that none came before.", reading::Score<&SpikeScore::Counts::misses>},
     {"Loss spikes", "ballast_predictor_false_alarms_total", MetricType::kCounter,
-     "run_id predictor=" BALLAST_PREDICTORS, "Events that no loss spike followed within 8 steps.",
+     "run_id predictor=" BALLAST_PREDICTORS, "Events that no loss spike followed within 8 steps, known 17 steps later.",
      reading::Score<&SpikeScore::Counts::false_alarms>},
     {"Loss spikes", "ballast_predictor_lead_steps_total", MetricType::kCounter, "run_id predictor=" BALLAST_PREDICTORS,
      "Steps from the last event to the loss spike, summed over the hits.", reading::LeadSteps},
@@ -379,6 +274,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "GPUs that failed for good; the runs on it are lost."},
 });
 
+#undef BALLAST_RUN_STATES
 #undef BALLAST_PREDICTORS
 #undef BALLAST_TORN_REASONS
 

@@ -87,6 +87,7 @@ class Metrics::Impl : public std::enable_shared_from_this<Metrics::Impl> {
   Families families;
   SeriesSet daemon{&families, {}};  // series that stay
   prometheus::Gauge* const ready = daemon.AddGauge("ballast_ready");
+  prometheus::Gauge* const live = daemon.AddGauge("ballast_live");
   const Children<prometheus::Gauge> state = daemon.AddGauges("ballast_state");
   const Children<prometheus::Gauge> runs = daemon.AddGauges("ballast_runs");
   prometheus::Gauge* const streams = daemon.AddGauge("ballast_streams");
@@ -177,8 +178,9 @@ void Metrics::Impl::EndRun(const RecentMax* identity, EndedSeries ended) {
   const auto run =
       std::find_if(runs_.begin(), runs_.end(), [&](const Run& r) { return r.recent_max.get() == identity; });
   if (run == runs_.end()) return;  // another run has its id: the series are shown as that one's
-  ended.state.SetOnly("done");
+  ended.state.SetOnly("ended");
   ended.ranks->Set(0);
+  ended.ranks_lost->Set(0);
   ended_.push_back({.run = *run, .ended_at_s = now_s, .series = std::move(ended.series)});
   runs_.erase(run);
   surplus = TakeSurplus();
@@ -311,6 +313,8 @@ void Metrics::SetState(std::string_view state) {
   impl_->state.SetOnly(state);
   impl_->ready->Set(state == "serving" ? 1 : 0);
 }
+
+void Metrics::SetLive(bool live) { impl_->live->Set(live ? 1 : 0); }
 
 void Metrics::KeepEnded(size_t runs) { impl_->KeepEnded(runs); }
 

@@ -56,6 +56,13 @@ struct CheckpointFigures {
   double stall_seconds = 0;     // that steps lost to the snapshot, at most
 };
 
+// What a run is about.
+struct ActivityFigures {
+  uint32_t ranks_lost = 0;
+  double step_opened_at_s = 0;  // Unix time; 0: no step is open
+  double stall_after_s = 0;
+};
+
 // One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
 class RunMetrics {
  public:
@@ -86,7 +93,8 @@ class RunMetrics {
   virtual void OnWaitCaused(uint32_t rank, double seconds) = 0;
   virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike | restore
   virtual void OnSnapshots(size_t kept) = 0;
-  virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | failed
+  virtual void OnActivity(const ActivityFigures& figures) = 0;
+  virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | finished | failed
   // A run with the same id has taken this one's place: it alone counts among ballast_runs. Nothing follows.
   virtual void OnReplaced() = 0;
 };
@@ -107,7 +115,7 @@ class Metrics {
   // Series of all runs together, at most, those that have ended among them: a scrape of so many takes half of the 50 ms
   // that tests/bench/scrape.py allows. Admission sees to it for the runs that there are; one that was deleted counts
   // beside them until the last that holds it, a stream or a request, lets go.
-  static constexpr uint64_t kMostSeries = 14500;
+  static constexpr uint64_t kMostSeries = 14700;
 
   // Counters and histograms exist, at zero, from here on, and gauges from their first value on. The series go a minute
   // after the result's end, or when too many others have ended since, or when their place among kMostSeries is needed,
@@ -129,6 +137,7 @@ class Metrics {
   void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   void OnDeviceFailed(std::string_view device);
   void SetState(std::string_view state);  // starting | restoring | serving | draining
+  void SetLive(bool live);                // as /livez says
 
   // How many runs that have ended are shown, at most, the last ones; 16 until this is called.
   void KeepEnded(size_t runs);

@@ -15,6 +15,9 @@ RunSeries::RunSeries(Families* families, Options options)
       state_(series_.AddGauges("ballast_run_state")),
       ranks_(series_.AddGauge("ballast_run_ranks")),
       ranks_expected_(series_.AddGauge("ballast_run_ranks_expected")),
+      ranks_lost_(series_.AddGauge("ballast_run_ranks_lost")),
+      step_opened_(series_.AddGauge("ballast_step_open_timestamp_seconds")),
+      stall_threshold_(series_.AddGauge("ballast_step_stall_threshold_seconds")),
       snapshots_(series_.AddGauge("ballast_snapshots")),
       ranks_series_(AddRanks()),
       checkpoints_written_(AddCheckpoints("success")),
@@ -59,7 +62,7 @@ Children<prometheus::Counter> RunSeries::AddCheckpoints(const char* result) {
 
 RunSeries::~RunSeries() {
   LeaveState();
-  options_.on_end({.series = std::move(series_), .state = state_, .ranks = ranks_});
+  options_.on_end({.series = std::move(series_), .state = state_, .ranks = ranks_, .ranks_lost = ranks_lost_});
 }
 
 void RunSeries::AddInfo() {
@@ -165,6 +168,12 @@ void RunSeries::OnWaitCaused(uint32_t rank, double seconds) { ranks_series_[rank
 void RunSeries::LeaveState() {
   if (!current_state_.empty()) options_.runs.at(current_state_).Decrement();
   current_state_.clear();
+}
+
+void RunSeries::OnActivity(const ActivityFigures& figures) {
+  ranks_lost_->Set(figures.ranks_lost);
+  step_opened_->Set(figures.step_opened_at_s);
+  stall_threshold_->Set(figures.stall_after_s);
 }
 
 void RunSeries::OnState(std::string_view state) {

@@ -17,10 +17,10 @@ namespace ballast {
 struct EndedSeries {
   SeriesSet series;
   Children<prometheus::Gauge> state;
-  prometheus::Gauge* ranks;
+  prometheus::Gauge *ranks, *ranks_lost;
 };
 
-// OnStep, OnSpikes, OnCheckpoint, OnDurable, OnState, OnReplaced and OnRanks: strand-confined; the others: thread-safe.
+// OnStep, OnSpikes, OnCheckpoint, OnDurable, OnActivity, OnState, OnReplaced and OnRanks: strand-confined; the others: thread-safe.
 class RunSeries final : public RunMetrics {
  public:
   struct Options {
@@ -55,6 +55,7 @@ class RunSeries final : public RunMetrics {
   void OnWaitCaused(uint32_t rank, double seconds) override;
   void OnRewind(std::string_view reason) override;
   void OnSnapshots(size_t kept) override { snapshots_->Set(static_cast<double>(kept)); }
+  void OnActivity(const ActivityFigures& figures) override;
   void OnState(std::string_view state) override;
   void OnReplaced() override { LeaveState(); }
 
@@ -84,6 +85,9 @@ class RunSeries final : public RunMetrics {
   const Children<prometheus::Gauge> state_;
   prometheus::Gauge* const ranks_;
   prometheus::Gauge* const ranks_expected_;
+  prometheus::Gauge* const ranks_lost_;
+  prometheus::Gauge* const step_opened_;
+  prometheus::Gauge* const stall_threshold_;
   prometheus::Gauge* const snapshots_;
   std::vector<RankSeries> ranks_series_;
   const Children<prometheus::Counter> checkpoints_written_, checkpoints_failed_;

@@ -32,6 +32,7 @@ namespace {
 constexpr char kHelp[] =
     "ballastd\n\n"
     "/         the live page: open it in a browser\n"
+    "/runbook  what to do about each alert\n"
     "/metrics  Prometheus metrics\n"
     "/livez    200 while the daemon works, 503 with the reason when it should be restarted\n"
     "/readyz   200 while it takes trainers, 503 with the reason when not\n"

@@ -1,4 +1,4 @@
-// The HTTP port for machines and people that watch: the live page at /, the JSON it polls under /api/v1/, /metrics,
+// The HTTP port for machines and people that watch: the live page at /, the runbook, the JSON it polls under /api/v1/, /metrics,
 // /livez, /readyz, and a list of these at /help. It changes nothing and knows no secrets; GET and HEAD only.
 #pragma once
 

@@ -15,6 +15,8 @@
 #include "ballast_page_page_js.h"
 #include "ballast_page_panels_js.h"
 
+#include "server/ops/runbook.h"
+
 namespace ballast {
 namespace {
 
@@ -28,6 +30,7 @@ constexpr std::string_view kScript = "text/javascript; charset=utf-8";
 const auto& Files() {
   static const std::array files = {
       PageFile{"/", "text/html; charset=utf-8", Text(kPage_index_html)},
+      PageFile{"/runbook", "text/html; charset=utf-8", RunbookPage()},
       PageFile{"/static/icon.svg", "image/svg+xml", Text(kPage_icon_svg)},
       PageFile{"/static/page.css", "text/css; charset=utf-8", Text(kPage_page_css)},
       PageFile{"/static/page.js", kScript, Text(kPage_page_js)},

@@ -117,13 +117,13 @@ absl::Status Run::Allocate(const Options& options) try {
                                 .digests = digests_.get(),
                                 .board = &board_,
                                 .end_readers = [this](const absl::Status& why) { pulls_->End(why); }});
-  idle_since_s_ = MonotonicSeconds();
+  unattended_since_s_ = MonotonicSeconds();
   board_.Write([&](RunStatus& s) {
     s.bytes = LiveBytes();
-    s.idle_since_s = idle_since_s_;
+    s.unattended_since_s = unattended_since_s_;
     if (spec_.checkpoints) s.durability = Durability();
   });
-  metrics_->OnState("waiting");
+  metrics_->OnState(NameOf(RunState::kWaiting));
   metrics_->OnRanks(0, spec_.ranks);
   return absl::OkStatus();
 } catch (const std::bad_alloc&) {
@@ -142,23 +142,20 @@ PlanBytes Run::LiveBytes() const {
   return live;
 }
 
-void Run::ShowHeld() {
-  if (!failure_.ok() || driver_->AnyRankHeld() != idle_since_s_.has_value()) return;  // shown as it is
-  const bool held = idle_since_s_.has_value();
-  idle_since_s_ = held ? std::nullopt : std::optional(MonotonicSeconds());
-  bool has_trained = false;
-  board_.Write([&](RunStatus& s) {
-    s.idle_since_s = idle_since_s_;
-    has_trained = s.state == RunStatus::State::kTraining;
-  });
-  if (has_trained) metrics_->OnState(held ? "training" : "idle");
+void Run::ShowState() {
+  if (!failure_.ok()) return;  // shown as it is
+  driver_->ShowState();
+  const bool held = driver_->CountRanks().held > 0;
+  if (held != unattended_since_s_.has_value()) return;
+  unattended_since_s_ = held ? std::nullopt : std::optional(MonotonicSeconds());
+  board_.Write([&](RunStatus& s) { s.unattended_since_s = unattended_since_s_; });
 }
 
 void Run::Tick() {
   if (driver_ != nullptr) {
     driver_->Tick();
     if (failure_.ok()) driver_->ShowAwaited();
-    ShowHeld();
+    ShowState();
   }
   if (pulls_ != nullptr) pulls_->Tick(MonotonicSeconds());
 }
@@ -180,7 +177,7 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
   request.accepted();
-  ShowHeld();
+  ShowState();
   auto answer = ReplyTo(outcome, request.knows_whole);
   if (!answer.ok()) return done(answer.status(), 0);
   AttachReply reply = *std::move(answer);
@@ -240,7 +237,7 @@ void Run::OnInputClosed(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
     if (ended_) return;
     driver_->OnInputClosed(stream.get());
-    ShowHeld();
+    ShowState();
   });
 }
 
@@ -248,7 +245,7 @@ void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
   Post([this, stream = std::move(stream)] {
     if (ended_) return;
     driver_->OnStreamGone(stream.get());
-    ShowHeld();
+    ShowState();
   });
 }
 
@@ -281,7 +278,7 @@ void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, done = std::move(done)]() mutable {
     if (ended_) return done(Gone());
     if (!failure_.ok()) return done(absl::OkStatus());
-    if (driver_->AnyRankHeld()) {
+    if (driver_->CountRanks().held > 0) {
       return done(
           absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
                                                      Peers(board_.Read()), "); stop it first, or delete with force")));
@@ -314,13 +311,13 @@ void Run::Fail(absl::Status why) {
     failure_ = why;
     // First what is asked for, then the streams: who is told of the failure finds it in the status.
     board_.Write([&](RunStatus& s) {
-      s.state = RunStatus::State::kFailed;
+      s.state = RunState::kFailed;
       s.failure = std::string(why.message());
       s.ranks.clear();
       s.awaited.clear();
-      if (!s.idle_since_s) s.idle_since_s = MonotonicSeconds();
+      if (!s.unattended_since_s) s.unattended_since_s = MonotonicSeconds();
     });
-    metrics_->OnState("failed");
+    metrics_->OnState(NameOf(RunState::kFailed));
     metrics_->OnRanks(0, spec_.ranks);
     Dismiss(why);
   });

@@ -194,8 +194,8 @@ class Run {
   void Post(Strand::Task task) { strand_.Post(std::move(task)); }
   absl::StatusOr<AttachReply> ReplyTo(const StepExecutor::AttachOutcome& outcome, bool knows_whole) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
-  // Shows whether a rank is held, where that has changed.
-  void ShowHeld();
+  // Shows the run's state, and whether a rank is held.
+  void ShowState();
   void Tick();
 
   const RunSpec spec_;
@@ -216,8 +216,8 @@ class Run {
   bool closed_ = false;  // no Attach any more
   bool held_ = false;    // for another run to take its place
   absl::Status failure_ = absl::OkStatus();
-  absl::Status amended_ = absl::OkStatus();  // once another run has taken its place: what latecomers are told
-  std::optional<double> idle_since_s_ = {};  // as in RunStatus
+  absl::Status amended_ = absl::OkStatus();        // once another run has taken its place: what latecomers are told
+  std::optional<double> unattended_since_s_ = {};  // as in RunStatus
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<StepDriver> driver_;
   std::unique_ptr<DigestJob> digests_;

@@ -107,11 +107,11 @@ void Run::Inherit(Heritage heritage) {
     past.bytes = LiveBytes();
     past.generation = driver_->machine().generation();
     past.snapshots.clear();
-    past.idle_since_s = idle_since_s_;
+    past.unattended_since_s = unattended_since_s_;
     s = std::move(past);
   });
   metrics_->OnSnapshots(0);
-  metrics_->OnState(board_.Read().state == RunStatus::State::kTraining ? "idle" : "waiting");
+  ShowState();
 }
 
 }  // namespace ballast

@@ -24,7 +24,7 @@ std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
   constexpr size_t kMostNamed = 8;
   std::vector<std::pair<double, std::string>> idle;
   for (const auto& run : runs) {
-    if (const auto since_s = run->Status().idle_since_s) idle.emplace_back(*since_s, run->spec().run_id);
+    if (const auto since_s = run->Status().unattended_since_s) idle.emplace_back(*since_s, run->spec().run_id);
   }
   std::sort(idle.begin(), idle.end());
   const size_t more = idle.size() - std::min(idle.size(), kMostNamed);
@@ -83,7 +83,7 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
           "' exists with another spec: ", request.difference((*existing)->canonical_spec(), request.canonical_spec),
           "; use another run_id, or delete the run"));
     }
-    if ((*existing)->Status().state != RunStatus::State::kFailed) return Created{*existing, false};
+    if ((*existing)->Status().state != RunState::kFailed) return Created{*existing, false};
     if (draining()) return absl::UnavailableError("the daemon is shutting down; create the run at the next one");
     Remove(*existing);  // nothing of it is left to go on from, but what is on the disk
   }
@@ -237,7 +237,7 @@ void RunRegistry::Tick() {
 void RunRegistry::DeleteIdle() {
   if (options_.idle_run_timeout_s == 0) return;
   for (const auto& run : All()) {
-    const std::optional<double> since_s = run->Status().idle_since_s;
+    const std::optional<double> since_s = run->Status().unattended_since_s;
     const double idle_s = since_s ? MonotonicSeconds() - *since_s : 0;
     if (idle_s < options_.idle_run_timeout_s) continue;
     const std::string& run_id = run->spec().run_id;

@@ -271,7 +271,7 @@ absl::StatusOr<Rewound> RunRegistry::RestoreOf(const std::string& run_id, const 
                                                const Origin& origin) {
   const uint64_t step = checkpoint.manifest().step();
   const auto living = Find(run_id);
-  const bool lives = living.ok() && (*living)->Status().state != RunStatus::State::kFailed;
+  const bool lives = living.ok() && (*living)->Status().state != RunState::kFailed;
   std::shared_ptr<Run> run = lives ? *living : nullptr;
   if (lives) {
     RETURN_IF_ERROR(RestoreLiving(checkpoint, run.get()));

@@ -11,6 +11,7 @@
 
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
+#include "server/run/run_activity.h"
 #include "server/step/awaited_rank.h"
 #include "server/step/step_record.h"
 
@@ -44,8 +45,7 @@ struct Durability {
 };
 
 struct RunStatus {
-  enum class State { kWaiting, kTraining, kFailed };
-  State state = State::kWaiting;
+  RunState state = RunState::kWaiting;
   std::string failure;  // why, of kFailed; otherwise why no step begins any more, if so
   bool weights_loaded = false;
   uint64_t generation = 1;
@@ -62,8 +62,8 @@ struct RunStatus {
   uint64_t received_bytes = 0, sent_bytes = 0;
   std::vector<uint64_t> snapshots;  // steps that the run can be rewound to, ascending
   uint64_t rewinds = 0;
-  std::optional<Durability> durability = {};  // none: there is no storage
-  std::optional<double> idle_since_s = {};    // MonotonicSeconds, since no rank is held; none: one is
+  std::optional<Durability> durability = {};      // none: there is no storage
+  std::optional<double> unattended_since_s = {};  // MonotonicSeconds, since no rank is held; none: one is
 };
 
 // Thread-safe.

@@ -152,13 +152,14 @@ void StepDriver::End(const absl::Status& status) {
   executor_.End();
 }
 
-bool StepDriver::AnyRankHeld() const {
+RunActivity::Ranks StepDriver::CountRanks() const {
   const double now_s = MonotonicSeconds();
+  RunActivity::Ranks ranks;
   for (uint32_t rank = 0; rank < machine().world(); ++rank) {
-    const bool resumable = now_s < machine().disconnected_at_s(rank) + spec_->lease_s;
-    if (machine().session(rank) && (machine().connected(rank) || resumable)) return true;
+    ranks.held += machine().held(rank, now_s) ? 1 : 0;
+    ranks.lost += machine().lost(rank, now_s) ? 1 : 0;
   }
-  return false;
+  return ranks;
 }
 
 void StepDriver::TakeParked(uint32_t rank) {

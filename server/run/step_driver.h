@@ -73,8 +73,8 @@ class StepDriver {
   StepExecutor& executor() { return executor_; }
   const StepExecutor& executor() const { return executor_; }
   const StepMachine& machine() const { return executor_.machine(); }
-  // Some rank is attached, or its session may still resume.
-  bool AnyRankHeld() const;
+  RunActivity::Ranks CountRanks() const;
+  void ShowState() { executor_.reporter().ShowState(CountRanks()); }
 
  private:
   void TakeParked(uint32_t rank);

@@ -148,6 +148,7 @@ void StepJudge::Observe(StepRecord* record) {
   // Gradients that a trainer scales up until they overflow are no finding; a step that nobody measured has no norm.
   if (record->reason == "overflow") found.nonfinite_tensors = 0;
   if (record->outcome == Outcome::kAborted) found.grad_norm.reset();
+  found.applied = record->outcome == Outcome::kApplied || record->outcome == Outcome::kPartial;
   if (!record->discarded()) record->spikes = detector_.Observe(found);
   record->curvature_ratio = Highest(found.curvature);
   for (const LayerValue& layer : found.rms) {

@@ -21,9 +21,6 @@ StepRecord::Layer Latest(const StepRecord::Layer& before, StepRecord::Layer now)
   return now;
 }
 
-// So many steps, about, make the pace: a pause among them is forgotten.
-constexpr double kPaceSteps = 16;
-
 }  // namespace
 
 StepReporter::StepReporter(Environment environment)
@@ -34,8 +31,29 @@ StepReporter::StepReporter(Environment environment)
 
 void StepReporter::OnOpened() {
   clock_ = {.begin_s = MonotonicSeconds()};
-  environment_.metrics->OnState("training");
-  environment_.board->Write([](RunStatus& s) { s.state = RunStatus::State::kTraining; });
+  activity_.OnOpened();
+  if (state_ != RunState::kTraining) SetState(RunState::kTraining);
+}
+
+void StepReporter::ShowState(RunActivity::Ranks ranks) {
+  const double now_s = MonotonicSeconds();
+  const bool step_open = environment_.machine->step_open();
+  environment_.metrics->OnActivity({.ranks_lost = ranks.lost,
+                                    .step_opened_at_s = step_open ? UnixSeconds() - (now_s - clock_.begin_s) : 0,
+                                    .stall_after_s = activity_.stall_after_s()});
+  const RunState state = activity_.At(now_s, step_open, ranks);
+  if (state != state_) SetState(state);
+}
+
+void StepReporter::SetState(RunState state) {
+  state_ = state;
+  environment_.metrics->OnState(NameOf(state));
+  environment_.board->Write([&](RunStatus& s) { s.state = state; });
+  const bool lost = state == RunState::kWaiting;  // of a run that has trained: its trainers are gone without a goodbye
+  Log(lost ? LogLevel::kWarn : LogLevel::kInfo, "run_state", "the run's state changed",
+      {{"run_id", environment_.spec->run_id},
+       {"step", environment_.machine->step() - 1},
+       {"state", std::string(NameOf(state))}});
 }
 
 void StepReporter::OnReceived(const std::string& transport, uint64_t bytes) {
@@ -78,17 +96,29 @@ void StepReporter::OnSpikes(const SpikeReport& report, const StepRecord& record)
   if (record.reason == "spike") environment_.metrics->OnSpikeAction("skip");
 }
 
-void StepReporter::LogSpikes(const StepRecord& record) const {
+void StepReporter::LogSpikes(const StepRecord& record) {
+  constexpr double kEveryS = 60;
+  const double now_s = MonotonicSeconds();
   for (const SpikeEvent& event : record.spikes) {
+    KindLogged& logged = logged_[static_cast<size_t>(event.kind)];
+    if (logged.at_s != 0 && now_s - logged.at_s < kEveryS) {
+      ++logged.passed_over;
+      continue;
+    }
+    logged.at_s = now_s;
     Log(LogLevel::kWarn, "spike", "a loss spike, or what tells of one",
-        {{"run_id", environment_.spec->run_id}, {"step", record.step}, {"err", SpikeText(event, *environment_.spec)}});
+        {{"run_id", environment_.spec->run_id},
+         {"step", record.step},
+         {"passed_over", std::exchange(logged.passed_over, 0)},
+         {"err", SpikeText(event, *environment_.spec)}});
   }
 }
 
 StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statistics) {
   const double now_s = MonotonicSeconds();
   environment_.metrics->OnStep(record);
-  if (environment_.spec->checkpoints) ShowCheckpointInterval(now_s);
+  activity_.OnClosed(now_s);
+  if (environment_.spec->checkpoints) ShowCheckpointInterval();
   LogTorn(record);
   const std::vector<StepRecord::Layer> layers = std::exchange(record.layers, {});
   const std::vector<double> tensor_rms = std::exchange(record.tensor_rms, {});
@@ -111,14 +141,10 @@ StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statist
   return record;
 }
 
-void StepReporter::ShowCheckpointInterval(double now_s) {
+void StepReporter::ShowCheckpointInterval() {
   const CheckpointSettings& due = *environment_.spec->checkpoints;
-  if (due.every_steps == 0) return;  // as it was from the start
-  const double before_s = std::exchange(closed_at_s_, now_s);
-  if (before_s == 0) return;  // the first step
-  const double took_s = now_s - before_s;
-  pace_s_ = pace_s_ == 0 ? took_s : pace_s_ + (took_s - pace_s_) / kPaceSteps;
-  const double by_steps_s = due.every_steps * pace_s_;
+  if (due.every_steps == 0 || activity_.pace_s() == 0) return;  // as it was from the start
+  const double by_steps_s = due.every_steps * activity_.pace_s();
   environment_.metrics->SetCheckpointInterval(due.every_s > 0 ? std::min(due.every_s, by_steps_s) : by_steps_s);
 }
 

@@ -4,6 +4,7 @@
 // Strand-confined; what it writes to may be read from any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "server/metrics/metrics.h"
 #include "server/run/checkpointer.h"
 #include "server/run/rank_stream.h"
+#include "server/run/run_activity.h"
 #include "server/run/run_history.h"
 #include "server/run/run_status.h"
 #include "server/run/step_statistics.h"
@@ -50,11 +52,13 @@ class StepReporter {
   // Fills in its times, bytes and last_rank, once. last_update_s: MonotonicSeconds; 0: no tensor was updated.
   void Complete(StepRecord* record, double last_update_s);
   void OnSpikes(const SpikeReport& report, const StepRecord& record);
-  void LogSpikes(const StepRecord& record) const;
+  void LogSpikes(const StepRecord& record);  // a line a kind and minute, at most
   // Shows the record, and returns what of it is kept.
   StepRecord Report(StepRecord record, const StepStatistics& statistics);
 
   // The run.
+  // Its state, also in the metrics and, when it changes, in the log; at each tick and when ranks come and go.
+  void ShowState(RunActivity::Ranks ranks);
   void ShowRanks(std::vector<RankStatus> ranks);  // by rank, of all there are
   void ShowAwaited(std::vector<AwaitedRank> ranks);
   void ShowSnapshots(std::vector<uint64_t> steps);
@@ -89,14 +93,21 @@ class StepReporter {
     double wait_s = 0;       // of all others for it
   };
 
+  struct KindLogged {
+    double at_s = 0;           // last; 0: never
+    uint64_t passed_over = 0;  // events since
+  };
+
+  void SetState(RunState state);
   void LogTorn(const StepRecord& record) const;
   // How long it should take from one checkpoint to the next, as the spec says and, of those due by steps, the last ones.
-  void ShowCheckpointInterval(double now_s);
+  void ShowCheckpointInterval();
 
   const Environment environment_;
-  StepClock clock_;                               // of the open step
-  double closed_at_s_ = 0;                        // the last step
-  double pace_s_ = 0;                             // from close to close, of the last ones; 0: not known
+  StepClock clock_;                             // of the open step
+  std::array<KindLogged, kSpikeKinds> logged_;  // by SpikeKind
+  RunActivity activity_;
+  RunState state_ = RunState::kWaiting;           // as it was shown last
   uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // payload, since a step closed
   std::vector<bool> lease_over_;                  // by rank: and the log was told
 };

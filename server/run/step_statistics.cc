@@ -14,6 +14,18 @@ double RmsOf(const kernels::Statistics& s, uint64_t elements) {
 
 bool HasRms(const RunSpec& spec, uint32_t tensor) { return spec.groups[spec.tensors[tensor].group].kernel->has_rms; }
 
+// Of a layer without a tensor that is watched all are shown.
+std::vector<bool> ShownTensors(const RunSpec& spec, const LayerGroups& layers) {
+  std::vector<bool> watched(layers.names().size()), shown;
+  for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
+    if (WatchesRms(spec, spec.tensors[i])) watched[layers.group(i)] = true;
+  }
+  for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
+    shown.push_back(HasRms(spec, i) && (!watched[layers.group(i)] || WatchesRms(spec, spec.tensors[i])));
+  }
+  return shown;
+}
+
 }  // namespace
 
 StepStatistics::StepStatistics(const RunSpec* spec, const LayerGroups* layers)
@@ -23,6 +35,7 @@ StepStatistics::StepStatistics(const RunSpec* spec, const LayerGroups* layers)
       updated_(spec->tensors.size()),
       measured_(spec->tensors.size()),
       probed_(spec->tensors.size()),
+      shows_rms_(ShownTensors(*spec, *layers)),
       curvature_(spec->tensors.size()),
       held_to_(spec->tensors.size(), 1) {}
 
@@ -92,7 +105,7 @@ std::vector<StepStatistics::Sums> StepStatistics::SumLayers() const {
     layer.unchanged += t.unchanged;
     layer.hi_unchanged += t.hi_unchanged;
     layer.elements += spec_->tensors[i].elements;
-    if (!HasRms(*spec_, i)) continue;
+    if (!shows_rms_[i]) continue;
     layer.rms_max = std::max(layer.rms_max, RmsOf(t, spec_->tensors[i].elements));
   }
   return layers;
@@ -135,7 +148,7 @@ std::vector<LayerValue> StepStatistics::Largest(Value value) const {
 
 std::vector<LayerValue> StepStatistics::RmsByLayer() const {
   return Largest([this](uint32_t i) -> std::optional<double> {
-    if (!HasRms(*spec_, i) || !(updated_[i] || probed_[i])) return std::nullopt;
+    if (!WatchesRms(*spec_, spec_->tensors[i]) || !(updated_[i] || probed_[i])) return std::nullopt;
     return RmsOf(tensors_[i], spec_->tensors[i].elements);
   });
 }

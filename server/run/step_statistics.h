@@ -38,7 +38,7 @@ class StepStatistics {
 
   // The tensors updated that are the first to look at: those with a gradient not finite, then by RMS_t, else by norm.
   std::vector<TensorStatus> First(size_t count) const;
-  // RMS_t by layer, of what was updated or tried.
+  // RMS_t by layer, of the watched tensors that were updated or tried.
   std::vector<LayerValue> RmsByLayer() const;
   std::vector<LayerValue> CurvatureByLayer() const;
   // The L2 norm of the tensor's gradient, as it was measured.
@@ -70,6 +70,7 @@ class StepStatistics {
   const LayerGroups* const layers_;
   std::vector<kernels::Statistics> tensors_;
   std::vector<bool> updated_, measured_, probed_;
+  const std::vector<bool> shows_rms_;  // in its layer's value
   std::vector<std::optional<double>> curvature_;
   std::vector<double> held_to_;
   uint64_t held_ = 0;

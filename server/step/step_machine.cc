@@ -225,6 +225,7 @@ StepEffects StepMachine::On(const event::StreamClosed& e, double now_s) {
   if (!e.clean || InStep(*rank)) return {};
   Remember(*rank, Ending::kLeft);
   ranks_[*rank].session.reset();
+  ranks_[*rank].left = true;
   return {};
 }
 

@@ -99,6 +99,13 @@ class StepMachine {
   absl::Status CheckCurrent(SessionId session) const;  // else: how the session ended
   bool connected(uint32_t rank) const { return ranks_[rank].session && ranks_[rank].connected; }
   // When the rank's stream was lost; meaningful when !connected().
+  // A process has it: it is connected, or away for less than its lease.
+  bool held(uint32_t rank, double now_s) const { return Live(ranks_[rank], now_s); }
+  // A process had it, none has it now, and the last one did not leave cleanly.
+  bool lost(uint32_t rank, double now_s) const {
+    const Rank& r = ranks_[rank];
+    return r.came && !r.left && !Live(r, now_s);
+  }
   double disconnected_at_s(uint32_t rank) const { return ranks_[rank].gone_at_s; }
   // Whether the rank is in the open step: it has begun it.
   bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_ && !reduction_.left_out(rank); }
@@ -145,6 +152,7 @@ class StepMachine {
     bool connected = false;
     double gone_at_s = 0;
     bool came = false;                    // a process has attached to it, in this world
+    bool left = false;                    // the last that did has ended its stream cleanly
     bool left_out = false;                // of the next step; of the open one: reduction_.left_out
     uint64_t begun = 0;                   // the last step it began
     bool ended = false;                   // that step, by StepEnd

@@ -78,9 +78,9 @@ Finding CheckDevices(const v1::GetServerResponse& server) {
 Finding CheckRuns(const v1::GetServerResponse& server, int runs) {
   const std::string detail = absl::StrCat(runs, " of at most ", server.max_runs());
   if (static_cast<uint32_t>(runs) < server.max_runs()) return {Level::kOk, "runs", detail, ""};
-  return {
-      Level::kWarn, "runs", detail,
-      "delete runs that are over (`ballastctl runs` shows which are idle), raise max_runs, or set idle_run_timeout"};
+  return {Level::kWarn, "runs", detail,
+          "delete runs that are over (`ballastctl runs` shows which are finished), raise max_runs, or set "
+          "idle_run_timeout"};
 }
 
 Finding CheckFailedRuns(const v1::ListRunsResponse& runs) {

@@ -10,7 +10,12 @@ namespace ballast::ctl {
 
 std::string StateText(const v1::RunStatus& run) {
   const std::string state = absl::AsciiStrToLower(absl::StripPrefix(v1::RunState_Name(run.state()), "RUN_STATE_"));
-  return run.state() == v1::RUN_STATE_IDLE ? absl::StrCat(state, " for ", Duration(run.idle_seconds())) : state;
+  if (run.state() == v1::RUN_STATE_IDLE)
+    return absl::StrCat(state, ", no step for ", Duration(run.since_step_seconds()));
+  if (!run.has_idle_seconds() || run.state() == v1::RUN_STATE_FAILED) return state;
+  const std::string since = Duration(run.idle_seconds());
+  return run.state() == v1::RUN_STATE_FINISHED ? absl::StrCat(state, " ", since, " ago")
+                                               : absl::StrCat(state, " for trainers for ", since);
 }
 
 std::string AwaitedText(const v1::AwaitedRank& rank) {

@@ -6,7 +6,7 @@ import {count, NONE, number} from "./format.js";
 import {isFinite} from "./history.js";
 
 export const MARGIN = {
-  left: 52,
+  left: 66,
   right: 10,
   top: 20,
   bottom: 22
@@ -45,6 +45,20 @@ function niceSteps(low, high, most) {
   return ticks;
 }
 
+// At least two, on whatever range.
+function ticksOf(isLog, low, high) {
+  const choices = isLog ? [decades(low, high), oneTwoFives(low, high), niceSteps(low, high, 3).filter((t) => t > 0)] :
+                          [niceSteps(low, high, 4), niceSteps(low, high, 8)];
+  return choices.find((ticks) => ticks.length > 1) ?? [low, high].map((end) => Number(end.toPrecision(2)));
+}
+
+function oneTwoFives(low, high) {
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power += 1)
+    ticks.push(...[1, 2, 5].map((factor) => factor * 10 ** power));
+  return ticks.filter((tick) => tick >= low && tick <= high);
+}
+
 function decades(low, high) {
   const ticks = [];
   const apart = Math.ceil((Math.log10(high) - Math.log10(low)) / 4) || 1;
@@ -74,10 +88,9 @@ function valueScale(values, {always = []}) {
   const place =
     isLog ? (value) => Math.log(value / low) / Math.log(high / low) : (value) => (value - low) / (high - low);
   const inside = HEIGHT - MARGIN.top - MARGIN.bottom;
-  const ticks = isLog ? decades(low, high) : niceSteps(low, high, 4);
   return {
     isLog,
-    ticks: ticks.length > 1 ? ticks : niceSteps(low, high, 3).filter((tick) => tick > 0 || !isLog),
+    ticks: ticksOf(isLog, low, high),
     at: (value) => MARGIN.top + inside * (1 - place(value)),
   };
 }

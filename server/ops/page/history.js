@@ -36,7 +36,8 @@ function toStep(record) {
     sent: parse(record.sent_bytes),
     rms: (record.layer_rms ?? []).map(Number),
     spikes,
-    predicted: spikes.filter((spike) => PREDICTORS.has(spike.kind)),
+    // What comes after a spike does not predict it.
+    predicted: spikes.filter((spike) => PREDICTORS.has(spike.kind) && !parse(spike.since_step)),
     real: spikes.filter((spike) => spike.kind === "loss"),
     nonfinite: spikes.filter((spike) => spike.kind === "nonfinite"),
     remade: false,   // a later step has this number or a smaller one: the run went back

@@ -6,7 +6,7 @@ import {bytes, count, NONE, number, parse, seconds} from "./format.js";
 import {Heatmap} from "./heatmap.js";
 import {History} from "./history.js";
 import {
-  awaitedText, Bytes, Events, fillFigures, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput, totalHeld,
+  awaitedText, Bytes, Events, fillFigures, newestFirst, Ranks, stateOf, stateWord, StepTable, Tensors, Throughput, totalHeld,
   unwrittenText
 } from "./panels.js";
 
@@ -161,7 +161,7 @@ function showRuns(runs) {
       "tr", {}, make("th", {scope: "row"}, link),
       ...Array.from({length: 8}, (_, i) => make("td", {class: i > 0 && i < 7 ? "number" : null})));
   };
-  keepChildren(byId("runs").tBodies[0], runs, (run) => run.run_id, row, (tr, run) => {
+  keepChildren(byId("runs").tBodies[0], newestFirst(runs), (run) => run.run_id, row, (tr, run) => {
     const cells = [
       stateWord(run) + (run.failure && stateWord(run) !== "failed" ? ", stopped": ""), count(parse(run.step)),
       number(parse(run.loss)), number(parse(run.grad_norm)), number(parse(run.rms_ratio_max)),
@@ -185,7 +185,7 @@ function showRun(run) {
   const state = stateOf(run);
   const still = (performance.now() - chosen.movedAt) / 1000;
   const awaited = awaitedText(run) ||
-    (still > 30 ? `No step has closed for ${seconds(Math.floor(still))}: look at the ranks below.` : "");
+    (still > 30 && stateWord(run) === "training" ? `No step has closed for ${seconds(Math.floor(still))}: look at the ranks below.` : "");
   const matters = [state.tone === "good" ? awaited : "", unwrittenText(run)].filter((text) => text);
   byId("run-state").className = `state ${state.tone === "good" && matters.length ? "wait" : state.tone}`;
   setText(byId("run-state"), [state.text, ...matters].join(" "));
@@ -226,7 +226,7 @@ async function lookAt(runs) {
     const others = runs.length ? "Choose another below." : "There are no others.";
     return alarm(`There is no run '${wanted}': it was deleted, or the daemon was started anew. ${others}`);
   }
-  const run = found ?? runs.find((each) => stateWord(each) === "training") ?? runs[0];
+  const run = found ?? newestFirst(runs)[0];
   if (!run) {
     alarm(null);
     return showRun(null);

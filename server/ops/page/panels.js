@@ -19,6 +19,13 @@ const NAMES = {
 
 export const stateWord = (run) => String(run.state).replace("RUN_STATE_", "").toLowerCase();
 
+// Those that train first, then those that may; of each kind the one that made the last step first.
+const BY_STATE = ["training", "idle", "waiting", "finished", "failed"];
+const sinceStep = (run) => parse(run.since_step_seconds) ?? Infinity;
+export const newestFirst = (runs) => [...runs].sort(
+  (a, b) => BY_STATE.indexOf(stateWord(a)) - BY_STATE.indexOf(stateWord(b)) || sinceStep(a) - sinceStep(b) ||
+    a.run_id.localeCompare(b.run_id));
+
 // What is the matter, and what to do about it. {tone: "good" | "wait" | "bad", text}
 export function stateOf(run) {
   const again = `delete the run (ballastctl delete ${run.run_id}) and create it again from weights that you saved.`;
@@ -35,12 +42,20 @@ export function stateOf(run) {
   if (!run.weights_loaded)
     return {tone: "wait", text: "Waits for its weights: the first trainer that attaches loads them."};
   const attached = (run.ranks ?? []).filter((rank) => /, connected\b/.test(rank)).length;
-  if (!attached)
-    return {
-      tone: "wait",
-      text: "No trainer is attached. The run is kept: start the trainer again, and it goes on from here."
-    };
-  return {tone: "good", text: `In training, ${plural(attached, "rank")} attached.`};
+  const alone = seconds(Math.floor(parse(run.idle_seconds) ?? 0));
+  const texts = {
+    finished: `Finished ${alone} ago: its trainers have left. The run is kept until it is deleted.`,
+    idle: `Idle: ${plural(attached, "rank")} attached, and no step for ${seconds(Math.floor(sinceStep(run)))}. ` +
+      "An evaluation, or a trainer that hangs.",
+    training: `In training, ${plural(attached, "rank")} attached.`
+  };
+  const word = stateWord(run);
+  if (texts[word]) return {tone: word === "training" ? "good" : "wait", text: texts[word]};
+  if (attached) return {tone: "wait", text: `Waits for its first step, ${plural(attached, "rank")} attached.`};
+  return {
+    tone: "wait",
+    text: `No trainer has been attached for ${alone}. The run is kept: start the trainer again, and it goes on from here.`
+  };
 }
 
 // Whom the open step has awaited for long; empty: nobody.

@@ -285,7 +285,7 @@ TEST_F(MetricsTest, SeriesOfAnEndedRunStayAMinute) {
   ended.reset();
   now_s_ += 59;
   auto samples = Samples();
-  EXPECT_EQ(samples["ballast_run_state{run_id=\"a\",state=\"done\"}"], "1");
+  EXPECT_EQ(samples["ballast_run_state{run_id=\"a\",state=\"ended\"}"], "1");
   EXPECT_EQ(samples["ballast_steps_applied_total{run_id=\"a\"}"], "1");
   EXPECT_EQ(samples["ballast_runs{state=\"waiting\"}"], "1") << "it is no run any more";
   now_s_ += 1;

@@ -19,6 +19,7 @@
 #include "server/base/clock.h"
 #include "server/base/host.h"
 #include "server/config/config_check.h"
+#include "server/ops/runbook.h"
 
 namespace ballast {
 namespace {
@@ -118,6 +119,19 @@ TEST_F(OpsHttpTest, HealthFollowsTheCallbacks) {
 TEST_F(OpsHttpTest, HelpNamesThePaths) {
   EXPECT_THAT(Ask("GET", "/help"),
               AllOf(StartsWith("HTTP/1.1 200"), HasSubstr("/metrics"), HasSubstr("/readyz"), HasSubstr("/api/v1/")));
+}
+
+TEST_F(OpsHttpTest, TheRunbookHasAnAnchorForEachAlert) {
+  EXPECT_THAT(Ask("GET", "/runbook"),
+              AllOf(HasSubstr("Content-Type: text/html; charset=utf-8\r\n"),
+                    HasSubstr("<h2 id=\"ballastdown\">BallastDown</h2>"),
+                    HasSubstr("<h2 id=\"ballastlossspike\">BallastLossSpike</h2>"), Not(HasSubstr("# Runbook"))));
+}
+
+TEST(RunbookTest, TextIsShownAsItIsWritten) {
+  EXPECT_THAT(
+      RunbookHtml("before\n# Runbook\n## AnAlert\na <b> & c\n"),
+      AllOf(HasSubstr("<h2 id=\"analert\">AnAlert</h2><pre>\na &lt;b&gt; &amp; c\n"), Not(HasSubstr("before"))));
 }
 
 TEST_F(OpsHttpTest, ThePageLoadsFromItsOwnOriginAlone) {

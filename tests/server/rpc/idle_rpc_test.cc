@@ -48,22 +48,49 @@ class IdleRpcTest : public RpcTest {
   }
 };
 
-TEST_F(IdleRpcTest, ARunThatItsTrainerHasLeftIsIdleUntilTheNextOneComes) {
+TEST_F(IdleRpcTest, ARunThatItsTrainerHasLeftIsFinishedUntilTheNextOneComes) {
   Start(kNever);
   Trainer t = StartTrainer(SmallSpec());
   EXPECT_FALSE(Status("r1").has_idle_seconds());
   Step(&t, 1);
   EXPECT_EQ(Status("r1").state(), v1::RUN_STATE_TRAINING);
   Leave(&t);
-  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_IDLE));
-  EXPECT_TRUE(Status("r1").has_idle_seconds());
-  EXPECT_THAT(metrics_.Serialize(), AllOf(HasSubstr("ballast_run_state{run_id=\"r1\",state=\"idle\"} 1"),
+  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_FINISHED));
+  EXPECT_SOON(Status("r1").has_idle_seconds(), Eq(true));
+  EXPECT_TRUE(Status("r1").has_since_step_seconds());
+  EXPECT_THAT(metrics_.Serialize(), AllOf(HasSubstr("ballast_run_state{run_id=\"r1\",state=\"finished\"} 1"),
                                           HasSubstr("ballast_run_state{run_id=\"r1\",state=\"training\"} 0"),
-                                          HasSubstr("ballast_runs{state=\"idle\"} 1")));
+                                          HasSubstr("ballast_run_ranks_lost{run_id=\"r1\"} 0"),
+                                          HasSubstr("ballast_runs{state=\"finished\"} 1")));
   AttachFresh("r1");
   EXPECT_EQ(Status("r1").state(), v1::RUN_STATE_TRAINING);
   EXPECT_FALSE(Status("r1").has_idle_seconds());
   EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_run_state{run_id=\"r1\",state=\"training\"} 1"));
+}
+
+TEST_F(IdleRpcTest, ARunWhoseTrainerWasLostWaitsForIt) {
+  Config config = DefaultConfig();
+  config.limits.lease_s = 0.1;
+  StartServer(config);
+  Trainer t = StartTrainer(SmallSpec());
+  Step(&t, 1);
+  t.wire->Hang();
+  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_WAITING));
+  EXPECT_SOON(metrics_.Serialize(), AllOf(HasSubstr("ballast_run_ranks_lost{run_id=\"r1\"} 1"),
+                                          HasSubstr("ballast_run_state{run_id=\"r1\",state=\"waiting\"} 1")));
+  AttachFresh("r1");
+  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_TRAINING));
+  EXPECT_SOON(metrics_.Serialize(), HasSubstr("ballast_run_ranks_lost{run_id=\"r1\"} 0"));
+}
+
+TEST_F(IdleRpcTest, AnOpenStepIsShownWithTheTimeItWasBegunAt) {
+  Start(kNever);
+  Trainer t = StartTrainer(SmallSpec());
+  const std::string none = "ballast_step_open_timestamp_seconds{run_id=\"r1\"} 0\n";
+  EXPECT_SOON(metrics_.Serialize(), HasSubstr(none));
+  t.wire->Begin(1);
+  EXPECT_SOON(metrics_.Serialize(), Not(HasSubstr(none)));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_step_stall_threshold_seconds{run_id=\"r1\"} 600\n"));
 }
 
 TEST_F(IdleRpcTest, ARunThatNobodyHasComeToWaitsAndIsCounted) {

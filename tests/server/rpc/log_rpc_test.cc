@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "tests/server/captured_log.h"
 #include "tests/server/rpc/rpc_fixture.h"
 
@@ -73,6 +75,34 @@ TEST_F(LogRpcTest, ARefusedRequestIsALine) {
   spec.mutable_groups(0)->set_rule("nonsense");
   EXPECT_FALSE(CreateRun(spec).ok());
   EXPECT_THAT(log_.Await({"refused:", "method=CreateRun"}), AllOf(HasSubstr("run_id=r1"), HasSubstr("nonsense")));
+}
+
+TEST_F(LogRpcTest, SpikeEventsAreALineAKindAndMinute) {
+  StartServer();
+  Trainer t = StartTrainer(SmallSpec());
+  for (uint64_t step = 1; step <= 5; ++step) {
+    t.wire->Begin(step);
+    for (uint32_t i = 0; i < t.spec.tensors.size(); ++i) {
+      const std::string bytes(Gradient(t.spec, i, step).size(), '\xff');  // NaN in every format
+      for (const v1::Gradient& chunk : Chunks(t.spec, i, bytes)) t.wire->Chunk(chunk);
+    }
+    t.wire->EndStep("", std::numeric_limits<double>::quiet_NaN());
+    EXPECT_TRUE(ReadStep(t.wire.get()).result.has_value());
+  }
+  EXPECT_THAT(log_.Await({"spike:", "step=1", "not finite"}), HasSubstr("run_id=r1"));
+  EXPECT_NE(log_.Find({"spike:", "step=1", "the loss is not finite"}), "");
+  EXPECT_EQ(log_.Find({"spike:", "step=2"}), "");
+  EXPECT_EQ(log_.Find({"spike:", "step=5"}), "");
+}
+
+TEST_F(LogRpcTest, AChangeOfTheRunsStateIsALine) {
+  StartServer();
+  Trainer t = StartTrainer(SmallSpec());
+  EXPECT_TRUE(Step(&t, 1).result.has_value());
+  t.wire->CloseInput();
+  EXPECT_TRUE(t.wire->Finish().ok());
+  EXPECT_THAT(log_.Await({"run_state:", "state=training"}), HasSubstr("run_id=r1"));
+  EXPECT_THAT(log_.Await({"run_state:", "state=finished"}), AllOf(HasSubstr("info"), HasSubstr("step=1")));
 }
 
 TEST_F(LogRpcTest, ACleanEndWritesNoLine) {

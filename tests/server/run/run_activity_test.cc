@@ -1,0 +1,89 @@
+// What a run is said to do, from its steps, its ranks and the time.
+#include "server/run/run_activity.h"
+
+#include <gtest/gtest.h>
+
+namespace ballast {
+namespace {
+
+constexpr RunActivity::Ranks kThere = {.held = 2}, kLeft = {}, kOneLost = {.lost = 1}, kOneOfTwoLost = {1, 1};
+constexpr bool kOpen = true, kClosed = false;
+
+// The time of the last of so many steps, which took this long each.
+double Train(RunActivity* activity, double now_s, int steps, double step_s) {
+  for (int i = 0; i < steps; ++i) {
+    activity->OnOpened();
+    activity->OnClosed(now_s += step_s);
+  }
+  return now_s;
+}
+
+TEST(RunActivity, WaitsUntilItsFirstStepWhoeverIsThere) {
+  const RunActivity activity;
+  EXPECT_EQ(activity.At(1, kClosed, kLeft), RunState::kWaiting);
+  EXPECT_EQ(activity.At(1e6, kClosed, kThere), RunState::kWaiting);
+}
+
+TEST(RunActivity, IsInTrainingWhileAStepIsOpenHoweverLong) {
+  RunActivity activity;
+  activity.OnOpened();
+  EXPECT_EQ(activity.At(1e6, kOpen, kThere), RunState::kTraining);
+  EXPECT_EQ(activity.At(1e6, kOpen, kOneOfTwoLost), RunState::kTraining);
+}
+
+TEST(RunActivity, AFirstStepMayTakeTenMinutes) {
+  RunActivity activity;
+  EXPECT_EQ(activity.stall_after_s(), 600);
+  Train(&activity, 0, 1, 100);
+  EXPECT_EQ(activity.stall_after_s(), 600);
+}
+
+TEST(RunActivity, IsIdleAfterTenOfItsOwnStepsWithoutOne) {
+  RunActivity activity;
+  const double closed_s = Train(&activity, 1000, 100, 20);
+  EXPECT_NEAR(activity.stall_after_s(), 200, 1e-9);
+  EXPECT_EQ(activity.At(closed_s + 199, kClosed, kThere), RunState::kTraining);
+  EXPECT_EQ(activity.At(closed_s + 201, kClosed, kThere), RunState::kIdle);
+  EXPECT_EQ(activity.At(closed_s + 201, kOpen, kThere), RunState::kTraining);
+}
+
+TEST(RunActivity, OfFastStepsIsIdleAfterHalfAMinute) {
+  RunActivity activity;
+  const double closed_s = Train(&activity, 1000, 100, 0.05);
+  EXPECT_EQ(activity.stall_after_s(), 30);
+  EXPECT_EQ(activity.At(closed_s + 29, kClosed, kThere), RunState::kTraining);
+  EXPECT_EQ(activity.At(closed_s + 31, kClosed, kThere), RunState::kIdle);
+}
+
+TEST(RunActivity, APauseAmongTheStepsIsSoonForgotten) {
+  RunActivity activity;
+  double now_s = Train(&activity, 1000, 100, 20);
+  now_s = Train(&activity, now_s + 3600, 1, 20);
+  EXPECT_LT(activity.stall_after_s(), 320) << "an hour's pause counts as 200 s";
+  Train(&activity, now_s, 64, 20);
+  EXPECT_LT(activity.stall_after_s(), 205);
+}
+
+TEST(RunActivity, FollowsStepsThatBecomeSlower) {
+  RunActivity activity;
+  const double now_s = Train(&activity, 1000, 100, 1);
+  Train(&activity, now_s, 100, 60);
+  EXPECT_GT(activity.stall_after_s(), 550);
+}
+
+TEST(RunActivity, IsFinishedOnceEachRankHasLeftCleanly) {
+  RunActivity activity;
+  const double closed_s = Train(&activity, 0, 3, 1);
+  EXPECT_EQ(activity.At(closed_s, kClosed, kLeft), RunState::kFinished);
+  EXPECT_EQ(activity.At(closed_s + 1e6, kClosed, kLeft), RunState::kFinished);
+}
+
+TEST(RunActivity, WaitsForTrainersThatWereLost) {
+  RunActivity activity;
+  const double closed_s = Train(&activity, 0, 3, 1);
+  EXPECT_EQ(activity.At(closed_s, kClosed, kOneLost), RunState::kWaiting);
+  EXPECT_EQ(activity.At(closed_s, kClosed, kThere), RunState::kTraining) << "they have come back";
+}
+
+}  // namespace
+}  // namespace ballast
