@@ -13,6 +13,8 @@ import ballast
 from models import layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
+# The tensors here are small.
+WATCHED = ballast.Spikes(warmup_steps=20, rms_min_elements=1)
 CALM = 80  # steps: past the warm-up below, and half a window of norms
 
 
@@ -36,31 +38,60 @@ def calm(adamw: AdamW, **options: object) -> tuple[nn.Module, ballast.AdamW]:
 
 
 def test_a_gradient_that_outgrows_its_second_moment_is_told_at_once(adamw: AdamW) -> None:
-    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20))
+    model, optimizer = calm(adamw, spikes=WATCHED)
     result = step(model, optimizer, 100)
     assert result.applied
     kinds = [event.kind for event in result.spikes]
     assert "rms" in kinds and "gradient_norm" in kinds
     event = result.spikes[kinds.index("rms")]
-    assert event.value >= event.threshold == 2.3
+    assert event.value >= event.threshold == 2.3 and event.since_step == 0
     assert event.tensor in dict(model.named_parameters()) and event.tensor.startswith(event.layer)
     assert event.text in result.warnings
 
 
 def test_it_is_a_python_warning_too(adamw: AdamW) -> None:
-    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20))
+    model, optimizer = calm(adamw, spikes=WATCHED)
     (100 * model(torch.ones(2, 8)).square().sum()).backward()
-    with pytest.warns(UserWarning, match=r"run '.*', step 81: RMS_t of .* is .*, its threshold 2.3"):
+    with pytest.warns(
+        UserWarning, match=r"run '.*', step 81: RMS_t of .* is .*, its limit 2.3: .* counts more events of kind 'rms'"
+    ) as told:
         optimizer.step()
+    assert {warning.filename for warning in told} == {__file__}, "where the user's line is"
+
+
+def test_python_warns_of_each_kind_once_and_counts_the_others(adamw: AdamW) -> None:
+    model, optimizer = calm(adamw, spikes=WATCHED)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            (model(torch.ones(2, 8)).square().sum()).backward()
+            optimizer.step(loss=float("inf"))
+            (1e4 * model(torch.ones(2, 8)).square().sum()).backward()
+            optimizer.step(loss=2)
+    kinds = [str(warning.message).rsplit("'", 2)[-2] for warning in told]
+    assert sorted(kinds) == ["loss", "rms"], "of the norm nobody is warned"
+    assert optimizer.spike_counts["gradient_norm"] == 5 and optimizer.spike_counts["loss"] == 1
+
+
+def test_a_loss_that_is_far_above_the_others_is_a_spike_only_if_it_stays(adamw: AdamW) -> None:
+    model, optimizer = calm(adamw, spikes=WATCHED)
+    assert step(model, optimizer, 1, 3.0).spikes == ()
+    for _ in range(10):
+        assert step(model, optimizer, 1, 2.1).spikes == ()
+    found = [step(model, optimizer, 1, 3.0).spikes for _ in range(6)]
+    assert [len(events) for events in found] == [0, 0, 0, 0, 1, 0]
+    (event,) = found[4]
+    assert (event.kind, event.value, event.since_step) == ("loss", 3.0, CALM + 12)
+    assert event.text.startswith(f"the loss spikes since step {CALM + 12}, when it was 3 and expected was at most 2.")
 
 
 def test_a_loss_that_is_no_number_is_a_spike(adamw: AdamW) -> None:
-    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20))
+    model, optimizer = calm(adamw, spikes=WATCHED)
     assert [event.kind for event in step(model, optimizer, 1, float("nan")).spikes] == ["loss"]
 
 
 def test_a_step_that_would_do_harm_is_skipped(adamw: AdamW) -> None:
-    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20, action="skip"))
+    model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20, rms_min_elements=1, action="skip"))
     before = weights_of(model)
     result = step(model, optimizer, 1e6)
     assert (result.outcome, result.reason) == ("SKIPPED", "spike")
@@ -92,7 +123,10 @@ def test_a_wrong_word_is_refused_when_it_is_written(made: Callable[[], object], 
 def test_what_the_daemon_refuses_names_the_field(adamw: AdamW) -> None:
     for spikes, says in (
         (ballast.Spikes(layers={"nothing": 3.0}), "'nothing' matches no layer"),
-        (ballast.Spikes(rms_threshold=1000.0), "never be reached"),
+        (ballast.Spikes(rms_threshold=1000.0, rms_min_elements=1), "never be reached"),
+        (ballast.Spikes(rms_threshold=3.0), "at least spikes.rms_min_elements = 4096 elements"),
+        (ballast.Spikes(rms_margin=0.5), "spikes.rms_margin is 0.5; wanted: a finite number of at least 1, or 0"),
+        (ballast.Spikes(rms_min_elements=0), "spikes.rms_min_elements is 0; wanted: at least 1"),
     ):
         with pytest.raises(ballast.Rejected, match=says):
             adamw(layered(seed=1).named_parameters(), spikes=spikes).connect()

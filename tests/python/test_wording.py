@@ -13,7 +13,8 @@ from torch import nn
 
 import ballast
 from ballast import errors
-from ballast.result import StepResult, warn_about
+from ballast.result import StepResult
+from ballast.step_warnings import StepWarnings
 from ballast.wording import in_python
 from models import layered
 
@@ -148,7 +149,19 @@ def test_a_warning_names_a_few_of_many_tensors() -> None:
     names = tuple(f"layers.{i}" for i in range(20_000))
     result = StepResult(3, "ABORTED", "timeout", "rank 1", 0, 1, names, (), 0, 0, (), (), 0, None)
     with pytest.warns(UserWarning) as said:
-        warn_about(result, "r")
+        StepWarnings("r").tell(result)
     assert str(said[0].message) == (
         "run 'r', step 3 ended ABORTED (timeout: rank 1); not applied: layers.0, layers.1, layers.2 and 19997 more"
     )
+
+
+def test_a_kind_is_told_once_a_minute_with_how_many_were_passed_over() -> None:
+    result = StepResult(3, "ABORTED", "timeout", "rank 1", 0, 1, (), (), 0, 0, ("something",), (), 0, None)
+    at_s = 0.0
+    told = StepWarnings("r", lambda: at_s)
+    with pytest.warns(UserWarning) as said:
+        for at_s in (0, 1, 59, 60, 61):
+            told.tell(result)
+    lines = [str(warning.message) for warning in said]
+    assert lines[:2] == ["run 'r', step 3 ended ABORTED (timeout: rank 1)", "run 'r', step 3: something"]
+    assert lines[2:] == [f"{line} (and 2 more like it since the last warning)" for line in lines[:2]]

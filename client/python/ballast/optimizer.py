@@ -25,11 +25,12 @@ from ballast.options import COMMON, STORED, Rule, RunOptions, check_group, check
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.remote_state import RemoteState
-from ballast.result import StepResult, as_loss, warn_about
+from ballast.result import StepResult, as_loss
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
 from ballast.state_dicts import StateDicts
 from ballast.status import Status, readable
+from ballast.step_warnings import StepWarnings
 from ballast.steps import Steps
 from ballast.uncopyable import Uncopyable
 
@@ -60,18 +61,16 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
     The constructor only looks whether the daemon answers. The run is created, or joined, at the first gradient or by
     connect(), so weights may be loaded until then. Weights of tensors that have a gradient are overwritten while backward
     still runs, each after its own gradient is made; a second backward() through the same graph raises torch's "modified
-    by an inplace operation". With gradient_accumulation_steps that is so in the last backward() of a step alone.
-
-    Parameters on another device than the CPU work, without overlap: each gradient is copied to host memory when it is
-    made, and step() copies the weights back.
+    by an inplace operation". With gradient_accumulation_steps that is so in the last backward() of a step alone. Parameters
+    on another device than the CPU work, without overlap: gradients are copied to host memory, and step() copies weights back.
 
     Modules may be wrapped in DistributedDataParallel, before or after. While the optimizer is open they do not reduce
     gradients; the daemon takes the mean over the ranks. Or they are sharded by fully_shard (FSDP2): each rank sends its part
     of FSDP's mean, and the first forward with gradients joins the run.
 
-    Between backward() and step() `.grad` is a SentGradient, without values. A staged run can be clipped as torch's.
-    Not supported, and refused: FSDP1, tensor parallelism, torch's GradScaler (ballast.GradScaler is it), copying
-    or pickling the optimizer.
+    Between backward() and step() `.grad` is a SentGradient, without values. A staged run can be clipped as torch's. Of
+    signs of a loss spike Python warns once a kind; `spike_counts` has how many. Not supported, and refused: FSDP1,
+    tensor parallelism, torch's GradScaler (ballast.GradScaler is it), copying or pickling the optimizer.
 
     Not thread-safe, except that hooks may run on autograd's threads. Of no use in a forked child; one that does not touch
     it, such as a DataLoader's worker, does no harm.
@@ -84,6 +83,8 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         self._membership = Membership(self._settings.rank)
         self._starting_state = StartingState(options.get("weights"))
         self._rejoin = Rejoin(self.run)
+        self._warnings = StepWarnings(self.run)
+        self.spike_counts = self._warnings.counts
         self._steps = Steps(
             weakref.ref(self),
             self._settings,
@@ -136,7 +137,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         with self._steps.lock, self._steps.following():
             result = self._steps.end(value if loss is None else loss)
         if result is not None:
-            warn_about(result, self.run)
+            self._warnings.tell(result)
         return value
 
     @contextmanager
@@ -340,9 +341,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         given = group["params"]
         group["params"] = self._parameters.add([given] if isinstance(given, Tensor) else given, len(self.param_groups))
         if not group["params"]:
-            raise Rejected(
-                "a parameter group is empty: give at least one parameter (a generator can be read only once)"
-            )
+            raise Rejected("a parameter group is empty: give at least one (a generator can be read only once)")
         check_unowned(group["params"], self._parameters)
         super().add_param_group(group)
         if self._membership.open:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ballast.spikes import SpikeEvent
 from ballast.wording import in_python
-
-# So many tensors a warning names.
-_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -86,23 +82,6 @@ class StepResult:
         own["spikes"] = tuple(SpikeEvent.from_fields(event) for event in fields["spikes"])
         own["timing"] = StepTiming(**fields["timing"]) if "timing" in fields else None
         return cls(**own)
-
-
-def warn_about(result: StepResult, run: str) -> None:
-    """Python warnings for what a person should see of a step."""
-    where = f"run '{run}', step {result.step}"
-    if not result.applied and result.reason != "overflow":  # which is a GradScaler's daily bread
-        untouched = f"; not applied: {_few(result.not_applied)}" if result.not_applied else ""
-        why = f"{result.reason}: {result.detail}" if result.detail else result.reason
-        warnings.warn(f"{where} ended {result.outcome} ({why}){untouched}", stacklevel=4)
-    for warning in result.warnings:
-        warnings.warn(f"{where}: {warning}", stacklevel=4)
-
-
-def _few(names: Sequence[str]) -> str:
-    """The first of them, and how many there are besides: `not_applied` has all."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def as_loss(value: Any) -> float | None:

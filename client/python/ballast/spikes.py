@@ -14,15 +14,17 @@ ACTIONS = ("warn", "skip", "rewind")
 
 @dataclass(frozen=True)
 class SpikeEvent:
-    """What the daemon found at a step.
+    """What the daemon found at a step. Python warns of the first of each kind but "gradient_norm", which is only counted.
 
-    kind: "rms", RMS_t of a layer is at its threshold: its second moment lags behind the gradient, and a loss spike may
+    kind: "rms", RMS_t of a layer is at its limit: its second moment lags behind the gradient, and a loss spike may
         follow within 8 steps; "curvature", the loss curves too much along the last update for its step size, with the
         same consequence; "gradient_norm", the norm lies far above those of the steps before; "nonfinite", a gradient is
-        not finite; "loss", the loss lies far above those of the steps before, or is not finite.
+        not finite; "loss", the loss lies far above those of the steps before and stays there, or is not finite.
     layer, tensor: where; "" where the whole model is meant.
     value, threshold: what was found, and what it reached; for "nonfinite" the number of tensors, and 0.
     text: all this in a sentence.
+    since_step: of "loss" the spike's first step, whose loss is `value`; of the others that of a loss spike that goes on,
+        so that they foretell none, or 0.
     """
 
     kind: str
@@ -31,6 +33,7 @@ class SpikeEvent:
     value: float
     threshold: float
     text: str
+    since_step: int = 0
 
     @classmethod
     def from_fields(cls, wire: Mapping[str, Any]) -> SpikeEvent:
@@ -41,12 +44,16 @@ class SpikeEvent:
 @dataclass(frozen=True)
 class Spikes:
     """The option `spikes` of the optimizers: how the daemon looks for loss spikes, and what it does about them. None is
-    the daemon's default: that of StableAdamW's authors (arXiv 2304.13013) where they gave one.
+    the daemon's default; StableAdamW's paper (arXiv 2304.13013) has rms_margin=0, rms_min_elements=1.
 
     rms_threshold: of RMS_t; 2.3. RMS_t is at most sqrt(1 / (1 - beta2)): one that cannot be reached is refused.
+    rms_margin: times the layer's largest RMS_t of the last 128 steps, which an event reaches as well; 1.5. 0: it need not.
+    rms_min_elements: of a tensor that is watched, of two dimensions; of one dimension 256 times as many; 4096. 1: all.
     layers: {pattern: threshold} for layers whose whole name matches the regular expression; the first holds.
     warmup_steps: in which only "nonfinite" is found, and a loss that is not finite; 100.
-    loss_sigmas, norm_sigmas: standard deviations above the mean of the last 128 steps; 3.2 and 6.
+    loss_sigmas: how far above the median of the last 128 losses one lies that may begin a spike; 3.2 standard deviations.
+        It is a spike once half of the ten losses from there on lie 2 above, or one 16.
+    norm_sigmas: standard deviations above the mean of the last 128 norms; 6.
     curvature: whether it is measured, on a 16th of the parameters.
     action: "warn": StepResult.spikes and a Python warning tell of it; "skip": the step is SKIPPED for "spike" (needs
         commit="staged", which "auto" then is); "rewind": the run goes back to a snapshot (needs snapshots=).
@@ -58,6 +65,8 @@ class Spikes:
     """
 
     rms_threshold: float | None = None
+    rms_margin: float | None = None
+    rms_min_elements: int | None = None
     layers: Mapping[str, float] = field(default_factory=dict)
     warmup_steps: int | None = None
     loss_sigmas: float | None = None

@@ -1,0 +1,71 @@
+"""Python warnings for what a person should see of a run's steps."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from ballast.result import StepResult
+
+# So many tensors a warning names.
+_NAMED = 3
+_EVERY_S = 60.0
+
+
+class StepWarnings:
+    """Warns without a flood: of each kind of spike event once, and of each other kind once a minute, with how many were
+    passed over. One thread at a time.
+
+    counts: spike events so far, by their kind.
+    """
+
+    def __init__(self, run: str, now_s: Callable[[], float] = time.monotonic):
+        self.counts: Counter[str] = Counter()
+        self._run, self._now_s = run, now_s
+        self._told_at_s: dict[str, float] = {}
+        self._passed_over: Counter[str] = Counter()
+
+    def tell(self, result: StepResult) -> None:
+        where = f"run '{self._run}', step {result.step}"
+        if not result.applied and result.reason != "overflow":  # which is a GradScaler's daily bread
+            untouched = f"; not applied: {_few(result.not_applied)}" if result.not_applied else ""
+            why = f"{result.reason}: {result.detail}" if result.detail else result.reason
+            self._tell(f"{result.outcome} {result.reason}", f"{where} ended {result.outcome} ({why}){untouched}")
+        of_events = {event.text for event in result.spikes}
+        for warning in result.warnings:
+            if warning not in of_events:
+                self._tell("other", f"{where}: {warning}")
+        for event in result.spikes:
+            self.counts[event.kind] += 1
+            if self.counts[event.kind] == 1 and event.text in result.warnings:
+                more = f"(spike_counts counts more events of kind '{event.kind}')"
+                _warn(f"{where}: {event.text} {more}")
+
+    def _tell(self, kind: str, text: str) -> None:
+        now_s = self._now_s()
+        if now_s - self._told_at_s.get(kind, -_EVERY_S) < _EVERY_S:
+            self._passed_over[kind] += 1
+            return
+        self._told_at_s[kind] = now_s
+        passed_over = self._passed_over.pop(kind, 0)
+        more = f" (and {passed_over} more like it since the last warning)" if passed_over else ""
+        _warn(text + more)
+
+
+def _warn(text: str) -> None:
+    """Of the line that called step(): the first that is neither ours nor torch's, which wraps it."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("ballast", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first of them, and how many there are besides: `not_applied` has all."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
