@@ -90,16 +90,19 @@ class Alertmanager(Service):
 
 
 class Prometheus(Service):
-    """Prometheus with the shipped rules, evaluated every second."""
+    """Prometheus with the shipped rules, or those of another folder, evaluated every second; without an Alertmanager or a
+    daemon where these are None."""
 
-    def __init__(self, folder: Path, daemon: str, alertmanager: str):
-        rules = sorted(str(path) for path in (DEPLOY / "prometheus").glob("*.yml") if "_test" not in path.name)
-        target = [{"static_configs": [{"targets": [alertmanager]}]}]
+    def __init__(
+        self, folder: Path, daemon: str | None, alertmanager: str | None, rule_folder: Path = DEPLOY / "prometheus"
+    ):
+        rules = sorted(str(path) for path in rule_folder.glob("*.yml") if "_test" not in path.name)
+        target = [{"static_configs": [{"targets": [alertmanager] if alertmanager else []}]}]
         config = {  # JSON is YAML
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [path for path in rules if not path.endswith("/prometheus.yml")],
             "alerting": {"alertmanagers": target},
-            "scrape_configs": [{"job_name": "ballast", "static_configs": [{"targets": [daemon]}]}],
+            "scrape_configs": [{"job_name": "ballast", "static_configs": [{"targets": [daemon] if daemon else []}]}],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))
         flags = ["--config.file=prometheus.yml", "--storage.tsdb.path=prometheus"]
