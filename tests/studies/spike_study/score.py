@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from cells import WARM_UP
 
 LEAD = 8  # steps within which an event tells of a spike
-KINDS = {"rms": "SPIKE_KIND_RMS", "curvature": "SPIKE_KIND_CURVATURE", "gradient norm": "SPIKE_KIND_GRADIENT_NORM"}
+PREDICTORS = ("rms", "curvature", "gradient_norm")
 
 
-def steps_with(run: dict, kind: str) -> list[int]:
-    return [int(s["step"]) for s in run["steps"] if any(e["kind"] == kind for e in s["spikes"])]
+def loss_spikes(run: dict) -> list[tuple[int, int]]:
+    """(first step, the one that made it known) of each."""
+    return [(event["since"], event["step"]) for event in run["events"] if event["kind"] == "loss"]
 
 
-def loss_spikes(run: dict) -> list[int]:
-    return steps_with(run, "SPIKE_KIND_LOSS")
+def events_of(run: dict, kind: str) -> list[int]:
+    """The steps with one that no loss spike was going on at."""
+    spikes = loss_spikes(run)
+    steps = {event["step"] for event in run["events"] if event["kind"] == kind and event["since"] == 0}
+    return sorted(step for step in steps if not any(first <= step <= known for first, known in spikes))
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Score:
     leads: list[int] = field(default_factory=list)
 
     def add(self, run: dict, kind: str) -> None:
-        events, spikes = steps_with(run, kind), loss_spikes(run)
+        events, spikes = events_of(run, kind), [first for first, _ in loss_spikes(run)]
         self.events += len(events)
         self.spikes += len(spikes)
         self.followed += sum(any(1 <= spike - event <= LEAD for spike in spikes) for event in events)
@@ -42,16 +46,17 @@ class Score:
             before = [spike - event for event in events if 1 <= spike - event <= LEAD]
             self.hit += bool(before)
             self.leads += [min(before)] if before else []
-        for step in range(WARM_UP + 1, len(run["losses"]) + 1):
-            self.steps += 1
-            self.covered += any(1 <= step - event <= LEAD for event in events)
+        self.steps += len(run["losses"]) - WARM_UP
+        self.covered += len({event + lead for event in events for lead in range(1, LEAD + 1)})
 
     def cells(self) -> list[str]:
-        share = lambda part, whole: f"{100 * part / whole:.0f} %" if whole else "-"  # noqa: E731
+        share = lambda part, whole: f"{part / whole:.2f}" if whole else "-"  # noqa: E731
         lead = f"{statistics.median(self.leads):g}" if self.leads else "-"
         return [
+            str(self.steps),
             str(self.spikes),
             str(self.events),
+            f"{1e4 * (self.events - self.followed) / self.steps:.1f}" if self.steps else "-",
             share(self.followed, self.events),
             share(self.hit, self.spikes),
             share(self.covered, self.steps),
@@ -59,8 +64,20 @@ class Score:
         ]
 
 
+HEAD = [
+    "steps",
+    "loss spikes",
+    "events",
+    "false alarms in 10,000 steps",
+    "precision",
+    "recall",
+    "chance",
+    "lead, steps",
+]
+
+
 def score(runs: Iterable[dict], kind: str) -> Score:
     made = Score()
     for run in runs:
-        made.add(run, KINDS[kind])
+        made.add(run, kind)
     return made

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Do RMS_t, curvature and the gradient's norm tell of loss spikes, and what helps against these?
 
-    study.py OUT [--quick] [--stop-after SECONDS] [--report-only] [--record]
+    study.py OUT [--quick] [--part I/N] [--stop-after SECONDS] [--report-only] [--record]
 
-Real training through the daemon: a byte-level language model on the King James Bible, a classifier and a contrastive
-image-caption model on Fashion-MNIST, of some ten thousand parameters each, 400 steps a run; beta2, batch and learning
-rate are varied, and spikes are provoked as they come about in practice (cells.py). Each run's outcome is a file in
+Real training through the daemon: a byte-level language model on the King James Bible, a perceptron, a convolutional
+network and a contrastive image-caption model on Fashion-MNIST, of 30,000 to 86,000 parameters, 1,500 steps a run; beta2,
+seed and learning rate are varied, and spikes are provoked as they come about in practice (cells.py). Each run's outcome is a file in
 OUT/runs; what is there is not run again, so an interrupted study goes on where it was. Then OUT/spike_study.md and
 pictures are written; --record puts them into tests/studies/results as well.
 
---quick: six runs. --stop-after: no run begins after so many seconds.
+--quick: eight runs. --part: every Nth cell, from the Ith on, so that several can share OUT. --stop-after: no run begins after so many seconds.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ import trainer  # noqa: E402
 from cells import STEPS, WARM_UP, Cell, all_cells  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
-CLIPPED, SNAPSHOTS, SNAPSHOT_EVERY = 1.0, 4, 10
+CLIPPED, SNAPSHOTS, SNAPSHOT_EVERY, MOST_REWINDS = 1.0, 4, 10, 20
 
 
 def make_optimizer(cell: Cell, model: torch.nn.Module, server: str) -> ballast.Optimizer:
     spikes = {"warmup_steps": WARM_UP, "curvature": True}
-    options: dict = {"lr": cell.lr, "betas": (0.9, cell.beta2), "weight_decay": 0.01}
+    options: dict = {"lr": cell.lr(1), "betas": (0.9, cell.beta2), "weight_decay": 0.1}
     rule = ballast.StableAdamW if cell.arm == "stable_adamw" else ballast.AdamW
+    if cell.arm == "paper":
+        spikes |= {"rms_margin": 0, "rms_min_elements": 1}
     if cell.arm == "adagc":
         options["tensor_clip"] = "adagc"
     if cell.arm == "clipped":
@@ -49,44 +51,45 @@ def make_optimizer(cell: Cell, model: torch.nn.Module, server: str) -> ballast.O
     if cell.arm == "skip":
         spikes |= {"action": "skip"}
     if cell.arm == "rewind":
-        spikes |= {"action": "rewind", "rewind_steps": SNAPSHOT_EVERY, "cooldown_steps": 20}
+        spikes |= {"action": "rewind", "cooldown_steps": 20, "max_rewinds": MOST_REWINDS}
         options |= {"snapshots": SNAPSHOTS, "snapshot_every": SNAPSHOT_EVERY}
     run = cell.name.replace("_", "-").replace(".", "-")
     return rule(model.named_parameters(), server=server, run=run, spikes=ballast.Spikes(**spikes), **options)
 
 
+def found(result: ballast.StepResult, drawn: int) -> list[dict]:
+    """The step's events, by the batches drawn, which go on where the run's steps go back."""
+    return [
+        {"step": drawn, "kind": event.kind, "since": event.since_step and drawn - (result.step - event.since_step)}
+        for event in result.spikes
+    ]
+
+
 def train(cell: Cell, server: str) -> dict:
     task = TASKS[cell.task]
     model, random = task.model(cell.seed), torch.Generator().manual_seed(cell.seed)
-    losses: list[float] = []
-    rewinds = 0
+    made: dict = {"cell": vars(cell), "losses": [], "events": [], "rewinds": 0, "skipped": 0}
     with make_optimizer(cell, model, server) as optimizer:
         # Batches go on where they are after a rewind: what was bad is not met twice.
         for drawn in range(1, STEPS + 1):
-            loss = model.loss(task.draw(random, cell.batch, cell.source(drawn)))
-            losses.append(loss.item())
+            loss = model.loss(task.draw(random, task.size, cell.source(drawn)))
+            made["losses"].append(loss.item())
+            optimizer.param_groups[0]["lr"] = cell.lr(drawn)
             try:
                 loss.backward()
                 optimizer.step(loss=loss)
                 optimizer.zero_grad()
             except ballast.RunRewound:
-                rewinds += 1
+                made["rewinds"] += 1
+                made["events"].append({"step": drawn, "kind": "loss", "since": drawn})
+                continue
             except ballast.Rejected as error:  # the run stopped itself, and says why
-                return outcome(cell, losses, rewinds, math.inf, optimizer) | {"stopped": str(error)}
+                return made | {"stopped": str(error), "held_out": math.inf, "run": optimizer.run}
+            made["events"] += found(optimizer.last_result, drawn)
+            made["skipped"] += optimizer.last_result.skipped
         with torch.no_grad():
             held_out = model.loss(task.held_out()).item()
-        return outcome(cell, losses, rewinds, held_out, optimizer)
-
-
-def outcome(cell: Cell, losses: list[float], rewinds: int, held_out: float, optimizer: ballast.Optimizer) -> dict:
-    return {"cell": vars(cell), "losses": losses, "rewinds": rewinds, "held_out": held_out, "run": optimizer.run}
-
-
-def remembered(daemon, run: str) -> list[dict]:
-    printed = daemon.ctl("history", run, "--json")
-    if printed.returncode != 0:
-        raise SystemExit(f"study.py: the history of {run} cannot be had: {printed.stdout}{printed.stderr}")
-    return json.loads(printed.stdout)["steps"]
+        return made | {"held_out": held_out, "run": optimizer.run}
 
 
 def run_cells(out: Path, cells: list[Cell], stop_after: float) -> None:
@@ -100,7 +103,7 @@ def run_cells(out: Path, cells: list[Cell], stop_after: float) -> None:
                 return
             started = time.monotonic()
             made = train(cell, daemon.server)
-            made |= {"steps": remembered(daemon, made["run"]), "seconds": time.monotonic() - started}
+            made |= {"seconds": time.monotonic() - started}
             daemon.ctl("delete", made.pop("run"), "--force")
             partial = folder / f"{cell.name}.partial"
             partial.write_text(json.dumps(made))
@@ -115,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--part", default="1/1")
     parser.add_argument("--stop-after", type=float, default=math.inf)
     parser.add_argument("--report-only", action="store_true")
     parser.add_argument("--record", action="store_true")
@@ -123,7 +127,8 @@ def main() -> None:
     torch.set_num_threads(1)
     cells = all_cells(options.quick)
     if not options.report_only:
-        run_cells(options.out, cells, options.stop_after)
+        part, parts = map(int, options.part.split("/"))
+        run_cells(options.out, cells[part - 1 :: parts], options.stop_after)
     report.write(options.out, cells, HERE.parent / "results" if options.record else None)
 
 

@@ -1,4 +1,4 @@
-"""What is trained: a byte-level language model, an image classifier, and a contrastive model of images and captions.
+"""What is trained: a byte-level language model, two image classifiers, and a contrastive model of images and captions.
 
 A task has `model(seed)`, a module whose `loss(batch)` is a scalar, and `draw(random, size, source)`. Sources: "usual";
 "shifted", the same kind of data from elsewhere; "bad", what no data is.
@@ -30,7 +30,7 @@ class Text:
     """The quick start's transformer, narrower. Shifted: from the King James Bible to licences of software."""
 
     lr = 3e-3
-    sizes = (8, 32)
+    size = 16
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -86,7 +86,7 @@ class Image:
     """A perceptron on Fashion-MNIST."""
 
     lr = 2e-3
-    sizes = (32, 128)
+    size = 64
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -97,6 +97,32 @@ class Image:
 
     def held_out(self):
         return self.draw(torch.Generator().manual_seed(0), HELD_OUT, "usual")
+
+
+class ConvolutionalNetwork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(1, 16, 3, stride=2, padding=1)
+        self.second = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.third = nn.Conv2d(32, 32, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 32)
+        self.head = nn.Linear(32 * 49, 10)
+
+    def loss(self, batch):
+        images, labels = batch
+        seen = F.gelu(self.second(F.gelu(self.first(images[:, None]))))
+        seen = self.norm(seen + F.gelu(self.third(seen)))
+        return F.cross_entropy(self.head(seen.flatten(1)), labels)
+
+
+class Convolution(Image):
+    """A convolutional network on Fashion-MNIST."""
+
+    size = 32
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return ConvolutionalNetwork()
 
 
 class ImageCaption(nn.Module):
@@ -130,7 +156,7 @@ class Caption:
     """Which caption is which image's: "a photo of a coat, number 7" says its class, and how bright it is."""
 
     lr = 2e-3
-    sizes = (32, 96)
+    size = 48
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -146,4 +172,6 @@ class Caption:
         return self.draw(torch.Generator().manual_seed(0), 128, "usual")
 
 
-TASKS = {"text": Text(), "image": Image(), "caption": Caption()}
+# The detector was tuned on the first two.
+TASKS = {"text": Text(), "image": Image(), "caption": Caption(), "convolution": Convolution()}
+TUNED = ("text", "image")
