@@ -83,7 +83,7 @@ def load_text(cache: Path = BUILD / "king-james.txt") -> torch.Tensor:
         except FileNotFoundError:
             sys.exit("king_james.py: the text is missing: install the package bible-kjv (deploy/packages.sh data)")
         cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_suffix(".partial")
+        partial = cache.with_suffix(f".partial-{os.getpid()}")  # another may be at it too
         partial.write_bytes(printed)
         partial.rename(cache)
     return torch.frombuffer(bytearray(cache.read_bytes()), dtype=torch.uint8).long()
