@@ -36,10 +36,17 @@ class Daemon:
     """with Daemon(tmp_path) as daemon:
     daemon.get("/readyz")
 
-    `descriptors`: how many file descriptors it may have, soft and hard; the test's own limits where None.
+    `descriptors`: how many file descriptors it may have, soft and hard; the test's own limits where None. `environment`: of
+    its own, beside the test's.
     """
 
-    def __init__(self, folder: Path, *flags: str, descriptors: tuple[int, int] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        descriptors: tuple[int, int] | None = None,
+        environment: dict[str, str] | None = None,
+    ):
         self.server = self.ops = ""  # host:port, once it runs
         self.log = folder / "ballastd.log"
         self.flags = [
@@ -55,6 +62,7 @@ class Daemon:
         self.flags += ["--log.format", "json", *flags]
         self.process = None
         self.descriptors = descriptors
+        self.environment = environment or {}
 
     def limit_descriptors(self) -> None:
         if self.descriptors is not None:
@@ -68,7 +76,7 @@ class Daemon:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                env=plain_environment(),
+                env=plain_environment() | self.environment,
                 preexec_fn=self.limit_descriptors,
             )
         # The daemon prints one line when it serves, or ends.

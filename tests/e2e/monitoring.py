@@ -23,6 +23,7 @@ from daemon import ROOT
 
 DEPLOY = ROOT / "deploy"
 HOOK_URL = "http://trainer-hook:9465/alerts"  # in the shipped alertmanager.yml
+SECONDS = {"s": 1, "m": 60, "h": 3600}
 PROGRAMS = ("prometheus", "promtool", "prometheus-alertmanager", "amtool")
 
 
@@ -120,6 +121,27 @@ class Prometheus(Service):
     def until(self, expression: str, seconds: float = 120) -> list[dict]:
         """Waits until the query has series, and returns them."""
         return self.until_true(expression, lambda: self.query(expression), seconds)
+
+
+    def fired(self) -> set[tuple[str, str]]:
+        """Name and run, or "", of each alert that fires, or has in the last five minutes."""
+        shown = self.query('max_over_time(ALERTS{alertstate="firing"}[5m])')
+        return {(series["metric"]["alertname"], series["metric"].get("run_id", "")) for series in shown}
+
+
+def hurried_rules(folder: Path) -> Path:
+    """The shipped rules, in `folder`, with a twentieth of their durations, from 4 to 30 s; what they compare is as shipped."""
+
+    def hurried(match: re.Match) -> str:
+        before, number, unit, after = match.groups()
+        return f"{before}{min(30, max(4, int(number) * SECONDS[unit] // 20))}s{after}"
+
+    for name in ("alerts.yml", "rules.yml"):
+        text = (DEPLOY / "prometheus" / name).read_text()
+        text, count = re.subn(r"(for: |\[|offset )(\d+)([smh])\b(\]?)", hurried, text)
+        assert count
+        (folder / name).write_text(text)
+    return folder
 
 
 class Webhook:

@@ -1,10 +1,9 @@
-"""Alerts fired by what they are for: a real daemon, real trainers, the shipped rules. Durations in the rules are a
-twentieth, from 4 to 30 s; what a rule compares is as shipped, and promtool checks the durations (test_deploy.py)."""
+"""Alerts fired by what they are for: a real daemon, real trainers, the shipped rules, whose durations are shortened; promtool
+checks those (test_deploy.py)."""
 
 import contextlib
 import ctypes
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -13,15 +12,17 @@ from pathlib import Path
 
 import pytest
 from daemon import Daemon, plain_environment
-from monitoring import DEPLOY, Prometheus, missing_programs
+from monitoring import Prometheus, hurried_rules, missing_programs
+from plain_stubs import make_stubs
 
 pytestmark = pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {', '.join(missing_programs())}")
 
-SECONDS = {"s": 1, "m": 60, "h": 3600}
 # Beside BallastRunIdle, which is said of every run that stays.
 OF_RUNS = {
     ("BallastStepStalled", "stalled"),
     ("BallastTrainersLost", "lost"),
+    ("BallastRankMissing", "pair"),
+    ("BallastRankStraggling", "straggling"),
     ("BallastLossNotFinite", "loss"),
     ("BallastLossSpike", "loss"),
     ("BallastGradientsNonFinite", "gradient"),
@@ -30,25 +31,37 @@ OF_RUNS = {
     ("BallastStepsNotApplied", "policy"),  # its one step of late
     ("BallastSpikeActionTaken", "policy"),
     ("BallastGradientNormOutlier", "policy"),
-    ("BallastRankMissing", "pair"),
+    ("BallastGradientsNonFinite", "stopped"),
+    ("BallastSpikeActionTaken", "stopped"),
+    ("BallastLossSpike", "chance"),
+    ("BallastGradientNormOutlier", "chance"),
+    ("BallastPredictorUseless", "chance"),
+    ("BallastLossSpike", "foretold"),
+    ("BallastGradientNormOutlier", "foretold"),
+    ("BallastLossSpikePredicted", "foretold"),
+    ("BallastArithmeticLost", "rounded"),
+    ("BallastDuplicateChunkMismatch", "probe-1"),
+    ("BallastTrainersLost", "probe-1"),
     ("BallastAdmissionRejecting", ""),
+    ("BallastMemoryHigh", ""),
 }
+# Alerts of which there are two, and the severity of the one that these runs are for.
+SEVERE = {("BallastSpikeActionTaken", "stopped"): "critical", ("BallastLossSpikePredicted", "foretold"): "warning"}
+TWO_CHUNKS_OF_ONE = """
+import sys
+from plain_probes import BEGIN, Probe, gradient
+print(Probe(sys.argv[1]).start(BEGIN, gradient(0), gradient(0, b"\\1\\0\\0\\0")).end())
+"""
 
 
-def hurried(match: re.Match) -> str:
-    before, number, unit, after = match.groups()
-    return f"{before}{min(30, max(4, int(number) * SECONDS[unit] // 20))}s{after}"
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory) -> Path:
+    return make_stubs(tmp_path_factory.mktemp("stubs"))
 
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("rules")
-    for name in ("alerts.yml", "rules.yml"):
-        text = (DEPLOY / "prometheus" / name).read_text()
-        text, count = re.subn(r"(for: |\[|offset )(\d+)([smh])\b(\]?)", hurried, text)
-        assert count
-        (folder / name).write_text(text)
-    return folder
+    return hurried_rules(tmp_path_factory.mktemp("rules"))
 
 
 def trainer(server: str, what: str) -> subprocess.Popen:
@@ -56,11 +69,6 @@ def trainer(server: str, what: str) -> subprocess.Popen:
     command = [sys.executable, "-W", "ignore", str(script), server, what]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=plain_environment())
-
-
-def firing(prometheus: Prometheus) -> set[tuple[str, str]]:
-    shown = prometheus.query('max_over_time(ALERTS{alertstate="firing"}[5m])')
-    return {(series["metric"]["alertname"], series["metric"].get("run_id", "")) for series in shown}
 
 
 def close_listener(daemon: Daemon) -> None:
@@ -83,31 +91,58 @@ def close_listener(daemon: Daemon) -> None:
     raise AssertionError(f"no socket of the daemon's that listens on port {port} could be had")
 
 
-def test_alerts_fire_for_what_happened_and_for_nothing_else(tmp_path, rules):
-    flags = ["--memory_limit", "256MiB", "--limits.lease", "1s"]
+@contextlib.contextmanager
+def trainers(server: str):
+    """Those that stay, and those that go."""
+    with contextlib.ExitStack() as stack:
+        processes = [trainer(server, what) for what in ("stays", "goes")]
+        for process in processes:
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+        yield processes
+
+
+def send_two_chunks_of_one(server: str, stubs: Path) -> None:
+    path = os.pathsep.join([str(stubs), str(Path(__file__).parent)])
+    command = [sys.executable, "-c", TWO_CHUNKS_OF_ONE, server]
+    environment = plain_environment() | {"PYTHONPATH": path}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.stdout == "DATA_LOSS\n", ended.stderr
+
+
+def do_harm(stays: subprocess.Popen, goes: subprocess.Popen) -> None:
+    stays.stdin.write("do harm\n")
+    stays.stdin.flush()
+    assert [stays.stdout.readline() for _ in range(2)] == ["stopped\n", "ready\n"]
+    goes.send_signal(signal.SIGKILL)
+
+
+def check_fired(prometheus: Prometheus) -> None:
+    with contextlib.suppress(AssertionError):  # which would show Prometheus's log alone
+        prometheus.until_true("all have fired", lambda: OF_RUNS <= prometheus.fired(), 180)
+    prometheus.until('ALERTS{alertname="BallastRunIdle",run_id="idle",alertstate="firing"}')
+    fired = prometheus.fired()
+    idle = {run for name, run in fired if name == "BallastRunIdle"}
+    silent, wrong = OF_RUNS - fired, {alert for alert in fired - OF_RUNS if alert[0] != "BallastRunIdle"}
+    assert not silent and not wrong, f"not fired: {sorted(silent)}; fired for nothing: {sorted(wrong)}"
+    assert "idle" in idle and not idle & {"finished", "stalled", "lost", "healthy", "straggling", "rounded"}
+    for (name, run), severity in SEVERE.items():
+        of = f'alertname="{name}",run_id="{run}",severity="{severity}",alertstate="firing"'
+        assert prometheus.query(f"max_over_time(ALERTS{{{of}}}[5m])"), f"{name} of {run} has not been {severity}"
+
+
+def test_alerts_fire_for_what_happened_and_for_nothing_else(tmp_path, rules, stubs):
+    flags = ["--memory_limit", "256MiB", "--limits.lease", "1s", "--max_runs", "64", "--limits.chunk_bytes", "16KiB"]
     with contextlib.ExitStack() as stack:
         daemon = stack.enter_context(Daemon(tmp_path, *flags))
         prometheus = stack.enter_context(Prometheus(tmp_path, daemon.ops, None, rules))
-        trainers = [trainer(daemon.server, what) for what in ("stays", "goes")]
-        for process in trainers:
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-        stays, goes = trainers
+        stays, goes = stack.enter_context(trainers(daemon.server))
         assert [stays.stdout.readline(), goes.stdout.readline()] == ["calm\n", "ready\n"]
         prometheus.until('ballast_steps_applied_total{run_id="finished"} == 3')
         prometheus.until('ballast_run_ranks{run_id="pair"} == 2')
-        stays.stdin.write("do harm\n")
-        stays.stdin.flush()
-        assert [stays.stdout.readline() for _ in range(2)] == ["run\n", "ready\n"]
-        goes.send_signal(signal.SIGKILL)
-        with contextlib.suppress(AssertionError):  # which would show Prometheus's log alone
-            prometheus.until_true("all have fired", lambda: OF_RUNS <= firing(prometheus), 180)
-        prometheus.until('ALERTS{alertname="BallastRunIdle",run_id="idle",alertstate="firing"}')
-        fired = firing(prometheus)
-        idle = {run for name, run in fired if name == "BallastRunIdle"}
-        silent, wrong = OF_RUNS - fired, {alert for alert in fired - OF_RUNS if alert[0] != "BallastRunIdle"}
-        assert not silent and not wrong, f"not fired: {sorted(silent)}; fired for nothing: {sorted(wrong)}"
-        assert "idle" in idle and not idle & {"finished", "stalled", "lost"}
+        send_two_chunks_of_one(daemon.server, stubs)
+        do_harm(stays, goes)
+        check_fired(prometheus)
 
         close_listener(daemon)
         prometheus.until('ALERTS{alertname="BallastNotLive",alertstate="firing"}')

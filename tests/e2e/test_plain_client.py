@@ -13,6 +13,7 @@ import pytest
 import torch
 from daemon import ROOT, Daemon, plain_environment
 from least_squares import NAMES, LeastSquares, has_bias, rate
+from plain_stubs import make_stubs
 from plain_wire import digest_of
 
 sys.path.append(str(ROOT / "tests" / "python"))
@@ -29,14 +30,7 @@ TIGHT = ("--limits.chunk_bytes", "16KiB", "--limits.credit_bytes", "16KiB")
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("stubs")
-    protos = sorted(str(path) for path in (ROOT / "proto").rglob("*.proto"))
-    flags = [f"--proto_path={ROOT / 'proto'}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
-    made = subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *flags, *protos], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    for package in (folder / "ballast", folder / "ballast" / "v1"):  # ahead of the client's package of that name
-        (package / "__init__.py").touch()
-    return folder
+    return make_stubs(tmp_path_factory.mktemp("stubs"))
 
 
 @pytest.fixture(scope="module")
