@@ -44,6 +44,15 @@ std::optional<double> StepJudge::Loss() const {
   return ranks == 0 ? std::nullopt : std::optional<double>(sum / ranks);
 }
 
+std::optional<uint32_t> StepJudge::FirstNonfiniteLoss() const {
+  for (uint32_t rank = 0; rank < losses_.size(); ++rank) {
+    for (const auto& [_, loss] : losses_[rank]) {
+      if (!std::isfinite(loss)) return rank;
+    }
+  }
+  return std::nullopt;
+}
+
 void StepJudge::Begin() {
   losses_.assign(losses_.size(), {});
   measured_ = false;
@@ -138,6 +147,7 @@ StepFindings StepJudge::FindingsOf(uint64_t step) const {
           .rms = statistics.RmsByLayer(),
           .curvature = statistics.CurvatureByLayer(),
           .loss = Loss(),
+          .nonfinite_loss_rank = FirstNonfiniteLoss(),
           .grad_norm = gradients.norm,
           .nonfinite_tensors = gradients.nonfinite_tensors,
           .first_nonfinite = gradients.first_nonfinite};

@@ -54,6 +54,7 @@ class StepJudge {
   void ForgetLosses(uint32_t rank) { losses_[rank].clear(); }
   // The loss of the open step, or of the last: the mean of what the ranks told, each with the same weight.
   std::optional<double> Loss() const;
+  std::optional<uint32_t> FirstNonfiniteLoss() const;  // its rank
 
   void Measure(const effect::Measure& measure);
   bool measured() const { return measured_; }  // all gradients of the open step, or of the last

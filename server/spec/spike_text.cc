@@ -39,8 +39,9 @@ std::string NonfiniteText(const SpikeEvent& e, const RunSpec& spec) {
   if (e.value == 1) return absl::StrCat("the gradient of ", Place(e, spec), " is not finite");
   return absl::StrCat("the gradients of ", Number(e.value), " tensors are not finite, the first ", Place(e, spec));
 }
-std::string LossText(const SpikeEvent& e, const RunSpec&) {
-  if (!std::isfinite(e.value)) return "the loss is not finite";
+std::string LossText(const SpikeEvent& e, const RunSpec& spec) {
+  const std::string of_rank = e.rank && spec.ranks > 1 ? absl::StrCat(" of rank ", *e.rank) : "";
+  if (!std::isfinite(e.value)) return absl::StrCat("the loss", of_rank, " is not finite");
   return absl::StrCat("the loss spikes since step ", e.since, ", when it was ", Number(e.value),
                       " and expected was at most ", Number(e.threshold));
 }

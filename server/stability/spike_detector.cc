@@ -45,8 +45,12 @@ void Rearm(const std::vector<LayerValue>& values, const std::vector<double>& lim
   }
 }
 
-SpikeEvent LossEvent(const LossWatch::Spike& spike) {
-  return {.kind = SpikeKind::kLoss, .value = spike.loss, .threshold = spike.limit, .since = spike.since};
+SpikeEvent LossEvent(const LossWatch::Spike& spike, const StepFindings& found) {
+  return {.kind = SpikeKind::kLoss,
+          .rank = found.nonfinite_loss_rank,
+          .value = spike.loss,
+          .threshold = spike.limit,
+          .since = spike.since};
 }
 
 }  // namespace
@@ -112,7 +116,8 @@ std::vector<SpikeEvent> SpikeDetector::FindPredictors(const StepFindings& found,
 std::vector<SpikeEvent> SpikeDetector::Foresee(const StepFindings& found) const {
   std::vector<SpikeEvent> events = FindPredictors(found, RmsLimits());
   if (!found.loss) return events;
-  if (const auto spike = loss_.Foresee(found.step, *found.loss, warm(found.step))) events.push_back(LossEvent(*spike));
+  if (const auto spike = loss_.Foresee(found.step, *found.loss, warm(found.step)))
+    events.push_back(LossEvent(*spike, found));
   return events;
 }
 
@@ -129,7 +134,7 @@ std::vector<SpikeEvent> SpikeDetector::Observe(const StepFindings& found) {
   Learn(found);
   if (found.loss) {
     const auto spike = loss_.Observe(found.step, *found.loss, warm(found.step));
-    if (spike) events.push_back(LossEvent(*spike));
+    if (spike) events.push_back(LossEvent(*spike, found));
   }
   if (warm(found.step)) Score(events, found.step);
   return events;

@@ -42,6 +42,7 @@ struct StepFindings {
   std::vector<LayerValue> rms = {};        // RMS_t by layer, of the tensors that are watched
   std::vector<LayerValue> curvature = {};  // by layer, as a multiple of the edge of stability
   std::optional<double> loss = {};
+  std::optional<uint32_t> nonfinite_loss_rank = {};  // the first whose loss is not finite
   std::optional<double> grad_norm = {};
   uint64_t nonfinite_tensors = 0;
   uint32_t first_nonfinite = 0;  // where there are some

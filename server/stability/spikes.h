@@ -39,6 +39,7 @@ struct SpikeEvent {
   SpikeKind kind = SpikeKind::kRms;
   std::optional<uint32_t> layer = {};   // of kRms and kCurvature
   std::optional<uint32_t> tensor = {};  // the layer's largest, or the first with a gradient that is not finite
+  std::optional<uint32_t> rank = {};    // of kLoss: the first whose loss is not finite
   double value = 0;
   double threshold = 0;  // that the value reached; 0 for kNonfinite, and for a loss that is not finite
   // Of kLoss the spike's first step, whose loss is the value. Of the others the first step of a loss spike that goes on,

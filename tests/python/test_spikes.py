@@ -11,6 +11,7 @@ from torch import nn
 
 import ballast
 from models import layered, same_bits, weights_of
+from side_by_side import side_by_side
 
 AdamW = Callable[..., ballast.AdamW]
 # The tensors here are small.
@@ -88,6 +89,39 @@ def test_a_loss_that_is_far_above_the_others_is_a_spike_only_if_it_stays(adamw: 
 def test_a_loss_that_is_no_number_is_a_spike(adamw: AdamW) -> None:
     model, optimizer = calm(adamw, spikes=WATCHED)
     assert [event.kind for event in step(model, optimizer, 1, float("nan")).spikes] == ["loss"]
+
+
+def two_ranks(adamw: AdamW, *spikes: ballast.Spikes) -> list[tuple[nn.Module, ballast.AdamW]]:
+    made = []
+    for rank, of_rank in enumerate(spikes):
+        model = layered(seed=1)
+        made.append((model, adamw(model.named_parameters(), rank=rank, world=2, spikes=of_rank)))
+    return made
+
+
+def test_the_rank_whose_loss_is_no_number_is_named(adamw: AdamW) -> None:
+    team = two_ranks(adamw, WATCHED, WATCHED)
+    for result in side_by_side(2, lambda rank: step(*team[rank], loss=(1.0, float("nan"))[rank])):
+        (event,) = result.spikes
+        assert (event.kind, event.text) == ("loss", "the loss of rank 1 is not finite")
+
+
+def test_ranks_that_ask_for_other_spikes_are_refused_by_name(adamw: AdamW) -> None:
+    first, second = two_ranks(adamw, WATCHED, ballast.Spikes(warmup_steps=20, rms_min_elements=2))
+    first[1].connect()
+    with pytest.raises(ballast.Rejected, match="spikes.rms_min_elements is 1, asked for is 2"):
+        second[1].connect()
+
+
+def test_a_run_that_ends_before_it_is_watched_is_told_so(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    with pytest.warns(UserWarning, match=r"is left at step 3: .* only what is not finite .* the first 100 steps"):
+        with adamw(model.named_parameters(), spikes=ballast.Spikes(action="skip")) as optimizer:
+            for _ in range(3):
+                step(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.close()
 
 
 def test_a_step_that_would_do_harm_is_skipped(adamw: AdamW) -> None:

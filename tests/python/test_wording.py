@@ -158,7 +158,7 @@ def test_a_warning_names_a_few_of_many_tensors() -> None:
 def test_a_kind_is_told_once_a_minute_with_how_many_were_passed_over() -> None:
     result = StepResult(3, "ABORTED", "timeout", "rank 1", 0, 1, (), (), 0, 0, ("something",), (), 0, None)
     at_s = 0.0
-    told = StepWarnings("r", lambda: at_s)
+    told = StepWarnings("r", now_s=lambda: at_s)
     with pytest.warns(UserWarning) as said:
         for at_s in (0, 1, 59, 60, 61):
             told.tell(result)

@@ -83,7 +83,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         self._membership = Membership(self._settings.rank)
         self._starting_state = StartingState(options.get("weights"))
         self._rejoin = Rejoin(self.run)
-        self._warnings = StepWarnings(self.run)
+        self._warnings = StepWarnings(self.run, options.get("spikes"))
         self.spike_counts = self._warnings.counts
         self._steps = Steps(
             weakref.ref(self),
@@ -303,6 +303,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         session = self._membership.session  # weights are written into its memory until the connection is closed
         self._membership.leave()
         self._open.close()
+        self._warnings.end()
         del session
 
     def __enter__(self) -> Self:

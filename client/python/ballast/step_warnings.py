@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from ballast.result import StepResult
+from ballast.spikes import Spikes
 
 # So many tensors a warning names.
 _NAMED = 3
 _EVERY_S = 60.0
+# The daemon's: steps of warm-up, and half a window of what is compared with its past (server/stability/spikes.h).
+_WARMUP, _HALF_WINDOW = 100, 64
 
 
 class StepWarnings:
@@ -23,13 +26,15 @@ class StepWarnings:
     counts: spike events so far, by their kind.
     """
 
-    def __init__(self, run: str, now_s: Callable[[], float] = time.monotonic):
+    def __init__(self, run: str, spikes: Spikes | None = None, now_s: Callable[[], float] = time.monotonic):
+        """spikes: as the user asked for them; None: he did not."""
         self.counts: Counter[str] = Counter()
-        self._run, self._now_s = run, now_s
+        self._run, self._spikes, self._now_s, self._last_step = run, spikes, now_s, 0
         self._told_at_s: dict[str, float] = {}
         self._passed_over: Counter[str] = Counter()
 
     def tell(self, result: StepResult) -> None:
+        self._last_step = result.step
         where = f"run '{self._run}', step {result.step}"
         if not result.applied and result.reason != "overflow":  # which is a GradScaler's daily bread
             untouched = f"; not applied: {_few(result.not_applied)}" if result.not_applied else ""
@@ -44,6 +49,18 @@ class StepWarnings:
             if self.counts[event.kind] == 1 and event.text in result.warnings:
                 more = f"(spike_counts counts more events of kind '{event.kind}')"
                 _warn(f"{where}: {event.text} {more}")
+
+    def end(self) -> None:
+        """The run is left: perhaps before anything that was asked for could be found. Said once."""
+        spikes, self._spikes = self._spikes, None
+        if spikes is None or self._last_step == 0:
+            return
+        deaf = max(_WARMUP if spikes.warmup_steps is None else spikes.warmup_steps, _HALF_WINDOW)
+        if self._last_step <= deaf:
+            _warn(
+                f"run '{self._run}' is left at step {self._last_step}: of loss spikes, which spikes= asks for, only what is "
+                f"not finite is looked for in the first {deaf} steps (warmup_steps, and {_HALF_WINDOW} to compare with)"
+            )
 
     def _tell(self, kind: str, text: str) -> None:
         now_s = self._now_s()
