@@ -3,7 +3,7 @@
 #
 #   tests/soak.sh [--minutes N] [--seed N] [--only PART] [--record]
 #
-#   --minutes N   of the last part, trainers that are killed (default: 10)
+#   --minutes N   of the part in which trainers are killed (default: 10)
 #   --seed N      of all that is drawn (default: one that is printed)
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
@@ -13,8 +13,9 @@
 # steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks of one run as
 # processes, one of them killed and the run rewound, against one trainer; real power cuts under a daemon that writes
 # checkpoints, on ext4 and XFS (needs root), with and without its syncs; 300 kill -9 of a daemon in training, and 100 drains,
-# with the digests of an undisturbed training in the end; and trainers killed at random moments, during which the daemon's
-# memory, file descriptors and threads must stay level and its log free of errors. About 45 minutes.
+# with the digests of an undisturbed training in the end; trainers killed at random moments, during which the daemon's
+# memory, file descriptors and threads must stay level and its log free of errors; and a healthy hour, in which no alert may
+# fire. About an hour and 45 minutes.
 #
 # Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
@@ -95,6 +96,7 @@ all_parts() {
   part "killed daemons" "$PYTHON" "$ROOT/tests/python/lives.py" kills 300 --seed "$seed"
   part "drains" "$PYTHON" "$ROOT/tests/python/lives.py" drains 100 --seed "$seed"
   part "killed trainers" "$PYTHON" "$ROOT/tests/soak.py" --minutes "$minutes" --seed "$seed"
+  part "healthy hour" "$PYTHON" "$ROOT/tests/e2e/healthy_hour.py"
 }
 
 table() {

@@ -15,8 +15,10 @@ import ballast
 
 STEPS = 3
 CALM_STEPS = 150  # after which whatever is watched has a past
+OUTLIERS = 3  # of the gradient's norm, each a few steps after the one before
 SPIKES = 21  # of which none is foretold
 FORETOLD = 4  # jumps of the gradient, with a spike after each but the last
+FEW = 400  # steps between them: so they are outliers of the norm too seldom for an alert
 PAUSE_S = 0.1  # of those that train all the while
 
 Made = tuple[torch.nn.Parameter, ballast.Optimizer]
@@ -67,6 +69,12 @@ def straggling(server: str) -> list[tuple[Made, float]]:
     return [(make(server, "straggling", rank=rank, world=2), (PAUSE_S, 10 * PAUSE_S)[rank]) for rank in range(2)]
 
 
+def jump_often(made: Made) -> None:
+    for _ in range(OUTLIERS):
+        for factor in (1e3, 1, 1):
+            step(made, factor=factor)
+
+
 def spike_unforetold(made: Made) -> None:
     """One gradient that is an outlier, and spikes long after it."""
     step(made, factor=1e3)
@@ -80,7 +88,7 @@ def spike_foretold(made: Made) -> None:
     for time in range(1, FORETOLD + 1):
         step(made, factor=30)
         if time < FORETOLD:
-            for loss in [1.0, 1.0, 2.0] + CALM_STEPS * [1.0]:
+            for loss in [1.0, 1.0, 2.0] + FEW * [1.0]:
                 step(made, loss=loss)
 
 
@@ -115,7 +123,7 @@ def stay(server: str) -> None:
     skips = train(server, "skips", nonfinite="skip_step")
     policy = train(server, "policy", 80, spikes=spikes)
     stopped = train(server, "stopped", spikes=rewind, snapshots=2, snapshot_every=1)
-    chance = train(server, "chance", CALM_STEPS)
+    outliers, chance = (train(server, run, CALM_STEPS) for run in ("outliers", "chance"))
     foretold = train(server, "foretold", CALM_STEPS, shape=(64, 64))
     healthy = make(server, "healthy", (64, 64))
     rounded = make(server, "rounded", lr=1e-7, master="bf16", rounding="nearest")
@@ -130,6 +138,7 @@ def stay(server: str) -> None:
             step(skips, factor=float("inf"))
         step(policy, factor=1e6)
         stop_itself(stopped)
+        jump_often(outliers)
         spike_unforetold(chance)
         spike_foretold(foretold)
         kept += fill(server)

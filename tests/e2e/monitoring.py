@@ -122,7 +122,6 @@ class Prometheus(Service):
         """Waits until the query has series, and returns them."""
         return self.until_true(expression, lambda: self.query(expression), seconds)
 
-
     def fired(self) -> set[tuple[str, str]]:
         """Name and run, or "", of each alert that fires, or has in the last five minutes."""
         shown = self.query('max_over_time(ALERTS{alertstate="firing"}[5m])')

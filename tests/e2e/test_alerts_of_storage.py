@@ -3,12 +3,10 @@ are damaged when the daemon is started anew. The shipped rules, with their durat
 
 import contextlib
 import subprocess
-import threading
 from pathlib import Path
 
-import ballast
 import pytest
-import torch
+from alert_causes import Made, make, step, training
 from daemon import Daemon, until
 from monitoring import Prometheus, hurried_rules, missing_programs
 
@@ -63,23 +61,6 @@ def slow_sync(tmp_path) -> Path:
     return library
 
 
-class Trainer:
-    """Trains one run, a step at a time."""
-
-    def __init__(self, server: str, run: str, **options):
-        self.weight = torch.nn.Parameter(torch.ones(64, 64))
-        self.optimizer = ballast.AdamW([("w", self.weight)], server=server, run=run, **options)
-
-    def step(self) -> None:
-        self.weight.square().sum().backward()
-        self.optimizer.step(loss=1.0)
-        self.optimizer.zero_grad()
-
-    def train_until(self, over: threading.Event, pause_s: float) -> None:
-        while not over.wait(pause_s):
-            self.step()
-
-
 def fill(disk: Path) -> Path:
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -99,49 +80,48 @@ def damage(storage: Path) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(b'"format":1', b'"format":99'))
 
 
-def make_runs(server: str, stack: contextlib.ExitStack) -> list[tuple[Trainer, float]]:
+def make_runs(server: str, stack: contextlib.ExitStack) -> list[tuple[Made, float]]:
     """Those that go on training, and the pause between their steps; two more have their checkpoints, and have ended."""
     for run, steps in (("damaged", 2), ("later", 1)):
-        trainer = Trainer(server, run)
+        made = make(server, run, (64, 64))
         for _ in range(steps):
-            trainer.step()
-            trainer.optimizer.checkpoint()
-        trainer.optimizer.close()
-    old = Trainer(server, "old", checkpoint_every_seconds=10)
-    journal = Trainer(server, "journal", durability="journal_sync")
-    old.step()
-    old.optimizer.checkpoint()
-    for trainer in (old, journal):
-        stack.callback(trainer.optimizer.close)
+            step(made)
+            made[1].checkpoint()
+        made[1].close()
+    old = make(server, "old", (64, 64), checkpoint_every_seconds=10)
+    journal = make(server, "journal", (64, 64), durability="journal_sync")
+    step(old)
+    old[1].checkpoint()
+    for made in (old, journal):
+        stack.callback(made[1].close)
     return [(old, 0.5), (journal, 0.05)]
+
+
+def harm_the_disk(daemon: Daemon, prometheus: Prometheus, disk: Path) -> None:
+    """Fills it, when what comes of a slow one has been told, and damages what is on it."""
+    with contextlib.ExitStack() as trainers:
+        made = make_runs(daemon.server, trainers)
+        with training(*made):
+            prometheus.until('ALERTS{alertname="BallastJournalSlow",alertstate="firing"}')
+            prometheus.until('ALERTS{alertname="BallastCheckpointNotCopied",alertstate="firing"}')
+            filler = fill(disk)
+            with contextlib.suppress(AssertionError):  # which would show Prometheus's log alone
+                prometheus.until_true("all have fired", lambda: BEFORE <= prometheus.fired(), 180)
+            fired = prometheus.fired()
+        assert BEFORE <= fired and not AFTER & fired, f"not fired: {sorted(BEFORE - fired)}; fired: {sorted(fired)}"
+        filler.unlink()
+    daemon.process.kill()
+    daemon.process.wait()
+    damage(disk)
 
 
 def test_alerts_tell_of_a_slow_full_and_damaged_disk(tmp_path, small_disk, slow_sync):
     flags = ["--storage.dir", str(small_disk), "--storage.on_published", "/bin/false"]
-    rules = hurried_rules(tmp_path)
-    with contextlib.ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(tmp_path, *flags, environment={"LD_PRELOAD": str(slow_sync)}))
-        prometheus = stack.enter_context(Prometheus(tmp_path, daemon.ops, None, rules))
-        over, threads = threading.Event(), []
-        with contextlib.ExitStack() as trainers:
-            for trainer, pause_s in make_runs(daemon.server, trainers):
-                threads.append(threading.Thread(target=trainer.train_until, args=(over, pause_s)))
-                threads[-1].start()
-            prometheus.until('ALERTS{alertname="BallastJournalSlow",alertstate="firing"}')
-            prometheus.until('ALERTS{alertname="BallastCheckpointNotCopied",alertstate="firing"}')
-            filler = fill(small_disk)
-            with contextlib.suppress(AssertionError):  # which would show Prometheus's log alone
-                prometheus.until_true("all have fired", lambda: BEFORE <= prometheus.fired(), 180)
-            fired = prometheus.fired()
-            over.set()
-            for thread in threads:
-                thread.join()
-            assert BEFORE <= fired, f"not fired: {sorted(BEFORE - fired)}; fired: {sorted(fired)}"
-            assert not AFTER & fired
-            filler.unlink()
-        daemon.process.kill()
-        daemon.process.wait()
-        damage(small_disk)
+    with (
+        Daemon(tmp_path, *flags, environment={"LD_PRELOAD": str(slow_sync)}) as daemon,
+        Prometheus(tmp_path, daemon.ops, None, hurried_rules(tmp_path)) as prometheus,
+    ):
+        harm_the_disk(daemon, prometheus, small_disk)
         daemon.flags += ["--ops_http.listen", daemon.ops]
         daemon.environment = {}
         daemon.restart()

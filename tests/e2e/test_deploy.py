@@ -94,6 +94,18 @@ def test_the_runbook_has_a_section_for_each_alert_and_no_other():
     assert sorted(re.findall(r"^## (\w+)$", runbook, re.MULTILINE)) == ALERT_NAMES
 
 
+def test_the_table_says_of_each_alert_which_test_has_fired_it():
+    """And of one, that none has."""
+    text = (DEPLOY / "README.md").read_text().split("## What each alert was fired by\n")[1].split("\n# ")[0]
+    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\| Ballast.*$", text, re.MULTILINE)]
+    assert sorted(row[0] for row in rows) == ALERT_NAMES
+    for alert, _, *fired in rows:
+        tests = re.findall(r"`(test_\w+\.py)`", fired[-1])
+        assert tests or fired[0].startswith("not fired: "), alert
+        for name in tests:
+            assert re.search(rf"\b{alert}\b", (ROOT / "tests" / "e2e" / name).read_text()), (alert, name)
+
+
 def test_rules_read_metrics_that_exist():
     read = [text for path in RULES for text in re.findall(EXPRESSION, path.read_text())]
     assert len(read) == sum(len(re.findall("- (?:alert|record): ", path.read_text())) for path in RULES)
