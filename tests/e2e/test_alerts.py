@@ -108,8 +108,8 @@ def test_a_predicted_spike_reaches_the_trainers_webhook(live):
 
 
 def test_what_fires_is_what_happened(live):
-    """The jump and the loss that spiked; nothing else is wrong with this run."""
-    happened = {"BallastLossSpikePredicted", "BallastLossSpike"}
+    """The jump, the loss that spiked, the outliers of the norm; nothing else is wrong with this run."""
+    happened = {"BallastLossSpikePredicted", "BallastLossSpike", "BallastGradientNormOutlier"}
     live.prometheus.until(f'count(group by (alertname) (ALERTS{{alertstate="firing"}})) == {len(happened)}')
     assert {series["metric"]["alertname"] for series in live.prometheus.query("ALERTS")} == happened
 
