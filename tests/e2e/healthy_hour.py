@@ -51,6 +51,8 @@ def train(server: str, run: str, task: str, steps: int, rank: int = 0, world: in
 def train_for(minutes: float, server: str) -> tuple[int, int]:
     """Runs and steps, of each rank."""
     steps = round(60 * minutes / (PAUSE_S + EVALUATION_S / EVALUATE_EVERY))
+    for task in tasks.TASKS.values():
+        task.held_out()  # reads the data, once for all threads
     with concurrent.futures.ThreadPoolExecutor() as pool:
         lasting = [
             pool.submit(train, server, run, run, steps, rank, world, **OPTIONS[run])
@@ -58,7 +60,7 @@ def train_for(minutes: float, server: str) -> tuple[int, int]:
             for rank in range(world)
         ]
         short = []
-        while not all(future.done() for future in lasting):
+        while concurrent.futures.wait(lasting, timeout=0, return_when="FIRST_EXCEPTION").not_done:
             short.append(train(server, f"short-{len(short)}", "convolution", min(steps, SHORT_STEPS)))
         return len(RANKS) + len(short), sum(future.result() for future in lasting) + sum(short)
 
