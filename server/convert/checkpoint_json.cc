@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,6 +84,8 @@ void AddLossSpike(const LossWatch::State& loss, v1::DetectorState* out) {
   spike->set_first_loss(loss.first_loss);
   spike->set_median(loss.before.median);
   spike->set_spread(loss.before.spread);
+  spike->set_huge(loss.before.huge);
+  spike->set_wanted(loss.before.wanted);
   spike->set_looks(loss.looks);
   spike->set_high(loss.high);
   spike->set_calm(loss.calm);
@@ -92,10 +95,14 @@ void AddLossSpike(const LossWatch::State& loss, v1::DetectorState* out) {
 absl::StatusOr<LossWatch::State> ToLossWatch(const v1::DetectorState& detector, const std::string& file) {
   const v1::LossSpikeState& spike = detector.loss_spike();
   ASSIGN_OR_RETURN(RunningWindow losses, ToWindow(detector.losses(), "detector.losses", file));
+  LossWatch::Usual before{.median = spike.median(), .spread = spike.spread()};
+  const bool earlier = spike.wanted() == 0;
+  before.huge = earlier ? std::numeric_limits<double>::max() : spike.huge();
+  if (!earlier) before.wanted = spike.wanted();
   return LossWatch::State{.losses = std::move(losses),
                           .since = spike.since(),
                           .first_loss = spike.first_loss(),
-                          .before = {.median = spike.median(), .spread = spike.spread()},
+                          .before = before,
                           .looks = spike.looks(),
                           .high = spike.high(),
                           .calm = spike.calm(),

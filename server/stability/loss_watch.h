@@ -9,9 +9,14 @@
 // one spike among the 128 does not hide the next, as it would in a mean. A spike is over after ten losses in a row that
 // are not above 2 spreads; until then another high loss belongs to it.
 //
+// Where some batches are harder than others, their losses are high, and no spike. So where many of the 128 were high, 5
+// of 10 are not enough: as many are wanted as chance alone would make of them once in 10,000 times, if each loss were
+// high or not for itself. And a loss is only one at once if it is also four times as far above the median as any of the
+// 128.
+//
 // The 3.2 and the 10 are those of StableAdamW's authors (arXiv 2304.13013, appendix D), who also want several deviations
-// within ten steps; the 5, 2 and 16 were chosen so that healthy trainings have no spike
-// (tests/studies/results/spike_study.md).
+// within ten steps; the 5, 2, 16 and 4 were chosen so that healthy trainings have no spike
+// (tests/studies/results/spike_study.md, tests/server/stability/loss_watch_test.cc).
 //
 // A copyable value; thread-compatible.
 #pragma once
@@ -33,9 +38,12 @@ class LossWatch {
     double loss = 0;     // at that step
     double limit = 0;    // that this loss was above; 0: it is not finite
   };
+  static constexpr uint32_t kHighLosses = 5;
   // What a loss is compared with; a spread of 0: nothing is known, and only what is not finite is high.
   struct Usual {
     double median = 0, spread = 0;
+    double huge = 0;                // a loss above it is a spike at once
+    uint32_t wanted = kHighLosses;  // high losses that make a spike
   };
   struct State {
     RunningWindow losses = {};
@@ -62,6 +70,7 @@ class LossWatch {
 
  private:
   Usual Now() const;
+  double LimitOf(double loss, const Usual& before) const;  // as in Spike
 
   double sigmas_;
   State state_;

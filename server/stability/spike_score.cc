@@ -15,7 +15,11 @@ void SpikeScore::Add(bool event, std::optional<uint32_t> spike_age) {
 }
 
 void SpikeScore::AddSpike(uint32_t age) {
-  const auto first = past_.begin() + std::min(age, kMostDelay);  // the step before the spike's first
+  if (age > kMostDelay) {
+    for (Past& p : past_) p.settled = true;
+    return;
+  }
+  const auto first = past_.begin() + age;  // the step before the spike's first
   const auto end = first + kMostLead;
   const auto last = std::find_if(first, end, [](const Past& p) { return p.event; });
   if (last == end) {

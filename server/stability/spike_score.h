@@ -39,7 +39,8 @@ class SpikeScore {
   const PastSteps& past() const { return past_; }
 
   // To be called for each step once, in order. spike_age: a loss spike became known at this step, whose first step lies
-  // so many before it, at most kMostDelay. event: one that is not of the steps after that, while the spike goes on.
+  // so many before it; where that is more than kMostDelay, as with a loss that is told now and then, it is neither hit nor
+  // missed. event: one that is not of the steps after that, while the spike goes on.
   void Add(bool event, std::optional<uint32_t> spike_age);
   const Counts& counts() const { return counts_; }
 

@@ -173,8 +173,8 @@ TEST(CheckpointContentTest, WhatTheRunKnewComesBack) {
       theirs = run.memory_.detector;
   ours.GoOnFrom(read->memory.detector.state());
   uint64_t spikes = 0, rms = 0;
-  for (uint64_t step = 201; step <= 500; ++step) {
-    const StepFindings found = run.FoundAt(step, step < 204 || step % 100 < 6 ? 4 : 1);
+  for (uint64_t step = 201; step <= 520; ++step) {
+    const StepFindings found = run.FoundAt(step, step < 204 || step % 100 < 9 ? 4 : 1);
     const std::vector<SpikeEvent> events = ours.Observe(found);
     const std::vector<SpikeEvent> wanted = theirs.Observe(found);
     ASSERT_EQ(events.size(), wanted.size());

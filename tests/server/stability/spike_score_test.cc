@@ -55,6 +55,16 @@ TEST(SpikeScoreTest, ASpikeIsHitBeforeItsFirstStepAlone) {
   EXPECT_EQ(score.counts().false_alarms, 0u) << "the late one is none";
 }
 
+TEST(SpikeScoreTest, ASpikeThatBecomesKnownTooLateIsNeitherHitNorMissed) {
+  SpikeScore score;
+  score.Add(true, std::nullopt);
+  for (int i = 0; i < 11; ++i) score.Add(false, std::nullopt);
+  score.Add(false, 10);
+  for (int i = 0; i < 30; ++i) score.Add(false, std::nullopt);
+  EXPECT_EQ(score.counts().hits + score.counts().misses, 0u);
+  EXPECT_EQ(score.counts().false_alarms, 0u) << "it may have told of the spike, or have come with it";
+}
+
 TEST(SpikeScoreTest, ChanceIsTheShareOfStepsThatEventsCover) {
   EXPECT_DOUBLE_EQ(Score("e.........").chance(), 0.8);
   EXPECT_DOUBLE_EQ(Score("..........").chance(), 0);
