@@ -5,6 +5,9 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -158,40 +161,83 @@ absl::StatusOr<std::unique_ptr<RE2>> ToPattern(const std::string& layer, const s
                                      " in all patterns together; make them shorter or fewer"));
 }
 
-// By layer; each pattern must match one.
-absl::StatusOr<std::vector<LayerSpec>> ToLayers(const v1::SpikeSpec& spikes, const SpikeSettings& made,
-                                                const LayerGroups& layers, const std::vector<double>& bounds) {
-  std::vector<LayerSpec> specs;
-  for (const std::string& name : layers.names()) specs.push_back({name, made.rms_threshold});
-  std::vector<bool> named(specs.size());
+// The layers that the rule's pattern matches: at least one.
+absl::StatusOr<std::vector<uint32_t>> LayersOf(const v1::LayerThreshold& rule, const std::string& at,
+                                               const LayerGroups& layers, int* instructions_left) {
+  RETURN_IF_ERROR(CheckAbove0(at + ".rms_threshold", rule.rms_threshold()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RE2> pattern, ToPattern(rule.layer(), "spikes." + at, instructions_left));
+  std::vector<uint32_t> matched;
+  for (uint32_t layer = 0; layer < layers.names().size(); ++layer) {
+    if (RE2::FullMatch(layers.names()[layer], *pattern)) matched.push_back(layer);
+  }
+  if (!matched.empty()) return matched;
+  return InvalidArgumentError(
+      StrCat("spikes.", at, ".layer '", rule.layer(),
+             "' matches no layer's whole name; the layers are: ", absl::StrJoin(layers.names(), ", ")));
+}
+
+// A threshold that was asked for, and the layers it is for.
+struct AskedFor {
+  std::string field;
+  double threshold = 0;
+  std::vector<uint32_t> layers = {};
+};
+
+// In the order in which they hold.
+absl::StatusOr<std::vector<AskedFor>> ThresholdsOf(const v1::SpikeSpec& spikes, const LayerGroups& layers) {
   if (spikes.layers_size() > kMostThresholds) {
     return InvalidArgumentError(
         StrCat("spikes.layers has ", spikes.layers_size(), " entries; wanted: at most ", kMostThresholds));
   }
+  std::vector<AskedFor> asked;
   int instructions_left = kMostInstructions;
   for (int i = 0; i < spikes.layers_size(); ++i) {
-    const std::string at = StrCat("spikes.layers[", i, "]");
+    const std::string at = StrCat("layers[", i, "]");
     const v1::LayerThreshold& rule = spikes.layers(i);
-    RETURN_IF_ERROR(CheckAbove0(StrCat("layers[", i, "].rms_threshold"), rule.rms_threshold()));
-    ASSIGN_OR_RETURN(const std::unique_ptr<RE2> pattern, ToPattern(rule.layer(), at, &instructions_left));
-    bool any = false;
-    double bound = 0;
-    for (size_t layer = 0; layer < specs.size(); ++layer) {
-      if (!RE2::FullMatch(specs[layer].name, *pattern)) continue;
-      any = true;
-      bound = std::max(bound, bounds[layer]);
-      if (!named[layer]) specs[layer].rms_threshold = rule.rms_threshold();
-      named[layer] = true;
-    }
-    if (!any) {
-      return InvalidArgumentError(
-          StrCat(at, ".layer '", rule.layer(),
-                 "' matches no layer's whole name; the layers are: ", absl::StrJoin(layers.names(), ", ")));
-    }
-    if (rule.rms_threshold() > bound)
-      return OutOfReach(at + ".rms_threshold", rule.rms_threshold(), bound, made.rms_min_elements);
+    ASSIGN_OR_RETURN(std::vector<uint32_t> matched, LayersOf(rule, at, layers, &instructions_left));
+    asked.push_back({StrCat("spikes.", at, ".rms_threshold"), rule.rms_threshold(), std::move(matched)});
   }
-  return specs;
+  // The default is nobody's wish: where it is out of reach there are no RMS events.
+  if (!spikes.has_rms_threshold()) return asked;
+  asked.push_back({"spikes.rms_threshold", spikes.rms_threshold(), std::vector<uint32_t>(layers.names().size())});
+  std::iota(asked.back().layers.begin(), asked.back().layers.end(), 0);
+  return asked;
+}
+
+// Has small tensors watched where a threshold is for nothing else.
+void WatchAskedFor(const std::vector<AskedFor>& all_asked, const LayerGroups& layers, RunSpec* made) {
+  std::vector<bool> watched(layers.names().size()), small(layers.names().size());
+  for (uint32_t i = 0; i < made->tensors.size(); ++i) {
+    if (WatchesRms(*made, made->tensors[i])) watched[layers.group(i)] = true;
+  }
+  for (const AskedFor& asked : all_asked) {
+    const auto is_watched = [&](uint32_t layer) { return watched[layer]; };
+    if (std::any_of(asked.layers.begin(), asked.layers.end(), is_watched)) continue;
+    for (const uint32_t layer : asked.layers) small[layer] = true;
+  }
+  for (uint32_t i = 0; i < made->tensors.size(); ++i) made->tensors[i].rms_asked_for = small[layers.group(i)];
+}
+
+absl::Status CheckReach(const v1::SpikeSpec& spikes, const RunSpec& made, const std::vector<AskedFor>& all_asked,
+                        const std::vector<double>& bounds) {
+  for (const AskedFor& asked : all_asked) {
+    double bound = 0;
+    for (const uint32_t layer : asked.layers) bound = std::max(bound, bounds[layer]);
+    if (asked.threshold > bound) return OutOfReach(asked.field, asked.threshold, bound, made.spikes.rms_min_elements);
+  }
+  const double highest = *std::max_element(bounds.begin(), bounds.end());
+  const bool any_rms =
+      std::any_of(made.groups.begin(), made.groups.end(), [](const GroupSpec& group) { return group.kernel->has_rms; });
+  if (spikes.has_rms_min_elements() && any_rms && highest == 0) {
+    return InvalidArgumentError(StrCat("spikes.rms_min_elements is ", made.spikes.rms_min_elements,
+                                       ", and no tensor has so many: no RMS_t would be watched; lower it"));
+  }
+  if (spikes.has_rms_margin() && highest > 0 && made.spikes.rms_margin > highest) {
+    return InvalidArgumentError(StrCat("spikes.rms_margin is ", made.spikes.rms_margin,
+                                       ", but RMS_t is at most sqrt(1 / (1 - beta2)), here ", highest,
+                                       ": so many times what is usual would never be reached; lower it"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -202,13 +248,13 @@ absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made) {
   RETURN_IF_ERROR(TakeAction(spec, &made->spikes));
   made->spikes.curvature = spikes.curvature();
   const LayerGroups layers(TensorNames(*made), made->layer_groups);
-  const std::vector<double> bounds = RmsBounds(*made, layers);
-  const double highest = *std::max_element(bounds.begin(), bounds.end());
-  // The default is nobody's wish: where it is out of reach there are no RMS events.
-  if (spikes.has_rms_threshold() && spikes.rms_threshold() > highest) {
-    return OutOfReach("spikes.rms_threshold", spikes.rms_threshold(), highest, made->spikes.rms_min_elements);
+  ASSIGN_OR_RETURN(const std::vector<AskedFor> asked, ThresholdsOf(spikes, layers));
+  if (!spikes.has_rms_min_elements()) WatchAskedFor(asked, layers, made);  // else it was said how small
+  RETURN_IF_ERROR(CheckReach(spikes, *made, asked, RmsBounds(*made, layers)));
+  for (const std::string& name : layers.names()) made->layers.push_back({name, made->spikes.rms_threshold});
+  for (auto one = asked.rbegin(); one != asked.rend(); ++one) {  // the first that matches holds
+    for (const uint32_t layer : one->layers) made->layers[layer].rms_threshold = one->threshold;
   }
-  ASSIGN_OR_RETURN(made->layers, ToLayers(spikes, made->spikes, layers, bounds));
   return absl::OkStatus();
 }
 

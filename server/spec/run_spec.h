@@ -28,7 +28,8 @@ struct TensorSpec {
   uint32_t group = 0;
   double lr_scale = 1;
   double wd_scale = 1;
-  uint64_t key = 0;  // of its random bits: xxh3_64(name, seed)
+  uint64_t key = 0;            // of its random bits: xxh3_64(name, seed)
+  bool rms_asked_for = false;  // by a threshold for its layer: RMS_t is watched although it is small
 };
 
 struct GroupSpec {
@@ -122,12 +123,13 @@ inline bool HasJournal(const RunSpec& spec) {
 inline bool SumsGradients(const RunSpec& spec) { return spec.ranks > 1 || spec.accumulation > 1; }
 
 // Whether the detector of loss spikes watches the tensor's RMS_t: of few elements it is noise. One dimension with very
-// many is many parameters in one, as trainers flatten them.
+// many is many parameters in one, as trainers flatten them. A threshold for small tensors alone asks for them.
 inline bool WatchesRms(const RunSpec& spec, const TensorSpec& t) {
   const uint64_t least = spec.spikes.rms_min_elements;
   constexpr uint64_t kFlat = 256;  // times
   const bool matrix = least == 1 || t.shape.size() >= 2;
-  return spec.groups[t.group].kernel->has_rms && t.elements / (matrix ? 1 : kFlat) >= least;
+  if (!spec.groups[t.group].kernel->has_rms) return false;
+  return t.rms_asked_for || t.elements / (matrix ? 1 : kFlat) >= least;
 }
 // Whether the tensor's curvature is probed, and its sampled gradients kept for it.
 inline bool ProbesCurvature(const RunSpec& spec, const TensorSpec& t) {

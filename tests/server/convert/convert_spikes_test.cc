@@ -10,7 +10,9 @@
 namespace ballast {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::MakeSpec;
 using testing::SmallSpec;
 
 v1::LayerThreshold Threshold(const std::string& layer, double rms) {
@@ -47,6 +49,15 @@ const std::vector<SpikesRefusal>& RefusalsOfRms() {
          s.mutable_spikes()->set_rms_threshold(2.3);
        },
        {"spikes.rms_threshold", "spikes.rms_min_elements = 1073741824 elements; lower that"}},
+      {"NoTensorOfSoManyElements",
+       [](auto& s) { s.mutable_spikes()->set_rms_min_elements(1ull << 60); },
+       {"spikes.rms_min_elements is 1152921504606846976, and no tensor has so many", "lower it"}},
+      {"MarginOutOfReach",
+       [](auto& s) {
+         s.mutable_spikes()->set_rms_margin(40);
+         s.mutable_spikes()->set_rms_min_elements(1);
+       },
+       {"spikes.rms_margin is 40", "at most", "31.6"}},
       {"MarginUnderOne", [](auto& s) { s.mutable_spikes()->set_rms_margin(0.9); }, {"spikes.rms_margin is 0.9"}},
       {"NoElements", [](auto& s) { s.mutable_spikes()->set_rms_min_elements(0); }, {"spikes.rms_min_elements is 0"}},
       {"LayerNotARegex",
@@ -138,6 +149,29 @@ TEST(ConvertSpikesTest, TheFirstPatternThatMatchesALayerHolds) {
   EXPECT_EQ(made->layers[0].rms_threshold, 4);
   EXPECT_EQ(made->layers[1].name, "layers.0");
   EXPECT_EQ(made->layers[1].rms_threshold, 5);
+}
+
+std::vector<bool> Watched(const v1::RunSpec& spec) {
+  const auto made = ToRunSpec(spec, {});
+  EXPECT_TRUE(made.ok()) << made.status();
+  std::vector<bool> watched;
+  for (const TensorSpec& t : made->tensors) watched.push_back(WatchesRms(*made, t));
+  return watched;
+}
+
+// As specs on disks have it, which are older than the least size.
+TEST(ConvertSpikesTest, AThresholdForSmallTensorsAloneHasThemWatched) {
+  v1::RunSpec spec =
+      MakeSpec("r", {{"embed", {64, 64}, "fp32"}, {"layers.0.w", {4, 4}, "fp32"}, {"layers.0.b", {4}, "fp32"}});
+  EXPECT_THAT(Watched(spec), ElementsAre(true, false, false));
+  spec.mutable_spikes()->set_rms_threshold(3);
+  EXPECT_THAT(Watched(spec), ElementsAre(true, false, false)) << "it is for embed as well";
+  *spec.mutable_spikes()->add_layers() = Threshold("layers.0", 3);
+  EXPECT_THAT(Watched(spec), ElementsAre(true, true, true));
+  spec.mutable_spikes()->set_rms_min_elements(16);
+  EXPECT_THAT(Watched(spec), ElementsAre(true, true, false)) << "it was said how small";
+  spec.mutable_spikes()->set_rms_min_elements(17);
+  EXPECT_FALSE(ToRunSpec(spec, {}).ok());
 }
 
 // Nobody asked for it: such a run has no RMS events.
