@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ballast
+from ballast.step_warnings import StepWarnings
 from models import layered, same_bits, weights_of
 from side_by_side import side_by_side
 
@@ -65,10 +66,10 @@ def test_python_warns_of_each_kind_once_and_counts_the_others(adamw: AdamW) -> N
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(5):
-            (model(torch.ones(2, 8)).square().sum()).backward()
-            optimizer.step(loss=float("inf"))
             (1e4 * model(torch.ones(2, 8)).square().sum()).backward()
             optimizer.step(loss=2)
+            (model(torch.ones(2, 8)).square().sum()).backward()
+            optimizer.step(loss=100)
     kinds = [str(warning.message).rsplit("'", 2)[-2] for warning in told]
     assert sorted(kinds) == ["loss", "rms"], "of the norm nobody is warned"
     assert optimizer.spike_counts["gradient_norm"] == 5 and optimizer.spike_counts["loss"] == 1
@@ -86,9 +87,42 @@ def test_a_loss_that_is_far_above_the_others_is_a_spike_only_if_it_stays(adamw: 
     assert event.text.startswith(f"the loss spikes since step {CALM + 12}, when it was 3 and expected was at most 2.")
 
 
+def test_a_threshold_for_small_tensors_alone_watches_them(adamw: AdamW) -> None:
+    """As it did before there was a least size: such a script is not to be told to choose one."""
+    for run, asked in (("all", {"rms_threshold": 2.5}), ("layers", {"layers": {".*": 2.5}})):
+        model, optimizer = calm(adamw, spikes=ballast.Spikes(warmup_steps=20, **asked), run=f"small-{run}")
+        assert "rms" in {event.kind for event in step(model, optimizer, 100).spikes}
+
+
 def test_a_loss_that_is_no_number_is_a_spike(adamw: AdamW) -> None:
     model, optimizer = calm(adamw, spikes=WATCHED)
     assert [event.kind for event in step(model, optimizer, 1, float("nan")).spikes] == ["loss"]
+
+
+def test_no_kind_uses_up_the_warning_of_another() -> None:
+    """A spike, that of a loss that is not finite; what is high while it goes on, that of a prediction."""
+
+    def result(step: int, kind: str, value: float, since_step: int = 0) -> ballast.StepResult:
+        text = f"{kind} {value}"
+        event = ballast.SpikeEvent(kind, "", "", value, 1.0, text, since_step)
+        return ballast.StepResult(step, "APPLIED", "", "", 0, 1, (), (), 0, 0, (text,), (event,), 0, None)
+
+    at_s = 0.0
+    told = StepWarnings("r", now_s=lambda: at_s)
+    with pytest.warns(UserWarning) as said:
+        told.tell(result(200, "loss", 7.0, 200))
+        told.tell(result(201, "rms", 3.0, 200))
+        for at_s in (36_000.0, 36_001.0, 36_061.0):
+            told.tell(result(90_000, "loss", float("nan"), 90_000))
+        told.tell(result(95_000, "rms", 4.0))
+        told.tell(result(95_100, "rms", 5.0))
+        told.tell(result(95_200, "loss", 8.0, 95_200))
+    assert [str(warning.message).partition(" (")[0] for warning in said] == [
+        "run 'r', step 200: loss 7.0",
+        *2 * ["run 'r', step 90000: loss nan"],
+        "run 'r', step 95000: rms 4.0",
+    ]
+    assert told.counts == {"loss": 5, "rms": 3}
 
 
 def two_ranks(adamw: AdamW, *spikes: ballast.Spikes) -> list[tuple[nn.Module, ballast.AdamW]]:
@@ -158,7 +192,9 @@ def test_what_the_daemon_refuses_names_the_field(adamw: AdamW) -> None:
     for spikes, says in (
         (ballast.Spikes(layers={"nothing": 3.0}), "'nothing' matches no layer"),
         (ballast.Spikes(rms_threshold=1000.0, rms_min_elements=1), "never be reached"),
-        (ballast.Spikes(rms_threshold=3.0), "at least spikes.rms_min_elements = 4096 elements"),
+        (ballast.Spikes(rms_threshold=3.0, rms_min_elements=5000), "spikes.rms_min_elements = 5000 elements"),
+        (ballast.Spikes(rms_min_elements=5000), "spikes.rms_min_elements is 5000, and no tensor has so many"),
+        (ballast.Spikes(rms_margin=1e6, rms_min_elements=1), "spikes.rms_margin is 1e.06, but RMS_t is at most"),
         (ballast.Spikes(rms_margin=0.5), "spikes.rms_margin is 0.5; wanted: a finite number of at least 1, or 0"),
         (ballast.Spikes(rms_min_elements=0), "spikes.rms_min_elements is 0; wanted: at least 1"),
     ):

@@ -14,7 +14,8 @@ ACTIONS = ("warn", "skip", "rewind")
 
 @dataclass(frozen=True)
 class SpikeEvent:
-    """What the daemon found at a step. Python warns of the first of each kind but "gradient_norm", which is only counted.
+    """What the daemon found at a step. Python warns of the first of each kind but "gradient_norm", which is only counted, as is
+    what is found while a loss spike goes on; of a loss that is not finite it warns again, once a minute at most.
 
     kind: "rms", RMS_t of a layer is at its limit: its second moment lags behind the gradient, and a loss spike may
         follow within 8 steps; "curvature", the loss curves too much along the last update for its step size, with the
@@ -48,11 +49,12 @@ class Spikes:
 
     rms_threshold: of RMS_t; 2.3. RMS_t is at most sqrt(1 / (1 - beta2)): one that cannot be reached is refused.
     rms_margin: times the layer's largest RMS_t of the last 128 steps: an event reaches it too; 1.75. 0: it need not.
-    rms_min_elements: of a tensor that is watched, of two dimensions; of one dimension 256 times as many; 4096. 1: all.
+    rms_min_elements: of a tensor that is watched, of two dimensions; of one dimension 256 times as many; 4096, and what is
+        smaller where a threshold is for nothing else. 1: all.
     layers: {pattern: threshold} for layers whose whole name matches the regular expression; the first holds.
     warmup_steps: in which only "nonfinite" is found, and a loss that is not finite; 100.
     loss_sigmas: how far above the median of the last 128 losses one lies that may begin a spike; 3.2 standard deviations.
-        It is a spike once half of the ten losses from there on lie 2 above, or one 16.
+        It is a spike once half of the ten losses from there on lie 2 above, or one 16; more where many of the 128 were high.
     norm_sigmas: standard deviations above the mean of the last 128 norms; 6.
     curvature: whether it is measured, on a 16th of the parameters.
     action: "warn": StepResult.spikes and a Python warning tell of it; "skip": the step is SKIPPED for "spike" (needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from ballast.result import StepResult
-from ballast.spikes import Spikes
+from ballast.spikes import SpikeEvent, Spikes
 
 # So many tensors a warning names.
 _NAMED = 3
@@ -20,8 +21,9 @@ _WARMUP, _HALF_WINDOW = 100, 64
 
 
 class StepWarnings:
-    """Warns without a flood: of each kind of spike event once, and of each other kind once a minute, with how many were
-    passed over. One thread at a time.
+    """Warns without a flood: of each kind of spike event once, and of what else there is, losses that are not finite among
+    it, once a minute a kind, with how many were passed over. What is found while a loss spike goes on is counted, and no
+    warning. One thread at a time.
 
     counts: spike events so far, by their kind.
     """
@@ -31,6 +33,7 @@ class StepWarnings:
         self.counts: Counter[str] = Counter()
         self._run, self._spikes, self._now_s, self._last_step = run, spikes, now_s, 0
         self._told_at_s: dict[str, float] = {}
+        self._told_kinds: set[str] = set()
         self._passed_over: Counter[str] = Counter()
 
     def tell(self, result: StepResult) -> None:
@@ -46,9 +49,8 @@ class StepWarnings:
                 self._tell("other", f"{where}: {warning}")
         for event in result.spikes:
             self.counts[event.kind] += 1
-            if self.counts[event.kind] == 1 and event.text in result.warnings:
-                more = f"(spike_counts counts more events of kind '{event.kind}')"
-                _warn(f"{where}: {event.text} {more}")
+            if event.text in result.warnings:
+                self._tell_of(event, where)
 
     def end(self) -> None:
         """The run is left: perhaps before anything that was asked for could be found. Said once."""
@@ -61,6 +63,13 @@ class StepWarnings:
                 f"run '{self._run}' is left at step {self._last_step}: of loss spikes, which spikes= asks for, only what is "
                 f"not finite is looked for in the first {deaf} steps (warmup_steps, and {_HALF_WINDOW} to compare with)"
             )
+
+    def _tell_of(self, event: SpikeEvent, where: str) -> None:
+        if event.kind == "loss" and not math.isfinite(event.value):
+            self._tell("loss that is not finite", f"{where}: {event.text}")
+        elif event.kind not in self._told_kinds and (event.kind == "loss" or event.since_step == 0):
+            self._told_kinds.add(event.kind)
+            _warn(f"{where}: {event.text} (spike_counts counts more events of kind '{event.kind}')")
 
     def _tell(self, kind: str, text: str) -> None:
         now_s = self._now_s()
