@@ -192,6 +192,20 @@ def test_every_section_says_what_the_run_does(page):
 
 
 @needs_browser
+def test_what_comes_after_a_spike_does_not_predict_it(page):
+    """As the page reads two steps' events, of which the second is of a loss spike that goes on."""
+    kinds = ("RMS", "CURVATURE", "GRADIENT_NORM")
+    spikes = [[{"kind": f"SPIKE_KIND_{kind}", "since_step": since} for kind in kinds] for since in ("0", "205")]
+    steps = [{"step": str(206 + place), "spikes": found} for place, found in enumerate(spikes)]
+    script = f"""import("/static/history.js").then(({{History}}) => {{
+        const history = new History();
+        history.take({json.dumps({"steps": steps})});
+        return history.steps.map((step) => [step.predicted.length, step.spikes.length]);
+    }})"""
+    assert page.evaluate(script) == [[3, 3], [0, 3]]
+
+
+@needs_browser
 def test_it_follows_the_training(page):
     step = "Number(document.querySelector('#runs tbody td.number').textContent.replace(',', ''))"
     before = page.evaluate(step)

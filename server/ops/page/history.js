@@ -14,6 +14,7 @@ function toStep(record) {
                                              tensor: spike.tensor,
                                              value: parse(spike.value),
                                              text: spike.text,
+                                             since: parse(spike.since_step),
                                            }));
   return {
     step: parse(record.step),
@@ -37,7 +38,7 @@ function toStep(record) {
     rms: (record.layer_rms ?? []).map(Number),
     spikes,
     // What comes after a spike does not predict it.
-    predicted: spikes.filter((spike) => PREDICTORS.has(spike.kind) && !parse(spike.since_step)),
+    predicted: spikes.filter((spike) => PREDICTORS.has(spike.kind) && !spike.since),
     real: spikes.filter((spike) => spike.kind === "loss"),
     nonfinite: spikes.filter((spike) => spike.kind === "nonfinite"),
     remade: false,   // a later step has this number or a smaller one: the run went back
