@@ -330,6 +330,7 @@ v1::CheckpointedRun FromCheckpointed(const RunSpec& spec, const RunFigures& figu
   out.mutable_counts()->set_aborted(figures.aborted);
   out.set_rewinds(figures.rewinds);
   out.set_journal(figures.journal);
+  if (figures.ranks_held) out.set_ranks_held(*figures.ranks_held);
   return out;
 }
 
@@ -343,6 +344,7 @@ absl::StatusOr<CheckpointedRun> ToCheckpointed(const v1::CheckpointedRun& run, c
                                    .rewinds = run.rewinds(),
                                    .policy = SpikePolicy(spec.spikes),
                                    .journal = run.journal()}};
+  if (run.has_ranks_held()) made.figures.ranks_held = run.ranks_held();
   made.figures.policy.GoOnFrom(
       {.rest = run.policy().rest(), .skips = run.policy().skips(), .rewinds = run.policy().rewinds()});
   ASSIGN_OR_RETURN(made.memory.result, ToResult(run, spec, file));

@@ -53,6 +53,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Runs and steps", "ballast_run_ranks_expected", MetricType::kGauge, "run_id", "Ranks configured."},
     {"Runs and steps", "ballast_run_ranks_lost", MetricType::kGauge, "run_id",
      "Ranks that have been away for longer than their lease without having left cleanly, and that nobody has taken."},
+    {"Runs and steps", "ballast_run_stopped", MetricType::kGauge, "run_id",
+     "1: it has stopped itself, after spikes.max_rewinds, and begins no step until it is rewound."},
     {"Runs and steps", "ballast_step_open_timestamp_seconds", MetricType::kGauge, "run_id",
      "When the open step was begun (Unix time); 0: none is open."},
     {"Runs and steps", "ballast_step_stall_threshold_seconds", MetricType::kGauge, "run_id",

@@ -59,6 +59,7 @@ struct CheckpointFigures {
 // What a run is about.
 struct ActivityFigures {
   uint32_t ranks_lost = 0;
+  bool stopped = false;         // by itself, and begins no step
   double step_opened_at_s = 0;  // Unix time; 0: no step is open
   double stall_after_s = 0;
 };

@@ -16,6 +16,7 @@ RunSeries::RunSeries(Families* families, Options options)
       ranks_(series_.AddGauge("ballast_run_ranks")),
       ranks_expected_(series_.AddGauge("ballast_run_ranks_expected")),
       ranks_lost_(series_.AddGauge("ballast_run_ranks_lost")),
+      stopped_(series_.AddGauge("ballast_run_stopped")),
       step_opened_(series_.AddGauge("ballast_step_open_timestamp_seconds")),
       stall_threshold_(series_.AddGauge("ballast_step_stall_threshold_seconds")),
       snapshots_(series_.AddGauge("ballast_snapshots")),
@@ -172,6 +173,7 @@ void RunSeries::LeaveState() {
 
 void RunSeries::OnActivity(const ActivityFigures& figures) {
   ranks_lost_->Set(figures.ranks_lost);
+  stopped_->Set(figures.stopped ? 1 : 0);
   step_opened_->Set(figures.step_opened_at_s);
   stall_threshold_->Set(figures.stall_after_s);
 }

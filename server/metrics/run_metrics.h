@@ -86,6 +86,7 @@ class RunSeries final : public RunMetrics {
   prometheus::Gauge* const ranks_;
   prometheus::Gauge* const ranks_expected_;
   prometheus::Gauge* const ranks_lost_;
+  prometheus::Gauge* const stopped_;
   prometheus::Gauge* const step_opened_;
   prometheus::Gauge* const stall_threshold_;
   prometheus::Gauge* const snapshots_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct RunFigures {
   uint64_t generation = 1;
   uint64_t applied = 0, skipped = 0, partial = 0, aborted = 0, rewinds = 0;
   SpikePolicy policy{SpikeSettings()};
+  // At that time connected, or away for less than their lease; none: an earlier version did not say.
+  std::optional<uint32_t> ranks_held = {};
   uint64_t journal = 0;  // identity that the journal's files go on from the checkpoint by; 0: they do not
 };
 

@@ -45,11 +45,13 @@ void Checkpointer::OnBegun(uint64_t snapshot) {
   environment_.snapshots->Pin(snapshot);
   const uint64_t step = environment_.snapshots->PinnedMemory(snapshot).result.step;
   last_begun_s_ = MonotonicSeconds();
-  writing_ = Writing{.snapshot = snapshot,
-                     .step = step,
-                     .trigger = asked_.empty() ? CheckpointTrigger::kInterval : trigger_,
-                     .waiting = std::exchange(asked_, {}),
-                     .began_s = last_begun_s_};
+  writing_ =
+      Writing{.snapshot = snapshot,
+              .step = step,
+              .trigger = asked_.empty() ? CheckpointTrigger::kInterval : trigger_,
+              .waiting = std::exchange(asked_, {}),
+              .began_s = last_begun_s_,
+              .replaces = !replaced_ && durable_step_ == step && last_.place.step == step ? last_.place.number : 0};
   begun_step_ = step;
   replaced_ = wanted_ = false;
   environment_.on_begun(step);
@@ -78,7 +80,8 @@ void Checkpointer::OnSaved(uint64_t snapshot, bool saved) {
                  .generation = figures.generation,
                  .content = [source = std::move(source)] { return MakeContent(source); },
                  .cancelled = writing_->cancelled,
-                 .retain = environment_.spec->checkpoints->retain},
+                 .retain = environment_.spec->checkpoints->retain,
+                 .replaces = writing_->replaces},
                 [this](absl::StatusOr<CheckpointWritten> written) {
                   PostFromWriter([this, written = std::move(written)]() mutable { OnWritten(std::move(written)); });
                 });
@@ -114,7 +117,7 @@ void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
 void Checkpointer::Ask(CheckpointTrigger trigger, Done done) {
   if (!ended_.ok()) return done(ended_);
   if (!replaced_ && writing_ && writing_->step == closed_) return writing_->waiting.push_back(std::move(done));
-  if (!replaced_ && durable_step_ == closed_ && last_.place.step == closed_) return done(last_);
+  if (!replaced_ && !wanted_ && durable_step_ == closed_ && last_.place.step == closed_) return done(last_);
   trigger_ = trigger;
   asked_.push_back(std::move(done));
 }

@@ -119,6 +119,7 @@ class Checkpointer {
     double began_s = 0;
     double snapshot_seconds = 0;
     double stall_seconds = 0;
+    uint64_t replaces = 0;  // the number of the one that has the same state; 0: none
     std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   };
   void OnSaved(uint64_t snapshot, bool saved);

@@ -33,7 +33,8 @@ class RunActivity {
     uint32_t lost = 0;  // away for longer, without having left cleanly, and nobody has taken their place
   };
 
-  void OnOpened() { trained_ = true; }  // a step
+  void OnOpened() { trained_ = true; }    // a step
+  void OnRestored() { trained_ = true; }  // from a step's end
   void OnClosed(double now_s);
 
   // Never kFailed.

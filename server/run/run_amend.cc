@@ -101,6 +101,7 @@ void Run::Inherit(Heritage heritage) {
   RunStatus& past = heritage.status;
   board_.Write([&](RunStatus& s) {
     past.ranks = std::move(s.ranks);
+    past.state = s.state;
     past.awaited.clear();
     if (!same_layers) past.layers.clear();
     past.weights_loaded = s.weights_loaded;

@@ -106,6 +106,7 @@ absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t ba
     if (!status.ok()) return;
     if (last) executor->GoOnFrom(last->figures, last->memory);
     executor->GoOnFrom(Journal::Place{.base = base, .base_step = base_step, .tail = survey.tail()});
+    ShowState();
     metrics_->Count("ballast_journal_replayed_steps_total", "", static_cast<double>(survey.steps));
   });
   return status;
@@ -127,6 +128,7 @@ void Run::GoOnFrom(const RunFigures& figures, const CheckpointWritten& from, std
       s.durability->written_at_s = MonotonicSeconds() - from.age_seconds;
       s.durability->restored = std::move(restored);
     });
+    ShowState();
   });
 }
 

@@ -152,16 +152,6 @@ void StepDriver::End(const absl::Status& status) {
   executor_.End();
 }
 
-RunActivity::Ranks StepDriver::CountRanks() const {
-  const double now_s = MonotonicSeconds();
-  RunActivity::Ranks ranks;
-  for (uint32_t rank = 0; rank < machine().world(); ++rank) {
-    ranks.held += machine().held(rank, now_s) ? 1 : 0;
-    ranks.lost += machine().lost(rank, now_s) ? 1 : 0;
-  }
-  return ranks;
-}
-
 void StepDriver::TakeParked(uint32_t rank) {
   RankLink& link = links_[rank];
   while (link.parked() != nullptr && link.open() && !MustWait(link, *link.parked())) {

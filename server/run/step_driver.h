@@ -73,8 +73,8 @@ class StepDriver {
   StepExecutor& executor() { return executor_; }
   const StepExecutor& executor() const { return executor_; }
   const StepMachine& machine() const { return executor_.machine(); }
-  RunActivity::Ranks CountRanks() const;
-  void ShowState() { executor_.reporter().ShowState(CountRanks()); }
+  RunActivity::Ranks CountRanks() const { return executor_.CountRanks(); }
+  void ShowState() { executor_.ShowState(); }
 
  private:
   void TakeParked(uint32_t rank);

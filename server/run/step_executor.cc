@@ -370,4 +370,23 @@ void StepExecutor::Detach(uint32_t rank, absl::Status status) {
 
 void StepExecutor::ShowRanks() { reporter_.ShowRanks(links_.Status(machine_)); }
 
+RunActivity::Ranks StepExecutor::CountRanks() const {
+  if (machine_.world() == 0) return {.held = 0, .lost = held_before_};
+  const double now_s = MonotonicSeconds();
+  RunActivity::Ranks ranks;
+  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
+    ranks.held += machine_.held(rank, now_s) ? 1 : 0;
+    ranks.lost += machine_.lost(rank, now_s) ? 1 : 0;
+  }
+  return ranks;
+}
+
+void StepExecutor::ShowState() {
+  const RunState before = reporter_.state();
+  reporter_.ShowState(CountRanks(), !gate_.stopped().empty());
+  const bool finishes = reporter_.state() == RunState::kFinished && before != RunState::kFinished;
+  // Not of one that was read from the disk, and has had no trainer since.
+  if (finishes && checkpointer_ != nullptr && machine_.world() > 0) checkpointer_->Want();
+}
+
 }  // namespace ballast

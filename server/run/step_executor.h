@@ -64,6 +64,7 @@ class StepExecutor {
     StepMachine::Past steps;
     std::optional<RunMemory> memory;  // none: no step has closed
     SpikePolicy spike_policy{SpikeSettings()};
+    RunActivity activity = {};
   };
   struct AttachOutcome {
     absl::Status status;
@@ -88,6 +89,10 @@ class StepExecutor {
   // The rank's stream ends with this status, and the log says so; the machine is not told.
   void Detach(uint32_t rank, absl::Status status);
   void ShowRanks();
+  // Of a run that was read from the disk, until a process attaches: those that were held then are lost.
+  RunActivity::Ranks CountRanks() const;
+  // Its state changes to finished when the last rank leaves cleanly: a checkpoint keeps that.
+  void ShowState();
   // When all sessions have ended.
   Past past() const;
   // Before anything else.
@@ -213,6 +218,7 @@ class StepExecutor {
   std::deque<StepRecord> results_;  // of the last steps, oldest first
   std::deque<effect::Result> held_results_;
   std::optional<uint64_t> unkept_;  // the step that KeepClosed is to keep
+  uint32_t held_before_ = 0;        // ranks, when what the run was read from was written
   uint64_t shown_durable_ = 0;
   bool awaits_journal_ = false;  // it was read back, and its journal was not yet: nothing of it may be written
   int executing_ = 0;            // effects

@@ -46,6 +46,7 @@ RunFigures StepExecutor::Figures() const {
           .aborted = status.aborted,
           .rewinds = status.rewinds,
           .policy = judge_.policy(),
+          .ranks_held = CountRanks().held,
           .journal = journal_ == nullptr ? 0 : journal_->base()};
 }
 
@@ -56,6 +57,7 @@ void StepExecutor::GoOnFrom(const RunFigures& figures, CheckpointWritten from) {
   judge_.set_policy(figures.policy);
   checkpointer_->OnRestored(std::move(from));
   awaits_journal_ = journal_ != nullptr;
+  held_before_ = figures.ranks_held.value_or(0);
   reporter_.ShowRestored(figures);
 }
 
@@ -111,12 +113,14 @@ void StepExecutor::Recall(const RunMemory& memory) {
 StepExecutor::Past StepExecutor::past() const {
   return {.steps = machine_.past(),
           .memory = results_.empty() ? std::nullopt : std::optional<RunMemory>(Memory()),
-          .spike_policy = judge_.policy()};
+          .spike_policy = judge_.policy(),
+          .activity = reporter_.activity()};
 }
 
 void StepExecutor::GoOnFrom(Past past) {
   machine_.GoOnFrom(std::move(past.steps));
   judge_.set_policy(std::move(past.spike_policy));
+  reporter_.GoOnFrom(past.activity);
   if (past.memory) Recall(*past.memory);
 }
 

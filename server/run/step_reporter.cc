@@ -35,10 +35,11 @@ void StepReporter::OnOpened() {
   if (state_ != RunState::kTraining) SetState(RunState::kTraining);
 }
 
-void StepReporter::ShowState(RunActivity::Ranks ranks) {
+void StepReporter::ShowState(RunActivity::Ranks ranks, bool stopped) {
   const double now_s = MonotonicSeconds();
   const bool step_open = environment_.machine->step_open();
   environment_.metrics->OnActivity({.ranks_lost = ranks.lost,
+                                    .stopped = stopped,
                                     .step_opened_at_s = step_open ? UnixSeconds() - (now_s - clock_.begin_s) : 0,
                                     .stall_after_s = activity_.stall_after_s()});
   const RunState state = activity_.At(now_s, step_open, ranks);
@@ -257,6 +258,7 @@ void StepReporter::ShowJournaling() {
 }
 
 void StepReporter::ShowRestored(const RunFigures& figures) {
+  if (figures.ranks_held) activity_.OnRestored();
   environment_.board->Write([&](RunStatus& s) {
     s.applied = figures.applied;
     s.skipped = figures.skipped;

@@ -58,8 +58,11 @@ class StepReporter {
 
   // The run.
   // Its state, also in the metrics and, when it changes, in the log; at each tick and when ranks come and go.
-  void ShowState(RunActivity::Ranks ranks);
-  void ShowRanks(std::vector<RankStatus> ranks);  // by rank, of all there are
+  void ShowState(RunActivity::Ranks ranks, bool stopped);
+  RunState state() const { return state_; }  // as it was shown last
+  const RunActivity& activity() const { return activity_; }
+  void GoOnFrom(const RunActivity& activity) { activity_ = activity; }  // of a run that was amended
+  void ShowRanks(std::vector<RankStatus> ranks);                        // by rank, of all there are
   void ShowAwaited(std::vector<AwaitedRank> ranks);
   void ShowSnapshots(std::vector<uint64_t> steps);
   void ShowStopped(const std::string& why);
@@ -107,7 +110,7 @@ class StepReporter {
   StepClock clock_;                             // of the open step
   std::array<KindLogged, kSpikeKinds> logged_;  // by SpikeKind
   RunActivity activity_;
-  RunState state_ = RunState::kWaiting;           // as it was shown last
+  RunState state_ = RunState::kWaiting;
   uint64_t received_bytes_ = 0, sent_bytes_ = 0;  // payload, since a step closed
   std::vector<bool> lease_over_;                  // by rank: and the log was told
 };

@@ -101,7 +101,7 @@ class StepMachine {
   // When the rank's stream was lost; meaningful when !connected().
   // A process has it: it is connected, or away for less than its lease.
   bool held(uint32_t rank, double now_s) const { return Live(ranks_[rank], now_s); }
-  // A process had it, none has it now, and the last one did not leave cleanly.
+  // A process had it, none has it now, and the last one neither left cleanly nor was left out of a step.
   bool lost(uint32_t rank, double now_s) const {
     const Rank& r = ranks_[rank];
     return r.came && !r.left && !Live(r, now_s);
@@ -152,7 +152,7 @@ class StepMachine {
     bool connected = false;
     double gone_at_s = 0;
     bool came = false;                    // a process has attached to it, in this world
-    bool left = false;                    // the last that did has ended its stream cleanly
+    bool left = false;                    // the last that did has ended its stream cleanly, or was left out
     bool left_out = false;                // of the next step; of the open one: reduction_.left_out
     uint64_t begun = 0;                   // the last step it began
     bool ended = false;                   // that step, by StepEnd

@@ -20,7 +20,7 @@ bool StepMachine::MayLeaveOut(uint32_t rank) const {
 }
 
 void StepMachine::LeaveOut(uint32_t rank, double now_s, StepEffects* effects) {
-  ranks_[rank].left_out = true;
+  ranks_[rank].left_out = ranks_[rank].left = true;
   const uint64_t step = step_;
   if (ranks_[rank].session) {
     Remember(rank, Ending::kAway);

@@ -35,7 +35,7 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
     Remember(r, Ending::kRewound);
     EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, &effects);
   }
-  for (Rank& rank : ranks_) rank = {.gone_at_s = now_s, .came = rank.came};
+  for (Rank& rank : ranks_) rank = {.gone_at_s = now_s, .came = rank.came, .left = rank.left};
   abandoned_ = updating_;
   closing_.clear();
   closed_step_ = e.to_step;

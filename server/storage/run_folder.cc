@@ -189,17 +189,18 @@ absl::Status RunFolder::CleanUp() {
   return first;
 }
 
-absl::Status RunFolder::Retain(uint32_t kept) {
+absl::Status RunFolder::Retain(uint32_t kept, uint64_t replaced) {
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
   absl::Status first;
   uint32_t newer = 0;  // that count
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const bool counts = entry->state == CheckpointState::kKept;
-    const bool goes = newer >= kept && (counts || entry->state == CheckpointState::kSetAside);
+    const bool is_replaced = counts && entry->place.number == replaced;
+    const bool goes = is_replaced || (newer >= kept && (counts || entry->state == CheckpointState::kSetAside));
     // What waits for the command is the newest of the run, so none that goes can come to be used meanwhile.
     const bool used = command_ != nullptr && command_->Uses(PathOf(*entry));
     if (goes && !used) first.Update(Remove(*entry));
-    if (counts) ++newer;
+    if (counts && !is_replaced) ++newer;
   }
   return first;
 }

@@ -66,8 +66,9 @@ class RunFolder {
   absl::Status Remove(const CheckpointEntry& entry);
   // Removes what was not published, and what was being removed.
   absl::Status CleanUp();
-  // Removes all but the newest `kept` of those that count; one that the command runs on goes another time.
-  absl::Status Retain(uint32_t kept);
+  // Removes all but the newest `kept` of those that count, and the one with the number `replaced`, which is none of them;
+  // one that the command runs on goes another time.
+  absl::Status Retain(uint32_t kept, uint64_t replaced = 0);
   // The run is no more: its folder is renamed first, so that none of its checkpoints comes back. Nothing may be asked of
   // the folder afterwards. FAILED_PRECONDITION, and nothing is changed: something else is in it.
   absl::Status RemoveAll();

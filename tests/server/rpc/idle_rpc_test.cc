@@ -68,6 +68,42 @@ TEST_F(IdleRpcTest, ARunThatItsTrainerHasLeftIsFinishedUntilTheNextOneComes) {
   EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_run_state{run_id=\"r1\",state=\"training\"} 1"));
 }
 
+TEST_F(IdleRpcTest, ARewindLosesNoTrainerThatHadLeft) {
+  Start(kNever);
+  v1::RunSpec spec = SmallSpec();
+  spec.mutable_rewind()->set_snapshots(4);
+  spec.mutable_rewind()->set_every(1);
+  Trainer t = StartTrainer(spec);
+  for (uint64_t step = 1; step <= 3; ++step) Step(&t, step);
+  Leave(&t);
+  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_FINISHED));
+  grpc::ClientContext context;
+  v1::RewindRequest request;
+  request.set_run_id("r1");
+  request.set_to_step(2);
+  v1::RewindResponse response;
+  ASSERT_TRUE(admin_->Rewind(&context, request, &response).ok());
+  EXPECT_SOON(Status("r1").rewinds(), Eq(1u));
+  EXPECT_EQ(Status("r1").state(), v1::RUN_STATE_FINISHED);
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_run_ranks_lost{run_id=\"r1\"} 0"));
+}
+
+TEST_F(IdleRpcTest, AnAmendedRunIsShownAsItIs) {
+  Config config = DefaultConfig();
+  config.limits.lease_s = 0.1;
+  StartServer(config);
+  Trainer t = StartTrainer(SmallSpec());
+  for (uint64_t step = 1; step <= 3; ++step) Step(&t, step);
+  v1::RunSpec amended = SmallSpec();
+  amended.mutable_groups(0)->mutable_hyper()->insert({"weight_decay", 0.25});
+  ASSERT_TRUE(Amend(t.token, amended).ok());
+  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_WAITING));
+  EXPECT_SOON(metrics_.Serialize(), AllOf(HasSubstr("ballast_run_ranks_lost{run_id=\"r1\"} 1"),
+                                          HasSubstr("ballast_run_state{run_id=\"r1\",state=\"waiting\"} 1"),
+                                          HasSubstr("ballast_step_stall_threshold_seconds{run_id=\"r1\"} 30\n")))
+      << "and it remembers its pace";
+}
+
 TEST_F(IdleRpcTest, ARunWhoseTrainerWasLostWaitsForIt) {
   Config config = DefaultConfig();
   config.limits.lease_s = 0.1;

@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -177,6 +178,19 @@ TEST_F(SlowRankRpcTest, TheStepsGoOnWithoutARankThatIsLostWhereTheRunSaysSo) {
   SendStep(1, 3);
   ExpectApplied(0, 3, 3);
   ExpectApplied(1, 3, 3);
+}
+
+TEST_F(SlowRankRpcTest, ARunThatWentOnWithoutALostRankIsFinishedWhenTheOthersHaveLeft) {
+  v1::RunSpec spec = SmallSpec();
+  spec.set_rank_timeout_s(0.5);
+  spec.set_on_lost_rank(v1::LOST_RANK_POLICY_CONTINUE);
+  Start(spec, /*lease_s=*/0.5);
+  ranks_[1].wire->Hang();
+  SendStep(0, 1);
+  ASSERT_TRUE(ReadStep(ranks_[0].wire.get()).result);
+  ranks_[0].wire->CloseInput();
+  EXPECT_TRUE(ranks_[0].wire->Finish().ok());
+  EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_FINISHED));
 }
 
 TEST_F(SlowRankRpcTest, ARankThatSaysNothingEndsTheStepAndIsNamed) {

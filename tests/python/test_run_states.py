@@ -1,0 +1,73 @@
+"""What a daemon that was started anew says of the runs that it has read back: whether their trainers had left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ballast
+from daemon import Daemon
+from durable import RUN, checkpoints, runs_of, train
+from models import layered, until
+
+STEPS = 4
+FINISHED, WAITING, LOST = ("FINISHED", 0), ("WAITING", 0), ("WAITING", 1)
+
+
+def state(daemon: Daemon) -> tuple[str, int]:
+    """The run's state, and how many of its ranks are lost."""
+    [run] = runs_of(daemon.server)
+    with urllib.request.urlopen(daemon.metrics_url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    [lost] = [line.split()[-1] for line in lines if line.startswith("ballast_run_ranks_lost{")]
+    return run["state"].removeprefix("RUN_STATE_"), int(lost)
+
+
+def told(checkpoint: Path) -> dict[str, Any]:
+    """Its run.json."""
+    found: dict[str, Any] = json.loads((checkpoint / "run.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("every", [STEPS, 1000], ids=["the last step is on the disk already", "it is not"])
+def test_a_finished_run_is_finished_after_a_kill(tmp_path: Path, every: int) -> None:
+    """With its last step, and without another checkpoint of that."""
+    with Daemon(storage=tmp_path) as daemon:
+        train(daemon.server, STEPS, checkpoint_every_steps=every)
+        until(lambda: any(told(one).get("ranksHeld") == 0 for one in checkpoints(tmp_path)))
+        assert state(daemon) == FINISHED
+        daemon.kill()
+    [only] = checkpoints(tmp_path)
+    assert told(only)["step"] == str(STEPS)
+    with Daemon(storage=tmp_path) as daemon:
+        assert state(daemon) == FINISHED
+        daemon.drain()
+    assert checkpoints(tmp_path) == [only], "nothing more is to be written of it"
+
+
+def test_a_run_whose_trainer_is_lost_is_missing_it_after_a_restart(tmp_path: Path) -> None:
+    """Until one comes."""
+    with Daemon(storage=tmp_path) as daemon:
+        optimizer = ballast.AdamW(layered(seed=3, width=33).parameters(), lr=0.01, server=daemon.server, run=RUN)
+        optimizer.connect()
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.sum().backward()
+        optimizer.step()
+        daemon.drain()
+    with Daemon(storage=tmp_path) as daemon:
+        assert state(daemon) == LOST
+        train(daemon.server, STEPS)
+        until(lambda: state(daemon) == FINISHED)
+
+
+def test_of_what_an_earlier_version_wrote_nothing_is_said(tmp_path: Path) -> None:
+    """tests/checkpoints/format-1 does not tell."""
+    golden = Path(__file__).parents[1] / "checkpoints" / "format-1" / "golden"
+    shutil.copytree(golden, tmp_path / "runs" / "golden")
+    with Daemon(storage=tmp_path) as daemon:
+        assert state(daemon) == WAITING
