@@ -41,16 +41,17 @@ export class Heatmap {
     this.threshold = make("span");
     this.scaleBar = make("canvas", {width: 120, height: 10, "aria-hidden": "true"});
     this.table = makeTable("RMS by layer", [
-      {name: "Layer"}, ...["Last", "Largest", "At step", "Steps at the threshold"].map((name) => ({name, number: true}))
+      {name: "Layer"}, ...["Last", "Largest", "At step", "Events"].map((name) => ({name, number: true}))
     ]);
     section.append(
       make("h3", {}, "RMS of the gradient against its second moment, by layer"),
       make(
         "p", {class: "note"},
-        "Where v lags behind g², RMS_t rises; at the threshold a loss spike may follow within 8 steps."),
+        "Where v lags behind g², RMS_t rises. At the threshold, and far above the layer's own past, it is an event: " +
+          "a loss spike may follow within 8 steps."),
       make(
         "ul", {class: "legend"}, make("li", {}, "0 ", this.scaleBar, " twice the threshold of ", this.threshold),
-        make("li", {}, legendMark("predicted"), " a layer reached it")),
+        make("li", {}, legendMark("predicted"), " an event")),
       make("div", {class: "heat"}, this.canvas, this.svg),
       this.readout,
       make("details", {}, make("summary", {}, "RMS by layer as a table"), this.table.element),
@@ -171,7 +172,7 @@ export class Heatmap {
     const over = this.layers.map((name, layer) => [name, this.reached(layer)]).filter(([, times]) => times);
     const which = over.slice(0, 20).map(([name, times]) => `${name}: ${plural(times, "step")}`).join(", ");
     return `${plural(this.layers.length, "layer")}, steps ${this.steps[0].step} to ${this.steps.at(-1).step}. ${
-      over.length ? `At the threshold: ${which}.` : "None reached the threshold."}`;
+      over.length ? `Events: ${which}.` : "No event."}`;
   }
 
   fillTable() {
