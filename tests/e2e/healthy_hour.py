@@ -33,10 +33,19 @@ OPTIONS = {
     "caption": {"snapshots": 2, "snapshot_every": 100},
 }
 
+drawing, failed = threading.Lock(), threading.Event()
+
+
+def make_model(task: str) -> torch.nn.Module:
+    """torch draws all models from one generator."""
+    with drawing:
+        return tasks.TASKS[task].model(seed=1)
+
 
 def train(server: str, run: str, task: str, steps: int, rank: int = 0, world: int = 1, **options) -> int:
-    of, random, clock = tasks.TASKS[task], torch.Generator().manual_seed(rank), threading.Event()
-    model = of.model(seed=1)
+    """The steps that were made: fewer where another training has failed."""
+    of, random = tasks.TASKS[task], torch.Generator().manual_seed(rank)
+    model = make_model(task)
     options |= {"lr": of.lr, "server": server, "run": run, "rank": rank, "world": world}
     with ballast.AdamW(model.named_parameters(), **options) as optimizer:
         for step in range(1, steps + 1):
@@ -44,8 +53,9 @@ def train(server: str, run: str, task: str, steps: int, rank: int = 0, world: in
             loss.backward()
             optimizer.step(loss=loss)
             optimizer.zero_grad()
-            clock.wait(PAUSE_S if step % EVALUATE_EVERY else EVALUATION_S)
-    return steps
+            if failed.wait(PAUSE_S if step % EVALUATE_EVERY else EVALUATION_S):
+                break
+    return step
 
 
 def train_for(minutes: float, server: str) -> tuple[int, int]:
@@ -59,9 +69,15 @@ def train_for(minutes: float, server: str) -> tuple[int, int]:
             for run, world in RANKS.items()
             for rank in range(world)
         ]
+        for future in lasting:
+            future.add_done_callback(lambda ended: failed.set() if ended.exception() else None)
         short = []
-        while concurrent.futures.wait(lasting, timeout=0, return_when="FIRST_EXCEPTION").not_done:
-            short.append(train(server, f"short-{len(short)}", "convolution", min(steps, SHORT_STEPS)))
+        try:
+            while not any(future.done() for future in lasting):
+                short.append(train(server, f"short-{len(short)}", "convolution", min(steps, SHORT_STEPS)))
+        except BaseException:
+            failed.set()
+            raise
         return len(RANKS) + len(short), sum(future.result() for future in lasting) + sum(short)
 
 
