@@ -11,8 +11,9 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
+import frontier  # noqa: E402
 import matplotlib.pyplot as plt  # noqa: E402
-from cells import ARMS, BEFALLS, BETA2, CONDITIONS, OF_THE_OPTIMIZER, SEEDS, STEPS, WARM_UP, Cell  # noqa: E402
+from cells import ARMS, BEFALLS, BETA2, CONDITIONS, OF_THE_OPTIMIZER, SEEDS, WARM_UP, Cell  # noqa: E402
 from collect import machine  # noqa: E402
 from score import HEAD, PREDICTORS, events_of, loss_spikes, score  # noqa: E402
 from tasks import TASKS, TUNED  # noqa: E402
@@ -46,6 +47,16 @@ def predictors_by(runs: list[dict], groups: dict[str, Callable[[dict], bool]]) -
             if watched:
                 rows.append([value, name, str(len(watched)), *score(watched, kind).cells()])
     return table(["runs of", "watched", "runs", *HEAD], rows)
+
+
+def frontier_of(runs: list[dict]) -> list[str]:
+    text = (
+        f"Of each detector (tests/studies/spike_study/detectors.py) and its variants, at {frontier.THRESHOLDS} thresholds, "
+        f"the one with the most recall at a precision of {frontier.TARGET:g} on the tasks for tuning, and the one with the "
+        f"most precision at a recall of {frontier.TARGET:g}, where there is one; then how the same does on the tasks held "
+        "out. With hindsight: chosen on those held out themselves, of all detectors."
+    )
+    return ["## What another detector could have", "", text, "", *table(frontier.HEAD, frontier.rows(runs))]
 
 
 def twin(cell: dict) -> tuple:
@@ -105,7 +116,7 @@ def draw_runs(runs: list[dict], file: Path) -> None:
     plt.close(figure)
 
 
-def write(out: Path, cells: list[Cell], results: Path | None) -> None:
+def write(out: Path, cells: list[Cell], steps: int, results: Path | None) -> None:
     runs = read(out, cells)
     if not runs:
         raise SystemExit(f"study.py: there is no run in {out / 'runs'}")
@@ -115,7 +126,7 @@ def write(out: Path, cells: list[Cell], results: Path | None) -> None:
         "# Loss spikes: what tells of them, and what helps",
         "",
         f"`tests/studies/spike_study/study.py` on {machine()}; {datetime.date.today()}. {len(runs)} of {len(cells)} runs of "
-        f"{STEPS} steps, of which the first {WARM_UP} are a warm-up; beta2 {' and '.join(f'{b:g}' for b in BETA2)}; "
+        f"{steps} steps, of which the first {WARM_UP} are a warm-up; beta2 {' and '.join(f'{b:g}' for b in BETA2)}; "
         f"seeds 1 to {len(SEEDS)} of `calm`, `lr x 10` and `lr x 30`. Jumps, bursts and shifts begin after step {BEFALLS}. "
         "A loss spike is as in server/stability/loss_watch.h: it lasts, or is huge. An event foretells one that begins 1 to "
         "8 steps later; those of a spike's own steps are not counted. Precision: events that one followed; recall: spikes "
@@ -146,6 +157,7 @@ def write(out: Path, cells: list[Cell], results: Path | None) -> None:
                 },
             },
         ),
+        *frontier_of([run for run in plain if run["cell"]["condition"] in ("calm", *OF_THE_OPTIMIZER)]),
         "## By condition",
         "",
         *predictors_by(watched, {c: lambda cell, c=c: cell["condition"] == c for c in list(CONDITIONS)[1:]}),

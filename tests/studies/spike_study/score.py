@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,11 +18,15 @@ def loss_spikes(run: dict) -> list[tuple[int, int]]:
     return [(event["since"], event["step"]) for event in run["events"] if event["kind"] == "loss"]
 
 
-def events_of(run: dict, kind: str) -> list[int]:
-    """The steps with one that no loss spike was going on at."""
+def outside_spikes(run: dict, steps: Iterable[int]) -> list[int]:
+    """Those at which no loss spike was going on."""
     spikes = loss_spikes(run)
+    return [step for step in steps if not any(first <= step <= known for first, known in spikes)]
+
+
+def events_of(run: dict, kind: str) -> list[int]:
     steps = {event["step"] for event in run["events"] if event["kind"] == kind and event["since"] == 0}
-    return sorted(step for step in steps if not any(first <= step <= known for first, known in spikes))
+    return outside_spikes(run, sorted(steps))
 
 
 @dataclass
@@ -37,8 +42,9 @@ class Score:
     covered: int = 0
     leads: list[int] = field(default_factory=list)
 
-    def add(self, run: dict, kind: str) -> None:
-        events, spikes = events_of(run, kind), [first for first, _ in loss_spikes(run)]
+    def add(self, run: dict, events: list[int]) -> None:
+        """events: steps outside of loss spikes, ascending."""
+        spikes = [first for first, _ in loss_spikes(run)]
         self.events += len(events)
         self.spikes += len(spikes)
         self.followed += sum(any(1 <= spike - event <= LEAD for spike in spikes) for event in events)
@@ -49,19 +55,33 @@ class Score:
         self.steps += len(run["losses"]) - WARM_UP
         self.covered += len({event + lead for event in events for lead in range(1, LEAD + 1)})
 
+    def precision(self) -> float:
+        return self.followed / self.events if self.events else math.nan
+
+    def recall(self) -> float:
+        return self.hit / self.spikes if self.spikes else math.nan
+
+    def false_alarms(self) -> float:
+        """In 10,000 steps."""
+        return 1e4 * (self.events - self.followed) / self.steps if self.steps else math.nan
+
     def cells(self) -> list[str]:
-        share = lambda part, whole: f"{part / whole:.2f}" if whole else "-"  # noqa: E731
         lead = f"{statistics.median(self.leads):g}" if self.leads else "-"
+        chance = self.covered / self.steps if self.steps else math.nan
         return [
             str(self.steps),
             str(self.spikes),
             str(self.events),
-            f"{1e4 * (self.events - self.followed) / self.steps:.1f}" if self.steps else "-",
-            share(self.followed, self.events),
-            share(self.hit, self.spikes),
-            share(self.covered, self.steps),
+            told(self.false_alarms(), 1),
+            told(self.precision(), 2),
+            told(self.recall(), 2),
+            told(chance, 2),
             lead,
         ]
+
+
+def told(value: float, digits: int) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 HEAD = [
@@ -79,5 +99,5 @@ HEAD = [
 def score(runs: Iterable[dict], kind: str) -> Score:
     made = Score()
     for run in runs:
-        made.add(run, kind)
+        made.add(run, events_of(run, kind))
     return made

@@ -9,7 +9,7 @@ seed and learning rate are varied, and spikes are provoked as they come about in
 OUT/runs; what is there is not run again, so an interrupted study goes on where it was. Then OUT/spike_study.md and
 pictures are written; --record puts them into tests/studies/results as well.
 
---quick: eight runs. --part: every Nth cell, from the Ith on, so that several can share OUT. --stop-after: no run begins after so many seconds.
+--quick: four short runs. --part: every Nth cell, from the Ith on, so that several can share OUT. --stop-after: no run begins after so many seconds.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ import ballast  # noqa: E402
 import report  # noqa: E402
 import torch  # noqa: E402
 import trainer  # noqa: E402
-from cells import STEPS, WARM_UP, Cell, all_cells  # noqa: E402
+from cells import ARMS, QUICK_STEPS, STEPS, WARM_UP, Cell, all_cells  # noqa: E402
+from daemon import Daemon, until  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
+PAGE = 300  # steps that the daemon is asked for at a time; it tells 500 at most
 CLIPPED, SNAPSHOTS, SNAPSHOT_EVERY, MOST_REWINDS = 1.0, 4, 10, 20
 
 
@@ -65,13 +67,13 @@ def found(result: ballast.StepResult, drawn: int) -> list[dict]:
     ]
 
 
-def train(cell: Cell, server: str) -> dict:
+def train(cell: Cell, daemon: Daemon, steps: int) -> dict:
     task = TASKS[cell.task]
     model, random = task.model(cell.seed), torch.Generator().manual_seed(cell.seed)
-    made: dict = {"cell": vars(cell), "losses": [], "events": [], "rewinds": 0, "skipped": 0}
-    with make_optimizer(cell, model, server) as optimizer:
+    made: dict = {"cell": vars(cell), "losses": [], "events": [], "rewinds": 0, "skipped": 0, "measured": []}
+    with make_optimizer(cell, model, daemon.server) as optimizer:
         # Batches go on where they are after a rewind: what was bad is not met twice.
-        for drawn in range(1, STEPS + 1):
+        for drawn in range(1, steps + 1):
             loss = model.loss(task.draw(random, task.size, cell.source(drawn)))
             made["losses"].append(loss.item())
             optimizer.param_groups[0]["lr"] = cell.lr(drawn)
@@ -87,12 +89,27 @@ def train(cell: Cell, server: str) -> dict:
                 return made | {"stopped": str(error), "held_out": math.inf, "run": optimizer.run}
             made["events"] += found(optimizer.last_result, drawn)
             made["skipped"] += optimizer.last_result.skipped
+            if cell.arm == ARMS[0] and drawn % PAGE == 0:
+                made["measured"] += measured(daemon, optimizer.run, drawn)
         with torch.no_grad():
             held_out = model.loss(task.held_out()).item()
         return made | {"held_out": held_out, "run": optimizer.run}
 
 
-def run_cells(out: Path, cells: list[Cell], stop_after: float) -> None:
+def measured(daemon: Daemon, run: str, last: int) -> list[dict]:
+    """What detectors.py reads of the PAGE steps up to the last one."""
+
+    def page() -> list[dict]:
+        status, text = daemon.get(f"/api/v1/runs/{run}/history?after={last - PAGE}&most={PAGE}")
+        assert status == 200, text
+        steps = json.loads(text)["steps"]
+        return steps if len(steps) == PAGE else []
+
+    read = ("layer_rms", "curvature_ratio", "grad_norm", "loss")
+    return [{name: step.get(name) for name in read} for step in until(f"{PAGE} steps in the history", page)]
+
+
+def run_cells(out: Path, cells: list[Cell], steps: int, stop_after: float) -> None:
     began, folder = time.monotonic(), out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in cells if not (folder / f"{cell.name}.json").exists()]
@@ -102,7 +119,7 @@ def run_cells(out: Path, cells: list[Cell], stop_after: float) -> None:
                 print(f"stopped: {len(missing) - number} of {len(cells)} runs are missing")
                 return
             started = time.monotonic()
-            made = train(cell, daemon.server)
+            made = train(cell, daemon, steps)
             made |= {"seconds": time.monotonic() - started}
             daemon.ctl("delete", made.pop("run"), "--force")
             partial = folder / f"{cell.name}.partial"
@@ -125,11 +142,11 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # of spikes, which are what this is about
     torch.set_num_threads(1)
-    cells = all_cells(options.quick)
+    cells, steps = all_cells(options.quick), QUICK_STEPS if options.quick else STEPS
     if not options.report_only:
         part, parts = map(int, options.part.split("/"))
-        run_cells(options.out, cells[part - 1 :: parts], options.stop_after)
-    report.write(options.out, cells, HERE.parent / "results" if options.record else None)
+        run_cells(options.out, cells[part - 1 :: parts], steps, options.stop_after)
+    report.write(options.out, cells, steps, HERE.parent / "results" if options.record else None)
 
 
 if __name__ == "__main__":
