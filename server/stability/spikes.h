@@ -50,7 +50,7 @@ struct SpikeEvent {
 struct SpikeSettings {
   double rms_threshold = 2.3;  // for layers that have none of their own
   // Times the largest RMS_t of the layer's last 128 steps, that an event reaches as well; 0: the threshold alone counts.
-  double rms_margin = 1.75;
+  double rms_margin = 2.25;
   uint64_t rms_min_elements = 4096;  // of a tensor whose RMS_t is watched: WatchesRms (server/spec/run_spec.h)
   uint32_t warmup_steps = 100;       // in which only kNonfinite and a loss that is not finite are found
   double loss_sigmas = 3.2;          // as in LossWatch

@@ -48,7 +48,7 @@ class Spikes:
     the daemon's default; StableAdamW's paper (arXiv 2304.13013) has rms_margin=0, rms_min_elements=1.
 
     rms_threshold: of RMS_t; 2.3. RMS_t is at most sqrt(1 / (1 - beta2)): one that cannot be reached is refused.
-    rms_margin: times the layer's largest RMS_t of the last 128 steps: an event reaches it too; 1.75. 0: it need not.
+    rms_margin: times the layer's largest RMS_t of the last 128 steps: an event reaches it too; 2.25. 0: it need not.
     rms_min_elements: of a tensor that is watched, of two dimensions; of one dimension 256 times as many; 4096, and what is
         smaller where a threshold is for nothing else. 1: all.
     layers: {pattern: threshold} for layers whose whole name matches the regular expression; the first holds.

@@ -29,6 +29,7 @@ class SpikesRpcTest : public RpcTest {
     (*spec.mutable_groups(0)->mutable_hyper())["beta2"] = 0.99;
     spec.mutable_spikes()->set_warmup_steps(20);
     spec.mutable_spikes()->set_rms_min_elements(1024);
+    spec.mutable_spikes()->set_rms_margin(2);  // so that the threshold is the limit, RMS_t being about 1
     return spec;
   }
 
