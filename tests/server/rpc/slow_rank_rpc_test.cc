@@ -104,19 +104,26 @@ TEST_F(SlowRankRpcTest, ARankThatDoesNotReadCostsTheOthersNothingAndTheDaemonLit
   constexpr double kWeights = 9e6, kUnderWay = 8e6;  // send slots, and the 4 MiB that the transport takes
   v1::RunSpec spec = MakeSpec("r1", {{"w", {1500, 1500}, "fp32"}});
   spec.mutable_groups(0)->set_gradient("fp8-e5m2");  // fewer bytes than the credit, which this client does not heed
+  // Made before: a rank that has not read for eight seconds is lost, over shared memory.
+  const RunSpec made = ToRunSpec(spec, DefaultConfig().limits).value();
+  const std::vector<v1::Gradient> chunks[] = {Chunks(made, 0, Gradient(made, 0, 1)),
+                                              Chunks(made, 0, Gradient(made, 0, 2))};
+  const auto send = [&](uint32_t rank, uint64_t step) {
+    ranks_[rank].wire->Begin(step);
+    for (const v1::Gradient& chunk : chunks[step - 1]) ranks_[rank].wire->Chunk(chunk);
+    ranks_[rank].wire->EndStep();
+  };
   Start(spec, /*lease_s=*/10);
-  SendStep(0, 1);
-  SendStep(1, 1);
+  send(0, 1);
+  send(1, 1);
   ExpectApplied(0, 1, 1);  // rank 1 has read nothing yet
   EXPECT_GE(SentBytes(), kWeights);
   EXPECT_LT(SentBytes(), kWeights + kUnderWay);
   EXPECT_EQ(Status("r1").bytes().SerializeAsString(), Status("r1").plan().server().SerializeAsString());
-  ranks_[0].wire->Begin(2);
-  Send(0, 0, 2);
-  ranks_[0].wire->EndStep();
+  send(0, 2);
   EXPECT_LT(SentBytes(), kWeights + kUnderWay);
   ExpectApplied(1, 1, 1);
-  SendStep(1, 2);
+  send(1, 2);
   ExpectApplied(0, 2, 1);
   ExpectApplied(1, 2, 1);
   EXPECT_EQ(SentBytes(), 4 * kWeights);
