@@ -30,8 +30,8 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def train(server: str, last: int, **options: Any) -> None:
-    """Steps up to `last`, each on a batch of its own, from where the run is."""
+def train(server: str, last: int, leaves: bool = True, **options: Any) -> ballast.AdamW:
+    """Steps up to `last`, each on a batch of its own, from where the run is. Then it leaves the run, and that is written."""
     model = layered(seed=3, width=33)
     client = _core.Client.connect(server, 5.0, 5.0)
     weights = "server" if client.list_runs()["runs"] else None
@@ -42,7 +42,9 @@ def train(server: str, last: int, **options: Any) -> None:
         batch = torch.randn(8, 33, generator=torch.Generator().manual_seed(step))
         model(batch).square().mean().backward()
         optimizer.step()
-    optimizer.close()
+    if leaves:
+        optimizer.close()
+    return optimizer
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -84,11 +86,12 @@ def test_a_killed_daemon_comes_back_at_its_newest_checkpoint(folder: Path) -> No
         train(daemon.server, 4)
         daemon.drain()
     with Daemon(storage=folder) as daemon:
-        train(daemon.server, 7)
+        trainer = train(daemon.server, 7, leaves=False)
         daemon.kill()
     with Daemon(storage=folder) as daemon:
         with status_of(daemon) as status:
-            assert (status["step"], status["weights_loaded"], status["state"]) == (4, True, "WAITING")
+            assert (status["step"], status["weights_loaded"], status["state"]) == (4, True, "FINISHED")
+    assert trainer.run == RUN, "it has not left: then step 7 would have been written"
 
 
 def test_damage_is_found_and_the_one_before_is_taken_and_said(folder: Path) -> None:
