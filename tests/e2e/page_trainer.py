@@ -37,7 +37,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     weights = make_weights()
-    spikes = ballast.Spikes(warmup_steps=20, rms_min_elements=1)
+    spikes = ballast.Spikes(warmup_steps=20, rms_min_elements=1, rms_margin=1.5)
     options = {"max_grad_norm": 5.0, "nonfinite": "skip_step", "spikes": spikes, "snapshots": 2}
     opt = ballast.AdamW(list(weights.items()), lr=3e-3, betas=(0.9, 0.99), server=server, run=run, **options)
     step = 0

@@ -27,7 +27,7 @@ model.add_module("head", torch.nn.Linear(64, 1))
 x = torch.randn(256, 16)
 y = x[:, :4].sum(1, keepdim=True).sin()
 opt = ballast.AdamW(model.named_parameters(), lr=1e-3, server=sys.argv[1], run="live", durability="journal",
-                    spikes=ballast.Spikes(rms_min_elements=1))
+                    spikes=ballast.Spikes(rms_min_elements=1, rms_margin=1.5))
 for step in range(1, 151):
     if step == 121:
         print("calm", flush=True)
