@@ -76,10 +76,10 @@ def jump_often(made: Made) -> None:
 
 
 def spike_unforetold(made: Made) -> None:
-    """One gradient that is an outlier, and spikes long after it."""
+    """One gradient that is an outlier, and spikes long after it, each more than four times as high as the one before."""
     step(made, factor=1e3)
-    for _ in range(SPIKES):
-        for loss in 15 * [1.0] + [2.0]:
+    for number in range(SPIKES):
+        for loss in 15 * [1.0] + [1 + 5.0**number]:
             step(made, loss=loss)
 
 

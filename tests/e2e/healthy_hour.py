@@ -91,7 +91,7 @@ def main() -> None:
         folder = Path(name)
         storage = folder / "storage"
         storage.mkdir()
-        with Daemon(folder, "--storage.dir", str(storage)) as daemon, Prometheus(
+        with Daemon(folder, "--storage.dir", str(storage), "--max_runs", "64") as daemon, Prometheus(
             folder, daemon.ops, None
         ) as prometheus:
             runs, steps = train_for(minutes, daemon.server)
