@@ -33,8 +33,7 @@ class RunActivity {
     uint32_t lost = 0;  // away for longer, without having left cleanly, and nobody has taken their place
   };
 
-  void OnOpened() { trained_ = true; }    // a step
-  void OnRestored() { trained_ = true; }  // from a step's end
+  void OnOpened() { trained_ = true; }  // a step, now or before the run was read from the disk
   void OnClosed(double now_s);
 
   // Never kFailed.

@@ -371,7 +371,7 @@ void StepExecutor::Detach(uint32_t rank, absl::Status status) {
 void StepExecutor::ShowRanks() { reporter_.ShowRanks(links_.Status(machine_)); }
 
 RunActivity::Ranks StepExecutor::CountRanks() const {
-  if (machine_.world() == 0) return {.held = 0, .lost = held_before_};
+  if (machine_.world() == 0) return {.held = 0, .lost = held_before_.value_or(0)};
   const double now_s = MonotonicSeconds();
   RunActivity::Ranks ranks;
   for (uint32_t rank = 0; rank < machine_.world(); ++rank) {

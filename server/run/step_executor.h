@@ -218,7 +218,8 @@ class StepExecutor {
   std::deque<StepRecord> results_;  // of the last steps, oldest first
   std::deque<effect::Result> held_results_;
   std::optional<uint64_t> unkept_;  // the step that KeepClosed is to keep
-  uint32_t held_before_ = 0;        // ranks, when what the run was read from was written
+  // Ranks, when what the run was read from was written, as far as that says so; it counts until a process attaches.
+  std::optional<uint32_t> held_before_;
   uint64_t shown_durable_ = 0;
   bool awaits_journal_ = false;  // it was read back, and its journal was not yet: nothing of it may be written
   int executing_ = 0;            // effects

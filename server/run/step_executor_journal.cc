@@ -134,7 +134,7 @@ void StepExecutor::GoOnFrom(const RunFigures& figures, const RunMemory& memory) 
   Recall(memory);
   judge_.set_detector(memory.detector);
   judge_.set_policy(figures.policy);
-  held_before_ = figures.ranks_held.value_or(0);
+  held_before_ = figures.ranks_held;
   reporter_.ShowRestored(figures);
 }
 

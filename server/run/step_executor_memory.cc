@@ -46,7 +46,7 @@ RunFigures StepExecutor::Figures() const {
           .aborted = status.aborted,
           .rewinds = status.rewinds,
           .policy = judge_.policy(),
-          .ranks_held = CountRanks().held,
+          .ranks_held = machine_.world() == 0 ? held_before_ : CountRanks().held,
           .journal = journal_ == nullptr ? 0 : journal_->base()};
 }
 
@@ -57,7 +57,7 @@ void StepExecutor::GoOnFrom(const RunFigures& figures, CheckpointWritten from) {
   judge_.set_policy(figures.policy);
   checkpointer_->OnRestored(std::move(from));
   awaits_journal_ = journal_ != nullptr;
-  held_before_ = figures.ranks_held.value_or(0);
+  held_before_ = figures.ranks_held;
   reporter_.ShowRestored(figures);
 }
 

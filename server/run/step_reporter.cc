@@ -258,7 +258,7 @@ void StepReporter::ShowJournaling() {
 }
 
 void StepReporter::ShowRestored(const RunFigures& figures) {
-  if (figures.ranks_held) activity_.OnRestored();
+  if (figures.ranks_held) activity_.OnOpened();
   environment_.board->Write([&](RunStatus& s) {
     s.applied = figures.applied;
     s.skipped = figures.skipped;

@@ -50,10 +50,13 @@ def test_a_finished_run_is_finished_after_a_kill(tmp_path: Path, every: int) -> 
     assert checkpoints(tmp_path) == [only], "nothing more is to be written of it"
 
 
-def test_a_run_whose_trainer_is_lost_is_missing_it_after_a_restart(tmp_path: Path) -> None:
-    """Until one comes."""
+@pytest.mark.parametrize("durability", ["checkpoint", "journal_sync"])
+def test_a_run_whose_trainer_is_lost_is_missing_it_after_a_restart(tmp_path: Path, durability: str) -> None:
+    """Until one comes, and whatever is written meanwhile."""
+    options: dict[str, Any] = {"checkpoint_every_seconds": 1, "durability": durability}
     with Daemon(storage=tmp_path) as daemon:
-        optimizer = ballast.AdamW(layered(seed=3, width=33).parameters(), lr=0.01, server=daemon.server, run=RUN)
+        parameters = layered(seed=3, width=33).parameters()
+        optimizer = ballast.AdamW(parameters, lr=0.01, server=daemon.server, run=RUN, **options)
         optimizer.connect()
         for parameter in optimizer.param_groups[0]["params"]:
             parameter.sum().backward()
@@ -61,7 +64,10 @@ def test_a_run_whose_trainer_is_lost_is_missing_it_after_a_restart(tmp_path: Pat
         daemon.drain()
     with Daemon(storage=tmp_path) as daemon:
         assert state(daemon) == LOST
-        train(daemon.server, STEPS)
+        daemon.drain()
+    with Daemon(storage=tmp_path) as daemon:
+        assert state(daemon) == LOST
+        train(daemon.server, STEPS, **options)
         until(lambda: state(daemon) == FINISHED)
 
 
