@@ -98,7 +98,6 @@ class StepMachine {
   std::optional<uint32_t> RankOf(SessionId session) const;
   absl::Status CheckCurrent(SessionId session) const;  // else: how the session ended
   bool connected(uint32_t rank) const { return ranks_[rank].session && ranks_[rank].connected; }
-  // When the rank's stream was lost; meaningful when !connected().
   // A process has it: it is connected, or away for less than its lease.
   bool held(uint32_t rank, double now_s) const { return Live(ranks_[rank], now_s); }
   // A process had it, none has it now, and the last one neither left cleanly nor was left out of a step.
@@ -106,6 +105,7 @@ class StepMachine {
     const Rank& r = ranks_[rank];
     return r.came && !r.left && !Live(r, now_s);
   }
+  // When the rank's stream was lost; meaningful when !connected().
   double disconnected_at_s(uint32_t rank) const { return ranks_[rank].gone_at_s; }
   // Whether the rank is in the open step: it has begun it.
   bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_ && !reduction_.left_out(rank); }

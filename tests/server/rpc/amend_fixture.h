@@ -57,14 +57,6 @@ class AmendRpcTest : public TeamRpcTest {
     writer->WritesDone();
     return writer->Finish();
   }
-  grpc::Status RewindTo(uint64_t step) {
-    grpc::ClientContext context;
-    v1::RewindRequest request;
-    request.set_run_id("r1");
-    request.set_to_step(step);
-    v1::RewindResponse response;
-    return admin_->Rewind(&context, request, &response);
-  }
   static void ExpectRewound(Wire* wire, uint64_t step) {
     const grpc::Status s = wire->Finish();
     EXPECT_EQ(RewoundTo(absl::Status(static_cast<absl::StatusCode>(s.error_code()), s.error_message())), step)

@@ -77,12 +77,7 @@ TEST_F(IdleRpcTest, ARewindLosesNoTrainerThatHadLeft) {
   for (uint64_t step = 1; step <= 3; ++step) Step(&t, step);
   Leave(&t);
   EXPECT_SOON(Status("r1").state(), Eq(v1::RUN_STATE_FINISHED));
-  grpc::ClientContext context;
-  v1::RewindRequest request;
-  request.set_run_id("r1");
-  request.set_to_step(2);
-  v1::RewindResponse response;
-  ASSERT_TRUE(admin_->Rewind(&context, request, &response).ok());
+  ASSERT_TRUE(RewindTo(2).ok());
   EXPECT_SOON(Status("r1").rewinds(), Eq(1u));
   EXPECT_EQ(Status("r1").state(), v1::RUN_STATE_FINISHED);
   EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_run_ranks_lost{run_id=\"r1\"} 0"));

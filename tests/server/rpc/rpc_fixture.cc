@@ -250,6 +250,15 @@ v1::AttachResponse RpcTest::Resume(const std::string& run_id, const std::string&
   return response;
 }
 
+grpc::Status RpcTest::RewindTo(uint64_t step) {
+  grpc::ClientContext context;
+  v1::RewindRequest request;
+  request.set_run_id("r1");
+  request.set_to_step(step);
+  v1::RewindResponse response;
+  return admin_->Rewind(&context, request, &response);
+}
+
 v1::RunStatus RpcTest::Status(const std::string& run_id) {
   grpc::ClientContext context;
   v1::GetRunRequest request;

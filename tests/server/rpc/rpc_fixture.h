@@ -78,6 +78,7 @@ class RpcTest : public ::testing::Test {
                                  uint32_t world = 1);
   v1::AttachResponse Resume(const std::string& run_id, const std::string& token, uint32_t rank = 0, uint32_t world = 1);
   v1::RunStatus Status(const std::string& run_id);
+  grpc::Status RewindTo(uint64_t step);  // of run r1
 
   static std::vector<float> Weights(const RunSpec& spec, uint32_t tensor);
   static std::string Gradient(const RunSpec& spec, uint32_t tensor, uint64_t step);

@@ -299,12 +299,7 @@ TEST_F(StateRpcTest, ARewindMakesARunWholeThatWasReplacedInPart) {
       Replace(team.spec, team.tokens[0], {{0, "weights", Ramp(team.spec, 0, 1)}, {1, "updates", {}, 9}});
   EXPECT_THAT(refused.error_message(), HasSubstr("'b' has state that was sent in part"));
   EXPECT_SOON(Status("r1").weights_loaded(), false);
-  grpc::ClientContext context;
-  v1::RewindRequest request;
-  request.set_run_id("r1");
-  request.set_to_step(2);
-  v1::RewindResponse response;
-  ASSERT_TRUE(admin_->Rewind(&context, request, &response).ok());
+  ASSERT_TRUE(RewindTo(2).ok());
   EXPECT_SOON(Status("r1").weights_loaded(), true);
   Rejoin(&team);
   for (uint64_t step = 3; step <= 4; ++step) ExpectStep(&team, step, 1, 1);

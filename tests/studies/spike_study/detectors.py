@@ -86,9 +86,9 @@ def by_layer(trace: Trace) -> dict[str, Series]:
     }
 
 
-def signs(trace: Trace) -> dict[str, Series]:
-    """One number a step; but the loss and RMS_t itself, logarithms in spreads above their median."""
-    made = {name: agreed(values, 1) for name, values in by_layer(trace).items()}
+def signs(trace: Trace, layered: dict[str, Series]) -> dict[str, Series]:
+    """One number a step, `layered` being by_layer's; but the loss and RMS_t itself, logarithms in spreads above their median."""
+    made = {name: agreed(values, 1) for name, values in layered.items()}
     made["RMS_t"] = agreed(trace.rms, 1)
     made["curvature"] = trace.curvature
     made["log curvature"] = over_median(np.log(np.maximum(made["curvature"], 1e-6)))
@@ -99,13 +99,14 @@ def signs(trace: Trace) -> dict[str, Series]:
 
 def detectors(trace: Trace) -> Iterator[tuple[str, str, Series]]:
     """(family, variant, series); the higher, the more of a sign."""
-    single = signs(trace)
-    for family, values in by_layer(trace).items():
+    layered = by_layer(trace)
+    single = signs(trace, layered)
+    of_rms, of_norm = single["log RMS_t"], single["log gradient norm"]
+    for family, values in layered.items():
         del single[family]
         for floor, steps, layers in itertools.product(FLOORS, PERSISTENCE, AGREEMENT):
             high = persistent(agreed(np.where(trace.rms >= floor, values, -np.inf), layers), steps)
             yield family, f"RMS_t of {floor:g}, {steps} steps, {layers} layers", high
-    of_rms, of_norm = agreed(by_layer(trace)["log RMS_t"], 1), single["log gradient norm"]
     single["log RMS_t and log gradient norm"] = np.minimum(of_rms, of_norm)
     single["log RMS_t or log gradient norm"] = np.maximum(of_rms, of_norm)
     for (family, values), steps in itertools.product(single.items(), PERSISTENCE):

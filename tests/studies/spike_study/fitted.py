@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from cells import WARM_UP
-from detectors import Trace, signs
+from detectors import Trace, by_layer, signs
 from score import LEAD, loss_spikes
 from tasks import TUNED
 
@@ -16,7 +16,9 @@ MOST = 20.0  # spreads: beyond, more is no more of a sign
 
 def inputs(run: dict) -> np.ndarray:
     """(steps, signs), all finite."""
-    return np.clip(np.nan_to_num(np.stack(list(signs(Trace.of(run)).values()), 1), nan=0.0), -MOST, MOST)
+    trace = Trace.of(run)
+    found = np.stack(list(signs(trace, by_layer(trace)).values()), 1)
+    return np.clip(np.nan_to_num(found, nan=0.0), -MOST, MOST)
 
 
 def outcomes(run: dict) -> tuple[np.ndarray, np.ndarray]:
