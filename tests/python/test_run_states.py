@@ -29,8 +29,11 @@ def state(daemon: Daemon) -> tuple[str, int]:
 
 
 def told(checkpoint: Path) -> dict[str, Any]:
-    """Its run.json."""
-    found: dict[str, Any] = json.loads((checkpoint / "run.json").read_text())
+    """Its run.json; nothing where another checkpoint has just taken its place."""
+    try:
+        found: dict[str, Any] = json.loads((checkpoint / "run.json").read_text())
+    except FileNotFoundError:
+        return {}
     return found
 
 
