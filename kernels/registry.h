@@ -84,7 +84,7 @@ enum class StatisticsLevel : uint8_t { kOff, kCore, kFull };
 struct TileStatistics {
   float grad_sq;          // sum g^2
   float update_sq;        // sum d^2, d = wanted update
-  float rms_sq;           // sum g^2 / max(vhat, eps^2)
+  float rms_sq;           // sum of the rms terms, of the order of g^2 / vhat
   float grad_absmax;      // max |g| over finite g
   uint32_t nonfinite;     // gradient elements that are NaN or infinite
   uint32_t rejected;      // blocks that kept their old contents

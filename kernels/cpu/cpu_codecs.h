@@ -60,12 +60,20 @@ struct MasterCodec {
         words[j] = EncodeOne<Wire>(LoadMaster<V, Format>(planes, block + i), V::Load(scale + i));
       }
       if (last - block >= kBlock) {
-        V::template StoreWords<Wire::kBytes, Wire::kSigned>(to, words);
+        StorePayload<Wire>(to, words);
       } else {
         std::byte whole[kBlock * Wire::kBytes];
-        V::template StoreWords<Wire::kBytes, Wire::kSigned>(whole, words);
+        StorePayload<Wire>(whole, words);
         std::memcpy(to, whole, (last - block) * Wire::kBytes);
       }
+    }
+  }
+  template <class Wire>
+  static void StorePayload(std::byte* to, const BlockWords<V>& words) {
+    if constexpr (Wire::kSigned) {
+      V::template StoreFields<Wire::kBytes, 0>(to, words);
+    } else {
+      V::template StoreWords<Wire::kBytes>(to, words);
     }
   }
   // A master whose first plane is bf16 is served in bf16 as it is.
@@ -194,8 +202,8 @@ struct CpuMomentCodec {
     const RandomStream<V> stream(key, first);
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       const uint64_t e = first + b * kBlock;
-      RandomWords<V> random[kVectors<V>];
-      for (int j = 0; j < kVectors<V>; ++j) random[j] = stream.At(e + static_cast<uint64_t>(j) * V::kWidth);
+      alignas(64) uint32_t random[kBlock];
+      for (uint64_t i = 0; i < kBlock; i += V::kWidth) V::StoreBits(random + i, stream.At(e + i));
       EncodeMomentBlock<V, S, kStochastic>(encoder.At(b), row + b * kBlock, random, planes[0], e);
     }
   }
@@ -213,7 +221,7 @@ struct CpuMomentCodec {
   static void Decode(const std::byte* const* planes, float* out, uint64_t n) {
     for (uint64_t first = 0; first < n; first += kRow) {
       RowDecoder<V, S> decoder;
-      decoder.Load(planes, first);
+      decoder.Load(0, planes, first);
       alignas(64) float row[kRow];
       for (uint64_t i = 0; i < kRow; i += V::kWidth) {
         V::Store(row + i, decoder.At(i / kBlock).Decode(LoadWords<V, S, 0>(planes[0], first + i)));

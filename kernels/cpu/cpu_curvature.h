@@ -51,8 +51,8 @@ class CpuCurvature {
   void AddRow(uint64_t first, uint64_t count, const float* before) {
     RowDecoder<V, Signed> momentum;
     RowDecoder<V, NonNegative> variance;
-    momentum.Load(probe_.momentum, first);
-    variance.Load(probe_.variance, first);
+    momentum.Load(0, probe_.momentum, first);
+    variance.Load(0, probe_.variance, first);
     auto most = V::SetBits(0);
     for (uint64_t i = 0; i < kRow; i += V::kWidth) {
       const auto m = momentum.At(i / kBlock).Decode(LoadWords<V, Signed, 0>(probe_.momentum[0], first + i));

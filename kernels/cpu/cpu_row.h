@@ -16,6 +16,18 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
+// What the core statistics of a block are made of.
+template <class V>
+struct CoreTerms {
+  typename V::F grad[kVectors<V>], delta[kVectors<V>], rms[kVectors<V>];
+};
+
+// The largest magnitudes in each position of a block's vectors, of weights and of each moment.
+template <class V, int kMoments>
+struct BlockLargest {
+  typename V::U weight = V::SetBits(0), moment[kMoments] = {};
+};
+
 // Moments: the formats of the rule's moments, in order.
 template <class V, class Master, class... Moments>
 class CpuRow {
@@ -25,22 +37,50 @@ class CpuRow {
   template <int I>
   using MomentType = std::tuple_element_t<I, std::tuple<Moments...>>;
 
+  // Number of the first plane of moment I.
+  static constexpr auto kFirstPlanes = [] {
+    std::array<int, kMomentCount + 1> first{PlaneCount<Master>()};
+    constexpr int kCounts[] = {PlaneCount<Moments>()...};
+    for (size_t i = 0; i < kMomentCount; ++i) first[i + 1] = first[i] + kCounts[i];
+    return first;
+  }();
+  template <int I>
+  static constexpr int kFirstPlane = kFirstPlanes[I];
+
   CpuRow(const Update& u, GradientLoader load) : u_(u), load_(load) {}
 
-  // The row's values: gradients; the values wanted for weights (and their second component) and for moments, in the
-  // form that their formats encode; the terms of the core statistics; and each block's largest magnitude of weights and
-  // moments.
-  alignas(64) float grad[kRow], next[kRow], next_low[kRow], delta[kRow], rms[kRow] = {}, moment[kMomentCount][kRow];
-  RowBlocks most[1 + kMomentCount];
+  // The row's values: gradients; the values wanted for weights and for moments, in the form that their formats encode.
+  // No two arrays that a loop stores to and then loads from lie a multiple of 4096 bytes apart, here and below: such a
+  // load waits for the store, as if it were from the same place.
+  alignas(64) float grad[kRow], next[kRow], moment[kMomentCount][kRow];
 
-  void StartTile() {
+ private:
+  enum Sum { kGradSq, kUpdateSq, kRmsSq, kCoreSums, kWeightSq = kCoreSums, kStoredDot, kHiDot, kSums };
+
+  alignas(64) uint32_t random_[kRow];
+  // The largest magnitudes of moments, in each position of a block's vectors.
+  alignas(64) uint32_t magnitudes_[kMomentCount][kRowBlocks * V::kWidth];
+  TileSum sums_[kSums];
+
+ public:
+  // The second component of weights, where there is one; and, for full statistics, the wanted updates.
+  alignas(64) float next_low[kRow], delta[kRow];
+
+  void StartTile(uint64_t first, uint64_t last) {
     out_ = {};
-    for (TileSum& sum : sums_) sum.Clear();
+    if (u_.statistics != StatisticsLevel::kOff) {
+      for (int i = 0; i < (u_.statistics == StatisticsLevel::kFull ? kSums : kCoreSums); ++i) sums_[i].Clear();
+    }
+    for (uint64_t e = first; e < last; e += kRow) {
+      ForEachMoment([&](auto i) { std::get<i>(decoders_).Load((e - first) / kRow, u_.planes + kFirstPlane<i>, e); });
+    }
   }
   void StartRow(uint64_t first, uint64_t count) {
     uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
     if (u_.clip != 1) largest = ClipRow<V>(u_.clip, grad);
     rejected_ = {};
+    any_rejected_ = largest >= kInfinityBits;
+    if constexpr (kShared) std::copy_n(sums_, kCoreSums, saved_.begin());
     if (largest >= kInfinityBits) {
       const NonFinite found = FindNonFinite(grad, count);
       out_.nonfinite += found.count;
@@ -51,28 +91,31 @@ class CpuRow {
   }
   bool rejected(uint64_t block) const { return rejected_[block]; }
 
-  // The decoders of every moment for this row, and what is stored of one block or vector.
-  auto Decoders(uint64_t first) const {
-    return [&]<int... I>(std::integer_sequence<int, I...>) { return std::tuple{Decoder<I>(first)...}; }
-    (MomentNumbers());
+  // One block's moments as they are stored, decoded; the block's number counts from the row's first element.
+  struct BlockMoments {
+    typename V::F of[kMomentCount][kVectors<V>];
+  };
+  BlockMoments DecodeMoments(uint64_t first, uint64_t b) const {
+    BlockMoments moments;
+    ForEachMoment([&](auto m) { DecodeMoment<m>(first, b, moments.of[m]); });
+    return moments;
   }
   template <int I>
-  RowDecoder<V, MomentType<I>> Decoder(uint64_t first) const {
-    RowDecoder<V, MomentType<I>> decoder;
-    decoder.Load(u_.planes + kFirstPlane<I>, first);
-    return decoder;
-  }
-  template <int I>
-  void DecodeMoment(const typename MomentType<I>::template Decoder<V>& decoder, uint64_t first,
-                    typename V::F (&out)[kVectors<V>]) const {
+  void DecodeMoment(uint64_t first, uint64_t b, typename V::F (&out)[kVectors<V>]) const {
+    const auto decoder = std::get<I>(decoders_).At(first % kTile / kBlock + b);
     for (int j = 0; j < kVectors<V>; ++j) {
-      const uint64_t at = first + static_cast<uint64_t>(j) * V::kWidth;
-      out[j] = decoder.Decode(LoadWords<V, MomentType<I>, 0>(u_.planes[kFirstPlane<I>], at));
+      const uint64_t e = first + b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
+      out[j] = decoder.Decode(LoadWords<V, MomentType<I>, 0>(u_.planes[kFirstPlane<I>], e));
     }
   }
-  Element<V> LoadWeight(uint64_t first) const {
-    Element<V> e{};
-    const Words<V> words = LoadMaster<V, Master>(u_.planes, first);
+  static void SetMoments(const BlockMoments& moments, int j, Element<V>* e) {
+    ForEachMoment([&](auto m) { e->moment[m] = moments.of[m][j]; });
+  }
+  // The weights and gradients of one vector, from number i of the row on.
+  Element<V> Load(uint64_t first, uint64_t i) const {
+    Element<V> e;
+    e.grad = V::Load(grad + i);
+    const Words<V> words = LoadMaster<V, Master>(u_.planes, first + i);
     if constexpr (Master::kPaired) {
       e.weight = Master::template Component<V>(words.word[0]);
       e.weight_low = Master::template Component<V>(words.word[1]);
@@ -82,14 +125,37 @@ class CpuRow {
     return e;
   }
 
+  template <class Do>
+  static void ForEachMoment(Do&& act) {
+    [&]<int... I>(std::integer_sequence<int, I...>) { (act(std::integral_constant<int, I>()), ...); }
+    (MomentNumbers());
+  }
+
+  // Keeps the largest magnitudes of a block, and adds to the core statistics unless it cannot be stored.
+  template <bool kCore, bool kHasRms>
+  void FinishBlock(uint64_t b, const BlockLargest<V, kMomentCount>& most, const CoreTerms<V>& terms) {
+    auto bad = V::GreaterBits(most.weight, V::SetBits(kLargestBits));
+    ForEachMoment([&](auto i) {
+      V::StoreBits(magnitudes_[i] + b * V::kWidth, most.moment[i]);
+      bad = V::Either(bad, V::GreaterBits(most.moment[i], V::SetBits(kBound<i>)));
+    });
+    if (V::Any(bad)) [[unlikely]]
+      rejected_[b] = any_rejected_ = true;
+    if (any_rejected_ && rejected_[b]) [[unlikely]]
+      return;
+    if constexpr (kCore) AddCore<kHasRms>(b, terms);
+  }
+
   // Stores what can be stored.
   void FinishRow(uint64_t first, uint64_t count) {
     if (count < kRow) ClearTail(count);
     const bool all = Reject();
-    if (u_.dry) return FinishDry(all, count);
+    if (u_.dry) {
+      if (!all) DropRejected(count);
+      return;
+    }
     if (u_.statistics == StatisticsLevel::kFull) Keep(first, PlaneCount<Master>());
-    all ? Encode(first) : EncodeAccepted(first, count);
-    if (u_.statistics != StatisticsLevel::kOff) AddCore();
+    all ? Encode(first, count == kRow) : EncodeAccepted(first, count);
     if (u_.statistics == StatisticsLevel::kFull) AddFull(first, count);
   }
 
@@ -107,16 +173,16 @@ class CpuRow {
   }
 
  private:
-  enum Sum { kGradSq, kUpdateSq, kRmsSq, kWeightSq, kStoredDot, kHiDot, kSums };
+  template <bool kHasRms>
+  void AddCore(uint64_t b, const CoreTerms<V>& terms) {
+    for (int j = 0; j < kVectors<V>; ++j) {
+      const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
+      sums_[kGradSq].template Add<V>(i, V::Mul(terms.grad[j], terms.grad[j]));
+      sums_[kUpdateSq].template Add<V>(i, V::Mul(terms.delta[j], terms.delta[j]));
+      if constexpr (kHasRms) sums_[kRmsSq].template Add<V>(i, terms.rms[j]);
+    }
+  }
 
-  static constexpr auto kFirstPlanes = [] {
-    std::array<int, kMomentCount + 1> first{PlaneCount<Master>()};
-    constexpr int kCounts[] = {PlaneCount<Moments>()...};
-    for (size_t i = 0; i < kMomentCount; ++i) first[i + 1] = first[i] + kCounts[i];
-    return first;
-  }();
-  template <int I>
-  static constexpr int kFirstPlane = kFirstPlanes[I];
   static constexpr int kPlaneCount = kFirstPlanes[kMomentCount];
   static_assert(kPlaneCount <= kMaxPlanes);
   // Every plane as declared, and the bound of moment I's magnitudes.
@@ -129,71 +195,62 @@ class CpuRow {
   template <int I>
   static constexpr uint32_t kBound = MomentType<I>::kLargestBits;
 
-  template <class Do>
-  static void ForEachMoment(Do&& act) {
-    [&]<int... I>(std::integer_sequence<int, I...>) { (act(std::integral_constant<int, I>()), ...); }
-    (MomentNumbers());
-  }
+  static constexpr bool kShared = (... || (Moments::kScalePer > kBlock));
 
   // Zeros what lies past the tensor's end, so that it takes no part in scales and sums.
   void ClearTail(uint64_t count) {
     ForEachValue([count](float* row) { std::fill(row + count, row + kRow, 0.0f); });
-    most[0] = Largest<V>(next);
-    ForEachMoment([this](auto i) { most[1 + i] = Largest<V>(moment[i]); });
   }
   template <class Do>
   void ForEachValue(Do&& act) {
-    for (float* row : {next, next_low, delta, rms}) act(row);
+    for (float* row : {next, next_low, delta}) act(row);
     ForEachMoment([&](auto i) { act(moment[i]); });
   }
 
-  // Adds the blocks that cannot be stored to those already rejected. Returns whether there are none.
+  // Blocks that share a scale keep their contents together, and add nothing. Returns whether all can be stored.
   bool Reject() {
-    bool any = false;
-    for (uint64_t b = 0; b < kRowBlocks; ++b) {
-      bool bad = most[0].of[b] > kLargestBits;
-      ForEachMoment([&](auto i) { bad = bad || most[1 + i].of[b] > kBound<i>; });
-      rejected_[b] = rejected_[b] || bad;
-      any = any || rejected_[b];
+    if (any_rejected_ && kShared) {
+      rejected_.fill(true);
+      std::copy_n(saved_.begin(), kCoreSums, sums_);
     }
-    bool shared = false;
-    ForEachMoment([&](auto i) { shared = shared || MomentType<i>::kScalePer > kBlock; });
-    if (any && shared) rejected_.fill(true);
-    return !any;
+    return !any_rejected_;
   }
 
-  void FinishDry(bool all, uint64_t count) {
-    if (!all) DropRejected(count);
-    if (u_.statistics != StatisticsLevel::kOff) AddCore();
+  // unchanged: no value was cleared since the rule was applied, so the magnitudes hold.
+  void Encode(uint64_t first, bool unchanged) {
+    u_.stochastic ? EncodeAs<true>(first, unchanged) : EncodeAs<false>(first, unchanged);
   }
 
-  void Encode(uint64_t first) { u_.stochastic ? EncodeAs<true>(first) : EncodeAs<false>(first); }
-
+  // A loop for each plane: short chains of dependent operations, of which a processor has many under way.
   template <bool kStochastic>
-  void EncodeAs(uint64_t first) {
-    const RandomStream<V> stream(u_.random_key, first);
-    const auto encoders = StoreEncoders(first, MomentNumbers());
-    for (uint64_t b = 0; b < kRowBlocks; ++b) {
-      const uint64_t i = b * kBlock;
-      RandomWords<V> random[kVectors<V>];
-      for (int j = 0; j < kVectors<V>; ++j) random[j] = stream.At(first + i + static_cast<uint64_t>(j) * V::kWidth);
-      EncodeWeights<kStochastic>(first, i, random);
-      [&]<int... I>(std::integer_sequence<int, I...>) {
-        (EncodeMomentBlock<V, MomentType<I>, kStochastic>(std::get<I>(encoders).At(b), moment[I] + i, random,
-                                                          u_.planes[kFirstPlane<I>], first + i),
-         ...);
-      }
-      (MomentNumbers());
+  void EncodeAs(uint64_t first, bool unchanged) {
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      std::tuple<RowEncoder<V, MomentType<I>>...> encoders;
+      (std::get<I>(encoders).Store(LargestOf<I>(unchanged), u_.planes + kFirstPlane<I>, first), ...);
+      const RandomStream<V> stream(u_.random_key, first);
+      if constexpr (kStochastic) stream.Fill(first, kRow, random_);
+      for (uint64_t b = 0; b < kRowBlocks; ++b) EncodeWeights<kStochastic>(stream, first, b * kBlock);
+      (EncodeMoment<kStochastic, I>(first, std::get<I>(encoders)), ...);
     }
+    (MomentNumbers());
   }
-  template <int... I>
-  auto StoreEncoders(uint64_t first, std::integer_sequence<int, I...>) const {
-    std::tuple<RowEncoder<V, MomentType<I>>...> encoders;
-    (std::get<I>(encoders).Store(most[1 + I], u_.planes + kFirstPlane<I>, first), ...);
-    return encoders;
+  template <int I>
+  RowBlocks<V> LargestOf(bool unchanged) const {
+    if constexpr (MomentType<I>::kScalePer == 0) return {};
+    if (!unchanged) return Largest<V>(moment[I]);
+    RowBlocks<V> most;
+    V::LargestOfEight(magnitudes_[I], most.of);
+    return most;
+  }
+  template <bool kStochastic, int I, class Encoders>
+  void EncodeMoment(uint64_t first, const Encoders& encoders) {
+    for (uint64_t b = 0; b < kRowBlocks; ++b) {
+      EncodeMomentBlock<V, MomentType<I>, kStochastic>(encoders.At(b), moment[I] + b * kBlock, random_ + b * kBlock,
+                                                       u_.planes[kFirstPlane<I>], first + b * kBlock);
+    }
   }
   template <bool kStochastic>
-  void EncodeWeights(uint64_t first, uint64_t i, const RandomWords<V> (&random)[kVectors<V>]) {
+  void EncodeWeights(const RandomStream<V>& stream, uint64_t first, uint64_t i) {
     BlockWords<V> words[2];
     for (int j = 0; j < kVectors<V>; ++j) {
       const uint64_t at = i + static_cast<uint64_t>(j) * V::kWidth;
@@ -201,7 +258,8 @@ class CpuRow {
       if constexpr (Master::kPaired) {
         w = Master::template EncodePair<V>(V::Load(next + at), V::Load(next_low + at));
       } else {
-        w = Master::template Encode<V, kStochastic>(V::Load(next + at), random[j].master);
+        const auto random = kStochastic ? stream.ForMaster(V::LoadBits(random_ + at)) : V::SetBits(0);
+        w = Master::template Encode<V, kStochastic>(V::Load(next + at), random);
       }
       words[0][j] = w.word[0];
       if constexpr (PlaneCount<Master>() == 2) words[1][j] = w.word[1];
@@ -214,7 +272,7 @@ class CpuRow {
   void EncodeAccepted(uint64_t first, uint64_t count) {
     Keep(first, static_cast<int>(kPlanes.size()));
     DropRejected(count);
-    Encode(first);
+    Encode(first, false);
     for (size_t p = 0; p < kPlanes.size(); ++p) {
       for (uint64_t b = 0; b < kRowBlocks; ++b) {
         if (rejected_[b]) PutBack(p, first, b);
@@ -228,7 +286,6 @@ class CpuRow {
       if (b * kBlock < count) ++out_.rejected;
       ForEachValue([b](float* row) { std::fill_n(row + b * kBlock, kBlock, 0.0f); });
       std::fill_n(grad + b * kBlock, kBlock, 0.0f);
-      for (RowBlocks& blocks : most) blocks.of[b] = 0;
     }
   }
   void Keep(uint64_t first, int planes) {
@@ -242,15 +299,6 @@ class CpuRow {
     const uint64_t at = block * kBlock / plane.per * plane.bytes;
     const uint64_t bytes = std::max<uint64_t>(kBlock / plane.per, 1) * plane.bytes;
     std::memcpy(u_.planes[p] + first / plane.per * plane.bytes + at, old_[p] + at, bytes);
-  }
-
-  void AddCore() {
-    for (uint64_t i = 0; i < kRow; i += V::kWidth) {
-      const auto g = V::Load(grad + i), d = V::Load(delta + i);
-      sums_[kGradSq].template Add<V>(i, V::Mul(g, g));
-      sums_[kUpdateSq].template Add<V>(i, V::Mul(d, d));
-      sums_[kRmsSq].template Add<V>(i, V::Load(rms + i));
-    }
   }
 
   void AddFull(uint64_t first, uint64_t count) {
@@ -306,9 +354,11 @@ class CpuRow {
   const Update& u_;
   const GradientLoader load_;
   std::array<bool, kRowBlocks> rejected_ = {};
+  bool any_rejected_ = false;
+  std::tuple<RowDecoder<V, Moments, kTile / kRow>...> decoders_;  // of the tile
   TileStatistics out_ = {};
-  alignas(64) std::byte old_[kMaxPlanes][kRow * 4];  // contents before the update
-  TileSum sums_[kSums];
+  alignas(64) std::byte old_[kMaxPlanes][kRow * 4];     // contents before the update
+  std::array<TileSum, kShared ? kCoreSums : 0> saved_;  // before the row in hand
 };
 
 }  // namespace BALLAST_UNIT

@@ -25,9 +25,11 @@ inline constexpr int kVectors = static_cast<int>(kBlock) / V::kWidth;  // a bloc
 template <class V>
 using BlockWords = typename V::U[kVectors<V>];
 
-// One 32-bit figure for each block of a row.
+// A 32-bit figure for each block of a row, side by side in as few vectors as hold them.
+template <class V>
 struct RowBlocks {
-  alignas(64) uint32_t of[kRowBlocksRoom] = {};
+  static constexpr int kCount = std::max(static_cast<int>(kRowBlocks) / V::kWidth, 1);
+  typename V::U of[kCount];
 };
 
 // The words of one vector of a plane that starts at `plane`, from element `first` on.
@@ -49,35 +51,55 @@ inline Words<V> LoadMaster(const std::byte* const* planes, uint64_t first) {
 template <class V, class Format, int kPlane>
 inline void StoreBlock(std::byte* plane, uint64_t first, const BlockWords<V>& words) {
   constexpr StoredPlane kStored = Format::kPlanes[kPlane];
-  V::template StoreWords<kStored.bytes, kStored.sign>(plane + first * kStored.bytes, words);
+  std::byte* const to = plane + first * kStored.bytes;
+  if constexpr (kStored.at == kWhole) {
+    V::template StoreWords<kStored.bytes>(to, words);
+  } else {
+    V::template StoreFields<kStored.bytes, kStored.at>(to, words);
+  }
 }
 
 // The scales of the row's blocks, and back.
-template <class S>
-inline void LoadScales(const std::byte* plane, uint64_t first, RowBlocks* scales) {
+template <class V, class S>
+inline RowBlocks<V> LoadScales(const std::byte* plane, uint64_t first) {
   constexpr uint32_t kBytes = S::kPlanes[1].bytes;
-  for (uint64_t b = 0; b < kRowBlocks; ++b) {
-    std::memcpy(&scales->of[b], plane + (first + b * kBlock) / S::kScalePer * kBytes, kBytes);
+  const std::byte* at = plane + first / S::kScalePer * kBytes;
+  RowBlocks<V> scales;
+  if constexpr (S::kScalePer == kRow) {
+    uint32_t scale = 0;
+    std::memcpy(&scale, at, kBytes);
+    std::fill_n(scales.of, scales.kCount, V::SetBits(scale));
+  } else {
+    static_assert(S::kScalePer == kBlock && kBytes == 2);
+    V::LoadEight(at, scales.of);
   }
+  return scales;
 }
-template <class S>
-inline void StoreScales(std::byte* plane, uint64_t first, const RowBlocks& scales) {
+template <class V, class S>
+inline void StoreScales(std::byte* plane, uint64_t first, const RowBlocks<V>& scales) {
   constexpr uint32_t kBytes = S::kPlanes[1].bytes;
-  for (uint64_t b = 0; b < kRowBlocks; b += S::kScalePer / kBlock) {
-    std::memcpy(plane + (first + b * kBlock) / S::kScalePer * kBytes, &scales.of[b], kBytes);
+  std::byte* const at = plane + first / S::kScalePer * kBytes;
+  if constexpr (S::kScalePer == kRow) {
+    const uint32_t scale = V::Largest(scales.of[0]);
+    std::memcpy(at, &scale, kBytes);
+  } else {
+    V::StoreEight(at, scales.of);
   }
 }
 
-// A moment's Decoders or Encoders for the blocks of a row: made for many blocks at once, used for one at a time.
-template <class V, template <class> class Coder>
+// A moment's Decoders or Encoders for the blocks of some rows: made for a row's blocks at once, used for one at a time.
+template <class V, template <class> class Coder, uint64_t kRows = 1>
 class RowCoder {
  public:
+  // For the blocks of row number `row`.
   template <class... Blocks>
-  void Make(const Blocks&... blocks) {
+  void Make(uint64_t row, const Blocks&... blocks) {
     if constexpr (Coder<V>::kNumbers > 0) {
-      for (uint64_t b = 0; b < kRowBlocks; b += V::kWidth) {
-        const auto made = Coder<V>::Of(V::LoadBits(blocks.of + b)...);
-        for (int i = 0; i < Coder<V>::kNumbers; ++i) V::Store(number_[i] + b, made.number[i]);
+      for (int b = 0; b < RowBlocks<V>::kCount; ++b) {
+        const auto made = Coder<V>::Of(blocks.of[b]...);
+        for (int i = 0; i < Coder<V>::kNumbers; ++i) {
+          V::Store(number_[i] + row * kRowBlocks + static_cast<uint64_t>(b) * V::kWidth, made.number[i]);
+        }
       }
     }
   }
@@ -90,60 +112,62 @@ class RowCoder {
   }
 
  private:
-  alignas(64) float number_[std::max(Coder<V>::kNumbers, 1)][kRowBlocksRoom];
+  static constexpr uint64_t kRoom = 16;  // what a vector of the widest kind writes
+  alignas(64) float number_[std::max(Coder<V>::kNumbers, 1)][(kRows - 1) * kRowBlocks + kRoom];
 };
 
-template <class V, class S>
-struct RowDecoder : RowCoder<V, S::template Decoder> {
-  void Load(const std::byte* const* planes, uint64_t first) {
-    if constexpr (S::kScalePer > 0) {
-      RowBlocks scales;
-      LoadScales<S>(planes[1], first, &scales);
-      this->Make(scales);
-    }
+template <class V, class S, uint64_t kRows = 1>
+struct RowDecoder : RowCoder<V, S::template Decoder, kRows> {
+  // For row number `row`, which begins at element `first` of the planes.
+  void Load(uint64_t row, const std::byte* const* planes, uint64_t first) {
+    if constexpr (S::kScalePer > 0) this->Make(row, LoadScales<V, S>(planes[1], first));
   }
 };
 
 // Computes the scales from the blocks' largest magnitudes, and stores them.
 template <class V, class S>
 struct RowEncoder : RowCoder<V, S::template Encoder> {
-  void Store(const RowBlocks& largest, std::byte* const* planes, uint64_t first) {
+  void Store(RowBlocks<V> most, std::byte* const* planes, uint64_t first) {
     if constexpr (S::kScalePer > 0) {
-      RowBlocks most = largest;
-      if constexpr (S::kScalePer == kRow)
-        std::fill_n(most.of, kRowBlocks, *std::max_element(most.of, most.of + kRowBlocks));
-      RowBlocks scales;
-      for (uint64_t b = 0; b < kRowBlocks; b += V::kWidth) {
-        V::StoreBits(scales.of + b, S::template Scale<V>(V::LoadBits(most.of + b)));
+      if constexpr (S::kScalePer == kRow) {
+        uint32_t largest = 0;
+        for (const auto blocks : most.of) largest = std::max(largest, V::Largest(blocks));
+        std::fill_n(most.of, most.kCount, V::SetBits(largest));
       }
-      StoreScales<S>(planes[1], first, scales);
-      this->Make(scales, most);
+      RowBlocks<V> scales;
+      for (int b = 0; b < scales.kCount; ++b) scales.of[b] = S::template Scale<V>(most.of[b]);
+      StoreScales<V, S>(planes[1], first, scales);
+      this->Make(0, scales, most);
     }
   }
 };
 
+// One block of a moment; `random`: a random word for each of its elements.
 template <class V, class S, bool kStochastic>
 inline void EncodeMomentBlock(const typename S::template Encoder<V>& encoder, const float* values,
-                              const RandomWords<V> (&random)[kVectors<V>], std::byte* plane, uint64_t first) {
+                              const uint32_t* random, std::byte* plane, uint64_t first) {
   BlockWords<V> words;
   for (int j = 0; j < kVectors<V>; ++j) {
-    words[j] = encoder.template Encode<kStochastic>(V::Load(values + j * V::kWidth), random[j].state);
+    const auto bits = kStochastic ? V::LoadBits(random + j * V::kWidth) : V::SetBits(0);
+    words[j] = encoder.template Encode<kStochastic>(V::Load(values + j * V::kWidth), bits);
   }
   StoreBlock<V, S, 0>(plane, first, words);
 }
 
-// The largest magnitude of each block, as bits.
+// The largest magnitude of each block of a row, as bits.
 template <class V>
-inline RowBlocks Largest(const float* row) {
-  RowBlocks most;
+inline RowBlocks<V> Largest(const float* row) {
+  alignas(64) uint32_t vectors[kRowBlocks * V::kWidth];
   for (uint64_t b = 0; b < kRowBlocks; ++b) {
     auto block = V::SetBits(0);
     for (int j = 0; j < kVectors<V>; ++j) {
       const auto x = V::Load(row + b * kBlock + static_cast<uint64_t>(j) * V::kWidth);
       block = V::MaxBits(block, V::And(V::Bits(x), V::SetBits(kMagnitude)));
     }
-    most.of[b] = V::Largest(block);
+    V::StoreBits(vectors + b * V::kWidth, block);
   }
+  RowBlocks<V> most;
+  V::LargestOfEight(vectors, most.of);
   return most;
 }
 

@@ -38,8 +38,8 @@ struct WarpCodec {
     }
     const auto begin = V::And(V::Position(), V::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
     const auto where = V::GreaterBits(V::SetBits(static_cast<uint32_t>(count)), begin);
-    StoreRow<V, Format::kPlanes[0].bytes>(At<0>(planes, first), words[0], where);
-    if constexpr (kTwo) StoreRow<V, Format::kPlanes[1].bytes>(At<1>(planes, first), words[1], where);
+    StorePlane<V, Format, 0>(At<0>(planes, first), words[0], where);
+    if constexpr (kTwo) StorePlane<V, Format, 1>(At<1>(planes, first), words[1], where);
   }
 
   // Encodes [first, first + 256), or to `last`, at `out`. Scales as in MasterFormat::encode_weights.

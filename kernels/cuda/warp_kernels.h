@@ -198,7 +198,7 @@ class WarpTile {
       SetWeight(weights, j, &e);
       e.grad = grad[j];
       ForEachMoment([&](auto i) { e.moment[i] = r->moment[i][j]; });
-      const Updated<V> done = Rule::template Apply<V>(constants, e);
+      const Updated<V> done = ApplyRule<V, Rule>(constants, e);
       r->next[j] = done.weight;
       if constexpr (Master::kPaired) r->next_low[j] = done.weight_low;
       if constexpr (kTerms) delta[j] = done.delta;
@@ -288,7 +288,7 @@ class WarpTile {
   BALLAST_FN void Encode(uint64_t first, const Row& r) const {
     const auto good = V::Not(r.bad);
     const RandomStream<V> stream(u_.random_key, first);
-    RandomWords<V> random[kEach];
+    U random[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) random[j] = stream.At(first + static_cast<uint64_t>(j));
     Weights after;
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
@@ -296,19 +296,17 @@ class WarpTile {
       if constexpr (Master::kPaired) {
         w = Master::template EncodePair<V>(r.next[j], r.next_low[j]);
       } else {
-        w = Master::template Encode<V, kStochastic>(r.next[j], random[j].master);
+        w = Master::template Encode<V, kStochastic>(r.next[j], stream.ForMaster(random[j]));
       }
       after.word[0][j] = w.word[0];
       if constexpr (kMasterPlanes == 2) after.word[1][j] = w.word[1];
     }
-    StoreRow<V, Master::kPlanes[0].bytes>(At<Master, 0>(0, first), after.word[0], good);
-    if constexpr (kMasterPlanes == 2) {
-      StoreRow<V, Master::kPlanes[1].bytes>(At<Master, 1>(1, first), after.word[1], good);
-    }
+    StorePlane<V, Master, 0>(At<Master, 0>(0, first), after.word[0], good);
+    if constexpr (kMasterPlanes == 2) StorePlane<V, Master, 1>(At<Master, 1>(1, first), after.word[1], good);
     ForEachMoment([&](auto i) { EncodeMoment<decltype(i)::value, kStochastic>(first, random, good, r); });
   }
   template <int I, bool kStochastic>
-  BALLAST_FN void EncodeMoment(uint64_t first, const RandomWords<V> (&random)[kEach], M good, const Row& r) const {
+  BALLAST_FN void EncodeMoment(uint64_t first, const U (&random)[kEach], M good, const Row& r) const {
     using S = MomentType<I>;
     auto scale = V::SetBits(0), most = r.most[1 + I];
     if constexpr (S::kScalePer > 0) {
@@ -319,8 +317,8 @@ class WarpTile {
     const auto encoder = Encoder<S>(scale, most);
     U codes[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) codes[j] =
-        encoder.template Encode<kStochastic>(r.moment[I][j], random[j].state);
-    StoreRow<V, S::kPlanes[0].bytes>(At<S, 0>(FirstPlane<I>(), first), codes, good);
+        encoder.template Encode<kStochastic>(r.moment[I][j], random[j]);
+    StorePlane<V, S, 0>(At<S, 0>(FirstPlane<I>(), first), codes, good);
   }
 
   BALLAST_FN void AddCore() const {

@@ -73,6 +73,16 @@ BALLAST_FN void StoreRow(std::byte* row, const typename V::U (&words)[kEach], ty
   V::StoreVector(row, packed, where);
 }
 
+// A row of encoded words of one of a format's planes.
+template <class V, class Format, int kPlane>
+BALLAST_FN void StorePlane(std::byte* row, typename V::U (&words)[kEach], typename V::M where) {
+  constexpr StoredPlane kStored = Format::kPlanes[kPlane];
+  if constexpr (kStored.at > 0) {
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) words[j] = V::template ShiftRight<kStored.at>(words[j]);
+  }
+  StoreRow<V, kStored.bytes>(row, words, where);
+}
+
 // The first `count` elements of a row.
 template <class V>
 BALLAST_FN typename V::M Inside(uint64_t count, int j) {

@@ -1,14 +1,16 @@
 // companded8: 8-bit codes with a bf16 scale for each block of 32. The scale A is the block's largest magnitude rounded
 // up to bf16, and codes are taken relative to the stored scale, so its rounding adds no error.
 //
-//   m: level k = k/(254-k) * A with a sign, k = 0..127; position f = 254|m| / (|m|+A).
+//   m: level k = k/(254-k) * A with a sign, k = 0..127; position f = 254 m / (|m|+A).
 //   v: stored as levels of sqrt(v): k * (A/255), k = 0..255; position t = sqrt(v) * (255/A).
 //      Code 0 of a live block decodes to v = 0.25 (A/255)^2, so that |m|/sqrt(v) stays bounded.
 //
 // Stochastic rounding is in the value domain: between neighbouring levels the upper one is taken with the probability
-// that makes the expectation of the decoded value exact. With k = floor(position) and u uniform in (0, 1):
-//   m: k+1 if u * 254A < (|m|(254-k) - kA)(253-k)
-//   v: k+1 if u(2k+1) < t^2 - k^2, and for k = 0 if 0.75u < t^2 - 0.25
+// that makes the expectation of the decoded value exact. With u uniform in (0, 1):
+//   m: the probability is p = x - c x (1-x), x the fraction of |f| and c = 1 / (254 - |f|) = (|m|+A) / (254 A). To take
+//      it, u is bent instead of x: floor(f + u - c u (1-u)) for m >= 0 and floor(f + u + c u (1-u)) for m < 0 are that
+//      to c^2/10, at most 6e-6 of a level. So a code costs one addition after its position, with no comparison.
+//   v: with k = floor(t), k+1 if u(2k+1) < t^2 - k^2, and for k = 0 if 0.75u < t^2 - 0.25
 // Nearest rounds the position. Deterministic codes stall inside a moving average; stochastic ones do not.
 #pragma once
 
@@ -25,11 +27,10 @@ BALLAST_FN typename V::U Bf16RoundedUp(typename V::U absmax) {
   return V::template ShiftRight<16>(V::AddBits(absmax, V::SetBits(0xffffu)));
 }
 
-// A position is held to the largest code before it is taken apart, so no code passes it: at the largest code nothing is
-// left over to round up. A block of zeros has the largest code 0.
+// What an encoder divides by: A, 1 for a block of zeros.
 template <class V>
-BALLAST_FN typename V::F LargestCode(typename V::U scale, float largest) {
-  return V::Select(V::EqualBits(scale, V::SetBits(0)), V::Set(0.0f), V::Set(largest));
+BALLAST_FN typename V::F DivisorOf(typename V::U scale) {
+  return V::Select(V::EqualBits(scale, V::SetBits(0)), V::Set(1.0f), FromBf16<V>(scale));
 }
 
 struct Companded8Signed {
@@ -57,30 +58,25 @@ struct Companded8Signed {
 
   template <class V>
   struct Encoder {
-    static constexpr int kNumbers = 3;
-    typename V::F number[kNumbers];  // A, 254 A, the largest code
+    static constexpr int kNumbers = 2;
+    typename V::F number[kNumbers];  // A, 1 / (254 A)
 
     static BALLAST_FN Encoder Of(typename V::U scale, typename V::U) {
-      const auto a = FromBf16<V>(scale);
-      return {{a, V::Mul(V::Set(254.0f), a), LargestCode<V>(scale, 127.0f)}};
+      const auto a = DivisorOf<V>(scale);
+      return {{a, V::Div(V::Set(1.0f / 254), V::Max(a, V::Set(0x1p-118f)))}};
     }
     template <bool kStochastic>
     BALLAST_FN typename V::U Encode(typename V::F x, typename V::U random) const {
-      const auto a = V::Abs(x);
-      const auto position = V::Div(V::Mul(V::Set(254.0f), a), V::Add(a, number[0]));
-      const auto bounded = V::Min(position, number[2]);  // also where both are 0 and the position is NaN
-      const auto k = V::Truncate(bounded);
-      const auto kf = V::FromInteger(k);
-      typename V::M up;
+      typename V::F sought;  // from 1 up, so that its whole part is its floor
+      const auto sum = V::Add(V::Abs(x), number[0]), ratio = V::Div(x, sum);
       if constexpr (kStochastic) {
-        const auto u = Uniform<V>(V::And(random, V::SetBits(0xffff)));
-        const auto above = V::Sub(V::Mul(a, V::Sub(V::Set(254.0f), kf)), V::Mul(kf, number[0]));
-        up = V::Less(V::Mul(u, number[1]), V::Mul(above, V::Sub(V::Set(253.0f), kf)));
+        const auto dither = Dither<V>(V::And(random, V::SetBits(0xffff))), u = V::Sub(dither, V::Set(128.0f));
+        const auto bend = V::WithSignOf(x, V::Mul(V::Fnma(u, u, u), number[1]));
+        sought = V::Fnma(bend, sum, V::Fma(V::Set(254.0f), ratio, dither));
       } else {
-        up = V::LessEqual(V::Set(0.5f), V::Sub(bounded, kf));
+        sought = V::Fma(V::Set(254.0f), ratio, V::Set(128.5f));
       }
-      const auto sign = V::template ShiftRightSigned<31>(V::Bits(x));
-      return V::SubBits(V::Xor(V::IncrementIf(up, k), sign), sign);
+      return V::Xor(V::Truncate(sought), V::SetBits(128));
     }
   };
 
@@ -113,37 +109,32 @@ struct Companded8NonNegative {
     }
     BALLAST_FN typename V::F Decode(typename V::U code) const {
       const auto root = V::Mul(V::FromInteger(code), number[0]);
-      return V::Max(V::Mul(root, root), number[1]);  // which only code 0 lies below
+      return V::MaxOfNonNegative(V::Mul(root, root), number[1]);  // which only code 0 lies below
     }
   };
 
   template <class V>
   struct Encoder {
-    static constexpr int kNumbers = 2;
-    typename V::F number[kNumbers];  // 255 / A, the largest code
+    static constexpr int kNumbers = 1;
+    typename V::F number[kNumbers];  // 255 / A
 
     static BALLAST_FN Encoder Of(typename V::U scale, typename V::U) {
-      const auto zero = V::EqualBits(scale, V::SetBits(0));
-      const auto inverse = V::Div(V::Set(255.0f), V::Select(zero, V::Set(1.0f), FromBf16<V>(scale)));
-      return {{inverse, LargestCode<V>(scale, 255.0f)}};
+      return {{V::Div(V::Set(255.0f), DivisorOf<V>(scale))}};
     }
     template <bool kStochastic>
     BALLAST_FN typename V::U Encode(typename V::F root, typename V::U random) const {
-      const auto t = V::Min(V::Mul(root, number[0]), number[1]);
-      const auto k = V::Truncate(t);
-      const auto kf = V::FromInteger(k);
-      typename V::M up;
+      const auto t = V::Mul(root, number[0]);
       if constexpr (kStochastic) {
-        const auto u = Uniform<V>(V::template ShiftRight<16>(random));
+        const auto k = V::Truncate(t);
+        const auto kf = V::FromInteger(k), next = V::Add(kf, V::Set(1.0f));
         // The square of the level, 0.25 for k = 0, and the distance to the next: small integers and quarters, exact.
-        const auto level = V::Max(kf, V::Set(0.5f)), next = V::Add(kf, V::Set(1.0f));
-        const auto below = V::Mul(level, level);
-        const auto width = V::Sub(V::Mul(next, next), below);
-        up = V::Less(V::Mul(u, width), V::Sub(V::Mul(t, t), below));
+        const auto below = V::MaxOfNonNegative(V::Mul(kf, kf), V::Set(0.25f)), width = V::Fms(next, next, below);
+        const auto u = Uniform<V>(V::template ShiftRight<16>(random));
+        const auto code = V::IncrementIf(V::Less(V::Mul(u, width), V::Fms(t, t, below)), k);
+        return V::MinBits(code, V::SetBits(255));  // A position may be rounded to just above 255.
       } else {
-        up = V::LessEqual(V::Set(0.5f), V::Sub(t, kf));
+        return V::Truncate(V::Add(t, V::Set(0.5f)));
       }
-      return V::IncrementIf(up, k);
     }
   };
 

@@ -82,12 +82,12 @@ struct Flash {
 
 struct Flash24 : Flash<127> {
   static constexpr const char* kName = "flash24";
-  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 1, 1, true}};
+  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 1, 1, true, 0}};
 };
 
 struct Flash32 : Flash<32767> {
   static constexpr const char* kName = "flash32";
-  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 2, 1, true}};
+  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 2, 1, true, 0}};
 };
 
 struct Flash8Moment {
@@ -118,7 +118,7 @@ struct Flash8Moment {
 };
 
 struct Flash8Signed : Flash8Moment {
-  static constexpr StoredPlane kPlanes[] = {{"", 1, 1, true}, {"scale", 2, 32}};
+  static constexpr StoredPlane kPlanes[] = {{"", 1, 1, true, 0}, {"scale", 2, 32}};
   static constexpr bool kStoresRoot = false;
 
   template <class V>

@@ -16,7 +16,7 @@
 //                    of a vector; the driver spreads one block's numbers over a vector, and Decode or Encode then works
 //                    on its elements
 //   Saturated(code)  whether the code is at its largest level
-// Codes are words as the plane stores them, sign-extended where the plane says so.
+// Words that are loaded are extended by their sign where the plane says so, else by zeros.
 #pragma once
 
 #include <bit>
@@ -28,11 +28,13 @@ namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
 // A plane as a format declares it: `bytes` bytes for every `per` elements.
+inline constexpr int kWhole = -1;  // an encoded word has no other bits: above what is stored there are zeros
 struct StoredPlane {
   const char* suffix;
   uint32_t bytes;
   uint32_t per;
   bool sign = false;  // words are sign-extended when loaded
+  int at = kWhole;    // the first of the bits of an encoded word that are stored; others may be anything
 };
 
 inline constexpr uint32_t kLargestBits = 0x7b000000u;        // 2^119

@@ -27,29 +27,28 @@ struct Split {
     return V::FromBits(V::template ShiftLeft<16 - LoBits>(kept));
   }
 
-  // From the 16 + LoBits bits that are kept.
+  // From the 16 + LoBits bits that are kept; lo is u's own low bits, of which only those are stored.
   template <class V>
-  static BALLAST_FN Words<V> Pack(typename V::U u) {
-    const auto hi = V::template ShiftRight<LoBits>(V::AddBits(u, V::SetBits(kHalf)));
-    return {{hi, V::SubBits(u, V::template ShiftLeft<LoBits>(hi))}};
+  static BALLAST_FN Words<V> Pack(typename V::U bits) {
+    return {{V::AddBits(bits, V::SetBits(0x8000)), bits}};
   }
 };
 
 struct Split24 : Split<8> {
   static constexpr const char* kName = "split24";
-  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 1, 1, true}};
+  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1, false, 16}, {"weight.lo", 1, 1, true, 8}};
 
   template <class V, bool kStochastic>
   static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U random) {
     auto r = V::SetBits(0x80);
     if constexpr (kStochastic) r = V::template ShiftRight<24>(random);
-    return Pack<V>(V::template ShiftRight<8>(V::AddBits(V::Bits(x), r)));
+    return Pack<V>(V::AddBits(V::Bits(x), r));
   }
 };
 
 struct Split32 : Split<16> {
   static constexpr const char* kName = "split32";
-  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1}, {"weight.lo", 2, 1, true}};
+  static constexpr StoredPlane kPlanes[] = {{"weight.hi", 2, 1, false, 16}, {"weight.lo", 2, 1, true, 0}};
 
   template <class V, bool>
   static BALLAST_FN Words<V> Encode(typename V::F x, typename V::U) {

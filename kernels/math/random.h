@@ -31,43 +31,59 @@ BALLAST_FN uint64_t Fmix64(uint64_t k) {
   return k;
 }
 
-// The random words of one vector of elements.
-template <class V>
-struct RandomWords {
-  typename V::U state;   // x: low half for m, high half for v
-  typename V::U master;  // y: high bits for the master
-};
-
 // The words of the elements around `e`: those that share the upper half of e's index.
 template <class V>
 class RandomStream {
  public:
   BALLAST_FN RandomStream(uint64_t c, uint64_t e) {
     const uint64_t keyed = c + (e >> 32) * 0x9E3779B97F4A7C15ULL;
-    c1_ = V::SetBits(static_cast<uint32_t>(keyed >> 32));
-    start_ = V::AddBits(V::SetBits(static_cast<uint32_t>(keyed)), V::Ramp(0x9E3779B9u));
+    const uint32_t c1 = static_cast<uint32_t>(keyed >> 32);
+    c1_ = V::SetBits(c1);
+    c1_shifted_ = V::SetBits(c1 ^ c1 >> 15);
+    start_ = V::AddBits(V::SetBits(static_cast<uint32_t>(keyed)), V::Ramp(kGolden));
   }
 
-  // The words of elements e, e+1, ..., one in each position of the vector.
-  BALLAST_FN RandomWords<V> At(uint64_t e) const {
-    auto x = V::AddBits(start_, V::SetBits(static_cast<uint32_t>(e) * 0x9E3779B9u));
-    x = V::Xor(x, V::template ShiftRight<16>(x));
-    x = V::MulBits(x, V::SetBits(0x21F0AAADu));
-    x = V::Xor(x, c1_);
-    x = V::Xor(x, V::template ShiftRight<15>(x));
-    x = V::MulBits(x, V::SetBits(0xD35A2D97u));
-    x = V::Xor(x, V::template ShiftRight<15>(x));
-    return {x, V::MulBits(V::Xor(x, c1_), V::SetBits(0x2C1B3C6Du))};
+  // x of elements e, e+1, ..., one in each position of the vector; and the y that belongs to an x.
+  BALLAST_FN typename V::U At(uint64_t e) const { return Mixed(Counter(e)); }
+  BALLAST_FN typename V::U ForMaster(typename V::U x) const {
+    return V::MulBits(V::Xor(x, c1_), V::SetBits(0x2C1B3C6Du));
+  }
+
+  // Writes x of `count` elements from e on, whole vectors of them.
+  BALLAST_FN void Fill(uint64_t e, uint64_t count, uint32_t* words) const {
+    auto counter = Counter(e);
+    const auto step = V::SetBits(static_cast<uint32_t>(V::kWidth) * kGolden);
+    for (uint64_t i = 0; i < count; i += V::kWidth) {
+      V::StoreBits(words + i, Mixed(counter));
+      counter = V::AddBits(counter, step);
+    }
   }
 
  private:
-  typename V::U start_, c1_;
+  static constexpr uint32_t kGolden = 0x9E3779B9u;
+
+  BALLAST_FN typename V::U Counter(uint64_t e) const {
+    return V::AddBits(start_, V::SetBits(static_cast<uint32_t>(e) * kGolden));
+  }
+  BALLAST_FN typename V::U Mixed(typename V::U x) const {
+    x = V::Xor(x, V::template ShiftRight<16>(x));
+    x = V::MulBits(x, V::SetBits(0x21F0AAADu));
+    x = V::Xor3(x, V::template ShiftRight<15>(x), c1_shifted_);  // x ^= c1 first
+    x = V::MulBits(x, V::SetBits(0xD35A2D97u));
+    return V::Xor(x, V::template ShiftRight<15>(x));
+  }
+
+  typename V::U start_, c1_, c1_shifted_;
 };
 
-// (bits + 0.5) / 2^16, exactly: uniform in (0, 1).
+// 128 + bits / 2^16, exactly; and (bits + 0.5) / 2^16, exactly, which is uniform in (0, 1).
+template <class V>
+BALLAST_FN typename V::F Dither(typename V::U bits16) {
+  return V::FromBits(V::Or(bits16, V::Bits(V::Set(128.0f))));
+}
 template <class V>
 BALLAST_FN typename V::F Uniform(typename V::U bits16) {
-  return V::Fma(V::FromInteger(bits16), V::Set(0x1p-16f), V::Set(0x1p-17f));
+  return V::Sub(Dither<V>(bits16), V::Set(128.0f - 0x1p-17f));
 }
 
 }  // namespace BALLAST_UNIT

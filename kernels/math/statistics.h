@@ -25,16 +25,20 @@ class TileSum {
     V::Store(lanes_ + i, V::Add(V::Load(lanes_ + i), terms));
   }
 
-  float Total() const {
-    float sums[kRow / 2];
-    for (uint64_t i = 0; i < kRow / 2; ++i) sums[i] = lanes_[2 * i] + lanes_[2 * i + 1];
-    for (uint64_t width = kRow / 4; width > 0; width /= 2) {
-      for (uint64_t i = 0; i < width; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
-    }
-    return sums[0];
-  }
+  float Total() const { return TotalOf<kRow>(lanes_); }
 
  private:
+  // A level of the tree at a time, into an array of its own, of which a compiler can make vectors.
+  template <uint64_t kCount>
+  static float TotalOf(const float* values) {
+    if constexpr (kCount == 1) {
+      return values[0];
+    } else {
+      float sums[kCount / 2 > 0 ? kCount / 2 : 1];
+      for (uint64_t i = 0; i < kCount / 2; ++i) sums[i] = values[2 * i] + values[2 * i + 1];
+      return TotalOf<kCount / 2>(sums);
+    }
+  }
   alignas(64) float lanes_[kRow] = {};
 };
 

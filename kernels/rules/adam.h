@@ -1,12 +1,12 @@
 // Adam (Kingma and Ba, arXiv 1412.6980) and AdamW (Loshchilov and Hutter, arXiv 1711.05101), as torch's: bias
 // correction folded into host constants. Each operation is one fp32 rounding:
 //
-//   Adam: g = fma(wd, x, g) first, and d = 1
-//   m = RN(RN(b1 m) + RN(c1 g));  v = RN(RN(b2 v) + RN(c2 RN(g g)));  s = sqrt(v)
-//   u = RN(m / fma(s, q2, eps));  x = fma(-a, u, RN(x d))
-//   with c = 1 - b, q2 = 1/sqrt(1 - b2^t), a = lr/(1 - b1^t), d = 1 - lr wd, or 1 - wd lr/lr_peak
+//   Adam: g = fma(wd, x, g) first, and e = 0
+//   m = fma(b1, m, RN(c1 g));  v = fma(b2, v, RN(c2 RN(g g)));  s = sqrt(v)
+//   r = RN(1 / fma(s, q2, eps));  u = RN(m r);  d = fma(-a, u, RN(x e));  x = RN(x + d)
+//   with c = 1 - b, q2 = 1/sqrt(1 - b2^t), a = lr/(1 - b1^t), e = -lr wd, or -wd lr/lr_peak
 //
-// The wanted update of the statistics is fma(-a, u, RN((d - 1) x)); vhat = v/(1 - b2^t).
+// The wanted update of the statistics is d; the RMS term is the square of RN(g r), g without Adam's decay.
 #pragma once
 
 #include <algorithm>
@@ -22,18 +22,16 @@ struct AdamRule {
   static constexpr bool kHasRms = true;
   static constexpr bool kTwoPass = false;
 
-  enum Constant { kB1, kC1, kB2, kC2, kQ2, kEps, kMinusA, kD, kDecay, kL2, kDebias, kEps2, kConstants };
+  enum Constant { kB1, kC1, kB2, kC2, kQ2, kEps, kMinusA, kMinusDecay, kL2, kConstants };
 
   static void Prepare(std::span<const double> hyper, uint64_t t, float* constants) {
     const double lr = hyper[0], decay = hyper[1], b1 = hyper[2], b2 = hyper[3], eps = hyper[4];
     const double debias1 = 1 - Power(b1, t), debias2 = 1 - Power(b2, t);
     const double taken = kDecoupled ? DecoupledDecay(lr, decay, hyper[5]) : 0;
-    const double values[kConstants] = {b1,          1 - b1,        b2,        1 - b2, 1 / std::sqrt(debias2),
-                                       eps,         -lr / debias1, 1 - taken, -taken, decay,
-                                       1 / debias2, eps * eps};
+    const double values[kConstants] = {b1,  1 - b1,        b2,     1 - b2, 1 / std::sqrt(debias2),
+                                       eps, -lr / debias1, -taken, decay};
     for (int i = 0; i < kConstants; ++i) constants[i] = static_cast<float>(values[i]);
     constants[kEps] = AtLeastLeastNormal(eps);
-    constants[kEps2] = AtLeastLeastNormal(eps * eps);
   }
 
   static Preconditioner Precondition(std::span<const double> hyper, uint64_t t) {
@@ -42,20 +40,19 @@ struct AdamRule {
   }
 
   template <class V>
-  static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
+  static BALLAST_FN void Moments(const typename V::F* k, const Element<V>& e, Updated<V>* r) {
     auto g = e.grad;
     if constexpr (!kDecoupled) g = V::Fma(k[kL2], e.weight, g);
-    const auto m = V::Add(V::Mul(k[kB1], e.moment[0]), V::Mul(k[kC1], g));
-    const auto v = V::Add(V::Mul(k[kB2], e.moment[1]), V::Mul(k[kC2], V::Mul(g, g)));
-    const auto s = V::Sqrt(v);
-    const auto u = V::Div(m, V::Fma(s, k[kQ2], k[kEps]));
-    Updated<V> r;
-    TakeStep<V, kDecoupled>(k[kMinusA], u, e.weight, k[kD], k[kDecay], &r);
-    r.moment[0] = m;
-    r.moment[1] = v;
-    r.root[1] = s;
-    r.rms_term = V::Div(V::Mul(e.grad, e.grad), V::Max(V::Mul(v, k[kDebias]), k[kEps2]));
-    return r;
+    r->moment[0] = V::Fma(k[kB1], e.moment[0], V::Mul(k[kC1], g));
+    r->moment[1] = V::Fma(k[kB2], e.moment[1], V::Mul(k[kC2], V::Mul(g, g)));
+    r->root[1] = V::Sqrt(r->moment[1]);
+  }
+  template <class V>
+  static BALLAST_FN void Step(const typename V::F* k, const Element<V>& e, Updated<V>* r) {
+    const auto inverse = V::Div(V::Set(1.0f), V::Fma(r->root[1], k[kQ2], k[kEps]));
+    TakeStep<V, kDecoupled>(k[kMinusA], V::Mul(r->moment[0], inverse), e.weight, k[kMinusDecay], r);
+    const auto alone = V::Mul(e.grad, inverse);
+    r->rms_term = V::Mul(alone, alone);
   }
 };
 

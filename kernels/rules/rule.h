@@ -1,7 +1,11 @@
 // What every optimizer rule is made of: kName, kHypers, kMoments, kHasRms, Prepare (host constants, in double, rounded
-// once) and Apply (one element, over a vector type). Rules are element-wise. A rule that first needs a mean over the
-// tensor has kTwoPass, MeasureTerm (what one element adds, and the second moment that results) and Finish. A rule with
-// kHasRms has m and v in its first two moments, and Precondition, which says how they become its update.
+// once) and, for one element over a vector type, either Apply, or Moments and after it Step. Rules are element-wise.
+//   Moments(k, e, &r)  r.moment and r.root from e
+//   Step(k, e, &r)     the rest of r; of e it reads the weight and the gradient, of r the new m and the new root of v
+// A rule in two halves leaves a CPU two short chains of operations instead of a long one (cpu/cpu_kernels.h). A rule
+// that first needs a mean over the tensor has kTwoPass, Measure (what one element adds, and the second moment that
+// results) and Finish. A rule with kHasRms has m and v in its first two moments, and Precondition, which says how they
+// become its update.
 #pragma once
 
 #include <cmath>
@@ -30,20 +34,36 @@ struct Updated {
   typename V::F delta;  // d: the update wanted, before any rounding of the weight
   typename V::F moment[kMaxMoments];
   typename V::F root[kMaxMoments];  // sqrt of a NonNegative moment
-  typename V::F rms_term;           // g^2 / max(vhat, eps^2), where kHasRms
+  typename V::F rms_term;           // the square of what the gradient alone would ask for, where kHasRms
 };
 
-// x = fma(-lr, u, RN(x d)) and the update wanted, fma(-lr, u, RN((d-1) x)); without decoupled decay d = 1.
-template <class V, bool kDecoupled = true>
-BALLAST_FN void TakeStep(typename V::F minus_lr, typename V::F u, typename V::F x, typename V::F d,
-                         typename V::F d_less_one, Updated<V>* r) {
-  if constexpr (kDecoupled) {
-    r->weight = V::Fma(minus_lr, u, V::Mul(x, d));
-    r->delta = V::Fma(minus_lr, u, V::Mul(x, d_less_one));
+// What a rule makes of one element.
+template <class Rule>
+inline constexpr bool kInHalves = requires {
+  &Rule::template Step<ScalarVector>;
+};
+template <class V, class Rule>
+BALLAST_FN Updated<V> ApplyRule(const typename V::F* k, const Element<V>& e) {
+  if constexpr (kInHalves<Rule>) {
+    Updated<V> r;
+    Rule::template Moments<V>(k, e, &r);
+    Rule::template Step<V>(k, e, &r);
+    return r;
   } else {
-    r->weight = V::Fma(minus_lr, u, x);
-    r->delta = V::Fma(minus_lr, u, V::Set(0.0f));
+    return Rule::template Apply<V>(k, e);
   }
+}
+
+// The update wanted, d = fma(-lr, u, RN(x e)), and x = RN(x + d); without decoupled decay d = RN(-lr u).
+template <class V, bool kDecoupled = true>
+BALLAST_FN void TakeStep(typename V::F minus_lr, typename V::F u, typename V::F x, typename V::F minus_decay,
+                         Updated<V>* r) {
+  if constexpr (kDecoupled) {
+    r->delta = V::Fma(minus_lr, u, V::Mul(x, minus_decay));
+  } else {
+    r->delta = V::Mul(minus_lr, u);
+  }
+  r->weight = V::Add(x, r->delta);
 }
 
 // b^t by square-and-multiply, since pow differs between C libraries.

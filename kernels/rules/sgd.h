@@ -1,9 +1,9 @@
 // SGD with momentum as torch's (Sutskever et al. 2013; dampening does not touch the first buffer, which is g):
 //
-//   sgd (L2): g = fma(wd, x, g) first, and d = 1
-//   sgdw (decoupled, arXiv 1711.05101): d = 1 - lr wd, or 1 - wd lr/lr_peak
-//   b = RN(RN(mu b) + RN(c g)), c = 1 - dampening; at t = 1 mu = 0, and where mu = 0, c = 1
-//   u = b, with Nesterov fma(mu, b, g);  x = fma(-lr, u, RN(x d))
+//   sgd (L2): g = fma(wd, x, g) first, and e = 0
+//   sgdw (decoupled, arXiv 1711.05101): e = -lr wd, or -wd lr/lr_peak
+//   b = fma(mu, b, RN(c g)), c = 1 - dampening; at t = 1 mu = 0, and where mu = 0, c = 1
+//   u = b, with Nesterov fma(mu, b, g);  d = fma(-lr, u, RN(x e));  x = RN(x + d)
 #pragma once
 
 #include "kernels/rules/rule.h"
@@ -27,15 +27,14 @@ struct SgdRule {
   static constexpr bool kHasRms = false;
   static constexpr bool kTwoPass = false;
 
-  enum Constant { kMu, kC, kOfBuffer, kOfGradient, kMinusLr, kD, kDecay, kL2, kConstants };
+  enum Constant { kMu, kC, kOfBuffer, kOfGradient, kMinusLr, kMinusDecay, kL2, kConstants };
 
   static void Prepare(std::span<const double> hyper, uint64_t t, float* constants) {
     const double lr = hyper[0], decay = hyper[1], momentum = hyper[2];
     const double mu = t == 1 ? 0 : momentum, c = mu == 0 ? 1 : 1 - hyper[3];
     const bool nesterov = hyper[4] > 0;
     const double taken = kDecoupled ? DecoupledDecay(lr, decay, hyper[5]) : 0;
-    const double values[kConstants] = {mu,     c,    nesterov ? momentum : 1, nesterov ? 1.0 : 0, -lr, 1 - taken,
-                                       -taken, decay};
+    const double values[kConstants] = {mu, c, nesterov ? momentum : 1, nesterov ? 1.0 : 0, -lr, -taken, decay};
     for (int i = 0; i < kConstants; ++i) constants[i] = static_cast<float>(values[i]);
   }
 
@@ -43,10 +42,10 @@ struct SgdRule {
   static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
     auto g = e.grad;
     if constexpr (!kDecoupled) g = V::Fma(k[kL2], e.weight, g);
-    const auto b = V::Add(V::Mul(k[kMu], e.moment[0]), V::Mul(k[kC], g));
+    const auto b = V::Fma(k[kMu], e.moment[0], V::Mul(k[kC], g));
     const auto u = V::Fma(k[kOfBuffer], b, V::Mul(k[kOfGradient], g));  // 1 b + 0 or mu b + g
     Updated<V> r;
-    TakeStep<V, kDecoupled>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
+    TakeStep<V, kDecoupled>(k[kMinusLr], u, e.weight, k[kMinusDecay], &r);
     r.moment[0] = b;
     return r;
   }

@@ -2,11 +2,11 @@
 // mean square of the update that the gradient alone would ask for, when that is above 1. Two passes over a tensor:
 //
 //   bh = b (1 - b^(t-1)) / (1 - b^t), 0 at t = 1: m and v are debiased as they stand
-//   m = RN(RN(bh1 m) + RN(c1 g));  v = RN(RN(bh2 v) + RN(c2 RN(g g)));  s = sqrt(v)
+//   m = fma(bh1, m, RN(c1 g));  v = fma(bh2, v, RN(c2 RN(g g)));  s = sqrt(v)
 //   first pass:  RMS = sqrt(mean of RN(RN(g g) / max(v, eps^2))); a block whose g is not finite or whose v cannot be
 //                stored adds 0
-//   lr_t = lr / max(1, RMS), from lr as fp32;  d = 1 - lr_t wd, or 1 - wd lr_t/lr_peak
-//   second pass: u = RN(m / RN(s + eps));  x = fma(-lr_t, u, RN(x d))
+//   lr_t = lr / max(1, RMS), from lr as fp32;  e = -lr_t wd, or -wd lr_t/lr_peak
+//   second pass: u = RN(m / RN(s + eps));  d = fma(-lr_t, u, RN(x e));  x = RN(x + d)
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct StableAdamW {
   static constexpr bool kHasRms = true;
   static constexpr bool kTwoPass = true;
 
-  enum Constant { kB1, kC1, kB2, kC2, kEps, kEps2, kLr, kDecayOfLr, kMinusLr, kD, kDecay, kConstants };
+  enum Constant { kB1, kC1, kB2, kC2, kEps, kEps2, kLr, kDecayOfLr, kMinusLr, kMinusDecay, kConstants };
 
   static void Prepare(std::span<const double> hyper, uint64_t t, float* constants) {
     const double lr = hyper[0], decay = hyper[1], eps = hyper[4], lr_peak = hyper[5];
@@ -42,8 +42,7 @@ struct StableAdamW {
     const double lr = static_cast<double>(constants[kLr]) / (rms > 1 ? rms : 1.0);
     const double taken = lr * static_cast<double>(constants[kDecayOfLr]);
     constants[kMinusLr] = static_cast<float>(-lr);
-    constants[kD] = static_cast<float>(1 - taken);
-    constants[kDecay] = static_cast<float>(-taken);
+    constants[kMinusDecay] = static_cast<float>(-taken);
   }
 
   static Preconditioner Precondition(std::span<const double> hyper, uint64_t) {
@@ -52,7 +51,7 @@ struct StableAdamW {
 
   template <class V>
   static BALLAST_FN typename V::F SecondMoment(const typename V::F* k, typename V::F v, typename V::F g2) {
-    return V::Add(V::Mul(k[kB2], v), V::Mul(k[kC2], g2));
+    return V::Fma(k[kB2], v, V::Mul(k[kC2], g2));
   }
   // What the first pass adds, and the second moment.
   template <class V>
@@ -69,12 +68,12 @@ struct StableAdamW {
   template <class V>
   static BALLAST_FN Updated<V> Apply(const typename V::F* k, const Element<V>& e) {
     const auto g2 = V::Mul(e.grad, e.grad);
-    const auto m = V::Add(V::Mul(k[kB1], e.moment[0]), V::Mul(k[kC1], e.grad));
+    const auto m = V::Fma(k[kB1], e.moment[0], V::Mul(k[kC1], e.grad));
     const auto v = SecondMoment<V>(k, e.moment[1], g2);
     const auto s = V::Sqrt(v);
     const auto u = V::Div(m, V::Add(s, k[kEps]));
     Updated<V> r;
-    TakeStep<V>(k[kMinusLr], u, e.weight, k[kD], k[kDecay], &r);
+    TakeStep<V>(k[kMinusLr], u, e.weight, k[kMinusDecay], &r);
     r.moment[0] = m;
     r.moment[1] = v;
     r.root[1] = s;

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/simd/vector.h"
+#include "kernels/simd/avx2.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
@@ -13,6 +13,7 @@ struct Avx512Vector {
   using U = __m512i;
   using M = __mmask16;
   static constexpr int kWidth = 16;
+  static constexpr bool kFewRegisters = false;
 
   static F Load(const float* p) { return _mm512_loadu_ps(p); }
   static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -37,17 +38,31 @@ struct Avx512Vector {
       return kSigned ? _mm512_cvtepi8_epi32(words) : _mm512_cvtepu8_epi32(words);
     }
   }
-  template <int Bytes, bool, int kCount>
-  static void StoreWords(std::byte* p, const U (&w)[kCount]) {
-    for (int i = 0; i < kCount; ++i) {
-      std::byte* to = p + i * kWidth * Bytes;
-      if constexpr (Bytes == 4) {
-        _mm512_storeu_si512(to, w[i]);
-      } else if constexpr (Bytes == 2) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(w[i]));
+  template <int Bytes>
+  static void StoreWords(std::byte* p, const U (&w)[2]) {
+    if constexpr (Bytes == 4) {
+      _mm512_storeu_si512(p, w[0]);
+      _mm512_storeu_si512(p + 64, w[1]);
+    } else {
+      const U low = _mm512_permutex2var_epi16(w[0], EvenWords(), w[1]);
+      if constexpr (Bytes == 2) {
+        _mm512_storeu_si512(p, low);
       } else {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(w[i]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(low));
       }
+    }
+  }
+
+  // Bytes bytes of each, from bit kAt on.
+  template <int Bytes, int kAt>
+  static void StoreFields(std::byte* p, const U (&w)[2]) {
+    U words = _mm512_permutex2var_epi16(w[0], kAt >= 16 ? OddWords() : EvenWords(), w[1]);
+    if constexpr (Bytes == 2) {
+      static_assert(kAt % 16 == 0);
+      _mm512_storeu_si512(p, words);
+    } else {
+      if constexpr (kAt % 16 != 0) words = _mm512_srli_epi16(words, kAt % 16);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(words));
     }
   }
 
@@ -57,11 +72,15 @@ struct Avx512Vector {
   static F Div(F a, F b) { return _mm512_div_ps(a, b); }
   static F Sqrt(F a) { return _mm512_sqrt_ps(a); }
   static F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F Fms(F a, F b, F c) { return _mm512_fmsub_ps(a, b, c); }
+  static F Fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   static U Bits(F x) { return _mm512_castps_si512(x); }
   static F FromBits(U x) { return _mm512_castsi512_ps(x); }
   static F Abs(F x) { return FromBits(And(Bits(x), SetBits(kMagnitude))); }
   static F Min(F a, F b) { return _mm512_min_ps(a, b); }
   static F Max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F WithSignOf(F x, F y) { return FromBits(Or(And(Bits(x), SetBits(kSignBit)), Bits(y))); }
+  static F MaxOfNonNegative(F a, F b) { return FromBits(MaxBits(Bits(a), Bits(b))); }
   static M Less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static M LessEqual(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
   static M EqualBits(U a, U b) { return _mm512_cmpeq_epi32_mask(a, b); }
@@ -75,6 +94,7 @@ struct Avx512Vector {
   static U MulBits(U a, U b) { return _mm512_mullo_epi32(a, b); }
   static U And(U a, U b) { return _mm512_and_si512(a, b); }
   static U Or(U a, U b) { return _mm512_or_si512(a, b); }
+  static U Xor3(U a, U b, U c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
   static U Xor(U a, U b) { return _mm512_xor_si512(a, b); }
   template <int N>
   static U ShiftLeft(U a) {
@@ -91,8 +111,31 @@ struct Avx512Vector {
   static U MaxBits(U a, U b) { return _mm512_max_epi32(a, b); }
   static U MinBits(U a, U b) { return _mm512_min_epi32(a, b); }
   static uint32_t Largest(U a) { return static_cast<uint32_t>(_mm512_reduce_max_epi32(a)); }
+  // In the lower half of a register.
+  static void LoadEight(const std::byte* p, U (&words)[1]) {
+    words[0] = _mm512_zextsi256_si512(Avx2Vector::LoadWords<2, false>(p));
+  }
+  static void StoreEight(std::byte* p, const U (&words)[1]) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtepi32_epi16(_mm512_castsi512_si256(words[0])));
+  }
+  static void LargestOfEight(const uint32_t* vectors, U (&largest)[1]) {
+    const auto half = [](const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
+    const auto folded = [&](int i) { return _mm256_max_epi32(half(vectors + 16 * i), half(vectors + 16 * i + 8)); };
+    largest[0] = _mm512_zextsi256_si512(Avx2Vector::LargestOfEight(folded));
+  }
+  static M Either(M a, M b) { return static_cast<M>(a | b); }
+  static bool Any(M m) { return m != 0; }
   static U Truncate(F x) { return _mm512_cvttps_epi32(x); }
   static F FromInteger(U x) { return _mm512_cvtepi32_ps(x); }
+
+ private:
+  // The numbers of the even and odd words of two registers.
+  static U EvenWords() {
+    return _mm512_setr_epi32(0x00020000, 0x00060004, 0x000a0008, 0x000e000c, 0x00120010, 0x00160014, 0x001a0018,
+                             0x001e001c, 0x00220020, 0x00260024, 0x002a0028, 0x002e002c, 0x00320030, 0x00360034,
+                             0x003a0038, 0x003e003c);
+  }
+  static U OddWords() { return _mm512_add_epi16(EvenWords(), _mm512_set1_epi16(1)); }
 };
 
 }  // namespace BALLAST_UNIT

@@ -16,6 +16,7 @@ struct ScalarVector {
   using U = uint32_t;  // bit patterns and integers
   using M = bool;      // masks
   static constexpr int kWidth = 1;
+  static constexpr bool kFewRegisters = false;
 
   static BALLAST_FN F Load(const float* p) { return *p; }
   static BALLAST_FN void Store(float* p, F x) { *p = x; }
@@ -35,10 +36,17 @@ struct ScalarVector {
     if constexpr (kSigned) x = static_cast<U>(Signed(x << (32 - 8 * Bytes)) >> (32 - 8 * Bytes));
     return x;
   }
-  // kCount * kWidth integers as such words. They fit: what is above the word is its sign or zeros.
-  template <int Bytes, bool kSigned, int kCount>
+  // A block of 32 integers as such words, extended by zeros; and bytes [kAt / 8, kAt / 8 + Bytes) of 32 integers.
+  template <int Bytes, int kCount>
   static BALLAST_FN void StoreWords(std::byte* p, const U (&w)[kCount]) {
     for (int i = 0; i < kCount; ++i) std::memcpy(p + i * Bytes, &w[i], Bytes);
+  }
+  template <int Bytes, int kAt, int kCount>
+  static BALLAST_FN void StoreFields(std::byte* p, const U (&w)[kCount]) {
+    for (int i = 0; i < kCount; ++i) {
+      const U field = w[i] >> kAt;
+      std::memcpy(p + i * Bytes, &field, Bytes);
+    }
   }
 
 #ifdef __CUDA_ARCH__
@@ -60,10 +68,16 @@ struct ScalarVector {
   static BALLAST_FN U Bits(F x) { return std::bit_cast<uint32_t>(x); }
   static BALLAST_FN F FromBits(U x) { return std::bit_cast<float>(x); }
 #endif
+  // a b - c, and c - a b, in one rounding.
+  static BALLAST_FN F Fms(F a, F b, F c) { return Fma(a, b, -c); }
+  static BALLAST_FN F Fnma(F a, F b, F c) { return Fma(-a, b, c); }
   static BALLAST_FN F Abs(F x) { return FromBits(Bits(x) & kMagnitude); }
   // a < b ? a : b, and so on; b where either is NaN.
   static BALLAST_FN F Min(F a, F b) { return a < b ? a : b; }
   static BALLAST_FN F Max(F a, F b) { return a > b ? a : b; }
+  // Of finite values that are not negative, and not -0: integers are compared, which more of a processor's units can.
+  static BALLAST_FN F WithSignOf(F x, F y) { return FromBits(Or(And(Bits(x), SetBits(kSignBit)), Bits(y))); }
+  static BALLAST_FN F MaxOfNonNegative(F a, F b) { return FromBits(MaxBits(Bits(a), Bits(b))); }
   static BALLAST_FN M Less(F a, F b) { return a < b; }
   static BALLAST_FN M LessEqual(F a, F b) { return a <= b; }
   static BALLAST_FN M EqualBits(U a, U b) { return a == b; }
@@ -78,6 +92,7 @@ struct ScalarVector {
   static BALLAST_FN U MulBits(U a, U b) { return a * b; }
   static BALLAST_FN U And(U a, U b) { return a & b; }
   static BALLAST_FN U Or(U a, U b) { return a | b; }
+  static BALLAST_FN U Xor3(U a, U b, U c) { return Xor(Xor(a, b), c); }
   static BALLAST_FN U Xor(U a, U b) { return a ^ b; }
   template <int N>
   static BALLAST_FN U ShiftLeft(U a) {
@@ -97,6 +112,19 @@ struct ScalarVector {
   static BALLAST_FN U MinBits(U a, U b) { return Signed(a) < Signed(b) ? a : b; }
   // The largest of the vector, as signed integers.
   static BALLAST_FN uint32_t Largest(U a) { return a; }
+  // Eight 16-bit words, extended by zeros, and back; they fit. Wider vectors hold them in one.
+  static void LoadEight(const std::byte* p, U (&words)[8]) {
+    for (int i = 0; i < 8; ++i) words[i] = LoadWords<2, false>(p + 2 * i);
+  }
+  static void StoreEight(std::byte* p, const U (&words)[8]) {
+    for (int i = 0; i < 8; ++i) std::memcpy(p + 2 * i, &words[i], 2);
+  }
+  // The largest of each of eight vectors that lie one after the other, as signed integers.
+  static void LargestOfEight(const uint32_t* vectors, U (&largest)[8]) {
+    std::memcpy(largest, vectors, sizeof largest);
+  }
+  static BALLAST_FN M Either(M a, M b) { return a || b; }
+  static BALLAST_FN bool Any(M m) { return m; }
   // Towards zero, of |x| < 2^24, so that every machine agrees; and the signed integer's value.
   static BALLAST_FN U Truncate(F x) { return static_cast<U>(static_cast<int32_t>(x)); }
   static BALLAST_FN F FromInteger(U x) { return static_cast<float>(Signed(x)); }

@@ -91,8 +91,9 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      reading::AtClose<&StepRecord::loss>},
 
     {"Optimizer health", "ballast_rms_ratio", MetricType::kGauge, "run_id layer",
-     "RMS_t = sqrt(mean(g^2 / max(v, eps^2))) at the last step, maximum over the layer's tensors that are watched "
-     "(spikes.rms_min_elements), or over all where none is; none for rules without a second moment.",
+     "RMS_t = sqrt(mean(g^2 / v)), v debiased and held off 0 by eps, at the last step, maximum over the layer's "
+     "tensors that are watched (spikes.rms_min_elements), or over all where none is; none for rules without a second "
+     "moment.",
      reading::OfLayers<&StepRecord::Layer::rms_ratio>},
     {"Optimizer health", "ballast_rms_ratio_recent_max", MetricType::kGauge, "run_id layer",
      "Maximum of ballast_rms_ratio over the last 60 s, and never less than at the last step."},

@@ -11,21 +11,11 @@ struct Difference {
   double travel;   // |kernel - oracle| / |oracle - start|
 };
 
-// The oracle's hyperparameters with the decay that the rounded host constant d = RN(1 - lr wd) stands for. It is off by
-// up to 2^-25, in the same direction every step; that it is the nearest is RegistryTest's business.
-oracle::Hypers OracleHyper(const Kernel& kernel, const std::vector<double>& hyper) {
-  oracle::Hypers h = HypersOf(kernel, hyper);
-  if (kernel.rule == std::string_view("adam") || kernel.rule == std::string_view("sgd")) return h;  // in the gradient
-  const double d = static_cast<double>(static_cast<float>(1 - h.lr * h.weight_decay));
-  h.weight_decay = (1 - d) / h.lr;
-  return h;
-}
-
 // 200 steps with slowly turning, noisy gradients.
 Difference Follow(const Kernel& kernel, double weight_decay) {
   constexpr uint64_t kElements = 2048 + 9, kSteps = 200;
   const std::vector<double> hyper = Hypers(kernel, {{"weight_decay", weight_decay}});
-  const oracle::Hypers wanted = OracleHyper(kernel, hyper);
+  const oracle::Hypers wanted = HypersOf(kernel, hyper);
   Tensor tensor(kernel, kElements);
   Normals random(12);
   tensor.SetWeights(random.Vector(kElements, 0.05));
@@ -52,9 +42,9 @@ Difference Follow(const Kernel& kernel, double weight_decay) {
   return {std::sqrt(error / size), std::sqrt(error / travel)};
 }
 
-// A step rounds the weight twice (x d, and the fma), by up to 2^-24 of itself each: 200 steps random-walk to
-// sqrt(400) * 2^-24 / sqrt(3) = 7e-7 of the norm, and the roundings of u (some 2^-22 of steps that add up to the
-// travel, of the order of the weight) stay below that.
+// A step rounds the weight once (x + d), by up to 2^-24 of itself: 200 steps random-walk to sqrt(200) * 2^-24 / sqrt(3)
+// = 5e-7 of the norm, and the roundings of d (some 2^-22 of steps that add up to the travel, of the order of the weight)
+// stay below that.
 TEST(TrajectoryTest, ExactFormatsFollowTheOracle) {
   for (const char* master : {"fp32", "split32"}) {
     for (const double decay : {0.0, 0.01, 0.1}) {

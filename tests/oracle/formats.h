@@ -123,9 +123,13 @@ inline int FirstCode(double x, BlockScale block, Rounding rounding) {
   const double position = 254 * a / (a + scale);
   int k = std::min(127, static_cast<int>(std::floor(position)));
   if (rounding.stochastic) {
-    k += k < 127 && TakesUpper(a, FirstLevel(k, scale), FirstLevel(k + 1, scale), rounding) ? 1 : 0;
+    // By the random number, ascending: of a positive x first the lower level, then the upper; of a negative one the
+    // upper in magnitude, then the lower.
+    const double below = FirstLevel(k, scale), share = (a - below) / (FirstLevel(k + 1, scale) - below);
+    const double u = rounding.bits / 65536.0;
+    k += k < 127 && (x < 0 ? u < share : u >= 1 - share) ? 1 : 0;
   } else {
-    k += position - k >= 0.5 ? 1 : 0;
+    k += x < 0 ? position - k > 0.5 : position - k >= 0.5;
   }
   return Signed(std::min(k, 127), x);
 }

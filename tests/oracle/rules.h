@@ -22,7 +22,7 @@ struct Element {
 struct Stepped {
   Rounded weight, m, v;
   Rounded wanted;    // change of the weight
-  Rounded rms_term;  // g^2 / max(vhat, eps^2)
+  Rounded rms_term;  // the square of the step, in units of lr, that g alone would ask for
 };
 // What the whole tensor says to each element: StableAdamW's mean of the rms terms.
 struct TensorMean {
@@ -46,11 +46,10 @@ inline Rounded RmsTerm(Rounded raw, Rounded v_hat, double eps) {
   return raw * raw / Max(v_hat, floor);
 }
 
-// Weight and wanted change for a step -step with decay `decay`. The kernels round 1 - decay, and decay itself for the
-// wanted change.
-inline void Move(Rounded step, Rounded keep, Rounded decay, const Element& e, Stepped* s) {
-  s->weight = e.weight * keep - step;
+// Weight and wanted change for a step -step with decay `decay`.
+inline void Move(Rounded step, Rounded decay, const Element& e, Stepped* s) {
   s->wanted = Exact(0) - e.weight * decay - step;
+  s->weight = e.weight + s->wanted;
 }
 
 // Loshchilov and Hutter, arXiv 1711.05101, as torch has it; `adam` (L2): the decay is part of the gradient.
@@ -60,10 +59,10 @@ inline Stepped AdamStep(const Hypers& h, bool decoupled, double gradient, uint64
   const Rounded g = decoupled ? raw : Constant(h.weight_decay) * e.weight + raw;
   Average(h.beta1, h.beta2, g, e, &s);
   const double debias1 = 1 - Power(h.beta1, t), debias2 = 1 - Power(h.beta2, t);
-  const Rounded u = s.m / (Sqrt(s.v) * Constant(1 / std::sqrt(debias2)) + Constant(h.eps));
+  const Rounded inverse = Exact(1) / (Sqrt(s.v) * Constant(1 / std::sqrt(debias2)) + Constant(h.eps));
   const double decay = decoupled ? Decay(h, h.lr) : 0;
-  Move(Constant(h.lr / debias1) * u, Constant(1 - decay), Constant(decay), e, &s);
-  s.rms_term = RmsTerm(raw, s.v * Constant(1 / debias2), h.eps);
+  Move(Constant(h.lr / debias1) * (s.m * inverse), Constant(decay), e, &s);
+  s.rms_term = raw * inverse * (raw * inverse);
   return s;
 }
 
@@ -80,7 +79,7 @@ inline Stepped StableAdamWStep(const Hypers& h, double gradient, uint64_t t, con
   const Rounded rms = Sqrt(mean.rms_term);
   const Rounded lr = Constant(h.lr) / Max(Exact(1), rms);
   const Rounded decay = lr * Constant(Decay(h, 1));
-  Move(lr * (s.m / (Sqrt(s.v) + Constant(h.eps))), Exact(1) - decay, decay, e, &s);
+  Move(lr * (s.m / (Sqrt(s.v) + Constant(h.eps))), decay, e, &s);
   return s;
 }
 
@@ -92,7 +91,7 @@ inline Stepped SgdStep(const Hypers& h, bool decoupled, double gradient, uint64_
   s.m = t == 1 || h.momentum == 0 ? g : Constant(h.momentum) * e.m + Constant(1 - h.dampening) * g;
   const Rounded direction = h.nesterov != 0 ? g + Constant(h.momentum) * s.m : s.m;
   const double decay = decoupled ? Decay(h, h.lr) : 0;
-  Move(Constant(h.lr) * direction, Constant(1 - decay), Constant(decay), e, &s);
+  Move(Constant(h.lr) * direction, Constant(decay), e, &s);
   return s;
 }
 
@@ -103,7 +102,7 @@ inline Stepped LionStep(const Hypers& h, double gradient, const Element& e) {
   const Rounded u = Sign(Constant(h.beta1) * e.m + Constant(1 - h.beta1) * g);
   s.m = Constant(h.beta2) * e.m + Constant(1 - h.beta2) * g;
   const double decay = Decay(h, h.lr);
-  Move(Constant(h.lr) * u, Constant(1 - decay), Constant(decay), e, &s);
+  Move(Constant(h.lr) * u, Constant(decay), e, &s);
   return s;
 }
 

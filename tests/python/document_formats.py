@@ -217,8 +217,8 @@ class Scaled:
         blocks = by_block(x, self.block)
         absmax = magnitude(blocks).max(axis=1)
         scale = self.scale(absmax)
-        u = None if r is None else ((by_block(r, self.block) + 0.5) / 65536).astype(F)
-        code = (self.second if self.variance else self.first)(blocks, scale[:, None], value(absmax)[:, None], u)
+        r = None if r is None else by_block(r, self.block)
+        code = (self.second if self.variance else self.first)(blocks, scale[:, None], value(absmax)[:, None], r)
         return [code.astype(self.dtype()).ravel(), scale]
 
     def dtype(self) -> type:
@@ -239,24 +239,28 @@ class Companded8(Scaled):
         root = f32(code) * step
         return most(root * root, F(0.25) * (step * step))
 
-    def first(self, x: Array, scale: Array, absmax: Array, u: Array | None) -> Array:
-        big, a = from_bf16(scale), np.abs(x)
-        f = least((F(254) * a) / (a + big), np.where(big == 0, F(0), F(127)))
-        k = np.trunc(f)
-        if u is None:
-            up = f - k >= 0.5
-        else:
-            up = u * (F(254) * big) < (a * (F(254) - k) - k * big) * (F(253) - k)
-        return np.where(np.signbit(x), -(k + up), k + up)
+    def first(self, x: Array, scale: Array, absmax: Array, r: Array | None) -> Array:
+        big = self.divisor(scale)
+        total, f = np.abs(x) + big, x / (np.abs(x) + big)
+        if r is None:
+            return np.trunc(fma(F(254), f, F(128.5))) - 128
+        w = f32(128 + r / 65536)
+        u, c = w - F(128), (F(1) / F(254)) / most(big, F(2.0**-118))
+        e = np.copysign(fma(-u, u, u) * c, x)
+        return np.trunc(fma(-e, total, fma(F(254), f, w))) - 128
 
-    def second(self, s: Array, scale: Array, absmax: Array, u: Array | None) -> Array:
+    def second(self, s: Array, scale: Array, absmax: Array, r: Array | None) -> Array:
+        t = s * (F(255) / self.divisor(scale))
+        if r is None:
+            return np.trunc(t + F(0.5))
+        k, u = np.trunc(t), f32((r + 0.5) / 65536)
+        low = most(k * k, F(0.25))
+        return least(k + (u * fma(k + F(1), k + F(1), -low) < fma(t, t, -low)), F(255))
+
+    @staticmethod
+    def divisor(scale: Array) -> Array:
         big = from_bf16(scale)
-        t = least(s * (F(255) / np.where(big == 0, F(1), big)), np.where(big == 0, F(0), F(255)))
-        k = np.trunc(t)
-        low = most(k, F(0.5)) * most(k, F(0.5))
-        if u is None:
-            return k + (t - k >= 0.5)
-        return k + (u * ((k + F(1)) * (k + F(1)) - low) < t * t - low)
+        return np.where(big == 0, F(1), big)
 
 
 class Flash8(Scaled):
@@ -273,11 +277,11 @@ class Flash8(Scaled):
         root = (f32(code) / F(255)) * f32(scale)
         return root * root
 
-    def first(self, x: Array, scale: Array, absmax: Array, u: Array | None) -> Array:
+    def first(self, x: Array, scale: Array, absmax: Array, r: Array | None) -> Array:
         z = x / most(absmax, F(1e-12))
         return np.floor(F(127) * ((F(2) * z) / (F(1) + np.abs(z))) + F(0.5))
 
-    def second(self, s: Array, scale: Array, absmax: Array, u: Array | None) -> Array:
+    def second(self, s: Array, scale: Array, absmax: Array, r: Array | None) -> Array:
         return np.floor(F(255) * (s / most(absmax, F(1e-12))) + F(0.5))
 
 
@@ -310,7 +314,7 @@ class Dynamic8(Scaled):
     def first_value(self, code: Array, scale: Array) -> Array:
         return self.map[code] * scale
 
-    def first(self, x: Array, scale: Array, absmax: Array, u: Array | None) -> Array:
+    def first(self, x: Array, scale: Array, absmax: Array, r: Array | None) -> Array:
         return np.searchsorted(self.middles, x / np.where(scale == 0, F(1), scale), side="left")
 
     second_value, second = first_value, first

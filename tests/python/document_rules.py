@@ -62,8 +62,9 @@ def decay_of(h: Hyper) -> float:
     return wd * lr / peak if peak > 0 else lr * wd
 
 
-def decoupled(x: Array, u: Array, minus_a: F, d: F, e: F) -> tuple[Array, Array]:
-    return fma(minus_a, u, x * d), fma(minus_a, u, x * e)
+def decoupled(x: Array, u: Array, minus_a: F, e: F) -> tuple[Array, Array]:
+    d = fma(minus_a, u, x * e)
+    return x + d, d
 
 
 # --- Rules ----------------------------------------------------------------------------------------------------------
@@ -72,17 +73,17 @@ def decoupled(x: Array, u: Array, minus_a: F, d: F, e: F) -> tuple[Array, Array]
 def adam(h: Hyper, t: int, g0: Array, x: Array, old: list[Array], is_decoupled: bool) -> Wanted:
     b1, b2, c1, c2 = F(h["beta1"]), F(h["beta2"]), F(1 - h["beta1"]), F(1 - h["beta2"])
     debias = 1 - power(h["beta2"], t)
-    minus_a, q, top = F(-h["lr"] / (1 - power(h["beta1"], t))), F(1 / math.sqrt(debias)), F(1 / debias)
-    eps, eps2 = eps_of(h)
+    minus_a, q = F(-h["lr"] / (1 - power(h["beta1"], t))), F(1 / math.sqrt(debias))
     g = g0 if is_decoupled else fma(F(h["weight_decay"]), x, g0)
-    m = b1 * old[0] + c1 * g
-    v = b2 * old[1] + c2 * (g * g)
-    u = m / fma(np.sqrt(v), q, eps)
+    m = fma(b1, old[0], c1 * g)
+    v = fma(b2, old[1], c2 * (g * g))
+    r = F(1) / fma(np.sqrt(v), q, eps_of(h)[0])
+    u = m * r
     if is_decoupled:
-        new, d = decoupled(x, u, minus_a, F(1 - decay_of(h)), F(-decay_of(h)))
+        new, d = decoupled(x, u, minus_a, F(-decay_of(h)))
     else:
-        new, d = fma(minus_a, u, x), fma(minus_a, u, F(0))
-    return Wanted(new, [m, v], d, (g0 * g0) / most(v * top, eps2))
+        new, d = x + minus_a * u, minus_a * u
+    return Wanted(new, [m, v], d, (g0 * r) * (g0 * r))
 
 
 def stable_adamw(h: Hyper, t: int, g: Array, x: Array, old: list[Array], tensor: Tensor) -> Wanted:
@@ -90,15 +91,15 @@ def stable_adamw(h: Hyper, t: int, g: Array, x: Array, old: list[Array], tensor:
     peak = h["lr_peak"]
     lr, w = float(F(h["lr"])), float(F(h["weight_decay"] / peak if peak > 0 else h["weight_decay"]))
     eps, eps2 = eps_of(h)
-    v = F(b2) * old[1] + F(1 - b2) * (g * g)
+    v = fma(F(b2), old[1], F(1 - b2) * (g * g))
     term = (g * g) / most(v, eps2)
     bad = ~np.isfinite(by_block(g)).all(axis=1) | (magnitude(by_block(v)) > tensor.largest_v).any(axis=1)
     counted = np.where(bad[:, None], F(0), by_block(term)).ravel()
     rms = math.sqrt(sum(tile_sums(counted), 0.0) / tensor.n)
     now = lr / (rms if rms > 1 else 1.0)
-    m = F(b1) * old[0] + F(1 - b1) * g
+    m = fma(F(b1), old[0], F(1 - b1) * g)
     u = m / (np.sqrt(v) + eps)
-    new, d = decoupled(x, u, F(-now), F(1 - now * w), F(-(now * w)))
+    new, d = decoupled(x, u, F(-now), F(-(now * w)))
     return Wanted(new, [m, v], d, term)
 
 
@@ -108,20 +109,20 @@ def sgd(h: Hyper, t: int, g: Array, x: Array, old: list[Array], is_decoupled: bo
     p, q = (h["momentum"], 1) if h["nesterov"] > 0 else (1, 0)
     if not is_decoupled:
         g = fma(F(h["weight_decay"]), x, g)
-    b = F(mu) * old[0] + F(c) * g
+    b = fma(F(mu), old[0], F(c) * g)
     u = fma(F(p), b, F(q) * g)
     if is_decoupled:
-        new, d = decoupled(x, u, F(-h["lr"]), F(1 - decay_of(h)), F(-decay_of(h)))
+        new, d = decoupled(x, u, F(-h["lr"]), F(-decay_of(h)))
     else:
-        new, d = fma(F(-h["lr"]), u, x), fma(F(-h["lr"]), u, F(0))
+        new, d = x + F(-h["lr"]) * u, F(-h["lr"]) * u
     return Wanted(new, [b], d)
 
 
 def lion(h: Hyper, t: int, g: Array, x: Array, old: list[Array]) -> Wanted:
-    z = F(h["beta1"]) * old[0] + F(1 - h["beta1"]) * g
+    z = fma(F(h["beta1"]), old[0], F(1 - h["beta1"]) * g)
     u = np.where(np.abs(z) > 0, np.copysign(F(1), z), F(0))
-    m = F(h["beta2"]) * old[0] + F(1 - h["beta2"]) * g
-    new, d = decoupled(x, u, F(-h["lr"]), F(1 - decay_of(h)), F(-decay_of(h)))
+    m = fma(F(h["beta2"]), old[0], F(1 - h["beta2"]) * g)
+    new, d = decoupled(x, u, F(-h["lr"]), F(-decay_of(h)))
     return Wanted(new, [m], d)
 
 

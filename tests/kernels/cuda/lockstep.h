@@ -57,11 +57,15 @@ struct LockstepVector {
   static F Div(const F& a, const F& b) { return Each(&One::Div, a, b); }
   static F Sqrt(const F& a) { return Each(&One::Sqrt, a); }
   static F Fma(const F& a, const F& b, const F& c) { return Each(&One::Fma, a, b, c); }
+  static F Fms(const F& a, const F& b, const F& c) { return Each(&One::Fms, a, b, c); }
+  static F Fnma(const F& a, const F& b, const F& c) { return Each(&One::Fnma, a, b, c); }
   static U Bits(const F& a) { return Each(&One::Bits, a); }
   static F FromBits(const U& a) { return Each(&One::FromBits, a); }
   static F Abs(const F& a) { return Each(&One::Abs, a); }
   static F Min(const F& a, const F& b) { return Each(&One::Min, a, b); }
   static F Max(const F& a, const F& b) { return Each(&One::Max, a, b); }
+  static F WithSignOf(const F& a, const F& b) { return Each(&One::WithSignOf, a, b); }
+  static F MaxOfNonNegative(const F& a, const F& b) { return Each(&One::MaxOfNonNegative, a, b); }
   static M Less(const F& a, const F& b) { return Each(&One::Less, a, b); }
   static M LessEqual(const F& a, const F& b) { return Each(&One::LessEqual, a, b); }
   static M EqualBits(const U& a, const U& b) { return Each(&One::EqualBits, a, b); }
@@ -75,6 +79,7 @@ struct LockstepVector {
   static U And(const U& a, const U& b) { return Each(&One::And, a, b); }
   static U Or(const U& a, const U& b) { return Each(&One::Or, a, b); }
   static U Xor(const U& a, const U& b) { return Each(&One::Xor, a, b); }
+  static U Xor3(const U& a, const U& b, const U& c) { return Each(&One::Xor3, a, b, c); }
   template <int N>
   static U ShiftLeft(const U& a) {
     return Each(&One::ShiftLeft<N>, a);

@@ -18,12 +18,17 @@ struct Fields {
 constexpr int kFieldCount = 3;
 uint32_t Field(const Fields& f, int i) { return i == 0 ? f.m : i == 1 ? f.v : f.master; }
 
-RandomWords<ScalarVector> WordsAt(uint64_t tensor_key, uint64_t step, uint64_t element) {
-  return RandomStream<ScalarVector>(RandomKey(tensor_key, step), element).At(element);
+struct RandomWords {
+  uint32_t state, master;
+};
+RandomWords WordsAt(uint64_t tensor_key, uint64_t step, uint64_t element) {
+  const RandomStream<ScalarVector> stream(RandomKey(tensor_key, step), element);
+  const uint32_t x = stream.At(element);
+  return {x, stream.ForMaster(x)};
 }
 
 Fields At(uint64_t tensor_key, uint64_t step, uint64_t element) {
-  const RandomWords<ScalarVector> w = WordsAt(tensor_key, step, element);
+  const RandomWords w = WordsAt(tensor_key, step, element);
   return {w.state & 0xffff, w.state >> 16, w.master >> 16};
 }
 
@@ -38,7 +43,7 @@ TEST(RandomTest, WordsAreThoseOfTheIndependentProgram) {
   static_assert(std::size(kVectors) == 64);
   for (const Vector& v : kVectors) {
     SCOPED_TRACE(testing::Message() << v.tensor_key << " " << v.step << " " << v.element);
-    const RandomWords<ScalarVector> w = WordsAt(v.tensor_key, v.step, v.element);
+    const RandomWords w = WordsAt(v.tensor_key, v.step, v.element);
     EXPECT_EQ(w.state, v.state);
     EXPECT_EQ(w.master, v.master);
     const oracle::RandomFields oracle = oracle::RandomAt(v.tensor_key, v.step, v.element);
@@ -47,8 +52,16 @@ TEST(RandomTest, WordsAreThoseOfTheIndependentProgram) {
   }
 }
 
+TEST(RandomTest, ManyWordsAreThoseOfEachElement) {
+  const RandomStream<ScalarVector> stream(RandomKey(7, 3), (1ull << 32) + 4096);
+  uint32_t words[64];
+  stream.Fill((1ull << 32) + 4096, 64, words);
+  for (uint64_t i = 0; i < 64; ++i) EXPECT_EQ(words[i], stream.At((1ull << 32) + 4096 + i)) << i;
+}
+
 TEST(RandomTest, UniformIsInsideZeroAndOneAndExact) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
+    ASSERT_EQ(static_cast<double>(Dither<ScalarVector>(bits)), 128 + bits / 65536.0);
     const double u = static_cast<double>(Uniform<ScalarVector>(bits));
     ASSERT_EQ(u, (bits + 0.5) / 65536);
   }

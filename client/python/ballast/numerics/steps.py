@@ -26,7 +26,7 @@ class Statistics:
 
     grad_sq: float  # sum g^2
     update_sq: float  # sum d^2
-    rms_sq: float  # sum g^2 / max(vhat, eps^2); 0 for a rule without a second moment
+    rms_sq: float  # sum of the rms terms (kernels/NUMERICS.md); 0 for a rule without a second moment
     grad_absmax: float  # the largest finite |g|
     nonfinite: int  # elements of the gradient that are NaN or infinite
     rejected: int  # blocks of 32 that kept their old contents
