@@ -46,9 +46,6 @@ readonly PACKAGES_EMULATOR="bochs bochs-term bochsbios isolinux syslinux-common 
 # Chromium, for tests/e2e/test_page.py; not installed by default, for Ubuntu has it as a snap alone.
 readonly PACKAGES_BROWSER="chromium-headless-shell"
 
-# llvm-mca, for tests/bench/port_pressure.py; not installed by default.
-readonly PACKAGES_BENCH="llvm"
-
 readonly DEFAULT_GROUPS="build libs tests data"
 readonly GRPC_NEEDED="1.51"
 # Try a download three times; wait for another apt-get rather than fail on its lock.
@@ -76,8 +73,7 @@ group_packages() {
     fuzz) echo "$PACKAGES_FUZZ" ;;
     emulator) echo "$PACKAGES_EMULATOR" ;;
     browser) echo "$PACKAGES_BROWSER" ;;
-    bench) echo "$PACKAGES_BENCH" ;;
-    *) refuse "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, browser, bench)" ;;
+    *) refuse "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, browser)" ;;
   esac
 }
 
