@@ -65,7 +65,7 @@ class CpuKernel {
   // processor has too few registers for both at once. With 32 one loop is 6 % faster (AMD family 25 model 17).
   static constexpr bool kTwoLoops = [] {
     return []<int... I>(std::integer_sequence<int, I...>) {
-      return V::kFewRegisters && kInHalves<Rule> &&
+      return V::kFewRegisters && Rule::kInHalves &&
              (... && (Rule::kMoments[I] == Moment::kSigned || MomentType<I>::kStoresRoot));
     }
     (std::make_integer_sequence<int, kMomentCount>());

@@ -21,6 +21,7 @@ struct AdamRule {
   static constexpr Moment kMoments[] = {Moment::kSigned, Moment::kNonNegative};
   static constexpr bool kHasRms = true;
   static constexpr bool kTwoPass = false;
+  static constexpr bool kInHalves = true;
 
   enum Constant { kB1, kC1, kB2, kC2, kQ2, kEps, kMinusA, kMinusDecay, kL2, kConstants };
 

@@ -62,6 +62,7 @@ struct CollageRule {
                                       HyperEps(1e-8)};
   static constexpr bool kHasRms = true;
   static constexpr bool kTwoPass = false;
+  static constexpr bool kInHalves = false;
 
   enum Constant { kB1, kC1, kB2, kB2Low, kC2, kK1, kK2, kEps, kMinusLr, kWd, kEps2, kConstants };
 

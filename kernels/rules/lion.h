@@ -20,6 +20,7 @@ struct Lion {
   static constexpr Moment kMoments[] = {Moment::kSigned};
   static constexpr bool kHasRms = false;
   static constexpr bool kTwoPass = false;
+  static constexpr bool kInHalves = false;
 
   enum Constant { kB1, kC1, kB2, kC2, kMinusLr, kMinusDecay, kConstants };
 

@@ -1,5 +1,6 @@
 // What every optimizer rule is made of: kName, kHypers, kMoments, kHasRms, Prepare (host constants, in double, rounded
-// once) and, for one element over a vector type, either Apply, or Moments and after it Step. Rules are element-wise.
+// once) and, for one element over a vector type, Apply, or with kInHalves Moments and after it Step. Rules are
+// element-wise.
 //   Moments(k, e, &r)  r.moment and r.root from e
 //   Step(k, e, &r)     the rest of r; of e it reads the weight and the gradient, of r the new m and the new root of v
 // A rule in two halves leaves a CPU two short chains of operations instead of a long one (cpu/cpu_kernels.h). A rule
@@ -38,13 +39,9 @@ struct Updated {
 };
 
 // What a rule makes of one element.
-template <class Rule>
-inline constexpr bool kInHalves = requires {
-  &Rule::template Step<ScalarVector>;
-};
 template <class V, class Rule>
 BALLAST_FN Updated<V> ApplyRule(const typename V::F* k, const Element<V>& e) {
-  if constexpr (kInHalves<Rule>) {
+  if constexpr (Rule::kInHalves) {
     Updated<V> r;
     Rule::template Moments<V>(k, e, &r);
     Rule::template Step<V>(k, e, &r);

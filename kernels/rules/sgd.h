@@ -26,6 +26,7 @@ struct SgdRule {
   static constexpr Moment kMoments[] = {Moment::kSigned};
   static constexpr bool kHasRms = false;
   static constexpr bool kTwoPass = false;
+  static constexpr bool kInHalves = false;
 
   enum Constant { kMu, kC, kOfBuffer, kOfGradient, kMinusLr, kMinusDecay, kL2, kConstants };
 

@@ -23,6 +23,7 @@ struct StableAdamW {
   static constexpr Moment kMoments[] = {Moment::kSigned, Moment::kNonNegative};
   static constexpr bool kHasRms = true;
   static constexpr bool kTwoPass = true;
+  static constexpr bool kInHalves = false;
 
   enum Constant { kB1, kC1, kB2, kC2, kEps, kEps2, kLr, kDecayOfLr, kMinusLr, kMinusDecay, kConstants };
 
