@@ -19,11 +19,14 @@ struct KernelEntry {
 
   static K Make(const Update& u) { return K(u, GradientLoaders<V, WireList>::Of(u.grad_format)); }
 
-  static void RunUpdate(const Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
+  // Each thread has a copy of the update: its caller may write to what lies beside the one that all are given.
+  static void RunUpdate(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats) {
+    const Update u = update;
     K kernel = Make(u);
     for (uint64_t tile = first; tile < last; ++tile) stats[tile - first] = kernel.UpdateTile(tile);
   }
-  static void RunMeasure(const Update& u, uint64_t first, uint64_t last, float* sums) {
+  static void RunMeasure(const Update& update, uint64_t first, uint64_t last, float* sums) {
+    const Update u = update;
     K kernel = Make(u);
     for (uint64_t tile = first; tile < last; ++tile) sums[tile - first] = kernel.MeasureTile(tile);
   }
