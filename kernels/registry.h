@@ -17,6 +17,9 @@
 
 namespace ballast::kernels {
 
+// The edition of NUMERICS.md. One more whenever an update of the same state by the same gradient may give other bits.
+inline constexpr uint32_t kNumerics = 2;
+
 inline constexpr uint64_t kBlock = 32;   // consecutive elements that share a scale
 inline constexpr uint64_t kPad = 256;    // storage is padded to a multiple of this
 inline constexpr uint64_t kTile = 4096;  // unit of work and of reduction

@@ -142,6 +142,17 @@ class Replayer {
   std::optional<CheckpointedRun> last_;
 };
 
+// The updates are made again by this daemon's kernels: others would give other weights than the trainers have.
+absl::Status CheckNumerics(const JournalFile& file) {
+  if (file.head.numerics == kernels::kNumerics) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(file.path, " has steps of a daemon whose updates have other bits (edition ", file.head.numerics,
+                   " of its numerics; this daemon has ", kernels::kNumerics,
+                   "): start that version again, and stop it with SIGTERM once the run is there; it then leaves a "
+                   "checkpoint of them, "
+                   "which any version reads"));
+}
+
 }  // namespace
 
 absl::StatusOr<JournalSurvey> SurveyJournal(Fs* fs, std::vector<JournalFile> chain, uint64_t base_step,
@@ -157,6 +168,7 @@ absl::StatusOr<JournalSurvey> SurveyJournal(Fs* fs, std::vector<JournalFile> cha
     }
     ASSIGN_OR_RETURN(RecordReader reader, RecordReader::Open(fs, file.path, file.number));
     ASSIGN_OR_RETURN(const bool counts, SurveyFile(&reader, &surveyor, progress));
+    if (surveyor.step() != file.head.after_step) RETURN_IF_ERROR(CheckNumerics(file));
     if (!counts) break;
   }
   return surveyor.Finish();

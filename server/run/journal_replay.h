@@ -4,6 +4,7 @@
 //   ASSIGN_OR_RETURN(JournalSurvey survey, SurveyJournal(fs, chain, 120));
 //   ASSIGN_OR_RETURN(CheckpointedRun run, ReplayJournal({...}, survey));     // it is as after survey.step
 //
+// FAILED_PRECONDITION: there are steps to make again, of another edition of the numerics; it says what to do.
 // A record that a crash tore ends the journal. DATA_LOSS names the file: damage in the middle, or records that are not of
 // this run; nothing is to be made of the run then. Off the strand.
 #pragma once

@@ -1,5 +1,6 @@
 #include "server/storage/journal_record.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -70,6 +71,7 @@ std::string HeadText(const SegmentHead& head) {
   out->set_base(head.base);
   out->set_continues(head.continues);
   out->set_after_step(head.after_step);
+  out->set_numerics(head.numerics);
   return WithLength(record.SerializeAsString());
 }
 
@@ -106,7 +108,8 @@ absl::StatusOr<SegmentHead> ParseSegmentHead(const std::string& text) {
                      .spec_sha256 = segment.spec_sha256(),
                      .base = segment.base(),
                      .continues = segment.continues(),
-                     .after_step = segment.after_step()};
+                     .after_step = segment.after_step(),
+                     .numerics = std::max(segment.numerics(), 1u)};  // the first edition did not say
 }
 
 }  // namespace ballast

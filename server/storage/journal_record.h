@@ -9,6 +9,8 @@
 
 #include "absl/status/statusor.h"
 
+#include "kernels/registry.h"
+
 namespace ballast {
 
 // One update of a tensor, with all that it is made of but the gradient, which is the record's body: reduced, in this
@@ -48,6 +50,7 @@ struct SegmentHead {
   uint64_t base = 0;       // of the checkpoint of after_step, if that came to be written
   uint64_t continues = 0;  // base of the file before it, which ends with after_step; 0: a checkpoint comes before it
   uint64_t after_step = 0;
+  uint32_t numerics = kernels::kNumerics;  // the edition of NUMERICS.md that its updates were made by
 };
 
 // The head as it lies in the stream, its length first; the body follows it.

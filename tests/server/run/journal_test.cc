@@ -76,6 +76,31 @@ TEST(JournalTest, ACrashAfterACrashGoesOnFromWhatTheFirstHasLeft) {
   EXPECT_EQ(Replay(&fs, base, 1)->survey.step, 1u);  // no file goes on from the checkpoint
 }
 
+// A file of the first edition, which did not say so, is refused where steps of it stand, and passes where none does.
+TEST(JournalTest, StepsOfOtherNumericsAreRefused) {
+  ModelFs fs;
+  MakeRunFolder(&fs);
+  JournaledRun run(&fs);
+  run.Step();
+  const uint64_t base = run.Begin();
+  run.Publish();
+  run.Step();
+  const auto survey = [&] {
+    auto chain = JournalChain(&fs, kFolder, base);
+    EXPECT_TRUE(chain.ok()) << chain.status();
+    EXPECT_EQ(chain->front().head.numerics, kernels::kNumerics);
+    chain->front().head.numerics = 1;
+    return SurveyJournal(&fs, *std::move(chain), 1);
+  };
+  const absl::Status refused = survey().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("stop it with SIGTERM"));
+  run.Rewind(1);
+  const auto nothing = survey();
+  ASSERT_TRUE(nothing.ok()) << nothing.status();
+  EXPECT_EQ(nothing->steps, 0u);
+}
+
 TEST(JournalTest, AGradientLargerThanItsMemoryPasses) {
   ModelFs fs;
   MakeRunFolder(&fs);
