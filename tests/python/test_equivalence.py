@@ -57,13 +57,14 @@ def _mean(ranks: list[list[list[Tensor]]]) -> list[Tensor]:
 
 
 def in_torch(recording: Recording, ranks: int) -> tuple[list[Tensor], list[float]]:
-    """The weights, and each step's norm before clipping."""
-    model = perceptron(seed=3)
+    """The weights, and each step's norm before clipping. In double: in fp32 torch rounds 1 - lr weight_decay, which takes
+    it 2e-6 away from this in these steps."""
+    model = perceptron(seed=3).double()
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIONS)
     norms = []
     for step in recording:
         for parameter, grad in zip(model.parameters(), _mean(step[:ranks]), strict=True):
-            parameter.grad = grad
+            parameter.grad = grad.double()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
         optimizer.step()
     return [p.detach() for p in model.parameters()], norms
