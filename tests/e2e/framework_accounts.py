@@ -36,13 +36,14 @@ def ask(program: str, *arguments: str) -> dict[str, Any]:
 def compare(loop: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Losses, logged norms and rates, and weights at the end: those of torch's optimizer."""
     assert "refused" not in ours, ours["refused"]
-    # Forwards in bf16 round what differs in the last bit of fp32 to what differs in the last of bf16.
+    # torch's own AdamW ends up to 5e-6 of a weight from its result in double (tests/bench/open_loop.py). Forwards in bf16
+    # round what differs in the last bit of fp32 to what differs in the last of bf16.
     in_bf16 = loop.endswith("bf16")
-    near = 2e-3 if in_bf16 else 1e-6
+    near = 2e-3 if in_bf16 else 5e-6
     assert len(theirs["losses"]) >= 10
     assert ours["losses"] == pytest.approx(theirs["losses"], rel=near, nan_ok=True)
     assert ours["norms"] == pytest.approx(theirs["norms"], rel=10 * near)
     assert ours["rates"] == pytest.approx(theirs["rates"], rel=1e-12)
     assert ours["ends"].keys() == theirs["ends"].keys()
     for parameter, (total, largest) in ours["ends"].items():
-        assert in_bf16 or [total, largest] == pytest.approx(theirs["ends"][parameter], rel=1e-5, abs=1e-6), parameter
+        assert in_bf16 or [total, largest] == pytest.approx(theirs["ends"][parameter], rel=5e-5, abs=5e-6), parameter
