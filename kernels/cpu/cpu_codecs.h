@@ -199,12 +199,11 @@ struct CpuMomentCodec {
   static void EncodeRow(std::byte* const* planes, const float* row, uint64_t first, uint64_t key) {
     RowEncoder<V, S> encoder;
     encoder.Store(kernels::Largest<V>(row), planes, first);
-    const RandomStream<V> stream(key, first);
+    alignas(64) uint32_t random[kRow];
+    if constexpr (kStochastic) RandomStream<V>(key, first).Fill(first, kRow, random);
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       const uint64_t e = first + b * kBlock;
-      alignas(64) uint32_t random[kBlock];
-      for (uint64_t i = 0; i < kBlock; i += V::kWidth) V::StoreBits(random + i, stream.At(e + i));
-      EncodeMomentBlock<V, S, kStochastic>(encoder.At(b), row + b * kBlock, random, planes[0], e);
+      EncodeMomentBlock<V, S, kStochastic>(encoder.At(b), row + b * kBlock, random + b * kBlock, planes[0], e);
     }
   }
   static bool Encode(std::byte* const* planes, const float* in, uint64_t n, uint64_t key, bool stochastic) {

@@ -44,7 +44,7 @@ class CpuKernel {
   // The first pass of a rule that takes two.
   float MeasureTile(uint64_t tile) {
     measured_.Clear();
-    row_.StartTile(tile * kTile, std::min(u_.n, (tile + 1) * kTile));
+    row_.template LoadDecoder<kSecondMoment>(tile * kTile, std::min(u_.n, (tile + 1) * kTile));
     ForEachRow(tile, [this](uint64_t first, uint64_t count) { MeasureRow(first, count); });
     return measured_.Total();
   }

@@ -71,8 +71,13 @@ class CpuRow {
     if (u_.statistics != StatisticsLevel::kOff) {
       for (int i = 0; i < (u_.statistics == StatisticsLevel::kFull ? kSums : kCoreSums); ++i) sums_[i].Clear();
     }
+    ForEachMoment([&](auto i) { LoadDecoder<i>(first, last); });
+  }
+  // Of moment I, for the tile's elements [first, last): all that a first pass needs of StartTile.
+  template <int I>
+  void LoadDecoder(uint64_t first, uint64_t last) {
     for (uint64_t e = first; e < last; e += kRow) {
-      ForEachMoment([&](auto i) { std::get<i>(decoders_).Load((e - first) / kRow, u_.planes + kFirstPlane<i>, e); });
+      std::get<I>(decoders_).Load((e - first) / kRow, u_.planes + kFirstPlane<I>, e);
     }
   }
   void StartRow(uint64_t first, uint64_t count) {

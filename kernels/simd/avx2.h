@@ -49,8 +49,7 @@ struct Avx2Vector {
         StoreVector(p, _mm256_permute4x64_epi64(low, 0xd8));
         StoreVector(p + 32, _mm256_permute4x64_epi64(high, 0xd8));
       } else {
-        const U bytes = _mm256_packus_epi16(low, high);
-        StoreVector(p, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+        StoreVector(p, BytesInOrder(_mm256_packus_epi16(low, high)));
       }
     }
   }
@@ -71,7 +70,7 @@ struct Avx2Vector {
         return _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(which));
       };
       const U all = Or(Or(bytes(w[0], 0), bytes(w[1], 1)), Or(bytes(w[2], 2), bytes(w[3], 3)));
-      StoreVector(p, _mm256_permutevar8x32_epi32(all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+      StoreVector(p, BytesInOrder(all));
     }
   }
 
@@ -147,6 +146,10 @@ struct Avx2Vector {
   static F FromInteger(U x) { return _mm256_cvtepi32_ps(x); }
 
  private:
+  // Of four bytes of each register, half by half, to four of each in turn.
+  static U BytesInOrder(U bytes) {
+    return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
   static U MaxOfHalves32(U a, U b) { return MaxBits(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)); }
   static U MaxOfHalves64(U a, U b) { return MaxBits(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)); }
   static void StoreVector(void* p, U x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }

@@ -44,12 +44,7 @@ struct Avx512Vector {
       _mm512_storeu_si512(p, w[0]);
       _mm512_storeu_si512(p + 64, w[1]);
     } else {
-      const U low = _mm512_permutex2var_epi16(w[0], EvenWords(), w[1]);
-      if constexpr (Bytes == 2) {
-        _mm512_storeu_si512(p, low);
-      } else {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(low));
-      }
+      StoreFields<Bytes, 0>(p, w);
     }
   }
 

@@ -75,8 +75,9 @@ struct ScalarVector {
   // a < b ? a : b, and so on; b where either is NaN.
   static BALLAST_FN F Min(F a, F b) { return a < b ? a : b; }
   static BALLAST_FN F Max(F a, F b) { return a > b ? a : b; }
-  // Of finite values that are not negative, and not -0: integers are compared, which more of a processor's units can.
+  // y, which is not negative, with the sign of x.
   static BALLAST_FN F WithSignOf(F x, F y) { return FromBits(Or(And(Bits(x), SetBits(kSignBit)), Bits(y))); }
+  // Of finite values that are not negative, and not -0: integers are compared, which more of a processor's units can.
   static BALLAST_FN F MaxOfNonNegative(F a, F b) { return FromBits(MaxBits(Bits(a), Bits(b))); }
   static BALLAST_FN M Less(F a, F b) { return a < b; }
   static BALLAST_FN M LessEqual(F a, F b) { return a <= b; }

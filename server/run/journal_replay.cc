@@ -149,8 +149,7 @@ absl::Status CheckNumerics(const JournalFile& file) {
       absl::StrCat(file.path, " has steps of a daemon whose updates have other bits (edition ", file.head.numerics,
                    " of its numerics; this daemon has ", kernels::kNumerics,
                    "): start that version again, and stop it with SIGTERM once the run is there; it then leaves a "
-                   "checkpoint of them, "
-                   "which any version reads"));
+                   "checkpoint of them, which any version reads"));
 }
 
 }  // namespace
