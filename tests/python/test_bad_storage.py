@@ -284,9 +284,10 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(mounted: Callable[[st
 
 def test_a_limit_of_file_sizes_fails_the_checkpoint_and_not_the_daemon(folder: Path) -> None:
     with Daemon(storage=folder) as daemon:
-        train(daemon.server, 2)
+        # First: a run whose trainer has left is written unasked, and what is asked for then is there already.
         limit = ["prlimit", f"--pid={daemon.pid}", "--fsize=4096"]
         subprocess.run(limit, check=True)
+        train(daemon.server, 2)
         said = ctl("checkpoint", RUN, server=daemon.server)
         assert said.returncode != 0 and "File too large" in said.stderr
         train(daemon.server, 3)
