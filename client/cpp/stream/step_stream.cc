@@ -11,8 +11,9 @@
 namespace ballast {
 namespace {
 
-// How long the destructor waits for the daemon to answer the end of the stream; with all else less than a second.
-constexpr absl::Duration kGoodbye = absl::Milliseconds(700);
+// How long the destructor waits for the daemon to answer the end of the stream. A rank that leaves without that counts as
+// lost, so a daemon that is only busy gets its time; where the connection is lost there is nobody to wait for.
+constexpr absl::Duration kGoodbye = absl::Seconds(5), kGoodbyeWhileAway = absl::Milliseconds(700);
 
 // `message` has groups: StepBegin or StepEnd.
 template <typename Message>
@@ -103,7 +104,7 @@ StepStream::~StepStream() {
   {
     absl::MutexLock lock(&mu_);
     leaving_ = true;
-    if (!step_) mu_.AwaitWithTimeout(absl::Condition(&reader_done_), kGoodbye);
+    if (!step_) mu_.AwaitWithTimeout(absl::Condition(&reader_done_), open_ ? kGoodbye : kGoodbyeWhileAway);
   }
   Cancel();
   if (reader_.joinable()) reader_.join();
