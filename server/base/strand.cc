@@ -52,6 +52,7 @@ void Strand::RunAll(std::vector<Task>* batch) {
     task();
     task = nullptr;
   }
+  if (options_.after && !batch->empty()) options_.after();
   batch->clear();
   busy_since_s_.store(0, std::memory_order_relaxed);
 }

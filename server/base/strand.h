@@ -27,6 +27,8 @@ class Strand {
     std::string name;  // of the thread
     double tick_s = 0.25;
     absl::AnyInvocable<void()> tick = nullptr;  // may be empty
+    // After tasks that were taken together, before the tick: what many of them want done is done once. May be empty.
+    absl::AnyInvocable<void()> after = nullptr;
   };
 
   explicit Strand(Options options);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 
@@ -34,6 +35,24 @@ TEST(StrandTest, TicksWithoutBeingAsked) {
                    if (!ticked.HasBeenNotified()) ticked.Notify();
                  }});
   ticked.WaitForNotification();
+}
+
+TEST(StrandTest, WhatFollowsFromTasksThatCameTogetherIsDoneOnce) {
+  absl::Notification began, go_on;
+  int ran = 0;
+  std::vector<int> ran_before;  // each call
+  {
+    Strand strand({.name = "t", .tick_s = 0.001, .after = [&] { ran_before.push_back(ran); }});
+    strand.Post([&] {
+      began.Notify();
+      go_on.WaitForNotification();
+      ++ran;
+    });
+    began.WaitForNotification();
+    for (int i = 0; i < 5; ++i) strand.Post([&] { ++ran; });
+    go_on.Notify();
+  }
+  EXPECT_EQ(ran_before, (std::vector{1, 6}));
 }
 
 TEST(StrandTest, ATaskThatGetsOnIsNotBusyForLong) {
