@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace ballast {
 
@@ -20,6 +21,19 @@ uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const std::byte> bytes) {
     bytes.remove_prefix(piece.size());
   }
   return ~crc;
+}
+
+uint32_t CopyCrc32c(std::byte* to, absl::Span<const std::byte> bytes) {
+  constexpr size_t kNear = 16 << 10;  // stays in the nearest cache
+  uint32_t crc = 0;
+  while (!bytes.empty()) {
+    const auto piece = bytes.subspan(0, std::min(bytes.size(), kNear));
+    crc = ExtendCrc32c(crc, piece);
+    std::memcpy(to, piece.data(), piece.size());
+    to += piece.size();
+    bytes.remove_prefix(piece.size());
+  }
+  return crc;
 }
 
 uint64_t WeightDigest(absl::Span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }

@@ -14,6 +14,8 @@ namespace ballast {
 uint32_t Crc32c(absl::Span<const std::byte> bytes);
 // Of a payload that begins with what has this CRC-32C and goes on with these bytes.
 uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const std::byte> bytes);
+// Copies the bytes to where there is room for them, and returns their CRC-32C; reads memory once for both.
+uint32_t CopyCrc32c(std::byte* to, absl::Span<const std::byte> bytes);
 
 // xxh3_64 of a tensor's bytes in its serving format.
 uint64_t WeightDigest(absl::Span<const std::byte> bytes);

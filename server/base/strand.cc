@@ -48,7 +48,7 @@ void Strand::Progress() {
 
 void Strand::RunAll(std::vector<Task>* batch) {
   for (Task& task : *batch) {
-    busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);
+    busy_since_s_.store(CoarseSeconds(), std::memory_order_relaxed);
     task();
     task = nullptr;
   }

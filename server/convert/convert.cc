@@ -105,7 +105,7 @@ void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* pi
   weights->set_updates(counts ? chunk.updates : 0);
   weights->set_format(served ? kernels::WireFormats()[static_cast<size_t>(serving)].name : counts ? "" : "fp32");
   weights->mutable_scales()->Assign(piece->scales.begin(), piece->scales.end());
-  weights->set_crc32c(Crc32c(piece->encoded()));
+  weights->set_crc32c(piece->crc32c);
   if (piece->place == nullptr) weights->mutable_data()->swap(piece->data);
 }
 

@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/base/clock.h"
-#include "server/device/fair_queue.h"
 
 namespace ballast {
 namespace {
@@ -24,6 +23,7 @@ using kernels::TilesOf;
 // A grain is what a thread takes at once. Waking the workers costs some 10 us, about what one thread needs for 4 tiles.
 constexpr uint64_t kGrainTiles = 8;
 constexpr uint64_t kLeastSharedTiles = 16;
+constexpr uint64_t kTogetherBytes = 1 << 20;  // some 50 us
 
 uint64_t FormatBytes(kernels::WireIndex format) { return kernels::WireFormats()[static_cast<size_t>(format)].bytes; }
 
@@ -68,6 +68,11 @@ bool RunTiles(const CopyTask& t, uint64_t first, uint64_t last) {
   return true;
 }
 
+bool RunTiles(const SumTask& t, uint64_t first, uint64_t last) {
+  RunSum(t, first * kTile, std::min(t.elements, last * kTile));
+  return true;
+}
+
 // Does what a task needs before its tiles are shared.
 void Prepare(const ScaleTask& t) { std::fill_n(t.scales, t.elements / t.row_length, 0.0f); }
 void Prepare(const EncodeWeightsTask& t) {
@@ -77,6 +82,12 @@ void Prepare(const EncodeWeightsTask& t) {
 }
 void Prepare(const LoadTask&) {}
 void Prepare(const CopyTask&) {}
+void Prepare(const SumTask&) {}
+
+// Does what a task needs after its tiles are done.
+void Finish(SumTask& t) { t.terms.clear(); }
+template <class Task>
+void Finish(Task&) {}
 
 uint32_t ThreadsOr(uint32_t threads) {
   return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
@@ -127,14 +138,18 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
     std::erase(device_->queues_, this);
   }
 
-  void Submit(DeviceTask task, Completion done) override {
+  void Enqueue(DeviceTask task, Completion done) override {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
     Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
-    ++device_->pending_;
+  }
+  void Wake() override {
+    absl::MutexLock lock(&device_->mu_);
+    FairQueue::Wake();
   }
   void WaitIdle() override {
     absl::MutexLock lock(&device_->mu_);
+    FairQueue::Wake();
     device_->mu_.Await(absl::Condition(this, &Queue::idle));
   }
 
@@ -201,48 +216,64 @@ double CpuDevice::busy_s() const {
   return since == 0 ? 0 : MonotonicSeconds() - since;
 }
 
+CpuDevice::Queue* CpuDevice::NextQueue() {
+  return NextFairQueue(queues_, [](const Queue& q) { return q.woken; });
+}
+
 void CpuDevice::DispatchLoop() {
-  const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return pending_ > 0 || stopping_; };
+  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return NextQueue() != nullptr || stopping_; };
+  std::vector<DeviceJob> jobs;
+  std::vector<TaskResult> results;
   while (true) {
     Queue* queue = nullptr;
-    DeviceJob job;
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&ready));
-      if (pending_ == 0) return;
-      queue = NextFairQueue(queues_, [](const Queue&) { return true; });
-      job = queue->Take(&clock_);
-      queue->running = true;
-      --pending_;
+      queue = NextQueue();
+      if (queue == nullptr) return;
+      TakeTogether(queue, &jobs);
     }
     busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);
-    job.done(RunTask(job.task));
-    job.done = nullptr;
+    for (DeviceJob& job : jobs) results.push_back(RunTask(job.task));
+    for (size_t i = 0; i < jobs.size(); ++i) jobs[i].done(results[i]);
+    jobs.clear();
+    results.clear();
     busy_since_s_.store(0, std::memory_order_relaxed);
     absl::MutexLock lock(&mu_);
     queue->running = false;
   }
 }
 
+// Small tasks are done several at a time, so that who waits for them is woken once.
+void CpuDevice::TakeTogether(Queue* queue, std::vector<DeviceJob>* jobs) {
+  uint64_t cost_bytes = 0;
+  do {
+    jobs->push_back(queue->Take(&clock_));
+    cost_bytes += jobs->back().cost_bytes;
+  } while (!queue->jobs.empty() && cost_bytes + queue->jobs.front().cost_bytes <= kTogetherBytes);
+  queue->running = true;
+}
+
 TaskResult CpuDevice::RunTask(DeviceTask& task) {
-  const double begin_s = MonotonicSeconds();
   const Extent extent = ExtentOf(task);
   TaskResult result;
   std::visit(
       [&](auto& t) {
         using Task = std::decay_t<decltype(t)>;
         if constexpr (std::is_same_v<Task, UpdateTask> || std::is_same_v<Task, MeasureTask>) {
+          const double begin_s = MonotonicSeconds();
           result.statistics = Run(t);
+          result.seconds = MonotonicSeconds() - begin_s;
         } else if constexpr (std::is_same_v<Task, CurvatureTask>) {
           result.curvature = Run(t);
         } else {
           Prepare(t);
           result.finite = Share(TilesOf(extent.last - extent.first),
                                 [&t](uint64_t first, uint64_t last) { return RunTiles(t, first, last); });
+          Finish(t);
         }
       },
       task);
-  result.seconds = MonotonicSeconds() - begin_s;
   return result;
 }
 

@@ -18,6 +18,7 @@
 
 #include "server/base/host.h"
 #include "server/device/device.h"
+#include "server/device/fair_queue.h"
 
 namespace ballast {
 
@@ -55,7 +56,9 @@ class CpuDevice final : public Device {
   };
 
   void Free(std::byte* data, uint64_t bytes) override;
+  Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DispatchLoop();
+  void TakeTogether(Queue* queue, std::vector<DeviceJob>* jobs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WorkerLoop();
   TaskResult RunTask(DeviceTask& task);
   // The threads share the tiles; false if any of them met a NaN or infinity.
@@ -73,7 +76,6 @@ class CpuDevice final : public Device {
   absl::Mutex mu_;  // the queues
   std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);
   uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as in FairClock
-  uint64_t pending_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 
   Section section_;

@@ -22,12 +22,13 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/registry.h"
+#include "server/device/sum_task.h"
 
 namespace ballast {
 
 class Device;
 
-// Which memory. kDevice: only tasks touch it. kHost: host memory that the strand writes (gradients) and the device
+// Which memory. kDevice: only tasks touch it. kHost: host memory that SumTasks write (gradients) and the device
 // reads. kAside: host memory that CopyTasks write; the device can read it, slowly.
 enum class Place { kDevice, kHost, kAside };
 
@@ -118,13 +119,13 @@ struct CopyTask {
   std::array<Piece, kernels::kMaxPlanes> pieces = {};
 };
 using DeviceTask =
-    std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, EncodeWeightsTask, LoadTask, CopyTask>;
+    std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, EncodeWeightsTask, LoadTask, CopyTask, SumTask>;
 
 struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
   kernels::Curvature curvature = {};    // of a CurvatureTask
   bool finite = true;                   // of a LoadTask; false: a NaN or infinity was met
-  double seconds = 0;                   // the device spent on the task
+  double seconds = 0;                   // the device spent on an UpdateTask or MeasureTask
 };
 
 // Tasks of one run, done in the order submitted. Thread-safe. The destructor waits for the tasks submitted.
@@ -132,8 +133,15 @@ class DeviceQueue {
  public:
   using Completion = absl::AnyInvocable<void(const TaskResult&)>;
   virtual ~DeviceQueue() = default;
-  // Never blocks. `done` runs after the task and before the queue's next.
-  virtual void Submit(DeviceTask task, Completion done) = 0;
+  // Never blocks. `done` runs after the task; the queue's next may have been done already, and its `done` comes later.
+  void Submit(DeviceTask task, Completion done) {
+    Enqueue(std::move(task), std::move(done));
+    Wake();
+  }
+  // As Submit, of one of many small tasks: a device that sleeps is woken when much waits, and must be woken by Wake after
+  // the last, once for all of them.
+  virtual void Enqueue(DeviceTask task, Completion done) = 0;
+  virtual void Wake() = 0;
   virtual void WaitIdle() = 0;
 };
 

@@ -34,6 +34,7 @@ inline Extent ExtentOf(const DeviceTask& task) {
   if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
   if (const auto* s = std::get_if<EncodeWeightsTask>(&task)) return {s->first, s->last};
   if (const auto* c = std::get_if<CopyTask>(&task)) return {0, WordsOf(*c)};
+  if (const auto* s = std::get_if<SumTask>(&task)) return {0, s->elements};
   const auto& l = std::get<LoadTask>(task);
   return {l.first, l.last};
 }
@@ -42,6 +43,7 @@ inline Extent ExtentOf(const DeviceTask& task) {
 inline uint64_t CostBytes(const DeviceTask& task) {
   const Extent extent = ExtentOf(task);
   uint64_t per_element = 8;
+  if (const auto* s = std::get_if<SumTask>(&task)) per_element = 4 * (1 + s->terms.size());
   if (const auto* u = std::get_if<UpdateTask>(&task)) {
     for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
   }
@@ -58,20 +60,29 @@ struct DeviceJob {
 using FairClock = uint64_t;
 
 struct FairQueue {
+  static constexpr uint64_t kWakeBytes = 256 << 10;  // what waits may be so much and go on waiting for Wake
+
   std::deque<DeviceJob> jobs = {};
   uint64_t served_bytes = 0;
+  uint64_t waiting_bytes = 0;  // what the jobs cost
+  bool woken = false;          // so that they are to be served
 
   // `idle`: nothing of this queue waits or is at work.
   void Add(DeviceJob job, bool idle, FairClock clock) {
     if (idle) served_bytes = std::max(served_bytes, clock);
+    waiting_bytes += job.cost_bytes;
+    woken = woken || waiting_bytes >= kWakeBytes;
     jobs.push_back(std::move(job));
   }
+  void Wake() { woken = !jobs.empty(); }
   // Requires a job in the queue.
   DeviceJob Take(FairClock* clock) {
     DeviceJob job = std::move(jobs.front());
     jobs.pop_front();
     *clock = std::max(*clock, served_bytes);
     served_bytes += job.cost_bytes;
+    waiting_bytes -= job.cost_bytes;
+    woken = woken && !jobs.empty();
     return job;
   }
 };

@@ -271,6 +271,11 @@ void GpuStaging::GiveCopy(const CopyTask& task) {
 }
 
 void GpuStaging::Give(Tasks batch) {
+  if (!batch.empty()) GiveTasks(batch);
+  gpu_->Record(out_, GpuDriver::Stream::kOut);
+}
+
+void GpuStaging::GiveTasks(Tasks batch) {
   const DeviceTask& front = *batch.front();
   if (std::holds_alternative<UpdateTask>(front)) {
     GiveGradients<UpdateTask>(batch);
@@ -287,7 +292,6 @@ void GpuStaging::Give(Tasks batch) {
   } else {
     GiveScales(std::get<ScaleTask>(front));
   }
-  gpu_->Record(out_, GpuDriver::Stream::kOut);
 }
 
 TaskResult GpuStaging::Take(Tasks batch, size_t i) {

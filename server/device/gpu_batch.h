@@ -31,6 +31,7 @@ class GpuStaging {
 
   // Whether `next` can join the tasks of a batch in one launch.
   bool Fits(std::span<const DeviceTask* const> batch, const DeviceTask& next) const;
+  // Of an empty batch, out() happens after all that was given before.
   void Give(std::span<const DeviceTask* const> batch);
   // The result of the batch's task number i. Copies the bytes of a EncodeWeightsTask to where it wants them.
   TaskResult Take(std::span<const DeviceTask* const> batch, size_t i);
@@ -39,6 +40,7 @@ class GpuStaging {
   bool busy = false;  // from Give to the last Take; the owner's
 
  private:
+  void GiveTasks(std::span<const DeviceTask* const> batch);
   // UpdateTask, MeasureTask or CurvatureTask: tasks that read a gradient and are answered by tiles of numbers.
   template <class Task>
   void GiveGradients(std::span<const DeviceTask* const> batch);

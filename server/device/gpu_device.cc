@@ -11,6 +11,13 @@
 #include "server/base/status_macros.h"
 
 namespace ballast {
+namespace {
+
+constexpr size_t kMostJobs = 2 * GpuStaging::kMostTasks;  // of a batch, sums included
+constexpr uint64_t kSumsTogetherBytes = 1 << 20;          // some 100 us, in which the GPU may have nothing to do
+
+}  // namespace
+
 // mu_ of the device guards everything here but what Reserve does before the queue is listed.
 class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
  public:
@@ -34,14 +41,19 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     return absl::OkStatus();
   }
 
-  void Submit(DeviceTask task, Completion done) override {
+  void Enqueue(DeviceTask task, Completion done) override {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
     if (device_->failed_) return;
     Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
   }
+  void Wake() override {
+    absl::MutexLock lock(&device_->mu_);
+    FairQueue::Wake();
+  }
   void WaitIdle() override {
     absl::MutexLock lock(&device_->mu_);
+    FairQueue::Wake();
     device_->mu_.Await(absl::Condition(this, &Queue::idle));
   }
 
@@ -142,22 +154,34 @@ double GpuDevice::busy_s() const {
 std::vector<const DeviceTask*> GpuDevice::TasksOf(const std::vector<DeviceJob>& jobs) {
   std::vector<const DeviceTask*> tasks;
   tasks.reserve(jobs.size());
-  for (const DeviceJob& job : jobs) tasks.push_back(&job.task);
+  for (const DeviceJob& job : jobs) {
+    if (!std::holds_alternative<SumTask>(job.task)) tasks.push_back(&job.task);
+  }
   return tasks;
 }
 
 GpuDevice::Queue* GpuDevice::NextQueue() {
-  return NextFairQueue(queues_, [](const Queue& q) { return q.FreeStaging() != nullptr; });
+  return NextFairQueue(queues_, [](const Queue& q) { return q.woken && q.FreeStaging() != nullptr; });
 }
 
+// A sum may be made before the GPU's tasks that are ahead of it in the batch: none of them reads what it writes.
 GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
   Batch batch{.queue = queue, .staging = queue->FreeStaging()};
   std::vector<const DeviceTask*> tasks;
-  batch.jobs.reserve(std::min(queue->jobs.size(), GpuStaging::kMostTasks));  // so that tasks stay where they are
+  uint64_t sum_bytes = 0;
+  batch.jobs.reserve(std::min(queue->jobs.size(), kMostJobs));  // so that tasks stay where they are
+  const auto fits = [&](const DeviceJob& next) {
+    if (std::holds_alternative<SumTask>(next.task)) return sum_bytes + next.cost_bytes <= kSumsTogetherBytes;
+    return tasks.empty() || batch.staging->Fits(tasks, next.task);
+  };
   do {
-    batch.jobs.push_back(queue->Take(&clock_));
-    tasks.push_back(&batch.jobs.back().task);
-  } while (!queue->jobs.empty() && batch.staging->Fits(tasks, queue->jobs.front().task));
+    const DeviceJob& job = batch.jobs.emplace_back(queue->Take(&clock_));
+    if (std::holds_alternative<SumTask>(job.task)) {
+      sum_bytes += job.cost_bytes;
+    } else {
+      tasks.push_back(&job.task);
+    }
+  } while (!queue->jobs.empty() && batch.jobs.size() < kMostJobs && fits(queue->jobs.front()));
   batch.staging->busy = true;
   ++queue->under_way;
   return batch;
@@ -175,6 +199,9 @@ void GpuDevice::DispatchLoop() {
       batch = NextBatch(queue);
     }
     batch.given_s = MonotonicSeconds();
+    for (const DeviceJob& job : batch.jobs) {
+      if (const auto* sum = std::get_if<SumTask>(&job.task)) RunSum(*sum, 0, sum->elements);
+    }
     batch.staging->Give(TasksOf(batch.jobs));
     absl::MutexLock lock(&mu_);
     given_.push_back(std::move(batch));
@@ -197,10 +224,16 @@ void GpuDevice::FinishLoop() {
     } else {
       const std::vector<const DeviceTask*> tasks = TasksOf(batch->jobs);
       const double end_s = MonotonicSeconds(), begin_s = std::max(batch->given_s, last_end_s);
-      for (size_t i = 0; i < tasks.size(); ++i) {
-        TaskResult result = batch->staging->Take(tasks, i);
-        result.seconds = (end_s - begin_s) / static_cast<double>(tasks.size());
-        batch->jobs[i].done(result);
+      size_t next = 0;  // of tasks
+      for (DeviceJob& job : batch->jobs) {
+        TaskResult result;
+        if (auto* const sum = std::get_if<SumTask>(&job.task)) {
+          sum->terms.clear();
+        } else {
+          result = batch->staging->Take(tasks, next++);
+          result.seconds = (end_s - begin_s) / static_cast<double>(tasks.size());
+        }
+        job.done(result);
       }
       last_end_s = end_s;
     }

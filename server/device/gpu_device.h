@@ -2,7 +2,9 @@
 // has a twin on the GPU; an update copies it there. A dispatcher thread takes tasks from the run that has been served
 // the fewest bytes, joins neighbours of a kind into one launch (gpu_batch.h), and gives copies and kernels to three
 // streams, so that the next batch's gradients come in while this one's update runs and the last one's weights go out. A
-// second thread waits for the batches in order, runs their completions, and finds the GPU's failures.
+// second thread waits for the batches in order, runs their completions, and finds the GPU's failures. Sums of gradients
+// are the dispatcher's own work, since they are made in pinned memory; those of small tensors do not part the updates
+// between them.
 //
 // Each queue has kStagings sets of staging, reserved when it is made. A step allocates nothing except what lists of
 // tasks grow by, and never waits for the device as a whole.
@@ -62,6 +64,7 @@ class GpuDevice final : public Device {
   Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Batch NextBatch(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Fail(const absl::Status& why);
+  // Those that are the GPU's: all but sums.
   static std::vector<const DeviceTask*> TasksOf(const std::vector<DeviceJob>& jobs);
 
   const std::unique_ptr<GpuDriver> gpu_;

@@ -31,6 +31,9 @@ void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   const ChunkScales scales = ScalesOfChunks(spec, t);
   Add(&plan->pull_bytes, scales.all * sizeof(float));
   plan->send_buffer_scales = std::max(plan->send_buffer_scales, scales.most);
+  if (!IsSentSmall(t)) return;
+  plan->small_buffer_bytes = std::max(plan->small_buffer_bytes, AlignUp(chunk_bytes));
+  plan->small_buffer_scales = std::max(plan->small_buffer_scales, ScaleCount(t));
 }
 
 // Adds what it takes to read a tensor, its state too: of a chunk, and of a copy of all.
@@ -155,8 +158,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   for (Shard& shard : shards) plan.shards.push_back(Completed(spec, std::move(shard)));
   plan.window_bytes = WindowBytes(spec, plan.push_bytes);
   Add(&plan.shards[0].bytes.gradients, Product(spec.ranks, plan.window_bytes));
-  const uint64_t buffer_bytes = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);
-  Add(&plan.shards[0].bytes.staging, Product(SendBufferCount(spec), buffer_bytes));
+  Add(&plan.shards[0].bytes.staging, SendBufferBytes(spec, plan));
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
   const uint64_t reader_buffer_bytes = plan.reader_chunk_bytes + plan.send_buffer_scales * sizeof(float);

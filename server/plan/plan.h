@@ -86,6 +86,8 @@ struct Plan {
   uint64_t reader_bytes = 0;        // part of bytes.staging: what readers hold, and that copy, at most
   uint64_t send_buffer_bytes = 0;   // for each of SendBufferCount(spec) buffers
   uint64_t send_buffer_scales = 0;  // likewise
+  // For each of kSmallSendBuffers of a rank, where some tensors are small.
+  uint64_t small_buffer_bytes = 0, small_buffer_scales = 0;
 };
 
 // Planes and slabs begin on multiples of this.
@@ -97,6 +99,18 @@ inline constexpr uint64_t kJournalBuffers = uint64_t{16} << 20;
 // A rank's stream has two in turn, so that one is encoded while the other is written. A run has one more, for digests.
 inline constexpr uint64_t kSendBuffers = 2;
 inline uint64_t SendBufferCount(const RunSpec& spec) { return spec.ranks * kSendBuffers + 1; }
+// Beside them a rank's stream has some for tensors that are small as they are sent, so that many of them are encoded, and
+// go out, together.
+inline constexpr uint64_t kSmallSendBuffers = 32, kSmallTensorBytes = 8 << 10, kSmallTensorScales = 256;
+inline bool IsSentSmall(const TensorSpec& t) {
+  return t.elements * WireBytes(t.serving_format) <= kSmallTensorBytes && ScaleCount(t) <= kSmallTensorScales;
+}
+// What the ranks' buffers of both kinds take.
+inline uint64_t SendBufferBytes(const RunSpec& spec, const Plan& plan) {
+  const uint64_t large = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);
+  const uint64_t small = plan.small_buffer_bytes + plan.small_buffer_scales * sizeof(float);
+  return Sum(Product(SendBufferCount(spec), large), Product(spec.ranks * kSmallSendBuffers, small));
+}
 // Readers that are served beside the ranks: ballastctl, an evaluation, a checkpoint. Readers that were cut off may hold
 // a chunk until they are gone; as many of them are planned for.
 inline constexpr uint64_t kMoreReaders = 4;

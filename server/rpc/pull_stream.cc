@@ -64,12 +64,12 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
   return absl::OkStatus();
 }
 
-bool PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+Written PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
   FillWeights(chunk, run_->spec(), piece, &weights_);
   absl::MutexLock lock(&mu_);
-  if (ended_) return false;
+  if (ended_) return Written::kOver;
   StartWrite(&weights_);
-  return true;
+  return Written::kLater;
 }
 
 void PullStream::TakeBack(WeightPiece* piece) { weights_.mutable_data()->swap(piece->data); }

@@ -23,7 +23,7 @@ class PullStream final : public StreamCall<grpc::ServerWriteReactor<v1::Weights>
   static PullStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
                            const v1::PullRequest& request);
 
-  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
+  Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
   void Finish(absl::Status status) override { End(status); }
   void Cancel() override { TryCancel(); }

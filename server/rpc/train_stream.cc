@@ -94,7 +94,7 @@ void TrainStream::Take(const std::shared_ptr<Run>& bound) {
     absl::MutexLock lock(&mu_);
     unconsumed_ += static_cast<int>(messages.size());
   }
-  for (RankMessage& message : messages) bound->OnMessage(shared_from_this(), std::move(message));
+  bound->OnMessages(shared_from_this(), std::move(messages));
 }
 
 absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
@@ -117,32 +117,31 @@ void TrainStream::Consumed() {
   ReadOn();
 }
 
-bool TrainStream::Send() {
-  bool taken = false;
-  {
-    absl::MutexLock lock(&mu_);
-    if (ended_) return false;
-    taken = out_.Add(&response_);
-    WriteNext();
-  }
-  if (taken) run()->OnWritten(shared_from_this());
-  return true;
+Written TrainStream::Send() {
+  absl::MutexLock lock(&mu_);
+  if (ended_) return Written::kOver;
+  return out_.Add(&response_) ? Written::kNow : Written::kLater;
+}
+
+void TrainStream::Flush() {
+  absl::MutexLock lock(&mu_);
+  WriteNext();
 }
 
 void TrainStream::WriteNext() {
   if (const v1::TrainResponse* next = out_.Next(); next != nullptr) StartWrite(next);
 }
 
-bool TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+Written TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
   FillWeights(chunk, run()->spec(), piece, response_.mutable_weights());
-  if (Send()) return true;
-  TakeBack(piece);
-  return false;
+  const Written written = Send();
+  if (written == Written::kOver) TakeBack(piece);
+  return written;
 }
 
 void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mutable_data()->swap(piece->data); }
 
-bool TrainStream::Write(const StreamOutput& output) {
+Written TrainStream::Write(const StreamOutput& output) {
   response_ = FromOutput(output, run()->spec());
   if (response_.has_opened()) response_.mutable_opened()->set_takes_batches(true);
   return Send();
@@ -151,6 +150,7 @@ bool TrainStream::Write(const StreamOutput& output) {
 void TrainStream::TellGrpc(const absl::Status& status) {
   if (out_.empty()) return Reactor::Finish(ToGrpc(status));
   end_ = ToGrpc(status);
+  WriteNext();
 }
 
 void TrainStream::OnWriteDone(bool ok) {

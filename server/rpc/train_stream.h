@@ -30,9 +30,10 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
 
   static TrainStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
 
-  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
+  Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
-  bool Write(const StreamOutput& output) override;
+  Written Write(const StreamOutput& output) override;
+  void Flush() override;
   void Finish(absl::Status status) override { End(status); }
   void Cancel() override { TryCancel(); }
   void Consumed() override;
@@ -51,8 +52,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   absl::Status Bind(const v1::TrainRequest& request);
   void ReadOn();
   void Take(const std::shared_ptr<Run>& bound);
-  // False: the stream is over.
-  bool Send();
+  Written Send();
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
   void Record(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;

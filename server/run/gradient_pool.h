@@ -1,5 +1,5 @@
 // Where a run's gradients are summed: a buffer for each shard of the plan, in host memory. The step machine cuts it
-// into slabs, one for a tensor's gradient from its first chunk until its update has read it.
+// into slabs, one for a tensor's gradient from its first chunk until its update has read it. The devices write to it.
 //
 // Strand-confined. The buffers are reserved with the run; nothing is allocated later.
 #pragma once
@@ -13,6 +13,7 @@
 #include "server/device/device.h"
 #include "server/plan/plan.h"
 #include "server/spec/run_spec.h"
+#include "server/step/coverage.h"
 #include "server/step/payload.h"
 #include "server/step/slab_allocator.h"
 #include "server/step/step_machine.h"
@@ -24,12 +25,10 @@ class GradientPool {
   // buffers: by shard. Spec and plan outlive the pool.
   GradientPool(const RunSpec* spec, const Plan* plan, std::vector<DeviceBuffer> buffers);
 
-  // Adds one chunk of the ranks that delivered it, in rank order, on which the bits of the sum depend. `take` gives a
-  // rank's payload, which is freed once it is added, and `covers` what the rank contributes to: the payload is of that
-  // part of the chunk. An element that one rank delivered is what came, to the bit. One that nobody delivered is -0.0,
-  // to which what comes later may be added without a trace.
-  void Sum(const effect::Sum& sum, absl::FunctionRef<Payload(uint32_t rank)> take,
-           absl::FunctionRef<const ChunkSet&(uint32_t rank)> covers);
+  // What adds one chunk of the ranks that delivered it, in rank order, on which the bits of the sum depend. `take` gives
+  // a rank's payload, and `covers` what the rank contributes to: the payload is of that part of the chunk.
+  SumTask TaskOf(const effect::Sum& sum, absl::FunctionRef<Payload(uint32_t rank)> take,
+                 absl::FunctionRef<const ChunkSet&(uint32_t rank)> covers);
   // The tensor's gradient.
   std::byte* At(uint32_t tensor, Slab slab) { return buffers_[plan_->placement.shard_of[tensor]].data() + slab.offset; }
   uint64_t bytes() const;  // counted from the live allocations

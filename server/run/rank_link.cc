@@ -16,7 +16,8 @@ RankLink::RankLink(Environment environment)
     : environment_(std::move(environment)),
       outbox_(RankOutbox::Environment{.spec = environment_.spec,
                                       .store = environment_.store,
-                                      .on_sent = [this](uint64_t bytes) { environment_.on_sent(transport_, bytes); }},
+                                      .on_sent = [this](uint64_t bytes) { environment_.on_sent(transport_, bytes); },
+                                      .settle = environment_.settle},
               *environment_.plan) {}
 
 void RankLink::Open(std::shared_ptr<RankStream> stream, SessionId session) {
@@ -70,15 +71,20 @@ void RankLink::Hold(const ChunkId& id, Payload payload) {
 
 Payload RankLink::TakeHeld(const ChunkId& id) {
   auto node = held_.extract(id);
-  held_bytes_ -= node.mapped().size();
-  outbox_.Credit(node.mapped().size());
+  summing_bytes_ += node.mapped().size();
   return std::move(node.mapped());
 }
 
+void RankLink::OnSummed(SessionId session, uint64_t bytes) {
+  held_bytes_ -= bytes;
+  summing_bytes_ -= bytes;
+  if (session == session_) outbox_.Credit(bytes);  // a later one has spent none of it
+}
+
 void RankLink::DropHeld() {
-  if (held_bytes_ > 0) outbox_.Credit(held_bytes_);
+  outbox_.Credit(held_bytes_ - summing_bytes_);
   held_.clear();
-  held_bytes_ = 0;
+  held_bytes_ = summing_bytes_;
 }
 
 bool RankLink::ShortOfCredit() const {

@@ -2,8 +2,8 @@
 // what goes out to it, and the state that its client keeps with the run.
 //
 // A message that finds no room is parked, and so is what follows it. A payload is held in the memory that it came in
-// until it is summed; its credit returns then. A stream that is over takes its memory with it, so what is held is
-// copied first. It is told to end, and cancelled when it has not gone after a second.
+// until it may be summed, and a device has added it; its credit returns then. A stream that is over takes its memory
+// with it, so what is held is copied first; what a device is adding goes when it has done so. It is told to end, and cancelled when it has not gone after a second.
 //
 // Strand-confined. It outlives neither the store nor the spec.
 #pragma once
@@ -36,6 +36,7 @@ class RankLink {
     const Plan* plan;
     ParameterStore* store;
     std::function<void(const std::string& transport, uint64_t bytes)> on_sent;  // payload of a weights chunk left
+    std::function<void()> settle;                                               // the outbox could go on
   };
   explicit RankLink(Environment environment);
   RankLink(const RankLink&) = delete;
@@ -66,9 +67,12 @@ class RankLink {
   // Whether a payload of so many bytes may be held beside those that are.
   bool HasRoomFor(uint64_t bytes) const { return held_bytes_ + bytes <= environment_.plan->window_bytes; }
   void Hold(const ChunkId& id, Payload payload);
-  Payload TakeHeld(const ChunkId& id);  // its credit returns, like that of the next
-  void DropHeld();
+  // To be summed. It counts as held until OnSummed, which may be told after the session is over.
+  Payload TakeHeld(const ChunkId& id);
+  void OnSummed(SessionId session, uint64_t bytes);
+  void DropHeld();  // but what is being summed
   uint64_t held_bytes() const { return held_bytes_; }
+  bool summing() const { return summing_bytes_ > 0; }
   // The client is being told, with the answer to its attach, what is held now.
   void PromiseHeld() { held_promised_ = held_bytes_; }
   // The rank's next chunk may find no credit. Only of an open link.
@@ -106,8 +110,8 @@ class RankLink {
   std::vector<Leaving> leaving_;    // told to end
   std::deque<RankMessage> parked_;  // a gradient that finds no room, and what follows it
   std::map<ChunkId, Payload> held_;
-  uint64_t held_bytes_ = 0;
-  uint64_t held_promised_ = 0;  // until the client's stream is open
+  uint64_t held_bytes_ = 0, summing_bytes_ = 0;  // the latter are among the former
+  uint64_t held_promised_ = 0;                   // until the client's stream is open
   RankOutbox outbox_;
   std::optional<ClientState> coming_state_, state_;
 };

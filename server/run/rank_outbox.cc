@@ -1,15 +1,25 @@
 #include "server/run/rank_outbox.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace ballast {
 
 RankOutbox::RankOutbox(Environment environment, const Plan& plan) : environment_(std::move(environment)) {
-  for (Buffer& buffer : buffers_) {
-    buffer.piece.Reserve(plan.send_buffer_bytes, plan.send_buffer_scales);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    Buffer& buffer = buffers_[i];
+    buffer.small = i >= kSendBuffers;
+    if (buffer.small && plan.small_buffer_bytes == 0) break;  // no tensor is
+    buffer.piece.Reserve(buffer.small ? plan.small_buffer_bytes : plan.send_buffer_bytes,
+                         buffer.small ? plan.small_buffer_scales : plan.send_buffer_scales);
     buffer_bytes_ += buffer.piece.reserved_bytes();
+    Free(&buffer);
   }
+}
+
+void RankOutbox::Free(Buffer* buffer) {
+  buffer->stream.reset();
+  buffer->state = BufferState::kFree;
+  (buffer->small ? free_small_ : free_large_).push_back(buffer);
 }
 
 void RankOutbox::Bind(std::shared_ptr<RankStream> stream) {
@@ -34,6 +44,7 @@ void RankOutbox::DropPublished() {
   waiting_.clear();
   next_chunk_ = 0;
   results_.clear();
+  begun_.clear();
   for (Buffer& buffer : buffers_) {
     if (buffer.state == BufferState::kReady) Discard(&buffer);
     buffer.stale = buffer.state != BufferState::kFree;
@@ -42,8 +53,10 @@ void RankOutbox::DropPublished() {
 
 void RankOutbox::Pump() {
   if (stream_ == nullptr) return;
-  Encode();
-  if (!writing_) WriteNext();
+  do {
+    Encode();
+  } while (!writing_ && WriteNext());
+  if (std::exchange(unflushed_, false)) stream_->Flush();
 }
 
 void RankOutbox::Publish(uint64_t step, uint32_t tensor, bool waits) {
@@ -60,19 +73,26 @@ std::optional<uint64_t> RankOutbox::NextReceived(uint32_t tensor, uint64_t from)
 }
 
 void RankOutbox::Encode() {
-  for (Buffer& buffer : buffers_) {
-    if (tensors_.empty() || held_) return;
-    if (buffer.state != BufferState::kFree) continue;
-    if (!stream_->Lend(&buffer.piece)) return;
-    buffer.stream = stream_;
-    EncodeNextChunk(&buffer);
+  while (!tensors_.empty() && !held_) {
+    const bool small = IsSentSmall(environment_.spec->tensors[tensors_.front().tensor]);
+    std::vector<Buffer*>& free = small ? free_small_ : free_large_;
+    if (free.empty() || !stream_->Lend(&free.back()->piece, small)) return;
+    Buffer* const buffer = free.back();
+    free.pop_back();
+    buffer->stream = stream_;
+    begun_.push_back(buffer);
+    EncodeNextChunk(buffer);
   }
 }
 
 void RankOutbox::Discard(Buffer* buffer) {
   buffer->stream->Unlend(&buffer->piece);
-  buffer->stream.reset();
-  buffer->state = BufferState::kFree;
+  Free(buffer);
+}
+
+void RankOutbox::TakeBack(Buffer* buffer) {
+  buffer->stream->TakeBack(&buffer->piece);
+  Free(buffer);
 }
 
 void RankOutbox::EncodeNextChunk(Buffer* buffer) {
@@ -87,7 +107,6 @@ void RankOutbox::EncodeNextChunk(Buffer* buffer) {
   buffer->chunk = {.step = step, .tensor = tensor, .chunk = chunk, .last = last};
   buffer->state = BufferState::kEncoding;
   buffer->stale = false;
-  buffer->order = encoded_++;
   next_chunk_ = chunk + 1;
   if (last) {
     tensors_.pop_front();
@@ -102,7 +121,7 @@ void RankOutbox::Encoded(Buffer* buffer) {
   } else {
     buffer->state = BufferState::kReady;
   }
-  Pump();
+  environment_.settle();
 }
 
 std::optional<StreamOutput> RankOutbox::NextControl() {
@@ -116,53 +135,46 @@ std::optional<StreamOutput> RankOutbox::NextControl() {
   return std::nullopt;
 }
 
-RankOutbox::Buffer* RankOutbox::NextReady() {
-  Buffer* next = nullptr;
-  for (Buffer& buffer : buffers_) {
-    const bool mine = buffer.state == BufferState::kReady || (buffer.state == BufferState::kEncoding && !buffer.stale);
-    if (mine && (next == nullptr || buffer.order < next->order)) next = &buffer;
-  }
-  return next != nullptr && next->state == BufferState::kReady ? next : nullptr;
+bool RankOutbox::WriteNext() {
+  if (auto control = NextControl()) return Went(stream_->Write(*control));
+  if (!begun_.empty()) return begun_.front()->state == BufferState::kReady && WriteChunk();
+  if (results_.empty() || !tensors_.empty() || held_) return false;
+  const StepRecord result = std::move(results_.front());
+  results_.pop_front();
+  return Went(stream_->Write(result));
 }
 
-void RankOutbox::WriteNext() {
-  if (auto control = NextControl()) {
-    writing_ = stream_->Write(*control);
-    return;
+bool RankOutbox::WriteChunk() {
+  Buffer* const buffer = begun_.front();
+  begun_.pop_front();
+  const uint64_t bytes = buffer->piece.bytes();
+  const Written written = stream_->WriteWeights(buffer->chunk, &buffer->piece);
+  if (written == Written::kOver) {
+    Discard(buffer);
+    return false;
   }
-  if (Buffer* buffer = NextReady(); buffer != nullptr) {
-    const uint64_t bytes = buffer->piece.bytes();
-    writing_ = stream_->WriteWeights(buffer->chunk, &buffer->piece);
-    if (!writing_) return Discard(buffer);
-    buffer->state = BufferState::kWriting;
-    environment_.on_sent(bytes);
-    return;
-  }
-  if (!results_.empty() && tensors_.empty() && !held_ && !AnyBufferBusy()) {
-    writing_ = stream_->Write(results_.front());
-    results_.pop_front();
-  }
+  environment_.on_sent(bytes);
+  buffer->state = BufferState::kWriting;
+  if (written == Written::kNow) TakeBack(buffer);
+  return Went(written);
 }
 
-bool RankOutbox::AnyBufferBusy() const {
-  return std::any_of(buffers_.begin(), buffers_.end(),
-                     [](const Buffer& buffer) { return buffer.state != BufferState::kFree && !buffer.stale; });
+bool RankOutbox::Went(Written written) {
+  writing_ = written == Written::kLater;
+  unflushed_ = true;
+  return written == Written::kNow;
 }
 
 void RankOutbox::OnWritten(const RankStream* stream) {
   for (Buffer& buffer : buffers_) {
-    if (buffer.state != BufferState::kWriting || buffer.stream.get() != stream) continue;
-    buffer.stream->TakeBack(&buffer.piece);
-    buffer.stream.reset();
-    buffer.state = BufferState::kFree;
+    if (buffer.state == BufferState::kWriting && buffer.stream.get() == stream) TakeBack(&buffer);
   }
   if (stream == stream_.get()) writing_ = false;
-  Pump();
 }
 
 bool RankOutbox::idle() const {
   return !writing_ && !opened_ && credit_bytes_ == 0 && !wanted_ && !measured_ && !drain_ && results_.empty() &&
-         tensors_.empty() && !AnyBufferBusy();
+         tensors_.empty() && begun_.empty();
 }
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 // What goes out on a rank's stream, and in which order: control first, then weights tensor by tensor, then the
 // step's result. Weights are encoded on demand, one chunk ahead of the write, into kSendBuffers strings that were
-// reserved with the run, or where the stream lends memory: no queue of payload, whatever the reader's pace.
+// reserved with the run, or where the stream lends memory: no queue of payload, whatever the reader's pace. Small
+// tensors have kSmallSendBuffers of their own, so that the device makes many of them before the strand hears of it.
 //
 // Strand-confined. A buffer belongs to the outbox, to a device task (encoding) or to the stream (writing), in turn.
 #pragma once
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "server/run/rank_stream.h"
 #include "server/store/parameter_store.h"
@@ -25,6 +27,7 @@ class RankOutbox {
     const RunSpec* spec;
     ParameterStore* store;
     std::function<void(uint64_t bytes)> on_sent;  // payload of a weights chunk left
+    std::function<void()> settle;                 // Pump could go on
   };
   RankOutbox(Environment environment, const Plan& plan);
 
@@ -60,8 +63,8 @@ class RankOutbox {
   enum class BufferState { kFree, kEncoding, kReady, kWriting };
   struct Buffer {
     BufferState state = BufferState::kFree;
+    bool small = false;
     bool stale = false;  // of a stream or step that is over: free it instead of sending it
-    uint64_t order = 0;  // chunks go out in the order they were begun
     WeightsChunk chunk;
     WeightPiece piece;
     std::shared_ptr<RankStream> stream;  // whose piece it is, unless kFree
@@ -77,16 +80,20 @@ class RankOutbox {
   void EncodeNextChunk(Buffer* buffer);
   void Encoded(Buffer* buffer);
   // Not to be written after all.
-  static void Discard(Buffer* buffer);
-  void WriteNext();
+  void Discard(Buffer* buffer);
+  void TakeBack(Buffer* buffer);
+  void Free(Buffer* buffer);
+  // Whether another write may follow at once.
+  bool WriteNext();
+  bool WriteChunk();
+  bool Went(Written written);
   std::optional<StreamOutput> NextControl();
-  Buffer* NextReady();
-  bool AnyBufferBusy() const;
 
   const Environment environment_;
   std::shared_ptr<RankStream> stream_;
   ChunkSet receives_;
   bool writing_ = false;
+  bool unflushed_ = false;
   bool held_ = false;
   bool opened_ = false;
   uint64_t credit_bytes_ = 0;
@@ -97,9 +104,10 @@ class RankOutbox {
   std::deque<StepRecord> results_;
   std::deque<Published> tensors_, waiting_;
   uint64_t next_chunk_ = 0;  // of tensors_.front()
-  uint64_t encoded_ = 0;     // chunks so far
   uint64_t buffer_bytes_ = 0;
-  std::array<Buffer, kSendBuffers> buffers_;
+  std::array<Buffer, kSendBuffers + kSmallSendBuffers> buffers_;
+  std::vector<Buffer*> free_large_, free_small_;
+  std::deque<Buffer*> begun_;  // kEncoding or kReady, and not stale; they go out in this order
 };
 
 }  // namespace ballast

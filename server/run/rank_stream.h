@@ -89,8 +89,10 @@ using StreamOutput =
 // The stream of a rank, whichever transport carries it. Called on the strand.
 class RankStream : public WeightSink {
  public:
-  virtual bool Write(const StreamOutput& output) = 0;  // anything but WeightsChunk; answered like WriteWeights
-  virtual void Consumed() = 0;                         // one message's memory is free: another may be read
+  virtual Written Write(const StreamOutput& output) = 0;  // anything but WeightsChunk
+  // What was written has been the last for now: until then a stream may hold it back, so that it goes out together.
+  virtual void Flush() = 0;
+  virtual void Consumed() = 0;  // one message's memory is free: another may be read
   virtual const std::string& peer() const = 0;
   virtual const char* transport() const = 0;  // grpc | shm
   // The rank can send no more before some of what it sent is summed, whatever its credit.

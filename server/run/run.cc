@@ -54,7 +54,7 @@ Run::Run(Options* options)
       layers_(TensorNames(spec_), spec_.layer_groups),
       kept_(options->past == nullptr ? 0 : static_cast<uint32_t>(options->past->spec_.tensors.size())),
       history_(options->past == nullptr ? std::make_shared<RunHistory>() : options->past->history_),
-      strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }}) {}
+      strand_({.name = spec_.run_id, .tick_s = 0.25, .tick = [this] { Tick(); }, .after = [this] { Settle(); }}) {}
 
 Run::~Run() { End(Ended(spec_)); }
 
@@ -151,6 +151,17 @@ void Run::ShowState() {
   board_.Write([&](RunStatus& s) { s.unattended_since_s = unattended_since_s_; });
 }
 
+void Run::Settle() {
+  if (driver_ != nullptr) driver_->SettleIfDue();
+}
+
+void Run::Post(Strand::Task task) {
+  strand_.Post([this, task = std::move(task)]() mutable {
+    Settle();  // what came before comes first
+    task();
+  });
+}
+
 void Run::Tick() {
   if (driver_ != nullptr) {
     driver_->Tick();
@@ -215,14 +226,14 @@ void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened ope
   });
 }
 
-void Run::OnMessage(std::shared_ptr<RankStream> stream, RankMessage message) {
-  Post([this, stream = std::move(stream), message = std::move(message)]() mutable {
-    if (!ended_) driver_->OnMessage(stream, std::move(message));
+void Run::OnMessages(std::shared_ptr<RankStream> stream, std::vector<RankMessage> messages) {
+  strand_.Post([this, stream = std::move(stream), messages = std::move(messages)]() mutable {
+    if (!ended_) driver_->OnMessages(stream, std::move(messages));
   });
 }
 
 void Run::OnWritten(std::shared_ptr<RankStream> stream) {
-  Post([this, stream = std::move(stream)] {
+  strand_.Post([this, stream = std::move(stream)] {
     if (!ended_) driver_->OnWritten(stream.get());
   });
 }

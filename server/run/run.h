@@ -96,7 +96,7 @@ class Run {
   void Attach(AttachRequest request, AttachDone done);
 
   void OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened);
-  void OnMessage(std::shared_ptr<RankStream> stream, RankMessage message);
+  void OnMessages(std::shared_ptr<RankStream> stream, std::vector<RankMessage> messages);
   void OnWritten(std::shared_ptr<RankStream> stream);
   void OnRoom();                                           // a stream that would not lend, will
   void OnInputClosed(std::shared_ptr<RankStream> stream);  // the client has said all it will
@@ -191,7 +191,9 @@ class Run {
   void Dismiss(const absl::Status& why);
   // Why nobody may attach.
   absl::Status Gone() const;
-  void Post(Strand::Task task) { strand_.Post(std::move(task)); }
+  // All but what comes with each message or write.
+  void Post(Strand::Task task);
+  void Settle();
   absl::StatusOr<AttachReply> ReplyTo(const StepExecutor::AttachOutcome& outcome, bool knows_whole) const;
   void AttachOnStrand(const AttachRequest& request, AttachDone done);
   // Shows the run's state, and whether a rank is held.

@@ -9,7 +9,7 @@
 namespace ballast {
 
 StepDriver::StepDriver(StepExecutor::Environment environment)
-    : spec_(environment.spec), executor_(std::move(environment), [this] { Settle(); }), links_(executor_.links()) {}
+    : spec_(environment.spec), executor_(std::move(environment), [this] { due_ = true; }), links_(executor_.links()) {}
 
 StepExecutor::AttachOutcome StepDriver::Attach(const event::Attach& attach, const std::string& peer) {
   std::string holder;
@@ -37,16 +37,20 @@ void StepDriver::OpenStream(const std::shared_ptr<RankStream>& stream, const eve
   Settle();
 }
 
-void StepDriver::OnMessage(const std::shared_ptr<RankStream>& stream, RankMessage message) {
+void StepDriver::OnMessages(const std::shared_ptr<RankStream>& stream, std::vector<RankMessage> messages) {
   const auto rank = links_.RankOf(stream.get());
   if (!rank) return;
-  links_[*rank].Park(std::move(message));
-  Settle();
+  for (RankMessage& message : messages) links_[*rank].Park(std::move(message));
+  due_ = true;
 }
 
 void StepDriver::OnWritten(const RankStream* stream) {
   for (RankLink& link : links_) link.outbox().OnWritten(stream);
-  Settle();
+  due_ = true;
+}
+
+void StepDriver::SettleIfDue() {
+  while (due_) Settle();
 }
 
 void StepDriver::OnInputClosed(const RankStream* stream) {
@@ -70,7 +74,8 @@ void StepDriver::Tick() {
     executor_.reporter().LogLeaseIfOver(rank, links_[rank].peer(), now_s);
   }
   executor_.Handle(event::Tick{}).IgnoreError();  // never refused
-  Settle();
+  due_ = true;
+  SettleIfDue();
 }
 
 void StepDriver::ShowAwaited() { executor_.reporter().ShowAwaited(executor_.machine().Awaited()); }
@@ -214,6 +219,7 @@ void StepDriver::EndStream(uint32_t rank, absl::Status status) {
 }
 
 void StepDriver::Settle() {
+  due_ = false;
   executor_.KeepClosed();
   if (!executor_.judge().awaits_answers()) executor_.rewinder().CarryOut();  // a step that is being judged comes first
   // What one rank brings makes room for another.

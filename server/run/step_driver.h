@@ -32,9 +32,12 @@ class StepDriver {
 
   StepExecutor::AttachOutcome Attach(const event::Attach& attach, const std::string& peer);
   void OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened);
-  void OnMessage(const std::shared_ptr<RankStream>& stream, RankMessage message);
+  // What follows from these, and from the devices' answers, is done by SettleIfDue, once for many of them: to be called
+  // before anything else here, and soon.
+  void OnMessages(const std::shared_ptr<RankStream>& stream, std::vector<RankMessage> messages);
   void OnWritten(const RankStream* stream);
-  void OnRoom() { Settle(); }
+  void OnRoom() { due_ = true; }
+  void SettleIfDue();
   void OnInputClosed(const RankStream* stream);
   void OnStreamGone(const RankStream* stream);
   void Tick();
@@ -93,6 +96,7 @@ class StepDriver {
   const RunSpec* const spec_;
   StepExecutor executor_;
   RankLinks& links_;  // the executor's
+  bool due_ = false;  // Settle
   std::function<void()> drained_;
   std::vector<absl::AnyInvocable<void(absl::Status)>> quiet_;
 };

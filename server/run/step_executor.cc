@@ -56,7 +56,8 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
              {.spec = spec_,
               .plan = plan_,
               .store = environment.store,
-              .on_sent = [this](const std::string& transport, uint64_t b) { reporter_.OnSent(transport, b); }}),
+              .on_sent = [this](const std::string& transport, uint64_t b) { reporter_.OnSent(transport, b); },
+              .settle = settle_}),
       updater_({.spec = spec_,
                 .layers = environment.layers,
                 .machine = &machine_,
@@ -89,7 +90,7 @@ uint64_t StepExecutor::client_state_bytes() const {
 }
 
 StepExecutor::AttachOutcome StepExecutor::Attach(const event::Attach& attach) {
-  StepEffects effects = machine_.Handle(attach, MonotonicSeconds());
+  StepEffects effects = machine_.Handle(attach, CoarseSeconds());
   AttachOutcome outcome;
   for (const StepEffect& e : effects) {
     if (const auto* reject = std::get_if<effect::Reject>(&e)) outcome.retry_after_s = reject->retry_after_s;
@@ -104,7 +105,7 @@ StepExecutor::AttachOutcome StepExecutor::Attach(const event::Attach& attach) {
 }
 
 absl::Status StepExecutor::OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened) {
-  StepEffects effects = machine_.Handle(opened, MonotonicSeconds());
+  StepEffects effects = machine_.Handle(opened, CoarseSeconds());
   if (!effects.empty() && std::holds_alternative<effect::Reject>(effects.front())) {
     return std::get<effect::Reject>(effects.front()).status;
   }
@@ -151,7 +152,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::MicroEnd& m) {
 
 absl::Status StepExecutor::Take(uint32_t rank, message::StepMeasure&) {
   const bool again = !machine_.InStep(rank) || machine_.SentAll(rank);
-  StepEffects effects = machine_.Handle(event::StepMeasure{links_[rank].session()}, MonotonicSeconds());
+  StepEffects effects = machine_.Handle(event::StepMeasure{links_[rank].session()}, CoarseSeconds());
   if (machine_.SentAll(rank)) links_[rank].outbox().Release();
   if (!again && machine_.SentAll(rank)) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
   return Execute(std::move(effects));
@@ -166,7 +167,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
     link.BringState({machine_.step(), std::move(m.client_state)});  // the step may close by this
   }
   StepEffects effects =
-      machine_.Handle(event::StepEnd{link.session(), std::move(m.content), m.discard}, MonotonicSeconds());
+      machine_.Handle(event::StepEnd{link.session(), std::move(m.content), m.discard}, CoarseSeconds());
   const bool refused = !effects.empty() && std::holds_alternative<effect::Reject>(effects.front());
   refused ? link.DropComingState() : link.outbox().Release();
   if (in_step && !refused) {
@@ -179,9 +180,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
 
 absl::Status StepExecutor::Take(uint32_t, message::Bad& m) { return std::move(m.status); }
 
-absl::Status StepExecutor::Handle(const StepEvent& event) {
-  return Execute(machine_.Handle(event, MonotonicSeconds()));
-}
+absl::Status StepExecutor::Handle(const StepEvent& event) { return Execute(machine_.Handle(event, CoarseSeconds())); }
 
 absl::Status StepExecutor::Execute(StepEffects effects) {
   absl::Status refusal;
@@ -239,9 +238,18 @@ void StepExecutor::Do(const effect::Drop& e) {
 }
 
 void StepExecutor::Do(const effect::Sum& e) {
-  pool_.Sum(
-      e, [&](uint32_t rank) { return links_[rank].TakeHeld(e.id); },
-      [&](uint32_t rank) -> const ChunkSet& { return machine_.reduction().covers(rank); });
+  std::vector<Summing> summing;
+  const auto take = [&](uint32_t rank) {
+    Payload payload = links_[rank].TakeHeld(e.id);
+    summing.push_back({rank, links_[rank].session(), payload.size()});
+    return payload;
+  };
+  const auto covers = [&](uint32_t rank) -> const ChunkSet& { return machine_.reduction().covers(rank); };
+  SumTask task = pool_.TaskOf(e, take, covers);
+  updater_.Sum(e.id.tensor, std::move(task), [this, summing = std::move(summing)] {
+    for (const Summing& s : summing) links_[s.rank].OnSummed(s.session, s.bytes);
+    settle_();
+  });
 }
 
 void StepExecutor::Do(const effect::Forget& e) {

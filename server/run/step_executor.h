@@ -3,7 +3,7 @@
 // summed in, updates on the devices, the judge, the rewinder and the reporter.
 //
 // A payload waits, in the memory that it came in, until the machine says to sum it, and counts against its rank's
-// credit until then.
+// credit until a device has added it.
 //
 // Strand-confined.
 #pragma once
@@ -149,6 +149,13 @@ class StepExecutor {
   uint64_t journal_bytes() const { return journal_ == nullptr ? 0 : JournalWriter::kBytes; }
 
  private:
+  // A payload that a device is adding.
+  struct Summing {
+    uint32_t rank = 0;
+    SessionId session = {};
+    uint64_t bytes = 0;
+  };
+
   absl::Status Take(uint32_t rank, message::StepBegin& m);
   absl::Status Take(uint32_t rank, message::MicroBegin& m);
   absl::Status Take(uint32_t rank, message::Gradient& m);

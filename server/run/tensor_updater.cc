@@ -53,6 +53,14 @@ ParameterStore::UpdateValues TensorUpdater::ValuesOf(uint64_t step, uint32_t ten
           .measured = statistics_.measured(tensor)};
 }
 
+void TensorUpdater::Sum(uint32_t tensor, SumTask sum, Done done) {
+  ++under_way_;
+  environment_.store->Sum(tensor, std::move(sum), [this, done = std::move(done)](const TaskResult&) {
+    --under_way_;
+    done();
+  });
+}
+
 void TensorUpdater::Measure(uint64_t step, uint32_t tensor, Slab slab, Done done) {
   ++under_way_;
   environment_.store->Measure(tensor, ValuesOf(step, tensor, slab),
@@ -115,10 +123,18 @@ void TensorUpdater::Submit(const effect::Update& e, ParameterStore::UpdateValues
     last_lr_[e.tensor] = HyperOf(environment_.spec->groups[t.group], values.hyper, "lr").value_or(0);
   }
   if (!environment_.log) return SubmitLogged(e, values);
-  // As in Update: what the values point to may be another step's by then.
+  // As in Update: what the values point to may be another step's by then. The sums must be made that are written down.
   std::vector<double> hyper(values.hyper.begin(), values.hyper.end());
-  environment_.log(e.tensor, values, [this, e, values, hyper = std::move(hyper), rewinds = rewinds_]() mutable {
-    if (rewinds != rewinds_) return OnUpdated(e, 1, rewinds, {});  // its step is undone
+  environment_.store->WhenDone(e.tensor, [this, e, values, hyper = std::move(hyper), rewinds = rewinds_](
+                                             const TaskResult&) mutable { Log(e, values, std::move(hyper), rewinds); });
+}
+
+void TensorUpdater::Log(const effect::Update& e, ParameterStore::UpdateValues values, std::vector<double> hyper,
+                        uint64_t rewinds) {
+  if (rewinds != rewinds_) return OnUpdated(e, 1, rewinds, {});  // its step is undone
+  values.hyper = hyper;
+  environment_.log(e.tensor, values, [this, e, values, hyper = std::move(hyper), rewinds]() mutable {
+    if (rewinds != rewinds_) return OnUpdated(e, 1, rewinds, {});
     values.hyper = hyper;
     SubmitLogged(e, values);
   });

@@ -1,4 +1,4 @@
-// Has the devices measure, try and update the tensors of a run's steps, with the step's settings, and gathers what they
+// Has the devices sum, measure, try and update the tensors of a run's steps, with the step's settings, and gathers what they
 // answer. Keeps what a tensor's next update needs from its last: the average of its norm where it is clipped by its
 // own, and its learning rate where curvature is probed.
 //
@@ -47,6 +47,8 @@ class TensorUpdater {
   explicit TensorUpdater(Environment environment);
 
   void Begin();  // a step is open
+  // Has a sum of the tensor's made. What is asked of the tensor afterwards finds it there.
+  void Sum(uint32_t tensor, SumTask sum, Done done);
   void Update(const effect::Update& update);
   // What the step's gradient of the tensor has, before any clipping.
   void Measure(uint64_t step, uint32_t tensor, Slab slab, Done done);
@@ -70,6 +72,8 @@ class TensorUpdater {
  private:
   ParameterStore::UpdateValues ValuesOf(uint64_t step, uint32_t tensor, Slab slab);
   void Submit(const effect::Update& e, ParameterStore::UpdateValues values);
+  // Of the update, which `rewinds` rewinds came before.
+  void Log(const effect::Update& e, ParameterStore::UpdateValues values, std::vector<double> hyper, uint64_t rewinds);
   void SubmitLogged(const effect::Update& e, const ParameterStore::UpdateValues& values);
   // rewinds: how many there had been when the update was submitted.
   void OnUpdated(const effect::Update& e, float clip, uint64_t rewinds, const TaskResult& result);

@@ -13,7 +13,7 @@
 
 namespace ballast {
 
-inline constexpr uint32_t kPipeBytes = 64 << 10;  // some hundred records; longer ones pass through piece by piece
+inline constexpr uint32_t kPipeBytes = 256 << 10;  // some hundred records; longer ones pass through piece by piece
 // Enough for the trainer to copy some while the next is encoded and the daemon's threads take their turns.
 inline constexpr uint32_t kWeightSlots = 8;
 // One slot is only for a chunk that sums wait for, so that there is always room for it.

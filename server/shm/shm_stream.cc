@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/batch.h"
 
 #include "server/base/clock.h"
 #include "server/convert/convert.h"
@@ -13,6 +14,8 @@
 
 namespace ballast {
 namespace {
+
+constexpr size_t kHandedOverTogether = 32;  // messages
 
 // The longest sleep: a trainer that tampers with the bell delays its own stream by no more than this.
 constexpr std::chrono::milliseconds kGlance = std::chrono::seconds(1);
@@ -89,7 +92,7 @@ void ShmStream::EndUnopened() {
 }
 
 bool ShmStream::HasWork() {
-  if (nudged_ || (!input_over_ && unconsumed_ < kMostUnconsumed && reader_.HasMore())) return true;
+  if (nudged_ || (MayRead() && reader_.HasMore())) return true;
   if (starved_ && lender_.returned() != returned_then_) return true;
   if (!writing_on_) return false;
   absl::MutexLock lock(&mu_);
@@ -104,14 +107,21 @@ bool ShmStream::Over() {
 }
 
 void ShmStream::ReadRecords() {
-  while (!input_over_ && unconsumed_ < kMostUnconsumed) {
+  while (MayRead()) {
     ShmRecord record;
     pulse_.Beat();  // a trainer may write without a pause
     const absl::StatusOr<bool> next = reader_.Next(&record);
     if (control_.up_full.TakeDown()) Ring(&control_.trainer_bell);
-    if (next.ok() && !*next) return;
+    if (next.ok() && !*next) break;
     if (absl::Status s = next.ok() ? Take(record) : next.status(); !s.ok()) Refuse(std::move(s));
+    const bool small = record.payload_bytes <= kMostBatchedBytes && arrived_.size() < kHandedOverTogether;
+    if (!small) HandOver();
   }
+  HandOver();
+}
+
+void ShmStream::HandOver() {
+  if (!arrived_.empty()) run_->OnMessages(shared_from_this(), std::exchange(arrived_, {}));
 }
 
 // Ends the stream after the messages that came before.
@@ -119,7 +129,7 @@ void ShmStream::Refuse(absl::Status status) {
   input_over_ = true;
   if (run_ == nullptr) return Finish(std::move(status));
   ++unconsumed_;
-  run_->OnMessage(shared_from_this(), message::Bad{std::move(status)});
+  arrived_.push_back(message::Bad{std::move(status)});
 }
 
 absl::Status ShmStream::Take(const ShmRecord& record) {
@@ -129,6 +139,7 @@ absl::Status ShmStream::Take(const ShmRecord& record) {
   }
   if (run_ == nullptr) return absl::InvalidArgumentError("the stream ended before its first message");
   input_over_ = true;
+  HandOver();
   run_->OnInputClosed(shared_from_this());
   return absl::OkStatus();
 }
@@ -148,8 +159,9 @@ absl::Status ShmStream::TakeMessage(const ShmRecord& record) {
         "a slot of the shared-memory transport goes with a Gradient that has no data itself");
   }
   if (run_ == nullptr) return Bind();
+  most_unconsumed_ = reader_.body().size() > kMostBatchedBytes ? 1 : kMostUnconsumed;
   ++unconsumed_;
-  run_->OnMessage(shared_from_this(), ToRankMessage(run_.get(), &request_, std::move(payload)));
+  arrived_.push_back(ToRankMessage(run_.get(), &request_, std::move(payload)));
   return absl::OkStatus();
 }
 
@@ -160,6 +172,7 @@ absl::Status ShmStream::Bind() {
     return absl::InvalidArgumentError(
         "Open shows another token than the one that the shared memory was asked for with");
   }
+  takes_data_in_records_ = request_.open().takes_data_in_records();
   run_ = binding->run;
   run_->OpenStream(shared_from_this(), std::move(binding->opened));
   return absl::OkStatus();
@@ -216,41 +229,49 @@ bool ShmStream::FlushLocked() {
   return !writing_on_ && std::exchange(owed_, false);
 }
 
-bool ShmStream::Send(const ShmRecord& record, absl::string_view body) {
+Written ShmStream::Send(const ShmRecord& record, absl::string_view body) {
   bool answered = false, later = false;
   {
     absl::MutexLock lock(&mu_);
-    if (finished_ || gone_) return false;
+    if (finished_ || gone_) return Written::kOver;
     if (record.slot != ShmRecord::kNoSlot) lender_.Lend(record.slot);
     writer_.Add(record, body);
     owed_ = true;
     answered = FlushLocked();
     later = writing_on_;
   }
-  Ring(&control_.trainer_bell);
   if (later) Nudge();
-  if (answered) run_->OnWritten(shared_from_this());
-  return true;
+  return answered ? Written::kNow : Written::kLater;
 }
 
-bool ShmStream::Write(const StreamOutput& output) {
+void ShmStream::Flush() { Ring(&control_.trainer_bell); }
+
+Written ShmStream::Write(const StreamOutput& output) {
   return Send({.type = ShmRecord::kMessage}, FromOutput(output, run_->spec()).SerializeAsString());
 }
 
-bool ShmStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
-  v1::TrainResponse response;
-  FillWeights(chunk, run_->spec(), piece, response.mutable_weights());
+// What is in no slot, since it is small, goes through the pipe.
+Written ShmStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
+  v1::Weights* const weights = response_.mutable_weights();
+  FillWeights(chunk, run_->spec(), piece, weights);
   ShmRecord record{.type = ShmRecord::kMessage};
+  if (piece->place == nullptr) {
+    response_.SerializeToString(&body_);
+    weights->mutable_data()->swap(piece->data);
+    return Send(record, body_);
+  }
   if (const size_t bytes = piece->encoded().size(); bytes > 0) {
     record.slot = piece->slot;
     record.payload_bytes = static_cast<uint32_t>(bytes);
   } else {
     Unlend(piece);
   }
-  return Send(record, response.SerializeAsString());
+  response_.SerializeToString(&body_);
+  return Send(record, body_);
 }
 
-bool ShmStream::Lend(WeightPiece* piece) {
+bool ShmStream::Lend(WeightPiece* piece, bool small) {
+  if (small && takes_data_in_records_) return true;
   returned_then_ = lender_.returned();
   auto slot = lender_.Take();
   if (!slot) {
@@ -288,7 +309,8 @@ void ShmStream::Cancel() {
 }
 
 void ShmStream::Consumed() {
-  if (unconsumed_.fetch_sub(1) == kMostUnconsumed) Nudge();
+  // Not at once where there were many, so that the thread wakes to more than one.
+  if (unconsumed_.fetch_sub(1) == (most_unconsumed_ + 1) / 2) Nudge();
 }
 
 }  // namespace ballast

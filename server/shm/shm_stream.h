@@ -34,7 +34,8 @@ namespace ballast {
 
 class ShmStream final : public RankStream, public Payload::Lender, public std::enable_shared_from_this<ShmStream> {
  public:
-  static constexpr int kMostUnconsumed = 8;
+  // Messages that the strand has not consumed: so many, or one that is too large for a batch (proto/batch.h).
+  static constexpr int kMostUnconsumed = 256;
   struct Connection {
     ShmSocket socket;
     std::shared_ptr<ShmSegment> segment;
@@ -49,11 +50,12 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   // Ends the stream, since the trainer is gone or the daemon stops, and waits for the thread. Call it once.
   void HangUpAndJoin();
 
-  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
+  Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override { piece->place = nullptr; }
-  bool Lend(WeightPiece* piece) override;
+  bool Lend(WeightPiece* piece, bool small) override;
   void Unlend(WeightPiece* piece) override;
-  bool Write(const StreamOutput& output) override;
+  Written Write(const StreamOutput& output) override;
+  void Flush() override;
   void Finish(absl::Status status) override;
   void Cancel() override;
   void Consumed() override;
@@ -71,12 +73,14 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   void EndUnopened();
   bool HasWork();
   bool Over();
+  bool MayRead() const { return !input_over_ && unconsumed_ < most_unconsumed_; }
   void ReadRecords();
   absl::Status Take(const ShmRecord& record);
+  void HandOver();
   absl::Status TakeMessage(const ShmRecord& record);
   absl::Status Bind();
   void Refuse(absl::Status status);
-  bool Send(const ShmRecord& record, absl::string_view body);
+  Written Send(const ShmRecord& record, absl::string_view body);
   // Writes what waits. True: that answers a write.
   bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteOn();
@@ -93,12 +97,16 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   ShmPulse pulse_;
   const double open_by_s_;
   v1::TrainRequest request_;
+  std::vector<RankMessage> arrived_;  // for the strand
   bool input_over_ = false;
-  std::shared_ptr<Run> run_;  // from Open on; the strand's too, which hears of the stream by it
+  bool takes_data_in_records_ = false;  // the trainer does; written before run_
+  std::shared_ptr<Run> run_;            // from Open on; the strand's too, which hears of the stream by it
 
   ShmBorrower borrower_;
-  ShmLender lender_;  // the strand's
-  std::atomic<int> unconsumed_ = 0;
+  ShmLender lender_;            // the strand's, like the next two
+  v1::TrainResponse response_;  // of the write in hand
+  std::string body_;
+  std::atomic<int> unconsumed_ = 0, most_unconsumed_ = kMostUnconsumed;
   std::atomic<bool> nudged_ = false;
   std::atomic<bool> gone_ = false;       // no peer any more
   std::atomic<bool> cancelled_ = false;  // nobody wants to hear the peer any more

@@ -117,6 +117,15 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
   return planes;
 }
 
+void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done) {
+  ShardOf(tensor).queue->Enqueue(std::move(task), std::move(done));
+  if (std::exchange(wakes_, true)) return;
+  environment_.strand->Post([this, awaited = awaited_] {
+    wakes_ = false;
+    for (Shard& shard : shards_) shard.queue->Wake();
+  });
+}
+
 DeviceQueue::Completion ParameterStore::OnStrand(Done done) {
   return [strand = environment_.strand, done = std::move(done), awaited = awaited_](const TaskResult& result) mutable {
     strand->Post([done = std::move(done), awaited = std::move(awaited), result]() mutable { done(result); });
@@ -142,28 +151,35 @@ UpdateTask ParameterStore::MakeUpdate(uint32_t tensor, const UpdateValues& value
   return task;
 }
 
+void ParameterStore::Sum(uint32_t tensor, SumTask sum, Done done) {
+  Submit(tensor, std::move(sum), OnStrand(std::move(done)));
+}
+
+void ParameterStore::WhenDone(uint32_t tensor, Done done) { Submit(tensor, CopyTask{}, OnStrand(std::move(done))); }
+
 void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
   const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
   step_of_[tensor] = values.step;
   ++versions_[tensor];
   spots_[tensor].scales_of = nullptr;
-  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+  Submit(tensor, task, OnStrand(std::move(done)));
 }
 
 void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done done) {
-  ShardOf(tensor).queue->Submit(MeasureTask{.gradient = values.gradient,
-                                            .format = values.gradient_format,
-                                            .elements = environment_.spec->tensors[tensor].elements,
-                                            .scale = GradientScale(values),
-                                            .tiles = TilesOf(tensor)},
-                                OnStrand(std::move(done)));
+  Submit(tensor,
+         MeasureTask{.gradient = values.gradient,
+                     .format = values.gradient_format,
+                     .elements = environment_.spec->tensors[tensor].elements,
+                     .scale = GradientScale(values),
+                     .tiles = TilesOf(tensor)},
+         OnStrand(std::move(done)));
 }
 
 void ParameterStore::DryUpdate(uint32_t tensor, const UpdateValues& values, Done done) {
   UpdateTask task = MakeUpdate(tensor, values, updates_[tensor] + 1);
   task.update.dry = true;
   task.update.statistics = kernels::StatisticsLevel::kCore;
-  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+  Submit(tensor, task, OnStrand(std::move(done)));
 }
 
 void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done done) {
@@ -184,7 +200,7 @@ void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done
   task.probe.first = !spot.kept_after || *spot.kept_after + 1 != updates_[tensor];
   if (!task.probe.first) task.probe.preconditioner = kernel.precondition(values.hyper, updates_[tensor]);
   spot.kept_after = updates_[tensor];
-  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+  Submit(tensor, task, OnStrand(std::move(done)));
 }
 
 kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
@@ -198,12 +214,13 @@ float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image) {
   float* const scales = reinterpret_cast<float*>(ShardOf(tensor).scales.data()) + spot.first_scale;
   const void* const wanted = image == nullptr ? static_cast<const void*>(this) : image;
   if (std::exchange(spot.scales_of, wanted) != wanted) {
-    ShardOf(tensor).queue->Submit(ScaleTask{.master = environment_.spec->groups[t.group].master,
-                                            .planes = MasterPlanes(tensor, image),
-                                            .elements = t.elements,
-                                            .row_length = t.row_length,
-                                            .scales = scales},
-                                  [](const TaskResult&) {});
+    Submit(tensor,
+           ScaleTask{.master = environment_.spec->groups[t.group].master,
+                     .planes = MasterPlanes(tensor, image),
+                     .elements = t.elements,
+                     .row_length = t.row_length,
+                     .scales = scales},
+           [](const TaskResult&) {});
   }
   return scales;
 }
@@ -214,50 +231,51 @@ TensorRange ParameterStore::TilesAround(TensorRange range) const {
           std::min(end, environment_.spec->tensors[range.tensor].elements)};
 }
 
-ParameterStore::Done ParameterStore::CutTo(TensorRange range, TensorRange tiles, uint64_t element_bytes,
-                                           WeightPiece* out, Done done) {
-  if (range.first == tiles.first && range.last == tiles.last) return done;
+DeviceQueue::Completion ParameterStore::CutAndSeal(TensorRange range, TensorRange tiles, uint64_t element_bytes,
+                                                   WeightPiece* out, Done done) {
+  const bool whole = range.first == tiles.first && range.last == tiles.last;
   const uint64_t first = (range.first - tiles.first) * element_bytes,
                  bytes = (range.last - range.first) * element_bytes;
-  return [out, first, bytes, done = std::move(done)](const TaskResult& result) mutable {
-    out->Cut(first, bytes);
-    done(result);
+  return [=, answer = OnStrand(std::move(done))](const TaskResult& result) mutable {
+    if (!whole) out->Cut(first, bytes);
+    out->Seal();
+    answer(result);
   };
 }
 
 void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
   const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
   const TensorRange range = TilesAround(wanted);
-  done = CutTo(wanted, range, WireBytes(t.serving_format), out, std::move(done));
+  auto sealed = CutAndSeal(wanted, range, WireBytes(t.serving_format), out, std::move(done));
   std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
   const float* const scales = PresentScales(range.tensor, image);
-  ShardOf(range.tensor)
-      .queue->Submit(EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
-                                       .planes = MasterPlanes(range.tensor, image),
-                                       .format = t.serving_format,
-                                       .first = range.first,
-                                       .last = range.last,
-                                       .out = to,
-                                       .scales = scales,
-                                       .row_length = t.row_length,
-                                       .scales_out = out->scales.data()},
-                     OnStrand(std::move(done)));
+  Submit(range.tensor,
+         EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
+                           .planes = MasterPlanes(range.tensor, image),
+                           .format = t.serving_format,
+                           .first = range.first,
+                           .last = range.last,
+                           .out = to,
+                           .scales = scales,
+                           .row_length = t.row_length,
+                           .scales_out = out->scales.data()},
+         std::move(sealed));
 }
 
 void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
   const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
   const TensorRange range = TilesAround(wanted);
-  done = CutTo(wanted, range, sizeof(float), out, std::move(done));
+  auto sealed = CutAndSeal(wanted, range, sizeof(float), out, std::move(done));
   out->scales.clear();
-  ShardOf(range.tensor)
-      .queue->Submit(EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
-                                       .planes = MasterPlanes(range.tensor, image),
-                                       .format = kernels::FindWireFormat("fp32"),
-                                       .first = range.first,
-                                       .last = range.last,
-                                       .out = out->Resize((range.last - range.first) * sizeof(float))},
-                     OnStrand(std::move(done)));
+  Submit(range.tensor,
+         EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
+                           .planes = MasterPlanes(range.tensor, image),
+                           .format = kernels::FindWireFormat("fp32"),
+                           .first = range.first,
+                           .last = range.last,
+                           .out = out->Resize((range.last - range.first) * sizeof(float))},
+         std::move(sealed));
 }
 
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
@@ -265,14 +283,14 @@ void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const st
   ++versions_[range.tensor];
   spots_[range.tensor].scales_of = nullptr;
   spots_[range.tensor].kept_after.reset();
-  ShardOf(range.tensor)
-      .queue->Submit(LoadTask{.master = environment_.spec->groups[t.group].master,
-                              .planes = MasterPlanes(range.tensor),
-                              .format = format,
-                              .first = range.first,
-                              .last = range.last,
-                              .in = in},
-                     OnStrand(std::move(done)));
+  Submit(range.tensor,
+         LoadTask{.master = environment_.spec->groups[t.group].master,
+                  .planes = MasterPlanes(range.tensor),
+                  .format = format,
+                  .first = range.first,
+                  .last = range.last,
+                  .in = in},
+         OnStrand(std::move(done)));
 }
 
 }  // namespace ballast

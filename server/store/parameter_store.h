@@ -96,6 +96,10 @@ class ParameterStore {
   // TakeOver.
   std::vector<uint64_t> StayingBytes(const RunSpec& next) const;
 
+  // Makes the sum of some of the tensor's gradient: later calls of that tensor find it there.
+  void Sum(uint32_t tensor, SumTask sum, Done done);
+  // `done` once all that was asked of the tensor before is done.
+  void WhenDone(uint32_t tensor, Done done);
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
   // Measures the gradient of these values, unscaled, before any clipping. The weights are not touched.
   void Measure(uint32_t tensor, const UpdateValues& values, Done done);
@@ -108,7 +112,7 @@ class ParameterStore {
   // of `values` are taken for the last update's too.
   void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
   // Encodes weights in the tensor's serving format, with the scales of its present weights, into `out`, which stays
-  // valid until done and is resized to fit. `image`: encodes the weights saved there, before this call, instead.
+  // valid until done, is resized to fit, and sealed. `image`: encodes the weights saved there, before this call, instead.
   void EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
   // As EncodeWeights, but in fp32, without scales: all that the store has of the weights, rounded where the master
   // format has more than fp32.
@@ -204,11 +208,14 @@ class ParameterStore {
   absl::Status DoNow(uint32_t tensor, DeviceTask task);
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
+  // On the tensor's queue, whose device is woken once for all that the strand submits in this turn.
+  void Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done);
   DeviceQueue::Completion OnStrand(Done done);
   // The whole tiles that the range lies in: what devices encode and decode.
   TensorRange TilesAround(TensorRange range) const;
-  // `done` once what was encoded of the tiles has been cut to the range.
-  static Done CutTo(TensorRange range, TensorRange tiles, uint64_t element_bytes, WeightPiece* out, Done done);
+  // Cuts what was encoded of the tiles to the range, and seals it, on the device's thread; then `done`.
+  DeviceQueue::Completion CutAndSeal(TensorRange range, TensorRange tiles, uint64_t element_bytes, WeightPiece* out,
+                                     Done done);
   // The planes a master reads: the kernel's planes that hold weights, in order.
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor, const StoreImage* image = nullptr) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
@@ -226,6 +233,7 @@ class ParameterStore {
   std::vector<uint64_t> step_of_;
   std::vector<double> hyper_;  // scratch of Update
   std::vector<Shard> shards_;
+  bool wakes_ = false;  // posted
 };
 
 }  // namespace ballast

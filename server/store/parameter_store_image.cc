@@ -60,7 +60,7 @@ void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
                       .bytes = kernels::PlaneBytes(planes[p], t.elements)};
   }
   if (spots_[tensor].scales_of == image) spots_[tensor].scales_of = nullptr;
-  ShardOf(tensor).queue->Submit(task, OnStrand(std::move(done)));
+  Submit(tensor, task, OnStrand(std::move(done)));
 }
 
 void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count) {
@@ -77,7 +77,7 @@ void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const Upd
   ++versions_[tensor];
   spots_[tensor].scales_of = nullptr;
   spots_[tensor].kept_after.reset();
-  ShardOf(tensor).queue->Submit(task, [](const TaskResult&) {});
+  Submit(tensor, task, [](const TaskResult&) {});
 }
 
 }  // namespace ballast

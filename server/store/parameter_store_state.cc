@@ -91,9 +91,8 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
   spots_[range.tensor].state_loaded = true;
   spots_[range.tensor].kept_after.reset();
   ++versions_[range.tensor];
-  ShardOf(range.tensor)
-      .queue->Submit(
-          task, OnStrand([room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
+  Submit(range.tensor, task,
+         OnStrand([room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
   return absl::OkStatus();
 }
 
@@ -101,7 +100,7 @@ absl::Status ParameterStore::DecodeState(TensorRange wanted, PlaneKind kind, Wei
                                          Done done, const StoreImage* image) {
   const RunSpec& spec = *environment_.spec;
   const TensorRange range = TilesAround(wanted);
-  done = CutTo(wanted, range, sizeof(float), out, std::move(done));
+  auto sealed = CutAndSeal(wanted, range, sizeof(float), out, std::move(done));
   const kernels::MomentCodec& codec = *StateCodec(spec, range.tensor, kind);
   const uint64_t n = range.last - range.first;
   const uint64_t bytes = RoomBytes(codec, n);
@@ -120,11 +119,10 @@ absl::Status ParameterStore::DecodeState(TensorRange wanted, PlaneKind kind, Wei
       });
   auto* const values = reinterpret_cast<float*>(out->Resize(n * sizeof(float)));
   out->scales.clear();
-  ShardOf(range.tensor)
-      .queue->Submit(task, OnStrand([&codec, planes, values, n, done = std::move(done)](const TaskResult& r) mutable {
-                       codec.decode(planes.data(), values, n);
-                       done(r);
-                     }));
+  Submit(range.tensor, task, [&codec, planes, values, n, sealed = std::move(sealed)](const TaskResult& r) mutable {
+    codec.decode(planes.data(), values, n);
+    sealed(r);
+  });
   return absl::OkStatus();
 }
 
@@ -183,7 +181,7 @@ void ParameterStore::ClearState(uint32_t tensor, const std::shared_ptr<const Dev
       CopyTask task;
       task.pieces[0] = {
           .to = PlaneAt(tensor, p) + begin, .from = zeros->data(), .bytes = std::min(zeros->bytes(), bytes - begin)};
-      ShardOf(tensor).queue->Submit(task, OnStrand([zeros](const TaskResult&) {}));
+      Submit(tensor, task, OnStrand([zeros](const TaskResult&) {}));
     }
   }
 }

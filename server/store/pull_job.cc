@@ -136,6 +136,7 @@ void PullJob::Encode(uint32_t tensor) {
     case StateSlot::kUpdates:
       piece_.Resize(0);
       piece_.scales.clear();
+      piece_.Seal();
       return OnEncoded(last);
     case StateSlot::kMomentum:
     case StateSlot::kVariance:
@@ -177,7 +178,9 @@ void PullJob::OnEncoded(bool last) {
 
 void PullJob::Write(const WeightsChunk& chunk) {
   waits_since_s_ = MonotonicSeconds();
-  if (sink_->WriteWeights(chunk, &piece_)) return;
+  const Written written = sink_->WriteWeights(chunk, &piece_);
+  if (written == Written::kNow) return OnWritten();
+  if (written == Written::kLater) return;
   stopped_ = true;
   waits_since_s_.reset();
   room_.memory = {};

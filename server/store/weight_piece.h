@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "proto/checksum.h"
 
 namespace ballast {
 
 struct WeightPiece {
   std::string data;
   std::vector<float> scales;  // those that the data needs, in order; none for most formats
+  uint32_t crc32c = 0;        // of the encoded bytes, since Seal
   // Where not null, memory that a transport lends and that is used instead of `data`; any piece of the run fits.
   std::byte* place = nullptr;
   uint32_t slot = 0;          // the transport's own number of that memory
@@ -43,6 +45,7 @@ struct WeightPiece {
     data.erase(0, first);
     data.resize(count);
   }
+  void Seal() { crc32c = Crc32c(encoded()); }
   absl::Span<const std::byte> encoded() const {
     if (place != nullptr) return {place, placed_bytes};
     return {reinterpret_cast<const std::byte*>(data.data()), data.size()};

@@ -19,19 +19,24 @@ struct WeightsChunk {
   uint64_t updates = 0;  // of the slot kUpdates, which has no data
 };
 
+// What became of a write. kNow: it is out of the sender's hands, who takes the memory back and may write again. kLater:
+// Run::OnWritten says when that is so. kOver: the stream is over, what was to be written stays as it is, and no answer
+// comes.
+enum class Written { kNow, kLater, kOver };
+
 // An outgoing stream as its run sees it. Shared by its transport (until the call is over) and the run (until it has let
 // go). Called on the strand.
 class WeightSink {
  public:
   virtual ~WeightSink() = default;
-  // Swaps the piece's data into a message, unless it is in the stream's memory already, and writes it. One write at a
-  // time; each is answered once by Run::OnWritten, after which TakeBack swaps the memory back. False: the stream is
-  // over, `piece` stays as it is, and no answer comes.
-  virtual bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) = 0;
+  // Swaps the sealed piece's data into a message, unless it is in the stream's memory already, and writes it. One write
+  // at a time. TakeBack swaps the memory back.
+  virtual Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) = 0;
   virtual void TakeBack(WeightPiece* piece) = 0;
-  // Called before a piece is encoded: the stream lends its own memory for it, if it wants the piece there. False: not
-  // now; Run::OnRoom says when to ask again. Unlend: the piece was not written after all.
-  virtual bool Lend(WeightPiece*) { return true; }
+  // Called before a piece is encoded: the stream lends its own memory for it, if it wants the piece there. `small`: it is
+  // of a tensor that is (IsSentSmall). False: not now; Run::OnRoom says when to ask again. Unlend: the piece was not
+  // written after all.
+  virtual bool Lend(WeightPiece*, bool /*small*/) { return true; }
   virtual void Unlend(WeightPiece*) {}
   // Ends the stream. Later writes return false. Idempotent: the first status stands.
   virtual void Finish(absl::Status status) = 0;

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "proto/checksum.h"
 
 namespace ballast {
 namespace {
@@ -381,10 +380,6 @@ void StepStream::WriteOne() {
       step_->NextRequest(&credit_, &request);
       more = WriterHasWork();
     }
-  }
-  if (request.has_gradient()) {
-    v1::Gradient& gradient = *request.mutable_gradient();
-    gradient.set_crc32c(Crc32c(BytesOf(gradient.data())));
   }
   const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
   const bool alive = half_close ? call->transport->WritesDone() : call->transport->Write(&request, more);

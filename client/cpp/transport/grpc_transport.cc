@@ -14,6 +14,7 @@ void GrpcTransport::Start(const v1::TrainRequest& open) {
 }
 
 bool GrpcTransport::Write(v1::TrainRequest* request, bool more) {
+  if (request->has_gradient()) FillChecksum(request->mutable_gradient());
   const size_t bytes = request->ByteSizeLong();
   const bool alone = !takes_batches_ || bytes > kMostBatchedBytes || (!more && gathered_bytes_ == 0);
   if (alone) return Flush() && stream_->Write(*request);

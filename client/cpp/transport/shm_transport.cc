@@ -8,9 +8,13 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "client/cpp/wire/tensor_table.h"
+
 namespace ballast {
 namespace {
 
+constexpr int kMostUnrung = 16;
+constexpr uint64_t kMostInPipe = 8 << 10;  // of a payload
 // How often a sleeper looks whether the daemon is still there.
 constexpr auto kGlance = std::chrono::milliseconds(100);
 // StepResult names at most every tensor, scales are at most those of a chunk's elements.
@@ -50,18 +54,24 @@ ShmTransport::ShmTransport(ShmSocket socket, std::shared_ptr<ShmSegment> segment
       pulse_(&control_.trainer_beats, &control_.daemon_beats) {}
 
 void ShmTransport::Start(const v1::TrainRequest& open) {
-  Send({.type = ShmRecord::kMessage}, open.SerializeAsString());
+  v1::TrainRequest first = open;
+  first.mutable_open()->set_takes_data_in_records(true);
+  Send({.type = ShmRecord::kMessage}, first.SerializeAsString());
 }
 
-bool ShmTransport::Write(v1::TrainRequest* request, bool /*more*/) {
+bool ShmTransport::Write(v1::TrainRequest* request, bool more) {
   ShmRecord record{.type = ShmRecord::kMessage};
   const uint64_t bytes = request->has_gradient() ? request->gradient().data().size() : 0;
-  // A payload that finds no slot, because the caller did not heed slots_free, goes through the pipe.
-  const auto slot = bytes > 0 && bytes <= lender_.slot_bytes() ? lender_.Take() : std::nullopt;
-  if (!slot) return Send(record, request->SerializeAsString());
+  // A small payload goes through the pipe, and so does one that finds no slot, because the caller did not heed slots_free.
+  const auto slot = bytes > kMostInPipe && bytes <= lender_.slot_bytes() ? lender_.Take() : std::nullopt;
+  if (!slot) {
+    if (bytes > 0) FillChecksum(request->mutable_gradient());
+    return Send(record, request->SerializeAsString(), more);
+  }
   std::string data;
   data.swap(*request->mutable_gradient()->mutable_data());
-  std::memcpy(lender_.at(*slot).data(), data.data(), bytes);
+  const uint32_t crc = CopyCrc32c(lender_.at(*slot).data(), BytesOf(data));
+  if (request->gradient().crc32c() == 0) request->mutable_gradient()->set_crc32c(crc);
   lender_.Lend(*slot);
   record.slot = *slot;
   record.payload_bytes = static_cast<uint32_t>(bytes);
@@ -70,11 +80,15 @@ bool ShmTransport::Write(v1::TrainRequest* request, bool /*more*/) {
   return sent;
 }
 
-bool ShmTransport::Send(const ShmRecord& record, absl::string_view body) {
+bool ShmTransport::Send(const ShmRecord& record, absl::string_view body, bool more) {
   writer_.Add(record, body);
   for (;;) {
     const auto done = writer_.Flush();
-    Ring(&control_.daemon_bell);
+    const bool later = more && done.ok() && *done && ++unrung_ < kMostUnrung;
+    if (!later) {
+      unrung_ = 0;
+      Ring(&control_.daemon_bell);
+    }
     if (!done.ok() || over_) return false;
     if (*done) return true;
     control_.up_full.Raise();
@@ -84,13 +98,13 @@ bool ShmTransport::Send(const ShmRecord& record, absl::string_view body) {
 
 bool ShmTransport::Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) {
   GiveBack();
-  *data = {};
   ShmRecord record;
   if (!Next(&record)) return false;
   if (record.type == ShmRecord::kFinish) return End(FromFinishBody(reader_.body()));
   if (record.type != ShmRecord::kMessage || !response->ParseFromString(reader_.body())) {
     return End(absl::InternalError("the daemon wrote what is no TrainResponse"));
   }
+  *data = BytesOf(response->weights().data());
   if (record.slot == ShmRecord::kNoSlot) return true;
   const auto bytes = borrower_.Borrow(record.slot, record.payload_bytes);
   if (!bytes.ok()) return End(absl::InternalError(bytes.status().message()));

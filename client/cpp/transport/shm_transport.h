@@ -35,7 +35,8 @@ class ShmTransport final : public Transport {
 
  private:
   ShmTransport(ShmSocket socket, std::shared_ptr<ShmSegment> segment);
-  bool Send(const ShmRecord& record, absl::string_view body);
+  // `more`: another record comes at once, so that the daemon need not be woken yet.
+  bool Send(const ShmRecord& record, absl::string_view body, bool more = false);
   // The next record, however long it takes. False: end_ says why.
   bool Next(ShmRecord* record);
   bool End(absl::Status status);
@@ -48,6 +49,7 @@ class ShmTransport final : public Transport {
 
   // The writing thread's.
   ShmRecordWriter writer_;
+  int unrung_ = 0;  // records that the daemon was not woken for
   ShmLender lender_;
   ShmWaiter room_;
 

@@ -22,7 +22,8 @@ class Transport {
   virtual ~Transport() = default;
 
   virtual void Start(const v1::TrainRequest& open) = 0;
-  // Writes the request, and leaves it unchanged. `more`: another follows at once, so this one may be kept until then.
+  // Writes the request, and leaves it unchanged, but for the checksum of a gradient that has none (0), which is filled
+  // in. `more`: another follows at once, so this one may be kept until then.
   // False: the stream is over, and the reader learns why.
   virtual bool Write(v1::TrainRequest* request, bool more) = 0;
   virtual bool WritesDone() = 0;

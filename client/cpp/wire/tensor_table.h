@@ -11,8 +11,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "proto/checksum.h"
 
 #include "ballast/v1/run.pb.h"
+#include "ballast/v1/trainer.pb.h"
 #include "client/cpp/shard.h"
 #include "client/cpp/wire/wire_format.h"
 
@@ -21,6 +23,11 @@ namespace ballast {
 // A payload as the protobuf messages hold it.
 inline absl::Span<const std::byte> BytesOf(const std::string& data) {
   return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(data.data()), data.size());
+}
+
+// Of a gradient that has no checksum yet.
+inline void FillChecksum(v1::Gradient* gradient) {
+  if (gradient->crc32c() == 0) gradient->set_crc32c(Crc32c(BytesOf(gradient->data())));
 }
 
 struct WireTensor {

@@ -59,6 +59,7 @@ class ScriptedTransport final : public Transport {
     script_.Say(opened);
   }
   bool Write(v1::TrainRequest* request, bool) override {
+    if (request->has_gradient()) FillChecksum(request->mutable_gradient());
     absl::MutexLock lock(&script_.mu_);
     const auto free = [this] { return !script_.held_ || script_.over_; };
     script_.waits_ = request->has_gradient() && script_.held_;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -277,6 +278,43 @@ TEST(CpuDeviceTest, ALongQueueDoesNotHoldUpAShortOne) {
   brief.Update(1);
   brief.EncodeWeights();
   EXPECT_LT(busy.norms().size(), 200u);
+}
+
+// By several threads, in the ranks' order; the payloads are gone before the answer.
+TEST(CpuDeviceTest, ASumIsThatOfItsTermsInOrder) {
+  struct Counted : Payload::Lender {
+    void GiveBack(uint32_t) override { ++given_back; }
+    std::atomic<int> given_back = 0;
+  };
+  constexpr uint64_t kRanks = 3, kPartBegin = 70001;  // which the last rank has from here on
+  std::vector<std::vector<float>> sent(kRanks, std::vector<float>(kElements));
+  std::mt19937 random(3);
+  for (auto& values : sent)
+    std::generate(values.begin(), values.end(), [&] { return std::normal_distribution<float>()(random); });
+  for (const uint32_t threads : {1u, 5u}) {
+    CpuDevice device({.threads = threads});
+    const auto queue = device.NewQueue({}).value();
+    std::vector<float> sum(kElements, std::nanf(""));  // what an earlier step left
+    const auto lender = std::make_shared<Counted>();
+    SumTask task{.to = reinterpret_cast<std::byte*>(sum.data()),
+                 .elements = kElements,
+                 .format = kernels::FindWireFormat("fp32"),
+                 .first = true};
+    for (uint64_t r = 0; r < kRanks; ++r) {
+      const uint64_t first = r + 1 < kRanks ? 0 : kPartBegin;
+      task.terms.push_back({.payload = Payload(lender, 0, std::as_bytes(std::span(sent[r]).subspan(first))),
+                            .first = first,
+                            .last = kElements});
+    }
+    int back_when_done = 0;
+    queue->Submit(std::move(task), [&](const TaskResult&) { back_when_done = lender->given_back; });
+    queue->WaitIdle();
+    EXPECT_EQ(back_when_done, static_cast<int>(kRanks));
+    for (uint64_t e = 0; e < kElements; ++e) {
+      const float two = sent[0][e] + sent[1][e];
+      ASSERT_EQ(sum[e], e < kPartBegin ? two : two + sent[2][e]) << e;
+    }
+  }
 }
 
 TEST(CpuDeviceTest, LoadRefusesNan) {

@@ -95,8 +95,10 @@ TEST(PlanTest, ScalesOfTheServingFormatAreCounted) {
   // Chunks of 262144 elements: rows 0..873, of which the last is cut, and 873..999.
   EXPECT_EQ(plan.send_buffer_scales, 874u);
   EXPECT_EQ(plan.pull_bytes, 300064u + 4 * (874 + 127 + 1));
-  EXPECT_EQ(plan.bytes.staging,
-            without + (SendBufferCount(spec) + ReaderBufferCount(spec)) * 874 * 4 + AlignUp(1001 * 4));
+  EXPECT_EQ(plan.small_buffer_bytes, 64u);
+  EXPECT_EQ(plan.small_buffer_scales, 1u);
+  EXPECT_EQ(plan.bytes.staging, without + (SendBufferCount(spec) + ReaderBufferCount(spec)) * 874 * 4 +
+                                    kSmallSendBuffers * 4 + AlignUp(1001 * 4));
   wire.mutable_groups(0)->set_gradient("fp8-e5m2");
   EXPECT_EQ(MakePlan(Made(wire)).push_bytes, 300064u);
 }
@@ -311,10 +313,7 @@ TEST(PlanTest, TheStoreAllocatesExactlyThePlanForEveryKernel) {
     EXPECT_EQ(live.weights, plan.weights);
     EXPECT_EQ(live.momentum, plan.momentum);
     EXPECT_EQ(live.variance, plan.variance);
-    EXPECT_EQ(live.staging +
-                  SendBufferCount(spec) * (whole.send_buffer_bytes + whole.send_buffer_scales * sizeof(float)) +
-                  whole.account_bytes + whole.reader_bytes,
-              plan.staging);
+    EXPECT_EQ(live.staging + SendBufferBytes(spec, whole) + whole.account_bytes + whole.reader_bytes, plan.staging);
     uint64_t largest_copy = 0;
     for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
       const auto copy = (*store)->NewImage(i);

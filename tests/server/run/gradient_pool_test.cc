@@ -109,8 +109,11 @@ TEST_F(GradientPoolTest, AnElementIsTheSumOfThoseWhoHaveItToTheBit) {
         Add(sent[r], &wanted);
       }
       if (sum.ranks.empty()) continue;
-      pool_.Sum(
+      const SumTask task = pool_.TaskOf(
           sum, [&](uint32_t r) { return sent[r].payload(); }, [&](uint32_t r) -> const ChunkSet& { return covers[r]; });
+      const uint64_t cut = random() % (of + 1);  // by two threads
+      RunSum(task, cut, of);
+      RunSum(task, 0, cut);
       first = false;
     }
     for (uint32_t e = 0; e < of && !first; ++e) {
@@ -128,8 +131,9 @@ TEST_F(GradientPoolTest, AChunkThatNobodySentChangesNothingThatIsAdded) {
   std::fill_n(Values(1), ElementsOf(1), 3.0f);
   const ChunkSet all;
   const auto covers = [&](uint32_t) -> const ChunkSet& { return all; };
-  pool_.Sum(
-      {.id = {0, 0, 1}, .slab = slab_, .ranks = {}, .first = true}, [](uint32_t) { return Payload(); }, covers);
+  RunSum(pool_.TaskOf(
+             {.id = {0, 0, 1}, .slab = slab_, .ranks = {}, .first = true}, [](uint32_t) { return Payload(); }, covers),
+         0, ElementsOf(1));
   for (uint64_t e = 0; e < ElementsOf(1); ++e) ASSERT_EQ(Bits(Values(1)[e]), Bits(-0.0f));
 }
 

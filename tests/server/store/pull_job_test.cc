@@ -15,7 +15,7 @@ namespace {
 // Takes what it is sent when the test says so.
 class SlowReader : public WeightSink {
  public:
-  bool WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override {
+  Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override {
     std::string& bytes = tensors[chunk.tensor];
     if (chunk.chunk == 0) {
       bytes.clear();
@@ -24,7 +24,7 @@ class SlowReader : public WeightSink {
     bytes += piece->data;
     ++chunks;
     on_chunk();
-    return true;
+    return Written::kLater;
   }
   void TakeBack(WeightPiece*) override {}
   void Finish(absl::Status status) override {
