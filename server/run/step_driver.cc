@@ -192,10 +192,11 @@ void StepDriver::RefuseStuck(uint32_t rank) {
                       "', which sums wait for; heed AttachResponse.credit_bytes and Credit")));
 }
 
-// A rank whose next chunk may find no credit is told which one sums wait for.
+// A rank whose next chunk may find no credit is told which one sums wait for; not while some of its credit is on its way
+// back from a device.
 void StepDriver::OfferWanted(uint32_t rank) {
   RankLink& link = links_[rank];
-  if (!link.open()) return;
+  if (!link.open() || link.summing()) return;
   if (const auto wanted = executor_.machine().Offer(rank, link.ShortOfCredit())) link.outbox().Want(*wanted);
 }
 
