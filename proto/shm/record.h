@@ -1,5 +1,5 @@
 // Records through a pipe of shared memory: a header of 32 bytes, then a body, both at any byte of the ring, so that a
-// body may be longer than the pipe. A payload is not in it: the header names the slot that holds it.
+// body may be longer than the pipe. A large payload is not in it: the header names the slot that holds it.
 //
 //   writer.Add({.type = ShmRecord::kMessage, .slot = 3, .payload_bytes = n}, body);
 //   writer.Flush();                        // as much as there is room for
@@ -24,7 +24,7 @@
 namespace ballast {
 
 struct ShmRecord {
-  // kMessage: the body is a TrainRequest or TrainResponse without its data. kHalfClose: the trainer has said all it
+  // kMessage: the body is a TrainRequest or TrainResponse, without its data where there is a slot. kHalfClose: the trainer has said all it
   // will. kFinish: the daemon's last; the body is the status's code, four bytes little end first, and its message.
   enum Type : uint32_t { kMessage = 1, kHalfClose = 2, kFinish = 3 };
   static constexpr uint32_t kNoSlot = 0xffffffff;

@@ -125,7 +125,7 @@ struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
   kernels::Curvature curvature = {};    // of a CurvatureTask
   bool finite = true;                   // of a LoadTask; false: a NaN or infinity was met
-  double seconds = 0;                   // the device spent on an UpdateTask or MeasureTask
+  double seconds = 0;                   // the device spent on the task; 0 of a SumTask or EncodeWeightsTask
 };
 
 // Tasks of one run, done in the order submitted. Thread-safe. The destructor waits for the tasks submitted.

@@ -1,7 +1,8 @@
 // How a device is shared among its queues: the queue that has been served the fewest bytes comes next (start-time fair
 // queueing). Idleness neither earns credit nor costs any: when an idle queue gets a job, its count of served bytes is
 // raised to the device's clock, the count of the queue that was served last. So while two queues have jobs, their
-// shares differ by the cost of two jobs at most. The devices' queues derive from FairQueue; the device's lock guards
+// shares differ by the cost of two jobs at most, or of two batches where a device takes several at once. The devices'
+// queues derive from FairQueue; the device's lock guards
 // it.
 #pragma once
 
@@ -60,7 +61,8 @@ struct DeviceJob {
 using FairClock = uint64_t;
 
 struct FairQueue {
-  static constexpr uint64_t kWakeBytes = 256 << 10;  // what waits may be so much and go on waiting for Wake
+  // What costs so much is not worth waiting for Wake: one job; all that wait.
+  static constexpr uint64_t kLargeBytes = 32 << 10, kWakeBytes = 256 << 10;
 
   std::deque<DeviceJob> jobs = {};
   uint64_t served_bytes = 0;
@@ -71,7 +73,7 @@ struct FairQueue {
   void Add(DeviceJob job, bool idle, FairClock clock) {
     if (idle) served_bytes = std::max(served_bytes, clock);
     waiting_bytes += job.cost_bytes;
-    woken = woken || waiting_bytes >= kWakeBytes;
+    woken = woken || job.cost_bytes >= kLargeBytes || waiting_bytes >= kWakeBytes;
     jobs.push_back(std::move(job));
   }
   void Wake() { woken = !jobs.empty(); }
@@ -87,7 +89,7 @@ struct FairQueue {
   }
 };
 
-// The queue to serve next, of those that have jobs and for which `may` is true; nullptr: none.
+// The queue to serve next, of those that have jobs and for which `may` is true (as a rule, that are woken); nullptr: none.
 template <typename Queue, typename May>
 Queue* NextFairQueue(const std::vector<Queue*>& all, May may) {
   Queue* next = nullptr;

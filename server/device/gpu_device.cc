@@ -198,10 +198,10 @@ void GpuDevice::DispatchLoop() {
       if (queue == nullptr) return;
       batch = NextBatch(queue);
     }
-    batch.given_s = MonotonicSeconds();
     for (const DeviceJob& job : batch.jobs) {
       if (const auto* sum = std::get_if<SumTask>(&job.task)) RunSum(*sum, 0, sum->elements);
     }
+    batch.given_s = MonotonicSeconds();
     batch.staging->Give(TasksOf(batch.jobs));
     absl::MutexLock lock(&mu_);
     given_.push_back(std::move(batch));

@@ -11,13 +11,15 @@ bool ResponseQueue::Add(const v1::TrainResponse* response) {
   if (takes_batches_ && bytes <= kMostBatchedBytes) {
     *gathered_.mutable_batch()->add_responses() = *response;
     gathered_bytes_ += bytes;
-    owed_ = BatchIsFull(gathered_.batch().responses_size(), gathered_bytes_);
+    owed_ = full() && writing_;
   } else {
     waiting_ = response;
     owed_ = true;
   }
   return !owed_;
 }
+
+bool ResponseQueue::full() const { return BatchIsFull(gathered_.batch().responses_size(), gathered_bytes_); }
 
 void ResponseQueue::DropGathered() {
   gathered_.mutable_batch()->clear_responses();

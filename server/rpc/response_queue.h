@@ -1,5 +1,6 @@
 // The messages that go out on one gRPC stream, which writes one at a time. If the client takes batches, small messages
-// are copied and gathered while a write is under way, and go together as the next one, so their sender need not wait.
+// are copied and gathered until Next, and go together, so their sender need not wait unless a write is under way and
+// another batch is full.
 // Memory: a batch being written and a batch being gathered, each at most kMostBatchBytes. Thread-compatible.
 #pragma once
 
@@ -20,6 +21,8 @@ class ResponseQueue {
   // The write is over; if it failed, the gathered messages are dropped. True: Add had returned false, and its message
   // is the sender's again. To be followed by Next.
   bool Written(bool ok);
+  // More might not fit: Next must come before another Add.
+  bool full() const;
   // Nothing waits to be written.
   bool empty() const { return waiting_ == nullptr && gathered_bytes_ == 0; }
 

@@ -120,7 +120,9 @@ void TrainStream::Consumed() {
 Written TrainStream::Send() {
   absl::MutexLock lock(&mu_);
   if (ended_) return Written::kOver;
-  return out_.Add(&response_) ? Written::kNow : Written::kLater;
+  const bool taken = out_.Add(&response_);
+  if (out_.full()) WriteNext();  // so that it goes while others gather
+  return taken ? Written::kNow : Written::kLater;
 }
 
 void TrainStream::Flush() {

@@ -120,6 +120,7 @@ void RankOutbox::Encoded(Buffer* buffer) {
     Discard(buffer);
   } else {
     buffer->state = BufferState::kReady;
+    if (!buffer->small) Pump();
   }
   environment_.settle();
 }

@@ -297,14 +297,12 @@ void StepExecutor::Do(const effect::Close& e) {
   reporter_.LogSpikes(record);
   results_.push_back(reporter_.Report(std::move(record), updater_.statistics()));
   if (results_.size() > kResultsKept) results_.pop_front();
-  if (e.outcome == Outcome::kPartial && spec_->rewinds_torn) {
-    LogClosed(e.step);
-    return rewinder_.AskItself({.steps_back = 1, .reason = "torn"},
-                               absl::StrCat("step ", e.step, " is torn: ", e.reason), [] {});
-  }
   if (unkept_) Keep(*unkept_);
-  unkept_ = e.step;
+  unkept_ = {.step = e.step, .torn = e.outcome == Outcome::kPartial && spec_->rewinds_torn};
   KeepClosed();
+  if (e.outcome != Outcome::kPartial || !spec_->rewinds_torn) return;
+  rewinder_.AskItself({.steps_back = 1, .reason = "torn"}, absl::StrCat("step ", e.step, " is torn: ", e.reason),
+                      [] {});
 }
 
 void StepExecutor::Do(const effect::Result& e) {

@@ -149,6 +149,11 @@ class StepExecutor {
   uint64_t journal_bytes() const { return journal_ == nullptr ? 0 : JournalWriter::kBytes; }
 
  private:
+  // A step that has closed; no snapshot is taken of one that is torn and to be gone back from.
+  struct Unkept {
+    uint64_t step = 0;
+    bool torn = false;
+  };
   // A payload that a device is adding.
   struct Summing {
     uint32_t rank = 0;
@@ -197,7 +202,7 @@ class StepExecutor {
   std::function<void(uint32_t, const ParameterStore::UpdateValues&, absl::AnyInvocable<void()>)> UpdateLog();
   void LogUpdate(uint32_t tensor, const ParameterStore::UpdateValues& values, absl::AnyInvocable<void()> then);
   void LogClosed(uint64_t step);
-  void Keep(uint64_t step);
+  void Keep(const Unkept& closed);
   void OnJournalMoved();
   uint64_t DurableStep() const;
   void Tell(const effect::Result& e);
@@ -224,7 +229,7 @@ class StepExecutor {
   Rewinder rewinder_;
   std::deque<StepRecord> results_;  // of the last steps, oldest first
   std::deque<effect::Result> held_results_;
-  std::optional<uint64_t> unkept_;  // the step that KeepClosed is to keep
+  std::optional<Unkept> unkept_;  // the step that KeepClosed is to keep
   // Ranks, when what the run was read from was written, as far as that says so; it counts until a process attaches.
   std::optional<uint32_t> held_before_;
   uint64_t shown_durable_ = 0;

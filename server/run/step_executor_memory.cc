@@ -72,10 +72,11 @@ void StepExecutor::KeepClosed() {
   if (unkept_ && updater_.idle()) Keep(*unkept_);
 }
 
-void StepExecutor::Keep(uint64_t step) {
+void StepExecutor::Keep(const Unkept& closed) {
+  const auto [step, torn] = closed;
   unkept_.reset();
   LogClosed(step);
-  rewinder_.OnClosed(step, [this] { return Memory(); });
+  if (!torn) rewinder_.OnClosed(step, [this] { return Memory(); });
 }
 
 void StepExecutor::CheckpointIfWanted() {

@@ -125,8 +125,10 @@ void TensorUpdater::Submit(const effect::Update& e, ParameterStore::UpdateValues
   if (!environment_.log) return SubmitLogged(e, values);
   // As in Update: what the values point to may be another step's by then. The sums must be made that are written down.
   std::vector<double> hyper(values.hyper.begin(), values.hyper.end());
-  environment_.store->WhenDone(e.tensor, [this, e, values, hyper = std::move(hyper), rewinds = rewinds_](
-                                             const TaskResult&) mutable { Log(e, values, std::move(hyper), rewinds); });
+  environment_.store->WhenSummed(
+      e.tensor, [this, e, values, hyper = std::move(hyper), rewinds = rewinds_](const TaskResult&) mutable {
+        Log(e, values, std::move(hyper), rewinds);
+      });
 }
 
 void TensorUpdater::Log(const effect::Update& e, ParameterStore::UpdateValues values, std::vector<double> hyper,

@@ -155,7 +155,9 @@ void ParameterStore::Sum(uint32_t tensor, SumTask sum, Done done) {
   Submit(tensor, std::move(sum), OnStrand(std::move(done)));
 }
 
-void ParameterStore::WhenDone(uint32_t tensor, Done done) { Submit(tensor, CopyTask{}, OnStrand(std::move(done))); }
+void ParameterStore::WhenSummed(uint32_t tensor, Done done) {
+  Submit(tensor, SumTask{}, OnStrand(std::move(done)));  // of nothing, which parts no batch of a GPU
+}
 
 void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
   const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);

@@ -98,8 +98,8 @@ class ParameterStore {
 
   // Makes the sum of some of the tensor's gradient: later calls of that tensor find it there.
   void Sum(uint32_t tensor, SumTask sum, Done done);
-  // `done` once all that was asked of the tensor before is done.
-  void WhenDone(uint32_t tensor, Done done);
+  // `done` once the tensor's sums before it are made.
+  void WhenSummed(uint32_t tensor, Done done);
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
   // Measures the gradient of these values, unscaled, before any clipping. The weights are not touched.
   void Measure(uint32_t tensor, const UpdateValues& values, Done done);

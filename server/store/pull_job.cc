@@ -178,9 +178,7 @@ void PullJob::OnEncoded(bool last) {
 
 void PullJob::Write(const WeightsChunk& chunk) {
   waits_since_s_ = MonotonicSeconds();
-  const Written written = sink_->WriteWeights(chunk, &piece_);
-  if (written == Written::kNow) return OnWritten();
-  if (written == Written::kLater) return;
+  if (sink_->WriteWeights(chunk, &piece_) == Written::kLater) return;
   stopped_ = true;
   waits_since_s_.reset();
   room_.memory = {};

@@ -20,8 +20,8 @@ struct WeightsChunk {
 };
 
 // What became of a write. kNow: it is out of the sender's hands, who takes the memory back and may write again. kLater:
-// Run::OnWritten says when that is so. kOver: the stream is over, what was to be written stays as it is, and no answer
-// comes.
+// Run::OnWritten says when that is so; a reader's sink knows no other. kOver: the stream is over, what was to be written
+// stays as it is, and no answer comes.
 enum class Written { kNow, kLater, kOver };
 
 // An outgoing stream as its run sees it. Shared by its transport (until the call is over) and the run (until it has let
@@ -38,7 +38,7 @@ class WeightSink {
   // written after all.
   virtual bool Lend(WeightPiece*, bool /*small*/) { return true; }
   virtual void Unlend(WeightPiece*) {}
-  // Ends the stream. Later writes return false. Idempotent: the first status stands.
+  // Ends the stream. Later writes are kOver. Idempotent: the first status stands.
   virtual void Finish(absl::Status status) = 0;
   // Ends the stream at once, whatever the peer does.
   virtual void Cancel() = 0;
