@@ -58,19 +58,35 @@ class Case:
     steps: int = 5
     seconds: list[float] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # seconds of processors, trainers and daemon
 
     def line(self) -> str:
         shape = f"{self.ranks} {self.tensors} {self.parameters}"
         return f"{self.transport} {shape} {self.gradient} {self.serving} {self.commit} {self.steps}"
 
     def run(self, steps: Answering, daemon):
-        before = update_seconds(daemon)
-        self.seconds.append(float(steps.ask(self.line()).split()[0]) / self.steps)
+        before, cpu_before = update_seconds(daemon), cpu_seconds(daemon.process.pid)
+        seconds, own_cpu = map(float, steps.ask(self.line()).split())
+        self.seconds.append(seconds / self.steps)
         # The daemon's count includes the first step, which is not timed.
         self.updates.append((update_seconds(daemon) - before) / (self.steps + 1))
+        daemons_cpu = (cpu_seconds(daemon.process.pid) - cpu_before) / (self.steps + 1)
+        self.cpu.append(own_cpu / self.steps + daemons_cpu)
+
+    def cpu_per_gigabyte(self) -> str:
+        """Of gradients and weights together, as they travel."""
+        width = {"fp32": 4, "bf16": 2}
+        nbytes = self.parameters * self.ranks * (width.get(self.gradient, 1) + width.get(self.serving, 1))
+        return f"{statistics.median(self.cpu) / nbytes * 1e9:.3g}"
 
     def ms(self) -> str:
         return spread([1000 * s for s in self.seconds])
+
+
+def cpu_seconds(pid: int) -> float:
+    """So far, of all its threads; creating a run and joining it, too, which is little beside the steps."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def update_seconds(daemon) -> float:
@@ -112,7 +128,7 @@ def make_suite(scale: int) -> Suite:
         {
             (transport, ranks): Case(transport, SMALL // scale, ranks=ranks)
             for transport in TRANSPORTS
-            for ranks in (1, 2, 4, 8)
+            for ranks in (1, 2, 4, 8, 64)
         },
         {
             (transport, count): Case(transport, MEDIUM // scale, tensors=count)
@@ -222,13 +238,14 @@ def growth_tables(suite: Suite) -> list[str]:
     lines = [
         f"## As ranks grow: {small:.3g} M parameters of fp32 from each",
         "",
-        "| transport | ranks | step, ms | of one rank | a rank, of one rank |",
-        "| --- " * 5 + "|",
+        "| transport | ranks | step, ms | of one rank | a rank, of one rank | CPU seconds a gigabyte |",
+        "| --- " * 6 + "|",
     ]
     for (transport, ranks), case in suite.ranks.items():
         first = suite.ranks[transport, 1]
         each = statistics.median(a / b / ranks for a, b in zip(case.seconds, first.seconds))
-        lines.append(f"| {TRANSPORTS[transport][0]} | {ranks} | {case.ms()} | {relative(case, first)} | {each:.2f} |")
+        cells = [TRANSPORTS[transport][0], str(ranks), case.ms(), relative(case, first), f"{each:.2f}"]
+        lines.append("| " + " | ".join([*cells, case.cpu_per_gigabyte()]) + " |")
     lines += [
         "",
         f"## As tensors grow: {medium:.3g} M parameters of fp32 in all",
