@@ -38,6 +38,7 @@ void AddTerms(const SumTask& task, uint64_t begin, uint64_t end, const kernels::
 }  // namespace
 
 void RunSum(const SumTask& task, uint64_t begin, uint64_t end) {
+  if (begin == end) return;  // of a tensor without elements, which may have no memory
   const auto& format = kernels::WireFormats()[static_cast<size_t>(task.format)];
   if (!task.adds) return CopyTerms(task, begin, end, static_cast<uint64_t>(format.bytes));
   for (uint64_t at = begin; at < end; at += kTile) AddTerms(task, at, std::min(end, at + kTile), format);

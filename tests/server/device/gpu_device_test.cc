@@ -119,7 +119,10 @@ TEST(GpuDeviceTest, AnUpdateReadsTheSumsBeforeIt) {
   }
 }
 
-TEST(GpuDeviceTest, SumsDoNotPartSmallUpdates) {
+// The launches of 200 small tensors' updates that wait together. While nothing is computed, three batches can start: the
+// first ones small, the last with all that has come.
+constexpr int kMostLaunches = 4 * GpuDevice::kStagings;
+int LaunchesTogether(void (Model::*step)(uint64_t)) {
   FakeGpuState state;
   GpuDevice gpu(std::make_unique<FakeGpu>(&state));
   gpu.Watch(NoFailure);
@@ -127,28 +130,16 @@ TEST(GpuDeviceTest, SumsDoNotPartSmallUpdates) {
   model.Load();
   model.WaitIdle();
   Hold(&state, true);
-  model.SummedStep(1);
-  Hold(&state, false);
-  model.WaitIdle();
-  EXPECT_EQ(model.sums(), 200u);
-  EXPECT_LE(state.update_launches, 4 * GpuDevice::kStagings);
-}
-
-TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) {
-  FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
-  gpu.Watch(NoFailure);
-  Model model(&gpu, *kernels::FindKernel("adamw", "split24", "companded8"), std::vector<uint64_t>(200, 100));
-  model.Load();
-  model.WaitIdle();
-  Hold(&state, true);
-  model.Step(1);
+  (model.*step)(1);
   Hold(&state, false);
   model.WaitIdle();
   EXPECT_EQ(model.statistics().size(), 200u);
-  // While nothing was computed, three batches could start: the first ones small, the last with all that had come.
-  EXPECT_LE(state.update_launches, 4 * GpuDevice::kStagings);
+  return state.update_launches;
 }
+
+TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) { EXPECT_LE(LaunchesTogether(&Model::Step), kMostLaunches); }
+
+TEST(GpuDeviceTest, SumsDoNotPartSmallUpdates) { EXPECT_LE(LaunchesTogether(&Model::SummedStep), kMostLaunches); }
 
 TEST(GpuDeviceTest, AQueueKeepsItsOrder) {
   FakeGpuState state;
