@@ -24,8 +24,9 @@
 namespace ballast {
 
 struct ShmRecord {
-  // kMessage: the body is a TrainRequest or TrainResponse, without its data where there is a slot. kHalfClose: the trainer has said all it
-  // will. kFinish: the daemon's last; the body is the status's code, four bytes little end first, and its message.
+  // kMessage: the body is a TrainRequest or TrainResponse, without its data where there is a slot. kHalfClose: the
+  // trainer has said all it will. kFinish: the daemon's last; the body is the status's code, four bytes little end
+  // first, and its message.
   enum Type : uint32_t { kMessage = 1, kHalfClose = 2, kFinish = 3 };
   static constexpr uint32_t kNoSlot = 0xffffffff;
 

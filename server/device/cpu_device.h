@@ -1,6 +1,6 @@
-// The device made of the machine's processors: a dispatcher thread takes a task at a time, or several small ones, from the
-// run that has been served the fewest bytes, and worker threads share the tiles of a task that is large enough. Every tile's bits are a
-// function of that tile alone, so they do not depend on the number of threads.
+// The device made of the machine's processors: a dispatcher thread takes a task at a time, or several small ones, from
+// the run that has been served the fewest bytes, and worker threads share the tiles of a task that is large enough. Every
+// tile's bits are a function of that tile alone, so they do not depend on the number of threads.
 //
 // Thread-safe. A step takes no memory, except that a queue may grow to its greatest length.
 #pragma once

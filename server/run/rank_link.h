@@ -3,7 +3,8 @@
 //
 // A message that finds no room is parked, and so is what follows it. A payload is held in the memory that it came in
 // until it may be summed, and a device has added it; its credit returns then. A stream that is over takes its memory
-// with it, so what is held is copied first; what a device is adding goes when it has done so. It is told to end, and cancelled when it has not gone after a second.
+// with it, so what is held is copied first; what a device is adding goes when it has done so. It is told to end, and
+// cancelled when it has not gone after a second.
 //
 // Strand-confined. It outlives neither the store nor the spec.
 #pragma once

@@ -298,9 +298,10 @@ void StepExecutor::Do(const effect::Close& e) {
   results_.push_back(reporter_.Report(std::move(record), updater_.statistics()));
   if (results_.size() > kResultsKept) results_.pop_front();
   if (unkept_) Keep(*unkept_);
-  unkept_ = {.step = e.step, .torn = e.outcome == Outcome::kPartial && spec_->rewinds_torn};
+  const bool torn = e.outcome == Outcome::kPartial && spec_->rewinds_torn;
+  unkept_ = {.step = e.step, .torn = torn};
   KeepClosed();
-  if (e.outcome != Outcome::kPartial || !spec_->rewinds_torn) return;
+  if (!torn) return;
   rewinder_.AskItself({.steps_back = 1, .reason = "torn"}, absl::StrCat("step ", e.step, " is torn: ", e.reason),
                       [] {});
 }

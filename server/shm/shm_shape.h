@@ -14,8 +14,8 @@
 
 namespace ballast {
 
-inline constexpr uint32_t kPipeBytes =
-    256 << 10;  // some 30 of the largest that hold a payload; longer ones pass through piece by piece
+// Some 30 of the largest records that hold a payload; longer ones pass through piece by piece.
+inline constexpr uint32_t kPipeBytes = 256 << 10;
 // Enough for the trainer to copy some while the next is encoded and the daemon's threads take their turns.
 inline constexpr uint32_t kWeightSlots = 8;
 // One slot is only for a chunk that sums wait for, so that there is always room for it.

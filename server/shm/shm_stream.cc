@@ -255,18 +255,15 @@ Written ShmStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
   v1::Weights* const weights = response_.mutable_weights();
   FillWeights(chunk, run_->spec(), piece, weights);
   ShmRecord record{.type = ShmRecord::kMessage};
+  response_.SerializeToString(&body_);
   if (piece->place == nullptr) {
-    response_.SerializeToString(&body_);
     weights->mutable_data()->swap(piece->data);
-    return Send(record, body_);
-  }
-  if (const size_t bytes = piece->encoded().size(); bytes > 0) {
+  } else if (const size_t bytes = piece->encoded().size(); bytes > 0) {
     record.slot = piece->slot;
     record.payload_bytes = static_cast<uint32_t>(bytes);
   } else {
     Unlend(piece);
   }
-  response_.SerializeToString(&body_);
   return Send(record, body_);
 }
 

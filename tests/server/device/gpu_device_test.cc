@@ -22,6 +22,14 @@ using testing::Model;
 
 void NoFailure(const absl::Status& status) { ADD_FAILURE() << status; }
 
+// What is held against what.
+struct Devices {
+  CpuDevice cpu{{.threads = 2}};
+  FakeGpuState state;
+  GpuDevice gpu{std::make_unique<FakeGpu>(&state)};
+  Devices() { gpu.Watch(NoFailure); }
+};
+
 // A model trained and served on a device.
 struct Outcome {
   std::deque<Model::Piece> served;
@@ -44,10 +52,8 @@ void Hold(FakeGpuState* state, bool held) {
 }
 
 TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
-  CpuDevice cpu({.threads = 2});
-  FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
-  gpu.Watch(NoFailure);
+  Devices devices;
+  auto& [cpu, state, gpu] = devices;
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
     SCOPED_TRACE(std::string(kernel.rule) + " " + kernel.master + " " + kernel.state);
     const Outcome wanted = TrainOn(&cpu, kernel), got = TrainOn(&gpu, kernel);
@@ -62,10 +68,8 @@ TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
 }
 
 TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {
-  CpuDevice cpu({.threads = 2});
-  FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
-  gpu.Watch(NoFailure);
+  Devices devices;
+  auto& [cpu, state, gpu] = devices;
   const kernels::Kernel& kernel = *kernels::FindKernel("stable_adamw", "split24", "companded8");
   const std::vector<uint64_t> sizes = {30000, 1, 0, 256, 4096, 5000, 33, 9216};
   Model a(&cpu, kernel, sizes), b(&gpu, kernel, sizes);
@@ -95,10 +99,8 @@ TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {
 }
 
 TEST(GpuDeviceTest, AnUpdateReadsTheSumsBeforeIt) {
-  CpuDevice cpu({.threads = 2});
-  FakeGpuState state;
-  GpuDevice gpu(std::make_unique<FakeGpu>(&state));
-  gpu.Watch(NoFailure);
+  Devices devices;
+  auto& [cpu, state, gpu] = devices;
   const kernels::Kernel& kernel = *kernels::FindKernel("adamw", "split24", "companded8");
   const std::vector<uint64_t> sizes = {30000, 1, 0, 256, 700000, 5000, 33, 9216};  // one beyond what sums together
   Model a(&cpu, kernel, sizes), b(&gpu, kernel, sizes);
