@@ -1,5 +1,5 @@
-// Keeps a size for each position, and finds the first position whose size is at most a given one. A value; the cost of
-// a call is logarithmic in the number of positions.
+// Keeps a size for each position, and finds the first position, from a given one on, whose size is at most a given one. A
+// value; the cost of a call is logarithmic in the number of positions.
 #pragma once
 
 #include <algorithm>
@@ -30,9 +30,14 @@ class FirstFit {
     }
   }
   // most: below kNone.
-  std::optional<size_t> First(uint64_t most) const {
-    if (least_[1] > most) return std::nullopt;
-    size_t node = 1;
+  std::optional<size_t> First(uint64_t most, size_t from = 0) const {
+    if (from >= leaves_ || least_[1] > most) return std::nullopt;
+    size_t node = leaves_ + from;
+    while (least_[node] > most) {  // on to the next node to the right, as high up as it begins there
+      while (node % 2 == 1) node /= 2;
+      if (node == 0) return std::nullopt;
+      ++node;
+    }
     while (node < leaves_) node = least_[2 * node] <= most ? 2 * node : 2 * node + 1;
     return node - leaves_;
   }

@@ -35,6 +35,9 @@ ReductionTracker::ReductionTracker(Options options)
     whole_.push_back(ends[p] <= options_.pool_bytes[p]);
     fits_.emplace_back(whole_[p] ? 0 : tensors_.size());
   }
+  waits_ = fits_;
+  freed_.resize(pools_.size());
+  looked_.resize(pools_.size());
   taken_.resize(tensors_.size());
 }
 
@@ -48,8 +51,8 @@ uint64_t ReductionTracker::BytesAtMost(const Size& size) {
   const uint64_t of_chunks = size.chunks * sizeof(uint32_t) + BitBytes(size.chunks) + 4 * IndexSet::Bytes(size.chunks);
   const uint64_t of_tensors =
       size.tensors * (sizeof(Tensor) + sizeof(Slab) + sizeof(size_t) + 3 * sizeof(uint64_t)) + BitBytes(size.tensors);
-  const uint64_t of_pool =
-      sizeof(SlabAllocator) + sizeof(FirstFit) + (size.tensors + 2) * sizeof(Slab) + FirstFit::Bytes(size.tensors);
+  const uint64_t of_pool = sizeof(SlabAllocator) + (size.tensors + 2) * sizeof(Slab) +
+                           2 * (sizeof(FirstFit) + FirstFit::Bytes(size.tensors) + 1);
   return size.ranks * of_rank + live * tally + (live + 1) * turn + of_chunks + of_tensors + size.pools * of_pool;
 }
 
@@ -97,6 +100,7 @@ void ReductionTracker::Begin(const std::vector<bool>& left_out) {
   std::fill(started_.begin(), started_.end(), false);
   looks_.Clear();
   waiting_.Clear();
+  for (FirstFit& wait : waits_) wait.Clear();
   wanted_.reset();
   oldest_ = 0;
   complete_ = 0;
@@ -234,10 +238,26 @@ std::optional<uint32_t> ReductionTracker::Last() const {
 void ReductionTracker::Release(uint32_t tensor, Slab slab) {
   Free(tensor, slab);
   if (!tensors_[tensor].slab) Refile(tensor);
-  for (auto i = waiting_.Next(0); i; i = waiting_.Next(*i)) {
+  const uint32_t pool = options_.pool_of[tensor];
+  if (whole_[pool]) return Wake(tensor, &looks_);  // nobody else waits for its place
+  freed_[pool] = true;
+}
+
+void ReductionTracker::Wait(uint32_t tensor, size_t flat) {
+  waiting_.Insert(flat);
+  const uint32_t pool = options_.pool_of[tensor];
+  if (!whole_[pool]) waits_[pool].Set(tensor, options_.slab_bytes[tensor]);
+}
+
+void ReductionTracker::Wake(uint32_t tensor, IndexSet* looks) {
+  const size_t end = first_chunk_[tensor] + options_.chunks[tensor];
+  for (auto i = waiting_.Next(first_chunk_[tensor]); i && *i < end; i = waiting_.Next(*i)) {
     waiting_.Erase(*i);
-    looks_.Insert(*i);
+    looks->Insert(*i);
+    ++work_;
   }
+  const uint32_t pool = options_.pool_of[tensor];
+  if (!whole_[pool]) waits_[pool].Set(tensor, FirstFit::kNone);
 }
 
 bool ReductionTracker::Settled(uint32_t rank, ChunkId id) const {
@@ -250,16 +270,34 @@ bool ReductionTracker::Settled(uint32_t rank, ChunkId id) const {
 ReductionTracker::Progress ReductionTracker::Advance() {
   Progress progress;
   if (std::exchange(last_named_, false)) FinishSummed(&progress);
-  while (!looks_.empty()) {  // a tensor that turns out to be absent everywhere may free a slab on the way
+  // A tensor that turns out to be absent everywhere may free a slab on the way.
+  while (!looks_.empty() || std::find(freed_.begin(), freed_.end(), true) != freed_.end()) {
     // In order, so that the same state gives the same sums.
     std::swap(looks_, looking_);
-    for (auto i = looking_.Next(0); i; i = looking_.Next(*i)) {
+    std::swap(freed_, looked_);
+    uint32_t tensor = 0;
+    for (auto i = NextLook(0); i; i = NextLook(tensor + 1)) {
       looking_.Erase(*i);
-      const uint32_t tensor = TensorOf(*i);
-      if (!AdvanceChunk(tensor, *i - first_chunk_[tensor], &progress)) waiting_.Insert(*i);
+      tensor = TensorOf(*i);
+      if (!AdvanceChunk(tensor, *i - first_chunk_[tensor], &progress)) Wait(tensor, *i);
     }
+    looked_.assign(looked_.size(), false);
   }
   return progress;
+}
+
+// What waits and finds no slab is not looked at: a slab that comes back would else cost a look at all of them.
+std::optional<size_t> ReductionTracker::NextLook(uint32_t from) {
+  auto next = looking_.Next(0);
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    if (!looked_[p]) continue;
+    ++work_;
+    const auto tensor = waits_[p].First(pools_[p].largest_hole(), from);
+    if (!tensor || (next && *next < first_chunk_[*tensor])) continue;
+    Wake(static_cast<uint32_t>(*tensor), &looking_);
+    next = looking_.Next(0);
+  }
+  return next;
 }
 
 bool ReductionTracker::AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress) {

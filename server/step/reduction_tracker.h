@@ -190,6 +190,9 @@ class ReductionTracker {
   Turn& TurnOf(uint32_t micro) { return turns_[micro % turns_.size()]; }
   bool Allocate(uint32_t tensor);
   void Free(uint32_t tensor, Slab slab);
+  // The chunk found no slab. Wake has the tensor's chunks that found none looked at again.
+  void Wait(uint32_t tensor, size_t flat);
+  void Wake(uint32_t tensor, IndexSet* looks);
   uint32_t ranks() const { return static_cast<uint32_t>(ranks_.size()); }
   bool Settled(uint32_t rank, ChunkId id) const;
   // One more rank has delivered the chunk, or never will.
@@ -207,6 +210,8 @@ class ReductionTracker {
   std::optional<ChunkId> First(IndexSet Turn::*of);
   std::optional<ChunkId> FirstOfSmallPools();
   bool Due(ChunkId id) const;  // not summed, and its micro-batch's turn
+  // The next chunk to look at: of looking_, or of those that wait for a slab, of tensors from `from` on, and find one now.
+  std::optional<size_t> NextLook(uint32_t from);
   // Sums as much of the chunk as may be summed. False: its tensor finds no slab.
   bool AdvanceChunk(uint32_t tensor, uint64_t chunk, Progress* progress);
   // The chunk is summed in its micro-batch: the turn passes to the next micro-batch.
@@ -238,6 +243,9 @@ class ReductionTracker {
   std::vector<FirstFit> fits_;    // by pool that is not whole: slab bytes by tensor that has chunks in small_ready_
   IndexSet looks_, looking_;      // flat chunks of which something may be summed now
   IndexSet waiting_;              // those that found no slab
+  std::vector<FirstFit> waits_;   // by pool that is not whole: slab bytes by tensor that has chunks in waiting_
+  std::vector<bool> freed_;       // by pool that is not whole: a slab came back since those that wait were looked at
+  std::vector<bool> looked_;      // the same, of what Advance looks at now
   std::optional<ChunkId> wanted_;
   size_t complete_ = 0;
   bool any_summed_ = false;

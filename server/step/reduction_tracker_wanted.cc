@@ -57,7 +57,7 @@ void ReductionTracker::ChooseWanted() {
     wanted_ = whole && small ? std::min(whole, small) : whole ? whole : small;
   }
   if (!wanted_) wanted_ = First(&Turn::placed);
-  if (wanted_ && !tensors_[wanted_->tensor].slab) Allocate(wanted_->tensor);
+  if (wanted_ && !tensors_[wanted_->tensor].slab && Allocate(wanted_->tensor)) Wake(wanted_->tensor, &looks_);
 }
 
 std::optional<ChunkId> ReductionTracker::First(IndexSet Turn::*of) {

@@ -253,6 +253,40 @@ TEST(ReductionTrackerTest, AChunkCostsTheSameHoweverManyThereAre) {
   EXPECT_LT(many, 1.5 * few);
 }
 
+// What one tensor costs whose chunk waits for one of eight slabs, when all have been delivered and the device gives slabs
+// back one by one.
+double WorkOfWaiting(uint64_t tensors) {
+  ReductionTracker::Options options = Large(tensors, 1);
+  options.pool_bytes = {64 * 8};
+  ReductionTracker reduction(options);
+  reduction.Begin(1);
+  reduction.BeginMicro(0, /*last=*/true);
+  std::deque<ReductionTracker::Complete> updating;
+  const auto advance = [&] {
+    for (const ReductionTracker::Complete& complete : reduction.Advance().complete) updating.push_back(complete);
+  };
+  for (uint32_t i = 0; i < tensors; ++i) {
+    reduction.Deliver(0, {0, i, 0}, 7);
+    advance();
+  }
+  const uint64_t before = reduction.work();
+  uint32_t next = 0;
+  while (!updating.empty()) {
+    EXPECT_EQ(updating.front().tensor, next++);
+    reduction.Release(updating.front().tensor, *updating.front().slab);
+    updating.pop_front();
+    advance();
+  }
+  EXPECT_TRUE(reduction.all_complete());
+  return static_cast<double>(reduction.work() - before) / static_cast<double>(tensors);
+}
+
+TEST(ReductionTrackerTest, ASlabThatIsGivenBackCostsTheSameHoweverManyWaitForOne) {
+  const double few = WorkOfWaiting(64), many = WorkOfWaiting(4096);
+  EXPECT_LT(many, 16);
+  EXPECT_LT(many, 1.5 * few);
+}
+
 TEST(ReductionTrackerTest, ARankMayBeOneMicroBatchAheadOfWhatIsSummed) {
   ReductionTracker reduction(Large(2, 1024));
   reduction.Begin(2);
