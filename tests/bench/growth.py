@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""How a step's cost grows with parameters, tensors and ranks, and what the daemon's decisions alone cost.
+
+    growth.py [--quick] [--json FILE] [--record] [--rounds N]
+
+Trainers that compute nothing push bf16 gradients of plain SGD to a daemon of one thread and get bf16 weights back, over gRPC and
+through shared memory (steps_bench); one axis grows at a time. The decisions: step_machine_bench, one event a gradient. --record
+writes results/growth.md and the plots, results/growth.svg.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trainer
+from collect import machine
+from comparison import noise
+from steps import TRANSPORTS, Case, spread
+from turns import Answering, Load
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TENSORS = 50  # of a step, where they do not grow
+
+
+@dataclass
+class Axis:
+    """What grows, from the first of its sizes to the last, and what does not."""
+
+    name: str
+    sizes: list[int]
+    fixed: str
+    shape: dict[str, int] = field(default_factory=dict)  # of Case, beside the size
+
+    def case(self, transport: str, size: int) -> Case:
+        shape = {"parameters": 1, "tensors": TENSORS} | self.shape | {self.name: size}
+        volume = shape["parameters"] * shape.get("ranks", 1)
+        return Case(transport, gradient="bf16", serving="bf16", steps=max(1, min(10, 10**8 // volume)), **shape)
+
+
+@dataclass
+class Steps:
+    """One size of an axis over one transport."""
+
+    case: Case
+    daemon_bytes: list[int] = field(default_factory=list)  # at most, by round
+
+
+@dataclass
+class Decisions:
+    """One run of step_machine_bench."""
+
+    ranks: int
+    tensors: int
+    micros: int = 1
+    room: float = 1
+    events: int = 0
+    seconds: list[float] = field(default_factory=list)
+    work: int = 0  # chunks, ranks and sets that were looked at
+    nbytes: int = 0
+    planned: int = 0  # bytes of the accounts, by the memory plan
+
+    def run(self, build: Path):
+        words = [build / "tests" / "bench" / "step_machine_bench", self.ranks, self.tensors, self.micros, self.room]
+        said = subprocess.run(list(map(str, words)), check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+        self.events, _effects, self.work, self.nbytes, self.planned = (int(said[i]) for i in (0, 1, 3, 4, 5))
+        self.seconds.append(float(said[2]))
+
+    def microseconds(self) -> float:
+        """An event."""
+        return 1e6 * statistics.median(self.seconds) / self.events
+
+
+def axes(quick: bool) -> list[Axis]:
+    if quick:
+        return [
+            Axis("parameters", [10**5, 10**6], "1 rank, 50 tensors"),
+            Axis("tensors", [10, 100], "1 rank, 1 M parameters", {"parameters": 10**6}),
+            Axis("ranks", [1, 2], "0.1 M parameters from each, 50 tensors", {"parameters": 10**5}),
+        ]
+    return [
+        Axis("parameters", [10**6, 10**7, 10**8, 10**9], "1 rank, 50 tensors"),
+        Axis("tensors", [10, 100, 10**3, 10**4, 10**5], "1 rank, 10 M parameters", {"parameters": 10**7}),
+        Axis("ranks", [1, 2, 4, 8, 16, 32, 64], "2.5 M parameters from each, 50 tensors", {"parameters": 2_500_000}),
+    ]
+
+
+def decisions(quick: bool) -> list[Decisions]:
+    if quick:
+        return [Decisions(1, 100), Decisions(8, 100), Decisions(8, 100, 8), Decisions(8, 1000, room=0.01)]
+    by_ranks = [Decisions(ranks, 10**4) for ranks in (1, 8, 64)]
+    by_tensors = [Decisions(8, tensors) for tensors in (10**2, 10**3, 10**5)]
+    return by_ranks + by_tensors + [Decisions(8, 10**5, room=0.0001), Decisions(64, 10**5, 8)]
+
+
+def reset_peak(pid: int):
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+def measure_steps(grown: dict[tuple[str, str, int], Steps], build: Path, rounds: int) -> Load:
+    """By axis, transport and size. A round has a daemon of its own, whose memory no earlier run has touched."""
+    load = Load()
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="ballast-growth-") as folder:
+            with trainer.own_daemon("--shm_socket", f"{folder}/daemon.sock") as daemon:
+                bench = Answering([build / "tests" / "bench" / "steps_bench", daemon.server])
+                try:
+                    load.begin_round([os.getpid(), bench.process.pid, daemon.process.pid])
+                    for steps in grown.values():
+                        reset_peak(daemon.process.pid)
+                        steps.case.run(bench, daemon)
+                        steps.daemon_bytes.append(peak_bytes(daemon.process.pid))
+                    load.end_round()
+                finally:
+                    bench.close()
+        print(f"round {number + 1} of {rounds}: others used {load.shares[-1]:.2f} cores", file=sys.stderr)
+    return load
+
+
+def steps_table(axis: Axis, grown: dict[tuple[str, str, int], Steps]) -> list[str]:
+    lines = [
+        f"## As {axis.name} grow: {axis.fixed}",
+        "",
+        f"| transport | {axis.name} | step, ms | of the one before | CPU seconds a gigabyte | daemon's memory at most, MB |",
+        "| --- " * 6 + "|",
+    ]
+    for transport, (title, _name) in TRANSPORTS.items():
+        before = None
+        for size in axis.sizes:
+            steps = grown[axis.name, transport, size]
+            case = steps.case
+            of = f"{statistics.median(a / b for a, b in zip(case.seconds, before.seconds)):.2f}" if before else "-"
+            cells = [title, f"{size:,}", case.ms(), of, case.cpu_per_gigabyte()]
+            lines.append("| " + " | ".join([*cells, f"{statistics.median(steps.daemon_bytes) / 1e6:.0f}"]) + " |")
+            before = case
+    return lines + [""]
+
+
+def decisions_table(decided: list[Decisions]) -> list[str]:
+    lines = [
+        "## What deciding costs",
+        "",
+        "A step machine is handed every event of a step, one gradient each; nothing is sent or summed. `room`: the share of "
+        "the sums that their pool holds at a time. Looks: chunks, ranks and sets that the accounts looked at.",
+        "",
+        "| ranks | tensors | micro-batches | room | events | seconds | us an event | looks an event | memory, MB | "
+        "accounts in the memory plan, MB |",
+        "| --- " * 10 + "|",
+    ]
+    for one in decided:
+        cells = [one.ranks, f"{one.tensors:,}", one.micros, one.room, f"{one.events:,}", spread(one.seconds)]
+        cells += [f"{one.microseconds():.2f}", f"{one.work / one.events:.1f}"]
+        cells += [f"{one.nbytes / 1e6:.1f}", f"{one.planned / 1e6:.1f}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def report(grown: dict, decided: list[Decisions], load: Load, options: argparse.Namespace) -> str:
+    lines = [
+        "# Growth, measured",
+        "",
+        f"`tests/bench/growth.py --rounds {options.rounds}` on {machine()}; {datetime.date.today()}. Trainers that compute "
+        "nothing, in one process, and a daemon of one thread, on the same cores; bf16 gradients and weights, plain SGD over fp32 "
+        "weights. Medians of the rounds, quartiles in brackets. The plots: [growth.svg](growth.svg).",
+        load.told(),
+        "",
+    ]
+    for axis in axes(options.quick):
+        lines += steps_table(axis, grown)
+    return "\n".join(lines + decisions_table(decided)) + "\n"
+
+
+def plot(grown: dict, decided: list[Decisions], file: Path):
+    """Log-log, with a line in grey that grows as the axis does."""
+    from matplotlib import pyplot
+
+    pyplot.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "growth", "font.size": 9}
+    figure, panels = pyplot.subplots(2, 2, figsize=(9, 7), layout="constrained")
+    for axis, panel in zip(axes(quick=False), panels.flat):
+        for transport, (title, _name) in TRANSPORTS.items():
+            times = [statistics.median(grown[axis.name, transport, size].case.seconds) for size in axis.sizes]
+            panel.plot(axis.sizes, times, "o-", label=title)
+        panel.plot(axis.sizes, [times[-1] * size / axis.sizes[-1] for size in axis.sizes], ":", color="grey")
+        panel.set(title=f"{axis.fixed}", xlabel=axis.name, ylabel="seconds a step")
+    deciding = sorted((one.events, statistics.median(one.seconds)) for one in decided)
+    panels.flat[3].plot(*zip(*deciding), "o")
+    panels.flat[3].plot(*zip(*[(n, n / deciding[-1][0] * deciding[-1][1]) for n, _s in deciding]), ":", color="grey")
+    panels.flat[3].set(title="the step machine alone", xlabel="events", ylabel="seconds")
+    for panel in panels.flat:
+        panel.set(xscale="log", yscale="log")
+        panel.grid(alpha=0.3)
+    panels.flat[0].legend()
+    figure.savefig(file, metadata={"Date": None})
+
+
+def rows(grown: dict, decided: list[Decisions], rounds: int) -> list[dict]:
+    made = []
+    for (axis, transport, size), steps in grown.items():
+        name = f"{TRANSPORTS[transport][0]}: step of {size:,} {axis}"
+        values = steps.case.seconds
+        made.append({"name": name, "value": 1000 * statistics.median(values), "unit": "ms", "noise": noise(values)})
+    for one in decided:
+        name = f"deciding: {one.ranks} ranks, {one.tensors:,} tensors, {one.micros} micro-batches, room {one.room}"
+        made.append({"name": name, "value": one.microseconds(), "unit": "us", "noise": noise(one.seconds)})
+    return [row | {"bound": None, "ratio": None, "n": rounds} for row in made]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of small sizes")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds = 1
+    build = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
+    grown = {
+        (axis.name, transport, size): Steps(axis.case(transport, size))
+        for axis in axes(options.quick)
+        for transport in TRANSPORTS
+        for size in axis.sizes
+    }
+    decided = decisions(options.quick)
+    load = measure_steps(grown, build, options.rounds)
+    for one in decided * options.rounds:
+        one.run(build)
+    text = report(grown, decided, load, options)
+    print(text)
+    if options.record and not options.quick:
+        (HERE / "results" / "growth.md").write_text(text)
+        plot(grown, decided, HERE / "results" / "growth.svg")
+    if options.json:
+        options.json.write_text(json.dumps(rows(grown, decided, options.rounds)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
