@@ -6,9 +6,9 @@
 An entry is a Google Benchmark program of the build (`program`; `bound` is a part of the name of that one of its
 benchmarks, measured in the same run, that the others are held against) or a `script` beside this file, which takes
 --quick and --json FILE and writes rows of its own; one with `records` takes --record too and keeps a file of its own in
-results/. A row: name, value, unit, bound, ratio (value / bound), n, machine, device, date, commit. --record also writes
+results/. A row: name, value, unit, bound, ratio (value / bound), n, perhaps noise, machine, device, date, commit. --record also writes
 results/results.json and results/results.md, which the README quotes; of benchmarks that were not run, the rows that are
-there stay.
+there stay. Last it says which figures are worse than in results.json by more than the noise (comparison.py).
 """
 
 import argparse
@@ -22,8 +22,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import comparison
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+RESULTS = HERE / "results"
 
 
 def machine() -> str:
@@ -54,6 +57,7 @@ def google_rows(report: dict, bound_name: str, repetitions: int) -> list[dict]:
     """The median of each benchmark, as a share of the one whose name contains `bound_name`."""
     medians = [entry for entry in report["benchmarks"] if entry.get("aggregate_name", "median") == "median"]
     values = {entry.get("run_name", entry["name"]): throughput(entry) for entry in medians}
+    spread = {x["run_name"]: x["real_time"] for x in report["benchmarks"] if x.get("aggregate_name") == "cv"}
     bounds = [value for name, value in values.items() if bound_name and bound_name.lower() in name.lower()]
     rows = []
     for name, (value, unit) in values.items():
@@ -61,6 +65,7 @@ def google_rows(report: dict, bound_name: str, repetitions: int) -> list[dict]:
         bound = next((bound for bound, bound_unit in bounds if bound_unit == unit), None)
         ratio = value / bound if bound else None
         rows.append({"name": name, "value": value, "unit": unit, "bound": bound, "ratio": ratio, "n": repetitions})
+        rows[-1] |= {"noise": spread[name]} if name in spread else {}
     return rows
 
 
@@ -103,18 +108,17 @@ def markdown(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def recorded() -> list[dict]:
+    return json.loads((RESULTS / "results.json").read_text())
+
+
 def record(rows: list[dict], names: list[str]):
     """Beside the rows that are there of the other benchmarks that still exist, in the list's order."""
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    file = folder / "results.json"
     fresh = {row["benchmark"] for row in rows}
-    kept = [row for row in json.loads(file.read_text()) if row["benchmark"] not in fresh] if file.exists() else []
-    rows = sorted(
-        (row for row in kept + rows if row["benchmark"] in names), key=lambda row: names.index(row["benchmark"])
-    )
-    file.write_text(json.dumps(rows, indent=1) + "\n")
-    (folder / "results.md").write_text(markdown(rows))
+    rows = [row for row in recorded() if row["benchmark"] not in fresh and row["benchmark"] in names] + rows
+    rows.sort(key=lambda row: names.index(row["benchmark"]))
+    (RESULTS / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (RESULTS / "results.md").write_text(markdown(rows))
 
 
 def main() -> int:
@@ -147,6 +151,7 @@ def main() -> int:
         rows += [{"benchmark": entry["name"], **row, **about, "quick": options.quick} for row in found]
     if rows:
         print(markdown(rows))
+        print(comparison.report(rows, recorded()))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.record and not failed:

@@ -124,7 +124,7 @@ std::string Quartiles(std::vector<double> values) {
   const auto at = [&](double share) {
     return std::to_string(values[static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)))]);
   };
-  return "[" + at(0.25) + ", " + at(0.5) + ", " + at(0.75) + "]";
+  return std::string("[").append(at(0.25)).append(", ").append(at(0.5)).append(", ").append(at(0.75)).append("]");
 }
 
 struct Variant {

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import trainer
+from comparison import noise
 from turns import Answering
 
 HERE = Path(__file__).resolve().parent
@@ -62,8 +63,11 @@ class Team:
         for trainer_ in self.trainers:
             trainer_.close()
 
+    def values(self, key: str) -> list[float]:
+        return [answer[key] for answer in self.steps]
+
     def median(self, key: str) -> float:
-        return statistics.median(answer[key] for answer in self.steps)
+        return statistics.median(self.values(key))
 
     def exposed(self) -> float:
         return statistics.median(1 - answer["compute_s"] / answer["step_s"] for answer in self.steps)
@@ -96,11 +100,12 @@ def rows_of(ballast: Team, torch: Team) -> list[dict]:
     )
     rows = [{"name": f"{what}: step, to {peer}", "value": 1000 * ours, "unit": "ms"}]
     rows[0] |= {"bound": 1000 * theirs, "ratio": ours / theirs, "n": len(ballast.steps)}
+    rows[0] |= {"noise": noise([a / b for a, b in zip(ballast.values("step_s"), torch.values("step_s"))])}
     for key, text in (("pushed", "pushed"), ("pulled", "pushed, updated and pulled")):
         share = ballast.median(key)
         print(f"  {text} before backward ended: {100 * share:.0f} % of the bytes")
         rows.append({"name": f"{what}: {text} in backward", "value": 100 * share, "unit": "%"})
-        rows[-1] |= {"bound": 100.0, "ratio": share, "n": len(ballast.steps)}
+        rows[-1] |= {"bound": 100.0, "ratio": share, "n": len(ballast.steps), "noise": noise(ballast.values(key))}
     return rows
 
 

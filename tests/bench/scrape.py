@@ -15,6 +15,7 @@ import time
 
 import torch
 import trainer
+from comparison import noise
 
 import ballast
 
@@ -82,7 +83,9 @@ def main():
     )
     if options.json:
         row = {"name": "a scrape: 16 runs, 20,000 tensors", "value": 1000 * statistics.median(took), "unit": "ms"}
-        options.json.write_text(json.dumps([row | {"bound": BOUND_MS, "ratio": middle / BOUND_MS, "n": len(took)}]))
+        options.json.write_text(
+            json.dumps([row | {"bound": BOUND_MS, "ratio": middle / BOUND_MS, "n": len(took), "noise": noise(took)}])
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import time
 import ballast
 import torch
 import trainer
+from comparison import noise
 from trainer import king_james
 
 
@@ -66,12 +67,13 @@ def main():
         )
     rows.append({"name": "step with Ballast", "value": 1000 * median["ballast"], "unit": "ms"})
     rows[-1] |= {"bound": 1000 * median["torch"], "ratio": median["ballast"] / median["torch"], "n": turns}
+    rows[-1] |= {"noise": noise([ours / theirs for ours, theirs in zip(seconds["ballast"], seconds["torch"])])}
     print(f"ratio of the medians {rows[-1]['ratio']:.3f}")
     for what, shares in (("gradient bytes sent", pushed), ("weight bytes received", pulled)):
         share = statistics.median(shares)
         print(f"{what} during backward: {100 * share:.0f} % (median)")
         rows.append({"name": f"{what} during backward", "value": 100 * share, "unit": "%"})
-        rows[-1] |= {"bound": 100.0, "ratio": share, "n": turns}
+        rows[-1] |= {"bound": 100.0, "ratio": share, "n": turns, "noise": noise(shares)}
     if options.json:
         options.json.write_text(json.dumps(rows))
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import trainer
 from collect import machine
+from comparison import noise
 from turns import Answering, Load, children, quartiles
 
 HERE = Path(__file__).resolve().parent
@@ -271,8 +272,22 @@ def rows(suite: Suite, rounds: int) -> list[dict]:
         )
         name = f"{title}: step without updates, to push and then pull"
         made.append({"name": name, "value": 1000 * step, "unit": "ms", "bound": 1000 * bound})
-        made[-1] |= {"ratio": statistics.median(overheads(suite, transport)), "n": rounds}
-    return made
+        ratios = overheads(suite, transport)
+        made[-1] |= {"ratio": statistics.median(ratios), "n": rounds, "noise": noise(ratios)}
+    for (transport, count), case in suite.ranks.items():
+        made.append(growth_row(f"{count} ranks, to one", case, suite.ranks[transport, 1]))
+    for (transport, count), case in suite.tensors.items():
+        made.append(growth_row(f"{count:,} tensors, to ten", case, suite.tensors[transport, 10]))
+    return [row for row in made if row]
+
+
+def growth_row(what: str, case: Case, least: Case) -> dict:
+    if case is least or not case.seconds:
+        return {}
+    ratios = [ours / first for ours, first in zip(case.seconds, least.seconds)]
+    value, bound = (1000 * statistics.median(of.seconds) for of in (case, least))
+    row = {"name": f"{TRANSPORTS[case.transport][0]}: step of {what}", "value": value, "unit": "ms", "bound": bound}
+    return row | {"ratio": statistics.median(ratios), "n": len(ratios), "noise": noise(ratios)}
 
 
 def main() -> int:

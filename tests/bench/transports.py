@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from collect import machine
+from comparison import noise
 from turns import Answering, Load, children, quartiles
 
 HERE = Path(__file__).resolve().parent
@@ -149,11 +150,12 @@ def rows(figures: dict, pings: dict, largest: int, rounds: int) -> list[dict]:
     for mode, transport, bound, _floor, _reach in TARGETS:
         value, against = (statistics.median(figures[x, mode, largest].gbps) for x in (transport, bound))
         name = f"{mode} {human(largest)}, {TITLE[transport]} / {TITLE[bound]}"
-        share = statistics.median(ratio(figures, transport, bound, mode, largest))
-        made.append({"name": name, "value": value, "unit": "GB/s", "bound": against, "ratio": share, "n": rounds})
+        shares = ratio(figures, transport, bound, mode, largest)
+        made.append({"name": name, "value": value, "unit": "GB/s", "bound": against, "n": rounds})
+        made[-1] |= {"ratio": statistics.median(shares), "noise": noise(shares)}
     us = statistics.median(pings["shm"])
     made.append({"name": "small message there and back, shared memory", "value": us, "unit": "us"})
-    made[-1] |= {"bound": PING_FLOOR_US, "ratio": us / PING_FLOOR_US, "n": rounds}
+    made[-1] |= {"bound": PING_FLOOR_US, "ratio": us / PING_FLOOR_US, "n": rounds, "noise": noise(pings["shm"])}
     return made
 
 

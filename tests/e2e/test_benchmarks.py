@@ -6,11 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from daemon import BUILD, ROOT
 
 BENCH = ROOT / "tests" / "bench"
+sys.path.append(str(BENCH))
+
+import comparison  # noqa: E402
+
+Row = dict[str, Any]
 # These train, for one to three minutes even in their short form: `tests/bench/run.sh --quick` runs them.
 LONG = {"closed loop", "overlap", "quick start study", "snapshots"}
 NAMES = [entry["name"] for entry in json.loads((BENCH / "benchmarks.json").read_text()) if entry["name"] not in LONG]
@@ -24,3 +30,33 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert said.returncode == 0, said.stdout + said.stderr
     figures = json.loads(rows.read_text())
     assert any(row["value"] > 0 for row in figures), figures  # a stall of 0 is a figure, too
+
+
+ROW = {"benchmark": "steps", "name": "a step", "machine": "this", "quick": False, "date": "2026-01-02", "commit": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "worse"),
+    [
+        ({"ratio": 1.0, "noise": 0.01}, {"ratio": 1.2, "noise": 0.02}, "WORSE by 20 %: steps: a step: 1.2, and 1"),
+        ({"ratio": 1.0, "noise": 0.01}, {"ratio": 1.04, "noise": 0.01}, ""),
+        ({"ratio": 1.0, "noise": 0.2}, {"ratio": 1.2, "noise": 0.1}, ""),
+        ({"ratio": 1.0}, {"ratio": 1.2}, ""),  # its noise is not known
+        ({"ratio": 1.2, "noise": 0}, {"ratio": 1.0, "noise": 0}, ""),
+        ({"unit": "GB/s", "value": 10, "noise": 0}, {"unit": "GB/s", "value": 8, "noise": 0}, "WORSE by 20 %"),
+        ({"unit": "GB/s", "value": 8, "noise": 0}, {"unit": "GB/s", "value": 10, "noise": 0}, ""),
+        ({"ratio": 1.0, "noise": 0, "machine": "that"}, {"ratio": 2.0, "noise": 0}, "0 of 1 figures can be compared"),
+        ({"ratio": 1.0, "noise": 0, "quick": True}, {"ratio": 2.0, "noise": 0}, "0 of 1 figures can be compared"),
+        ({"unit": "nats", "value": 1}, {"unit": "nats", "value": 2}, "0 of 1 figures can be compared"),
+        ({"name": "another"}, {}, "0 of 1 figures can be compared"),
+    ],
+)
+def test_what_is_worse_than_in_the_committed_table_is_told(then: Row, now: Row, worse: str) -> None:
+    of_both = ROW | {"value": 5.0, "unit": "ms", "ratio": None}
+    said = comparison.report([of_both | now], [of_both | then])
+    assert worse in said and ("WORSE" in said) == worse.startswith("WORSE"), said
+
+
+def test_noise_is_half_of_what_lies_between_the_quartiles() -> None:
+    assert comparison.noise([9, 10, 10, 10, 12, 8]) == pytest.approx(0.0375)
+    assert comparison.noise([1]) == comparison.UNKNOWN_NOISE
