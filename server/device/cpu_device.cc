@@ -6,88 +6,23 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <numeric>
-#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 
 #include "server/base/clock.h"
+#include "server/device/cpu_tasks.h"
 
 namespace ballast {
 namespace {
 
-using kernels::kTile;
-using kernels::TilesOf;
-
 // A grain is what a thread takes at once. Waking the workers costs some 10 us, about what one thread needs for 4 tiles.
 constexpr uint64_t kGrainTiles = 8;
-constexpr uint64_t kLeastSharedTiles = 16;
-constexpr uint64_t kTogetherBytes = 1 << 20;  // some 50 us
-
-uint64_t FormatBytes(kernels::WireIndex format) { return kernels::WireFormats()[static_cast<size_t>(format)].bytes; }
-
-// Maxima do not depend on the order in which they are taken.
-void Raise(float* at, float value) {
-  std::atomic_ref<float> most(*at);
-  float seen = most.load(std::memory_order_relaxed);
-  while (value > seen && !most.compare_exchange_weak(seen, value, std::memory_order_relaxed)) continue;
-}
-
-// Work on tiles [first, last) of a task's elements.
-bool RunTiles(const ScaleTask& t, uint64_t first, uint64_t last) {
-  const uint64_t end = std::min(t.elements, last * kTile);
-  for (uint64_t e = first * kTile; e < end;) {
-    const uint64_t row = e / t.row_length, row_end = std::min(end, (row + 1) * t.row_length);
-    Raise(t.scales + row, t.master->absmax(t.planes.data(), e, row_end));
-    e = row_end;
-  }
-  return true;
-}
-bool RunTiles(const EncodeWeightsTask& t, uint64_t first, uint64_t last) {
-  const uint64_t begin = t.first + first * kTile;
-  std::byte* out = t.out + (begin - t.first) * FormatBytes(t.format);
-  t.master->encode_weights(t.planes.data(), t.format, t.scales, t.row_length, out, begin,
-                           std::min(t.last, t.first + last * kTile));
-  return true;
-}
-bool RunTiles(const LoadTask& t, uint64_t first, uint64_t last) {
-  const uint64_t begin = t.first + first * kTile;
-  const std::byte* in = t.in + (begin - t.first) * FormatBytes(t.format);
-  return t.master->load(t.planes.data(), t.format, in, begin, std::min(t.last, t.first + last * kTile));
-}
-// Copies the task's pieces one after another; a tile of words is 16 KiB.
-bool RunTiles(const CopyTask& t, uint64_t first, uint64_t last) {
-  constexpr uint64_t kTileBytes = kTile * 4;
-  uint64_t begin = first * kTileBytes, end = last * kTileBytes;
-  for (const CopyTask::Piece& p : t.pieces) {
-    if (begin < std::min(end, p.bytes)) std::memcpy(p.to + begin, p.from + begin, std::min(end, p.bytes) - begin);
-    begin -= std::min(begin, p.bytes);
-    end -= std::min(end, p.bytes);
-  }
-  return true;
-}
-
-bool RunTiles(const SumTask& t, uint64_t first, uint64_t last) {
-  RunSum(t, first * kTile, std::min(t.elements, last * kTile));
-  return true;
-}
-
-// Does what a task needs before its tiles are shared.
-void Prepare(const ScaleTask& t) { std::fill_n(t.scales, t.elements / t.row_length, 0.0f); }
-void Prepare(const EncodeWeightsTask& t) {
-  if (t.scales == nullptr || t.first == t.last) return;
-  const uint64_t first = t.first / t.row_length, last = (t.last - 1) / t.row_length + 1;
-  std::copy(t.scales + first, t.scales + last, t.scales_out);
-}
-void Prepare(const LoadTask&) {}
-void Prepare(const CopyTask&) {}
-void Prepare(const SumTask&) {}
-
-// Does what a task needs after its tiles are done.
-void Finish(SumTask& t) { t.terms.clear(); }
-template <class Task>
-void Finish(Task&) {}
+constexpr uint64_t kLeastSharedElements = 16 * kernels::kTile;
+constexpr uint64_t kTaskElements = 512;       // what beginning a task takes, in elements
+constexpr uint64_t kTogetherBytes = 1 << 20;  // some 50 us of a thread
+constexpr uint64_t kRoomTiles = 1024;         // of a thread; more than so many bytes of updates have, however small
 
 uint32_t ThreadsOr(uint32_t threads) {
   return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
@@ -138,10 +73,10 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
     std::erase(device_->queues_, this);
   }
 
-  void Enqueue(DeviceTask task, Completion done) override {
+  void Enqueue(DeviceTask task, Completion done, std::optional<uint32_t> tensor) override {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
-    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
+    Add({std::move(task), std::move(done), cost_bytes, tensor}, idle(), device_->clock_);
   }
   void Wake() override {
     absl::MutexLock lock(&device_->mu_);
@@ -160,7 +95,10 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
   CpuDevice* const device_;
 };
 
-CpuDevice::CpuDevice(Options options) : threads_(ThreadsOr(options.threads)), remark_(std::move(options.remark)) {
+CpuDevice::CpuDevice(Options options)
+    : threads_(ThreadsOr(options.threads)),
+      remark_(std::move(options.remark)),
+      room_(threads_ > 1 ? threads_ * kRoomTiles : 0) {
   for (uint32_t i = 1; i < threads_; ++i) workers_.emplace_back([this] { WorkerLoop(); });
   dispatcher_ = std::thread([this] { DispatchLoop(); });
   pthread_setname_np(dispatcher_.native_handle(), "cpu-device");
@@ -222,8 +160,6 @@ CpuDevice::Queue* CpuDevice::NextQueue() {
 
 void CpuDevice::DispatchLoop() {
   const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return NextQueue() != nullptr || stopping_; };
-  std::vector<DeviceJob> jobs;
-  std::vector<TaskResult> results;
   while (true) {
     Queue* queue = nullptr;
     {
@@ -231,93 +167,111 @@ void CpuDevice::DispatchLoop() {
       mu_.Await(absl::Condition(&ready));
       queue = NextQueue();
       if (queue == nullptr) return;
-      TakeTogether(queue, &jobs);
+      TakeTogether(queue);
     }
     busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);
-    for (DeviceJob& job : jobs) results.push_back(RunTask(job.task));
-    for (size_t i = 0; i < jobs.size(); ++i) jobs[i].done(results[i]);
-    jobs.clear();
-    results.clear();
+    RunJobs();
+    for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].done(results_[i]);
+    jobs_.clear();
     busy_since_s_.store(0, std::memory_order_relaxed);
     absl::MutexLock lock(&mu_);
     queue->running = false;
   }
 }
 
-// Small tasks are done several at a time, so that who waits for them is woken once.
-void CpuDevice::TakeTogether(Queue* queue, std::vector<DeviceJob>* jobs) {
+// Small tasks are done several at a time, so that who waits for them is woken once, and all threads have work.
+void CpuDevice::TakeTogether(Queue* queue) {
   uint64_t cost_bytes = 0;
   do {
-    jobs->push_back(queue->Take(&clock_));
-    cost_bytes += jobs->back().cost_bytes;
-  } while (!queue->jobs.empty() && cost_bytes + queue->jobs.front().cost_bytes <= kTogetherBytes);
+    jobs_.push_back(queue->Take(&clock_));
+    cost_bytes += jobs_.back().cost_bytes;
+  } while (!queue->jobs.empty() && cost_bytes + queue->jobs.front().cost_bytes <= threads_ * kTogetherBytes);
   queue->running = true;
 }
 
-TaskResult CpuDevice::RunTask(DeviceTask& task) {
-  // Not of sums and weights that go out: there are as many of them, and telling the time is dear.
-  const bool timed = !std::holds_alternative<SumTask>(task) && !std::holds_alternative<EncodeWeightsTask>(task);
-  const double begin_s = timed ? MonotonicSeconds() : 0;
-  const Extent extent = ExtentOf(task);
-  TaskResult result;
-  std::visit(
-      [&](auto& t) {
-        using Task = std::decay_t<decltype(t)>;
-        if constexpr (std::is_same_v<Task, UpdateTask> || std::is_same_v<Task, MeasureTask>) {
-          result.statistics = Run(t);
-        } else if constexpr (std::is_same_v<Task, CurvatureTask>) {
-          result.curvature = Run(t);
-        } else {
-          Prepare(t);
-          result.finite = Share(TilesOf(extent.last - extent.first),
-                                [&t](uint64_t first, uint64_t last) { return RunTiles(t, first, last); });
-          Finish(t);
-        }
-      },
-      task);
-  if (timed) result.seconds = MonotonicSeconds() - begin_s;
-  return result;
+void CpuDevice::RunJobs() {
+  results_.resize(jobs_.size());
+  if (workers_.empty() || jobs_.size() == 1) {
+    for (uint32_t i = 0; i < jobs_.size(); ++i) RunTogether({&i, 1});
+    return;
+  }
+  levels_.Plan(jobs_);
+  for (size_t l = 0; l < levels_.size(); ++l) {
+    absl::Span<const uint32_t> left = levels_[l];
+    while (!left.empty()) {
+      const size_t n = FitInRoom(left);
+      RunTogether(left.first(n));
+      left.remove_prefix(n);
+    }
+  }
 }
 
-kernels::Statistics CpuDevice::Run(UpdateTask& task) {
-  const kernels::Kernel& kernel = *task.kernel;
-  const uint64_t tiles = TilesOf(task.update.n);
-  if (kernel.measure != nullptr) {
-    float* const sums = reinterpret_cast<float*>(task.tiles);
-    Share(tiles, [&](uint64_t first, uint64_t last) {
-      kernel.measure(task.update, first, last, sums + first);
+// How many of the jobs, from the first on, find room for their tiles; one needs none.
+size_t CpuDevice::FitInRoom(absl::Span<const uint32_t> places) const {
+  uint64_t tiles = CpuTilesOf(jobs_[places.front()].task);
+  size_t n = 1;
+  while (n < places.size()) {
+    tiles += CpuTilesOf(jobs_[places[n]].task);
+    if (tiles > room_.size()) break;
+    ++n;
+  }
+  return n;
+}
+
+void CpuDevice::RunTogether(absl::Span<const uint32_t> places) {
+  // Not of sums and weights that go out: there are as many of them, and telling the time is dear.
+  const auto timed = [this](uint32_t place) {
+    const DeviceTask& task = jobs_[place].task;
+    return !std::holds_alternative<SumTask>(task) && !std::holds_alternative<EncodeWeightsTask>(task);
+  };
+  const bool any_timed = std::any_of(places.begin(), places.end(), timed);
+  const double begin_s = any_timed ? MonotonicSeconds() : 0;
+  const bool measures = LineUp(places);
+  if (measures) {
+    Share([](DeviceTask& task, uint64_t first, uint64_t last) {
+      if (MeasuresFirst(task)) MeasureTiles(task, first, last);
       return true;
     });
-    kernel.finish(std::accumulate(sums, sums + tiles, 0.0), task.update.n, task.update.constants);
+    for (DeviceTask* task : line_) {
+      if (MeasuresFirst(*task)) EndMeasure(*task);
+    }
   }
-  Share(tiles, [&](uint64_t first, uint64_t last) {
-    kernel.update(task.update, first, last, task.tiles + first);
-    return true;
-  });
-  return kernels::Combine({task.tiles, tiles}, task.update.statistics == kernels::StatisticsLevel::kFull);
+  const bool finite =
+      Share([](DeviceTask& task, uint64_t first, uint64_t last) { return RunTiles(task, first, last); });
+  for (const uint32_t place : places) results_[place] = ConcludeTask(jobs_[place].task);
+  results_[places.front()].finite = finite;  // a load, which can tell, is alone
+  if (!any_timed) return;
+  const double tile_s = (MonotonicSeconds() - begin_s) / static_cast<double>(std::max<uint64_t>(line_ends_.back(), 1));
+  for (size_t i = 0; i < places.size(); ++i) {
+    const uint64_t tiles = line_ends_[i] - (i == 0 ? 0 : line_ends_[i - 1]);
+    if (timed(places[i])) results_[places[i]].seconds = tile_s * static_cast<double>(tiles);
+  }
 }
 
-kernels::Statistics CpuDevice::Run(const MeasureTask& task) {
-  const uint64_t tiles = TilesOf(task.elements);
-  const auto measure = kernels::WireFormats()[static_cast<size_t>(task.format)].measure;
-  Share(tiles, [&](uint64_t first, uint64_t last) {
-    measure(task.gradient, task.elements, task.scale, first, last, task.tiles + first);
-    return true;
-  });
-  return kernels::Combine({task.tiles, tiles}, /*full=*/false);
+// Puts the jobs' tiles one behind another. Whether some of them are measured first.
+bool CpuDevice::LineUp(absl::Span<const uint32_t> places) {
+  line_.clear();
+  line_ends_.clear();
+  line_elements_ = 0;
+  bool measures = false;
+  uint64_t end = 0;
+  for (const uint32_t place : places) {
+    DeviceTask& task = jobs_[place].task;
+    if (places.size() > 1) UseRoom(task, room_.data() + end);
+    PrepareTask(task);
+    measures = measures || MeasuresFirst(task);
+    const Extent extent = ExtentOf(task);
+    line_elements_ += extent.last - extent.first + kTaskElements;
+    end += CpuTilesOf(task);
+    line_.push_back(&task);
+    line_ends_.push_back(end);
+  }
+  return measures;
 }
 
-kernels::Curvature CpuDevice::Run(const CurvatureTask& task) {
-  const uint64_t tiles = kernels::SampledTiles(task.probe.n);
-  Share(tiles, [&](uint64_t first, uint64_t last) {
-    task.kernel->curvature(task.probe, first, last, task.tiles + first);
-    return true;
-  });
-  return kernels::Combine({task.tiles, tiles});
-}
-
-bool CpuDevice::Share(uint64_t tiles, TileWork work) {
-  const bool shared = !workers_.empty() && tiles >= kLeastSharedTiles;
+bool CpuDevice::Share(TileWork work) {
+  const uint64_t tiles = line_ends_.back();
+  const bool shared = !workers_.empty() && line_elements_ >= kLeastSharedElements;
   section_.work = &work;
   section_.tiles = tiles;
   section_.grain_tiles = shared ? kGrainTiles : tiles;
@@ -344,8 +298,20 @@ void CpuDevice::WorkOn(Section* section) {
     if (grain >= section->grains) return;
     const uint64_t first = grain * section->grain_tiles;
     const uint64_t last = std::min(section->tiles, first + section->grain_tiles);
-    if (!(*section->work)(first, last)) section->finite.store(false, std::memory_order_relaxed);
+    if (!WorkOnLine(*section->work, first, last)) section->finite.store(false, std::memory_order_relaxed);
   }
+}
+
+// On tiles [first, last) of the line, each by the task that it belongs to.
+bool CpuDevice::WorkOnLine(TileWork work, uint64_t first, uint64_t last) {
+  auto i = static_cast<size_t>(std::upper_bound(line_ends_.begin(), line_ends_.end(), first) - line_ends_.begin());
+  bool finite = true;
+  for (; first < last; ++i) {
+    const uint64_t begin = i == 0 ? 0 : line_ends_[i - 1], end = std::min(last, line_ends_[i]);
+    if (first < end) finite = work(*line_[i], first - begin, end - begin) && finite;
+    first = end;
+  }
+  return finite;
 }
 
 void CpuDevice::WorkerLoop() {

@@ -1,6 +1,7 @@
 // The device made of the machine's processors: a dispatcher thread takes a task at a time, or several small ones, from
-// the run that has been served the fewest bytes, and worker threads share the tiles of a task that is large enough. Every
-// tile's bits are a function of that tile alone, so they do not depend on the number of threads.
+// the run that has been served the fewest bytes. Those of different tensors stand in one line (task_levels.h), of which
+// worker threads share the tiles if they are worth it. Every tile's bits are a function of that tile alone, so they do not
+// depend on the number of threads, nor on what else is in the line.
 //
 // Thread-safe. A step takes no memory, except that a queue may grow to its greatest length.
 #pragma once
@@ -15,10 +16,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 
 #include "server/base/host.h"
 #include "server/device/device.h"
 #include "server/device/fair_queue.h"
+#include "server/device/task_levels.h"
 
 namespace ballast {
 
@@ -43,8 +46,8 @@ class CpuDevice final : public Device {
 
  private:
   class Queue;
-  // Work on tiles [first, last); false: a NaN or infinity was met.
-  using TileWork = absl::FunctionRef<bool(uint64_t first, uint64_t last)>;
+  // Work on tiles [first, last) of a task; false: a NaN or infinity was met.
+  using TileWork = absl::FunctionRef<bool(DeviceTask& task, uint64_t first, uint64_t last)>;
   // Work while threads share it: grains are taken by counter.
   struct Section {
     const TileWork* work = nullptr;
@@ -58,15 +61,16 @@ class CpuDevice final : public Device {
   void Free(std::byte* data, uint64_t bytes) override;
   Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DispatchLoop();
-  void TakeTogether(Queue* queue, std::vector<DeviceJob>* jobs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeTogether(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WorkerLoop();
-  TaskResult RunTask(DeviceTask& task);
-  // The threads share the tiles; false if any of them met a NaN or infinity.
-  bool Share(uint64_t tiles, TileWork work);
-  kernels::Statistics Run(UpdateTask& task);
-  kernels::Statistics Run(const MeasureTask& task);
-  kernels::Curvature Run(const CurvatureTask& task);
+  void RunJobs();
+  size_t FitInRoom(absl::Span<const uint32_t> places) const;
+  void RunTogether(absl::Span<const uint32_t> places);
+  bool LineUp(absl::Span<const uint32_t> places);
+  // The threads share the tiles of the line; false if any of them met a NaN or infinity.
+  bool Share(TileWork work);
   void WorkOn(Section* section);
+  bool WorkOnLine(TileWork work, uint64_t first, uint64_t last);
 
   const uint32_t threads_;
   const std::string remark_;
@@ -77,6 +81,15 @@ class CpuDevice final : public Device {
   std::vector<Queue*> queues_ ABSL_GUARDED_BY(mu_);
   uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as in FairClock
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+
+  // The dispatcher's; the workers read the line.
+  std::vector<DeviceJob> jobs_;
+  std::vector<TaskResult> results_;
+  TaskLevels levels_;
+  std::vector<kernels::TileStatistics> room_;
+  std::vector<DeviceTask*> line_;
+  std::vector<uint64_t> line_ends_;  // by task of the line: its tiles and those before it
+  uint64_t line_elements_ = 0;       // with what beginning the tasks takes
 
   Section section_;
   absl::Mutex section_mu_;  // who works on section_; never held together with mu_

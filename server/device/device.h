@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -128,19 +129,21 @@ struct TaskResult {
   double seconds = 0;                   // the device spent on the task; 0 of a SumTask or EncodeWeightsTask
 };
 
-// Tasks of one run, done in the order submitted. Thread-safe. The destructor waits for the tasks submitted.
+// Tasks of one run, done as if in the order submitted. Thread-safe. The destructor waits for the tasks submitted.
 class DeviceQueue {
  public:
   using Completion = absl::AnyInvocable<void(const TaskResult&)>;
   virtual ~DeviceQueue() = default;
   // Never blocks. `done` runs after the task; the queue's next may have been done already, and its `done` comes later.
-  void Submit(DeviceTask task, Completion done) {
-    Enqueue(std::move(task), std::move(done));
+  // tensor: whose planes and gradient the task works on, and nothing else but `tiles`: what is of different tensors may be
+  // done at once. None: it may work on anything.
+  void Submit(DeviceTask task, Completion done, std::optional<uint32_t> tensor = std::nullopt) {
+    Enqueue(std::move(task), std::move(done), tensor);
     Wake();
   }
   // As Submit, of one of many small tasks: a device that sleeps is woken when much waits, and must be woken by Wake after
   // the last, once for all of them.
-  virtual void Enqueue(DeviceTask task, Completion done) = 0;
+  virtual void Enqueue(DeviceTask task, Completion done, std::optional<uint32_t> tensor) = 0;
   virtual void Wake() = 0;
   virtual void WaitIdle() = 0;
 };

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,7 @@ struct DeviceJob {
   DeviceTask task;
   DeviceQueue::Completion done;
   uint64_t cost_bytes = 0;
+  std::optional<uint32_t> tensor = {};
 };
 
 // A device's clock: the largest served_bytes at which one of its queues was served.

@@ -41,7 +41,7 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     return absl::OkStatus();
   }
 
-  void Enqueue(DeviceTask task, Completion done) override {
+  void Enqueue(DeviceTask task, Completion done, std::optional<uint32_t>) override {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
     if (device_->failed_) return;

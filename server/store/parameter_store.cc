@@ -118,7 +118,7 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
 }
 
 void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done) {
-  ShardOf(tensor).queue->Enqueue(std::move(task), std::move(done));
+  ShardOf(tensor).queue->Enqueue(std::move(task), std::move(done), tensor);
   if (std::exchange(wakes_, true)) return;
   environment_.strand->Post([this, awaited = awaited_] {
     wakes_ = false;

@@ -14,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "server/plan/plan.h"
+#include "tests/server/device/device_model.h"
 
 namespace ballast {
 namespace {
@@ -168,6 +169,33 @@ TEST_P(CpuDeviceRuleTest, AnyNumberOfThreadsGivesTheSameBits) {
 }
 INSTANTIATE_TEST_SUITE_P(Rules, CpuDeviceRuleTest,
                          ::testing::ValuesIn(kernels::RuleNames().begin(), kernels::RuleNames().end()));
+
+// Tensors of one tile, of several and of many stand in one line: sums, measures, updates of one pass and two, and weights.
+TEST_P(CpuDeviceRuleTest, AnyNumberOfTensorsAtOnceGivesTheSameBits) {
+  const auto all = kernels::Kernels();
+  const kernels::Kernel& kernel =
+      *std::find_if(all.begin(), all.end(), [](const auto& k) { return std::string_view(k.rule) == GetParam(); });
+  std::vector<uint64_t> sizes;
+  for (uint64_t i = 0; i < 300; ++i) sizes.push_back(i % 7 == 0 ? 0 : i % 50 == 1 ? 90001 : 13 * i);
+  CpuDevice one({.threads = 1}), many({.threads = 5});
+  testing::Model alone(&one, kernel, sizes), together(&many, kernel, sizes);
+  for (testing::Model* model : {&alone, &together}) {
+    model->Load();
+    model->Step(1);
+    model->JudgedStep(2);
+    model->WaitIdle();
+    model->SummedStep(3);
+    model->EncodeWeights("int8-row", 13);
+    model->EncodeWeights("fp32", 1);
+    model->WaitIdle();
+  }
+  EXPECT_EQ(alone.sums(), sizes.size());
+  EXPECT_TRUE(alone.served() == together.served());
+  ASSERT_EQ(alone.statistics().size(), together.statistics().size());
+  for (size_t i = 0; i < alone.statistics().size(); ++i) {
+    EXPECT_EQ(std::memcmp(&alone.statistics()[i], &together.statistics()[i], sizeof(kernels::Statistics)), 0) << i;
+  }
+}
 
 // The same by hand: the first pass, its sums in order, then the second.
 TEST(CpuDeviceTest, ARuleOfTwoPassesSeesTheWholeTensorBeforeItsUpdate) {

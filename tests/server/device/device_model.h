@@ -50,13 +50,14 @@ class Model {
       loaded_[i].resize(sizes_[i]);
       for (float& x : loaded_[i]) x = normal(random);
       for (uint64_t first = 0; first < sizes_[i]; first += kPiece) {
-        queue_->Submit(LoadTask{.master = master(),
-                                .planes = MasterPlanes(i),
-                                .format = kernels::FindWireFormat("fp32"),
-                                .first = first,
-                                .last = std::min(sizes_[i], first + kPiece),
-                                .in = reinterpret_cast<const std::byte*>(loaded_[i].data() + first)},
-                       [](const TaskResult& r) { EXPECT_TRUE(r.finite); });
+        queue_->Submit(
+            LoadTask{.master = master(),
+                     .planes = MasterPlanes(i),
+                     .format = kernels::FindWireFormat("fp32"),
+                     .first = first,
+                     .last = std::min(sizes_[i], first + kPiece),
+                     .in = reinterpret_cast<const std::byte*>(loaded_[i].data() + first)},
+            [](const TaskResult& r) { EXPECT_TRUE(r.finite); }, Name(i));
       }
     }
   }
@@ -69,12 +70,13 @@ class Model {
   void JudgedStep(uint64_t t) {
     Fill(t);
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      queue_->Submit(MeasureTask{.gradient = pool_.data() + at_[i],
-                                 .format = kernels::FindWireFormat("fp32"),
-                                 .elements = sizes_[i],
-                                 .scale = 1,
-                                 .tiles = tiles_.data()},
-                     [this](const TaskResult& r) { statistics_.push_back(r.statistics); });
+      queue_->Submit(
+          MeasureTask{.gradient = pool_.data() + at_[i],
+                      .format = kernels::FindWireFormat("fp32"),
+                      .elements = sizes_[i],
+                      .scale = 1,
+                      .tiles = tiles_.data()},
+          [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
     }
     UpdateAll(t, /*measured=*/true);
   }
@@ -90,8 +92,10 @@ class Model {
         for (uint64_t e = 0; e < sizes_[i]; ++e) grad[e] = std::normal_distribution<float>(0, 0.1f)(random);
         sum.terms.push_back({.payload = Payload(std::move(payload)), .first = 0, .last = sizes_[i]});
       }
-      queue_->Submit(std::move(sum), [this](const TaskResult&) { ++sums_; });
-      queue_->Submit(MakeUpdate(i, t), [this](const TaskResult& r) { statistics_.push_back(r.statistics); });
+      queue_->Submit(
+          std::move(sum), [this](const TaskResult&) { ++sums_; }, Name(i));
+      queue_->Submit(
+          MakeUpdate(i, t), [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
     }
   }
   size_t sums() const { return sums_; }
@@ -108,7 +112,8 @@ class Model {
     for (size_t i = 0; i < sizes_.size(); ++i) {
       UpdateTask task = MakeUpdate(i, t);
       task.measured = measured;
-      queue_->Submit(task, [this](const TaskResult& r) { statistics_.push_back(r.statistics); });
+      queue_->Submit(
+          task, [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
     }
   }
   void EncodeWeights(std::string_view format, uint64_t row_length) {
@@ -119,28 +124,30 @@ class Model {
       const uint64_t row = sizes_[i] % row_length == 0 ? row_length : sizes_[i];
       float* const scales = reinterpret_cast<float*>(scales_[i].data());
       if (scaled) {
-        queue_->Submit(ScaleTask{.master = master(),
-                                 .planes = MasterPlanes(i),
-                                 .elements = sizes_[i],
-                                 .row_length = row,
-                                 .scales = scales},
-                       [](const TaskResult&) {});
+        queue_->Submit(
+            ScaleTask{.master = master(),
+                      .planes = MasterPlanes(i),
+                      .elements = sizes_[i],
+                      .row_length = row,
+                      .scales = scales},
+            [](const TaskResult&) {}, Name(i));
       }
       for (uint64_t first = 0; first < sizes_[i]; first += kPiece) {
         const uint64_t last = std::min(sizes_[i], first + kPiece);
         Piece& piece = served_.emplace_back();
         piece.data.resize((last - first) * kernels::WireFormats()[static_cast<size_t>(wire)].bytes);
         if (scaled) piece.scales.resize((last - 1) / row + 1 - first / row);
-        queue_->Submit(EncodeWeightsTask{.master = master(),
-                                         .planes = MasterPlanes(i),
-                                         .format = wire,
-                                         .first = first,
-                                         .last = last,
-                                         .out = piece.data.data(),
-                                         .scales = scaled ? scales : nullptr,
-                                         .row_length = row,
-                                         .scales_out = piece.scales.data()},
-                       [](const TaskResult&) {});
+        queue_->Submit(
+            EncodeWeightsTask{.master = master(),
+                              .planes = MasterPlanes(i),
+                              .format = wire,
+                              .first = first,
+                              .last = last,
+                              .out = piece.data.data(),
+                              .scales = scaled ? scales : nullptr,
+                              .row_length = row,
+                              .scales_out = piece.scales.data()},
+            [](const TaskResult&) {}, Name(i));
       }
     }
   }
@@ -173,6 +180,7 @@ class Model {
 
  private:
   static constexpr uint64_t kPiece = 2 * kernels::kTile;
+  static uint32_t Name(size_t i) { return static_cast<uint32_t>(i); }
   const kernels::MasterFormat* master() const { return kernels::FindMasterFormat(kernel_.master); }
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(size_t i) {
     std::array<std::byte*, kernels::kMaxPlanes> planes = {};

@@ -1,0 +1,79 @@
+#include "server/device/task_levels.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+namespace ballast {
+namespace {
+
+using Levels = std::vector<std::vector<uint32_t>>;
+
+alignas(64) std::array<std::byte, 4096> memory;
+const kernels::WireIndex kFp32 = kernels::FindWireFormat("fp32");
+
+DeviceJob Job(DeviceTask task, std::optional<uint32_t> tensor) { return {.task = std::move(task), .tensor = tensor}; }
+
+// Sixteen elements of a gradient that lies at `at`.
+DeviceJob Sum(uint32_t tensor, size_t at) {
+  return Job(SumTask{.to = memory.data() + at, .elements = 16, .format = kFp32}, tensor);
+}
+DeviceJob Update(uint32_t tensor, size_t at) {
+  UpdateTask task;
+  task.update.grad = memory.data() + at;
+  task.update.grad_format = kFp32;
+  task.update.n = 16;
+  return Job(task, tensor);
+}
+DeviceJob Encode(uint32_t tensor) { return Job(EncodeWeightsTask{}, tensor); }
+DeviceJob Scale(uint32_t tensor) { return Job(ScaleTask{}, tensor); }
+
+template <class... Jobs>
+Levels LevelsOf(Jobs... jobs) {
+  std::vector<DeviceJob> list;
+  (list.push_back(std::move(jobs)), ...);
+  TaskLevels levels;
+  levels.Plan(list);
+  Levels planned;
+  for (size_t l = 0; l < levels.size(); ++l) planned.emplace_back(levels[l].begin(), levels[l].end());
+  return planned;
+}
+
+TEST(TaskLevelsTest, DifferentTensorsGoTogether) {
+  EXPECT_EQ(LevelsOf(Update(0, 0), Update(1, 64), Encode(2), Scale(3)), (Levels{{0, 1, 2, 3}}));
+  EXPECT_EQ(LevelsOf(), Levels{});
+}
+
+TEST(TaskLevelsTest, ATensorsSumComesBeforeItsUpdateAndThatBeforeItsWeights) {
+  EXPECT_EQ(LevelsOf(Sum(0, 0), Update(0, 0), Encode(0), Sum(1, 64), Update(1, 64), Encode(1)),
+            (Levels{{0, 3}, {1, 4}, {2, 5}}));
+}
+
+TEST(TaskLevelsTest, WeightsAreReadByManyAtOnceAndWrittenAfterAll) {
+  EXPECT_EQ(LevelsOf(Encode(0), Encode(0), Update(0, 0), Encode(0), Encode(0)), (Levels{{0, 1}, {2}, {3, 4}}));
+  EXPECT_EQ(LevelsOf(Scale(0), Encode(0), Encode(0), Scale(0)), (Levels{{0}, {1, 2}, {3}}));
+}
+
+TEST(TaskLevelsTest, ChunksAreSummedAtOnceAndMicroBatchesInTurn) {
+  EXPECT_EQ(LevelsOf(Sum(0, 0), Sum(0, 64), Sum(0, 0), Sum(0, 64), Update(0, 0)), (Levels{{0, 1}, {2, 3}, {4}}));
+  EXPECT_EQ(LevelsOf(Update(0, 0), Sum(0, 0), Sum(0, 64)), (Levels{{0}, {1, 2}}));
+}
+
+// A sum that nobody needs any more is still waiting, and the next step has its memory already.
+TEST(TaskLevelsTest, WhereGradientsOverlapAllKeepTheirOrder) {
+  EXPECT_EQ(LevelsOf(Sum(0, 0), Sum(1, 32), Sum(2, 640)), (Levels{{0}, {1}, {2}}));
+  EXPECT_EQ(LevelsOf(Sum(1, 32), Encode(2), Update(0, 0)), (Levels{{0}, {1}, {2}}));
+  EXPECT_EQ(LevelsOf(Sum(0, 0), Sum(1, 64)), (Levels{{0, 1}})) << "they touch";
+}
+
+TEST(TaskLevelsTest, WhatMayWorkOnAnythingIsAlone) {
+  const auto barriers = {+[] { return Job(UpdateTask{}, std::nullopt); }, +[] { return Job(LoadTask{}, 0); },
+                         +[] { return Job(CopyTask{}, 0); }, +[] { return Job(CurvatureTask{}, 0); }};
+  for (const auto barrier : barriers) {
+    EXPECT_EQ(LevelsOf(Encode(1), Encode(2), barrier(), Encode(1), barrier()), (Levels{{0, 1}, {2}, {3}, {4}}));
+  }
+}
+
+}  // namespace
+}  // namespace ballast
