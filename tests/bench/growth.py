@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How a step's cost grows with parameters, tensors and ranks, and what the daemon's decisions alone cost.
+"""How a step's cost grows with parameters, tensors and ranks; what the daemon's decisions alone cost; and what threads help.
 
     growth.py [--quick] [--json FILE] [--record] [--rounds N]
 
 Trainers that compute nothing push bf16 gradients of plain SGD to a daemon of one thread and get bf16 weights back, over gRPC and
-through shared memory (steps_bench); one axis grows at a time. The decisions: step_machine_bench, one event a gradient. --record
-writes results/growth.md and the plots, results/growth.svg.
+through shared memory (steps_bench); one axis grows at a time. The decisions: step_machine_bench, one event a gradient. Threads:
+cpu_device_bench, updates of AdamW in the default formats. --record writes results/growth.md and the plots, results/growth.svg.
 """
 
 import argparse
@@ -78,6 +78,24 @@ class Decisions:
         return 1e6 * statistics.median(self.seconds) / self.events
 
 
+@dataclass
+class Updates:
+    """One shape of a model in cpu_device_bench, by one thread and by all."""
+
+    tensors: int
+    elements: int  # of each
+    seconds: dict[int, list[float]] = field(default_factory=dict)  # by threads
+
+    def run(self, build: Path):
+        for threads in (1, os.cpu_count()):
+            words = [build / "tests" / "bench" / "cpu_device_bench", threads, self.tensors, self.elements, 3]
+            said = subprocess.run(list(map(str, words)), check=True, stdout=subprocess.PIPE, text=True).stdout
+            self.seconds.setdefault(threads, []).append(min(map(float, said.split())))
+
+    def speedups(self) -> list[float]:
+        return [one / all_ for one, all_ in zip(self.seconds[1], self.seconds[os.cpu_count()])]
+
+
 def axes(quick: bool) -> list[Axis]:
     if quick:
         return [
@@ -98,6 +116,12 @@ def decisions(quick: bool) -> list[Decisions]:
     by_ranks = [Decisions(ranks, 10**4) for ranks in (1, 8, 64)]
     by_tensors = [Decisions(8, tensors) for tensors in (10**2, 10**3, 10**5)]
     return by_ranks + by_tensors + [Decisions(8, 10**5, room=0.0001), Decisions(64, 10**5, 8)]
+
+
+def updates(quick: bool) -> list[Updates]:
+    if quick:
+        return [Updates(200, 500), Updates(2, 50_000)]
+    return [Updates(10**7 // elements, elements) for elements in (500, 5000, 50_000, 500_000, 10**7)]
 
 
 def reset_peak(pid: int):
@@ -167,7 +191,26 @@ def decisions_table(decided: list[Decisions]) -> list[str]:
     return lines
 
 
-def report(grown: dict, decided: list[Decisions], load: Load, options: argparse.Namespace) -> str:
+def updates_table(updated: list[Updates]) -> list[str]:
+    lines = [
+        "",
+        f"## What {os.cpu_count()} threads help: updates of as many parameters in tensors of one size",
+        "",
+        "AdamW, split24 and companded8, stochastic, core statistics, fp32 gradients. The best of three rounds each time.",
+        "",
+        "| tensors | of elements | ns a parameter, one thread | all threads | times as fast |",
+        "| --- " * 5 + "|",
+    ]
+    for one in updated:
+        each = [1e9 * statistics.median(values) / one.tensors / one.elements for values in one.seconds.values()]
+        cells = [f"{one.tensors:,}", f"{one.elements:,}", f"{each[0]:.2f}", f"{each[-1]:.2f}", spread(one.speedups())]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def report(
+    grown: dict, decided: list[Decisions], updated: list[Updates], load: Load, options: argparse.Namespace
+) -> str:
     lines = [
         "# Growth, measured",
         "",
@@ -179,7 +222,7 @@ def report(grown: dict, decided: list[Decisions], load: Load, options: argparse.
     ]
     for axis in axes(options.quick):
         lines += steps_table(axis, grown)
-    return "\n".join(lines + decisions_table(decided)) + "\n"
+    return "\n".join(lines + decisions_table(decided) + updates_table(updated)) + "\n"
 
 
 def plot(grown: dict, decided: list[Decisions], file: Path):
@@ -205,7 +248,7 @@ def plot(grown: dict, decided: list[Decisions], file: Path):
     figure.savefig(file, metadata={"Date": None})
 
 
-def rows(grown: dict, decided: list[Decisions], rounds: int) -> list[dict]:
+def rows(grown: dict, decided: list[Decisions], updated: list[Updates], rounds: int) -> list[dict]:
     made = []
     for (axis, transport, size), steps in grown.items():
         name = f"{TRANSPORTS[transport][0]}: step of {size:,} {axis}"
@@ -214,6 +257,10 @@ def rows(grown: dict, decided: list[Decisions], rounds: int) -> list[dict]:
     for one in decided:
         name = f"deciding: {one.ranks} ranks, {one.tensors:,} tensors, {one.micros} micro-batches, room {one.room}"
         made.append({"name": name, "value": one.microseconds(), "unit": "us", "noise": noise(one.seconds)})
+    for one in updated:
+        name = f"updates of {one.tensors:,} tensors of {one.elements:,}, {os.cpu_count()} threads"
+        value = 1e9 * statistics.median(one.seconds[os.cpu_count()]) / one.tensors / one.elements
+        made.append({"name": name, "value": value, "unit": "ns", "noise": noise(one.speedups())})
     return [row | {"bound": None, "ratio": None, "n": rounds} for row in made]
 
 
@@ -235,15 +282,16 @@ def main() -> int:
     }
     decided = decisions(options.quick)
     load = measure_steps(grown, build, options.rounds)
-    for one in decided * options.rounds:
+    updated = updates(options.quick)
+    for one in (decided + updated) * options.rounds:
         one.run(build)
-    text = report(grown, decided, load, options)
+    text = report(grown, decided, updated, load, options)
     print(text)
     if options.record and not options.quick:
         (HERE / "results" / "growth.md").write_text(text)
         plot(grown, decided, HERE / "results" / "growth.svg")
     if options.json:
-        options.json.write_text(json.dumps(rows(grown, decided, options.rounds)))
+        options.json.write_text(json.dumps(rows(grown, decided, updated, options.rounds)))
     return 0
 
 

@@ -40,6 +40,9 @@ class Team:
     side: str
     model: str
     ranks: int
+    threads: int = 1
+    transport: str = "auto"
+    python: str = sys.executable
     trainers: list[Answering] = field(default_factory=list)
     parameters: int = 0
     steps: list[dict] = field(default_factory=list)
@@ -47,8 +50,9 @@ class Team:
     def start(self, server: str):
         port, run = free_port(), f"overlap-{self.model}-{self.ranks}"
         for rank in range(self.ranks):
-            command = [sys.executable, HERE / "overlap_trainer.py", self.side, self.model]
+            command = [self.python, HERE / "overlap_trainer.py", self.side, self.model, "--threads", self.threads]
             command += ["--rank", rank, "--world", self.ranks, "--port", port, "--server", server, "--run", run]
+            command += ["--transport", self.transport]
             self.trainers.append(Answering(command))
         for trainer_ in self.trainers:
             self.parameters = trainer_.read_json(PATIENCE_S)["parameters"]

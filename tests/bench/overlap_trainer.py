@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""One trainer of overlap.py: answers each line of its input with one step, as a line of JSON.
+"""One trainer of overlap.py and end_to_end.py: answers each line of its input with one step, as a line of JSON.
 
-    overlap_trainer.py SIDE MODEL --rank R --world W [--server ADDRESS | --port PORT]
+    overlap_trainer.py SIDE MODEL --rank R --world W [--threads N] [--server ADDRESS | --port PORT]
 
-SIDE: ballast, or torch: fused AdamW, under DistributedDataParallel over gloo where the world is larger than one.
+SIDE: ballast; torch: fused AdamW, under DistributedDataParallel over gloo where the world is larger than one; deepspeed: ZeRO
+stage 2 with its optimizer offloaded to CPUAdam, one rank. An answer of `bytes`: what the process has resident at most in the
+step, over what it had before the model was made.
 """
 
 import argparse
@@ -11,13 +13,18 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from trainer import king_james
 
-MODELS = {"small": {}, "large": {"width": 768, "layers": 8, "heads": 12}}
-PIECES = {"small": king_james.BATCH, "large": 1}
+MODELS = {
+    "small": {},
+    "large": {"width": 768, "layers": 8, "heads": 12},
+    "larger": {"width": 1280, "layers": 15, "heads": 20},
+}
+PIECES = {"small": king_james.BATCH, "large": 1, "larger": 1}
 
 
 def make(options):
@@ -27,51 +34,102 @@ def make(options):
     if options.side == "ballast":
         import ballast
 
-        ranks = {"rank": options.rank, "world": options.world}
+        place = {"rank": options.rank, "world": options.world, "transport": options.transport}
         return model, ballast.AdamW(
-            model.named_parameters(), **king_james.LEARNING, server=options.server, run=options.run, **ranks
+            model.named_parameters(), **king_james.LEARNING, server=options.server, run=options.run, **place
         )
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port)}
+    if options.side == "deepspeed":
+        return deepspeed_engine(model)
     if options.world > 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port)}
         torch.distributed.init_process_group("gloo", rank=options.rank, world_size=options.world)
         model = DistributedDataParallel(model)
     return model, torch.optim.AdamW(model.parameters(), **king_james.LEARNING, fused=True)
 
 
+def deepspeed_engine(model):
+    """It is its own optimizer: step() is all that there is to call."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
+    import deepspeed
+
+    learning = king_james.LEARNING
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config={
+            "train_batch_size": 1,
+            "optimizer": {"type": "AdamW", "params": dict(learning)},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        },
+    )
+    return engine, engine
+
+
+def resident() -> int:
+    """Bytes, now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def most_resident() -> int:
+    """Bytes at most, since this was last asked."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    most = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    Path("/proc/self/clear_refs").write_text("5")
+    return most
+
+
 def step(model, optimizer, batch) -> dict:
-    """Seconds of the whole step and of forward and backward in it; and what Ballast measured of it."""
+    """Seconds of the whole step, of forward and backward in it, and of processors; and what Ballast measured of it."""
     inputs, targets = batch
-    started = time.perf_counter()
-    torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+    started, cpu = time.perf_counter(), time.process_time()
+    loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    optimizer.backward(loss) if model is optimizer else loss.backward()
     computed = time.perf_counter()
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    answer = {"step_s": time.perf_counter() - started, "compute_s": computed - started}
-    if hasattr(optimizer, "last_result"):
-        timing = optimizer.last_result.timing
-        answer["pushed"] = timing.pushed_bytes_in_backward / timing.pushed_bytes
-        answer["pulled"] = timing.pulled_bytes_in_backward / timing.pulled_bytes
+    if model is not optimizer:
+        optimizer.zero_grad(set_to_none=True)
+    answer = {
+        "step_s": time.perf_counter() - started,
+        "compute_s": computed - started,
+        "cpu_s": time.process_time() - cpu,
+    }
+    if getattr(optimizer, "last_result", None) is not None:
+        answer |= hidden(optimizer.last_result.timing)
     return answer
+
+
+def hidden(timing) -> dict:
+    return {
+        "pushed": timing.pushed_bytes_in_backward / timing.pushed_bytes,
+        "pulled": timing.pulled_bytes_in_backward / timing.pulled_bytes,
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("side", choices=("ballast", "torch"))
+    parser.add_argument("side", choices=("ballast", "torch", "deepspeed"))
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--server")
     parser.add_argument("--run")
+    parser.add_argument("--transport", default="auto")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    model, optimizer = make(options)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # DeepSpeed prints
+    torch.set_num_threads(options.threads)
     text, random = king_james.load_text(), torch.Generator().manual_seed(options.rank)
+    before = resident()
+    model, optimizer = make(options)
     parameters = sum(p.numel() for p in model.parameters())
-    print(json.dumps({"parameters": parameters}), flush=True)
+    print(json.dumps({"parameters": parameters}), file=answers, flush=True)
+    most_resident()
     for _ in sys.stdin:
         batch = king_james.draw_batch(text, PIECES[options.model], random)
-        print(json.dumps(step(model, optimizer, batch)), flush=True)
+        answer = step(model, optimizer, batch)
+        print(json.dumps(answer | {"bytes": most_resident() - before}), file=answers, flush=True)
 
 
 if __name__ == "__main__":
