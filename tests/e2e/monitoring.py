@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,6 +109,25 @@ class Prometheus(Service):
         (folder / "prometheus.yml").write_text(json.dumps(config))
         flags = ["--config.file=prometheus.yml", "--storage.tsdb.path=prometheus"]
         super().__init__(folder, "prometheus", *flags, "--web.listen-address=127.0.0.1:0")
+
+    def __enter__(self):
+        super().__enter__()
+        try:
+            self.until_true("it is ready", self.ready)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def ready(self) -> bool:
+        """Whether it answers queries: it listens before it does."""
+        try:
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=60).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            return False
+        return True
 
     def get(self, path: str, **parameters: str):
         answer = http_json(f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")

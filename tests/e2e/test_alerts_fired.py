@@ -39,6 +39,7 @@ OF_RUNS = {
     ("BallastLossSpikePredicted", "foretold"),
     ("BallastArithmeticLost", "rounded"),
     ("BallastDuplicateChunkMismatch", "probe-1"),
+    ("BallastStepsNotApplied", "probe-1"),
     ("BallastTrainersLost", "probe-1"),
     ("BallastAdmissionRejecting", ""),
     ("BallastMemoryHigh", ""),
@@ -48,7 +49,11 @@ SEVERE = {("BallastSpikeActionTaken", "stopped"): "critical", ("BallastLossSpike
 TWO_CHUNKS_OF_ONE = """
 import sys
 from plain_probes import BEGIN, Probe, gradient
-print(Probe(sys.argv[1]).start(BEGIN, gradient(0), gradient(0, b"\\1\\0\\0\\0")).end())
+stream = Probe(sys.argv[1]).start(BEGIN, gradient(0))
+print("begun", flush=True)
+sys.stdin.readline()
+stream.say(gradient(0, b"\\1\\0\\0\\0"))
+print(stream.end())
 """
 
 
@@ -100,12 +105,19 @@ def trainers(server: str):
         yield processes
 
 
-def send_two_chunks_of_one(server: str, stubs: Path) -> None:
+def send_two_chunks_of_one(server: str, stubs: Path, prometheus: Prometheus) -> None:
+    """The second when Prometheus has seen that none of the run's steps was aborted: what it counts grows then."""
     path = os.pathsep.join([str(stubs), str(Path(__file__).parent)])
     command = [sys.executable, "-c", TWO_CHUNKS_OF_ONE, server]
-    environment = plain_environment() | {"PYTHONPATH": path}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert ended.stdout == "DATA_LOSS\n", ended.stderr
+    pipe, environment = subprocess.PIPE, plain_environment() | {"PYTHONPATH": path}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            assert process.stdout.readline() == "begun\n", process.stderr.read()
+            prometheus.until('ballast_steps_aborted_total{run_id="probe-1"} == 0')
+            said, errors = process.communicate("go on\n", timeout=60)
+        finally:
+            process.kill()
+    assert said == "DATA_LOSS\n", errors
 
 
 def do_harm(stays: subprocess.Popen, goes: subprocess.Popen) -> None:
@@ -138,7 +150,7 @@ def test_alerts_fire_for_what_happened_and_for_nothing_else(tmp_path, rules, stu
         assert [stays.stdout.readline(), goes.stdout.readline()] == ["calm\n", "ready\n"]
         prometheus.until('ballast_steps_applied_total{run_id="finished"} == 3')
         prometheus.until('ballast_run_ranks{run_id="pair"} == 2')
-        send_two_chunks_of_one(daemon.server, stubs)
+        send_two_chunks_of_one(daemon.server, stubs, prometheus)
         do_harm(stays, goes)
         check_fired(prometheus)
 
