@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -24,8 +26,14 @@ constexpr uint64_t kTaskElements = 512;       // what beginning a task takes, in
 constexpr uint64_t kTogetherBytes = 1 << 20;  // some 50 us of a thread
 constexpr uint64_t kRoomTiles = 1024;         // of a thread; more than so many bytes of updates have, however small
 
-uint32_t ThreadsOr(uint32_t threads) {
-  return threads != 0 ? threads : std::max(1u, std::thread::hardware_concurrency());
+// Has the pages, none of which exists yet, come from all nodes in turn. Where the system does not let us (in a container,
+// say), each comes from the node of the thread that touches it first.
+void Spread(std::byte* data, uint64_t bytes, const std::vector<NumaNode>& nodes) {
+  constexpr int kInterleave = 3;  // MPOL_INTERLEAVE, without libnuma's headers
+  constexpr size_t kWordBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> mask(nodes.back().id / kWordBits + 1);
+  for (const NumaNode& node : nodes) mask[node.id / kWordBits] |= 1ul << node.id % kWordBits;
+  syscall(SYS_mbind, data, bytes, kInterleave, mask.data(), mask.size() * kWordBits + 1, 0);
 }
 
 // Pages must exist before a step needs them. Linux before 5.14 lacks the call; then each page is written.
@@ -96,13 +104,24 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
 };
 
 CpuDevice::CpuDevice(Options options)
-    : threads_(ThreadsOr(options.threads)),
+    : threads_(options.threads != 0 ? options.threads : UsableProcessors()),
       remark_(std::move(options.remark)),
+      nodes_(NumaNodes()),
       room_(threads_ > 1 ? threads_ * kRoomTiles : 0) {
   for (uint32_t i = 1; i < threads_; ++i) workers_.emplace_back([this] { WorkerLoop(); });
   dispatcher_ = std::thread([this] { DispatchLoop(); });
   pthread_setname_np(dispatcher_.native_handle(), "cpu-device");
   for (std::thread& worker : workers_) pthread_setname_np(worker.native_handle(), "cpu-worker");
+  KeepAtNode(&dispatcher_, 0);
+  for (size_t i = 0; i < workers_.size(); ++i) KeepAtNode(&workers_[i], 1 + i);
+}
+
+void CpuDevice::KeepAtNode(std::thread* thread, size_t number) {
+  if (nodes_.size() < 2) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const uint32_t i : nodes_[SpreadThreads(nodes_, threads_)[number]].processors) CPU_SET(i, &set);
+  pthread_setaffinity_np(thread->native_handle(), sizeof set, &set);  // if it fails, the thread runs anywhere
 }
 
 CpuDevice::~CpuDevice() {
@@ -127,6 +146,7 @@ absl::StatusOr<DeviceBuffer> CpuDevice::Allocate(uint64_t bytes, Place) {
   }
   // A hint: it saves page faults where the system has huge pages, and nothing is lost where it has not.
   madvise(data, bytes, MADV_HUGEPAGE);
+  if (nodes_.size() > 1) Spread(static_cast<std::byte*>(data), bytes, nodes_);
   allocated_.fetch_add(bytes, std::memory_order_relaxed);
   DeviceBuffer buffer(this, static_cast<std::byte*>(data), bytes);
   if (absl::Status s = TouchAll({buffer.data(), bytes}, threads_); !s.ok()) {
@@ -145,7 +165,8 @@ absl::StatusOr<std::unique_ptr<DeviceQueue>> CpuDevice::NewQueue(const QueueNeed
 }
 
 std::string CpuDevice::description() const {
-  return absl::StrCat("cpu, ", threads_, threads_ == 1 ? " thread, " : " threads, ", kernels::IsaName(),
+  return absl::StrCat("cpu, ", threads_, threads_ == 1 ? " thread, " : " threads, ",
+                      nodes_.size() > 1 ? absl::StrCat(nodes_.size(), " NUMA nodes, ") : "", kernels::IsaName(),
                       remark_.empty() ? "" : absl::StrCat(" (", remark_, ")"));
 }
 

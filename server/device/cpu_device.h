@@ -1,7 +1,8 @@
 // The device made of the machine's processors: a dispatcher thread takes a task at a time, or several small ones, from
 // the run that has been served the fewest bytes. Those of different tensors stand in one line (task_levels.h), of which
 // worker threads share the tiles if they are worth it. Every tile's bits are a function of that tile alone, so they do not
-// depend on the number of threads, nor on what else is in the line.
+// depend on the number of threads, nor on what else is in the line. On a machine of several NUMA nodes each thread stays
+// at one, and memory is spread over all of them, page by page, so that no node's is the bottleneck.
 //
 // Thread-safe. A step takes no memory, except that a queue may grow to its greatest length.
 #pragma once
@@ -19,6 +20,7 @@
 #include "absl/types/span.h"
 
 #include "server/base/host.h"
+#include "server/base/processors.h"
 #include "server/device/device.h"
 #include "server/device/fair_queue.h"
 #include "server/device/task_levels.h"
@@ -28,7 +30,7 @@ namespace ballast {
 class CpuDevice final : public Device {
  public:
   struct Options {
-    uint32_t threads = 0;     // the dispatcher counts; 0: all processors
+    uint32_t threads = 0;     // the dispatcher counts; 0: as many as the process may use processors
     std::string remark = {};  // why not a GPU; for the description
   };
   explicit CpuDevice(Options options);
@@ -72,8 +74,11 @@ class CpuDevice final : public Device {
   void WorkOn(Section* section);
   bool WorkOnLine(TileWork work, uint64_t first, uint64_t last);
 
+  void KeepAtNode(std::thread* thread, size_t number);
+
   const uint32_t threads_;
   const std::string remark_;
+  const std::vector<NumaNode> nodes_;
   std::atomic<uint64_t> allocated_ = 0;
   std::atomic<double> busy_since_s_ = 0;
 
