@@ -31,6 +31,21 @@ std::pair<const std::byte*, uint64_t> GradientOf(const DeviceTask& task) {
   return {nullptr, 0};
 }
 
+// One tensor's sums of one level, by where they begin. Chunks come one after another, up or down, as a rule: then none is
+// between others, and it need not be looked for whether one comes again.
+struct SumsOfLevel {
+  uint32_t level = 0;
+  uintptr_t first = UINTPTR_MAX, last = 0;
+
+  bool Spans(const std::byte* at) const {
+    return reinterpret_cast<uintptr_t>(at) >= first && reinterpret_cast<uintptr_t>(at) <= last;
+  }
+  void Add(const std::byte* at) {
+    first = std::min(first, reinterpret_cast<uintptr_t>(at));
+    last = std::max(last, reinterpret_cast<uintptr_t>(at));
+  }
+};
+
 }  // namespace
 
 void TaskLevels::Plan(absl::Span<const DeviceJob> jobs) {
@@ -85,18 +100,22 @@ bool TaskLevels::Overlap(absl::Span<const DeviceJob> jobs, uint32_t begin, uint3
 }
 
 void TaskLevels::PlanTensor(absl::Span<const DeviceJob> jobs, absl::Span<const uint32_t> places, uint32_t next) {
-  uint32_t after_write = next, after_read = next, sums = next;  // the first level that may follow each; the present one
+  uint32_t after_write = next, after_read = next;  // the first level that may follow each
+  SumsOfLevel sums{.level = next};
   for (size_t i = 0; i < places.size(); ++i) {
     uint32_t& level = level_[places[i]];
     if (const auto* sum = std::get_if<SumTask>(&jobs[places[i]].task)) {
-      sums = std::max(sums, after_write);
       const auto same = [&](uint32_t before) {
         const auto* other = std::get_if<SumTask>(&jobs[before].task);
-        return other != nullptr && other->to == sum->to && level_[before] == sums;
+        return other != nullptr && other->to == sum->to && level_[before] == sums.level;
       };
-      if (std::any_of(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(i), same)) ++sums;
-      level = sums;
-      after_read = std::max(after_read, sums + 1);
+      if (sums.level < after_write) sums = {.level = after_write};
+      if (sums.Spans(sum->to) && std::any_of(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(i), same)) {
+        sums = {.level = sums.level + 1};
+      }
+      sums.Add(sum->to);
+      level = sums.level;
+      after_read = std::max(after_read, level + 1);
     } else if (std::holds_alternative<EncodeWeightsTask>(jobs[places[i]].task)) {
       level = after_write;
       after_read = std::max(after_read, level + 1);

@@ -58,6 +58,8 @@ TEST(TaskLevelsTest, WeightsAreReadByManyAtOnceAndWrittenAfterAll) {
 TEST(TaskLevelsTest, ChunksAreSummedAtOnceAndMicroBatchesInTurn) {
   EXPECT_EQ(LevelsOf(Sum(0, 0), Sum(0, 64), Sum(0, 0), Sum(0, 64), Update(0, 0)), (Levels{{0, 1}, {2, 3}, {4}}));
   EXPECT_EQ(LevelsOf(Update(0, 0), Sum(0, 0), Sum(0, 64)), (Levels{{0}, {1, 2}}));
+  EXPECT_EQ(LevelsOf(Sum(0, 128), Sum(0, 0), Sum(0, 64), Sum(0, 0)), (Levels{{0, 1, 2}, {3}}));
+  EXPECT_EQ(LevelsOf(Sum(0, 0), Job(SumTask{}, 0), Sum(0, 0)), (Levels{{0, 1}, {2}})) << "one of nothing between them";
 }
 
 // A sum that nobody needs any more is still waiting, and the next step has its memory already.
