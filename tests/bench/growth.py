@@ -124,33 +124,32 @@ def updates(quick: bool) -> list[Updates]:
     return [Updates(10**7 // elements, elements) for elements in (500, 5000, 50_000, 500_000, 10**7)]
 
 
-def reset_peak(pid: int):
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
 def peak_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def measure_steps(grown: dict[tuple[str, str, int], Steps], build: Path, rounds: int) -> Load:
-    """By axis, transport and size. A round has a daemon of its own, whose memory no earlier run has touched."""
+    """By axis, transport and size. Each has a daemon of its own, whose memory no other run has touched."""
     load = Load()
     for number in range(rounds):
-        with tempfile.TemporaryDirectory(prefix="ballast-growth-") as folder:
-            with trainer.own_daemon("--shm_socket", f"{folder}/daemon.sock") as daemon:
-                bench = Answering([build / "tests" / "bench" / "steps_bench", daemon.server])
-                try:
-                    load.begin_round([os.getpid(), bench.process.pid, daemon.process.pid])
-                    for steps in grown.values():
-                        reset_peak(daemon.process.pid)
-                        steps.case.run(bench, daemon)
-                        steps.daemon_bytes.append(peak_bytes(daemon.process.pid))
-                    load.end_round()
-                finally:
-                    bench.close()
-        print(f"round {number + 1} of {rounds}: others used {load.shares[-1]:.2f} cores", file=sys.stderr)
+        for steps in grown.values():
+            with tempfile.TemporaryDirectory(prefix="ballast-growth-") as folder:
+                with trainer.own_daemon("--shm_socket", f"{folder}/daemon.sock") as daemon:
+                    measure_one(steps, build, daemon, load)
+        print(f"round {number + 1} of {rounds}: others used {max(load.shares):.2f} cores at most", file=sys.stderr)
     return load
+
+
+def measure_one(steps: Steps, build: Path, daemon, load: Load):
+    bench = Answering([build / "tests" / "bench" / "steps_bench", daemon.server])
+    try:
+        load.begin_round([os.getpid(), bench.process.pid, daemon.process.pid])
+        steps.case.run(bench, daemon)
+        load.end_round()
+        steps.daemon_bytes.append(peak_bytes(daemon.process.pid))
+    finally:
+        bench.close()
 
 
 def steps_table(axis: Axis, grown: dict[tuple[str, str, int], Steps]) -> list[str]:
