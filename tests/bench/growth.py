@@ -244,7 +244,7 @@ def plot(grown: dict, decided: list[Decisions], file: Path):
         panel.set(xscale="log", yscale="log")
         panel.grid(alpha=0.3)
     panels.flat[0].legend()
-    figure.savefig(file, metadata={"Date": None})
+    figure.savefig(file, metadata={"Date": None, "Creator": None})
 
 
 def rows(grown: dict, decided: list[Decisions], updated: list[Updates], rounds: int) -> list[dict]:
