@@ -247,16 +247,7 @@ void CpuDevice::RunTogether(absl::Span<const uint32_t> places) {
   };
   const bool any_timed = std::any_of(places.begin(), places.end(), timed);
   const double begin_s = any_timed ? MonotonicSeconds() : 0;
-  const bool measures = LineUp(places);
-  if (measures) {
-    Share([](DeviceTask& task, uint64_t first, uint64_t last) {
-      if (MeasuresFirst(task)) MeasureTiles(task, first, last);
-      return true;
-    });
-    for (DeviceTask* task : line_) {
-      if (MeasuresFirst(*task)) EndMeasure(*task);
-    }
-  }
+  if (LineUp(places)) MeasureLine();
   const bool finite =
       Share([](DeviceTask& task, uint64_t first, uint64_t last) { return RunTiles(task, first, last); });
   for (const uint32_t place : places) results_[place] = ConcludeTask(jobs_[place].task);
@@ -288,6 +279,16 @@ bool CpuDevice::LineUp(absl::Span<const uint32_t> places) {
     line_ends_.push_back(end);
   }
   return measures;
+}
+
+void CpuDevice::MeasureLine() {
+  Share([](DeviceTask& task, uint64_t first, uint64_t last) {
+    if (MeasuresFirst(task)) MeasureTiles(task, first, last);
+    return true;
+  });
+  for (DeviceTask* task : line_) {
+    if (MeasuresFirst(*task)) EndMeasure(*task);
+  }
 }
 
 bool CpuDevice::Share(TileWork work) {
