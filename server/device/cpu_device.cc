@@ -36,6 +36,13 @@ void Spread(std::byte* data, uint64_t bytes, const std::vector<NumaNode>& nodes)
   syscall(SYS_mbind, data, bytes, kInterleave, mask.data(), mask.size() * kWordBits + 1, 0);
 }
 
+void KeepAt(const NumaNode& node, std::thread* thread) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const uint32_t i : node.processors) CPU_SET(i, &set);
+  pthread_setaffinity_np(thread->native_handle(), sizeof set, &set);  // if it fails, the thread runs anywhere
+}
+
 // Pages must exist before a step needs them. Linux before 5.14 lacks the call; then each page is written.
 absl::Status Touch(std::byte* data, uint64_t bytes) {
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older C libraries do not name
@@ -112,16 +119,10 @@ CpuDevice::CpuDevice(Options options)
   dispatcher_ = std::thread([this] { DispatchLoop(); });
   pthread_setname_np(dispatcher_.native_handle(), "cpu-device");
   for (std::thread& worker : workers_) pthread_setname_np(worker.native_handle(), "cpu-worker");
-  KeepAtNode(&dispatcher_, 0);
-  for (size_t i = 0; i < workers_.size(); ++i) KeepAtNode(&workers_[i], 1 + i);
-}
-
-void CpuDevice::KeepAtNode(std::thread* thread, size_t number) {
   if (nodes_.size() < 2) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const uint32_t i : nodes_[SpreadThreads(nodes_, threads_)[number]].processors) CPU_SET(i, &set);
-  pthread_setaffinity_np(thread->native_handle(), sizeof set, &set);  // if it fails, the thread runs anywhere
+  const std::vector<size_t> places = SpreadThreads(nodes_, threads_);
+  KeepAt(nodes_[places[0]], &dispatcher_);
+  for (size_t i = 0; i < workers_.size(); ++i) KeepAt(nodes_[places[1 + i]], &workers_[i]);
 }
 
 CpuDevice::~CpuDevice() {

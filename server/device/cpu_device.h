@@ -75,8 +75,6 @@ class CpuDevice final : public Device {
   void WorkOn(Section* section);
   bool WorkOnLine(TileWork work, uint64_t first, uint64_t last);
 
-  void KeepAtNode(std::thread* thread, size_t number);
-
   const uint32_t threads_;
   const std::string remark_;
   const std::vector<NumaNode> nodes_;

@@ -8,13 +8,12 @@
 #include <variant>
 
 #include "server/device/fair_queue.h"
+#include "server/spec/run_spec.h"
 
 namespace ballast {
 namespace {
 
 using kernels::kTile;
-
-uint64_t FormatBytes(kernels::WireIndex format) { return kernels::WireFormats()[static_cast<size_t>(format)].bytes; }
 
 // Maxima do not depend on the order in which they are taken.
 void Raise(float* at, float value) {
@@ -49,14 +48,14 @@ bool Run(const ScaleTask& t, uint64_t first, uint64_t last) {
 }
 bool Run(const EncodeWeightsTask& t, uint64_t first, uint64_t last) {
   const uint64_t begin = t.first + first * kTile;
-  std::byte* out = t.out + (begin - t.first) * FormatBytes(t.format);
+  std::byte* out = t.out + (begin - t.first) * WireBytes(t.format);
   t.master->encode_weights(t.planes.data(), t.format, t.scales, t.row_length, out, begin,
                            std::min(t.last, t.first + last * kTile));
   return true;
 }
 bool Run(const LoadTask& t, uint64_t first, uint64_t last) {
   const uint64_t begin = t.first + first * kTile;
-  const std::byte* in = t.in + (begin - t.first) * FormatBytes(t.format);
+  const std::byte* in = t.in + (begin - t.first) * WireBytes(t.format);
   return t.master->load(t.planes.data(), t.format, in, begin, std::min(t.last, t.first + last * kTile));
 }
 // Copies the task's pieces one after another; a tile of words is 16 KiB.

@@ -6,6 +6,8 @@
 #include <utility>
 #include <variant>
 
+#include "server/spec/run_spec.h"
+
 namespace ballast {
 namespace {
 
@@ -16,17 +18,15 @@ bool IsAlone(const DeviceJob& job) {
 
 // Where the task's gradient lies, and its length; nullptr: it has none.
 std::pair<const std::byte*, uint64_t> GradientOf(const DeviceTask& task) {
-  const auto width = [](kernels::WireIndex format) {
-    return uint64_t{kernels::WireFormats()[static_cast<size_t>(format)].bytes};
-  };
   if (const auto* sum = std::get_if<SumTask>(&task)) {
-    return {sum->to, sum->elements * (sum->adds ? sizeof(float) : width(sum->format))};
+    return {sum->to, sum->elements * (sum->adds ? sizeof(float) : WireBytes(sum->format))};
   }
   if (const auto* update = std::get_if<UpdateTask>(&task)) {
-    return {static_cast<const std::byte*>(update->update.grad), update->update.n * width(update->update.grad_format)};
+    return {static_cast<const std::byte*>(update->update.grad),
+            update->update.n * WireBytes(update->update.grad_format)};
   }
   if (const auto* measure = std::get_if<MeasureTask>(&task)) {
-    return {measure->gradient, measure->elements * width(measure->format)};
+    return {measure->gradient, measure->elements * WireBytes(measure->format)};
   }
   return {nullptr, 0};
 }

@@ -1,5 +1,5 @@
 // Which tasks of a queue may be done at once: they are put into levels, which come one after another, and those of a level
-// share no memory that one of them writes. Within what is common to both,
+// share no memory that one of them writes:
 //
 //   - tasks of one tensor keep their order; but weights that go out are only read, and chunks of a gradient that lie apart
 //     are summed apart;

@@ -46,16 +46,16 @@ TEST(ProcessorsTest, ThreadsAreSpreadAsProcessorsAre) {
 TEST(ProcessorsTest, OnlyWhatTheProcessMayUseCounts) {
   std::thread([] {
     const std::vector<NumaNode> all = NumaNodes();
-    if (all.empty()) GTEST_SKIP() << "the system tells of no NUMA node";
-    const uint32_t one = all.back().processors.back();
     cpu_set_t set;
+    ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+    uint32_t one = 0;
+    while (!CPU_ISSET(one, &set)) ++one;
     CPU_ZERO(&set);
     CPU_SET(one, &set);
     ASSERT_EQ(sched_setaffinity(0, sizeof set, &set), 0);
     const std::vector<NumaNode> left = NumaNodes();
-    ASSERT_EQ(left.size(), 1u);
-    EXPECT_EQ(left[0].id, all.back().id);
-    EXPECT_EQ(left[0].processors, Numbers{one});
+    EXPECT_EQ(left.size(), all.empty() ? 0u : 1u) << "some systems tell of no node";
+    for (const NumaNode& node : left) EXPECT_EQ(node.processors, Numbers{one});
     EXPECT_EQ(UsableProcessors(), 1u);
   }).join();
 }
