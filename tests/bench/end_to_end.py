@@ -11,7 +11,6 @@ first steps do not count. What would not fit into the machine's memory is not tr
 results/end_to_end.md.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -185,11 +184,7 @@ def rows(compared: list[list[Side]]) -> list[dict]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the quick start's model, one round, 1 rank")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--record", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = trainer.recording_parser(__doc__, quick="the quick start's model, one round, 1 rank", rounds=3)
     parser.add_argument("--model", action="append", choices=MODELS, help="large, larger")
     options = parser.parse_args()
     models, worlds, steps = options.model or ["large", "larger"], (1, 2, 4, 8), 5

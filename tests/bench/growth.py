@@ -22,6 +22,7 @@ from pathlib import Path
 import trainer
 from collect import machine
 from comparison import noise
+from memory import status_bytes  # tests/e2e, by trainer
 from steps import TRANSPORTS, Case, spread
 from turns import Answering, Load
 
@@ -124,11 +125,6 @@ def updates(quick: bool) -> list[Updates]:
     return [Updates(10**7 // elements, elements) for elements in (500, 5000, 50_000, 500_000, 10**7)]
 
 
-def peak_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-
-
 def measure_steps(grown: dict[tuple[str, str, int], Steps], build: Path, rounds: int) -> Load:
     """By axis, transport and size. Each has a daemon of its own, whose memory no other run has touched."""
     load = Load()
@@ -147,7 +143,7 @@ def measure_one(steps: Steps, build: Path, daemon, load: Load):
         load.begin_round([os.getpid(), bench.process.pid, daemon.process.pid])
         steps.case.run(bench, daemon)
         load.end_round()
-        steps.daemon_bytes.append(peak_bytes(daemon.process.pid))
+        steps.daemon_bytes.append(status_bytes(daemon.process.pid, "VmHWM"))
     finally:
         bench.close()
 
@@ -264,12 +260,7 @@ def rows(grown: dict, decided: list[Decisions], updated: list[Updates], rounds: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of small sizes")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--record", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = trainer.recording_parser(__doc__, quick="one round of small sizes", rounds=3).parse_args()
     if options.quick:
         options.rounds = 1
     build = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))

@@ -19,6 +19,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from trainer import king_james
 
+from memory import status_bytes  # tests/e2e, by trainer
+
 MODELS = {
     "small": {},
     "large": {"width": 768, "layers": 8, "heads": 12},
@@ -65,15 +67,9 @@ def deepspeed_engine(model):
     return engine, engine
 
 
-def resident() -> int:
-    """Bytes, now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def most_resident() -> int:
     """Bytes at most, since this was last asked."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    most = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    most = status_bytes(os.getpid(), "VmHWM")
     Path("/proc/self/clear_refs").write_text("5")
     return most
 
@@ -121,7 +117,7 @@ def main():
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # DeepSpeed prints
     torch.set_num_threads(options.threads)
     text, random = king_james.load_text(), torch.Generator().manual_seed(options.rank)
-    before = resident()
+    before = status_bytes(os.getpid(), "VmRSS")
     model, optimizer = make(options)
     parameters = sum(p.numel() for p in model.parameters())
     print(json.dumps({"parameters": parameters}), file=answers, flush=True)

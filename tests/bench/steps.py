@@ -23,7 +23,7 @@ from pathlib import Path
 import trainer
 from collect import machine
 from comparison import noise
-from turns import Answering, Load, children, quartiles
+from turns import Answering, Load, children, process_seconds, quartiles
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -66,12 +66,12 @@ class Case:
         return f"{self.transport} {shape} {self.gradient} {self.serving} {self.commit} {self.steps}"
 
     def run(self, steps: Answering, daemon):
-        before, cpu_before = update_seconds(daemon), cpu_seconds(daemon.process.pid)
+        before, cpu_before = update_seconds(daemon), process_seconds(daemon.process.pid)
         seconds, own_cpu = map(float, steps.ask(self.line()).split())
         self.seconds.append(seconds / self.steps)
         # The daemon's count includes the first step, which is not timed.
         self.updates.append((update_seconds(daemon) - before) / (self.steps + 1))
-        daemons_cpu = (cpu_seconds(daemon.process.pid) - cpu_before) / (self.steps + 1)
+        daemons_cpu = (process_seconds(daemon.process.pid) - cpu_before) / (self.steps + 1)
         self.cpu.append(own_cpu / self.steps + daemons_cpu)
 
     def cpu_per_gigabyte(self) -> str:
@@ -82,12 +82,6 @@ class Case:
 
     def ms(self) -> str:
         return spread([1000 * s for s in self.seconds])
-
-
-def cpu_seconds(pid: int) -> float:
-    """So far, of all its threads; creating a run and joining it, too, which is little beside the steps."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def update_seconds(daemon) -> float:
@@ -291,11 +285,7 @@ def growth_row(what: str, case: Case, least: Case) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round of a tenth of the parameters")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--record", action="store_true")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = trainer.recording_parser(__doc__, quick="one round of a tenth of the parameters", rounds=7)
     parser.add_argument("--quiet-wait", type=float, default=60, help="seconds to wait for a quiet machine, in all")
     options = parser.parse_args()
     if options.quick:

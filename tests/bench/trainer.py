@@ -13,12 +13,24 @@ import daemon  # noqa: E402
 import king_james  # noqa: E402, F401
 
 
-def parse_options(doc: str, quick: str) -> argparse.Namespace:
+def make_parser(doc: str, quick: str) -> argparse.ArgumentParser:
     """The command line that collect.py has for each; `quick` says what is short then."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", type=Path, help="where the rows go")
-    return parser.parse_args()
+    return parser
+
+
+def parse_options(doc: str, quick: str) -> argparse.Namespace:
+    return make_parser(doc, quick).parse_args()
+
+
+def recording_parser(doc: str, quick: str, rounds: int) -> argparse.ArgumentParser:
+    """The same, of one that keeps a file of its own in results/."""
+    parser = make_parser(doc, quick)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
 
 
 @contextmanager

@@ -52,6 +52,7 @@ class Service:
         try:
             pattern = r'msg="Listening on" address=(\S+)'
             self.address = self.until_true("it listens", lambda: re.search(pattern, self.log.read_text()))[1]
+            self.until_true("it is ready", self.ready)
         except BaseException:
             self.__exit__()
             raise
@@ -60,6 +61,16 @@ class Service:
     def __exit__(self, *_):
         self.process.kill()
         self.process.wait()
+
+    def ready(self) -> bool:
+        """Whether it answers queries: it listens before it does."""
+        try:
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=60).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            return False
+        return True
 
     def until_true(self, what: str, probe, seconds: float = 120):
         """Waits for the probe to return something true; fails when the program ends, or at the deadline."""
@@ -109,25 +120,6 @@ class Prometheus(Service):
         (folder / "prometheus.yml").write_text(json.dumps(config))
         flags = ["--config.file=prometheus.yml", "--storage.tsdb.path=prometheus"]
         super().__init__(folder, "prometheus", *flags, "--web.listen-address=127.0.0.1:0")
-
-    def __enter__(self):
-        super().__enter__()
-        try:
-            self.until_true("it is ready", self.ready)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def ready(self) -> bool:
-        """Whether it answers queries: it listens before it does."""
-        try:
-            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=60).close()
-        except urllib.error.HTTPError as error:
-            if error.code != 503:
-                raise
-            return False
-        return True
 
     def get(self, path: str, **parameters: str):
         answer = http_json(f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
