@@ -5,6 +5,7 @@
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/cuda_launch.h"
 #include "kernels/cuda/cuda_parts.h"
+#include "kernels/cuda/quick_vector.h"
 #include "kernels/cuda/warp_codecs.h"
 #include "kernels/cuda/warp_curvature.h"
 #include "kernels/cuda/warp_gradient.h"
@@ -67,8 +68,16 @@ __global__ void __launch_bounds__(kGroupThreads)
     WarpVector::LoadVector(in + first * Wire::kBytes, packed);
     float values[kEach];
     DecodeRow<WarpVector, Wire>(packed, 1, count, values);
-    WarpSum<WarpVector> lanes(sum + first);
-    first_of_all ? lanes.Set(values) : lanes.Add(values);
+    std::byte* const sums = reinterpret_cast<std::byte*>(sum + first);
+    uint32_t bits[kEach];
+    if (!first_of_all) {
+      WarpVector::LoadVector(sums, bits);
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+        values[j] = WarpVector::Add(WarpVector::FromBits(bits[j]), values[j]);
+      }
+    }
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) bits[j] = WarpVector::Bits(values[j]);
+    WarpVector::StoreVector(sums, bits, true);
   }
 }
 
@@ -98,6 +107,31 @@ __global__ void __launch_bounds__(kGroupThreads) ProbeStates(const DeviceCurvatu
 template <class State>
 int ProbeCurvature(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream) {
   return Launch<&ProbeStates<State>>(tiles, stream, batch, count, tiles);
+}
+
+// Each mantissa, and with it some divisors, by QuickVector and by the checked operations. Counts what differs.
+__global__ void __launch_bounds__(kGroupThreads) CheckDivisions(uint32_t* wrong) {
+  using V = WarpVector;
+  using Q = QuickVector<V>;
+  constexpr uint32_t kOne = 0x3f800000u, kMantissas = 1u << 23;
+  const uint32_t all = gridDim.x * blockDim.x, mine = blockIdx.x * blockDim.x + threadIdx.x;
+  uint32_t count = 0;
+  const auto compare = [&](float quick, float checked) { count += V::Bits(quick) != V::Bits(checked) ? 1 : 0; };
+  for (uint32_t i = mine; i < 2 * kMantissas; i += all) {
+    const float x = V::FromBits(kOne + i);  // 1 to 4: both parities of the exponent
+    compare(Q::Sqrt(x), V::Sqrt(x));
+    compare(Q::Inverse(x), V::Div(1.0f, x));
+    for (uint32_t k = 1; k <= 16; ++k) {
+      const float b = V::FromBits(kOne + ((i * k + k) * 0x9E3779B9u) % kMantissas);
+      compare(Q::DivScales(x, 4 * b), V::Div(x, 4 * b));
+    }
+  }
+  for (int k = static_cast<int>(mine) - 128; k < 128; k += static_cast<int>(all)) {
+    const float a = static_cast<float>(k), b = 254 - V::Abs(a);
+    compare(Q::DivIntegers(a, b), V::Div(a, b));
+  }
+  compare(Q::Sqrt(0.0f), 0.0f);
+  if (count > 0) atomicAdd(wrong, count);
 }
 
 template <class Format>
@@ -145,6 +179,11 @@ auto AllKernels(List<Ts...>) {
 }
 
 }  // namespace BALLAST_UNIT
+
+int CudaCheckDivisions(uint32_t* wrong, CudaStream stream) {
+  constexpr uint64_t kThreads = uint64_t{1} << 20;
+  return Launch<&CheckDivisions>(kThreads / kWarpThreads, stream, wrong);
+}
 
 std::span<const CudaKernel> CudaKernels() {
   static const auto kernels = AllKernels(TripleList{});

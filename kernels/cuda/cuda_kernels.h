@@ -55,9 +55,13 @@ struct DeviceCurvature {
   TileCurvature* tiles;  // of each of its sampled tiles, written
 };
 
+// An update as training asks for it: it stores, with the statistics kCore.
+inline bool IsOrdinary(const Update& u) { return u.statistics == StatisticsLevel::kCore && !u.dry; }
+
 struct CudaKernel {
-  // Both passes, where the rule has two; then `constants` in the batch are those of the second.
-  int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream);
+  // Both passes, where the rule has two; then `constants` in the batch are those of the second. ordinary: every update
+  // of the batch is; it takes less time then, and gives the same bits.
+  int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary, CudaStream stream);
   // As Kernel::curvature, for a batch with so many sampled tiles; nullptr where that is. Kernels with the same
   // Kernel::curvature share it.
   int (*curvature)(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream);
@@ -76,6 +80,10 @@ int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, boo
 
 // Measures the gradients of a batch in each of their tiles.
 int CudaMeasure(const DeviceGradient* batch, int count, uint64_t tiles, CudaStream stream);
+
+// Adds to *wrong how often a division or root of ordinary updates (cuda/quick_vector.h) differs from the checked one, over
+// every mantissa and, of divisions of two numbers, some 270 million pairs.
+int CudaCheckDivisions(uint32_t* wrong, CudaStream stream);
 
 std::span<const CudaKernel> CudaKernels();
 std::span<const CudaMaster> CudaMasters();

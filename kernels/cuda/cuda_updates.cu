@@ -5,6 +5,7 @@
 #include "kernels/cuda/cuda_parts.h"
 #include "kernels/cuda/warp_grid.h"
 #include "kernels/cuda/warp_kernels.h"
+#include "kernels/cuda/warp_quick.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
@@ -27,14 +28,19 @@ __device__ inline void CopyUpdate(const Update& from, Update* to) {
   __syncwarp();
 }
 
-// Calls act(tile's work, item, tile) for each tile of this warp.
-template <class T, class Act>
+template <class T>
+using Tile = WarpTile<WarpVector, typename T::Rule, typename T::Master, typename T::State>;
+template <class T>
+using OrdinaryTile = QuickTile<WarpVector, typename T::Rule, typename T::Master, typename T::State>;
+
+// Calls act(work, item, tile) for each tile of this warp; `work` is of the class Work.
+template <class Work, class Act>
 __device__ void ForTiles(const DeviceUpdate* batch, int count, uint64_t tiles, Act&& act) {
-  __shared__ alignas(16) float rows[kWarpsPerGroup][kWarpRows * kRow];
+  __shared__ alignas(16) float rows[kWarpsPerGroup][Work::kRows * kRow];
   __shared__ Update updates[kWarpsPerGroup];
   __shared__ const DeviceUpdate* current[kWarpsPerGroup];  // whose they are: not a register's worth
   const uint32_t mine = threadIdx.x / kWarpThreads;
-  WarpTile<WarpVector, typename T::Rule, typename T::Master, typename T::State> work(updates[mine], rows[mine]);
+  Work work(updates[mine], rows[mine]);
   if (WarpVector::Thread() == 0) current[mine] = nullptr;
   __syncwarp();
   ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceUpdate& item, uint64_t tile) {
@@ -50,14 +56,29 @@ __device__ void ForTiles(const DeviceUpdate* batch, int count, uint64_t tiles, A
 template <class T>
 __global__ void __launch_bounds__(kGroupThreads, kGroupsPerProcessor<T>)
     UpdateTiles(const DeviceUpdate* batch, int count, uint64_t tiles) {
-  ForTiles<T>(batch, count, tiles,
-              [](auto& work, const DeviceUpdate& item, uint64_t tile) { work.Run(tile, item.tiles + tile); });
+  ForTiles<Tile<T>>(batch, count, tiles,
+                    [](auto& work, const DeviceUpdate& item, uint64_t tile) { work.Run(tile, item.tiles + tile); });
+}
+
+// 128 registers: 16 warps a multiprocessor. For compute capability 10 the compiler takes more: 12 warps.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr int kOrdinaryGroups = 3;
+#else
+inline constexpr int kOrdinaryGroups = 4;
+#endif
+
+template <class T>
+__global__ void __launch_bounds__(kGroupThreads, kOrdinaryGroups)
+    UpdateOrdinaryTiles(const DeviceUpdate* batch, int count, uint64_t tiles) {
+  ForTiles<OrdinaryTile<T>>(batch, count, tiles, [](auto& work, const DeviceUpdate& item, uint64_t tile) {
+    work.Run(tile, item.tiles + tile);
+  });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kGroupThreads, kGroupsPerProcessor<T>)
     MeasureTiles(const DeviceUpdate* batch, int count, uint64_t tiles) {
-  ForTiles<T>(batch, count, tiles, [](auto& work, const DeviceUpdate& item, uint64_t tile) {
+  ForTiles<Tile<T>>(batch, count, tiles, [](auto& work, const DeviceUpdate& item, uint64_t tile) {
     WarpVector::StoreOnce(item.sums + tile, work.Measure(tile));
   });
 }
@@ -79,11 +100,14 @@ __global__ void __launch_bounds__(kGroupThreads) FinishTensors(DeviceUpdate* bat
 }
 
 template <class T>
-int RunUpdate(DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream) {
+int RunUpdate(DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary, CudaStream stream) {
   if constexpr (T::Rule::kTwoPass) {
     cudaError_t error = Launch<&MeasureTiles<T>>(tiles, stream, batch, count, tiles);
     if (error == cudaSuccess) error = Launch<&FinishTensors<T>>(static_cast<uint64_t>(count), stream, batch, count);
     if (error != cudaSuccess) return error;
+  }
+  if constexpr (kHasQuick<T>) {
+    if (ordinary) return Launch<&UpdateOrdinaryTiles<T>>(tiles, stream, batch, count, tiles);
   }
   return Launch<&UpdateTiles<T>>(tiles, stream, batch, count, tiles);
 }

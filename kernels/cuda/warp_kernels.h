@@ -20,25 +20,24 @@ inline namespace BALLAST_UNIT {
 // change and would take registers; and figures of the row in hand.
 enum WarpRows { kGradSq, kUpdateSq, kRmsSq, kWeightSq, kStoredDot, kHiDot, kCounts, kGrad, kDelta, kRms, kWarpRows };
 enum WarpCounts { kNonfinite, kRejected, kUnchanged, kHiUnchanged, kSaturated };
-inline constexpr int kWarpSums = kCounts;
+inline constexpr int kWarpSums = kCounts, kCoreSums = kWeightSq;
 
-template <class V, class Rule, class Master, class State>
+// kOrdinary: the caller knows that u is ordinary (cuda_kernels.h).
+template <class V, class Rule, class Master, class State, bool kOrdinary = false>
 class WarpTile {
  public:
   using F = typename V::F;
   using U = typename V::U;
   using M = typename V::M;
 
-  // `rows`: kWarpRows * 256 numbers of this warp's own. On a GPU both are in shared memory, where `u` takes no
-  // registers.
+  // Ordinary: the sums of a tile, twice, and the counts. The row in hand has its figures where the sums are not.
+  static constexpr int kRows = kOrdinary ? 2 * kCoreSums + 1 : static_cast<int>(kWarpRows);
+
+  // `rows`: kRows * 256 numbers of this warp's own. On a GPU both are in shared memory, where `u` takes no registers.
   BALLAST_FN WarpTile(const Update& u, float* rows) : u_(u), rows_(rows) {}
 
   BALLAST_FN void Run(uint64_t tile, TileStatistics* out) {
-    if (u_.statistics != StatisticsLevel::kOff) {
-      BALLAST_UNROLL for (int i = 0; i < kWarpSums; ++i) Sum(i).Clear();
-    }
-    Sum(kCounts).Clear();
-    absmax_ = V::SetBits(0);
+    Begin();
     const uint64_t begin = tile * kTile, end = u_.n < begin + kTile ? u_.n : begin + kTile;
     for (uint64_t first = begin; first < end; first += kRow) UpdateRow(first, end - first < kRow ? end - first : kRow);
     Finish(out);
@@ -54,7 +53,7 @@ class WarpTile {
     return Sum(0).Total();
   }
 
- private:
+ protected:
   static constexpr int kMomentCount = static_cast<int>(std::size(Rule::kMoments));
   template <int I>
   using MomentType = MomentAt<Rule, State, I>;
@@ -88,7 +87,33 @@ class WarpTile {
     M bad;                     // the block keeps its old contents
   };
 
-  BALLAST_FN WarpSum<V> Sum(int i) const { return WarpSum<V>(rows_ + i * static_cast<int>(kRow)); }
+  BALLAST_FN bool HasCore() const { return kOrdinary || u_.statistics != StatisticsLevel::kOff; }
+  BALLAST_FN bool HasFull() const { return !kOrdinary && u_.statistics == StatisticsLevel::kFull; }
+  BALLAST_FN bool Dry() const { return !kOrdinary && u_.dry; }
+
+  // Of a tile.
+  BALLAST_FN void Begin() {
+    if (HasCore()) {
+      BALLAST_UNROLL for (int i = 0; i < (kOrdinary ? kCoreSums : kWarpSums); ++i) Sum(i).Clear();
+      if constexpr (kOrdinary && !Rule::kHasRms) NumbersOfRow(kRmsSq, true).Clear();  // so is the other one
+    }
+    Sum(kCounts).Clear();
+    absmax_ = V::SetBits(0);
+  }
+
+  BALLAST_FN WarpSum<V> Sum(int i) const {
+    if constexpr (kOrdinary) {
+      if (i == kCounts) return WarpSum<V>(rows_ + 2 * kCoreSums * static_cast<int>(kRow));
+      const bool other = i >= kGrad;
+      return NumbersOfRow(other ? i - kGrad : i, other);
+    } else {
+      return WarpSum<V>(rows_ + i * static_cast<int>(kRow));
+    }
+  }
+  // Row i of those that hold the sums, or of the others.
+  BALLAST_FN WarpSum<V> NumbersOfRow(int i, bool other) const {
+    return WarpSum<V>(rows_ + (i + (other ? kCoreSums - sums_at_ : sums_at_)) * static_cast<int>(kRow));
+  }
   template <class Format, int kPlane>
   BALLAST_FN std::byte* At(int plane, uint64_t first) const {
     constexpr StoredPlane kStored = Format::kPlanes[kPlane];
@@ -124,22 +149,20 @@ class WarpTile {
     BALLAST_UNROLL for (int i = 0; i < WordsEach(kBytes); ++i) words[i] = some[i];
   }
   BALLAST_FN void LoadGradient(uint64_t first, U (&words)[kMostWords]) const {
-    const std::byte* grad = static_cast<const std::byte*>(u_.grad);
-    WithWire(u_.grad_format, WireList{}, [&]<class Wire>() {
-      if constexpr (Wire::kGradient) LoadWords<Wire::kBytes>(grad + first * Wire::kBytes, words);
-    });
+    const uint32_t bytes = WireBytesOf(u_.grad_format, WireList{});
+    V::LoadElements(static_cast<const std::byte*>(u_.grad) + first * bytes, bytes, words);
   }
 
   BALLAST_FN void UpdateRow(uint64_t first, uint64_t count) {
     Row r;
-    u_.statistics == StatisticsLevel::kOff ? Apply<false>(first, count, &r) : Apply<true>(first, count, &r);
+    HasCore() ? Apply<true>(first, count, &r) : Apply<false>(first, count, &r);
     Reject(count, &r);
-    if (u_.statistics != StatisticsLevel::kOff) AddCore();
-    if (u_.dry) return;
+    if (HasCore()) AddCore();
+    if (Dry()) return;
     Weights before;
-    if (u_.statistics == StatisticsLevel::kFull) ReadWeights(first, &before);
-    u_.stochastic ? Encode<true>(first, r) : Encode<false>(first, r);
-    if (u_.statistics == StatisticsLevel::kFull) AddFull(before, r, first, count);
+    if (HasFull()) ReadWeights(first, &before);
+    u_.stochastic ? Encode<V, true>(first, r) : Encode<V, false>(first, r);
+    if (HasFull()) AddFull(before, r, first, count);
   }
 
   BALLAST_FN void LoadConstants(F (&constants)[Rule::kConstants]) const {
@@ -161,17 +184,18 @@ class WarpTile {
     return V::SelectBits(NotFinite<V>(range.most), range.most, V::SetBits(0));
   }
 
-  template <int I>
+  // Q: V, or one that does the same in another way.
+  template <int I, class Q = V>
   BALLAST_FN void DecodeMoment(const Stored& s, F (&out)[kEach]) const {
     using S = MomentType<I>;
     U codes[kEach];
     Unpack<V, S::kPlanes[0].bytes, S::kPlanes[0].sign>(s.code[I], codes);
-    const auto decoder = DecoderOf<V, S>(s.scale[I]);
+    const auto decoder = DecoderOf<Q, S>(s.scale[I]);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) out[j] = decoder.Decode(codes[j]);
   }
-  template <class S>
+  template <class S, class Q>
   static BALLAST_FN auto Encoder(U scale, U most) {
-    using E = typename S::template Encoder<V>;
+    using E = typename S::template Encoder<Q>;
     if constexpr (E::kNumbers > 0) {
       return E::Of(scale, most);
     } else {
@@ -274,7 +298,7 @@ class WarpTile {
     if (shared) r->bad = V::EqualBits(V::SetBits(0), V::SetBits(0));
     Count<kRejected>(V::IncrementIf(V::Both(r->bad, FirstOfBlock(count)), V::SetBits(0)));
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) ClearWanted(r->bad, j, r);
-    if (u_.statistics != StatisticsLevel::kOff) {
+    if (HasCore()) {
       for (const int figure : {kGrad, kDelta, kRms}) Sum(figure).ClearWhere(r->bad);
     }
   }
@@ -284,7 +308,7 @@ class WarpTile {
     return V::Both(V::EqualBits(within, V::SetBits(0)), Inside<V>(count, 0));
   }
 
-  template <bool kStochastic>
+  template <class Q, bool kStochastic>
   BALLAST_FN void Encode(uint64_t first, const Row& r) const {
     const auto good = V::Not(r.bad);
     const RandomStream<V> stream(u_.random_key, first);
@@ -303,9 +327,9 @@ class WarpTile {
     }
     StorePlane<V, Master, 0>(At<Master, 0>(0, first), after.word[0], good);
     if constexpr (kMasterPlanes == 2) StorePlane<V, Master, 1>(At<Master, 1>(1, first), after.word[1], good);
-    ForEachMoment([&](auto i) { EncodeMoment<decltype(i)::value, kStochastic>(first, random, good, r); });
+    ForEachMoment([&](auto i) { EncodeMoment<Q, decltype(i)::value, kStochastic>(first, random, good, r); });
   }
-  template <int I, bool kStochastic>
+  template <class Q, int I, bool kStochastic>
   BALLAST_FN void EncodeMoment(uint64_t first, const U (&random)[kEach], M good, const Row& r) const {
     using S = MomentType<I>;
     auto scale = V::SetBits(0), most = r.most[1 + I];
@@ -314,7 +338,7 @@ class WarpTile {
       scale = S::template Scale<V>(most);
       V::template StoreScale<S::kPlanes[1].bytes, S::kScalePer>(At<S, 1>(FirstPlane<I>() + 1, first), scale, good);
     }
-    const auto encoder = Encoder<S>(scale, most);
+    const auto encoder = Encoder<S, Q>(scale, most);
     U codes[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) codes[j] =
         encoder.template Encode<kStochastic>(r.moment[I][j], random[j]);
@@ -394,7 +418,7 @@ class WarpTile {
   }
 
   BALLAST_FN void Finish(TileStatistics* out) const {
-    const bool core = u_.statistics != StatisticsLevel::kOff, full = u_.statistics == StatisticsLevel::kFull;
+    const bool core = HasCore(), full = HasFull();
     const auto zero = V::Set(0.0f);
     V::StoreOnce(&out->grad_sq, core ? Sum(kGradSq).Total() : zero);
     V::StoreOnce(&out->update_sq, core ? Sum(kUpdateSq).Total() : zero);
@@ -452,7 +476,8 @@ class WarpTile {
 
   const Update& u_;
   float* const rows_;
-  U absmax_;  // the largest finite gradient of the thread's
+  int sums_at_ = 0;  // ordinary: the first row of the sums, 0 or kCoreSums
+  U absmax_;         // the largest finite gradient of the thread's
 };
 
 }  // namespace BALLAST_UNIT

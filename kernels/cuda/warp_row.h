@@ -26,7 +26,9 @@ inline constexpr int kMostWords = WordsEach(4);
 template <class V, uint32_t kBytes, bool kSigned, int kPart>
 BALLAST_FN typename V::U PartOf(typename V::U word) {
   constexpr int kBits = static_cast<int>(kBytes) * 8;
-  if constexpr (kSigned) {
+  if constexpr (kSigned && kBytes == 1) {
+    return V::template SignedByte<kPart>(word);
+  } else if constexpr (kSigned) {
     return V::template ShiftRightSigned<32 - kBits>(V::template ShiftLeft<32 - kBits*(kPart + 1)>(word));
   } else {
     return V::And(V::template ShiftRight<kBits * kPart>(word), V::SetBits((1u << kBits) - 1));
@@ -50,37 +52,34 @@ BALLAST_FN void Unpack(const typename V::U* packed, typename V::U (&out)[kEach])
     }
   }
 }
-template <class V, uint32_t kBytes>
+// Of each word the kBytes from byte kFrom on.
+template <class V, uint32_t kBytes, int kFrom>
 BALLAST_FN void Pack(const typename V::U (&words)[kEach], typename V::U (&packed)[WordsEach(kBytes)]) {
-  const auto masked = [&](int i) { return V::And(words[i], V::SetBits((1u << (kBytes % 4 * 8)) - 1)); };
   BALLAST_UNROLL for (int i = 0; i < WordsEach(kBytes); ++i) {
     if constexpr (kBytes == 4) {
       packed[i] = words[i];
     } else if constexpr (kBytes == 2) {
-      packed[i] = V::Or(masked(2 * i), V::template ShiftLeft<16>(words[2 * i + 1]));
+      packed[i] = V::template JoinHalves<kFrom / 2>(words[2 * i], words[2 * i + 1]);
     } else {
-      const auto low = V::Or(masked(4 * i), V::template ShiftLeft<8>(masked(4 * i + 1)));
-      const auto high = V::Or(masked(4 * i + 2), V::template ShiftLeft<8>(masked(4 * i + 3)));
-      packed[i] = V::Or(low, V::template ShiftLeft<16>(high));
+      packed[i] = V::template JoinHalves<0>(V::template JoinBytes<kFrom>(words[4 * i], words[4 * i + 1]),
+                                            V::template JoinBytes<kFrom>(words[4 * i + 2], words[4 * i + 3]));
     }
   }
 }
 
-template <class V, uint32_t kBytes>
+template <class V, uint32_t kBytes, int kFrom = 0>
 BALLAST_FN void StoreRow(std::byte* row, const typename V::U (&words)[kEach], typename V::M where) {
   typename V::U packed[WordsEach(kBytes)];
-  Pack<V, kBytes>(words, packed);
+  Pack<V, kBytes, kFrom>(words, packed);
   V::StoreVector(row, packed, where);
 }
 
 // A row of encoded words of one of a format's planes.
 template <class V, class Format, int kPlane>
-BALLAST_FN void StorePlane(std::byte* row, typename V::U (&words)[kEach], typename V::M where) {
+BALLAST_FN void StorePlane(std::byte* row, const typename V::U (&words)[kEach], typename V::M where) {
   constexpr StoredPlane kStored = Format::kPlanes[kPlane];
-  if constexpr (kStored.at > 0) {
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) words[j] = V::template ShiftRight<kStored.at>(words[j]);
-  }
-  StoreRow<V, kStored.bytes>(row, words, where);
+  static_assert(kStored.at == kWhole || kStored.at % (8 * static_cast<int>(kStored.bytes)) == 0);
+  StoreRow<V, kStored.bytes, kStored.at == kWhole ? 0 : kStored.at / 8>(row, words, where);
 }
 
 // The first `count` elements of a row.
@@ -165,6 +164,15 @@ BALLAST_FN void WithWire(WireIndex index, List<Wires...>, Act&& act) {
   ((i++ == index ? act.template operator()<Wires>() : void()), ...);
 }
 
+// Of an element of the format with this index.
+template <class... Wires>
+BALLAST_FN uint32_t WireBytesOf(WireIndex index, List<Wires...>) {
+  uint32_t bytes = 0;
+  int i = 0;
+  ((bytes = i++ == index ? Wires::kBytes : bytes), ...);
+  return bytes;
+}
+
 // 256 numbers of a row, or sums over a tile, in `lanes`, which no other warp touches; sums are in TileSum's order.
 template <class V>
 class WarpSum {
@@ -175,18 +183,18 @@ class WarpSum {
   BALLAST_FN void Set(const Values& values) {
     typename V::U bits[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) bits[j] = V::Bits(values[j]);
-    V::StoreVector(lanes_, bits, All());
+    V::StoreOwn(lanes_, bits, All());
   }
   BALLAST_FN void Get(Values& values) const {
     typename V::U bits[kEach];
-    V::LoadVector(lanes_, bits);
+    V::LoadOwn(lanes_, bits);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) values[j] = V::FromBits(bits[j]);
   }
   BALLAST_FN void Clear() { ClearWhere(All()); }
   BALLAST_FN void ClearWhere(typename V::M where) {
     typename V::U zeros[kEach];
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) zeros[j] = V::SetBits(0);
-    V::StoreVector(lanes_, zeros, where);
+    V::StoreOwn(lanes_, zeros, where);
   }
   // What lies past `count` becomes 0.
   BALLAST_FN void Keep(uint64_t count) {

@@ -17,6 +17,7 @@
 #include "kernels/formats/bf16.h"
 #include "kernels/formats/format.h"
 #include "kernels/math/random.h"
+#include "kernels/simd/division.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
@@ -52,7 +53,7 @@ struct Companded8Signed {
     static BALLAST_FN Decoder Of(typename V::U scale) { return {{FromBf16<V>(scale)}}; }
     BALLAST_FN typename V::F Decode(typename V::U code) const {
       const auto k = V::FromInteger(code);
-      return V::Mul(V::Div(k, V::Sub(V::Set(254.0f), V::Abs(k))), number[0]);
+      return V::Mul(DivIntegers<V>(k, V::Sub(V::Set(254.0f), V::Abs(k))), number[0]);
     }
   };
 
@@ -63,12 +64,12 @@ struct Companded8Signed {
 
     static BALLAST_FN Encoder Of(typename V::U scale, typename V::U) {
       const auto a = DivisorOf<V>(scale);
-      return {{a, V::Div(V::Set(1.0f / 254), V::Max(a, V::Set(0x1p-118f)))}};
+      return {{a, DivScales<V>(V::Set(1.0f / 254), V::Max(a, V::Set(0x1p-118f)))}};
     }
     template <bool kStochastic>
     BALLAST_FN typename V::U Encode(typename V::F x, typename V::U random) const {
       typename V::F sought;  // from 1 up, so that its whole part is its floor
-      const auto sum = V::Add(V::Abs(x), number[0]), ratio = V::Div(x, sum);
+      const auto sum = V::Add(V::Abs(x), number[0]), ratio = DivScales<V>(x, sum);
       if constexpr (kStochastic) {
         const auto dither = Dither<V>(V::And(random, V::SetBits(0xffff))), u = V::Sub(dither, V::Set(128.0f));
         const auto bend = V::WithSignOf(x, V::Mul(V::Fnma(u, u, u), number[1]));
@@ -104,7 +105,7 @@ struct Companded8NonNegative {
     typename V::F number[kNumbers];  // A / 255, what code 0 decodes to
 
     static BALLAST_FN Decoder Of(typename V::U scale) {
-      const auto step = V::Div(FromBf16<V>(scale), V::Set(255.0f));
+      const auto step = DivScales<V>(FromBf16<V>(scale), V::Set(255.0f));
       return {{step, V::Mul(V::Set(0.25f), V::Mul(step, step))}};
     }
     BALLAST_FN typename V::F Decode(typename V::U code) const {
@@ -119,7 +120,7 @@ struct Companded8NonNegative {
     typename V::F number[kNumbers];  // 255 / A
 
     static BALLAST_FN Encoder Of(typename V::U scale, typename V::U) {
-      return {{V::Div(V::Set(255.0f), DivisorOf<V>(scale))}};
+      return {{DivScales<V>(V::Set(255.0f), DivisorOf<V>(scale))}};
     }
     template <bool kStochastic>
     BALLAST_FN typename V::U Encode(typename V::F root, typename V::U random) const {

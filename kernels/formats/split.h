@@ -23,8 +23,7 @@ struct Split {
 
   template <class V>
   static BALLAST_FN typename V::F Decode(const Words<V>& w) {
-    const auto kept = V::AddBits(V::template ShiftLeft<LoBits>(w.word[0]), w.word[1]);
-    return V::FromBits(V::template ShiftLeft<16 - LoBits>(kept));
+    return V::FromBits(V::AddBits(V::template ShiftLeft<16>(w.word[0]), V::template ShiftLeft<16 - LoBits>(w.word[1])));
   }
 
   // From the 16 + LoBits bits that are kept; lo is u's own low bits, of which only those are stored.

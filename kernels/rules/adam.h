@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "kernels/rules/rule.h"
+#include "kernels/simd/division.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
@@ -50,7 +51,7 @@ struct AdamRule {
   }
   template <class V>
   static BALLAST_FN void Step(const typename V::F* k, const Element<V>& e, Updated<V>* r) {
-    const auto inverse = V::Div(V::Set(1.0f), V::Fma(r->root[1], k[kQ2], k[kEps]));
+    const auto inverse = Inverse<V>(V::Fma(r->root[1], k[kQ2], k[kEps]));
     TakeStep<V, kDecoupled>(k[kMinusA], V::Mul(r->moment[0], inverse), e.weight, k[kMinusDecay], r);
     const auto alone = V::Mul(e.grad, inverse);
     r->rms_term = V::Mul(alone, alone);

@@ -67,9 +67,9 @@ class CudaDriver final : public GpuDriver {
     Use();
     Check(cudaMemsetAsync(to, 0, bytes, Of(stream)), "cudaMemsetAsync");
   }
-  void Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t tiles) override {
+  void Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) override {
     Use();
-    Launched(kernels::CudaKernels()[kernel].update(batch, count, tiles, Of(Stream::kCompute)), "the update");
+    Launched(kernels::CudaKernels()[kernel].update(batch, count, tiles, ordinary, Of(Stream::kCompute)), "the update");
   }
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override {
     Use();

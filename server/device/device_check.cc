@@ -30,9 +30,10 @@ struct Step {
   kernels::StatisticsLevel statistics = kernels::StatisticsLevel::kFull;
   bool judged = false;
 };
-constexpr Step kSteps[] = {{.format = "fp32", .stochastic = true},
-                           {.format = "bf16", .statistics = kernels::StatisticsLevel::kCore, .judged = true},
-                           {.format = "bf16", .stochastic = true, .judged = true}};
+constexpr Step kSteps[] = {
+    {.format = "fp32", .stochastic = true},
+    {.format = "bf16", .statistics = kernels::StatisticsLevel::kCore, .judged = true},
+    {.format = "bf16", .stochastic = true, .statistics = kernels::StatisticsLevel::kCore, .judged = true}};
 
 // What a device makes of a kernel's tensor.
 struct DeviceBits {

@@ -81,15 +81,19 @@ DeviceGradient ItemOf(const MeasureTask& t, const std::byte* twin) {
   return {.grad = twin, .format = t.format, .scale = t.scale, .n = t.elements};
 }
 
-// `front`: the first of the batch; the others want the same kernel.
-void Launch(GpuDriver* gpu, const UpdateTask& front, DeviceUpdate* items, int count, uint64_t tiles) {
-  gpu->Update(IndexIn(kernels::Kernels(), front.kernel), items, count, tiles);
+// All tasks of a batch want the same kernel. items: where they are on the device.
+void Launch(GpuDriver* gpu, Tasks batch, DeviceUpdate* items, uint64_t tiles) {
+  const bool ordinary = std::ranges::all_of(
+      batch, [](const DeviceTask* task) { return kernels::IsOrdinary(As<UpdateTask>(task).update); });
+  gpu->Update(IndexIn(kernels::Kernels(), As<UpdateTask>(batch.front()).kernel), items, static_cast<int>(batch.size()),
+              tiles, ordinary);
 }
-void Launch(GpuDriver* gpu, const CurvatureTask& front, const DeviceCurvature* items, int count, uint64_t tiles) {
-  gpu->ProbeCurvature(IndexIn(kernels::Kernels(), front.kernel), items, count, tiles);
+void Launch(GpuDriver* gpu, Tasks batch, const DeviceCurvature* items, uint64_t tiles) {
+  gpu->ProbeCurvature(IndexIn(kernels::Kernels(), As<CurvatureTask>(batch.front()).kernel), items,
+                      static_cast<int>(batch.size()), tiles);
 }
-void Launch(GpuDriver* gpu, const MeasureTask&, const DeviceGradient* items, int count, uint64_t tiles) {
-  gpu->Measure(items, count, tiles);
+void Launch(GpuDriver* gpu, Tasks batch, const DeviceGradient* items, uint64_t tiles) {
+  gpu->Measure(items, static_cast<int>(batch.size()), tiles);
 }
 
 DeviceCopy CopyOf(const std::array<std::byte*, kernels::kMaxPlanes>& planes, uint64_t first, uint64_t last) {
@@ -204,7 +208,7 @@ void GpuStaging::GiveGradients(Tasks batch) {
     tiles += TilesOfTask(*task);
   }
   StartCompute(batch.size() * sizeof(Item));
-  Launch(gpu_, As<Task>(batch.front()), OnDevice<Item>(items_), static_cast<int>(batch.size()), tiles);
+  Launch(gpu_, batch, OnDevice<Item>(items_), tiles);
   StartOut();
   CopyOut(tiles_, tiles * sizeof(Tile));
 }

@@ -37,7 +37,7 @@ class GpuDriver {
   virtual void Zero(Stream stream, void* to, uint64_t bytes) = 0;
   // These launch on kCompute; kernels/cuda/cuda_kernels.h describes them. Kernels and masters are named by their index
   // in the registry.
-  virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles) = 0;
+  virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) = 0;
   virtual void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) = 0;
   virtual void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) = 0;
   virtual void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,

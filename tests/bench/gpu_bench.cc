@@ -1,10 +1,11 @@
 // Times updates on a GPU against a device-to-device copy of the same bytes.
 //
-//   gpu_bench [--rounds N] [--seconds S] [--largest BITS] [--llama-layers N] [--json FILE]
+//   gpu_bench [--rounds N] [--seconds S] [--smallest BITS] [--largest BITS] [--llama-layers N] [--json FILE]
 //
 //   --rounds N         of each case (default 15)
 //   --seconds S        no case is begun after that many (default 60); those left out are listed
-//   --largest BITS     the largest tensor has 2^BITS elements (default 30)
+//   --smallest BITS    the smallest tensor has 2^BITS elements (default 20)
+//   --largest BITS     the largest (default 30)
 //   --llama-layers N   of the Llama-3.1-8B shapes, for GPUs with less memory (default 32: all; 57 GB with the copy)
 //   --json FILE        one JSON object a line; without it, to standard output
 //
@@ -35,7 +36,7 @@ constexpr uint64_t kCopyMost = uint64_t{4} << 30;
 struct Options {
   int rounds = 15;
   double seconds = 60;
-  int largest = 30;
+  int smallest = 20, largest = 30;
   int llama_layers = 32;
   std::string json;
 };
@@ -54,7 +55,7 @@ const std::vector<Triple> kTriples = {
 
 std::vector<Work> AllWork(const Options& options) {
   std::vector<Work> all;
-  for (int bits = 20; bits <= options.largest; bits += 2) {
+  for (int bits = options.smallest; bits <= options.largest; bits += 2) {
     const uint64_t n = uint64_t{1} << bits;
     all.push_back({"2^" + std::to_string(bits), std::vector<uint64_t>(std::max<uint64_t>(1, kRound / n), n), false});
   }
@@ -179,16 +180,27 @@ class Bench {
     Skip(triple, work, "a block was rejected: these figures mean nothing");
   }
 
+  // Each rounding and level of statistics; kCore also by the kernel for updates of every kind.
   static void AddVariants(const Triple& triple, const Tensors& tensors, std::vector<DeviceArray>* batches,
                           std::vector<Variant>* variants) {
-    constexpr std::array kNames = {"off", "core", "full"};
-    batches->reserve(triple.stochastic.size() * kNames.size());  // the variants point at them
+    struct Level {
+      const char* name;
+      StatisticsLevel level;
+      bool ordinary;
+    };
+    constexpr Level kLevels[] = {{"off", StatisticsLevel::kOff, false},
+                                 {"core", StatisticsLevel::kCore, true},
+                                 {"core, not said to be ordinary", StatisticsLevel::kCore, false},
+                                 {"full", StatisticsLevel::kFull, false}};
+    batches->reserve(triple.stochastic.size() * std::size(kLevels));  // the variants point at them
     for (const bool stochastic : triple.stochastic) {
-      for (size_t level = 0; level < kNames.size(); ++level) {
-        batches->push_back(tensors.Batch({stochastic, static_cast<StatisticsLevel>(level)}));
+      for (const Level& level : kLevels) {
+        batches->push_back(tensors.Batch({stochastic, level.level}));
         const DeviceArray* batch = &batches->back();
-        variants->push_back(
-            {stochastic ? "stochastic" : "nearest", kNames[level], [&tensors, batch] { tensors.Launch(*batch); }, {}});
+        variants->push_back({stochastic ? "stochastic" : "nearest",
+                             level.name,
+                             [&tensors, batch, ordinary = level.ordinary] { tensors.Launch(*batch, ordinary); },
+                             {}});
       }
     }
   }
@@ -242,6 +254,8 @@ bool ReadOptions(int argc, char** argv, Options* options) {
       options->rounds = static_cast<int>(number);
     } else if (flag == "--seconds" && number > 0) {
       options->seconds = number;
+    } else if (flag == "--smallest" && number >= 20 && number <= 33) {
+      options->smallest = static_cast<int>(number);
     } else if (flag == "--largest" && number >= 20 && number <= 33) {
       options->largest = static_cast<int>(number);
     } else if (flag == "--llama-layers" && number >= 1 && number <= 32) {
@@ -257,7 +271,8 @@ int Main(int argc, char** argv) {
   Options options;
   if (!ReadOptions(argc, argv, &options)) {
     std::cerr
-        << "gpu_bench: wanted [--rounds N] [--seconds S] [--largest 20..33] [--llama-layers 1..32] [--json FILE]\n";
+        << "gpu_bench: wanted [--rounds N] [--seconds S] [--smallest 20..33] [--largest 20..33] [--llama-layers 1..32] "
+           "[--json FILE]\n";
     return 2;
   }
   if (const std::string why = WhyNoGpu(); !why.empty()) {

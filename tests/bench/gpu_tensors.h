@@ -140,15 +140,16 @@ class Tensors {
     }
     return Uploaded(batch, stream_);
   }
-  void Launch(const DeviceArray& batch) const {
+  // ordinary: every update of the batch is (IsOrdinary).
+  void Launch(const DeviceArray& batch, bool ordinary) const {
     const auto update = CudaKernels()[static_cast<size_t>(&kernel_ - Kernels().data())].update;
     auto* items = batch.as<DeviceUpdate>();
     if (work_.together) {
-      Check(update(items, static_cast<int>(places_.size()), tiles_, stream_.get()), "update");
+      Check(update(items, static_cast<int>(places_.size()), tiles_, ordinary, stream_.get()), "update");
       return;
     }
     for (size_t i = 0; i < places_.size(); ++i) {
-      Check(update(items + i, 1, TilesOf(work_.sizes[i]), stream_.get()), "update");
+      Check(update(items + i, 1, TilesOf(work_.sizes[i]), ordinary, stream_.get()), "update");
     }
   }
   uint64_t Rejected() const {

@@ -57,6 +57,7 @@ void CompareAll(const Extent& extent, Findings* findings) {
   const Stream stream;
   findings->Expect(CudaKernels().size() == Kernels().size(), "the number of kernels");
   findings->Expect(CudaMasters().size() == MasterFormats().size(), "the number of masters");
+  CompareDivisions(stream, findings);
   CompareUpdates(extent, stream, findings);
   CompareManyTensors(extent, stream, findings);
   CompareCodecs(extent, stream, findings);

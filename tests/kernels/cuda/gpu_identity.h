@@ -58,11 +58,12 @@ class Findings {
   std::string first_;
 };
 
-// gpu_identity_updates.cc: every kernel. gpu_identity_codecs.cc: loading, serving, scales, sums, measures; and what is
-// refused. gpu_identity_probes.cc: curvature.
+// gpu_identity_updates.cc: every kernel. gpu_identity_codecs.cc: loading, serving, scales, sums, measures, divisions;
+// and what is refused. gpu_identity_probes.cc: curvature.
 void CompareUpdates(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareManyTensors(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings);
+void CompareDivisions(const Stream& stream, Findings* findings);
 void CompareSums(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareMeasures(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareProbes(const Extent& extent, const Stream& stream, Findings* findings);

@@ -301,6 +301,13 @@ void CompareMeasures(const Extent& extent, const Stream& stream, Findings* findi
   for (const bool adversarial : {false, true}) CompareMeasures(sizes, adversarial, stream, findings);
 }
 
+void CompareDivisions(const Stream& stream, Findings* findings) {
+  const DeviceArray wrong = Uploaded(std::vector<uint32_t>{0}, stream);
+  Check(CudaCheckDivisions(wrong.as<uint32_t>(), stream.get()), "the check of divisions");
+  const uint32_t count = Downloaded<uint32_t>(wrong, stream)[0];
+  findings->Expect(count == 0, "divisions that do not look at their operands: " + std::to_string(count) + " differ");
+}
+
 // A refused load stores nothing. No tensors, or tensors without elements, are no work. A format that is not fit for
 // what is asked, or that does not exist, is an error before anything is launched.
 void CheckRefusals(const Stream& stream, Findings* findings) {
@@ -313,7 +320,7 @@ void CheckRefusals(const Stream& stream, Findings* findings) {
   }
   const WireIndex fp32 = FindWireFormat("fp32");
   for (size_t k = 0; k < CudaKernels().size(); ++k) {
-    findings->Expect(CudaKernels()[k].update(nullptr, 0, 0, stream.get()) == cudaSuccess,
+    findings->Expect(CudaKernels()[k].update(nullptr, 0, 0, false, stream.get()) == cudaSuccess,
                      "an update of no tensors: " + NameOf(Kernels()[k]));
   }
   for (const CudaMaster& master : CudaMasters()) {

@@ -122,8 +122,9 @@ class Batch {
       tiles += TilesOf(sizes_[i]);
     }
     const DeviceArray device_batch = Uploaded(batch, stream_);
+    const bool ordinary = std::ranges::all_of(batch, [](const DeviceUpdate& item) { return IsOrdinary(item.update); });
     Check(CudaKernels()[case_.kernel].update(device_batch.as<DeviceUpdate>(), static_cast<int>(batch.size()), tiles,
-                                             stream_.get()),
+                                             ordinary, stream_.get()),
           "update of " + TitleOf(case_));
     std::vector<Update> wanted;
     for (size_t i = 0; i < sizes_.size(); ++i) wanted.push_back(OnHost(i, t, figures.host()));

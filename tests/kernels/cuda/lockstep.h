@@ -21,6 +21,8 @@ struct LockstepTraffic {
   }
 };
 inline thread_local LockstepTraffic lockstep_traffic;
+// How many roots were taken on this thread with a look at the operand: by no QuickVector.
+inline thread_local uint64_t lockstep_checked_roots = 0;
 
 struct LockstepVector {
   template <class T>
@@ -55,7 +57,10 @@ struct LockstepVector {
   static F Sub(const F& a, const F& b) { return Each(&One::Sub, a, b); }
   static F Mul(const F& a, const F& b) { return Each(&One::Mul, a, b); }
   static F Div(const F& a, const F& b) { return Each(&One::Div, a, b); }
-  static F Sqrt(const F& a) { return Each(&One::Sqrt, a); }
+  static F Sqrt(const F& a) {
+    ++lockstep_checked_roots;
+    return Each(&One::Sqrt, a);
+  }
   static F Fma(const F& a, const F& b, const F& c) { return Each(&One::Fma, a, b, c); }
   static F Fms(const F& a, const F& b, const F& c) { return Each(&One::Fms, a, b, c); }
   static F Fnma(const F& a, const F& b, const F& c) { return Each(&One::Fnma, a, b, c); }
@@ -94,6 +99,18 @@ struct LockstepVector {
   }
   static U MaxBits(const U& a, const U& b) { return Each(&One::MaxBits, a, b); }
   static U MinBits(const U& a, const U& b) { return Each(&One::MinBits, a, b); }
+  static F NearInverse(const F& x) {
+    return Each([](float one) { return 1 / one; }, x);
+  }
+  static F NearInverseRoot(const F& x) {
+    return Each([](float one) { return static_cast<float>(1 / std::sqrt(static_cast<double>(one))); }, x);
+  }
+  static U LeastUnsigned(const U& a, const U& b) {
+    return Each([](uint32_t x, uint32_t y) { return std::min(x, y); }, a, b);
+  }
+  static M LessUnsigned(const U& a, const U& b) {
+    return Each([](uint32_t x, uint32_t y) { return x < y; }, a, b);
+  }
   static U Truncate(const F& a) { return Each(&One::Truncate, a); }
   static F FromInteger(const U& a) { return Each(&One::FromInteger, a); }
 
@@ -124,6 +141,33 @@ struct LockstepVector {
       if (where.of[i]) lockstep_traffic.Count(row, 4 * kWords);
     }
   }
+  static void LoadElements(const std::byte* row, uint32_t bytes, U (&w)[kEach]) {
+    U one[2], two[4];
+    if (bytes == 4) return LoadVector(row, w);
+    if (bytes == 2) {
+      LoadVector(row, two);
+      std::copy_n(two, 4, w);
+    } else {
+      LoadVector(row, one);
+      std::copy_n(one, 2, w);
+    }
+  }
+  template <int kByte>
+  static U SignedByte(const U& word) {
+    return ShiftRightSigned<24>(ShiftLeft<24 - 8 * kByte>(word));
+  }
+  template <int kByte>
+  static U JoinBytes(const U& a, const U& b) {
+    return Each([](uint32_t x, uint32_t y) { return (x >> (8 * kByte) & 0xff) | (y >> (8 * kByte) & 0xff) << 8; }, a,
+                b);
+  }
+  template <int kHalf>
+  static U JoinHalves(const U& a, const U& b) {
+    return Each([](uint32_t x, uint32_t y) { return (x >> (16 * kHalf) & 0xffff) | y >> (16 * kHalf) << 16; }, a, b);
+  }
+  static F MaxMagnitude(const F& a, const F& b) { return FromBits(MaxBits(Bits(Abs(a)), Bits(Abs(b)))); }
+  static void LoadOwn(const std::byte* row, U (&w)[kEach]) { LoadVector(row, w); }
+  static void StoreOwn(std::byte* row, const U (&w)[kEach], const M& where) { StoreVector(row, w, where); }
   template <uint32_t kBytes, uint32_t kPer>
   static U LoadScale(const std::byte* scales) {
     U r = All(0u);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/warp_curvature.h"
 #include "kernels/cuda/warp_gradient.h"
 #include "kernels/cuda/warp_kernels.h"
+#include "kernels/cuda/warp_quick.h"
 #include "tests/kernels/cuda/lockstep.h"
 
 namespace ballast::kernels {
@@ -23,10 +24,13 @@ template <class T>
 struct Entry {
   using Tile = WarpTile<LockstepVector, typename T::Rule, typename T::Master, typename T::State>;
 
-  static void Update(const kernels::Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
-    float rows[kWarpRows * kRow];
+  using QuickTile = kernels::QuickTile<LockstepVector, typename T::Rule, typename T::Master, typename T::State>;
+
+  template <class Work>
+  static void Run(const kernels::Update& u, uint64_t first, uint64_t last, TileStatistics* stats) {
+    float rows[Work::kRows * kRow];
     lockstep_traffic = {reinterpret_cast<std::byte*>(rows), reinterpret_cast<std::byte*>(std::end(rows)), 0};
-    Tile tile(u, rows);
+    Work tile(u, rows);
     for (uint64_t i = first; i < last; ++i) tile.Run(i, stats + (i - first));
   }
   static void Measure(const kernels::Update& u, uint64_t first, uint64_t last, float* out) {
@@ -36,7 +40,8 @@ struct Entry {
     for (uint64_t i = first; i < last; ++i) LockstepVector::StoreOnce(out + (i - first), tile.Measure(i));
   }
   static constexpr LockstepKernel Table() {
-    LockstepKernel kernel{&Update, nullptr, nullptr};
+    LockstepKernel kernel{&Run<Tile>, &Run<Tile>, nullptr, nullptr};
+    if constexpr (kHasQuick<T>) kernel.update_ordinary = &Run<QuickTile>;
     if constexpr (T::Rule::kTwoPass) kernel.measure = &Measure;
     if constexpr (T::Rule::kHasRms) kernel.curvature = &ProbeCurvature<typename T::State>;
     return kernel;
@@ -104,6 +109,7 @@ std::span<const LockstepKernel> LockstepKernels() {
   return kTable;
 }
 uint64_t LockstepBytesMoved() { return lockstep_traffic.bytes; }
+uint64_t LockstepCheckedRoots() { return lockstep_checked_roots; }
 
 std::span<const LockstepMaster> LockstepMasters() {
   static constexpr auto kTable = MastersOf(MasterList{});

@@ -10,6 +10,8 @@ namespace ballast::kernels {
 
 struct LockstepKernel {
   void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
+  // Of an update that IsOrdinary, in the way that the GPU has for these; where it has none, as `update`.
+  void (*update_ordinary)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
   void (*measure)(const Update& update, uint64_t first, uint64_t last, float* sums);
   void (*curvature)(const CurvatureProbe& probe, uint64_t first, uint64_t last, TileCurvature* sums);
 };
@@ -29,5 +31,7 @@ std::span<const LockstepMaster> LockstepMasters();
 
 // What the last update or measure of this thread loaded and stored, without the warp's shared memory.
 uint64_t LockstepBytesMoved();
+// How many times so far a warp on this thread has taken a root with a look at its operand, 8 times a row of an update.
+uint64_t LockstepCheckedRoots();
 
 }  // namespace ballast::kernels

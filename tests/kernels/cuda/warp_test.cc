@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
+#include <limits>
 
+#include "kernels/cuda/cuda_kernels.h"
 #include "tests/kernels/adversarial.h"
 #include "tests/kernels/cuda/lockstep_kernels.h"
 #include "tests/kernels/probe.h"
@@ -34,7 +36,7 @@ std::vector<TileStatistics> WarpStep(size_t k, Tensor* tensor, const Payload& gr
     for (const float s : sums) sum += static_cast<double>(s);
     tensor->kernel().finish(sum, tensor->size(), u.constants);
   }
-  warp.update(u, 0, tensor->tiles(), stats.data());
+  (IsOrdinary(u) ? warp.update_ordinary : warp.update)(u, 0, tensor->tiles(), stats.data());
   return stats;
 }
 
@@ -96,6 +98,32 @@ TEST(WarpTest, AdversarialGradientsGiveTheSameBits) {
   const Totals totals = WalkAll(true, kElements);
   EXPECT_GT(totals.rejected, 0u);
   EXPECT_LT(totals.rejected * 5, totals.blocks) << "most blocks must take the ordinary path";
+}
+
+// Which rows of an ordinary update are done again by the driver that looks at its operands.
+uint64_t RowsDoneAgain(const char* master, const std::vector<float>& gradient) {
+  const auto k = static_cast<size_t>(FindKernel("adamw", master, "companded8") - Kernels().data());
+  Tensor tensor(Kernels()[k], gradient.size());
+  tensor.SetWeights(Normals(1).Vector(gradient.size(), 0.02));
+  const uint64_t before = LockstepCheckedRoots();
+  WarpStep(k, &tensor, Roomy(Encoded(FindWireFormat("fp32"), gradient)), {.statistics = StatisticsLevel::kCore});
+  return (LockstepCheckedRoots() - before) / 8;
+}
+
+TEST(WarpTest, ARowIsDoneAgainOnlyWhereANumberIsOutOfRange) {
+  for (const char* master : {"split24", "split32"}) {
+    const std::vector<float> normals = Normals(2).Vector(2 * kTile, 1e-3);
+    EXPECT_EQ(RowsDoneAgain(master, normals), 0u);
+    EXPECT_EQ(RowsDoneAgain(master, std::vector<float>(2 * kTile, 0.0f)), 0u);
+    // A last row that is not whole, a gradient that is not finite, a v of which the root's error is no normal number, an m
+    // by whose scale nothing may be divided.
+    EXPECT_EQ(RowsDoneAgain(master, std::vector<float>(normals.begin(), normals.end() - 1)), 1u);
+    for (const float odd : {std::numeric_limits<float>::infinity(), 1e-15f, 1e-30f}) {
+      std::vector<float> one = std::vector<float>(2 * kTile, 0.0f);
+      one[kTile + 3] = odd;
+      EXPECT_EQ(RowsDoneAgain(master, one), 1u) << odd;
+    }
+  }
 }
 
 TEST(WarpTest, EveryLengthOfTheLastRowGivesTheSameBits) {

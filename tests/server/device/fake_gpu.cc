@@ -91,7 +91,7 @@ bool FakeGpu::IsWrong(const kernels::Update& update) const {
          (wrong == Wrong::kBf16 && update.grad_format == kernels::FindWireFormat("bf16"));
 }
 
-void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t) {
+void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t, bool ordinary) {
   ++state_->update_launches;
   Give(Stream::kCompute, [=, this] {
     const kernels::LockstepKernel& warp = kernels::LockstepKernels()[kernel];
@@ -103,7 +103,7 @@ void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t) {
         for (uint64_t t = 0; t < tiles; ++t) sum += static_cast<double>(item->sums[t]);
         kernels::Kernels()[kernel].finish(sum, item->update.n, item->update.constants);
       }
-      warp.update(item->update, 0, tiles, item->tiles);
+      (ordinary ? warp.update_ordinary : warp.update)(item->update, 0, tiles, item->tiles);
       if (IsWrong(item->update)) item->update.planes[0][1] ^= std::byte{1};
       if (state_->wrong == Wrong::kDry && item->update.dry) ++item->tiles->nonfinite;
     }

@@ -48,7 +48,7 @@ class FakeGpu final : public GpuDriver {
   void Free(std::byte* data, Memory memory) override;
   void Copy(Stream stream, void* to, const void* from, uint64_t bytes) override;
   void Zero(Stream stream, void* to, uint64_t bytes) override;
-  void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles) override;
+  void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) override;
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override;
   void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override;
   void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
