@@ -8,7 +8,8 @@
 #   deploy/setup.sh build PRESET [TARGET...]   configure and build one CMake preset into build/PRESET
 #   deploy/setup.sh client                the Python package `ballast`, compiled and installed into .venv
 #   deploy/setup.sh portable              not part of everything: build/portable, ballastd and ballastctl with the shared
-#                                         libraries they need, to be copied to other machines
+#                                         libraries they need, to be copied to other machines; where nvcc is,
+#                                         gpu_device_bench too, which tests/gpu_check.sh runs
 #   deploy/setup.sh peers                 not part of everything: build/bench-venv with the optimizers that the
 #                                         benchmarks compare with (deploy/requirements-peers.txt; about 1.5 GB)
 #   deploy/setup.sh frameworks            not part of everything: build/frameworks-venv with HF Transformers, TRL,
@@ -154,6 +155,9 @@ setup_client() {
 setup_portable() {
   local folder="$ROOT/build/portable" glibc
   setup_build release ballastd ballastctl
+  if cmake --build "$ROOT/build/release" --target help | grep '^gpu_device_bench:' >/dev/null; then
+    setup_build release gpu_device_bench
+  fi
   # Made anew: a library of an earlier build must not stay behind.
   rm -rf "$folder"
   cmake --install "$ROOT/build/release" --prefix "$folder" --component portable

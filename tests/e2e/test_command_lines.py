@@ -53,6 +53,7 @@ def test_an_unknown_flag_is_named(script):
         ("deploy/wheel.sh", ["--preset", "tsan"], "--preset wants release, quick or dev, not 'tsan'"),
         ("deploy/setup.sh", ["build"], "build wants the name of a preset"),
         ("tests/gpu_check.sh", ["--build-only", "--arch", "9.0"], "--arch wants a compute capability without its dot"),
+        ("tests/gpu_check.sh", ["--build-only", "--built"], "--build-only and --built exclude each other"),
         ("tests/soak.sh", ["--seed", "7", "--minutes", "-1"], "--minutes wants a whole number, not '-1'"),
     ],
 )

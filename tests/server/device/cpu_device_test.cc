@@ -188,6 +188,7 @@ TEST_P(CpuDeviceRuleTest, AnyNumberOfTensorsAtOnceGivesTheSameBits) {
     model->EncodeWeights("int8-row", 13);
     model->EncodeWeights("fp32", 1);
     model->WaitIdle();
+    EXPECT_TRUE(model->finite());
   }
   EXPECT_EQ(alone.sums(), sizes.size());
   EXPECT_TRUE(alone.served() == together.served());

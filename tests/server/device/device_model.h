@@ -1,17 +1,21 @@
-// A model of one kernel on a device, for tests that hold one device against another. Thread-compatible.
+// A model of one kernel on a device, for tests and benchmarks that hold one device against another. Thread-compatible.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
 
 #include "server/device/device.h"
 
@@ -57,9 +61,19 @@ class Model {
                      .first = first,
                      .last = std::min(sizes_[i], first + kPiece),
                      .in = reinterpret_cast<const std::byte*>(loaded_[i].data() + first)},
-            [](const TaskResult& r) { EXPECT_TRUE(r.finite); }, Name(i));
+            [this](const TaskResult& r) { finite_ = finite_ && r.finite; }, Name(i));
       }
     }
+  }
+  // How the updates from now on are asked for.
+  struct Asked {
+    kernels::StatisticsLevel statistics = kernels::StatisticsLevel::kFull;
+    bool stochastic = true;
+    const char* gradients = "fp32";  // or bf16, but for sums
+  };
+  void Ask(const Asked& asked) {
+    queue_->WaitIdle();
+    asked_ = asked;
   }
   // Updates every tensor with gradients of its own and keeps the statistics.
   void Step(uint64_t t) {
@@ -72,7 +86,7 @@ class Model {
     for (size_t i = 0; i < sizes_.size(); ++i) {
       queue_->Submit(
           MeasureTask{.gradient = pool_.data() + at_[i],
-                      .format = kernels::FindWireFormat("fp32"),
+                      .format = Gradients(),
                       .elements = sizes_[i],
                       .scale = 1,
                       .tiles = tiles_.data()},
@@ -104,8 +118,11 @@ class Model {
     for (size_t i = 0; i < sizes_.size(); ++i) {
       std::mt19937 random(static_cast<uint32_t>(100 * t + i));
       std::normal_distribution<float> normal(0, 0.1f);
-      float* const grad = reinterpret_cast<float*>(pool_.data() + at_[i]);
-      for (uint64_t e = 0; e < sizes_[i]; ++e) grad[e] = normal(random);
+      const size_t bytes = kernels::WireFormats()[static_cast<size_t>(Gradients())].bytes;
+      for (uint64_t e = 0; e < sizes_[i]; ++e) {
+        const uint32_t bits = std::bit_cast<uint32_t>(normal(random)) >> (32 - 8 * bytes);  // bf16: the upper half
+        std::memcpy(pool_.data() + at_[i] + e * bytes, &bits, bytes);
+      }
     }
   }
   void UpdateAll(uint64_t t, bool measured) {
@@ -135,6 +152,7 @@ class Model {
       for (uint64_t first = 0; first < sizes_[i]; first += kPiece) {
         const uint64_t last = std::min(sizes_[i], first + kPiece);
         Piece& piece = served_.emplace_back();
+        piece.name = absl::StrCat("tensor ", i, " in ", std::string(format), " from element ", first);
         piece.data.resize((last - first) * kernels::WireFormats()[static_cast<size_t>(wire)].bytes);
         if (scaled) piece.scales.resize((last - 1) / row + 1 - first / row);
         queue_->Submit(
@@ -154,24 +172,26 @@ class Model {
   void WaitIdle() { queue_->WaitIdle(); }
 
   struct Piece {
+    std::string name;
     std::vector<std::byte> data;
     std::vector<float> scales;
     bool operator==(const Piece&) const = default;
   };
   const std::deque<Piece>& served() const { return served_; }
   const std::vector<kernels::Statistics>& statistics() const { return statistics_; }
+  bool finite() const { return finite_; }  // whether all was that was loaded
   DeviceQueue* queue() { return queue_.get(); }
   UpdateTask MakeUpdate(size_t i, uint64_t t) {
     UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data()};
     for (size_t p = 0; p < planes_[i].size(); ++p) task.update.planes[p] = planes_[i][p].data();
     task.update.grad = pool_.data() + at_[i];
-    task.update.grad_format = kernels::FindWireFormat("fp32");
+    task.update.grad_format = Gradients();
     task.update.n = sizes_[i];
     task.update.grad_scale = 1;
     task.update.clip = 1;
     task.update.random_key = kernels::RandomKey(i, t);
-    task.update.stochastic = true;
-    task.update.statistics = kernels::StatisticsLevel::kFull;
+    task.update.stochastic = asked_.stochastic;
+    task.update.statistics = asked_.statistics;
     std::vector<double> hyper;
     for (const kernels::Hyper& h : kernel_.hypers) hyper.push_back(h.value);
     kernel_.prepare(hyper, t, task.update.constants);
@@ -180,6 +200,7 @@ class Model {
 
  private:
   static constexpr uint64_t kPiece = 2 * kernels::kTile;
+  kernels::WireIndex Gradients() const { return kernels::FindWireFormat(asked_.gradients); }
   static uint32_t Name(size_t i) { return static_cast<uint32_t>(i); }
   const kernels::MasterFormat* master() const { return kernels::FindMasterFormat(kernel_.master); }
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(size_t i) {
@@ -199,8 +220,61 @@ class Model {
   std::vector<std::vector<float>> loaded_;
   std::deque<Piece> served_;
   std::vector<kernels::Statistics> statistics_;
+  Asked asked_;
   size_t sums_ = 0;
+  bool finite_ = true;
   std::unique_ptr<DeviceQueue> queue_;
 };
+
+// A model trained and served on a device: steps of each kind, updates asked for in each way, weights in formats of each
+// kind after every step.
+struct Outcome {
+  std::deque<Model::Piece> served;
+  std::vector<kernels::Statistics> statistics;
+  bool finite = false;
+};
+inline Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
+  Model model(device, kernel, {30000, 1, 0, 256, 4096, 5000, 33, 9216});
+  model.Load();
+  struct Step {
+    void (Model::*take)(uint64_t t);
+    Model::Asked asked;
+  };
+  constexpr auto kCore = kernels::StatisticsLevel::kCore, kFull = kernels::StatisticsLevel::kFull;
+  uint64_t t = 0;
+  for (const Step& step :
+       {Step{&Model::Step, {.statistics = kFull}}, Step{&Model::JudgedStep, {.statistics = kCore, .gradients = "bf16"}},
+        Step{&Model::SummedStep, {.statistics = kFull, .stochastic = false}},
+        Step{&Model::Step, {.statistics = kCore, .stochastic = false}},
+        Step{&Model::SummedStep, {.statistics = kCore}}}) {
+    model.Ask(step.asked);
+    (model.*step.take)(++t);
+    for (const char* format : {"fp32", "bf16", "fp8-e4m3", "int8-row", "int8-tensor"}) model.EncodeWeights(format, 24);
+  }
+  model.WaitIdle();
+  return {model.served(), model.statistics(), model.finite()};
+}
+
+// The first difference in words, or nothing.
+inline std::string WhatDiffers(const Outcome& wanted, const Outcome& got) {
+  const auto all = [](const kernels::Statistics& s) {
+    return std::tuple(s.grad_sq, s.update_sq, s.rms_sq, s.grad_absmax, s.nonfinite, s.rejected, s.weight_sq,
+                      s.stored_dot, s.hi_dot, s.unchanged, s.hi_unchanged, s.saturated, s.full);
+  };
+  if (!wanted.finite || !got.finite) return "a load met what is not finite";
+  if (wanted.statistics.size() != got.statistics.size()) {
+    return absl::StrCat(got.statistics.size(), " tasks were answered of ", wanted.statistics.size());
+  }
+  if (wanted.served.size() != got.served.size()) {
+    return absl::StrCat(got.served.size(), " pieces were served of ", wanted.served.size());
+  }
+  for (size_t i = 0; i < wanted.served.size(); ++i) {
+    if (wanted.served[i] != got.served[i]) return absl::StrCat("piece ", i, ", ", wanted.served[i].name);
+  }
+  for (size_t i = 0; i < wanted.statistics.size(); ++i) {
+    if (all(wanted.statistics[i]) != all(got.statistics[i])) return absl::StrCat("statistics of answer ", i);
+  }
+  return "";
+}
 
 }  // namespace ballast::testing
