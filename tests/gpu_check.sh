@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in one command and within eight minutes: the CPU's bits, no bad access to memory, the speed.
 #
-#   tests/gpu_check.sh [--build-only] [--arch NN] [--results FILE]
+#   tests/gpu_check.sh [--build-only | --built] [--arch NN] [--results FILE]
 #
 #   --build-only     compile everything; needs no GPU
+#   --built          compile nothing: run what --build-only left in build/gpu-check, here or on another machine (gpu_identity,
+#                    gpu_bench and built.txt there)
 #   --arch NN        for compute capability N.N (default: this GPU's; without one 90)
 #   --results FILE   default tests/bench/results/gpu.md
 #
-# Needs bash, g++, nvcc and python3, nothing else. Builds into build/gpu-check with the options of kernels/CMakeLists.txt,
-# then runs: the identity of CPU and GPU (tests/kernels/cuda/gpu_identity.cc), a small part of it under compute-sanitizer's
-# memcheck and racecheck, the benchmark (tests/bench/gpu_bench.cc), optimizers of others as far as python3 can import
-# them (tests/bench/gpu_peers.py), and training against build/portable where that folder is there (`deploy/setup.sh
-# portable`; tests/bench/gpu_training.py). Every part has a budget; what does not fit is stopped, and FILE says so; a
-# sanitizer that is stopped is "not finished", and no failure unless it had found something. A part that cannot run is
-# skipped loudly. What neither its sources nor its command have changed of is not compiled again. Logs are in
-# build/gpu-check/logs.
+# Needs bash and python3 and, but with --built, g++ and nvcc, nothing else. Builds into build/gpu-check with the options of
+# kernels/CMakeLists.txt. What neither its sources nor its command have changed of is not compiled again. Then it runs, all
+# at the same time: the identity of CPU and GPU (tests/kernels/cuda/gpu_identity.cc), and a small part of it under
+# compute-sanitizer's memcheck and racecheck. Then, one after the other and alone: the benchmark (tests/bench/gpu_bench.cc),
+# while nvidia-smi says the GPU's clocks and power; the daemon's device layer, its bits and its speed
+# (tests/bench/gpu_device_bench.cc), where `deploy/setup.sh portable` has put it into build/portable; optimizers of others as
+# far as python3 can import them (tests/bench/gpu_peers.py); training against the daemon of build/portable
+# (tests/bench/gpu_training.py); and a trainer whose model is on the GPU (tests/bench/gpu_trainer.py). No setting of the GPU is
+# changed.
+#
+# Every part has a budget; what does not fit is stopped, and FILE says so; a sanitizer that is stopped is "not finished", and
+# no failure unless it had found something. A part that cannot run is skipped loudly. Logs are in build/gpu-check/logs.
 #
 # Exit codes: 0 all that ran passed, 1 something failed or ran out of time, 2 a wrong flag, 77 there is no GPU.
 set -euo pipefail
@@ -24,14 +30,15 @@ readonly ROOT
 readonly BUILD="build/gpu-check"
 readonly LOGS="$BUILD/logs"
 readonly FOUND="$BUILD/found" # what gpu_report.py makes the results file of
+readonly PARTS="build identity memcheck racecheck benchmark device peers training trainer"
 readonly SECONDS_MOST=465
 readonly CUDA_PARTS=4
 readonly PYTHON=${PYTHON:-python3}
 
 build_only=no
+built=no
 arch=""
 results="tests/bench/results/gpu.md"
-failed=no
 
 # shellcheck source=deploy/options.sh
 . "$ROOT/deploy/options.sh"
@@ -39,6 +46,7 @@ failed=no
 . "$ROOT/deploy/stages.sh"
 
 flag --build-only
+flag --built
 flag --arch "a compute capability without its dot, 90 say" '[0-9]+[af]?'
 flag --results "a file"
 
@@ -136,7 +144,6 @@ link() {
 }
 
 find_cuda() {
-  PATH="$PATH:/usr/local/cuda/bin" # compute-sanitizer too
   command -v nvcc >/dev/null || fail "no nvcc on PATH or in /usr/local/cuda/bin"
   CUDA_INCLUDE=$(nvcc --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*INCLUDES="-I\([^" ]*\).*/\1/p')
   [[ -f $CUDA_INCLUDE/cuda_runtime.h ]] || fail "nvcc names no folder with cuda_runtime.h: '$CUDA_INCLUDE'"
@@ -149,7 +156,26 @@ build_programs() {
   export OBJECTS CUDA_INCLUDE CCACHE
   export -f compile hash_of_inputs
   units | sed 's/ *$//' | timeout --kill-after=5 "$1" xargs -P "$(nproc)" -L 1 bash -c 'compile "$@"' compile || return 1
-  link gpu_identity && link gpu_bench
+  link gpu_identity && link gpu_bench || return 1
+  cp "$FOUND/built.txt" "$BUILD/built.txt"
+}
+
+# What the programs are made of and by, for those who run them, maybe elsewhere.
+describe_build() {
+  printf 'CUDA compiler: %s\n' "$(nvcc --version | sed -n 's/.*release \([^,]*\), \(V[^ ]*\).*/\2/p')"
+  printf 'compiled for: sm_%s\n' "$arch"
+  printf 'C++ compiler: %s\n' "$(g++ --version | head -n 1)"
+  printf 'commit: %s\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)"
+}
+
+# Instead of the build.
+find_built() {
+  local program
+  for program in gpu_identity gpu_bench; do
+    [[ -x $BUILD/$program ]] || fail "there is no $BUILD/$program: tests/gpu_check.sh --build-only makes it"
+  done
+  cp "$BUILD/built.txt" "$FOUND/built.txt" 2>/dev/null ||
+    printf '%s: unknown\n' "CUDA compiler" "compiled for" "C++ compiler" commit >"$FOUND/built.txt"
 }
 
 # --- the parts ------------------------------------------------------------------------------------------------------
@@ -161,46 +187,51 @@ skip_part() {
   note_part "$1" skipped "" "$2"
 }
 
-within() { timeout --kill-after=5 "$@"; }
+# timeout leads the process group that is stopped with the script only if it is the child itself, and else has one of its own.
+within() { exec timeout --kill-after=5 "$@"; }
 
 # SECONDS TOOL COMMAND...: under a tool that slows it down. Stopped without a finding it is not finished, which is no failure.
 sanitized_within() {
   local seconds=$1 tool=$2 code=0
   shift 2
-  timeout --kill-after=5 "$seconds" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" || code=$?
+  timeout --kill-after=5 "$seconds" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" &
+  trap 'kill "$!" && wait "$!"' TERM
+  wait "$!" || code=$?
   [[ $code == 124 || $code == 137 ]] || return "$code"
   if grep -qE '^========= (Invalid|Error|ERROR|Race|Program hit)' "$LOGS/$tool.log"; then return 9; fi
   echo "not finished: stopped after $seconds s, without a finding until then"
 }
 
 # part NAME SECONDS COMMAND...: within that many seconds, or what is left of all; a failure does not stop the script.
-# RUNNER SECONDS COMMAND... runs it.
+# RUNNER SECONDS COMMAND... runs it. With MAY_SKIP=yes, code 77 says that it cannot run here; else that is a failure.
 part() {
-  local name=$1 budget=$2 code=0 verdict=passed started=$SECONDS left=$((SECONDS_MOST - SECONDS)) last
+  local name=$1 budget=$2 code=0 verdict=FAILED started=$SECONDS left=$((SECONDS_MOST - SECONDS)) last
   shift 2
   ((left < budget)) && budget=$left
   if ((budget < 10)); then
-    skip_part "$name" "no time left"
-    failed=yes
+    printf '!! OUT OF TIME: %s: nothing is left for it\n' "$name"
+    note_part "$name" "OUT OF TIME" "" "nothing was left for it"
     return 1
   fi
   stage "$name" "${RUNNER:-within}" "$budget" "$@" || code=$?
   last=$(tail -n 1 "$LOGS/${name// /-}.log" | tr '\t' ' ')
   case $code in
     0)
+      verdict=passed
       if [[ $last == "not finished"* ]]; then verdict="not finished"; fi
-      note_part "$name" "$verdict" $((SECONDS - started)) "$last"
       ;;
-    77) skip_part "$name" "$last" ;;
     124 | 137)
-      note_part "$name" "OUT OF TIME" $((SECONDS - started)) "stopped after its budget of $budget s"
-      failed=yes
+      verdict="OUT OF TIME"
+      last="stopped after its budget of $budget s"
       ;;
-    *)
-      note_part "$name" FAILED $((SECONDS - started)) "exit code $code: $last"
-      failed=yes
-      ;;
+    77) if [[ ${MAY_SKIP:-no} == yes ]]; then verdict=skipped; fi ;;
+    *) last="exit code $code: $last" ;;
   esac
+  if [[ $verdict == skipped ]]; then
+    skip_part "$name" "$last"
+  else
+    note_part "$name" "$verdict" $((SECONDS - started)) "$last"
+  fi
   return "$code"
 }
 
@@ -210,38 +241,113 @@ sanitize() {
     skip_part "$tool" "no compute-sanitizer on PATH"
     return 0
   fi
-  RUNNER=sanitized_within part "$tool" 75 "$tool" "$BUILD/gpu_identity" --reduced || true
+  RUNNER=sanitized_within part "$tool" 90 "$tool" "$BUILD/gpu_identity" --reduced
+}
+
+# Started by start_child: runs a part beside others, and says at its end, at once, what it has to say. A signal stops what it
+# started in its turn.
+beside() {
+  local said="$LOGS/$2.said"
+  CHILDREN=()
+  trap stop_children EXIT
+  trap 'exit 130' INT TERM HUP
+  "$@" >"$said" 2>&1 || true
+  cat "$said"
+}
+
+# What checks bits shares the GPU: only what it finds matters, not how long it takes.
+check_bits() {
+  local pid
+  start_child beside part identity 90 "$BUILD/gpu_identity" --json "$FOUND/identity.json"
+  start_child beside sanitize memcheck
+  start_child beside sanitize racecheck
+  for pid in "${!CHILDREN[@]}"; do
+    wait "$pid" || true # all_well knows
+    unset "CHILDREN[$pid]"
+  done
+}
+
+# About twice a second, until it is stopped.
+sample_clocks() {
+  while sleep 0.5; do
+    ask_gpu clocks.sm,clocks.mem,power.draw,temperature.gpu || true
+  done >"$FOUND/clocks.csv"
+}
+
+benchmark() {
+  local sampler
+  start_child sample_clocks
+  sampler=$CHILD
+  part benchmark 75 "$BUILD/gpu_bench" --seconds 55 --json "$FOUND/bench.jsonl" || true
+  stop_child "$sampler"
+}
+
+device() {
+  local program=build/portable/bin/gpu_device_bench
+  if [[ ! -x $program ]]; then
+    skip_part device "there is no $program: deploy/setup.sh portable makes it, where nvcc is"
+    return 0
+  fi
+  part device 60 "$program" --seconds 35 --json "$FOUND/device.jsonl" || true
 }
 
 train() {
-  part training 40 "$PYTHON" tests/bench/gpu_training.py build/portable || true
+  MAY_SKIP=yes part training 100 "$PYTHON" tests/bench/gpu_training.py build/portable || true
   if grep -q . "$LOGS/training.log" 2>/dev/null; then cp "$LOGS/training.log" "$FOUND/training.txt"; fi
 }
 
+trainer() {
+  MAY_SKIP=yes part trainer 130 "$PYTHON" tests/bench/gpu_trainer.py build/portable --json "$FOUND/trainer.jsonl" || true
+}
+
 run_parts() {
-  # With a GPU, these two must run: a driver that does not fit is a failure, not a machine without one.
-  part identity 90 "$BUILD/gpu_identity" --json "$FOUND/identity.json" || failed=yes
-  sanitize memcheck
-  sanitize racecheck
-  part benchmark 75 "$BUILD/gpu_bench" --seconds 55 --json "$FOUND/bench.jsonl" || failed=yes
-  part peers 50 "$PYTHON" tests/bench/gpu_peers.py --seconds 35 --json "$FOUND/peers.jsonl" || true
+  check_bits
+  benchmark
+  device
+  MAY_SKIP=yes part peers 50 "$PYTHON" tests/bench/gpu_peers.py --seconds 35 --json "$FOUND/peers.jsonl" || true
   train
+  trainer
+}
+
+# Whether every part has said how it went, and none that it failed; from the file, since some ran in shells of their own.
+all_well() {
+  local name
+  for name in $PARTS; do
+    grep -q "^$name"$'\t''\(passed\|skipped\|not finished\)'$'\t' "$FOUND/parts.tsv" || return 1
+  done
 }
 
 describe_machine() {
   printf 'GPU: %s\n' "$(ask_gpu name)"
   printf 'its memory: %s\n' "$(ask_gpu memory.total)"
   printf 'driver: %s\n' "$(ask_gpu driver_version)"
-  printf 'CUDA compiler: %s\n' "$(nvcc --version | sed -n 's/.*release \([^,]*\), \(V[^ ]*\).*/\2/p')"
-  printf 'compiled for: sm_%s\n' "$arch"
-  printf 'C++ compiler: %s\n' "$(g++ --version | head -n 1)"
   printf 'processor: %s, %s cores\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)"
   printf 'date: %s\n' "$(date -u +%Y-%m-%d)"
-  printf 'commit: %s\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)"
+  cat "$FOUND/built.txt"
+}
+
+# With --built there is nothing to do but to look for it.
+build() {
+  if [[ $built == yes ]]; then
+    find_built
+    note_part build skipped "" "--built"
+    return
+  fi
+  find_cuda
+  choose_arch
+  describe_build >"$FOUND/built.txt"
+  if stage build build_programs "$1"; then
+    note_part build passed "$SECONDS"
+  else
+    note_part build FAILED "$SECONDS" "$(tail -n 1 "$LOGS/build.log")"
+    return 1
+  fi
 }
 
 main() {
+  local compiled=yes
   parse_flags "$@"
+  [[ $build_only == no || $built == no ]] || refuse "--build-only and --built exclude each other"
   cd "$ROOT"
   if [[ $build_only == no ]] && ! has_gpu; then
     echo "!! NO GPU: NOTHING WAS CHECKED (nvidia-smi lists none; --build-only compiles without one)"
@@ -251,23 +357,17 @@ main() {
   trap 'exit 130' INT TERM HUP
   rm -rf "$LOGS" "$FOUND"
   mkdir -p "$LOGS" "$FOUND"
-  find_cuda
-  choose_arch
+  PATH="$PATH:/usr/local/cuda/bin" # nvcc and compute-sanitizer
   if [[ $build_only == yes ]]; then
-    stage build build_programs 3600
+    build 3600
     exit
   fi
+  build 240 || compiled=no
   describe_machine >"$FOUND/machine.txt"
-  if stage build build_programs 240; then
-    note_part build passed "$SECONDS"
-    run_parts
-  else
-    note_part build FAILED "$SECONDS" "$(tail -n 1 "$LOGS/build.log")"
-    failed=yes
-  fi
+  if [[ $compiled == yes ]]; then run_parts; fi
   "$PYTHON" tests/bench/gpu_report.py "$FOUND" "$results"
   cat "$results"
-  [[ $failed == no ]]
+  all_well
 }
 
 main "$@"

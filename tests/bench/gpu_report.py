@@ -4,10 +4,13 @@
     gpu_report.py FOLDER RESULTS
 
 FOLDER has machine.txt (a "name: value" a line), parts.tsv (part, outcome, seconds, note), and, where they got that far,
-identity.json, bench.jsonl, peers.jsonl and training.txt. A part that left nothing is written down as not measured.
+identity.json, bench.jsonl, clocks.csv, device.jsonl, peers.jsonl, training.txt and trainer.jsonl. A part that left nothing is
+written down as not measured.
 """
 
 import json
+import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -92,6 +95,76 @@ def bench(folder: Path) -> list[str]:
     return table(["tensors", "rule", "formats", "rounding", "statistics", *HEAD], cells)
 
 
+CLOCKS = ["clock of the multiprocessors", "clock of the memory", "power", "temperature"]
+
+
+def clocks(folder: Path) -> list[str]:
+    """clocks.csv has a sample a line, in the order of CLOCKS: "1980 MHz, 2619 MHz, 512.30 W, 54"."""
+    path = folder / "clocks.csv"
+    samples = [line.split(", ") for line in path.read_text().splitlines()] if path.exists() else []
+    rows = []
+    for name, cells in zip(CLOCKS, zip(*(line for line in samples if len(line) == len(CLOCKS)), strict=True)):
+        found = [match for match in (re.fullmatch(r"([\d.]+) ?(\w*)", cell) for cell in cells) if match]
+        if not found:
+            rows.append([name, UNMEASURED, "", "", ""])
+            continue
+        values = [float(match[1]) for match in found]
+        unit = found[0][2] or "degrees Celsius"
+        of_all = (min(values), statistics.median(values), max(values))
+        rows.append([f"{name}, {unit}", *(f"{value:.4g}" for value in of_all), str(len(values))])
+    if not rows:
+        return [f"Clocks and power meanwhile: {UNMEASURED}."]
+    return table(["meanwhile", "least", "median", "most", "samples"], rows)
+
+
+def device_bits(row: dict) -> str:
+    line = (
+        f"{row['kernels']} of {row['of']} kernels trained on the CPU and on the GPU: {row['pieces']} pieces of weights in "
+        f"five formats and the statistics of {row['statistics']} tasks compared; **{row['differences']} kernels differ**."
+    )
+    return line + (f" First difference: {row['first']}" if row["first"] else "")
+
+
+def device_copies(row: dict) -> str:
+    if "skipped" in row:
+        return f"Copies of pinned memory: {UNMEASURED}: {row['skipped']}."
+    rates = [spread(row[f"{way}_gb_per_second"]) for way in ("in", "out", "both")]
+    return (
+        f"Copies of {row['bytes'] / (1 << 30):.3g} GiB of pinned memory, GB/s: {rates[0]} to the GPU, {rates[1]} from it, "
+        f"{rates[2]} both at once, in all."
+    )
+
+
+def device_queue(row: dict) -> list[str]:
+    what = [row["what"], str(row["tensors"]), str(row["elements"])]
+    if "skipped" in row:
+        return [*what, UNMEASURED + ": " + row["skipped"], "", "", "", ""]
+    share = spread(row["share_of_copies"]) if "share_of_copies" in row else UNMEASURED
+    rates = [spread(row["microseconds_per_tensor"]), spread(row["gparams_per_second"])]
+    return [*what, row["served"], *rates, share, str(row["rounds"])]
+
+
+def device(folder: Path) -> list[str]:
+    rows = json_lines(folder / "device.jsonl")
+    if not rows:
+        return [f"The device layer: {UNMEASURED}."]
+    lines = [device_bits(row) for row in rows if row.get("part") == "bits"] or [f"Bits: {UNMEASURED}."]
+    lines += ["", *(device_copies(row) for row in rows if row.get("part") == "copies")]
+    head = [
+        "updates",
+        "tensors",
+        "elements each",
+        "weights served",
+        "us a tensor",
+        "Gparam/s",
+        "share of what copies allow",
+    ]
+    cells = [device_queue(row) for row in rows if row.get("part") == "queue"]
+    lines += ["", *table([*head, "rounds"], cells)] if cells else []
+    cut = [row["skipped"] for row in rows if "part" not in row]
+    return lines + [f"Stopped: {why}" for why in cut]
+
+
 def peers(folder: Path) -> list[str]:
     rows = json_lines(folder / "peers.jsonl")
     if not rows:
@@ -108,6 +181,33 @@ def training(folder: Path) -> list[str]:
     return ["```", path.read_text().strip(), "```"] if path.exists() else [f"Training against a daemon: {UNMEASURED}."]
 
 
+def trainer(folder: Path) -> list[str]:
+    rows = json_lines(folder / "trainer.jsonl")
+    if not rows:
+        return [f"A trainer on the GPU: {UNMEASURED}."]
+    checks = [row for row in rows if "check" in row]
+    cells = [[row["check"], "yes" if row["holds"] else f"NO {row.get('error', '')}"] for row in checks]
+    return [*table(["check", "holds"], cells), "", *steps([row for row in rows if "side" in row])]
+
+
+def steps(rows: list[dict]) -> list[str]:
+    head = ["tokens a step", "optimizer", "ms a step", "of torch's, fp32", "ms until backward() returned"]
+    head += ["GPU memory at most, GB", "pushed in backward()", "pulled in backward()"]
+    torchs = {row["tokens"]: row["step_s"] for row in rows if row["side"].startswith("torch fp32") and "step_s" in row}
+    cells = []
+    for row in rows:
+        if "step_s" not in row:
+            cells.append([str(row["tokens"]), row["side"], f"{UNMEASURED}: {row.get('skipped')}", *[""] * 5])
+            continue
+        ratio = f"{row['step_s'] / torchs[row['tokens']]:.2f}" if row["tokens"] in torchs else "-"
+        cell = [str(row["tokens"]), row["side"], f"{1e3 * row['step_s']:.1f}", ratio, f"{1e3 * row['backward_s']:.1f}"]
+        cell.append(f"{row['gpu_bytes'] / 1e9:.2f}" if "gpu_bytes" in row else "-")
+        for name in ("pushed_in_backward", "pulled_in_backward"):
+            cell.append(f"{100 * row[name]:.0f} %" if name in row else "-")
+        cells.append(cell)
+    return table(head, cells)
+
+
 def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
@@ -115,9 +215,18 @@ def main() -> int:
     folder = Path(sys.argv[1])
     lines = ["# On a GPU, measured", "", "`tests/gpu_check.sh`. Medians, quartiles in brackets.", "", *machine(folder)]
     lines += ["", *parts(folder), "", "## The bits", "", *identity(folder)]
-    lines += ["", "## Updates, against a device-to-device copy of the same bytes", "", *bench(folder)]
+    lines += [
+        "",
+        "## Updates, against a device-to-device copy of the same bytes",
+        "",
+        *bench(folder),
+        "",
+        *clocks(folder),
+    ]
+    lines += ["", "## The daemon's device layer", "", *device(folder)]
     lines += ["", "## Optimizers of others", "", *peers(folder)]
     lines += ["", "## Training", "", *training(folder)]
+    lines += ["", "## A trainer whose model is on the GPU", "", *trainer(folder)]
     Path(sys.argv[2]).write_text("\n".join(lines) + "\n")
     return 0
 

@@ -82,7 +82,7 @@ def train(ballastd: Path, device: str, trainer: list, steps: int) -> str:
     with daemon(ballastd, device) as server:
         extra = [str(steps)] if "-c" in trainer else []
         command = [*trainer, server, *extra]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=15, env=plain_environment())
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=40, env=plain_environment())
     if ran.returncode != 0:
         raise RuntimeError(f"training with --device {device} failed:\n{ran.stdout[-1000:]}{ran.stderr[-1000:]}")
     return ran.stdout
