@@ -10,12 +10,18 @@ from torch import Tensor
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.gradient_staging import is_staged
 from ballast.last_seen import LastSeen
 from ballast.parameters import DTYPES, NamedParameter, check_trainable
 from ballast.shard import in_parts, is_sharded, local_of, part_of, shard_of
 
 # What a gradient may travel in, by the wire's name.
 _GRADIENTS = {name: dtype for dtype, name in DTYPES.items()} | {"fp8-e5m2": torch.float8_e5m2}
+
+
+def _host_memory_for(memory: Tensor) -> Tensor:
+    """As much in host memory, pinned where a GPU copies from it."""
+    return torch.empty_like(memory, device="cpu", pin_memory=memory.device.type == "cuda")
 
 
 class Binding:
@@ -68,7 +74,7 @@ class Binding:
             )
         check_trainable(NamedParameter(self.name, self.parameter, self._group))
         self._memory = p.detach()
-        self._landing = self._memory if self.on_host else torch.empty_like(self._memory, device="cpu")
+        self._landing = self._memory if self.on_host else _host_memory_for(self._memory)
         return True
 
     @property
@@ -82,11 +88,14 @@ class Binding:
         if not self.on_host:
             self.landing.copy_(local_of(self.parameter).detach())
 
-    def store(self) -> None:
-        """Brings the parameter up to the weights that landed."""
+    def store(self, waits: bool = True) -> None:
+        """Brings the parameter up to the weights that landed. waits: until the landing may be overwritten; otherwise the
+        device copies it in its own time, before it does anything that is asked of it later."""
         if not self.on_host:
             with torch.no_grad():
-                local_of(self.parameter).copy_(self.landing)
+                local_of(self.parameter).copy_(
+                    self.landing, non_blocking=not waits and self.parameter.device.type == "cuda"
+                )
 
     def digest(self) -> int:
         """xxh3_64 of the weights, as the daemon computes it of those that it serves in the parameter's dtype."""
@@ -126,8 +135,8 @@ class Binding:
         return served is not None and served == _core.digest(weights.data_ptr(), weights.nbytes)
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """The gradient as it is sent: in its wire format, in host memory, contiguous. What is too large for that format
-        becomes an infinity. Rejected if it is not of the parameter's kind."""
+        """The gradient as it is sent: in its wire format, contiguous; in host memory, or on a GPU from which it is staged. What
+        is too large for that format becomes an infinity. Rejected if it is not of the parameter's kind."""
         if grad.layout != torch.strided:
             raise Rejected(
                 f"the gradient of '{self.name}' has layout {grad.layout}: only dense gradients are supported "
@@ -140,7 +149,8 @@ class Binding:
                 f"the gradient of '{self.name}' is {grad.dtype} {tuple(grad.shape)}, its weights are "
                 f"{self.parameter.dtype} {tuple(self.shape)}: both must be the same"
             )
-        return grad.detach().to(self._gradient).to("cpu").contiguous()
+        sent = grad.detach().to(self._gradient).contiguous()
+        return sent if is_staged(sent) else sent.to("cpu")
 
     def _part(self, grad: Any) -> Tensor:
         part = part_of(self.parameter, grad)

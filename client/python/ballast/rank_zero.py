@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ballast import _core
-from ballast.errors import RunRewound, Unavailable
+from ballast.errors import Rejected, RunRewound, Unavailable
 from ballast.progress import Patience, pauses
 from ballast.rank import Rank
 
@@ -83,3 +83,15 @@ def _await(rank: Rank, what: str, same: str, look: Callable[[], _Found | None]) 
         f"first gradient. Every rank is to {same}, before the same step",
         "DEADLINE_EXCEEDED",
     )
+
+
+def refuse_amended(error: Rejected, client: _core.Client, rank: Rank, spec_sha256: str) -> None:
+    """Rejected with what to do about it, if the rank was refused because it goes by this description and the run by another."""
+    if error.code != "FAILED_PRECONDITION" or client.get_run(rank.run)["spec_sha256"] == spec_sha256:
+        return
+    raise Rejected(
+        f"run '{rank.run}' has another description than rank {rank.number} goes by: a rank has added or unfrozen "
+        "parameters, or changed an option of param_groups such as eps, and this one has not, or was interrupted in it. "
+        "Make the same change on every rank before the same step, and call backward() again",
+        "FAILED_PRECONDITION",
+    ) from error

@@ -14,17 +14,19 @@ from ballast.binding import Binding
 from ballast.changed_weights import ChangedWeights
 from ballast.clipping import Clipping
 from ballast.errors import Rejected, RunRewound
+from ballast.gradient_staging import GradientStaging
 from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
 from ballast.pending import WAIT_SLICE_S, fields_of
 from ballast.rank import Rank
-from ballast.rank_zero import RUN_CHANGED, await_change
+from ballast.rank_zero import RUN_CHANGED, await_change, refuse_amended
 from ballast.replaced import Amended
 from ballast.result import StepResult
 from ballast.settings import Description
 from ballast.sharded_weights import ShardedWeights
 from ballast.status import status_of
 from ballast.uploads import refuse_nonfinite_added
+from ballast.weight_copies import WeightCopies
 from ballast.weights import Weights
 
 # A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
@@ -50,7 +52,10 @@ class Session:
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
-        of_its_own = MicroBatches(rules.accumulation, client.end_micro, open_ended=rules.staged)
+        self._staging: GradientStaging = past._staging if past else GradientStaging(client.push)
+        self._weight_copies = WeightCopies()
+        end_micro = self._staging.before(client.end_micro)
+        of_its_own = MicroBatches(rules.accumulation, end_micro, open_ended=rules.staged)
         self.micro_batches: MicroBatches = past.micro_batches if past else of_its_own
         status = partial(status_of, client, rank.run)
         self._ranks = AwaitedRanks(rank.run, rank.number, rules.step_timeout, status)
@@ -72,7 +77,7 @@ class Session:
                 rank.run, rank.number, rank.world, rank.takeover, wait_s, rank.transport, join_s, shards, spec
             )
         except Rejected as error:
-            self._refuse_amended(error)
+            refuse_amended(error, client, rank, self._spec_sha256)
             raise
         self._attached = True
         kind = ShardedWeights if self._sharded else Weights
@@ -95,17 +100,6 @@ class Session:
                 return self._attach()
             except RunRewound:
                 continue
-
-    def _refuse_amended(self, error: Rejected) -> None:
-        """Rejected with what to do about it, if that is why the rank was refused."""
-        if error.code != "FAILED_PRECONDITION" or self._client.get_run(self._run)["spec_sha256"] == self._spec_sha256:
-            return
-        raise Rejected(
-            f"run '{self._run}' has another description than rank {self._rank.number} goes by: a rank has added or unfrozen "
-            "parameters, or changed an option of param_groups such as eps, and this one has not, or was interrupted in it. "
-            "Make the same change on every rank before the same step, and call backward() again",
-            "FAILED_PRECONDITION",
-        ) from error
 
     def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
         """Between two steps, by every rank with the same description, which begins with the tensors of this one: the run
@@ -184,6 +178,7 @@ class Session:
         """After a rewind: the rank again, with the weights of the step that the run is back at. The open step is gone."""
         while True:
             try:
+                self._staging.drop()
                 if not self._untaken:
                     self._attach()
                 self._untaken = False
@@ -237,6 +232,7 @@ class Session:
             self.replace({}, changed)
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
+        self._weight_copies.wait()  # the step may bring others
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
 
@@ -301,7 +297,7 @@ class Session:
         self._changes.before_gradient(self.weights, binding)
         self.weights.follow(binding)
         if binding.contributes:
-            self._client.push(binding.index, gradient.data_ptr(), gradient.nbytes)
+            self._staging.send(binding.index, gradient)
         self.micro_batches.add(binding.index)
         if not self.staged and self.micro_batches.last:
             self._mark(binding)
@@ -316,23 +312,27 @@ class Session:
 
     def clip(self, max_norm: float) -> float:
         """As Clipping.clip. The step gets no more gradients."""
-        if not self._clipping.asked:
-            self.micro_batches.check_end(self.step)
+        self._check_end()
         patience = self._ranks.patience("the norm of its gradient, of which all ranks have a part", self.step)
         return self._clipping.clip(max_norm, self.micro_batches.loss, patience)
 
     def end(self, loss: float | None, client_state: bytes, groups: list[dict[str, float]]) -> None:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
-        if not self._clipping.asked:
-            self.micro_batches.check_end(self.step)
+        self._check_end()
         loss = self.micro_batches.loss if loss is None else loss
         self._pending = self._client.end_step(loss, client_state, groups, self._clipping.max_norm, False)
         self._leave()
 
     def discard(self) -> None:
         """Ends the step without its gradients, wherever it is: finish() waits for what comes of it, which no weight does."""
+        self._staging.drop()
         self._pending = self._client.end_step(None, b"", [], None, True)
         self._leave()
+
+    def _check_end(self) -> None:
+        self._staging.flush()
+        if not self._clipping.asked:
+            self.micro_batches.check_end(self.step)
 
     def _leave(self) -> None:
         self.micro_batches.clear()
@@ -363,7 +363,8 @@ class Session:
 
     def _take(self, binding: Binding) -> None:
         self._changes.before_weights(binding)
-        binding.store()
+        binding.store(waits=False)
+        self._weight_copies.note(binding.parameter.device)
         self._mark(binding)
         binding.last_seen.note()
 
