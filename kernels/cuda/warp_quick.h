@@ -36,6 +36,7 @@ class QuickTile : public WarpTile<V, Rule, Master, State, /*kOrdinary=*/true> {
     const uint64_t begin = tile * kTile, left = this->u_.n - begin;
     const auto count = static_cast<uint32_t>(left < kTile ? left : kTile);
     for (uint32_t at = 0; at < count; at += kRow) {
+      if (at + kRow < count) Prefetch(begin + at + kRow);
       if (count - at < kRow || !UpdateWholeRow(begin + at)) {
         this->UpdateRow(begin + at, count - at < kRow ? count - at : kRow);
       }
@@ -44,6 +45,19 @@ class QuickTile : public WarpTile<V, Rule, Master, State, /*kOrdinary=*/true> {
   }
 
  private:
+  // The row after the one in hand: a multiprocessor has too few warps for their arithmetic to hide the memory's latency.
+  BALLAST_FN void Prefetch(uint64_t first) const {
+    V::Prefetch(this->template At<Master, 0>(0, first), kEach * Master::kPlanes[0].bytes);
+    V::Prefetch(this->template At<Master, 1>(1, first), kEach * Master::kPlanes[1].bytes);
+    Tile::ForEachMoment([&](auto i) {
+      constexpr int kMoment = decltype(i)::value;
+      using S = MomentType<kMoment>;
+      V::Prefetch(this->template At<S, 0>(Tile::template FirstPlane<kMoment>(), first), kEach * S::kPlanes[0].bytes);
+    });
+    const uint32_t bytes = WireBytesOf(this->u_.grad_format, WireList{});
+    V::Prefetch(static_cast<const std::byte*>(this->u_.grad) + first * bytes, kEach * bytes);
+  }
+
   // Scales in this range, as bf16: what is divided by them, and the errors of the quotients, are normal numbers.
   static constexpr uint32_t kLeastScale = (127 - 60) << 7, kMostScale = (127 + 60) << 7;
 

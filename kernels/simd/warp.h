@@ -68,6 +68,11 @@ struct WarpVector : ScalarVector {
     }
   }
 
+  // Has the cache load what LoadVector() of so many bytes a thread, at this row, is to read later.
+  static __device__ void Prefetch(const std::byte* row, uint32_t bytes) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(OnDevice(row) + Thread() * bytes));
+  }
+
   // The words of a row of elements of so many bytes, 1, 2 or 4, one thread's after another's; 16-byte aligned. What is
   // behind them in w may be anything. Always the same load first, so that no load waits for another.
   static __device__ void LoadElements(const std::byte* row, uint32_t bytes, U (&w)[kEach]) {

@@ -141,6 +141,7 @@ struct LockstepVector {
       if (where.of[i]) lockstep_traffic.Count(row, 4 * kWords);
     }
   }
+  static void Prefetch(const std::byte*, uint32_t) {}
   static void LoadElements(const std::byte* row, uint32_t bytes, U (&w)[kEach]) {
     U one[2], two[4];
     if (bytes == 4) return LoadVector(row, w);
