@@ -16,14 +16,15 @@ from torch import Tensor
 import ballast
 from ballast import binding, gradient_staging
 from ballast.gradient_staging import GradientStaging
+from ballast.weight_copies import WeightCopies
 from models import layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 
 
 class Started:
-    def __init__(self, source: Tensor, target: Tensor):
-        self.source, self.target = source, target
+    def __init__(self, source: Tensor, target: Tensor, shared: bool):
+        self.source, self.target, self.shared = source, target, shared
         self.arrived = False
 
     def query(self) -> bool:
@@ -47,8 +48,8 @@ class StandIn:
         self.rings.append(torch.zeros(nbytes, dtype=torch.uint8))
         return self.rings[-1]
 
-    def start(self, source: Tensor, target: Tensor) -> Started:
-        self.started.append(Started(source, target))
+    def start(self, source: Tensor, target: Tensor, shared: bool) -> Started:
+        self.started.append(Started(source, target, shared))
         return self.started[-1]
 
     def arrive(self, count: int) -> None:
@@ -178,6 +179,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     for module in (gradient_staging, binding):
         monkeypatch.setattr(module, "is_staged", lambda gradient: stand_in.used)
     monkeypatch.setattr(gradient_staging, "CudaCopies", lambda: stand_in)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return stand_in
 
 
@@ -235,3 +237,74 @@ def test_a_step_that_is_dropped_pushes_none_of_what_is_staged(adamw: AdamW, copi
     assert not same_bits(before, weights_of(model))
     result = optimizer.last_result
     assert result is not None and result.step == 2
+
+
+class FromStaticMemory(torch.autograd.Function):
+    """Its gradient is always in the same memory, as that of torch.cuda.make_graphed_callables is."""
+
+    memory = torch.ones(8, 8)
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return FromStaticMemory.memory.detach()
+
+
+def test_what_others_may_write_to_is_waited_for_by_the_device(adamw: AdamW, copies: StandIn) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), gradient_accumulation_steps=2)
+    model(batch(0)).square().mean().backward()
+    assert copies.started and not any(copy.shared for copy in copies.started)
+    model(batch(1)).square().mean().backward()
+    optimizer.step()
+    copies.started.clear()
+    for _ in range(2):
+        FromStaticMemory.apply(model[0].weight).backward()  # type: ignore[no-untyped-call]
+    assert [copy.shared for copy in copies.started] == [True, True]
+    optimizer.step()
+
+
+def test_what_was_set_by_hand_is_waited_for_by_the_device(adamw: AdamW, copies: StandIn) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    model[1].weight.grad = torch.ones(8, 8)
+    optimizer.step()
+    assert [copy.shared for copy in copies.started] == [True]
+
+
+def test_a_gradient_within_a_captured_graph_is_refused_before_anything_is_sent(
+    adamw: AdamW, copies: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(ballast.Rejected, match="a CUDA graph is being captured"):
+            model(batch(0)).square().mean().backward()
+    assert not copies.started
+    model.zero_grad()
+    model(batch(0)).square().mean().backward()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.step == 1
+
+
+def test_the_ring_is_in_host_memory_whatever_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **options: asked.append(options))
+    gradient_staging.CudaCopies().pinned(16)
+    assert asked == [{"dtype": torch.uint8, "device": "cpu", "pin_memory": True}]
+
+
+def test_nothing_lands_where_a_gpu_may_still_be_copying_from(adamw: AdamW, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    waits: list[int] = []
+    monkeypatch.setattr(WeightCopies, "wait", lambda self: waits.append(1))
+    model(batch(0)).square().mean().backward()
+    assert len(waits) == 1  # before the step is begun
+    optimizer.step()
+    optimizer.pull()
+    assert len(waits) == 2

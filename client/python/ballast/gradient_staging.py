@@ -21,6 +21,28 @@ def is_staged(gradient: Tensor) -> bool:
     return gradient.device.type == "cuda"
 
 
+def refuse_capture(gradient: Tensor) -> None:
+    """Rejected, before anything is done, if the gradient is made in a CUDA graph that is being captured."""
+    if is_staged(gradient) and torch.cuda.is_current_stream_capturing():
+        raise Rejected(
+            "a CUDA graph is being captured, in which no gradient can leave for the daemon: capture forward() and backward() "
+            "by torch.cuda.make_graphed_callables(), which returns gradients outside of it, or train without torch.cuda.graph()"
+        )
+
+
+# Of a gradient that nobody else knows: itself, what it was made from by detach(), and who asks.
+_OWNERS_OF_ITS_OWN = 3
+
+
+def _has_other_owners(gradient: Tensor) -> bool:
+    """Whether it may be written to by others: it was set by hand, or its memory is another tensor's too, as that of a graphed
+    callable's gradients is. True where torch cannot tell, and of what a later micro-batch adds, which autograd holds, too.
+    """
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    by_hand = torch._C._current_graph_task_id() == -1
+    return by_hand or count is None or count(gradient.untyped_storage()._cdata) > _OWNERS_OF_ITS_OWN
+
+
 class Copy(Protocol):
     """A copy that was started, as torch.cuda.Event has it."""
 
@@ -35,8 +57,9 @@ class Copies(Protocol):
         """So many bytes of host memory that the GPU can write to, uint8."""
         ...
 
-    def start(self, source: Tensor, target: Tensor) -> Copy:
-        """Copies `source`, once what was asked of its device before is done, to `target`, pinned."""
+    def start(self, source: Tensor, target: Tensor, shared: bool) -> Copy:
+        """Copies `source`, once what was asked of its device before is done, to `target`, pinned. shared: somebody else may
+        write to its memory, and what the current stream is asked later waits for the copy."""
         ...
 
 
@@ -47,15 +70,10 @@ class CudaCopies:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def pinned(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def start(self, source: Tensor, target: Tensor) -> Copy:
+    def start(self, source: Tensor, target: Tensor, shared: bool) -> Copy:
         device = source.device
-        if torch.cuda.is_current_stream_capturing():
-            raise Rejected(
-                "a CUDA graph is being captured, in which no gradient can leave for the daemon: capture forward() and backward() "
-                "without the optimizer's parameters in it, or train without torch.cuda.graph() and make_graphed_callables()"
-            )
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
@@ -64,6 +82,8 @@ class CudaCopies:
             target.copy_(source, non_blocking=True)
             done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch declares none
             done.record(stream)
+        if shared:
+            torch.cuda.current_stream(device).wait_event(done)
         event: Copy = done
         return event
 
@@ -118,7 +138,7 @@ class GradientStaging:
         begin = self._room_for(gradient.nbytes)
         assert self._ring is not None  # _room_for() made it
         target = self._ring[begin : begin + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
-        copy = self._copies.start(gradient, target)
+        copy = self._copies.start(gradient, target, _has_other_owners(gradient))
         end = begin + -(-gradient.nbytes // _ALIGNMENT) * _ALIGNMENT
         self._staged.append(_Staged(index, begin, end, gradient.nbytes, gradient, copy))
         self._head = end
@@ -138,8 +158,12 @@ class GradientStaging:
         oldest = self._staged[0]
         oldest.copy.synchronize()
         assert self._ring is not None
-        self._staged.popleft()  # even if the push fails: the step is over then
-        self._push(oldest.index, self._ring.data_ptr() + oldest.begin, oldest.nbytes)
+        try:
+            self._push(oldest.index, self._ring.data_ptr() + oldest.begin, oldest.nbytes)
+        except Exception:  # the step is over; after an interrupt it is not
+            self._staged.popleft()
+            raise
+        self._staged.popleft()
 
     def _room_for(self, nbytes: int) -> int:
         """The first of so many bytes that nobody uses."""

@@ -62,7 +62,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
     connect(), so weights may be loaded until then. Weights of tensors that have a gradient are overwritten while backward
     still runs, each after its own gradient is made; a second backward() through the same graph raises torch's "modified
     by an inplace operation". With gradient_accumulation_steps that is so in the last backward() of a step alone. Parameters
-    on another device than the CPU work, without overlap: gradients are copied to host memory, and step() copies weights back.
+    on a GPU are sent by way of host memory, which the trainer does not wait for; on other devices it does.
 
     Modules may be wrapped in DistributedDataParallel, before or after. While the optimizer is open they do not reduce
     gradients; the daemon takes the mean over the ranks. Or they are sharded by fully_shard (FSDP2): each rank sends its part

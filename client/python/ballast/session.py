@@ -53,7 +53,7 @@ class Session:
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
         self._staging: GradientStaging = past._staging if past else GradientStaging(client.push)
-        self._weight_copies = WeightCopies()
+        self._weight_copies: WeightCopies = past._weight_copies if past else WeightCopies()
         end_micro = self._staging.before(client.end_micro)
         of_its_own = MicroBatches(rules.accumulation, end_micro, open_ended=rules.staged)
         self.micro_batches: MicroBatches = past.micro_batches if past else of_its_own
@@ -81,7 +81,7 @@ class Session:
             raise
         self._attached = True
         kind = ShardedWeights if self._sharded else Weights
-        self.weights = kind(client, rank, self._bindings, attached, self._state_names)
+        self.weights = kind(client, rank, self._bindings, attached, self._state_names, self._weight_copies)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ballast.errors import Rejected, RunRewound
+from ballast.gradient_staging import refuse_capture
 from ballast.growth import Growth
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
@@ -112,6 +113,7 @@ class Steps:
                 self._sent.mark_again(parameter)
 
     def _send(self, session: Session, parameter: Tensor, grad: Tensor) -> None:
+        refuse_capture(grad)
         synchronized = self._optimized.synchronized
         if synchronized is not None:
             self._announced.hear(synchronized)

@@ -19,6 +19,7 @@ from ballast.replaced import Amended, Replaced
 from ballast.saved_state import Token
 from ballast.status import status_of
 from ballast.uploads import refuse_nonfinite, same, upload_of
+from ballast.weight_copies import WeightCopies
 
 # How much of them is compared at once.
 _COMPARED_BYTES = 64 << 20
@@ -30,7 +31,7 @@ class Weights:
     """The handshake about weights and state of one attachment. One thread at a time.
 
     generation: of the run, when this was attached to it. told: the token of the last state_dict() since then; None: there
-    was none. state_names: the slots that the rule keeps, by torch's names.
+    was none. state_names: the slots that the rule keeps, by torch's names. copies: to GPUs, of weights that have landed.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class Weights:
         bindings: Sequence[Binding],
         attached: Mapping[str, Any],
         state_names: dict[str, str],
+        copies: WeightCopies,
     ):
         self._client = client
+        self._copies = copies
         self._state_names = state_names
         self.generation: int = attached["generation"]
         self.told: Token | None = None
@@ -155,6 +158,7 @@ class Weights:
         for binding in wanted:
             self.follow(binding)
         places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted if b.landing.nbytes]
+        self._copies.wait()  # from where the daemon's land
         total = sum(place[-1] for place in places)
         with Transfer(f"pulling weights of run '{self._rank.run}'", total, lambda: self._client.moved):
             steps = self._client.pull(self._rank.run, places) if places else {}
@@ -175,14 +179,10 @@ class Weights:
 
     def _check_unmade(self) -> None:
         if self._client.step > 1:
+            lacks = ". It lacks those of what was added: load_state_dict() of a checkpoint sends them"
             raise Rejected(
                 f"run '{self._rank.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
-                "take the daemon's with weights='server', or give another run"
-                + (
-                    ""
-                    if self._loaded
-                    else ". It lacks those of what was added: load_state_dict() of a checkpoint sends them"
-                ),
+                f"take the daemon's with weights='server', or give another run{'' if self._loaded else lacks}",
                 "FAILED_PRECONDITION",
             )
 
