@@ -27,8 +27,8 @@ BALLAST_FN typename V::F DivIntegers(typename V::F a, typename V::F b) {
   }
 }
 
-// a / b where b is as large as the scale of a block or larger, at most twice, and a is a constant or |a| <= b. Where
-// |a / b| < 2^-30 it may be any number below that.
+// a / b where a block's scale, from 2^-60 to 2^60, is one of the two, and a constant from 2^-8 to 2^8 the other, or where
+// |a| <= b and b is a scale plus |a|: then a quotient below 2^-30 may be any other number below that. a may be 0.
 template <class V>
 BALLAST_FN typename V::F DivScales(typename V::F a, typename V::F b) {
   if constexpr (requires { V::DivScales(a, b); }) {

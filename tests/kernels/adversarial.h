@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -25,6 +26,17 @@ inline std::vector<float> Adversarial(uint64_t seed, uint64_t n) {
     if (word % 19 == 0) bits &= 0x80000000;
     if (i / kBlock % 32 == 5) bits = static_cast<uint32_t>(random.Word());
     values[i] = std::bit_cast<float>(bits);
+  }
+  return values;
+}
+
+// Numbers of one size in a row of 256, from 2^-70 to 2^29, another row by row; every sixteenth row is zeros. What divides
+// by a row's numbers meets the ends of its range, one row at a time.
+inline std::vector<float> Narrow(uint64_t seed, uint64_t n) {
+  std::vector<float> values = Normals(seed).Vector(n, 1);
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint64_t row = i / kPad, drawn = (row + 7 * seed) * 0x9E3779B97F4A7C15ull >> 33;
+    values[i] = row % 16 == 15 ? 0.0f : std::ldexp(values[i], static_cast<int>(drawn % 100) - 70);
   }
   return values;
 }

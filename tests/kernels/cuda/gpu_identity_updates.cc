@@ -21,18 +21,24 @@ constexpr std::byte kGuardByte{0xA5}, kUnwritten{0xEE};
 // Elements of a batch's tensors. Some tensors have none.
 using Sizes = std::vector<uint64_t>;
 
+enum class Input { kOrdinary, kAdversarial, kNarrow };
+constexpr std::array kInputNames = {"ordinary", "adversarial", "narrow"};
+
 struct Case {
   size_t kernel;
   WireIndex format;
-  bool stochastic, adversarial;
-  bool mixed;  // each tensor of the batch has a gradient format, a rounding and statistics of its own
+  bool stochastic;
+  Input input;
+  bool mixed;             // each tensor of the batch has a gradient format, a rounding and statistics of its own
+  bool ordinary = false;  // every update is (IsOrdinary); else statistics alternate
 };
 
 std::string TitleOf(const Case& c) {
   std::string name = NameOf(Kernels()[c.kernel]);
-  if (c.mixed) return name + " mixed" + (c.adversarial ? " adversarial" : " ordinary");
-  return name + " gradients " + NameOf(c.format) + (c.stochastic ? " stochastic" : " nearest") +
-         (c.adversarial ? " adversarial" : " ordinary");
+  const std::string input = std::string(" ") + kInputNames[static_cast<size_t>(c.input)];
+  if (c.mixed) return name + " mixed" + input;
+  return name + " gradients " + NameOf(c.format) + (c.stochastic ? " stochastic" : " nearest") + input +
+         (c.ordinary ? ", all of them ordinary updates" : "");
 }
 
 // Where each tensor's elements begin, counted through with whole rows, and after the last their sum.
@@ -50,18 +56,20 @@ class Gradients {
   struct Pointers {
     const std::byte *host, *device;
   };
-  Pointers Of(size_t tensor, WireIndex format, bool adversarial, uint64_t t) {
-    const Twin& all = All(format, adversarial, t);
+  Pointers Of(size_t tensor, WireIndex format, Input input, uint64_t t) {
+    const Twin& all = All(format, input, t);
     const uint64_t at = starts_[tensor] * WireFormats()[static_cast<size_t>(format)].bytes;
     return {all.host() + at, all.device() + at};
   }
 
  private:
-  const Twin& All(WireIndex format, bool adversarial, uint64_t t) {
-    const auto key = std::make_tuple(format, adversarial, t);
+  const Twin& All(WireIndex format, Input input, uint64_t t) {
+    const auto key = std::make_tuple(format, input, t);
     if (const auto known = made_.find(key); known != made_.end()) return known->second;
     const uint64_t total = starts_.back(), bytes = WireFormats()[static_cast<size_t>(format)].bytes;
-    const Payload payload = Encoded(format, adversarial ? Adversarial(t, total) : Normals(t).Vector(total, 1e-3));
+    const Payload payload = Encoded(format, input == Input::kAdversarial ? Adversarial(t, total)
+                                            : input == Input::kNarrow    ? Narrow(t, total)
+                                                                         : Normals(t).Vector(total, 1e-3));
     Twin all(total * bytes, std::byte{0xff});
     for (size_t i = 0; i < sizes_.size(); ++i) {
       const uint64_t at = starts_[i] * bytes;
@@ -74,7 +82,7 @@ class Gradients {
   const Sizes& sizes_;
   const std::vector<uint64_t> starts_;
   const Stream& stream_;
-  std::map<std::tuple<WireIndex, bool, uint64_t>, Twin> made_;
+  std::map<std::tuple<WireIndex, Input, uint64_t>, Twin> made_;
 };
 
 // Where a batch's arrays lie.
@@ -145,7 +153,7 @@ class Batch {
       std::memset(planes[p], 0, PlaneBytes(kernel_.planes[p], sizes_[i]));
     }
     if (sizes_[i] == 0) return;
-    const std::vector<float> weights = Normals(i + 1).Vector(sizes_[i], case_.adversarial ? 1 : 0.02);
+    const std::vector<float> weights = Normals(i + 1).Vector(sizes_[i], case_.input == Input::kAdversarial ? 1 : 0.02);
     FindMasterFormat(kernel_.master)->load(planes, FindWireFormat("fp32"), weights.data(), 0, sizes_[i]);
   }
 
@@ -160,6 +168,7 @@ class Batch {
     u.random_key = RandomKey(1000 + i, t);
     u.stochastic = case_.mixed ? i / 4 % 2 == 0 : case_.stochastic;
     u.statistics = kLevels[(t + (case_.mixed ? i : case_.stochastic)) % 3];
+    if (case_.ordinary) u.statistics = StatisticsLevel::kCore;
     if (dry_) u.statistics = std::min(u.statistics, StatisticsLevel::kCore);
     u.dry = dry_;
     kernel_.prepare(DefaultHypers(kernel_), t, u.constants);
@@ -171,7 +180,7 @@ class Batch {
   DeviceUpdate OnDevice(size_t i, uint64_t t, uint64_t first_tile, std::byte* figures) const {
     DeviceUpdate item{.update = Asked(i, t), .first_tile = first_tile, .tiles = nullptr, .sums = nullptr};
     SetPlanes(i, states_.device(), &item.update);
-    item.update.grad = gradients_.Of(i, item.update.grad_format, case_.adversarial, t).device;
+    item.update.grad = gradients_.Of(i, item.update.grad_format, case_.input, t).device;
     item.tiles = reinterpret_cast<TileStatistics*>(figures + places_.statistics[i]);
     item.sums = reinterpret_cast<float*>(figures + places_.sums[i]);
     return item;
@@ -180,7 +189,7 @@ class Batch {
   Update OnHost(size_t i, uint64_t t, std::byte* figures) {
     Update u = Asked(i, t);
     SetPlanes(i, states_.host(), &u);
-    u.grad = gradients_.Of(i, u.grad_format, case_.adversarial, t).host;
+    u.grad = gradients_.Of(i, u.grad_format, case_.input, t).host;
     auto* statistics = reinterpret_cast<TileStatistics*>(figures + places_.statistics[i]);
     auto* sums = reinterpret_cast<float*>(figures + places_.sums[i]);
     const uint64_t tiles = TilesOf(u.n);
@@ -270,17 +279,22 @@ void CompareCase(const Case& c, const Sizes& sizes, Gradients* gradients, const 
   const uint64_t rejected = findings->rejected();
   uint64_t t = 1;
   while (t <= kSteps && batch.Step(t)) ++t;
-  if (!c.adversarial) findings->Expect(findings->rejected() == rejected, TitleOf(c) + ": no block should be rejected");
+  if (c.input != Input::kAdversarial)
+    findings->Expect(findings->rejected() == rejected, TitleOf(c) + ": no block should be rejected");
 }
 
 void CompareKernel(size_t kernel, const Extent& extent, const Sizes& sizes, Gradients* gradients, const Stream& stream,
                    Findings* findings) {
-  for (const bool adversarial : {false, true}) {
-    CompareCase({kernel, 0, true, adversarial, true}, sizes, gradients, stream, findings);
+  for (const bool stochastic : {false, true}) {
+    const WireIndex bf16 = FindWireFormat("bf16");
+    CompareCase({kernel, bf16, stochastic, Input::kNarrow, false, true}, sizes, gradients, stream, findings);
+  }
+  for (const Input input : {Input::kOrdinary, Input::kAdversarial}) {
+    CompareCase({kernel, 0, true, input, true}, sizes, gradients, stream, findings);
     if (extent.reduced) continue;
     for (const WireIndex format : GradientFormats()) {
       for (const bool stochastic : {false, true}) {
-        CompareCase({kernel, format, stochastic, adversarial, false}, sizes, gradients, stream, findings);
+        CompareCase({kernel, format, stochastic, input, false}, sizes, gradients, stream, findings);
       }
     }
   }
@@ -305,9 +319,10 @@ void CompareManyTensors(const Extent& extent, const Stream& stream, Findings* fi
   Gradients some(many, stream), few(large, stream);
   for (const char* rule : {"adamw", "stable_adamw"}) {
     const auto kernel = static_cast<size_t>(FindKernel(rule, "split24", "companded8") - Kernels().data());
-    CompareCase({kernel, FindWireFormat("bf16"), true, true, !extent.reduced}, many, &some, stream, findings);
+    CompareCase({kernel, FindWireFormat("bf16"), true, Input::kAdversarial, !extent.reduced}, many, &some, stream,
+                findings);
     if (extent.reduced) continue;
-    CompareCase({kernel, FindWireFormat("bf16"), true, false, false}, large, &few, stream, findings);
+    CompareCase({kernel, FindWireFormat("bf16"), true, Input::kOrdinary, false}, large, &few, stream, findings);
   }
 }
 

@@ -126,6 +126,32 @@ TEST(WarpTest, ARowIsDoneAgainOnlyWhereANumberIsOutOfRange) {
   }
 }
 
+// Ordinary updates, each of another size, so that what is divided comes to the ends of its range and goes past them.
+TEST(WarpTest, OrdinaryUpdatesOfEverySizeGiveTheSameBits) {
+  constexpr uint64_t kSteps = 4;
+  for (size_t k = 0; k < Kernels().size(); ++k) {
+    if (LockstepKernels()[k].update_ordinary == LockstepKernels()[k].update) continue;
+    for (const bool stochastic : {false, true}) {
+      SCOPED_TRACE(NameOf(Kernels()[k]));
+      Tensor a(Kernels()[k], kElements);
+      a.SetWeights(Normals(1).Vector(kElements, 0.02));
+      Tensor b = a;
+      const uint64_t before = LockstepCheckedRoots();
+      for (uint64_t t = 1; t <= kSteps; ++t) {
+        const StepOptions options{.t = t, .stochastic = stochastic, .statistics = StatisticsLevel::kCore};
+        const Payload grad = Encoded(FindWireFormat("fp32"), Narrow(t, kElements));
+        const auto wanted = a.Step(grad, options), got = WarpStep(k, &b, Roomy(grad), options);
+        ASSERT_EQ(std::memcmp(wanted.data(), got.data(), got.size() * sizeof got[0]), 0) << "statistics, step " << t;
+        ASSERT_TRUE(a.Bytes() == b.Bytes()) << "planes, step " << t;
+      }
+      if (std::string_view(Kernels()[k].rule) != "adamw") continue;
+      const uint64_t rows = kSteps * (PaddedElements(kElements) / kPad), again = (LockstepCheckedRoots() - before) / 8;
+      EXPECT_GT(again, rows / 20);
+      EXPECT_LT(again, rows / 2);
+    }
+  }
+}
+
 TEST(WarpTest, EveryLengthOfTheLastRowGivesTheSameBits) {
   const size_t k = static_cast<size_t>(FindKernel("adamw", "split24", "companded8") - Kernels().data());
   Totals totals;
