@@ -14,7 +14,8 @@ namespace ballast {
 namespace {
 
 constexpr size_t kMostJobs = 2 * GpuStaging::kMostTasks;  // of a batch, sums included
-constexpr uint64_t kSumsTogetherBytes = 1 << 20;          // some 100 us, in which the GPU may have nothing to do
+constexpr uint64_t kLargeTaskBytes = 1 << 20;
+constexpr uint64_t kSumsTogetherBytes = 1 << 20;  // some 100 us, in which the GPU may have nothing to do
 
 }  // namespace
 
@@ -57,7 +58,9 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     device_->mu_.Await(absl::Condition(this, &Queue::idle));
   }
 
+  // For the next job, which there is; none: a batch under way must end before.
   GpuStaging* FreeStaging() const {
+    if (next_is_small() && small_under_way >= kStagingsOfSmall) return nullptr;
     for (const auto& staging : stagings) {
       if (!staging->busy) return staging.get();
     }
@@ -65,7 +68,9 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
   }
 
   std::array<std::unique_ptr<GpuStaging>, kStagings> stagings;
-  int under_way = 0;  // batches
+  // Of a queue that has jobs.
+  bool next_is_small() const { return jobs.front().cost_bytes < kLargeTaskBytes; }
+  int under_way = 0, small_under_way = 0;  // batches; of those, that began with a small task
 
  private:
   bool idle() const { return jobs.empty() && under_way == 0; }
@@ -166,7 +171,7 @@ GpuDevice::Queue* GpuDevice::NextQueue() {
 
 // A sum may be made before the GPU's tasks that are ahead of it in the batch: none of them reads what it writes.
 GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
-  Batch batch{.queue = queue, .staging = queue->FreeStaging()};
+  Batch batch{.queue = queue, .staging = queue->FreeStaging(), .small = queue->next_is_small()};
   std::vector<const DeviceTask*> tasks;
   uint64_t sum_bytes = 0;
   batch.jobs.reserve(std::min(queue->jobs.size(), kMostJobs));  // so that tasks stay where they are
@@ -184,6 +189,7 @@ GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
   } while (!queue->jobs.empty() && batch.jobs.size() < kMostJobs && fits(queue->jobs.front()));
   batch.staging->busy = true;
   ++queue->under_way;
+  queue->small_under_way += batch.small ? 1 : 0;
   return batch;
 }
 
@@ -241,6 +247,7 @@ void GpuDevice::FinishLoop() {
     absl::MutexLock lock(&mu_);
     batch->staging->busy = false;
     --batch->queue->under_way;
+    batch->queue->small_under_way -= batch->small ? 1 : 0;
     given_.pop_front();
   }
 }

@@ -31,7 +31,9 @@ namespace ballast {
 
 class GpuDevice final : public Device {
  public:
-  static constexpr int kStagings = 3;  // one batch comes in, one is at work, one goes out
+  // One batch comes in, one is at work, one goes out; and as many more for large tasks, which a host's threads and wake-ups
+  // take longer to hand on than the GPU to do. Small ones wait meanwhile, so that more of them are joined.
+  static constexpr int kStagings = 6, kStagingsOfSmall = 3;
 
   explicit GpuDevice(std::unique_ptr<GpuDriver> gpu);
   ~GpuDevice() override;
@@ -52,6 +54,7 @@ class GpuDevice final : public Device {
   struct Batch {
     Queue* queue = nullptr;
     GpuStaging* staging = nullptr;
+    bool small = false;  // it began with a small task
     std::vector<DeviceJob> jobs = {};
     double given_s = 0;
   };

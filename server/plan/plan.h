@@ -96,8 +96,9 @@ constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / k
 
 // Part of bytes.staging, where there is a journal: what is not written yet.
 inline constexpr uint64_t kJournalBuffers = uint64_t{16} << 20;
-// A rank's stream has two in turn, so that one is encoded while the other is written. A run has one more, for digests.
-inline constexpr uint64_t kSendBuffers = 2;
+// A rank's stream has some in turn, so that a few are encoded, which on a GPU takes several threads' turns, while one is
+// written. A run has one more, for digests.
+inline constexpr uint64_t kSendBuffers = 4;
 inline uint64_t SendBufferCount(const RunSpec& spec) { return spec.ranks * kSendBuffers + 1; }
 // Beside them a rank's stream has some for tensors that are small as they are sent, so that many of them are encoded, and
 // go out, together.

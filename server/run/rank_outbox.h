@@ -1,5 +1,5 @@
 // What goes out on a rank's stream, and in which order: control first, then weights tensor by tensor, then the
-// step's result. Weights are encoded on demand, one chunk ahead of the write, into kSendBuffers strings that were
+// step's result. Weights are encoded on demand, a few chunks ahead of the write, into kSendBuffers strings that were
 // reserved with the run, or where the stream lends memory: no queue of payload, whatever the reader's pace. Small
 // tensors have kSmallSendBuffers of their own, so that the device makes many of them before the strand hears of it.
 //

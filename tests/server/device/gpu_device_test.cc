@@ -123,7 +123,7 @@ TEST(GpuDeviceTest, AnUpdateReadsTheSumsBeforeIt) {
 
 // The launches of 200 small tensors' updates that wait together. While nothing is computed, three batches can start: the
 // first ones small, the last with all that has come.
-constexpr int kMostLaunches = 4 * GpuDevice::kStagings;
+constexpr int kMostLaunches = 4 * GpuDevice::kStagingsOfSmall;
 int LaunchesTogether(void (Model::*step)(uint64_t)) {
   FakeGpuState state;
   GpuDevice gpu(std::make_unique<FakeGpu>(&state));

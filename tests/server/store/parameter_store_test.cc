@@ -165,7 +165,7 @@ TEST(ParameterStoreOnBothTest, ProbesThatWaitTogetherAreLaunchedTogether) {
   left.Wait();
   // Three tensors at most, since a tensor's next probe reads what the one before it kept; the first may go alone.
   EXPECT_GE(state.probe_launches, kRounds);
-  EXPECT_LE(state.probe_launches, kRounds + 2 * GpuDevice::kStagings);
+  EXPECT_LE(state.probe_launches, kRounds + 2 * GpuDevice::kStagingsOfSmall);
 }
 
 TEST(ParameterStoreOnBothTest, KeptGradientsAreReservedWhereTheRunAsks) {
