@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ROOT / "build" / "dev" / "compile_commands.json"
-DEFAULT = "UpdateTiles<AdamW, Split24, Companded8State>"
+DEFAULT = "UpdateOrdinaryTiles<AdamW, Split24, Companded8State>"
 # What ptxas says of one kernel, after its name.
 NAME = re.compile(r"Compiling entry function '(\w+)'")
 SPILLS = re.compile(
@@ -90,8 +90,8 @@ def table(by_arch: dict[str, dict[str, dict[str, int]]]) -> list[str]:
         "| --- |" + " ---: |" * 8,
     ]
     for arch, rows in by_arch.items():
-        updates = [row["registers"] for name, row in rows.items() if name.startswith("UpdateTiles")]
-        others = [row["registers"] for name, row in rows.items() if not name.startswith("UpdateTiles")]
+        updates = [row["registers"] for name, row in rows.items() if name.startswith("Update")]
+        others = [row["registers"] for name, row in rows.items() if not name.startswith("Update")]
         spilled = sum(row["stores"] + row["loads"] for row in rows.values())
         lines.append(
             f"| sm_{arch} | {len(rows)} | {len(updates)} | {statistics.median(updates):.0f} | {max(updates)} "

@@ -128,7 +128,7 @@ TEST(WarpTest, ARowIsDoneAgainOnlyWhereANumberIsOutOfRange) {
 
 // Ordinary updates, each of another size, so that what is divided comes to the ends of its range and goes past them.
 TEST(WarpTest, OrdinaryUpdatesOfEverySizeGiveTheSameBits) {
-  constexpr uint64_t kSteps = 4;
+  constexpr uint64_t kSizes = 4;
   for (size_t k = 0; k < Kernels().size(); ++k) {
     if (LockstepKernels()[k].update_ordinary == LockstepKernels()[k].update) continue;
     for (const bool stochastic : {false, true}) {
@@ -137,7 +137,7 @@ TEST(WarpTest, OrdinaryUpdatesOfEverySizeGiveTheSameBits) {
       a.SetWeights(Normals(1).Vector(kElements, 0.02));
       Tensor b = a;
       const uint64_t before = LockstepCheckedRoots();
-      for (uint64_t t = 1; t <= kSteps; ++t) {
+      for (uint64_t t = 1; t <= kSizes; ++t) {
         const StepOptions options{.t = t, .stochastic = stochastic, .statistics = StatisticsLevel::kCore};
         const Payload grad = Encoded(FindWireFormat("fp32"), Narrow(t, kElements));
         const auto wanted = a.Step(grad, options), got = WarpStep(k, &b, Roomy(grad), options);
@@ -145,7 +145,7 @@ TEST(WarpTest, OrdinaryUpdatesOfEverySizeGiveTheSameBits) {
         ASSERT_TRUE(a.Bytes() == b.Bytes()) << "planes, step " << t;
       }
       if (std::string_view(Kernels()[k].rule) != "adamw") continue;
-      const uint64_t rows = kSteps * (PaddedElements(kElements) / kPad), again = (LockstepCheckedRoots() - before) / 8;
+      const uint64_t rows = kSizes * (PaddedElements(kElements) / kPad), again = (LockstepCheckedRoots() - before) / 8;
       EXPECT_GT(again, rows / 20);
       EXPECT_LT(again, rows / 2);
     }
