@@ -119,7 +119,7 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
 
 void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done) {
   ShardOf(tensor).queue->Enqueue(std::move(task), std::move(done), tensor);
-  if (std::exchange(wakes_, true)) return;
+  if (wakes_.exchange(true)) return;
   environment_.strand->Post([this, awaited = awaited_] {
     wakes_ = false;
     for (Shard& shard : shards_) shard.queue->Wake();

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -233,7 +234,7 @@ class ParameterStore {
   std::vector<uint64_t> step_of_;
   std::vector<double> hyper_;  // scratch of Update
   std::vector<Shard> shards_;
-  bool wakes_ = false;  // posted
+  std::atomic<bool> wakes_ = false;  // posted
 };
 
 }  // namespace ballast
