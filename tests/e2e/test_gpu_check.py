@@ -117,7 +117,7 @@ def start(tree: Path, *flags: str) -> subprocess.Popen:
 
 def run(tree: Path, *flags: str) -> tuple[int, str]:
     with start(tree, *flags) as script:
-        said, _ = script.communicate(timeout=90)
+        said, _ = script.communicate(timeout=180)
     return script.returncode, said
 
 
@@ -257,6 +257,6 @@ def test_what_was_started_side_by_side_ends_with_the_script(tree, stopped_by):
             assert time.monotonic() < deadline, "the three were not started"
             time.sleep(0.05)
         script.send_signal(stopped_by)
-        script.communicate(timeout=30)
+        script.communicate(timeout=180)
     listed = subprocess.run(["ps", "-o", "args=", "-s", str(script.pid)], capture_output=True, text=True).stdout
     assert script.returncode == 130 and listed == "", listed
