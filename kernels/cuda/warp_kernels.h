@@ -169,14 +169,18 @@ class WarpTile {
     BALLAST_UNROLL for (int i = 0; i < Rule::kConstants; ++i) constants[i] = V::Set(u_.constants[i]);
   }
 
-  // Returns infinity's bits, or more, where one of the thread's gradients is not finite, and less elsewhere.
-  BALLAST_FN U DecodeGradient(const Stored& s, uint64_t count, F (&grad)[kEach]) {
+  // What the update takes: scaled and clipped.
+  BALLAST_FN void ReadGradient(const Stored& s, uint64_t count, F (&grad)[kEach]) const {
     WithWire(u_.grad_format, WireList{}, [&]<class Wire>() {
       if constexpr (Wire::kGradient) DecodeRow<V, Wire>(s.grad, u_.grad_scale, count, grad);
     });
     if (u_.clip != 1) {
       BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = V::Mul(grad[j], V::Set(u_.clip));
     }
+  }
+  // Returns infinity's bits, or more, where one of the thread's gradients is not finite, and less elsewhere.
+  BALLAST_FN U DecodeGradient(const Stored& s, uint64_t count, F (&grad)[kEach]) {
+    ReadGradient(s, count, grad);
     const GradientRange<V> range = RangeOf<V>(grad);
     absmax_ = V::MaxBits(absmax_, range.largest_finite);
     if (!V::Any(NotFinite<V>(range.most))) return V::SetBits(0);

@@ -85,7 +85,8 @@ class QuickTile : public WarpTile<V, Rule, Master, State, /*kOrdinary=*/true> {
     Stored s;
     this->Load(first, &s);
     F grad[kEach], squares[kCoreSums][kEach];
-    const U most = Decode(s, grad);
+    this->ReadGradient(s, kRow, grad);
+    const U most = LargestOf(grad);
     Weights weights;
     Tile::TakeWeights(s, &weights);
     Tile::ForEachMoment([&](auto i) {
@@ -127,13 +128,7 @@ class QuickTile : public WarpTile<V, Rule, Master, State, /*kOrdinary=*/true> {
     this->NumbersOfRow(i, true).Set(terms);
   }
 
-  BALLAST_FN U Decode(const Stored& s, F (&grad)[kEach]) const {
-    WithWire(this->u_.grad_format, WireList{}, [&]<class Wire>() {
-      if constexpr (Wire::kGradient) DecodeRow<V, Wire>(s.grad, this->u_.grad_scale, kRow, grad);
-    });
-    if (this->u_.clip != 1) {
-      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) grad[j] = V::Mul(grad[j], V::Set(this->u_.clip));
-    }
+  static BALLAST_FN U LargestOf(const F (&grad)[kEach]) {
     F most = V::Set(0.0f);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) most = V::MaxMagnitude(most, grad[j]);
     return V::Bits(most);

@@ -234,7 +234,7 @@ class ParameterStore {
   std::vector<uint64_t> step_of_;
   std::vector<double> hyper_;  // scratch of Update
   std::vector<Shard> shards_;
-  std::atomic<bool> wakes_ = false;  // posted
+  std::atomic<bool> wakes_ = false;  // posted; tests submit beside the strand, too
 };
 
 }  // namespace ballast
