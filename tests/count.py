@@ -16,7 +16,6 @@ REPORTS = {
     "ctest": "ctest-dev.xml",
     "ctest asan": "ctest-asan.xml",
     "gpu build": "gpu-build.xml",
-    "build quick": "build-quick.xml",
     "tidy": "pytest-tidy.xml",
     "pytest": "pytest-python.xml",
     "end to end": "pytest-e2e.xml",

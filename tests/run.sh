@@ -9,11 +9,10 @@
 #                  and then. A test that failed is listed with the repetition's number; the closing line counts all.
 #   --load         a busy loop on every core beside them, for tests that fail on a busy machine
 #
-# Stages: the packages, .venv, preset dev, the build of tests/gpu_check.sh where nvcc is, what the quick start builds, the
-# house rules, the Python client, the frameworks and the model that it is tried with, the ctest suite, the Python tests,
-# the end-to-end tests against a real daemon, and the C++ tests again under address and undefined-behaviour sanitizers. A
-# failing stage does not stop the next. Reports are in build/test-logs. The last line is the total over all suites; the
-# exit code is 0 only if nothing failed.
+# Stages: the packages, .venv, preset dev, the build of tests/gpu_check.sh where nvcc is, the house rules, the Python client,
+# the frameworks and the model that it is tried with, the ctest suite, the Python tests, the end-to-end tests against a real
+# daemon, and the C++ tests again under address and undefined-behaviour sanitizers. A failing stage does not stop the next.
+# Reports are in build/test-logs. The last line is the total over all suites; the exit code is 0 only if nothing failed.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -69,41 +68,28 @@ run_ctest() {
   ctest --preset "$preset" --parallel "$((2 * $(nproc)))" --timeout 900 --no-tests=error --output-junit "$LOGS/$report" "$@"
 }
 
-# Files side by side, the tests of one in order. Two to a core: many tests wait, for a timeout or for another process.
+# Files side by side, as they are collected, the tests of one in order. Two to a core: many tests wait, for a timeout or for
+# another process.
 run_pytest() {
   local report=$1
   shift
-  OMP_NUM_THREADS=1 "$PYTHON" -m pytest -q -p no:cacheprovider --color=no -rs --numprocesses "$((2 * $(nproc)))" --dist loadfile \
-    --junitxml "$LOGS/$report" "$@"
+  OMP_NUM_THREADS=1 "$PYTHON" -m pytest -q -p no:cacheprovider --color=no -rs --numprocesses "$((2 * $(nproc)))" \
+    --dist loadfile --no-loadscope-reorder --junitxml "$LOGS/$report" "$@"
 }
 
 needs_dev() { [[ -z $only || $only =~ ^(ctest|python|e2e)$ ]]; }
 needs_client() { [[ -z $only || $only =~ ^(python|e2e)$ ]]; }
 
-# build_test STAGE REPORT COMMAND...: one test, that it builds.
-build_test() {
-  local name=$1 report=$2
-  shift 2
-  try "$name" "$@" || return 0
-  echo "<testsuite><testcase name=\"${*#"$ROOT/"}\" status=\"run\"/></testsuite>" >"$LOGS/$report"
-}
-
 gpu_build() {
   wanted gpu && PATH="$PATH:/usr/local/cuda/bin" command -v nvcc >/dev/null || return 0
-  build_test "gpu build" gpu-build.xml "$ROOT/tests/gpu_check.sh" --build-only
-}
-
-# What deploy/quickstart.sh builds on a fresh machine; after the tests it takes preset dev.
-quick_build() {
-  [[ -z $only ]] || return 0
-  build_test "build quick" build-quick.xml "$ROOT/deploy/setup.sh" build quick ballastd ballastctl
+  try "gpu build" "$ROOT/tests/gpu_check.sh" --build-only || return 0
+  echo '<testsuite><testcase name="tests/gpu_check.sh --build-only" status="run"/></testsuite>' >"$LOGS/gpu-build.xml"
 }
 
 # What is done once, whatever is repeated.
 build_all() {
   if needs_dev; then try "build dev" "$ROOT/deploy/setup.sh" build dev || dev=no; fi
   gpu_build
-  quick_build
   if wanted tidy; then try "tidy" run_pytest pytest-tidy.xml tests/tidy_test.py || true; fi
   if needs_client; then try "python client" "$ROOT/deploy/setup.sh" client || client=no; fi
   if wanted e2e; then

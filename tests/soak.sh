@@ -8,14 +8,14 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each, under
-# sanitizers; 20,000 seeds of the step machine's simulator; two ranks whose connections are cut a thousand times in 500
-# steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks of one run as
-# processes, one of them killed and the run rewound, against one trainer; real power cuts under a daemon that writes
-# checkpoints, on ext4 and XFS (needs root), with and without its syncs; 300 kill -9 of a daemon in training, and 100 drains,
-# with the digests of an undisturbed training in the end; trainers killed at random moments, during which the daemon's
-# memory, file descriptors and threads must stay level and its log free of errors; and a healthy hour, in which no alert may
-# fire. About an hour and 45 minutes.
+# Parts: the builds that tests/run.sh leaves out; libFuzzer on the kernels, on everything at the edge and on what is
+# read back from a disk, 60 s each, under sanitizers; 20,000 seeds of the step machine's simulator; two ranks whose
+# connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million
+# parameters against the plan; 64 ranks of one run as processes, one of them killed and the run rewound, against one
+# trainer; real power cuts under a daemon that writes checkpoints, on ext4 and XFS (needs root), with and without its
+# syncs; 300 kill -9 of a daemon in training, and 100 drains, with the digests of an undisturbed training in the end;
+# trainers killed at random moments, during which the daemon's memory, file descriptors and threads must stay level
+# and its log free of errors; and a healthy hour, in which no alert may fire. Under two hours.
 #
 # Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
@@ -55,6 +55,14 @@ part() {
   ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(grep -v '^[[:space:]]*$' "$LOGS/${name// /-}.log" | tail -n 1) |")
 }
 
+# The quick start's build, and each source by itself: tests/run.sh compiles several together, so that one may lack an
+# #include that its neighbour has.
+build_others() {
+  "$ROOT/deploy/setup.sh" build quick ballastd ballastctl
+  cmake --preset quick -B "$ROOT/build/separate" -D CMAKE_UNITY_BUILD=OFF -D CMAKE_DISABLE_PRECOMPILE_HEADERS=ON
+  cmake --build "$ROOT/build/separate" --parallel "$(nproc)" --target ballastd --target ballastctl
+}
+
 build_fuzzers() {
   "$ROOT/deploy/packages.sh" fuzz
   "$ROOT/deploy/setup.sh" build fuzz kernels_fuzz edge_fuzz session_fuzz shm_fuzz checkpoint_fuzz journal_fuzz
@@ -76,6 +84,7 @@ cut_power() {
 
 all_parts() {
   local target kind commit
+  part "other builds" build_others
   part "fuzzers" build_fuzzers
   for target in "kernels 8192" "edge 1024" "session 200" "shm 1024" "checkpoint 16384" "journal 400"; do
     # shellcheck disable=SC2086 # words

@@ -4,7 +4,7 @@
 namespace ballast::ctl {
 namespace {
 
-int Run(const Invocation& invocation) {
+int CheckpointRun(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const std::string& run_id = invocation.arguments[0];
@@ -27,7 +27,7 @@ Command CheckpointCommand() {
               "Training goes on meanwhile; a step that is open and has changed weights already is waited for, and is\n"
               "what is written. The daemon needs storage (storage.dir).\n",
           .flags = {},
-          .run = Run};
+          .run = CheckpointRun};
 }
 
 }  // namespace ballast::ctl

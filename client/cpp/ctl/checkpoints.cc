@@ -10,7 +10,7 @@ std::string FolderOfRun(const v1::StoredCheckpoint& stored) {
   return stored.folder().substr(0, stored.folder().rfind('/'));
 }
 
-int Run(const Invocation& invocation) {
+int PrintCheckpoints(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const std::string& run_id = invocation.arguments[0];
@@ -44,7 +44,7 @@ Command CheckpointsCommand() {
               "STATE is newest, which a daemon that starts reads back; kept; discarded: a rewind or a restore has\n"
               "undone its steps; or damaged, and how. `ballastctl restore` goes back to one.\n",
           .flags = {},
-          .run = Run};
+          .run = PrintCheckpoints};
 }
 
 }  // namespace ballast::ctl

@@ -4,7 +4,7 @@
 namespace ballast::ctl {
 namespace {
 
-int Run(const Invocation& invocation) {
+int DeleteRun(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const std::string& run_id = invocation.arguments[0];
@@ -26,7 +26,7 @@ Command DeleteCommand() {
           "Its weights and optimizer state are gone for good, and so are its checkpoints, unless they are kept.\n",
       .flags = {{"force", "", "also when a trainer is attached; its session ends"},
                 {"keep-checkpoints", "", "leave them on the daemon's disk; `ballastctl restore` brings the run back"}},
-      .run = Run};
+      .run = DeleteRun};
 }
 
 }  // namespace ballast::ctl

@@ -213,7 +213,7 @@ void Print(const std::vector<Finding>& findings, std::ostream& out) {
   table.Print(out);
 }
 
-int Run(const Invocation& invocation) {
+int Diagnose(const Invocation& invocation) {
   const std::vector<Finding> findings = Examine(invocation);
   if (invocation.json) {
     if (const int printed = PrintAsJson(invocation, findings); printed != kOk) return printed;
@@ -234,7 +234,7 @@ Command DoctorCommand() {
           .summary = "examine the daemon from here; each finding with its fix",
           .details = "Lines begin with OK, WARN or FAIL. Exit code 1 when one is FAIL, 69 when no daemon answers.\n",
           .flags = {},
-          .run = Run};
+          .run = Diagnose};
 }
 
 }  // namespace ballast::ctl

@@ -39,7 +39,7 @@ void Explain(const v1::StepRecord& step, const v1::GetHistoryResponse& history, 
   for (const v1::SpikeEvent& event : step.spikes()) out << "  " << event.text() << "\n";
 }
 
-int Run(const Invocation& invocation) {
+int ExplainStep(const Invocation& invocation) {
   const auto number = WholeNumber("STEP", invocation.arguments[1]);
   if (!number.ok()) return Misused(invocation.err, number.status(), "explain");
   const auto client = Connect(invocation);
@@ -68,7 +68,7 @@ Command ExplainCommand() {
           .summary = "why a step was slow, skipped or aborted",
           .details = "Of the last 2,048 steps; of one that was made anew after a rewind, the last time.\n",
           .flags = {},
-          .run = Run};
+          .run = ExplainStep};
 }
 
 }  // namespace ballast::ctl

@@ -51,7 +51,7 @@ absl::StatusOr<std::string> Check(const std::string& server, double timeout_s) {
                       absl::StrCat("health check of ", server, ": ", status.error_message()));
 }
 
-int Run(const Invocation& invocation) {
+int PrintHealth(const Invocation& invocation) {
   const auto client = Connect(invocation);  // for its account of a daemon that does not answer
   if (!client.ok()) return Fail(invocation, client.status());
   const auto health = Check((*client)->server(), invocation.timeout_s);
@@ -74,7 +74,7 @@ Command HealthCommand() {
           .summary = "whether the daemon serves trainers (grpc.health.v1)",
           .details = "Exit code 0 when it says SERVING, for scripts and container probes.\n",
           .flags = {},
-          .run = Run};
+          .run = PrintHealth};
 }
 
 }  // namespace ballast::ctl

@@ -4,7 +4,7 @@
 namespace ballast::ctl {
 namespace {
 
-int Run(const Invocation& invocation) {
+int PrintHistory(const Invocation& invocation) {
   const auto after = WholeNumber("--after", invocation.Get("after", "0"));
   if (!after.ok()) return Misused(invocation.err, after.status(), "history");
   const auto client = Connect(invocation);
@@ -26,7 +26,7 @@ Command HistoryCommand() {
               "One row a step, the last 2,048 at most: outcome, loss, norms, times, what was found, and RMS_t of\n"
               "every layer. After a rewind a step's number comes again.\n",
           .flags = {{"after", "STEP", "only later steps"}},
-          .run = Run};
+          .run = PrintHistory};
 }
 
 }  // namespace ballast::ctl

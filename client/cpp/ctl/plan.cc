@@ -54,7 +54,7 @@ int PrintVerdict(const Invocation& invocation, const std::string& server, const 
   return Fits(plan) ? kOk : kRefused;
 }
 
-int Run(const Invocation& invocation) {
+int PrintPlan(const Invocation& invocation) {
   const auto spec = PlanSpec(invocation);
   if (!spec.ok()) return Misused(invocation.err, spec.status(), "plan");
   const auto client = Connect(invocation);
@@ -79,7 +79,7 @@ Command PlanCommand() {
               "The daemon computes it with what it reserves by; nothing is created. Exit code 1 when it does not fit.\n"
               "More and smaller tensors need less room for gradients under way.\n",
           .flags = PlanFlags(),
-          .run = Run};
+          .run = PrintPlan};
 }
 
 }  // namespace ballast::ctl

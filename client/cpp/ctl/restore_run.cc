@@ -12,7 +12,7 @@ absl::StatusOr<uint64_t> Step(const Invocation& invocation) {
                                                  invocation.arguments[0], "` tells which there are"));
 }
 
-int Run(const Invocation& invocation) {
+int RestoreRun(const Invocation& invocation) {
   const auto step = Step(invocation);
   if (!step.ok()) return Misused(invocation.err, step.status(), "restore");
   const auto client = Connect(invocation);
@@ -44,7 +44,7 @@ Command RestoreCommand() {
           "is, and a run that is not there is created; --step is then the newest there, unless it is given.\n",
       .flags = {{"step", "N", "of the checkpoint; `ballastctl checkpoints RUN` lists them"},
                 {"from", "DIR", "on the daemon's machine: bring the checkpoint from there"}},
-      .run = Run};
+      .run = RestoreRun};
 }
 
 }  // namespace ballast::ctl

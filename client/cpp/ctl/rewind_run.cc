@@ -52,7 +52,7 @@ absl::StatusOr<v1::RewindRequest> Request(const Invocation& invocation) {
   return request;
 }
 
-int Run(const Invocation& invocation) {
+int RewindRun(const Invocation& invocation) {
   const auto request = Request(invocation);
   if (!request.ok()) return Misused(invocation.err, request.status(), "rewind");
   const auto client = Connect(invocation);
@@ -73,7 +73,7 @@ Command RewindCommand() {
           "that are attached are told, and go on from there (ballast.RunRewound). Later snapshots are dropped.\n",
       .flags = {{"to", "STEP", "to this step"},
                 {"back", "N", "to N steps before the last one, or the nearest snapshot before that"}},
-      .run = Run};
+      .run = RewindRun};
 }
 
 }  // namespace ballast::ctl

@@ -82,7 +82,7 @@ void PrintLayers(const v1::RunStatus& run, std::ostream& out) {
   table.Print(out);
 }
 
-int Run(const Invocation& invocation) {
+int PrintRun(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const auto run = (*client)->GetRun(invocation.arguments[0]);
@@ -106,7 +106,7 @@ Command RunCommand() {
               "UNCHANGED the share of weights whose stored bits stayed the same; the last three are of the last\n"
               "step with full statistics.\n",
           .flags = {},
-          .run = Run};
+          .run = PrintRun};
 }
 
 }  // namespace ballast::ctl

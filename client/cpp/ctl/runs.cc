@@ -7,7 +7,7 @@
 namespace ballast::ctl {
 namespace {
 
-int Run(const Invocation& invocation) {
+int PrintRuns(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const auto runs = (*client)->ListRuns();
@@ -33,7 +33,7 @@ int Run(const Invocation& invocation) {
 }  // namespace
 
 Command RunsCommand() {
-  return {.name = "runs", .arguments = {}, .summary = "all runs, one a line", .details = "", .flags = {}, .run = Run};
+  return {.name = "runs", .arguments = {}, .summary = "all runs, one a line", .details = "", .flags = {}, .run = PrintRuns};
 }
 
 }  // namespace ballast::ctl

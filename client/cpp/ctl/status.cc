@@ -18,7 +18,7 @@ void AddDevices(const v1::GetServerResponse& server, Table* table) {
   }
 }
 
-int Run(const Invocation& invocation) {
+int PrintStatus(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const auto server = (*client)->GetServer();
@@ -53,7 +53,7 @@ Command StatusCommand() {
           .summary = "the daemon: version, device, memory",
           .details = "",
           .flags = {},
-          .run = Run};
+          .run = PrintStatus};
 }
 
 }  // namespace ballast::ctl

@@ -51,7 +51,7 @@ void Print(const Verdict& verdict, std::ostream& out) {
   out.flush();  // the next one may take minutes
 }
 
-int Run(const Invocation& invocation) {
+int Verify(const Invocation& invocation) {
   const std::string& dir = invocation.arguments[0];
   const auto folders = CheckpointFoldersIn(dir);
   if (!folders.ok()) return Misused(invocation.err, folders.status(), "verify");
@@ -85,7 +85,7 @@ Command VerifyCommand() {
           "DIR is the folder of a checkpoint, of a run, or a daemon's storage.dir. What is damaged is named by file\n"
           "and MiB. Exit code 0: all are good, 1: one is not, 64: DIR holds no checkpoint.\n",
       .flags = {},
-      .run = Run};
+      .run = Verify};
 }
 
 }  // namespace ballast::ctl

@@ -51,7 +51,7 @@ int Watch(const Invocation& invocation, Client& client, double interval_s, uint6
   }
 }
 
-int Run(const Invocation& invocation) {
+int WatchRun(const Invocation& invocation) {
   double interval_s = 1;
   const std::string interval = invocation.Get("interval", "1");
   if (!absl::SimpleAtod(interval, &interval_s) || !(interval_s >= 0.1 && interval_s <= 3600)) {
@@ -75,7 +75,7 @@ Command WatchCommand() {
               "NORM is the gradient's before clipping, RMS the largest RMS_t of a layer, FOUND why a step was not\n"
               "applied, and loss spikes or what tells of them.\n",
           .flags = {{"interval", "SECONDS", "between looks; 1"}, {"steps", "N", "end after so many steps"}},
-          .run = Run};
+          .run = WatchRun};
 }
 
 }  // namespace ballast::ctl

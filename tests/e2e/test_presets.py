@@ -1,0 +1,55 @@
+"""The preset that deploy/quickstart.sh builds on a fresh machine compiles what the tests' build does."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from daemon import BUILD, ROOT
+
+# What differs on purpose: points at which tests let a daemon fail, and GPUs.
+ALTERNATIVES = {"failpoint.cc": "failpoint_none.cc", "cuda_driver.cc": "cuda_stub.cc"}
+
+
+def batches(folder: Path) -> dict[str, list[str]]:
+    """Of the programs and libraries that are shipped: each file that g++ is given, and the sources that it includes.
+
+    Files of one batch may not use the same names for their own."""
+    return {
+        str(batch.relative_to(folder)): [ALTERNATIVES.get(Path(name).name, Path(name).name) for name in named]
+        for part in ("server", "client", "proto", "kernels")
+        for batch in (folder / part).rglob("Unity/*.cxx")
+        if (named := re.findall(r'#include "(.*)"', batch.read_text()))
+    }
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quick")
+    subprocess.run(["cmake", "--preset", "quick", "-B", folder], cwd=ROOT, check=True, capture_output=True, timeout=600)
+    return folder
+
+
+def test_the_quick_start_compiles_the_batches_that_the_tests_do(quick):
+    tested = batches(BUILD)
+    assert len(tested) > 20
+    shipped = {batch: sources for batch, sources in batches(quick).items() if "ballast_cuda" not in batch}
+    assert {batch: tested.get(batch) for batch in shipped} == shipped
+
+
+def test_the_quick_start_optimizes_as_the_tests_do(quick):
+    def flags(folder):
+        cache = (folder / "CMakeCache.txt").read_text()
+        kind = re.search(r"^CMAKE_BUILD_TYPE:\w+=(\w+)$", cache, re.MULTILINE)[1]
+        return re.search(rf"^CMAKE_CXX_FLAGS_{kind.upper()}:\w+=(.*)$", cache, re.MULTILINE)[1].split()
+
+    assert set(flags(quick)) - {"-DNDEBUG"} == set(flags(BUILD)) - {"-g1"}
+
+
+def test_no_source_asks_whether_assertions_are_on():
+    """They are off in the quick start's build alone."""
+    sources = [
+        path for folder in ("server", "client/cpp", "kernels", "proto") for path in (ROOT / folder).rglob("*.[ch]*")
+    ]
+    assert len(sources) > 300
+    assert [str(path) for path in sources if re.search(r"\bassert\(|\bNDEBUG", path.read_text())] == []
