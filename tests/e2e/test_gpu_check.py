@@ -112,6 +112,8 @@ def start(tree: Path, *flags: str) -> subprocess.Popen:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell ignores Ctrl-C in what it runs in the background, and so would the script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
