@@ -111,18 +111,16 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
 };
 
 CpuDevice::CpuDevice(Options options)
-    : threads_(options.threads != 0 ? options.threads : UsableProcessors()),
+    : team_(options.threads != 0 ? options.threads : UsableProcessors(), "cpu-worker"),
       remark_(std::move(options.remark)),
       nodes_(NumaNodes()),
-      room_(threads_ > 1 ? threads_ * kRoomTiles : 0) {
-  for (uint32_t i = 1; i < threads_; ++i) workers_.emplace_back([this] { WorkerLoop(); });
+      room_(team_.threads() > 1 ? team_.threads() * kRoomTiles : 0) {
   dispatcher_ = std::thread([this] { DispatchLoop(); });
   pthread_setname_np(dispatcher_.native_handle(), "cpu-device");
-  for (std::thread& worker : workers_) pthread_setname_np(worker.native_handle(), "cpu-worker");
   if (nodes_.size() < 2) return;
-  const std::vector<size_t> places = SpreadThreads(nodes_, threads_);
+  const std::vector<size_t> places = SpreadThreads(nodes_, team_.threads());
   KeepAt(nodes_[places[0]], &dispatcher_);
-  for (size_t i = 0; i < workers_.size(); ++i) KeepAt(nodes_[places[1 + i]], &workers_[i]);
+  for (size_t i = 0; i < team_.workers().size(); ++i) KeepAt(nodes_[places[1 + i]], &team_.workers()[i]);
 }
 
 CpuDevice::~CpuDevice() {
@@ -131,11 +129,6 @@ CpuDevice::~CpuDevice() {
     stopping_ = true;
   }
   dispatcher_.join();
-  {
-    absl::MutexLock lock(&section_mu_);
-    workers_stopping_ = true;
-  }
-  for (std::thread& worker : workers_) worker.join();
 }
 
 absl::StatusOr<DeviceBuffer> CpuDevice::Allocate(uint64_t bytes, Place) {
@@ -150,7 +143,7 @@ absl::StatusOr<DeviceBuffer> CpuDevice::Allocate(uint64_t bytes, Place) {
   if (nodes_.size() > 1) Spread(static_cast<std::byte*>(data), bytes, nodes_);
   allocated_.fetch_add(bytes, std::memory_order_relaxed);
   DeviceBuffer buffer(this, static_cast<std::byte*>(data), bytes);
-  if (absl::Status s = TouchAll({buffer.data(), bytes}, threads_); !s.ok()) {
+  if (absl::Status s = TouchAll({buffer.data(), bytes}, team_.threads()); !s.ok()) {
     return absl::ResourceExhaustedError(absl::StrCat("the system refused ", bytes, " bytes of memory: ", s.message()));
   }
   return buffer;
@@ -166,7 +159,7 @@ absl::StatusOr<std::unique_ptr<DeviceQueue>> CpuDevice::NewQueue(const QueueNeed
 }
 
 std::string CpuDevice::description() const {
-  return absl::StrCat("cpu, ", threads_, threads_ == 1 ? " thread, " : " threads, ",
+  return absl::StrCat("cpu, ", team_.threads(), team_.threads() == 1 ? " thread, " : " threads, ",
                       nodes_.size() > 1 ? absl::StrCat(nodes_.size(), " NUMA nodes, ") : "", kernels::IsaName(),
                       remark_.empty() ? "" : absl::StrCat(" (", remark_, ")"));
 }
@@ -207,13 +200,13 @@ void CpuDevice::TakeTogether(Queue* queue) {
   do {
     jobs_.push_back(queue->Take(&clock_));
     cost_bytes += jobs_.back().cost_bytes;
-  } while (!queue->jobs.empty() && cost_bytes + queue->jobs.front().cost_bytes <= threads_ * kTogetherBytes);
+  } while (!queue->jobs.empty() && cost_bytes + queue->jobs.front().cost_bytes <= team_.threads() * kTogetherBytes);
   queue->running = true;
 }
 
 void CpuDevice::RunJobs() {
   results_.resize(jobs_.size());
-  if (workers_.empty() || jobs_.size() == 1) {
+  if (team_.threads() == 1 || jobs_.size() == 1) {
     for (uint32_t i = 0; i < jobs_.size(); ++i) RunTogether({&i, 1});
     return;
   }
@@ -294,35 +287,13 @@ void CpuDevice::MeasureLine() {
 
 bool CpuDevice::Share(TileWork work) {
   const uint64_t tiles = line_ends_.back();
-  const bool shared = !workers_.empty() && line_elements_ >= kLeastSharedElements;
-  section_.work = &work;
-  section_.tiles = tiles;
-  section_.grain_tiles = shared ? kGrainTiles : tiles;
-  section_.grains = shared ? (tiles + kGrainTiles - 1) / kGrainTiles : 1;
-  section_.next.store(0, std::memory_order_relaxed);
-  section_.finite.store(true, std::memory_order_relaxed);
-  if (shared) {
-    absl::MutexLock lock(&section_mu_);
-    ++section_number_;
-    section_workers_ = static_cast<uint32_t>(workers_.size());
-  }
-  WorkOn(&section_);
-  if (shared) {
-    const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(section_mu_) { return section_workers_ == 0; };
-    absl::MutexLock lock(&section_mu_);
-    section_mu_.Await(absl::Condition(&done));
-  }
-  return section_.finite.load(std::memory_order_relaxed);
-}
-
-void CpuDevice::WorkOn(Section* section) {
-  while (true) {
-    const uint64_t grain = section->next.fetch_add(1, std::memory_order_relaxed);
-    if (grain >= section->grains) return;
-    const uint64_t first = grain * section->grain_tiles;
-    const uint64_t last = std::min(section->tiles, first + section->grain_tiles);
-    if (!WorkOnLine(*section->work, first, last)) section->finite.store(false, std::memory_order_relaxed);
-  }
+  if (team_.threads() == 1 || line_elements_ < kLeastSharedElements) return WorkOnLine(work, 0, tiles);
+  std::atomic<bool> finite = true;
+  team_.Share((tiles + kGrainTiles - 1) / kGrainTiles, [&](uint64_t grain) {
+    const uint64_t first = grain * kGrainTiles;
+    if (!WorkOnLine(work, first, std::min(tiles, first + kGrainTiles))) finite.store(false, std::memory_order_relaxed);
+  });
+  return finite.load(std::memory_order_relaxed);
 }
 
 // On tiles [first, last) of the line, each by the task that it belongs to.
@@ -335,24 +306,6 @@ bool CpuDevice::WorkOnLine(TileWork work, uint64_t first, uint64_t last) {
     first = end;
   }
   return finite;
-}
-
-void CpuDevice::WorkerLoop() {
-  uint64_t seen = 0;
-  while (true) {
-    {
-      const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(section_mu_) {
-        return section_number_ != seen || workers_stopping_;
-      };
-      absl::MutexLock lock(&section_mu_);
-      section_mu_.Await(absl::Condition(&ready));
-      if (section_number_ == seen) return;
-      seen = section_number_;
-    }
-    WorkOn(&section_);
-    absl::MutexLock lock(&section_mu_);
-    --section_workers_;
-  }
 }
 
 }  // namespace ballast

@@ -24,6 +24,7 @@
 #include "server/device/device.h"
 #include "server/device/fair_queue.h"
 #include "server/device/task_levels.h"
+#include "server/device/worker_team.h"
 
 namespace ballast {
 
@@ -50,21 +51,11 @@ class CpuDevice final : public Device {
   class Queue;
   // Work on tiles [first, last) of a task; false: a NaN or infinity was met.
   using TileWork = absl::FunctionRef<bool(DeviceTask& task, uint64_t first, uint64_t last)>;
-  // Work while threads share it: grains are taken by counter.
-  struct Section {
-    const TileWork* work = nullptr;
-    uint64_t tiles = 0;
-    uint64_t grains = 0;
-    uint64_t grain_tiles = 0;
-    std::atomic<uint64_t> next = 0;
-    std::atomic<bool> finite = true;
-  };
 
   void Free(std::byte* data, uint64_t bytes) override;
   Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DispatchLoop();
   void TakeTogether(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WorkerLoop();
   void RunJobs();
   size_t FitInRoom(absl::Span<const uint32_t> places) const;
   void RunTogether(absl::Span<const uint32_t> places);
@@ -72,10 +63,9 @@ class CpuDevice final : public Device {
   void MeasureLine();
   // The threads share the tiles of the line; false if any of them met a NaN or infinity.
   bool Share(TileWork work);
-  void WorkOn(Section* section);
   bool WorkOnLine(TileWork work, uint64_t first, uint64_t last);
 
-  const uint32_t threads_;
+  WorkerTeam team_;
   const std::string remark_;
   const std::vector<NumaNode> nodes_;
   std::atomic<uint64_t> allocated_ = 0;
@@ -86,7 +76,7 @@ class CpuDevice final : public Device {
   uint64_t clock_ ABSL_GUARDED_BY(mu_) = 0;  // as in FairClock
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 
-  // The dispatcher's; the workers read the line.
+  // The dispatcher's; the team reads the line.
   std::vector<DeviceJob> jobs_;
   std::vector<TaskResult> results_;
   TaskLevels levels_;
@@ -95,13 +85,6 @@ class CpuDevice final : public Device {
   std::vector<uint64_t> line_ends_;  // by task of the line: its tiles and those before it
   uint64_t line_elements_ = 0;       // with what beginning the tasks takes
 
-  Section section_;
-  absl::Mutex section_mu_;  // who works on section_; never held together with mu_
-  uint64_t section_number_ ABSL_GUARDED_BY(section_mu_) = 0;
-  uint32_t section_workers_ ABSL_GUARDED_BY(section_mu_) = 0;
-  bool workers_stopping_ ABSL_GUARDED_BY(section_mu_) = false;
-
-  std::vector<std::thread> workers_;
   std::thread dispatcher_;
 };
 

@@ -21,18 +21,19 @@ std::unique_ptr<Device> OpenCpu(const Config& config, std::string remark) {
   return std::make_unique<CpuDevice>(CpuDevice::Options{.threads = config.threads, .remark = std::move(remark)});
 }
 
-absl::StatusOr<std::unique_ptr<Device>> OpenCheckedGpu(uint32_t number) {
+absl::StatusOr<std::unique_ptr<Device>> OpenCheckedGpu(const Config& config, uint32_t number) {
   ASSIGN_OR_RETURN(std::unique_ptr<GpuDriver> gpu, OpenGpu(number));
-  auto device = std::make_unique<GpuDevice>(std::move(gpu));
+  auto device = std::make_unique<GpuDevice>(std::move(gpu), config.threads);
   RETURN_IF_ERROR(CheckDevice(device.get()));
   return device;
 }
 
 // Opens all of them; an error is that of the first that cannot be used.
-absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenGpus(const std::vector<uint32_t>& numbers) {
+absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenGpus(const Config& config,
+                                                              const std::vector<uint32_t>& numbers) {
   std::vector<std::unique_ptr<Device>> gpus;
   for (const uint32_t number : numbers) {
-    ASSIGN_OR_RETURN(std::unique_ptr<Device> gpu, OpenCheckedGpu(number));
+    ASSIGN_OR_RETURN(std::unique_ptr<Device> gpu, OpenCheckedGpu(config, number));
     gpus.push_back(std::move(gpu));
   }
   return gpus;
@@ -46,14 +47,14 @@ absl::StatusOr<std::vector<uint32_t>> AllGpus() {
   return numbers;
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenNamedGpus(const std::string& device) {
+absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenNamedGpus(const Config& config) {
   std::vector<uint32_t> numbers;
-  if (device == kAllGpus) {
+  if (config.device == kAllGpus) {
     ASSIGN_OR_RETURN(numbers, AllGpus());
   } else {
-    numbers = GpuNumbers(device).value_or(std::vector<uint32_t>{});
+    numbers = GpuNumbers(config.device).value_or(std::vector<uint32_t>{});
   }
-  return OpenGpus(numbers);
+  return OpenGpus(config, numbers);
 }
 
 }  // namespace
@@ -65,11 +66,11 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& c
     return devices;
   }
   if (config.device == "auto") {
-    auto gpu = OpenCheckedGpu(0);
+    auto gpu = OpenCheckedGpu(config, 0);
     devices.push_back(gpu.ok() ? *std::move(gpu) : OpenCpu(config, std::string(gpu.status().message())));
     return devices;
   }
-  auto gpus = OpenNamedGpus(config.device);
+  auto gpus = OpenNamedGpus(config);
   if (gpus.ok()) return gpus;
   return absl::FailedPreconditionError(
       absl::StrCat("device is '", config.device, "': ", gpus.status().message(), "; set device to cpu or auto"));

@@ -40,16 +40,31 @@ const T& As(const DeviceTask* task) {
   return std::get<T>(*task);
 }
 
-// The tiles of an UpdateTask or MeasureTask, or the sampled tiles of a CurvatureTask.
+// The tiles of an UpdateTask or MeasureTask, or the sampled tiles of a CurvatureTask; else none.
 uint64_t TilesOfTask(const DeviceTask& task) {
   if (const auto* u = std::get_if<UpdateTask>(&task)) return TilesOf(u->update.n);
   if (const auto* c = std::get_if<CurvatureTask>(&task)) return kernels::SampledTiles(c->probe.n);
-  return TilesOf(std::get<MeasureTask>(task).elements);
+  const auto* m = std::get_if<MeasureTask>(&task);
+  return m != nullptr ? TilesOf(m->elements) : 0;
 }
-uint64_t TilesOfTasks(Tasks batch) {
-  uint64_t tiles = 0;
-  for (const DeviceTask* task : batch) tiles += TilesOfTask(*task);
-  return tiles;
+
+// What no two tasks of a batch may share: a tensor's next update, or probe, reads what the one before it wrote.
+const void* OwnMemory(const DeviceTask& task) {
+  if (const auto* u = std::get_if<UpdateTask>(&task)) return u->update.planes[0];
+  const auto* c = std::get_if<CurvatureTask>(&task);
+  return c != nullptr ? c->probe.before : nullptr;
+}
+
+// Whether one launch does both, which are of a kind.
+bool OfOneLaunch(const DeviceTask& a, const DeviceTask& b) {
+  if (std::holds_alternative<UpdateTask>(a)) return std::get<UpdateTask>(a).kernel == std::get<UpdateTask>(b).kernel;
+  if (std::holds_alternative<CurvatureTask>(a)) {
+    return std::get<CurvatureTask>(a).kernel->curvature == std::get<CurvatureTask>(b).kernel->curvature;
+  }
+  if (std::holds_alternative<MeasureTask>(a)) return true;
+  const auto *s = std::get_if<EncodeWeightsTask>(&a), *t = std::get_if<EncodeWeightsTask>(&b);
+  return s != nullptr && s->scales == nullptr && t->scales == nullptr && s->master == t->master &&
+         s->format == t->format;
 }
 
 // The gradient that a task reads.
@@ -146,33 +161,35 @@ absl::Status GpuStaging::Reserve() {
   return absl::OkStatus();
 }
 
-bool GpuStaging::Fits(Tasks batch, const DeviceTask& next) const {
-  if (batch.size() == kMostTasks || batch.front()->index() != next.index()) return false;
-  if (const auto* u = std::get_if<UpdateTask>(&next)) {
-    for (const DeviceTask* task : batch) {
-      const auto& other = As<UpdateTask>(task);
-      // A tensor's next update reads what the one before it wrote.
-      if (other.kernel != u->kernel || other.update.planes[0] == u->update.planes[0]) return false;
-    }
-    return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
-  }
-  if (const auto* c = std::get_if<CurvatureTask>(&next)) {
-    for (const DeviceTask* task : batch) {
-      const auto& other = As<CurvatureTask>(task);
-      if (other.kernel->curvature != c->kernel->curvature || other.probe.before == c->probe.before) return false;
-    }
-    return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
-  }
-  if (std::holds_alternative<MeasureTask>(next)) return TilesOfTasks(batch) + TilesOfTask(next) <= tile_capacity_;
-  const auto* s = std::get_if<EncodeWeightsTask>(&next);
-  if (s == nullptr || s->scales != nullptr) return false;
-  uint64_t bytes = PayloadBytes(*s);
-  for (const DeviceTask* task : batch) {
-    const auto& other = As<EncodeWeightsTask>(task);
-    if (other.master != s->master || other.format != s->format) return false;
-    bytes += PayloadBytes(other);
-  }
-  return bytes <= payload_capacity_;
+GpuStaging::Room GpuStaging::RoomOf(const DeviceTask& task) {
+  const auto* s = std::get_if<EncodeWeightsTask>(&task);
+  return {.tiles = TilesOfTask(task), .payload_bytes = s != nullptr ? PayloadBytes(*s) : 0};
+}
+
+void GpuStaging::Begin() {
+  tasks_.clear();
+  tensors_.clear();
+  room_ = {};
+  taken_ = 0;
+  taken_tiles_ = 0;
+}
+
+bool GpuStaging::CanJoin(const DeviceTask& task) const {
+  if (tasks_.empty()) return true;
+  const DeviceTask& front = *tasks_.front();
+  if (tasks_.size() == kMostTasks || front.index() != task.index() || !OfOneLaunch(front, task)) return false;
+  const void* const own = OwnMemory(task);
+  if (own != nullptr && std::ranges::find(tensors_, own) != tensors_.end()) return false;
+  const Room room = RoomOf(task);
+  return room_.tiles + room.tiles <= tile_capacity_ && room_.payload_bytes + room.payload_bytes <= payload_capacity_;
+}
+
+void GpuStaging::Join(const DeviceTask* task) {
+  const Room room = RoomOf(*task);
+  tasks_.push_back(task);
+  tensors_.push_back(OwnMemory(*task));
+  room_.tiles += room.tiles;
+  room_.payload_bytes += room.payload_bytes;
 }
 
 void GpuStaging::StartCompute(uint64_t item_bytes) {
@@ -191,12 +208,12 @@ void GpuStaging::CopyOut(uint64_t at, uint64_t bytes) {
 }
 
 template <class Task>
-void GpuStaging::GiveGradients(Tasks batch) {
+void GpuStaging::GiveGradients() {
   using Item = decltype(ItemOf(std::declval<Task>(), nullptr));
   using Tile = std::remove_pointer_t<decltype(Item::tiles)>;
   Item* item = OnHost<Item>(items_);
   uint64_t tiles = 0;
-  for (const DeviceTask* task : batch) {
+  for (const DeviceTask* task : tasks_) {
     const GradientRead gradient = GradientOf(As<Task>(task));
     std::byte* const twin = twin_of_(gradient.data);
     if (!gradient.on_device) gpu_->Copy(GpuDriver::Stream::kIn, twin, gradient.data, gradient.bytes);
@@ -207,16 +224,16 @@ void GpuStaging::GiveGradients(Tasks batch) {
     ++item;
     tiles += TilesOfTask(*task);
   }
-  StartCompute(batch.size() * sizeof(Item));
-  Launch(gpu_, batch, OnDevice<Item>(items_), tiles);
+  StartCompute(tasks_.size() * sizeof(Item));
+  Launch(gpu_, tasks_, OnDevice<Item>(items_), tiles);
   StartOut();
   CopyOut(tiles_, tiles * sizeof(Tile));
 }
 
-void GpuStaging::GiveServes(Tasks batch) {
+void GpuStaging::GiveServes() {
   DeviceCopy* item = OnHost<DeviceCopy>(items_);
   uint64_t tiles = 0, payload = payload_;
-  for (const DeviceTask* task : batch) {
+  for (const DeviceTask* task : tasks_) {
     const auto& serve = As<EncodeWeightsTask>(task);
     *item = CopyOf(serve.planes, serve.first, serve.last);
     item->first_tile = tiles;
@@ -226,10 +243,10 @@ void GpuStaging::GiveServes(Tasks batch) {
     tiles += TilesOf(serve.last - serve.first);
     payload += PayloadBytes(serve);
   }
-  StartCompute(batch.size() * sizeof(DeviceCopy));
-  const auto& front = As<EncodeWeightsTask>(batch.front());
+  StartCompute(tasks_.size() * sizeof(DeviceCopy));
+  const auto& front = As<EncodeWeightsTask>(tasks_.front());
   gpu_->EncodeWeights(IndexIn(kernels::MasterFormats(), front.master), OnDevice<DeviceCopy>(items_),
-                      static_cast<int>(batch.size()), tiles, front.format);
+                      static_cast<int>(tasks_.size()), tiles, front.format);
   // Copied in the kernels' stream, since the tensor's next ScaleTask may already be at work when results go out.
   const Rows rows = RowsOf(front);
   gpu_->Copy(GpuDriver::Stream::kCompute, device_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
@@ -274,21 +291,21 @@ void GpuStaging::GiveCopy(const CopyTask& task) {
   StartOut();
 }
 
-void GpuStaging::Give(Tasks batch) {
-  if (!batch.empty()) GiveTasks(batch);
+void GpuStaging::Give() {
+  if (!tasks_.empty()) GiveTasks();
   gpu_->Record(out_, GpuDriver::Stream::kOut);
 }
 
-void GpuStaging::GiveTasks(Tasks batch) {
-  const DeviceTask& front = *batch.front();
+void GpuStaging::GiveTasks() {
+  const DeviceTask& front = *tasks_.front();
   if (std::holds_alternative<UpdateTask>(front)) {
-    GiveGradients<UpdateTask>(batch);
+    GiveGradients<UpdateTask>();
   } else if (std::holds_alternative<MeasureTask>(front)) {
-    GiveGradients<MeasureTask>(batch);
+    GiveGradients<MeasureTask>();
   } else if (std::holds_alternative<CurvatureTask>(front)) {
-    GiveGradients<CurvatureTask>(batch);
+    GiveGradients<CurvatureTask>();
   } else if (std::holds_alternative<EncodeWeightsTask>(front)) {
-    GiveServes(batch);
+    GiveServes();
   } else if (const auto* load = std::get_if<LoadTask>(&front)) {
     GiveLoad(*load);
   } else if (const auto* copy = std::get_if<CopyTask>(&front)) {
@@ -298,26 +315,37 @@ void GpuStaging::GiveTasks(Tasks batch) {
   }
 }
 
-TaskResult GpuStaging::Take(Tasks batch, size_t i) {
+TaskResult GpuStaging::Take() {
   TaskResult result;
-  const auto* u = std::get_if<UpdateTask>(batch[i]);
-  if (u != nullptr || std::holds_alternative<MeasureTask>(*batch[i])) {
+  const DeviceTask& task = *tasks_[taken_++];
+  const uint64_t at = taken_tiles_, tiles = TilesOfTask(task);
+  taken_tiles_ += tiles;
+  const auto* u = std::get_if<UpdateTask>(&task);
+  if (u != nullptr || std::holds_alternative<MeasureTask>(task)) {
     const bool full = u != nullptr && u->update.statistics == kernels::StatisticsLevel::kFull;
-    result.statistics = kernels::Combine(
-        {OnHost<const TileStatistics>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])}, full);
-  } else if (std::holds_alternative<CurvatureTask>(*batch[i])) {
-    result.curvature =
-        kernels::Combine({OnHost<const TileCurvature>(tiles_) + TilesOfTasks(batch.first(i)), TilesOfTask(*batch[i])});
-  } else if (const auto* s = std::get_if<EncodeWeightsTask>(batch[i])) {
-    uint64_t at = payload_;
-    for (const DeviceTask* task : batch.first(i)) at += PayloadBytes(As<EncodeWeightsTask>(task));
-    std::memcpy(s->out, host_ + at, (s->last - s->first) * WireBytes(s->format));
-    const Rows rows = RowsOf(*s);
-    if (rows.count > 0) std::memcpy(s->scales_out, host_ + scales_, rows.count * sizeof(float));
-  } else if (std::holds_alternative<LoadTask>(*batch[i])) {
+    result.statistics = kernels::Combine({OnHost<const TileStatistics>(tiles_) + at, tiles}, full);
+  } else if (std::holds_alternative<CurvatureTask>(task)) {
+    result.curvature = kernels::Combine({OnHost<const TileCurvature>(tiles_) + at, tiles});
+  } else if (std::holds_alternative<LoadTask>(task)) {
     result.finite = *OnHost<const uint32_t>(0) == 0;
   }
   return result;
+}
+
+void GpuStaging::AddCopies(uint64_t most, std::vector<HostCopy>* copies) const {
+  const auto add = [&](void* to, uint64_t at, uint64_t bytes) {
+    for (uint64_t done = 0; done < bytes; done += most) {
+      copies->push_back({static_cast<std::byte*>(to) + done, host_ + at + done, std::min(most, bytes - done)});
+    }
+  };
+  if (tasks_.empty() || !std::holds_alternative<EncodeWeightsTask>(*tasks_.front())) return;
+  uint64_t at = payload_;
+  for (const DeviceTask* task : tasks_) {
+    const auto& serve = As<EncodeWeightsTask>(task);
+    add(serve.out, at, (serve.last - serve.first) * WireBytes(serve.format));
+    add(serve.scales_out, scales_, RowsOf(serve).count * sizeof(float));
+    at += PayloadBytes(serve);
+  }
 }
 
 }  // namespace ballast

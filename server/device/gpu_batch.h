@@ -1,15 +1,17 @@
-// Tasks that go to a GPU together, and the staging they go through: room for one batch at a time, with the same layout
-// in pinned host memory and on the GPU. Give() writes the kernels' arguments, copies in what they need, launches them
-// and copies out what they make, all in the GPU's streams; when the event out() has happened, Take() reads the results.
-// Results are copied out of the staging alone, so later kernels may write anywhere else.
+// Tasks that go to a GPU together, and the staging they go through: room for one batch at a time, with the same
+// layout in pinned host memory and on the GPU. Begin() and Join() put a batch together. Give() writes the kernels'
+// arguments, copies in what they need, launches them and copies out what they make, all in the GPU's streams; when
+// the event out() has happened, Take() reads the results, and AddCopies() says which bytes of the staging belong
+// where. Results are copied out of the staging alone, so later kernels may write anywhere else.
 //
-// Neither call blocks on the GPU. Give() for one staging comes after Take() of its last batch; no other locks are
-// needed.
+// No call blocks on the GPU. Begin() comes after the last Take() of the batch before; no other locks are needed.
+// Tasks are not copied: they stay where they are until then.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "server/device/device.h"
 #include "server/device/gpu_driver.h"
@@ -29,22 +31,38 @@ class GpuStaging {
   absl::Status Reserve();
   uint64_t bytes() const { return end_; }  // on the GPU, and as many on the host
 
-  // Whether `next` can join the tasks of a batch in one launch.
-  bool Fits(std::span<const DeviceTask* const> batch, const DeviceTask& next) const;
-  // Of an empty batch, out() happens after all that was given before.
-  void Give(std::span<const DeviceTask* const> batch);
-  // The result of the batch's task number i. Copies the bytes of a EncodeWeightsTask to where it wants them.
-  TaskResult Take(std::span<const DeviceTask* const> batch, size_t i);
+  // An empty batch. Given so, out() happens after all that was given before.
+  void Begin();
+  // Whether the task can be launched together with those that the batch has; the first one always can.
+  bool CanJoin(const DeviceTask& task) const;
+  void Join(const DeviceTask* task);
+  std::span<const DeviceTask* const> tasks() const { return tasks_; }
+  void Give();
+  // The result of the batch's next task, from the first on.
+  TaskResult Take();
+  // Adds, of the batch's EncodeWeightsTasks, the copies that bring their bytes to where they want them, none longer than
+  // `most` bytes: for the caller to make, in any order.
+  struct HostCopy {
+    std::byte* to;
+    const std::byte* from;
+    uint64_t bytes;
+  };
+  void AddCopies(uint64_t most, std::vector<HostCopy>* copies) const;
   GpuDriver::Event out() const { return out_; }
 
-  bool busy = false;  // from Give to the last Take; the owner's
+  bool busy = false;  // from Begin to the last Take; the owner's
 
  private:
-  void GiveTasks(std::span<const DeviceTask* const> batch);
+  // What a task takes of the staging's room.
+  struct Room {
+    uint64_t tiles = 0, payload_bytes = 0;
+  };
+  static Room RoomOf(const DeviceTask& task);
+  void GiveTasks();
   // UpdateTask, MeasureTask or CurvatureTask: tasks that read a gradient and are answered by tiles of numbers.
   template <class Task>
-  void GiveGradients(std::span<const DeviceTask* const> batch);
-  void GiveServes(std::span<const DeviceTask* const> batch);
+  void GiveGradients();
+  void GiveServes();
   void GiveLoad(const LoadTask& task);
   void GiveScales(const ScaleTask& task);
   void GiveCopy(const CopyTask& task);
@@ -67,6 +85,12 @@ class GpuStaging {
   uint64_t items_ = 0, tiles_ = 0, sums_ = 0, payload_ = 0, scales_ = 0, end_ = 0;
   std::byte *host_ = nullptr, *device_ = nullptr;
   GpuDriver::Event in_ = 0, computed_ = 0, out_ = 0;
+
+  std::vector<const DeviceTask*> tasks_;  // the batch
+  std::vector<const void*> tensors_;      // their planes, where none may be there twice
+  Room room_;                             // that they take
+  size_t taken_ = 0;                      // tasks whose results were
+  uint64_t taken_tiles_ = 0;              // and theirs
 };
 
 }  // namespace ballast

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
 #include "server/base/clock.h"
+#include "server/base/processors.h"
 #include "server/base/status_macros.h"
 
 namespace ballast {
@@ -16,6 +18,18 @@ namespace {
 constexpr size_t kMostJobs = 2 * GpuStaging::kMostTasks;  // of a batch, sums included
 constexpr uint64_t kLargeTaskBytes = 1 << 20;
 constexpr uint64_t kSumsTogetherBytes = 1 << 20;  // some 100 us, in which the GPU may have nothing to do
+// What a thread takes at once, some 10 us; of less than two of them, the workers need not be woken.
+constexpr uint64_t kPartBytes = 128 << 10, kPartElements = kPartBytes / sizeof(float);
+static_assert(kPartElements % kernels::kTile == 0);
+
+uint32_t TeamThreads(uint32_t asked) {
+  return asked != 0 ? asked : std::clamp(UsableProcessors() / 4, 1u, GpuDevice::kMostThreads);
+}
+
+void ShareIfWorth(WorkerTeam* team, uint64_t bytes, uint64_t parts, absl::FunctionRef<void(uint64_t)> work) {
+  if (bytes >= 2 * kPartBytes) return team->Share(parts, work);
+  for (uint64_t i = 0; i < parts; ++i) work(i);
+}
 
 }  // namespace
 
@@ -77,7 +91,8 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
   GpuDevice* const device_;
 };
 
-GpuDevice::GpuDevice(std::unique_ptr<GpuDriver> gpu) : gpu_(std::move(gpu)) {
+GpuDevice::GpuDevice(std::unique_ptr<GpuDriver> gpu, uint32_t threads)
+    : gpu_(std::move(gpu)), adders_(TeamThreads(threads), "gpu-adder"), copiers_(TeamThreads(threads), "gpu-copier") {
   dispatcher_ = std::thread([this] { DispatchLoop(); });
   finisher_ = std::thread([this] { FinishLoop(); });
   pthread_setname_np(dispatcher_.native_handle(), "gpu-dispatch");
@@ -156,15 +171,6 @@ double GpuDevice::busy_s() const {
   return given_.empty() ? 0 : MonotonicSeconds() - given_.front().given_s;
 }
 
-std::vector<const DeviceTask*> GpuDevice::TasksOf(const std::vector<DeviceJob>& jobs) {
-  std::vector<const DeviceTask*> tasks;
-  tasks.reserve(jobs.size());
-  for (const DeviceJob& job : jobs) {
-    if (!std::holds_alternative<SumTask>(job.task)) tasks.push_back(&job.task);
-  }
-  return tasks;
-}
-
 GpuDevice::Queue* GpuDevice::NextQueue() {
   return NextFairQueue(queues_, [](const Queue& q) { return q.woken && q.FreeStaging() != nullptr; });
 }
@@ -172,19 +178,20 @@ GpuDevice::Queue* GpuDevice::NextQueue() {
 // A sum may be made before the GPU's tasks that are ahead of it in the batch: none of them reads what it writes.
 GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
   Batch batch{.queue = queue, .staging = queue->FreeStaging(), .small = queue->next_is_small()};
-  std::vector<const DeviceTask*> tasks;
+  GpuStaging* const staging = batch.staging;
+  staging->Begin();
   uint64_t sum_bytes = 0;
   batch.jobs.reserve(std::min(queue->jobs.size(), kMostJobs));  // so that tasks stay where they are
   const auto fits = [&](const DeviceJob& next) {
     if (std::holds_alternative<SumTask>(next.task)) return sum_bytes + next.cost_bytes <= kSumsTogetherBytes;
-    return tasks.empty() || batch.staging->Fits(tasks, next.task);
+    return staging->CanJoin(next.task);
   };
   do {
     const DeviceJob& job = batch.jobs.emplace_back(queue->Take(&clock_));
     if (std::holds_alternative<SumTask>(job.task)) {
       sum_bytes += job.cost_bytes;
     } else {
-      tasks.push_back(&job.task);
+      staging->Join(&job.task);
     }
   } while (!queue->jobs.empty() && batch.jobs.size() < kMostJobs && fits(queue->jobs.front()));
   batch.staging->busy = true;
@@ -204,13 +211,51 @@ void GpuDevice::DispatchLoop() {
       if (queue == nullptr) return;
       batch = NextBatch(queue);
     }
-    for (const DeviceJob& job : batch.jobs) {
-      if (const auto* sum = std::get_if<SumTask>(&job.task)) RunSum(*sum, 0, sum->elements);
-    }
+    RunSums(batch.jobs);
     batch.given_s = MonotonicSeconds();
-    batch.staging->Give(TasksOf(batch.jobs));
+    batch.staging->Give();
     absl::MutexLock lock(&mu_);
     given_.push_back(std::move(batch));
+  }
+}
+
+void GpuDevice::RunSums(const std::vector<DeviceJob>& jobs) {
+  sums_.clear();
+  uint64_t bytes = 0;
+  for (const DeviceJob& job : jobs) {
+    const auto* sum = std::get_if<SumTask>(&job.task);
+    if (sum == nullptr) continue;
+    bytes += job.cost_bytes;
+    for (uint64_t at = 0; at < sum->elements; at += kPartElements) {
+      sums_.push_back({sum, at, std::min(sum->elements, at + kPartElements)});
+    }
+  }
+  ShareIfWorth(&adders_, bytes, sums_.size(),
+               [this](uint64_t i) { RunSum(*sums_[i].task, sums_[i].begin, sums_[i].end); });
+}
+
+void GpuDevice::CopyOut(const GpuStaging& staging) {
+  copies_.clear();
+  staging.AddCopies(kPartBytes, &copies_);
+  uint64_t bytes = 0;
+  for (const GpuStaging::HostCopy& copy : copies_) bytes += copy.bytes;
+  ShareIfWorth(&copiers_, bytes, copies_.size(),
+               [this](uint64_t i) { std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes); });
+}
+
+// Of a batch that the GPU was at from begin_s to end_s.
+void GpuDevice::Finish(Batch* batch, double begin_s, double end_s) {
+  GpuStaging* const staging = batch->staging;
+  CopyOut(*staging);
+  for (DeviceJob& job : batch->jobs) {
+    TaskResult result;
+    if (auto* const sum = std::get_if<SumTask>(&job.task)) {
+      sum->terms.clear();
+    } else {
+      result = staging->Take();
+      result.seconds = (end_s - begin_s) / static_cast<double>(staging->tasks().size());
+    }
+    job.done(result);
   }
 }
 
@@ -228,19 +273,8 @@ void GpuDevice::FinishLoop() {
     if (const absl::Status status = gpu_->Await(batch->staging->out()); !status.ok()) {
       Fail(status);
     } else {
-      const std::vector<const DeviceTask*> tasks = TasksOf(batch->jobs);
-      const double end_s = MonotonicSeconds(), begin_s = std::max(batch->given_s, last_end_s);
-      size_t next = 0;  // of tasks
-      for (DeviceJob& job : batch->jobs) {
-        TaskResult result;
-        if (auto* const sum = std::get_if<SumTask>(&job.task)) {
-          sum->terms.clear();
-        } else {
-          result = batch->staging->Take(tasks, next++);
-          result.seconds = (end_s - begin_s) / static_cast<double>(tasks.size());
-        }
-        job.done(result);
-      }
+      const double end_s = MonotonicSeconds();
+      Finish(batch, std::max(batch->given_s, last_end_s), end_s);
       last_end_s = end_s;
     }
     batch->jobs.clear();

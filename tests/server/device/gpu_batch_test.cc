@@ -1,9 +1,10 @@
-// The order of what a batch does on a GPU's streams, with one stream held back.
+// The order of what a batch does on a GPU's streams, with one stream held back, and where its results go.
 #include "server/device/gpu_batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <vector>
 
 #include "server/device/gpu_device.h"
@@ -68,6 +69,37 @@ TEST(GpuBatchTest, CodesGoOutWithTheirOwnScales) {
   queue->WaitIdle();
   EXPECT_THAT(served, Each(1.0f));
   EXPECT_THAT(std::vector(codes.begin(), codes.begin() + 2 * kRow), Each(std::byte{127}));
+}
+
+// By several threads, a part each: every byte once, none beyond.
+TEST(GpuBatchTest, ALargeTensorsWeightsComeWhole) {
+  FakeGpuState state;
+  GpuDevice gpu(std::make_unique<FakeGpu>(&state), 3);
+  gpu.Watch([](const absl::Status& why) { ADD_FAILURE() << why; });
+  constexpr uint64_t kElements = 300'001, kBeyond = 7;
+  const kernels::MasterFormat& master = *kernels::FindMasterFormat("fp32");
+  const kernels::WireIndex fp32 = kernels::FindWireFormat("fp32");
+  const DeviceBuffer plane = gpu.Allocate(4 * kElements, Place::kDevice).value();
+  const auto queue = gpu.NewQueue({.payload_bytes = 4 * kElements}).value();
+  std::vector<float> sent(kElements), got(kElements + kBeyond, -1.0f);
+  std::iota(sent.begin(), sent.end(), 1.0f);
+  queue->Submit(LoadTask{.master = &master,
+                         .planes = {plane.data()},
+                         .format = fp32,
+                         .first = 0,
+                         .last = kElements,
+                         .in = reinterpret_cast<const std::byte*>(sent.data())},
+                [](const TaskResult& result) { EXPECT_TRUE(result.finite); });
+  queue->Submit(EncodeWeightsTask{.master = &master,
+                                  .planes = {plane.data()},
+                                  .format = fp32,
+                                  .first = 0,
+                                  .last = kElements,
+                                  .out = reinterpret_cast<std::byte*>(got.data())},
+                [](const TaskResult&) {});
+  queue->WaitIdle();
+  sent.resize(kElements + kBeyond, -1.0f);
+  EXPECT_TRUE(got == sent);
 }
 
 }  // namespace

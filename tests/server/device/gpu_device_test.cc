@@ -29,7 +29,7 @@ void NoFailure(const absl::Status& status) { ADD_FAILURE() << status; }
 struct Devices {
   CpuDevice cpu{{.threads = 2}};
   FakeGpuState state;
-  GpuDevice gpu{std::make_unique<FakeGpu>(&state)};
+  GpuDevice gpu{std::make_unique<FakeGpu>(&state), 3};
   Devices() { gpu.Watch(NoFailure); }
 };
 

@@ -8,7 +8,7 @@ namespace ballast::testing {
 absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics) {
   static FakeGpuState state;  // of all servers: they outlive no test
   std::vector<std::unique_ptr<Device>> devices;
-  devices.push_back(std::make_unique<GpuDevice>(std::make_unique<FakeGpu>(&state)));
+  devices.push_back(std::make_unique<GpuDevice>(std::make_unique<FakeGpu>(&state), 2));
   return Server::StartOn(std::move(devices), config, metrics, "",
                          [](const absl::Status& why) { ADD_FAILURE() << why; });
 }
