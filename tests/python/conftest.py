@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +17,21 @@ import torch
 import ballast
 from ballast import _core
 from daemon import BINARY, Daemon
+from nursery import Nursery
 
 _numbers = itertools.count(1)
+# What takes longest begins first, so that it is not left alone at the end: tests/run.sh runs files side by side.
+LONGEST = ("lost_rank", "fsdp", "local_daemon", "late_rank", "crashes", "follow_restart", "lives", "power", "convert", "restart")
 
 
 def pytest_sessionstart() -> None:
     if not BINARY.exists():
         pytest.exit(f"{BINARY} is missing: build it (cmake --build --preset dev), or set BALLASTD", returncode=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,26 +91,19 @@ def _maker(daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
         optimizer.close()
 
 
-def heed_interrupts() -> None:
-    """For a child: Ctrl-C works, also when these tests run in the background of a shell, which ignores it there."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@functools.cache
+def nursery() -> Nursery:
+    """Of all tests. It ends when this process does."""
+    return Nursery()
 
 
 class Program:
     """A function of trainer.py as a process."""
 
-    def __init__(self, *args: str):
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("trainer.py")), *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=heed_interrupts,
-            start_new_session=True,  # a group of its own, for close()
-        )
+    def __init__(self, *words: str):
+        self._process = nursery().start(*words)
 
     def hear(self) -> str:
-        assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def ask(self, order: Any) -> Any:
@@ -113,7 +112,6 @@ class Program:
         return json.loads(self.hear())
 
     def go_on(self, word: str = "") -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
@@ -127,7 +125,7 @@ class Program:
         """Ends it, and the processes that it left: they would hold its pipes open."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        self._process.close()
 
 
 def kept(name: str) -> Any:

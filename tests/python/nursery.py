@@ -1,0 +1,129 @@
+"""Processes of trainer.py as forks of one, which has imported torch: importing it takes longer than most of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+MOST_BYTES = 1 << 20  # of a message: it has the environment
+
+
+class Child:
+    """A process of a nursery, in a session of its own, its stdin and stdout as text."""
+
+    def __init__(self, nursery: Nursery, words: tuple[str, ...]):
+        self._nursery = nursery
+        self._code: int | None = None
+        stdin, to_it = os.pipe()
+        from_it, stdout = os.pipe()
+        self.stdin: TextIO = open(to_it, "w")
+        self.stdout: TextIO = open(from_it)
+        message = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+        self.pid = nursery.ask(message, [stdin, stdout, 2])
+        os.close(stdin)
+        os.close(stdout)
+        self._ended = os.pidfd_open(self.pid)  # it is a zombie until it is asked after
+
+    def send_signal(self, number: int) -> None:
+        if self._code is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float) -> int:
+        """Its exit code; of one that a signal ended, minus the signal's number."""
+        if self._code is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("trainer.py", timeout)
+            os.close(self._ended)
+            self._code = self._nursery.ask({"ended": self.pid})
+        return self._code
+
+    def close(self) -> None:
+        """Waits for its end, and that of all that have its stdout. May be called again."""
+        if self.stdout.closed:
+            return
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+        with self.stdout:
+            self.stdout.read()
+        self.wait(120)
+
+
+class Nursery:
+    """The process that forks, and this end of the line to it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("trainer.py"), "nursery", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def ask(self, message: dict[str, Any], descriptors: list[int] | None = None) -> int:
+        with self._lock:
+            socket.send_fds(self._line, [json.dumps(message).encode()], descriptors or [])
+            answer = self._line.recv(MOST_BYTES)
+        assert answer, f"the nursery ended: {self._process.wait()}"
+        return int(answer)
+
+    def start(self, *words: str) -> Child:
+        return Child(self, words)
+
+    def close(self) -> None:
+        """Its children are killed, if there are any."""
+        self._line.close()
+        self._process.wait()
+
+
+def attend(line: socket.socket) -> None:
+    """The nursery's own: forks whenever it is asked to. Returns in each child, whose words are in sys.argv; else never."""
+    gc.collect()
+    gc.freeze()  # a child's collections would write to all of it, and so copy it
+    children: set[int] = set()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 3)
+        if not data:
+            for child in children:
+                with suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+            os._exit(0)
+        message = json.loads(data)
+        if "ended" in message:
+            children.remove(message["ended"])
+            line.send(str(os.waitstatus_to_exitcode(os.waitpid(message["ended"], 0)[1])).encode())
+            continue
+        child = os.fork()
+        if child == 0:
+            _become(message, descriptors)
+            line.send(str(os.getpid()).encode())  # now its session is its own
+            line.close()
+            return
+        children.add(child)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become(message: dict[str, Any], descriptors: list[int]) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(message["environment"])
+    os.chdir(message["folder"])
+    sys.argv[1:] = message["words"]
