@@ -32,7 +32,7 @@ class Moments:
     def as_state(self) -> dict[str, Tensor]:
         """The tensor's entry of a torch state_dict. Shares the memory."""
         state = {
-            "step": torch.tensor(float(self.updates)),
+            "step": torch.tensor(float(self.updates), dtype=torch.float32, device="cpu"),
             **{self.names[slot]: values for slot, values in self.slots.items()},
         }
         return state if self.master is None else {**state, MASTER: self.master}
@@ -45,9 +45,14 @@ def slot_names(rule: str) -> dict[str, str]:
     return {"momentum": "exp_avg"} if rule == "lion" else {"momentum": "exp_avg", "variance": "exp_avg_sq"}
 
 
-def zeros(shape: torch.Size, names: dict[str, str]) -> Moments:
+def zeros(shape: torch.Size) -> Tensor:
+    """fp32, contiguous in host memory, whatever torch makes by default."""
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+
+
+def without_updates(shape: torch.Size, names: dict[str, str]) -> Moments:
     """Those of a tensor that has seen no update."""
-    return Moments({slot: torch.zeros(shape) for slot in names}, 0, names)
+    return Moments({slot: zeros(shape) for slot in names}, 0, names)
 
 
 def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str, Any]]) -> dict[int, Moments]:

@@ -157,4 +157,4 @@ class GradScaler:
 
 
 def _as_float32(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float32).item()
+    return torch.tensor(value, dtype=torch.float32, device="cpu").item()

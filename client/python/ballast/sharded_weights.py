@@ -11,7 +11,7 @@ from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected
 from ballast.gathered import all_agree, gather, spread
-from ballast.moments import Moments
+from ballast.moments import Moments, zeros
 from ballast.replaced import Replaced
 from ballast.uploads import refuse_nonfinite, upload_of
 from ballast.weights import Weights
@@ -127,7 +127,7 @@ class ShardedWeights(Weights):
         """Of a tensor that this rank has no element of, nothing comes to its session, not even how many updates it has seen:
         that is asked over a connection of its own. Such tensors have fewer rows than there are ranks."""
         updates = super()._pull_state(places) if places else {}
-        whole = {b.index: torch.empty(b.parameter.shape) for b in self._bindings if b.index not in updates}
+        whole = {b.index: zeros(b.parameter.shape) for b in self._bindings if b.index not in updates}
         if not whole:
             return updates
         slot = next(iter(self._state_names))

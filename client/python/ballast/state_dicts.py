@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.membership import Membership
-from ballast.moments import Moments, moments_of, slot_names, zeros
+from ballast.moments import Moments, moments_of, slot_names, without_updates
 from ballast.remote_state import Asked
 from ballast.saved_state import FULL_STATE_PARAMETERS, TOKEN, SavedState, Token, digest_of
 from ballast.session import Session
@@ -62,7 +62,9 @@ class StateDicts:
 
     def _unmade(self, parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
         names = slot_names(self._settings.rule.name)
-        unmade = {i: zeros(local_of(p).shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad}
+        unmade = {
+            i: without_updates(local_of(p).shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad
+        }
         return _shown(unmade, parameters)
 
     def _refers(self, parameters: Iterable[Tensor]) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected, RunRewound
-from ballast.moments import MASTER, Moments, zeros
+from ballast.moments import MASTER, Moments, without_updates, zeros
 from ballast.progress import Transfer
 from ballast.rank import Rank
 from ballast.rank_zero import SAME_WEIGHTS, await_end, await_upload
@@ -206,8 +206,8 @@ class Weights:
         found, places = {}, []
         for binding in self._bindings:
             shape = binding.shape
-            slots = {slot: torch.zeros(shape) for slot in self._state_names}
-            master = torch.zeros(shape) if binding.holds_less else None
+            slots = {slot: zeros(shape) for slot in self._state_names}
+            master = zeros(shape) if binding.holds_less else None
             for slot, values in (slots if master is None else {**slots, MASTER: master}).items():
                 if values.nbytes:
                     places.append((binding.index, slot, values.data_ptr(), values.nbytes))
@@ -249,7 +249,7 @@ class Weights:
 
     def _complete(self, state: Moments | None, binding: Binding) -> Moments:
         """With zeros for what a state_dict lacks of a tensor that has seen no update."""
-        none = zeros(binding.shape, self._state_names)
+        none = without_updates(binding.shape, self._state_names)
         if state is None:
             return none
         return state if state.slots else Moments(none.slots, state.updates, none.names, state.master)
