@@ -21,7 +21,18 @@ from nursery import Nursery
 
 _numbers = itertools.count(1)
 # What takes longest begins first, so that it is not left alone at the end: tests/run.sh runs files side by side.
-LONGEST = ("lost_rank", "fsdp", "local_daemon", "late_rank", "crashes", "follow_restart", "lives", "power", "convert", "restart")
+LONGEST = (
+    "lost_rank",
+    "fsdp",
+    "local_daemon",
+    "late_rank",
+    "crashes",
+    "follow_restart",
+    "lives",
+    "power",
+    "convert",
+    "restart",
+)
 
 
 def pytest_sessionstart() -> None:

@@ -33,7 +33,8 @@ int PrintRuns(const Invocation& invocation) {
 }  // namespace
 
 Command RunsCommand() {
-  return {.name = "runs", .arguments = {}, .summary = "all runs, one a line", .details = "", .flags = {}, .run = PrintRuns};
+  return {
+      .name = "runs", .arguments = {}, .summary = "all runs, one a line", .details = "", .flags = {}, .run = PrintRuns};
 }
 
 }  // namespace ballast::ctl
