@@ -219,19 +219,16 @@ void GpuDevice::DispatchLoop() {
   }
 }
 
+// One after the other: a sum may add to what the one before it made.
 void GpuDevice::RunSums(const std::vector<DeviceJob>& jobs) {
-  sums_.clear();
-  uint64_t bytes = 0;
   for (const DeviceJob& job : jobs) {
     const auto* sum = std::get_if<SumTask>(&job.task);
     if (sum == nullptr) continue;
-    bytes += job.cost_bytes;
-    for (uint64_t at = 0; at < sum->elements; at += kPartElements) {
-      sums_.push_back({sum, at, std::min(sum->elements, at + kPartElements)});
-    }
+    const auto part = [sum](uint64_t i) {
+      RunSum(*sum, i * kPartElements, std::min(sum->elements, (i + 1) * kPartElements));
+    };
+    ShareIfWorth(&adders_, job.cost_bytes, (sum->elements + kPartElements - 1) / kPartElements, part);
   }
-  ShareIfWorth(&adders_, bytes, sums_.size(),
-               [this](uint64_t i) { RunSum(*sums_[i].task, sums_[i].begin, sums_[i].end); });
 }
 
 void GpuDevice::CopyOut(const GpuStaging& staging) {

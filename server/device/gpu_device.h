@@ -98,13 +98,8 @@ class GpuDevice final : public Device {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool failed_ ABSL_GUARDED_BY(mu_) = false;
 
-  struct SumPart {
-    const SumTask* task;
-    uint64_t begin, end;
-  };
-  WorkerTeam adders_;          // the dispatcher's, like the next
-  std::vector<SumPart> sums_;  // of the batch in hand
-  WorkerTeam copiers_;         // the finisher's, like the next
+  WorkerTeam adders_;   // the dispatcher's
+  WorkerTeam copiers_;  // the finisher's, like the next
   std::vector<GpuStaging::HostCopy> copies_;
   std::thread dispatcher_, finisher_;
 };

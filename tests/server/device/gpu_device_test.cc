@@ -121,6 +121,28 @@ TEST(GpuDeviceTest, AnUpdateReadsTheSumsBeforeIt) {
   }
 }
 
+// Of two micro-batches of a chunk, say: the second is added to what the first made, also where a batch has both.
+TEST(GpuDeviceTest, SumsOfOnePlaceAreMadeOneAfterTheOther) {
+  Devices devices;
+  constexpr uint64_t kElements = 60'000;  // two sums make a batch, and each is shared
+  const kernels::WireIndex bf16 = kernels::FindWireFormat("bf16");
+  const std::string ones(2 * kElements, '\x3f'), none(2 * kElements, '\0');  // of bf16 0x3f3f, .746, and 0
+  const DeviceBuffer to = devices.gpu.Allocate(4 * kElements, Place::kHost).value();
+  const auto queue = devices.gpu.NewQueue({}).value();
+  for (int round = 0; round < 200; ++round) {
+    for (const bool first : {true, false}) {
+      SumTask sum{.to = to.data(), .elements = kElements, .format = bf16, .first = first};
+      sum.terms.push_back({.payload = Payload(std::string(first ? none : ones)), .first = 0, .last = kElements});
+      queue->Enqueue(
+          std::move(sum), [](const TaskResult&) {}, 0);
+    }
+    queue->WaitIdle();  // which wakes the device
+    const auto* const made = reinterpret_cast<const float*>(to.data());
+    const auto wrong = std::count_if(made, made + kElements, [](float x) { return x != 0x1.7ep-1f; });
+    ASSERT_EQ(wrong, 0) << "in round " << round;
+  }
+}
+
 // The launches of 200 small tensors' updates that wait together. While nothing is computed, three batches can start: the
 // first ones small, the last with all that has come.
 constexpr int kMostLaunches = 4 * GpuDevice::kStagingsOfSmall;
