@@ -20,8 +20,10 @@ _GRADIENTS = {name: dtype for dtype, name in DTYPES.items()} | {"fp8-e5m2": torc
 
 
 def _host_memory_for(memory: Tensor) -> Tensor:
-    """As much in host memory, pinned where a GPU copies from it."""
-    return torch.empty_like(memory, device="cpu", pin_memory=memory.device.type == "cuda")
+    """As much in host memory, pinned where a GPU copies from it. Also where it is made during an evaluation, it may be
+    written to later."""
+    with torch.inference_mode(False):
+        return torch.empty_like(memory, device="cpu", pin_memory=memory.device.type == "cuda")
 
 
 class Binding:

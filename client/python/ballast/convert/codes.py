@@ -65,8 +65,8 @@ class EncodedMoment:
 
     def _encode(self) -> tuple[torch.Tensor, torch.Tensor]:
         slot, block = SLOTS[self.slot], BLOCKS[self.format]
-        codes = torch.empty(self.source.shape, dtype=self.codes.dtype)
-        scales = torch.empty(self.scales.shape, dtype=self.scales.dtype)
+        codes = torch.empty(self.source.shape, dtype=self.codes.dtype, device="cpu")
+        scales = torch.empty(self.scales.shape, dtype=self.scales.dtype, device="cpu")
         values, flat = self.source.read().reshape(-1), codes.reshape(-1)
         for first, last in pieces(self.source.numel):
             try:
@@ -103,7 +103,7 @@ def decoded(codes: LazyTensor, scales: LazyTensor, format: str, slot: str, label
 
 def _decode(codes: LazyTensor, scales: LazyTensor, format: str, slot: str, label: str) -> torch.Tensor:
     kind, block = SLOTS[slot], BLOCKS[format]
-    whole = torch.empty(codes.shape, dtype=torch.float32)
+    whole = torch.empty(codes.shape, dtype=torch.float32, device="cpu")
     q, s, flat = codes.read().reshape(-1), scales.read().reshape(-1), whole.reshape(-1)
     for first, last in pieces(codes.numel):
         planes = {

@@ -74,9 +74,9 @@ def _read_tensor(folder: Path, index: Any, fqn: str) -> torch.Tensor:
         if len(entry.chunks) == 1:
             return part
         if whole is None:
-            whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+            whole = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
         whole[tuple(slice(first, first + size) for first, size in zip(chunk.offsets, chunk.sizes))] = part
-    return torch.empty(entry.size, dtype=entry.properties.dtype) if whole is None else whole
+    return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu") if whole is None else whole
 
 
 class _Window(io.RawIOBase):

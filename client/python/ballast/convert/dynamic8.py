@@ -63,7 +63,11 @@ def decode(state: dict[str, Value], state1: str | None, label: str) -> dict[str,
 
 def _as_torch(slot: str, value: Value) -> Value:
     """step is a tensor there, of fp32."""
-    return constant(torch.tensor(float(value))) if slot == "step" and isinstance(value, int) else value
+    return (
+        constant(torch.tensor(float(value), dtype=torch.float32, device="cpu"))
+        if slot == "step" and isinstance(value, int)
+        else value
+    )
 
 
 def _decoded(state: dict[str, Value], number: str, slot: str, label: str) -> LazyTensor:
@@ -86,7 +90,7 @@ def _decoded(state: dict[str, Value], number: str, slot: str, label: str) -> Laz
 
 
 def _decode(codes: LazyTensor, values: LazyTensor, scales: LazyTensor, block: int) -> torch.Tensor:
-    whole = torch.empty(codes.shape, dtype=torch.float32)
+    whole = torch.empty(codes.shape, dtype=torch.float32, device="cpu")
     q, s, flat = codes.read().reshape(-1), scales.read().reshape(-1).float(), whole.reshape(-1)
     table = values.read().float()
     for first, last in pieces(codes.numel):

@@ -76,7 +76,7 @@ def _master(bits: Value, width: Any, weight: LazyTensor | None, label: str) -> L
 
 
 def _join(bits: LazyTensor, weight: LazyTensor, form: str, dtype: torch.dtype, label: str) -> torch.Tensor:
-    whole = torch.empty(bits.shape, dtype=torch.float32)
+    whole = torch.empty(bits.shape, dtype=torch.float32, device="cpu")
     low, high, flat = bits.read().reshape(-1), weight.read().reshape(-1), whole.reshape(-1)
     for first, last in pieces(bits.numel):
         piece = low[first:last]
@@ -132,7 +132,7 @@ def _error_bits(master: LazyTensor, weight: LazyTensor | None, label: str) -> La
 def _split(master: LazyTensor, weight: LazyTensor, label: str) -> torch.Tensor:
     """Of the weight that there is, not of the master rounded once more: a correction of a whole half-step is a tie
     there."""
-    low = torch.empty(master.shape, dtype=torch.bfloat16)
+    low = torch.empty(master.shape, dtype=torch.bfloat16, device="cpu")
     values, high, flat = master.read().reshape(-1), weight.read().reshape(-1), low.reshape(-1)
     for first, last in pieces(master.numel):
         words = _as_words(high[first:last])

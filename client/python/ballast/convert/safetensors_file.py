@@ -165,4 +165,4 @@ def _from_json(value: Any) -> Any:
         return value
     if "tuple" in value:
         return tuple(_from_json(one) for one in value["tuple"])
-    return constant(torch.tensor(value["tensor"], dtype=_NAMES[value["dtype"]]))
+    return constant(torch.tensor(value["tensor"], dtype=_NAMES[value["dtype"]], device="cpu"))
