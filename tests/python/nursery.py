@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 MOST_BYTES = 1 << 20  # of a message: it has the environment
+PATIENCE_S = 120.0  # for an answer, the first after torch was imported
 
 
 class Child:
@@ -64,6 +65,7 @@ class Nursery:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.settimeout(PATIENCE_S)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, Path(__file__).with_name("trainer.py"), "nursery", str(theirs.fileno())],
@@ -75,8 +77,12 @@ class Nursery:
 
     def ask(self, message: dict[str, Any], descriptors: list[int] | None = None) -> int:
         with self._lock:
-            socket.send_fds(self._line, [json.dumps(message).encode()], descriptors or [])
-            answer = self._line.recv(MOST_BYTES)
+            try:
+                socket.send_fds(self._line, [json.dumps(message).encode()], descriptors or [])
+                answer = self._line.recv(MOST_BYTES)
+            except BaseException:
+                self._line.close()  # the next answer would be this one's
+                raise
         assert answer, f"the nursery ended: {self._process.wait()}"
         return int(answer)
 
