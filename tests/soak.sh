@@ -8,14 +8,15 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: the builds that tests/run.sh leaves out; libFuzzer on the kernels, on everything at the edge and on what is
-# read back from a disk, 60 s each, under sanitizers; 20,000 seeds of the step machine's simulator; two ranks whose
-# connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million
-# parameters against the plan; 64 ranks of one run as processes, one of them killed and the run rewound, against one
-# trainer; real power cuts under a daemon that writes checkpoints, on ext4 and XFS (needs root), with and without its
-# syncs; 300 kill -9 of a daemon in training, and 100 drains, with the digests of an undisturbed training in the end;
-# trainers killed at random moments, during which the daemon's memory, file descriptors and threads must stay level
-# and its log free of errors; and a healthy hour, in which no alert may fire. Under two hours.
+# Parts: the builds that tests/run.sh leaves out; the daemon's work on a GPU, played on the CPU under the address
+# sanitizer; libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each,
+# under sanitizers; 20,000 seeds of the step machine's simulator; two ranks whose connections are cut a thousand times
+# in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
+# of one run as processes, one of them killed and the run rewound, against one trainer; real power cuts under a daemon
+# that writes checkpoints, on ext4 and XFS (needs root), with and without its syncs; 300 kill -9 of a daemon in
+# training, and 100 drains, with the digests of an undisturbed training in the end; trainers killed at random moments,
+# during which the daemon's memory, file descriptors and threads must stay level and its log free of errors; and a
+# healthy hour, in which no alert may fire. About two hours.
 #
 # Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
@@ -58,9 +59,17 @@ part() {
 # The quick start's build, and each source by itself: tests/run.sh compiles several together, so that one may lack an
 # #include that its neighbour has.
 build_others() {
-  "$ROOT/deploy/setup.sh" build quick ballastd ballastctl
-  cmake --preset quick -B "$ROOT/build/separate" -D CMAKE_UNITY_BUILD=OFF -D CMAKE_DISABLE_PRECOMPILE_HEADERS=ON
-  cmake --build "$ROOT/build/separate" --parallel "$(nproc)" --target ballastd --target ballastctl
+  cd "$ROOT" && deploy/setup.sh build quick ballastd ballastctl &&
+    cmake --preset quick -B build/separate -D CMAKE_UNITY_BUILD=OFF -D CMAKE_DISABLE_PRECOMPILE_HEADERS=ON &&
+    cmake --build build/separate --parallel "$(nproc)" --target ballastd --target ballastctl
+}
+
+# What a wrong pointer or length of the daemon's would have a GPU's kernels do.
+sanitize_gpu() {
+  cd "$ROOT" && cmake --preset asan -D BALLAST_SANITIZE_LOCKSTEP=ON &&
+    cmake --build --preset asan --parallel "$(nproc)" --target gpu_device_test --target parameter_store_test \
+      --target server_gpu_rpc_test &&
+    ctest --preset asan --timeout 1800 --no-tests=error --tests-regex '^(gpu_device|parameter_store|server_gpu_rpc)_test$'
 }
 
 build_fuzzers() {
@@ -85,6 +94,7 @@ cut_power() {
 all_parts() {
   local target kind commit
   part "other builds" build_others
+  part "sanitized gpu" sanitize_gpu
   part "fuzzers" build_fuzzers
   for target in "kernels 8192" "edge 1024" "session 200" "shm 1024" "checkpoint 16384" "journal 400"; do
     # shellcheck disable=SC2086 # words
