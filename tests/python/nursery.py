@@ -60,7 +60,7 @@ class Child:
 
 
 class Nursery:
-    """The process that forks, and this end of the line to it. Thread-safe."""
+    """The process that forks, and this end of the line to it. It ends with this process, and kills its children. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,11 +88,6 @@ class Nursery:
 
     def start(self, *words: str) -> Child:
         return Child(self, words)
-
-    def close(self) -> None:
-        """Its children are killed, if there are any."""
-        self._line.close()
-        self._process.wait()
 
 
 def attend(line: socket.socket) -> None:
