@@ -23,7 +23,8 @@
 // rank_timeout), calls return UNAVAILABLE too: another client attaches in its place.
 //
 // Memory: Push copies into a host buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not
-// leave as fast as they are pushed are kept, at most those of one step's micro-batches.
+// leave as fast as they are pushed are kept, at most those of one step's micro-batches. 64 MiB of the memory that chunks
+// had stay for those to come, until the client is destroyed.
 //
 // Errors: absl::Status with the daemon's code and message. A call refused for its arguments or its place in the
 // sequence (INVALID_ARGUMENT, FAILED_PRECONDITION) changes nothing. When the daemon ends the session, or cannot be

@@ -5,16 +5,16 @@
 
 namespace ballast {
 
-std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
-                                       absl::Span<const std::byte> gradient) {
+std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor, uint64_t first, uint64_t last,
+                                       absl::Span<const std::byte> gradient, ChunkMemory* memory) {
   const WireTensor& wire = tensors[tensor];
   std::vector<std::string> chunks;
-  chunks.reserve(wire.held_chunks());
-  for (uint64_t k = wire.first_chunk; k < wire.end_chunk; ++k) {
+  chunks.reserve(last - first);
+  for (uint64_t k = first; k < last; ++k) {
     const ShardPiece of = tensors.PieceOf(tensor, k);
     const auto piece = gradient.subspan((of.first - wire.shard.begin) * wire.gradient_element_bytes,
                                         of.size() * wire.gradient_element_bytes);
-    chunks.emplace_back(reinterpret_cast<const char*>(piece.data()), piece.size());
+    chunks.push_back(memory->Copy(piece));
   }
   return chunks;
 }
@@ -25,17 +25,17 @@ bool RetransmitBuffer::pushed(uint32_t tensor) const {
 
 void RetransmitBuffer::Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks) {
   Entry& entry = entries_.back()[tensor];
-  entry.pushed = true;
-  entry.first = first;
-  entry.chunks.reserve(chunks.size());
+  if (!std::exchange(entry.pushed, true)) {
+    entry.first = first;
+    order_.push_back({micro(), tensor});
+  }
   for (std::string& bytes : chunks) {
-    queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = first + entry.chunks.size()});
+    queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = entry.first + entry.chunks.size()});
     bytes_ += bytes.size();
     const uint64_t size = bytes.size();
     entry.chunks.push_back({.bytes = std::move(bytes), .size = size});
   }
   most_bytes_ = std::max(most_bytes_, bytes_);
-  order_.push_back({micro(), tensor});
 }
 
 bool RetransmitBuffer::queued(const ChunkRef& id) const {

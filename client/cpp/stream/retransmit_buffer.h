@@ -12,6 +12,7 @@
 
 #include "absl/types/span.h"
 
+#include "client/cpp/stream/chunk_memory.h"
 #include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {
@@ -23,9 +24,9 @@ struct ChunkRef {
   bool operator==(const ChunkRef&) const = default;
 };
 
-// A copy of the gradient, which is of the tensor's shard, as chunks, from WireTensor::first_chunk on.
-std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor,
-                                       absl::Span<const std::byte> gradient);
+// A copy of chunks [first, last) of the gradient, which is of the tensor's shard.
+std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor, uint64_t first, uint64_t last,
+                                       absl::Span<const std::byte> gradient, ChunkMemory* memory);
 
 class RetransmitBuffer {
  public:
@@ -36,7 +37,8 @@ class RetransmitBuffer {
   uint32_t micro() const { return static_cast<uint32_t>(entries_.size()) - 1; }  // the present one
   bool pushed(uint32_t micro, uint32_t tensor) const { return entries_[micro][tensor].pushed; }
   bool pushed(uint32_t tensor) const;  // in any of them
-  // In the present micro-batch; the first of the chunks has the number `first`.
+  // In the present micro-batch, all of the tensor's chunks, or as many as follow those before: the first has the number
+  // `first`.
   void Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks);
 
   bool all_sent() const { return queue_.empty(); }

@@ -13,6 +13,8 @@ namespace {
 // How long the destructor waits for the daemon to answer the end of the stream. A rank that leaves without that counts as
 // lost, so a daemon that is only busy gets its time; where the connection is lost there is nobody to wait for.
 constexpr absl::Duration kGoodbye = absl::Seconds(5), kGoodbyeWhileAway = absl::Milliseconds(700);
+// Chunks of a gradient that are copied between two looks at the step.
+constexpr uint64_t kCutTogether = 4;
 
 // `message` has groups: StepBegin or StepEnd.
 template <typename Message>
@@ -208,19 +210,23 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
                                                    " bytes, wanted ", wire.gradient_bytes(), " (", wire.held_elements(),
                                                    " x ", wire.gradient, ")"));
   }
-  const auto admitted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    if (!status_.ok()) return status_;
-    if (step_) return step_->MayPush(tensor);
-    return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " before BeginStep"));
-  };
   {
     absl::MutexLock lock(&mu_);
-    if (auto s = admitted(); !s.ok()) return s;
+    if (!status_.ok()) return status_;
+    if (!step_) {
+      return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " before BeginStep"));
+    }
+    if (auto s = step_->MayPush(tensor); !s.ok()) return s;
   }
-  std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, gradient);
-  absl::MutexLock lock(&mu_);
-  if (auto s = admitted(); !s.ok()) return s;
-  step_->Push(tensor, std::move(chunks));
+  uint64_t first = wire.first_chunk;
+  do {  // the writer sends what is there, while the next is copied
+    const uint64_t last = std::min(wire.end_chunk, first + kCutTogether);
+    std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return status_;
+    step_->Push(tensor, std::move(chunks));
+    first = last;
+  } while (first < wire.end_chunk);
   return absl::OkStatus();
 }
 
@@ -257,7 +263,7 @@ std::future<absl::StatusOr<MeasuredStep>> StepStream::MeasureStep(std::optional<
 
 std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss, const StepEndValues& values) {
   if (auto s = CheckEnd(values, tensors_.groups()); !s.ok()) return Ready(s);
-  std::vector<std::string> freed;  // outlives the lock
+  FreedChunks freed(&memory_);  // outlives the lock
   std::shared_ptr<OpenStep> done;
   std::future<absl::StatusOr<StepResult>> future;
   const absl::Time now = absl::Now();
@@ -270,7 +276,7 @@ std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double
       if (auto s = CheckMeasures(what); !s.ok()) return Ready(s);
     }
     if (auto s = step_->MayEnd(values.discard); !s.ok()) return Ready(s);
-    future = step_->End(loss, MakeEnd(values), now, &freed);
+    future = step_->End(loss, MakeEnd(values), now, freed.get());
     if (step_->done()) done = TakeStep();
   }
   if (done) done->Finish(done->result(now));
@@ -383,10 +389,12 @@ void StepStream::WriteOne() {
   }
   const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
   const bool alive = half_close ? call->transport->WritesDone() : call->transport->Write(&request, more);
+  FreedChunks freed(&memory_);
   absl::MutexLock lock(&mu_);
   writing_ = false;
   if (!alive) open_ = false;  // why, the reader finds out
   if (step != nullptr && step == step_) step_->Sent(&request);
+  if (request.has_gradient()) freed.get()->push_back(std::move(*request.mutable_gradient()->mutable_data()));
 }
 
 }  // namespace ballast

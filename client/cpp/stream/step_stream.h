@@ -26,6 +26,7 @@
 
 #include "ballast/v1/trainer.pb.h"
 #include "client/cpp/client.h"
+#include "client/cpp/stream/chunk_memory.h"
 #include "client/cpp/stream/credit_window.h"
 #include "client/cpp/stream/open_step.h"
 #include "client/cpp/transport/connection.h"
@@ -136,6 +137,7 @@ class StepStream {
   const TensorTable tensors_;
   const absl::Time attached_at_;
   const OpenTransport open_transport_;  // the reader's
+  ChunkMemory memory_;
 
   mutable absl::Mutex mu_;
   std::string token_ ABSL_GUARDED_BY(mu_);

@@ -214,7 +214,7 @@ absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::
 
 absl::Status StepStream::OnResult(const v1::StepResult& result) {
   std::shared_ptr<OpenStep> done;
-  std::vector<std::string> freed;
+  FreedChunks freed(&memory_);
   {
     absl::MutexLock lock(&mu_);
     if (step_ && step_->number() < result.step() && !step_->has_result()) {  // they come in order
@@ -227,7 +227,7 @@ absl::Status StepStream::OnResult(const v1::StepResult& result) {
       closed_elsewhere_ = std::max(closed_elsewhere_, result.step());  // before this rank began it, or repeated
       return absl::OkStatus();
     }
-    if (auto s = step_->SetResult(result, &freed); !s.ok()) return s;
+    if (auto s = step_->SetResult(result, freed.get()); !s.ok()) return s;
     Progress();
     if (step_->done()) done = TakeStep();
   }
@@ -236,10 +236,10 @@ absl::Status StepStream::OnResult(const v1::StepResult& result) {
 }
 
 absl::Status StepStream::OnCredit(const v1::Credit& credit) {
-  std::vector<std::string> freed;  // outlives the lock
+  FreedChunks freed(&memory_);  // outlives the lock
   absl::MutexLock lock(&mu_);
   credit_.Return(credit.bytes());
-  if (step_) step_->Acknowledge(credit.acknowledged(), &freed);
+  if (step_) step_->Acknowledge(credit.acknowledged(), freed.get());
   if (credit.has_wanted() && step_) {
     step_->Want({credit.wanted().micro(), credit.wanted().tensor(), credit.wanted().chunk()});
   }

@@ -26,9 +26,11 @@ class OpenStepTest : public ::testing::Test {
     step_ = std::make_unique<OpenStep>(tensors_, begin, /*micros=*/1, absl::UnixEpoch());
   }
 
-  void Push(uint32_t tensor) {
+  void Push(uint32_t tensor) { Push(tensor, tensors_[tensor].first_chunk, tensors_[tensor].end_chunk); }
+  // Chunks [first, last) of its gradient.
+  void Push(uint32_t tensor, uint64_t first, uint64_t last) {
     const std::string gradient(tensors_[tensor].gradient_bytes(), 'g');
-    step_->Push(tensor, CutIntoChunks(tensors_, tensor, BytesOf(gradient)));
+    step_->Push(tensor, CutIntoChunks(tensors_, tensor, first, last, BytesOf(gradient), &memory_));
   }
 
   // Returns what is freed by it.
@@ -73,6 +75,7 @@ class OpenStepTest : public ::testing::Test {
   }
 
   const TensorTable tensors_ = TensorTable::Create(FakeSpec(), 4).value();
+  ChunkMemory memory_;
   std::unique_ptr<OpenStep> step_;
   CreditWindow credit_{1 << 20};
   std::future<absl::StatusOr<StepResult>> result_;

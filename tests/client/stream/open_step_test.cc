@@ -14,6 +14,18 @@ TEST_F(OpenStepTest, SendsWhatThereIsAndTheEndLast) {
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "step_end"));
 }
 
+// As the caller of Client::Push sees it, one gradient was pushed, whatever happens between its portions.
+TEST_F(OpenStepTest, AGradientLeavesInThePortionsThatItComesIn) {
+  Push(0, 0, 2);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.0", "0.1"));
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(Holding(0, {true, false, false}), &open).ok());
+  Push(0, 2, 3);
+  EXPECT_TRUE(absl::IsFailedPrecondition(step_->MayPush(0)));
+  End(std::nullopt);
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "0.1", "0.2", "micro_end", "step_end"));
+}
+
 TEST_F(OpenStepTest, StopsWithoutCredit) {
   CreditWindow credit(32);
   Push(0);

@@ -1,0 +1,48 @@
+// The memory of chunks that have left, for those to come: a page that is new to the process costs more than a copy into it,
+// and an allocator gives large blocks back to the system. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+
+namespace ballast {
+
+class ChunkMemory {
+ public:
+  static constexpr uint64_t kMostKept = 64 << 20;     // bytes: more than the credit of most runs
+  static constexpr uint64_t kLeastReused = 64 << 10;  // of a chunk; an allocator keeps smaller blocks itself
+
+  // A copy of the bytes.
+  std::string Copy(absl::Span<const std::byte> bytes);
+  // These are no longer needed; the vector is empty then.
+  void Keep(std::vector<std::string>* chunks);
+  uint64_t kept_bytes() const;
+
+ private:
+  mutable absl::Mutex mu_;
+  std::vector<std::string> kept_ ABSL_GUARDED_BY(mu_);
+  uint64_t kept_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// Chunks that were freed under a lock, on their way back when it is open again.
+class FreedChunks {
+ public:
+  explicit FreedChunks(ChunkMemory* memory) : memory_(memory) {}
+  ~FreedChunks() { memory_->Keep(&chunks_); }
+  FreedChunks(const FreedChunks&) = delete;
+  FreedChunks& operator=(const FreedChunks&) = delete;
+
+  std::vector<std::string>* get() { return &chunks_; }
+
+ private:
+  ChunkMemory* const memory_;
+  std::vector<std::string> chunks_;
+};
+
+}  // namespace ballast
