@@ -244,7 +244,7 @@ void CpuDevice::RunTogether(absl::Span<const uint32_t> places) {
   if (LineUp(places)) MeasureLine();
   const bool finite =
       Share([](DeviceTask& task, uint64_t first, uint64_t last) { return RunTiles(task, first, last); });
-  for (const uint32_t place : places) results_[place] = ConcludeTask(jobs_[place].task);
+  Conclude(places);
   results_[places.front()].finite = finite;  // a load, which can tell, is alone
   if (!any_timed) return;
   const double tile_s = (MonotonicSeconds() - begin_s) / static_cast<double>(std::max<uint64_t>(line_ends_.back(), 1));
@@ -252,6 +252,12 @@ void CpuDevice::RunTogether(absl::Span<const uint32_t> places) {
     const uint64_t tiles = line_ends_[i] - (i == 0 ? 0 : line_ends_[i - 1]);
     if (timed(places[i])) results_[places[i]].seconds = tile_s * static_cast<double>(tiles);
   }
+}
+
+void CpuDevice::Conclude(absl::Span<const uint32_t> places) {
+  const auto conclude = [&](uint64_t i) { results_[places[i]] = ConcludeTask(jobs_[places[i]].task); };
+  if (line_elements_ >= kLeastSharedElements) return team_.Share(places.size(), conclude);
+  for (size_t i = 0; i < places.size(); ++i) conclude(i);
 }
 
 // Puts the jobs' tiles one behind another. Whether some of them are measured first.

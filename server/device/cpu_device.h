@@ -59,6 +59,7 @@ class CpuDevice final : public Device {
   void RunJobs();
   size_t FitInRoom(absl::Span<const uint32_t> places) const;
   void RunTogether(absl::Span<const uint32_t> places);
+  void Conclude(absl::Span<const uint32_t> places);
   bool LineUp(absl::Span<const uint32_t> places);
   void MeasureLine();
   // The threads share the tiles of the line; false if any of them met a NaN or infinity.

@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <variant>
 
+#include "proto/checksum.h"
+
 #include "server/device/fair_queue.h"
 #include "server/spec/run_spec.h"
 
@@ -94,6 +96,10 @@ TaskResult Conclude(MeasureTask& t) {
 }
 TaskResult Conclude(CurvatureTask& t) {
   return {.curvature = kernels::Combine({t.tiles, kernels::SampledTiles(t.probe.n)})};
+}
+TaskResult Conclude(EncodeWeightsTask& t) {
+  if (t.crc32c != nullptr) *t.crc32c = Crc32c({t.out, (t.last - t.first) * WireBytes(t.format)});
+  return {};
 }
 TaskResult Conclude(SumTask& t) {
   t.terms.clear();

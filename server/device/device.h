@@ -91,7 +91,8 @@ struct ScaleTask {
   uint64_t elements = 0, row_length = 0;
   float* scales = nullptr;  // elements / row_length
 };
-// Encodes elements [first, last) of the master into caller memory, and copies the scales that they need, if any.
+// Encodes elements [first, last) of the master into caller memory, copies the scales that they need, if any, and computes
+// the checksum of what it encoded.
 struct EncodeWeightsTask {
   const kernels::MasterFormat* master = nullptr;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
@@ -101,6 +102,7 @@ struct EncodeWeightsTask {
   const float* scales = nullptr;  // of the tensor, made by a ScaleTask; nullptr: the format has none
   uint64_t row_length = 0;
   float* scales_out = nullptr;
+  uint32_t* crc32c = nullptr;  // not wanted
 };
 // Decodes caller memory into elements [first, last) of the master.
 struct LoadTask {

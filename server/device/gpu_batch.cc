@@ -5,6 +5,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "proto/checksum.h"
+
 #include "server/base/status_macros.h"
 #include "server/spec/run_spec.h"
 
@@ -333,17 +335,20 @@ TaskResult GpuStaging::Take() {
 }
 
 void GpuStaging::AddCopies(uint64_t most, std::vector<HostCopy>* copies) const {
-  const auto add = [&](void* to, uint64_t at, uint64_t bytes) {
-    for (uint64_t done = 0; done < bytes; done += most) {
-      copies->push_back({static_cast<std::byte*>(to) + done, host_ + at + done, std::min(most, bytes - done)});
+  const auto add = [&](void* to, uint64_t at, uint64_t bytes, uint32_t* crc32c) {
+    const uint64_t together = crc32c != nullptr ? bytes : most;
+    for (uint64_t done = 0; done < bytes; done += together) {
+      copies->push_back(
+          {static_cast<std::byte*>(to) + done, host_ + at + done, std::min(together, bytes - done), crc32c});
     }
+    if (bytes == 0 && crc32c != nullptr) *crc32c = Crc32c({});
   };
   if (tasks_.empty() || !std::holds_alternative<EncodeWeightsTask>(*tasks_.front())) return;
   uint64_t at = payload_;
   for (const DeviceTask* task : tasks_) {
     const auto& serve = As<EncodeWeightsTask>(task);
-    add(serve.out, at, (serve.last - serve.first) * WireBytes(serve.format));
-    add(serve.scales_out, scales_, RowsOf(serve).count * sizeof(float));
+    add(serve.out, at, (serve.last - serve.first) * WireBytes(serve.format), serve.crc32c);
+    add(serve.scales_out, scales_, RowsOf(serve).count * sizeof(float), nullptr);
     at += PayloadBytes(serve);
   }
 }

@@ -40,12 +40,13 @@ class GpuStaging {
   void Give();
   // The result of the batch's next task, from the first on.
   TaskResult Take();
-  // Adds, of the batch's EncodeWeightsTasks, the copies that bring their bytes to where they want them, none longer than
-  // `most` bytes: for the caller to make, in any order.
+  // Adds, of the batch's EncodeWeightsTasks, the copies that bring their bytes to where they want them: for the caller to
+  // make, in any order. None is longer than `most` bytes, except where a checksum of all that it copies is wanted.
   struct HostCopy {
     std::byte* to;
     const std::byte* from;
     uint64_t bytes;
+    uint32_t* crc32c;  // nullptr: not wanted
   };
   void AddCopies(uint64_t most, std::vector<HostCopy>* copies) const;
   GpuDriver::Event out() const { return out_; }

@@ -8,6 +8,8 @@
 #include <iterator>
 #include <utility>
 
+#include "proto/checksum.h"
+
 #include "server/base/clock.h"
 #include "server/base/processors.h"
 #include "server/base/status_macros.h"
@@ -17,7 +19,8 @@ namespace {
 
 constexpr size_t kMostJobs = 2 * GpuStaging::kMostTasks;  // of a batch, sums included
 constexpr uint64_t kLargeTaskBytes = 1 << 20;
-constexpr uint64_t kSumsTogetherBytes = 1 << 20;  // some 100 us, in which the GPU may have nothing to do
+// Of each thread: some 100 us, in which the GPU may have nothing to do.
+constexpr uint64_t kSumsTogetherBytes = 1 << 20;
 // What a thread takes at once, some 10 us; of less than two of them, the workers need not be woken.
 constexpr uint64_t kPartBytes = 128 << 10, kPartElements = kPartBytes / sizeof(float);
 static_assert(kPartElements % kernels::kTile == 0);
@@ -37,8 +40,10 @@ void ShareIfWorth(WorkerTeam* team, uint64_t bytes, uint64_t parts, absl::Functi
 class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
  public:
   Queue(GpuDevice* device, const QueueNeeds& needs) : device_(device) {
+    QueueNeeds together = needs;
+    together.payload_bytes *= kPayloadsTogether;
     for (auto& staging : stagings) {
-      staging = std::make_unique<GpuStaging>(device->gpu_.get(), needs,
+      staging = std::make_unique<GpuStaging>(device->gpu_.get(), together,
                                              [device](const void* pinned) { return device->TwinOf(pinned); });
     }
   }
@@ -183,7 +188,9 @@ GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
   uint64_t sum_bytes = 0;
   batch.jobs.reserve(std::min(queue->jobs.size(), kMostJobs));  // so that tasks stay where they are
   const auto fits = [&](const DeviceJob& next) {
-    if (std::holds_alternative<SumTask>(next.task)) return sum_bytes + next.cost_bytes <= kSumsTogetherBytes;
+    if (std::holds_alternative<SumTask>(next.task)) {
+      return sum_bytes + next.cost_bytes <= kSumsTogetherBytes * adders_.threads();
+    }
     return staging->CanJoin(next.task);
   };
   do {
@@ -219,16 +226,28 @@ void GpuDevice::DispatchLoop() {
   }
 }
 
-// One after the other: a sum may add to what the one before it made.
+// A sum that adds to what another of the batch makes comes after it.
 void GpuDevice::RunSums(const std::vector<DeviceJob>& jobs) {
   for (const DeviceJob& job : jobs) {
     const auto* sum = std::get_if<SumTask>(&job.task);
-    if (sum == nullptr) continue;
-    const auto part = [sum](uint64_t i) {
-      RunSum(*sum, i * kPartElements, std::min(sum->elements, (i + 1) * kPartElements));
-    };
-    ShareIfWorth(&adders_, job.cost_bytes, (sum->elements + kPartElements - 1) / kPartElements, part);
+    if (sum == nullptr || sum->elements == 0) continue;
+    if (std::ranges::any_of(sums_, [&](const SumTask* other) { return other->to == sum->to; })) ShareSums();
+    sums_.push_back(sum);
+    sum_bytes_ += job.cost_bytes;
   }
+  ShareSums();
+}
+
+void GpuDevice::ShareSums() {
+  parts_.clear();
+  for (const SumTask* sum : sums_) {
+    for (uint64_t begin = 0; begin < sum->elements; begin += kPartElements) {
+      parts_.push_back({sum, begin, std::min(sum->elements, begin + kPartElements)});
+    }
+  }
+  ShareIfWorth(&adders_, std::exchange(sum_bytes_, 0), parts_.size(),
+               [this](uint64_t i) { RunSum(*parts_[i].sum, parts_[i].begin, parts_[i].end); });
+  sums_.clear();
 }
 
 void GpuDevice::CopyOut(const GpuStaging& staging) {
@@ -236,8 +255,14 @@ void GpuDevice::CopyOut(const GpuStaging& staging) {
   staging.AddCopies(kPartBytes, &copies_);
   uint64_t bytes = 0;
   for (const GpuStaging::HostCopy& copy : copies_) bytes += copy.bytes;
-  ShareIfWorth(&copiers_, bytes, copies_.size(),
-               [this](uint64_t i) { std::memcpy(copies_[i].to, copies_[i].from, copies_[i].bytes); });
+  ShareIfWorth(&copiers_, bytes, copies_.size(), [this](uint64_t i) {
+    const GpuStaging::HostCopy& copy = copies_[i];
+    if (copy.crc32c == nullptr) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+      *copy.crc32c = CopyCrc32c(copy.to, {copy.from, copy.bytes});
+    }
+  });
 }
 
 // Of a batch that the GPU was at from begin_s to end_s.

@@ -4,8 +4,8 @@
 // streams, so that the next batch's gradients come in while this one's update runs and the last one's weights go out. A
 // second thread, the finisher, waits for the batches in order, runs their completions, and finds the GPU's failures.
 // Gradients are summed in pinned memory, by the dispatcher; weights are copied from pinned memory to where they leave
-// from, by the finisher. Each has a team of threads for it: one thread copies some 10 GB/s, a fifth of what a PCIe 5 bus
-// carries. Sums of small tensors do not part the updates between them.
+// from, by the finisher, and their checksums computed. Each has a team of threads for it: one thread copies some 10 GB/s, a
+// fifth of what a PCIe 5 bus carries. Sums of small tensors do not part the updates between them.
 //
 // Each queue has kStagings sets of staging, reserved when it is made. A step allocates nothing except what lists of
 // tasks grow by, and never waits for the device as a whole.
@@ -36,6 +36,9 @@ class GpuDevice final : public Device {
   // One batch comes in, one is at work, one goes out; and as many more for large tasks, which a host's threads and wake-ups
   // take longer to hand on than the GPU to do. Small ones wait meanwhile, so that more of them are joined.
   static constexpr int kStagings = 6, kStagingsOfSmall = 3;
+  // Weights that go out together, in the largest that a task may want: while another process computes on the GPU, each
+  // launch waits for its turn.
+  static constexpr uint64_t kPayloadsTogether = 4;
   // As many as it takes to copy faster than the bus carries.
   static constexpr uint32_t kMostThreads = 8;
 
@@ -73,6 +76,7 @@ class GpuDevice final : public Device {
   Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Batch NextBatch(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunSums(const std::vector<DeviceJob>& jobs);
+  void ShareSums();
   void CopyOut(const GpuStaging& staging);
   void Finish(Batch* batch, double begin_s, double end_s);
   void Fail(const absl::Status& why);
@@ -98,8 +102,15 @@ class GpuDevice final : public Device {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool failed_ ABSL_GUARDED_BY(mu_) = false;
 
-  WorkerTeam adders_;   // the dispatcher's
-  WorkerTeam copiers_;  // the finisher's, like the next
+  WorkerTeam adders_;                 // the dispatcher's, like the next
+  std::vector<const SumTask*> sums_;  // that the team shares, none into another's place
+  uint64_t sum_bytes_ = 0;            // what they cost
+  struct SumPart {
+    const SumTask* sum;
+    uint64_t begin, end;  // elements
+  };
+  std::vector<SumPart> parts_;  // of those
+  WorkerTeam copiers_;          // the finisher's, like the next
   std::vector<GpuStaging::HostCopy> copies_;
   std::thread dispatcher_, finisher_;
 };

@@ -245,10 +245,16 @@ DeviceQueue::Completion ParameterStore::CutAndSeal(TensorRange range, TensorRang
   };
 }
 
+DeviceQueue::Completion ParameterStore::WhenEncoded(TensorRange range, TensorRange tiles, uint64_t element_bytes,
+                                                    WeightPiece* out, Done done) {
+  if (range.first == tiles.first && range.last == tiles.last) return OnStrand(std::move(done));  // the task sealed it
+  return CutAndSeal(range, tiles, element_bytes, out, std::move(done));
+}
+
 void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
   const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
   const TensorRange range = TilesAround(wanted);
-  auto sealed = CutAndSeal(wanted, range, WireBytes(t.serving_format), out, std::move(done));
+  auto sealed = WhenEncoded(wanted, range, WireBytes(t.serving_format), out, std::move(done));
   std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
   const float* const scales = PresentScales(range.tensor, image);
@@ -261,14 +267,15 @@ void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done do
                            .out = to,
                            .scales = scales,
                            .row_length = t.row_length,
-                           .scales_out = out->scales.data()},
+                           .scales_out = out->scales.data(),
+                           .crc32c = &out->crc32c},
          std::move(sealed));
 }
 
 void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
   const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
   const TensorRange range = TilesAround(wanted);
-  auto sealed = CutAndSeal(wanted, range, sizeof(float), out, std::move(done));
+  auto sealed = WhenEncoded(wanted, range, sizeof(float), out, std::move(done));
   out->scales.clear();
   Submit(range.tensor,
          EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
@@ -276,7 +283,8 @@ void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done don
                            .format = kernels::FindWireFormat("fp32"),
                            .first = range.first,
                            .last = range.last,
-                           .out = out->Resize((range.last - range.first) * sizeof(float))},
+                           .out = out->Resize((range.last - range.first) * sizeof(float)),
+                           .crc32c = &out->crc32c},
          std::move(sealed));
 }
 

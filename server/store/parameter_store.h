@@ -217,6 +217,10 @@ class ParameterStore {
   // Cuts what was encoded of the tiles to the range, and seals it, on the device's thread; then `done`.
   DeviceQueue::Completion CutAndSeal(TensorRange range, TensorRange tiles, uint64_t element_bytes, WeightPiece* out,
                                      Done done);
+  // What follows an EncodeWeightsTask of the tiles, which computes the checksum of what it encodes: CutAndSeal where that
+  // is more than the range.
+  DeviceQueue::Completion WhenEncoded(TensorRange range, TensorRange tiles, uint64_t element_bytes, WeightPiece* out,
+                                      Done done);
   // The planes a master reads: the kernel's planes that hold weights, in order.
   std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor, const StoreImage* image = nullptr) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;

@@ -16,7 +16,7 @@ namespace ballast {
 struct WeightPiece {
   std::string data;
   std::vector<float> scales;  // those that the data needs, in order; none for most formats
-  uint32_t crc32c = 0;        // of the encoded bytes, since Seal
+  uint32_t crc32c = 0;        // of the encoded bytes, since Seal or the device that encoded them
   // Where not null, memory that a transport lends and that is used instead of `data`; any piece of the run fits.
   std::byte* place = nullptr;
   uint32_t slot = 0;          // the transport's own number of that memory

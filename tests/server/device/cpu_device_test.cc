@@ -192,6 +192,7 @@ TEST_P(CpuDeviceRuleTest, AnyNumberOfTensorsAtOnceGivesTheSameBits) {
   }
   EXPECT_EQ(alone.sums(), sizes.size());
   EXPECT_TRUE(alone.served() == together.served());
+  EXPECT_TRUE(alone.sealed_well() && together.sealed_well());
   ASSERT_EQ(alone.statistics().size(), together.statistics().size());
   for (size_t i = 0; i < alone.statistics().size(); ++i) {
     EXPECT_EQ(std::memcmp(&alone.statistics()[i], &together.statistics()[i], sizeof(kernels::Statistics)), 0) << i;

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "proto/checksum.h"
 
 #include "server/device/device.h"
 
@@ -155,6 +157,7 @@ class Model {
         piece.name = absl::StrCat("tensor ", i, " in ", std::string(format), " from element ", first);
         piece.data.resize((last - first) * kernels::WireFormats()[static_cast<size_t>(wire)].bytes);
         if (scaled) piece.scales.resize((last - 1) / row + 1 - first / row);
+        piece.sealed = served_.size() % 2 == 0;
         queue_->Submit(
             EncodeWeightsTask{.master = master(),
                               .planes = MasterPlanes(i),
@@ -164,7 +167,8 @@ class Model {
                               .out = piece.data.data(),
                               .scales = scaled ? scales : nullptr,
                               .row_length = row,
-                              .scales_out = piece.scales.data()},
+                              .scales_out = piece.scales.data(),
+                              .crc32c = piece.sealed ? &piece.crc32c : nullptr},
             [](const TaskResult&) {}, Name(i));
       }
     }
@@ -175,9 +179,16 @@ class Model {
     std::string name;
     std::vector<std::byte> data;
     std::vector<float> scales;
+    bool sealed = false;  // its checksum was wanted
+    uint32_t crc32c = 0;
     bool operator==(const Piece&) const = default;
   };
   const std::deque<Piece>& served() const { return served_; }
+  // Whether those pieces have their checksums whose were wanted.
+  bool sealed_well() const {
+    return std::ranges::all_of(
+        served_, [](const Piece& p) { return p.crc32c == (p.sealed ? Crc32c(absl::MakeConstSpan(p.data)) : 0); });
+  }
   const std::vector<kernels::Statistics>& statistics() const { return statistics_; }
   bool finite() const { return finite_; }  // whether all was that was loaded
   DeviceQueue* queue() { return queue_.get(); }

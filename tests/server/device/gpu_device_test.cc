@@ -84,6 +84,7 @@ TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {
     EXPECT_TRUE(model->finite());
   }
   EXPECT_TRUE(a.served() == b.served());
+  EXPECT_TRUE(a.sealed_well() && b.sealed_well());
   ASSERT_EQ(a.statistics().size(), 4 * sizes.size());
   ASSERT_EQ(b.statistics().size(), 4 * sizes.size());
   for (size_t i = 0; i < a.statistics().size(); ++i) {
@@ -115,6 +116,7 @@ TEST(GpuDeviceTest, AnUpdateReadsTheSumsBeforeIt) {
     EXPECT_EQ(model->sums(), 3 * sizes.size());
   }
   EXPECT_TRUE(a.served() == b.served());
+  EXPECT_TRUE(a.sealed_well() && b.sealed_well());
   for (size_t i = 0; i < a.statistics().size(); ++i) {
     EXPECT_GT(a.statistics()[i].grad_sq + (sizes[i % sizes.size()] == 0 ? 1 : 0), 0) << i;
     EXPECT_EQ(a.statistics()[i].grad_sq, b.statistics()[i].grad_sq) << i;
