@@ -10,6 +10,7 @@
 // Pure functions, linear in the number of tensors whatever their sizes; thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -96,10 +97,13 @@ constexpr uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / k
 
 // Part of bytes.staging, where there is a journal: what is not written yet.
 inline constexpr uint64_t kJournalBuffers = uint64_t{16} << 20;
-// A rank's stream has some in turn, so that a few are encoded, which on a GPU takes several threads' turns, while one is
-// written. A run has one more, for digests.
-inline constexpr uint64_t kSendBuffers = 4;
-inline uint64_t SendBufferCount(const RunSpec& spec) { return spec.ranks * kSendBuffers + 1; }
+// A rank's stream has some in turn, so that many are encoded, which on a GPU takes several threads' turns, while one is
+// written. Where there are many ranks, each has fewer: others' are encoded meanwhile. A run has one more, for digests.
+inline constexpr uint64_t kLeastSendBuffers = 4, kMostSendBuffers = 16, kSendBuffersOfAllRanks = 128;
+inline uint64_t SendBuffersOfARank(const RunSpec& spec) {
+  return std::clamp(kSendBuffersOfAllRanks / spec.ranks, kLeastSendBuffers, kMostSendBuffers);
+}
+inline uint64_t SendBufferCount(const RunSpec& spec) { return spec.ranks * SendBuffersOfARank(spec) + 1; }
 // Beside them a rank's stream has some for tensors that are small as they are sent, so that many of them are encoded, and
 // go out, together.
 inline constexpr uint64_t kSmallSendBuffers = 32, kSmallTensorBytes = 8 << 10, kSmallTensorScales = 256;

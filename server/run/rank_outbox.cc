@@ -5,10 +5,11 @@
 namespace ballast {
 
 RankOutbox::RankOutbox(Environment environment, const Plan& plan) : environment_(std::move(environment)) {
+  const uint64_t large = SendBuffersOfARank(*environment_.spec);
+  buffers_ = std::vector<Buffer>(large + (plan.small_buffer_bytes > 0 ? kSmallSendBuffers : 0));
   for (size_t i = 0; i < buffers_.size(); ++i) {
     Buffer& buffer = buffers_[i];
-    buffer.small = i >= kSendBuffers;
-    if (buffer.small && plan.small_buffer_bytes == 0) break;  // no tensor is
+    buffer.small = i >= large;
     buffer.piece.Reserve(buffer.small ? plan.small_buffer_bytes : plan.send_buffer_bytes,
                          buffer.small ? plan.small_buffer_scales : plan.send_buffer_scales);
     buffer_bytes_ += buffer.piece.reserved_bytes();

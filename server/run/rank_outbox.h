@@ -1,12 +1,11 @@
 // What goes out on a rank's stream, and in which order: control first, then weights tensor by tensor, then the
-// step's result. Weights are encoded on demand, a few chunks ahead of the write, into kSendBuffers strings that were
+// step's result. Weights are encoded on demand, a few chunks ahead of the write, into the strings that were
 // reserved with the run, or where the stream lends memory: no queue of payload, whatever the reader's pace. Small
 // tensors have kSmallSendBuffers of their own, so that the device makes many of them before the strand hears of it.
 //
 // Strand-confined. A buffer belongs to the outbox, to a device task (encoding) or to the stream (writing), in turn.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -105,7 +104,7 @@ class RankOutbox {
   std::deque<Published> tensors_, waiting_;
   uint64_t next_chunk_ = 0;  // of tensors_.front()
   uint64_t buffer_bytes_ = 0;
-  std::array<Buffer, kSendBuffers + kSmallSendBuffers> buffers_;
+  std::vector<Buffer> buffers_;  // as many as the plan counts; they stay where they are
   std::vector<Buffer*> free_large_, free_small_;
   std::deque<Buffer*> begun_;  // kEncoding or kReady, and not stale; they go out in this order
 };

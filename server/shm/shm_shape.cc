@@ -5,7 +5,9 @@
 namespace ballast {
 
 ShmShape ShapeOf(const RunSpec& spec, const Plan& plan) {
-  ShmShape shape{.pipe_bytes = kPipeBytes, .weight_slots = kWeightSlots, .weight_slot_bytes = plan.send_buffer_bytes};
+  ShmShape shape{.pipe_bytes = kPipeBytes,
+                 .weight_slots = static_cast<uint32_t>(SendBuffersOfARank(spec)) + kMoreWeightSlots,
+                 .weight_slot_bytes = plan.send_buffer_bytes};
   for (const TensorSpec& t : spec.tensors) {
     const uint64_t chunk_bytes = std::min(t.elements, spec.chunk_elements) * WireBytes(t.gradient_format);
     shape.gradient_slot_bytes = std::max(shape.gradient_slot_bytes, AlignUp(chunk_bytes));

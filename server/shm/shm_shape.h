@@ -1,8 +1,9 @@
 // How large a rank's shared segment is. Pure.
 //
 // The gradient slots are the rank's window (Plan::window_bytes): a gradient that comes over this transport waits in its
-// slot until it is summed, so the plan's window counts it already. The plan does not count the rounding up to whole
-// slots and to the least number of them, the weight slots and the pipes, together less than 14 chunks and 384 KiB; nor
+// slot until it is summed, so the plan's window counts it already. The weight slots take the place of the rank's send
+// buffers, whose memory is not touched then. The plan does not count kMoreWeightSlots, the rounding up to whole slots and
+// to the least number of them, and the pipes, together less than 10 chunks and 384 KiB; nor
 // small gradients, which come through the pipe and wait beside the slots, at most the rank's credit; nor, after a lost
 // stream, the copies of what it brought, at most a window, until that is summed. The segment's memory is reserved
 // when it is made; if the system has none, the rank goes over gRPC.
@@ -16,8 +17,8 @@ namespace ballast {
 
 // Some 30 of the largest records that hold a payload; longer ones pass through piece by piece.
 inline constexpr uint32_t kPipeBytes = 256 << 10;
-// Enough for the trainer to copy some while the next is encoded and the daemon's threads take their turns.
-inline constexpr uint32_t kWeightSlots = 8;
+// Beside those of SendBuffersOfARank: for the trainer to copy from while as many are on their way to it.
+inline constexpr uint32_t kMoreWeightSlots = 4;
 // One slot is only for a chunk that sums wait for, so that there is always room for it.
 inline constexpr uint32_t kLeastGradientSlots = 4;
 

@@ -35,7 +35,8 @@ TEST_F(ShmRpcTest, TheSegmentHoldsTheWindowAndLittleMore) {
   EXPECT_EQ(shape, ShapeOf(raw.spec, plan));
   EXPECT_GE(shape.gradient_slots * shape.gradient_slot_bytes, plan.window_bytes);
   EXPECT_LE(ShmBytes(shape), plan.window_bytes + kLeastGradientSlots * shape.gradient_slot_bytes +
-                                 kWeightSlots * plan.send_buffer_bytes + 2 * kPipeBytes + 5 * 4096);
+                                 (SendBuffersOfARank(raw.spec) + kMoreWeightSlots) * plan.send_buffer_bytes +
+                                 2 * kPipeBytes + 5 * 4096);
 }
 
 TEST_F(ShmRpcTest, AGradientStaysInItsSlotUntilItIsSummed) {
