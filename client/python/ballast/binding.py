@@ -154,6 +154,10 @@ class Binding:
         sent = grad.detach().to(self._gradient).contiguous()
         return sent if is_staged(sent) else sent.to("cpu")
 
+    @property
+    def gradient_nbytes(self) -> int:
+        return self.shape.numel() * self._gradient.itemsize
+
     def _part(self, grad: Any) -> Tensor:
         part = part_of(self.parameter, grad)
         if part is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +11,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ballast.errors import Rejected
+from ballast import _core
+from ballast.errors import BallastError, Rejected
+from ballast.pending import WAIT_SLICE_S
 
-_LEAST_BYTES = 64 << 20
+# Of the ring: so that a backward that is faster than the daemon need not wait for it soon.
+_MOST_BYTES = 256 << 20
 _ALIGNMENT = 256
+
+
+def room_of(nbytes: int) -> int:
+    """What a gradient of so many bytes takes of a ring."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def is_staged(gradient: Tensor) -> bool:
@@ -47,7 +56,6 @@ class Copy(Protocol):
     """A copy that was started, as torch.cuda.Event has it."""
 
     def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
 
 
 class Copies(Protocol):
@@ -57,9 +65,10 @@ class Copies(Protocol):
         """So many bytes of host memory that the GPU can write to, uint8."""
         ...
 
-    def start(self, source: Tensor, target: Tensor, shared: bool) -> Copy:
-        """Copies `source`, once what was asked of its device before is done, to `target`, pinned. shared: somebody else may
-        write to its memory, and what the current stream is asked later waits for the copy."""
+    def start(self, source: Tensor, target: Tensor, shared: bool, arrival: int) -> Copy:
+        """Copies `source`, once what was asked of its device before is done, to `target`, pinned; then _core.arrived is called
+        with `arrival`. shared: somebody else may write to its memory, and what the current stream is asked later waits for the
+        copy."""
         ...
 
 
@@ -68,11 +77,12 @@ class CudaCopies:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._call_on_host: Any = None
 
     def pinned(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def start(self, source: Tensor, target: Tensor, shared: bool) -> Copy:
+    def start(self, source: Tensor, target: Tensor, shared: bool, arrival: int) -> Copy:
         device = source.device
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -80,40 +90,50 @@ class CudaCopies:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-            done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch declares none
+            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch declares none
             done.record(stream)
         if shared:
             torch.cuda.current_stream(device).wait_event(done)
+        self._tell(stream, arrival)
         event: Copy = done
         return event
+
+    def _tell(self, stream: torch.cuda.Stream, arrival: int) -> None:
+        """Has the driver call _core.arrived, after what the stream was asked before. torch has no call for that."""
+        if self._call_on_host is None:
+            self._call_on_host = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+            self._call_on_host.argtypes = [ctypes.c_void_p] * 3
+        error = self._call_on_host(stream.cuda_stream, _core.arrived, arrival)
+        if error:
+            raise BallastError(f"the CUDA driver refused cuLaunchHostFunc: error {error}", "INTERNAL")
 
 
 @dataclass
 class _Staged:
-    """One gradient: where its bytes are in the ring, and the tensor that they are copied from."""
+    """One gradient that is not pushed yet: where its bytes are in the ring, and the tensor that they are copied from."""
 
-    index: int
     begin: int
-    end: int  # what follows may begin here
-    nbytes: int
-    source: Tensor
+    source: Tensor | None  # until the copy is done
     copy: Copy
 
 
 class GradientStaging:
     """A ring of pinned host memory. put() starts a gradient's copy and returns; what has arrived is pushed, in the order put,
-    by the next put() or flush(). The ring holds 64 MiB, or the largest gradient: put() waits while there is no room. A gradient's
-    memory on the GPU is held until it is pushed. One thread at a time.
+    by a thread of _core.PushQueue. put() waits while there is no room in the ring, and raises what a push failed with. A
+    gradient's memory on the GPU is held until a put() or flush() finds that its copy is done. One thread at a time.
 
-    push(index, address, nbytes): sends a gradient, and is done with its bytes when it returns.
+    client: sends them. nbytes: of the ring, unless a gradient is larger; no more than 256 MiB. room_of() all gradients is
+        enough for a step.
     """
 
-    def __init__(self, push: Callable[[int, int, int], None], copies: Copies | None = None, nbytes: int = _LEAST_BYTES):
-        self._push = push
+    def __init__(self, client: _core.Client, nbytes: int, copies: Copies | None = None):
+        self._client = client
+        self._queue: _core.PushQueue | None = None
         self._copies = copies or CudaCopies()
-        self._nbytes = nbytes
+        self._nbytes = min(nbytes, _MOST_BYTES)
         self._ring: Tensor | None = None
         self._staged: deque[_Staged] = deque()
+        self._pushed = 0  # that are no longer staged
         self._head = 0  # where the next one may begin
 
     def before(self, act: Callable[..., None]) -> Callable[..., None]:
@@ -130,47 +150,58 @@ class GradientStaging:
         if is_staged(gradient):
             self.put(index, gradient)
         else:
-            self._push(index, gradient.data_ptr(), gradient.nbytes)
+            self.flush()
+            self._client.push(index, gradient.data_ptr(), gradient.nbytes)
 
     def put(self, index: int, gradient: Tensor) -> None:
-        while self._staged and self._staged[0].copy.query():
-            self._push_oldest()
-        begin = self._room_for(gradient.nbytes)
+        if self._queue is None:
+            self._queue = self._client.push_queue()
+        self._queue.await_pushed(0, 0)  # raises what failed
+        self._let_go(self._queue)
+        begin = self._room_for(self._queue, gradient.nbytes)
         assert self._ring is not None  # _room_for() made it
         target = self._ring[begin : begin + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
-        copy = self._copies.start(gradient, target, _has_other_owners(gradient))
-        end = begin + -(-gradient.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._staged.append(_Staged(index, begin, end, gradient.nbytes, gradient, copy))
-        self._head = end
+        arrival = self._queue.put(index, target.data_ptr(), gradient.nbytes)
+        try:
+            copy = self._copies.start(gradient, target, _has_other_owners(gradient), arrival)
+        except BaseException:
+            self._queue.take_back(arrival)
+            raise
+        self._staged.append(_Staged(begin, gradient, copy))
+        self._head = begin + room_of(gradient.nbytes)
 
     def flush(self) -> None:
-        """Waits until all have arrived, and pushes them."""
-        while self._staged:
-            self._push_oldest()
+        """Waits until all are pushed."""
+        if self._queue is not None:
+            self._await(self._queue, len(self._staged))
 
     def drop(self) -> None:
         """Pushes no more of them."""
-        for staged in self._staged:
-            staged.copy.synchronize()  # the ring's bytes are free only then
-        self._staged.clear()
+        if self._queue is not None:
+            self._queue.drop()
+            self.flush()  # the ring's bytes are free when they have arrived
 
-    def _push_oldest(self) -> None:
-        oldest = self._staged[0]
-        oldest.copy.synchronize()
-        assert self._ring is not None
-        try:
-            self._push(oldest.index, self._ring.data_ptr() + oldest.begin, oldest.nbytes)
-        except Exception:  # the step is over; after an interrupt it is not
+    def _let_go(self, queue: _core.PushQueue) -> None:
+        while self._pushed < queue.count_pushed():
             self._staged.popleft()
-            raise
-        self._staged.popleft()
+            self._pushed += 1
+        for staged in self._staged:
+            if staged.source is not None and not staged.copy.query():
+                break
+            staged.source = None
 
-    def _room_for(self, nbytes: int) -> int:
+    def _await(self, queue: _core.PushQueue, count: int) -> None:
+        """Until the first `count` of what is staged are pushed. What a GPU fails with is raised by its events."""
+        wanted = self._pushed + count
+        while not queue.await_pushed(wanted, WAIT_SLICE_S):
+            self._let_go(queue)
+        self._let_go(queue)
+
+    def _room_for(self, queue: _core.PushQueue, nbytes: int) -> int:
         """The first of so many bytes that nobody uses."""
         if self._ring is None or nbytes > self._ring.nbytes:
             self.flush()
-            size = -(-max(nbytes, self._nbytes) // _ALIGNMENT) * _ALIGNMENT
-            self._ring = self._copies.pinned(size)
+            self._ring = self._copies.pinned(room_of(max(nbytes, self._nbytes)))
         while True:
             if not self._staged:
                 return 0
@@ -182,4 +213,4 @@ class GradientStaging:
                     return 0
             elif self._head + nbytes <= tail:  # in use: [tail, ...] and [0, head)
                 return self._head
-            self._push_oldest()
+            self._await(queue, 1)

@@ -14,7 +14,7 @@ from ballast.binding import Binding
 from ballast.changed_weights import ChangedWeights
 from ballast.clipping import Clipping
 from ballast.errors import Rejected, RunRewound
-from ballast.gradient_staging import GradientStaging
+from ballast.gradient_staging import GradientStaging, room_of
 from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
 from ballast.pending import WAIT_SLICE_S, fields_of
@@ -52,7 +52,8 @@ class Session:
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
-        self._staging: GradientStaging = past._staging if past else GradientStaging(client.push)
+        nbytes = sum(room_of(binding.gradient_nbytes) for binding in self._bindings)
+        self._staging: GradientStaging = past._staging if past else GradientStaging(client, nbytes)
         self._weight_copies: WeightCopies = past._weight_copies if past else WeightCopies()
         end_micro = self._staging.before(client.end_micro)
         of_its_own = MicroBatches(rules.accumulation, end_micro, open_ended=rules.staged)

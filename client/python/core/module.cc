@@ -16,6 +16,7 @@
 #include "client/python/core/numerics_digest.h"
 #include "client/python/core/pending_measure.h"
 #include "client/python/core/pending_step.h"
+#include "client/python/core/push_queue.h"
 #include "client/python/core/py_client.h"
 #include "client/python/core/runs.h"
 #include "client/python/core/status_error.h"
@@ -66,6 +67,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   ballast::RegisterStatusError();
   ballast::BindPendingStep(module);
+  ballast::BindPushQueue(module);
   ballast::BindPendingMeasure(module);
   ballast::BindClient(module);
   ballast::BindNumerics(module);

@@ -18,6 +18,7 @@
 #include "client/python/core/memory.h"
 #include "client/python/core/pending_measure.h"
 #include "client/python/core/pending_step.h"
+#include "client/python/core/push_queue.h"
 
 namespace ballast {
 namespace {
@@ -231,6 +232,7 @@ void BindTrainer(nb::class_<PyClient>& client) {
       .def("await_weights", &AwaitWeights, arg("tensor"), arg("timeout_s"))
       .def("begin_step", &BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)
       .def("push", &Push, arg("tensor"), arg("address"), arg("nbytes"))
+      .def("push_queue", [](const PyClient& self) { return PushQueue(self.Get()); })
       .def("end_micro", &EndMicro, arg("loss").none(), arg("next_is_last") = false)
       .def("measure_step", &MeasureStep, arg("loss").none() = nb::none())
       .def("end_step", &EndStep, arg("loss").none(), arg("client_state") = nb::bytes("", 0), arg("groups") = Groups(),
