@@ -7,8 +7,8 @@ FOLDER holds bin/ballastd (`deploy/setup.sh portable`). Two parts:
   checks   a small transformer, 20 steps each: gradients that are staged (ballast.gradient_staging) give the losses, to the bit,
            of gradients that the trainer waits for; on a daemon on the GPU those of one on CPUs; overlap_forward, accumulation
            and autocast with ballast.GradScaler end with the daemon's weights on the GPU, to the bit
-  steps    a transformer in bf16 through Ballast, by each transport, beside torch's fused AdamW on the GPU, whose weights are
-           bf16 too, and fp32 under autocast: seconds of a step, of it until backward() returned, and the GPU memory of weights,
+  steps    a transformer in bf16 through Ballast, by each transport, with the daemon on the same GPU and on the host's CPUs,
+           beside torch's fused AdamW on the GPU, whose weights are bf16 too, and fp32 under autocast: seconds of a step, of it until backward() returned, and the GPU memory of weights,
            gradients and state at most, activations included
 One JSON object a line. --tiny: a small model for the second part too, to try the program, with --device cpu without a GPU. Exit
 code 77, and a line that says why, where torch, the client or a GPU is missing; 1 where a check failed.
@@ -27,6 +27,7 @@ from pathlib import Path
 from gpu_training import SKIPPED, daemon
 
 CHECK_STEPS = 20
+ON_CPUS = ", daemon on CPUs"
 
 
 def why_not(device: str) -> str:
@@ -191,7 +192,8 @@ def make_optimizer(side: str, model, server: str):
         return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     import ballast
 
-    return ballast.AdamW(model.named_parameters(), lr=1e-4, server=server, run=run_id(side), transport=side.split()[-1])
+    transport = side.removesuffix(ON_CPUS).split()[-1]
+    return ballast.AdamW(model.named_parameters(), lr=1e-4, server=server, run="steps", transport=transport)
 
 
 def synchronize(device: str):
@@ -244,11 +246,11 @@ def time_all(ballastd: Path, options, out):
     began = time.monotonic()
     gpu = "cuda:0" if options.device == "cuda" else "cpu"
     for tokens in (16, 64) if not options.tiny else (1,):
-        for side in ("torch bf16", "torch fp32, autocast", "ballast shm", "ballast grpc"):
+        for side in ("torch bf16", "torch fp32, autocast", "ballast shm", f"ballast shm{ON_CPUS}", "ballast grpc"):
             if time.monotonic() - began > options.seconds:
                 print(json.dumps({"side": side, "tokens": tokens, "skipped": "no time left"}), file=out, flush=True)
                 continue
-            with daemon(ballastd, gpu) as server:
+            with daemon(ballastd, "cpu" if side.endswith(ON_CPUS) else gpu) as server:
                 row = time_steps(side, size, tokens * size["length"], options.device, server, options.steps)
             print(json.dumps(row), file=out, flush=True)
             if options.device == "cuda":
@@ -261,7 +263,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=argparse.FileType("w"), default=sys.stdout)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=80)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     ballastd = (options.folder / "bin" / "ballastd").resolve()
