@@ -4,7 +4,9 @@ says. What only a GPU can show: tests/bench/gpu_trainer.py."""
 from __future__ import annotations
 
 import ctypes
+import os
 import random
+import sys
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -26,8 +28,8 @@ AdamW = Callable[..., ballast.AdamW]
 
 
 class Started:
-    def __init__(self, source: Tensor, target: Tensor, shared: bool, arrival: int):
-        self.source, self.target, self.shared, self.arrival = source, target, shared, arrival
+    def __init__(self, source: Tensor, target: Tensor, shared: bool, queue: Any, number: int):
+        self.source, self.target, self.shared, self.queue, self.number = source, target, shared, queue, number
         self.arrived = False
 
     def query(self) -> bool:
@@ -35,20 +37,22 @@ class Started:
 
 
 class StandIn:
-    """Copies that arrive when arrive() says so; tell() is called with the arrival."""
+    """Copies that arrive when arrive() says so."""
 
     def __init__(self) -> None:
         self.started: list[Started] = []
         self.rings: list[Tensor] = []
-        self.tell: Callable[[int], None] = lambda arrival: None
 
     def pinned(self, nbytes: int) -> Tensor:
         self.rings.append(torch.zeros(nbytes, dtype=torch.uint8))
         return self.rings[-1]
 
-    def start(self, source: Tensor, target: Tensor, shared: bool, arrival: int) -> Started:
-        self.started.append(Started(source, target, shared, arrival))
+    def start(self, source: Tensor, target: Tensor, shared: bool, queue: Any, number: int) -> Started:
+        self.started.append(Started(source, target, shared, queue, number))
         return self.started[-1]
+
+    def wait(self) -> None:
+        self.arrive(len(self.waiting))
 
     @property
     def waiting(self) -> list[Started]:
@@ -58,7 +62,7 @@ class StandIn:
         for copy in self.waiting[:count]:
             copy.target.copy_(copy.source)
             copy.arrived = True
-            self.tell(copy.arrival)
+            copy.queue.arrive(copy.number)
 
 
 class Pushes:
@@ -72,7 +76,6 @@ class Pushes:
         self._arrived: set[int] = set()
         self._dropped: set[int] = set()
         self._counted = 0
-        copies.tell = self._tell
 
     @property
     def indices(self) -> list[int]:
@@ -85,12 +88,16 @@ class Pushes:
         self._put.append((index, address, nbytes))
         return len(self._put) - 1
 
-    def take_back(self, arrival: int) -> None:
-        assert arrival == len(self._put) - 1
-        self._put.pop()
+    def count_put(self) -> int:
+        return len(self._put)
 
-    def _tell(self, arrival: int) -> None:
-        self._arrived.add(arrival)
+    def cancel(self, number: int) -> None:
+        if number < len(self._put):
+            self._dropped.add(number)
+            self.arrive(number)
+
+    def arrive(self, number: int) -> None:
+        self._arrived.add(number)
         while self._counted in self._arrived:
             if self._counted not in self._dropped and self.error is None:
                 index, address, nbytes = self._put[self._counted]
@@ -117,6 +124,33 @@ def staging_of(nbytes: int = 1 << 20) -> tuple[GradientStaging, StandIn, Any]:
     copies = StandIn()
     client: Any = Pushes(copies)
     return GradientStaging(client, nbytes, copies), copies, client
+
+
+def interrupt_at(line: int, act: Callable[[], object]) -> bool:
+    """Calls it, and raises KeyboardInterrupt before the line of gradient_staging that comes so many lines into it. Whether
+    there was one."""
+    left = line
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("gradient_staging.py"):
+            return trace
+        if event == "line" and frame.f_code.co_name not in ("wait", "arrive"):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    kept = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(kept)
+    return False
 
 
 def numbered(index: int, count: int = 100) -> Tensor:
@@ -192,7 +226,7 @@ def test_a_push_that_fails_is_not_tried_again() -> None:
 def test_a_copy_that_cannot_be_started_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     staging, copies, pushed = staging_of()
 
-    def start(source: Tensor, target: Tensor, shared: bool, arrival: int) -> Started:
+    def start(*_: Any) -> Started:
         raise RuntimeError("the driver has no memory")
 
     with monkeypatch.context() as patched:
@@ -202,6 +236,54 @@ def test_a_copy_that_cannot_be_started_is_not_waited_for(monkeypatch: pytest.Mon
     staging.put(1, numbered(1))
     staging.flush()
     assert pushed.indices == [1]
+
+
+@pytest.mark.parametrize("line", range(40))
+def test_an_interrupt_anywhere_in_put_loses_that_gradient_at_most(line: int) -> None:
+    staging, copies, pushed = staging_of(16 << 10)
+    for index in range(30):
+        staging.put(index, numbered(index))
+    interrupted = interrupt_at(line, lambda: staging.put(30, numbered(30)))
+    for index in range(31, 60):
+        staging.put(index, numbered(index))
+    staging.flush()
+    assert set(range(60)) - set(pushed.indices) <= ({30} if interrupted else set())
+    assert sorted(pushed.indices) == pushed.indices
+    for index, values in pushed.all:
+        assert torch.equal(values, numbered(index))
+
+
+@pytest.mark.parametrize("line", range(30))
+def test_an_interrupted_flush_can_be_made_again(line: int) -> None:
+    staging, copies, pushed = staging_of()
+    for index in range(5):
+        staging.put(index, numbered(index))
+    interrupt_at(line, staging.flush)
+    staging.flush()
+    assert pushed.indices == list(range(5))
+    staging.put(5, numbered(5))
+    staging.flush()
+    assert pushed.indices == list(range(6))
+
+
+def test_a_drop_that_was_interrupted_is_to_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging, copies, pushed = staging_of()
+    staging.put(0, numbered(0))
+
+    def interrupt(count: int, timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pushed, "await_pushed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            staging.drop()
+    for act in (staging.flush, lambda: staging.put(1, numbered(1))):
+        with pytest.raises(ballast.Rejected, match=r"call zero_grad\(\) again"):
+            act()
+    staging.drop()
+    staging.put(2, numbered(2))
+    staging.flush()
+    assert pushed.indices == [2]
 
 
 def test_a_gradients_memory_is_held_until_its_copy_is_done() -> None:
@@ -237,20 +319,20 @@ class Stream(StandIn):
         self.used = True
         self.holds = Event()  # cleared: copies wait for it
         self.holds.set()
+        self._done: SimpleQueue[Started] = SimpleQueue()
         self._asked: SimpleQueue[tuple[Started, Event]] = SimpleQueue()
-        self._arrived = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_core.arrived)
         Thread(target=self._run, daemon=True).start()
 
-    def start(self, source: Tensor, target: Tensor, shared: bool, arrival: int) -> Started:
-        started, done = super().start(source, target, shared, arrival), Event()
+    def start(self, source: Tensor, target: Tensor, shared: bool, queue: Any, number: int) -> Started:
+        started, done = super().start(source, target, shared, queue, number), Event()
         self._asked.put((started, done))
         if shared:
             done.wait()
         return started
 
-    def until_all_arrived(self) -> None:
-        last = self.start(torch.zeros(1), torch.zeros(1), shared=True, arrival=0)
-        assert last.arrived
+    def wait(self) -> None:
+        while self.waiting:
+            self._done.get()
 
     def _run(self) -> None:
         while True:
@@ -258,9 +340,9 @@ class Stream(StandIn):
             self.holds.wait()
             copy.target.copy_(copy.source)
             copy.arrived = True
-            if copy.arrival:
-                self._arrived(copy.arrival)
+            copy.queue.arrive(copy.number)
             done.set()
+            self._done.put(copy)
 
 
 @pytest.fixture
@@ -363,57 +445,112 @@ def test_an_optimizer_is_closed_while_gradients_arrive(adamw: AdamW, copies: Str
     model(batch(0)).square().mean().backward()
     copies.holds.set()
     optimizer.close()
-    copies.until_all_arrived()
+    copies.wait()
 
 
 # --- the queue alone ----------------------------------------------------------------------------------------------------
 
 
-def arrive(arrival: int) -> None:
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_core.arrived)(arrival)
+@pytest.fixture
+def client(daemon: Daemon) -> _core.Client:
+    """Of no run, so that its pushes fail."""
+    return _core.Client.connect(daemon.server, 10, 10)
 
 
-def test_what_a_push_failed_with_is_raised_once_and_what_was_put_before_that_is_not_pushed(daemon: Daemon) -> None:
-    client = _core.Client.connect(daemon.server, 10, 10)  # of no run
-    queue, gradient = client.push_queue(), numbered(0)
-    arrivals = [queue.put(index, gradient.data_ptr(), gradient.nbytes) for index in range(3)]
-    for arrival in arrivals[:2]:
-        arrive(arrival)
+def put(queue: _core.PushQueue, count: int) -> Tensor:
+    """Returns what keeps their memory."""
+    gradient = numbered(0)
+    for index in range(count):
+        queue.put(index, gradient.data_ptr(), gradient.nbytes)
+    return gradient
+
+
+def until_raised(queue: _core.PushQueue, count: int) -> None:
+    while not queue.await_pushed(count, 10):
+        pass
+
+
+def test_what_a_push_failed_with_is_raised_once_and_what_was_put_before_that_is_not_pushed(
+    client: _core.Client,
+) -> None:
+    queue = client.push_queue()
+    kept = put(queue, 3)
+    for number in (1, 0):
+        queue.arrive(number)
     with pytest.raises(ballast.Rejected, match="Attach"):
-        while not queue.await_pushed(2, 10):
-            pass
-    arrive(arrivals[2])
+        until_raised(queue, 2)
+    queue.arrive(2)
     assert queue.await_pushed(3, 10)
-    assert queue.count_pushed() == 3
+    assert (queue.count_put(), queue.count_pushed()) == (3, 3)
+    del kept
 
 
-def test_what_is_dropped_is_counted_when_it_has_arrived(daemon: Daemon) -> None:
-    client = _core.Client.connect(daemon.server, 10, 10)
-    queue, gradient = client.push_queue(), numbered(0)
-    arrival = queue.put(0, gradient.data_ptr(), gradient.nbytes)
+def test_what_is_dropped_is_counted_when_it_has_arrived(client: _core.Client) -> None:
+    queue = client.push_queue()
+    kept = put(queue, 1)
     queue.drop()
     assert not queue.await_pushed(1, 0)
-    arrive(arrival)
+    queue.arrive(0)
     assert queue.await_pushed(1, 10)
+    del kept
 
 
-def test_a_copy_may_arrive_when_its_queue_is_gone(daemon: Daemon) -> None:
-    client = _core.Client.connect(daemon.server, 10, 10)
-    queue, gradient = client.push_queue(), numbered(0)
-    arrival = queue.put(0, gradient.data_ptr(), gradient.nbytes)
-    del queue
-    arrive(arrival)
+def test_what_is_cancelled_is_counted_and_may_arrive_nevertheless(client: _core.Client) -> None:
+    queue = client.push_queue()
+    kept = put(queue, 1)
+    queue.cancel(0)
+    assert queue.await_pushed(1, 10)
+    queue.arrive(0)
+    queue.cancel(7)  # there is none
+    assert queue.count_pushed() == 1
+    del kept
 
 
-def test_a_queue_of_a_closed_client_says_so(daemon: Daemon) -> None:
-    client = _core.Client.connect(daemon.server, 10, 10)
-    queue, gradient = client.push_queue(), numbered(0)
-    arrival = queue.put(0, gradient.data_ptr(), gradient.nbytes)
+def test_a_queue_of_a_closed_client_says_so(client: _core.Client) -> None:
+    queue = client.push_queue()
+    kept = put(queue, 1)
     client.close()
-    arrive(arrival)
+    queue.arrive(0)
     with pytest.raises(ballast.Rejected, match="the connection is closed"):
-        while not queue.await_pushed(1, 10):
-            pass
+        until_raised(queue, 1)
+    del kept
+
+
+def test_a_queue_does_not_work_in_a_fork(client: _core.Client) -> None:
+    queue = client.push_queue()
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            queue.await_pushed(1, 0)
+        except ballast.Rejected as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        assert "does not work in its fork" in said.read()
+    os.wait()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA driver")
+def test_without_a_driver_nothing_is_announced(client: _core.Client) -> None:
+    queue = client.push_queue()
+    kept = put(queue, 1)
+    with pytest.raises(ballast.BallastError, match="there is no CUDA driver"):
+        queue.announce(0, 0)
+    queue.cancel(0)
+    del kept
+
+
+def test_nothing_is_written_to_weights_once_an_optimizer_is_closed(run: str, daemon: Daemon, copies: Stream) -> None:
+    for number in range(5):
+        model = torch.nn.Linear(1024, 1024)
+        optimizer = ballast.AdamW(model.named_parameters(), server=daemon.server, run=f"{run}-{number}")
+        model(torch.ones(2, 1024)).sum().backward()
+        optimizer.close()
+        copies.wait()
+        model.weight.data.fill_(3)
+        assert torch.equal(model.weight, torch.full((1024, 1024), 3.0))
 
 
 # --- what others know ---------------------------------------------------------------------------------------------------

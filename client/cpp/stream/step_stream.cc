@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -219,14 +220,21 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
     if (auto s = step_->MayPush(tensor); !s.ok()) return s;
   }
   uint64_t first = wire.first_chunk;
-  do {  // the writer sends what is there, while the next is copied
-    const uint64_t last = std::min(wire.end_chunk, first + kCutTogether);
-    std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
-    absl::MutexLock lock(&mu_);
-    if (!status_.ok()) return status_;
-    step_->Push(tensor, std::move(chunks));
-    first = last;
-  } while (first < wire.end_chunk);
+  try {
+    do {  // the writer sends what is there, while the next is copied
+      const uint64_t last = std::min(wire.end_chunk, first + kCutTogether);
+      std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
+      absl::MutexLock lock(&mu_);
+      if (!status_.ok()) return status_;
+      step_->Push(tensor, std::move(chunks));
+      first = last;
+    } while (first < wire.end_chunk);
+  } catch (const std::bad_alloc&) {
+    const absl::Status none = absl::ResourceExhaustedError(absl::StrCat(
+        "Push of ", tensors_.Name(tensor), ": there is no host memory for a copy of ", gradient.size(), " bytes"));
+    if (first > wire.first_chunk) Fail(none);  // a part of it may have left
+    return none;
+  }
   return absl::OkStatus();
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ballast import _core
-from ballast.errors import BallastError, Rejected
+from ballast.errors import Rejected
 from ballast.pending import WAIT_SLICE_S
 
 # Of the ring: so that a backward that is faster than the daemon need not wait for it soon.
@@ -26,8 +25,8 @@ def room_of(nbytes: int) -> int:
 
 
 def is_staged(gradient: Tensor) -> bool:
-    """Whether a gradient leaves its device by way of GradientStaging."""
-    return gradient.device.type == "cuda"
+    """Whether a gradient leaves its device by way of GradientStaging. Not from AMD's, which torch calls "cuda" too."""
+    return gradient.device.type == "cuda" and torch.version.hip is None
 
 
 def refuse_capture(gradient: Tensor) -> None:
@@ -65,10 +64,14 @@ class Copies(Protocol):
         """So many bytes of host memory that the GPU can write to, uint8."""
         ...
 
-    def start(self, source: Tensor, target: Tensor, shared: bool, arrival: int) -> Copy:
-        """Copies `source`, once what was asked of its device before is done, to `target`, pinned; then _core.arrived is called
-        with `arrival`. shared: somebody else may write to its memory, and what the current stream is asked later waits for the
-        copy."""
+    def start(self, source: Tensor, target: Tensor, shared: bool, queue: _core.PushQueue, number: int) -> Copy:
+        """Copies `source`, once what was asked of its device before is done, to `target`, pinned; then the gradient of that
+        number arrives in the queue. shared: somebody else may write to its memory, and what the current stream is asked later
+        waits for the copy."""
+        ...
+
+    def wait(self) -> None:
+        """Until all copies that were started are done."""
         ...
 
 
@@ -77,12 +80,11 @@ class CudaCopies:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._call_on_host: Any = None
 
     def pinned(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def start(self, source: Tensor, target: Tensor, shared: bool, arrival: int) -> Copy:
+    def start(self, source: Tensor, target: Tensor, shared: bool, queue: _core.PushQueue, number: int) -> Copy:
         device = source.device
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -92,29 +94,27 @@ class CudaCopies:
             target.copy_(source, non_blocking=True)
             done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch declares none
             done.record(stream)
+            queue.announce(number, stream.cuda_stream)
         if shared:
             torch.cuda.current_stream(device).wait_event(done)
-        self._tell(stream, arrival)
         event: Copy = done
         return event
 
-    def _tell(self, stream: torch.cuda.Stream, arrival: int) -> None:
-        """Has the driver call _core.arrived, after what the stream was asked before. torch has no call for that."""
-        if self._call_on_host is None:
-            self._call_on_host = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
-            self._call_on_host.argtypes = [ctypes.c_void_p] * 3
-        error = self._call_on_host(stream.cuda_stream, _core.arrived, arrival)
-        if error:
-            raise BallastError(f"the CUDA driver refused cuLaunchHostFunc: error {error}", "INTERNAL")
+    def wait(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize()
 
 
 @dataclass
 class _Staged:
-    """One gradient that is not pushed yet: where its bytes are in the ring, and the tensor that they are copied from."""
+    """A gradient that may not be pushed yet: its number in the queue, where its bytes are in the ring, and the tensor that they
+    are copied from."""
 
+    number: int
     begin: int
+    end: int
     source: Tensor | None  # until the copy is done
-    copy: Copy
+    copy: Copy | None = None  # until it is started
 
 
 class GradientStaging:
@@ -132,9 +132,8 @@ class GradientStaging:
         self._copies = copies or CudaCopies()
         self._nbytes = min(nbytes, _MOST_BYTES)
         self._ring: Tensor | None = None
-        self._staged: deque[_Staged] = deque()
-        self._pushed = 0  # that are no longer staged
-        self._head = 0  # where the next one may begin
+        self._staged: deque[_Staged] = deque()  # in the order put, and so in the ring, around it
+        self._dropping = False
 
     def before(self, act: Callable[..., None]) -> Callable[..., None]:
         """`act`, but after the push of all gradients."""
@@ -154,47 +153,68 @@ class GradientStaging:
             self._client.push(index, gradient.data_ptr(), gradient.nbytes)
 
     def put(self, index: int, gradient: Tensor) -> None:
+        self._refuse_half_dropped()
         if self._queue is None:
             self._queue = self._client.push_queue()
         self._queue.await_pushed(0, 0)  # raises what failed
         self._let_go(self._queue)
         begin = self._room_for(self._queue, gradient.nbytes)
-        assert self._ring is not None  # _room_for() made it
-        target = self._ring[begin : begin + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
-        arrival = self._queue.put(index, target.data_ptr(), gradient.nbytes)
-        try:
-            copy = self._copies.start(gradient, target, _has_other_owners(gradient), arrival)
+        staged = _Staged(self._queue.count_put(), begin, begin + room_of(gradient.nbytes), gradient)
+        try:  # where an interrupt comes between two of these, nothing stays that would be waited for or overwritten
+            self._staged.append(staged)
+            self._start(self._queue, index, gradient, staged)
         except BaseException:
-            self._queue.take_back(arrival)
+            self._copies.wait()
+            self._queue.cancel(staged.number)
+            if self._queue.count_put() <= staged.number and self._staged and self._staged[-1] is staged:
+                self._staged.pop()
             raise
-        self._staged.append(_Staged(begin, gradient, copy))
-        self._head = begin + room_of(gradient.nbytes)
+
+    def _start(self, queue: _core.PushQueue, index: int, gradient: Tensor, staged: _Staged) -> None:
+        assert self._ring is not None  # _room_for() made it
+        target = self._ring[staged.begin : staged.begin + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
+        queue.put(index, target.data_ptr(), gradient.nbytes)
+        staged.copy = self._copies.start(gradient, target, _has_other_owners(gradient), queue, staged.number)
 
     def flush(self) -> None:
-        """Waits until all are pushed."""
+        """Waits until all are pushed. Rejected after a drop() that was interrupted."""
+        self._refuse_half_dropped()
         if self._queue is not None:
             self._await(self._queue, len(self._staged))
 
     def drop(self) -> None:
-        """Pushes no more of them."""
+        """Pushes no more of them. After an interrupt it is to be called again."""
         if self._queue is not None:
+            self._dropping = True
             self._queue.drop()
-            self.flush()  # the ring's bytes are free when they have arrived
+            self._await(self._queue, len(self._staged))  # the ring's bytes are free when they have arrived
+            self._dropping = False
+
+    def _refuse_half_dropped(self) -> None:
+        if self._dropping:
+            raise Rejected(
+                "the gradients of the open step were being dropped when that was interrupted: call zero_grad() again",
+                "FAILED_PRECONDITION",
+            )
 
     def _let_go(self, queue: _core.PushQueue) -> None:
-        while self._pushed < queue.count_pushed():
+        pushed = queue.count_pushed()
+        while self._staged and self._staged[0].number < pushed:
             self._staged.popleft()
-            self._pushed += 1
         for staged in self._staged:
-            if staged.source is not None and not staged.copy.query():
+            if staged.source is not None and not (staged.copy and staged.copy.query()):
                 break
             staged.source = None
 
     def _await(self, queue: _core.PushQueue, count: int) -> None:
         """Until the first `count` of what is staged are pushed. What a GPU fails with is raised by its events."""
-        wanted = self._pushed + count
-        while not queue.await_pushed(wanted, WAIT_SLICE_S):
+        if count == 0:
+            return
+        last = self._staged[count - 1].number
+        while not queue.await_pushed(last + 1, WAIT_SLICE_S):
             self._let_go(queue)
+            if self._staged and self._staged[0].copy is not None:
+                self._staged[0].copy.query()
         self._let_go(queue)
 
     def _room_for(self, queue: _core.PushQueue, nbytes: int) -> int:
@@ -202,15 +222,14 @@ class GradientStaging:
         if self._ring is None or nbytes > self._ring.nbytes:
             self.flush()
             self._ring = self._copies.pinned(room_of(max(nbytes, self._nbytes)))
-        while True:
-            if not self._staged:
-                return 0
-            tail, size = self._staged[0].begin, self._ring.nbytes
-            if self._head > tail:  # in use: [tail, head)
-                if self._head + nbytes <= size:
-                    return self._head
+        while self._staged:
+            tail, head, size = self._staged[0].begin, self._staged[-1].end, self._ring.nbytes
+            if head > tail:  # in use: [tail, head)
+                if head + nbytes <= size:
+                    return head
                 if nbytes <= tail:
                     return 0
-            elif self._head + nbytes <= tail:  # in use: [tail, ...] and [0, head)
-                return self._head
+            elif head + nbytes <= tail:  # in use: [tail, ...] and [0, head)
+                return head
             self._await(queue, 1)
+        return 0

@@ -1,17 +1,18 @@
 // Gradients that a GPU is still copying to host memory. A thread of the queue's own pushes them in the order put, each once
 // its copy is done, so that neither backward nor the interpreter's lock waits for the bytes.
 //
-// put() says what the GPU is to call when the copy is done: arrived(data), as cuLaunchHostFunc calls it, from any thread. The
-// memory of a gradient is the queue's from put() on until count_pushed() counts it, whatever became of the push.
+// Gradients are numbered in the order put, from 0. announce() has the CUDA driver say when the copy is done. The memory of a
+// gradient is the queue's from put() until count_pushed() is past its number, whatever became of the push.
 //
-// One thread at a time makes all other calls, and no call of the client's own beside them but bind_weights. Used with the
-// interpreter's lock, which is free while it waits.
+// arrive(): any thread. All else: one thread at a time, with no call of the client's own beside it but bind_weights; with the
+// interpreter's lock, which is free while it waits. Throws in a fork, as the client does.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -22,27 +23,35 @@ namespace ballast {
 
 class PushQueue {
  public:
-  // A queue whose client is closed pushes nothing any more.
   explicit PushQueue(std::weak_ptr<Client> client);
   PushQueue(PushQueue&&) = default;
   ~PushQueue();
 
-  // What arrived() is to be called with, once.
-  Address Put(uint32_t tensor, Address address, uint64_t bytes);
-  // Instead of that, at once: the copy could not be started.
-  void TakeBack(Address arrival);
-  // A call of cuLaunchHostFunc's kind.
-  static void Arrived(void* data);
-  // Those whose memory is free again, in all, in the order put.
+  // Returns the gradient's number.
+  uint64_t Put(uint32_t tensor, Address address, uint64_t bytes);
+  // How many were put.
+  uint64_t CountPut() const;
+  // The gradient arrives when the stream, a CUstream whose context is current, has done what it was asked before.
+  // UNIMPLEMENTED: there is no CUDA driver; INTERNAL: it refused. The gradient will not arrive then.
+  void Announce(uint64_t number, Address stream) const;
+  void Arrive(uint64_t number) const;
+  // The last one will not be pushed, and its memory is not written to any more.
+  void Cancel(uint64_t number) const;
+  // How many no longer need their memory.
   uint64_t CountPushed() const;
-  // Waits for that many, but no longer than `timeout_s`. True: there are. Throws what a push failed with, once; the others
-  // of that step are not pushed.
-  bool AwaitPushed(uint64_t count, double timeout_s);
+  // Waits for that many, but no longer than `timeout_s`. True: there are. Throws what a push failed with, once; what was put
+  // before that is not pushed. Throws, too, where the client was closed before there are that many.
+  bool AwaitPushed(uint64_t count, double timeout_s) const;
   // What was put and is not pushed yet will not be: it is counted when it has arrived. A failure is forgotten.
-  void Drop();
+  void Drop() const;
+
+  // Ends all pushes, and returns when none is under way. For the client's end; may outlive the queue.
+  std::function<void()> stop() const;
 
  private:
   struct State;
+  // Throws in a fork.
+  State& Own() const;
 
   std::shared_ptr<State> state_;
   pid_t process_;

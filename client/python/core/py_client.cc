@@ -8,6 +8,15 @@ namespace ballast {
 
 namespace nb = nanobind;
 
+absl::Status ConnectionIsClosed() { return absl::FailedPreconditionError("the connection is closed"); }
+
+absl::Status OfThisProcess(pid_t owner) {
+  if (getpid() == owner) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("this connection belongs to process ", owner,
+                                                    " and does not work in its fork ", getpid(),
+                                                    ": make the optimizer in the process that trains"));
+}
+
 PyClient PyClient::Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s) {
   ClientOptions options{.server = server,
                         .connect_timeout_s = connect_timeout_s,
@@ -29,6 +38,8 @@ void PyClient::Close() {
     return;
   }
   nb::gil_scoped_release unlocked;
+  for (const std::function<void()>& end : ends_) end();
+  ends_.clear();
   client_.reset();
 }
 
@@ -39,11 +50,9 @@ std::shared_ptr<Client> PyClient::Get() const {
 }
 
 std::shared_ptr<Client> PyClient::Open() const {
-  if (!client_) throw StatusError(absl::FailedPreconditionError("the connection is closed"));
-  if (getpid() == process_) return client_;
-  throw StatusError(absl::FailedPreconditionError(absl::StrCat("this connection belongs to process ", process_,
-                                                               " and does not work in its fork ", getpid(),
-                                                               ": make the optimizer in the process that trains")));
+  if (!client_) throw StatusError(ConnectionIsClosed());
+  OrThrow(OfThisProcess(process_));
+  return client_;
 }
 
 absl::Status PyClient::AddTo(const absl::Status& lost, const std::string& perhaps) {

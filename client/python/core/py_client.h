@@ -7,9 +7,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -20,6 +22,10 @@
 
 namespace ballast {
 
+absl::Status ConnectionIsClosed();
+// Whether this is the process that made the connection, or its fork.
+absl::Status OfThisProcess(pid_t owner);
+
 class PyClient {
  public:
   static PyClient Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s);
@@ -29,6 +35,9 @@ class PyClient {
 
   // For calls that are not made by Ask: none that was left behind goes on beside them.
   std::shared_ptr<Client> Get() const;
+
+  // To be called before the client goes: what ends those that use it beside this. Once it was called it is forgotten.
+  void BeforeClose(std::function<void()> end) const { ends_.push_back(std::move(end)); }
 
   // How many bytes of weights the upload or pull under way has moved, or the last one. Written by its thread, read by any.
   std::atomic<uint64_t>& moved() const { return *moved_; }
@@ -84,6 +93,7 @@ class PyClient {
   pid_t process_;
   std::shared_ptr<std::atomic<uint64_t>> moved_ = std::make_shared<std::atomic<uint64_t>>(0);
   mutable InterruptibleCalls calls_;
+  mutable std::vector<std::function<void()>> ends_;
   mutable std::string attached_to_;
   mutable Shards shards_;
 };

@@ -192,6 +192,12 @@ void Push(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes
   OrThrow(Unlocked([&, client = self.Get()] { return client->Push(tensor, BytesAt(address, bytes)); }));
 }
 
+PushQueue MakePushQueue(const PyClient& self) {
+  PushQueue queue(self.Get());
+  self.BeforeClose(queue.stop());
+  return queue;
+}
+
 void EndMicro(const PyClient& self, std::optional<double> loss, bool next_is_last) {
   OrThrow(Unlocked([&, client = self.Get()] { return client->EndMicro(loss, next_is_last); }));
 }
@@ -232,7 +238,7 @@ void BindTrainer(nb::class_<PyClient>& client) {
       .def("await_weights", &AwaitWeights, arg("tensor"), arg("timeout_s"))
       .def("begin_step", &BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)
       .def("push", &Push, arg("tensor"), arg("address"), arg("nbytes"))
-      .def("push_queue", [](const PyClient& self) { return PushQueue(self.Get()); })
+      .def("push_queue", &MakePushQueue)
       .def("end_micro", &EndMicro, arg("loss").none(), arg("next_is_last") = false)
       .def("measure_step", &MeasureStep, arg("loss").none() = nb::none())
       .def("end_step", &EndStep, arg("loss").none(), arg("client_state") = nb::bytes("", 0), arg("groups") = Groups(),
