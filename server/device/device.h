@@ -155,6 +155,7 @@ struct QueueNeeds {
   uint64_t tiles = 0;          // in an update or a measurement, or sampled tiles in a probe
   uint64_t payload_bytes = 0;  // in a load or a EncodeWeightsTask, without scales
   uint64_t scales = 0;         // in a EncodeWeightsTask
+  uint64_t elements = 0;       // of all tensors: more than those are not encoded at once
 };
 
 // Thread-safe. Outlives its buffers and queues.

@@ -152,6 +152,9 @@ GpuStaging::GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of)
 GpuStaging::~GpuStaging() {
   if (host_ != nullptr) gpu_->Free(host_, GpuDriver::Memory::kPinned);
   if (device_ != nullptr) gpu_->Free(device_, GpuDriver::Memory::kDevice);
+  for (const GpuDriver::Event event : {in_, computed_, out_}) {
+    if (event != GpuDriver::kNoEvent) gpu_->FreeEvent(event);
+  }
 }
 
 absl::Status GpuStaging::Reserve() {

@@ -85,7 +85,7 @@ class GpuStaging {
   // Where the parts begin; a load's flag is at 0.
   uint64_t items_ = 0, tiles_ = 0, sums_ = 0, payload_ = 0, scales_ = 0, end_ = 0;
   std::byte *host_ = nullptr, *device_ = nullptr;
-  GpuDriver::Event in_ = 0, computed_ = 0, out_ = 0;
+  GpuDriver::Event in_ = GpuDriver::kNoEvent, computed_ = GpuDriver::kNoEvent, out_ = GpuDriver::kNoEvent;
 
   std::vector<const DeviceTask*> tasks_;  // the batch
   std::vector<const void*> tensors_;      // their planes, where none may be there twice

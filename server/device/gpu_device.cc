@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -29,6 +30,12 @@ uint32_t TeamThreads(uint32_t asked) {
   return asked != 0 ? asked : std::clamp(UsableProcessors() / 4, 1u, GpuDevice::kMostThreads);
 }
 
+bool Overlap(const SumTask& a, const SumTask& b) {
+  const absl::Span<std::byte> p = PlaceOf(a), q = PlaceOf(b);
+  const std::less<const std::byte*> less;
+  return less(p.data(), q.data() + q.size()) && less(q.data(), p.data() + p.size());
+}
+
 void ShareIfWorth(WorkerTeam* team, uint64_t bytes, uint64_t parts, absl::FunctionRef<void(uint64_t)> work) {
   if (bytes >= 2 * kPartBytes) return team->Share(parts, work);
   for (uint64_t i = 0; i < parts; ++i) work(i);
@@ -41,7 +48,8 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
  public:
   Queue(GpuDevice* device, const QueueNeeds& needs) : device_(device) {
     QueueNeeds together = needs;
-    together.payload_bytes *= kPayloadsTogether;
+    together.payload_bytes = std::max(
+        needs.payload_bytes, std::min(kPayloadsTogether * needs.payload_bytes, needs.elements * sizeof(float)));
     for (auto& staging : stagings) {
       staging = std::make_unique<GpuStaging>(device->gpu_.get(), together,
                                              [device](const void* pinned) { return device->TwinOf(pinned); });
@@ -226,12 +234,13 @@ void GpuDevice::DispatchLoop() {
   }
 }
 
-// A sum that adds to what another of the batch makes comes after it.
+// A sum that writes to where another of the batch does comes after it: it adds to what that makes, or that is of a step that
+// came to nothing, and the next one reuses its memory.
 void GpuDevice::RunSums(const std::vector<DeviceJob>& jobs) {
   for (const DeviceJob& job : jobs) {
     const auto* sum = std::get_if<SumTask>(&job.task);
     if (sum == nullptr || sum->elements == 0) continue;
-    if (std::ranges::any_of(sums_, [&](const SumTask* other) { return other->to == sum->to; })) ShareSums();
+    if (std::ranges::any_of(sums_, [&](const SumTask* other) { return Overlap(*other, *sum); })) ShareSums();
     sums_.push_back(sum);
     sum_bytes_ += job.cost_bytes;
   }

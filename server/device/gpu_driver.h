@@ -2,7 +2,7 @@
 // real one; tests have one of host memory and threads.
 //
 // Work given to a stream is done later, in that stream's order. A failure of the device is kept: Await returns it from
-// then on, and work given afterwards is dropped. Allocate and Free are thread-safe. One thread makes all other calls,
+// then on, and work given afterwards is dropped. What allocates and frees is thread-safe. One thread makes all other calls,
 // except that a second may call Await at the same time.
 #pragma once
 
@@ -23,6 +23,7 @@ class GpuDriver {
   enum class Stream { kIn, kCompute, kOut };
   static constexpr int kStreams = 3;
   using Event = int;
+  static constexpr Event kNoEvent = -1;
 
   virtual ~GpuDriver() = default;
   virtual std::string label() const = 0;  // "cuda:0"
@@ -47,6 +48,8 @@ class GpuDriver {
   virtual void RaiseScales(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles) = 0;
 
   virtual absl::StatusOr<Event> NewEvent() = 0;
+  // One that nothing waits for any more. Thread-safe, like NewEvent.
+  virtual void FreeEvent(Event event) = 0;
   // The event happens when all that the stream was given before is done. It may be recorded again once it happened.
   virtual void Record(Event event, Stream stream) = 0;
   // What the stream is given from now on waits for the event.

@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
+
 #include "kernels/registry.h"
+#include "server/spec/run_spec.h"
 #include "server/step/payload.h"
 
 namespace ballast {
@@ -29,6 +32,11 @@ struct SumTask {
   bool first = false;
   std::vector<Term> terms = {};
 };
+
+// What the task writes to.
+inline absl::Span<std::byte> PlaceOf(const SumTask& task) {
+  return {task.to, task.elements * (task.adds ? sizeof(float) : WireBytes(task.format))};
+}
 
 // Does elements [begin, end) of the part. Each element's bits are a function of its own terms, so that threads may
 // share a task. Terms are taken side by side, a tile at a time, so that the sum stays in the nearest cache.

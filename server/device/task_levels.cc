@@ -19,7 +19,8 @@ bool IsAlone(const DeviceJob& job) {
 // Where the task's gradient lies, and its length; nullptr: it has none.
 std::pair<const std::byte*, uint64_t> GradientOf(const DeviceTask& task) {
   if (const auto* sum = std::get_if<SumTask>(&task)) {
-    return {sum->to, sum->elements * (sum->adds ? sizeof(float) : WireBytes(sum->format))};
+    const absl::Span<std::byte> place = PlaceOf(*sum);
+    return {place.data(), place.size()};
   }
   if (const auto* update = std::get_if<UpdateTask>(&task)) {
     return {static_cast<const std::byte*>(update->update.grad),

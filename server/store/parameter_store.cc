@@ -80,7 +80,8 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, const KindBytes& ow
   ASSIGN_OR_RETURN(shard->kept, device->Allocate(plan.kept_bytes, Place::kDevice));
   ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
                                                    .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
-                                                   .scales = environment_.plan->send_buffer_scales}));
+                                                   .scales = environment_.plan->send_buffer_scales,
+                                                   .elements = environment_.plan->parameters}));
   return absl::OkStatus();
 }
 

@@ -163,8 +163,16 @@ void FakeGpu::RaiseScales(size_t master, const DeviceCopy* batch, int count, uin
 
 absl::StatusOr<GpuDriver::Event> FakeGpu::NewEvent() {
   absl::MutexLock lock(&mu_);
+  ++state_->live_events;
   events_.emplace_back();
   return static_cast<Event>(events_.size() - 1);
+}
+
+// Its number is not used again, so that who uses it nevertheless waits for ever.
+void FakeGpu::FreeEvent(Event event) {
+  absl::MutexLock lock(&mu_);
+  --state_->live_events;
+  events_[static_cast<size_t>(event)].recorded = UINT64_MAX / 2;
 }
 
 void FakeGpu::Record(Event event, Stream stream) {

@@ -26,7 +26,7 @@ enum class Wrong { kNothing, kEveryUpdate, kNearest, kBf16, kDry, kMeasure, kPro
 // Outlives the device that uses the FakeGpu; tests look at it.
 struct FakeGpuState {
   std::atomic<int> allocations_left = 1 << 30;  // then they are refused
-  std::atomic<int64_t> live_bytes = 0;
+  std::atomic<int64_t> live_bytes = 0, live_events = 0;
   std::atomic<Wrong> wrong = Wrong::kNothing;
   std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
 
@@ -57,6 +57,7 @@ class FakeGpu final : public GpuDriver {
                      kernels::WireIndex format) override;
   void RaiseScales(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles) override;
   absl::StatusOr<Event> NewEvent() override;
+  void FreeEvent(Event event) override;
   void Record(Event event, Stream stream) override;
   void Wait(Stream stream, Event event) override;
   absl::Status Await(Event event) override;

@@ -145,6 +145,31 @@ TEST(GpuDeviceTest, SumsOfOnePlaceAreMadeOneAfterTheOther) {
   }
 }
 
+// A step came to nothing while its sums waited, and the next one has cut their memory otherwise: the later sum stays.
+TEST(GpuDeviceTest, SumsOfPlacesThatOverlapAreMadeOneAfterTheOther) {
+  Devices devices;
+  constexpr uint64_t kElements = 120'000, kApart = kElements / 2 + 32;
+  const kernels::WireIndex bf16 = kernels::FindWireFormat("bf16");
+  const DeviceBuffer memory = devices.gpu.Allocate(2 * (kApart + kElements), Place::kHost).value();
+  const auto queue = devices.gpu.NewQueue({}).value();
+  for (int round = 0; round < 200; ++round) {
+    for (const char value : {'s', 'n'}) {  // stale, next
+      SumTask sum{.to = memory.data() + (value == 's' ? 2 * kApart : 0),
+                  .elements = kElements,
+                  .format = bf16,
+                  .adds = false,
+                  .first = true};
+      sum.terms.push_back({.payload = Payload(std::string(2 * kElements, value)), .first = 0, .last = kElements});
+      queue->Enqueue(
+          std::move(sum), [](const TaskResult&) {}, 0);
+    }
+    queue->WaitIdle();
+    const auto wrong =
+        std::count_if(memory.data(), memory.data() + 2 * kElements, [](std::byte b) { return b != std::byte{'n'}; });
+    ASSERT_EQ(wrong, 0) << "in round " << round;
+  }
+}
+
 // The launches of 200 small tensors' updates that wait together. While nothing is computed, three batches can start: the
 // first ones small, the last with all that has come.
 constexpr int kMostLaunches = 4 * GpuDevice::kStagingsOfSmall;
@@ -228,7 +253,11 @@ TEST(GpuDeviceTest, MemoryThatIsRefusedLeavesNothingBehind) {
       EXPECT_FALSE(gpu.NewQueue({.tiles = 5}).ok());
       EXPECT_EQ(gpu.allocated_bytes(), 0u);
       EXPECT_EQ(state.live_bytes, 0);
+      EXPECT_EQ(state.live_events, 0);
     }
+    state.allocations_left = 1 << 30;
+    EXPECT_TRUE(gpu.NewQueue({.tiles = 5}).ok());
+    EXPECT_EQ(state.live_events, 0);
   }
 }
 
