@@ -1,6 +1,7 @@
 // A GPU by way of the CUDA runtime, which is linked statically and finds the driver when it is first called.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
@@ -28,7 +29,9 @@ class CudaDriver final : public GpuDriver {
   CudaDriver(uint32_t number, std::string model) : number_(number), model_(std::move(model)) {}
   ~CudaDriver() override {
     Use();
-    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+    for (const cudaEvent_t event : events_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
     for (const cudaStream_t stream : streams_) {
       if (stream != nullptr) cudaStreamDestroy(stream);
     }
@@ -100,8 +103,19 @@ class CudaDriver final : public GpuDriver {
     Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "cudaEventCreate");
     absl::MutexLock lock(&mu_);
     if (!status_.ok()) return status_;
-    events_.push_back(event);
-    return static_cast<Event>(events_.size() - 1);
+    const auto number = static_cast<size_t>(std::find(events_.begin(), events_.end(), nullptr) - events_.begin());
+    if (number == events_.size()) events_.emplace_back();
+    events_[number] = event;
+    return static_cast<Event>(number);
+  }
+  void FreeEvent(Event event) override {
+    Use();
+    cudaEvent_t freed = nullptr;
+    {
+      absl::MutexLock lock(&mu_);
+      std::swap(freed, events_[static_cast<size_t>(event)]);
+    }
+    Check(cudaEventDestroy(freed), "cudaEventDestroy");
   }
   void Record(Event event, Stream stream) override {
     Use();
@@ -171,6 +185,8 @@ absl::StatusOr<std::byte*> CudaDriver::Allocate(uint64_t bytes, Memory memory) {
   return static_cast<std::byte*>(data);
 }
 
+absl::Status NoGpu() { return absl::NotFoundError("no GPU found"); }
+
 }  // namespace
 
 GpuSurvey SurveyGpus() {
@@ -178,11 +194,15 @@ GpuSurvey SurveyGpus() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) {
     std::error_code ignored;
-    const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", ignored);
-    return {.names = {},
-            .why_none = driver ? absl::StrCat("no usable GPU: ", cudaGetErrorString(error)) : "no GPU found"};
+    if (!std::filesystem::exists("/proc/driver/nvidia/version", ignored)) return {.why_none = NoGpu()};
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    return {.why_none = absl::FailedPreconditionError(
+                error == cudaErrorInsufficientDriver ? WhyDriverIsTooOld(driver, CUDART_VERSION)
+                                                     : absl::StrCat("no usable GPU: ", cudaGetErrorString(error)))};
   }
-  GpuSurvey survey{.names = {}, .why_none = count == 0 ? "no GPU found" : ""};
+  GpuSurvey survey;
+  if (count == 0) survey.why_none = NoGpu();
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
     const bool known = cudaGetDeviceProperties(&properties, i) == cudaSuccess;
@@ -193,7 +213,7 @@ GpuSurvey SurveyGpus() {
 
 absl::StatusOr<std::unique_ptr<GpuDriver>> OpenGpu(uint32_t number) {
   const GpuSurvey survey = SurveyGpus();
-  if (survey.names.empty()) return absl::NotFoundError(survey.why_none);
+  if (survey.names.empty()) return survey.why_none;
   if (number >= survey.names.size()) {
     return absl::NotFoundError(absl::StrCat("this machine has cuda:0 to cuda:", survey.names.size() - 1, " (",
                                             absl::StrJoin(survey.names, ", "), ")"));
@@ -201,8 +221,8 @@ absl::StatusOr<std::unique_ptr<GpuDriver>> OpenGpu(uint32_t number) {
   int capability = 0;
   cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, static_cast<int>(number));
   if (capability < 8) {
-    return absl::NotFoundError(absl::StrCat("cuda:", number, " (", survey.names[number], ") has compute capability ",
-                                            capability, ".x, and 8.0 is needed"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cuda:", number, " (", survey.names[number], ") has compute capability ", capability, ".x, and 8.0 is needed"));
   }
   auto gpu = std::make_unique<CudaDriver>(number, survey.names[number]);
   if (absl::Status status = gpu->Open(); !status.ok()) return status;

@@ -9,11 +9,13 @@ namespace ballast {
 GpuSurvey SurveyGpus() {
   std::error_code ignored;
   const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", ignored);
-  return {.names = {}, .why_none = driver ? "GPU support not in this build" : "no GPU found"};
+  return {.why_none = driver ? absl::FailedPreconditionError("GPU support not in this build")
+                             : absl::NotFoundError("no GPU found")};
 }
 
 absl::StatusOr<std::unique_ptr<GpuDriver>> OpenGpu(uint32_t) {
-  return absl::NotFoundError(absl::StrCat("this build has no GPU support (", SurveyGpus().why_none, ")"));
+  const absl::Status why = SurveyGpus().why_none;
+  return absl::Status(why.code(), absl::StrCat("this build has no GPU support (", why.message(), ")"));
 }
 
 }  // namespace ballast

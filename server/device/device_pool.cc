@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 
 #include "server/base/host.h"
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/config/config_check.h"
 #include "server/device/cpu_device.h"
@@ -41,7 +42,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenGpus(const Config& conf
 
 absl::StatusOr<std::vector<uint32_t>> AllGpus() {
   const GpuSurvey survey = SurveyGpus();
-  if (survey.names.empty()) return absl::NotFoundError(survey.why_none);
+  if (survey.names.empty()) return survey.why_none;
   std::vector<uint32_t> numbers;
   for (uint32_t n = 0; n < survey.names.size(); ++n) numbers.push_back(n);
   return numbers;
@@ -59,6 +60,15 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenNamedGpus(const Config&
 
 }  // namespace
 
+std::unique_ptr<Device> GpuOrCpu(absl::StatusOr<std::unique_ptr<Device>> gpu, const Config& config) {
+  if (gpu.ok()) return *std::move(gpu);
+  const std::string why(gpu.status().message());
+  if (!absl::IsNotFound(gpu.status())) {
+    Log(LogLevel::kWarn, "gpu_unusable", "the GPU cannot be used; computing on the CPU", {{"err", why}});
+  }
+  return OpenCpu(config, why);
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& config) {
   std::vector<std::unique_ptr<Device>> devices;
   if (config.device == "cpu") {
@@ -66,8 +76,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& c
     return devices;
   }
   if (config.device == "auto") {
-    auto gpu = OpenCheckedGpu(config, 0);
-    devices.push_back(gpu.ok() ? *std::move(gpu) : OpenCpu(config, std::string(gpu.status().message())));
+    devices.push_back(GpuOrCpu(OpenCheckedGpu(config, 0), config));
     return devices;
   }
   auto gpus = OpenNamedGpus(config);

@@ -30,6 +30,10 @@ namespace ballast {
 // FAILED_PRECONDITION names what was found.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& config);
 
+// What `auto` takes, given the first GPU, or why there is none. Where that is any reason but NOT_FOUND, which a machine without
+// a GPU has, the log says it too.
+std::unique_ptr<Device> GpuOrCpu(absl::StatusOr<std::unique_ptr<Device>> gpu, const Config& config);
+
 class DevicePool {
  public:
   struct State {

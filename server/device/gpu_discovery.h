@@ -14,11 +14,17 @@ namespace ballast {
 
 struct GpuSurvey {
   std::vector<std::string> names;  // by number: "NVIDIA H200"
-  std::string why_none;            // where there are none
+  // Where there are none. NOT_FOUND: the machine seems to have no GPU. FAILED_PRECONDITION: it has a driver of one, and says
+  // why that is of no use here.
+  absl::Status why_none = absl::OkStatus();
 };
 GpuSurvey SurveyGpus();
 
-// NOT_FOUND says what was found instead.
+// NOT_FOUND and FAILED_PRECONDITION as in GpuSurvey; they say what was found instead.
 absl::StatusOr<std::unique_ptr<GpuDriver>> OpenGpu(uint32_t number);
+
+// Why a driver for CUDA `driver` does not do for a build with the runtime `runtime`, which are written as CUDA does: 12080
+// is 12.8. Within a major version each driver does (CUDA's "minor version compatibility").
+std::string WhyDriverIsTooOld(int driver, int runtime);
 
 }  // namespace ballast
