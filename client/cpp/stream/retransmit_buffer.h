@@ -37,8 +37,8 @@ class RetransmitBuffer {
   uint32_t micro() const { return static_cast<uint32_t>(entries_.size()) - 1; }  // the present one
   bool pushed(uint32_t micro, uint32_t tensor) const { return entries_[micro][tensor].pushed; }
   bool pushed(uint32_t tensor) const;  // in any of them
-  // In the present micro-batch, all of the tensor's chunks, or as many as follow those before: the first has the number
-  // `first`.
+  // In the present micro-batch, the tensor's chunks, all at once or a few at a time, each time those that follow. `first`: the
+  // number of the very first.
   void Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks);
 
   bool all_sent() const { return queue_.empty(); }
