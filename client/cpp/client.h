@@ -171,7 +171,7 @@ struct StepTiming {
   uint64_t pushed_bytes = 0, pulled_bytes = 0;
   uint64_t pushed_bytes_in_backward = 0;  // sent before MeasureStep or EndStep was called
   uint64_t pulled_bytes_in_backward = 0;  // received before that
-  uint64_t buffered_bytes_most = 0;       // of gradients, in the host buffer at one time
+  uint64_t buffered_bytes_most = 0;       // of gradients, in the client's own memory at one time
   double backward_s = 0;                  // BeginStep to MeasureStep or EndStep
   double wait_s = 0;                      // EndStep to its result
 };

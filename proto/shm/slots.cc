@@ -8,7 +8,11 @@
 namespace ballast {
 
 ShmLender::ShmLender(const ShmSlots& slots)
-    : slots_(slots), free_(slots.marks.size()), out_(slots.marks.size() + 1), lent_(slots.marks.size()) {
+    : slots_(slots),
+      free_(slots.marks.size()),
+      out_(slots.marks.size() + 1),
+      lent_(slots.marks.size()),
+      kept_(slots.marks.size()) {
   std::iota(free_.rbegin(), free_.rend(), 0u);
   const auto none = static_cast<uint32_t>(lent_.size());
   out_[none] = {none, none};
@@ -20,7 +24,7 @@ uint64_t ShmLender::free() const {
 }
 
 bool ShmLender::IsBack(uint32_t slot) const {
-  return slots_.marks[slot].load(std::memory_order_acquire) == lent_[slot];
+  return !kept_[slot] && slots_.marks[slot].load(std::memory_order_acquire) == lent_[slot];
 }
 
 uint32_t ShmLender::TakeBack(uint32_t slot) {

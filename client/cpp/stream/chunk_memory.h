@@ -30,19 +30,4 @@ class ChunkMemory {
   uint64_t kept_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// Chunks that were freed under a lock, on their way back when it is open again.
-class FreedChunks {
- public:
-  explicit FreedChunks(ChunkMemory* memory) : memory_(memory) {}
-  ~FreedChunks() { memory_->Keep(&chunks_); }
-  FreedChunks(const FreedChunks&) = delete;
-  FreedChunks& operator=(const FreedChunks&) = delete;
-
-  std::vector<std::string>* get() { return &chunks_; }
-
- private:
-  ChunkMemory* const memory_;
-  std::vector<std::string> chunks_;
-};
-
 }  // namespace ballast

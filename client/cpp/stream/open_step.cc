@@ -32,11 +32,20 @@ absl::Status OpenStep::MayPush(uint32_t tensor) const {
                                                     micros_ != 1 ? "micro-batch" : "step"));
 }
 
-void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks) {
+void OpenStep::Push(uint32_t tensor, std::vector<std::string> chunks, Freed* freed) {
   buffer_.Add(tensor, tensors_[tensor].first_chunk, std::move(chunks));
-  if (!result_) return;
-  std::vector<std::string> freed;  // the daemon closed the step already
-  buffer_.FreeAll(&freed);
+  if (result_) buffer_.FreeAll(freed);
+}
+
+bool OpenStep::MaySendNow(uint64_t bytes, const CreditWindow& credit) const {
+  return next_ == Next::kGradients && all_sent() && sending_ == buffer_.micro() && credit.Allows(bytes);
+}
+
+void OpenStep::PushSent(uint32_t tensor, uint64_t bytes, const GradientRoom& room, CreditWindow* credit,
+                        v1::TrainRequest* request) {
+  const ChunkRef id = buffer_.AddSent(tensor, tensors_[tensor].first_chunk, bytes, room);
+  Spend(id, credit);
+  FillHeader(id, request->mutable_gradient());
 }
 
 absl::Status OpenStep::MayEndMicro() const {
@@ -94,7 +103,7 @@ std::future<absl::StatusOr<MeasuredStep>> OpenStep::Measure(std::optional<double
 }
 
 std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss, v1::StepEnd end, absl::Time now,
-                                                      std::vector<std::string>* freed) {
+                                                      Freed* freed) {
   end_ = std::move(end);
   if (!asked()) {
     losses_.back() = loss;
@@ -168,9 +177,9 @@ void OpenStep::NextOfMicro(CreditWindow* credit, v1::TrainRequest* request) {
     micro_end_sent_ = true;
   } else {
     const ChunkRef id = within ? buffer_.next() : *std::exchange(wanted_, std::nullopt);
-    credit->Spend(buffer_.Bytes(id));
-    unacknowledged_.push_back({.number = credit->sent(), .id = id});
-    FillGradient(id, request->mutable_gradient());
+    Spend(id, credit);
+    FillHeader(id, request->mutable_gradient());
+    *request->mutable_gradient()->mutable_data() = buffer_.Lend(id);
   }
   if (!micro_end_sent_ || !MicroSent()) return;
   next_ = AfterMicro();
@@ -182,14 +191,17 @@ OpenStep::Next OpenStep::AfterMicro() {
   return asked() ? Next::kStepMeasure : Next::kStepEnd;
 }
 
-// `id` is passed by value, since lending the chunk takes it out of the queue, to which a reference might point.
-void OpenStep::FillGradient(const ChunkRef id, v1::Gradient* gradient) {
+void OpenStep::Spend(const ChunkRef& id, CreditWindow* credit) {
+  credit->Spend(buffer_.Bytes(id));
+  unacknowledged_.push_back({.number = credit->sent(), .id = id});
+  timing_.pushed_bytes += buffer_.Bytes(id);
+}
+
+void OpenStep::FillHeader(const ChunkRef& id, v1::Gradient* gradient) const {
   gradient->set_micro(id.micro);
   gradient->set_tensor(id.tensor);
   gradient->set_chunk(id.chunk);
   gradient->set_format(tensors_[id.tensor].gradient);
-  *gradient->mutable_data() = buffer_.Lend(id);
-  timing_.pushed_bytes += gradient->data().size();
 }
 
 void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {
@@ -206,7 +218,7 @@ void OpenStep::Sent(v1::TrainRequest* request) {
   buffer_.BringBack({gradient.micro(), gradient.tensor(), gradient.chunk()}, gradient.mutable_data());
 }
 
-void OpenStep::Acknowledge(uint64_t gradients, std::vector<std::string>* freed) {
+void OpenStep::Acknowledge(uint64_t gradients, Freed* freed) {
   for (; !unacknowledged_.empty() && unacknowledged_.front().number <= gradients; unacknowledged_.pop_front()) {
     buffer_.Free(unacknowledged_.front().id, freed);
   }
@@ -247,7 +259,7 @@ bool OpenStep::Received(const v1::Weights& weights, uint64_t data_bytes) {
   return true;
 }
 
-absl::Status OpenStep::SetResult(const v1::StepResult& result, std::vector<std::string>* freed) {
+absl::Status OpenStep::SetResult(const v1::StepResult& result, Freed* freed) {
   const bool updates = result.outcome() == v1::STEP_OUTCOME_APPLIED || result.outcome() == v1::STEP_OUTCOME_PARTIAL;
   std::vector<bool> expected(tensors_.size());
   for (uint32_t i = 0; i < tensors_.size(); ++i) expected[i] = updates && pushed(i);
@@ -295,7 +307,7 @@ absl::Status OpenStep::Resume(const v1::AttachResponse& grant, v1::Open* open) {
   unacknowledged_.clear();
   if (next_ != Next::kNothing && end_.discard()) return absl::OkStatus();
   if (next_ != Next::kNothing) return RequeueAllBut(grant);
-  std::vector<std::string> freed;
+  Freed freed;
   buffer_.FreeAll(&freed);
   return absl::OkStatus();
 }

@@ -37,7 +37,15 @@ class OpenStep {
   // The trainer's side.
   absl::Status MayPush(uint32_t tensor) const;
   bool pushed(uint32_t tensor) const { return buffer_.pushed(tensor); }
-  void Push(uint32_t tensor, std::vector<std::string> chunks);
+  // *freed: the chunks, where the daemon has closed the step already.
+  void Push(uint32_t tensor, std::vector<std::string> chunks, Freed* freed);
+  // All that was pushed has been handed to the transport.
+  bool all_sent() const { return buffer_.all_sent(); }
+  // Whether a chunk that is pushed now is the next that the wire is to carry, and may go.
+  bool MaySendNow(uint64_t bytes, const CreditWindow& credit) const;
+  // Push of one chunk of so many bytes that MaySendNow; its payload will be in the room.
+  void PushSent(uint32_t tensor, uint64_t bytes, const GradientRoom& room, CreditWindow* credit,
+                v1::TrainRequest* request);
   absl::Status MayEndMicro() const;
   void EndMicro(std::optional<double> loss, bool next_is_last = false);
   absl::Status MayMeasure() const;
@@ -46,16 +54,18 @@ class OpenStep {
   bool ended() const { return ended_at_.has_value(); }
   // *freed: as in Acknowledge.
   std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, v1::StepEnd end, absl::Time now,
-                                              std::vector<std::string>* freed);
+                                              Freed* freed);
 
   // The writer's side. HasRequest: NextRequest would fill *request. Sent: that request was handed to the transport.
   bool HasRequest(const CreditWindow& credit) const;
   void NextRequest(CreditWindow* credit, v1::TrainRequest* request);
   void Sent(v1::TrainRequest* request);
-  // The daemon has taken in so many gradients of the stream, as CreditWindow::sent counts them. *freed: memory no
-  // longer needed, for the caller to destroy without the lock.
-  void Acknowledge(uint64_t gradients, std::vector<std::string>* freed);
+  // The daemon has taken in so many gradients of the stream, as CreditWindow::sent counts them. *freed: what is no longer
+  // needed; memory is for the caller to destroy without the lock.
+  void Acknowledge(uint64_t gradients, Freed* freed);
   void Want(const ChunkRef& id) { wanted_ = id; }
+  // The transport is about to go, with its rooms.
+  void LeaveRooms(ChunkMemory* memory) { buffer_.LeaveRooms(memory); }
 
   // The reader's side. INTERNAL when the message is not one that this step can get.
   // `data_bytes`: of its payload.
@@ -65,7 +75,7 @@ class OpenStep {
   // Answers Measure. An answer that comes again, after a resume, is the same.
   void SetMeasured(const v1::StepMeasured& measured);
   // *freed: as in Acknowledge.
-  absl::Status SetResult(const v1::StepResult& result, std::vector<std::string>* freed);
+  absl::Status SetResult(const v1::StepResult& result, Freed* freed);
   bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].held_chunks(); }
   bool done() const { return ended() && result_.has_value(); }
   void Finish(absl::StatusOr<StepResult> result) { promise_.set_value(std::move(result)); }
@@ -99,7 +109,8 @@ class OpenStep {
   absl::Status MayEndLast(const char* call) const;
   void EndLast(absl::Time now);
   Next AfterMicro();
-  void FillGradient(ChunkRef id, v1::Gradient* gradient);
+  void Spend(const ChunkRef& id, CreditWindow* credit);
+  void FillHeader(const ChunkRef& id, v1::Gradient* gradient) const;
   absl::Status RequeueAllBut(const v1::AttachResponse& grant);
   void FillMicroEnd(v1::MicroEnd* end) const;
   void NextOfMicro(CreditWindow* credit, v1::TrainRequest* request);

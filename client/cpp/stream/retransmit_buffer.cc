@@ -5,17 +5,19 @@
 
 namespace ballast {
 
+absl::Span<const std::byte> CutChunk(const TensorTable& tensors, uint32_t tensor, uint64_t chunk,
+                                     absl::Span<const std::byte> gradient) {
+  const WireTensor& wire = tensors[tensor];
+  const ShardPiece of = tensors.PieceOf(tensor, chunk);
+  return gradient.subspan((of.first - wire.shard.begin) * wire.gradient_element_bytes,
+                          of.size() * wire.gradient_element_bytes);
+}
+
 std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor, uint64_t first, uint64_t last,
                                        absl::Span<const std::byte> gradient, ChunkMemory* memory) {
-  const WireTensor& wire = tensors[tensor];
   std::vector<std::string> chunks;
   chunks.reserve(last - first);
-  for (uint64_t k = first; k < last; ++k) {
-    const ShardPiece of = tensors.PieceOf(tensor, k);
-    const auto piece = gradient.subspan((of.first - wire.shard.begin) * wire.gradient_element_bytes,
-                                        of.size() * wire.gradient_element_bytes);
-    chunks.push_back(memory->Copy(piece));
-  }
+  for (uint64_t k = first; k < last; ++k) chunks.push_back(memory->Copy(CutChunk(tensors, tensor, k, gradient)));
   return chunks;
 }
 
@@ -23,12 +25,23 @@ bool RetransmitBuffer::pushed(uint32_t tensor) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const auto& micro) { return micro[tensor].pushed; });
 }
 
-void RetransmitBuffer::Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks) {
+RetransmitBuffer::Entry& RetransmitBuffer::Begin(uint32_t tensor, uint64_t first) {
   Entry& entry = entries_.back()[tensor];
   if (!std::exchange(entry.pushed, true)) {
     entry.first = first;
     order_.push_back({micro(), tensor});
   }
+  return entry;
+}
+
+ChunkRef RetransmitBuffer::AddSent(uint32_t tensor, uint64_t first, uint64_t bytes, const GradientRoom& room) {
+  Entry& entry = Begin(tensor, first);
+  entry.chunks.push_back({.size = bytes, .room = room});
+  return {.micro = micro(), .tensor = tensor, .chunk = entry.first + entry.chunks.size() - 1};
+}
+
+void RetransmitBuffer::Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks) {
+  Entry& entry = Begin(tensor, first);
   for (std::string& bytes : chunks) {
     queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = entry.first + entry.chunks.size()});
     bytes_ += bytes.size();
@@ -51,14 +64,30 @@ void RetransmitBuffer::BringBack(const ChunkRef& id, std::string* bytes) {
   if (Chunk& chunk = At(id); !chunk.freed) chunk.bytes = std::move(*bytes);
 }
 
-void RetransmitBuffer::Free(const ChunkRef& id, std::vector<std::string>* freed) {
+void RetransmitBuffer::Free(const ChunkRef& id, Freed* freed) {
   Chunk& chunk = At(id);
   if (std::exchange(chunk.freed, true)) return;
+  if (chunk.room) {
+    freed->slots.push_back(chunk.room->slot);
+    return chunk.room.reset();
+  }
   bytes_ -= chunk.size;
-  freed->push_back(std::exchange(chunk.bytes, {}));
+  freed->chunks.push_back(std::exchange(chunk.bytes, {}));
 }
 
-void RetransmitBuffer::FreeAll(std::vector<std::string>* freed) {
+void RetransmitBuffer::LeaveRooms(ChunkMemory* memory) {
+  for (const auto& [micro, tensor] : order_) {
+    for (Chunk& chunk : entries_[micro][tensor].chunks) {
+      if (!chunk.room) continue;
+      chunk.bytes = memory->Copy({chunk.room->data, chunk.size});
+      chunk.room.reset();
+      bytes_ += chunk.size;
+    }
+  }
+  most_bytes_ = std::max(most_bytes_, bytes_);
+}
+
+void RetransmitBuffer::FreeAll(Freed* freed) {
   queue_.clear();
   for (const auto& [micro, tensor] : order_) {
     const Entry& entry = entries_[micro][tensor];

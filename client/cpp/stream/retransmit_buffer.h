@@ -1,6 +1,7 @@
 // The host buffer of one step's gradients: it keeps what was pushed in each micro-batch, cut into chunks, until the
 // daemon has acknowledged them. Chunks leave in the order of the pushes; after a lost connection those that the daemon
-// does not hold are queued once more. Thread-compatible.
+// does not hold are queued once more. A chunk that was sent as it was pushed lies in the transport's room instead.
+// Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "absl/types/span.h"
 
 #include "client/cpp/stream/chunk_memory.h"
+#include "client/cpp/transport/transport.h"
 #include "client/cpp/wire/tensor_table.h"
 
 namespace ballast {
@@ -24,7 +26,31 @@ struct ChunkRef {
   bool operator==(const ChunkRef&) const = default;
 };
 
-// A copy of chunks [first, last) of the gradient, which is of the tensor's shard.
+// What is no longer needed: memory, and the transport's slots.
+struct Freed {
+  std::vector<std::string> chunks;
+  std::vector<uint32_t> slots;
+};
+
+// What was freed under a lock; the memory goes back when that is open again.
+class FreedChunks {
+ public:
+  explicit FreedChunks(ChunkMemory* memory) : memory_(memory) {}
+  ~FreedChunks() { memory_->Keep(&freed_.chunks); }
+  FreedChunks(const FreedChunks&) = delete;
+  FreedChunks& operator=(const FreedChunks&) = delete;
+
+  Freed* get() { return &freed_; }
+
+ private:
+  ChunkMemory* const memory_;
+  Freed freed_;
+};
+
+// What a chunk has of the gradient, which is of the tensor's shard.
+absl::Span<const std::byte> CutChunk(const TensorTable& tensors, uint32_t tensor, uint64_t chunk,
+                                     absl::Span<const std::byte> gradient);
+// A copy of chunks [first, last) of it.
 std::vector<std::string> CutIntoChunks(const TensorTable& tensors, uint32_t tensor, uint64_t first, uint64_t last,
                                        absl::Span<const std::byte> gradient, ChunkMemory* memory);
 
@@ -40,6 +66,8 @@ class RetransmitBuffer {
   // In the present micro-batch, the tensor's chunks, all at once or a few at a time, each time those that follow. `first`: the
   // number of the very first.
   void Add(uint32_t tensor, uint64_t first, std::vector<std::string> chunks);
+  // Likewise one chunk, which is not queued, since it is being sent; it lies in the room.
+  ChunkRef AddSent(uint32_t tensor, uint64_t first, uint64_t bytes, const GradientRoom& room);
 
   bool all_sent() const { return queue_.empty(); }
   const ChunkRef& next() const { return queue_.front(); }
@@ -57,17 +85,20 @@ class RetransmitBuffer {
 
   // Frees one chunk, or all of the step, whose queue is empty then. The memory is added to *freed, for the caller to
   // destroy where that may take its time.
-  void Free(const ChunkRef& id, std::vector<std::string>* freed);
-  void FreeAll(std::vector<std::string>* freed);
-  // Queues again all that the daemon does not hold. Nothing may be lent. A chunk that was freed and is not held is
-  // returned: it is lost.
+  void Free(const ChunkRef& id, Freed* freed);
+  void FreeAll(Freed* freed);
+  // Copies what lies in a transport's room, which is about to go.
+  void LeaveRooms(ChunkMemory* memory);
+  // Queues again all that the daemon does not hold. Nothing may be lent, or lie in a room. A chunk that was freed and is
+  // not held is returned: it is lost.
   std::optional<ChunkRef> Requeue(const std::function<bool(const ChunkRef&)>& held);
 
  private:
   struct Chunk {
-    std::string bytes;  // empty while lent
+    std::string bytes;  // empty while lent, or where there is a room
     uint64_t size = 0;
     bool freed = false;
+    std::optional<GradientRoom> room = {};
   };
   struct Entry {
     bool pushed = false;
@@ -78,6 +109,7 @@ class RetransmitBuffer {
     Entry& entry = entries_[id.micro][id.tensor];
     return entry.chunks[id.chunk - entry.first];
   }
+  Entry& Begin(uint32_t tensor, uint64_t first);
   struct Push {
     uint32_t micro = 0, tensor = 0;
   };
@@ -85,7 +117,7 @@ class RetransmitBuffer {
   std::vector<std::vector<Entry>> entries_;  // by micro-batch and tensor
   std::vector<Push> order_;                  // of the pushes
   std::deque<ChunkRef> queue_;
-  uint64_t bytes_ = 0, most_bytes_ = 0;  // kept, those lent too
+  uint64_t bytes_ = 0, most_bytes_ = 0;  // kept here, those lent too
 };
 
 }  // namespace ballast

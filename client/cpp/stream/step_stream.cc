@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/checksum.h"
 
 namespace ballast {
 namespace {
@@ -241,6 +242,7 @@ std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double
     }
     if (auto s = step_->MayEnd(values.discard); !s.ok()) return Ready(s);
     future = step_->End(loss, MakeEnd(values), now, freed.get());
+    Release(freed.get());
     if (step_->done()) done = TakeStep();
   }
   if (done) done->Finish(done->result(now));
@@ -300,9 +302,7 @@ void StepStream::Fail(absl::Status status) {
 
 bool StepStream::MayHalfClose() const { return leaving_ && !step_ && !half_closed_; }
 
-bool StepStream::WriterHasWork() const {
-  return open_ && (MayHalfClose() || (step_ && step_->HasRequest(Allowance())));
-}
+bool StepStream::HasMore() const { return open_ && (MayHalfClose() || (step_ && step_->HasRequest(Allowance()))); }
 
 // The credit with the transport's present number of free slots, which become free before the Credit that says so comes.
 CreditWindow StepStream::Allowance() const {
@@ -336,6 +336,7 @@ void StepStream::WriteOne() {
   v1::TrainRequest request;
   std::shared_ptr<Call> call;
   std::shared_ptr<OpenStep> step;  // that the request is of
+  std::optional<GradientRoom> room;
   bool more = false;
   {
     absl::MutexLock lock(&mu_);
@@ -348,17 +349,36 @@ void StepStream::WriteOne() {
       credit_ = Allowance();
       step = step_;
       step_->NextRequest(&credit_, &request);
-      more = WriterHasWork();
+      if (request.has_gradient()) room = call->transport->Reserve(request.gradient().data().size(), /*keep=*/false);
+      more = HasMore();
     }
   }
   const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
-  const bool alive = half_close ? call->transport->WritesDone() : call->transport->Write(&request, more);
+  const bool alive = half_close ? call->transport->WritesDone() : WriteRequest(*call, room, more, &request);
   FreedChunks freed(&memory_);
   absl::MutexLock lock(&mu_);
   writing_ = false;
   if (!alive) open_ = false;  // why, the reader finds out
   if (step != nullptr && step == step_) step_->Sent(&request);
-  if (request.has_gradient()) freed.get()->push_back(std::move(*request.mutable_gradient()->mutable_data()));
+  if (request.has_gradient()) freed.get()->chunks.push_back(std::move(*request.mutable_gradient()->mutable_data()));
+}
+
+bool StepStream::WriteRequest(Call& call, const std::optional<GradientRoom>& room, bool more,
+                              v1::TrainRequest* request) {
+  if (!room) return call.transport->Write(request, more);
+  v1::Gradient* const gradient = request->mutable_gradient();
+  std::string data;
+  data.swap(*gradient->mutable_data());
+  const uint32_t crc = CopyCrc32c(room->data, BytesOf(data));
+  if (gradient->crc32c() == 0) gradient->set_crc32c(crc);
+  const bool alive = call.transport->WriteAt(*room, data.size(), *request);
+  data.swap(*gradient->mutable_data());
+  return alive;
+}
+
+void StepStream::Release(Freed* freed) {
+  for (const uint32_t slot : freed->slots) call_->transport->Release(slot);
+  freed->slots.clear();
 }
 
 }  // namespace ballast

@@ -2,6 +2,9 @@
 // again when the connection is lost, and a writer thread that sends what the open step has to send. Reading never waits
 // for writing. Thread-compatible towards its caller; the two threads are its own.
 //
+// A gradient that may leave at once, over a transport that has room for it where the daemon reads it, is copied there by
+// Push, which writes in the writer's place. Any other is copied into the step's buffer, for the writer.
+//
 // The reader owns the order of events: it opens the stream, admits the writer when Opened came, sees the stream's end,
 // waits for the writer to let go, and only then asks for the session again.
 #pragma once
@@ -123,11 +126,19 @@ class StepStream {
   // Takes the done step out; the caller finishes it without the lock.
   std::shared_ptr<OpenStep> TakeStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // The writer's thread.
+  // The writer's thread, and Push.
   void Write();
   CreditWindow Allowance() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasMore() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return HasMore() && !writing_; }
   void WriteOne();
+  bool WriteRequest(Call& call, const std::optional<GradientRoom>& room, bool more, v1::TrainRequest* request);
+  // Whether a chunk that is pushed now is the next to be written; writes what comes before it.
+  bool AwaitTurn();
+  // False: the chunk is not sent, and to be buffered.
+  bool SendNow(uint32_t tensor, absl::Span<const std::byte> chunk);
+  // The slots; the memory is for the caller.
+  void Release(Freed* freed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayHalfClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void Cancel();

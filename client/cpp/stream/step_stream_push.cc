@@ -1,10 +1,12 @@
-// How StepStream takes a gradient in: a copy, in portions that leave while the next is made.
+// How StepStream takes a gradient in: chunks that may leave at once are copied to where the daemon reads them; of the others
+// it makes a copy, in portions that leave while the next is made.
 
 #include <algorithm>
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
 
 #include "client/cpp/stream/step_stream.h"
 
@@ -13,6 +15,12 @@ namespace {
 
 // Chunks of a gradient that are copied between two looks at the step.
 constexpr uint64_t kCutTogether = 4;
+
+// Of a chunk. Smaller ones gather, and leave together.
+constexpr uint64_t kLeastSentNow = 16 << 10;
+
+// How long Push waits for a request that is being written before it rather copies: about as long as that takes.
+constexpr absl::Duration kTurn = absl::Milliseconds(1);
 
 }  // namespace
 
@@ -41,11 +49,17 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
   uint64_t first = wire.first_chunk;
   try {
     do {  // the writer sends what is there, while the next is copied
+      if (first < wire.end_chunk && SendNow(tensor, CutChunk(tensors_, tensor, first, gradient))) {
+        ++first;
+        continue;
+      }
       const uint64_t last = std::min(wire.end_chunk, first + kCutTogether);
       std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
+      FreedChunks freed(&memory_);
       absl::MutexLock lock(&mu_);
       if (!status_.ok()) return status_;
-      step_->Push(tensor, std::move(chunks));
+      step_->Push(tensor, std::move(chunks), freed.get());
+      Release(freed.get());
       first = last;
     } while (first < wire.end_chunk);
   } catch (const std::bad_alloc&) {
@@ -55,6 +69,41 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
     return none;
   }
   return absl::OkStatus();
+}
+
+bool StepStream::AwaitTurn() {
+  for (;;) {
+    {
+      absl::MutexLock lock(&mu_);
+      const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
+      if (!open_ || !step_ || !step_->all_sent() || !mu_.AwaitWithTimeout(absl::Condition(&idle), kTurn)) return false;
+      if (!WriterHasWork()) return true;
+    }
+    WriteOne();
+  }
+}
+
+bool StepStream::SendNow(uint32_t tensor, absl::Span<const std::byte> chunk) {
+  if (chunk.size() < kLeastSentNow || !AwaitTurn()) return false;
+  v1::TrainRequest request;
+  std::shared_ptr<Call> call;
+  std::optional<GradientRoom> room;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!open_ || writing_ || !step_ || !step_->MaySendNow(chunk.size(), Allowance())) return false;
+    call = call_;
+    room = call->transport->Reserve(chunk.size(), /*keep=*/true);
+    if (!room) return false;
+    writing_ = true;
+    credit_ = Allowance();
+    step_->PushSent(tensor, chunk.size(), *room, &credit_, &request);
+  }
+  request.mutable_gradient()->set_crc32c(CopyCrc32c(room->data, chunk));
+  const bool alive = call->transport->WriteAt(*room, chunk.size(), request);
+  absl::MutexLock lock(&mu_);
+  writing_ = false;
+  if (!alive) open_ = false;  // why, the reader finds out
+  return true;
 }
 
 }  // namespace ballast

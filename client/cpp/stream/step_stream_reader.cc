@@ -4,6 +4,7 @@
 // stream must carry, never what was sent before: a message that was written may or may not have arrived.
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -91,6 +92,11 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
     opened_by_ = absl::InfiniteFuture();
     const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
     mu_.Await(absl::Condition(&idle));
+    try {
+      if (step_) step_->LeaveRooms(&memory_);
+    } catch (const std::bad_alloc&) {
+      refused = absl::ResourceExhaustedError("there is no host memory for the gradients that must be sent again");
+    }
     call_ = nullptr;
     left = leaving_;
   }
@@ -228,6 +234,7 @@ absl::Status StepStream::OnResult(const v1::StepResult& result) {
       return absl::OkStatus();
     }
     if (auto s = step_->SetResult(result, freed.get()); !s.ok()) return s;
+    Release(freed.get());
     Progress();
     if (step_->done()) done = TakeStep();
   }
@@ -240,6 +247,7 @@ absl::Status StepStream::OnCredit(const v1::Credit& credit) {
   absl::MutexLock lock(&mu_);
   credit_.Return(credit.bytes());
   if (step_) step_->Acknowledge(credit.acknowledged(), freed.get());
+  Release(freed.get());
   if (credit.has_wanted() && step_) {
     step_->Want({credit.wanted().micro(), credit.wanted().tensor(), credit.wanted().chunk()});
   }

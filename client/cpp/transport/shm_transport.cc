@@ -60,24 +60,23 @@ void ShmTransport::Start(const v1::TrainRequest& open) {
 }
 
 bool ShmTransport::Write(v1::TrainRequest* request, bool more) {
-  ShmRecord record{.type = ShmRecord::kMessage};
-  const uint64_t bytes = request->has_gradient() ? request->gradient().data().size() : 0;
-  // A small payload goes through the pipe, and so does one that finds no slot, because the caller did not heed slots_free.
-  const auto slot = bytes > kMostInPipe && bytes <= lender_.slot_bytes() ? lender_.Take() : std::nullopt;
-  if (!slot) {
-    if (bytes > 0) FillChecksum(request->mutable_gradient());
-    return Send(record, request->SerializeAsString(), more);
-  }
-  std::string data;
-  data.swap(*request->mutable_gradient()->mutable_data());
-  const uint32_t crc = CopyCrc32c(lender_.at(*slot).data(), BytesOf(data));
-  if (request->gradient().crc32c() == 0) request->mutable_gradient()->set_crc32c(crc);
+  if (request->has_gradient()) FillChecksum(request->mutable_gradient());
+  return Send({.type = ShmRecord::kMessage}, request->SerializeAsString(), more);
+}
+
+// A small payload goes through the pipe, and so does one that finds no slot.
+std::optional<GradientRoom> ShmTransport::Reserve(uint64_t bytes, bool keep) {
+  if (bytes <= kMostInPipe || bytes > lender_.slot_bytes()) return std::nullopt;
+  const auto slot = lender_.Take();
+  if (!slot) return std::nullopt;
   lender_.Lend(*slot);
-  record.slot = *slot;
-  record.payload_bytes = static_cast<uint32_t>(bytes);
-  const bool sent = Send(record, request->SerializeAsString());
-  data.swap(*request->mutable_gradient()->mutable_data());
-  return sent;
+  if (keep) lender_.Keep(*slot);
+  return GradientRoom{.data = lender_.at(*slot).data(), .slot = *slot};
+}
+
+bool ShmTransport::WriteAt(const GradientRoom& room, uint64_t bytes, const v1::TrainRequest& request) {
+  return Send({.type = ShmRecord::kMessage, .slot = room.slot, .payload_bytes = static_cast<uint32_t>(bytes)},
+              request.SerializeAsString());
 }
 
 bool ShmTransport::Send(const ShmRecord& record, absl::string_view body, bool more) {

@@ -28,6 +28,9 @@ class ShmTransport final : public Transport {
   void Start(const v1::TrainRequest& open) override;
   bool Write(v1::TrainRequest* request, bool more) override;
   bool WritesDone() override { return Send({.type = ShmRecord::kHalfClose}, ""); }
+  std::optional<GradientRoom> Reserve(uint64_t bytes, bool keep) override;
+  void Release(uint32_t slot) override { lender_.Release(slot); }
+  bool WriteAt(const GradientRoom& room, uint64_t bytes, const v1::TrainRequest& request) override;
   uint64_t slots_free() const override { return lender_.free(); }
   bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) override;
   void Cancel() override;
@@ -47,7 +50,7 @@ class ShmTransport final : public Transport {
   ShmControl& control_;
   std::atomic<bool> over_ = false;
 
-  // The writing thread's.
+  // The writing thread's, but for the lender.
   ShmRecordWriter writer_;
   int unrung_ = 0;  // records that the daemon was not woken for
   ShmLender lender_;

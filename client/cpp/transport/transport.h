@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -14,6 +15,12 @@
 #include "ballast/v1/trainer.pb.h"
 
 namespace ballast {
+
+// Room for a gradient's payload, where the daemon reads it.
+struct GradientRoom {
+  std::byte* data = nullptr;
+  uint32_t slot = 0;
+};
 
 class Transport {
  public:
@@ -27,6 +34,14 @@ class Transport {
   // False: the stream is over, and the reader learns why.
   virtual bool Write(v1::TrainRequest* request, bool more) = 0;
   virtual bool WritesDone() = 0;
+  // Room of so many bytes, for WriteAt. keep: what is in it stays until Release, for whoever may have to send it again.
+  // None: this transport has none, or none is free, and Write takes the gradient. One call at a time, with Release.
+  virtual std::optional<GradientRoom> Reserve(uint64_t /*bytes*/, bool /*keep*/) { return std::nullopt; }
+  virtual void Release(uint32_t /*slot*/) {}
+  // As Write, of a gradient without data: that is in the room, so many bytes, and its checksum in the request.
+  virtual bool WriteAt(const GradientRoom& /*room*/, uint64_t /*bytes*/, const v1::TrainRequest& /*request*/) {
+    return false;
+  }
   // How many gradients may be written before others are summed. Any thread.
   virtual uint64_t slots_free() const { return kUnbounded; }
   // Waits for a response. *data: the payload of a Weights message, valid until the next Read.

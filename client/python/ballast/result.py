@@ -18,7 +18,7 @@ class StepTiming:
     pulled_bytes: int
     pushed_bytes_in_backward: int
     pulled_bytes_in_backward: int
-    buffered_bytes_most: int  # of gradients, in the client's host buffer at one time
+    buffered_bytes_most: int  # of gradients, in the client's own memory at one time
     backward_s: float  # from the first gradient to step()
     wait_s: float  # from step() to the last weight
 

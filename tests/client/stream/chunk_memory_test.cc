@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "client/cpp/stream/retransmit_buffer.h"
+
 namespace ballast {
 namespace {
 
@@ -59,7 +61,7 @@ TEST(ChunkMemoryTest, FreedChunksGoBackWhenTheirHolderIsGone) {
   ChunkMemory memory;
   {
     FreedChunks freed(&memory);
-    freed.get()->push_back(memory.Copy(Bytes(kLarge, 1)));
+    freed.get()->chunks.push_back(memory.Copy(Bytes(kLarge, 1)));
     EXPECT_EQ(memory.kept_bytes(), 0u);
   }
   EXPECT_GE(memory.kept_bytes(), kLarge);

@@ -30,14 +30,15 @@ class OpenStepTest : public ::testing::Test {
   // Chunks [first, last) of its gradient.
   void Push(uint32_t tensor, uint64_t first, uint64_t last) {
     const std::string gradient(tensors_[tensor].gradient_bytes(), 'g');
-    step_->Push(tensor, CutIntoChunks(tensors_, tensor, first, last, BytesOf(gradient), &memory_));
+    Freed freed;
+    step_->Push(tensor, CutIntoChunks(tensors_, tensor, first, last, BytesOf(gradient), &memory_), &freed);
   }
 
   // Returns what is freed by it.
   std::vector<std::string> End(std::optional<double> loss, v1::StepEnd end = {}, absl::Time now = absl::UnixEpoch()) {
-    std::vector<std::string> freed;
+    Freed freed;
     result_ = step_->End(loss, std::move(end), now, &freed);
-    return freed;
+    return freed.chunks;
   }
 
   // What the writer would send now, in short.
@@ -55,9 +56,9 @@ class OpenStepTest : public ::testing::Test {
   }
 
   uint64_t Acknowledge(uint64_t gradients) {
-    std::vector<std::string> freed;
+    Freed freed;
     step_->Acknowledge(gradients, &freed);
-    return Bytes(freed);
+    return Bytes(freed.chunks);
   }
   static uint64_t Bytes(const std::vector<std::string>& freed) {
     uint64_t bytes = 0;

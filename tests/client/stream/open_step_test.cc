@@ -141,9 +141,9 @@ TEST_F(OpenStepTest, TheResultTellsTheMostBytesBuffered) {
   End(std::nullopt);
   v1::StepResult skipped;
   skipped.set_outcome(v1::STEP_OUTCOME_SKIPPED);
-  std::vector<std::string> freed;
+  Freed freed;
   ASSERT_TRUE(step_->SetResult(skipped, &freed).ok());
-  EXPECT_EQ(Bytes(freed), 16u);
+  EXPECT_EQ(Bytes(freed.chunks), 16u);
   EXPECT_EQ(step_->result(absl::UnixEpoch()).timing.buffered_bytes_most, 40u);
 }
 
@@ -281,9 +281,9 @@ TEST_F(OpenStepTest, AResultBeforeTheEndStopsTheSendingAndIsKept) {
   v1::StepResult aborted;
   aborted.set_step(7);
   aborted.set_outcome(v1::STEP_OUTCOME_ABORTED);
-  std::vector<std::string> freed;
+  Freed freed;
   ASSERT_TRUE(step_->SetResult(aborted, &freed).ok());
-  EXPECT_EQ(Bytes(freed), 40u);
+  EXPECT_EQ(Bytes(freed.chunks), 40u);
   EXPECT_FALSE(step_->done());
   Push(1);
   EXPECT_FALSE(step_->HasRequest(credit_));

@@ -77,7 +77,7 @@ TEST_F(StepMeasureTest, AMeasureFollowsTheLastMicroBatchAndIsSaidAgain) {
                                            "step_measure", "step_end"));
   v1::StepResult skipped;
   skipped.set_outcome(v1::STEP_OUTCOME_SKIPPED);
-  std::vector<std::string> freed;
+  Freed freed;
   ASSERT_TRUE(step_->SetResult(skipped, &freed).ok());
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(8)).timing.backward_s, 1);
   EXPECT_EQ(step_->result(absl::UnixEpoch() + absl::Seconds(8)).timing.wait_s, 3);
@@ -92,7 +92,7 @@ TEST_F(StepMeasureTest, AStepThatClosesOrIsDiscardedIsNotMeasured) {
     answer.set_discarded(true);
     v1::StepResult aborted;
     aborted.set_outcome(v1::STEP_OUTCOME_ABORTED);
-    std::vector<std::string> freed;
+    Freed freed;
     if (discarded) step_->SetMeasured(answer);
     ASSERT_TRUE(step_->SetResult(aborted, &freed).ok());
     const MeasuredStep heard = measured.get().value();

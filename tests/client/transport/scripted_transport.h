@@ -2,8 +2,11 @@
 // writes wait. Thread-safe.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +31,23 @@ class Script {
     absl::MutexLock lock(&mu_);
     said_.push_back(std::move(response));
   }
+  // From now on there are so many rooms for gradients, with slots from 0.
+  void GiveRooms(uint32_t rooms, uint64_t bytes) {
+    absl::MutexLock lock(&mu_);
+    room_bytes_ = bytes;
+    for (uint32_t i = 0; i < rooms; ++i) free_rooms_.push_back(i);
+    memory_.assign(rooms * bytes, '\0');
+  }
+  size_t free_rooms() {
+    absl::MutexLock lock(&mu_);
+    return free_rooms_.size();
+  }
+  // Of the gradients that were written at a room.
+  int written_at() {
+    absl::MutexLock lock(&mu_);
+    return written_at_;
+  }
+  void Break() { Set(&over_, true); }
   // Waits until so many messages were written, and returns them.
   std::vector<v1::TrainRequest> AwaitWritten(size_t messages) {
     absl::MutexLock lock(&mu_);
@@ -47,6 +67,10 @@ class Script {
   bool held_ = false, waits_ = false, over_ = false;
   std::deque<v1::TrainResponse> said_;
   std::vector<v1::TrainRequest> written_;
+  uint64_t room_bytes_ = 0;
+  std::deque<uint32_t> free_rooms_;
+  std::string memory_;
+  int written_at_ = 0;
 };
 
 class ScriptedTransport final : public Transport {
@@ -67,6 +91,30 @@ class ScriptedTransport final : public Transport {
     script_.waits_ = false;
     script_.written_.push_back(*request);
     return !script_.over_;
+  }
+  // A room that is not kept is free at once.
+  std::optional<GradientRoom> Reserve(uint64_t bytes, bool keep) override {
+    absl::MutexLock lock(&script_.mu_);
+    if (script_.free_rooms_.empty() || bytes != script_.room_bytes_) return std::nullopt;
+    const uint32_t slot = script_.free_rooms_.front();
+    script_.free_rooms_.pop_front();
+    if (!keep) script_.free_rooms_.push_back(slot);
+    return GradientRoom{.data = reinterpret_cast<std::byte*>(script_.memory_.data()) + slot * script_.room_bytes_,
+                        .slot = slot};
+  }
+  void Release(uint32_t slot) override {
+    absl::MutexLock lock(&script_.mu_);
+    script_.free_rooms_.push_back(slot);
+  }
+  bool WriteAt(const GradientRoom& room, uint64_t bytes, const v1::TrainRequest& request) override {
+    EXPECT_TRUE(request.gradient().data().empty());
+    v1::TrainRequest whole = request;
+    whole.mutable_gradient()->set_data(std::string(reinterpret_cast<const char*>(room.data), bytes));
+    {
+      absl::MutexLock lock(&script_.mu_);
+      ++script_.written_at_;
+    }
+    return Write(&whole, false);
   }
   bool WritesDone() override {
     Cancel();

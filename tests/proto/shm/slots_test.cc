@@ -76,6 +76,20 @@ TEST_F(ShmSlotsTest, ReturnedSlotsAreUsedBeforeUnusedOnes) {
   EXPECT_EQ(lender_.Take(), 2u);
 }
 
+TEST_F(ShmSlotsTest, AKeptSlotIsNotTakenBeforeItIsReleased) {
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(borrower_.Borrow(Lend(), 1).ok());
+  lender_.Keep(0);
+  lender_.Keep(3);
+  for (uint32_t slot = 0; slot < 4; ++slot) borrower_.GiveBack(slot);
+  EXPECT_EQ(lender_.Take(), 1u);
+  EXPECT_EQ(lender_.Take(), 2u);
+  EXPECT_EQ(lender_.Take(), std::nullopt);
+  lender_.Release(3);
+  EXPECT_EQ(lender_.Take(), 3u);
+  lender_.Release(0);
+  EXPECT_EQ(lender_.Take(), 0u);
+}
+
 TEST_F(ShmSlotsTest, ABorrowerRefusesWhatIsNoSlotTooLongOrOutAlready) {
   EXPECT_THAT(std::string(borrower_.Borrow(4, 1).status().message()), HasSubstr("slot 4"));
   EXPECT_THAT(std::string(borrower_.Borrow(~0u, 1).status().message()), HasSubstr("which has 4 slots"));
