@@ -90,6 +90,7 @@ struct ScaleTask {
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   uint64_t elements = 0, row_length = 0;
   float* scales = nullptr;  // elements / row_length
+  bool from_aside = false;  // the planes are kAside memory
 };
 // Encodes elements [first, last) of the master into caller memory, copies the scales that they need, if any, and computes
 // the checksum of what it encoded.
@@ -103,6 +104,7 @@ struct EncodeWeightsTask {
   uint64_t row_length = 0;
   float* scales_out = nullptr;
   uint32_t* crc32c = nullptr;  // not wanted
+  bool from_aside = false;     // as in ScaleTask
 };
 // Decodes caller memory into elements [first, last) of the master.
 struct LoadTask {
@@ -120,6 +122,9 @@ struct CopyTask {
     uint64_t bytes = 0;
   };
   std::array<Piece, kernels::kMaxPlanes> pieces = {};
+  // From kDevice to kAside memory. While the bytes are on their way there, a device may do what comes behind, but for
+  // copies and what is from_aside.
+  bool saves = false;
 };
 using DeviceTask =
     std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, EncodeWeightsTask, LoadTask, CopyTask, SumTask>;

@@ -25,6 +25,7 @@ using Tasks = std::span<const DeviceTask* const>;
 
 constexpr uint64_t kLeastTiles = 1024;  // of a batch of small tensors
 constexpr uint64_t kPartAlignment = 256;
+constexpr uint64_t kGradientAlignment = 64;  // at most, of gradients that lie side by side
 
 uint64_t AlignPart(uint64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
 
@@ -152,7 +153,7 @@ GpuStaging::GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of)
 GpuStaging::~GpuStaging() {
   if (host_ != nullptr) gpu_->Free(host_, GpuDriver::Memory::kPinned);
   if (device_ != nullptr) gpu_->Free(device_, GpuDriver::Memory::kDevice);
-  for (const GpuDriver::Event event : {in_, computed_, out_}) {
+  for (const GpuDriver::Event event : {in_, computed_, saved_, out_}) {
     if (event != GpuDriver::kNoEvent) gpu_->FreeEvent(event);
   }
 }
@@ -160,7 +161,7 @@ GpuStaging::~GpuStaging() {
 absl::Status GpuStaging::Reserve() {
   ASSIGN_OR_RETURN(device_, gpu_->Allocate(end_, GpuDriver::Memory::kDevice));
   ASSIGN_OR_RETURN(host_, gpu_->Allocate(end_, GpuDriver::Memory::kPinned));
-  for (GpuDriver::Event* event : {&in_, &computed_, &out_}) {
+  for (GpuDriver::Event* event : {&in_, &computed_, &saved_, &out_}) {
     ASSIGN_OR_RETURN(*event, gpu_->NewEvent());
   }
   return absl::OkStatus();
@@ -212,6 +213,23 @@ void GpuStaging::CopyOut(uint64_t at, uint64_t bytes) {
   gpu_->Copy(GpuDriver::Stream::kOut, host_ + at, device_ + at, bytes);
 }
 
+// Those that lie side by side, but for what aligns them, in one copy: each call costs some microseconds.
+void GpuStaging::BringGradients() {
+  std::ranges::sort(gradients_, {}, &Gradient::from);
+  for (size_t i = 0; i < gradients_.size();) {
+    const auto& [to, from, bytes] = gradients_[i];
+    const std::byte* end = from + bytes;
+    size_t next = i + 1;
+    for (; next < gradients_.size() && gradients_[next].from - from == gradients_[next].to - to; ++next) {
+      if (gradients_[next].from >= end + kGradientAlignment) break;
+      end = gradients_[next].from + gradients_[next].bytes;
+    }
+    gpu_->Copy(GpuDriver::Stream::kIn, to, from, static_cast<uint64_t>(end - from));
+    i = next;
+  }
+  gradients_.clear();
+}
+
 template <class Task>
 void GpuStaging::GiveGradients() {
   using Item = decltype(ItemOf(std::declval<Task>(), nullptr));
@@ -221,7 +239,9 @@ void GpuStaging::GiveGradients() {
   for (const DeviceTask* task : tasks_) {
     const GradientRead gradient = GradientOf(As<Task>(task));
     std::byte* const twin = twin_of_(gradient.data);
-    if (!gradient.on_device) gpu_->Copy(GpuDriver::Stream::kIn, twin, gradient.data, gradient.bytes);
+    if (!gradient.on_device && gradient.bytes > 0) {
+      gradients_.push_back({twin, static_cast<const std::byte*>(gradient.data), gradient.bytes});
+    }
     *item = ItemOf(As<Task>(task), twin);
     item->first_tile = tiles;
     item->tiles = OnDevice<Tile>(tiles_) + tiles;
@@ -229,6 +249,7 @@ void GpuStaging::GiveGradients() {
     ++item;
     tiles += TilesOfTask(*task);
   }
+  BringGradients();
   StartCompute(tasks_.size() * sizeof(Item));
   Launch(gpu_, tasks_, OnDevice<Item>(items_), tiles);
   StartOut();
@@ -236,6 +257,8 @@ void GpuStaging::GiveGradients() {
 }
 
 void GpuStaging::GiveServes() {
+  if (std::ranges::any_of(tasks_, [](const DeviceTask* t) { return As<EncodeWeightsTask>(t).from_aside; }))
+    AwaitSaves();
   DeviceCopy* item = OnHost<DeviceCopy>(items_);
   uint64_t tiles = 0, payload = payload_;
   for (const DeviceTask* task : tasks_) {
@@ -277,6 +300,7 @@ void GpuStaging::GiveLoad(const LoadTask& task) {
 }
 
 void GpuStaging::GiveScales(const ScaleTask& task) {
+  if (task.from_aside) AwaitSaves();
   DeviceCopy* const item = OnHost<DeviceCopy>(items_);
   *item = CopyOf(task.planes, 0, task.elements);
   item->scales = task.scales;
@@ -288,13 +312,7 @@ void GpuStaging::GiveScales(const ScaleTask& task) {
   StartOut();
 }
 
-// Copies in the kernels' stream, and so after the update before it and before the one behind it.
-void GpuStaging::GiveCopy(const CopyTask& task) {
-  for (const CopyTask::Piece& p : task.pieces) {
-    if (p.bytes > 0) gpu_->Copy(GpuDriver::Stream::kCompute, p.to, p.from, p.bytes);
-  }
-  StartOut();
-}
+uint64_t GpuStaging::RoomOfPiece(uint64_t bytes) { return AlignPart(bytes); }
 
 void GpuStaging::Give() {
   if (!tasks_.empty()) GiveTasks();

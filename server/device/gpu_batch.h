@@ -30,6 +30,9 @@ class GpuStaging {
   GpuStaging(const GpuStaging&) = delete;
   absl::Status Reserve();
   uint64_t bytes() const { return end_; }  // on the GPU, and as many on the host
+  // Of a CopyTask that saves: what its pieces may take, each RoomOfPiece.
+  uint64_t save_capacity() const { return payload_capacity_; }
+  static uint64_t RoomOfPiece(uint64_t bytes);
 
   // An empty batch. Given so, out() happens after all that was given before.
   void Begin();
@@ -63,10 +66,14 @@ class GpuStaging {
   // UpdateTask, MeasureTask or CurvatureTask: tasks that read a gradient and are answered by tiles of numbers.
   template <class Task>
   void GiveGradients();
+  void BringGradients();
   void GiveServes();
   void GiveLoad(const LoadTask& task);
   void GiveScales(const ScaleTask& task);
   void GiveCopy(const CopyTask& task);
+  void GiveSave(const CopyTask& task);
+  // What was saved before is to be read, or written over.
+  void AwaitSaves();
   void StartCompute(uint64_t item_bytes);
   void StartOut();
   void CopyOut(uint64_t at, uint64_t bytes);
@@ -85,8 +92,15 @@ class GpuStaging {
   // Where the parts begin; a load's flag is at 0.
   uint64_t items_ = 0, tiles_ = 0, sums_ = 0, payload_ = 0, scales_ = 0, end_ = 0;
   std::byte *host_ = nullptr, *device_ = nullptr;
-  GpuDriver::Event in_ = GpuDriver::kNoEvent, computed_ = GpuDriver::kNoEvent, out_ = GpuDriver::kNoEvent;
+  GpuDriver::Event in_ = GpuDriver::kNoEvent, computed_ = GpuDriver::kNoEvent, saved_ = GpuDriver::kNoEvent,
+                   out_ = GpuDriver::kNoEvent;
 
+  struct Gradient {
+    std::byte* to;
+    const std::byte* from;
+    uint64_t bytes;
+  };
+  std::vector<Gradient> gradients_;       // that the GPU does not have yet; empty but in GiveGradients
   std::vector<const DeviceTask*> tasks_;  // the batch
   std::vector<const void*> tensors_;      // their planes, where none may be there twice
   Room room_;                             // that they take

@@ -30,10 +30,19 @@ uint32_t TeamThreads(uint32_t asked) {
   return asked != 0 ? asked : std::clamp(UsableProcessors() / 4, 1u, GpuDevice::kMostThreads);
 }
 
-bool Overlap(const SumTask& a, const SumTask& b) {
-  const absl::Span<std::byte> p = PlaceOf(a), q = PlaceOf(b);
-  const std::less<const std::byte*> less;
-  return less(p.data(), q.data() + q.size()) && less(q.data(), p.data() + p.size());
+using Bytes = absl::Span<const std::byte>;
+
+constexpr std::less<const std::byte*> kBefore;
+
+bool Overlap(Bytes a, Bytes b) {
+  return kBefore(a.data(), b.data() + b.size()) && kBefore(b.data(), a.data() + a.size());
+}
+
+// The least that holds both.
+Bytes Around(Bytes a, Bytes b) {
+  if (a.empty()) return b;
+  const std::byte* const begin = std::min(a.data(), b.data(), kBefore);
+  return {begin, static_cast<size_t>(std::max(a.data() + a.size(), b.data() + b.size(), kBefore) - begin)};
 }
 
 void ShareIfWorth(WorkerTeam* team, uint64_t bytes, uint64_t parts, absl::FunctionRef<void(uint64_t)> work) {
@@ -70,10 +79,10 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
   }
 
   void Enqueue(DeviceTask task, Completion done, std::optional<uint32_t>) override {
-    const uint64_t cost_bytes = CostBytes(task);
-    absl::MutexLock lock(&device_->mu_);
-    if (device_->failed_) return;
-    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
+    if (const auto* copy = std::get_if<CopyTask>(&task); copy != nullptr && copy->saves) {
+      return EnqueueSave(*copy, std::move(done));
+    }
+    Give(std::move(task), std::move(done));
   }
   void Wake() override {
     absl::MutexLock lock(&device_->mu_);
@@ -83,6 +92,32 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     absl::MutexLock lock(&device_->mu_);
     FairQueue::Wake();
     device_->mu_.Await(absl::Condition(this, &Queue::idle));
+  }
+
+  // In portions that staging holds; `done` hears the seconds of all.
+  void EnqueueSave(const CopyTask& save, Completion done) {
+    const uint64_t most = stagings[0]->save_capacity();
+    const auto seconds = std::make_shared<double>(0);
+    CopyTask portion{.saves = true};
+    uint64_t filled = 0;
+    size_t pieces = 0;
+    const auto give = [&](Completion then) {
+      Give(std::exchange(portion, CopyTask{.saves = true}), std::move(then));
+      filled = pieces = 0;
+    };
+    for (const CopyTask::Piece& piece : save.pieces) {
+      for (uint64_t begin = 0; begin < piece.bytes;) {
+        if (filled == most) give([seconds](const TaskResult& r) { *seconds += r.seconds; });
+        const uint64_t bytes = std::min(piece.bytes - begin, most - filled);
+        portion.pieces[pieces++] = {piece.to + begin, piece.from + begin, bytes};
+        begin += bytes;
+        filled += GpuStaging::RoomOfPiece(bytes);
+      }
+    }
+    give([seconds, done = std::move(done)](TaskResult result) mutable {
+      result.seconds += *seconds;
+      done(result);
+    });
   }
 
   // For the next job, which there is; none: a batch under way must end before.
@@ -101,6 +136,12 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
 
  private:
   bool idle() const { return jobs.empty() && under_way == 0; }
+  void Give(DeviceTask task, Completion done) {
+    const uint64_t cost_bytes = CostBytes(task);
+    absl::MutexLock lock(&device_->mu_);
+    if (device_->failed_) return;
+    Add({std::move(task), std::move(done), cost_bytes}, idle(), device_->clock_);
+  }
   GpuDevice* const device_;
 };
 
@@ -237,10 +278,14 @@ void GpuDevice::DispatchLoop() {
 // A sum that writes to where another of the batch does comes after it: it adds to what that makes, or that is of a step that
 // came to nothing, and the next one reuses its memory.
 void GpuDevice::RunSums(const std::vector<DeviceJob>& jobs) {
+  Bytes all;  // around sums_, so that few are looked at
   for (const DeviceJob& job : jobs) {
     const auto* sum = std::get_if<SumTask>(&job.task);
     if (sum == nullptr || sum->elements == 0) continue;
-    if (std::ranges::any_of(sums_, [&](const SumTask* other) { return Overlap(*other, *sum); })) ShareSums();
+    const Bytes place = PlaceOf(*sum);
+    const auto overlaps = [&](const SumTask* other) { return Overlap(PlaceOf(*other), place); };
+    if (Overlap(all, place) && std::ranges::any_of(sums_, overlaps)) ShareSums();
+    all = Around(sums_.empty() ? Bytes() : all, place);
     sums_.push_back(sum);
     sum_bytes_ += job.cost_bytes;
   }

@@ -222,7 +222,8 @@ float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image) {
                      .planes = MasterPlanes(tensor, image),
                      .elements = t.elements,
                      .row_length = t.row_length,
-                     .scales = scales},
+                     .scales = scales,
+                     .from_aside = image != nullptr},
            [](const TaskResult&) {});
   }
   return scales;
@@ -269,7 +270,8 @@ void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done do
                            .scales = scales,
                            .row_length = t.row_length,
                            .scales_out = out->scales.data(),
-                           .crc32c = &out->crc32c},
+                           .crc32c = &out->crc32c,
+                           .from_aside = image != nullptr},
          std::move(sealed));
 }
 
@@ -285,7 +287,8 @@ void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done don
                            .first = range.first,
                            .last = range.last,
                            .out = out->Resize((range.last - range.first) * sizeof(float)),
-                           .crc32c = &out->crc32c},
+                           .crc32c = &out->crc32c,
+                           .from_aside = image != nullptr},
          std::move(sealed));
 }
 

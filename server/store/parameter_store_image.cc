@@ -53,7 +53,7 @@ absl::Span<std::byte> ParameterStore::SavedPlane(const StoreImage& image, uint32
 void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  CopyTask task;
+  CopyTask task{.saves = true};
   for (size_t p = 0; p < planes.size(); ++p) {
     task.pieces[p] = {.to = PlaneIn(*image, tensor, p),
                       .from = PlaneAt(tensor, p),

@@ -76,6 +76,7 @@ void FakeGpu::AwaitRelease(size_t stream) {
 }
 
 void FakeGpu::Copy(Stream stream, void* to, const void* from, uint64_t bytes) {
+  if (stream == Stream::kIn) ++state_->copies_in;
   Give(stream, [=] {
     if (bytes > 0) std::memcpy(to, from, bytes);
   });
@@ -133,11 +134,12 @@ void FakeGpu::ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batc
 }
 
 void FakeGpu::Load(size_t master, const DeviceCopy* batch, int count, uint64_t, kernels::WireIndex format) {
-  Give(Stream::kCompute, [=] {
+  Give(Stream::kCompute, [=, this] {
     for (const DeviceCopy* item = batch; item != batch + count; ++item) {
       const auto load = kernels::LockstepMasters()[master].load;
       if (!load(item->planes, format, item->payload, item->first, item->last)) *item->refused = 1;
     }
+    ++state_->loads_done;
   });
 }
 

@@ -29,6 +29,7 @@ struct FakeGpuState {
   std::atomic<int64_t> live_bytes = 0, live_events = 0;
   std::atomic<Wrong> wrong = Wrong::kNothing;
   std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
+  std::atomic<int> copies_in = 0, loads_done = 0;
 
   absl::Mutex mu;
   bool held ABSL_GUARDED_BY(mu) = false;      // kCompute stands still
