@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ballast
-from ballast import _core
+from ballast import _core, open_optimizers
 from daemon import BINARY, Daemon
 from nursery import Nursery
 
@@ -71,6 +71,13 @@ def run(admin: _core.Client) -> Iterator[str]:
     for status in admin.list_runs()["runs"]:
         if status["run_id"].startswith(name):
             admin.delete_run(status["run_id"], force=True)
+
+
+@pytest.fixture
+def none_open() -> None:
+    """No optimizer is open in this process: those that other tests have forgotten, open as they were, are closed."""
+    open_optimizers.close_unreachable()
+    assert not [one.run for one in open_optimizers._open]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_clipping_of_other_parameters_works(adamw: AdamW) -> None:
     assert max(g.abs().max() for g in grads if g is not None) <= 1e-3
 
 
-def test_torchs_functions_are_back_after_the_last_optimizer(adamw: AdamW) -> None:
+def test_torchs_functions_are_back_after_the_last_optimizer(none_open: None, adamw: AdamW) -> None:
     one, other = adamw(layered(seed=1).parameters()), adamw(layered(seed=1).parameters())
     assert torch.nn.utils.clip_grad_norm_ is not originals[0]
     one.close()

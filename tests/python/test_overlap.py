@@ -166,7 +166,7 @@ def test_who_reads_weights_of_modules_gets_the_new_ones(read: str, adamw: AdamW)
         assert same_bits([p.detach() for p in expected], [p.detach() for p in found])
 
 
-def test_torchs_own_methods_are_back_after_the_last_optimizer(adamw: AdamW) -> None:
+def test_torchs_own_methods_are_back_after_the_last_optimizer(none_open: None, adamw: AdamW) -> None:
     originals = nn.Module.state_dict, nn.Module.named_parameters
     one = adamw(layered(seed=1).named_parameters(), overlap_forward=True)
     assert nn.Module.state_dict is not originals[0]

@@ -271,7 +271,7 @@ def test_a_gradient_that_is_sharded_otherwise_is_refused(model: nn.Module, mesh:
     refused("the gradient of '0.weight' is a DTensor with placements", optimizer.step)
 
 
-def test_torch_is_as_it_was_afterwards(mesh: Any, adamw: AdamW) -> None:
+def test_torch_is_as_it_was_afterwards(mesh: Any, none_open: None, adamw: AdamW) -> None:
     original = _fsdp_param.FSDPParam._init_sharded_param
     optimizer = adamw(layered(seed=1).named_parameters())
     assert _fsdp_param.FSDPParam._init_sharded_param is not original
