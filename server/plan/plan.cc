@@ -42,12 +42,17 @@ void AddReading(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   const uint64_t elements = std::min(t.elements, spec.chunk_elements);
   plan->copy_bytes = std::max(plan->copy_bytes, StoredBytes(planes, planes.size(), t.elements));
   plan->reader_chunk_bytes = std::max(plan->reader_chunk_bytes, AlignUp(elements * sizeof(float)));
+  if (IsReadSmall(t)) {
+    const uint64_t scales = ScaleCount(t) * sizeof(float);
+    plan->small_reader_bytes = std::max(plan->small_reader_bytes, AlignUp(elements * sizeof(float)) + scales);
+  }
   for (const auto kind : {kernels::PlaneKind::kMomentum, kernels::PlaneKind::kVariance}) {
     uint64_t bytes = 0;
     for (const kernels::Plane& plane : planes) {
       if (plane.kind == kind) bytes += AlignedPlaneBytes(plane, elements);
     }
     plan->state_room_bytes = std::max(plan->state_room_bytes, bytes);
+    if (IsReadSmall(t)) plan->small_room_bytes = std::max(plan->small_room_bytes, bytes);
   }
 }
 
@@ -162,8 +167,9 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
   const uint64_t reader_buffer_bytes = plan.reader_chunk_bytes + plan.send_buffer_scales * sizeof(float);
+  const uint64_t small_bytes = kSmallSendBuffers * (plan.small_reader_bytes + plan.small_room_bytes);
   plan.reader_bytes =
-      Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes),
+      Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes + small_bytes),
           Sum(Product(ReaderCount(spec), plan.state_room_bytes + CoverageBytes(spec)), plan.copy_bytes));
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   if (HasJournal(spec)) Add(&plan.shards[0].bytes.staging, kJournalBuffers);

@@ -84,10 +84,12 @@ struct Plan {
   uint64_t copy_bytes = 0;          // of the largest tensor, of which a slow reader may be sent a copy
   uint64_t reader_chunk_bytes = 0;  // the most that a reader holds of a chunk: as it is sent, in fp32 where it is state
   uint64_t state_room_bytes = 0;    // and beside it, while state is decoded
+  // The same of a tensor that is small as it is read, where some are: a reader holds kSmallSendBuffers of them.
+  uint64_t small_reader_bytes = 0, small_room_bytes = 0;
   uint64_t reader_bytes = 0;        // part of bytes.staging: what readers hold, and that copy, at most
   uint64_t send_buffer_bytes = 0;   // for each of SendBufferCount(spec) buffers
   uint64_t send_buffer_scales = 0;  // likewise
-  // For each of kSmallSendBuffers of a rank, where some tensors are small.
+  // For each of kSmallSendBuffers of a rank, and of digests, where some tensors are small.
   uint64_t small_buffer_bytes = 0, small_buffer_scales = 0;
 };
 
@@ -110,11 +112,15 @@ inline constexpr uint64_t kSmallSendBuffers = 32, kSmallTensorBytes = 8 << 10, k
 inline bool IsSentSmall(const TensorSpec& t) {
   return t.elements * WireBytes(t.serving_format) <= kSmallTensorBytes && ScaleCount(t) <= kSmallTensorScales;
 }
-// What the ranks' buffers of both kinds take.
+// Likewise for a reader, who may want its weights or its state.
+inline bool IsReadSmall(const TensorSpec& t) {
+  return t.elements * sizeof(float) <= kSmallTensorBytes && ScaleCount(t) <= kSmallTensorScales;
+}
+// What buffers of both kinds take, the ranks' and those for digests.
 inline uint64_t SendBufferBytes(const RunSpec& spec, const Plan& plan) {
   const uint64_t large = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);
   const uint64_t small = plan.small_buffer_bytes + plan.small_buffer_scales * sizeof(float);
-  return Sum(Product(SendBufferCount(spec), large), Product(spec.ranks * kSmallSendBuffers, small));
+  return Sum(Product(SendBufferCount(spec), large), Product((spec.ranks + 1) * kSmallSendBuffers, small));
 }
 // Readers that are served beside the ranks: ballastctl, an evaluation, a checkpoint. Readers that were cut off may hold
 // a chunk until they are gone; as many of them are planned for.

@@ -44,6 +44,7 @@ PullStream::PullStream(const RpcEnvironment& environment, grpc::CallbackServerCo
 absl::Status PullStream::Begin(const v1::PullRequest& request) {
   record_.set_run_id(request.run_id());
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
+  gathers_ = request.takes_batches();
   const size_t count = run_->spec().tensors.size();
   std::vector<uint32_t> tensors(request.tensors().begin(), request.tensors().end());
   if (tensors.empty()) {
@@ -65,14 +66,24 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
 }
 
 Written PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
-  FillWeights(chunk, run_->spec(), piece, &weights_);
   absl::MutexLock lock(&mu_);
   if (ended_) return Written::kOver;
-  StartWrite(&weights_);
+  FillWeights(chunk, run_->spec(), piece, gathers_ ? weights_.add_batch() : &weights_);
   return Written::kLater;
 }
 
-void PullStream::TakeBack(WeightPiece* piece) { weights_.mutable_data()->swap(piece->data); }
+void PullStream::Flush() {
+  absl::MutexLock lock(&mu_);
+  if (!ended_) StartWrite(&weights_);
+}
+
+void PullStream::TakeBack(WeightPiece* piece) {
+  v1::Weights* const written = gathers_ ? weights_.mutable_batch(taken_back_++) : &weights_;
+  written->mutable_data()->swap(piece->data);
+  if (!gathers_ || taken_back_ < weights_.batch_size()) return;
+  weights_.clear_batch();
+  taken_back_ = 0;
+}
 
 void PullStream::TellGrpc(const absl::Status& status) {
   if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) RetryAfter(context_, kRetryAfterMs);

@@ -1,4 +1,4 @@
-// One Pull call: writes what the run encodes, a chunk at a time.
+// One Pull call: writes what the run encodes, a chunk at a time, or, if the reader takes batches, several small ones.
 //
 // Its life and its end: stream_call.h.
 #pragma once
@@ -25,6 +25,8 @@ class PullStream final : public StreamCall<grpc::ServerWriteReactor<v1::Weights>
 
   Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
+  bool gathers() const override { return gathers_; }
+  void Flush() override;
   void Finish(absl::Status status) override { End(status); }
   void Cancel() override { TryCancel(); }
 
@@ -40,7 +42,9 @@ class PullStream final : public StreamCall<grpc::ServerWriteReactor<v1::Weights>
 
   const RpcEnvironment environment_;
   std::shared_ptr<Run> run_;
-  v1::Weights weights_;
+  bool gathers_ = false;
+  v1::Weights weights_;  // the message in hand: a batch, where the reader takes them
+  int taken_back_ = 0;   // of the batch
 };
 
 }  // namespace ballast

@@ -90,9 +90,7 @@ using StreamOutput =
 class RankStream : public WeightSink {
  public:
   virtual Written Write(const StreamOutput& output) = 0;  // anything but WeightsChunk
-  // What was written has been the last for now: until then a stream may hold it back, so that it goes out together.
-  virtual void Flush() = 0;
-  virtual void Consumed() = 0;  // one message's memory is free: another may be read
+  virtual void Consumed() = 0;                            // one message's memory is free: another may be read
   virtual const std::string& peer() const = 0;
   virtual const char* transport() const = 0;  // grpc | shm
   // The rank can send no more before some of what it sent is summed, whatever its credit.

@@ -16,6 +16,14 @@ absl::Span<const std::byte> BytesOf(const Values& values) {
 DigestJob::DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& plan)
     : spec_(spec), store_(store), digests_(spec->tensors.size()), versions_(spec->tensors.size()) {
   scratch_.Reserve(plan.send_buffer_bytes, plan.send_buffer_scales);
+  if (plan.small_buffer_bytes > 0) small_.resize(kSmallSendBuffers);
+  for (Small& small : small_) small.piece.Reserve(plan.small_buffer_bytes, plan.small_buffer_scales);
+}
+
+uint64_t DigestJob::scratch_bytes() const {
+  uint64_t bytes = scratch_.reserved_bytes();
+  for (const Small& small : small_) bytes += small.piece.reserved_bytes();
+  return bytes;
 }
 
 void DigestJob::Start(Done done) {
@@ -34,13 +42,51 @@ void DigestJob::BeginPass() {
   NextTensor();
 }
 
-// Digests the next tensor that has changed; if there is none, the pass is over.
-void DigestJob::NextTensor() {
+void DigestJob::SkipUnchanged() {
   while (tensor_ < digests_.size() && versions_[tensor_] == store_->version(tensor_)) ++tensor_;
+}
+
+// Digests the next tensor that has changed, or several; if there is none, the pass is over.
+void DigestJob::NextTensor() {
+  SkipUnchanged();
   restarts_ = 0;
-  if (tensor_ < digests_.size()) return BeginTensor();
+  if (tensor_ < digests_.size()) return IsSmall(tensor_) ? BeginSmall() : BeginTensor();
   for (Done& done : std::exchange(waiting_, {})) done(digests_);
   if (!later_.empty() && !encoding_) BeginPass();
+}
+
+bool DigestJob::IsSmall(uint32_t tensor) const {
+  const TensorSpec& t = spec_->tensors[tensor];
+  return IsSentSmall(t) && ChunkCount(*spec_, t) == 1;
+}
+
+void DigestJob::BeginSmall() {
+  encoding_ = true;
+  together_ = 0;
+  for (; tensor_ < digests_.size() && together_ < small_.size() && IsSmall(tensor_); SkipUnchanged()) {
+    Small& small = small_[together_++];
+    small.tensor = tensor_;
+    small.version = store_->version(tensor_);
+    ++left_;
+    store_->EncodeWeights({tensor_, 0, spec_->tensors[tensor_].elements}, &small.piece,
+                          [this](const TaskResult&) { OnSmall(); });
+    ++tensor_;
+  }
+}
+
+void DigestJob::OnSmall() {
+  if (--left_ > 0) return;
+  encoding_ = false;
+  if (waiting_.empty()) return later_.empty() ? void() : BeginPass();
+  for (size_t i = 0; i < together_; ++i) {
+    const auto& [piece, tensor, version] = small_[i];
+    digester_.emplace();
+    scale_digester_.emplace();
+    Add(piece, tensor, 0);
+    digests_[tensor] = TensorDigest(tensor);
+    versions_[tensor] = version;
+  }
+  NextTensor();
 }
 
 void DigestJob::BeginTensor() {
@@ -61,12 +107,12 @@ void DigestJob::NextChunk() {
 void DigestJob::OnChunk() {
   encoding_ = false;
   if (waiting_.empty()) return later_.empty() ? void() : BeginPass();
-  AddChunk();
+  Add(scratch_, tensor_, ChunkBegin(*spec_, chunk_));
   const bool last = ++chunk_ == ChunkCount(*spec_, spec_->tensors[tensor_]);
   const bool changed = store_->version(tensor_) != version_;
   if (changed && !last && restarts_++ < kMostRestarts) return BeginTensor();
   if (!last) return NextChunk();
-  digests_[tensor_] = TensorDigest();
+  digests_[tensor_] = TensorDigest(tensor_);
   versions_[tensor_].reset();
   if (restarts_ <= kMostRestarts) versions_[tensor_] = version_;
   ++tensor_;
@@ -74,16 +120,16 @@ void DigestJob::OnChunk() {
 }
 
 // A row's scale comes with every chunk that has elements of the row, and is counted with the first.
-void DigestJob::AddChunk() {
-  digester_->Add(BytesOf(scratch_.data));
-  const TensorSpec& t = spec_->tensors[tensor_];
+void DigestJob::Add(const WeightPiece& piece, uint32_t tensor, uint64_t first) {
+  digester_->Add(BytesOf(piece.data));
+  const TensorSpec& t = spec_->tensors[tensor];
   if (t.row_length == 0) return;
-  const size_t seen = ChunkBegin(*spec_, chunk_) % t.row_length == 0 ? 0 : 1;
-  scale_digester_->Add(BytesOf(scratch_.scales).subspan(seen * sizeof(float)));
+  const size_t seen = first % t.row_length == 0 ? 0 : 1;
+  scale_digester_->Add(BytesOf(piece.scales).subspan(seen * sizeof(float)));
 }
 
-uint64_t DigestJob::TensorDigest() const {
-  if (spec_->tensors[tensor_].row_length == 0) return digester_->Digest();
+uint64_t DigestJob::TensorDigest(uint32_t tensor) const {
+  if (spec_->tensors[tensor].row_length == 0) return digester_->Digest();
   return WeightDigest(BytesOf(std::vector{digester_->Digest(), scale_digester_->Digest()}));
 }
 

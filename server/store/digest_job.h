@@ -1,12 +1,13 @@
-// The digests of all weights in their serving format, computed chunk by chunk through the run's queue. In a format with
-// scales, a tensor's digest is the digest of two digests: that of the codes, and that of the scales in order.
+// The digests of all weights in their serving format, computed chunk by chunk through the run's queue, many small tensors at
+// a time. In a format with scales, a tensor's digest is the digest of two digests: that of the codes, and that of the scales in order.
 //
 // A tensor's digest is kept until its weights change, so that ranks that come one after another, or all at once, share
 // one pass. A request that comes while a pass is under way is answered after the next pass, which digests only what has
 // changed since: no request waits for more than two passes. A tensor that changes again and again while it is digested
 // gets a digest that belongs to no weights: whoever compares it finds a difference, and the pass ends nevertheless.
 //
-// Strand-confined. Memory: one scratch chunk, and 24 bytes a tensor, from the constructor on.
+// Strand-confined. Memory: one scratch chunk, kSmallSendBuffers of small tensors, and 24 bytes a tensor, from the
+// constructor on.
 #pragma once
 
 #include <cstdint>
@@ -30,24 +31,38 @@ class DigestJob {
   // `done` gets the digests of weights that the run had at some time since this call.
   void Start(Done done);
   void Abandon(const absl::Status& why);
-  uint64_t scratch_bytes() const { return scratch_.reserved_bytes(); }
+  uint64_t scratch_bytes() const;
 
  private:
   static constexpr int kMostRestarts = 2;  // of a tensor in one pass
+  // A tensor that is digested as one of many.
+  struct Small {
+    WeightPiece piece;
+    uint32_t tensor = 0;
+    uint64_t version = 0;  // that is encoded
+  };
 
   void BeginPass();
   void NextTensor();
+  bool IsSmall(uint32_t tensor) const;
+  void BeginSmall();
+  void OnSmall();
+  // To the next tensor that has changed.
+  void SkipUnchanged();
   void BeginTensor();
   void NextChunk();
   void OnChunk();
-  void AddChunk();
-  uint64_t TensorDigest() const;
+  // The tensor's next chunk, from `first` on.
+  void Add(const WeightPiece& piece, uint32_t tensor, uint64_t first);
+  uint64_t TensorDigest(uint32_t tensor) const;
 
   const RunSpec* const spec_;
   ParameterStore* const store_;
   WeightPiece scratch_;
-  std::vector<Done> waiting_;  // for the pass under way
-  std::vector<Done> later_;    // for the next
+  std::vector<Small> small_;
+  size_t together_ = 0, left_ = 0;  // of small_: under way, and of them being encoded
+  std::vector<Done> waiting_;       // for the pass under way
+  std::vector<Done> later_;         // for the next
   bool encoding_ = false;
   uint32_t tensor_ = 0;
   uint64_t chunk_ = 0;

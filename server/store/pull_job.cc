@@ -18,7 +18,7 @@ void PullJob::Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots,
   slots_ = std::move(slots);
   parts_ = std::move(parts);
   std::erase_if(tensors_, [this](uint32_t i) { return !NextIn(parts_, i, 0, ChunkCount(*spec_, spec_->tensors[i])); });
-  uint64_t bytes = 0, scales = 0;
+  uint64_t bytes = 0, scales = 0, small_bytes = 0, small_scales = 0;
   for (const uint32_t i : tensors_) {
     const TensorSpec& t = spec_->tensors[i];
     const uint64_t elements = std::min(t.elements, spec_->chunk_elements);
@@ -27,8 +27,13 @@ void PullJob::Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots,
       bytes = std::max(bytes, elements * (served ? WireBytes(t.serving_format) : sizeof(float)));
       if (served) scales = std::max(scales, ScalesOfChunks(*spec_, t).most);
     }
+    if (!IsReadSmall(t)) continue;
+    small_bytes = std::max(small_bytes, elements * sizeof(float));
+    small_scales = std::max(small_scales, ScaleCount(t));
   }
-  piece_.Reserve(bytes, scales);  // growing, it could come to take twice that
+  items_.resize(sink_->gathers() && small_bytes > 0 ? 1 + kSmallSendBuffers : 1);
+  for (Item& item : items_) item.piece.Reserve(small_bytes, small_scales);
+  items_[0].piece.Reserve(bytes, scales);  // growing, it could come to take twice that
   EncodeNext();
 }
 
@@ -55,15 +60,37 @@ void PullJob::EncodeNext() {
   if (stopped_) return;
   FindSlot();
   if (next_ == tensors_.size()) return Stop(absl::OkStatus());
-  const uint32_t tensor = tensors_[next_];
   if (source_.snapshot && !source_.snapshots->Keeps(*source_.snapshot)) {
     return Stop(absl::FailedPreconditionError(
         absl::StrCat("the snapshot that was pulled of run '", spec_->run_id,
                      "' is kept no longer: a later one took its place, or the run went back; pull another")));
   }
   if (copy_ == nullptr && !Unchanged() && ++restarts_ > kMostRestarts) return AskForCopy();
-  if (!begun() && copy_ == nullptr) LabelTensor(tensor);
-  Encode(tensor);
+  EncodeGroup();
+}
+
+void PullJob::EncodeGroup() {
+  group_ = 0;
+  encoding_ = 1;  // this one, until all are begun
+  do {
+    if (!begun() && copy_ == nullptr) LabelTensor(tensors_[next_]);
+    Item& item = items_[group_++];
+    ++encoding_;
+    const absl::Status begun = Encode(&item);
+    if (!begun.ok()) {
+      --encoding_;
+      Stop(begun);
+      break;
+    }
+    item.chunk = Advance();
+  } while (Joins());
+  OnEncoded();
+}
+
+// Nothing of a tensor changes before this turn of the strand is over, so what is of one goes together.
+bool PullJob::Joins() const {
+  if (group_ == items_.size() || copy_ != nullptr || next_ == tensors_.size()) return false;
+  return IsReadSmall(spec_->tensors[items_[0].chunk.tensor]) && IsReadSmall(spec_->tensors[tensors_[next_]]);
 }
 
 void PullJob::LabelTensor(uint32_t tensor) {
@@ -96,7 +123,7 @@ void PullJob::OnCopy(absl::StatusOr<const StoreImage*> copy) {
   copy_waited_s_ = 0;
   copy_bytes_ = 0;
   label_ = source_.store->count(tensors_[next_]);
-  Encode(tensors_[next_]);
+  EncodeGroup();
 }
 
 bool PullJob::KeepsCopyTooLong(double now_s, double patience_s) const {
@@ -105,7 +132,7 @@ bool PullJob::KeepsCopyTooLong(double now_s, double patience_s) const {
 }
 
 void PullJob::GiveCopyBack() {
-  if (!has_copy_ || encoding_) return;
+  if (!has_copy_ || encoding_ > 0) return;
   has_copy_ = false;
   copy_ = nullptr;
   copies_->GiveBack();
@@ -117,7 +144,8 @@ std::optional<uint64_t> PullJob::NextChunk(uint64_t from) const {
   return NextIn(parts_, tensor, from, ChunkCount(*spec_, spec_->tensors[tensor]));
 }
 
-void PullJob::Encode(uint32_t tensor) {
+absl::Status PullJob::Encode(Item* item) {
+  const uint32_t tensor = tensors_[next_];
   const TensorSpec& t = spec_->tensors[tensor];
   const StateSlot slot = slots_[slot_];
   chunk_ = *NextChunk(chunk_);
@@ -125,36 +153,30 @@ void PullJob::Encode(uint32_t tensor) {
   const ChunkPart part = PartIn(parts_, tensor, chunk_, ChunkEnd(*spec_, t, chunk_) - first);
   const TensorRange range{tensor, first + part.begin, first + part.end};
   const StoreImage* const image = source_.snapshot ? source_.snapshots->ImageOf(*source_.snapshot, tensor) : copy_;
-  encoding_ = true;
-  const bool last = !NextChunk(chunk_ + 1);
-  auto done = [self = shared_from_this(), last](const TaskResult&) { self->OnEncoded(last); };
+  WeightPiece* const piece = &item->piece;
+  auto done = [self = shared_from_this()](const TaskResult&) { self->OnEncoded(); };
   switch (slot) {
     case StateSlot::kWeights:
-      return source_.store->EncodeWeights(range, &piece_, std::move(done), image);
+      source_.store->EncodeWeights(range, piece, std::move(done), image);
+      return absl::OkStatus();
     case StateSlot::kMaster:
-      return source_.store->EncodeMaster(range, &piece_, std::move(done), image);
+      source_.store->EncodeMaster(range, piece, std::move(done), image);
+      return absl::OkStatus();
     case StateSlot::kUpdates:
-      piece_.Resize(0);
-      piece_.scales.clear();
-      piece_.Seal();
-      return OnEncoded(last);
+      piece->Resize(0);
+      piece->scales.clear();
+      piece->Seal();
+      --encoding_;
+      return absl::OkStatus();
     case StateSlot::kMomentum:
     case StateSlot::kVariance:
-      absl::Status s = source_.store->DecodeState(range, KindOf(slot), &piece_, &room_, std::move(done), image);
-      if (s.ok()) return;
-      encoding_ = false;
-      return Stop(std::move(s));
+      break;
   }
+  return source_.store->DecodeState(range, KindOf(slot), piece, &item->room, std::move(done), image);
 }
 
-// `last`: of its slot.
-void PullJob::OnEncoded(bool last) {
-  encoding_ = false;
-  if (stopped_) {
-    room_.memory = {};
-    return GiveCopyBack();
-  }
-  piece_bytes_ = piece_.data.size();
+WeightsChunk PullJob::Advance() {
+  const bool last = !NextChunk(chunk_ + 1);  // of its slot
   const WeightsChunk chunk{.step = label_.step,
                            .tensor = tensors_[next_],
                            .chunk = chunk_,
@@ -171,17 +193,37 @@ void PullJob::OnEncoded(bool last) {
     ++next_;
     slot_ = sent_slots_ = 0;
     restarts_ = 0;
-    GiveCopyBack();
   }
-  Write(chunk);
+  FindSlot();
+  return chunk;
 }
 
-void PullJob::Write(const WeightsChunk& chunk) {
+void PullJob::OnEncoded() {
+  if (--encoding_ > 0) return;
+  if (stopped_) {
+    LeaveRooms();
+    return GiveCopyBack();
+  }
+  if (items_[group_ - 1].chunk.last) GiveCopyBack();
+  Write();
+}
+
+void PullJob::LeaveRooms() {
+  for (Item& item : items_) item.room.memory = {};
+}
+
+void PullJob::Write() {
   waits_since_s_ = MonotonicSeconds();
-  if (sink_->WriteWeights(chunk, &piece_) == Written::kLater) return;
+  group_bytes_ = 0;
+  bool over = false;
+  for (size_t i = 0; i < group_ && !over; ++i) {
+    group_bytes_ += items_[i].piece.data.size();
+    over = sink_->WriteWeights(items_[i].chunk, &items_[i].piece) == Written::kOver;
+  }
+  if (!over) return sink_->Flush();
   stopped_ = true;
   waits_since_s_.reset();
-  room_.memory = {};
+  LeaveRooms();
   GiveCopyBack();
 }
 
@@ -189,8 +231,8 @@ void PullJob::OnWritten() {
   if (stopped_) return;
   if (waits_since_s_) copy_waited_s_ += MonotonicSeconds() - *waits_since_s_;
   waits_since_s_.reset();
-  copy_bytes_ += static_cast<double>(piece_bytes_);
-  sink_->TakeBack(&piece_);
+  copy_bytes_ += static_cast<double>(group_bytes_);
+  for (size_t i = 0; i < group_; ++i) sink_->TakeBack(&items_[i].piece);
   EncodeNext();
 }
 
@@ -200,7 +242,7 @@ void PullJob::Stop(absl::Status status) {
   const auto self = shared_from_this();  // an ask that is withdrawn lets go of it
   copies_->Withdraw(this);
   GiveCopyBack();
-  if (!encoding_) room_.memory = {};
+  if (encoding_ == 0) LeaveRooms();
   sink_->Finish(std::move(status));
 }
 

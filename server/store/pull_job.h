@@ -1,11 +1,12 @@
 // Weights and state for one reader, the latest or a snapshot's: tensor by tensor, slot by slot, chunk by chunk; each
-// chunk, or the part of it that the reader wants, is encoded when the one before has been written. A tensor that is
+// chunk, or the part of it that the reader wants, is encoded when the one before has been written. What is of small
+// tensors is encoded, and written, together, where the reader's sink gathers it. A tensor that is
 // updated meanwhile starts again at chunk 0 of its first slot with its new label, at most kMostRestarts times; then a
 // copy of it is sent, so that a job ends however slow its reader is, and all slots of a tensor are of one update. When
 // the snapshot is no longer kept, the job ends.
 //
-// Strand-confined. Shared by its run and the device task that fills its buffer. Memory: one chunk while it lasts, and
-// the same chunk as it is stored while state is decoded.
+// Strand-confined. Shared by its run and the device tasks that fill its buffers. Memory: one chunk while it lasts, and
+// the same chunk as it is stored while state is decoded; and kSmallSendBuffers of small tensors, likewise.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +52,13 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   bool KeepsCopyTooLong(double now_s, double patience_s) const;
 
  private:
+  // A chunk that is encoded, and its memory.
+  struct Item {
+    WeightPiece piece;
+    StateRoom room;
+    WeightsChunk chunk;
+  };
+
   void EncodeNext();
   // Of the tensor in hand, the chunk to be sent next, or behind it; the slot kUpdates is one chunk.
   std::optional<uint64_t> NextChunk(uint64_t from) const;
@@ -66,9 +74,16 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   void AskForCopy();
   void OnCopy(absl::StatusOr<const StoreImage*> copy);
   void GiveCopyBack();
-  void Encode(uint32_t tensor);
-  void OnEncoded(bool last);
-  void Write(const WeightsChunk& chunk);
+  // What is to be sent next, and what goes with it.
+  void EncodeGroup();
+  // Whether the chunk in hand may go with those of the group.
+  bool Joins() const;
+  absl::Status Encode(Item* item);
+  void OnEncoded();
+  // To what comes after the chunk in hand, which is described.
+  WeightsChunk Advance();
+  void Write();
+  void LeaveRooms();
 
   const RunSpec* const spec_;
   const PullSource source_;
@@ -88,12 +103,12 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   const StoreImage* copy_ = nullptr;  // of the tensor, where it is sent from one
   double copy_waited_s_ = 0;          // for the reader to take what it was sent of it
   double copy_bytes_ = 0;             // that were taken of it
-  bool encoding_ = false;
+  std::vector<Item> items_;           // the first for any chunk, the others for small tensors
+  size_t group_ = 0;                  // of them are encoded or written together
+  size_t encoding_ = 0;               // of them are being encoded, or about to be
   std::optional<double> waits_since_s_;
   bool stopped_ = false;
-  WeightPiece piece_;
-  size_t piece_bytes_ = 0;  // the sink takes them out
-  StateRoom room_;
+  size_t group_bytes_ = 0;  // the sink takes them out
 };
 
 }  // namespace ballast

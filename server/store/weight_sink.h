@@ -33,6 +33,11 @@ class WeightSink {
   // at a time. TakeBack swaps the memory back.
   virtual Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) = 0;
   virtual void TakeBack(WeightPiece* piece) = 0;
+  // Whether several pieces may be written, of which only the first answers, before Flush; they are taken back in the same
+  // order.
+  virtual bool gathers() const { return false; }
+  // What was written has been the last for now: until then a stream may hold it back, so that it goes out together.
+  virtual void Flush() = 0;
   // Called before a piece is encoded: the stream lends its own memory for it, if it wants the piece there. `small`: it is
   // of a tensor that is (IsSentSmall). False: not now; Run::OnRoom says when to ask again. Unlend: the piece was not
   // written after all.

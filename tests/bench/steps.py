@@ -60,6 +60,8 @@ class Case:
     seconds: list[float] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)  # seconds of processors, trainers and daemon
+    loads: list[float] = field(default_factory=list)  # seconds of an upload of all weights in fp32
+    pulls: list[float] = field(default_factory=list)  # and of reading them
 
     def line(self) -> str:
         shape = f"{self.ranks} {self.tensors} {self.parameters}"
@@ -67,8 +69,10 @@ class Case:
 
     def run(self, steps: Answering, daemon):
         before, cpu_before = update_seconds(daemon), process_seconds(daemon.process.pid)
-        seconds, own_cpu = map(float, steps.ask(self.line()).split())
+        seconds, own_cpu, load, pull = map(float, steps.ask(self.line()).split())
         self.seconds.append(seconds / self.steps)
+        self.loads.append(load)
+        self.pulls.append(pull)
         # The daemon's count includes the first step, which is not timed.
         self.updates.append((update_seconds(daemon) - before) / (self.steps + 1))
         daemons_cpu = (process_seconds(daemon.process.pid) - cpu_before) / (self.steps + 1)
@@ -245,13 +249,19 @@ def growth_tables(suite: Suite) -> list[str]:
         "",
         f"## As tensors grow: {medium:.3g} M parameters of fp32 in all",
         "",
-        "| transport | tensors | step, ms | of 10 tensors | us a tensor more |",
-        "| --- " * 5 + "|",
+        "A load before the steps and a pull after them go over gRPC. To the right what a tensor more costs, in us.",
+        "",
+        "| transport | tensors | step, ms | of 10 tensors | load, s | pull, s | more of a step | of a load | of a pull |",
+        "| --- " * 9 + "|",
     ]
     for (transport, count), case in suite.tensors.items():
         first = suite.tensors[transport, 10]
-        more = statistics.median(a - b for a, b in zip(case.seconds, first.seconds)) / max(1, count - 10)
-        cells = [TRANSPORTS[transport][0], f"{count:,}", case.ms(), relative(case, first), f"{more * 1e6:.3g}"]
+        taken = [f"{statistics.median(of):.3g}" for of in (case.loads, case.pulls)]
+        more = [
+            f"{1e6 * statistics.median(a - b for a, b in zip(many, few)) / max(1, count - 10):.3g}"
+            for many, few in ((case.seconds, first.seconds), (case.loads, first.loads), (case.pulls, first.pulls))
+        ]
+        cells = [TRANSPORTS[transport][0], f"{count:,}", case.ms(), relative(case, first), *taken, *more]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

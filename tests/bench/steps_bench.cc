@@ -3,12 +3,13 @@
 //
 //   steps_bench SERVER
 //   > TRANSPORT RANKS TENSORS PARAMETERS GRADIENT SERVING COMMIT STEPS
-//   < SECONDS OWN_CPU_SECONDS
+//   < SECONDS OWN_CPU_SECONDS LOAD_SECONDS PULL_SECONDS
 //
 // TRANSPORT: grpc, shm. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT:
 // release, staged. Each rank has a thread and a client, all in this process; SECONDS are of the STEPS after a first one
 // that does not count, from the begin of the first rank to the end of the last. The rule is plain SGD over fp32
-// weights: the cheapest update there is.
+// weights: the cheapest update there is. LOAD and PULL: rank 0 uploads all weights in fp32 before the steps, and reads them
+// after them.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -55,6 +56,10 @@ void OrDie(const absl::Status& status) {
   if (!status.ok()) Die(status.ToString());
 }
 
+double SecondsSince(std::chrono::steady_clock::time_point began) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
 std::unique_ptr<Client> Connect(const std::string& server) {
   return OrDie(Client::Connect({.server = server, .log = [](const std::string&) {}}));
 }
@@ -84,6 +89,7 @@ class Trainer {
  public:
   Trainer(const std::string& server, const Case& wanted, const std::string& run, uint32_t rank)
       : case_(wanted),
+        run_(run),
         client_(Connect(server)),
         gradient_bytes_(wanted.elements() * FormatBytes(wanted.gradient)),
         // The top byte of each element is one that stands for a small number in every format.
@@ -96,6 +102,19 @@ class Trainer {
         OrDie(client_->Attach({.run_id = run, .rank = rank, .world = wanted.ranks, .transport = transport}));
     if (!attachment.weights_loaded) Load();
     Bind();
+  }
+
+  double load_s() const { return load_s_; }
+  // Returns the seconds of it.
+  double Pull() {
+    const auto began = std::chrono::steady_clock::now();
+    uint64_t bytes = 0;
+    OrDie(client_->PullServed(run_, {}, [&](const ServedPiece& piece) {
+      bytes += piece.codes.size();
+      return absl::OkStatus();
+    }));
+    if (bytes != weights_.size()) Die("a pull brought other weights");
+    return SecondsSince(began);
   }
 
   void Step() {
@@ -113,7 +132,9 @@ class Trainer {
     const std::vector<std::byte> zeros(case_.elements() * sizeof(float));
     std::vector<TensorView> views;
     for (uint32_t i = 0; i < case_.tensors; ++i) views.push_back({i, "fp32", zeros});
+    const auto began = std::chrono::steady_clock::now();
     OrDie(client_->LoadWeights(views).status());
+    load_s_ = SecondsSince(began);
   }
   void Bind() {
     const WireFormat& serving = *FindFormat(case_.serving);
@@ -126,10 +147,12 @@ class Trainer {
   }
 
   const Case& case_;
+  const std::string run_;
   const std::unique_ptr<Client> client_;
   const uint64_t gradient_bytes_;  // of a tensor
   std::vector<std::byte> gradients_, weights_;
   std::vector<float> scales_;
+  double load_s_ = 0;
 };
 
 std::vector<std::unique_ptr<Trainer>> Join(const std::string& server, const Case& wanted, const std::string& run) {
@@ -156,8 +179,8 @@ void Measure(const std::string& server, const Case& wanted, const std::string& r
   const auto began = std::chrono::steady_clock::now();
   const std::clock_t cpu = std::clock();
   ended.arrive_and_wait();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  std::printf("%.9f %.6f\n", seconds, static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC);
+  const double seconds = SecondsSince(began), cpu_s = static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
+  std::printf("%.9f %.6f %.6f %.6f\n", seconds, cpu_s, trainers[0]->load_s(), trainers[0]->Pull());
   std::fflush(stdout);
 }
 

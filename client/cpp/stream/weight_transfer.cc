@@ -216,9 +216,16 @@ absl::StatusOr<Digests> UploadOnce(Connection& connection, const StepStream& str
 absl::Status PullOnce(Connection& connection, const v1::PullRequest& request, Arrivals* arrivals,
                       const ServedSink& sink, absl::Status* refused) {
   grpc::ClientContext context;
-  const auto reader = connection.trainer().Pull(&context, request);
+  v1::PullRequest asked = request;
+  asked.set_takes_batches(true);
+  const auto reader = connection.trainer().Pull(&context, asked);
   v1::Weights weights;
-  while (refused->ok() && reader->Read(&weights)) *refused = Deliver(weights, request, arrivals, sink);
+  while (refused->ok() && reader->Read(&weights)) {
+    if (weights.batch().empty()) *refused = Deliver(weights, request, arrivals, sink);
+    for (int i = 0; i < weights.batch_size() && refused->ok(); ++i) {
+      *refused = Deliver(weights.batch(i), request, arrivals, sink);
+    }
+  }
   if (!refused->ok()) {
     context.TryCancel();
     while (reader->Read(&weights)) continue;

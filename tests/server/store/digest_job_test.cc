@@ -3,12 +3,19 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 #include "tests/server/store/store_fixture.h"
 
 namespace ballast {
 namespace {
 
 using Digests = std::vector<uint64_t>;
+
+template <typename Values>
+absl::Span<const std::byte> BytesOf(const Values& values) {
+  return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(*values.data())};
+}
 
 class DigestJobTest : public testing::StoreTest {
  protected:
@@ -65,6 +72,42 @@ TEST_F(DigestJobTest, OnlyChangedTensorsAreDigestedAgain) {
   EXPECT_EQ(after[0], first[0]);
   EXPECT_NE(after[1], first[1]);
   EXPECT_EQ(after[2], first[2]);
+}
+
+TEST_F(DigestJobTest, EachOfManySmallTensorsHasTheDigestOfItsWeights) {
+  for (const char* serving : {"fp32", "int8-row"}) {
+    SCOPED_TRACE(serving);
+    store_->WaitIdle();
+    OnStrand([&] { job_.reset(); });
+    v1::RunSpec wire = testing::MakeSpec("r1", {{"large", {64, 1000}, "fp32"}});
+    wire.mutable_groups(0)->set_serving(serving);
+    for (int i = 0; i < 100; ++i) {
+      v1::TensorSpec* tensor = wire.add_tensors();
+      *tensor = wire.tensors(0);
+      tensor->set_name(absl::StrCat("small", i));
+      tensor->clear_shape();
+      tensor->add_shape(2);
+      tensor->add_shape(3 + i);
+    }
+    wire.mutable_tensors()->SwapElements(0, 40);
+    MakeStore(wire);
+    OnStrand([&] { job_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_); });
+    const Digests all = Ask(job_.get());
+    for (uint32_t i = 0; i < all.size(); ++i) {
+      if (i == 40) continue;
+      absl::Notification encoded;
+      OnStrand([&] {
+        store_->EncodeWeights({i, 0, spec_.tensors[i].elements}, &piece_, [&](const TaskResult&) { encoded.Notify(); });
+      });
+      encoded.WaitForNotification();
+      const uint64_t codes = WeightDigest(BytesOf(piece_.data)), scales = WeightDigest(BytesOf(piece_.scales));
+      EXPECT_EQ(all[i], piece_.scales.empty() ? codes : WeightDigest(BytesOf(std::vector{codes, scales}))) << i;
+    }
+    EXPECT_EQ(all, Expected());
+    OnStrand([&] { Change(17, 5); });
+    const Digests after = Ask(job_.get());
+    for (uint32_t i = 0; i < all.size(); ++i) EXPECT_EQ(after[i] == all[i], i != 17) << i;
+  }
 }
 
 TEST_F(DigestJobTest, ALaterRequestDoesNotDelayAnEarlierOne) {

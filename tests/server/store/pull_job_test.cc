@@ -1,9 +1,14 @@
 #include "server/store/pull_job.h"
 
+#include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 #include "server/base/clock.h"
 #include "server/store/pulls.h"
@@ -23,9 +28,9 @@ class SlowReader : public WeightSink {
     }
     bytes += piece->data;
     ++chunks;
-    on_chunk();
     return Written::kLater;
   }
+  void Flush() override { on_chunk(); }
   void TakeBack(WeightPiece*) override {}
   void Finish(absl::Status status) override {
     if (!ended) ended = std::move(status);
@@ -38,6 +43,31 @@ class SlowReader : public WeightSink {
   uint64_t chunks = 0;
   std::optional<absl::Status> ended;
   std::function<void()> on_chunk = [] {}, on_end = [] {};
+};
+
+// Takes small ones together, and notes what came with each Flush.
+class GatheringReader : public SlowReader {
+ public:
+  Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override {
+    together.back().push_back(chunk);
+    slots[{chunk.tensor, chunk.slot}] += piece->data;
+    written.push_back(piece);
+    return SlowReader::WriteWeights(chunk, piece);
+  }
+  bool gathers() const override { return true; }
+  void Flush() override {
+    together.emplace_back();
+    SlowReader::Flush();
+  }
+  void TakeBack(WeightPiece* piece) override {
+    ASSERT_FALSE(written.empty());
+    EXPECT_EQ(piece, written.front()) << "in the order written";
+    written.pop_front();
+  }
+
+  std::vector<std::vector<WeightsChunk>> together{1};
+  std::map<std::pair<uint32_t, StateSlot>, std::string> slots;
+  std::deque<WeightPiece*> written;
 };
 
 class PullJobTest : public testing::StoreTest {
@@ -58,6 +88,19 @@ class PullJobTest : public testing::StoreTest {
         Pulls::Environment{.spec = &spec_, .store = store_.get(), .digests = digests, .source_of = [&](uint64_t) {
                              return PullSource{.store = store_.get()};
                            }});
+  }
+  // All of them, by a reader that takes each group at once.
+  void Read(std::vector<uint32_t> tensors, std::vector<StateSlot> slots,
+            const std::shared_ptr<GatheringReader>& reader) {
+    const std::shared_ptr<PullJob> job = Job(reader);
+    absl::Notification ended;
+    reader->ended.reset();
+    reader->on_end = [&] { ended.Notify(); };
+    reader->on_chunk = [&] { strand_.Post([&] { job->OnWritten(); }); };
+    OnStrand([&] { job->Begin(std::move(tensors), std::move(slots)); });
+    ended.WaitForNotification();
+    OnStrand([] {});
+    EXPECT_EQ(*reader->ended, absl::OkStatus());
   }
   // The tensor as it would be served with the weights of this seed.
   std::string Served(uint32_t tensor, uint64_t seed) {
@@ -121,6 +164,81 @@ TEST_F(PullJobTest, AReaderSlowerThanTheUpdatesGetsEachTensorWholeAndOfOneTime) 
     }
     jobs.clear();
   }
+}
+
+// 70 small tensors, a large one, and two small ones again.
+v1::RunSpec ManySmall() {
+  v1::RunSpec wire = testing::MakeSpec("r1", {{"large", {64, 1000}, "fp32"}});
+  for (int i = 0; i < 72; ++i) {
+    v1::TensorSpec* tensor = wire.add_tensors();
+    *tensor = wire.tensors(0);
+    tensor->set_name(absl::StrCat("small", i));
+    tensor->clear_shape();
+    tensor->add_shape(3 + i);
+  }
+  wire.mutable_tensors()->SwapElements(0, 70);
+  return wire;
+}
+
+TEST_F(PullJobTest, SmallTensorsComeTogetherAndAreWhatTheyAreAlone) {
+  store_->WaitIdle();
+  MakeStore(ManySmall());
+  OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
+  std::vector<uint32_t> all(spec_.tensors.size());
+  std::iota(all.begin(), all.end(), 0u);
+  for (const std::vector<StateSlot>& slots :
+       {std::vector{StateSlot::kWeights}, {StateSlot::kMaster, StateSlot::kMomentum, StateSlot::kUpdates}}) {
+    std::map<std::pair<uint32_t, StateSlot>, std::string> alone;
+    for (const uint32_t tensor : all) {  // each by a pull of its own
+      const auto reader = std::make_shared<GatheringReader>();
+      for (const StateSlot slot : slots) {
+        Read({tensor}, {slot}, reader);
+        alone[{tensor, slot}] = reader->slots[{tensor, slot}];
+      }
+    }
+    const auto reader = std::make_shared<GatheringReader>();
+    Read(all, slots, reader);
+    EXPECT_EQ(reader->slots, alone);
+    EXPECT_TRUE(reader->written.empty());
+    std::vector<WeightsChunk> order;
+    for (const auto& group : reader->together) {
+      const bool large = std::any_of(group.begin(), group.end(), [](const auto& chunk) { return chunk.tensor == 70; });
+      EXPECT_LE(group.size(), large ? 1 : kSmallSendBuffers + 1);
+      order.insert(order.end(), group.begin(), group.end());
+    }
+    EXPECT_LT(reader->together.size(), 20 + slots.size() * 20) << "of " << order.size() << " chunks";
+    EXPECT_TRUE(
+        std::is_sorted(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.tensor < b.tensor; }));
+    EXPECT_EQ(std::count_if(order.begin(), order.end(), [](const auto& chunk) { return chunk.last; }),
+              static_cast<ptrdiff_t>(all.size()));
+  }
+}
+
+// Each group is of the time when it was encoded, with the label of that time.
+TEST_F(PullJobTest, WhatChangesWhileAGroupIsOnItsWayComesNewInTheNext) {
+  store_->WaitIdle();
+  MakeStore(ManySmall());
+  OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
+  const auto reader = std::make_shared<GatheringReader>();
+  const std::shared_ptr<PullJob> job = Job(reader);
+  absl::Notification ended;
+  reader->on_end = [&] { ended.Notify(); };
+  reader->on_chunk = [&] {
+    strand_.Post([&] {
+      for (uint32_t i = 0; i < 70; ++i) Change(i, 2);
+      job->OnWritten();
+    });
+  };
+  OnStrand([&] {
+    std::vector<uint32_t> small(70);
+    std::iota(small.begin(), small.end(), 0u);
+    job->Begin(std::move(small));
+  });
+  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  OnStrand([] {});
+  ASSERT_GE(reader->together.size(), 3u);
+  const uint32_t first = static_cast<uint32_t>(reader->together[0].size());
+  for (uint32_t i = 0; i < 70; ++i) EXPECT_EQ(reader->tensors[i], Served(i, i < first ? 1 : 2)) << i;
 }
 
 // The time is the test's.
