@@ -22,9 +22,10 @@
 // its result, and the next BeginStep begins the step that is next. When the run has given this rank up (lease and
 // rank_timeout), calls return UNAVAILABLE too: another client attaches in its place.
 //
-// Memory: Push copies into a host buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not
-// leave as fast as they are pushed are kept, at most those of one step's micro-batches. 64 MiB of the memory that chunks
-// had stay for those to come, until the client is destroyed.
+// Memory: Push copies, over shared memory to where the daemon reads, as far as the rank's window goes; else into a host
+// buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not leave as fast as they are pushed
+// are kept, at most those of one step's micro-batches. 64 MiB of the memory that chunks had stay for those to come, until
+// the client is destroyed.
 //
 // Errors: absl::Status with the daemon's code and message. A call refused for its arguments or its place in the
 // sequence (INVALID_ARGUMENT, FAILED_PRECONDITION) changes nothing. When the daemon ends the session, or cannot be

@@ -63,8 +63,9 @@ absl::StatusOr<bool> ShmRecordWriter::Flush() {
   return true;
 }
 
-bool ShmRecordWriter::HasRoom() const {
-  return written_ - pipe_.read->value.load(std::memory_order_acquire) != pipe_.ring.size();
+uint64_t ShmRecordWriter::room() const {
+  const uint64_t taken = written_ - pipe_.read->value.load(std::memory_order_acquire);
+  return pipe_.ring.size() - std::min<uint64_t>(taken, pipe_.ring.size());
 }
 
 absl::StatusOr<uint64_t> ShmRecordReader::Available() const {

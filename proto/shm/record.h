@@ -60,7 +60,9 @@ class ShmRecordWriter {
   absl::StatusOr<bool> Flush();
   bool empty() const { return out_.size() == gone_; }
   // Flush could go on.
-  bool HasRoom() const;
+  bool HasRoom() const { return room() > 0; }
+  // Bytes that the pipe would take at once, headers of 32 bytes among them.
+  uint64_t room() const;
 
  private:
   const ShmPipe pipe_;

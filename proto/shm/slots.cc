@@ -20,7 +20,18 @@ ShmLender::ShmLender(const ShmSlots& slots)
 
 uint64_t ShmLender::free() const {
   const uint64_t out = all_lent_.load(std::memory_order_relaxed) - returned();
-  return lent_.size() - std::min<uint64_t>(out, lent_.size());
+  const uint64_t taken = std::max(out, all_kept_.load(std::memory_order_relaxed));
+  return lent_.size() - std::min<uint64_t>(taken, lent_.size());
+}
+
+void ShmLender::Keep(uint32_t slot) {
+  if (!kept_[slot]) all_kept_.fetch_add(1, std::memory_order_relaxed);
+  kept_[slot] = true;
+}
+
+void ShmLender::Release(uint32_t slot) {
+  if (kept_[slot]) all_kept_.fetch_sub(1, std::memory_order_relaxed);
+  kept_[slot] = false;
 }
 
 bool ShmLender::IsBack(uint32_t slot) const {

@@ -40,18 +40,19 @@ class ShmLender {
   absl::Span<std::byte> at(uint32_t slot) const {
     return {slots_.memory + slot * slots_.slot_bytes, slots_.slot_bytes};
   }
-  // How many slots are free, as far as the borrower says, those that are kept too; never more than there are.
+  // How many slots are free, as far as the borrower says; never more than there are. A kept slot that is back may count
+  // as free while others are out.
   uint64_t free() const;
   uint64_t returned() const { return slots_.returned->value.load(std::memory_order_acquire); }
   // A free slot, to be filled: the one that was lent first, if it is back; else the lowest that was never lent, so that
   // no more memory is touched than is needed; else any that is back. None: all are out. If slots come back in the order
   // they went, or none came back, this looks at one slot only.
   std::optional<uint32_t> Take();
-  void Lend(uint32_t slot);     // call it when the slot is filled, before its record is written
+  void Lend(uint32_t slot);     // call it before the slot's record is written
   void PutBack(uint32_t slot);  // frees a slot that was taken and is not lent after all
   // Until Release the slot is not taken again, though it is back: what is in it may be needed once more.
-  void Keep(uint32_t slot) { kept_[slot] = true; }
-  void Release(uint32_t slot) { kept_[slot] = false; }
+  void Keep(uint32_t slot);
+  void Release(uint32_t slot);
 
  private:
   // The slots that are lent, oldest first, as a ring by slot; the entry whose index is the number of slots comes before
@@ -68,6 +69,7 @@ class ShmLender {
   std::vector<Links> out_;
   std::vector<uint32_t> lent_;  // how often
   std::vector<bool> kept_;
+  std::atomic<uint64_t> all_kept_ = 0;
   uint64_t taken_back_ = 0;
   std::atomic<uint64_t> all_lent_ = 0;
 };

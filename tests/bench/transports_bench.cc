@@ -97,7 +97,7 @@ class TransportMover final : public Mover {
       gradient.mutable_data()->resize(bytes);
       // The chunk as the host buffer holds it: another one each time.
       std::swap(*gradient.mutable_data(), Chunk(done, bytes));
-      gradient.set_crc32c(Crc32c(Bytes(gradient.data())));
+      gradient.clear_crc32c();
       AwaitSlot();
       Write(&request);
       std::swap(*gradient.mutable_data(), Chunk(done, bytes));
@@ -114,7 +114,10 @@ class TransportMover final : public Mover {
     return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
   }
   void Write(v1::TrainRequest* request) {
-    if (!transport_->Write(request, /*more=*/false)) Die("the stream ended");
+    const auto room = transport_->Reserve(request->gradient().data().size(), /*keep=*/false);
+    const bool alive =
+        room ? WriteThroughRoom(transport_.get(), *room, request) : transport_->Write(request, /*more=*/false);
+    if (!alive) Die("the stream ended");
   }
   void AwaitSlot() {
     if (transport_->slots_free() > 1) return;

@@ -41,11 +41,12 @@ bool OpenStep::MaySendNow(uint64_t bytes, const CreditWindow& credit) const {
   return next_ == Next::kGradients && all_sent() && sending_ == buffer_.micro() && credit.Allows(bytes);
 }
 
-void OpenStep::PushSent(uint32_t tensor, uint64_t bytes, const GradientRoom& room, CreditWindow* credit,
-                        v1::TrainRequest* request) {
+ChunkRef OpenStep::PushSent(uint32_t tensor, uint64_t bytes, const GradientRoom& room, CreditWindow* credit,
+                            v1::TrainRequest* request) {
   const ChunkRef id = buffer_.AddSent(tensor, tensors_[tensor].first_chunk, bytes, room);
   Spend(id, credit);
   FillHeader(id, request->mutable_gradient());
+  return id;
 }
 
 absl::Status OpenStep::MayEndMicro() const {
@@ -202,6 +203,7 @@ void OpenStep::FillHeader(const ChunkRef& id, v1::Gradient* gradient) const {
   gradient->set_tensor(id.tensor);
   gradient->set_chunk(id.chunk);
   gradient->set_format(tensors_[id.tensor].gradient);
+  gradient->set_crc32c(buffer_.Checksum(id));
 }
 
 void OpenStep::FillMicroEnd(v1::MicroEnd* end) const {

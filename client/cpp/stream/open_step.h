@@ -44,8 +44,10 @@ class OpenStep {
   // Whether a chunk that is pushed now is the next that the wire is to carry, and may go.
   bool MaySendNow(uint64_t bytes, const CreditWindow& credit) const;
   // Push of one chunk of so many bytes that MaySendNow; its payload will be in the room.
-  void PushSent(uint32_t tensor, uint64_t bytes, const GradientRoom& room, CreditWindow* credit,
-                v1::TrainRequest* request);
+  ChunkRef PushSent(uint32_t tensor, uint64_t bytes, const GradientRoom& room, CreditWindow* credit,
+                    v1::TrainRequest* request);
+  // Of such a chunk: it goes with it if it is sent again.
+  void SetChecksum(const ChunkRef& id, uint32_t crc32c) { buffer_.SetChecksum(id, crc32c); }
   absl::Status MayEndMicro() const;
   void EndMicro(std::optional<double> loss, bool next_is_last = false);
   absl::Status MayMeasure() const;

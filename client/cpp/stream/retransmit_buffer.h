@@ -78,6 +78,13 @@ class RetransmitBuffer {
   }
   uint64_t most_bytes() const { return most_bytes_; }  // kept at one time, so far
 
+  // Of the bytes, as they were when they were sent from a room, which the daemon may write to; 0: not known.
+  void SetChecksum(const ChunkRef& id, uint32_t crc32c) { At(id).crc32c = crc32c; }
+  uint32_t Checksum(const ChunkRef& id) const {
+    const Entry& entry = entries_[id.micro][id.tensor];
+    return entry.chunks[id.chunk - entry.first].crc32c;
+  }
+
   // Lends the bytes of a queued chunk to the writer, who brings them back. If the chunk was freed meanwhile, they stay
   // in *bytes.
   std::string Lend(const ChunkRef& id);
@@ -99,6 +106,7 @@ class RetransmitBuffer {
     uint64_t size = 0;
     bool freed = false;
     std::optional<GradientRoom> room = {};
+    uint32_t crc32c = 0;
   };
   struct Entry {
     bool pushed = false;

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "proto/checksum.h"
 
 namespace ballast {
 namespace {
@@ -354,7 +353,9 @@ void StepStream::WriteOne() {
     }
   }
   const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
-  const bool alive = half_close ? call->transport->WritesDone() : WriteRequest(*call, room, more, &request);
+  const bool alive = half_close ? call->transport->WritesDone()
+                     : room     ? WriteThroughRoom(call->transport.get(), *room, &request)
+                                : call->transport->Write(&request, more);
   FreedChunks freed(&memory_);
   absl::MutexLock lock(&mu_);
   writing_ = false;
@@ -363,21 +364,10 @@ void StepStream::WriteOne() {
   if (request.has_gradient()) freed.get()->chunks.push_back(std::move(*request.mutable_gradient()->mutable_data()));
 }
 
-bool StepStream::WriteRequest(Call& call, const std::optional<GradientRoom>& room, bool more,
-                              v1::TrainRequest* request) {
-  if (!room) return call.transport->Write(request, more);
-  v1::Gradient* const gradient = request->mutable_gradient();
-  std::string data;
-  data.swap(*gradient->mutable_data());
-  const uint32_t crc = CopyCrc32c(room->data, BytesOf(data));
-  if (gradient->crc32c() == 0) gradient->set_crc32c(crc);
-  const bool alive = call.transport->WriteAt(*room, data.size(), *request);
-  data.swap(*gradient->mutable_data());
-  return alive;
-}
-
 void StepStream::Release(Freed* freed) {
-  for (const uint32_t slot : freed->slots) call_->transport->Release(slot);
+  for (const uint32_t slot : freed->slots) {
+    if (call_ != nullptr) call_->transport->Release(slot);
+  }
   freed->slots.clear();
 }
 

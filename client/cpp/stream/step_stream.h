@@ -132,11 +132,13 @@ class StepStream {
   bool HasMore() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return HasMore() && !writing_; }
   void WriteOne();
-  bool WriteRequest(Call& call, const std::optional<GradientRoom>& room, bool more, v1::TrainRequest* request);
-  // Whether a chunk that is pushed now is the next to be written; writes what comes before it.
+  // Whether a chunk that is pushed now is the next to be written, and Push may write it; writes what comes before it.
   bool AwaitTurn();
-  // False: the chunk is not sent, and to be buffered.
+  // False: the chunk is not sent, and to be buffered. std::bad_alloc: as in GiveTurnUp.
   bool SendNow(uint32_t tensor, absl::Span<const std::byte> chunk);
+  bool SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk);
+  // Push, which was writing, cannot go on: nobody knows what has left, so the client fails.
+  void GiveTurnUp();
   // The slots; the memory is for the caller.
   void Release(Freed* freed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayHalfClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

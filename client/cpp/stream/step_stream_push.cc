@@ -76,7 +76,9 @@ bool StepStream::AwaitTurn() {
     {
       absl::MutexLock lock(&mu_);
       const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
-      if (!open_ || !step_ || !step_->all_sent() || !mu_.AwaitWithTimeout(absl::Condition(&idle), kTurn)) return false;
+      if (!open_ || !call_->transport->has_rooms() || !step_ || !step_->all_sent()) return false;
+      if (!mu_.AwaitWithTimeout(absl::Condition(&idle), kTurn) || !open_) return false;
+      if (!call_->transport->writes_at_once()) return false;
       if (!WriterHasWork()) return true;
     }
     WriteOne();
@@ -84,26 +86,50 @@ bool StepStream::AwaitTurn() {
 }
 
 bool StepStream::SendNow(uint32_t tensor, absl::Span<const std::byte> chunk) {
-  if (chunk.size() < kLeastSentNow || !AwaitTurn()) return false;
+  if (chunk.size() < kLeastSentNow) return false;
+  try {
+    return AwaitTurn() && SendInTurn(tensor, chunk);
+  } catch (const std::bad_alloc&) {
+    GiveTurnUp();
+    throw;
+  }
+}
+
+bool StepStream::SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk) {
   v1::TrainRequest request;
   std::shared_ptr<Call> call;
+  std::shared_ptr<OpenStep> step;
   std::optional<GradientRoom> room;
+  ChunkRef id;
   {
     absl::MutexLock lock(&mu_);
     if (!open_ || writing_ || !step_ || !step_->MaySendNow(chunk.size(), Allowance())) return false;
     call = call_;
+    step = step_;
     room = call->transport->Reserve(chunk.size(), /*keep=*/true);
     if (!room) return false;
     writing_ = true;
     credit_ = Allowance();
-    step_->PushSent(tensor, chunk.size(), *room, &credit_, &request);
+    id = step_->PushSent(tensor, chunk.size(), *room, &credit_, &request);
   }
-  request.mutable_gradient()->set_crc32c(CopyCrc32c(room->data, chunk));
+  const uint32_t crc = CopyCrc32c(room->data, chunk);
+  request.mutable_gradient()->set_crc32c(crc);
   const bool alive = call->transport->WriteAt(*room, chunk.size(), request);
   absl::MutexLock lock(&mu_);
   writing_ = false;
   if (!alive) open_ = false;  // why, the reader finds out
+  if (step == step_) step_->SetChecksum(id, crc);
   return true;
+}
+
+void StepStream::GiveTurnUp() {
+  {
+    absl::MutexLock lock(&mu_);
+    writing_ = false;
+    open_ = false;
+  }
+  Fail(absl::ResourceExhaustedError("there was no host memory to send a gradient with"));
+  Cancel();
 }
 
 }  // namespace ballast

@@ -28,6 +28,8 @@ class ShmTransport final : public Transport {
   void Start(const v1::TrainRequest& open) override;
   bool Write(v1::TrainRequest* request, bool more) override;
   bool WritesDone() override { return Send({.type = ShmRecord::kHalfClose}, ""); }
+  bool has_rooms() const override { return true; }
+  bool writes_at_once() const override { return writer_.room() >= kAtOnce; }
   std::optional<GradientRoom> Reserve(uint64_t bytes, bool keep) override;
   void Release(uint32_t slot) override { lender_.Release(slot); }
   bool WriteAt(const GradientRoom& room, uint64_t bytes, const v1::TrainRequest& request) override;
@@ -37,6 +39,9 @@ class ShmTransport final : public Transport {
   absl::Status Finish() override { return *end_; }
 
  private:
+  // Of the pipe: more than what comes between two gradients takes, but for what lists many tensors.
+  static constexpr uint64_t kAtOnce = 32 << 10;
+
   ShmTransport(ShmSocket socket, std::shared_ptr<ShmSegment> segment);
   // `more`: another record comes at once, so that the daemon need not be woken yet.
   bool Send(const ShmRecord& record, absl::string_view body, bool more = false);

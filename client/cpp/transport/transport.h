@@ -1,6 +1,6 @@
 // One Train stream as a client sees it, over gRPC or over memory shared with a daemon on the same host.
 //
-// Start comes first. Then one thread reads and another writes; Cancel: any thread, also before Start. Finish: the
+// Start comes first. Then one thread reads and one at a time writes; Cancel: any thread, also before Start. Finish: the
 // reading thread, once Read was false and nobody writes any more.
 #pragma once
 
@@ -34,8 +34,12 @@ class Transport {
   // False: the stream is over, and the reader learns why.
   virtual bool Write(v1::TrainRequest* request, bool more) = 0;
   virtual bool WritesDone() = 0;
+  // Whether Reserve ever gives room.
+  virtual bool has_rooms() const { return false; }
+  // Whether a request that is written now is written at once, however slow the daemon. Of who may write.
+  virtual bool writes_at_once() const { return false; }
   // Room of so many bytes, for WriteAt. keep: what is in it stays until Release, for whoever may have to send it again.
-  // None: this transport has none, or none is free, and Write takes the gradient. One call at a time, with Release.
+  // None: none is free, and Write takes the gradient. One call at a time, with Release.
   virtual std::optional<GradientRoom> Reserve(uint64_t /*bytes*/, bool /*keep*/) { return std::nullopt; }
   virtual void Release(uint32_t /*slot*/) {}
   // As Write, of a gradient without data: that is in the room, so many bytes, and its checksum in the request.
@@ -50,5 +54,8 @@ class Transport {
   // How the stream ended, in the daemon's words, or UNAVAILABLE.
   virtual absl::Status Finish() = 0;
 };
+
+// As transport->Write of a gradient, by way of a room, where its payload is copied to.
+bool WriteThroughRoom(Transport* transport, const GradientRoom& room, v1::TrainRequest* request);
 
 }  // namespace ballast

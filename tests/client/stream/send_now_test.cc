@@ -189,5 +189,29 @@ TEST_F(SendNowTest, WhileTheWriterIsHeldUpPushCopies) {
   EXPECT_THAT(Gradients(*script, 2 + 4), ElementsAre("1.0y", "0.0x", "0.1x", "0.2x"));
 }
 
+// The daemon reads nothing for as long as another rank is awaited, say.
+TEST_F(SendNowTest, WhereAWriteWouldWaitPushCopies) {
+  const auto script = std::make_shared<Script>();
+  script->GiveRooms(8, kChunkBytes);
+  script->SetWritesAtOnce(false);
+  Start({script});
+  Push(0, 'x');
+  EXPECT_EQ(script->written_at(), 0);
+  EXPECT_THAT(Gradients(*script, 2 + 3), ElementsAre("0.0x", "0.1x", "0.2x"));
+}
+
+// Who can write to the room is the daemon, which may be dying.
+TEST_F(SendNowTest, WhatIsSentAgainHasTheChecksumOfWhatWasPushed) {
+  const auto first = std::make_shared<Script>(), second = std::make_shared<Script>();
+  first->GiveRooms(8, kChunkBytes);
+  Start({first, second});
+  Push(1, 'y');
+  first->Scribble();
+  first->Break();
+  const v1::Gradient again = second->AwaitWritten(3).back().gradient();
+  EXPECT_NE(again.data(), std::string(kChunkBytes, 'y'));
+  EXPECT_EQ(again.crc32c(), Crc32c(BytesOf(std::string(kChunkBytes, 'y')))) << "so the daemon refuses it";
+}
+
 }  // namespace
 }  // namespace ballast

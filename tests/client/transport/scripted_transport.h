@@ -48,6 +48,12 @@ class Script {
     return written_at_;
   }
   void Break() { Set(&over_, true); }
+  void Scribble() {  // over what lies in the rooms
+    absl::MutexLock lock(&mu_);
+    memory_.assign(memory_.size(), '?');
+  }
+  // Whether there is room for a request.
+  void SetWritesAtOnce(bool at_once) { Set(&writes_at_once_, at_once); }
   // Waits until so many messages were written, and returns them.
   std::vector<v1::TrainRequest> AwaitWritten(size_t messages) {
     absl::MutexLock lock(&mu_);
@@ -64,7 +70,7 @@ class Script {
   }
 
   absl::Mutex mu_;
-  bool held_ = false, waits_ = false, over_ = false;
+  bool held_ = false, waits_ = false, over_ = false, writes_at_once_ = true;
   std::deque<v1::TrainResponse> said_;
   std::vector<v1::TrainRequest> written_;
   uint64_t room_bytes_ = 0;
@@ -91,6 +97,11 @@ class ScriptedTransport final : public Transport {
     script_.waits_ = false;
     script_.written_.push_back(*request);
     return !script_.over_;
+  }
+  bool has_rooms() const override { return true; }
+  bool writes_at_once() const override {
+    absl::MutexLock lock(&script_.mu_);
+    return script_.writes_at_once_;
   }
   // A room that is not kept is free at once.
   std::optional<GradientRoom> Reserve(uint64_t bytes, bool keep) override {

@@ -81,6 +81,7 @@ TEST_F(ShmSlotsTest, AKeptSlotIsNotTakenBeforeItIsReleased) {
   lender_.Keep(0);
   lender_.Keep(3);
   for (uint32_t slot = 0; slot < 4; ++slot) borrower_.GiveBack(slot);
+  EXPECT_EQ(lender_.free(), 2u);
   EXPECT_EQ(lender_.Take(), 1u);
   EXPECT_EQ(lender_.Take(), 2u);
   EXPECT_EQ(lender_.Take(), std::nullopt);
@@ -88,6 +89,7 @@ TEST_F(ShmSlotsTest, AKeptSlotIsNotTakenBeforeItIsReleased) {
   EXPECT_EQ(lender_.Take(), 3u);
   lender_.Release(0);
   EXPECT_EQ(lender_.Take(), 0u);
+  EXPECT_EQ(lender_.free(), 4u) << "none of them is lent";
 }
 
 TEST_F(ShmSlotsTest, ABorrowerRefusesWhatIsNoSlotTooLongOrOutAlready) {
