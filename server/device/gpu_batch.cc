@@ -222,7 +222,7 @@ void GpuStaging::BringGradients() {
     size_t next = i + 1;
     for (; next < gradients_.size() && gradients_[next].from - from == gradients_[next].to - to; ++next) {
       if (gradients_[next].from >= end + kGradientAlignment) break;
-      end = gradients_[next].from + gradients_[next].bytes;
+      end = std::max(end, gradients_[next].from + gradients_[next].bytes);
     }
     gpu_->Copy(GpuDriver::Stream::kIn, to, from, static_cast<uint64_t>(end - from));
     i = next;

@@ -1,4 +1,5 @@
-// Copies between the GPU's memory and memory aside: what is saved there takes the bus's time, and the kernels none of it.
+// Copies between the GPU's memory and memory aside. What is saved goes by way of the stagings, so that kernels behind it
+// run while the bus carries it; of a larger tensor than those hold, while it carries the last of it.
 #include "server/device/gpu_batch.h"
 
 namespace ballast {
@@ -18,7 +19,7 @@ void GpuStaging::GiveCopy(const CopyTask& task) {
   StartOut();
 }
 
-// By way of the staging, which the kernels wait for, and not for the bus.
+// The kernels behind it wait for the copy to the staging, and not for the bus.
 void GpuStaging::GiveSave(const CopyTask& task) {
   const auto each = [&](auto copy) {
     uint64_t at = payload_;
