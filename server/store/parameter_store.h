@@ -143,6 +143,8 @@ class ParameterStore {
   void Save(uint32_t tensor, StoreImage* image, Done done);
   // Where the image has the plane, without its padding. Thread-safe.
   absl::Span<std::byte> SavedPlane(const StoreImage& image, uint32_t tensor, size_t plane) const;
+  // The image is about to be filled otherwise than by Save.
+  void Forget(const StoreImage* image);
   // Copies the tensor back from the image; later tasks find it so.
   void Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count);
   UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor]}; }

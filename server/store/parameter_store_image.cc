@@ -63,6 +63,12 @@ void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   Submit(tensor, task, OnStrand(std::move(done)));
 }
 
+void ParameterStore::Forget(const StoreImage* image) {
+  for (Spot& spot : spots_) {
+    if (spot.scales_of == image) spot.scales_of = nullptr;
+  }
+}
+
 void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   const auto planes = environment_.spec->groups[t.group].kernel->planes;

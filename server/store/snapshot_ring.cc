@@ -151,6 +151,7 @@ std::optional<uint64_t> SnapshotRing::BeginBringing() {
   Complete();
   Slot* const slot = Oldest();
   if (slot == nullptr) return std::nullopt;
+  store_->Forget(&slot->image);
   slot->memory.reset();
   slot->pinned = true;
   slot->dropped = false;

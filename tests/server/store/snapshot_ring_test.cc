@@ -15,8 +15,9 @@ using ::testing::IsEmpty;
 // A store whose tensors are updated by gradients that depend on the step alone, and its ring.
 class SnapshotRingTest : public testing::StoreTest {
  protected:
-  SnapshotRingTest() : StoreTest(/*threads=*/2) {
+  explicit SnapshotRingTest(const std::string& serving = "") : StoreTest(/*threads=*/2) {
     v1::RunSpec wire = testing::SmallSpec();
+    if (!serving.empty()) wire.mutable_groups(0)->set_serving(serving);
     wire.mutable_rewind()->set_snapshots(2);
     wire.mutable_rewind()->set_every(3);
     MakeEmptyStore(wire);
@@ -256,6 +257,43 @@ TEST_F(PinnedSnapshotTest, OneThatWasBroughtIsGoneBackTo) {
   Restore(3);
   EXPECT_EQ(Look(), then);
   EXPECT_THAT(Steps(), ElementsAre(3));
+}
+
+class Int8SnapshotTest : public SnapshotRingTest {
+ protected:
+  Int8SnapshotTest() : SnapshotRingTest("int8-row") {}
+  // Tensor 0 as it is served, of the snapshot, or as it is now.
+  WeightPiece Served(std::optional<uint64_t> id) {
+    WeightPiece piece;
+    absl::Notification encoded;
+    OnStrand([&] {
+      const StoreImage* const image = id ? ring_->ImageOf(*id, 0) : nullptr;
+      store_->EncodeWeights(
+          {0, 0, spec_.tensors[0].elements}, &piece, [&](const TaskResult&) { encoded.Notify(); }, image);
+    });
+    encoded.WaitForNotification();
+    return piece;
+  }
+};
+
+// It lies where another snapshot was, of which the scales were made last.
+TEST_F(Int8SnapshotTest, OneThatWasBroughtIsServedWithItsOwnScales) {
+  for (uint64_t step = 1; step <= 8; ++step) Step(step);
+  const Whole now = Look();
+  uint64_t oldest = 0, id = 0;
+  OnStrand([&] { oldest = ring_->IdOf(3); });
+  const WeightPiece before = Served(oldest);
+  OnStrand([&] {
+    std::vector<ParameterStore::UpdateCount> counts;
+    for (uint32_t i = 0; i < spec_.tensors.size(); ++i) counts.push_back(store_->count(i));
+    id = *ring_->BeginBringing();
+    std::copy(now.bytes.begin(), now.bytes.end(), ring_->PinnedImage(id)->shards[0].data());
+    ring_->Bring(id, {.result = {.step = 8}}, counts);
+  });
+  const WeightPiece brought = Served(id), wanted = Served(std::nullopt);
+  EXPECT_NE(wanted.scales, before.scales);
+  EXPECT_EQ(brought.scales, wanted.scales);
+  EXPECT_EQ(brought.data, wanted.data);
 }
 
 TEST_F(SnapshotRingTest, TheImagesAreWhatThePlanCounts) {
