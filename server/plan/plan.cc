@@ -43,8 +43,8 @@ void AddReading(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
   plan->copy_bytes = std::max(plan->copy_bytes, StoredBytes(planes, planes.size(), t.elements));
   plan->reader_chunk_bytes = std::max(plan->reader_chunk_bytes, AlignUp(elements * sizeof(float)));
   if (IsReadSmall(t)) {
-    const uint64_t scales = ScaleCount(t) * sizeof(float);
-    plan->small_reader_bytes = std::max(plan->small_reader_bytes, AlignUp(elements * sizeof(float)) + scales);
+    plan->small_reader_bytes = std::max(plan->small_reader_bytes, AlignUp(elements * sizeof(float)));
+    plan->small_reader_scales = std::max(plan->small_reader_scales, ScaleCount(t));
   }
   for (const auto kind : {kernels::PlaneKind::kMomentum, kernels::PlaneKind::kVariance}) {
     uint64_t bytes = 0;
@@ -167,10 +167,10 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   plan.account_bytes = AccountBytes(spec, plan.window_bytes, plan.shards.size());
   Add(&plan.shards[0].bytes.staging, plan.account_bytes);
   const uint64_t reader_buffer_bytes = plan.reader_chunk_bytes + plan.send_buffer_scales * sizeof(float);
-  const uint64_t small_bytes = kSmallSendBuffers * (plan.small_reader_bytes + plan.small_room_bytes);
-  plan.reader_bytes =
-      Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes + small_bytes),
-          Sum(Product(ReaderCount(spec), plan.state_room_bytes + CoverageBytes(spec)), plan.copy_bytes));
+  const uint64_t small_bytes = plan.small_reader_bytes + plan.small_reader_scales * sizeof(float);
+  const uint64_t rooms = plan.state_room_bytes + kSmallSendBuffers * plan.small_room_bytes;
+  plan.reader_bytes = Sum(Product(ReaderBufferCount(spec), reader_buffer_bytes + kSmallSendBuffers * small_bytes),
+                          Sum(Product(ReaderCount(spec), rooms + CoverageBytes(spec)), plan.copy_bytes));
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   if (HasJournal(spec)) Add(&plan.shards[0].bytes.staging, kJournalBuffers);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, SnapshotImages(spec));

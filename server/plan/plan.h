@@ -85,7 +85,7 @@ struct Plan {
   uint64_t reader_chunk_bytes = 0;  // the most that a reader holds of a chunk: as it is sent, in fp32 where it is state
   uint64_t state_room_bytes = 0;    // and beside it, while state is decoded
   // The same of a tensor that is small as it is read, where some are: a reader holds kSmallSendBuffers of them.
-  uint64_t small_reader_bytes = 0, small_room_bytes = 0;
+  uint64_t small_reader_bytes = 0, small_reader_scales = 0, small_room_bytes = 0;
   uint64_t reader_bytes = 0;        // part of bytes.staging: what readers hold, and that copy, at most
   uint64_t send_buffer_bytes = 0;   // for each of SendBufferCount(spec) buffers
   uint64_t send_buffer_scales = 0;  // likewise

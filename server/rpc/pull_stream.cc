@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/batch.h"
 
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
@@ -68,7 +69,8 @@ absl::Status PullStream::Begin(const v1::PullRequest& request) {
 Written PullStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
   absl::MutexLock lock(&mu_);
   if (ended_) return Written::kOver;
-  FillWeights(chunk, run_->spec(), piece, gathers_ ? weights_.add_batch() : &weights_);
+  const bool alone = !gathers_ || piece->bytes() > kMostBatchedBytes;
+  FillWeights(chunk, run_->spec(), piece, alone ? &weights_ : weights_.add_batch());
   return Written::kLater;
 }
 
@@ -78,9 +80,13 @@ void PullStream::Flush() {
 }
 
 void PullStream::TakeBack(WeightPiece* piece) {
-  v1::Weights* const written = gathers_ ? weights_.mutable_batch(taken_back_++) : &weights_;
-  written->mutable_data()->swap(piece->data);
-  if (!gathers_ || taken_back_ < weights_.batch_size()) return;
+  if (weights_.batch().empty()) {
+    weights_.mutable_data()->swap(piece->data);
+    if (gathers_) weights_.Clear();  // the next may be a batch
+    return;
+  }
+  weights_.mutable_batch(taken_back_++)->mutable_data()->swap(piece->data);
+  if (taken_back_ < weights_.batch_size()) return;
   weights_.clear_batch();
   taken_back_ = 0;
 }

@@ -4,11 +4,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/batch.h"
 
 #include "server/base/clock.h"
 #include "server/plan/plan.h"
 
 namespace ballast {
+namespace {
+
+// At most, with one slot of a tensor that is a chunk.
+uint64_t MessageBytes(const TensorSpec& t) {
+  constexpr uint64_t kHeader = 128;
+  return (t.elements + ScaleCount(t)) * sizeof(float) + kHeader;
+}
+
+}  // namespace
 
 PullJob::PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink)
     : spec_(spec), source_(source), copies_(copies), sink_(std::move(sink)) {}
@@ -32,8 +42,8 @@ void PullJob::Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots,
     small_scales = std::max(small_scales, ScaleCount(t));
   }
   items_.resize(sink_->gathers() && small_bytes > 0 ? 1 + kSmallSendBuffers : 1);
-  for (Item& item : items_) item.piece.Reserve(small_bytes, small_scales);
   items_[0].piece.Reserve(bytes, scales);  // growing, it could come to take twice that
+  for (size_t i = 1; i < items_.size(); ++i) items_[i].piece.Reserve(small_bytes, small_scales);
   EncodeNext();
 }
 
@@ -72,7 +82,9 @@ void PullJob::EncodeNext() {
 void PullJob::EncodeGroup() {
   group_ = 0;
   encoding_ = 1;  // this one, until all are begun
+  uint64_t bytes = 0;
   do {
+    bytes += MessageBytes(spec_->tensors[tensors_[next_]]);
     if (!begun() && copy_ == nullptr) LabelTensor(tensors_[next_]);
     Item& item = items_[group_++];
     ++encoding_;
@@ -83,14 +95,16 @@ void PullJob::EncodeGroup() {
       break;
     }
     item.chunk = Advance();
-  } while (Joins());
+  } while (Joins(bytes));
   OnEncoded();
 }
 
 // Nothing of a tensor changes before this turn of the strand is over, so what is of one goes together.
-bool PullJob::Joins() const {
+bool PullJob::Joins(uint64_t bytes) const {
   if (group_ == items_.size() || copy_ != nullptr || next_ == tensors_.size()) return false;
-  return IsReadSmall(spec_->tensors[items_[0].chunk.tensor]) && IsReadSmall(spec_->tensors[tensors_[next_]]);
+  const TensorSpec& next = spec_->tensors[tensors_[next_]];
+  if (!IsReadSmall(spec_->tensors[items_[0].chunk.tensor]) || !IsReadSmall(next)) return false;
+  return bytes + MessageBytes(next) <= kMostBatchBytes;
 }
 
 void PullJob::LabelTensor(uint32_t tensor) {
@@ -201,15 +215,11 @@ WeightsChunk PullJob::Advance() {
 void PullJob::OnEncoded() {
   if (--encoding_ > 0) return;
   if (stopped_) {
-    LeaveRooms();
+    items_.clear();
     return GiveCopyBack();
   }
   if (items_[group_ - 1].chunk.last) GiveCopyBack();
   Write();
-}
-
-void PullJob::LeaveRooms() {
-  for (Item& item : items_) item.room.memory = {};
 }
 
 void PullJob::Write() {
@@ -223,7 +233,7 @@ void PullJob::Write() {
   if (!over) return sink_->Flush();
   stopped_ = true;
   waits_since_s_.reset();
-  LeaveRooms();
+  items_.clear();
   GiveCopyBack();
 }
 
@@ -242,7 +252,7 @@ void PullJob::Stop(absl::Status status) {
   const auto self = shared_from_this();  // an ask that is withdrawn lets go of it
   copies_->Withdraw(this);
   GiveCopyBack();
-  if (encoding_ == 0) LeaveRooms();
+  if (encoding_ == 0) items_.clear();
   sink_->Finish(std::move(status));
 }
 

@@ -76,14 +76,13 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   void GiveCopyBack();
   // What is to be sent next, and what goes with it.
   void EncodeGroup();
-  // Whether the chunk in hand may go with those of the group.
-  bool Joins() const;
+  // Whether the chunk in hand may go with those of the group, which take so many bytes at most.
+  bool Joins(uint64_t bytes) const;
   absl::Status Encode(Item* item);
   void OnEncoded();
   // To what comes after the chunk in hand, which is described.
   WeightsChunk Advance();
   void Write();
-  void LeaveRooms();
 
   const RunSpec* const spec_;
   const PullSource source_;
@@ -103,7 +102,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   const StoreImage* copy_ = nullptr;  // of the tensor, where it is sent from one
   double copy_waited_s_ = 0;          // for the reader to take what it was sent of it
   double copy_bytes_ = 0;             // that were taken of it
-  std::vector<Item> items_;           // the first for any chunk, the others for small tensors
+  std::vector<Item> items_;           // the first for any chunk, the others for small tensors; none once it is stopped
   size_t group_ = 0;                  // of them are encoded or written together
   size_t encoding_ = 0;               // of them are being encoded, or about to be
   std::optional<double> waits_since_s_;

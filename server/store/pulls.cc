@@ -61,10 +61,8 @@ void Pulls::Tick(double now_s) {
   const double patience_s = environment_.spec->pull_timeout_s;
   for (Reader& reader : readers_) {
     if (reader.ended_s > 0 && now_s > reader.ended_s + patience_s) reader.job->sink()->Cancel();
-    absl::Status overdue = OverdueOf(*reader.job, now_s);
-    if (overdue.ok()) continue;
-    reader.ended_s = now_s;
-    reader.job->Stop(std::move(overdue));
+    if (absl::Status overdue = OverdueOf(*reader.job, now_s); !overdue.ok()) reader.job->Stop(std::move(overdue));
+    if (reader.job->stopped() && reader.ended_s == 0) reader.ended_s = now_s;
   }
 }
 

@@ -49,7 +49,7 @@ class Pulls {
  private:
   struct Reader {
     std::shared_ptr<PullJob> job;
-    double ended_s = 0;  // when its time was up; 0: it is not
+    double ended_s = 0;  // when its job was seen to be stopped; 0: it is not
   };
   // Leaves out the tensors that the reader already has.
   void Compare(const std::shared_ptr<PullJob>& job, PullOrder order);

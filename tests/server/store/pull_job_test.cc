@@ -50,7 +50,9 @@ class GatheringReader : public SlowReader {
  public:
   Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override {
     together.back().push_back(chunk);
-    slots[{chunk.tensor, chunk.slot}] += piece->data;
+    std::string& slot = slots[{chunk.tensor, chunk.slot}];
+    if (chunk.chunk == 0) slot.clear();
+    slot += piece->data;
     written.push_back(piece);
     return SlowReader::WriteWeights(chunk, piece);
   }
@@ -239,6 +241,40 @@ TEST_F(PullJobTest, WhatChangesWhileAGroupIsOnItsWayComesNewInTheNext) {
   ASSERT_GE(reader->together.size(), 3u);
   const uint32_t first = static_cast<uint32_t>(reader->together[0].size());
   for (uint32_t i = 0; i < 70; ++i) EXPECT_EQ(reader->tensors[i], Served(i, i < first ? 1 : 2)) << i;
+}
+
+// A tensor whose slots two groups share is sent anew when it changes between them.
+TEST_F(PullJobTest, AllSlotsOfATensorAreOfOneTimeAlsoOverTwoGroups) {
+  store_->WaitIdle();
+  MakeStore(ManySmall());
+  OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
+  const auto reader = std::make_shared<GatheringReader>();
+  const std::shared_ptr<PullJob> job = Job(reader);
+  absl::Notification ended;
+  reader->on_end = [&] { ended.Notify(); };
+  reader->on_chunk = [&] {
+    strand_.Post([&] {
+      if (reader->together.size() == 2) {  // the first group has been written
+        for (uint32_t i = 0; i < 70; ++i) Change(i, 2);
+      }
+      job->OnWritten();
+    });
+  };
+  OnStrand([&] {
+    std::vector<uint32_t> small(70);
+    std::iota(small.begin(), small.end(), 0u);
+    job->Begin(std::move(small), {StateSlot::kWeights, StateSlot::kMaster});
+  });
+  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  OnStrand([] {});
+  ASSERT_EQ(reader->together[0].size() % 2, 1u) << "a tensor lies in two groups";
+  const uint32_t cut = reader->together[0].back().tensor;
+  EXPECT_EQ(reader->together[1].front().tensor, cut);
+  EXPECT_EQ(reader->together[1].front().slot, StateSlot::kWeights) << "it begins anew";
+  for (uint32_t i = 0; i < 70; ++i) {
+    EXPECT_EQ((reader->slots[{i, StateSlot::kWeights}]), Served(i, i < cut ? 1 : 2)) << i;
+    EXPECT_EQ((reader->slots[{i, StateSlot::kMaster}]), (reader->slots[{i, StateSlot::kWeights}])) << "served in fp32";
+  }
 }
 
 // The time is the test's.
