@@ -72,6 +72,26 @@ class GatheringReader : public SlowReader {
   std::deque<WeightPiece*> written;
 };
 
+// 70 small tensors, a large one, and two small ones again.
+v1::RunSpec ManySmall() {
+  v1::RunSpec wire = testing::MakeSpec("r1", {{"large", {64, 1000}, "fp32"}});
+  for (int i = 0; i < 72; ++i) {
+    v1::TensorSpec* tensor = wire.add_tensors();
+    *tensor = wire.tensors(0);
+    tensor->set_name(absl::StrCat("small", i));
+    tensor->clear_shape();
+    tensor->add_shape(3 + i);
+  }
+  wire.mutable_tensors()->SwapElements(0, 70);
+  return wire;
+}
+
+std::vector<uint32_t> First(uint32_t count) {
+  std::vector<uint32_t> tensors(count);
+  std::iota(tensors.begin(), tensors.end(), 0u);
+  return tensors;
+}
+
 class PullJobTest : public testing::StoreTest {
  protected:
   void SetUp() override { Make("fp32"); }
@@ -90,6 +110,11 @@ class PullJobTest : public testing::StoreTest {
         Pulls::Environment{.spec = &spec_, .store = store_.get(), .digests = digests, .source_of = [&](uint64_t) {
                              return PullSource{.store = store_.get()};
                            }});
+  }
+  void MakeManySmall() {
+    store_->WaitIdle();
+    MakeStore(ManySmall());
+    OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
   }
   // All of them, by a reader that takes each group at once.
   void Read(std::vector<uint32_t> tensors, std::vector<StateSlot> slots,
@@ -168,26 +193,9 @@ TEST_F(PullJobTest, AReaderSlowerThanTheUpdatesGetsEachTensorWholeAndOfOneTime) 
   }
 }
 
-// 70 small tensors, a large one, and two small ones again.
-v1::RunSpec ManySmall() {
-  v1::RunSpec wire = testing::MakeSpec("r1", {{"large", {64, 1000}, "fp32"}});
-  for (int i = 0; i < 72; ++i) {
-    v1::TensorSpec* tensor = wire.add_tensors();
-    *tensor = wire.tensors(0);
-    tensor->set_name(absl::StrCat("small", i));
-    tensor->clear_shape();
-    tensor->add_shape(3 + i);
-  }
-  wire.mutable_tensors()->SwapElements(0, 70);
-  return wire;
-}
-
 TEST_F(PullJobTest, SmallTensorsComeTogetherAndAreWhatTheyAreAlone) {
-  store_->WaitIdle();
-  MakeStore(ManySmall());
-  OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
-  std::vector<uint32_t> all(spec_.tensors.size());
-  std::iota(all.begin(), all.end(), 0u);
+  MakeManySmall();
+  const std::vector<uint32_t> all = First(static_cast<uint32_t>(spec_.tensors.size()));
   for (const std::vector<StateSlot>& slots :
        {std::vector{StateSlot::kWeights}, {StateSlot::kMaster, StateSlot::kMomentum, StateSlot::kUpdates}}) {
     std::map<std::pair<uint32_t, StateSlot>, std::string> alone;
@@ -218,9 +226,7 @@ TEST_F(PullJobTest, SmallTensorsComeTogetherAndAreWhatTheyAreAlone) {
 
 // Each group is of the time when it was encoded, with the label of that time.
 TEST_F(PullJobTest, WhatChangesWhileAGroupIsOnItsWayComesNewInTheNext) {
-  store_->WaitIdle();
-  MakeStore(ManySmall());
-  OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
+  MakeManySmall();
   const auto reader = std::make_shared<GatheringReader>();
   const std::shared_ptr<PullJob> job = Job(reader);
   absl::Notification ended;
@@ -231,11 +237,7 @@ TEST_F(PullJobTest, WhatChangesWhileAGroupIsOnItsWayComesNewInTheNext) {
       job->OnWritten();
     });
   };
-  OnStrand([&] {
-    std::vector<uint32_t> small(70);
-    std::iota(small.begin(), small.end(), 0u);
-    job->Begin(std::move(small));
-  });
+  OnStrand([&] { job->Begin(First(70)); });
   ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
   OnStrand([] {});
   ASSERT_GE(reader->together.size(), 3u);
@@ -245,9 +247,7 @@ TEST_F(PullJobTest, WhatChangesWhileAGroupIsOnItsWayComesNewInTheNext) {
 
 // A tensor whose slots two groups share is sent anew when it changes between them.
 TEST_F(PullJobTest, AllSlotsOfATensorAreOfOneTimeAlsoOverTwoGroups) {
-  store_->WaitIdle();
-  MakeStore(ManySmall());
-  OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
+  MakeManySmall();
   const auto reader = std::make_shared<GatheringReader>();
   const std::shared_ptr<PullJob> job = Job(reader);
   absl::Notification ended;
@@ -260,11 +260,7 @@ TEST_F(PullJobTest, AllSlotsOfATensorAreOfOneTimeAlsoOverTwoGroups) {
       job->OnWritten();
     });
   };
-  OnStrand([&] {
-    std::vector<uint32_t> small(70);
-    std::iota(small.begin(), small.end(), 0u);
-    job->Begin(std::move(small), {StateSlot::kWeights, StateSlot::kMaster});
-  });
+  OnStrand([&] { job->Begin(First(70), {StateSlot::kWeights, StateSlot::kMaster}); });
   ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
   OnStrand([] {});
   ASSERT_EQ(reader->together[0].size() % 2, 1u) << "a tensor lies in two groups";
