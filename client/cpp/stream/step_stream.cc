@@ -358,10 +358,14 @@ void StepStream::WriteOne() {
                                 : call->transport->Write(&request, more);
   FreedChunks freed(&memory_);
   absl::MutexLock lock(&mu_);
-  writing_ = false;
-  if (!alive) open_ = false;  // why, the reader finds out
+  EndTurn(alive);
   if (step != nullptr && step == step_) step_->Sent(&request);
   if (request.has_gradient()) freed.get()->chunks.push_back(std::move(*request.mutable_gradient()->mutable_data()));
+}
+
+void StepStream::EndTurn(bool alive) {
+  writing_ = false;
+  if (!alive) open_ = false;  // why, the reader finds out
 }
 
 void StepStream::Release(Freed* freed) {

@@ -137,6 +137,7 @@ class StepStream {
   // False: the chunk is not sent, and to be buffered. std::bad_alloc: as in GiveTurnUp.
   bool SendNow(uint32_t tensor, absl::Span<const std::byte> chunk);
   bool SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk);
+  void EndTurn(bool alive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Push, which was writing, cannot go on: nobody knows what has left, so the client fails.
   void GiveTurnUp();
   // The slots; the memory is for the caller.

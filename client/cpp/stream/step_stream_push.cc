@@ -116,8 +116,7 @@ bool StepStream::SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk) 
   request.mutable_gradient()->set_crc32c(crc);
   const bool alive = call->transport->WriteAt(*room, chunk.size(), request);
   absl::MutexLock lock(&mu_);
-  writing_ = false;
-  if (!alive) open_ = false;  // why, the reader finds out
+  EndTurn(alive);
   if (step == step_) step_->SetChecksum(id, crc);
   return true;
 }
@@ -125,8 +124,7 @@ bool StepStream::SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk) 
 void StepStream::GiveTurnUp() {
   {
     absl::MutexLock lock(&mu_);
-    writing_ = false;
-    open_ = false;
+    EndTurn(/*alive=*/false);
   }
   Fail(absl::ResourceExhaustedError("there was no host memory to send a gradient with"));
   Cancel();
