@@ -105,27 +105,34 @@ class PullJobTest : public testing::StoreTest {
   std::shared_ptr<PullJob> Job(std::shared_ptr<WeightSink> reader) {
     return std::make_shared<PullJob>(&spec_, PullSource{.store = store_.get()}, copies_.get(), std::move(reader));
   }
-  std::unique_ptr<Pulls> MakePulls(DigestJob* digests) {
-    return std::make_unique<Pulls>(
-        Pulls::Environment{.spec = &spec_, .store = store_.get(), .digests = digests, .source_of = [&](uint64_t) {
-                             return PullSource{.store = store_.get()};
-                           }});
+  std::unique_ptr<Pulls> MakePulls() {
+    digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
+    return std::make_unique<Pulls>(Pulls::Environment{
+        .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [&](uint64_t) {
+          return PullSource{.store = store_.get()};
+        }});
   }
   void MakeManySmall() {
     store_->WaitIdle();
     MakeStore(ManySmall());
     OnStrand([&] { copies_ = std::make_unique<WeightCopies>(store_.get()); });
   }
-  // All of them, by a reader that takes each group at once.
-  void Read(std::vector<uint32_t> tensors, std::vector<StateSlot> slots,
-            const std::shared_ptr<GatheringReader>& reader) {
+  // All of them, by a reader that takes each group at once. between: on the strand, when a group has been written.
+  void Read(
+      std::vector<uint32_t> tensors, std::vector<StateSlot> slots, const std::shared_ptr<GatheringReader>& reader,
+      const std::function<void()>& between = [] {}) {
     const std::shared_ptr<PullJob> job = Job(reader);
     absl::Notification ended;
     reader->ended.reset();
     reader->on_end = [&] { ended.Notify(); };
-    reader->on_chunk = [&] { strand_.Post([&] { job->OnWritten(); }); };
+    reader->on_chunk = [&] {
+      strand_.Post([&] {
+        between();
+        job->OnWritten();
+      });
+    };
     OnStrand([&] { job->Begin(std::move(tensors), std::move(slots)); });
-    ended.WaitForNotification();
+    ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
     OnStrand([] {});
     EXPECT_EQ(*reader->ended, absl::OkStatus());
   }
@@ -148,6 +155,7 @@ class PullJobTest : public testing::StoreTest {
   }
 
   std::unique_ptr<WeightCopies> copies_;
+  std::unique_ptr<DigestJob> digests_;
 };
 
 // There are two readers: the second waits for the first one's copy.
@@ -228,18 +236,9 @@ TEST_F(PullJobTest, SmallTensorsComeTogetherAndAreWhatTheyAreAlone) {
 TEST_F(PullJobTest, WhatChangesWhileAGroupIsOnItsWayComesNewInTheNext) {
   MakeManySmall();
   const auto reader = std::make_shared<GatheringReader>();
-  const std::shared_ptr<PullJob> job = Job(reader);
-  absl::Notification ended;
-  reader->on_end = [&] { ended.Notify(); };
-  reader->on_chunk = [&] {
-    strand_.Post([&] {
-      for (uint32_t i = 0; i < 70; ++i) Change(i, 2);
-      job->OnWritten();
-    });
-  };
-  OnStrand([&] { job->Begin(First(70)); });
-  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
-  OnStrand([] {});
+  Read(First(70), {StateSlot::kWeights}, reader, [&] {
+    for (uint32_t i = 0; i < 70; ++i) Change(i, 2);
+  });
   ASSERT_GE(reader->together.size(), 3u);
   const uint32_t first = static_cast<uint32_t>(reader->together[0].size());
   for (uint32_t i = 0; i < 70; ++i) EXPECT_EQ(reader->tensors[i], Served(i, i < first ? 1 : 2)) << i;
@@ -249,20 +248,10 @@ TEST_F(PullJobTest, WhatChangesWhileAGroupIsOnItsWayComesNewInTheNext) {
 TEST_F(PullJobTest, AllSlotsOfATensorAreOfOneTimeAlsoOverTwoGroups) {
   MakeManySmall();
   const auto reader = std::make_shared<GatheringReader>();
-  const std::shared_ptr<PullJob> job = Job(reader);
-  absl::Notification ended;
-  reader->on_end = [&] { ended.Notify(); };
-  reader->on_chunk = [&] {
-    strand_.Post([&] {
-      if (reader->together.size() == 2) {  // the first group has been written
-        for (uint32_t i = 0; i < 70; ++i) Change(i, 2);
-      }
-      job->OnWritten();
-    });
-  };
-  OnStrand([&] { job->Begin(First(70), {StateSlot::kWeights, StateSlot::kMaster}); });
-  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
-  OnStrand([] {});
+  Read(First(70), {StateSlot::kWeights, StateSlot::kMaster}, reader, [&] {
+    if (reader->together.size() > 2) return;  // more than the first group has been written
+    for (uint32_t i = 0; i < 70; ++i) Change(i, 2);
+  });
   ASSERT_EQ(reader->together[0].size() % 2, 1u) << "a tensor lies in two groups";
   const uint32_t cut = reader->together[0].back().tensor;
   EXPECT_EQ(reader->together[1].front().tensor, cut);
@@ -275,14 +264,12 @@ TEST_F(PullJobTest, AllSlotsOfATensorAreOfOneTimeAlsoOverTwoGroups) {
 
 // The time is the test's.
 TEST_F(PullJobTest, AReaderThatTakesNothingIsToldSoAndThenCutOff) {
-  std::unique_ptr<DigestJob> digests;
   std::unique_ptr<Pulls> pulls;
   const auto reader = std::make_shared<SlowReader>();
   absl::Notification sent;
   reader->on_chunk = [&] { sent.Notify(); };
   OnStrand([&] {
-    digests = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
-    pulls = MakePulls(digests.get());
+    pulls = MakePulls();
     pulls->Begin({.tensors = {0}}, reader);
   });
   sent.WaitForNotification();
@@ -304,12 +291,27 @@ TEST_F(PullJobTest, AReaderThatTakesNothingIsToldSoAndThenCutOff) {
   });
 }
 
+// It has been told the end, behind what it was sent.
+TEST_F(PullJobTest, AReaderThatDoesNotReadTheEndIsCutOff) {
+  const auto reader = std::make_shared<SlowReader>();
+  OnStrand([&] {
+    const std::unique_ptr<Pulls> pulls = MakePulls();
+    pulls->Begin({.tensors = {}}, reader);
+    ASSERT_EQ(reader->ended, absl::OkStatus());
+    const double now_s = MonotonicSeconds(), patience_s = spec_.pull_timeout_s;
+    pulls->Tick(now_s);
+    pulls->Tick(now_s + patience_s - 1);
+    EXPECT_EQ(reader->cancelled, 0);
+    pulls->Tick(now_s + patience_s + 1);
+    EXPECT_EQ(reader->cancelled, 1);
+  });
+}
+
 // The reader takes a chunk whenever its time is nearly up, while another one waits for a copy.
 TEST_F(PullJobTest, ASlowReaderLosesTheCopyThatAnotherWaitsFor) {
   const auto trickling = std::make_shared<SlowReader>(), next = std::make_shared<SlowReader>();
   absl::Notification has_copy, waits, ended;
   uint64_t seed = 1;
-  std::unique_ptr<DigestJob> digests;
   std::unique_ptr<Pulls> pulls;
   const auto read_on = [&](const std::shared_ptr<SlowReader>& reader) {
     Change(0, ++seed);
@@ -329,8 +331,7 @@ TEST_F(PullJobTest, ASlowReaderLosesTheCopyThatAnotherWaitsFor) {
   };
   next->on_end = [&] { ended.Notify(); };
   OnStrand([&] {
-    digests = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
-    pulls = MakePulls(digests.get());
+    pulls = MakePulls();
     pulls->Begin({.tensors = {0}}, trickling);
   });
   has_copy.WaitForNotification();
