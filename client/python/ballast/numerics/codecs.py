@@ -204,7 +204,8 @@ def _serve(form: Format, values: Array, shape: tuple[int, ...]) -> Encoded:
     master = tables.masters()["fp32"]
     loaded = load_weights(master, values, shape)
     addresses = plane_addresses(loaded, master)
-    rows = math.prod(shape[:-1]) if form.scaling == "row" else 1
+    leading = shape[:-1] if form.scaling == "row" and shape[-1:] != (1,) else ()  # (n, 1) is one row
+    rows = math.prod(leading)
     length = values.size // max(1, rows)
     scales = aligned_zeros("float32", 0 if form.scaling == "none" else rows)
     for row in range(scales.size):
@@ -214,7 +215,7 @@ def _serve(form: Format, values: Array, shape: tuple[int, ...]) -> Encoded:
         _native.serve(master.index, addresses, form.index, address_of(scales), length, address_of(codes), values.size)
     planes = {"codes": codes[: values.size].reshape(shape)}
     if form.scaling != "none":
-        planes["scales"] = scales.reshape(shape[:-1]) if form.scaling == "row" else scales
+        planes["scales"] = scales.reshape(leading) if form.scaling == "row" else scales
     return Encoded(form.name, "weight", shape, planes)
 
 
