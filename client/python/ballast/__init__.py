@@ -46,6 +46,7 @@ __all__ = [
     "Unavailable",
     "__version__",
     "delete_run",
+    "nn",
     "numerics",
     "umup_scales",
 ]
@@ -64,6 +65,8 @@ def __getattr__(name: str) -> Any:
     if name == "numerics":
         return import_module("ballast.numerics")
     try:
+        if name == "nn":
+            return import_module("ballast.nn")
         module = import_module(_MODULES.get(name, "ballast.rules"))
     except ModuleNotFoundError as error:
         if error.name != "torch":

@@ -13,6 +13,7 @@ from ballast.errors import Rejected
 from ballast.gradient_staging import is_staged
 from ballast.last_seen import LastSeen
 from ballast.parameters import DTYPES, NamedParameter, check_trainable
+from ballast.served_codes import encode
 from ballast.shard import in_parts, is_sharded, local_of, part_of, shard_of
 
 # What a gradient may travel in, by the wire's name.
@@ -33,8 +34,11 @@ class Binding:
     Keeps that memory alive, and sees when the parameter was given other memory (p.data = ..., model.to(...)).
 
     shard: which part that is; None: all. contributes: whether this rank sends gradients of the tensor. shape: of the part.
+    as_served: whether codes land as they are served, in `place` of five; else they are decoded.
     last_seen: noted whenever the parameter has the daemon's weights, and when it has what was uploaded.
     """
+
+    as_served = False
 
     def __init__(self, index: int, entry: NamedParameter, formats: Mapping[str, Any]):
         self.index = index
@@ -84,6 +88,25 @@ class Binding:
         assert self._landing is not None, "follow() comes first"
         return self._landing
 
+    @property
+    def nbytes(self) -> int:
+        """Of the weights in the parameter's dtype."""
+        return self.shape.numel() * self.parameter.element_size()
+
+    def room(self) -> Tensor:
+        """Host memory for so many."""
+        return torch.empty(self.shape, dtype=self.parameter.dtype, device="cpu")
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where they land, as _core.Client.pull takes it, or pull_served."""
+        return self.index, self.landing.data_ptr(), self.landing.nbytes
+
+    def bind(self, client: _core.Client) -> None:
+        """From now on a step's weights land there."""
+        if self.nbytes:
+            client.bind_weights(*self.place)
+
     def load(self) -> None:
         """Brings the landing up to the parameter's weights."""
         self.follow()
@@ -132,8 +155,11 @@ class Binding:
     def serves(self, weights: Tensor, master: Tensor) -> bool:
         """The same of other weights of the whole tensor, in the parameter's dtype and in host memory."""
         served = self._served(master, "fp32")
-        if self.served_narrower:
-            return served is not None and served == self._served(weights, self.format)
+        if self.served_narrower:  # int8 that was decoded to 16 bits is not encoded to the same codes again
+            decoded = encode(master, self._serving).decode(weights.dtype)
+            return served is not None and (
+                served == self._served(weights, self.format) or torch.equal(decoded, weights)
+            )
         return served is not None and served == _core.digest(weights.data_ptr(), weights.nbytes)
 
     def gradient(self, grad: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ class LastSeen:
         self._version, address = self._versions(p), p.data_ptr()
         if address != self._address:
             self._address = address
-            self._readable = p.nbytes if address and p.device.type == "cpu" else 0
+            # Of a parameter that stands in for codes that is one element.
+            self._readable = min(p.nbytes, p.untyped_storage().nbytes()) if address and p.device.type == "cpu" else 0
         begin = self._begin + _PART_BYTES
         self._begin = begin if begin < self._readable else 0
         self._nbytes = min(_PART_BYTES, self._readable - self._begin)

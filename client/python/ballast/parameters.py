@@ -13,6 +13,7 @@ from ballast import shard
 from ballast.errors import Rejected
 from ballast.sent_gradient import sent_in
 from ballast.shard import is_sharded, local_of
+from ballast.weight_codes import is_standing_in
 
 # What a tensor may be computed in, by the wire's name.
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -170,7 +171,7 @@ def _why_unfit(p: Tensor) -> str | None:
         return "is not a leaf of the graph: give the nn.Parameter that it was computed from"
     if p.numel() == 0:
         return f"has no elements (shape {tuple(p.shape)}): leave it out"
-    if not local_of(p).is_contiguous():
+    if not local_of(p).is_contiguous() and not is_standing_in(p):
         return "is not contiguous: set p.data = p.data.contiguous() before making the optimizer"
     local = local_of(p)
     if type(local) not in (Tensor, torch.nn.Parameter) and hasattr(local, "__tensor_flatten__"):
@@ -190,7 +191,9 @@ def _sharded_by(p: Tensor) -> str | None:
 def check_overlap(entries: Iterable[NamedParameter]) -> None:
     """Rejected if two tensors share bytes: each would overwrite the other's weights."""
     spans = sorted(
-        (str(p.device), p.data_ptr(), p.nbytes, entry.name) for entry in entries for p in (local_of(entry.parameter),)
+        (str(p.device), p.data_ptr(), p.element_size() if is_standing_in(p) else p.nbytes, entry.name)
+        for entry in entries
+        for p in (local_of(entry.parameter),)
     )
     for (device, start, nbytes, name), (next_device, next_start, _, next_name) in zip(spans, spans[1:]):
         if device == next_device and next_start < start + nbytes:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ballast import _core
 from ballast.awaited import AwaitedRanks
 from ballast.binding import Binding
+from ballast.coded_binding import bind_all
 from ballast.changed_weights import ChangedWeights
 from ballast.clipping import Clipping
 from ballast.errors import Rejected, RunRewound
@@ -44,8 +45,7 @@ class Session:
         self._run = rank.run
         self._names = [tensor.name for tensor in description.tensors]
         self._state_names = description.state_names
-        pairs = zip(description.tensors, description.formats)
-        self._bindings = [Binding(index, *pair) for index, pair in enumerate(pairs)]
+        self._bindings = bind_all(description.tensors, description.formats)
         for binding, known in zip(self._bindings, past._bindings if past else []):
             binding.last_seen = known.last_seen
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}

@@ -140,7 +140,7 @@ class ShardedWeights(Weights):
 
     def _finish(self) -> None:
         for binding in self._bindings:
-            self._bind(binding)
+            binding.bind(self._client)
             binding.last_seen.note()
         self._settled = True
 
@@ -188,7 +188,7 @@ class ShardedWeights(Weights):
 
     def _parts_of(self, bindings: Iterable[Binding]) -> Iterable[tuple[Binding, Tensor]]:
         """With this rank's part of the daemon's weights, decoded to the parameter's dtype; of tensors that it has a part of."""
-        decoded = {binding: torch.empty_like(binding.landing) for binding in bindings if binding.landing.numel()}
+        decoded = {binding: binding.room() for binding in bindings if binding.nbytes}
         places = [(binding.index, part.data_ptr(), part.nbytes) for binding, part in decoded.items()]
         if places:
             self._client.pull(self._rank.run, places)

@@ -13,6 +13,7 @@ from ballast.binding import Binding
 from ballast.errors import Rejected, RunRewound
 from ballast.moments import MASTER, Moments, without_updates, zeros
 from ballast.progress import Transfer
+from ballast.pulls import pull_to
 from ballast.rank import Rank
 from ballast.rank_zero import SAME_WEIGHTS, await_end, await_upload
 from ballast.replaced import Amended, Replaced
@@ -91,7 +92,7 @@ class Weights:
                 self._refuse(moments)
             self._compare()
         for binding in self._bindings:
-            self._bind(binding)
+            binding.bind(self._client)
             binding.last_seen.note()
         self._settled = True
 
@@ -99,21 +100,17 @@ class Weights:
         """Instead of settling: the daemon's, for a trainer that follows it."""
         self.pull()
         for binding in self._bindings:
-            self._bind(binding)
+            binding.bind(self._client)
         self._settled = True
 
     def follow(self, binding: Binding) -> None:
         """Brings the binding to where the parameter is now. Once settled, weights of the tensor land there."""
         if binding.follow() and self._settled:
-            self._bind(binding)
+            binding.bind(self._client)
 
     def agreed(self, mine: bool) -> bool:
         """Whether all ranks that decide together say so; each decides alone."""
         return mine
-
-    def _bind(self, binding: Binding) -> None:
-        if binding.landing.nbytes:
-            self._client.bind_weights(binding.index, binding.landing.data_ptr(), binding.landing.nbytes)
 
     def require(self) -> None:
         """Rejected if the daemon has no weights of this run yet."""
@@ -142,7 +139,7 @@ class Weights:
         for some in self._portions(suspects):
             ours = {binding.index: binding.digest() for binding in some}
             some = [binding for binding in some if self._unlike.get(binding.index) != ours[binding.index]]
-            decoded = {binding.index: torch.empty_like(binding.landing) for binding in some}
+            decoded = {binding.index: binding.room() for binding in some}
             places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
             known = {b.index: 0 if b.served_narrower else ours[b.index] for b in some}
             pulled = self._client.pull(self._rank.run, places, known) if some else {}
@@ -157,11 +154,8 @@ class Weights:
         wanted = list(self._bindings if bindings is None else bindings)
         for binding in wanted:
             self.follow(binding)
-        places = [(b.index, b.landing.data_ptr(), b.landing.nbytes) for b in wanted if b.landing.nbytes]
         self._copies.wait()  # from where the daemon's land
-        total = sum(place[-1] for place in places)
-        with Transfer(f"pulling weights of run '{self._rank.run}'", total, lambda: self._client.moved):
-            steps = self._client.pull(self._rank.run, places) if places else {}
+        steps = pull_to(wanted, self._client, self._rank.run)
         for binding in wanted:
             binding.store()
             torch.autograd.graph.increment_version(binding.parameter)
@@ -262,7 +256,7 @@ class Weights:
             self._compare_stored(replaced.stored)
         self._unlike |= replaced.unlike
         for binding in self._bindings:
-            self._bind(binding)
+            binding.bind(self._client)
             binding.last_seen.note()
         self._loaded = self._settled = True
 
@@ -308,7 +302,7 @@ class Weights:
             return False
         for binding in self._bindings:
             binding.follow()
-            self._bind(binding)
+            binding.bind(self._client)
         for binding in added:
             binding.last_seen.note()
         self._loaded = self._settled = True
@@ -355,7 +349,7 @@ class Weights:
         stored: the digests of what is here, so rounded, by index. Only what the daemon has otherwise is pulled.
         """
         for some in self._portions(self._bindings if only is None else only):
-            decoded = {binding.index: torch.empty_like(binding.landing) for binding in some}
+            decoded = {binding.index: binding.room() for binding in some}
             places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
             digests = {binding.index: stored[binding.index] or 0 for binding in some}
             pulled = self._client.pull(self._rank.run, places, digests)
@@ -370,10 +364,10 @@ class Weights:
         some: list[Binding] = []
         nbytes = 0
         for binding in bindings:
-            nbytes += binding.landing.nbytes
+            nbytes += binding.nbytes
             if some and nbytes > _COMPARED_BYTES:
                 yield some
-                some, nbytes = [], binding.landing.nbytes
+                some, nbytes = [], binding.nbytes
             some.append(binding)
         if some:
             yield some
@@ -391,7 +385,7 @@ class Weights:
 
     def _pulled(self, binding: Binding) -> Tensor:
         """The daemon's weights, decoded to the parameter's dtype."""
-        decoded = torch.empty_like(binding.landing)
+        decoded = binding.room()
         self._client.pull(self._rank.run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
         return decoded
 

@@ -28,4 +28,33 @@ absl::Status Landing::Write(uint32_t tensor, uint64_t offset, absl::Span<const s
   return absl::OkStatus();
 }
 
+namespace {
+
+Places CodesOf(const ServedPlaces& places) {
+  Places codes;
+  for (const auto& [tensor, address, bytes, scales, count] : places) codes.emplace_back(tensor, address, bytes);
+  return codes;
+}
+
+}  // namespace
+
+ServedLanding::ServedLanding(const ServedPlaces& places) : codes_(CodesOf(places)) {
+  for (const auto& [tensor, address, bytes, scales, count] : places) {
+    if (count > 0) scales_[tensor] = {.address = scales, .count = count, .row_length = bytes / count};
+  }
+}
+
+absl::Status ServedLanding::Write(const ServedPiece& piece) const {
+  if (auto s = codes_.Write(piece.tensor, piece.first, piece.codes); !s.ok()) return s;  // a code is one byte
+  if (piece.scales.empty()) return absl::OkStatus();
+  const auto found = scales_.find(piece.tensor);
+  const uint64_t first = found == scales_.end() ? 0 : piece.first / found->second.row_length;
+  if (found == scales_.end() || first + piece.scales.size() > found->second.count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pull of tensor ", piece.tensor, " in ", piece.format, ": there is no ", "place for its scales"));
+  }
+  std::copy(piece.scales.begin(), piece.scales.end(), reinterpret_cast<float*>(found->second.address) + first);
+  return absl::OkStatus();
+}
+
 }  // namespace ballast

@@ -112,6 +112,22 @@ std::map<uint32_t, uint64_t> Pull(const PyClient& self, const std::string& run_i
   return steps;
 }
 
+// The same of weights as they are served, in formats of one byte.
+std::map<uint32_t, uint64_t> PullServed(const PyClient& self, const std::string& run_id, const ServedPlaces& places) {
+  const ServedLanding landing(places);
+  self.moved() = 0;
+  std::map<uint32_t, uint64_t> steps;
+  const auto sink = [&](const ServedPiece& piece) {
+    steps[piece.tensor] = piece.step;
+    self.moved() += piece.codes.size();
+    return landing.Write(piece);
+  };
+  if (const std::vector<uint32_t> tensors = landing.tensors(); !tensors.empty()) {
+    UnlockedTransfer([&, client = self.Get()] { return client->PullServed(run_id, tensors, sink); });
+  }
+  return steps;
+}
+
 // (tensor, slot, address, bytes)
 using StatePlaces = std::vector<std::tuple<uint32_t, std::string, Address, uint64_t>>;
 
@@ -151,6 +167,12 @@ std::map<uint32_t, uint64_t> PullState(const PyClient& self, const std::string& 
 void BindWeights(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes) {
   OrThrow(Unlocked(
       [&, client = self.Get()] { return client->BindWeights(tensor, reinterpret_cast<void*>(address), bytes); }));
+}
+
+void BindServed(const PyClient& self, uint32_t tensor, Address codes, uint64_t bytes, Address scales, uint64_t count) {
+  const auto room = absl::MakeSpan(reinterpret_cast<float*>(scales), count);
+  OrThrow(Unlocked(
+      [&, client = self.Get()] { return client->BindServed(tensor, reinterpret_cast<void*>(codes), bytes, room); }));
 }
 
 bool AwaitWeights(const PyClient& self, uint32_t tensor, double timeout_s) {
@@ -235,6 +257,8 @@ void BindTrainer(nb::class_<PyClient>& client) {
       .def("pull_state", &PullState, arg("run_id"), arg("places"), arg("snapshot") = 0)
       .def("pull", &Pull, arg("run_id"), arg("places"), arg("digests") = std::map<uint32_t, uint64_t>())
       .def("bind_weights", &BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
+      .def("pull_served", &PullServed, arg("run_id"), arg("places"))
+      .def("bind_served", &BindServed, arg("tensor"), arg("codes"), arg("nbytes"), arg("scales"), arg("count"))
       .def("await_weights", &AwaitWeights, arg("tensor"), arg("timeout_s"))
       .def("begin_step", &BeginStep, arg("groups"), arg("loss_scale") = 1.0, arg("micro_batches") = 1)
       .def("push", &Push, arg("tensor"), arg("address"), arg("nbytes"))

@@ -1,0 +1,133 @@
+"""One tensor of a run whose layer computes in the codes that the daemon serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ballast import _core
+from ballast.binding import Binding
+from ballast.errors import Rejected
+from ballast.parameters import NamedParameter
+from ballast.shard import is_sharded
+from ballast.served_codes import ServedCodes, room_for
+from ballast.weight_codes import WeightCodes, codes_of
+
+
+class CodedBinding(Binding):
+    """As Binding, until the first weights have landed: then they are the layer's, as they came, and the parameter's own
+    memory is free. What is uploaded and compared is decoded for as long as that takes.
+
+    Rejected: the layer computes in other codes than the tensor is served in.
+    """
+
+    as_served = True
+
+    def __init__(self, index: int, entry: NamedParameter, formats: Mapping[str, Any], held: WeightCodes):
+        super().__init__(index, entry, formats)
+        if held.format != formats["serving"]:
+            raise Rejected(
+                f"serving='{formats['serving']}' of parameter '{entry.name}', whose layer computes in {held.format}: it would be "
+                f"rounded twice. Write {{'{entry.name}': {{'serving': '{held.format}'}}}} in formats, or leave serving out for it"
+            )
+        self._held = held
+        self._landed: ServedCodes | None = None
+
+    @property
+    def _codes(self) -> ServedCodes | None:
+        """What the weights are; None: the parameter has them itself."""
+        return self._held.served if self._held.stands_in(self.parameter) else None
+
+    def follow(self) -> bool:
+        codes = self._codes
+        if codes is None:
+            moved = super().follow()
+        else:
+            self._memory = None  # it would keep what the parameter had
+            moved = self._landed is None or (self.on_host and self._landed is not codes)
+        if moved:
+            self._landed = (
+                codes if codes and self.on_host else room_for(self._held.format, self.shape, not self.on_host)
+            )
+        return moved
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        assert self._landed is not None, "follow() comes first"
+        codes, scales = self._landed.codes, self._landed.scales
+        return self.index, codes.data_ptr(), codes.nbytes, scales.data_ptr(), scales.numel()
+
+    def bind(self, client: _core.Client) -> None:
+        client.bind_served(*self.place)
+        if self._codes is not None:
+            self._landing = None
+
+    def store(self, waits: bool = True) -> None:
+        assert self._landed is not None, "follow() comes first"
+        self._memory = self._landing = None
+        codes = self._held.served
+        if codes is None or self.on_host:
+            codes = self._landed.to(self.parameter.device)
+        else:
+            codes.copy_(self._landed, non_blocking=not waits)
+        self._held.take(self.parameter, codes)
+
+    # --- the weights, decoded ---------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        if self._codes is None:
+            super().load()
+        self.follow()
+
+    @property
+    def landing(self) -> Tensor:
+        codes = self._codes
+        if codes is not None and self._landing is None:
+            self._landing = self._decoded(codes)
+        return super().landing
+
+    def digest(self) -> int:
+        self.follow()
+        codes = self._codes
+        if codes is None:
+            return super().digest()
+        weights = self._decoded(codes)
+        return _core.digest(weights.data_ptr(), weights.nbytes)
+
+    def served_digest(self) -> int | None:
+        self.follow()
+        codes = self._codes
+        return super().served_digest() if codes is None else _digest_of(codes)
+
+    def is_served_of(self, master: Tensor) -> bool:
+        if self._codes is None:
+            return super().is_served_of(master)
+        return self._served(master, "fp32") == self.served_digest()
+
+    def _decoded(self, codes: ServedCodes) -> Tensor:
+        return codes.decode(self.parameter.dtype).to("cpu")
+
+
+def _digest_of(served: ServedCodes) -> int:
+    """As the daemon's: of the codes, and where there are scales of both digests."""
+    codes, scales = served.codes.cpu(), served.scales.cpu()
+    digests = [_core.digest(part.data_ptr(), part.nbytes) for part in (codes, scales)]
+    if not scales.numel():
+        return digests[0]
+    both = np.array(digests, np.uint64)
+    return _core.digest(both.ctypes.data, both.nbytes)
+
+
+def bind_all(tensors: Iterable[NamedParameter], formats: Iterable[Mapping[str, Any]]) -> list[Binding]:
+    """The bindings of a run's tensors, in its order: of codes where they are served and the tensor's layer computes in them."""
+    return [_bind(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
+
+
+def _bind(index: int, entry: NamedParameter, formats: Mapping[str, Any]) -> Binding:
+    held = codes_of(entry.parameter)
+    if held is None or formats["serving"] is None or is_sharded(entry.parameter):
+        return Binding(index, entry, formats)
+    return CodedBinding(index, entry, formats, held)

@@ -1,0 +1,161 @@
+"""A linear layer whose weight may be the codes that the daemon serves."""
+
+from __future__ import annotations
+
+import glob
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ballast.errors import Rejected
+from ballast.nn.products import Arithmetic, multiply
+from ballast.served_codes import ServedCodes, encode
+from ballast.weight_codes import WeightCodes, ask_for_codes, codes_of, forget_codes
+
+_COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class CodedLinear(nn.Linear):
+    """nn.Linear that multiplies codes of 8 bits. Its weight and bias are those of an nn.Linear, and so is its state_dict().
+
+    A run that serves the weight in `code_format` writes codes in its place with the first step: see `ballast.nn`. The
+    parameter then holds one NaN, and no weights. state_dict() has them, decoded; a layer that is loaded, copied or moved
+    (`to()`) has weights of its own again, until the next step. What else reads the parameter sees NaN: regularizers
+    written by hand, averages by `parameters()`, a module that the weight is tied to.
+
+    Rejected, by name: dtypes but fp32, bf16 and fp16; an input of another dtype than the weight, outside of autocast;
+    weights that are not finite, on a CPU.
+    """
+
+    # The wire's name of what it multiplies; None: codes with a scale that the daemon's do not have.
+    code_format: str | None = None
+    arithmetic: Arithmetic
+    _keeps_weight = False
+    # Shapes by so many on CUDA.
+    _multiple = 8
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        self._codes = WeightCodes(self.code_format or "")
+        super().__init__(in_features, out_features, bias, device, dtype)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        if name == "weight" and param is not None:
+            self._ask(param)
+
+    def keep_weight(self) -> None:
+        """The parameter keeps its weights, whatever they are served in: something else reads it too."""
+        self._keeps_weight = True
+        forget_codes(self.weight)
+
+    def _ask(self, weight: Tensor) -> None:
+        # Of one column torch cannot tell whether something stands in.
+        if self.code_format is not None and not self._keeps_weight and weight.shape[-1] > 1:
+            ask_for_codes(weight, self._codes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self._computed(x)
+        made = self.weight_codes()
+        return multiply(x, self.weight, self.bias, made.codes, made.scales, self.arithmetic)
+
+    def weight_codes(self) -> ServedCodes:
+        """What forward() multiplies: the codes that were served, or those of the weight as it is."""
+        served = self._codes.served
+        if served is not None and self.weight.stride(-1) == 0:
+            return served
+        made = self._encode(self.weight)
+        told_by = made.scales if made.scales.numel() else self.weight
+        if self.weight.device.type == "cpu" and not torch.compiler.is_compiling() and not told_by.isfinite().all():
+            raise Rejected("the weight of this layer holds a NaN or an infinity: no codes can be made of it")
+        return made
+
+    def _encode(self, weight: Tensor) -> ServedCodes:
+        assert self.code_format is not None, "a layer without a format makes its own"
+        return encode(weight, self.code_format)
+
+    def _computed(self, x: Tensor) -> Tensor:
+        """The input in the dtype of the output and of the weight's gradient: autocast's, else its own."""
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise Rejected(
+                f"an input of shape {tuple(x.shape)} for {self}: its last dimension is to be {self.in_features}"
+            )
+        kind = x.device.type
+        dtype = _autocast_dtype(kind) or x.dtype
+        if dtype not in _COMPUTED or (_autocast_dtype(kind) is None and x.dtype != self.weight.dtype):
+            raise Rejected(
+                f"an input of {x.dtype} for {self}, whose weight is {self.weight.dtype}: both must be the same, and float32, "
+                "bfloat16 or float16; or write torch.autocast"
+            )
+        self._check_shapes(kind)
+        return x.to(dtype)
+
+    def _check_shapes(self, kind: str) -> None:
+        if kind == "cuda" and (self.in_features % self._multiple or self.out_features % self._multiple):
+            raise Rejected(
+                f"{self} on CUDA, whose 8-bit products take multiples of {self._multiple}: keep nn.Linear there, by another "
+                "pattern of ballast.nn.switch"
+            )
+
+    # --- what torch does with modules -------------------------------------------------------------------------------
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._codes.give_back(self.weight)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # torch declares none
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        if prefix + "weight" in state_dict:
+            self._codes.give_back(self.weight)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._codes.stands_in(self.weight):
+            destination[prefix + "weight"] = self._decoded()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_codes": WeightCodes(self._codes.format)}
+        if self._codes.stands_in(self.weight):
+            weight = nn.Parameter(self._decoded(), self.weight.requires_grad)
+            state["_parameters"] = {**self._parameters, "weight": weight}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call] # torch declares none
+        self._ask(self.weight)
+
+    def _decoded(self) -> Tensor:
+        assert self._codes.served is not None  # it stands in
+        return self._codes.served.decode(self.weight.dtype)
+
+
+def served_formats(model: nn.Module) -> dict[str, dict[str, str]]:
+    """The option `formats` that has the weights of the model's layers served in what they compute in. Rejected if no layer
+    can take such: then nothing would be served so."""
+    found: dict[str, dict[str, str]] = {}
+    for name, parameter in model.named_parameters():
+        codes = codes_of(parameter)
+        if codes is not None and codes.format is not None and parameter.requires_grad:
+            found[glob.escape(name)] = {"serving": codes.format}
+    if not found:
+        raise Rejected(
+            "no layer of this model computes in codes that a daemon serves: call ballast.nn.switch(model, ...) first; "
+            "Float8Linear takes them with scale=None"
+        )
+    return found
+
+
+def _autocast_dtype(kind: str) -> torch.dtype | None:
+    """What autocast computes matrix products in; None: it is off."""
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if kind == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None

@@ -1,0 +1,99 @@
+"""Products of int8 codes, with exact sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ballast.served_codes import MOST, quantize
+
+# So many products of two codes, at most 127 * 127 each, fp32 adds without rounding, in any order.
+_EXACT = 1024
+# So many int32 holds.
+MOST_SUMMED = (2**31 - 1) // 127**2
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 codes of a matrix [rows, columns], each row by its largest |x|; and those, fp32 [rows, 1]. A row with a NaN or an
+    infinity has a scale that is not finite, and so has every product with it."""
+    values = x.float()
+    scales = values.abs().amax(-1, keepdim=True)
+    return quantize(values, scales), scales
+
+
+def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
+    """fp32."""
+    return codes.float() * (scales / MOST)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The product of int8 [m, k] and [k, n], summed exactly: int32 on CUDA (torch._int_mm), else fp32, rounded once where
+    a sum is above 2**24. k is at most MOST_SUMMED."""
+    if a.device.type == "cuda":
+        return _on_tensor_cores(a, b)
+    return (by_fp32 if torch.compiler.is_compiling() else _cpu_product())(a, b)
+
+
+def reference(a: Tensor, b: Tensor) -> Tensor:
+    """The same in integers, on any device."""
+    return (a.long()[:, :, None] * b.long()[None]).sum(1) if a.device.type == "cuda" else a.long() @ b.long()
+
+
+def by_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """In fp32's products: exact within slices of k, which are added in int32."""
+    if a.shape[1] <= _EXACT:
+        return a.float() @ b.float()
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.int32, device=a.device)
+    for first in range(0, a.shape[1], _EXACT):
+        total += (a[:, first : first + _EXACT].float() @ b[first : first + _EXACT].float()).to(torch.int32)
+    return total.float()
+
+
+def by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    """By oneDNN's int8 product: exact with VNNI or AMX, and not without, where it adds in 16 bits that saturate."""
+    ops = torch.ops.onednn
+    packed = ops.qlinear_prepack(b.t().contiguous(), list(a.shape))
+    ones = torch.ones(b.shape[1], device="cpu", dtype=torch.float32)
+    none = torch.zeros(b.shape[1], device="cpu", dtype=torch.int32)
+    product: Tensor = ops.qlinear_pointwise(
+        a.contiguous(), 1.0, 0, packed, ones, none, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return product
+
+
+def is_exact(product: Product) -> bool:
+    """Whether it has the sums of the largest codes, and of others."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    a = torch.randint(-127, 128, (8, 256), dtype=torch.int8, device="cpu", generator=generator)
+    b = torch.randint(-127, 128, (256, 16), dtype=torch.int8, device="cpu", generator=generator)
+    a[0], b[:, 0] = 127, 127
+    a[1], b[:, 1] = -127, -127
+    try:
+        return bool((product(a, b).long() == reference(a, b)).all())
+    except (AttributeError, RuntimeError, TypeError):  # another torch's has other arguments, or none
+        return False
+
+
+_chosen: list[Product] = []
+
+
+def _cpu_product() -> Product:
+    """The fastest that is exact on this machine."""
+    if not _chosen:
+        _chosen.append(by_onednn if is_exact(by_onednn) else by_fp32)
+    return _chosen[0]
+
+
+# torch._int_mm takes no fewer rows on CUDA, and other dimensions by eights: the layers see to those.
+_ROWS = 32
+
+
+def _on_tensor_cores(a: Tensor, b: Tensor) -> Tensor:
+    lacking = _ROWS - a.shape[0]
+    if lacking > 0:
+        return torch._int_mm(torch.nn.functional.pad(a, (0, 0, 0, lacking)), b)[: a.shape[0]]
+    return torch._int_mm(a, b)

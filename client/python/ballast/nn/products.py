@@ -1,0 +1,72 @@
+"""What autograd sees of a layer that multiplies codes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Arithmetic(Protocol):
+    """How matrices are multiplied with a weight [out, in] that is codes and their scales. Results are fp32, or what they are
+    to be rounded to."""
+
+    def output(self, x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """x [rows, in] times the weight, [rows, out]; and what backward keeps of x."""
+        ...
+
+    def gradients(
+        self, gradient: Tensor, codes: Tensor, scales: Tensor, kept: tuple[Tensor, ...], wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Of the output's gradient [rows, out]: x's [rows, in], and the weight's [out, in]; those that are wanted."""
+        ...
+
+
+def multiply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor, arithmetic: Arithmetic
+) -> Tensor:
+    """x [..., in] times the weight that codes and scales stand for, and the bias: [..., out] in x's dtype, rounded once.
+    `weight` itself is there for its gradient, and so that torch sees when backward comes after it was changed."""
+    apply: Any = _Multiply.apply  # torch declares no types for it
+    output: Tensor = apply(x, weight, bias, codes, scales, arithmetic)
+    return output
+
+
+class _Multiply(torch.autograd.Function):
+    """Outside of autocast, which would make 16-bit products of what is to be exact: also in backward, which torch.compile
+    traces under it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        codes: Tensor,
+        scales: Tensor,
+        arithmetic: Arithmetic,
+    ) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            output, kept = arithmetic.output(x.reshape(-1, x.shape[-1]), codes, scales)
+        if bias is not None:
+            output = output + bias.float()
+        ctx.save_for_backward(weight, codes, scales, *kept)
+        ctx.arithmetic = arithmetic
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return output.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weight, codes, scales, *kept = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        with torch.autocast(gradient.device.type, enabled=False):
+            of_x, of_weight = ctx.arithmetic.gradients(rows, codes, scales, tuple(kept), ctx.needs_input_grad[:2])
+        if of_x is not None:
+            of_x = of_x.to(gradient.dtype).reshape(*gradient.shape[:-1], codes.shape[1])
+        if of_weight is not None:
+            of_weight = of_weight.to(weight.dtype)
+        of_bias = rows.float().sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        return of_x, of_weight, of_bias, None, None, None

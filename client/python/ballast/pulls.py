@@ -1,0 +1,23 @@
+"""Weights that are pulled to where they are bound, whatever they are served in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ballast import _core
+from ballast.binding import Binding
+from ballast.progress import Transfer
+
+
+def pull_to(bindings: Iterable[Binding], client: _core.Client, run: str) -> dict[int, int]:
+    """Has the daemon's weights land; returns the last step that they are of, by the tensor's index."""
+    wanted = [binding for binding in bindings if binding.nbytes]
+    steps: dict[int, int] = {}
+    ways: tuple[tuple[Callable[..., dict[int, int]], bool], ...] = ((client.pull, False), (client.pull_served, True))
+    for pull, as_served in ways:
+        places = [binding.place for binding in wanted if binding.as_served == as_served]
+        if places:
+            total = sum(nbytes for _, _, nbytes, *_ in places)
+            with Transfer(f"pulling weights of run '{run}'", total, lambda: client.moved):
+                steps |= pull(run, places)
+    return steps

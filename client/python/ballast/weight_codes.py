@@ -1,0 +1,70 @@
+"""Weights that a layer computes in as they are served: codes of one byte, in place of the parameter's own memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ballast.served_codes import ServedCodes
+
+
+class WeightCodes:
+    """What a layer of ballast.nn asks for its weight, and gets once a run has brought it.
+
+    While `served` is None the parameter has its weights, in its own dtype, and the layer makes codes of them. From take()
+    to give_back() the codes are the weights, and the parameter has no memory but one NaN, of which all its elements are:
+    whatever reads it but the layer sees that, and whatever writes to it is refused by torch.
+
+    format: what the layer computes in, by the wire's name.
+    """
+
+    def __init__(self, format: str):
+        self.format = format
+        self.served: ServedCodes | None = None
+        self._standing_in: Tensor | None = None
+
+    def stands_in(self, weight: Tensor) -> bool:
+        """Whether the codes are the weights, and nobody has given the parameter memory since."""
+        return self._standing_in is not None and weight.data_ptr() == self._standing_in.data_ptr()
+
+    def take(self, weight: Tensor, served: ServedCodes) -> None:
+        """From now on `served`, on the parameter's device, are its weights: what it had is free."""
+        self.served = served
+        if not self.stands_in(weight):
+            self._standing_in = torch.full((1,), torch.nan, dtype=weight.dtype, device=weight.device)
+            weight.data = self._standing_in.expand(weight.shape)
+
+    def give_back(self, weight: Tensor) -> None:
+        """The parameter has the weights again, in its own dtype. Nothing where it has them."""
+        if self.served is not None and self.stands_in(weight):
+            weight.data = self.served.decode(weight.dtype)
+        self.served = self._standing_in = None
+
+
+# By parameter, for as long as that lives. Not an attribute: torch would save one with the parameter.
+_asked: Any = WeakTensorKeyDictionary()
+
+
+def ask_for_codes(weight: Tensor, codes: WeightCodes) -> None:
+    """A layer computes with this parameter in such codes. Of several that share it the last is told of them."""
+    _asked[weight] = codes
+
+
+def forget_codes(weight: Tensor) -> None:
+    """No layer does any more."""
+    _asked.pop(weight, None)
+
+
+def codes_of(weight: Tensor) -> WeightCodes | None:
+    """What its layer has asked for; None: no layer has."""
+    found: WeightCodes | None = _asked.get(weight)
+    return found
+
+
+def is_standing_in(weight: Tensor) -> bool:
+    """Whether this parameter has no memory of its own, since codes are its weights."""
+    codes = codes_of(weight)
+    return codes is not None and codes.stands_in(weight)
