@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ballast import _core
+from ballast.error_feedback import ErrorFeedback
 from ballast.errors import Rejected
 from ballast.gradient_staging import is_staged
 from ballast.last_seen import LastSeen
@@ -61,8 +62,13 @@ class Binding:
         whole = entry.parameter.shape
         self._columns = whole[-1] if len(whole) > 1 else 0
         self._group = entry.group
+        self._feedback: ErrorFeedback | None = None
         self._memory: Tensor | None = None  # the parameter's, when landing was made
         self._landing: Tensor | None = None
+
+    def go_on_from(self, known: Binding) -> None:
+        """What was known of the tensor before the run was amended."""
+        self.last_seen, self._feedback = known.last_seen, known._feedback
 
     @property
     def on_host(self) -> bool:
@@ -162,9 +168,20 @@ class Binding:
             )
         return served is not None and served == _core.digest(weights.data_ptr(), weights.nbytes)
 
-    def gradient(self, grad: Tensor) -> Tensor:
-        """The gradient as it is sent: in its wire format, contiguous; in host memory, or on a GPU from which it is staged. What
-        is too large for that format becomes an infinity. Rejected if it is not of the parameter's kind."""
+    def feed_back_errors(self) -> None:
+        """From now on what a gradient loses in its wire format is added to the next one. Nothing where that loses nothing."""
+        if self._gradient.itemsize < self.parameter.element_size():
+            self._feedback = ErrorFeedback()
+
+    def forget_errors(self) -> None:
+        """The weights are those of another step."""
+        if self._feedback is not None:
+            self._feedback.forget()
+
+    def gradient(self, grad: Tensor, loss_scale: float) -> Tensor:
+        """The gradient, of a loss that was multiplied by loss_scale, as it is sent: in its wire format, contiguous; in host
+        memory, or on a GPU from which it is staged. What is too large for that format becomes an infinity. Rejected if it is
+        not of the parameter's kind."""
         if grad.layout != torch.strided:
             raise Rejected(
                 f"the gradient of '{self.name}' has layout {grad.layout}: only dense gradients are supported "
@@ -177,7 +194,11 @@ class Binding:
                 f"the gradient of '{self.name}' is {grad.dtype} {tuple(grad.shape)}, its weights are "
                 f"{self.parameter.dtype} {tuple(self.shape)}: both must be the same"
             )
-        sent = grad.detach().to(self._gradient).contiguous()
+        own = grad.detach()
+        sent = (
+            own.to(self._gradient) if self._feedback is None else self._feedback.round(own, self._gradient, loss_scale)
+        )
+        sent = sent.contiguous()
         return sent if is_staged(sent) else sent.to("cpu")
 
     @property

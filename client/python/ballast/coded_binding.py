@@ -121,9 +121,15 @@ def _digest_of(served: ServedCodes) -> int:
     return _core.digest(both.ctypes.data, both.nbytes)
 
 
-def bind_all(tensors: Iterable[NamedParameter], formats: Iterable[Mapping[str, Any]]) -> list[Binding]:
-    """The bindings of a run's tensors, in its order: of codes where they are served and the tensor's layer computes in them."""
-    return [_bind(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
+def bind_all(
+    tensors: Iterable[NamedParameter], formats: Iterable[Mapping[str, Any]], error_feedback: bool
+) -> list[Binding]:
+    """The bindings of a run's tensors, in its order: of codes where they are served and the tensor's layer computes in them.
+    error_feedback: the option."""
+    bindings = [_bind(index, *pair) for index, pair in enumerate(zip(tensors, formats))]
+    for binding in bindings if error_feedback else []:
+        binding.feed_back_errors()
+    return bindings
 
 
 def _bind(index: int, entry: NamedParameter, formats: Mapping[str, Any]) -> Binding:

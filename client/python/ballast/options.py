@@ -63,6 +63,9 @@ class RunOptions(TypedDict, total=False):
         "int8-row", "int8-tensor". They are decoded to the parameter's dtype on arrival.
     gradient_dtype: None, gradients leave in the parameter's dtype, or what they are converted to: "fp8-e5m2", "bf16",
         "fp16", "fp32". What is too large for it becomes an infinity, and its block is not updated.
+    error_feedback: what a gradient loses when it is converted to a narrower gradient_dtype is added to the tensor's next one,
+        so that a format of 8 bits loses nothing in the long run. The trainer keeps it in bf16, 2 bytes a parameter, until it
+        ends; a process that takes its place begins with none.
     formats: {pattern: {"master": ..., "state": ..., "rounding": ..., "serving": ..., "gradient_dtype": ...}} for
         parameters by name (fnmatch; the first pattern that matches), over what their group says, as
         {"*embed*": {"master": "fp32", "state": "fp32"}}. A pattern that matches nothing is refused.
@@ -154,6 +157,7 @@ class RunOptions(TypedDict, total=False):
     rounding: Literal["stochastic", "nearest"]
     serving: str | None
     gradient_dtype: str | None
+    error_feedback: bool
     formats: Mapping[str, Mapping[str, Any]] | None
     lr_scales: Mapping[str, float] | None
     decouple_lr: bool
@@ -248,6 +252,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
     "rounding": (lambda x: x in ROUNDINGS, "'stochastic' or 'nearest'"),
     "serving": (lambda x: x is None or x in _servings(), lambda: f"None or {_one_of(_servings())}"),
     "gradient_dtype": (lambda x: x is None or x in _gradients(), lambda: f"None or {_one_of(_gradients())}"),
+    "error_feedback": (lambda x: isinstance(x, bool), "True or False"),
     "decouple_lr": (lambda x: isinstance(x, bool), "True or False"),
     "lr_peak": (lambda x: x is None or _number(lambda y: y > 0)(x), "None or a finite number above 0"),
 }
@@ -343,3 +348,12 @@ def check_scales(scales: Mapping[str, float], names: Sequence[str]) -> None:
         check_option("lr_scale", scale, f" of lr_scales[{name!r}]")
         if name not in names:
             raise Rejected(f"lr_scales has '{name}', and there is no such parameter")
+
+
+def check_feedback(asked: bool, formats: Iterable[str | None]) -> None:
+    """Rejected if error_feedback has nothing to give back; formats: the gradient_dtype of each group."""
+    if asked and all(format is None for format in formats):
+        raise Rejected(
+            "error_feedback=True and no gradient_dtype: gradients leave as they are, and lose nothing. Write "
+            "gradient_dtype='fp8-e5m2', or 'bf16', or leave error_feedback out"
+        )

@@ -30,8 +30,7 @@ from ballast.uploads import refuse_nonfinite_added
 from ballast.weight_copies import WeightCopies
 from ballast.weights import Weights
 
-# A lost predecessor's lease is 10 s unless the daemon is configured otherwise.
-_LEASE_WAIT_S = 12.0
+_LEASE_WAIT_S = 12.0  # a lost predecessor's is 10 s, unless the daemon is configured otherwise
 
 
 class Session:
@@ -45,9 +44,9 @@ class Session:
         self._run = rank.run
         self._names = [tensor.name for tensor in description.tensors]
         self._state_names = description.state_names
-        self._bindings = bind_all(description.tensors, description.formats)
+        self._bindings = bind_all(description.tensors, description.formats, description.error_feedback)
         for binding, known in zip(self._bindings, past._bindings if past else []):
-            binding.last_seen = known.last_seen
+            binding.go_on_from(known)
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
         rules = description.step_rules
@@ -234,6 +233,7 @@ class Session:
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
         self._weight_copies.wait()  # the step may bring others
+        self._loss_scale = loss_scale
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
 
@@ -294,7 +294,7 @@ class Session:
         """Sends a gradient. From here on, in the step's last micro-batch, the parameter may be overwritten at any time
         until the step's end."""
         binding = self._by_id[id(parameter)]
-        gradient = binding.gradient(grad)
+        gradient = binding.gradient(grad, self._loss_scale)
         self._changes.before_gradient(self.weights, binding)
         self.weights.follow(binding)
         if binding.contributes:

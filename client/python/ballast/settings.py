@@ -12,7 +12,7 @@ from ballast.errors import Rejected
 from ballast.formats import FormatRules, Grouping
 from ballast.frameworks import driving_framework
 from ballast.moments import slot_names
-from ballast.options import Rule, check_scales
+from ballast.options import Rule, check_feedback, check_option, check_scales
 from ballast.parameters import NamedParameter, ParameterList
 from ballast.rank import rank_of
 from ballast.saved_state import saved_state
@@ -28,7 +28,7 @@ class Description:
 
     spec: what the daemon is given. tensors: what is trained, in the spec's order; grouping: their groups there.
     sharded: whether each rank holds parts of the tensors, as FSDP2 has sharded them.
-    changed_weights: the option, of this trainer alone. state_names: the slots that the rule keeps, with torch's names.
+    changed_weights, error_feedback: the options, of this trainer alone. state_names: the slots that the rule keeps, with torch's names.
     """
 
     spec: str
@@ -36,6 +36,7 @@ class Description:
     grouping: Grouping
     step_rules: StepRules
     changed_weights: str
+    error_feedback: bool
     state_names: dict[str, str]
     sharded: bool
 
@@ -58,6 +59,8 @@ class RunSettings:
         self.step_rules = step_rules(options)
         self._dynamic_loss_scale = False
         self._changed_weights = changed_weights(options.get("changed_weights"))
+        self._error_feedback = options.get("error_feedback") or False
+        check_option("error_feedback", self._error_feedback, "")
         self.saved_state = saved_state(options.get("saved_state"))
         self._options = options
         self._formats = FormatRules(options.get("formats"))
@@ -93,7 +96,9 @@ class RunSettings:
         grouping = self._formats.group(tensors, groups)
         spec = self._spec(tensors, groups, grouping, sharded)
         slots = slot_names(self.rule.name)
-        return Description(spec, tensors, grouping, self.step_rules, self._changed_weights, slots, sharded)
+        check_feedback(self._error_feedback, [group.formats["gradient_dtype"] for group in grouping.groups])
+        own = self._changed_weights, self._error_feedback
+        return Description(spec, tensors, grouping, self.step_rules, *own, slots, sharded)
 
     def describe_again(
         self, run: Description, parameters: ParameterList, groups: Sequence[Mapping[str, Any]]

@@ -100,6 +100,7 @@ class Weights:
         """Instead of settling: the daemon's, for a trainer that follows it."""
         self.pull()
         for binding in self._bindings:
+            binding.forget_errors()
             binding.bind(self._client)
         self._settled = True
 

@@ -1,0 +1,33 @@
+"""What gradients lose on their way, given back to them at the next step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class ErrorFeedback:
+    """Rounds the gradients of one tensor, and adds to each what its predecessor lost (1-bit SGD, Seide et al. 2014; "EF",
+    arXiv 1901.09847): their sum over the steps is right, however coarse the format.
+
+    It keeps that in bf16, 2 bytes an element, on the gradient's device, and free of the loss scale. An element that becomes
+    infinite or NaN loses nothing and keeps what it had. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lost: Tensor | None = None
+
+    def round(self, gradient: Tensor, dtype: torch.dtype, loss_scale: float) -> Tensor:
+        """The gradient, of a loss that was multiplied by loss_scale, with what was lost before, in `dtype`."""
+        whole = gradient.float()
+        if self._lost is not None:
+            whole = whole + self._lost.to(whole.device).float() * loss_scale
+        rounded = whole.to(dtype)
+        lost = (whole - rounded.float()) / loss_scale
+        before = torch.zeros_like(lost) if self._lost is None else self._lost.to(whole.device).float()
+        self._lost = torch.where(rounded.float().isfinite(), lost, before).to(torch.bfloat16)
+        return rounded
+
+    def forget(self) -> None:
+        """Nothing was lost: the weights are those of another step."""
+        self._lost = None
