@@ -12,5 +12,15 @@ from ballast.nn.float8 import Float8Linear
 from ballast.nn.layer_scale import LayerScale
 from ballast.nn.switchback import SwitchBackLinear
 from ballast.nn.switching import switch
+from ballast.nn.unit_scaling import UnitScaledFloat8Linear, fp8_losses
 
-__all__ = ["CodedLinear", "Float8Linear", "LayerScale", "SwitchBackLinear", "served_formats", "switch"]
+__all__ = [
+    "CodedLinear",
+    "Float8Linear",
+    "LayerScale",
+    "SwitchBackLinear",
+    "UnitScaledFloat8Linear",
+    "fp8_losses",
+    "served_formats",
+    "switch",
+]

@@ -28,6 +28,8 @@ class CodedLinear(nn.Linear):
     weights that are not finite, on a CPU.
     """
 
+    # What replaces() takes.
+    replaced = "nn.Linear"
     # The wire's name of what it multiplies; None: codes with a scale that the daemon's do not have.
     code_format: str | None = None
     arithmetic: Arithmetic
@@ -46,6 +48,16 @@ class CodedLinear(nn.Linear):
         self._codes = WeightCodes(self.code_format or "")
         super().__init__(in_features, out_features, bias, device, dtype)
 
+    @classmethod
+    def replaces(cls, module: nn.Module) -> bool:
+        """Whether switch() may put such a layer in its place."""
+        return type(module) is nn.Linear
+
+    @classmethod
+    def options_of(cls, module: Any) -> dict[str, Any]:
+        """What of such a module is an option of the layer."""
+        return {}
+
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)
         if name == "weight" and param is not None:
@@ -62,9 +74,13 @@ class CodedLinear(nn.Linear):
             ask_for_codes(weight, self._codes)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self._multiply(x, self.weight, self.bias)
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """weight: the layer's, or what its gradient is to go through."""
         x = self._computed(x)
         made = self.weight_codes()
-        return multiply(x, self.weight, self.bias, made.codes, made.scales, self.arithmetic)
+        return multiply(x, weight, bias, made.codes, made.scales, self.arithmetic)
 
     def weight_codes(self) -> ServedCodes:
         """What forward() multiplies: the codes that were served, or those of the weight as it is."""
@@ -124,6 +140,10 @@ class CodedLinear(nn.Linear):
         state = {**self.__dict__, "_codes": WeightCodes(self._codes.format)}
         if self._codes.stands_in(self.weight):
             weight = nn.Parameter(self._decoded(), self.weight.requires_grad)
+            own = vars(
+                self.weight
+            ).items()  # as unit-scaling's, but for its methods, which are of the parameter that had them
+            vars(weight).update((name, value) for name, value in own if not callable(value))
             state["_parameters"] = {**self._parameters, "weight": weight}
         return state
 

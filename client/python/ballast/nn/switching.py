@@ -17,25 +17,26 @@ from ballast.nn.switchback import SwitchBackLinear
 def switch(
     model: nn.Module, pattern: str | Iterable[str] = "*", layer: type[CodedLinear] = SwitchBackLinear, **options: Any
 ) -> list[str]:
-    """Replaces each nn.Linear whose name matches by a `layer` with the same weight and bias, in place; returns their names.
+    """Replaces each nn.Linear (or what else `layer` replaces) whose name matches by a `layer` with the same weight and bias,
+    in place; returns their names.
 
     pattern: of the modules' names (fnmatch), or several: "blocks.*", or ["*.fc1", "*.fc2"]. options: of the layer, as
     variant="q". Subclasses of nn.Linear stay as they are. The parameters are the same objects, so that an optimizer
     may be made before; hooks of the module go over, too. A weight that a module of another kind has as well (a head that is
     tied to an embedding) is quantized by the layer, and not taken as it is served.
 
-    Rejected, and nothing is replaced: a pattern that matches no nn.Linear; the model itself is one.
+    Rejected, and nothing is replaced: a pattern that matches none; the model itself is one.
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
-    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    linears: dict[str, Any] = {name: module for name, module in model.named_modules() if layer.replaces(module)}
     if "" in linears:
         raise Rejected(
-            "the model is an nn.Linear itself, which cannot be replaced in place: write SwitchBackLinear in its stead"
+            f"the model is an {layer.replaced} itself, which cannot be replaced in place: write {layer.__name__} in its stead"
         )
     for one in patterns:
         if not any(fnmatchcase(name, one) for name in linears):
             known = ", ".join(list(linears)[:8]) + (", ..." if len(linears) > 8 else "")
-            raise Rejected(f"switch: the pattern '{one}' matches no nn.Linear; there are {known or 'none'}")
+            raise Rejected(f"switch: the pattern '{one}' matches no {layer.replaced}; there are {known or 'none'}")
     chosen = [name for name in linears if any(fnmatchcase(name, one) for one in patterns)]
     made = {name: _in_place_of(linears[name], layer, options) for name in chosen}
     for name, module in made.items():
@@ -45,7 +46,8 @@ def switch(
     return chosen
 
 
-def _in_place_of(linear: nn.Linear, layer: type[CodedLinear], options: dict[str, Any]) -> CodedLinear:
+def _in_place_of(linear: Any, layer: type[CodedLinear], options: dict[str, Any]) -> CodedLinear:
+    options = {**layer.options_of(linear), **options}
     made = layer(linear.in_features, linear.out_features, linear.bias is not None, torch.device("meta"), **options)
     made.train(linear.training)
     for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
