@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # From a fresh machine to a model trained through Ballast, in one command that asks nothing.
 #
-#   deploy/quickstart.sh [--steps N] [--seeds N] [--results FOLDER] [--keep] [--crash]
+#   deploy/quickstart.sh [--recipe NAME] [--steps N] [--seeds N] [--results FOLDER] [--keep] [--crash]
 #
+#   --recipe NAME     what the model computes in: plain (fp32, default), switchback (int8), fp8, unit-scaled (fp8 without a loss
+#                     scale), collage (bf16); see client/python/examples/recipes.py
 #   --steps N         optimizer steps a training run makes (default 300)
 #   --seeds N         training runs a side, each from its own seed (default 1)
 #   --results FOLDER  where figures, picture and logs go, in place of an earlier run's (default build/quickstart)
@@ -27,6 +29,7 @@ readonly BALLASTD="$ROOT/build/$PRESET/server/ballastd"
 readonly BALLASTCTL="$ROOT/build/$PRESET/client/cpp/ballastctl"
 readonly DAEMON_THREADS=1
 
+recipe=plain
 steps=300
 seeds=1
 results="$ROOT/build/quickstart"
@@ -41,6 +44,7 @@ ops_port=""
 # shellcheck source=deploy/stages.sh
 . "$ROOT/deploy/stages.sh"
 
+flag --recipe "plain, switchback, fp8, unit-scaled or collage" 'plain|switchback|fp8|unit-scaled|collage'
 flag --steps "a whole number of at least 1" '[1-9][0-9]*'
 flag --seeds "a whole number of at least 1" '[1-9][0-9]*'
 flag --results "a folder"
@@ -120,7 +124,7 @@ record_daemon_memory() {
 train() {
   local optimizer=$1 seed=$2
   run_child env OMP_NUM_THREADS=1 "$PYTHON" "$ROOT/client/python/examples/king_james.py" --optimizer "$optimizer" \
-    --steps "$steps" --seed "$seed" --server "127.0.0.1:$grpc_port" --json "$RESULTS/$optimizer-$seed.json" ||
+    --recipe "$recipe" --steps "$steps" --seed "$seed" --server "127.0.0.1:$grpc_port" --json "$RESULTS/$optimizer-$seed.json" ||
     fail "training ($optimizer, seed $seed) failed; the daemon's log is $LOGS/ballastd.log"
 }
 
@@ -131,12 +135,14 @@ train_all() {
 }
 
 prepare() {
-  local started=$SECONDS
+  local started=$SECONDS packages=(run)
   # In the foreground and unlogged: sudo may have to ask for a password.
   "$ROOT/deploy/packages.sh" build libs data || exit 1
   STAGE_TIMES+=("$(printf '%-16s %4d s' packages $((SECONDS - started)))")
   echo "(full logs: $LOGS)"
-  stage "python" "$ROOT/deploy/setup.sh" python run
+  # The package unit-scaling is among what the tests need.
+  if [[ $recipe == unit-scaled ]]; then packages=(); fi
+  stage "python" "$ROOT/deploy/setup.sh" python "${packages[@]}"
   stage "build" "$ROOT/deploy/setup.sh" build "$PRESET" ballastd ballastctl
   stage "python client" "$ROOT/deploy/setup.sh" client
   stage "data" "$PYTHON" -c "import sys; sys.path.insert(0, '$ROOT/client/python/examples'); import king_james; king_james.load_text()"

@@ -97,6 +97,7 @@ def table(ballast: list[dict], torch: list[dict], daemon: dict) -> str:
         f"{first['torch_threads']} thread in both columns, the daemon on {daemon['threads']}",
         row("", "Ballast", "torch AdamW"),
         row("", first["server"]["optimizer"].removeprefix("adamw/"), "fp32, local"),
+        *([] if first["recipe"] == "plain" else [row("", f"recipe {first['recipe']}", "")]),
     ]
     lines += curve_rows(ballast, torch) + final_rows(ballast, torch)
     lines += trainer_rows(first, local) + server_rows(first, daemon) + time_rows(first, local)

@@ -78,7 +78,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def memory_of(model: nn.Module) -> int:
     """The bytes of all storages that its parameters, and the codes of its layers, are in."""
-    served = [layer._codes.served for layer in model.modules() if isinstance(layer, bnn.CodedLinear)]
+    served = [layer.served for layer in model.modules() if isinstance(layer, bnn.CodedLinear)]
     codes = [part for one in served if one is not None for part in (one.codes, one.scales)]
     storages = {tensor.untyped_storage() for tensor in (*model.parameters(), *codes)}
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

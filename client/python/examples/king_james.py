@@ -4,6 +4,7 @@
     python client/python/examples/king_james.py                                   # starts a ballastd, which ends with it
     python client/python/examples/king_james.py --optimizer torch                 # needs none
     python client/python/examples/king_james.py --steps 300 --seed 1 --json curve.json
+    python client/python/examples/king_james.py --recipe switchback               # linear layers in int8; see recipes.py
 
 The two optimizers get the same initial weights and the same batches, so their loss curves can be laid over each other.
 What Ballast needs of a training loop is in train(): the optimizer's constructor, and step(loss=...).
@@ -23,10 +24,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parent))
+import recipes  # noqa: E402
+
 CONTEXT, BATCH = 128, 16
 EVALUATE_EVERY, LAST_EVALUATIONS = 5, 20
 BUILD = Path(__file__).resolve().parents[3] / "build"
-LEARNING = {"lr": 2e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+LEARNING = {
+    "lr": 2e-3,
+    "betas": (0.9, 0.99),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+}  # a recipe may have another lr and decay
 
 
 # --- the model: 0.87 million parameters -----------------------------------------------------------------------------
@@ -69,7 +78,7 @@ class ByteModel(nn.Module):
 
     def loss(self, batch):
         inputs, targets = batch
-        return F.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())
+        return F.cross_entropy(self(inputs).flatten(0, 1).float(), targets.flatten())
 
 
 # --- the data -------------------------------------------------------------------------------------------------------
@@ -97,29 +106,27 @@ def draw_batch(text: torch.Tensor, size: int, random: torch.Generator):
 
 
 @torch.no_grad()
-def held_out_loss(model: ByteModel, batches) -> float:
+def held_out_loss(model: nn.Module, batches) -> float:
     return statistics.fmean(model.loss(batch).item() for batch in batches)
 
 
 # --- training -------------------------------------------------------------------------------------------------------
 
 
-def make_optimizer(options, model: ByteModel):
+def make_optimizer(options, model: nn.Module):
+    recipe = recipes.RECIPES[options.recipe]
     if options.optimizer == "torch":
-        return torch.optim.AdamW(model.parameters(), **LEARNING)
+        return recipe.by_torch(model, LEARNING)
     import ballast
 
-    return ballast.AdamW(
-        model.named_parameters(),
-        **LEARNING,
-        server=options.server,
-        run=options.run,
-        master_weight_bits=options.master_bits,
-        state_dtype=options.state,
-    )
+    learning = LEARNING | recipe.rates(model)
+    of_recipe = recipe.switch(model)  # its layers, and the formats that go with them
+    stored = {} if recipe.rule != "AdamW" else {"master_weight_bits": options.master_bits, "state_dtype": options.state}
+    kind = getattr(ballast, recipe.rule)
+    return kind(model.named_parameters(), **learning, server=options.server, run=options.run, **stored, **of_recipe)
 
 
-def train(options, model: ByteModel, text: torch.Tensor, report) -> None:
+def train(options, model: nn.Module, text: torch.Tensor, report) -> None:
     split = len(text) * 9 // 10
     training, held_out = text[:split], text[split:]
     fixed = torch.Generator().manual_seed(0)
@@ -131,7 +138,8 @@ def train(options, model: ByteModel, text: torch.Tensor, report) -> None:
         batch = draw_batch(training, BATCH, random)
         started = time.perf_counter()
         loss = model.loss(batch)
-        loss.backward()  # through Ballast: each gradient leaves as it is made, and is dropped
+        # Through Ballast each gradient leaves as it is made, and is dropped.
+        (loss * getattr(optimizer, "loss_scale", 1.0)).backward()
         report.gradients_held(model)
         if options.optimizer == "torch":
             optimizer.step()
@@ -160,6 +168,7 @@ class Report:
         self.step_seconds, self.pushed_early, self.pulled_early = [], [], []
         self.figures = {
             "optimizer": options.optimizer,
+            "recipe": options.recipe,
             "seed": options.seed,
             "steps": options.steps,
             "parameters": parameters,
@@ -197,7 +206,7 @@ class Report:
 
     def finished(self, model, optimizer):
         held, figures = self.figures["trainer_bytes"], self.figures
-        held["parameters"] = storage_bytes(model.parameters())
+        held["parameters"] = storage_bytes([*model.parameters(), *recipes.codes_of(model)])
         states = (value for state in optimizer.state.values() for value in state.values())
         held["state"] = storage_bytes(value for value in states if torch.is_tensor(value))
         last = [evaluation["held_out"] for evaluation in figures["evaluations"][-LAST_EVALUATIONS:]]
@@ -229,6 +238,7 @@ def describe_run(status) -> dict:
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizer", choices=("ballast", "torch"), default="ballast")
+    parser.add_argument("--recipe", choices=tuple(recipes.RECIPES), default="plain", help="what the model computes in")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1, help="of the initial weights and of the batches")
     parser.add_argument("--server", help="the daemon's address (default: $BALLAST_SERVER, else one of its own)")
@@ -249,7 +259,7 @@ def main():
     torch.set_num_threads(options.threads)
     text = load_text()
     torch.manual_seed(options.seed)
-    model = ByteModel()
+    model = recipes.RECIPES[options.recipe].make_model(ByteModel)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     report = Report(options, parameters)
     train(options, model, text, report)

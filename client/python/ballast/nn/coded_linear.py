@@ -82,6 +82,11 @@ class CodedLinear(nn.Linear):
         made = self.weight_codes()
         return multiply(x, weight, bias, made.codes, made.scales, self.arithmetic)
 
+    @property
+    def served(self) -> ServedCodes | None:
+        """What was served, and is in the weight's place; None: the parameter has weights of its own."""
+        return self._codes.served if self._codes.stands_in(self.weight) else None
+
     def weight_codes(self) -> ServedCodes:
         """What forward() multiplies: the codes that were served, or those of the weight as it is."""
         served = self._codes.served
@@ -133,13 +138,15 @@ class CodedLinear(nn.Linear):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._codes.stands_in(self.weight):
-            destination[prefix + "weight"] = self._decoded()
+        served = self.served
+        if served is not None:
+            destination[prefix + "weight"] = served.decode(self.weight.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_codes": WeightCodes(self._codes.format)}
-        if self._codes.stands_in(self.weight):
-            weight = nn.Parameter(self._decoded(), self.weight.requires_grad)
+        served = self.served
+        if served is not None:
+            weight = nn.Parameter(served.decode(self.weight.dtype), self.weight.requires_grad)
             own = vars(
                 self.weight
             ).items()  # as unit-scaling's, but for its methods, which are of the parameter that had them
@@ -150,10 +157,6 @@ class CodedLinear(nn.Linear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call] # torch declares none
         self._ask(self.weight)
-
-    def _decoded(self) -> Tensor:
-        assert self._codes.served is not None  # it stands in
-        return self._codes.served.decode(self.weight.dtype)
 
 
 def served_formats(model: nn.Module) -> dict[str, dict[str, str]]:
