@@ -60,7 +60,8 @@ class RunOptions(TypedDict, total=False):
     state_dtype: alias of state.
     rounding: "stochastic" or "nearest", of the compressed formats.
     serving: None, weights return in the parameter's dtype, or what they return in to save traffic: "fp8-e4m3",
-        "int8-row", "int8-tensor". They are decoded to the parameter's dtype on arrival.
+        "int8-row", "int8-tensor". They are decoded to the parameter's dtype on arrival, but for layers of ballast.nn, which
+        compute in them.
     gradient_dtype: None, gradients leave in the parameter's dtype, or what they are converted to: "fp8-e5m2", "bf16",
         "fp16", "fp32". What is too large for it becomes an infinity, and its block is not updated.
     error_feedback: what a gradient loses when it is converted to a narrower gradient_dtype is added to the tensor's next one,
