@@ -46,6 +46,8 @@ def model_of(kind: str, rank: int) -> nn.Module:
     if kind == "branches":
         return Branches(rank)
     model = layered(seed=1 + rank)  # the ranks' differ, until DDP sends rank 0's around
+    if kind == "int8":
+        ballast.nn.switch(model)
     if kind == "norm":
         model[0].bias = None  # whose gradient were zero but for rounding, which AdamW makes large
         model.insert(1, nn.BatchNorm1d(8))
@@ -101,6 +103,18 @@ def trained(case: dict[str, Any], rank: int, make: Any) -> dict[str, list[float]
         assert optimizer.last_result is not None and optimizer.last_result.applied
         assert optimizer.last_result.step == len(case["steps"]) * (3 if case.get("checkpoint") else 1)
         optimizer.close()
+        if case.get("again"):
+            return started_anew(case, rank, make)
+    return {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
+
+
+def started_anew(case: dict[str, Any], rank: int, make: Any) -> dict[str, list[float]]:
+    """As a trainer that takes the run up again: its weights are the daemon's before DDP sends rank 0's around."""
+    model = model_of(case.get("model", "layers"), rank + 10)
+    optimizer = make(model.named_parameters(), weights="server")
+    module = wrap(case.get("wrap", "whole"), model, case.get("ddp", {}))
+    train(module, optimizer, case | {"steps": case["again"]}, rank)
+    optimizer.close()
     return {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
 
 
@@ -109,7 +123,7 @@ def both(server: str, run: str, case: dict[str, Any], rank: int) -> list[dict[st
     options = {**ADAMW, **EXACT, **case.get("options", {})}
     reference = {**case, **case.get("theirs", {})}
     theirs = trained(reference, rank, lambda named: torch.optim.AdamW([p for _, p in named], **ADAMW))
-    ours = trained(case, rank, lambda named: ballast.AdamW(named, server=server, run=run, **options))
+    ours = trained(case, rank, lambda named, **more: ballast.AdamW(named, server=server, run=run, **options, **more))
     return [ours, theirs]
 
 

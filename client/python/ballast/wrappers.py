@@ -4,7 +4,7 @@ for the daemon takes the mean over the ranks.
 A parameter does not tell what wraps it. So while an optimizer is open, DistributedDataParallel.forward is replaced by one
 that looks whose parameters the module has, whichever was made first; and when a run is joined, live modules are looked
 through once, for the sake of a forward before the optimizer was made. What DDP does to buffers, and to parameters when it is
-made, stays. Of options that change how gradients are reduced, those that would be lost are refused by name.
+made, stays (codes that are in a parameter's place become weights for that). Of options that change how gradients are reduced, those that would be lost are refused by name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.patch import Patch
 from ballast.reducer import SilentReducer
+from ballast.weight_codes import codes_of
 
 DDP = nn.parallel.DistributedDataParallel
 
@@ -70,7 +71,19 @@ def _announced(forward: Callable[..., Any]) -> Callable[..., Any]:
     return announce
 
 
-_trainers: Patch[Trainer] = Patch((DDP, "forward", _announced))
+def _with_weights(make: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP's constructor sends rank 0's parameters to the others: those for which codes stand in have weights meanwhile."""
+
+    def make_with_weights(self: DDP, module: nn.Module, *options: Any, **more: Any) -> Any:
+        for parameter in module.parameters():
+            if (codes := codes_of(parameter)) is not None:
+                codes.give_back(parameter)
+        return make(self, module, *options, **more)
+
+    return make_with_weights
+
+
+_trainers: Patch[Trainer] = Patch((DDP, "forward", _announced), (DDP, "__init__", _with_weights))
 
 
 def _before_forward(module: DDP) -> None:
