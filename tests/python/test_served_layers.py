@@ -3,85 +3,25 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.checkpoint import checkpoint
 
 import ballast
 from ballast import nn as bnn
-from daemon import Daemon
-from models import until
-from side_by_side import side_by_side
+from coded import KINDS, WIDTH, batch, codes_of, is_coded, memory_of, model_of, same, train
 
 AdamW = Callable[..., ballast.AdamW]
-Kind = tuple[type[bnn.CodedLinear], dict[str, Any]]
-
-KINDS: dict[str, Kind] = {
-    "int8-tensor": (bnn.SwitchBackLinear, {}),
-    "int8-row": (bnn.SwitchBackLinear, {"variant": "q"}),
-    "fp8-e4m3": (bnn.Float8Linear, {"scale": None}),
-}
-WIDTH = 32
 
 
 @pytest.fixture(params=KINDS)
 def format(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
-
-
-def model_of(format: str = "int8-tensor", seed: int = 1, dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(WIDTH, 48), nn.GELU(), nn.Linear(48, WIDTH), nn.LayerNorm(WIDTH)).to(dtype)
-    layer, options = KINDS[format]
-    bnn.switch(model, "*", layer, **options)
-    return model
-
-
-def batch(step: int, dtype: torch.dtype = torch.bfloat16, rank: int = 0) -> Tensor:
-    return torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(100 * rank + step)).to(dtype)
-
-
-def loss_of(model: nn.Module, x: Tensor) -> Tensor:
-    return (model(x).float() - x.float().flip(0)).square().mean()
-
-
-def train(model: nn.Module, optimizer: ballast.AdamW, steps: range, rank: int = 0) -> list[float]:
-    losses = []
-    for step in steps:
-        loss = loss_of(model, batch(step, next(model.parameters()).dtype, rank))
-        loss.backward()
-        optimizer.step(loss=loss)
-        losses.append(loss.item())
-    return losses
-
-
-def codes_of(model: nn.Module) -> dict[str, Tensor]:
-    """What its layers multiply, as bytes."""
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, bnn.CodedLinear)}
-    return {name: layer.weight_codes().codes.view(torch.uint8).clone() for name, layer in layers.items()}
-
-
-def is_coded(model: nn.Module) -> bool:
-    return all(layer.weight.stride() == (0, 0) for layer in model.modules() if isinstance(layer, bnn.CodedLinear))
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(values, other[name]) for name, values in one.items())
-
-
-def memory_of(model: nn.Module) -> int:
-    """The bytes of all storages that its parameters, and the codes of its layers, are in."""
-    served = [layer.served for layer in model.modules() if isinstance(layer, bnn.CodedLinear)]
-    codes = [part for one in served if one is not None for part in (one.codes, one.scales)]
-    storages = {tensor.untyped_storage() for tensor in (*model.parameters(), *codes)}
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def test_a_trainer_holds_one_byte_a_parameter(format: str, adamw: AdamW) -> None:
@@ -312,117 +252,6 @@ def test_a_rewind_brings_the_codes_back(format: str, adamw: AdamW) -> None:
     optimizer.rewind(2)
     assert is_coded(model) and same(before, codes_of(model))
     assert train(model, optimizer, range(3, 5)) == late
-
-
-# --- beside other features ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant: bool, format: str, adamw: AdamW, run: str) -> None:
-    class Recomputing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model_of(format)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = checkpoint(self.inner, x.requires_grad_(), use_reentrant=reentrant)
-            return y
-
-    one, two = Recomputing(), model_of(format)
-    ours = adamw(one.named_parameters(), lr=1e-2, formats=bnn.served_formats(one))
-    theirs = adamw(two.named_parameters(), lr=1e-2, formats=bnn.served_formats(two), run=f"{run}-twin")
-    for step in range(6):
-        losses = train(one, ours, range(step, step + 1)), train(two, theirs, range(step, step + 1))
-        assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # names, and so random bits, are others
-    assert is_coded(one)
-
-
-def test_accumulation_and_clipping(format: str, adamw: AdamW) -> None:
-    model = model_of(format)
-    options: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}
-    optimizer = adamw(model.named_parameters(), lr=1e-2, formats=bnn.served_formats(model), **options)
-    for step in range(4):
-        for micro in range(2):
-            (loss_of(model, batch(2 * step + micro)) / 2).backward()
-        optimizer.step()
-        assert optimizer.last_result and optimizer.last_result.grad_norm > 0 and is_coded(model)
-
-
-def test_gradients_in_fp8_with_a_scaler(adamw: AdamW) -> None:
-    model = model_of("int8-row")
-    optimizer = adamw(
-        model.named_parameters(),
-        lr=1e-2,
-        formats=bnn.served_formats(model),
-        gradient_dtype="fp8-e5m2",
-        nonfinite="skip_step",
-    )
-    scaler = ballast.GradScaler(optimizer, init_scale=2.0**10)
-    losses = []
-    for step in range(30):
-        loss = loss_of(model, batch(step))
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.item())
-    assert sum(losses[-5:]) < sum(losses[:5]) and is_coded(model)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_graph_from_before_a_step_is_refused(steps: int, format: str, adamw: AdamW) -> None:
-    """As torch refuses one of nn.Linear: its weights are others by now."""
-    model = model_of(format)
-    optimizer = adamw(model.named_parameters(), lr=1e-2, formats=bnn.served_formats(model))
-    train(model, optimizer, range(steps - 1))
-    loss = loss_of(model, batch(0))
-    loss.backward(retain_graph=True)
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_compiled(format: str, adamw: AdamW, run: str) -> None:
-    one, two = model_of(format), model_of(format)
-    ours = adamw(one.named_parameters(), lr=1e-2, formats=bnn.served_formats(one))
-    theirs = adamw(two.named_parameters(), lr=1e-2, formats=bnn.served_formats(two), run=f"{run}-twin")
-    compiled = torch.compile(one, backend="aot_eager")
-    for step in range(4):
-        losses = train(compiled, ours, range(step, step + 1)), train(two, theirs, range(step, step + 1))
-        assert losses[0] == pytest.approx(losses[1], rel=1e-2)
-    assert is_coded(one)
-
-
-def test_evaluation_and_frozen_layers(format: str, adamw: AdamW) -> None:
-    model = model_of(format)
-    model[0].weight.requires_grad_(False)
-    optimizer = adamw(model.named_parameters(), lr=1e-2, formats=bnn.served_formats(model))
-    train(model, optimizer, range(2))
-    assert model[0].weight.stride() != (0, 0) and model[2].weight.stride() == (0, 0)
-    with torch.inference_mode():
-        assert model(batch(1)).isfinite().all()
-    model[0].weight.requires_grad_(True)
-    amended = {**bnn.served_formats(model)}
-    assert amended.keys() == {"0.weight", "2.weight"}
-    train(model, optimizer, range(2, 4))
-    assert model[2].weight.stride() == (0, 0)
-
-
-def test_eight_ranks_have_the_same_codes(format: str, daemon: Daemon, run: str) -> None:
-    models = [model_of(format) for _ in range(8)]
-    begin = threading.Barrier(8)
-
-    def work(rank: int) -> list[float]:
-        model = models[rank]
-        options: dict[str, Any] = {"server": daemon.server, "run": run, "rank": rank, "world": 8}
-        optimizer = ballast.AdamW(model.named_parameters(), lr=1e-2, formats=bnn.served_formats(model), **options)
-        begin.wait()
-        losses = train(model, optimizer, range(5), rank)
-        optimizer.close()
-        return losses
-
-    side_by_side(8, work)
-    until(lambda: all(is_coded(model) for model in models))
-    assert all(same(codes_of(models[0]), codes_of(model)) for model in models)
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ballast.compiling import is_compiling
+
 
 class ForwardReads:
     """Calls `read(parameters)` before a module's forward, with the parameters that it may read.
@@ -26,7 +28,7 @@ class ForwardReads:
         method, called = weakref.WeakMethod(read), self._called
 
         def before(module: nn.Module, _: Any) -> None:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return  # traced as part of a compiled module, which was waited for
             if again and torch._C._current_graph_task_id() == -1:
                 return

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ballast.compiling import is_compiling
+
 
 class GraphForwards:
     """Calls `prepare(module)` before each module's forward outside of a backward(), where gradients are enabled: the outermost
@@ -20,7 +22,7 @@ class GraphForwards:
         method = weakref.WeakMethod(prepare)
 
         def before(module: nn.Module, _: Any) -> None:
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            if is_compiling() or not torch.is_grad_enabled():
                 return
             if torch._C._current_graph_task_id() != -1:
                 return

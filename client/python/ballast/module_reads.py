@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ballast.compiling import is_compiling
 from ballast.patch import Patch
 
 Read = Callable[[Iterable[Tensor]], None]
@@ -40,7 +41,7 @@ def _tell(parameters: list[Tensor]) -> None:
 
 def _state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             _tell([parameter for parameter in self._parameters.values() if parameter is not None])
         return original(self, *args, **kwargs)
 
@@ -50,7 +51,7 @@ def _state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
 def _named_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
     def named_parameters(self: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in original(self, *args, **kwargs):
-            if not torch.compiler.is_compiling():
+            if not is_compiling():
                 _tell([parameter])
             yield name, parameter
 

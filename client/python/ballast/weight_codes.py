@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ballast.served_codes import ServedCodes
@@ -44,27 +45,32 @@ class WeightCodes:
         self.served = self._standing_in = None
 
 
-# By parameter, for as long as that lives. Not an attribute: torch would save one with the parameter.
+# By parameter, for as long as that lives: who has asked. Not an attribute: torch would save one with the parameter.
 _asked: Any = WeakTensorKeyDictionary()
 
 
-def ask_for_codes(weight: Tensor, codes: WeightCodes) -> None:
-    """A layer computes with this parameter in such codes. Of several that share it the last is told of them."""
-    _asked[weight] = codes
+def ask_for_codes(layer: nn.Module, codes: WeightCodes) -> None:
+    """The layer computes with its parameter `weight` in such codes, for as long as both live and it has that parameter."""
+    ask_no_more(layer)
+    _asked[layer.weight] = [*_asked.get(layer.weight, []), (weakref.ref(layer), codes)]
 
 
-def forget_codes(weight: Tensor) -> None:
-    """No layer does any more."""
-    _asked.pop(weight, None)
+def ask_no_more(layer: nn.Module) -> None:
+    """The layer computes with the weight itself."""
+    _asked[layer.weight] = [asking for asking in _asked.get(layer.weight, []) if asking[0]() not in (None, layer)]
 
 
 def codes_of(weight: Tensor) -> WeightCodes | None:
-    """What its layer has asked for; None: no layer has."""
-    found: WeightCodes | None = _asked.get(weight)
-    return found
+    """What its layer has asked for. None: no layer has, or several have the weight, of which each would want its own."""
+    asking = [codes for layer, codes in _asked.get(weight, []) if _has(layer(), weight)]
+    return asking[0] if len(asking) == 1 else None
+
+
+def _has(layer: nn.Module | None, weight: Tensor) -> bool:
+    """Not one that was pruned, or parametrized, since: it reads the weight by another name."""
+    return layer is not None and layer._parameters.get("weight") is weight
 
 
 def is_standing_in(weight: Tensor) -> bool:
     """Whether this parameter has no memory of its own, since codes are its weights."""
-    codes = codes_of(weight)
-    return codes is not None and codes.stands_in(weight)
+    return any(codes.stands_in(weight) for _, codes in _asked.get(weight, []))

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ballast.compiling import is_compiling
 from ballast.errors import Rejected
 from ballast.nn.products import Arithmetic, multiply
 from ballast.served_codes import ServedCodes, encode
-from ballast.weight_codes import WeightCodes, ask_for_codes, codes_of, forget_codes
+from ballast.weight_codes import WeightCodes, ask_for_codes, ask_no_more, codes_of
 
-_COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
+_COMPUTED = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class CodedLinear(nn.Linear):
@@ -51,7 +52,7 @@ class CodedLinear(nn.Linear):
     @classmethod
     def replaces(cls, module: nn.Module) -> bool:
         """Whether switch() may put such a layer in its place."""
-        return type(module) is nn.Linear
+        return type(module) is nn.Linear and "weight" in module._parameters  # else it was pruned, or the like
 
     @classmethod
     def options_of(cls, module: Any) -> dict[str, Any]:
@@ -61,17 +62,24 @@ class CodedLinear(nn.Linear):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)
         if name == "weight" and param is not None:
-            self._ask(param)
+            self._ask()
 
     def keep_weight(self) -> None:
         """The parameter keeps its weights, whatever they are served in: something else reads it too."""
+        self._give_back()
         self._keeps_weight = True
-        forget_codes(self.weight)
+        ask_no_more(self)
 
-    def _ask(self, weight: Tensor) -> None:
+    @property
+    def _parameter(self) -> Tensor | None:
+        """The weight, where it is a parameter: not pruned, nor parametrized."""
+        return self._parameters.get("weight")
+
+    def _ask(self) -> None:
+        weight = self._parameter
         # Of one column torch cannot tell whether something stands in.
-        if self.code_format is not None and not self._keeps_weight and weight.shape[-1] > 1:
-            ask_for_codes(weight, self._codes)
+        if weight is not None and self.code_format and not self._keeps_weight and weight.shape[-1] > 1:
+            ask_for_codes(self, self._codes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._multiply(x, self.weight, self.bias)
@@ -85,16 +93,22 @@ class CodedLinear(nn.Linear):
     @property
     def served(self) -> ServedCodes | None:
         """What was served, and is in the weight's place; None: the parameter has weights of its own."""
-        return self._codes.served if self._codes.stands_in(self.weight) else None
+        weight = self._parameter
+        return self._codes.served if weight is not None and self._codes.stands_in(weight) else None
 
     def weight_codes(self) -> ServedCodes:
         """What forward() multiplies: the codes that were served, or those of the weight as it is."""
         served = self._codes.served
-        if served is not None and self.weight.stride(-1) == 0:
+        if (
+            served is not None
+            and self.weight.stride(-1) == 0
+            and (is_compiling() or self._codes.stands_in(self.weight))
+        ):
             return served
         made = self._encode(self.weight)
         told_by = made.scales if made.scales.numel() else self.weight
-        if self.weight.device.type == "cpu" and not torch.compiler.is_compiling() and not told_by.isfinite().all():
+        real = type(told_by) in (Tensor, nn.Parameter) and told_by.device.type == "cpu"
+        if real and not is_compiling() and not told_by.isfinite().all():
             raise Rejected("the weight of this layer holds a NaN or an infinity: no codes can be made of it")
         return made
 
@@ -110,7 +124,7 @@ class CodedLinear(nn.Linear):
             )
         kind = x.device.type
         dtype = _autocast_dtype(kind) or x.dtype
-        if dtype not in _COMPUTED or (_autocast_dtype(kind) is None and x.dtype != self.weight.dtype):
+        if {dtype, x.dtype} - _COMPUTED or (_autocast_dtype(kind) is None and x.dtype != self.weight.dtype):
             raise Rejected(
                 f"an input of {x.dtype} for {self}, whose weight is {self.weight.dtype}: both must be the same, and float32, "
                 "bfloat16 or float16; or write torch.autocast"
@@ -128,12 +142,18 @@ class CodedLinear(nn.Linear):
     # --- what torch does with modules -------------------------------------------------------------------------------
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._codes.give_back(self.weight)
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # torch declares none
+        self._give_back()
+        made = super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # torch declares none
+        self._ask()  # to_empty() of a meta tensor makes another parameter
+        return made
+
+    def _give_back(self) -> None:
+        if self._parameter is not None:
+            self._codes.give_back(self._parameter)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         if prefix + "weight" in state_dict:
-            self._codes.give_back(self.weight)
+            self._give_back()
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -147,16 +167,17 @@ class CodedLinear(nn.Linear):
         served = self.served
         if served is not None:
             weight = nn.Parameter(served.decode(self.weight.dtype), self.weight.requires_grad)
-            own = vars(
-                self.weight
-            ).items()  # as unit-scaling's, but for its methods, which are of the parameter that had them
-            vars(weight).update((name, value) for name, value in own if not callable(value))
             state["_parameters"] = {**self._parameters, "weight": weight}
+            # As unit-scaling's, but for its methods, which are of the parameter that had them.
+            state["_of_weight"] = {name: value for name, value in vars(self.weight).items() if not callable(value)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        of_weight = state.pop("_of_weight", {})
         super().__setstate__(state)  # type: ignore[no-untyped-call] # torch declares none
-        self._ask(self.weight)
+        if of_weight:
+            vars(self.weight).update(of_weight)
+        self._ask()
 
 
 def served_formats(model: nn.Module) -> dict[str, dict[str, str]]:
@@ -165,7 +186,7 @@ def served_formats(model: nn.Module) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for name, parameter in model.named_parameters():
         codes = codes_of(parameter)
-        if codes is not None and codes.format is not None and parameter.requires_grad:
+        if codes is not None and parameter.requires_grad:
             found[glob.escape(name)] = {"serving": codes.format}
     if not found:
         raise Rejected(
@@ -177,6 +198,8 @@ def served_formats(model: nn.Module) -> dict[str, dict[str, str]]:
 
 def _autocast_dtype(kind: str) -> torch.dtype | None:
     """What autocast computes matrix products in; None: it is off."""
+    if kind == "meta":
+        return None
     if hasattr(torch, "get_autocast_dtype"):
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if kind == "cpu":

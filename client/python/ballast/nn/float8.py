@@ -24,7 +24,8 @@ class Float8Linear(CodedLinear):
     weight_gradient: "fp8": of input and output gradient in fp8, and backward keeps the input in one byte; "input": of both
         in the input's dtype.
 
-    What is finite stays finite: beyond the largest number it becomes that. Products and sums are fp32's, of the numbers that
+    What is finite stays finite: beyond the largest number it becomes that. So without a scale a loss scale must be fixed: a
+    GradScaler, which looks for infinities, sees none. Products and sums are fp32's, of the numbers that
     the codes stand for; on CUDA torch._scaled_mm's, and both features multiples of 16.
     """
 
@@ -86,8 +87,9 @@ def to_fp8(x: Tensor, dtype: torch.dtype, scaled: bool) -> tuple[Tensor, Tensor]
     values = x.detach().float()
     if not scaled:
         return saturate(values, dtype), values.new_empty(0)
-    largest, most = values.abs().amax().reshape(1), torch.finfo(dtype).max
-    factor = torch.where(largest == 0, 1.0, most / largest)
+    largest = values.abs().amax().reshape(1) if values.numel() else values.new_zeros(1)
+    most = torch.finfo(dtype).max
+    factor = torch.where(largest == 0, 1.0, most / largest).clamp(max=torch.finfo(torch.float32).max)
     return saturate(values * factor, dtype), torch.where(largest == 0, 0.0, largest / most)
 
 
@@ -115,5 +117,6 @@ def _on_tensor_cores(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor
     scale_a, scale_b = (scale.reshape(()) if scale.numel() else one for scale in (of_a, of_b))
     columns = b.t().contiguous().t()  # cuBLASLt takes the second one by columns
     multiply: Any = torch._scaled_mm  # torch declares another
-    product: Tensor = multiply(a.contiguous(), columns, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
-    return product[:m]
+    product: Any = multiply(a.contiguous(), columns, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
+    first: Tensor = product[0] if isinstance(product, tuple) else product  # torch up to 2.4 gives the largest |x| too
+    return first[:m]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ballast.compiling import is_compiling
 from ballast.served_codes import MOST, quantize
 
 # So many products of two codes, at most 127 * 127 each, fp32 adds without rounding, in any order.
@@ -35,7 +36,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     a sum is above 2**24. k is at most MOST_SUMMED."""
     if a.device.type == "cuda":
         return _on_tensor_cores(a, b)
-    return (by_fp32 if torch.compiler.is_compiling() else _cpu_product())(a, b)
+    return (by_fp32 if is_compiling() else _cpu_product())(a, b)
 
 
 def reference(a: Tensor, b: Tensor) -> Tensor:
@@ -93,7 +94,10 @@ _ROWS = 32
 
 
 def _on_tensor_cores(a: Tensor, b: Tensor) -> Tensor:
+    columns = (
+        b.t().contiguous().t()
+    )  # cuBLASLt takes the first one by rows and the second by columns; others not everywhere
     lacking = _ROWS - a.shape[0]
     if lacking > 0:
-        return torch._int_mm(torch.nn.functional.pad(a, (0, 0, 0, lacking)), b)[: a.shape[0]]
-    return torch._int_mm(a, b)
+        return torch._int_mm(torch.nn.functional.pad(a, (0, 0, 0, lacking)), columns)[: a.shape[0]]
+    return torch._int_mm(a.contiguous(), columns)

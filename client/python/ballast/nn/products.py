@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,11 @@ def multiply(
     return output
 
 
+def _in_full(x: Tensor) -> AbstractContextManager[Any]:
+    """Outside of autocast, which the device "meta" does not have."""
+    return nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
+
+
 class _Multiply(torch.autograd.Function):
     """Outside of autocast, which would make 16-bit products of what is to be exact: also in backward, which torch.compile
     traces under it."""
@@ -48,11 +54,11 @@ class _Multiply(torch.autograd.Function):
         scales: Tensor,
         arithmetic: Arithmetic,
     ) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
+        with _in_full(x):
             output, kept = arithmetic.output(x.reshape(-1, x.shape[-1]), codes, scales)
         if bias is not None:
             output = output + bias.float()
-        ctx.save_for_backward(weight, codes, scales, *kept)
+        ctx.save_for_backward(weight, codes, scales, *(kept if ctx.needs_input_grad[1] else ()))
         ctx.arithmetic = arithmetic
         ctx.bias_dtype = None if bias is None else bias.dtype
         return output.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])
@@ -62,11 +68,11 @@ class _Multiply(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, codes, scales, *kept = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1])
-        with torch.autocast(gradient.device.type, enabled=False):
+        with _in_full(gradient):
             of_x, of_weight = ctx.arithmetic.gradients(rows, codes, scales, tuple(kept), ctx.needs_input_grad[:2])
         if of_x is not None:
             of_x = of_x.to(gradient.dtype).reshape(*gradient.shape[:-1], codes.shape[1])
         if of_weight is not None:
             of_weight = of_weight.to(weight.dtype)
-        of_bias = rows.float().sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         return of_x, of_weight, of_bias, None, None, None

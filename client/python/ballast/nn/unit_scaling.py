@@ -100,6 +100,8 @@ class _Scale(torch.autograd.Function):
 def fp8_losses(x: Tensor, dtype: torch.dtype = torch.float8_e5m2) -> tuple[float, float]:
     """What fp8 without a scale would lose of x: the share of its elements that are beyond the format's largest number, and of
     those that are not 0 and become 0. Waits for the device."""
+    if not x.numel():
+        return 0.0, 0.0
     values = x.detach().float()
     beyond = values.abs() > torch.finfo(dtype).max
     gone = (values != 0) & (values.to(dtype).float() == 0)
