@@ -1,5 +1,7 @@
 #include "server/run/checkpointer.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "server/base/clock.h"
@@ -97,6 +99,7 @@ void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
     last_ = *written;
   }
   if (!written.ok()) begun_step_ = 0;
+  if (undone_) OnWrittenSince(written.ok() && !undone ? absl::OkStatus() : written.status());
   // One that a rewind or the run's end gave up has not failed.
   if (written.ok() || !absl::IsCancelled(written.status())) {
     environment_.on_written({.trigger = writing.trigger,
@@ -125,34 +128,82 @@ void Checkpointer::Ask(CheckpointTrigger trigger, Done done) {
 void Checkpointer::OnRewound(uint64_t to_step) {
   if (!ended_.ok()) return;
   if (writing_ && writing_->step > to_step) *writing_->cancelled = true;
+  if (undone_) undone_->after_step = std::min(undone_->after_step, to_step);
   if (durable_step_ <= to_step && (!writing_ || writing_->step <= to_step)) return;
   begun_step_ = 0;
+  if (durable_step_ > to_step) durable_step_ = 0;
   ++setting_aside_;
   BeginAtWriter();
   writer_.Run([this, folder = environment_.storage.folder, to_step] {
-    const absl::Status aside = folder->SetAside(to_step).status();
-    auto newest = aside.ok() ? NewestIn(environment_.storage.fs, *folder) : absl::StatusOr<CheckpointWritten>(aside);
-    PostFromWriter([this, to_step, newest = std::move(newest)] { OnSetAside(to_step, newest); });
+    const auto all_undone = folder->NewestIfAllAfter(to_step);
+    if (all_undone.value_or(0) > 0) {
+      return PostFromWriter([this, to_step, last = *all_undone] { OnAllUndone({to_step, last}); });
+    }
+    SetAsideAtWriter({to_step, std::numeric_limits<uint64_t>::max()});
   });
+}
+
+// On the writer's thread.
+void Checkpointer::SetAsideAtWriter(const Undone& undone) {
+  RunFolder& folder = *environment_.storage.folder;
+  const absl::Status aside = folder.SetAside(undone.after_step, undone.last_number);
+  auto newest = aside.ok() ? NewestIn(environment_.storage.fs, folder) : absl::StatusOr<CheckpointWritten>(aside);
+  PostFromWriter([this, to_step = undone.after_step, newest = std::move(newest)] { OnSetAside(to_step, newest); });
 }
 
 void Checkpointer::OnSetAside(uint64_t to_step, const absl::StatusOr<CheckpointWritten>& newest) {
   --setting_aside_;
-  if (durable_step_ > to_step) {
+  if (durable_step_ == 0) {
     const CheckpointWritten durable = newest.value_or(CheckpointWritten{});
     durable_step_ = durable.place.step;
     environment_.on_durable(durable);
   }
-  if (newest.ok()) return;
+  if (!newest.ok()) LogNotSetAside(to_step, newest.status());
+  AnswerSetAside();
+}
+
+void Checkpointer::OnAllUndone(const Undone& undone) {
+  --setting_aside_;
+  if (durable_step_ == 0) environment_.on_durable({});
+  if (undone_) {
+    undone_ =
+        Undone{std::min(undone_->after_step, undone.after_step), std::max(undone_->last_number, undone.last_number)};
+  } else {
+    undone_ = undone;
+  }
+  wanted_ = true;
+  environment_.on_wanted();
+}
+
+void Checkpointer::OnWrittenSince(const absl::Status& written) {
+  if (absl::IsCancelled(written)) {
+    wanted_ = true;
+    return;
+  }
+  if (!written.ok()) {
+    LogNotSetAside(undone_->after_step, written);
+    undone_->told = true;
+    return AnswerSetAside();
+  }
+  ++setting_aside_;
+  BeginAtWriter();
+  writer_.Run([this, undone = *std::exchange(undone_, std::nullopt)] { SetAsideAtWriter(undone); });
+}
+
+void Checkpointer::LogNotSetAside(uint64_t to_step, const absl::Status& why) const {
   Log(LogLevel::kError, "checkpoint",
       "checkpoints of steps that were undone could not be set aside: a restart may bring them back",
-      {{"run_id", environment_.spec->run_id}, {"step", to_step}, {"err", std::string(newest.status().message())}});
+      {{"run_id", environment_.spec->run_id}, {"step", to_step}, {"err", std::string(why.message())}});
 }
 
 void Checkpointer::WhenSetAside(absl::AnyInvocable<void()> done) {
-  if (setting_aside_ == 0) return done();
-  BeginAtWriter();
-  writer_.Run([this, done = std::move(done)]() mutable { PostFromWriter(std::move(done)); });
+  when_set_aside_.push_back(std::move(done));
+  AnswerSetAside();
+}
+
+void Checkpointer::AnswerSetAside() {
+  if (ended_.ok() && (setting_aside_ > 0 || (undone_ && !undone_->told))) return;
+  for (auto& done : std::exchange(when_set_aside_, {})) done();
 }
 
 void Checkpointer::OnRestored(CheckpointWritten from) {
@@ -165,6 +216,7 @@ void Checkpointer::End(const absl::Status& status) {
   ended_ = status;
   for (Done& done : std::exchange(asked_, {})) done(status);
   if (writing_) *writing_->cancelled = true;
+  AnswerSetAside();
 }
 
 void Checkpointer::BeginAtWriter() {

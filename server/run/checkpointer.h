@@ -5,7 +5,8 @@
 //   checkpointer.Ask(Trigger::kRequest, [](auto written) {...});    // as soon as a step has closed
 //
 // A checkpoint of steps that a rewind undoes is set aside before the rewind is answered, so that a crash does not bring
-// them back. What is replaced without a step (LoadState, AmendRun) is written as soon as it can be: until then a crash
+// them back. Where there is none of an earlier step, one of the state that the rewind has led to is written before that:
+// there is always one that counts. What is replaced without a step (LoadState, AmendRun) is written as soon as it can be: until then a crash
 // would bring back what it replaced.
 //
 // Strand-confined. Each `done` is called once, on the strand.
@@ -76,6 +77,7 @@ class Checkpointer {
     std::function<void(bool published)> on_over;  // after on_written, which one that was given up has not
     // Another step is, and none was written: a rewind took it back. Of step 0: none is.
     std::function<void(const CheckpointWritten& newest)> on_durable;
+    std::function<void()> on_wanted;  // WantsNow may be
   };
   explicit Checkpointer(Environment environment);
 
@@ -96,7 +98,7 @@ class Checkpointer {
   void OnReplaced() { replaced_ = true; }
   // No checkpoint of a later step is to come back. What is being written of them is given up.
   void OnRewound(uint64_t to_step);
-  // `done` when the writer has done all that it was told before: none of them can come back any more.
+  // `done` when none of them can come back any more, or the log says that they may.
   void WhenSetAside(absl::AnyInvocable<void()> done);
   // The run is what this checkpoint says.
   void OnRestored(CheckpointWritten from);
@@ -127,12 +129,25 @@ class Checkpointer {
   // On the strand, when the writer comes to it.
   void PostFromWriter(Strand::Task task);
   void BeginAtWriter();
+  // Checkpoints of undone steps, which count until there is another.
+  struct Undone {
+    uint64_t after_step = 0;
+    uint64_t last_number = 0;
+    bool told = false;  // the log says that they may come back
+  };
+  void SetAsideAtWriter(const Undone& undone);
   void OnSetAside(uint64_t to_step, const absl::StatusOr<CheckpointWritten>& newest);
+  void OnAllUndone(const Undone& undone);
+  void OnWrittenSince(const absl::Status& written);  // while there are such
+  void LogNotSetAside(uint64_t to_step, const absl::Status& why) const;
+  void AnswerSetAside();
 
   const Environment environment_;
   CheckpointWriter writer_;
   absl::Status ended_;
   int setting_aside_ = 0;  // tasks that the writer was given for that
+  std::optional<Undone> undone_;
+  std::vector<absl::AnyInvocable<void()>> when_set_aside_;
   std::optional<Writing> writing_;
   std::vector<Done> asked_;
   CheckpointTrigger trigger_ = CheckpointTrigger::kInterval;  // of asked_

@@ -284,7 +284,7 @@ absl::StatusOr<Rewound> RunRegistry::RestoreOf(const std::string& run_id, const 
   RETURN_IF_ERROR(MakeNewest(run.get()));
   if (!lives) {
     ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
-    RETURN_IF_ERROR(folder->SetAside(step).status());
+    RETURN_IF_ERROR(folder->SetAside(step));
   }
   return Rewound{step, run->Status().generation};
 }

@@ -34,7 +34,8 @@ std::unique_ptr<Checkpointer> StepExecutor::MakeCheckpointer(const Environment& 
             reporter_.ShowNewest(newest);
             shown_durable_ = newest.place.step;
             if (journal_ != nullptr) OnJournalMoved();
-          }});
+          },
+      .on_wanted = [this] { settle_(); }});
 }
 
 RunFigures StepExecutor::Figures() const {

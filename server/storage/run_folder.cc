@@ -137,18 +137,25 @@ absl::Status RunFolder::Publish(const CheckpointPlace& place) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> RunFolder::SetAside(uint64_t after_step) {
+absl::StatusOr<uint64_t> RunFolder::NewestIfAllAfter(uint64_t step) const {
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  uint64_t newest = 0;
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.state != CheckpointState::kKept) continue;
+    if (entry.place.step <= step) return 0;
+    newest = entry.place.number;
+  }
+  return newest;
+}
+
+absl::Status RunFolder::SetAside(uint64_t after_step, uint64_t last_number) {
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
   // The newest first: what is left at any moment is an older state of the run, never one with a gap.
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     if (entry->state != CheckpointState::kKept || entry->place.step <= after_step) continue;
-    RETURN_IF_ERROR(SetAside(*entry));
+    if (entry->place.number <= last_number) RETURN_IF_ERROR(SetAside(*entry));
   }
-  uint64_t newest = 0;
-  for (const CheckpointEntry& entry : entries) {
-    if (entry.state == CheckpointState::kKept && entry.place.step <= after_step) newest = entry.place.step;
-  }
-  return newest;
+  return absl::OkStatus();
 }
 
 absl::Status RunFolder::SetAside(const CheckpointEntry& entry) {

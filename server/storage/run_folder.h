@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,8 +59,11 @@ class RunFolder {
   absl::StatusOr<std::string> Begin(const CheckpointPlace& place);
   // All files are written and synced.
   absl::Status Publish(const CheckpointPlace& place);
-  // Those of later steps count no more: their steps have been undone. Returns the step of the newest that does; 0: none.
-  absl::StatusOr<uint64_t> SetAside(uint64_t after_step);
+  // The number of the newest that counts, where all of those are of later steps. 0: none counts, or one of this step or
+  // before does.
+  absl::StatusOr<uint64_t> NewestIfAllAfter(uint64_t step) const;
+  // Those of later steps, up to this number, count no more: their steps have been undone.
+  absl::Status SetAside(uint64_t after_step, uint64_t last_number = std::numeric_limits<uint64_t>::max());
   // One that counts does so no more: it is damaged.
   absl::Status SetAside(const CheckpointEntry& entry);
   // Removes the files that a checkpoint has, and its folder where nothing else is in it.

@@ -206,6 +206,12 @@ def rewind(client: _core.Client) -> None:
     client.rewind(RUN, LAST - 3, None, "a test")
 
 
+def rewind_past_checkpoints(client: _core.Client) -> None:
+    """Those that are kept are of later steps."""
+    client.checkpoint(RUN)
+    rewind(client)
+
+
 def delete(client: _core.Client) -> None:
     client.delete_run(RUN, force=True)
 
@@ -220,6 +226,7 @@ def cuts(draw: random.Random, length_s: float, short: bool) -> list[Cut]:
         *((f"{place}, visit {visit}", partial(at_failpoint, place=place, visit=visit)) for place, visit in places),
         *((f"promise {count}", partial(when_promised, count=count)) for count in ((1,) if short else (1, 2, 3, 4))),
         ("rewound", partial(when_answered, request=rewind, left_at=LAST - 3)),
+        ("rewound past all checkpoints", partial(when_answered, request=rewind_past_checkpoints, left_at=LAST - 3)),
         ("deleted", partial(when_answered, request=delete, left_at=0)),
         ("drained", when_drained),
         *((f"after {seconds:.3f} s", partial(after, seconds=seconds)) for seconds in moments),

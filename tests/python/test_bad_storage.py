@@ -9,12 +9,15 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import ballast
 from daemon import Daemon
 from durable import RUN, checkpoints, ctl, files_in, runs_of, train, trained
+from models import layered, until
 
 OTHER = "neighbour"
 
@@ -280,6 +283,35 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(mounted: Callable[[st
         daemon.kill()
     assert ctl("verify", path).returncode == 0
     assert checkpoints(path)[-1].name.endswith("-step-4")
+
+
+def test_a_rewind_past_all_checkpoints_is_answered_also_where_the_disk_is_full(
+    mounted: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The log says that a restart may bring back what it undid, until a checkpoint can be written."""
+    folder, log = mounted("size=2m,mode=700"), tmp_path / "log"
+    options: dict[str, Any] = {"checkpoint_every_steps": 1, "snapshots": 4, "snapshot_every": 1}
+    with Daemon(storage=folder, log=log) as daemon:
+        model = layered(seed=1, width=33)
+        with ballast.AdamW(model.named_parameters(), server=daemon.server, run="full", **options) as optimizer:
+            for number in range(1, 5):
+                model(torch.ones(4, 33)).sum().backward()
+                optimizer.step()
+                assert optimizer.checkpoint() == number
+            filler = folder / "filler"
+            with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+                while True:
+                    file.write(b"\0" * 4096)
+            assert optimizer.rewind(to=1) == 1
+            assert "a restart may bring them back" in log.read_text()
+            filler.unlink()
+            model(torch.ones(4, 33)).sum().backward()
+            optimizer.step()
+            assert optimizer.checkpoint() == 2
+            until(lambda: [path.name[-6:] for path in (folder / "runs" / "full").glob("0*-step-*")] == ["step-2"])
+            daemon.kill()
+    with Daemon(storage=folder) as daemon:
+        assert [status["step"] for status in runs_of(daemon.server)] == [2]
 
 
 def test_a_limit_of_file_sizes_fails_the_checkpoint_and_not_the_daemon(folder: Path) -> None:

@@ -40,7 +40,7 @@ TEST(RunFolderTest, StepsThatWereUndoneAreSetAsideAndGoWithTheOldest) {
   ASSERT_TRUE(WriteSteps(&fs, {10, 20}).ok());
   auto folder = RunFolder::Open(&fs, "/d/runs", "r");
   ASSERT_TRUE(folder.ok());
-  EXPECT_EQ(*folder->SetAside(10), 10u);
+  EXPECT_TRUE(folder->SetAside(10).ok());
   EXPECT_EQ(folder->List()->back().name, "discarded-000000000002-step-20");
   EXPECT_EQ(*folder->NextNumber(), 3u) << "a number is never used twice";
   ASSERT_TRUE(WriteSteps(&fs, {15}).ok());
@@ -50,6 +50,22 @@ TEST(RunFolderTest, StepsThatWereUndoneAreSetAsideAndGoWithTheOldest) {
   std::vector<std::string> names;
   for (const CheckpointEntry& entry : *entries) names.push_back(entry.name);
   EXPECT_THAT(names, ::testing::ElementsAre("000000000003-step-15", "000000000004-step-18"));
+}
+
+TEST(RunFolderTest, TellsWhereNothingWouldBeLeftAndSetsAsideNoneThatCameSince) {
+  ModelFs fs;
+  MakeRoot(&fs);
+  ASSERT_TRUE(WriteSteps(&fs, {10, 20}).ok());
+  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
+  ASSERT_TRUE(folder.ok());
+  EXPECT_EQ(*folder->NewestIfAllAfter(10), 0u);
+  EXPECT_EQ(*folder->NewestIfAllAfter(9), 2u);
+  ASSERT_TRUE(WriteSteps(&fs, {15}).ok());  // after a rewind to step 9, of which there is none
+  ASSERT_TRUE(folder->SetAside(9, 2).ok());
+  ASSERT_EQ(KeptIn(&fs).size(), 1u);
+  EXPECT_EQ(KeptIn(&fs).front().name, "000000000003-step-15");
+  ASSERT_TRUE(folder->SetAside(9).ok());
+  EXPECT_EQ(*folder->NewestIfAllAfter(9), 0u) << "none counts";
 }
 
 TEST(RunFolderTest, ARemovedRunIsGoneAtOnceWhereverThePowerIsCut) {
