@@ -120,6 +120,53 @@ def test_a_rewind_forgets_what_was_lost(adamw: AdamW) -> None:
     losses_of(model, optimizer, 2)
 
 
+@pytest.mark.parametrize("drops", ["zero_grad", "nonfinite"])
+def test_a_step_that_was_not_made_leaves_nothing_behind(drops: str, make: Make) -> None:
+    weight = nn.Parameter(torch.zeros(64))
+    options: dict[str, Any] = {"nonfinite": "skip_step"} if drops == "nonfinite" else {"commit": "staged"}
+    optimizer = make(
+        ballast.SGD,
+        [("w", weight)],
+        lr=1.0,
+        master="fp32",
+        state="fp32",
+        gradient_dtype="fp8-e5m2",
+        error_feedback=True,
+        **options,
+    )
+    weight.sum().backward()
+    optimizer.step()
+    spike = torch.full((64,), 1.1e4)
+    if drops == "nonfinite":
+        spike[5] = torch.nan
+    (spike * weight).sum().backward()
+    if drops == "nonfinite":
+        optimizer.step()
+    else:
+        optimizer.zero_grad()
+    weight.sum().backward()
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.full((64,), -2.0))
+
+
+def test_it_begins_where_a_group_is_sent_narrower_in_the_middle(make: Make) -> None:
+    weight = nn.Parameter(torch.zeros(64))
+    optimizer = make(
+        ballast.SGD,
+        [{"params": [("w", weight)], "gradient_dtype": "bf16"}],
+        lr=0.01,
+        master="fp32",
+        state="fp32",
+        error_feedback=True,
+    )
+    for step in range(20):
+        if step == 2:
+            optimizer.param_groups[0]["gradient_dtype"] = "fp8-e5m2"
+        (1.05 * weight).sum().backward()
+        optimizer.step()
+    assert (weight.detach() + 20 * 0.01 * 1.05).abs().max() < 0.01 * 0.2
+
+
 @pytest.mark.parametrize(
     "options, said",
     [

@@ -100,10 +100,11 @@ def test_a_trainer_started_anew_takes_the_codes(format: str, adamw: AdamW) -> No
     formats = bnn.served_formats(model)
     first = adamw(model.named_parameters(), lr=1e-2, formats=formats)
     train(model, first, range(4))
+    before = codes_of(model)
     first.close()
     again = model_of(format, seed=2)
     second = adamw(again.named_parameters(), lr=1e-2, formats=formats, weights="server")
-    assert is_coded(again) and same(codes_of(again), codes_of(model))
+    assert is_coded(again) and same(codes_of(again), before)
     late = train(again, second, range(4, 8))
     twin = adamw(unbroken.named_parameters(), lr=1e-2, formats=formats, run=f"{second.run}-unbroken")
     assert train(unbroken, twin, range(8))[4:] == late
@@ -259,9 +260,18 @@ def test_a_rewind_brings_the_codes_back(format: str, adamw: AdamW) -> None:
 
 def test_other_codes_than_the_layer_computes_in_are_refused(adamw: AdamW) -> None:
     model = model_of("int8-row")
-    optimizer = adamw(model.named_parameters(), formats={"*.weight": {"serving": "int8-tensor"}})
-    with pytest.raises(ballast.Rejected, match=r"serving='int8-tensor' of parameter '0.weight'.*'serving': 'int8-row'"):
-        train(model, optimizer, range(1))
+    said = r"serving='int8-tensor' of parameter '0.weight'.*'serving': 'int8-row'"
+    with pytest.raises(ballast.Rejected, match=said):
+        train(model, adamw(model.named_parameters(), formats={"?.weight": {"serving": "int8-tensor"}}), range(1))
+    model = model_of("int8-row")
+    optimizer = adamw(model.named_parameters(), serving=None)
+    train(model, optimizer, range(1))
+    optimizer.param_groups[0]["serving"] = "int8-tensor"
+    with pytest.raises(ballast.Rejected, match=said):  # and nothing was sent
+        train(model, optimizer, range(1, 2))
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["serving"] = None
+    train(model, optimizer, range(1, 2))
 
 
 def test_a_scaled_layer_is_served_in_its_own_dtype_alone() -> None:

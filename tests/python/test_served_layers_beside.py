@@ -15,7 +15,6 @@ import ballast
 from ballast import nn as bnn
 from coded import KINDS, batch, codes_of, is_coded, loss_of, model_of, same, train
 from daemon import Daemon
-from models import until
 from side_by_side import side_by_side
 
 AdamW = Callable[..., ballast.AdamW]
@@ -91,6 +90,33 @@ def test_a_graph_from_before_a_step_is_refused(steps: int, format: str, adamw: A
         loss.backward()
 
 
+def test_a_compiled_graph_from_before_a_step_is_refused(format: str, adamw: AdamW) -> None:
+    torch.compiler.reset()
+    model = model_of(format)
+    optimizer = adamw(model.named_parameters(), lr=1e-2, formats=bnn.served_formats(model))
+    train(model, optimizer, range(2))
+    compiled = torch.compile(model, backend="aot_eager")
+    stale, used = loss_of(compiled, batch(0)), loss_of(compiled, batch(1))
+    used.backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()
+
+
+def test_a_frozen_layer_of_a_run_before_is_unfrozen(format: str, adamw: AdamW, run: str) -> None:
+    model = model_of(format)
+    first = adamw(model.named_parameters(), lr=1e-2, formats=bnn.served_formats(model))
+    train(model, first, range(2))
+    formats = bnn.served_formats(model)
+    first.close()
+    model[0].weight.requires_grad_(False)
+    second = adamw(model.named_parameters(), lr=1e-2, formats=formats, run=f"{run}-second")
+    train(model, second, range(2))
+    model[0].weight.requires_grad_(True)
+    train(model, second, range(2, 4))
+    assert is_coded(model)
+
+
 def test_compiled(format: str, adamw: AdamW, run: str) -> None:
     one, two = model_of(format), model_of(format)
     ours = adamw(one.named_parameters(), lr=1e-2, formats=bnn.served_formats(one))
@@ -121,15 +147,16 @@ def test_eight_ranks_have_the_same_codes(format: str, daemon: Daemon, run: str) 
     models = [model_of(format) for _ in range(8)]
     begin = threading.Barrier(8)
 
-    def work(rank: int) -> list[float]:
+    def work(rank: int) -> dict[str, Tensor]:
         model = models[rank]
         options: dict[str, Any] = {"server": daemon.server, "run": run, "rank": rank, "world": 8}
         optimizer = ballast.AdamW(model.named_parameters(), lr=1e-2, formats=bnn.served_formats(model), **options)
         begin.wait()
-        losses = train(model, optimizer, range(5), rank)
+        train(model, optimizer, range(5), rank)
+        assert is_coded(model)
+        codes = codes_of(model)
         optimizer.close()
-        return losses
+        return codes
 
-    side_by_side(8, work)
-    until(lambda: all(is_coded(model) for model in models))
-    assert all(same(codes_of(models[0]), codes_of(model)) for model in models)
+    codes = side_by_side(8, work)
+    assert all(same(codes[0], one) for one in codes)

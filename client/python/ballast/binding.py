@@ -16,6 +16,7 @@ from ballast.last_seen import LastSeen
 from ballast.parameters import DTYPES, NamedParameter, check_trainable
 from ballast.served_codes import encode
 from ballast.shard import in_parts, is_sharded, local_of, part_of, shard_of
+from ballast.weight_codes import give_weights_back
 
 # What a gradient may travel in, by the wire's name.
 _GRADIENTS = {name: dtype for dtype, name in DTYPES.items()} | {"fp8-e5m2": torch.float8_e5m2}
@@ -64,21 +65,25 @@ class Binding:
         self._group = entry.group
         self._feedback: ErrorFeedback | None = None
         self._memory: Tensor | None = None  # the parameter's, when landing was made
+        self._bound: object = None  # what the client writes to: kept until it writes elsewhere
         self._landing: Tensor | None = None
 
     def go_on_from(self, known: Binding) -> None:
         """What was known of the tensor before the run was amended."""
-        self.last_seen, self._feedback = known.last_seen, known._feedback
+        self.last_seen = known.last_seen
+        if self._feedback is not None and known._feedback is not None:
+            self._feedback = known._feedback
 
     @property
     def on_host(self) -> bool:
         return self.parameter.device.type == "cpu"
 
     def follow(self) -> bool:
-        """Brings `landing` to where the parameter is now; True if that is another place than before."""
+        """Brings `landing` to where the parameter is now; True if the client is not bound to it."""
+        give_weights_back(self.parameter)  # of a layer that computed in codes, by another run
         p = local_of(self.parameter)
         if self._memory is not None and self._memory.data_ptr() == p.data_ptr() and self._memory.device == p.device:
-            return False
+            return self._bound is not self._landing
         if DTYPES.get(p.dtype) != self.format or p.shape != self.shape:
             raise Rejected(
                 f"parameter '{self.name}' became {p.dtype} {tuple(p.shape)}; its run has {self.format} "
@@ -112,6 +117,11 @@ class Binding:
         """From now on a step's weights land there."""
         if self.nbytes:
             client.bind_weights(*self.place)
+        self._bound = self._landing
+
+    def move_version(self) -> None:
+        """torch is to see that the weights are others, or will be."""
+        torch.autograd.graph.increment_version(self.parameter)
 
     def load(self) -> None:
         """Brings the landing up to the parameter's weights."""
@@ -170,8 +180,13 @@ class Binding:
 
     def feed_back_errors(self) -> None:
         """From now on what a gradient loses in its wire format is added to the next one. Nothing where that loses nothing."""
-        if self._gradient.itemsize < self.parameter.element_size():
+        if self._gradient not in (self.parameter.dtype, torch.float32):
             self._feedback = ErrorFeedback()
+
+    def settle_errors(self, applied: bool) -> None:
+        """The step has ended; applied: with this tensor's gradients."""
+        if self._feedback is not None:
+            self._feedback.settle(applied)
 
     def forget_errors(self) -> None:
         """The weights are those of another step."""

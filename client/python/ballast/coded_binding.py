@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ballast import _core
@@ -16,23 +17,18 @@ from ballast.shard import is_sharded
 from ballast.served_codes import ServedCodes, room_for
 from ballast.weight_codes import WeightCodes, codes_of
 
+_WRITTEN_TO = 0  # a digest that no weights have, but by chance
+
 
 class CodedBinding(Binding):
     """As Binding, until the first weights have landed: then they are the layer's, as they came, and the parameter's own
     memory is free. What is uploaded and compared is decoded for as long as that takes.
-
-    Rejected: the layer computes in other codes than the tensor is served in.
     """
 
     as_served = True
 
     def __init__(self, index: int, entry: NamedParameter, formats: Mapping[str, Any], held: WeightCodes):
         super().__init__(index, entry, formats)
-        if held.format != formats["serving"]:
-            raise Rejected(
-                f"serving='{formats['serving']}' of parameter '{entry.name}', whose layer computes in {held.format}: it would be "
-                f"rounded twice. Write {{'{entry.name}': {{'serving': '{held.format}'}}}} in formats, or leave serving out for it"
-            )
         self._held = held
         self._landed: ServedCodes | None = None
 
@@ -43,16 +39,15 @@ class CodedBinding(Binding):
 
     def follow(self) -> bool:
         codes = self._codes
-        if codes is None:
-            moved = super().follow()
+        if codes is None:  # what lands goes to the same place, whatever memory the parameter has until then
+            super().follow()
         else:
             self._memory = None  # it would keep what the parameter had
-            moved = self._landed is None or (self.on_host and self._landed is not codes)
-        if moved:
-            self._landed = (
-                codes if codes and self.on_host else room_for(self._held.format, self.shape, not self.on_host)
-            )
-        return moved
+        if codes is not None and self.on_host:
+            self._landed = codes
+        elif self._landed is None:
+            self._landed = room_for(self._held.format, self.shape, self.parameter.device.type == "cuda")
+        return self._bound is not self._landed
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -62,17 +57,25 @@ class CodedBinding(Binding):
 
     def bind(self, client: _core.Client) -> None:
         client.bind_served(*self.place)
+        self._bound = self._landed
         if self._codes is not None:
             self._landing = None
+
+    def move_version(self) -> None:
+        super().move_version()
+        codes = self._codes
+        if codes is not None:  # which a compiled backward keeps, and not the weight
+            for part in (codes.codes, codes.scales):
+                torch.autograd.graph.increment_version(part)
 
     def store(self, waits: bool = True) -> None:
         assert self._landed is not None, "follow() comes first"
         self._memory = self._landing = None
-        codes = self._held.served
-        if codes is None or self.on_host:
-            codes = self._landed.to(self.parameter.device)
+        codes, device = self._codes, self.parameter.device
+        if codes is None or self.on_host or codes.codes.device != device:
+            codes = self._landed.to(device)
         else:
-            codes.copy_(self._landed, non_blocking=not waits)
+            codes.copy_(self._landed, non_blocking=not waits and device.type == "cuda")
         self._held.take(self.parameter, codes)
 
     # --- the weights, decoded ---------------------------------------------------------------------------------------
@@ -94,6 +97,8 @@ class CodedBinding(Binding):
         codes = self._codes
         if codes is None:
             return super().digest()
+        if self._held.is_written_to(self.parameter):
+            return _WRITTEN_TO
         weights = self._decoded(codes)
         return _core.digest(weights.data_ptr(), weights.nbytes)
 
@@ -133,7 +138,20 @@ def bind_all(
 
 
 def _bind(index: int, entry: NamedParameter, formats: Mapping[str, Any]) -> Binding:
-    held = codes_of(entry.parameter)
-    if held is None or formats["serving"] is None or is_sharded(entry.parameter):
-        return Binding(index, entry, formats)
-    return CodedBinding(index, entry, formats, held)
+    held = _wanted(entry, formats)
+    return Binding(index, entry, formats) if held is None else CodedBinding(index, entry, formats, held)
+
+
+def check_codes(tensors: Iterable[NamedParameter], formats: Iterable[Mapping[str, Any]]) -> None:
+    """Rejected if a layer computes in other codes than its weight is to be served in."""
+    for entry, one in zip(tensors, formats):
+        held = _wanted(entry, one)
+        if held is not None and held.format != one["serving"]:
+            raise Rejected(
+                f"serving='{one['serving']}' of parameter '{entry.name}', whose layer computes in {held.format}: it would be "
+                f"rounded twice. Write {{'{entry.name}': {{'serving': '{held.format}'}}}} in formats, or leave serving out for it"
+            )
+
+
+def _wanted(entry: NamedParameter, formats: Mapping[str, Any]) -> WeightCodes | None:
+    return None if formats["serving"] is None or is_sharded(entry.parameter) else codes_of(entry.parameter)

@@ -31,10 +31,9 @@ class LastSeen:
         """As it is now."""
         p = local_of(self._parameter)
         self._version, address = self._versions(p), p.data_ptr()
-        if address != self._address:
-            self._address = address
-            # Of a parameter that stands in for codes that is one element.
-            self._readable = min(p.nbytes, p.untyped_storage().nbytes()) if address and p.device.type == "cpu" else 0
+        self._address = address
+        there = p.nbytes if p.is_contiguous() else p.element_size()  # where codes are the weights it is one element
+        self._readable = there if address and p.device.type == "cpu" else 0
         begin = self._begin + _PART_BYTES
         self._begin = begin if begin < self._readable else 0
         self._nbytes = min(_PART_BYTES, self._readable - self._begin)

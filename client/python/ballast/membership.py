@@ -30,6 +30,7 @@ class Membership:
         self._rank = rank
         self._client: _core.Client | None = None
         self._session: Session | None = None
+        self._left: Session | None = None
         self._started_over = False
         self.restored = ""  # the checkpoint that the daemon has read the run back from, as Joined has it
 
@@ -119,5 +120,11 @@ class Membership:
         return any(status["run_id"] == self._rank.run for status in self.connected().list_runs()["runs"])
 
     def leave(self) -> None:
-        """Out of the run. The connection is to be closed once nothing calls it."""
+        """Out of the run. The connection is to be closed once nothing calls it; then let_go() comes."""
+        self._left = self._session or self._left  # weights are written into its memory until then
         self._client = self._session = None
+
+    def let_go(self) -> None:
+        if self._left is not None:
+            self._left.weights.let_go()
+        self._left = None

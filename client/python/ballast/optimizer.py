@@ -300,11 +300,10 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leaves the run: another trainer may take the rank at once, unless a step is open. The run lives on."""
-        session = self._membership.session  # weights are written into its memory until the connection is closed
         self._membership.leave()
         self._open.close()
         self._warnings.end()
-        del session
+        self._membership.let_go()
 
     def __enter__(self) -> Self:
         return self

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ballast import _core
 from ballast.binding import Binding
 from ballast.progress import Transfer
+
+# How much of the weights is compared at once.
+_COMPARED_BYTES = 64 << 20
 
 
 def pull_to(bindings: Iterable[Binding], client: _core.Client, run: str) -> dict[int, int]:
@@ -21,3 +24,17 @@ def pull_to(bindings: Iterable[Binding], client: _core.Client, run: str) -> dict
             with Transfer(f"pulling weights of run '{run}'", total, lambda: client.moved):
                 steps |= pull(run, places)
     return steps
+
+
+def portions(bindings: Iterable[Binding]) -> Iterator[list[Binding]]:
+    """A few at a time, of so many bytes as are compared at once."""
+    some: list[Binding] = []
+    nbytes = 0
+    for binding in bindings:
+        nbytes += binding.nbytes
+        if some and nbytes > _COMPARED_BYTES:
+            yield some
+            some, nbytes = [], binding.nbytes
+        some.append(binding)
+    if some:
+        yield some

@@ -39,7 +39,8 @@ class ServedCodes:
         """Itself where it is there already."""
         if self.codes.device == device:
             return self
-        return ServedCodes(self.format, self.codes.to(device), self.scales.to(device))
+        with torch.inference_mode(False):
+            return ServedCodes(self.format, self.codes.to(device), self.scales.to(device))
 
 
 def scales_of(format: str, shape: torch.Size) -> int:

@@ -305,7 +305,7 @@ class Session:
 
     def _mark(self, binding: Binding) -> None:
         if binding.index not in self._marked:
-            torch.autograd.graph.increment_version(binding.parameter)
+            binding.move_version()
             binding.last_seen.written()
             self._marked.add(binding.index)
 

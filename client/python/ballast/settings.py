@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ballast.changed_weights import changed_weights
+from ballast.coded_binding import check_codes
 from ballast.commit import StepRules, step_rules
 from ballast.errors import Rejected
 from ballast.formats import FormatRules, Grouping
@@ -94,6 +95,7 @@ class RunSettings:
                 "changed of its part. Leave it out, and load other weights together with load_state_dict() of the optimizer"
             )
         grouping = self._formats.group(tensors, groups)
+        check_codes(tensors, (grouping.groups[group].formats for group in grouping.of_tensor))
         spec = self._spec(tensors, groups, grouping, sharded)
         slots = slot_names(self.rule.name)
         check_feedback(self._error_feedback, [group.formats["gradient_dtype"] for group in grouping.groups])
@@ -110,6 +112,7 @@ class RunSettings:
         check_not_gathered((t.name, t.parameter) for t in tensors)
         check_shards(((t.name, t.parameter) for t in tensors), self.rank.number, self.rank.world)
         grouping = self._formats.group(tensors, groups)
+        check_codes(tensors, (grouping.groups[group].formats for group in grouping.of_tensor))
         return replace(run, spec=self._spec(tensors, groups, grouping, run.sharded), tensors=tensors, grouping=grouping)
 
     def _spec(

@@ -12,6 +12,7 @@ from ballast.binding import Binding
 from ballast.errors import Rejected
 from ballast.gathered import all_agree, gather, spread
 from ballast.moments import Moments, zeros
+from ballast.pulls import portions
 from ballast.replaced import Replaced
 from ballast.uploads import refuse_nonfinite, upload_of
 from ballast.weights import Weights
@@ -120,7 +121,7 @@ class ShardedWeights(Weights):
         suspects = list(bindings)
         for binding in suspects:
             self.follow(binding)
-        pairs = ((binding, theirs) for some in self._portions(suspects) for binding, theirs in self._parts_of(some))
+        pairs = ((binding, theirs) for some in portions(suspects) for binding, theirs in self._parts_of(some))
         return [binding for binding, theirs in pairs if not _same_bits(binding.landing, theirs)]
 
     def _pull_state(self, places: list[tuple[int, str, int, int]]) -> dict[int, int]:
@@ -141,6 +142,7 @@ class ShardedWeights(Weights):
     def _finish(self) -> None:
         for binding in self._bindings:
             binding.bind(self._client)
+            binding.forget_errors()
             binding.last_seen.note()
         self._settled = True
 
@@ -171,7 +173,7 @@ class ShardedWeights(Weights):
         refused: Rejected | None = None
         for binding in self._bindings:
             binding.load()
-        for some in self._portions(self._bindings):
+        for some in portions(self._bindings):
             for binding, theirs in self._parts_of(some):
                 try:
                     self._compare_one(binding, theirs)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.moments import Moments
+from ballast.weight_codes import is_standing_in
 
 if TYPE_CHECKING:
     from ballast.binding import Binding
@@ -73,7 +74,7 @@ def refuse_nonfinite(bindings: Iterable[Binding], run: str) -> None:
 def refuse_nonfinite_added(tensors: Iterable[NamedParameter], run: str) -> None:
     """Likewise of tensors that a run is to have from now on, and of which nothing is said to it yet."""
     for tensor in tensors:
-        if not tensor.parameter.detach().isfinite().all():
+        if not is_standing_in(tensor.parameter) and not tensor.parameter.detach().isfinite().all():
             raise Rejected(
                 f"the weights of '{tensor.name}' hold a NaN or an infinity, and run '{run}' was to have them from its next step "
                 "on: nothing was sent. Give it finite weights, on every rank, before that step's first gradient"

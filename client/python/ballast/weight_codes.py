@@ -31,17 +31,25 @@ class WeightCodes:
         """Whether the codes are the weights, and nobody has given the parameter memory since."""
         return self._standing_in is not None and weight.data_ptr() == self._standing_in.data_ptr()
 
+    def is_written_to(self, weight: Tensor) -> bool:
+        """Whether somebody has filled what stands in with a number, as torch lets a whole tensor be; seen on a CPU."""
+        stands = self._standing_in if self.stands_in(weight) else None
+        return stands is not None and stands.device.type == "cpu" and not stands.isnan().item()
+
     def take(self, weight: Tensor, served: ServedCodes) -> None:
         """From now on `served`, on the parameter's device, are its weights: what it had is free."""
         self.served = served
-        if not self.stands_in(weight):
+        if self.stands_in(weight) and not self.is_written_to(weight):
+            return
+        with torch.inference_mode(False):
             self._standing_in = torch.full((1,), torch.nan, dtype=weight.dtype, device=weight.device)
             weight.data = self._standing_in.expand(weight.shape)
 
     def give_back(self, weight: Tensor) -> None:
         """The parameter has the weights again, in its own dtype. Nothing where it has them."""
         if self.served is not None and self.stands_in(weight):
-            weight.data = self.served.decode(weight.dtype)
+            with torch.inference_mode(False):
+                weight.data = self.served.decode(weight.dtype)
         self.served = self._standing_in = None
 
 
@@ -57,7 +65,12 @@ def ask_for_codes(layer: nn.Module, codes: WeightCodes) -> None:
 
 def ask_no_more(layer: nn.Module) -> None:
     """The layer computes with the weight itself."""
-    _asked[layer.weight] = [asking for asking in _asked.get(layer.weight, []) if asking[0]() not in (None, layer)]
+    weight = layer.weight
+    others = [
+        (one, codes) for one, codes in _asked.pop(weight, []) if one() not in (None, layer) or codes.stands_in(weight)
+    ]
+    if others:
+        _asked[weight] = others
 
 
 def codes_of(weight: Tensor) -> WeightCodes | None:
@@ -74,3 +87,10 @@ def _has(layer: nn.Module | None, weight: Tensor) -> bool:
 def is_standing_in(weight: Tensor) -> bool:
     """Whether this parameter has no memory of its own, since codes are its weights."""
     return any(codes.stands_in(weight) for _, codes in _asked.get(weight, []))
+
+
+def give_weights_back(weight: Tensor) -> None:
+    """The parameter has memory again, whoever has taken it, and whether the layer is there or not."""
+    for _, codes in _asked.get(weight, []):
+        if codes.stands_in(weight):
+            codes.give_back(weight)

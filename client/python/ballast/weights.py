@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,16 @@ from ballast.binding import Binding
 from ballast.errors import Rejected, RunRewound
 from ballast.moments import MASTER, Moments, without_updates, zeros
 from ballast.progress import Transfer
-from ballast.pulls import pull_to
+from ballast.pulls import portions, pull_to
 from ballast.rank import Rank
 from ballast.rank_zero import SAME_WEIGHTS, await_end, await_upload
 from ballast.replaced import Amended, Replaced
 from ballast.saved_state import Token
 from ballast.status import status_of
 from ballast.uploads import refuse_nonfinite, same, upload_of
+from ballast.weight_codes import give_weights_back
 from ballast.weight_copies import WeightCopies
 
-# How much of them is compared at once.
-_COMPARED_BYTES = 64 << 20
 # A share of the largest weight: more than any format's rounding, less than another seed's or step's weights differ by.
 _STORED_ERROR = 0.1
 
@@ -126,8 +125,11 @@ class Weights:
 
     def updated(self, indices: Iterable[int]) -> list[Binding]:
         """A step has brought these tensors. Returns the others that are unlike, which are to be pulled."""
-        for index in indices:
-            self._unlike.pop(index, None)
+        brought = set(indices)
+        for binding in self._bindings:
+            binding.settle_errors(binding.index in brought)
+            if binding.index in brought:
+                self._unlike.pop(binding.index, None)
         return [self._bindings[index] for index in sorted(self._unlike)]
 
     def differing(self, bindings: Iterable[Binding]) -> list[Binding]:
@@ -137,7 +139,7 @@ class Weights:
         for binding in suspects:
             self.follow(binding)
         differing = []
-        for some in self._portions(suspects):
+        for some in portions(suspects):
             ours = {binding.index: binding.digest() for binding in some}
             some = [binding for binding in some if self._unlike.get(binding.index) != ours[binding.index]]
             decoded = {binding.index: binding.room() for binding in some}
@@ -159,10 +161,15 @@ class Weights:
         steps = pull_to(wanted, self._client, self._rank.run)
         for binding in wanted:
             binding.store()
-            torch.autograd.graph.increment_version(binding.parameter)
+            binding.move_version()
             binding.last_seen.note()
             self._unlike.pop(binding.index, None)
         return max(steps.values(), default=self._client.step - 1)
+
+    def let_go(self) -> None:
+        """After the connection was closed: parameters have weights of their own."""
+        for binding in self._bindings:
+            give_weights_back(binding.parameter)
 
     def _refuse(self, moments: Mapping[int, Moments]) -> None:
         if moments:
@@ -253,6 +260,7 @@ class Weights:
         """Instead of settling: what is here took the place of the daemon's."""
         for binding in self._bindings:
             binding.load()
+            binding.forget_errors()
         if replaced.stored is not None:
             self._compare_stored(replaced.stored)
         self._unlike |= replaced.unlike
@@ -349,7 +357,7 @@ class Weights:
 
         stored: the digests of what is here, so rounded, by index. Only what the daemon has otherwise is pulled.
         """
-        for some in self._portions(self._bindings if only is None else only):
+        for some in portions(self._bindings if only is None else only):
             decoded = {binding.index: binding.room() for binding in some}
             places = [(index, landed.data_ptr(), landed.nbytes) for index, landed in decoded.items()]
             digests = {binding.index: stored[binding.index] or 0 for binding in some}
@@ -359,19 +367,6 @@ class Weights:
                     self._compare_one(binding, decoded[binding.index])
                 elif binding.served_narrower or binding.digest() != stored[binding.index]:
                     self._unlike[binding.index] = binding.digest()
-
-    def _portions(self, bindings: Iterable[Binding]) -> Iterator[list[Binding]]:
-        """A few at a time, of so many bytes as are compared at once."""
-        some: list[Binding] = []
-        nbytes = 0
-        for binding in bindings:
-            nbytes += binding.nbytes
-            if some and nbytes > _COMPARED_BYTES:
-                yield some
-                some, nbytes = [], binding.nbytes
-            some.append(binding)
-        if some:
-            yield some
 
     def _compare_one(self, binding: Binding, theirs: Tensor) -> None:
         ours = binding.landing

@@ -20,7 +20,7 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.patch import Patch
 from ballast.reducer import SilentReducer
-from ballast.weight_codes import codes_of
+from ballast.weight_codes import give_weights_back
 
 DDP = nn.parallel.DistributedDataParallel
 
@@ -76,8 +76,7 @@ def _with_weights(make: Callable[..., Any]) -> Callable[..., Any]:
 
     def make_with_weights(self: DDP, module: nn.Module, *options: Any, **more: Any) -> Any:
         for parameter in module.parameters():
-            if (codes := codes_of(parameter)) is not None:
-                codes.give_back(parameter)
+            give_weights_back(parameter)
         return make(self, module, *options, **more)
 
     return make_with_weights

@@ -142,7 +142,7 @@ class CodedLinear(nn.Linear):
     # --- what torch does with modules -------------------------------------------------------------------------------
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._give_back()
+        self._stand_back()
         made = super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # torch declares none
         self._ask()  # to_empty() of a meta tensor makes another parameter
         return made
@@ -151,10 +151,17 @@ class CodedLinear(nn.Linear):
         if self._parameter is not None:
             self._codes.give_back(self._parameter)
 
+    def _stand_back(self) -> None:
+        """torch may put another parameter into this one's place, which it refuses where somebody looks for it."""
+        self._give_back()
+        if self._parameter is not None:
+            ask_no_more(self)
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         if prefix + "weight" in state_dict:
-            self._give_back()
+            self._stand_back()
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self._ask()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
