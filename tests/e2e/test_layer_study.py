@@ -22,12 +22,12 @@ def test_the_study_runs(tmp_path: Path) -> None:
     told = study(tmp_path, "--task", "text", "--arm", "fp8 served")
     assert told.returncode == 0, told.stdout + told.stderr
     text = (tmp_path / "layer_study.md").read_text()
-    rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) == 8}
+    rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) == 9}
     for name in (
         "fp8 served, e5m2 gradients, loss scale 2^14",
         "unit-scaled, fp8 served, e5m2 gradients, no loss scale",
     ):
-        assert re.fullmatch(r"[2-5]\.\d{4}", rows[name][2]) and rows[name][6] == "1.000"
+        assert re.fullmatch(r"[2-5]\.\d{4}", rows[name][2]) and rows[name][7] == "1.000"
     lost = dict(re.findall(r"^\| (.*) \| 0.0000 % \| ([\d.]+) % \|$", text, re.MULTILINE))
     assert float(lost["fp8 served, e5m2 gradients, no loss scale"]) > 20
     assert float(lost["unit-scaled, fp8 served, e5m2 gradients, no loss scale"]) < 2

@@ -13,7 +13,7 @@ import pytest
 from daemon import ROOT, Daemon, plain_environment
 
 SCRIPT = ROOT / "client" / "python" / "examples" / "king_james.py"
-STEPS = 30
+STEPS = 20
 # What the trainer holds of each parameter, in bytes: the embeddings, norms and biases in fp32, the rest in one byte.
 BYTES = {"switchback": 1.31, "fp8": 1.31, "unit-scaled": 1.22, "collage": 2.0}
 
@@ -28,16 +28,24 @@ def train(recipe: str, optimizer: str, server: str, folder: Path) -> Any:
     return json.loads(figures.read_text())
 
 
+@pytest.fixture(scope="module")
+def in_fp32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By recipe."""
+    folder = tmp_path_factory.mktemp("torch")
+    plain = train("plain", "torch", "none", folder)
+    return {name: plain for name in BYTES} | {"unit-scaled": train("unit-scaled", "torch", "none", folder)}
+
+
 @pytest.mark.parametrize("recipe", BYTES)
-def test_a_recipe_ends_near_its_model_in_fp32(recipe: str, tmp_path: Path) -> None:
+def test_a_recipe_ends_near_its_model_in_fp32(recipe: str, in_fp32: dict[str, Any], tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
         ours = train(recipe, "ballast", daemon.server, tmp_path)
-        theirs = train("unit-scaled" if recipe == "unit-scaled" else "plain", "torch", daemon.server, tmp_path)
+    theirs = in_fp32[recipe]
     held = {kind: count / ours["parameters"] for kind, count in ours["trainer_bytes"].items()}
     assert held["parameters"] == pytest.approx(BYTES[recipe], abs=0.01)
     assert held["gradients"] == held["state"] == 0
     assert ours["evaluations"][-1]["held_out"] == pytest.approx(theirs["evaluations"][-1]["held_out"], rel=0.02)
-    assert ours["evaluations"][-1]["held_out"] < 0.93 * ours["evaluations"][0]["held_out"]
+    assert ours["evaluations"][-1]["held_out"] < 0.95 * ours["evaluations"][0]["held_out"]
 
 
 def test_an_unknown_recipe_is_refused_by_name() -> None:

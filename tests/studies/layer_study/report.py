@@ -38,15 +38,31 @@ def row(known: list[Result], task: str, name: str) -> list[str] | None:
     told = "-" if in_layers is None else f"{in_layers:.3f}"
     losses = [one["loss"] for one in made.values()]
     if None in losses:
-        return [name, f"diverged, {losses.count(None)} of {len(losses)} seeds", "", "", bytes_held, told]
+        return [
+            name,
+            f"diverged, {losses.count(None)} of {len(losses)} seeds",
+            "",
+            "",
+            str(len(made)),
+            bytes_held,
+            told,
+        ]
     both = [seed for seed in made if theirs.get(seed, {}).get("loss") is not None]
     less = [made[seed]["loss"] - theirs[seed]["loss"] for seed in both]
     against = "-" if ARMS[name].against == name else ARMS[name].against
-    return [name, spread(losses), spread(less, "+") if less else "-", against, bytes_held, told]
+    return [name, spread(losses), spread(less, "+") if less else "-", against, str(len(made)), bytes_held, told]
 
 
 def table(known: list[Result], task: str) -> list[str]:
-    head = ["way", "held-out loss", "less that of", "which", "trainer, bytes a parameter", "of these layers' weights"]
+    head = [
+        "way",
+        "held-out loss",
+        "difference to",
+        "which",
+        "seeds",
+        "trainer, bytes a parameter",
+        "of these layers' weights",
+    ]
     rows = [made for name in ARMS if (made := row(known, task, name)) is not None]
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
