@@ -13,7 +13,7 @@ import pytest
 from daemon import ROOT, Daemon, plain_environment
 
 SCRIPT = ROOT / "client" / "python" / "examples" / "king_james.py"
-STEPS = 20
+STEPS = 12
 # What the trainer holds of each parameter, in bytes: the embeddings, norms and biases in fp32, the rest in one byte.
 BYTES = {"switchback": 1.31, "fp8": 1.31, "unit-scaled": 1.22, "collage": 2.0}
 
@@ -45,7 +45,7 @@ def test_a_recipe_ends_near_its_model_in_fp32(recipe: str, in_fp32: dict[str, An
     assert held["parameters"] == pytest.approx(BYTES[recipe], abs=0.01)
     assert held["gradients"] == held["state"] == 0
     assert ours["evaluations"][-1]["held_out"] == pytest.approx(theirs["evaluations"][-1]["held_out"], rel=0.02)
-    assert ours["evaluations"][-1]["held_out"] < 0.95 * ours["evaluations"][0]["held_out"]
+    assert ours["evaluations"][-1]["held_out"] < 0.97 * ours["evaluations"][0]["held_out"]
 
 
 def test_an_unknown_recipe_is_refused_by_name() -> None:
