@@ -25,6 +25,11 @@ class Grouping:
     groups: Sequence[WireGroup]  # first one for each param_group, then those split from them
     of_tensor: Sequence[int]  # index into groups, by tensor
 
+    @property
+    def formats(self) -> list[Mapping[str, Any]]:
+        """By tensor, as options.FORMATS."""
+        return [self.groups[group].formats for group in self.of_tensor]
+
 
 class FormatRules:
     """{pattern: {option: value}}: a tensor has the formats of the first pattern that matches its name, and those of its

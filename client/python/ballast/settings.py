@@ -44,7 +44,7 @@ class Description:
     @property
     def formats(self) -> list[Mapping[str, Any]]:
         """By tensor, as options.FORMATS."""
-        return [self.grouping.groups[group].formats for group in self.grouping.of_tensor]
+        return self.grouping.formats
 
 
 class RunSettings:
@@ -95,7 +95,7 @@ class RunSettings:
                 "changed of its part. Leave it out, and load other weights together with load_state_dict() of the optimizer"
             )
         grouping = self._formats.group(tensors, groups)
-        check_codes(tensors, (grouping.groups[group].formats for group in grouping.of_tensor))
+        check_codes(tensors, grouping.formats)
         spec = self._spec(tensors, groups, grouping, sharded)
         slots = slot_names(self.rule.name)
         check_feedback(self._error_feedback, [group.formats["gradient_dtype"] for group in grouping.groups])
@@ -112,7 +112,7 @@ class RunSettings:
         check_not_gathered((t.name, t.parameter) for t in tensors)
         check_shards(((t.name, t.parameter) for t in tensors), self.rank.number, self.rank.world)
         grouping = self._formats.group(tensors, groups)
-        check_codes(tensors, (grouping.groups[group].formats for group in grouping.of_tensor))
+        check_codes(tensors, grouping.formats)
         return replace(run, spec=self._spec(tensors, groups, grouping, run.sharded), tensors=tensors, grouping=grouping)
 
     def _spec(

@@ -20,9 +20,8 @@ def none(model: nn.Module) -> dict[str, Any]:
     return {}
 
 
-def in_bf16(model: nn.Module) -> dict[str, Any]:
-    model.bfloat16()
-    return {}
+RECIPES = recipes.RECIPES
+in_bf16 = RECIPES["collage"].switch
 
 
 def switchback(variant: str) -> FORMATS:
@@ -41,15 +40,9 @@ def scaled_fp8(model: nn.Module) -> dict[str, Any]:
 
 def served_fp8(loss_scale: float) -> FORMATS:
     def switch(model: nn.Module) -> dict[str, Any]:
-        layers.switch(model, "layers.*", layers.Float8Linear, scale=None)
-        return {"formats": layers.served_formats(model), "gradient_dtype": "fp8-e5m2", "loss_scale": loss_scale}
+        return RECIPES["fp8"].switch(model) | {"loss_scale": loss_scale}
 
     return switch
-
-
-def unit_scaled_fp8(model: nn.Module) -> dict[str, Any]:
-    layers.switch(model, "layers.*", layers.UnitScaledFloat8Linear)
-    return {"formats": layers.served_formats(model), "gradient_dtype": "fp8-e5m2"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ class Arm:
     against: str = "torch's AdamW, fp32"
 
     def optimizer(self, model: nn.Module, learning: dict[str, Any], run: str) -> torch.optim.Optimizer:
-        recipe = recipes.RECIPES["unit-scaled" if self.unit_scaled else "plain"]
+        recipe = RECIPES["unit-scaled" if self.unit_scaled else "plain"]
         if self.torch:
             return recipe.by_torch(model, learning)
         rates = learning | recipe.rates(model)
@@ -95,7 +88,7 @@ ARMS = {
     "fp8 served, e5m2 gradients, no loss scale": Arm(served_fp8(1.0)),
     UNIT: Arm(torch=True, unit_scaled=True, tasks=("text",), against=UNIT),
     "unit-scaled, fp8 served, e5m2 gradients, no loss scale": Arm(
-        unit_scaled_fp8, unit_scaled=True, tasks=("text",), against=UNIT
+        RECIPES["unit-scaled"].switch, unit_scaled=True, tasks=("text",), against=UNIT
     ),
     "e5m2 gradients": Arm(options=E5M2),
     "e5m2 gradients, error feedback": Arm(options=E5M2 | {"error_feedback": True}),

@@ -66,9 +66,8 @@ class CodedLinear(nn.Linear):
 
     def keep_weight(self) -> None:
         """The parameter keeps its weights, whatever they are served in: something else reads it too."""
-        self._give_back()
+        self._stand_back()
         self._keeps_weight = True
-        ask_no_more(self)
 
     @property
     def _parameter(self) -> Tensor | None:
@@ -147,14 +146,10 @@ class CodedLinear(nn.Linear):
         self._ask()  # to_empty() of a meta tensor makes another parameter
         return made
 
-    def _give_back(self) -> None:
+    def _stand_back(self) -> None:
+        """The parameter has its weights, and nobody looks for it: torch may then put another into its place."""
         if self._parameter is not None:
             self._codes.give_back(self._parameter)
-
-    def _stand_back(self) -> None:
-        """torch may put another parameter into this one's place, which it refuses where somebody looks for it."""
-        self._give_back()
-        if self._parameter is not None:
             ask_no_more(self)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
