@@ -99,7 +99,7 @@ void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
     last_ = *written;
   }
   if (!written.ok()) begun_step_ = 0;
-  if (undone_) OnWrittenSince(written.ok() && !undone ? absl::OkStatus() : written.status());
+  if (undone_) OnWrittenSince(undone ? absl::CancelledError("a rewind undid it") : written.status());
   // One that a rewind or the run's end gave up has not failed.
   if (written.ok() || !absl::IsCancelled(written.status())) {
     environment_.on_written({.trigger = writing.trigger,
@@ -165,12 +165,8 @@ void Checkpointer::OnSetAside(uint64_t to_step, const absl::StatusOr<CheckpointW
 void Checkpointer::OnAllUndone(const Undone& undone) {
   --setting_aside_;
   if (durable_step_ == 0) environment_.on_durable({});
-  if (undone_) {
-    undone_ =
-        Undone{std::min(undone_->after_step, undone.after_step), std::max(undone_->last_number, undone.last_number)};
-  } else {
-    undone_ = undone;
-  }
+  const Undone before = undone_.value_or(undone);
+  undone_ = Undone{std::min(before.after_step, undone.after_step), std::max(before.last_number, undone.last_number)};
   wanted_ = true;
   environment_.on_wanted();
 }

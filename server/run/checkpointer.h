@@ -5,9 +5,9 @@
 //   checkpointer.Ask(Trigger::kRequest, [](auto written) {...});    // as soon as a step has closed
 //
 // A checkpoint of steps that a rewind undoes is set aside before the rewind is answered, so that a crash does not bring
-// them back. Where there is none of an earlier step, one of the state that the rewind has led to is written before that:
-// there is always one that counts. What is replaced without a step (LoadState, AmendRun) is written as soon as it can be: until then a crash
-// would bring back what it replaced.
+// them back. Where there is none of an earlier step, one of the state that the rewind has led to is written before
+// that: there is always one that counts. What is replaced without a step (LoadState, AmendRun) is written as soon as it
+// can be: until then a crash would bring back what it replaced.
 //
 // Strand-confined. Each `done` is called once, on the strand.
 #pragma once
