@@ -3,7 +3,8 @@
     count.py FOLDER [FAILED_STAGE...]
 
 A stage that failed without any failed test in a report (a build, a crash of the runner) counts as one failure. Of a stage
-that was repeated, "ctest 2" say, the report is ctest-dev-2.xml. Exits non-zero if anything failed or no test ran at all.
+that was repeated, "ctest 2" say, the report is ctest-dev-2.xml. Under a GoogleTest program that failed stand its failed
+checks and a sanitizer's report. Exits non-zero if anything failed or no test ran at all.
 """
 
 import re
@@ -21,6 +22,10 @@ REPORTS = {
     "end to end": "pytest-e2e.xml",
 }
 
+# What says in a GoogleTest program's output why it failed, and how many lines after it belong to it.
+TELLING = {": Failure": 6, "Sanitizer: ": 12, "runtime error: ": 6, "[  FAILED  ] ": 0}
+MOST_LINES = 60
+
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:
     """(passed | failed | skipped, why) of one <testcase>; ctest says it in an attribute, pytest in a child."""
@@ -35,14 +40,25 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
     return ("failed", "") if status == "fail" else ("passed", "")
 
 
-def read_report(path: Path) -> list[tuple[str, str, str]]:
-    """(outcome, name, why) of every test in one report."""
+def telling(output: str) -> list[str]:
+    """The lines of a failed program's output that say why; its last ones where none does."""
+    lines, kept = output.splitlines(), set()
+    for at, line in enumerate(lines):
+        for mark, more in TELLING.items():
+            if mark in line:
+                kept.update(range(at, min(at + more + 1, len(lines))))
+    return [lines[at] for at in sorted(kept)[:MOST_LINES]] or lines[-10:]
+
+
+def read_report(path: Path) -> list[tuple[str, str, str, list[str]]]:
+    """(outcome, name, why, what it printed of that) of every test in one report."""
     cases = []
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         result, why = outcome(case)
         owner = case.get("classname", "")
         name = case.get("name", "") if owner in ("", case.get("name")) else f"{owner}.{case.get('name')}"
-        cases.append((result, name, why.splitlines()[0] if why else ""))
+        printed = telling(case.findtext("system-out") or "") if case.get("status") == "fail" else []
+        cases.append((result, name, why.splitlines()[0] if why else "", printed))
     return cases
 
 
@@ -67,11 +83,13 @@ def total(folder: Path, failed_stages: list[str]) -> tuple[dict[str, int], list[
             counts["failed"] += 1
             lines.append(f"FAILED   {stage}: {path.name} cannot be read: {error}")
             continue
-        for result, name, why in cases:
+        for result, name, why, printed in cases:
             counts[result] += 1
             if result != "passed":
-                lines.append(f"{result.upper():8} {stage}: {name}" + (f" ({why})" if why else ""))
-        if stage in failed_stages and any(result == "failed" for result, _, _ in cases):
+                lines.append(
+                    "\n    ".join([f"{result.upper():8} {stage}: {name}" + (f" ({why})" if why else ""), *printed])
+                )
+        if stage in failed_stages and any(result == "failed" for result, *_ in cases):
             failed_stages = [other for other in failed_stages if other != stage]
     for stage in failed_stages:
         counts["failed"] += 1

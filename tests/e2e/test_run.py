@@ -17,8 +17,10 @@ printf 'x' >>times
 ps -o args= -s "$(ps -o sid= -p $$ | tr -d ' ')" | grep -c '^bash -c while' >>loops || true
 status=run
 if [[ $(<times) == xx ]]; then status=fail; fi
-printf '<testsuite><testcase name="Stream.Cut" status="%s"/><testcase name="Stream.Whole" status="run"/></testsuite>' \
-  "$status" >"$2"
+cat >"$2" <<REPORT
+<testsuite><testcase name="Stream.Cut" status="$status"><system-out>$(cat printed 2>/dev/null || true)</system-out></testcase>
+<testcase name="Stream.Whole" status="run"/></testsuite>
+REPORT
 [[ $status == run ]]
 """
 
@@ -64,6 +66,27 @@ def test_repetitions_are_summed_and_what_failed_is_named_with_its_own(tree):
     assert lines[-1] == "5 passed, 1 failed, 0 skipped", said
     assert lines[-2] == "FAILED   ctest 2: Stream.Cut", said
     assert (tree / "loops").read_text().split() == ["0"] * 3
+
+
+PRINTED = """[ RUN      ] Lane.IsCut
+lane_test.cc:12: Failure
+Expected equality of these values:
+  1
+  2
+[  FAILED  ] Lane.IsCut (3 ms)
+[ RUN      ] Lane.Stays
+[       OK ] Lane.Stays (1 ms)"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "listed"),
+    [(PRINTED, PRINTED.splitlines()[1:]), ("a start\nSegmentation fault", ["a start", "Segmentation fault"])],
+)
+def test_what_a_failed_program_printed_of_its_failure_stands_under_it(tree, printed, listed):
+    (tree / "printed").write_text(printed)
+    _, said, _ = run(tree, "--only", "ctest", "--repeat", "2")
+    lines = said.splitlines()
+    assert lines[lines.index("FAILED   ctest 2: Stream.Cut") + 1 : -1] == [f"    {line}" for line in listed], said
 
 
 def test_once_is_as_without(tree):
