@@ -33,17 +33,19 @@ def ask(program: str, *arguments: str) -> dict[str, Any]:
     return told
 
 
-def compare(loop: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Losses, logged norms and rates, and weights at the end: those of torch's optimizer."""
+def compare(loop: str, ours: dict[str, Any], theirs: dict[str, Any], int8: bool = False) -> None:
+    """Losses, logged norms and rates, and weights at the end: those of torch's optimizer. int8: of layers that compute so,
+    where a last bit of fp32 may be a code."""
     assert "refused" not in ours, ours["refused"]
     # torch's own AdamW ends up to 5e-6 of a weight from its result in double (tests/bench/open_loop.py). Forwards in bf16
     # round what differs in the last bit of fp32 to what differs in the last of bf16.
     in_bf16 = loop.endswith("bf16")
-    near = 2e-3 if in_bf16 else 5e-6
+    near = 2e-3 if in_bf16 or int8 else 5e-6
     assert len(theirs["losses"]) >= 10
     assert ours["losses"] == pytest.approx(theirs["losses"], rel=near, nan_ok=True)
     assert ours["norms"] == pytest.approx(theirs["norms"], rel=10 * near)
     assert ours["rates"] == pytest.approx(theirs["rates"], rel=1e-12)
     assert ours["ends"].keys() == theirs["ends"].keys()
     for parameter, (total, largest) in ours["ends"].items():
-        assert in_bf16 or [total, largest] == pytest.approx(theirs["ends"][parameter], rel=5e-5, abs=5e-6), parameter
+        of_end = {"rel": 0.02, "abs": 0.1} if int8 else {"rel": 5e-5, "abs": 5e-6}
+        assert in_bf16 or [total, largest] == pytest.approx(theirs["ends"][parameter], **of_end), parameter

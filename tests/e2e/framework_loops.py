@@ -1,11 +1,11 @@
 """Training loops of frameworks as their users write them, on the same small model and data: one run by torch's AdamW, one
 by ballast's, tell whether the optimizer was called as it must be.
 
-    framework_loops.py KIND FOLDER LOOP... [--server HOST:PORT] [--stop-after N] [--resume]
+    framework_loops.py KIND FOLDER LOOP... [--server HOST:PORT] [--stop-after N] [--resume] [--int8]
 
 Prints one JSON object, by loop: the loss of each forward, what the framework logged as gradient norms and learning rates,
-and the sum and the largest magnitude of each parameter at the end; or what the loop was refused with. The loops of one
-process are made one after another; ballast's run of each has its name.
+the sum and the largest magnitude of each parameter at the end, and how many layers hold codes as they were served; or what
+the loop was refused with. The loops of one process are made one after another; ballast's run of each has its name.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from framework_setting import (
     Options,
     Told,
     batches,
+    compute_in_int8,
     language_model,
 )
 from lightning_loops import LIGHTNING_LOOPS
@@ -76,7 +77,10 @@ def main() -> None:
     parser.add_argument("--server")
     parser.add_argument("--stop-after", type=int)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--int8", action="store_true", help="the model's linear layers compute in int8")
     options = parser.parse_args()
+    if options.int8:
+        compute_in_int8()
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     print(json.dumps({loop: account_of(loop, options) for loop in options.loops}))
@@ -90,10 +94,13 @@ def account_of(loop: str, options: Options) -> dict[str, Any]:
         model = LOOPS[loop](here, kind, told)
     except kind.refusals as refused:
         return {"refused": str(refused)}
+    state = model.state_dict()
     ends = {
-        name: [float(p.detach().double().sum()), float(p.detach().abs().max())] for name, p in model.named_parameters()
+        name: [float(state[name].double().sum()), float(state[name].abs().max())]
+        for name, _ in model.named_parameters()
     }
-    return {"losses": told.losses, "norms": told.norms, "rates": told.rates, "ends": ends}
+    served = sum(getattr(module, "served", None) is not None for module in model.modules())
+    return {"losses": told.losses, "norms": told.norms, "rates": told.rates, "ends": ends, "served": served}
 
 
 def forget_accelerate() -> None:

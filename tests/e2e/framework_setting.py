@@ -52,7 +52,22 @@ def language_model(seed: int = 2) -> Any:
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(seed)
-    return LlamaForCausalLM(model_shape())
+    model = LlamaForCausalLM(model_shape())
+    if SERVED is not None:
+        from ballast import nn as bnn
+
+        bnn.switch(model, "*.layers.*")
+        SERVED.update({f"*{name}": form for name, form in bnn.served_formats(model).items()})
+    return model
+
+
+# Not None: language_model() computes in int8, and this is the option `formats` for its weights to be served so.
+SERVED: dict[str, dict[str, str]] | None = None
+
+
+def compute_in_int8() -> None:
+    global SERVED
+    SERVED = {}
 
 
 class Told:
@@ -102,6 +117,8 @@ class Kind:
 
     def __call__(self, parameters: Any, **more: Any) -> Any:
         """more: options of ballast's alone."""
+        if self.ballast:
+            more["formats"] = SERVED
         return self.type(parameters, **{**self.values, **(more if self.ballast else {})})
 
 

@@ -3,6 +3,7 @@ is refused by name."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,11 @@ REFUSED = {
 }
 
 
+# With the linear layers in int8, in the codes that the daemon serves, against the same layers and torch's optimizer: how
+# many layers hold codes at the end. One loop ends with weights that it loads, one moves the model to the CPU.
+IN_INT8 = {"hf_checkpointing": 2 * 7, "accelerate_goes_back": 2 * 7, "hf_trains_on": 0, "lightning_loop": 0}
+
+
 @pytest.fixture(scope="module", params=GROUPS)
 def accounts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What torch's and ballast's optimizers did in the loops of one group."""
@@ -86,3 +92,13 @@ def test_what_cannot_work_is_refused_by_name(accounts: Any, subtests: Any) -> No
         with subtests.test(loop):
             for said in words:
                 assert said in all_ours[loop].get("refused", "it was not refused")
+
+
+def test_layers_in_served_codes_train_as_with_torchs_optimizer(tmp_path: Path, subtests: Any) -> None:
+    with Daemon(tmp_path) as daemon:
+        theirs = told_by("torch", list(IN_INT8), tmp_path / "torch", "--int8")
+        ours = told_by("ballast", list(IN_INT8), tmp_path / "ballast", "--int8", "--server", daemon.server)
+    for loop, served in IN_INT8.items():
+        with subtests.test(loop):
+            compare(loop, ours[loop], theirs[loop], int8=True)
+            assert (ours[loop]["served"], theirs[loop]["served"]) == (served, 0)
