@@ -1,9 +1,9 @@
 """Many trainers of one run, as processes, with the options as they are: one is killed and replaced, and the run is
 rewound. All end with the bits of one trainer that makes every rank's batches by itself.
 
-    many_ranks.py RANKS [grpc | auto] [journal | journal_sync]
+    many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8]
 
-RANKS is a power of two, so that a mean over them is exact. The transport is by default auto: memory shared with the
+RANKS is a power of two, so that a mean over them is exact. int8: two of the layers compute in the codes that are served. The transport is by default auto: memory shared with the
 daemon. With a journal the daemon is killed, too, and started again under its trainers, and once more in the end: it has the
 same bits. torch is imported once and the trainers are forks of it.
 """
@@ -25,6 +25,7 @@ from daemon import Daemon
 from torch import Tensor, nn
 
 import ballast
+from ballast import nn as bnn
 
 STEPS = 20
 KILLED_BEFORE = 7  # this step, which the others wait in
@@ -37,9 +38,17 @@ PATIENCE_S = 240
 FORKS = multiprocessing.get_context("fork")
 
 
-def make_model() -> nn.Module:
+# The option `formats` of a run whose model computes in int8.
+SERVED = {f"{layer}.weight": {"serving": "int8-tensor"} for layer in (0, 2)}
+
+
+def make_model(place: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1))
+    model = nn.Sequential(nn.Linear(16, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1))
+    if place["formats"]:
+        bnn.switch(model, "[02]")
+        assert bnn.served_formats(model) == place["formats"]
+    return model
 
 
 def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
@@ -49,7 +58,7 @@ def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
 
 
 def weights_of(model: nn.Module) -> str:
-    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.state_dict().values())).hexdigest()
 
 
 def next_step(optimizer: ballast.AdamW) -> int:
@@ -86,7 +95,7 @@ def guarded(tell: Connection, run: Callable[..., Any], *arguments: Any) -> None:
 
 
 def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: str) -> dict[str, Any]:
-    model, losses, transports, rewinds = make_model(), {}, set(), []
+    model, losses, transports, rewinds = make_model(place), {}, set(), []
     restarts = rank == 0 and place["durability"] is not None
     weights = "server" if role == "successor" else None
     options = {**place, **SNAPSHOTS, "rank": rank, "world": world, "weights": weights}
@@ -115,7 +124,7 @@ def train(tell: Connection, place: dict[str, Any], rank: int, world: int, role: 
 
 def train_alone(_: Connection, place: dict[str, Any], world: int) -> dict[str, Any]:
     """Every rank's batches as micro-batches of one."""
-    model, losses = make_model(), {}
+    model, losses = make_model(place), {}
     with ballast.AdamW(model.named_parameters(), lr=1e-2, **place, gradient_accumulation_steps=world) as optimizer:
         for step in range(1, STEPS + 1):
             for rank in range(world):
@@ -128,7 +137,7 @@ def train_alone(_: Connection, place: dict[str, Any], world: int) -> dict[str, A
 
 def take_over(_: Connection, place: dict[str, Any], world: int) -> dict[str, Any]:
     """What a daemon has that was started over the folder of another."""
-    model = make_model()
+    model = make_model(place)
     options = {**place, **SNAPSHOTS, "rank": 0, "world": world, "weights": "server"}
     with ballast.AdamW(model.named_parameters(), lr=1e-2, **options) as optimizer:
         optimizer.connect()
@@ -197,19 +206,26 @@ def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, t
 
 
 def main() -> None:
-    world, transport, durability = (*sys.argv[1:], *("8", "auto", "")[len(sys.argv) - 1 :])
-    check_ranks(int(world), transport, durability)
+    world, transport, durability, layers = (*sys.argv[1:], *("8", "auto", "none", "")[len(sys.argv) - 1 :])
+    check_ranks(int(world), transport, durability.removeprefix("none"), SERVED if layers == "int8" else {})
 
 
-def check_ranks(world: int, transport: str, durability: str) -> None:
+def check_ranks(world: int, transport: str, durability: str, served: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    torch.optim.SGD(make_model().parameters())  # what torch imports for its first optimizer, it need not in each fork
+    torch.optim.SGD(
+        nn.Linear(1, 1).parameters()
+    )  # what torch imports for its first optimizer, it need not in each fork
     with tempfile.TemporaryDirectory(prefix="ballast-ranks-") as folder:
         flags = ["--limits.lease", "1s", "--shm_socket", f"{folder}/shared/"]
         if durability:
             flags += ["--storage.dir", folder]
         with Daemon(Path(folder), *flags) as daemon:
-            place = {"server": daemon.server, "transport": transport, "durability": durability or None}
+            place = {
+                "server": daemon.server,
+                "transport": transport,
+                "durability": durability or None,
+                "formats": served,
+            }
             started = time.monotonic()
             ranks = train_together(daemon, {**place, "run": "together"}, world)
             took = time.monotonic() - started

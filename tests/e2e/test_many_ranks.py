@@ -7,11 +7,11 @@ import pytest
 from daemon import ROOT, plain_environment
 
 
-@pytest.mark.parametrize("transport, durability", [("grpc", None), ("auto", None), ("auto", "journal_sync")])
-def test_eight_ranks_end_with_the_bits_of_one(transport, durability):
-    command = [sys.executable, ROOT / "tests" / "e2e" / "many_ranks.py", "8", transport]
-    if durability:
-        command.append(durability)
+@pytest.mark.parametrize(
+    "transport, more", [("grpc", []), ("auto", []), ("auto", ["journal_sync"]), ("auto", ["journal_sync", "int8"])]
+)
+def test_eight_ranks_end_with_the_bits_of_one(transport, more):
+    command = [sys.executable, ROOT / "tests" / "e2e" / "many_ranks.py", "8", transport, *more]
     environment = {**plain_environment(), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
