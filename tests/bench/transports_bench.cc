@@ -26,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/checksum.h"
 
@@ -44,6 +45,14 @@ constexpr uint64_t kArena = 64 << 20;  // what is sent and where it lands, beyon
   std::printf("error: %s\n", what.c_str());
   std::fflush(stdout);
   _exit(1);
+}
+
+// The peer's answers may take seconds where others use the machine.
+constexpr double kPatienceS = 60;
+template <class T>
+T Opened(absl::StatusOr<T> got) {
+  if (!got.ok()) Die(got.status().ToString());
+  return *std::move(got);
 }
 
 struct Transfer {
@@ -150,8 +159,8 @@ class TransportMover final : public Mover {
 class InPlaceMover final : public Mover {
  public:
   explicit InPlaceMover(const std::string& path)
-      : socket_(ShmSocket::Connect(path).value()),
-        segment_(socket_.Ask({}, 10).value()),
+      : socket_(Opened(ShmSocket::Connect(path))),
+        segment_(Opened(socket_.Ask({}, kPatienceS))),
         lender_(GradientSlots(*segment_)),
         writer_(UpPipe(*segment_)),
         reader_(DownPipe(*segment_), 1 << 20),
@@ -261,7 +270,7 @@ int Main(const std::string& folder) {
   for (const char* kind : {"tcp", "unix", "shm", "raw"}) peers[kind] = StartPeer(kind, folder);
   std::map<std::string, std::unique_ptr<Connection>> connections;
   const auto grpc_transport = [&](const std::string& kind) {
-    connections[kind] = Connection::Open({.server = peers[kind].server}).value();
+    connections[kind] = Opened(Connection::Open({.server = peers[kind].server, .connect_timeout_s = kPatienceS}));
     return std::make_unique<TransportMover>(std::make_unique<GrpcTransport>(*connections[kind]));
   };
   // The peer of shared memory has one trainer at a time.
@@ -271,7 +280,7 @@ int Main(const std::string& folder) {
       {"shm",
        [&] {
          return std::make_unique<TransportMover>(
-             ShmTransport::Open(peers["shm"].shm_socket, std::string(16, 't')).value());
+             Opened(ShmTransport::Open(peers["shm"].shm_socket, std::string(16, 't'), kPatienceS)));
        }},
       {"inplace", [&] { return std::make_unique<InPlaceMover>(peers["shm"].shm_socket); }},
       {"raw", [&] { return std::make_unique<RawMover>(peers["raw"].raw_port); }},

@@ -5,6 +5,7 @@ import os
 import select
 import statistics
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,12 @@ class Answering:
     """A child process that answers each line of its input with one line."""
 
     def __init__(self, command, environment: dict | None = None):
+        self._said = tempfile.TemporaryFile()  # what it says to standard error
         self.process = subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             env=os.environ | (environment or {}),
             bufsize=0,
         )
@@ -39,10 +41,15 @@ class Answering:
             raise Failed(f"no answer within {timeout_s:.0f} s")
         answer = self.process.stdout.readline().decode().strip()
         if not answer:
-            raise Failed(f"ended with exit code {self.process.wait()}")
+            raise Failed(f"ended with exit code {self.process.wait()}{self._last_words()}")
         if answer.startswith("error"):
             raise Failed(answer)
         return answer
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip()[-500:]
+        return f": {last}" if last else ""
 
     def read_json(self, timeout_s: float) -> dict:
         return json.loads(self.read(timeout_s))
