@@ -154,6 +154,9 @@ struct StepEndValues {
   // In a staged run: the step comes to nothing, whatever the other ranks say. It closes SKIPPED, "discarded", when all
   // have ended it. May be said in any micro-batch; what was pushed and not sent is dropped.
   bool discard = false;
+  // What the gradients' conversion to what they are sent in has cost, where that was counted: shares, from 0 to 1, of the
+  // elements that were not 0 and became so, and that were finite and became infinite. For metrics.
+  std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
 };
 constexpr uint64_t kMostClientStateBytes = 1 << 20;
 

@@ -184,6 +184,18 @@ absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec
   ASSIGN_OR_RETURN(made.values, ToValues(end->groups(), spec, "StepEnd", &made.content));
   made.discard = end->discard();
   if (end->has_loss()) made.loss = end->loss();
+  const auto share = [](absl::string_view field, double value) -> absl::Status {
+    if (value >= 0 && value <= 1) return absl::OkStatus();
+    return InvalidArgumentError(StrCat("StepEnd.", field, " is ", value, "; wanted: a share, from 0 to 1"));
+  };
+  if (end->has_gradient_flushed()) {
+    made.gradient_flushed = end->gradient_flushed();
+    RETURN_IF_ERROR(share("gradient_flushed", *made.gradient_flushed));
+  }
+  if (end->has_gradient_overflowed()) {
+    made.gradient_overflowed = end->gradient_overflowed();
+    RETURN_IF_ERROR(share("gradient_overflowed", *made.gradient_overflowed));
+  }
   if (!end->has_max_grad_norm()) return made;
   const double norm = end->max_grad_norm();
   if (!(std::isfinite(norm) && norm > 0)) {

@@ -130,6 +130,14 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "Blocks of 32 elements left as they were because their update was not finite.",
      reading::AtClose<&StepRecord::rejected_blocks>},
 
+    {"Optimizer health", "ballast_gradient_flushed_ratio", MetricType::kGauge, "run_id",
+     "Share of the gradients' elements that were not 0 and became so when the trainer converted them to 16 or 8 bits, "
+     "of "
+     "the rank with most; at the last step that the trainers counted, every tenth.",
+     reading::AtClose<&StepRecord::gradient_flushed>},
+    {"Optimizer health", "ballast_gradient_overflowed_ratio", MetricType::kGauge, "run_id",
+     "Likewise, of those that were finite and became infinite.", reading::AtClose<&StepRecord::gradient_overflowed>},
+
     {"Loss spikes", "ballast_rms_spike_threshold", MetricType::kGauge, "run_id",
      "Of RMS_t, for layers that have none of their own.", reading::OfRun<&RunLabels::rms_threshold>},
     {"Loss spikes", "ballast_rms_spike_events_total", MetricType::kCounter, "run_id layer",

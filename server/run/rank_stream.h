@@ -55,6 +55,8 @@ struct StepEnd {
   std::string content = {};                  // of event::StepEnd
   bool discard = false;
   std::optional<double> loss = {};  // of the last micro-batch, where its MicroEnd told none
+  // Shares of the elements that the rank converted to narrower formats, if it has counted.
+  std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
 };
 // What the edge refused; it ends the stream when its turn comes.
 struct Bad {

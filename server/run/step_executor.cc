@@ -174,6 +174,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
     settings_.end_values = std::move(m.values);
     settings_.max_grad_norm = m.max_grad_norm;
     if (!again) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
+    reporter_.OnConverted(m.gradient_flushed, m.gradient_overflowed);
   }
   return Execute(std::move(effects));
 }

@@ -71,6 +71,11 @@ void StepReporter::OnSent(const std::string& transport, uint64_t bytes) {
   environment_.board->Write([&](RunStatus& s) { s.sent_bytes += bytes; });
 }
 
+void StepReporter::OnConverted(std::optional<double> flushed, std::optional<double> overflowed) {
+  clock_.flushed = std::max(clock_.flushed, flushed);  // none is less than any
+  clock_.overflowed = std::max(clock_.overflowed, overflowed);
+}
+
 void StepReporter::OnRankEnded(uint32_t rank, uint32_t ranks_in_step) {
   const double now_s = MonotonicSeconds();
   if (++clock_.ended == ranks_in_step && ranks_in_step > 1) {
@@ -88,6 +93,8 @@ void StepReporter::Complete(StepRecord* record, double last_update_s) {
   record->receive_seconds = clock_.last_byte_s - clock_.first_byte_s;
   record->wait_seconds = clock_.wait_s;
   record->last_rank = clock_.last_rank;
+  record->gradient_flushed = clock_.flushed;
+  record->gradient_overflowed = clock_.overflowed;
   record->received_bytes = std::exchange(received_bytes_, 0);
   record->sent_bytes = std::exchange(sent_bytes_, 0);
 }

@@ -47,6 +47,8 @@ class StepReporter {
   // The rank has sent all of the step, which so many ranks take part in: its StepMeasure, or else its StepEnd, came. If
   // it is the last, all others have waited for it.
   void OnRankEnded(uint32_t rank, uint32_t ranks_in_step);
+  // What a rank has counted of its gradients' conversion, where it has: of the step the most of any rank.
+  void OnConverted(std::optional<double> flushed, std::optional<double> overflowed);
 
   // A closed step.
   // Fills in its times, bytes and last_rank, once. last_update_s: MonotonicSeconds; 0: no tensor was updated.
@@ -94,6 +96,7 @@ class StepReporter {
     uint32_t ended = 0;      // ranks
     uint32_t last_rank = 0;  // that ended
     double wait_s = 0;       // of all others for it
+    std::optional<double> flushed = {}, overflowed = {};
   };
 
   struct KindLogged {

@@ -37,6 +37,8 @@ struct StepRecord {
   double learning_rate = 0;  // of the first group
   double grad_norm = 0;      // before clipping; 0 of a staged step that closed before it was measured
   double clip_coefficient = 1;
+  // Of the elements that a rank converted to what it sends, the largest share of any rank's; none: no rank has counted.
+  std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;
   // Over all layers together, at steps with full statistics; else none.

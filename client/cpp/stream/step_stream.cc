@@ -41,6 +41,8 @@ v1::StepEnd MakeEnd(const StepEndValues& values) {
   FillGroups(values.groups, &end);
   if (values.max_grad_norm) end.set_max_grad_norm(*values.max_grad_norm);
   if (values.discard) end.set_discard(true);
+  if (values.gradient_flushed) end.set_gradient_flushed(*values.gradient_flushed);
+  if (values.gradient_overflowed) end.set_gradient_overflowed(*values.gradient_overflowed);
   return end;
 }
 

@@ -94,6 +94,8 @@ class Client:
         groups: list[dict[str, float]] = [],
         max_grad_norm: float | None = None,
         discard: bool = False,
+        gradient_flushed: float | None = None,
+        gradient_overflowed: float | None = None,
     ) -> PendingStep: ...
     def await_weights(self, tensor: int, timeout_s: float) -> bool: ...
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ballast import _core
+from ballast.conversion_losses import ConversionLosses
 from ballast.error_feedback import ErrorFeedback
 from ballast.errors import Rejected
 from ballast.gradient_staging import is_staged
@@ -193,10 +194,10 @@ class Binding:
         if self._feedback is not None:
             self._feedback.forget()
 
-    def gradient(self, grad: Tensor, loss_scale: float) -> Tensor:
-        """The gradient, of a loss that was multiplied by loss_scale, as it is sent: in its wire format, contiguous; in host
-        memory, or on a GPU from which it is staged. What is too large for that format becomes an infinity. Rejected if it is
-        not of the parameter's kind."""
+    def gradient(self, grad: Tensor, loss_scale: float, losses: ConversionLosses, step: int) -> Tensor:
+        """The gradient of this step, of a loss that was multiplied by loss_scale, as it is sent: in its wire format,
+        contiguous; in host memory, or on a GPU from which it is staged. What is too large for that format becomes an infinity;
+        `losses` counts that. Rejected if it is not of the parameter's kind."""
         if grad.layout != torch.strided:
             raise Rejected(
                 f"the gradient of '{self.name}' has layout {grad.layout}: only dense gradients are supported "
@@ -213,6 +214,8 @@ class Binding:
         sent = (
             own.to(self._gradient) if self._feedback is None else self._feedback.round(own, self._gradient, loss_scale)
         )
+        if self._feedback is None:
+            losses.count(step, own, sent)
         sent = sent.contiguous()
         return sent if is_staged(sent) else sent.to("cpu")
 

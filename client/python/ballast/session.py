@@ -14,6 +14,7 @@ from ballast.binding import Binding
 from ballast.coded_binding import bind_all
 from ballast.changed_weights import ChangedWeights
 from ballast.clipping import Clipping
+from ballast.conversion_losses import ConversionLosses
 from ballast.errors import Rejected, RunRewound
 from ballast.gradient_staging import GradientStaging, room_of
 from ballast.micro_batches import MicroBatches
@@ -43,7 +44,6 @@ class Session:
         self._rank = rank
         self._run = rank.run
         self._names = [tensor.name for tensor in description.tensors]
-        self._state_names = description.state_names
         self._bindings = bind_all(description.tensors, description.formats, description.error_feedback)
         for binding, known in zip(self._bindings, past._bindings if past else []):
             binding.go_on_from(known)
@@ -57,11 +57,9 @@ class Session:
         end_micro = self._staging.before(client.end_micro)
         of_its_own = MicroBatches(rules.accumulation, end_micro, open_ended=rules.staged)
         self.micro_batches: MicroBatches = past.micro_batches if past else of_its_own
-        status = partial(status_of, client, rank.run)
-        self._ranks = AwaitedRanks(rank.run, rank.number, rules.step_timeout, status)
+        self._ranks = AwaitedRanks(rank.run, rank.number, rules.step_timeout, partial(status_of, client, rank.run))
         self._clipping = Clipping(client, rules)
-        self._sharded = description.sharded
-        self._attached = False
+        self._losses = ConversionLosses()
         self._amended: Amended | None = None  # until it is completed
         self._untaken = False  # attached since the run has gone on, or back, without this trainer
         self._spec_sha256: str = client.create_run(description.spec)["spec_sha256"]
@@ -69,7 +67,8 @@ class Session:
 
     def _attach(self) -> None:
         rank, client = self._rank, self._client
-        shards = [None if b.shard is None else b.shard.wire for b in self._bindings] if self._sharded else None
+        sharded = self.description.sharded
+        shards = [None if b.shard is None else b.shard.wire for b in self._bindings] if sharded else None
         wait_s, join_s, spec = _LEASE_WAIT_S, rank.join_timeout, self._spec_sha256
         self._attached = False
         try:
@@ -80,8 +79,8 @@ class Session:
             refuse_amended(error, client, rank, self._spec_sha256)
             raise
         self._attached = True
-        kind = ShardedWeights if self._sharded else Weights
-        self.weights = kind(client, rank, self._bindings, attached, self._state_names, self._weight_copies)
+        kind = ShardedWeights if sharded else Weights
+        self.weights = kind(client, rank, self._bindings, attached, self.description.state_names, self._weight_copies)
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
@@ -294,7 +293,7 @@ class Session:
         """Sends a gradient. From here on, in the step's last micro-batch, the parameter may be overwritten at any time
         until the step's end."""
         binding = self._by_id[id(parameter)]
-        gradient = binding.gradient(grad, self._loss_scale)
+        gradient = binding.gradient(grad, self._loss_scale, self._losses, self.step)
         self._changes.before_gradient(self.weights, binding)
         self.weights.follow(binding)
         if binding.contributes:
@@ -321,7 +320,8 @@ class Session:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
         self._check_end()
         loss = self.micro_batches.loss if loss is None else loss
-        self._pending = self._client.end_step(loss, client_state, groups, self._clipping.max_norm, False)
+        clip, lost = self._clipping.max_norm, self._losses.take()
+        self._pending = self._client.end_step(loss, client_state, groups, clip, False, *lost)
         self._leave()
 
     def discard(self) -> None:

@@ -231,11 +231,14 @@ PendingMeasure MeasureStep(const PyClient& self, std::optional<double> loss) {
 }
 
 PendingStep EndStep(const PyClient& self, std::optional<double> loss, nb::bytes client_state, const Groups& groups,
-                    std::optional<double> max_grad_norm, bool discard) {
+                    std::optional<double> max_grad_norm, bool discard, std::optional<double> gradient_flushed,
+                    std::optional<double> gradient_overflowed) {
   const StepEndValues values{.client_state = std::string(client_state.c_str(), client_state.size()),
                              .groups = MakeValues(groups),
                              .max_grad_norm = max_grad_norm,
-                             .discard = discard};
+                             .discard = discard,
+                             .gradient_flushed = gradient_flushed,
+                             .gradient_overflowed = gradient_overflowed};
   PendingStep pending(Unlocked([&, client = self.Get()] { return client->EndStep(loss, values); }));
   pending.Wait(0);  // throws what refused the call: then the step goes on
   return pending;
@@ -266,7 +269,8 @@ void BindTrainer(nb::class_<PyClient>& client) {
       .def("end_micro", &EndMicro, arg("loss").none(), arg("next_is_last") = false)
       .def("measure_step", &MeasureStep, arg("loss").none() = nb::none())
       .def("end_step", &EndStep, arg("loss").none(), arg("client_state") = nb::bytes("", 0), arg("groups") = Groups(),
-           arg("max_grad_norm").none() = nb::none(), arg("discard") = false);
+           arg("max_grad_norm").none() = nb::none(), arg("discard") = false,
+           arg("gradient_flushed").none() = nb::none(), arg("gradient_overflowed").none() = nb::none());
 }
 
 }  // namespace ballast

@@ -71,6 +71,8 @@ class MetricsTest : public testing::Test {
             .loss = 2.5,
             .learning_rate = 1e-3,
             .grad_norm = 4,
+            .gradient_flushed = 0.01,
+            .gradient_overflowed = 0.001,
             .nonfinite_tensors = 1,
             .rejected_blocks = 2,
             .layers = std::vector<StepRecord::Layer>(layers, layer),
