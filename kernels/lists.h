@@ -10,6 +10,7 @@
 #include "kernels/formats/dynamic8.h"
 #include "kernels/formats/flash.h"
 #include "kernels/formats/fp32.h"
+#include "kernels/formats/mcf8.h"
 #include "kernels/formats/split.h"
 #include "kernels/formats/wire.h"
 #include "kernels/rules/adam.h"
@@ -27,7 +28,7 @@ struct List {
 };
 
 using RuleList = List<AdamW, Adam, StableAdamW, Sgd, SgdW, Lion, CollageLight, CollagePlus>;
-using MasterList = List<Fp32Master, Split24, Split32, Flash24, Flash32, McfMaster, Bf16Master>;
+using MasterList = List<Fp32Master, Split24, Split32, Flash24, Flash32, McfMaster, Bf16Master, Mcf8Master>;
 using StateList = List<Fp32State, Bf16State, Companded8State, Flash8State, Dynamic8State, McfState>;
 using WireList = List<WireFp32, WireBf16, WireFp16, WireFp8E5M2, WireFp8E4M3, WireInt8Row, WireInt8Tensor>;
 
@@ -42,7 +43,8 @@ using Families = List<
     Family<List<AdamW>, List<Flash24, Flash32>, List<Fp32State, Companded8State, Flash8State>>,
     Family<List<AdamW>, List<Fp32Master, Split24>, List<Flash8State, Dynamic8State>>,
     Family<List<CollageLight>, List<McfMaster>, List<Bf16State>>,
-    Family<List<CollagePlus>, List<McfMaster>, List<McfState>>>;
+    Family<List<CollagePlus>, List<McfMaster>, List<McfState>>,
+    Family<List<AdamW>, List<Mcf8Master>, List<Fp32State, Bf16State, Companded8State>>>;
 
 template <class R, class M, class S>
 struct Triple {

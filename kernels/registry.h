@@ -206,7 +206,8 @@ CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes);
 struct MasterFormat {
   const char* name;
   std::span<const Plane> planes;
-  bool paired;  // a weight is the sum of two components
+  bool paired;    // a weight is the sum of two components
+  float largest;  // magnitude; what is loaded is brought down to it
   // Encodes (round to nearest). `in` points at element `first`. Returns false, having stored nothing, if any element is
   // NaN or infinite. `format` is one with `gradient`.
   bool (*load)(std::byte* const* planes, WireIndex format, const void* in, uint64_t first, uint64_t last);

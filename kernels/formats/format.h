@@ -2,8 +2,9 @@
 // loads, stores, widens, packs and takes the maximum of a block.
 //
 // A master format: kName, kPlanes, Decode(words) -> value, Encode<V, kStochastic>(value, random bits) -> words, one
-// word a plane. A format of two components (kPaired) decodes to their sum, and has Component(word) for each. A format
-// with kManyRegisters needs more than 168 registers for an update on a GPU.
+// word a plane; kSaturated, the largest magnitude that it holds: what is loaded is brought down to it. A format of two
+// components that a rule computes (kPaired) decodes to their sum, and has Component(word) for each. A format with
+// kManyRegisters needs more than 168 registers for an update on a GPU.
 //
 // A state format: kName and a moment for each kind of moment that a rule may have: Signed (m), NonNegative (v) and, for
 // the second component of a v of two, Residual. A moment has
@@ -19,6 +20,7 @@
 // Words that are loaded are extended by their sign where the plane says so, else by zeros.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -39,6 +41,17 @@ struct StoredPlane {
 
 inline constexpr uint32_t kLargestBits = 0x7b000000u;        // 2^119
 inline constexpr uint32_t kLargestFiniteBits = 0x7f7fffffu;  // for a v that is stored as it is
+
+// The largest magnitude of a weight that an update stores.
+template <class Master>
+inline constexpr uint32_t kLargestWeightBits = std::min(kLargestBits, Master::kSaturated);
+
+// Whether two pairs of words may stand for one value, and an update that changes nothing may take the other: such weights
+// are compared by their values.
+template <class Master>
+inline constexpr bool kIsComparedByValue = requires {
+  Master::kHasTwins;
+};
 
 // The stored words of one value, one for each of a master's planes.
 template <class V>

@@ -46,8 +46,30 @@ struct SmallFloat {
     code = V::MinBits(code, V::SetBits(kLargest));
     code = V::SelectBits(V::EqualBits(magnitude, V::SetBits(kInfinityBits)), V::SetBits(kInfinity), code);
     code = V::SelectBits(V::GreaterBits(magnitude, V::SetBits(kInfinityBits)), V::SetBits(kNan), code);
-    const auto sign = V::template ShiftRight<31 - kExponentBits - kMantissaBits>(V::And(bits, V::SetBits(kSignBit)));
-    return V::Or(code, sign);
+    return V::Or(code, SignOf<V>(bits));
+  }
+
+  // Of a finite value: away from zero with probability (what is cut off) / spacing. r < 2^16 is added below the cut, in
+  // 2^-16 of the spacing; beyond the largest finite value it saturates.
+  template <class V>
+  static BALLAST_FN typename V::U EncodeStochastic(typename V::F x, typename V::U r) {
+    static_assert(kDrop >= 16);
+    const auto bits = V::Bits(x);
+    const auto magnitude = V::And(bits, V::SetBits(kMagnitude));
+    const auto raised = V::AddBits(magnitude, V::template ShiftLeft<kDrop - 16>(r));
+    const auto normal = V::SubBits(V::template ShiftRight<kDrop>(raised), V::SetBits((127 - kBias) << kMantissaBits));
+    constexpr uint32_t kAnchor = (127 - kBias + 1 + kDrop - 16) << 23;  // 2^16 times finer than Encode's
+    const auto shifted = V::Bits(V::Add(V::FromBits(magnitude), V::FromBits(V::SetBits(kAnchor))));
+    const auto subnormal = V::template ShiftRight<16>(V::AddBits(V::SubBits(shifted, V::SetBits(kAnchor)), r));
+    const auto least_normal = V::SetBits((127 - kBias + 1) << 23);
+    const auto code = V::SelectBits(V::GreaterBits(least_normal, magnitude), subnormal, normal);
+    return V::Or(V::MinBits(code, V::SetBits(kLargest)), SignOf<V>(bits));
+  }
+
+ private:
+  template <class V>
+  static BALLAST_FN typename V::U SignOf(typename V::U bits) {
+    return V::template ShiftRight<31 - kExponentBits - kMantissaBits>(V::And(bits, V::SetBits(kSignBit)));
   }
 };
 

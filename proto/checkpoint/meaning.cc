@@ -52,6 +52,17 @@ std::string ToText(const std::vector<StoredPlane>& planes) {
   return text.empty() ? "none" : text;
 }
 
+// The plane of a master format that the model's files have.
+struct FirstPlane {
+  const char* dtype;
+  uint64_t bytes;  // of a word
+};
+FirstPlane FirstPlaneOf(absl::string_view master) {
+  if (master == "fp32") return {"F32", 4};
+  if (master == "mcf8") return {"F8_E4M3", 1};
+  return {"BF16", 2};
+}
+
 uint64_t WordBytes(absl::string_view dtype) {
   if (dtype == "U8") return 1;
   if (dtype == "U16") return 2;

@@ -62,6 +62,7 @@ struct ShardPlan {
   uint64_t pool_bytes = 0;        // of bytes.gradients: where gradients are summed
   uint64_t scales = 0;            // that its tensors are served with
   uint64_t kept_bytes = 0;        // of bytes.staging: sampled gradients that curvature probes keep
+  uint64_t matrix_bytes = 0;      // of bytes.staging: the largest that is made orthogonal, and the room for that
   uint64_t statistics_tiles = 0;  // of its largest tensor: its tasks are done one at a time
 };
 

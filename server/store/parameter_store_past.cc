@@ -2,6 +2,7 @@
 // and what lies in one allocation with it, is made from the other's planes before, so that until the end nothing of the
 // other has changed.
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -17,6 +18,15 @@ namespace {
 using kernels::PlaneKind;
 
 constexpr PlaneKind kKinds[] = {PlaneKind::kWeights, PlaneKind::kMomentum, PlaneKind::kVariance};
+
+// Of weights in fp32 that are about to be stored otherwise.
+absl::Status CheckHeld(const TensorSpec& t, const kernels::MasterFormat& master, const std::byte* weights, uint64_t n) {
+  const auto* const values = reinterpret_cast<const float*>(weights);
+  const auto* const beyond = std::find_if(values, values + n, [&](float x) { return std::abs(x) > master.largest; });
+  if (beyond == values + n) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("tensor '", t.name, "' has a weight of ", *beyond, ", and ",
+                                                 master.name, " holds none beyond ", master.largest));
+}
 
 }  // namespace
 
@@ -114,6 +124,7 @@ absl::Status ParameterStore::ConvertWeights(const ParameterStore& past, uint32_t
                                                     .first = first,
                                                     .last = last,
                                                     .out = room.data()}));
+    RETURN_IF_ERROR(CheckHeld(t, *spec.groups[t.group].master, room.data(), last - first));
     RETURN_IF_ERROR(DoNow(tensor, LoadTask{.master = spec.groups[t.group].master,
                                            .planes = MasterPlanes(tensor),
                                            .format = fp32,

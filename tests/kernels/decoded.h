@@ -37,6 +37,7 @@ inline bool IsCollage(const Kernel& kernel) { return std::string_view(kernel.rul
 // A weight from its master planes.
 inline double WeightAt(std::string_view master, const std::byte* const* planes, uint64_t i) {
   if (master == "fp32") return static_cast<double>(ReadAt<float>(planes[0], i));
+  if (master == "mcf8") return oracle::WeightOf(master, ReadAt<uint8_t>(planes[0], i), ReadAt<uint8_t>(planes[1], i));
   const uint32_t hi = ReadAt<uint16_t>(planes[0], i);
   if (master == "bf16") return oracle::WeightOf(master, hi, 0);
   const bool narrow = master == "split24" || master == "flash24";

@@ -154,6 +154,13 @@ void ExpectMoment(const Tensor& after, PlaneKind kind, const Expectation& x, con
 }
 
 bool SameWeight(const Tensor& a, const Tensor& b, uint64_t i) {
+  if (a.kernel().master == std::string_view("mcf8")) {  // two pairs may stand for one value
+    const auto value = [i](const Tensor& t) {
+      const std::byte* planes[] = {t.plane(0), t.plane(1)};
+      return WeightAt("mcf8", planes, i);
+    };
+    return value(a) == value(b);
+  }
   for (size_t p = 0; p < FindMasterFormat(a.kernel().master)->planes.size(); ++p) {
     const uint32_t bytes = a.kernel().planes[p].bytes;
     if (std::memcmp(a.plane(p) + i * bytes, b.plane(p) + i * bytes, bytes) != 0) return false;

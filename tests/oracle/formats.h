@@ -55,6 +55,13 @@ inline FlashWeight Flash(double x, int n, const Float& f) {
   return {narrow, FlashValue(narrow, q, n, f), q};
 }
 
+// By 16 random bits: of a normal number below its cut, of others in 2^-16 of the subnormals' spacing.
+inline double StochasticE5M2(double x, uint32_t bits) {
+  if (std::abs(x) >= std::ldexp(1.0, kE5M2.least)) return RoundWithBits(x, kE5M2, bits << 5, 21);
+  const double spacing = Spacing(0, kE5M2);
+  return std::copysign(std::floor((std::nearbyint(std::abs(x) / spacing * 65536) + bits) / 65536) * spacing, x);
+}
+
 inline StoredWeight Store(std::string_view master, double x, Rounding rounding) {
   if (master == "fp32") return {x, Nearest(x, kBf16)};
   if (master == "split24") return Split(x, 8, rounding);
@@ -67,12 +74,20 @@ inline StoredWeight Store(std::string_view master, double x, Rounding rounding) 
     const double hi = Nearest(x, kBf16);
     return {hi + Nearest(Saturated(x, kBf16) - hi, kBf16), hi};
   }
+  if (master == "mcf8") {
+    x = std::clamp(x, -kE4M3.largest - kE5M2.largest, kE4M3.largest + kE5M2.largest);
+    const double hi = Nearest(x, kE4M3), rest = x - hi;
+    const double kept = hi + (rounding.stochastic ? StochasticE5M2(rest, rounding.bits) : Nearest(rest, kE5M2));
+    return {kept, Nearest(kept, kBf16)};
+  }
   const FlashWeight w = Flash(x, master == "flash24" ? 127 : 32767, kBf16);
   return {w.value, w.narrow};
 }
 
-// What the words of a weight stand for: `hi` a bf16 pattern (fp32 has its own), `lo` the signed or bf16 second word.
+// What the words of a weight stand for: `hi` a bf16 pattern (fp32 has its own, mcf8 one of e4m3), `lo` the signed, bf16
+// or e5m2 second word.
 inline double WeightOf(std::string_view master, uint32_t hi, int lo) {
+  if (master == "mcf8") return ValueOf(hi, kE4M3, 8) + ValueOf(static_cast<uint32_t>(lo) & 0xff, kE5M2, 8);
   const double narrow = ValueOf(hi, kBf16, 16);
   if (master == "bf16") return narrow;
   if (master == "mcf") return narrow + ValueOf(static_cast<uint32_t>(lo) & 0xffff, kBf16, 16);

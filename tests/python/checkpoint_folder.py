@@ -30,6 +30,7 @@ MASTERS = {
     "flash24": [("weight.hi", 2, 1), ("weight.lo", 1, 1)],
     "flash32": [("weight.hi", 2, 1), ("weight.lo", 2, 1)],
     "mcf": [("weight.hi", 2, 1), ("weight.lo", 2, 1)],
+    "mcf8": [("weight.hi", 1, 1), ("weight.lo", 1, 1)],
 }
 CODES = {"fp32": (4, None), "bf16": (2, None), "companded8": (1, (2, 32)), "flash8": (1, (2, 32))}
 CODES |= {"dynamic8": (1, (4, 256)), "mcf": (2, None)}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from document_fp8 import Mcf8
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -322,7 +323,7 @@ class Dynamic8(Scaled):
 
 MASTERS: Mapping[str, Any] = {
     "fp32": Fp32(), "bf16": Bf16Master(), "mcf": Mcf(), "split24": Split(8), "split32": Split(16),
-    "flash24": Flash(127), "flash32": Flash(32767),
+    "flash24": Flash(127), "flash32": Flash(32767), "mcf8": Mcf8(),
 }  # fmt: skip
 
 

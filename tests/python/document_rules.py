@@ -202,7 +202,8 @@ def want(rule: str, h: Hyper, t: int, g: Array, tensor: Tensor) -> Wanted:
 
 def rejected_blocks(g: Array, wanted: Wanted, encoded: list[Array], forms: list[Any]) -> Array:
     """By block of 32."""
-    bad = ~np.isfinite(by_block(g)).all(axis=1) | (magnitude(by_block(wanted.weight)) > BOUND).any(axis=1)
+    largest = min(BOUND, MASTERS[master].largest)
+    bad = ~np.isfinite(by_block(g)).all(axis=1) | (magnitude(by_block(wanted.weight)) > largest).any(axis=1)
     for i, (x, form) in enumerate(zip(encoded, forms)):
         bad |= (magnitude(by_block(x)) > form.last[i]).any(axis=1)
     if any(getattr(form, "block", 0) == 256 for form in forms):
@@ -258,6 +259,8 @@ def statistics_of(
     else:
         change = hi_change = master.decode(tensor.weight) - old
     same = [a == b for a, b in zip(before, tensor.weight)]
+    if tensor.master == "mcf8":  # two pairs may stand for one value
+        same = [old == master.decode(tensor.weight)]
     counted = live & inside
     hi_same = same[0] if tensor.master == "mcf" else np.logical_and.reduce(same)
     saturated = 0

@@ -71,7 +71,7 @@ def test_errors_are_within_the_table_and_the_table_is_tight(form: str, slot: str
     assert told.block in (block, 0)
     difference = np.abs(numerics.decode(encoded).astype(np.float64) - values).reshape(-1, block)
     largest = np.abs(values).reshape(-1, block).max(1, keepdims=True)
-    normal = (largest > 0.02) if form.startswith("fp") else largest > 0
+    normal = (largest > 0.02) if form.startswith(("fp", "mcf8")) else largest > 0
     assert (difference / largest)[np.broadcast_to(normal, difference.shape)].max() <= told.max_of_block
 
 

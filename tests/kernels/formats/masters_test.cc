@@ -192,6 +192,32 @@ TEST(McfMasterTest, HoldsTwiceTheDigits) {
   }
 }
 
+// Two bytes as bf16's, and no farther off where e4m3 is normal; below that to 2^-14, half the spacing of lo there.
+TEST(Mcf8Test, IsAsNearAsBf16WhereWeightsAre) {
+  const std::vector<float> values = EveryExponent(2048);
+  const std::vector<float> kept = Weights("mcf8", values).Values();
+  uint64_t normal = 0, small = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double x = Wide(values[i]), off = std::abs(Wide(kept[i]) - x);
+    if (std::abs(x) < 0x1p-6) {
+      ASSERT_LE(off, 0x1p-14) << std::hex << BitsOf(values[i]);
+      ++small;
+    } else if (std::abs(x) <= 464) {
+      ASSERT_LE(off, oracle::Spacing(x, oracle::kBf16) / 2) << std::hex << BitsOf(values[i]);
+      ++normal;
+    }
+  }
+  EXPECT_GT(normal, 14u * 2048);
+  EXPECT_GT(small, 100u * 2048);
+}
+
+TEST(Mcf8Test, SaturatesAtBothComponentsLargest) {
+  const std::vector<float> values = {57792.0f, 60000.0f, -1e30f};
+  EXPECT_EQ(Weights("mcf8", values).Values(), (std::vector<float>{57792.0f, 57792.0f, -57792.0f}));
+  EXPECT_NEAR(Weights("mcf8", std::vector<float>{1000.0f}).Values()[0], 1000.0f, 64)
+      << "beyond e4m3 e5m2 has three digits";
+}
+
 TEST(MastersTest, LoadingRefusesWhatIsNotFiniteAndStoresNothing) {
   for (const MasterFormat& master : MasterFormats()) {
     for (const WireIndex format : GradientFormats()) {

@@ -14,7 +14,7 @@
 namespace ballast::kernels {
 namespace {
 
-// In mcf, flash24 and flash32 two pairs of words may stand for one value; a zero loses its sign.
+// In mcf, mcf8, flash24 and flash32 two pairs of words may stand for one value; a zero loses its sign.
 const std::set<std::string> kExactMasters = {"fp32", "bf16", "split24", "split32"};
 // The others take their scale anew from the decoded values.
 const std::set<std::string> kExactStates = {"fp32", "bf16"};

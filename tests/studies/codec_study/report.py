@@ -31,7 +31,7 @@ def state_name(arguments: dict) -> str:
 
 
 def recipe_name(recipe: dict) -> str:
-    rounds = {"companded8", "bf16", "split24"} & {recipe["master"], recipe["state"]}
+    rounds = {"companded8", "bf16", "split24", "mcf8"} & {recipe["master"], recipe["state"]}
     name = f"{recipe['master']} + {recipe['state']}" + (f" {recipe['rounding']}" if rounds else "")
     return name if recipe["lr_factor"] == 1 else f"{name}, lr x {recipe['lr_factor']}"
 
@@ -104,6 +104,22 @@ def scaled_part(cells: list[dict]) -> list[str]:
     ]
 
 
+def narrow_part(cells: list[dict]) -> list[str]:
+    found = {c["arguments"]["deviation"]: c["result"] for c in cells if c["function"] == "narrow_weights"}
+    if not found:
+        return []  # the study was stopped before
+    forms = list(next(iter(found.values())))
+    rows = [[form, *(f"{result[form]:.1e}" for result in found.values())] for form in forms]
+    return [
+        "## Weights in 2 and 3 bytes",
+        "",
+        "Mean square of what rounding changes over that of the weights, from N(0, deviation^2), to nearest. `mcf8` is a pair of",
+        "e4m3 and e5m2; a second e4m3 ends at 2^-9, above what small weights leave over.",
+        "",
+        *table(["master", *(f"deviation {deviation:g}" for deviation in found)], rows),
+    ]
+
+
 # --- training -------------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +161,7 @@ def training_rows(found: dict[str, dict[int, dict]], base: dict[int, dict]) -> l
             f"{mean:.3f} / {median:.3f}",
             band,
             f"{100 * unchanged:.2f} %",
+            f"{statistics.fmean(run.get('edq', math.nan) for run in runs.values()):.4f}",
             f"{max(r['largest'] for r in runs.values()):.3g}",
         ]
         rows.append(row)
@@ -162,7 +179,7 @@ def training_part(cells: list[dict], task: str) -> list[str]:
         "image": "lr 2e-3, betas .9 .999, decay 0.01, batches of 64",
     }[task]
     heads = ["master + state", "held-out loss", "minus fp32 (± s.e.)", "seeds", "v / exact: mean / median", "5-95 %"]
-    heads += ["unchanged a step", "largest update, lr"]
+    heads += ["unchanged a step", "EDQ", "largest update, lr"]
     return [
         f"## {TASKS[task]}",
         "",
@@ -215,7 +232,8 @@ def write(cells: list[dict], out: Path, command: str, pictures: str = "") -> Non
         "",
         "Every update is the daemon's own kernel, through `ballast.numerics.step`. The exact v is kept in double precision from",
         "the same gradients. `companded8 stochastic` with the master `split24` is the default; `flash8` and `flash24` are",
-        "FlashOptim's codecs, `dynamic8` is that of bitsandbytes.",
+        "FlashOptim's codecs, `dynamic8` is that of bitsandbytes, `mcf` + `mcf` is Collage's plus form, which rounds all it computes",
+        "to bf16. EDQ is the part of the wanted updates that was stored: 1 is all, less is lost, more is noise along them.",
         "",
         f"![v over exact v]({pictures}codec_study_drift.png)",
         f"![updates after an outlier]({pictures}codec_study_outlier.png)",
@@ -224,6 +242,7 @@ def write(cells: list[dict], out: Path, command: str, pictures: str = "") -> Non
         *drift_part(cells),
         *outlier_part(cells),
         *scaled_part(cells),
+        *narrow_part(cells),
     ]
     for task in TASKS:
         lines += training_part(cells, task)

@@ -48,6 +48,7 @@ BETAS = (0.95, 0.99, 0.999, 0.9999)
 KINDS = ("from zero", "halved", "halved from 1")
 OUTLIERS = (1, 200, 2000)
 SCALES = (1.0, 1e-6, 1e-8)
+DEVIATIONS = (1.0, 0.3, 0.1, 0.03, 0.01)
 SIZES = {"tiny": (32, 2), "small": (64, 2), "example": (128, 4)}  # width and layers of the transformer
 
 # (master, state, rounding, factor on the learning rate): what is trained. The first is what the others are held against.
@@ -65,6 +66,10 @@ RECIPES = [
     ("flash24", "fp32", "nearest", 1.0),
     ("bf16", "fp32", "stochastic", 1.0),
     ("bf16", "fp32", "nearest", 1.0),
+    ("mcf8", "fp32", "stochastic", 1.0),
+    ("mcf8", "fp32", "nearest", 1.0),
+    ("mcf8", "companded8", "stochastic", 1.0),
+    ("mcf", "mcf", "nearest", 1.0),  # Collage's plus form
     ("flash24", "flash8", "nearest", 1.0),
     ("fp32", "fp32", "nearest", 1.03),
 ]
@@ -93,7 +98,7 @@ def signal_cells(quick: bool) -> list[Cell]:
             ]
         cells += [Cell("outlier", name | {"at": at}) for at in OUTLIERS]
         cells += [Cell("scaled", name | {"scale": scale, "steps": 500, "seed": 1}) for scale in SCALES]
-    return cells
+    return cells + [Cell("narrow_weights", {"deviation": deviation}) for deviation in DEVIATIONS]
 
 
 def training_cells(options: argparse.Namespace) -> list[Cell]:

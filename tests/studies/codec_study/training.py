@@ -32,6 +32,10 @@ class Recipe:
     rounding: str
     lr_factor: float = 1.0
 
+    @property
+    def rule(self) -> str:
+        return "collage_plus" if self.master == "mcf" else "adamw"
+
 
 # --- tasks ----------------------------------------------------------------------------------------------------------
 
@@ -113,8 +117,9 @@ class Tensor:
     def __init__(self, name: str, parameter: nn.Parameter, recipe: Recipe, seed: int):
         self._parameter, self._recipe, self._key = parameter, recipe, numerics.tensor_key(name, seed)
         self._weight = numerics.encode(parameter.detach().numpy(), recipe.master)
-        self._moments = numerics.new_state("adamw", tuple(parameter.shape), recipe.master, recipe.state)
+        self._moments = numerics.new_state(recipe.rule, tuple(parameter.shape), recipe.master, recipe.state)
         self.exact = np.zeros(tuple(parameter.shape))
+        self.wanted_sq = self.stored_dot = 0.0  # of all updates: what EDQ is the quotient of
         self.size = parameter.numel()
 
     def step(self, t: int, hyper: dict[str, float], sampled: bool) -> tuple[int, float]:
@@ -122,7 +127,7 @@ class Tensor:
         grad = self._parameter.grad.numpy()
         before = self._parameter.detach().numpy().copy() if sampled else None
         done = numerics.step(
-            "adamw",
+            self._recipe.rule,
             self._weight,
             grad,
             self._moments,
@@ -132,6 +137,8 @@ class Tensor:
             key=self._key,
             statistics="full",
         )
+        self.wanted_sq += done.statistics.update_sq
+        self.stored_dot += done.statistics.stored_dot
         self.exact = hyper["beta2"] * self.exact + (1 - hyper["beta2"]) * grad.astype(np.float64) ** 2
         after = numerics.decode(self._weight)
         self._parameter.data.copy_(torch.from_numpy(after))
@@ -162,7 +169,8 @@ def compare_variance(tensors: list[Tensor]) -> dict:
 
 
 def train(task: str, recipe: dict, seed: int, steps: int, width: int, layers: int) -> dict:
-    """One run: held-out losses, v against the exact one, the share of unchanged weights, the largest sampled update."""
+    """One run: held-out losses, v against the exact one, the share of unchanged weights, the share of the wanted
+    updates that was stored (Collage's effective descent quality), the largest sampled update."""
     torch.set_num_threads(1)
     chosen = Recipe(**recipe)
     work = TextTask(seed, width, layers) if task == "text" else ImageTask(seed)
@@ -188,6 +196,7 @@ def train(task: str, recipe: dict, seed: int, steps: int, width: int, layers: in
         "curve": curve,
         "variance": compare_variance(tensors),
         "unchanged": unchanged / (size * t),
+        "edq": sum(tensor.stored_dot for tensor in tensors) / sum(tensor.wanted_sq for tensor in tensors),
         "largest": largest,
         "parameters": size,
     }

@@ -31,6 +31,7 @@ MASTERS: dict[str, tuple[Plane, ...]] = {
     "flash24": (Plane("weight.hi", "<u2"), Plane("weight.lo", "|i1")),
     "flash32": (Plane("weight.hi", "<u2"), Plane("weight.lo", "<i2")),
     "mcf": (Plane("weight.hi", "<u2"), Plane("weight.lo", "<u2")),
+    "mcf8": (Plane("weight.hi", "|u1"), Plane("weight.lo", "|u1")),
 }
 STATES: dict[str, dict[str, tuple[Plane, ...]]] = {
     "fp32": {"momentum": (Plane("momentum", "<f4"),), "variance": (Plane("variance", "<f4"),)},

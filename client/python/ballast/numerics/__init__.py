@@ -13,9 +13,9 @@ bits on every machine. For studying a format, importing and exporting state, and
     done = numerics.step("adamw", done.weight, gradient, done.state, {"lr": 1e-3}, t=2)
 
 Formats of weights: fp32, split24 and split32 (bf16 and a rest; integers of the fp32 pattern), flash24 and flash32
-(FlashOptim), mcf (Collage, arXiv 2405.03637), bf16. Of moments: fp32, bf16, companded8 (8 bits, a scale for 32), flash8
-(FlashOptim), dynamic8 (bitsandbytes, arXiv 2110.02861), mcf. Served: fp32, bf16, fp16, fp8-e4m3, int8-row and
-int8-tensor (SwitchBack, arXiv 2304.13013). formats(), rules() and kernels() list them as compiled.
+(FlashOptim), mcf (Collage, arXiv 2405.03637) and mcf8 (the same of fp8), bf16. Of moments: fp32, bf16, companded8 (8
+bits, a scale for 32), flash8 (FlashOptim), dynamic8 (bitsandbytes, arXiv 2110.02861), mcf. Served: fp32, bf16, fp16,
+fp8-e4m3, int8-row and int8-tensor (SwitchBack, arXiv 2304.13013). formats(), rules() and kernels() list them as compiled.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ CODEC_ERRORS: Mapping[tuple[str, str], CodecError] = {
     ("flash24", "weight"): CodecError(1, 1.55e-5, 5.7e-11, 5.7e-11),
     ("flash32", "weight"): CodecError(1, 1.2e-7, 1.3e-17, 1.3e-17),
     ("mcf", "weight"): CodecError(1, 2**-17, 7.3e-12, 7.3e-12),
+    ("mcf8", "weight"): CodecError(1, 2**-8, 2.0e-6, 2.0e-6),
     ("bf16", "weight"): CodecError(1, 2**-8, 3.4e-6, 3.4e-6),
     ("fp16", "weight"): CodecError(1, 2**-11, 5.2e-8, 5.2e-8),
     ("fp8-e4m3", "weight"): CodecError(1, 2**-4, 8.5e-4, 8.5e-4),
