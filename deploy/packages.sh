@@ -15,11 +15,12 @@ readonly PACKAGES_BUILD="g++ cmake ninja-build pkg-config ccache git python3-dev
 
 # What the daemon and the clients link. gRPC and Protobuf: the wire. Abseil: Status, Mutex. prometheus-cpp: the metrics'
 # text format; CivetWeb: the port that serves it. yaml-cpp: the configuration. xxHash: digests of weights.
-# ISA-L: CRC32C of chunks. OpenSSL: digests of specs. RE2: patterns of layers. zlib: the example's images. GoogleTest, Google Benchmark: the
-# preset dev builds tests and benchmarks too.
+# ISA-L: CRC32C of chunks. OpenSSL: digests of specs. RE2: patterns of layers. zlib: the example's images. OpenBLAS, which is
+# looked for at run time: matrix products of the rule muon. GoogleTest, Google Benchmark: the preset dev builds tests and
+# benchmarks too.
 readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
   prometheus-cpp-dev libcivetweb-dev libyaml-cpp-dev libxxhash-dev libisal-dev libssl-dev libre2-dev zlib1g-dev
-  libgtest-dev libgmock-dev libbenchmark-dev"
+  libopenblas0-pthread libgtest-dev libgmock-dev libbenchmark-dev"
 
 # promtool comes in the package prometheus, amtool in prometheus-alertmanager; the services of neither are started, the
 # tests run both programs themselves.
@@ -35,7 +36,7 @@ readonly PACKAGES_STUDY="dataset-fashion-mnist"
 
 # What a built ballastd and ballastctl need to run and nothing else; the container installs these. Debian 12's names.
 readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623 libprometheus-cpp-core1.0 libcivetweb1
-  libyaml-cpp0.7 libxxhash0 libisal2 libssl3 libc-ares2 libre2-9 zlib1g libstdc++6"
+  libyaml-cpp0.7 libxxhash0 libisal2 libssl3 libc-ares2 libre2-9 zlib1g libstdc++6 libopenblas0-pthread"
 
 # clang with libFuzzer, for tests/fuzz; not installed by default.
 readonly PACKAGES_FUZZ="clang libclang-rt-14-dev"

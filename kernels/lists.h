@@ -16,6 +16,7 @@
 #include "kernels/rules/adam.h"
 #include "kernels/rules/collage.h"
 #include "kernels/rules/lion.h"
+#include "kernels/rules/muon.h"
 #include "kernels/rules/sgd.h"
 #include "kernels/rules/stable_adamw.h"
 
@@ -27,7 +28,7 @@ struct List {
   static constexpr size_t kSize = sizeof...(Ts);
 };
 
-using RuleList = List<AdamW, Adam, StableAdamW, Sgd, SgdW, Lion, CollageLight, CollagePlus>;
+using RuleList = List<AdamW, Adam, StableAdamW, Sgd, SgdW, Lion, CollageLight, CollagePlus, Muon>;
 using MasterList = List<Fp32Master, Split24, Split32, Flash24, Flash32, McfMaster, Bf16Master, Mcf8Master>;
 using StateList = List<Fp32State, Bf16State, Companded8State, Flash8State, Dynamic8State, McfState>;
 using WireList = List<WireFp32, WireBf16, WireFp16, WireFp8E5M2, WireFp8E4M3, WireInt8Row, WireInt8Tensor>;
@@ -44,7 +45,8 @@ using Families = List<
     Family<List<AdamW>, List<Fp32Master, Split24>, List<Flash8State, Dynamic8State>>,
     Family<List<CollageLight>, List<McfMaster>, List<Bf16State>>,
     Family<List<CollagePlus>, List<McfMaster>, List<McfState>>,
-    Family<List<AdamW>, List<Mcf8Master>, List<Fp32State, Bf16State, Companded8State>>>;
+    Family<List<AdamW>, List<Mcf8Master>, List<Fp32State, Bf16State, Companded8State>>,
+    Family<List<Muon>, List<Fp32Master, Split24, Split32>, List<Fp32State, Bf16State, Companded8State>>>;
 
 template <class R, class M, class S>
 struct Triple {

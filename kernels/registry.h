@@ -114,6 +114,11 @@ struct Update {
   const void* grad;  // n elements in wire format `grad_format`; may be unpadded
   WireIndex grad_format;
   uint64_t n;
+  // Of a kernel over matrices, else nullptr and 0: PaddedElements(n) numbers, which the first pass writes and the second
+  // reads; of how many rows the tensor is; and what `fit` returned.
+  float* direction;
+  uint64_t rows;
+  float least_norm;
   float grad_scale;     // g = RN(decoded * grad_scale)
   float clip;           // at most 1; where it is less, g = RN(RN(decoded * grad_scale) * clip), in the statistics too
   uint64_t random_key;  // RandomKey(...)
@@ -186,11 +191,16 @@ struct Kernel {
   // Host constants in double, rounded to fp32 once. `hyper` in the order of `hypers`, each already multiplied by the
   // tensor's scale that `scaled_by` names; t = this update's number for the tensor, from 1.
   void (*prepare)(std::span<const double> hyper, uint64_t t, float* constants);
-  // Rules that take two passes over a tensor (StableAdamW), else nullptr. The first pass writes to sums[0..last-first)
-  // one sum a tile; it stores nothing else. `finish` turns the sum over the tiles, in index order in double, into the
-  // constants that `update` needs.
+  // Rules that take two passes over a tensor (StableAdamW, Muon), else nullptr. The first pass writes to
+  // sums[0..last-first) one sum a tile. `finish`, of StableAdamW: turns the sum over the tiles, in index order in double,
+  // into the constants that `update` needs.
   void (*measure)(const Update& update, uint64_t first, uint64_t last, float* sums);
   void (*finish)(double sum, uint64_t n, float* constants);
+  // Rules over whole matrices (Muon), else nullptr: what the shape does to the constants, once after prepare; returns the
+  // least norm that the matrix is divided by. Their first pass writes update.direction, rows of bf16 numbers, and the sums
+  // of its squares; who runs it then makes the matrix orthogonal in place (kernels/matrix/newton_schulz.h), and the
+  // update takes it.
+  float (*fit)(uint64_t rows, uint64_t columns, float* constants);
   // Updates tiles [first, last) of the tensor; one TileStatistics for each is written to stats[0..last-first).
   void (*update)(const Update& update, uint64_t first, uint64_t last, TileStatistics* stats);
   // Where has_rms, else nullptr; the same holds for `curvature`. `hyper` as in prepare; t: the tensor's updates so far,

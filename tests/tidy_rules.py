@@ -87,9 +87,10 @@ MAY_INCLUDE = {
     "client": {"client", "proto", "ballast"},
     "tests": OWN_FOLDERS,
 }
-# What kernels/ may take from outside: the standard library, the processor's and CUDA's headers.
+# What kernels/ may take from outside: the standard library, the processor's and CUDA's headers; and the loader, by which a
+# library of matrix products is found.
 KERNELS_OUTSIDE = re.compile(
-    r"[a-z_]+|(immintrin|x86intrin|cpuid|arm_neon|stdint|stddef|math|string)\.h|"
+    r"[a-z_]+|(dlfcn|immintrin|x86intrin|cpuid|arm_neon|stdint|stddef|math|string)\.h|"
     r"(cuda|device_|driver_|vector_|cooperative_groups|cub/|cuda/|nv/)[\w/]*(\.h|\.cuh)?"
 )
 

@@ -44,8 +44,15 @@ class CpuKernel {
   // The first pass of a rule that takes two.
   float MeasureTile(uint64_t tile) {
     measured_.Clear();
-    row_.template LoadDecoder<kSecondMoment>(tile * kTile, std::min(u_.n, (tile + 1) * kTile));
-    ForEachRow(tile, [this](uint64_t first, uint64_t count) { MeasureRow(first, count); });
+    row_.template LoadDecoder<kMeasuredMoment>(tile * kTile, std::min(u_.n, (tile + 1) * kTile));
+    ForEachRow(tile, [this](uint64_t first, uint64_t count) {
+      row_.StartRow(first, count);
+      if constexpr (kIsOverMatrix<Rule>) {
+        DirectRow(first, count);
+      } else {
+        MeasureRow(first, count);
+      }
+    });
     return measured_.Total();
   }
 
@@ -108,6 +115,7 @@ class CpuKernel {
         Rule::template Step<V>(constants, e, &r);
       } else {
         row_.SetMoments(old, j, &e);
+        if constexpr (kIsOverMatrix<Rule>) e.direction = V::Load(u_.direction + first + i);
         r = ApplyRule<V, Rule>(constants, e);
         Row::ForEachMoment([&](auto m) { V::Store(row_.moment[m] + i, Encoded<m>(r)); });
       }
@@ -137,10 +145,9 @@ class CpuKernel {
   }
 
   void MeasureRow(uint64_t first, uint64_t count) {
-    row_.StartRow(first, count);
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
       typename V::F v[kVectors<V>];
-      row_.template DecodeMoment<kSecondMoment>(first, b, v);
+      row_.template DecodeMoment<kMeasuredMoment>(first, b, v);
       auto most = V::SetBits(0);
       for (int j = 0; j < kVectors<V>; ++j) {
         const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
@@ -148,13 +155,39 @@ class CpuKernel {
         V::Store(terms_ + i, measured.term);
         most = V::MaxBits(most, V::Bits(measured.v));
       }
-      const bool storable = V::Largest(most) <= std::bit_cast<uint32_t>(kLargestValue<MomentType<kSecondMoment>>);
-      if (row_.rejected(b) || !storable) std::fill_n(terms_ + b * kBlock, kBlock, 0.0f);
+      DropUnlessStorable(b, most);
     }
     std::fill(terms_ + count, terms_ + kRow, 0.0f);
     for (uint64_t i = 0; i < kRow; i += V::kWidth) measured_.template Add<V>(i, V::Load(terms_ + i));
   }
-  static constexpr int kSecondMoment = 1;
+  // The directions of a row, zeros past the tensor's end; it adds their squares.
+  void DirectRow(uint64_t first, uint64_t count) {
+    for (uint64_t b = 0; b < kRowBlocks; ++b) {
+      typename V::F m[kVectors<V>];
+      row_.template DecodeMoment<kMeasuredMoment>(first, b, m);
+      auto most = V::SetBits(0);
+      for (int j = 0; j < kVectors<V>; ++j) {
+        const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
+        const auto directed = Rule::template Direct<V>(constants_, V::Load(row_.grad + i), m[j]);
+        V::Store(terms_ + i, directed.direction);
+        RaiseTo(directed.m, &most);
+      }
+      DropUnlessStorable(b, most);
+    }
+    std::fill(terms_ + count, terms_ + kRow, 0.0f);
+    for (uint64_t i = 0; i < kRow; i += V::kWidth) {
+      const auto u = V::Load(terms_ + i);
+      V::Store(u_.direction + first + i, u);
+      measured_.template Add<V>(i, V::Mul(u, u));
+    }
+  }
+  // Of a block that keeps its contents the first pass has zeros.
+  void DropUnlessStorable(uint64_t b, typename V::U most) {
+    const bool storable = V::Largest(most) <= std::bit_cast<uint32_t>(kLargestValue<MomentType<kMeasuredMoment>>);
+    if (row_.rejected(b) || !storable) std::fill_n(terms_ + b * kBlock, kBlock, 0.0f);
+  }
+  // The moment that a first pass decodes: v, or of a matrix m.
+  static constexpr int kMeasuredMoment = kIsOverMatrix<Rule> ? 0 : 1;
 
   const Update& u_;
   Row row_;

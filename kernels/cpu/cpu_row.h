@@ -139,7 +139,7 @@ class CpuRow {
   // Keeps the largest magnitudes of a block, and adds to the core statistics unless it cannot be stored.
   template <bool kCore, bool kHasRms>
   void FinishBlock(uint64_t b, const BlockLargest<V, kMomentCount>& most, const CoreTerms<V>& terms) {
-    auto bad = V::GreaterBits(most.weight, V::SetBits(kLargestBits));
+    auto bad = V::GreaterBits(most.weight, V::SetBits(kLargestWeightBits<Master>));
     ForEachMoment([&](auto i) {
       V::StoreBits(magnitudes_[i] + b * V::kWidth, most.moment[i]);
       bad = V::Either(bad, V::GreaterBits(most.moment[i], V::SetBits(kBound<i>)));
@@ -340,7 +340,10 @@ class CpuRow {
       sums_[kStoredDot].template Add<V>(i, V::Mul(d, V::Sub(Master::template Decode<V>(after), x)));
     }
     auto counted = V::IncrementIf(one, V::SetBits(0));
-    if constexpr (PlaneCount<Master>() == 2) {
+    if constexpr (kIsComparedByValue<Master>) {
+      const auto change = V::Bits(V::Sub(Master::template Decode<V>(after), x));
+      counted = V::IncrementIf(V::EqualBits(V::And(change, V::SetBits(kMagnitude)), V::SetBits(0)), V::SetBits(0));
+    } else if constexpr (PlaneCount<Master>() == 2) {
       const auto two = V::EqualBits(before.word[1], after.word[1]);
       counted = V::And(counted, V::IncrementIf(two, V::SetBits(0)));
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 
 #include "kernels/cpu/cpu_codecs.h"
 #include "kernels/cpu/cpu_curvature.h"
@@ -40,11 +41,14 @@ struct KernelEntry {
                   .prepare = &Rule::Prepare,
                   .measure = nullptr,
                   .finish = nullptr,
+                  .fit = nullptr,
                   .update = &RunUpdate,
                   .precondition = nullptr,
                   .curvature = nullptr};
-    if constexpr (Rule::kTwoPass) {
-      kernel.measure = &RunMeasure;
+    if constexpr (Rule::kTwoPass) kernel.measure = &RunMeasure;
+    if constexpr (kIsOverMatrix<Rule>) {
+      kernel.fit = &Rule::Fit;
+    } else if constexpr (Rule::kTwoPass) {
       kernel.finish = &Rule::Finish;
     }
     if constexpr (Rule::kHasRms) {
@@ -70,7 +74,8 @@ struct Tables {
   template <class M>
   static constexpr MasterFormat OneMasterFormat() {
     using Codec = MasterCodec<V, M, WireList>;
-    return {M::kName, Codec::kPlanes, M::kPaired, &Codec::Load, &Codec::EncodeWeights, &Codec::AbsMax};
+    return {M::kName,     Codec::kPlanes,        M::kPaired,    std::bit_cast<float>(M::kSaturated),
+            &Codec::Load, &Codec::EncodeWeights, &Codec::AbsMax};
   }
 
   template <class... Ss>

@@ -59,7 +59,7 @@ struct DeviceCurvature {
 inline bool IsOrdinary(const Update& u) { return u.statistics == StatisticsLevel::kCore && !u.dry; }
 
 struct CudaKernel {
-  // Both passes, where the rule has two; then `constants` in the batch are those of the second. ordinary: every update
+  // nullptr: a kernel over matrices, which is not built for GPUs. Both passes, where the rule has two; then `constants` in the batch are those of the second. ordinary: every update
   // of the batch is; it takes less time then, and gives the same bits.
   int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary, CudaStream stream);
   // As Kernel::curvature, for a batch with so many sampled tiles; nullptr where that is. Kernels with the same

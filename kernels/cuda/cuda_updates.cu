@@ -115,7 +115,9 @@ int RunUpdate(DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary, Cud
 template <class... Ts>
 void FillPart(List<Ts...>, CudaKernel* kernels) {
   const auto fill = [&]<class T, int kIndex>() {
-    if constexpr (kIndex % kCudaParts == BALLAST_PART) kernels[kIndex].update = &RunUpdate<T>;
+    if constexpr (kIndex % kCudaParts == BALLAST_PART && !kIsOverMatrix<typename T::Rule>) {
+      kernels[kIndex].update = &RunUpdate<T>;
+    }
   };
   [&]<int... I>(std::integer_sequence<int, I...>) { (fill.template operator()<Ts, I>(), ...); }
   (std::make_integer_sequence<int, sizeof...(Ts)>());

@@ -291,7 +291,7 @@ class WarpTile {
 
   // Finds the blocks that cannot be stored. They take no part in sums.
   BALLAST_FN void Reject(uint64_t count, Row* r) {
-    r->bad = V::GreaterBits(r->most[0], V::SetBits(kLargestBits));
+    r->bad = V::GreaterBits(r->most[0], V::SetBits(kLargestWeightBits<Master>));
     bool shared = false;
     ForEachMoment([&](auto i) {
       using S = MomentType<decltype(i)::value>;
@@ -400,7 +400,11 @@ class WarpTile {
       const auto counted = V::Both(good, Inside<V>(count, j));
       const auto one = V::EqualBits(before.word[0][j], after.word[0][j]);
       auto same = one;
-      if constexpr (kMasterPlanes == 2) same = V::Both(one, V::EqualBits(before.word[1][j], after.word[1][j]));
+      if constexpr (kIsComparedByValue<Master>) {
+        const auto change = V::Bits(V::Sub(Master::template Decode<V>(WordsAt(after, j)), x));
+        same = V::EqualBits(V::And(change, V::SetBits(kMagnitude)), V::SetBits(0));
+      } else if constexpr (kMasterPlanes == 2)
+        same = V::Both(one, V::EqualBits(before.word[1][j], after.word[1][j]));
       unchanged = V::IncrementIf(V::Both(counted, same), unchanged);
       if constexpr (Master::kPaired) {
         const auto change = [&](int c) {

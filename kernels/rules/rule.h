@@ -5,8 +5,10 @@
 //   Step(k, e, &r)     the rest of r; of e it reads the weight and the gradient, of r the new m and the new root of v
 // A rule in two halves leaves a CPU two short chains of operations instead of a long one (cpu/cpu_kernels.h). A rule
 // that first needs a mean over the tensor has kTwoPass, Measure (what one element adds, and the second moment that
-// results) and Finish. A rule with kHasRms has m and v in its first two moments, and Precondition, which says how they
-// become its update.
+// results) and Finish. One over whole matrices has kTwoPass and kOverMatrix, Direct (the direction of one element, and
+// the first moment that results), Fit (what the matrix's shape does to constants), and reads in Apply what became of
+// the direction. A rule with kHasRms has m and v in its first two moments, and Precondition, which says how they become
+// its update.
 #pragma once
 
 #include <cmath>
@@ -20,13 +22,19 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
+template <class Rule>
+inline constexpr bool kIsOverMatrix = requires {
+  Rule::kOverMatrix;
+};
+
 enum class Moment { kSigned, kNonNegative, kResidual };
 inline constexpr int kMaxMoments = 3;
 
-// One element before and after the update. `weight_low` is used where the master has two components.
+// One element before and after the update. `weight_low` is used where the master has two components, `direction` by
+// rules over matrices.
 template <class V>
 struct Element {
-  typename V::F grad, weight, weight_low;
+  typename V::F grad, weight, weight_low, direction;
   typename V::F moment[kMaxMoments];
 };
 template <class V>

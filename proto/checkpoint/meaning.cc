@@ -218,10 +218,10 @@ absl::Status MeaningCheck::CheckModel() {
   Shards shards;
   for (int t = 0; t < spec_.tensors_size(); ++t) {
     const v1::TensorSpec& tensor = spec_.tensors(t);
-    const bool single = spec_.groups(static_cast<int>(tensor.group())).master() == "fp32";
+    const FirstPlane plane = FirstPlaneOf(spec_.groups(static_cast<int>(tensor.group())).master());
     const std::vector<uint64_t> shape(tensor.shape().begin(), tensor.shape().end());
-    const uint64_t bytes = elements_[static_cast<size_t>(t)] * (single ? 4 : 2);
-    model_files_.push_back(shards.Add(tensor.name(), single ? "F32" : "BF16", shape, bytes));
+    const uint64_t bytes = elements_[static_cast<size_t>(t)] * plane.bytes;
+    model_files_.push_back(shards.Add(tensor.name(), plane.dtype, shape, bytes));
   }
   return CheckShards("model", std::move(shards));
 }

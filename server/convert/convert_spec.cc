@@ -1,6 +1,7 @@
 // RunSpec: from the wire's to the daemon's.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
@@ -109,6 +110,20 @@ absl::StatusOr<TensorSpec> ToTensor(const v1::TensorSpec& t, const v1::RunSpec& 
   return made;
 }
 
+// Of a rule over matrices. Later dimensions count as one: a convolution's filters are rows.
+absl::Status CheckMatrix(const TensorSpec& t, const GroupSpec& group, const std::string& at) {
+  if (group.kernel->fit == nullptr) return absl::OkStatus();
+  constexpr uint64_t kMostSide = std::numeric_limits<int32_t>::max();  // of libraries of products
+  if (t.shape.size() < 2) {
+    return InvalidArgumentError(StrCat(at, ".shape is [", absl::StrJoin(t.shape, ", "), "], and its group's rule, ",
+                                       group.kernel->rule, ", is over matrices: give it a group with another rule"));
+  }
+  if (MatrixRows(t) <= kMostSide && t.elements / MatrixRows(t) <= kMostSide) return absl::OkStatus();
+  return InvalidArgumentError(StrCat(at, ".shape [", absl::StrJoin(t.shape, ", "), "] is a matrix with a side of over ",
+                                     kMostSide, ", and its group's rule is ", group.kernel->rule,
+                                     ": give it a group with another rule"));
+}
+
 absl::Status CheckCounts(const v1::RunSpec& spec, const Config::Limits& limits) {
   if (!ValidRunId(spec.run_id())) {
     return InvalidArgumentError(StrCat("run_id is '", ValidUtf8(spec.run_id(), 80),
@@ -170,7 +185,9 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
       return InvalidArgumentError(
           StrCat("tensors[", i, "].name '", t.name(), "' is there twice; every tensor needs a name of its own"));
     }
-    ASSIGN_OR_RETURN(TensorSpec tensor, ToTensor(t, spec, StrCat("tensors[", i, "] '", t.name(), "'")));
+    const std::string at = StrCat("tensors[", i, "] '", t.name(), "'");
+    ASSIGN_OR_RETURN(TensorSpec tensor, ToTensor(t, spec, at));
+    RETURN_IF_ERROR(CheckMatrix(tensor, made.groups[tensor.group], at));
     made.tensors.push_back(std::move(tensor));
   }
   made.credit_bytes = CreditBytes(made, limits.credit_bytes);

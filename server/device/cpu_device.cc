@@ -286,8 +286,15 @@ void CpuDevice::MeasureLine() {
     if (MeasuresFirst(task)) MeasureTiles(task, first, last);
     return true;
   });
+  // A large matrix takes minutes, of which each part is work that gets on.
+  const kernels::ShareWork share = [this](uint64_t count, const std::function<void(uint64_t)>& act) {
+    team_.Share(count, [&](uint64_t part) {
+      act(part);
+      busy_since_s_.store(MonotonicSeconds(), std::memory_order_relaxed);
+    });
+  };
   for (DeviceTask* task : line_) {
-    if (MeasuresFirst(*task)) EndMeasure(*task);
+    if (MeasuresFirst(*task)) EndMeasure(*task, share);
   }
 }
 

@@ -131,10 +131,14 @@ void MeasureTiles(const DeviceTask& task, uint64_t first, uint64_t last) {
   t.kernel->measure(t.update, first, last, reinterpret_cast<float*>(t.tiles) + first);
 }
 
-void EndMeasure(DeviceTask& task) {
+void EndMeasure(DeviceTask& task, const kernels::ShareWork& share) {
   UpdateTask& t = std::get<UpdateTask>(task);
+  kernels::Update& u = t.update;
   const float* const sums = reinterpret_cast<const float*>(t.tiles);
-  t.kernel->finish(std::accumulate(sums, sums + kernels::TilesOf(t.update.n), 0.0), t.update.n, t.update.constants);
+  const double sum = std::accumulate(sums, sums + kernels::TilesOf(u.n), 0.0);
+  if (t.kernel->finish != nullptr) return t.kernel->finish(sum, u.n, u.constants);
+  kernels::OrthogonalizeMatrix(kernels::FastestProduct(), u.rows, u.n / u.rows, sum, u.least_norm, u.direction, t.room,
+                               share);
 }
 
 bool RunTiles(const DeviceTask& task, uint64_t first, uint64_t last) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/matrix/newton_schulz.h"
 #include "kernels/registry.h"
 #include "server/device/device.h"
 
@@ -17,8 +18,8 @@ void PrepareTask(DeviceTask& task);
 // Whether all tiles are measured before any is run: an update in two passes.
 bool MeasuresFirst(const DeviceTask& task);
 void MeasureTiles(const DeviceTask& task, uint64_t first, uint64_t last);
-// Between the passes, by one thread.
-void EndMeasure(DeviceTask& task);
+// Between the passes. share: has work done by all threads; only a kernel over matrices has some.
+void EndMeasure(DeviceTask& task, const kernels::ShareWork& share);
 // False: a NaN or infinity was met.
 bool RunTiles(const DeviceTask& task, uint64_t first, uint64_t last);
 // After all tiles, by one thread: what was measured. Lets go of what the task holds.

@@ -60,11 +60,13 @@ class DeviceBuffer {
 };
 
 // One tensor's update, in one pass or two, as its kernel says; with update.dry it is only measured. `tiles` has room
-// for all of the tensor's tiles until the task is done; between the passes it holds the sums of the first.
+// for all of the tensor's tiles until the task is done; between the passes it holds the sums of the first. Of a kernel
+// over matrices it works on update.direction and `room` as well, which tensors share: it is submitted without a tensor.
 struct UpdateTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::Update update = {};
   kernels::TileStatistics* tiles = nullptr;
+  float* room = nullptr;  // kernels::OrthogonalizingRoom numbers, of a kernel over matrices
   bool measured = false;  // an earlier task worked on this very gradient, so the device has it already
 };
 // The statistics of a gradient before any update and clipping, as in kernels::WireFormat::measure. `tiles` as in

@@ -48,6 +48,9 @@ inline uint64_t CostBytes(const DeviceTask& task) {
   if (const auto* s = std::get_if<SumTask>(&task)) per_element = 4 * (1 + s->terms.size());
   if (const auto* u = std::get_if<UpdateTask>(&task)) {
     for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
+    // Some 15 products with a matrix of the shorter side.
+    const uint64_t rows = std::max<uint64_t>(u->update.rows, 1);
+    if (u->kernel->fit != nullptr) per_element += std::min(rows, u->update.n / rows);
   }
   return 4096 + (extent.last - extent.first) * per_element;
 }

@@ -206,7 +206,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Protocol", "ballast_rank_wait_caused_seconds_total", MetricType::kCounter, "run_id rank",
      "Time for which all other ranks had ended a step and this one had not."},
     {"Protocol", "ballast_admission_rejected_total", MetricType::kCounter,
-     "reason=memory|max_runs|series|draining|other", "Runs refused."},
+     "reason=memory|max_runs|series|draining|rule|other", "Runs refused."},
 
     Durable({"Durability", "ballast_checkpoints_total", MetricType::kCounter,
              "run_id result=success|failed trigger=interval|request|drain",

@@ -86,6 +86,7 @@ void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
   }
   Add(&shard->plan.scales, ScaleCount(t));
   Add(&shard->plan.kept_bytes, KeptBytes(spec, t));
+  shard->plan.matrix_bytes = std::max(shard->plan.matrix_bytes, MatrixBytes(spec, t));
   AddSlab(SlabBytes(spec, t), shard);
   shard->largest_tensor = std::max(shard->largest_tensor, t.elements);
 }
@@ -107,7 +108,7 @@ ShardPlan Completed(const RunSpec& spec, Shard shard) {
   plan.bytes.snapshots = Product(SnapshotImages(spec), plan.bytes.stored());
   plan.statistics_tiles = kernels::TilesOf(shard.largest_tensor);
   plan.bytes.staging = Sum(Sum(AlignUp(Product(plan.scales, sizeof(float))), plan.kept_bytes),
-                           AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics)));
+                           Sum(plan.matrix_bytes, AlignUp(plan.statistics_tiles * sizeof(kernels::TileStatistics))));
   return plan;
 }
 
@@ -119,6 +120,14 @@ uint64_t WindowBytes(const RunSpec& spec, uint64_t push_bytes) {
 }
 
 }  // namespace
+
+uint64_t MatrixBytes(const RunSpec& spec, const TensorSpec& t) {
+  if (!IsOverMatrix(spec, t)) return 0;
+  const uint64_t rows = MatrixRows(t), side = std::min(rows, t.elements / rows);
+  const uint64_t room = Sum(t.elements, Product(2, Product(side, side)));  // kernels::OrthogonalizingRoom
+  const uint64_t bytes = Product(Sum(kernels::PaddedElements(t.elements), room), sizeof(float));
+  return bytes == kUncountable ? bytes : AlignUp(bytes);
+}
 
 ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t) {
   if (t.row_length == 0) return {};

@@ -168,6 +168,9 @@ inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {
   return ProbesCurvature(spec, t) ? kernels::SampledElements(t.elements) * sizeof(float) : 0;
 }
 
+// What an update of the tensor as a matrix works on, beside its planes: the direction, and then the room.
+uint64_t MatrixBytes(const RunSpec& spec, const TensorSpec& t);
+
 Plan MakePlan(const RunSpec& spec, Placement placement);
 // On one device.
 inline Plan MakePlan(const RunSpec& spec) { return MakePlan(spec, OnOneDevice(spec)); }

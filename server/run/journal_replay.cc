@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/matrix/product.h"
 #include "server/base/status_macros.h"
 #include "server/plan/plan.h"
 
@@ -144,6 +145,13 @@ class Replayer {
 
 // The updates are made again by this daemon's kernels: others would give other weights than the trainers have.
 absl::Status CheckNumerics(const JournalFile& file) {
+  const std::string &theirs = file.head.products, ours = theirs.empty() ? "" : kernels::FastestProduct().library;
+  if (theirs != ours) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        file.path, " has steps whose matrix products were made by ", theirs, "; this machine has ", ours,
+        ", which sums in another order: start the daemon where it was, and stop it with SIGTERM once the run is "
+        "there; it then leaves a checkpoint of them, which any reads"));
+  }
   if (file.head.numerics == kernels::kNumerics) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(file.path, " has steps of a daemon whose updates have other bits (edition ", file.head.numerics,

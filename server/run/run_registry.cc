@@ -10,6 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
+#include "kernels/matrix/product.h"
 #include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -95,6 +96,14 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
   ShowMemory();
   Log(LogLevel::kInfo, "run_created", "run created",
       {{"run_id", run_id}, {"bytes", run->plan().bytes.total()}, {"devices", absl::StrJoin(run->devices(), ",")}});
+  if (HasMatrices(run->spec())) {
+    const kernels::MatrixProduct& product = kernels::FastestProduct();
+    const bool slow = product.multiply == kernels::PlainProduct().multiply;
+    Log(slow ? LogLevel::kWarn : LogLevel::kInfo, "matrix_products",
+        slow ? "no OpenBLAS is found: matrix products take ten times as long; install libopenblas0-pthread"
+             : "matrix products are made by a library",
+        {{"run_id", run_id}, {"library", product.library}});
+  }
   return Created{std::move(run), true};
 }
 
@@ -145,8 +154,21 @@ absl::StatusOr<Placement> RunRegistry::Admit(const RunSpec& spec) const {
     return absl::UnavailableError("the daemon is shutting down; no new run begins");
   }
   RETURN_IF_ERROR(AdmitOneMore(spec));
+  RETURN_IF_ERROR(AdmitRules(spec));
   RETURN_IF_ERROR(AdmitSeries(spec));
   return AdmitMemory(spec);
+}
+
+absl::Status RunRegistry::AdmitRules(const RunSpec& spec) const {
+  if (!HasMatrices(spec) || options_.devices->at(0)->on_host()) return absl::OkStatus();
+  for (const GroupSpec& group : spec.groups) {
+    if (group.kernel->fit == nullptr) continue;
+    options_.metrics->OnAdmissionRejected("rule");
+    return absl::FailedPreconditionError(absl::StrCat(
+        "run '", spec.run_id, "': rule ", group.kernel->rule, " is not built for GPUs, and this daemon computes on ",
+        options_.devices->at(0)->label(), "; start it with device = cpu, or choose another rule"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {

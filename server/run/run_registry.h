@@ -169,6 +169,8 @@ class RunRegistry {
   absl::StatusOr<Amended> AmendNow(AmendRequest request, const std::shared_ptr<Run>& run);
   absl::Status AdmitAmended(const RunSpec& spec, const Plan& plan, const Run& run) const;
   absl::Status AdmitOneMore(const RunSpec& spec) const;
+  // FAILED_PRECONDITION: the devices do not have a rule of the run's.
+  absl::Status AdmitRules(const RunSpec& spec) const;
   absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, DeleteMode mode);
   // Those that no trainer has come to for idle_run_timeout_s.
   void DeleteIdle();

@@ -110,9 +110,14 @@ void StepJudge::JudgeMeasured() {
   const std::optional<double> of_step = environment_.settings->max_grad_norm;
   if (applies) environment_.settings->clip = ClipCoefficient(of_step ? of_step : spec.max_grad_norm, found.norm);
   if (!applies || spec.spikes.action != SpikeAction::kSkip) return Pronounce(verdict_);
+  bool tries = false;
   for (uint32_t i = 0; i < judged_.size(); ++i) {
-    if (judged_[i]) DryUpdate(i, *judged_[i]);
+    // What is over a matrix has no RMS_t to be looked at, and a trial of it takes as long as the update.
+    if (!judged_[i] || IsOverMatrix(spec, spec.tensors[i])) continue;
+    DryUpdate(i, *judged_[i]);
+    tries = true;
   }
+  if (!tries) Pronounce(verdict_);
 }
 
 void StepJudge::DryUpdate(uint32_t tensor, Slab slab) {

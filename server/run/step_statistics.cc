@@ -69,8 +69,8 @@ void StepStatistics::AddProbe(uint32_t tensor, const kernels::Statistics& statis
 void StepStatistics::Add(uint32_t tensor, const kernels::Statistics& statistics, float clip) {
   Take(tensor, statistics);
   updated_[tensor] = true;
-  // A rule of two passes holds its update to RMS_t of 1.
-  const bool holds = spec_->groups[spec_->tensors[tensor].group].kernel->measure != nullptr;
+  // Which holds its update to an RMS_t of 1.
+  const bool holds = spec_->groups[spec_->tensors[tensor].group].kernel->finish != nullptr;
   held_to_[tensor] = holds ? 1 / std::max(1.0, RmsOf(statistics, spec_->tensors[tensor].elements)) : 1;
   held_ += held_to_[tensor] < 1 || clip < 1 ? 1 : 0;
 }

@@ -103,6 +103,20 @@ inline std::vector<std::string> TensorNames(const RunSpec& spec) {
   return names;
 }
 
+// A tensor as a matrix: the first dimension's length is that of a column; others are one row. At least two dimensions.
+inline uint64_t MatrixRows(const TensorSpec& t) { return t.shape[0]; }
+// Whether the tensor is updated as a matrix.
+inline bool IsOverMatrix(const RunSpec& spec, const TensorSpec& t) {
+  return spec.groups[t.group].kernel->fit != nullptr;
+}
+
+inline bool HasMatrices(const RunSpec& spec) {
+  for (const GroupSpec& group : spec.groups) {
+    if (group.kernel->fit != nullptr) return true;
+  }
+  return false;
+}
+
 // Whether some weight is stored in two components.
 inline bool HasPairedMaster(const RunSpec& spec) {
   for (const GroupSpec& group : spec.groups) {

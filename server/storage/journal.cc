@@ -61,7 +61,8 @@ void Journal::BeginSegment(uint64_t id, uint64_t continues, uint64_t after_step)
                              .spec_sha256 = environment_.spec_sha256,
                              .base = id,
                              .continues = continues,
-                             .after_step = after_step}});
+                             .after_step = after_step,
+                             .products = environment_.products}});
 }
 
 // One commit is under way at a time: what closes meanwhile shares the next.

@@ -35,8 +35,9 @@ class Journal {
  public:
   struct Environment {
     std::string run_id, spec_sha256;
-    bool tells_late;      // a result waits for its step
-    uint64_t most_steps;  // that have closed and are not durable, before another one may begin
+    std::string products;  // as SegmentHead
+    bool tells_late;       // a result waits for its step
+    uint64_t most_steps;   // that have closed and are not durable, before another one may begin
     // Both outlive the journal.
     Strand* strand;
     Fs* fs;

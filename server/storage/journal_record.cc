@@ -72,6 +72,7 @@ std::string HeadText(const SegmentHead& head) {
   out->set_continues(head.continues);
   out->set_after_step(head.after_step);
   out->set_numerics(head.numerics);
+  out->set_products(head.products);
   return WithLength(record.SerializeAsString());
 }
 
@@ -109,7 +110,8 @@ absl::StatusOr<SegmentHead> ParseSegmentHead(const std::string& text) {
                      .base = segment.base(),
                      .continues = segment.continues(),
                      .after_step = segment.after_step(),
-                     .numerics = std::max(segment.numerics(), 1u)};  // the first edition did not say
+                     .numerics = std::max(segment.numerics(), 1u),  // the first edition did not say
+                     .products = segment.products()};
 }
 
 }  // namespace ballast

@@ -51,6 +51,7 @@ struct SegmentHead {
   uint64_t continues = 0;  // base of the file before it, which ends with after_step; 0: a checkpoint comes before it
   uint64_t after_step = 0;
   uint32_t numerics = kernels::kNumerics;  // the edition of NUMERICS.md that its updates were made by
+  std::string products = {};               // kernels::MatrixProduct::library, where updates depend on it
 };
 
 // The head as it lies in the stream, its length first; the body follows it.

@@ -13,7 +13,7 @@ namespace {
 
 // Of a plane's words. The first plane of a master is a number of its own, of the others only the words are told.
 absl::string_view DtypeOf(const kernels::Plane& plane, bool is_weight) {
-  if (is_weight) return plane.bytes == 4 ? "F32" : "BF16";
+  if (is_weight) return plane.bytes == 1 ? "F8_E4M3" : plane.bytes == 2 ? "BF16" : "F32";
   return plane.bytes == 1 ? "U8" : plane.bytes == 2 ? "U16" : "U32";
 }
 

@@ -78,6 +78,7 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, const KindBytes& ow
   ASSIGN_OR_RETURN(shard->tiles, device->Allocate(tile_bytes, Place::kDevice));
   ASSIGN_OR_RETURN(shard->scales, device->Allocate(AlignUp(plan.scales * sizeof(float)), Place::kDevice));
   ASSIGN_OR_RETURN(shard->kept, device->Allocate(plan.kept_bytes, Place::kDevice));
+  ASSIGN_OR_RETURN(shard->matrix, device->Allocate(plan.matrix_bytes, Place::kDevice));
   ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
                                                    .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
                                                    .scales = environment_.plan->send_buffer_scales,
@@ -88,7 +89,7 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, const KindBytes& ow
 PlanBytes ParameterStore::bytes() const {
   PlanBytes sum;
   for (const Shard& shard : shards_) {
-    sum += {.staging = shard.tiles.bytes() + shard.scales.bytes() + shard.kept.bytes()};
+    sum += {.staging = shard.tiles.bytes() + shard.scales.bytes() + shard.kept.bytes() + shard.matrix.bytes()};
     for (const Part& part : shard.parts) {
       sum += {
           .weights = part.buffers[0].bytes(), .momentum = part.buffers[1].bytes(), .variance = part.buffers[2].bytes()};
@@ -118,8 +119,18 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
   return planes;
 }
 
+void ParameterStore::SubmitUpdate(uint32_t tensor, const UpdateTask& task, Done done) {
+  const bool shares = task.kernel->fit != nullptr;
+  Submit(tensor, task, OnStrand(std::move(done)), shares ? std::nullopt : std::optional(tensor));
+}
+
 void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done) {
-  ShardOf(tensor).queue->Enqueue(std::move(task), std::move(done), tensor);
+  Submit(tensor, std::move(task), std::move(done), tensor);
+}
+
+void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done,
+                            std::optional<uint32_t> works_on) {
+  ShardOf(tensor).queue->Enqueue(std::move(task), std::move(done), works_on);
   if (wakes_.exchange(true)) return;
   environment_.strand->Post([this, awaited = awaited_] {
     wakes_ = false;
@@ -149,7 +160,16 @@ UpdateTask ParameterStore::MakeUpdate(uint32_t tensor, const UpdateValues& value
   task.update.stochastic = group.stochastic;
   task.update.statistics = values.statistics;
   group.kernel->prepare(hyper_, t, task.update.constants);
+  if (IsOverMatrix(*environment_.spec, spec)) TakeMatrix(tensor, &task);
   return task;
+}
+
+void ParameterStore::TakeMatrix(uint32_t tensor, UpdateTask* task) const {
+  kernels::Update& u = task->update;
+  u.rows = MatrixRows(environment_.spec->tensors[tensor]);
+  u.direction = reinterpret_cast<float*>(ShardOf(tensor).matrix.data());
+  u.least_norm = task->kernel->fit(u.rows, u.n / u.rows, u.constants);
+  task->room = u.direction + kernels::PaddedElements(u.n);
 }
 
 void ParameterStore::Sum(uint32_t tensor, SumTask sum, Done done) {
@@ -165,7 +185,7 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   step_of_[tensor] = values.step;
   ++versions_[tensor];
   spots_[tensor].scales_of = nullptr;
-  Submit(tensor, task, OnStrand(std::move(done)));
+  SubmitUpdate(tensor, task, std::move(done));
 }
 
 void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done done) {
@@ -182,7 +202,7 @@ void ParameterStore::DryUpdate(uint32_t tensor, const UpdateValues& values, Done
   UpdateTask task = MakeUpdate(tensor, values, updates_[tensor] + 1);
   task.update.dry = true;
   task.update.statistics = kernels::StatisticsLevel::kCore;
-  Submit(tensor, task, OnStrand(std::move(done)));
+  SubmitUpdate(tensor, task, std::move(done));
 }
 
 void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done done) {

@@ -175,6 +175,7 @@ class ParameterStore {
     DeviceBuffer tiles;                  // statistics scratch of the update in hand
     DeviceBuffer scales;                 // that tensors are served with
     DeviceBuffer kept;                   // sampled gradients of the last curvature probes
+    DeviceBuffer matrix;                 // of the update in hand, where that is over a matrix
     std::unique_ptr<DeviceQueue> queue;  // last: its destructor waits for tasks that use the above
   };
   struct Spot {
@@ -192,6 +193,8 @@ class ParameterStore {
   void ClearState(uint32_t tensor, const std::shared_ptr<const DeviceBuffer>& zeros);
   // Update number t of the tensor.
   UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
+  // What it needs beside that where it is over a matrix.
+  void TakeMatrix(uint32_t tensor, UpdateTask* task) const;
   using KindBytes = std::array<uint64_t, 3>;  // by kernels::PlaneKind
   // `own`: of the tensors that do not stay.
   absl::Status Allocate(const ShardPlan& plan, const KindBytes& own, Device* device, Shard* shard) const;
@@ -211,8 +214,11 @@ class ParameterStore {
   absl::Status DoNow(uint32_t tensor, DeviceTask task);
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
+  // An update's: what is of a matrix works on what tensors share.
+  void SubmitUpdate(uint32_t tensor, const UpdateTask& task, Done done);
   // On the tensor's queue, whose device is woken once for all that the strand submits in this turn.
   void Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done);
+  void Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done, std::optional<uint32_t> works_on);
   DeviceQueue::Completion OnStrand(Done done);
   // The whole tiles that the range lies in: what devices encode and decode.
   TensorRange TilesAround(TensorRange range) const;

@@ -232,6 +232,10 @@ class Bench {
                   .statistics = level == 3 ? StatisticsLevel::kCore : static_cast<StatisticsLevel>(level)};
     for (size_t p = 0; p < tensor.planes.size(); ++p) update.planes[p] = tensor.planes[p].data();
     kernel.prepare(Defaults(kernel), tensor.steps, update.constants);
+    // Of a rule over matrices the two passes, on one row, without what makes it orthogonal.
+    std::vector<float> direction(kernel.fit == nullptr ? 0 : PaddedElements(elements_));
+    update.direction = direction.data();
+    if (kernel.fit != nullptr) kernel.fit(1, elements_, update.constants);
     return TimeUpdate(kernel, update, threads);
   }
 
@@ -242,7 +246,7 @@ class Bench {
     auto finish = [&]() noexcept {
       double sum = 0;
       for (const float x : sums) sum += x;
-      kernel.finish(sum, elements_, update.constants);
+      if (kernel.finish != nullptr) kernel.finish(sum, elements_, update.constants);
     };
     std::barrier measured(threads, finish);
     const double seconds = Time(threads, [&](int i) {

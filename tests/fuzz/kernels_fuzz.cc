@@ -97,6 +97,11 @@ void RunOne(Input in) {
   for (float& w : weights) w = std::isfinite(w) ? w : 1.0f;
   if (!FindMasterFormat(kernel.master)->load(u.planes, FindWireFormat("fp32"), weights.data(), 0, u.n)) std::abort();
 
+  // Of a kernel over matrices: one row, whose direction is taken as it is.
+  std::vector<float> direction(PaddedElements(u.n));
+  u.direction = direction.data();
+  u.rows = 1;
+
   const size_t bytes = WireFormats()[static_cast<size_t>(u.grad_format)].bytes;
   std::vector<std::byte> grad(u.n * bytes);
   u.grad = grad.data();
@@ -104,11 +109,12 @@ void RunOne(Input in) {
     for (std::byte& b : grad) b = static_cast<std::byte>(in.Take<uint8_t>());
     u.random_key = RandomKey(in.Take<uint8_t>(), t);
     kernel.prepare(hyper, t, u.constants);
+    if (kernel.fit != nullptr) u.least_norm = kernel.fit(u.rows, u.n, u.constants);
     if (kernel.measure != nullptr) {
       float sum = 0;
       kernel.measure(u, 0, 1, &sum);
       if (std::isnan(sum) || sum < 0) Fail(kernel, "the first pass's sum", 0, sum);
-      kernel.finish(static_cast<double>(sum), u.n, u.constants);
+      if (kernel.finish != nullptr) kernel.finish(static_cast<double>(sum), u.n, u.constants);
     }
     TileStatistics statistics{};
     kernel.update(u, 0, 1, &statistics);

@@ -69,7 +69,7 @@ std::vector<TileStatistics> StepInPieces(Tensor* tensor, const Payload& grad, co
     in_pieces([&](uint64_t first, uint64_t last) { kernel.measure(u, first, last, &sums[first]); });
     double sum = 0;
     for (const float s : sums) sum += static_cast<double>(s);
-    kernel.finish(sum, tensor->size(), u.constants);
+    if (kernel.finish != nullptr) kernel.finish(sum, tensor->size(), u.constants);
   }
   in_pieces([&](uint64_t first, uint64_t last) { kernel.update(u, first, last, &stats[first]); });
   return stats;
@@ -163,7 +163,7 @@ TEST(IdentityTest, NoTwoUnitsShareAFunction) {
   EXPECT_EQ(updates.size(), units.size() * Kernels().size());
   EXPECT_EQ(loads.size(), units.size() * MasterFormats().size());
   EXPECT_EQ(Kernels().data(), UsableIsas().back()->kernels.data());
-  EXPECT_LE(Kernels().size(), 80u);
+  EXPECT_LE(Kernels().size(), 90u);
 }
 
 TEST(IdentityTest, OrdinaryGradientsGiveTheSameBits) {

@@ -74,7 +74,8 @@ const std::map<std::string, Range> kRanges = {{"lr", {0, 1e6, false, false, Scal
                                               {"eps", {0, 1e6, true, false, ScaledBy::kNothing}},
                                               {"momentum", {0, 1, false, true, ScaledBy::kNothing}},
                                               {"dampening", {0, 1, false, false, ScaledBy::kNothing}},
-                                              {"nesterov", {0, 1, false, false, ScaledBy::kNothing}}};
+                                              {"nesterov", {0, 1, false, false, ScaledBy::kNothing}},
+                                              {"match_rms", {0, 1, false, false, ScaledBy::kNothing}}};
 
 TEST(RegistryTest, BadHyperparametersLieOutsideTheRanges) {
   for (const Kernel& kernel : Kernels()) {
@@ -98,6 +99,7 @@ const std::map<std::string, std::set<std::string>> kHypersOfRule = {
     {"sgd", {"lr", "weight_decay", "momentum", "dampening", "nesterov"}},
     {"sgdw", {"lr", "weight_decay", "momentum", "dampening", "nesterov", "lr_peak"}},
     {"lion", {"lr", "weight_decay", "beta1", "beta2", "lr_peak"}},
+    {"muon", {"lr", "weight_decay", "momentum", "nesterov", "match_rms", "eps", "lr_peak"}},
     {"collage_light", {"lr", "weight_decay", "beta1", "beta2", "eps"}},
     {"collage_plus", {"lr", "weight_decay", "beta1", "beta2", "eps"}}};
 
@@ -105,13 +107,14 @@ TEST(RegistryTest, RulesHaveTheirHyperparametersAndNoOther) {
   std::set<std::string> seen;
   for (const Kernel& kernel : Kernels()) {
     EXPECT_EQ(kernel.has_rms, MomentPlane(kernel, PlaneKind::kVariance) != kMaxPlanes) << kernel.rule;
-    EXPECT_EQ(kernel.finish != nullptr, kernel.measure != nullptr);
+    EXPECT_EQ(kernel.finish != nullptr || kernel.fit != nullptr, kernel.measure != nullptr);
     const auto wanted = kHypersOfRule.find(kernel.rule);
     if (wanted == kHypersOfRule.end()) continue;
     std::set<std::string> names;
     for (const Hyper& h : kernel.hypers) names.insert(h.name);
     EXPECT_EQ(names, wanted->second) << kernel.rule;
-    EXPECT_EQ(kernel.measure != nullptr, wanted->first == "stable_adamw");
+    EXPECT_EQ(kernel.finish != nullptr, wanted->first == "stable_adamw");
+    EXPECT_EQ(kernel.fit != nullptr, wanted->first == "muon");
     seen.insert(wanted->first);
   }
   EXPECT_EQ(seen.size(), kHypersOfRule.size());

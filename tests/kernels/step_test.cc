@@ -45,7 +45,7 @@ Expectation Expect(const Tensor& tensor, const std::vector<float>& grad, const S
   for (uint64_t i = 0; i < tensor.size(); ++i) {
     x.before.push_back({DecodedAs(kernel.master, weights[i]), DecodedAs(kernel.state, m.values[i]),
                         v.values.empty() ? oracle::Rounded{} : DecodedAs(kernel.state, v.values[i])});
-    if (kernel.measure == nullptr) continue;
+    if (kernel.finish == nullptr) continue;
     const double g = static_cast<double>(grad[i]);
     x.measured.Add(oracle::StableAdamWMoments(h, g, options.t, x.before[i]).rms_term);
   }
@@ -228,7 +228,7 @@ void CheckSteps(const Kernel& kernel, StepOptions options, Doubt* doubt) {
     const std::vector<float> grad = MixedGradient(&random, kElements);
     const Payload payload = Encoded(FindWireFormat("fp32"), grad);
     const Expectation x = Expect(before, grad, options);
-    if (kernel.measure != nullptr) {
+    if (kernel.finish != nullptr) {
       EXPECT_NEAR(tensor.Measured(tensor.MakeUpdate(payload, options)), x.measured.value, x.measured.Bound());
     }
     const Statistics got = Combine(tensor.Step(payload, options), true);

@@ -152,7 +152,8 @@ class Tensor {
     u.dry = options.dry;
     u.statistics = options.statistics;
     kernel_->prepare(options.hyper.empty() ? DefaultHypers(*kernel_) : options.hyper, options.t, u.constants);
-    if (kernel_->measure != nullptr) kernel_->finish(Measured(u), n_, u.constants);
+    if (kernel_->fit != nullptr) Direct(&u);
+    if (kernel_->finish != nullptr) kernel_->finish(Measured(u), n_, u.constants);
     return u;
   }
 
@@ -161,6 +162,15 @@ class Tensor {
     std::vector<TileStatistics> stats(tiles());
     kernel_->update(MakeUpdate(grad, options), 0, tiles(), stats.data());
     return stats;
+  }
+
+  // Gives a kernel over matrices its directions, as they are: orthogonal is what others make them.
+  void Direct(Update* u) {
+    direction_.resize(PaddedElements(n_));
+    u->direction = direction_.data();
+    u->rows = 1;
+    u->least_norm = kernel_->fit(u->rows, n_, u->constants);
+    Measured(*u);
   }
 
   // The first pass's sum.
@@ -193,6 +203,7 @@ class Tensor {
   const Kernel* kernel_;
   uint64_t n_;
   std::vector<std::vector<std::byte>> storage_;
+  std::vector<float> direction_;  // of the last update, where the kernel is over matrices
 };
 
 // The gradient formats, and the serving ones.

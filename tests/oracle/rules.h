@@ -106,10 +106,23 @@ inline Stepped LionStep(const Hypers& h, double gradient, const Element& e) {
   return s;
 }
 
+// torch.optim.Muon before its direction is made orthogonal, which is of a whole matrix. Rounded to bf16, where it may be
+// one of two numbers.
+inline Stepped MuonStep(const Hypers& h, double gradient, const Element& e) {
+  Stepped s;
+  const Rounded g = Exact(gradient), rest = Constant(1 - h.momentum) * g;
+  s.m = Constant(h.momentum) * e.m + rest;
+  const Rounded u = h.nesterov != 0 ? Constant(h.momentum) * s.m + rest : s.m;
+  const double low = Nearest(u.value - u.error, kBf16), high = Nearest(u.value + u.error, kBf16);
+  Move(Constant(h.lr) * Rounded{(low + high) / 2, (high - low) / 2}, Constant(Decay(h, h.lr)), e, &s);
+  return s;
+}
+
 inline Stepped Step(std::string_view rule, const Hypers& h, double g, uint64_t t, const Element& e, TensorMean mean) {
   if (rule == "stable_adamw") return StableAdamWStep(h, g, t, e, mean);
   if (rule == "sgd" || rule == "sgdw") return SgdStep(h, rule == "sgdw", g, t, e);
   if (rule == "lion") return LionStep(h, g, e);
+  if (rule == "muon") return MuonStep(h, g, e);
   return AdamStep(h, rule == "adamw", g, t, e);
 }
 

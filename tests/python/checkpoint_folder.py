@@ -34,7 +34,7 @@ MASTERS = {
 }
 CODES = {"fp32": (4, None), "bf16": (2, None), "companded8": (1, (2, 32)), "flash8": (1, (2, 32))}
 CODES |= {"dynamic8": (1, (4, 256)), "mcf": (2, None)}
-ONE_MOMENT = ("sgd", "sgdw", "lion")
+ONE_MOMENT = ("sgd", "sgdw", "lion", "muon")
 
 
 @dataclass
@@ -107,7 +107,7 @@ def content_of(sketch: Sketch) -> dict[str, bytes]:
     models, others = [], []
     for tensor in sketch.tensors:
         (first, size, _), *rest = tensor.stored()
-        dtype = "F32" if size == 4 else "BF16"
+        dtype = {4: "F32", 2: "BF16", 1: "F8_E4M3"}[size]
         models.append((tensor.name, dtype, list(tensor.shape), tensor.plane(first)))
         for name, size, per in rest:
             shape = list(tensor.shape) if per == 1 else [-(-tensor.elements // per)]

@@ -200,7 +200,7 @@ def want(rule: str, h: Hyper, t: int, g: Array, tensor: Tensor) -> Wanted:
     return rules[rule]()
 
 
-def rejected_blocks(g: Array, wanted: Wanted, encoded: list[Array], forms: list[Any]) -> Array:
+def rejected_blocks(g: Array, wanted: Wanted, encoded: list[Array], forms: list[Any], master: str) -> Array:
     """By block of 32."""
     largest = min(BOUND, MASTERS[master].largest)
     bad = ~np.isfinite(by_block(g)).all(axis=1) | (magnitude(by_block(wanted.weight)) > largest).any(axis=1)
@@ -230,7 +230,7 @@ def update(
         for array in (wanted.weight, wanted.d, wanted.low, wanted.rms, *encoded):
             if array is not None:
                 array[~inside] = 0
-        bad = rejected_blocks(g, wanted, encoded, forms)
+        bad = rejected_blocks(g, wanted, encoded, forms, tensor.master)
         random = random_bits(key, run_step, g.size)
         own = [random.x & 0xFFFF, random.x >> 16, None]
         master = MASTERS[tensor.master]

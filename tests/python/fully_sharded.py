@@ -112,7 +112,7 @@ def nudge(model: nn.Module, optimizer: Any, steps: Iterable[int]) -> None:
         assert optimizer.last_result.applied
 
 
-def state_of(model: nn.Module, optimizer: ballast.AdamW) -> dict[str, Any]:
+def state_of(model: nn.Module, optimizer: ballast.Optimizer) -> dict[str, Any]:
     """Weights, and moments, put together by torch.distributed.checkpoint."""
     options = dcp.StateDictOptions(full_state_dict=True)
     state = dcp.get_optimizer_state_dict(model, optimizer, options=options)["state"]
@@ -146,7 +146,7 @@ def nudged(order: Order, rank: int) -> dict[str, Any]:
     return answer
 
 
-def back_and_again(model: nn.Module, optimizer: ballast.AdamW, case: dict[str, Any]) -> None:
+def back_and_again(model: nn.Module, optimizer: ballast.Optimizer, case: dict[str, Any]) -> None:
     """In the middle of the run to what was saved, and the steps after that once more."""
     form = {"model": dcp.get_model_state_dict(model), "optimizer": dcp.get_optimizer_state_dict(model, optimizer)}
     files.load(form, checkpoint_id=case["save"])

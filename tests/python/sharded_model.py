@@ -79,9 +79,10 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def made_again(order: Order) -> tuple[nn.Module, ballast.AdamW]:
+def made_again(order: Order) -> tuple[nn.Module, ballast.Optimizer]:
+    """The case's "kind" is the optimizer's name in ballast; AdamW if it has none."""
     case = order["case"]
     model = Blocks(case)
     shard(model, case)
     options = {**ADAMW, "server": order["server"], "run": order["run"], **case.get("options", {})}
-    return model, ballast.AdamW(model.named_parameters(), **options)
+    return model, getattr(ballast, case.get("kind", "AdamW"))(model.named_parameters(), **options)

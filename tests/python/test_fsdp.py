@@ -115,9 +115,23 @@ def test_the_norm_of_a_sharded_model_is_torchs_and_the_same_on_all_ranks(order: 
 NEAREST = {"rounding": "nearest"}
 
 
-def at_one_rank(order: Order, options: dict[str, Any]) -> Any:
-    (answer,) = order("nudged", 1, {"before": [0, 1, 2, 3, 4, 5], "options": options}, name="-alone")
+# Whose matrices the daemon has whole, and of which each rank holds rows.
+MUON = {"kind": "Muon"}
+MUONS = {"adamw": ["embed*", "head*"], "adamw_lr": 1e-3}
+
+
+def at_one_rank(order: Order, options: dict[str, Any], **more: Any) -> Any:
+    (answer,) = order("nudged", 1, {"before": [0, 1, 2, 3, 4, 5], "options": options, **more}, name="-alone")
     return answer
+
+
+@pytest.mark.parametrize("commit", ["release", "staged"])
+def test_sharded_matrices_make_the_steps_of_whole_ones(commit: str, order: Order) -> None:
+    options = {**MUONS, "commit": commit}
+    answers = order("nudged", 4, {**MUON, "before": [0, 1, 2, 3, 4, 5], "options": options})
+    assert answers[0] == at_one_rank(order, options, **MUON)
+    slots = {name: set(state) for name, state in answers[0]["moments"].items()}
+    assert "momentum_buffer" in slots["blocks.0.0.weight"] and "exp_avg_sq" in slots["embed.weight"]
 
 
 @pytest.mark.parametrize(
@@ -130,16 +144,17 @@ def test_another_world_goes_on_in_a_daemon_that_lives(first: int, second: int, c
     assert answers[0] == at_one_rank(order, {**options})
 
 
+@pytest.mark.parametrize("kind, own", [({}, {}), (MUON, MUONS)], ids=["AdamW", "Muon"])
 @pytest.mark.parametrize("first, second", [(2, 4), (8, 2)])
 def test_another_world_goes_on_from_files_with_a_new_daemon(
-    first: int, second: int, order: Order, tmp_path: Path
+    first: int, second: int, kind: dict[str, Any], own: dict[str, Any], order: Order, tmp_path: Path
 ) -> None:
-    folder = str(tmp_path / "saved")
-    order("nudged", first, {"before": [0, 1, 2], "save": folder, "options": NEAREST})
+    folder, options = str(tmp_path / "saved"), {**NEAREST, **own}
+    order("nudged", first, {**kind, "before": [0, 1, 2], "save": folder, "options": options})
     with Daemon() as another:
-        case = {"load": folder, "before": [3, 4, 5], "options": NEAREST, "seed": 2}
+        case = {**kind, "load": folder, "before": [3, 4, 5], "options": options, "seed": 2}
         answers = order("nudged", second, case, another.server)
-    assert answers[0] == at_one_rank(order, NEAREST)
+    assert answers[0] == at_one_rank(order, options, **kind)
 
 
 def test_a_rollback_in_the_middle_of_a_run(order: Order, tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def training(daemon: Daemon, state: object = None, **options: Any) -> Iterator[t
     client.close()
     model = layered(seed=3, width=33)
     options = {"lr": 0.01, "run": RUN, "weights": weights, "reconnect_timeout": 1, **options}
-    optimizer = ballast.AdamW(model.parameters(), server=daemon.server, **options)
+    kind = options.pop("kind", ballast.AdamW)
+    optimizer = kind(model.parameters(), server=daemon.server, **options)
     if state is not None:
         optimizer.register_client_state("state", state)
     optimizer.connect()
@@ -95,6 +96,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bf16 gradients": {"gradient_dtype": "bf16"},
     "accumulated": {"gradient_accumulation_steps": 2},
     "curvature": {"spikes": ballast.Spikes(curvature=True)},
+    "matrices": {"kind": ballast.Muon, "adamw_lr": 0.01},
 }
 
 

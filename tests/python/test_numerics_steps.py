@@ -36,7 +36,7 @@ def test_the_registry_is_whole() -> None:
     assert sizes["adamw", "fp32", "fp32"] == 12
     assert sizes["lion", "split24", "companded8"] == 4.0625
     assert sizes["collage_plus", "mcf", "mcf"] == 10
-    assert [rule.name for rule in numerics.rules().values() if rule.passes == 2] == ["stable_adamw"]
+    assert [rule.name for rule in numerics.rules().values() if rule.passes == 2] == ["stable_adamw", "muon"]
 
 
 @pytest.mark.parametrize(("rule", "master", "state"), KERNELS)

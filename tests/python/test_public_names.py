@@ -12,11 +12,19 @@ import pytest
 import ballast
 
 PUBLIC = set(
-    "Adam AdamW CollageLight CollagePlus GradScaler Joined Lion Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
+    "Adam AdamW CollageLight CollagePlus GradScaler Joined Lion Muon Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
     "StepResult StepTiming delete_run nn numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
 )
 FUNCTIONS = {"delete_run", "umup_scales"}
-RULES = [ballast.Adam, ballast.AdamW, ballast.CollageLight, ballast.CollagePlus, ballast.Lion, ballast.SGD]
+RULES = [
+    ballast.Adam,
+    ballast.AdamW,
+    ballast.CollageLight,
+    ballast.CollagePlus,
+    ballast.Lion,
+    ballast.Muon,
+    ballast.SGD,
+]
 RULES.append(ballast.StableAdamW)
 
 

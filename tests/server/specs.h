@@ -45,6 +45,15 @@ inline v1::RunSpec UncountableSpec() {
   return spec;
 }
 
+// Of a rule over matrices: what has fewer than two dimensions is another group's.
+inline void KeepVectorsApart(v1::RunSpec* spec) {
+  const auto apart = static_cast<uint32_t>(spec->groups_size());
+  spec->add_groups()->set_rule("adamw");
+  for (v1::TensorSpec& tensor : *spec->mutable_tensors()) {
+    if (tensor.shape_size() < 2) tensor.set_group(apart);
+  }
+}
+
 // By a daemon with the default limits.
 inline RunSpec Made(const v1::RunSpec& spec) { return ToRunSpec(spec, {}).value(); }
 

@@ -16,7 +16,7 @@ from ballast.spikes import SpikeEvent, Spikes
 if TYPE_CHECKING:
     from ballast.optimizer import Optimizer
     from ballast.options import RunOptions
-    from ballast.rules import SGD, Adam, AdamW, CollageLight, CollagePlus, Lion, StableAdamW
+    from ballast.rules import SGD, Adam, AdamW, CollageLight, CollagePlus, Lion, Muon, StableAdamW
     from ballast.runs import delete_run
     from ballast.scaler import GradScaler
 
@@ -33,6 +33,7 @@ __all__ = [
     "GradScaler",
     "Joined",
     "Lion",
+    "Muon",
     "Optimizer",
     "Rejected",
     "RunFenced",

@@ -115,6 +115,7 @@ class numerics:
         grad: int,
         grad_format: int,
         n: int,
+        rows: int,
         grad_scale: float,
         hyper: list[float],
         t: int,

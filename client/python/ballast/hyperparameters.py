@@ -7,11 +7,13 @@ from typing import Any
 
 from ballast.errors import Rejected
 from ballast.formats import Grouping
-from ballast.options import COMMON, Rule, check_group
+from ballast.options import COMMON, check_group
+from ballast.rule import Rule
 
 Groups = Sequence[Mapping[str, Any]]
 # Options of the run's description that cannot change in it: why, and what to write.
 _LASTING = {
+    "rule": "a tensor keeps its rule; set it back, and give such parameters to another group from the beginning",
     "decouple_lr": "it only says what lr_peak begins with; set it back, and set lr_peak, to None where decay is to follow lr",
 }
 
@@ -36,8 +38,12 @@ class Hyperparameters:
 
     def fix(self, groups: Groups, grouping: Grouping) -> None:
         """The run was joined, or amended, with these groups."""
-        self._fixed = [{option: group[option] for option in (*self._rule.fixed, *COMMON)} for group in groups]
+        self._fixed = [self._described(group) for group in groups]
         self._grouping = grouping
+
+    def _described(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        rule = self._rule.of(group)
+        return {"rule": rule.name, **{option: group.get(option) for option in (*rule.fixed, *COMMON)}}
 
     def begin(self, groups: Groups) -> list[dict[str, float]]:
         """What a step is begun with. Rejected if a value cannot be one."""
@@ -59,14 +65,14 @@ class Hyperparameters:
     def _read(self, groups: Groups) -> list[dict[str, float]]:
         for group in groups:
             check_group(group, self._rule)
-        return [_step_values(group, self._rule) for group in groups]
+        return [_step_values(group, self._rule.of(group)) for group in groups]
 
     def _by_wire_group(self, values: list[dict[str, float]]) -> list[dict[str, float]]:
         return [values[group.origin] for group in self._grouping.groups]
 
     def _check_unchanged(self, groups: Groups, step: int) -> None:
         for number, (then, group) in enumerate(zip(self._sent, groups)):
-            now = _step_values(group, self._rule)
+            now = _step_values(group, self._rule.of(group))
             for key in then:
                 if now[key] != then[key]:
                     raise Rejected(
@@ -80,8 +86,9 @@ class Hyperparameters:
         in words; None: nothing. Rejected if that cannot change, or a value cannot be one."""
         first = None if len(groups) == len(self._fixed) else f"param_groups[{len(self._fixed)}] was added"
         for number, (then, group) in enumerate(zip(self._fixed, groups)):
-            for key in (key for key in then if group[key] != then[key]):
-                change = f"{key} of param_groups[{number}] changed from {then[key]!r} to {group[key]!r}"
+            now = self._described(group)
+            for key in (key for key in then if now.get(key) != then[key]):
+                change = f"{key} of param_groups[{number}] changed from {then[key]!r} to {now.get(key)!r}"
                 if key in _LASTING:
                     raise Rejected(f"{change}: {_LASTING[key]}", "FAILED_PRECONDITION")
                 first = first or change

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.rule import Rule
 from ballast.shard import part_of
 
 # By torch's names; those of Lion and of other AdamWs are the same.
@@ -40,7 +41,7 @@ class Moments:
 
 def slot_names(rule: str) -> dict[str, str]:
     """The slots that the daemon's rule keeps, with torch's names for them."""
-    if rule in ("sgd", "sgdw"):
+    if rule in ("sgd", "sgdw", "muon"):
         return {"momentum": "momentum_buffer"}
     return {"momentum": "exp_avg"} if rule == "lion" else {"momentum": "exp_avg", "variance": "exp_avg_sq"}
 
@@ -55,7 +56,9 @@ def without_updates(shape: torch.Size, names: dict[str, str]) -> Moments:
     return Moments({slot: zeros(shape) for slot in names}, 0, names)
 
 
-def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str, Any]]) -> dict[int, Moments]:
+def moments_of(
+    state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str, Any]], rules: Rule
+) -> dict[int, Moments]:
     """By id(parameter). The groups are those of the state_dict, parameter by parameter. Rejected, naming what it is, if
     there is state that no slot of the daemon's or no parameter is for, of another shape than the parameter's, or that is
     not finite."""
@@ -64,6 +67,7 @@ def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str
     for saved, group in zip(state_dict["param_groups"], param_groups):
         for key, parameter in zip(saved["params"], group["params"]):
             moments = _read(state.pop(key, {}), key, parameter)
+            _check_slots(moments, key, rules.of(group).name)
             if moments.slots or moments.master is not None:
                 found[id(parameter)] = moments
     if state:
@@ -72,6 +76,16 @@ def moments_of(state_dict: Mapping[str, Any], param_groups: Iterable[Mapping[str
             "state_dict() returned it"
         )
     return found
+
+
+def _check_slots(moments: Moments, key: object, rule: str) -> None:
+    """Of another rule's state, as of a group that was trained by AdamW and is to be by Muon."""
+    kept = slot_names(rule)
+    if moments.slots and moments.slots.keys() != kept.keys():
+        raise Rejected(
+            f"the state of parameter {key} holds {', '.join(moments.names.values())}, and the rule {rule} keeps "
+            f"{', '.join(kept.values())}: it is of another optimizer"
+        )
 
 
 def _read(state: Mapping[str, Any], key: object, parameter: Tensor) -> Moments:

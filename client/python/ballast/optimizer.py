@@ -21,11 +21,12 @@ from ballast.joined import Joined
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
-from ballast.options import COMMON, STORED, Rule, RunOptions, check_group, check_names, complete_group
+from ballast.options import COMMON, STORED, RunOptions, check_group, check_names, complete_group, loaded_group
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.remote_state import RemoteState
 from ballast.result import StepResult, as_loss
+from ballast.rule import Rule
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
 from ballast.state_dicts import StateDicts
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
-    ballast.AdamW, Adam, StableAdamW, SGD, Lion, CollageLight, CollagePlus.
+    ballast.AdamW, Adam, StableAdamW, SGD, Lion, Muon, CollageLight, CollagePlus.
 
     Any torch LR scheduler works on it. A step() reads lr, weight_decay, betas and momentum when the step's first gradient
     is made, or, of a staged run, in step(). A rule's other hyperparameters may be changed between two steps, parameters
@@ -379,7 +380,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         if len(saved) == len(kept):  # else torch says what is wrong
             lasting = () if session is None else STORED
-            saved = [{**ours, **theirs, **{key: ours[key] for key in lasting}} for ours, theirs in zip(kept, saved)]
+            saved = [loaded_group(o, theirs, lasting, self._settings.rule) for o, theirs in zip(kept, saved)]
         for group in saved:
             check_group(group, self._settings.rule)
         if [len(group["params"]) for group in saved] == sizes:  # else likewise

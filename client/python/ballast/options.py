@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.rule import Rule
 from ballast.spikes import Spikes
 
 # The aliases of `master` and `state`, which win where they are given.
 MASTERS = {24: "split24", 32: "split32"}
 ROUNDINGS = ("stochastic", "nearest")
+ADJUSTMENTS = ("original", "match_rms_adamw")  # torch's names of how Muon scales lr by a matrix's shape
 WEIGHTS = (None, "client", "server", "match")
 
 # How the daemon stores a tensor: options, and their aliases.
@@ -36,16 +37,6 @@ COMMON = {
     "decouple_lr": False,
     "lr_peak": None,
 }
-
-
-@dataclass(frozen=True)
-class Rule:
-    """An optimizer as the daemon knows it, and the options of a param_group that are its hyperparameters."""
-
-    name: str
-    steps: tuple[str, ...]  # may change from step to step
-    fixed: tuple[str, ...] = ()  # in the description of the run
-    decoupled: bool = False  # its decay is multiplied by lr, or by lr / lr_peak
 
 
 class RunOptions(TypedDict, total=False):
@@ -244,6 +235,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
     "momentum": (_number(lambda x: 0 <= x < 1), "a number of at least 0 and below 1"),
     "dampening": (_number(lambda x: 0 <= x <= 1), "a number between 0 and 1"),
     "nesterov": (lambda x: isinstance(x, bool), "True or False"),
+    "adjust_lr_fn": (lambda x: x in (None, *ADJUSTMENTS), f"None, {' or '.join(map(repr, ADJUSTMENTS))}"),
     "lr_scale": _AT_LEAST_0,
     "wd_scale": _AT_LEAST_0,
     "master_weight_bits": (lambda x: x in MASTERS, "24 or 32"),
@@ -290,16 +282,24 @@ def check_option(option: str, value: Any, where: str) -> None:
         raise Rejected(f"{option}={value!r}{where}: it must be {wanted if isinstance(wanted, str) else wanted()}")
 
 
-def check_group(group: Mapping[str, Any], rule: Rule) -> None:
+def check_group(group: Mapping[str, Any], rules: Rule) -> None:
+    rule = rules.of(group)
     where = f" of group '{group['name']}'" if "name" in group else ""
     for option in (*rule.steps, *rule.fixed, *COMMON):
+        if option not in group:
+            raise Rejected(f"{option} is missing{where}: {rule.name} needs it")
         check_option(option, group[option], where)
     check_switches(group, rule, where)
+    for option, value in rule.only.items():
+        if isinstance(value, tuple) and group[option] is not None and tuple(group[option]) == value:
+            continue
+        if group[option] != value:
+            raise Rejected(f"{option}={group[option]!r}{where}: the daemon has {value!r} alone; leave it out")
     if (group["decouple_lr"] or group["lr_peak"] is not None) and not rule.decoupled:
         raise Rejected(
             f"decouple_lr and lr_peak{where} are for rules with decoupled weight decay, which {rule.name} lacks"
         )
-    if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+    if "dampening" in rule.fixed and group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
         raise Rejected(f"nesterov=True{where}: Nesterov momentum needs a momentum and no dampening")
 
 
@@ -318,7 +318,11 @@ def check_switches(group: Mapping[str, Any], rule: Rule, where: str) -> None:
 def complete_group(given: Mapping[str, Any], defaults: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
     """A group as it is added, checked, with the defaults for what it lacks. decouple_lr without a peak takes the lr that the
     group begins with."""
-    group = {**defaults, **given}
+    own = rule.of(given)
+    for option, reason in own.needs.items():
+        if option not in given and option not in own.values:
+            raise Rejected(reason)
+    group = {**defaults, **own.values, **given}
     if isinstance(group["params"], set):
         raise Rejected("'params' is a set, whose order changes between runs: give a list")
     check_group(group, rule)
@@ -327,9 +331,24 @@ def complete_group(given: Mapping[str, Any], defaults: Mapping[str, Any], rule: 
     return group
 
 
+def loaded_group(
+    ours: Mapping[str, Any], saved: Mapping[str, Any], lasting: Iterable[str], rules: Rule
+) -> dict[str, Any]:
+    """A group as load_state_dict() leaves it: what it lacks keeps its value, and so does what is lasting. Rejected if it was
+    of another rule."""
+    if "rule" in saved and rules.others and rules.of(saved) != rules.of(ours):
+        raise Rejected(
+            f"a param_group of the state_dict has the rule {saved['rule']!r}, and that of the same place here "
+            f"{rules.of(ours).name!r}: give the optimizer its groups in the order in which they were saved"
+        )
+    return {**ours, **saved, **{key: ours[key] for key in lasting}}
+
+
 def hyper_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
     """The hyperparameters that a run fixes of a group."""
-    values = {option: float(group[option]) for option in rule.fixed}
+    values = {option: float(group[option]) for option in rule.fixed if option != "adjust_lr_fn"}
+    if "adjust_lr_fn" in rule.fixed:
+        values["match_rms"] = float(group["adjust_lr_fn"] == "match_rms_adamw")
     if group["lr_peak"] is not None:
         values["lr_peak"] = float(group["lr_peak"])
     return values

@@ -41,6 +41,11 @@ class ParameterList:
         self._names: set[str] = set()
         self._given = 0
 
+    @property
+    def given(self) -> int:
+        """How many were given so far."""
+        return self._given
+
     def __iter__(self) -> Iterator[NamedParameter]:
         return iter(self._entries)
 

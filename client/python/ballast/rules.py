@@ -4,17 +4,28 @@ ballast.RunOptions: server, run, master, state, formats, weights and the rest. I
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import Tensor
+
+from ballast.matrices import ADAMW, check_patterns, split_group
 from ballast.optimizer import Optimizer
-from ballast.options import Rule, RunOptions
+from ballast.options import RunOptions, complete_group
+from ballast.rule import Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ADAM_STEPS = ("lr", "weight_decay", "betas")
 _SGD_STEPS = ("lr", "weight_decay", "momentum")
+
+# Muon's, by Keller Jordan, as torch names them.
+_NEWTON_SCHULZ = {"ns_coefficients": (3.4445, -4.7750, 2.0315), "ns_steps": 5}
+_NO_LR = (
+    "adamw_lr is not given: parameters that are no matrices, or that adamw= names, are AdamW's, which takes another lr than Muon; "
+    "give adamw_lr=, or adjust_lr_fn='match_rms_adamw'"
+)
 
 _Kind = TypeVar("_Kind", bound=type[Optimizer])
 
@@ -182,6 +193,93 @@ class Lion(Optimizer):
     ):
         values = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
         super().__init__(params, Rule("lion", _ADAM_STEPS, decoupled=True), values, **options)
+
+
+@_documented
+class Muon(Optimizer):
+    """torch.optim.Muon's rule (https://kellerjordan.github.io/posts/muon/, arXiv 2502.16982), and AdamW for what is no
+    matrix, in one run.
+
+        optimizer = ballast.Muon(model.named_parameters(), lr=0.02, adamw=["*embed*"], adamw_lr=3e-4, run="my-run")
+
+    Parameters of two dimensions are matrices, and those of four and five, a convolution's filters, one each row. Parameters
+    of fewer, and those whose names match a pattern of `adamw`, become a param_group of their own with "rule": "adamw"; so
+    it is of each group that is given and names no rule. The daemon has whole matrices, also those of parameters that FSDP2
+    has sharded: nothing is gathered among trainers. Only daemons on CPUs have the rule.
+
+    adjust_lr_fn: None or "original", lr times sqrt(max(1, rows / columns)); "match_rms_adamw", times 0.2 sqrt(max(rows,
+        columns)): then an update is as large as AdamW's, and takes its lr and weight_decay.
+    ns_coefficients, ns_steps: torch's; the daemon has no others.
+    adamw: names (fnmatch) of parameters that AdamW is to train: embeddings and the head, usually. A pattern that matches
+        nothing is refused.
+    adamw_lr: None takes lr, with "match_rms_adamw" alone; else it is needed where AdamW has something to train.
+    adamw_betas, adamw_eps, adamw_weight_decay: AdamW's; None: weight_decay."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        adamw: str | Iterable[str] = (),
+        adamw_lr: float | None = None,
+        adamw_betas: tuple[float, float] = (0.9, 0.999),
+        adamw_eps: float = 1e-8,
+        adamw_weight_decay: float | None = None,
+        **options: Unpack[RunOptions],
+    ):
+        values = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
+        self._apart = [adamw] if isinstance(adamw, str) else list(adamw)
+        if not isinstance(params, Tensor):
+            params = [params] if isinstance(params, Mapping) else _materialized(params)
+            check_patterns(self._apart, params)
+        beside = {"betas": adamw_betas, "eps": adamw_eps, "lr_peak": None}
+        if adamw_weight_decay is not None:
+            beside["weight_decay"] = adamw_weight_decay
+        if adamw_lr is not None:
+            beside["lr"] = adamw_lr
+        elif adjust_lr_fn == "match_rms_adamw":
+            beside["lr"] = lr
+        apart = Rule(ADAMW, _ADAM_STEPS, ("eps",), decoupled=True, values=beside, needs={"lr": _NO_LR})
+        fixed = ("nesterov", "eps", "adjust_lr_fn")
+        rule = Rule("muon", _SGD_STEPS, fixed, decoupled=True, others=(apart,), only=_NEWTON_SCHULZ)
+        super().__init__(params, rule, values, **options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        groups = split_group(param_group, self._apart, self._parameters.given)
+        for group in groups:
+            complete_group(group, self.defaults, self._settings.rule)  # of none, if one of them cannot be added
+        for group in groups:
+            super().add_param_group(group)
+
+    add_param_group.__doc__ = Optimizer.add_param_group.__doc__
+
+
+def _materialized(params: Iterable[Any]) -> list[Any]:
+    """A generator is read once."""
+    return [
+        {**item, "params": list(item["params"])} if isinstance(item, Mapping) and _is_read_once(item) else item
+        for item in params
+    ]
+
+
+def _is_read_once(group: Mapping[str, Any]) -> bool:
+    return isinstance(group.get("params"), Iterator)
 
 
 class _Collage(Optimizer):

@@ -13,9 +13,10 @@ from ballast.errors import Rejected
 from ballast.formats import FormatRules, Grouping
 from ballast.frameworks import driving_framework
 from ballast.moments import slot_names
-from ballast.options import Rule, check_feedback, check_option, check_scales
+from ballast.options import check_feedback, check_option, check_scales
 from ballast.parameters import NamedParameter, ParameterList
 from ballast.rank import rank_of
+from ballast.rule import Rule
 from ballast.saved_state import saved_state
 from ballast.shard import check_shards
 from ballast.sharding_watch import check_not_gathered
@@ -29,7 +30,8 @@ class Description:
 
     spec: what the daemon is given. tensors: what is trained, in the spec's order; grouping: their groups there.
     sharded: whether each rank holds parts of the tensors, as FSDP2 has sharded them.
-    changed_weights, error_feedback: the options, of this trainer alone. state_names: the slots that the rule keeps, with torch's names.
+    changed_weights, error_feedback: the options, of this trainer alone. state_names: by tensor the slots that its
+    rule keeps, with torch's names.
     """
 
     spec: str
@@ -38,7 +40,7 @@ class Description:
     step_rules: StepRules
     changed_weights: str
     error_feedback: bool
-    state_names: dict[str, str]
+    state_names: Sequence[dict[str, str]]
     sharded: bool
 
     @property
@@ -97,10 +99,9 @@ class RunSettings:
         grouping = self._formats.group(tensors, groups)
         check_codes(tensors, grouping.formats)
         spec = self._spec(tensors, groups, grouping, sharded)
-        slots = slot_names(self.rule.name)
         check_feedback(self._error_feedback, [group.formats["gradient_dtype"] for group in grouping.groups])
         own = self._changed_weights, self._error_feedback
-        return Description(spec, tensors, grouping, self.step_rules, *own, slots, sharded)
+        return Description(spec, tensors, grouping, self.step_rules, *own, self._slots(tensors, groups), sharded)
 
     def describe_again(
         self, run: Description, parameters: ParameterList, groups: Sequence[Mapping[str, Any]]
@@ -113,7 +114,11 @@ class RunSettings:
         check_shards(((t.name, t.parameter) for t in tensors), self.rank.number, self.rank.world)
         grouping = self._formats.group(tensors, groups)
         check_codes(tensors, grouping.formats)
-        return replace(run, spec=self._spec(tensors, groups, grouping, run.sharded), tensors=tensors, grouping=grouping)
+        spec, slots = self._spec(tensors, groups, grouping, run.sharded), self._slots(tensors, groups)
+        return replace(run, spec=spec, tensors=tensors, grouping=grouping, state_names=slots)
+
+    def _slots(self, tensors: Sequence[NamedParameter], groups: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        return [slot_names(self.rule.of(groups[tensor.group]).name) for tensor in tensors]
 
     def _spec(
         self, tensors: Sequence[NamedParameter], groups: Sequence[Mapping[str, Any]], grouping: Grouping, sharded: bool

@@ -131,10 +131,10 @@ class ShardedWeights(Weights):
         whole = {b.index: zeros(b.parameter.shape) for b in self._bindings if b.index not in updates}
         if not whole:
             return updates
-        slot = next(iter(self._state_names))
         observer = _core.Client.connect(self._client.server, _CONNECT_S, _CONNECT_S)
         try:
-            others = [(index, slot, values.data_ptr(), values.nbytes) for index, values in whole.items()]
+            first = {index: next(iter(self._state_names[index])) for index in whole}
+            others = [(index, first[index], values.data_ptr(), values.nbytes) for index, values in whole.items()]
             return updates | observer.pull_state(self._rank.run, others)
         finally:
             observer.close()

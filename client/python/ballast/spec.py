@@ -12,9 +12,10 @@ from typing import Any
 
 from ballast.commit import StepRules
 from ballast.formats import Grouping, WireGroup
-from ballast.options import Rule, hyper_values
+from ballast.options import hyper_values
 from ballast.parameters import DTYPES, NamedParameter
 from ballast.rank import Rank
+from ballast.rule import Rule
 
 
 def run_spec(
@@ -61,7 +62,8 @@ def _tensor(tensor: NamedParameter, group: int, options: Mapping[str, Any], lr_s
     return spec | {key: scale for key, scale in scales.items() if scale != 1}
 
 
-def _group(rule: Rule, group: WireGroup, options: Mapping[str, Any]) -> dict[str, Any]:
+def _group(rules: Rule, group: WireGroup, options: Mapping[str, Any]) -> dict[str, Any]:
+    rule = rules.of(options)
     wire = {
         "rule": rule.name,
         "hyper": hyper_values(options, rule),

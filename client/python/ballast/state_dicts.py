@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ class StateDicts:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def read(self, groups: Iterable[Mapping[str, Any]], asked: Asked | None) -> dict[str, Any]:
+    def read(self, groups: Sequence[Mapping[str, Any]], asked: Asked | None) -> dict[str, Any]:
         """The "state" of these param_groups, and the token. Asked by torch.distributed.checkpoint: of parameters too that have
         seen no update."""
         whole = asked is not None
@@ -47,7 +47,7 @@ class StateDicts:
         if session is None:
             self._membership.connected()
         if session is None or not session.weights.loaded:
-            return {"state": self._unmade(parameters) if whole else {}}
+            return {"state": self._unmade(groups) if whole else {}}
         self._check_between(session)
         token = Token(session.run, session.step - 1, session.weights.generation)
         refers = self._refers(parameters)
@@ -60,12 +60,14 @@ class StateDicts:
         token = session.weights.told = replace(token, digest=digest_of(state))
         return {"state": _shown(state, parameters), TOKEN: token.fields()}
 
-    def _unmade(self, parameters: list[Tensor]) -> dict[int, dict[str, Tensor]]:
-        names = slot_names(self._settings.rule.name)
+    def _unmade(self, groups: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
+        named = [(p, slot_names(self._settings.rule.of(group).name)) for group in groups for p in group["params"]]
         unmade = {
-            i: without_updates(local_of(p).shape, names).as_state() for i, p in enumerate(parameters) if p.requires_grad
+            i: without_updates(local_of(p).shape, names).as_state()
+            for i, (p, names) in enumerate(named)
+            if p.requires_grad
         }
-        return _shown(unmade, parameters)
+        return _shown(unmade, [p for p, _ in named])
 
     def _refers(self, parameters: Iterable[Tensor]) -> bool:
         if self._settings.saved_state is not None:
@@ -97,7 +99,7 @@ class StateDicts:
         if token is not None and token.digest is None and token.generation is not None and not state_dict["state"]:
             self._go_to(token, rewind)
         elif state_dict["state"] or (token is not None and token.digest is not None):
-            saved = SavedState(moments_of(state_dict, groups), token, False)
+            saved = SavedState(moments_of(state_dict, groups, self._settings.rule), token, False)
             state = saved.as_state(p for group in groups for p in group["params"])
             intact = token is not None and token.digest == digest_of(state)
             self._starting_state.bring(SavedState(saved.moments, token, intact))

@@ -31,7 +31,7 @@ class Weights:
     """The handshake about weights and state of one attachment. One thread at a time.
 
     generation: of the run, when this was attached to it. told: the token of the last state_dict() since then; None: there
-    was none. state_names: the slots that the rule keeps, by torch's names. copies: to GPUs, of weights that have landed.
+    was none. state_names: by tensor the slots that its rule keeps, by torch's names. copies: to GPUs, of weights that have landed.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Weights:
         rank: Rank,
         bindings: Sequence[Binding],
         attached: Mapping[str, Any],
-        state_names: dict[str, str],
+        state_names: Sequence[dict[str, str]],
         copies: WeightCopies,
     ):
         self._client = client
@@ -208,7 +208,7 @@ class Weights:
         found, places = {}, []
         for binding in self._bindings:
             shape = binding.shape
-            slots = {slot: zeros(shape) for slot in self._state_names}
+            slots = {slot: zeros(shape) for slot in self._state_names[binding.index]}
             master = zeros(shape) if binding.holds_less else None
             for slot, values in (slots if master is None else {**slots, MASTER: master}).items():
                 if values.nbytes:
@@ -216,7 +216,7 @@ class Weights:
             found[binding.index] = slots, master
         updates = self._pull_state(places)
         return {
-            id(self._bindings[index].parameter): Moments(slots, updates[index], self._state_names, master)
+            id(self._bindings[index].parameter): Moments(slots, updates[index], self._state_names[index], master)
             for index, (slots, master) in found.items()
         }
 
@@ -251,7 +251,7 @@ class Weights:
 
     def _complete(self, state: Moments | None, binding: Binding) -> Moments:
         """With zeros for what a state_dict lacks of a tensor that has seen no update."""
-        none = without_updates(binding.shape, self._state_names)
+        none = without_updates(binding.shape, self._state_names[binding.index])
         if state is None:
             return none
         return state if state.slots else Moments(none.slots, state.updates, none.names, state.master)

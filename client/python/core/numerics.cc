@@ -8,10 +8,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "kernels/matrix/newton_schulz.h"
 #include "kernels/registry.h"
 
 namespace ballast {
@@ -83,6 +85,7 @@ nb::list DescribeKernels() {
     one["hypers"] = Describe(kernel.hypers);
     one["has_rms"] = kernel.has_rms;
     one["passes"] = kernel.measure == nullptr ? 1 : 2;
+    one["over_matrix"] = kernel.fit != nullptr;
     all.append(one);
   }
   return all;
@@ -146,16 +149,30 @@ struct Job {
   uint64_t t;
 };
 
+// By this thread alone.
+void Orthogonalize(const kernels::Update& u, double squares) {
+  const uint64_t columns = u.n / u.rows;
+  std::vector<float> room(kernels::OrthogonalizingRoom(u.rows, columns));
+  kernels::OrthogonalizeMatrix(kernels::FastestProduct(), u.rows, columns, squares, u.least_norm, u.direction,
+                               room.data(), kernels::WorkAlone);
+}
+
 kernels::Statistics Run(Job& job) {
   const uint64_t tiles = (job.update.n + kernels::kTile - 1) / kernels::kTile;
   std::vector<kernels::TileStatistics> stats(tiles);
   job.kernel.prepare(job.hyper, job.t, job.update.constants);
+  std::vector<float> direction;
+  if (job.kernel.fit != nullptr) {
+    direction.resize(kernels::PaddedElements(job.update.n));
+    job.update.direction = direction.data();
+    job.update.least_norm = job.kernel.fit(job.update.rows, job.update.n / job.update.rows, job.update.constants);
+  }
   if (job.kernel.measure != nullptr) {
     std::vector<float> sums(tiles);
     job.kernel.measure(job.update, 0, tiles, sums.data());
-    double sum = 0;
-    for (const float one : sums) sum += static_cast<double>(one);
-    job.kernel.finish(sum, job.update.n, job.update.constants);
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    if (job.kernel.finish != nullptr) job.kernel.finish(sum, job.update.n, job.update.constants);
+    if (job.kernel.fit != nullptr) Orthogonalize(job.update, sum);
   }
   job.kernel.update(job.update, 0, tiles, stats.data());
   return kernels::Combine(stats, job.update.statistics == kernels::StatisticsLevel::kFull);
@@ -180,16 +197,18 @@ nb::dict Describe(const kernels::Statistics& s) {
 }
 
 nb::dict Update(size_t kernel_index, const Addresses& planes, Address grad, size_t grad_format, uint64_t n,
-                float grad_scale, const std::vector<double>& hyper, uint64_t t, uint64_t random_key, bool stochastic,
-                uint32_t statistics) {
+                uint64_t rows, float grad_scale, const std::vector<double>& hyper, uint64_t t, uint64_t random_key,
+                bool stochastic, uint32_t statistics) {
   const Kernel& kernel = Entry(kernels::Kernels(), kernel_index);
   if (hyper.size() != kernel.hypers.size()) throw nb::value_error("the number of hyperparameters is not the rule's");
   if (!Entry(kernels::WireFormats(), grad_format).gradient) throw nb::value_error("not a gradient's format");
+  if (kernel.fit != nullptr && (rows == 0 || n % rows != 0)) throw nb::value_error("not so many rows");
   const Pointers pointers = PlanePointers(planes, kernel.planes.size());
   Job job{.kernel = kernel, .update = {}, .hyper = hyper, .t = t};
   job.update.grad = At<const void>(grad);
   job.update.grad_format = static_cast<kernels::WireIndex>(grad_format);
   job.update.n = n;
+  job.update.rows = rows;
   job.update.grad_scale = grad_scale;
   job.update.clip = 1;
   job.update.random_key = random_key;
@@ -254,7 +273,7 @@ void BindNumerics(nb::module_& module) {
   using nb::arg;
   nb::module_ numerics = module.def_submodule("numerics", "The registry of the daemon's kernels.");
   numerics.def("registry", &Registry);
-  numerics.def("update", &Update, arg("kernel"), arg("planes"), arg("grad"), arg("grad_format"), arg("n"),
+  numerics.def("update", &Update, arg("kernel"), arg("planes"), arg("grad"), arg("grad_format"), arg("n"), arg("rows"),
                arg("grad_scale"), arg("hyper"), arg("t"), arg("random_key"), arg("stochastic"), arg("statistics"));
   numerics.def("load", &Load, arg("master"), arg("planes"), arg("format"), arg("source"), arg("n"));
   numerics.def("serve", &Serve, arg("master"), arg("planes"), arg("format"), arg("scales"), arg("row_length"),

@@ -224,7 +224,7 @@ TEST_P(QuadraticTest, TheProbeIsTheRayleighQuotientAlongTheLastUpdate) {
       EXPECT_NEAR(-got.u_dg / (held * got.u_pu), wanted, c.tolerance * wanted) << "step " << t;
     }
     const Statistics s = Combine(tensor.Step(InFp32(grad), {.hyper = hyper, .t = t}), true);
-    if (kernel.measure != nullptr) held = 1 / std::max(1.0, std::sqrt(s.rms_sq / kElements));
+    if (kernel.finish != nullptr) held = 1 / std::max(1.0, std::sqrt(s.rms_sq / kElements));
   }
 }
 INSTANTIATE_TEST_SUITE_P(Rules, QuadraticTest,

@@ -57,6 +57,7 @@ class Tensor {
     task.update.stochastic = true;
     task.update.statistics = kernels::StatisticsLevel::kFull;
     kernel_.prepare(Hypers(), step, task.update.constants);
+    room_.Give(&task);
     return task;
   }
   void Update(uint64_t step) {
@@ -139,6 +140,7 @@ class Tensor {
   std::vector<kernels::TileStatistics> tiles_ = std::vector<kernels::TileStatistics>(kElements / kernels::kTile + 1);
   std::vector<kernels::TileCurvature> sampled_ = std::vector<kernels::TileCurvature>(kernels::SampledTiles(kElements));
   std::vector<float> kept_;
+  testing::MatrixRoom room_;
   std::vector<double> norms_;
   std::unique_ptr<DeviceQueue> queue_;
 };
@@ -202,7 +204,7 @@ TEST_P(CpuDeviceRuleTest, AnyNumberOfTensorsAtOnceGivesTheSameBits) {
 // The same by hand: the first pass, its sums in order, then the second.
 TEST(CpuDeviceTest, ARuleOfTwoPassesSeesTheWholeTensorBeforeItsUpdate) {
   const auto all = kernels::Kernels();
-  const auto found = std::find_if(all.begin(), all.end(), [](const auto& k) { return k.measure != nullptr; });
+  const auto found = std::find_if(all.begin(), all.end(), [](const auto& k) { return k.finish != nullptr; });
   ASSERT_NE(found, all.end());
   CpuDevice device({.threads = 3});
   Tensor shared(&device, *found), by_hand(&device, *found);

@@ -20,6 +20,7 @@
 #include "proto/checksum.h"
 
 #include "server/device/device.h"
+#include "tests/server/device/matrix_room.h"
 
 namespace ballast::testing {
 
@@ -206,6 +207,7 @@ class Model {
     std::vector<double> hyper;
     for (const kernels::Hyper& h : kernel_.hypers) hyper.push_back(h.value);
     kernel_.prepare(hyper, t, task.update.constants);
+    rooms_[i].Give(&task);
     return task;
   }
 
@@ -226,6 +228,7 @@ class Model {
   std::vector<std::vector<DeviceBuffer>> planes_;
   std::vector<DeviceBuffer> scales_;
   std::vector<uint64_t> at_;
+  std::vector<MatrixRoom> rooms_ = std::vector<MatrixRoom>(sizes_.size());
   DeviceBuffer pool_;
   std::vector<kernels::TileStatistics> tiles_;
   std::vector<std::vector<float>> loaded_;

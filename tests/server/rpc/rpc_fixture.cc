@@ -6,6 +6,7 @@
 
 #include "proto/checksum.h"
 
+#include "kernels/matrix/newton_schulz.h"
 #include "server/convert/convert.h"
 #include "server/plan/plan.h"
 #include "server/spec/carry_over.h"
@@ -16,6 +17,12 @@ namespace {
 
 constexpr kernels::PlaneKind kKinds[] = {kernels::PlaneKind::kWeights, kernels::PlaneKind::kMomentum,
                                          kernels::PlaneKind::kVariance};
+
+void Orthogonalize(const kernels::Update& u, double squares) {
+  std::vector<float> room(kernels::OrthogonalizingRoom(u.rows, u.n / u.rows));
+  kernels::OrthogonalizeMatrix(kernels::FastestProduct(), u.rows, u.n / u.rows, squares, u.least_norm, u.direction,
+                               room.data(), kernels::WorkAlone);
+}
 
 }  // namespace
 
@@ -103,11 +110,19 @@ void Reference::UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient
     if (by == kernels::ScaledBy::kWdScale) hyper[h] *= spec.wd_scale;
   }
   group.kernel->prepare(hyper, ++t.t, update.constants);
+  std::vector<float> direction(kernels::PaddedElements(spec.elements));
+  if (group.kernel->fit != nullptr) {
+    update.direction = direction.data();
+    update.rows = MatrixRows(spec);
+    update.least_norm = group.kernel->fit(update.rows, update.n / update.rows, update.constants);
+  }
   std::vector<kernels::TileStatistics> tiles((spec.elements + kernels::kTile - 1) / kernels::kTile);
   if (group.kernel->measure != nullptr) {
     std::vector<float> sums(tiles.size());
     group.kernel->measure(update, 0, tiles.size(), sums.data());
-    group.kernel->finish(std::accumulate(sums.begin(), sums.end(), 0.0), spec.elements, update.constants);
+    const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    if (group.kernel->finish != nullptr) group.kernel->finish(sum, spec.elements, update.constants);
+    if (group.kernel->fit != nullptr) Orthogonalize(update, sum);
   }
   group.kernel->update(update, 0, tiles.size(), tiles.data());
   t.statistics = kernels::Combine(tiles, true);

@@ -128,6 +128,17 @@ TEST_F(SeveralGpusRpcTest, ASpreadRunGoesBackOnAllOfThemAndItsSnapshotsTakeNoneO
   ExpectSteps(&t, 3, 5);
 }
 
+TEST_F(SeveralGpusRpcTest, ARuleThatGpusDoNotHaveIsRefusedByName) {
+  v1::RunSpec spec = MakeSpec("r1", {{"a", {20, 10}}});
+  spec.mutable_groups(0)->set_rule("muon");
+  Start(Need(spec));
+  const absl::Status status = CreateRun(spec).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("rule muon is not built for GPUs, and this daemon computes on cuda:0; start it with device = cpu"));
+}
+
 TEST_F(SeveralGpusRpcTest, ARunThatFitsNowhereIsRefusedWithTheRoomOfEachGpu) {
   const v1::RunSpec spec = SixTensors("large");
   Start(Need(spec) / 4);

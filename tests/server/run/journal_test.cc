@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/matrix/product.h"
 #include "tests/server/run/journaled_run.h"
 
 namespace ballast::testing {
@@ -99,6 +100,27 @@ TEST(JournalTest, StepsOfOtherNumericsAreRefused) {
   const auto nothing = survey();
   ASSERT_TRUE(nothing.ok()) << nothing.status();
   EXPECT_EQ(nothing->steps, 0u);
+}
+
+// Of a run with a rule over matrices, whose bits are the library's.
+TEST(JournalTest, StepsOfAnotherLibraryOfMatrixProductsAreRefused) {
+  ModelFs fs;
+  MakeRunFolder(&fs);
+  JournaledRun run(&fs);
+  run.Step();
+  const uint64_t base = run.Begin();
+  run.Publish();
+  run.Step();
+  const auto survey = [&](const std::string& products) {
+    auto chain = JournalChain(&fs, kFolder, base);
+    EXPECT_EQ(chain->front().head.products, "") << "this run has no matrices";
+    chain->front().head.products = products;
+    return SurveyJournal(&fs, *std::move(chain), 1).status();
+  };
+  EXPECT_TRUE(survey(kernels::FastestProduct().library).ok());
+  const absl::Status refused = survey("OpenBLAS 0.1 Katmai");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("made by OpenBLAS 0.1 Katmai; this machine has "));
 }
 
 TEST(JournalTest, AGradientLargerThanItsMemoryPasses) {

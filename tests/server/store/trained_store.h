@@ -42,6 +42,9 @@ class Store {
     wire.mutable_groups(0)->set_rule(kernel.rule);
     wire.mutable_groups(0)->set_master(kernel.master);
     wire.mutable_groups(0)->set_state(kernel.state);
+    if (kernels::FindKernel(kernel.rule, kernel.master, kernel.state)->fit != nullptr) {
+      for (v1::TensorSpec& tensor : *wire.mutable_tensors()) tensor.add_shape(1);  // columns, or a matrix of filters
+    }
     spec_ = ToRunSpec(wire, {}).value();
     spec_.spikes.curvature = true;
     plan_ = MakePlan(spec_);

@@ -76,7 +76,7 @@ def _entry(tensor: Tensor, plane: Plane, begin: int) -> Entry:
     shape = tensor.shape if plane.per == 1 else (words,)
     end = begin + words * plane.itemsize
     if plane == tensor.group.planes[0]:
-        return Entry(tensor.name, "F32" if plane.itemsize == 4 else "BF16", shape, begin, end)
+        return Entry(tensor.name, {1: "F8_E4M3", 2: "BF16", 4: "F32"}[plane.itemsize], shape, begin, end)
     return Entry(f"{tensor.name}/{plane.name}", f"U{8 * plane.itemsize}", shape, begin, end)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plane:
-    """A word of numpy's `dtype` for every `per` elements. A bf16 word is a uint16, its bits."""
+    """A word of numpy's `dtype` for every `per` elements. A bf16 word is a uint16, its bits; one of fp8 a uint8."""
 
     name: str
     dtype: str
@@ -61,6 +61,7 @@ MOMENTS: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum",),
     "sgdw": ("momentum",),
     "lion": ("momentum",),
+    "muon": ("momentum",),
     "collage_light": _BOTH,
     "collage_plus": _BOTH,
 }

@@ -92,7 +92,8 @@ def step(
 
     rule: "adam" (Kingma and Ba, arXiv 1412.6980), "adamw" (Loshchilov and Hutter, arXiv 1711.05101), "stable_adamw"
         (arXiv 2304.13013, with its two passes), "sgd" (L2 decay), "sgdw" (decoupled), "lion" (arXiv 2302.06675),
-        "collage_light", "collage_plus" (arXiv 2405.03637). rules() has each one's line of hyperparameters.
+        "collage_light", "collage_plus" (arXiv 2405.03637), "muon" (arXiv 2502.16982; a matrix, whose bits are those of this
+        machine's library of matrix products). rules() has each one's line of hyperparameters.
     weight: fp32 of any shape, encoded into `master` first; or an Encoded, which is updated in place.
     grad: the weight's shape, in `grad_format`: fp32 as float32, bf16 as uint16, fp16 as float16, fp8-e5m2 as uint8.
         g = RN(decoded * grad_scale). A block of 32 in which one is not finite keeps its contents and is counted.
@@ -122,6 +123,7 @@ def step(
         codecs.address_of(payload),
         wire,
         weight.size,
+        _rows(rule, weight.shape),
         _finite("grad_scale", grad_scale),
         values,
         t,
@@ -144,6 +146,15 @@ def _prepare(
     kernel = tables.find_kernel(rule, weight.format, state_format)
     made = new_state(rule, weight.shape, weight.format, state_format) if state is None else dict(state)
     return weight, made, kernel
+
+
+def _rows(rule: str, shape: tuple[int, ...]) -> int:
+    """Of a tensor that is updated as a matrix; 0 of others."""
+    if not tables.rules()[rule].over_matrix:
+        return 0
+    if len(shape) < 2:
+        raise ValueError(f"the weight has shape {shape}: {rule} is over matrices")
+    return shape[0]
 
 
 def _finite(name: str, value: float) -> float:

@@ -71,12 +71,14 @@ class Hyper:
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimizer: its hyperparameters, whether it has a second moment, and the passes it makes over a tensor."""
+    """An optimizer: its hyperparameters, whether it has a second moment, the passes it makes over a tensor, and whether
+    it is over whole matrices: tensors of two dimensions or more, of which the first counts rows."""
 
     name: str
     hypers: tuple[Hyper, ...]
     has_rms: bool
     passes: int
+    over_matrix: bool
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def rules() -> dict[str, Rule]:
     found = {}
     for row in registry()["kernels"]:
         hypers = tuple(Hyper(**hyper) for hyper in row["hypers"])
-        found[row["rule"]] = Rule(row["rule"], hypers, row["has_rms"], row["passes"])
+        found[row["rule"]] = Rule(row["rule"], hypers, row["has_rms"], row["passes"], row["over_matrix"])
     return found
 
 
