@@ -16,8 +16,8 @@
 # while nvidia-smi says the GPU's clocks and power; the daemon's device layer, its bits and its speed
 # (tests/bench/gpu_device_bench.cc), where `deploy/setup.sh portable` has put it into build/portable; optimizers of others as
 # far as python3 can import them (tests/bench/gpu_peers.py); training against the daemon of build/portable
-# (tests/bench/gpu_training.py); and a trainer whose model is on the GPU (tests/bench/gpu_trainer.py). No setting of the GPU is
-# changed.
+# (tests/bench/gpu_training.py); a trainer whose model is on the GPU (tests/bench/gpu_trainer.py); and layers in 8 bits on it
+# (tests/bench/gpu_layers.py). No setting of the GPU is changed.
 #
 # Every part has a budget; what does not fit is stopped, and FILE says so; a sanitizer that is stopped is "not finished", and
 # no failure unless it had found something. A part that cannot run is skipped loudly. Logs are in build/gpu-check/logs.
@@ -30,7 +30,7 @@ readonly ROOT
 readonly BUILD="build/gpu-check"
 readonly LOGS="$BUILD/logs"
 readonly FOUND="$BUILD/found" # what gpu_report.py makes the results file of
-readonly PARTS="build identity memcheck racecheck benchmark device peers training trainer"
+readonly PARTS="build identity memcheck racecheck benchmark device peers training trainer layers"
 readonly SECONDS_MOST=465
 readonly CUDA_PARTS=4
 readonly PYTHON=${PYTHON:-python3}
@@ -300,6 +300,10 @@ trainer() {
   MAY_SKIP=yes part trainer 130 "$PYTHON" tests/bench/gpu_trainer.py build/portable --json "$FOUND/trainer.jsonl" || true
 }
 
+layers() {
+  MAY_SKIP=yes part layers 120 "$PYTHON" tests/bench/gpu_layers.py build/portable --json "$FOUND/layers.jsonl" || true
+}
+
 run_parts() {
   check_bits
   benchmark
@@ -307,6 +311,7 @@ run_parts() {
   MAY_SKIP=yes part peers 50 "$PYTHON" tests/bench/gpu_peers.py --seconds 35 --json "$FOUND/peers.jsonl" || true
   train
   trainer
+  layers
 }
 
 # Whether every part has said how it went, and none that it failed; from the file, since some ran in shells of their own.

@@ -4,8 +4,8 @@
     gpu_report.py FOLDER RESULTS
 
 FOLDER has machine.txt (a "name: value" a line), parts.tsv (part, outcome, seconds, note), and, where they got that far,
-identity.json, bench.jsonl, clocks.csv, device.jsonl, peers.jsonl, training.txt and trainer.jsonl. A part that left nothing is
-written down as not measured.
+identity.json, bench.jsonl, clocks.csv, device.jsonl, peers.jsonl, training.txt, trainer.jsonl and layers.jsonl. A part that left
+nothing is written down as not measured.
 """
 
 import json
@@ -185,9 +185,14 @@ def trainer(folder: Path) -> list[str]:
     rows = json_lines(folder / "trainer.jsonl")
     if not rows:
         return [f"A trainer on the GPU: {UNMEASURED}."]
-    checks = [row for row in rows if "check" in row]
-    cells = [[row["check"], "yes" if row["holds"] else f"NO {row.get('error', '')}"] for row in checks]
-    return [*table(["check", "holds"], cells), "", *steps([row for row in rows if "side" in row])]
+    return [*checks(rows), "", *steps([row for row in rows if "side" in row])]
+
+
+def checks(rows: list[dict]) -> list[str]:
+    rows = [row for row in rows if "check" in row]
+    return table(
+        ["check", "holds"], [[row["check"], "yes" if row["holds"] else f"NO {row.get('error', '')}"] for row in rows]
+    )
 
 
 def steps(rows: list[dict]) -> list[str]:
@@ -206,6 +211,21 @@ def steps(rows: list[dict]) -> list[str]:
             cell.append(f"{100 * row[name]:.0f} %" if name in row else "-")
         cells.append(cell)
     return table(head, cells)
+
+
+def layers(folder: Path) -> list[str]:
+    rows = json_lines(folder / "layers.jsonl")
+    if not rows:
+        return [f"Layers in 8 bits: {UNMEASURED}."]
+    head = ["layer", "tokens", "width", "ms forward and backward", "as fast as nn.Linear in bf16", "rounds"]
+    cells = []
+    for row in [row for row in rows if "layer" in row]:
+        if "ms" in row:
+            figures = [f"{row['ms']:.3g}", f"{spread(row['speed'])} times", str(row["rounds"])]
+        else:
+            figures = [f"{UNMEASURED}: {row.get('skipped')}", "", ""]
+        cells.append([row["layer"], str(row.get("tokens", "-")), str(row["width"]), *figures])
+    return [*checks(rows), "", *table(head, cells)]
 
 
 def main() -> int:
@@ -227,6 +247,7 @@ def main() -> int:
     lines += ["", "## Optimizers of others", "", *peers(folder)]
     lines += ["", "## Training", "", *training(folder)]
     lines += ["", "## A trainer whose model is on the GPU", "", *trainer(folder)]
+    lines += ["", "## Layers in 8 bits on the GPU", "", *layers(folder)]
     Path(sys.argv[2]).write_text("\n".join(lines) + "\n")
     return 0
 

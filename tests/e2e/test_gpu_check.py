@@ -95,7 +95,7 @@ def tree(tmp_path):
     (built / "built.txt").write_text("commit: of the build\n")
     write_program(portable / "gpu_device_bench", timed(found + "device.jsonl", (BITS, COPIES, {**QUEUE, **FIGURES})))
     # The script asks Python to run these; here it runs sh.
-    for name in ("gpu_peers.py", "gpu_training.py", "gpu_trainer.py"):
+    for name in ("gpu_peers.py", "gpu_training.py", "gpu_trainer.py", "gpu_layers.py"):
         write_program(tmp_path / "tests" / "bench" / name, timed())
     write_program(
         tmp_path / "bin" / "python",
@@ -131,7 +131,7 @@ def outcomes(tree: Path) -> dict[str, str]:
 def test_bits_are_checked_side_by_side_and_times_taken_alone(tree):
     code, said = run(tree, "--built")
     assert code == 0, said
-    passed = {"identity", "memcheck", "racecheck", "benchmark", "device", "peers", "training", "trainer"}
+    passed = {"identity", "memcheck", "racecheck", "benchmark", "device", "peers", "training", "trainer", "layers"}
     assert outcomes(tree) == {"build": "skipped", **dict.fromkeys(passed, "passed")}, said
     assert not (tree / "compiler_called").exists()
     report = (tree / "tests/bench/results/gpu.md").read_text()
@@ -164,6 +164,17 @@ def test_the_report_has_the_trainer_on_the_gpu(tree):
     assert "| staged | yes |" in report and "| grpc | NO lost |" in report
     assert "| 16384 | torch fp32, autocast | 100.0 | 1.00 | 20.0 | 5.00 | - | - |" in report, report
     assert "| 16384 | ballast shm | 150.0 | 1.50 | 100.0 | - | 75 % | - |" in report, report
+
+
+def test_the_report_has_the_layers_in_8_bits(tree):
+    linear = {"layer": "nn.Linear", "width": 1024, "tokens": 64, "ms": 2.5, "speed": [1, 1, 1], "rounds": 9}
+    rows = ({"check": "int8", "holds": True}, linear, {"layer": "fp8", "width": 1024, "skipped": "no such product"})
+    write_program(tree / "tests/bench/gpu_layers.py", timed("build/gpu-check/found/layers.jsonl", rows))
+    run(tree, "--built")
+    report = (tree / "tests/bench/results/gpu.md").read_text()
+    assert "| int8 | yes |" in report, report
+    assert "| nn.Linear | 64 | 1024 | 2.5 | 1 (1 to 1) times | 9 |" in report, report
+    assert "| fp8 | - | 1024 | not measured: no such product |" in report, report
 
 
 def test_what_ran_out_of_time_is_in_the_report(tree):
