@@ -270,9 +270,9 @@ def probes(server: str) -> dict:
 
 def hyperparameters(server: str, rules) -> dict[str, dict[str, float]]:
     """The hyperparameters by rule, with their defaults."""
-    by_rule = {}
+    by_rule, matrix = {}, run_pb2.TensorSpec(name="w", shape=[2, ELEMENTS // 2], dtype="fp32")  # what every rule takes
     for rule in rules:
-        probe = Probe(server, groups=[run_pb2.GroupSpec(rule=rule)])
+        probe = Probe(server, tensors=[matrix], groups=[run_pb2.GroupSpec(rule=rule)])
         spec = probe.admin.GetRun(admin_pb2.GetRunRequest(run_id=probe.run)).spec
         by_rule[rule] = dict(spec.groups[0].hyper)
     return by_rule
