@@ -97,7 +97,7 @@ units() {
     name=$(basename "$source" .cc)
     if has_isa "$name"; then echo "kernels/$name $source g++ $isa $(isa_options "$name")"; fi
   done
-  for source in kernels/cuda/*.cu kernels/*.cc; do
+  for source in kernels/cuda/*.cu kernels/*.cc kernels/matrix/*.cc; do
     name=$(basename "${source%.*}")
     case $source in
       kernels/cuda/cuda_updates.cu) ;; # in parts
@@ -108,7 +108,9 @@ units() {
   for source in tests/kernels/cuda/gpu_identity*.cc; do
     echo "gpu_identity/$(basename "$source" .cc) $source g++ $host"
   done
-  echo "gpu_bench/gpu_bench tests/bench/gpu_bench.cc g++ $host"
+  for source in gpu_bench gpu_matrices; do
+    echo "gpu_bench/$source tests/bench/$source.cc g++ $host"
+  done
 }
 
 # OBJECT COMMAND...: one hash of the command, its compiler and what the object was made of.

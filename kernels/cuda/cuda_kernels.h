@@ -59,9 +59,11 @@ struct DeviceCurvature {
 inline bool IsOrdinary(const Update& u) { return u.statistics == StatisticsLevel::kCore && !u.dry; }
 
 struct CudaKernel {
-  // nullptr: a kernel over matrices, which is not built for GPUs. Both passes, where the rule has two; then `constants` in the batch are those of the second. ordinary: every update
-  // of the batch is; it takes less time then, and gives the same bits.
+  // Both passes, where the rule has two; then `constants` in the batch are those of the second. Of a rule over matrices
+  // the second alone. ordinary: every update of the batch is; it takes less time then, and gives the same bits.
   int (*update)(DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary, CudaStream stream);
+  // The first pass of a rule over matrices, else nullptr; what comes between the two: cuda_orthogonalizer.h.
+  int (*direct)(const DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream);
   // As Kernel::curvature, for a batch with so many sampled tiles; nullptr where that is. Kernels with the same
   // Kernel::curvature share it.
   int (*curvature)(const DeviceCurvature* batch, int count, uint64_t tiles, CudaStream stream);

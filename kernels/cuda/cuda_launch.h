@@ -48,5 +48,16 @@ cudaError_t Launch(uint64_t warps, cudaStream_t stream, Args... args) {
 __device__ inline uint64_t WarpNumber() { return blockIdx.x * uint64_t{kWarpsPerGroup} + threadIdx.x / kWarpThreads; }
 __device__ inline uint64_t WarpCount() { return gridDim.x * uint64_t{kWarpsPerGroup}; }
 
+// The sum of a tensor's tiles, in index order in double; the same in all threads of the warp. None is negative.
+__device__ inline double SumOfTiles(const float* sums, uint64_t tiles) {
+  double sum = 0;
+  for (uint64_t first = 0; first < tiles; first += kWarpThreads) {
+    const uint64_t tile = first + threadIdx.x % kWarpThreads;
+    const float mine = tile < tiles ? sums[tile] : 0.0f;  // + 0 changes nothing
+    for (int t = 0; t < kWarpThreads; ++t) sum += static_cast<double>(__shfl_sync(0xffffffffu, mine, t));
+  }
+  return sum;
+}
+
 }  // namespace BALLAST_UNIT
 }  // namespace ballast::kernels

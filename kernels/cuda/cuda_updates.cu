@@ -88,20 +88,14 @@ template <class T>
 __global__ void __launch_bounds__(kGroupThreads) FinishTensors(DeviceUpdate* batch, int count) {
   for (uint64_t i = WarpNumber(); i < static_cast<uint64_t>(count); i += WarpCount()) {
     DeviceUpdate& item = batch[i];
-    const uint64_t tiles = TilesOf(item.update.n);
-    double sum = 0;
-    for (uint64_t first = 0; first < tiles; first += kWarpThreads) {
-      const uint64_t tile = first + WarpVector::Thread();
-      const float mine = tile < tiles ? item.sums[tile] : 0.0f;  // sums are not negative: + 0 changes nothing
-      for (int t = 0; t < kWarpThreads; ++t) sum += static_cast<double>(__shfl_sync(0xffffffffu, mine, t));
-    }
+    const double sum = SumOfTiles(item.sums, TilesOf(item.update.n));
     if (WarpVector::Thread() == 0) T::Rule::Finish(sum, item.update.n, item.update.constants);
   }
 }
 
 template <class T>
 int RunUpdate(DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary, CudaStream stream) {
-  if constexpr (T::Rule::kTwoPass) {
+  if constexpr (T::Rule::kTwoPass && !kIsOverMatrix<typename T::Rule>) {
     cudaError_t error = Launch<&MeasureTiles<T>>(tiles, stream, batch, count, tiles);
     if (error == cudaSuccess) error = Launch<&FinishTensors<T>>(static_cast<uint64_t>(count), stream, batch, count);
     if (error != cudaSuccess) return error;
@@ -112,11 +106,17 @@ int RunUpdate(DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary, Cud
   return Launch<&UpdateTiles<T>>(tiles, stream, batch, count, tiles);
 }
 
+template <class T>
+int RunDirect(const DeviceUpdate* batch, int count, uint64_t tiles, CudaStream stream) {
+  return Launch<&MeasureTiles<T>>(tiles, stream, batch, count, tiles);
+}
+
 template <class... Ts>
 void FillPart(List<Ts...>, CudaKernel* kernels) {
   const auto fill = [&]<class T, int kIndex>() {
-    if constexpr (kIndex % kCudaParts == BALLAST_PART && !kIsOverMatrix<typename T::Rule>) {
+    if constexpr (kIndex % kCudaParts == BALLAST_PART) {
       kernels[kIndex].update = &RunUpdate<T>;
+      if constexpr (kIsOverMatrix<typename T::Rule>) kernels[kIndex].direct = &RunDirect<T>;
     }
   };
   [&]<int... I>(std::integer_sequence<int, I...>) { (fill.template operator()<Ts, I>(), ...); }

@@ -43,7 +43,7 @@ class WarpTile {
     Finish(out);
   }
 
-  // The first pass of a rule that takes two: what the tile adds.
+  // The first pass of a rule that takes two: what the tile adds. Of one over matrices it writes u.direction, too.
   BALLAST_FN F Measure(uint64_t tile) {
     Sum(0).Clear();
     Sum(kCounts).Clear();
@@ -221,10 +221,13 @@ class WarpTile {
     ForEachMoment([&](auto i) { DecodeMoment<decltype(i)::value>(s, r->moment[i]); });
     F constants[Rule::kConstants];
     LoadConstants(constants);
+    F directions[kEach];
+    if constexpr (kIsOverMatrix<Rule>) LoadDirections(first, directions);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
       Element<V> e{};
       SetWeight(weights, j, &e);
       e.grad = grad[j];
+      if constexpr (kIsOverMatrix<Rule>) e.direction = directions[j];
       ForEachMoment([&](auto i) { e.moment[i] = r->moment[i][j]; });
       const Updated<V> done = ApplyRule<V, Rule>(constants, e);
       r->next[j] = done.weight;
@@ -460,27 +463,50 @@ class WarpTile {
   BALLAST_FN void MeasureRow(uint64_t first, uint64_t count) {
     Stored s;
     LoadGradient(first, s.grad);
-    LoadMoment<kSecondMoment>(first, &s);
-    F grad[kEach], v[kEach], terms[kEach];
+    LoadMoment<kMeasuredMoment>(first, &s);
+    F grad[kEach], moment[kEach], terms[kEach];
     auto bad = DecodeGradient(s, count, grad);
-    DecodeMoment<kSecondMoment>(s, v);
+    DecodeMoment<kMeasuredMoment>(s, moment);
     F constants[Rule::kConstants];
     LoadConstants(constants);
     auto most = V::SetBits(0);
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-      const auto measured = Rule::template Measure<V>(constants, grad[j], v[j]);
-      terms[j] = measured.term;
-      most = V::MaxBits(most, V::Bits(measured.v));
+      if constexpr (kIsOverMatrix<Rule>) {
+        const auto directed = Rule::template Direct<V>(constants, grad[j], moment[j]);
+        terms[j] = directed.direction;
+        most = V::MaxBits(most, MagnitudeOf<V>(directed.m));
+      } else {
+        const auto measured = Rule::template Measure<V>(constants, grad[j], moment[j]);
+        terms[j] = measured.term;
+        most = V::MaxBits(most, V::Bits(measured.v));
+      }
     }
-    constexpr uint32_t kLargest = std::bit_cast<uint32_t>(kLargestValue<MomentType<kSecondMoment>>);
+    constexpr uint32_t kLargest = std::bit_cast<uint32_t>(kLargestValue<MomentType<kMeasuredMoment>>);
     bad = OverBlock<V>(V::MaxBits(bad, V::SelectBits(V::GreaterBits(most, V::SetBits(kLargest)), most, V::SetBits(0))));
     const auto adds = V::EqualBits(bad, V::SetBits(0));
     BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
       terms[j] = V::Select(V::Both(adds, Inside<V>(count, j)), terms[j], V::Set(0.0f));
     }
+    if constexpr (kIsOverMatrix<Rule>) {
+      StoreDirections(first, terms);
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) terms[j] = V::Mul(terms[j], terms[j]);
+    }
     Sum(0).Add(terms);
   }
-  static constexpr int kSecondMoment = 1;
+  // The moment that a first pass decodes: v, or of a matrix m.
+  static constexpr int kMeasuredMoment = kIsOverMatrix<Rule> ? 0 : 1;
+
+  BALLAST_FN void LoadDirections(uint64_t first, F (&directions)[kEach]) const {
+    U words[kEach];
+    V::LoadVector(reinterpret_cast<const std::byte*>(u_.direction + first), words);
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) directions[j] = V::FromBits(words[j]);
+  }
+  BALLAST_FN void StoreDirections(uint64_t first, const F (&directions)[kEach]) const {
+    U words[kEach];
+    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) words[j] = V::Bits(directions[j]);
+    const auto all = V::EqualBits(words[0], words[0]);
+    V::StoreVector(reinterpret_cast<std::byte*>(u_.direction + first), words, all);
+  }
 
   const Update& u_;
   float* const rows_;

@@ -10,11 +10,11 @@
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-// The triples that have one: their formats divide as simd/division.h says.
+// The triples that have one: their formats divide as simd/division.h says. Of a matrix products take the time.
 template <class T>
-inline constexpr bool kHasQuick = std::is_same_v<typename T::State, Companded8State> &&
-                                  (std::is_same_v<typename T::Master, Split24> ||
-                                   std::is_same_v<typename T::Master, Split32>);
+inline constexpr bool kHasQuick =
+    !kIsOverMatrix<typename T::Rule> && std::is_same_v<typename T::State, Companded8State> &&
+    (std::is_same_v<typename T::Master, Split24> || std::is_same_v<typename T::Master, Split32>);
 
 template <class V, class Rule, class Master, class State>
 class QuickTile : public WarpTile<V, Rule, Master, State, /*kOrdinary=*/true> {

@@ -19,10 +19,12 @@
 
 namespace ballast::kernels {
 
-// How many numbers OrthogonalizeMatrix needs as room: up to three times those of the matrix.
+// How many numbers OrthogonalizeMatrix needs as room: up to three times those of the matrix. A GPU, which keeps them in bf16,
+// needs fewer, and some to align its parts.
+constexpr uint64_t kRoomToAlign = 256;
 constexpr uint64_t OrthogonalizingRoom(uint64_t rows, uint64_t columns) {
   const uint64_t side = std::min(rows, columns);
-  return rows * columns + 2 * side * side;
+  return rows * columns + 2 * side * side + kRoomToAlign;
 }
 
 // Has act(i) done once for each i < count, by as many threads as there are.

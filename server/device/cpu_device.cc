@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/matrix/product.h"
 #include "server/base/clock.h"
 #include "server/device/cpu_tasks.h"
 
@@ -157,6 +158,8 @@ void CpuDevice::Free(std::byte* data, uint64_t bytes) {
 absl::StatusOr<std::unique_ptr<DeviceQueue>> CpuDevice::NewQueue(const QueueNeeds&) {
   return std::make_unique<Queue>(this);
 }
+
+absl::StatusOr<std::string> CpuDevice::MatrixProducts() { return kernels::FastestProduct().library; }
 
 std::string CpuDevice::description() const {
   return absl::StrCat("cpu, ", team_.threads(), team_.threads() == 1 ? " thread, " : " threads, ",

@@ -45,6 +45,7 @@ class CpuDevice final : public Device {
   bool on_host() const override { return true; }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   double busy_s() const override;
+  absl::StatusOr<std::string> MatrixProducts() override;
   void Watch(Watcher) override {}  // a CPU does not fail alone
 
  private:

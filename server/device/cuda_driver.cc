@@ -29,6 +29,7 @@ class CudaDriver final : public GpuDriver {
   CudaDriver(uint32_t number, std::string model) : number_(number), model_(std::move(model)) {}
   ~CudaDriver() override {
     Use();
+    orthogonalizer_.reset();  // before its stream
     for (const cudaEvent_t event : events_) {
       if (event != nullptr) cudaEventDestroy(event);
     }
@@ -73,6 +74,16 @@ class CudaDriver final : public GpuDriver {
   void Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) override {
     Use();
     Launched(kernels::CudaKernels()[kernel].update(batch, count, tiles, ordinary, Of(Stream::kCompute)), "the update");
+  }
+  void Direct(size_t kernel, const DeviceUpdate* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaKernels()[kernel].direct(batch, count, tiles, Of(Stream::kCompute)),
+             "the first pass of an update");
+  }
+  absl::StatusOr<std::string> MatrixProducts() override;
+  void Orthogonalize(const kernels::DeviceMatrix& matrix) override {
+    Use();
+    Launched(orthogonalizer_->Run(matrix), "making a matrix orthogonal");
   }
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override {
     Use();
@@ -160,6 +171,8 @@ class CudaDriver final : public GpuDriver {
   absl::Mutex mu_;
   std::deque<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  absl::Mutex products_mu_;
+  std::unique_ptr<kernels::CudaOrthogonalizer> orthogonalizer_;  // written once, before it is used
 };
 
 absl::StatusOr<std::byte*> CudaDriver::Allocate(uint64_t bytes, Memory memory) {
@@ -183,6 +196,17 @@ absl::StatusOr<std::byte*> CudaDriver::Allocate(uint64_t bytes, Memory memory) {
     Check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
   }
   return static_cast<std::byte*>(data);
+}
+
+absl::StatusOr<std::string> CudaDriver::MatrixProducts() {
+  absl::MutexLock lock(&products_mu_);
+  Use();
+  if (orthogonalizer_ == nullptr) {
+    std::string why;
+    orthogonalizer_ = kernels::CudaOrthogonalizer::Open(Of(Stream::kCompute), &why);
+    if (orthogonalizer_ == nullptr) return absl::FailedPreconditionError(absl::StrCat(label(), ": ", why));
+  }
+  return absl::StrCat(orthogonalizer_->library(), " on ", model_);
 }
 
 absl::Status NoGpu() { return absl::NotFoundError("no GPU found"); }

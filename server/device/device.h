@@ -179,6 +179,9 @@ class Device {
   virtual bool on_host() const = 0;             // its memory is the host's: kAside is part of it
   virtual uint64_t allocated_bytes() const = 0;
   virtual double busy_s() const = 0;  // for how long the task in hand has been running; 0 when idle
+  // What the bits of updates by a kernel over matrices depend on: library, version and kind of processor. FAILED_PRECONDITION
+  // says why it can do none.
+  virtual absl::StatusOr<std::string> MatrixProducts() = 0;
 
   // A device that fails for good tells the watcher why, once, from a thread of its own; one that has already failed
   // tells it at once. Tasks not yet done, and later ones, are dropped with their completions, and all queues are idle.

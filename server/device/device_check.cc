@@ -216,7 +216,7 @@ std::string WhatDiffers(const DeviceBits& a, const DeviceBits& b) {
 absl::Status CheckDevice(Device* device) {
   CpuDevice cpu({.threads = 1});
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
-    if (kernel.fit != nullptr) continue;  // only CPUs have it
+    if (kernel.fit != nullptr) continue;  // its bits are a library's
     ASSIGN_OR_RETURN(const DeviceBits wanted, BitsOn(&cpu, kernel));
     ASSIGN_OR_RETURN(const DeviceBits got, BitsOn(device, kernel));
     const std::string other = WhatDiffers(wanted, got);

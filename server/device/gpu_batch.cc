@@ -60,7 +60,9 @@ const void* OwnMemory(const DeviceTask& task) {
 
 // Whether one launch does both, which are of a kind.
 bool OfOneLaunch(const DeviceTask& a, const DeviceTask& b) {
-  if (std::holds_alternative<UpdateTask>(a)) return std::get<UpdateTask>(a).kernel == std::get<UpdateTask>(b).kernel;
+  if (const auto* u = std::get_if<UpdateTask>(&a)) {
+    return u->kernel->fit == nullptr && u->kernel == std::get<UpdateTask>(b).kernel;
+  }
   if (std::holds_alternative<CurvatureTask>(a)) {
     return std::get<CurvatureTask>(a).kernel->curvature == std::get<CurvatureTask>(b).kernel->curvature;
   }
@@ -103,8 +105,17 @@ DeviceGradient ItemOf(const MeasureTask& t, const std::byte* twin) {
 void Launch(GpuDriver* gpu, Tasks batch, DeviceUpdate* items, uint64_t tiles) {
   const bool ordinary = std::ranges::all_of(
       batch, [](const DeviceTask* task) { return kernels::IsOrdinary(As<UpdateTask>(task).update); });
-  gpu->Update(IndexIn(kernels::Kernels(), As<UpdateTask>(batch.front()).kernel), items, static_cast<int>(batch.size()),
-              tiles, ordinary);
+  const auto& [kernel, update, statistics, room, measured] = As<UpdateTask>(batch.front());
+  const size_t number = IndexIn(kernels::Kernels(), kernel);
+  if (kernel->fit != nullptr) {  // alone in its batch
+    gpu->Direct(number, items, 1, tiles);
+    gpu->Orthogonalize({.update = items,
+                        .rows = update.rows,
+                        .columns = update.n / update.rows,
+                        .direction = update.direction,
+                        .room = reinterpret_cast<std::byte*>(room)});
+  }
+  gpu->Update(number, items, static_cast<int>(batch.size()), tiles, ordinary);
 }
 void Launch(GpuDriver* gpu, Tasks batch, const DeviceCurvature* items, uint64_t tiles) {
   gpu->ProbeCurvature(IndexIn(kernels::Kernels(), As<CurvatureTask>(batch.front()).kernel), items,

@@ -55,6 +55,7 @@ class GpuDevice final : public Device {
   bool on_host() const override { return false; }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   double busy_s() const override;
+  absl::StatusOr<std::string> MatrixProducts() override { return gpu_->MatrixProducts(); }
   void Watch(Watcher watcher) override;
 
  private:

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_orthogonalizer.h"
 
 namespace ballast {
 
@@ -29,6 +30,8 @@ class GpuDriver {
   virtual std::string label() const = 0;  // "cuda:0"
   virtual std::string name() const = 0;   // for people
   virtual uint64_t memory_bytes() const = 0;
+  // As Device::MatrixProducts. Thread-safe. Orthogonalize comes after one that was OK.
+  virtual absl::StatusOr<std::string> MatrixProducts() = 0;
 
   // Zeroed, 256-byte aligned. RESOURCE_EXHAUSTED names what was asked for and what is free.
   virtual absl::StatusOr<std::byte*> Allocate(uint64_t bytes, Memory memory) = 0;
@@ -36,9 +39,11 @@ class GpuDriver {
 
   virtual void Copy(Stream stream, void* to, const void* from, uint64_t bytes) = 0;
   virtual void Zero(Stream stream, void* to, uint64_t bytes) = 0;
-  // These launch on kCompute; kernels/cuda/cuda_kernels.h describes them. Kernels and masters are named by their index
+  // These launch on kCompute; kernels/cuda/cuda_kernels.h and cuda_orthogonalizer.h describe them. Kernels and masters are named by their index
   // in the registry.
   virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) = 0;
+  virtual void Direct(size_t kernel, const kernels::DeviceUpdate* batch, int count, uint64_t tiles) = 0;
+  virtual void Orthogonalize(const kernels::DeviceMatrix& matrix) = 0;
   virtual void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) = 0;
   virtual void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) = 0;
   virtual void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,

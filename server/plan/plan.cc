@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "kernels/matrix/newton_schulz.h"
 #include "server/plan/accounts.h"
 
 namespace ballast {
@@ -124,7 +125,8 @@ uint64_t WindowBytes(const RunSpec& spec, uint64_t push_bytes) {
 uint64_t MatrixBytes(const RunSpec& spec, const TensorSpec& t) {
   if (!IsOverMatrix(spec, t)) return 0;
   const uint64_t rows = MatrixRows(t), side = std::min(rows, t.elements / rows);
-  const uint64_t room = Sum(t.elements, Product(2, Product(side, side)));  // kernels::OrthogonalizingRoom
+  const uint64_t room =
+      Sum(Sum(t.elements, Product(2, Product(side, side))), kernels::kRoomToAlign);  // OrthogonalizingRoom
   const uint64_t bytes = Product(Sum(kernels::PaddedElements(t.elements), room), sizeof(float));
   return bytes == kUncountable ? bytes : AlignUp(bytes);
 }

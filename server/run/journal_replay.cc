@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "kernels/matrix/product.h"
 #include "server/base/status_macros.h"
 #include "server/plan/plan.h"
 
@@ -144,11 +143,11 @@ class Replayer {
 };
 
 // The updates are made again by this daemon's kernels: others would give other weights than the trainers have.
-absl::Status CheckNumerics(const JournalFile& file) {
-  const std::string &theirs = file.head.products, ours = theirs.empty() ? "" : kernels::FastestProduct().library;
-  if (theirs != ours) {
+absl::Status CheckNumerics(const JournalFile& file, absl::string_view products) {
+  const std::string& theirs = file.head.products;
+  if (!theirs.empty() && theirs != products) {
     return absl::FailedPreconditionError(absl::StrCat(
-        file.path, " has steps whose matrix products were made by ", theirs, "; this machine has ", ours,
+        file.path, " has steps whose matrix products were made by ", theirs, "; this machine has ", products,
         ", which sums in another order: start the daemon where it was, and stop it with SIGTERM once the run is "
         "there; it then leaves a checkpoint of them, which any reads"));
   }
@@ -163,7 +162,7 @@ absl::Status CheckNumerics(const JournalFile& file) {
 }  // namespace
 
 absl::StatusOr<JournalSurvey> SurveyJournal(Fs* fs, std::vector<JournalFile> chain, uint64_t base_step,
-                                            const std::function<void()>& progress) {
+                                            absl::string_view products, const std::function<void()>& progress) {
   const std::vector<JournalFile> files = chain;
   Surveyor surveyor(std::move(chain), base_step);
   for (const JournalFile& file : files) {
@@ -175,7 +174,7 @@ absl::StatusOr<JournalSurvey> SurveyJournal(Fs* fs, std::vector<JournalFile> cha
     }
     ASSIGN_OR_RETURN(RecordReader reader, RecordReader::Open(fs, file.path, file.number));
     ASSIGN_OR_RETURN(const bool counts, SurveyFile(&reader, &surveyor, progress));
-    if (surveyor.step() != file.head.after_step) RETURN_IF_ERROR(CheckNumerics(file));
+    if (surveyor.step() != file.head.after_step) RETURN_IF_ERROR(CheckNumerics(file, products));
     if (!counts) break;
   }
   return surveyor.Finish();

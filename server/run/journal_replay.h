@@ -34,9 +34,11 @@ struct JournalSurvey {
   uint64_t generation = 0;  // the highest that a rewind began; 0: there was none
   uint64_t tail() const { return files.empty() ? 0 : files.back().head.base; }
 };
-// chain: of JournalChain; base_step: the checkpoint's; progress: called at each record.
+// chain: of JournalChain; base_step: the checkpoint's; products: Run::products, of the run that goes on; progress: called at
+// each record.
 absl::StatusOr<JournalSurvey> SurveyJournal(
-    Fs* fs, std::vector<JournalFile> chain, uint64_t base_step, const std::function<void()>& progress = [] {});
+    Fs* fs, std::vector<JournalFile> chain, uint64_t base_step, absl::string_view products = "",
+    const std::function<void()>& progress = [] {});
 
 struct JournalTarget {
   Fs* fs;

@@ -41,6 +41,10 @@ std::string Peers(const RunStatus& status) {
   return absl::StrJoin(peers, ", ");
 }
 
+std::string ProductsOf(const RunSpec& spec, const std::vector<Device*>& devices) {
+  return HasMatrices(spec) ? devices.front()->MatrixProducts().value_or("") : "";
+}
+
 }  // namespace
 
 Run::Run(Options* options)
@@ -51,6 +55,7 @@ Run::Run(Options* options)
       plan_(std::move(options->plan)),
       storage_(options->storage),
       devices_(DeviceLabels(options->devices)),
+      products_(ProductsOf(spec_, options->devices)),
       layers_(TensorNames(spec_), spec_.layer_groups),
       kept_(options->past == nullptr ? 0 : static_cast<uint32_t>(options->past->spec_.tensors.size())),
       history_(options->past == nullptr ? std::make_shared<RunHistory>() : options->past->history_),
@@ -104,7 +109,8 @@ absl::Status Run::Allocate(const Options& options) try {
                                                                    .strand = &strand_,
                                                                    .storage = storage_,
                                                                    .canonical_spec = &canonical_spec_,
-                                                                   .spec_sha256 = spec_sha256_});
+                                                                   .spec_sha256 = spec_sha256_,
+                                                                   .products = products_});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   pulls_ = std::make_unique<Pulls>(Pulls::Environment{
       .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {

@@ -84,6 +84,8 @@ class Run {
   const RunSpec& spec() const { return spec_; }
   const ChunkSet::Starts& chunk_starts() const { return chunk_starts_; }  // of its ranks' coverage
   const Plan& plan() const { return plan_; }
+  // What the bits of its updates over matrices depend on (Device::MatrixProducts); empty: it has none.
+  const std::string& products() const { return products_; }
   const std::vector<std::string>& devices() const { return devices_; }  // labels, by shard
   const LayerGroups& layers() const { return layers_; }
   const std::string& canonical_spec() const { return canonical_spec_; }
@@ -207,6 +209,7 @@ class Run {
   const Plan plan_;
   const RunStorage storage_;
   const std::vector<std::string> devices_;
+  const std::string products_;
   const LayerGroups layers_;
   const uint32_t kept_;  // tensors that come with TakeOver
   RunStatusBoard board_;

@@ -97,12 +97,11 @@ absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest reques
   Log(LogLevel::kInfo, "run_created", "run created",
       {{"run_id", run_id}, {"bytes", run->plan().bytes.total()}, {"devices", absl::StrJoin(run->devices(), ",")}});
   if (HasMatrices(run->spec())) {
-    const kernels::MatrixProduct& product = kernels::FastestProduct();
-    const bool slow = product.multiply == kernels::PlainProduct().multiply;
+    const bool slow = run->products() == kernels::PlainProduct().library;
     Log(slow ? LogLevel::kWarn : LogLevel::kInfo, "matrix_products",
         slow ? "no OpenBLAS is found: matrix products take ten times as long; install libopenblas0-pthread"
              : "matrix products are made by a library",
-        {{"run_id", run_id}, {"library", product.library}});
+        {{"run_id", run_id}, {"library", run->products()}});
   }
   return Created{std::move(run), true};
 }
@@ -160,13 +159,14 @@ absl::StatusOr<Placement> RunRegistry::Admit(const RunSpec& spec) const {
 }
 
 absl::Status RunRegistry::AdmitRules(const RunSpec& spec) const {
-  if (!HasMatrices(spec) || options_.devices->at(0)->on_host()) return absl::OkStatus();
-  for (const GroupSpec& group : spec.groups) {
-    if (group.kernel->fit == nullptr) continue;
+  if (!HasMatrices(spec)) return absl::OkStatus();
+  for (size_t d = 0; d < options_.devices->size(); ++d) {
+    const absl::Status products = options_.devices->at(d)->MatrixProducts().status();
+    if (products.ok()) continue;
     options_.metrics->OnAdmissionRejected("rule");
     return absl::FailedPreconditionError(absl::StrCat(
-        "run '", spec.run_id, "': rule ", group.kernel->rule, " is not built for GPUs, and this daemon computes on ",
-        options_.devices->at(0)->label(), "; start it with device = cpu, or choose another rule"));
+        "run '", spec.run_id, "' has a rule over matrices, which this daemon cannot multiply: ", products.message(),
+        "; start it with device = cpu, or choose another rule"));
   }
   return absl::OkStatus();
 }

@@ -16,7 +16,7 @@ absl::Status RunRegistry::ReplayJournalOf(const CheckpointReader& checkpoint, ui
   const std::string folder = absl::StrCat(of_checkpoint.substr(0, of_checkpoint.rfind('/')), "/", kJournalFolder);
   const uint64_t step = checkpoint.manifest().step();
   auto chain = JournalChain(options_.storage->fs(), folder, base);
-  auto survey = chain.ok() ? SurveyJournal(options_.storage->fs(), *std::move(chain), step, Progress())
+  auto survey = chain.ok() ? SurveyJournal(options_.storage->fs(), *std::move(chain), step, run->products(), Progress())
                            : absl::StatusOr<JournalSurvey>(chain.status());
   absl::Status status = survey.status();
   if (status.ok()) status = run->Replay(*survey, base, step, Progress());

@@ -58,6 +58,7 @@ class StepExecutor {
     RunStorage storage = {};  // none: the spec has no checkpoints
     const std::string* canonical_spec = nullptr;
     std::string spec_sha256 = {};
+    std::string products = {};  // Run::products
   };
   // What an amended run goes on with.
   struct Past {

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "kernels/matrix/product.h"
 #include "server/run/step_executor.h"
 #include "server/storage/journal_files.h"
 #include "server/storage/journal_writer.h"
@@ -36,7 +35,7 @@ std::unique_ptr<Journal> StepExecutor::MakeJournal(const Environment& environmen
   return std::make_unique<Journal>(
       Journal::Environment{.run_id = spec_->run_id,
                            .spec_sha256 = environment.spec_sha256,
-                           .products = HasMatrices(*spec_) ? kernels::FastestProduct().library : "",
+                           .products = environment.products,
                            .tells_late = spec_->checkpoints->durability == DurabilityMode::kJournalSync,
                            .most_steps = spec_->checkpoints->journal_steps,
                            .strand = environment.strand,

@@ -167,7 +167,7 @@ class Bench {
     size_t compared = 0, differ = 0, pieces = 0, statistics = 0;
     std::string first;
     for (const kernels::Kernel& kernel : kernels::Kernels()) {
-      if (kernel.fit != nullptr) continue;  // only CPUs have it
+      if (kernel.fit != nullptr) continue;  // its bits are a library's
       if (!TimeIsLeft(0.5) || Failed(gpu.failure())) break;
       const testing::Outcome wanted = testing::TrainOn(&cpu, kernel), got = testing::TrainOn(gpu.device(), kernel);
       ++compared;

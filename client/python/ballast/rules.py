@@ -205,7 +205,7 @@ class Muon(Optimizer):
     Parameters of two dimensions are matrices, and those of four and five, a convolution's filters, one each row. Parameters
     of fewer, and those whose names match a pattern of `adamw`, become a param_group of their own with "rule": "adamw"; so
     it is of each group that is given and names no rule. The daemon has whole matrices, also those of parameters that FSDP2
-    has sharded: nothing is gathered among trainers. Only daemons on CPUs have the rule.
+    has sharded: nothing is gathered among trainers. A daemon on a GPU needs cuBLAS there.
 
     adjust_lr_fn: None or "original", lr times sqrt(max(1, rows / columns)); "match_rms_adamw", times 0.2 sqrt(max(rows,
         columns)): then an update is as large as AdamW's, and takes its lr and weight_decay.

@@ -7,7 +7,8 @@
 //
 // Walks the registry: every kernel with every gradient format, both roundings and all statistics, tensors of odd sizes
 // in one batch, ordinary and adversarial inputs, over several steps; loading, serving and scales of every master;
-// sums and measures of gradients; curvature probes; and what must be refused. Memory is poisoned before: past a
+// sums and measures of gradients; curvature probes; matrices that are made orthogonal, where there is cuBLAS; and what must be
+// refused. Memory is poisoned before: past a
 // gradient's end with NaN, between arrays with bytes that must still be there afterwards. Exit code 77 where there is
 // no GPU.
 #include "tests/kernels/cuda/gpu_identity.h"
@@ -64,6 +65,7 @@ void CompareAll(const Extent& extent, Findings* findings) {
   CompareSums(extent, stream, findings);
   CompareMeasures(extent, stream, findings);
   CompareProbes(extent, stream, findings);
+  CompareMatrices(extent, stream, findings);
   CheckRefusals(stream, findings);
 }
 

@@ -59,7 +59,8 @@ class Findings {
 };
 
 // gpu_identity_updates.cc: every kernel. gpu_identity_codecs.cc: loading, serving, scales, sums, measures, divisions;
-// and what is refused. gpu_identity_probes.cc: curvature.
+// and what is refused. gpu_identity_probes.cc: curvature. gpu_identity_matrices.cc: what a GPU makes orthogonal, which is near
+// what the CPU does, and the same every time.
 void CompareUpdates(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareManyTensors(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings);
@@ -67,6 +68,7 @@ void CompareDivisions(const Stream& stream, Findings* findings);
 void CompareSums(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareMeasures(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareProbes(const Extent& extent, const Stream& stream, Findings* findings);
+void CompareMatrices(const Extent& extent, const Stream& stream, Findings* findings);
 void CheckRefusals(const Stream& stream, Findings* findings);
 
 }  // namespace ballast::kernels

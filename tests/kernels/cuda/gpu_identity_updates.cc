@@ -93,11 +93,12 @@ struct Places {
       for (size_t p = 0; p < kernel.planes.size(); ++p) at[p] = states.Add(PlaneBytes(kernel.planes[p], n));
       statistics.push_back(figures.Add(TilesOf(n) * sizeof(TileStatistics)));
       sums.push_back(figures.Add(TilesOf(n) * sizeof(float)));
+      if (kernel.fit != nullptr) directions.push_back(matrices.Add(PaddedElements(n) * sizeof(float)));
     }
   }
-  Layout states, figures;
+  Layout states, figures, matrices;
   std::vector<std::array<uint64_t, kMaxPlanes>> planes;
-  std::vector<uint64_t> statistics, sums;
+  std::vector<uint64_t> statistics, sums, directions;
 };
 
 class Batch {
@@ -110,7 +111,8 @@ class Batch {
         stream_(stream),
         findings_(*findings),
         places_(kernel_, sizes),
-        states_(places_.states.size(), kGuardByte) {
+        states_(places_.states.size(), kGuardByte),
+        directions_(places_.matrices.size(), kUnwritten) {
     for (size_t i = 0; i < sizes.size(); ++i) SetWeights(i);
     states_.Upload(stream);
   }
@@ -130,6 +132,12 @@ class Batch {
       tiles += TilesOf(sizes_[i]);
     }
     const DeviceArray device_batch = Uploaded(batch, stream_);
+    if (kernel_.fit != nullptr) {
+      directions_.Upload(stream_);
+      Check(CudaKernels()[case_.kernel].direct(device_batch.as<DeviceUpdate>(), static_cast<int>(batch.size()), tiles,
+                                               stream_.get()),
+            "first pass of " + TitleOf(case_));
+    }
     const bool ordinary = std::ranges::all_of(batch, [](const DeviceUpdate& item) { return IsOrdinary(item.update); });
     Check(CudaKernels()[case_.kernel].update(device_batch.as<DeviceUpdate>(), static_cast<int>(batch.size()), tiles,
                                              ordinary, stream_.get()),
@@ -138,7 +146,7 @@ class Batch {
     for (size_t i = 0; i < sizes_.size(); ++i) wanted.push_back(OnHost(i, t, figures.host()));
     stream_.Wait("update of " + TitleOf(case_));
     return SameConstants(t, wanted, Downloaded<DeviceUpdate>(device_batch, stream_)) && SameFigures(t, figures) &&
-           SameStates(t);
+           SameDirections(t) && SameStates(t);
   }
 
   std::string Where(uint64_t t, size_t i) const {
@@ -177,9 +185,17 @@ class Batch {
   void SetPlanes(size_t i, std::byte* states, Update* u) const {
     for (size_t p = 0; p < kernel_.planes.size(); ++p) u->planes[p] = states + places_.planes[i][p];
   }
+  // Directions are taken as they are: gpu_identity_matrices.cc makes them orthogonal.
+  void SetDirection(size_t i, std::byte* directions, Update* u) const {
+    if (kernel_.fit == nullptr) return;
+    u->direction = reinterpret_cast<float*>(directions + places_.directions[i]);
+    u->rows = 1;
+    u->least_norm = kernel_.fit(1, std::max<uint64_t>(u->n, 1), u->constants);
+  }
   DeviceUpdate OnDevice(size_t i, uint64_t t, uint64_t first_tile, std::byte* figures) const {
     DeviceUpdate item{.update = Asked(i, t), .first_tile = first_tile, .tiles = nullptr, .sums = nullptr};
     SetPlanes(i, states_.device(), &item.update);
+    SetDirection(i, directions_.device(), &item.update);
     item.update.grad = gradients_.Of(i, item.update.grad_format, case_.input, t).device;
     item.tiles = reinterpret_cast<TileStatistics*>(figures + places_.statistics[i]);
     item.sums = reinterpret_cast<float*>(figures + places_.sums[i]);
@@ -189,6 +205,7 @@ class Batch {
   Update OnHost(size_t i, uint64_t t, std::byte* figures) {
     Update u = Asked(i, t);
     SetPlanes(i, states_.host(), &u);
+    SetDirection(i, directions_.host(), &u);
     u.grad = gradients_.Of(i, u.grad_format, case_.input, t).host;
     auto* statistics = reinterpret_cast<TileStatistics*>(figures + places_.statistics[i]);
     auto* sums = reinterpret_cast<float*>(figures + places_.sums[i]);
@@ -197,7 +214,7 @@ class Batch {
       kernel_.measure(u, 0, tiles, sums);
       double sum = 0;
       for (uint64_t tile = 0; tile < tiles; ++tile) sum += static_cast<double>(sums[tile]);
-      kernel_.finish(sum, u.n, u.constants);
+      if (kernel_.finish != nullptr) kernel_.finish(sum, u.n, u.constants);
     }
     kernel_.update(u, 0, tiles, statistics);
     uint64_t rejected = 0;
@@ -242,6 +259,13 @@ class Batch {
     return false;
   }
 
+  bool SameDirections(uint64_t t) {
+    if (kernel_.fit == nullptr) return true;
+    const std::vector<std::byte> got = directions_.Downloaded(stream_);
+    return findings_.Same(directions_.host(), got.data(), got.size(), sizeof(float),
+                          [&](uint64_t word) { return Where(t, 0) + ", direction " + std::to_string(word); });
+  }
+
   bool SameStates(uint64_t t) {
     const std::vector<std::byte> got = states_.Downloaded(stream_);
     if (std::memcmp(got.data(), states_.host(), got.size()) == 0) return true;
@@ -269,7 +293,7 @@ class Batch {
   const Stream& stream_;
   Findings& findings_;
   const Places places_;
-  Twin states_;
+  Twin states_, directions_;
   bool dry_ = false;  // the update in hand
 };
 
@@ -308,7 +332,7 @@ void CompareUpdates(const Extent& extent, const Stream& stream, Findings* findin
   const Sizes& sizes = extent.reduced ? few : all;
   Gradients gradients(sizes, stream);
   for (size_t k = 0; k < Kernels().size(); ++k) {
-    if (CudaKernels()[k].update != nullptr) CompareKernel(k, extent, sizes, &gradients, stream, findings);
+    CompareKernel(k, extent, sizes, &gradients, stream, findings);
   }
   findings->Expect(findings->rejected() > 0, "adversarial gradients have some blocks rejected");
   findings->Expect(findings->rejected() * 5 < findings->blocks(), "most blocks are not rejected");

@@ -40,12 +40,6 @@ struct Entry {
     for (uint64_t i = first; i < last; ++i) LockstepVector::StoreOnce(out + (i - first), tile.Measure(i));
   }
   static constexpr LockstepKernel Table() {
-    if constexpr (kIsOverMatrix<typename T::Rule>)
-      return {};  // not built for GPUs
-    else
-      return OnGpus();
-  }
-  static constexpr LockstepKernel OnGpus() {
     LockstepKernel kernel{&Run<Tile>, &Run<Tile>, nullptr, nullptr};
     if constexpr (kHasQuick<T>) kernel.update_ordinary = &Run<QuickTile>;
     if constexpr (T::Rule::kTwoPass) kernel.measure = &Measure;

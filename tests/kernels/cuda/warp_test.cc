@@ -25,11 +25,22 @@ Payload Roomy(Payload payload) {
   return payload;
 }
 
+// The first pass of a rule over matrices gives the CPU's directions, which the update is then to take.
+void ExpectSameDirections(const LockstepKernel& warp, const Update& u) {
+  const std::vector<float> wanted(u.direction, u.direction + PaddedElements(u.n));
+  std::vector<float> sums(TilesOf(u.n));
+  std::fill_n(u.direction, wanted.size(), std::numeric_limits<float>::quiet_NaN());
+  warp.measure(u, 0, sums.size(), sums.data());
+  EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), u.direction));
+}
+
 std::vector<TileStatistics> WarpStep(size_t k, Tensor* tensor, const Payload& grad, const StepOptions& options) {
   const LockstepKernel& warp = LockstepKernels()[k];
   Update u = tensor->MakeUpdate(grad, options);
   std::vector<TileStatistics> stats(tensor->tiles());
-  if (warp.measure != nullptr) {
+  if (tensor->kernel().fit != nullptr) {
+    ExpectSameDirections(warp, u);
+  } else if (warp.measure != nullptr) {
     std::vector<float> sums(tensor->tiles());
     warp.measure(u, 0, tensor->tiles(), sums.data());
     double sum = 0;
@@ -77,7 +88,6 @@ void ExpectSameBits(size_t k, size_t wire, bool stochastic, bool adversarial, ui
 Totals WalkAll(bool adversarial, uint64_t elements) {
   Totals totals;
   for (size_t k = 0; k < Kernels().size(); ++k) {
-    if (LockstepKernels()[k].update == nullptr) continue;
     for (size_t wire = 0; wire < WireFormats().size(); ++wire) {
       if (!WireFormats()[wire].gradient) continue;
       for (const bool stochastic : {false, true}) {
@@ -213,29 +223,31 @@ TEST(WarpTest, ProbingGivesTheSameBits) {
 }
 
 // Without statistics an update reads the gradient and every plane once and writes every plane once; the first pass of a
-// rule of two reads the gradient and one moment.
+// rule of two reads the gradient and one moment. Of a rule over matrices the first pass writes directions, which the update
+// reads.
 TEST(WarpTest, EveryByteMovesOnce) {
   constexpr uint64_t kWhole = 4 * kTile;
   const WireIndex bf16 = FindWireFormat("bf16");
   const Payload grad = Encoded(bf16, Normals(1).Vector(kWhole, 1e-3));
   for (size_t k = 0; k < Kernels().size(); ++k) {
     const Kernel& kernel = Kernels()[k];
-    if (LockstepKernels()[k].update == nullptr) continue;
     SCOPED_TRACE(NameOf(kernel));
+    const uint64_t directions = kernel.fit != nullptr ? kWhole * sizeof(float) : 0;
+    const PlaneKind measured = kernel.fit != nullptr ? PlaneKind::kMomentum : PlaneKind::kVariance;
     Tensor tensor(kernel, kWhole);
-    uint64_t planes = 0, variance = 0;
+    uint64_t planes = 0, moment = 0;
     for (const Plane& plane : kernel.planes) {
       planes += PlaneBytes(plane, kWhole);
-      if (plane.kind == PlaneKind::kVariance) variance += PlaneBytes(plane, kWhole);
+      if (plane.kind == measured) moment += PlaneBytes(plane, kWhole);
     }
     const Update u = tensor.MakeUpdate(grad, {.statistics = StatisticsLevel::kOff});
     std::vector<TileStatistics> stats(tensor.tiles());
     LockstepKernels()[k].update(u, 0, tensor.tiles(), stats.data());
-    EXPECT_EQ(LockstepBytesMoved(), 2 * kWhole + 2 * planes);
+    EXPECT_EQ(LockstepBytesMoved(), 2 * kWhole + 2 * planes + directions);
     if (kernel.measure == nullptr) continue;
     std::vector<float> sums(tensor.tiles());
     LockstepKernels()[k].measure(u, 0, tensor.tiles(), sums.data());
-    EXPECT_EQ(LockstepBytesMoved(), 2 * kWhole + variance);
+    EXPECT_EQ(LockstepBytesMoved(), 2 * kWhole + moment + directions);
   }
 }
 

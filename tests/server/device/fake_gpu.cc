@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
+#include "kernels/matrix/newton_schulz.h"
 #include "tests/kernels/cuda/lockstep_kernels.h"
 
 namespace ballast {
@@ -98,16 +100,37 @@ void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t, bo
     const kernels::LockstepKernel& warp = kernels::LockstepKernels()[kernel];
     for (DeviceUpdate* item = batch; item != batch + count; ++item) {
       const uint64_t tiles = kernels::TilesOf(item->update.n);
-      if (warp.measure != nullptr) {
+      if (const auto finish = kernels::Kernels()[kernel].finish; finish != nullptr) {
         warp.measure(item->update, 0, tiles, item->sums);
-        double sum = 0;
-        for (uint64_t t = 0; t < tiles; ++t) sum += static_cast<double>(item->sums[t]);
-        kernels::Kernels()[kernel].finish(sum, item->update.n, item->update.constants);
+        finish(std::accumulate(item->sums, item->sums + tiles, 0.0), item->update.n, item->update.constants);
       }
       (ordinary ? warp.update_ordinary : warp.update)(item->update, 0, tiles, item->tiles);
       if (IsWrong(item->update)) item->update.planes[0][1] ^= std::byte{1};
       if (state_->wrong == Wrong::kDry && item->update.dry) ++item->tiles->nonfinite;
     }
+  });
+}
+
+absl::StatusOr<std::string> FakeGpu::MatrixProducts() {
+  if (state_->has_products) return "products of a fake GPU";
+  return absl::FailedPreconditionError(absl::StrCat(label_, ": cuBLAS is not found"));
+}
+
+void FakeGpu::Direct(size_t kernel, const DeviceUpdate* batch, int count, uint64_t) {
+  Give(Stream::kCompute, [=] {
+    for (const DeviceUpdate* item = batch; item != batch + count; ++item) {
+      kernels::LockstepKernels()[kernel].measure(item->update, 0, kernels::TilesOf(item->update.n), item->sums);
+    }
+  });
+}
+
+// With the CPU's bits.
+void FakeGpu::Orthogonalize(const kernels::DeviceMatrix& m) {
+  Give(Stream::kCompute, [=] {
+    const kernels::Update& u = m.update->update;
+    const double squares = std::accumulate(m.update->sums, m.update->sums + kernels::TilesOf(u.n), 0.0);
+    kernels::OrthogonalizeMatrix(kernels::FastestProduct(), m.rows, m.columns, squares, u.least_norm, m.direction,
+                                 reinterpret_cast<float*>(m.room), &kernels::WorkAlone);
   });
 }
 

@@ -30,6 +30,7 @@ struct FakeGpuState {
   std::atomic<Wrong> wrong = Wrong::kNothing;
   std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
   std::atomic<int> copies_in = 0, loads_done = 0;
+  std::atomic<bool> has_products = true;
 
   absl::Mutex mu;
   bool held ABSL_GUARDED_BY(mu) = false;      // kCompute stands still
@@ -50,6 +51,9 @@ class FakeGpu final : public GpuDriver {
   void Copy(Stream stream, void* to, const void* from, uint64_t bytes) override;
   void Zero(Stream stream, void* to, uint64_t bytes) override;
   void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) override;
+  absl::StatusOr<std::string> MatrixProducts() override;
+  void Direct(size_t kernel, const kernels::DeviceUpdate* batch, int count, uint64_t tiles) override;
+  void Orthogonalize(const kernels::DeviceMatrix& matrix) override;
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override;
   void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override;
   void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,

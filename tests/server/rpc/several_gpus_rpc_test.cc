@@ -128,15 +128,16 @@ TEST_F(SeveralGpusRpcTest, ASpreadRunGoesBackOnAllOfThemAndItsSnapshotsTakeNoneO
   ExpectSteps(&t, 3, 5);
 }
 
-TEST_F(SeveralGpusRpcTest, ARuleThatGpusDoNotHaveIsRefusedByName) {
+TEST_F(SeveralGpusRpcTest, ARuleOverMatricesIsRefusedByNameWithoutALibrary) {
+  gpus_[1].has_products = false;
   v1::RunSpec spec = MakeSpec("r1", {{"a", {20, 10}}});
   spec.mutable_groups(0)->set_rule("muon");
   Start(Need(spec));
   const absl::Status status = CreateRun(spec).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(
-      std::string(status.message()),
-      HasSubstr("rule muon is not built for GPUs, and this daemon computes on cuda:0; start it with device = cpu"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("run 'r1' has a rule over matrices, which this daemon cannot "
+                                                       "multiply: cuda:1: cuBLAS is not found; start it with "
+                                                       "device = cpu, or choose another rule"));
 }
 
 TEST_F(SeveralGpusRpcTest, ARunThatFitsNowhereIsRefusedWithTheRoomOfEachGpu) {

@@ -97,7 +97,7 @@ TEST_F(TrainRpcTest, EveryKernelRoundingAndFormatTrains) {
   std::set<std::string> masters;
   size_t n = 0;
   for (const kernels::Kernel& kernel : kernels::Kernels()) {
-    if (kernel.fit != nullptr) continue;  // for CPUs and matrices: muon_rpc_test.cc
+    if (kernel.fit != nullptr) continue;  // muon_rpc_test.cc
     const size_t times = masters.insert(kernel.master).second ? servings.size() : 1;
     for (size_t i = 0; i < times; ++i) {
       v1::RunSpec spec = SmallSpec();
