@@ -15,7 +15,8 @@
 // no cache holds them; the tensors of a model are one batch, one launch.
 //
 // Bytes of a parameter: every plane read and written once, the gradient (bf16) read once; the first pass of a rule of
-// two is not counted, and so lowers its share. The copy reads half of these bytes and writes half.
+// two is not counted, and so lowers its share. The copy reads half of these bytes and writes half. Rules over matrices are
+// timed by themselves: gpu_matrices.h.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -25,7 +26,9 @@
 #include <iostream>
 
 #include "kernels/registry.h"
+#include "tests/bench/gpu_matrices.h"
 #include "tests/bench/gpu_tensors.h"
+#include "tests/bench/gpu_timer.h"
 
 namespace ballast::kernels {
 namespace {
@@ -96,38 +99,6 @@ class Copier {
 };
 
 // Time between two events of a stream.
-class Timer {
- public:
-  Timer() {
-    for (cudaEvent_t& event : events_) Check(cudaEventCreate(&event), "cudaEventCreate");
-  }
-  Timer(const Timer&) = delete;
-  ~Timer() {
-    for (cudaEvent_t event : events_) cudaEventDestroy(event);
-  }
-  double Seconds(const std::function<void()>& work, const Stream& stream) {
-    Check(cudaEventRecord(events_[0], stream.get()), "cudaEventRecord");
-    work();
-    Check(cudaEventRecord(events_[1], stream.get()), "cudaEventRecord");
-    Check(cudaEventSynchronize(events_[1]), "cudaEventSynchronize");
-    float ms = 0;
-    Check(cudaEventElapsedTime(&ms, events_[0], events_[1]), "cudaEventElapsedTime");
-    return static_cast<double>(ms) / 1e3;
-  }
-
- private:
-  cudaEvent_t events_[2];
-};
-
-// The quartiles, as a JSON list.
-std::string Quartiles(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const auto at = [&](double share) {
-    return std::to_string(values[static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)))]);
-  };
-  return std::string("[").append(at(0.25)).append(", ").append(at(0.5)).append(", ").append(at(0.75)).append("]");
-}
-
 struct Variant {
   std::string rounding, statistics;
   std::function<void()> launch;
@@ -141,6 +112,7 @@ class Bench {
 
   // Returns whether no block of any case was rejected.
   bool All() {
+    BenchMatrices(options_.rounds, stream_, out_);
     for (const Work& work : AllWork(options_)) {
       for (const Triple& triple : kTriples) Case(triple, work);
     }

@@ -125,6 +125,50 @@ def measure(name: str, elements: int, rounds: int) -> dict:
     }
 
 
+# Rows and columns, as gpu_matrices.cc has them.
+MATRICES = ((1024, 1024), (4096, 4096), (4096, 14336), (14336, 4096))
+
+
+def matrix_sides(rows: int, columns: int) -> dict:
+    """What is done of one matrix, by what it is called: torch's rule, and the products that any such step needs."""
+    import torch
+
+    parameter = torch.nn.Parameter(0.02 * torch.randn(rows, columns, device="cuda"))
+    parameter.grad = 1e-3 * torch.randn(rows, columns, device="cuda")
+    muon = torch.optim.Muon([parameter])
+    x = torch.randn(min(rows, columns), max(rows, columns), device="cuda", dtype=torch.bfloat16)
+
+    def products():
+        for _ in range(5):
+            gram = x @ x.T
+            (gram @ gram) @ x
+
+    return {"torch.optim.Muon": muon.step, "matrix products alone, torch in bf16": products}
+
+
+def measure_matrices(rounds: int, out):
+    import torch
+
+    for rows, columns in MATRICES:
+        name = f"{rows} x {columns}"
+        try:
+            sides = matrix_sides(rows, columns)
+            taken = {what: [] for what in sides}
+            for turn in range(rounds + 3):
+                for what, work in sides.items():
+                    seconds = seconds_of(work)
+                    if turn >= 3:
+                        taken[what].append(1e3 * seconds)
+        except Exception as error:  # A peer may fail in any way; the line says in which.
+            print(json.dumps({"matrix": name, "what": "torch", "skipped": reason(error)}), file=out, flush=True)
+            continue
+        for what, ms in taken.items():
+            print(
+                json.dumps({"matrix": name, "what": what, "ms": quartiles(ms), "rounds": rounds}), file=out, flush=True
+            )
+        torch.cuda.empty_cache()
+
+
 def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -133,6 +177,7 @@ def measure_all(options, out):
     import torch
 
     began = time.monotonic()
+    measure_matrices(options.rounds, out)
     for bits in (20, 24, 28, 30):
         for name in PEERS:
             if bits > options.largest:

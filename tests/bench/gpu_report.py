@@ -86,7 +86,7 @@ def bench(folder: Path) -> list[str]:
     if not rows:
         return [f"Updates: {UNMEASURED}."]
     cells = []
-    for row in rows:
+    for row in [row for row in rows if "matrix" not in row]:
         tensors = row.get("tensors", "")
         if row.get("count", 1) > 1 and not tensors.startswith("2^"):
             tensors += f" ({row['count']} tensors)"
@@ -170,10 +170,22 @@ def peers(folder: Path) -> list[str]:
     if not rows:
         return [f"Peers: {UNMEASURED}."]
     cells = []
-    for row in rows:
+    for row in [row for row in rows if "matrix" not in row]:
         size = f"2^{row['elements'].bit_length() - 1}" if "elements" in row else ""
         cells.append([row.get("peer", ""), row.get("version", ""), size, *figures(row)])
     return table(["peer", "version", "elements", *HEAD], cells)
+
+
+def matrices(folder: Path) -> list[str]:
+    rows = [row for name in ("bench", "peers") for row in json_lines(folder / f"{name}.jsonl") if "matrix" in row]
+    if not rows:
+        return [f"Updates over matrices: {UNMEASURED}."]
+    rows.sort(key=lambda row: row["matrix"])
+    cells = []
+    for row in rows:
+        ms = spread(row["ms"]) if "ms" in row else f"{UNMEASURED}: {row.get('skipped')}"
+        cells.append([row["matrix"], row["what"], ms, str(row.get("rounds", ""))])
+    return table(["matrix", "what", "ms", "rounds"], cells)
 
 
 def training(folder: Path) -> list[str]:
@@ -245,6 +257,7 @@ def main() -> int:
     ]
     lines += ["", "## The daemon's device layer", "", *device(folder)]
     lines += ["", "## Optimizers of others", "", *peers(folder)]
+    lines += ["", "## Updates over matrices", "", *matrices(folder)]
     lines += ["", "## Training", "", *training(folder)]
     lines += ["", "## A trainer whose model is on the GPU", "", *trainer(folder)]
     lines += ["", "## Layers in 8 bits on the GPU", "", *layers(folder)]
