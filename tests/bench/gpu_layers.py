@@ -4,8 +4,8 @@
     gpu_layers.py FOLDER [--device cuda] [--json FILE] [--seconds S] [--rounds N] [--tiny]
 
 FOLDER holds bin/ballastd (`deploy/setup.sh portable`). Three parts:
-  products  int8's against sums of integers; a layer's output, gradient of the input and gradient of the weight against those of
-            the same layer on the CPU: of int8 the first two to the bit
+  products  int8's against sums of integers; what is done in one pass on a GPU against the CPU's bits; a layer's output
+            and gradients against those of the same layer on the CPU: of int8 the first two to the bit
   trainings a small transformer whose layers compute in the codes that the daemon serves, on a daemon on the GPU and on one on
             CPUs: the same losses to the bit, one byte a parameter, and at the end the daemon's weights
   speed     forward and backward of one linear layer, width to 4 * width, in bf16: nn.Linear and each layer of ballast.nn, as it
@@ -67,6 +67,45 @@ def integers_agree(device: str) -> bool:
     return True
 
 
+def operations(x, factors, weight, device: str) -> dict[str, list]:
+    """What of a layer is to be the same to the bit on every device, of these fp32 matrices, by what it is called."""
+    import torch
+    from ballast import served_codes
+    from ballast.nn import float8, fused, int8
+
+    x, factors, weight = x.to(device), factors.to(device), weight.to(device)
+    made, largest = int8.quantize_rows(x)
+    codes = served_codes.encode(weight, "int8-row")
+    found = {
+        "codes of rows": [made, largest, *int8.quantize_rows(x, factors)],
+        "codes of rows, bf16": list(int8.quantize_rows(x.bfloat16(), factors)),
+        "transposed": [fused.transposed(made).contiguous()],
+        "product": [int8.product(made, codes.codes, largest, codes.scales, factors[: len(weight)], torch.float32)],
+        "product, bf16": [int8.product(made, codes.codes, largest, None, None, torch.bfloat16)],
+    }
+    for name in served_codes.CODES:
+        served = served_codes.encode(weight, name)
+        found[name] = [served.codes, served.scales, served.decode(torch.float32), served.decode(torch.bfloat16)]
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        for scaled in (False, True):
+            found[f"{dtype}, {scaled}"] = list(float8.to_fp8(1000 * x, dtype, scaled))
+    return {name: [t.cpu().contiguous().view(torch.uint8) for t in tensors] for name, tensors in found.items()}
+
+
+def check_operations(device: str, out) -> bool:
+    import torch
+
+    well = True
+    for rows, columns in ((1, 16), (100, 528), (129, 1024), (300, 9000)):
+        x, factors, weight = random(rows, columns, seed=1), random(columns, seed=2).abs(), random(8, columns, seed=3)
+        x[-1, 0] = 0
+        wanted, got = operations(x, factors, weight, "cpu"), operations(x, factors, weight, device)
+        other = [name for name in wanted if not all(map(torch.equal, wanted[name], got[name]))]
+        row = {"check": f"operations on {rows} x {columns}: the CPU's bits", "error": ", ".join(other)}
+        well &= check(row, not other, out)
+    return well
+
+
 def passed_through(layer, x, gradient) -> list:
     """Output, and the gradients of input, weight and bias; in fp64, on the CPU."""
     x = x.detach().requires_grad_()
@@ -104,6 +143,7 @@ def check_layer(name: str, dtype: str, device: str, out) -> bool:
 
 def check_products(device: str, out) -> bool:
     well = check({"check": "int8: sums of integers"}, integers_agree(device), out)
+    well &= check_operations(device, out)
     for name in layers():
         for dtype in ("float32", "bfloat16"):
             well &= check_layer(name, dtype, device, out)
@@ -251,6 +291,7 @@ def time_all(options, out) -> None:
         if time.monotonic() - began > options.seconds:
             print(json.dumps({"layer": "all", "width": width, "skipped": "no time left"}), file=out, flush=True)
             continue
+        torch.compiler.reset()  # so many compiled layers, of one forward(), as there may be
         time_width(width, 16384 if not options.tiny else 64, options, out)
         if options.device == "cuda":
             torch.cuda.empty_cache()

@@ -27,7 +27,7 @@ class ServedCodes:
         """The weights, as the client decodes them: rounded once, to the nearest, and finite."""
         values = self.codes.float()
         if self.scales.numel():
-            values = values * _spread(self.scales, self.codes.shape) / MOST
+            values = divided(values * _spread(self.scales, self.codes.shape), MOST)
         most = torch.finfo(dtype).max
         return values.clamp(-most, most).to(dtype)
 
@@ -74,6 +74,11 @@ def quantize(values: Tensor, scales: Tensor) -> Tensor:
     """int8 codes of fp32 values; scales: broadcast to them. 0 where a scale is 0."""
     codes = (MOST * values / scales).round_().clamp_(-MOST, MOST)
     return torch.where(scales == 0, 0.0, codes).to(torch.int8)
+
+
+def divided(x: Tensor, by: float) -> Tensor:
+    """x / by, rounded once: on a GPU torch multiplies by the reciprocal of a number, but not of a tensor."""
+    return x / x.new_full((), by) if x.device.type == "cuda" else x / by
 
 
 def saturate(values: Tensor, dtype: torch.dtype) -> Tensor:

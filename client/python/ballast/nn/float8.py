@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.nn import fused
 from ballast.nn.coded_linear import CodedLinear
-from ballast.served_codes import ServedCodes, saturate
+from ballast.nn.fused import transposed
+from ballast.served_codes import ServedCodes, divided, saturate
 
 
 class Float8Linear(CodedLinear):
@@ -67,56 +69,82 @@ class _Fp8:
     scaled: bool
     both: bool
 
-    def output(self, x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def output(
+        self, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         made, scale = to_fp8(x, torch.float8_e4m3fn, self.scaled)
-        return _product(made, codes.t(), scale, scales), (made, scale) if self.both else (x,)
+        return _product(made, codes, scale, scales, bias, x.dtype), (made, scale) if self.both else (x,)
 
     def gradients(
         self, gradient: Tensor, codes: Tensor, scales: Tensor, kept: tuple[Tensor, ...], wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         made, scale = to_fp8(gradient, torch.float8_e5m2, self.scaled)
-        of_x = _product(made, codes, scale, scales) if wanted[0] else None
+        of_x = _product(made, transposed(codes), scale, scales, None, gradient.dtype) if wanted[0] else None
         if not wanted[1]:
             return of_x, None
-        return of_x, _product(made.t(), kept[0], scale, kept[1]) if self.both else gradient.t() @ kept[0]
+        if not self.both:
+            return of_x, gradient.t() @ kept[0]
+        return of_x, _product(transposed(made), transposed(kept[0]), scale, kept[1], None, torch.float32)
 
 
 def to_fp8(x: Tensor, dtype: torch.dtype, scaled: bool) -> tuple[Tensor, Tensor]:
     """x in fp8, to the nearest, ties to even; and what a code is to be multiplied by, fp32 [1]; none where it is not scaled.
     A tensor with a NaN or an infinity has a scale that is not finite, or such codes."""
-    values = x.detach().float()
+    x = x.detach()
     if not scaled:
-        return saturate(values, dtype), values.new_empty(0)
-    largest = values.abs().amax().reshape(1) if values.numel() else values.new_zeros(1)
+        return _rounded(x, None, dtype), torch.empty(0, dtype=torch.float32, device=x.device)
+    largest = _largest(x)
     most = torch.finfo(dtype).max
     factor = torch.where(largest == 0, 1.0, most / largest).clamp(max=torch.finfo(torch.float32).max)
-    return saturate(values * factor, dtype), torch.where(largest == 0, 0.0, largest / most)
+    return _rounded(x, factor, dtype), torch.where(largest == 0, 0.0, divided(largest, most))
 
 
-def _product(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor:
-    """fp32, of fp8 [m, k] and [k, n]."""
+def _largest(x: Tensor) -> Tensor:
+    """|x|, fp32 [1]; a NaN where there is one."""
+    if not x.numel():
+        return torch.zeros(1, dtype=torch.float32, device=x.device)
+    low, high = torch.aminmax(x)
+    return torch.maximum(-low, high).float().reshape(1)
+
+
+def _rounded(x: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """fp8 codes of x, or of its product with the factor."""
+    kernels = fused.kernels(x)
+    if kernels is not None and x.is_contiguous():
+        codes: Tensor = kernels.saturate(x, factor, dtype)
+        return codes
+    return saturate(x.float() if factor is None else x.float() * factor, dtype)
+
+
+def _product(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """fp8 a [m, k] times the transpose of fp8 b [n, k], times their scales where they have any, and the bias; rounded once."""
     if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device) >= (8, 9):
-        return _on_tensor_cores(a, b, of_a, of_b)
-    product = a.float() @ b.float()
+        return _on_tensor_cores(a, b, of_a, of_b, bias, dtype)
+    product = a.float() @ b.t().float()
     for scale in (of_a, of_b):
         product = product * scale if scale.numel() else product
-    return product
+    return (product if bias is None else product + bias.float()).to(dtype)
 
 
 # torch._scaled_mm takes rows by so many, of which the last dimension is then the sum's.
 _ROWS = 16
 
 
-def _on_tensor_cores(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> Tensor:
+def _on_tensor_cores(
+    a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     one = torch.ones((), dtype=torch.float32, device=a.device)
     m, k = a.shape
     more = (-m % _ROWS, -k % _ROWS)
     if any(more):
         a = torch.nn.functional.pad(a.view(torch.uint8), (0, more[1], 0, more[0])).view(a.dtype)
-        b = torch.nn.functional.pad(b.view(torch.uint8), (0, 0, 0, more[1])).view(b.dtype)
+        b = torch.nn.functional.pad(b.contiguous().view(torch.uint8), (0, more[1])).view(b.dtype)
     scale_a, scale_b = (scale.reshape(()) if scale.numel() else one for scale in (of_a, of_b))
-    columns = b.t().contiguous().t()  # cuBLASLt takes the second one by columns
+    # It adds a bias of the output's dtype, where that is one of 16 bits.
+    adds = bias is None or (bias.dtype == dtype and dtype != torch.float32)
+    options = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": dtype if adds else torch.float32}
     multiply: Any = torch._scaled_mm  # torch declares another
-    product: Any = multiply(a.contiguous(), columns, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
+    product: Any = multiply(a.contiguous(), b.contiguous().t(), bias=bias if adds else None, **options)
     first: Tensor = product[0] if isinstance(product, tuple) else product  # torch up to 2.4 gives the largest |x| too
-    return first[:m]
+    result = first[:m]
+    return result if adds or bias is None else (result + bias.float()).to(dtype)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ballast.compiling import is_compiling
-from ballast.served_codes import MOST, quantize
+from ballast.nn import fused
+from ballast.served_codes import MOST, divided, quantize
 
 # So many products of two codes, at most 127 * 127 each, fp32 adds without rounding, in any order.
 _EXACT = 1024
@@ -18,17 +19,35 @@ MOST_SUMMED = (2**31 - 1) // 127**2
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """int8 codes of a matrix [rows, columns], each row by its largest |x|; and those, fp32 [rows, 1]. A row with a NaN or an
-    infinity has a scale that is not finite, and so has every product with it."""
-    values = x.float()
+    infinity has a scale that is not finite, and so has every product with it. factors: fp32, one for each column, which x is
+    multiplied by before."""
+    kernels = fused.kernels(x)
+    if kernels is not None:
+        codes, largest = kernels.quantize_rows(x, factors)
+        return codes, largest
+    values = x.float() if factors is None else x.float() * factors
     scales = values.abs().amax(-1, keepdim=True)
     return quantize(values, scales), scales
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     """fp32."""
-    return codes.float() * (scales / MOST)
+    return codes.float() * divided(scales, MOST)
+
+
+def product(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """int8 a [m, k] times the transpose of int8 b [n, k]; times their scales, of_a [m, 1] and of_b [1] or [n]; and the bias: [m, n],
+    rounded once."""
+    kernels = fused.kernels(a)
+    if kernels is not None:
+        made: Tensor = kernels.multiply(a, b, of_a, of_b, bias, dtype)
+        return made
+    result = matmul(a, b.t()) * divided(of_a, MOST)
+    if of_b is not None:
+        result = result * divided(of_b, MOST)
+    return (result if bias is None else result + bias.float()).to(dtype)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

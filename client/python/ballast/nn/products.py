@@ -11,17 +11,19 @@ from torch.autograd.function import once_differentiable
 
 
 class Arithmetic(Protocol):
-    """How matrices are multiplied with a weight [out, in] that is codes and their scales. Results are fp32, or what they are
-    to be rounded to."""
+    """How matrices are multiplied with a weight [out, in] that is codes and their scales."""
 
-    def output(self, x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """x [rows, in] times the weight, [rows, out]; and what backward keeps of x."""
+    def output(
+        self, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """x [rows, in] times the weight, and the bias: [rows, out] in x's dtype, rounded once; and what backward keeps of x."""
         ...
 
     def gradients(
         self, gradient: Tensor, codes: Tensor, scales: Tensor, kept: tuple[Tensor, ...], wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Of the output's gradient [rows, out]: x's [rows, in], and the weight's [out, in]; those that are wanted."""
+        """Of the output's gradient [rows, out]: x's [rows, in], and the weight's [out, in]; those that are wanted; in its dtype
+        or fp32."""
         ...
 
 
@@ -55,13 +57,11 @@ class _Multiply(torch.autograd.Function):
         arithmetic: Arithmetic,
     ) -> Tensor:
         with _in_full(x):
-            output, kept = arithmetic.output(x.reshape(-1, x.shape[-1]), codes, scales)
-        if bias is not None:
-            output = output + bias.float()
+            output, kept = arithmetic.output(x.reshape(-1, x.shape[-1]), codes, scales, bias)
         ctx.save_for_backward(weight, codes, scales, *(kept if ctx.needs_input_grad[1] else ()))
         ctx.arithmetic = arithmetic
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return output.to(x.dtype).reshape(*x.shape[:-1], codes.shape[0])
+        return output.reshape(*x.shape[:-1], codes.shape[0])
 
     @staticmethod
     @once_differentiable

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.nn.coded_linear import CodedLinear
-from ballast.nn.int8 import MOST_SUMMED, dequantize, matmul, quantize_rows
-from ballast.served_codes import MOST
+from ballast.nn.fused import transposed
+from ballast.nn.int8 import MOST_SUMMED, dequantize, product, quantize_rows
+from ballast.served_codes import MOST, divided
 
 # By variant: what the weight is quantized in, and whether backward keeps the input as codes.
 _VARIANTS = {"global": ("int8-tensor", False), "m": ("int8-tensor", True), "q": ("int8-row", False)}
@@ -30,8 +31,9 @@ class SwitchBackLinear(CodedLinear):
         scales go into G before it is quantized, where the paper quantizes W a second time, by column. So the codes that
         were served are all that backward needs.
 
-    On CUDA the products are torch._int_mm's, and both features multiples of 8; on CPUs oneDNN's, where these are exact, else
-    fp32's of the codes. The sums are exact everywhere.
+    On CUDA both features are multiples of 8, and the products those of ballast.nn.triton_kernels, or of torch._int_mm without
+    Triton and under torch.compile; on CPUs oneDNN's, where these are exact, else fp32's of the codes. The sums are exact
+    everywhere.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class _Int8:
 
     keeps_codes: bool
 
-    def output(self, x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def output(
+        self, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         made, largest = quantize_rows(x)
-        product = matmul(made, codes.t()) * (largest / MOST) * (scales / MOST)
-        return product, (made, largest) if self.keeps_codes else (x,)
+        y = product(made, codes, largest, scales, bias, x.dtype)
+        return y, (made, largest) if self.keeps_codes else (x,)
 
     def gradients(
         self, gradient: Tensor, codes: Tensor, scales: Tensor, kept: tuple[Tensor, ...], wanted: tuple[bool, bool]
@@ -84,9 +88,7 @@ class _Int8:
 
 
 def _of_input(gradient: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """G W in fp32."""
-    if scales.numel() == 1:
-        made, largest = quantize_rows(gradient)
-        return matmul(made, codes) * (largest / MOST) * (scales / MOST)
-    made, largest = quantize_rows(gradient.float() * (scales / MOST))
-    return matmul(made, codes) * (largest / MOST)
+    """G W."""
+    of_rows = None if scales.numel() == 1 else divided(scales, MOST)
+    made, largest = quantize_rows(gradient, of_rows)
+    return product(made, transposed(codes), largest, scales if of_rows is None else None, None, gradient.dtype)
