@@ -53,6 +53,8 @@ const std::vector<Triple> kTriples = {
     {"stable_adamw", "split24", "companded8", {true}},
     {"lion", "split24", "companded8", {true}},
     {"sgd", "split24", "companded8", {true}},
+    {"collage_plus", "mcf", "mcf", {false}},
+    {"adamw", "mcf8", "companded8", {true}},
     {"adamw", "fp32", "fp32", {false}},
 };
 
