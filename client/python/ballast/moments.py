@@ -81,7 +81,7 @@ def moments_of(
 def _check_slots(moments: Moments, key: object, rule: str) -> None:
     """Of another rule's state, as of a group that was trained by AdamW and is to be by Muon."""
     kept = slot_names(rule)
-    if moments.slots and moments.slots.keys() != kept.keys():
+    if not set(moments.names.values()) <= set(kept.values()):
         raise Rejected(
             f"the state of parameter {key} holds {', '.join(moments.names.values())}, and the rule {rule} keeps "
             f"{', '.join(kept.values())}: it is of another optimizer"
