@@ -65,8 +65,8 @@ struct Parts {
 // The few of its functions that are needed, as cublas_v2.h declares them; they are found by name in whichever version there is.
 class CudaOrthogonalizer::Cublas {
  public:
-  // Whether all were found and a handle made.
-  bool Open(CudaStream stream, std::string* why);
+  // Whether the library of that name is there, has them, and makes a handle.
+  bool Open(const char* name, CudaStream stream);
   ~Cublas() {
     if (handle_ != nullptr) destroy_(handle_);
     cudaFree(workspace_);
@@ -112,18 +112,9 @@ class CudaOrthogonalizer::Cublas {
                    cudaDataType, int, const void*, void*, cudaDataType, int, int, int) = nullptr;
 };
 
-bool CudaOrthogonalizer::Cublas::Open(CudaStream stream, std::string* why) {
-  void* library = nullptr;
-  for (const char* name : {"libcublas.so.13", "libcublas.so.12", "/usr/local/cuda/lib64/libcublas.so.13",
-                           "/usr/local/cuda/lib64/libcublas.so.12"}) {
-    if (library == nullptr) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-  }
-  if (library == nullptr) {
-    *why =
-        "cuBLAS (libcublas.so.13 or .12) is not found: install CUDA's package libcublas, or name its folder in "
-        "LD_LIBRARY_PATH";
-    return false;
-  }
+bool CudaOrthogonalizer::Cublas::Open(const char* name, CudaStream stream) {
+  void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return false;
   const bool found = Find(library, "cublasCreate_v2", &create_) && Find(library, "cublasDestroy_v2", &destroy_) &&
                      Find(library, "cublasGetVersion_v2", &version_) &&
                      Find(library, "cublasSetStream_v2", &set_stream_) &&
@@ -133,8 +124,7 @@ bool CudaOrthogonalizer::Cublas::Open(CudaStream stream, std::string* why) {
   const bool opened = found && create_(&handle_) == 0 && set_stream_(handle_, stream) == 0 &&
                       cudaMalloc(&workspace_, kWorkspace) == cudaSuccess &&
                       set_workspace_(handle_, workspace_, kWorkspace) == 0 && set_math_mode_(handle_, kSumsInFp32) == 0;
-  if (!opened)
-    *why = found ? "cuBLAS makes no handle on this GPU" : "the cuBLAS of this machine lacks functions of version 12";
+  if (!opened) cudaGetLastError();  // a refusal is no failure of the device
   return opened;
 }
 
@@ -143,10 +133,18 @@ CudaOrthogonalizer::CudaOrthogonalizer(std::unique_ptr<Cublas> cublas, CudaStrea
 CudaOrthogonalizer::~CudaOrthogonalizer() = default;
 
 std::unique_ptr<CudaOrthogonalizer> CudaOrthogonalizer::Open(CudaStream stream, std::string* why) {
-  auto cublas = std::make_unique<Cublas>();
-  if (!cublas->Open(stream, why)) return nullptr;
-  std::string library = "cuBLAS " + cublas->Version();
-  return std::unique_ptr<CudaOrthogonalizer>(new CudaOrthogonalizer(std::move(cublas), stream, std::move(library)));
+  for (const char* name : {"libcublas.so.13", "libcublas.so.12", "/usr/local/cuda/lib64/libcublas.so.13",
+                           "/usr/local/cuda/lib64/libcublas.so.12"}) {
+    auto cublas = std::make_unique<Cublas>();
+    if (!cublas->Open(name, stream)) continue;
+    std::string library = "cuBLAS " + cublas->Version();
+    return std::unique_ptr<CudaOrthogonalizer>(new CudaOrthogonalizer(std::move(cublas), stream, std::move(library)));
+  }
+  *why =
+      "cuBLAS (libcublas.so.13 or .12) is not found, or makes no handle on this GPU, whose memory is to have 32 MiB "
+      "for it: "
+      "install CUDA's package libcublas, or name its folder in LD_LIBRARY_PATH";
+  return nullptr;
 }
 
 // To cuBLAS, which goes by columns, a matrix of rows is its transpose: X is `columns` x `rows` there, with that many between

@@ -160,13 +160,24 @@ absl::StatusOr<Placement> RunRegistry::Admit(const RunSpec& spec) const {
 
 absl::Status RunRegistry::AdmitRules(const RunSpec& spec) const {
   if (!HasMatrices(spec)) return absl::OkStatus();
-  for (size_t d = 0; d < options_.devices->size(); ++d) {
-    const absl::Status products = options_.devices->at(d)->MatrixProducts().status();
-    if (products.ok()) continue;
+  const auto refusal = [&](absl::string_view why) {
     options_.metrics->OnAdmissionRejected("rule");
-    return absl::FailedPreconditionError(absl::StrCat(
-        "run '", spec.run_id, "' has a rule over matrices, which this daemon cannot multiply: ", products.message(),
-        "; start it with device = cpu, or choose another rule"));
+    return absl::FailedPreconditionError(absl::StrCat("run '", spec.run_id, "' has a rule over matrices, ", why));
+  };
+  const std::vector<DevicePool::State> states = options_.devices->Read();
+  std::string all;  // have these
+  for (size_t d = 0; d < states.size(); ++d) {
+    if (!states[d].failure.ok()) continue;  // no run comes to it
+    const absl::StatusOr<std::string> products = options_.devices->at(d)->MatrixProducts();
+    if (!products.ok()) {
+      return refusal(absl::StrCat("which this daemon cannot multiply: ", products.status().message(),
+                                  "; start it with device = cpu, or choose another rule"));
+    }
+    if (!all.empty() && all != *products) {
+      return refusal(absl::StrCat("whose bits would be those of the GPU that it is placed on, ", all, " or ", *products,
+                                  "; start a daemon for each kind of GPU"));
+    }
+    all = *products;
   }
   return absl::OkStatus();
 }

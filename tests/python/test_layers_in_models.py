@@ -202,6 +202,24 @@ def test_batches_without_rows(shape: tuple[int, ...], layer: bnn.CodedLinear) ->
     assert y.shape == (*shape[:-1], 8) and inputs.grad is not None and inputs.grad.shape == shape
 
 
+@pytest.mark.parametrize("shape", [(5, 16), (2, 5, 16), (16,)], ids=str)
+def test_what_a_layer_gives_may_be_written_to(shape: tuple[int, ...], layer: bnn.CodedLinear) -> None:
+    found = []
+    for inplace in (False, True):
+        layer.zero_grad()
+        y = nn.functional.relu(layer(x(*shape)), inplace=inplace)
+        y.square().sum().backward()
+        assert layer.weight.grad is not None
+        found.append([y.detach().clone(), layer.weight.grad.clone()])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_bias_that_is_no_memory_of_its_own(layer: bnn.CodedLinear) -> None:
+    spread = {"bias": torch.ones(1).expand(8)}
+    given = torch.func.functional_call(layer, spread, (x(3, 16),))
+    assert torch.equal(given, torch.func.functional_call(layer, {"bias": torch.ones(8)}, (x(3, 16),)))
+
+
 @pytest.mark.parametrize("size", [1e-37, 1e-30, 1e30])
 def test_tiny_and_large_numbers_stay_finite(size: float, layer: bnn.CodedLinear) -> None:
     inputs = (x(4, 16) * size).requires_grad_()

@@ -112,7 +112,7 @@ void FakeGpu::Update(size_t kernel, DeviceUpdate* batch, int count, uint64_t, bo
 }
 
 absl::StatusOr<std::string> FakeGpu::MatrixProducts() {
-  if (state_->has_products) return "products of a fake GPU";
+  if (!state_->products.empty()) return state_->products;
   return absl::FailedPreconditionError(absl::StrCat(label_, ": cuBLAS is not found"));
 }
 

@@ -30,7 +30,7 @@ struct FakeGpuState {
   std::atomic<Wrong> wrong = Wrong::kNothing;
   std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
   std::atomic<int> copies_in = 0, loads_done = 0;
-  std::atomic<bool> has_products = true;
+  std::string products = "products of a fake GPU";  // empty: none; as it was when the device was made
 
   absl::Mutex mu;
   bool held ABSL_GUARDED_BY(mu) = false;      // kCompute stands still

@@ -129,7 +129,7 @@ TEST_F(SeveralGpusRpcTest, ASpreadRunGoesBackOnAllOfThemAndItsSnapshotsTakeNoneO
 }
 
 TEST_F(SeveralGpusRpcTest, ARuleOverMatricesIsRefusedByNameWithoutALibrary) {
-  gpus_[1].has_products = false;
+  gpus_[1].products = "";
   v1::RunSpec spec = MakeSpec("r1", {{"a", {20, 10}}});
   spec.mutable_groups(0)->set_rule("muon");
   Start(Need(spec));
@@ -138,6 +138,15 @@ TEST_F(SeveralGpusRpcTest, ARuleOverMatricesIsRefusedByNameWithoutALibrary) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("run 'r1' has a rule over matrices, which this daemon cannot "
                                                        "multiply: cuda:1: cuBLAS is not found; start it with "
                                                        "device = cpu, or choose another rule"));
+}
+
+TEST_F(SeveralGpusRpcTest, ARuleOverMatricesIsRefusedWhereGpusGiveOtherBits) {
+  gpus_[2].products = "products of another GPU";
+  v1::RunSpec spec = MakeSpec("r1", {{"a", {20, 10}}});
+  spec.mutable_groups(0)->set_rule("muon");
+  Start(Need(spec));
+  EXPECT_THAT(std::string(CreateRun(spec).status().message()),
+              HasSubstr("products of a fake GPU or products of another GPU; start a daemon for each kind of GPU"));
 }
 
 TEST_F(SeveralGpusRpcTest, ARunThatFitsNowhereIsRefusedWithTheRoomOfEachGpu) {

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ballast.compiling import is_compiling
 from ballast.errors import Rejected
 from ballast.nn import fused
 from ballast.nn.coded_linear import CodedLinear
@@ -107,9 +108,13 @@ def _largest(x: Tensor) -> Tensor:
     return torch.maximum(-low, high).float().reshape(1)
 
 
+# Triton rounds to fp8 as torch does from here on: before that it has no such numbers, or rounds twice.
+_ROUNDS_FP8 = (9, 0)
+
+
 def _rounded(x: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     """fp8 codes of x, or of its product with the factor."""
-    kernels = fused.kernels(x)
+    kernels = fused.kernels(x, _ROUNDS_FP8)
     if kernels is not None and x.is_contiguous():
         codes: Tensor = kernels.saturate(x, factor, dtype)
         return codes
@@ -117,7 +122,7 @@ def _rounded(x: Tensor, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """fp8 a [m, k] times the transpose of fp8 b [n, k], times their scales where they have any, and the bias; rounded once."""
+    """fp8 a [m, k] times the transpose of fp8 b [n, k], times their scales where they have any, and the bias."""
     if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device) >= (8, 9):
         return _on_tensor_cores(a, b, of_a, of_b, bias, dtype)
     product = a.float() @ b.t().float()
@@ -140,11 +145,13 @@ def _on_tensor_cores(
         a = torch.nn.functional.pad(a.view(torch.uint8), (0, more[1], 0, more[0])).view(a.dtype)
         b = torch.nn.functional.pad(b.contiguous().view(torch.uint8), (0, more[1])).view(b.dtype)
     scale_a, scale_b = (scale.reshape(()) if scale.numel() else one for scale in (of_a, of_b))
-    # It adds a bias of the output's dtype, where that is one of 16 bits.
+    # It adds a bias of the output's dtype, where that is one of 16 bits, and wants it aligned.
     adds = bias is None or (bias.dtype == dtype and dtype != torch.float32)
+    if bias is not None and not is_compiling() and bias.data_ptr() % 16:
+        bias = bias.clone()
     options = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": dtype if adds else torch.float32}
     multiply: Any = torch._scaled_mm  # torch declares another
     product: Any = multiply(a.contiguous(), b.contiguous().t(), bias=bias if adds else None, **options)
     first: Tensor = product[0] if isinstance(product, tuple) else product  # torch up to 2.4 gives the largest |x| too
-    result = first[:m]
+    result = first[:m].clone() if more[0] else first  # no view: the caller may write to it
     return result if adds or bias is None else (result + bias.float()).to(dtype)

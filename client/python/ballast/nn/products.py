@@ -33,8 +33,8 @@ def multiply(
     """x [..., in] times the weight that codes and scales stand for, and the bias: [..., out] in x's dtype, rounded once.
     `weight` itself is there for its gradient, and so that torch sees when backward comes after it was changed."""
     apply: Any = _Multiply.apply  # torch declares no types for it
-    output: Tensor = apply(x, weight, bias, codes, scales, arithmetic)
-    return output
+    rows: Tensor = apply(x.reshape(-1, x.shape[-1]), weight, bias, codes, scales, arithmetic)
+    return rows.reshape(*x.shape[:-1], codes.shape[0])  # here, where it is a view that may be written to
 
 
 def _in_full(x: Tensor) -> AbstractContextManager[Any]:
@@ -43,7 +43,7 @@ def _in_full(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class _Multiply(torch.autograd.Function):
-    """Outside of autocast, which would make 16-bit products of what is to be exact: also in backward, which torch.compile
+    """Of matrices. Outside of autocast, which would make 16-bit products of what is to be exact: also in backward, which torch.compile
     traces under it."""
 
     @staticmethod
@@ -57,22 +57,21 @@ class _Multiply(torch.autograd.Function):
         arithmetic: Arithmetic,
     ) -> Tensor:
         with _in_full(x):
-            output, kept = arithmetic.output(x.reshape(-1, x.shape[-1]), codes, scales, bias)
+            output, kept = arithmetic.output(x, codes, scales, None if bias is None else bias.contiguous())
         ctx.save_for_backward(weight, codes, scales, *(kept if ctx.needs_input_grad[1] else ()))
         ctx.arithmetic = arithmetic
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return output.reshape(*x.shape[:-1], codes.shape[0])
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, codes, scales, *kept = ctx.saved_tensors
-        rows = gradient.reshape(-1, gradient.shape[-1])
         with _in_full(gradient):
-            of_x, of_weight = ctx.arithmetic.gradients(rows, codes, scales, tuple(kept), ctx.needs_input_grad[:2])
+            of_x, of_weight = ctx.arithmetic.gradients(gradient, codes, scales, tuple(kept), ctx.needs_input_grad[:2])
         if of_x is not None:
-            of_x = of_x.to(gradient.dtype).reshape(*gradient.shape[:-1], codes.shape[1])
+            of_x = of_x.to(gradient.dtype)
         if of_weight is not None:
             of_weight = of_weight.to(weight.dtype)
-        of_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        of_bias = gradient.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         return of_x, of_weight, of_bias, None, None, None
