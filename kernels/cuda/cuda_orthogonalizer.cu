@@ -1,5 +1,4 @@
 #include <dlfcn.h>
-#include <library_types.h>
 
 #include <bit>
 #include <utility>
@@ -62,7 +61,7 @@ struct Parts {
 
 }  // namespace
 
-// The few of its functions that are needed, as cublas_v2.h declares them; they are found by name in whichever version there is.
+// The few of its functions that are needed, as cuBLAS declares them; they are found by name in whichever version there is.
 class CudaOrthogonalizer::Cublas {
  public:
   // Whether the library of that name is there, has them, and makes a handle.
