@@ -45,14 +45,7 @@ class CpuKernel {
   float MeasureTile(uint64_t tile) {
     measured_.Clear();
     row_.template LoadDecoder<kMeasuredMoment>(tile * kTile, std::min(u_.n, (tile + 1) * kTile));
-    ForEachRow(tile, [this](uint64_t first, uint64_t count) {
-      row_.StartRow(first, count);
-      if constexpr (kIsOverMatrix<Rule>) {
-        DirectRow(first, count);
-      } else {
-        MeasureRow(first, count);
-      }
-    });
+    ForEachRow(tile, [this](uint64_t first, uint64_t count) { MeasureRow(first, count); });
     return measured_.Total();
   }
 
@@ -144,41 +137,35 @@ class CpuKernel {
     *most = V::MaxBits(*most, V::And(V::Bits(x), V::SetBits(kMagnitude)));
   }
 
+  // What each element adds; of a rule over matrices its direction, whose square that is. Zeros past the tensor's end.
   void MeasureRow(uint64_t first, uint64_t count) {
+    row_.StartRow(first, count);
     for (uint64_t b = 0; b < kRowBlocks; ++b) {
-      typename V::F v[kVectors<V>];
-      row_.template DecodeMoment<kMeasuredMoment>(first, b, v);
+      typename V::F moment[kVectors<V>];
+      row_.template DecodeMoment<kMeasuredMoment>(first, b, moment);
       auto most = V::SetBits(0);
       for (int j = 0; j < kVectors<V>; ++j) {
         const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
-        const auto measured = Rule::template Measure<V>(constants_, V::Load(row_.grad + i), v[j]);
-        V::Store(terms_ + i, measured.term);
-        most = V::MaxBits(most, V::Bits(measured.v));
-      }
-      DropUnlessStorable(b, most);
-    }
-    std::fill(terms_ + count, terms_ + kRow, 0.0f);
-    for (uint64_t i = 0; i < kRow; i += V::kWidth) measured_.template Add<V>(i, V::Load(terms_ + i));
-  }
-  // The directions of a row, zeros past the tensor's end; it adds their squares.
-  void DirectRow(uint64_t first, uint64_t count) {
-    for (uint64_t b = 0; b < kRowBlocks; ++b) {
-      typename V::F m[kVectors<V>];
-      row_.template DecodeMoment<kMeasuredMoment>(first, b, m);
-      auto most = V::SetBits(0);
-      for (int j = 0; j < kVectors<V>; ++j) {
-        const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
-        const auto directed = Rule::template Direct<V>(constants_, V::Load(row_.grad + i), m[j]);
-        V::Store(terms_ + i, directed.direction);
-        RaiseTo(directed.m, &most);
+        if constexpr (kIsOverMatrix<Rule>) {
+          const auto directed = Rule::template Direct<V>(constants_, V::Load(row_.grad + i), moment[j]);
+          V::Store(terms_ + i, directed.direction);
+          RaiseTo(directed.m, &most);
+        } else {
+          const auto measured = Rule::template Measure<V>(constants_, V::Load(row_.grad + i), moment[j]);
+          V::Store(terms_ + i, measured.term);
+          most = V::MaxBits(most, V::Bits(measured.v));
+        }
       }
       DropUnlessStorable(b, most);
     }
     std::fill(terms_ + count, terms_ + kRow, 0.0f);
     for (uint64_t i = 0; i < kRow; i += V::kWidth) {
-      const auto u = V::Load(terms_ + i);
-      V::Store(u_.direction + first + i, u);
-      measured_.template Add<V>(i, V::Mul(u, u));
+      auto term = V::Load(terms_ + i);
+      if constexpr (kIsOverMatrix<Rule>) {
+        V::Store(u_.direction + first + i, term);
+        term = V::Mul(term, term);
+      }
+      measured_.template Add<V>(i, term);
     }
   }
   // Of a block that keeps its contents the first pass has zeros.

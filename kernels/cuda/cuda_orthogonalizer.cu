@@ -1,6 +1,5 @@
 #include <dlfcn.h>
 
-#include <bit>
 #include <utility>
 
 #include "kernels/cuda/cuda_launch.h"
@@ -40,8 +39,6 @@ __global__ void __launch_bounds__(kGroupThreads) Widen(const Bf16* x, uint64_t n
 
 namespace {
 
-constexpr int kSteps = 5;
-constexpr float kOfX = 3.4445f, kOfGram = -4.7750f, kOfSquare = 2.0315f;
 constexpr uint64_t kAlignment = 256;
 constexpr size_t kWorkspace = size_t{32} << 20;  // what cuBLAS would take on a Hopper by itself
 
@@ -141,8 +138,7 @@ std::unique_ptr<CudaOrthogonalizer> CudaOrthogonalizer::Open(CudaStream stream, 
   }
   *why =
       "cuBLAS (libcublas.so.13 or .12) is not found, or makes no handle on this GPU, whose memory is to have 32 MiB "
-      "for it: "
-      "install CUDA's package libcublas, or name its folder in LD_LIBRARY_PATH";
+      "for it: install CUDA's package libcublas, or name its folder in LD_LIBRARY_PATH";
   return nullptr;
 }
 
@@ -159,7 +155,7 @@ int CudaOrthogonalizer::Run(const DeviceMatrix& m) {
     return cudaMemcpyAsync(to, from, elements * sizeof(Bf16), cudaMemcpyDeviceToDevice, stream_);
   };
   const bool wide = m.rows <= m.columns;
-  for (int step = 0; step < kSteps && error == cudaSuccess; ++step) {
+  for (int step = 0; step < kNewtonSchulzSteps && error == cudaSuccess; ++step) {
     const Cublas::Operand x{parts.x, m.columns}, gram{parts.gram, side}, factor{parts.factor, side};
     const Cublas::Operand turned{parts.x, m.columns, true};
     bool well = wide ? cublas_->Multiply(turned, x, side, side, m.columns, 1, 0, parts.gram, side)

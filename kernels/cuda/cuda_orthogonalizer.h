@@ -29,7 +29,7 @@ class CudaOrthogonalizer {
   static std::unique_ptr<CudaOrthogonalizer> Open(CudaStream stream, std::string* why);
   ~CudaOrthogonalizer();
 
-  // What the bits depend on, but the GPU's model: "cuBLAS 13.1.0".
+  // What the bits depend on, but the GPU's model: "cuBLAS 130100".
   const std::string& library() const { return library_; }
   // Launches, and returns at once: a cudaError_t. By one thread at a time.
   int Run(const DeviceMatrix& matrix);

@@ -3,12 +3,11 @@
 #include <bit>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 namespace ballast::kernels {
 namespace {
 
-constexpr int kSteps = 5;  // odd: the last one's result is where U was
-constexpr float kOfX = 3.4445f, kOfGram = -4.7750f, kOfSquare = 2.0315f;
 // What a thread takes at once: a block of a product, or so many numbers.
 constexpr uint64_t kBlockSide = 256, kGrain = 1 << 16;
 
@@ -117,7 +116,12 @@ void OrthogonalizeMatrix(const MatrixProduct& product, uint64_t rows, uint64_t c
   });
   const Iteration iteration(product, rows, columns, room + n, share);
   float *from = room, *to = matrix;
-  for (int step = 0; step < kSteps; ++step, std::swap(from, to)) iteration.Take(from, to);
+  for (int step = 0; step < kNewtonSchulzSteps; ++step, std::swap(from, to)) iteration.Take(from, to);
+}
+
+void OrthogonalizeAlone(uint64_t rows, uint64_t columns, double squares, float least_norm, float* matrix) {
+  std::vector<float> room(OrthogonalizingRoom(rows, columns));
+  OrthogonalizeMatrix(FastestProduct(), rows, columns, squares, least_norm, matrix, room.data(), &WorkAlone);
 }
 
 }  // namespace ballast::kernels

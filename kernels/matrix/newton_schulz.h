@@ -19,6 +19,9 @@
 
 namespace ballast::kernels {
 
+inline constexpr int kNewtonSchulzSteps = 5;  // odd: the last one's result is where U was
+inline constexpr float kOfX = 3.4445f, kOfGram = -4.7750f, kOfSquare = 2.0315f;  // a, b, c
+
 // How many numbers OrthogonalizeMatrix needs as room: up to three times those of the matrix. A GPU, which keeps them in bf16,
 // needs fewer, and some to align its parts.
 constexpr uint64_t kRoomToAlign = 256;
@@ -38,5 +41,7 @@ inline void WorkAlone(uint64_t count, const std::function<void(uint64_t i)>& act
 // then O is 0. `room`: numbers of the caller's.
 void OrthogonalizeMatrix(const MatrixProduct& product, uint64_t rows, uint64_t columns, double squares,
                          float least_norm, float* matrix, float* room, const ShareWork& share);
+// Likewise, with the fastest product, by this thread alone and in room of its own.
+void OrthogonalizeAlone(uint64_t rows, uint64_t columns, double squares, float least_norm, float* matrix);
 
 }  // namespace ballast::kernels

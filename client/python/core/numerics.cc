@@ -149,32 +149,27 @@ struct Job {
   uint64_t t;
 };
 
-// By this thread alone.
-void Orthogonalize(const kernels::Update& u, double squares) {
-  const uint64_t columns = u.n / u.rows;
-  std::vector<float> room(kernels::OrthogonalizingRoom(u.rows, columns));
-  kernels::OrthogonalizeMatrix(kernels::FastestProduct(), u.rows, columns, squares, u.least_norm, u.direction,
-                               room.data(), kernels::WorkAlone);
-}
-
 kernels::Statistics Run(Job& job) {
   const uint64_t tiles = (job.update.n + kernels::kTile - 1) / kernels::kTile;
   std::vector<kernels::TileStatistics> stats(tiles);
-  job.kernel.prepare(job.hyper, job.t, job.update.constants);
+  kernels::Update& u = job.update;
+  job.kernel.prepare(job.hyper, job.t, u.constants);
   std::vector<float> direction;
   if (job.kernel.fit != nullptr) {
-    direction.resize(kernels::PaddedElements(job.update.n));
-    job.update.direction = direction.data();
-    job.update.least_norm = job.kernel.fit(job.update.rows, job.update.n / job.update.rows, job.update.constants);
+    direction.resize(kernels::PaddedElements(u.n));
+    u.direction = direction.data();
+    u.least_norm = job.kernel.fit(u.rows, u.n / u.rows, u.constants);
   }
   if (job.kernel.measure != nullptr) {
     std::vector<float> sums(tiles);
-    job.kernel.measure(job.update, 0, tiles, sums.data());
+    job.kernel.measure(u, 0, tiles, sums.data());
     const double sum = std::accumulate(sums.begin(), sums.end(), 0.0);
-    if (job.kernel.finish != nullptr) job.kernel.finish(sum, job.update.n, job.update.constants);
-    if (job.kernel.fit != nullptr) Orthogonalize(job.update, sum);
+    if (job.kernel.finish != nullptr) job.kernel.finish(sum, u.n, u.constants);
+    if (job.kernel.fit != nullptr) {
+      kernels::OrthogonalizeAlone(u.rows, u.n / u.rows, sum, u.least_norm, u.direction);
+    }
   }
-  job.kernel.update(job.update, 0, tiles, stats.data());
+  job.kernel.update(u, 0, tiles, stats.data());
   return kernels::Combine(stats, job.update.statistics == kernels::StatisticsLevel::kFull);
 }
 

@@ -23,8 +23,7 @@ std::vector<float> Directions(const Shape& shape) {
 }
 
 std::vector<float> OnHost(const Shape& shape, std::vector<float> u, double squares) {
-  std::vector<float> room(OrthogonalizingRoom(shape.rows, shape.columns));
-  OrthogonalizeMatrix(FastestProduct(), shape.rows, shape.columns, squares, 1e-7f, u.data(), room.data(), &WorkAlone);
+  OrthogonalizeAlone(shape.rows, shape.columns, squares, 1e-7f, u.data());
   return u;
 }
 
