@@ -26,13 +26,7 @@ class MuonRpcTest : public RpcTest {
   void SetUp() override { StartServer(); }
   void ExpectStepsAsTheReference(const v1::RunSpec& spec) {
     Trainer t = StartTrainer(spec);
-    for (uint64_t step = 1; step <= 4; ++step) {
-      const StepAnswer answer = Step(&t, step);
-      ASSERT_TRUE(answer.result) << t.wire->Finish().error_message();
-      EXPECT_EQ(answer.result->outcome(), v1::STEP_OUTCOME_APPLIED);
-      for (uint32_t i = 0; i < t.spec.tensors.size(); ++i)
-        EXPECT_TRUE(Equal(answer, *t.reference, i)) << i << " at " << step;
-    }
+    ExpectSteps(&t, 1, 4);
   }
 };
 

@@ -17,6 +17,7 @@
 #include "kernels/registry.h"
 #include "server/server.h"
 #include "server/spec/run_spec.h"
+#include "tests/server/rpc/reference.h"
 #include "tests/server/rpc/wire.h"
 #include "tests/server/specs.h"
 
@@ -24,46 +25,6 @@ namespace ballast::testing {
 
 // Starts a server on the device that this executable tests: rpc_on_cpu.cc and rpc_on_gpu.cc each define it.
 absl::StatusOr<std::unique_ptr<Server>> StartOnTestDevice(const Config& config, Metrics* metrics);
-
-// Does the same training by direct calls of the kernels, tensor by tensor, each in one piece.
-class Reference {
- public:
-  explicit Reference(const RunSpec& spec);
-  // The tensors of `past`, which come first in this spec: as they are, or decoded and loaded where they are stored
-  // otherwise. `past` loses them.
-  void TakeOver(Reference* past);
-  void Load(uint32_t tensor, const std::vector<float>& weights);
-  void Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr = std::nullopt);
-  // Updates by a sum of gradients in fp32, times `scale`, times `clip`.
-  void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
-                   std::optional<double> lr = std::nullopt);
-  std::string EncodeWeights(uint32_t tensor) const;
-  std::vector<float> Master(uint32_t tensor) const;                                            // in fp32
-  std::vector<float> State(uint32_t tensor, kernels::PlaneKind kind) const;                    // decoded
-  void LoadState(uint32_t tensor, kernels::PlaneKind kind, const std::vector<float>& values);  // rounded to nearest
-  std::vector<float> Scales(uint32_t tensor) const;
-  std::vector<float> ScalesOfChunks(uint32_t tensor) const;  // as they are sent
-  uint64_t Digest(uint32_t tensor) const;
-  const kernels::Statistics& statistics(uint32_t tensor) const { return tensors_[tensor].statistics; }
-
- private:
-  struct Payload {
-    const void* data = nullptr;
-    kernels::WireIndex format = 0;
-    float scale = 1, clip = 1;
-  };
-  std::vector<std::byte*> PlanesOf(uint32_t tensor, kernels::PlaneKind kind) const;
-  void CopyPlanes(const Reference& past, uint32_t tensor, kernels::PlaneKind kind);
-  void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
-  struct Tensor {
-    std::vector<std::vector<std::byte>> storage;
-    std::vector<std::byte*> planes, master_planes;
-    uint64_t t = 0;
-    kernels::Statistics statistics = {};
-  };
-  const RunSpec spec_;
-  std::vector<Tensor> tensors_;
-};
 
 class RpcTest : public ::testing::Test {
  protected:
@@ -103,6 +64,8 @@ class RpcTest : public ::testing::Test {
   StepAnswer Step(Trainer* trainer, uint64_t step, std::optional<double> lr = std::nullopt);
 
   static bool Equal(const StepAnswer& answer, const Reference& reference, uint32_t tensor);
+  // Steps [first, last], which are APPLIED and give the reference's weights.
+  void ExpectSteps(Trainer* trainer, uint64_t first, uint64_t last);
 
   Config config_;
   Metrics metrics_{BuildInfo{}};

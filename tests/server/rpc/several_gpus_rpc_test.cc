@@ -61,15 +61,6 @@ class SeveralGpusRpcTest : public RpcTest {
     EXPECT_TRUE(admin_->GetServer(&context, {}, &response).ok());
     return response;
   }
-  void ExpectSteps(Trainer* t, uint64_t first, uint64_t last) {
-    for (uint64_t step = first; step <= last; ++step) {
-      const StepAnswer answer = Step(t, step);
-      ASSERT_TRUE(answer.result) << t->wire->Finish().error_message();
-      for (uint32_t i = 0; i < t->spec.tensors.size(); ++i) {
-        ASSERT_TRUE(Equal(answer, *t->reference, i)) << "tensor " << i << ", step " << step;
-      }
-    }
-  }
 
   FakeGpuState gpus_[kGpus];
   absl::Status last_failure_;
