@@ -14,15 +14,14 @@ One JSON object a line. --tiny: small layers for the third part too, none compil
 without a GPU. Exit code 77, and a line that says why, where torch, the client or a GPU is missing; 1 where a check failed.
 """
 
-import argparse
 import json
 import math
 import sys
 import time
 from pathlib import Path
 
-from gpu_trainer import batches, check, deterministic, loss_of, make_model, run_id, synchronize, why_not
-from gpu_training import SKIPPED, daemon
+from gpu_trainer import batches, check, deterministic, loss_of, make_model, parse_options, run_id, synchronize
+from gpu_training import daemon
 
 STEPS = 20
 # Of Float8Linear against the CPU's: a GPU's tensor cores add products of fp8 in fewer bits than fp32 has.
@@ -298,19 +297,7 @@ def time_all(options, out) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--json", type=argparse.FileType("w"), default=sys.stdout)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    ballastd = (options.folder / "bin" / "ballastd").resolve()
-    why = why_not(options.device) if ballastd.exists() else f"there is no {options.folder}/bin/ballastd"
-    if why:
-        print(f"!! SKIPPED: {why}")
-        return SKIPPED
+    options, ballastd = parse_options(__doc__, "--rounds", 15, 60)
     with deterministic():
         well = check_products(options.device, options.json)
         well &= check_trainings(ballastd, options.device, options.json)

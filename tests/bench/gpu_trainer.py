@@ -257,20 +257,26 @@ def time_all(ballastd: Path, options, out):
                 torch.cuda.empty_cache()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_options(about: str, repeats: str, times: int, seconds: float):
+    """What was asked for, and the daemon's program. Exits where it cannot run, saying why."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=argparse.FileType("w"), default=sys.stdout)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=80)
+    parser.add_argument(repeats, type=int, default=times)
+    parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     ballastd = (options.folder / "bin" / "ballastd").resolve()
     why = why_not(options.device) if ballastd.exists() else f"there is no {options.folder}/bin/ballastd"
     if why:
         print(f"!! SKIPPED: {why}")
-        return SKIPPED
+        sys.exit(SKIPPED)
+    return options, ballastd
+
+
+def main() -> int:
+    options, ballastd = parse_options(__doc__, "--steps", 10, 80)
     with deterministic():
         well = checks(ballastd, options.device, options.json)
     time_all(ballastd, options, options.json)
