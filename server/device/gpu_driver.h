@@ -39,8 +39,8 @@ class GpuDriver {
 
   virtual void Copy(Stream stream, void* to, const void* from, uint64_t bytes) = 0;
   virtual void Zero(Stream stream, void* to, uint64_t bytes) = 0;
-  // These launch on kCompute; kernels/cuda/cuda_kernels.h and cuda_orthogonalizer.h describe them. Kernels and masters are named by their index
-  // in the registry.
+  // These launch on kCompute; kernels/cuda/cuda_kernels.h and cuda_orthogonalizer.h describe them. Kernels and masters are
+  // named by their index in the registry.
   virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) = 0;
   virtual void Direct(size_t kernel, const kernels::DeviceUpdate* batch, int count, uint64_t tiles) = 0;
   virtual void Orthogonalize(const kernels::DeviceMatrix& matrix) = 0;

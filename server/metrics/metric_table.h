@@ -132,8 +132,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
 
     {"Optimizer health", "ballast_gradient_flushed_ratio", MetricType::kGauge, "run_id",
      "Share of the gradients' elements that were not 0 and became so when the trainer converted them to 16 or 8 bits, "
-     "of "
-     "the rank with most; at the last step that the trainers counted, every tenth.",
+     "of the rank with most; at the last step that the trainers counted, every tenth.",
      reading::AtClose<&StepRecord::gradient_flushed>},
     {"Optimizer health", "ballast_gradient_overflowed_ratio", MetricType::kGauge, "run_id",
      "Likewise, of those that were finite and became infinite.", reading::AtClose<&StepRecord::gradient_overflowed>},

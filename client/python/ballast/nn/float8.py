@@ -147,7 +147,7 @@ def _on_tensor_cores(
     scale_a, scale_b = (scale.reshape(()) if scale.numel() else one for scale in (of_a, of_b))
     # It adds a bias of the output's dtype, where that is one of 16 bits, and wants it aligned.
     adds = bias is None or (bias.dtype == dtype and dtype != torch.float32)
-    if bias is not None and not is_compiling() and bias.data_ptr() % 16:
+    if bias is not None and adds and not is_compiling() and bias.data_ptr() % 16:
         bias = bias.clone()
     options = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": dtype if adds else torch.float32}
     multiply: Any = torch._scaled_mm  # torch declares another

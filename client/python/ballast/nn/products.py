@@ -43,8 +43,8 @@ def _in_full(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class _Multiply(torch.autograd.Function):
-    """Of matrices. Outside of autocast, which would make 16-bit products of what is to be exact: also in backward, which torch.compile
-    traces under it."""
+    """Of matrices. Outside of autocast, which would make 16-bit products of what is to be exact: also in backward, which
+    torch.compile traces under it."""
 
     @staticmethod
     def forward(
