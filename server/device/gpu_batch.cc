@@ -5,8 +5,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "proto/checksum.h"
-
 #include "server/base/status_macros.h"
 #include "server/spec/run_spec.h"
 
@@ -23,16 +21,8 @@ using kernels::TilesOf;
 using kernels::TileStatistics;
 using Tasks = std::span<const DeviceTask* const>;
 
-constexpr uint64_t kLeastTiles = 1024;  // of a batch of small tensors
-constexpr uint64_t kPartAlignment = 256;
-constexpr uint64_t kGradientAlignment = 64;  // at most, of gradients that lie side by side
-
-uint64_t AlignPart(uint64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
-
-// Whole rows, as kernels/cuda/cuda_kernels.h wants payloads.
-uint64_t PayloadBytes(const EncodeWeightsTask& t) {
-  return AlignPart((t.last - t.first + kPad - 1) / kPad * kPad * WireBytes(t.format));
-}
+constexpr uint64_t kLeastTiles = 1024, kLeastScales = 1024;  // of a batch of small tensors
+constexpr uint64_t kGradientAlignment = 64;                  // at most, of gradients that lie side by side
 
 template <class T>
 size_t IndexIn(std::span<const T> all, const T* one) {
@@ -41,35 +31,6 @@ size_t IndexIn(std::span<const T> all, const T* one) {
 template <class T>
 const T& As(const DeviceTask* task) {
   return std::get<T>(*task);
-}
-
-// The tiles of an UpdateTask or MeasureTask, or the sampled tiles of a CurvatureTask; else none.
-uint64_t TilesOfTask(const DeviceTask& task) {
-  if (const auto* u = std::get_if<UpdateTask>(&task)) return TilesOf(u->update.n);
-  if (const auto* c = std::get_if<CurvatureTask>(&task)) return kernels::SampledTiles(c->probe.n);
-  const auto* m = std::get_if<MeasureTask>(&task);
-  return m != nullptr ? TilesOf(m->elements) : 0;
-}
-
-// What no two tasks of a batch may share: a tensor's next update, or probe, reads what the one before it wrote.
-const void* OwnMemory(const DeviceTask& task) {
-  if (const auto* u = std::get_if<UpdateTask>(&task)) return u->update.planes[0];
-  const auto* c = std::get_if<CurvatureTask>(&task);
-  return c != nullptr ? c->probe.before : nullptr;
-}
-
-// Whether one launch does both, which are of a kind.
-bool OfOneLaunch(const DeviceTask& a, const DeviceTask& b) {
-  if (const auto* u = std::get_if<UpdateTask>(&a)) {
-    return u->kernel->fit == nullptr && u->kernel == std::get<UpdateTask>(b).kernel;
-  }
-  if (std::holds_alternative<CurvatureTask>(a)) {
-    return std::get<CurvatureTask>(a).kernel->curvature == std::get<CurvatureTask>(b).kernel->curvature;
-  }
-  if (std::holds_alternative<MeasureTask>(a)) return true;
-  const auto *s = std::get_if<EncodeWeightsTask>(&a), *t = std::get_if<EncodeWeightsTask>(&b);
-  return s != nullptr && s->scales == nullptr && t->scales == nullptr && s->master == t->master &&
-         s->format == t->format;
 }
 
 // The gradient that a task reads.
@@ -101,8 +62,8 @@ DeviceGradient ItemOf(const MeasureTask& t, const std::byte* twin) {
   return {.grad = twin, .format = t.format, .scale = t.scale, .n = t.elements};
 }
 
-// All tasks of a batch want the same kernel. items: where they are on the device.
-void Launch(GpuDriver* gpu, Tasks batch, DeviceUpdate* items, uint64_t tiles) {
+// The tasks want the same kernel. items: where they are on the device.
+void LaunchGradients(GpuDriver* gpu, Tasks batch, DeviceUpdate* items, uint64_t tiles) {
   const bool ordinary = std::ranges::all_of(
       batch, [](const DeviceTask* task) { return kernels::IsOrdinary(As<UpdateTask>(task).update); });
   const auto& [kernel, update, statistics, room, measured] = As<UpdateTask>(batch.front());
@@ -117,13 +78,21 @@ void Launch(GpuDriver* gpu, Tasks batch, DeviceUpdate* items, uint64_t tiles) {
   }
   gpu->Update(number, items, static_cast<int>(batch.size()), tiles, ordinary);
 }
-void Launch(GpuDriver* gpu, Tasks batch, const DeviceCurvature* items, uint64_t tiles) {
+void LaunchGradients(GpuDriver* gpu, Tasks batch, const DeviceCurvature* items, uint64_t tiles) {
   gpu->ProbeCurvature(IndexIn(kernels::Kernels(), As<CurvatureTask>(batch.front()).kernel), items,
                       static_cast<int>(batch.size()), tiles);
 }
-void Launch(GpuDriver* gpu, Tasks batch, const DeviceGradient* items, uint64_t tiles) {
+void LaunchGradients(GpuDriver* gpu, Tasks batch, const DeviceGradient* items, uint64_t tiles) {
   gpu->Measure(items, static_cast<int>(batch.size()), tiles);
 }
+
+template <class Task>
+concept ReadsGradient = requires(const Task& task) {
+  GradientOf(task);
+};
+
+template <class Task>
+using ItemOfKind = decltype(ItemOf(std::declval<Task>(), nullptr));
 
 DeviceCopy CopyOf(const std::array<std::byte*, kernels::kMaxPlanes>& planes, uint64_t first, uint64_t last) {
   DeviceCopy copy{};
@@ -134,31 +103,45 @@ DeviceCopy CopyOf(const std::array<std::byte*, kernels::kMaxPlanes>& planes, uin
   return copy;
 }
 
-// The rows whose scales a piece needs.
-struct Rows {
-  uint64_t first, count;
-};
-Rows RowsOf(const EncodeWeightsTask& t) {
-  if (t.scales == nullptr || t.first == t.last) return {0, 0};
-  const uint64_t first = t.first / t.row_length;
-  return {first, (t.last - 1) / t.row_length + 1 - first};
+// Calls `give` with each stretch of memory that tasks have one after the other: each call to the driver costs some
+// microseconds.
+template <class PlaceOf, class Give>
+void GiveStretches(Tasks tasks, PlaceOf place_of, Give give) {
+  const float* begin = nullptr;
+  uint64_t count = 0;
+  for (const DeviceTask* task : tasks) {
+    const absl::Span<const float> place = place_of(task);
+    if (count > 0 && place.data() == begin + count) {
+      count += place.size();
+      continue;
+    }
+    if (count > 0) give(begin, count);
+    begin = place.data();
+    count = place.size();
+  }
+  if (count > 0) give(begin, count);
+}
+
+BatchRoom CapacityOf(const QueueNeeds& needs) {
+  return {.tiles = std::max(needs.tiles, kLeastTiles),
+          .payload_bytes = AlignPart(needs.payload_bytes) + kPad * sizeof(float),
+          .scales = std::max(needs.scales, kLeastScales)};
 }
 
 }  // namespace
 
 GpuStaging::GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of)
-    : gpu_(gpu),
-      twin_of_(std::move(twin_of)),
-      tile_capacity_(std::max(needs.tiles, kLeastTiles)),
-      payload_capacity_(AlignPart(needs.payload_bytes) + kPad * sizeof(float)) {
+    : gpu_(gpu), twin_of_(std::move(twin_of)), capacity_(CapacityOf(needs)) {
+  constexpr uint64_t kMost = BatchGroups::kMostTasks;
   items_ = kPartAlignment;
-  tiles_ = items_ + AlignPart(kMostTasks * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient),
-                                                     sizeof(DeviceCurvature), sizeof(DeviceCopy)}));
+  tiles_ = items_ +
+           AlignPart(kMost * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient), sizeof(DeviceCurvature)})) +
+           2 * AlignPart(kMost * sizeof(DeviceCopy));
   static_assert(sizeof(TileCurvature) <= sizeof(TileStatistics));  // they share a part
-  sums_ = tiles_ + AlignPart(tile_capacity_ * sizeof(TileStatistics));
-  payload_ = sums_ + AlignPart(tile_capacity_ * sizeof(float));
-  scales_ = payload_ + payload_capacity_;
-  end_ = scales_ + AlignPart(needs.scales * sizeof(float));
+  sums_ = tiles_ + AlignPart(capacity_.tiles * sizeof(TileStatistics));
+  payload_ = sums_ + AlignPart(capacity_.tiles * sizeof(float));
+  scales_ = payload_ + AlignPart(capacity_.payload_bytes);
+  end_ = scales_ + AlignPart(capacity_.scales * sizeof(float));
 }
 
 GpuStaging::~GpuStaging() {
@@ -178,39 +161,22 @@ absl::Status GpuStaging::Reserve() {
   return absl::OkStatus();
 }
 
-GpuStaging::Room GpuStaging::RoomOf(const DeviceTask& task) {
-  const auto* s = std::get_if<EncodeWeightsTask>(&task);
-  return {.tiles = TilesOfTask(task), .payload_bytes = s != nullptr ? PayloadBytes(*s) : 0};
-}
-
 void GpuStaging::Begin() {
-  tasks_.clear();
-  tensors_.clear();
-  room_ = {};
-  taken_ = 0;
-  taken_tiles_ = 0;
+  groups_.Clear();
+  items_end_ = items_;
+  reads_aside_ = false;
+  tile_bytes_ = payload_bytes_ = scale_bytes_ = taken_tiles_ = 0;
 }
 
-bool GpuStaging::CanJoin(const DeviceTask& task) const {
-  if (tasks_.empty()) return true;
-  const DeviceTask& front = *tasks_.front();
-  if (tasks_.size() == kMostTasks || front.index() != task.index() || !OfOneLaunch(front, task)) return false;
-  const void* const own = OwnMemory(task);
-  if (own != nullptr && std::ranges::find(tensors_, own) != tensors_.end()) return false;
-  const Room room = RoomOf(task);
-  return room_.tiles + room.tiles <= tile_capacity_ && room_.payload_bytes + room.payload_bytes <= payload_capacity_;
+template <class Item>
+Item* GpuStaging::NewItems(BatchGroups::Group group) {
+  given_[group] = {.items = items_end_};
+  items_end_ += AlignPart(groups_[group].size() * sizeof(Item));
+  return OnHost<Item>(given_[group].items);
 }
 
-void GpuStaging::Join(const DeviceTask* task) {
-  const Room room = RoomOf(*task);
-  tasks_.push_back(task);
-  tensors_.push_back(OwnMemory(*task));
-  room_.tiles += room.tiles;
-  room_.payload_bytes += room.payload_bytes;
-}
-
-void GpuStaging::StartCompute(uint64_t item_bytes) {
-  gpu_->Copy(GpuDriver::Stream::kIn, device_ + items_, host_ + items_, item_bytes);
+void GpuStaging::StartCompute() {
+  gpu_->Copy(GpuDriver::Stream::kIn, device_ + items_, host_ + items_, items_end_ - items_);
   gpu_->Record(in_, GpuDriver::Stream::kIn);
   gpu_->Wait(GpuDriver::Stream::kCompute, in_);
 }
@@ -241,13 +207,24 @@ void GpuStaging::BringGradients() {
   gradients_.clear();
 }
 
+template <class Do>
+void GpuStaging::OfKindOfGradients(Do what) const {
+  const Tasks tasks = groups_[BatchGroups::kGradients];
+  if (tasks.empty()) return;
+  std::visit(
+      [&]<class Task>(const Task&) {
+        if constexpr (ReadsGradient<Task>) what.template operator()<Task>();
+      },
+      *tasks.front());
+}
+
 template <class Task>
-void GpuStaging::GiveGradients() {
-  using Item = decltype(ItemOf(std::declval<Task>(), nullptr));
+void GpuStaging::PrepareGradients() {
+  using Item = ItemOfKind<Task>;
   using Tile = std::remove_pointer_t<decltype(Item::tiles)>;
-  Item* item = OnHost<Item>(items_);
-  uint64_t tiles = 0;
-  for (const DeviceTask* task : tasks_) {
+  Item* item = NewItems<Item>(BatchGroups::kGradients);
+  uint64_t& tiles = given_[BatchGroups::kGradients].tiles;
+  for (const DeviceTask* task : groups_[BatchGroups::kGradients]) {
     const GradientRead gradient = GradientOf(As<Task>(task));
     std::byte* const twin = twin_of_(gradient.data);
     if (!gradient.on_device && gradient.bytes > 0) {
@@ -258,131 +235,134 @@ void GpuStaging::GiveGradients() {
     item->tiles = OnDevice<Tile>(tiles_) + tiles;
     if constexpr (requires { item->sums; }) item->sums = OnDevice<float>(sums_) + tiles;
     ++item;
-    tiles += TilesOfTask(*task);
+    tiles += RoomOf(*task).tiles;
   }
+  tile_bytes_ = tiles * sizeof(Tile);
   BringGradients();
-  StartCompute(tasks_.size() * sizeof(Item));
-  Launch(gpu_, tasks_, OnDevice<Item>(items_), tiles);
-  StartOut();
-  CopyOut(tiles_, tiles * sizeof(Tile));
 }
 
-void GpuStaging::GiveServes() {
-  if (std::ranges::any_of(tasks_, [](const DeviceTask* t) { return As<EncodeWeightsTask>(t).from_aside; }))
-    AwaitSaves();
-  DeviceCopy* item = OnHost<DeviceCopy>(items_);
-  uint64_t tiles = 0, payload = payload_;
-  for (const DeviceTask* task : tasks_) {
-    const auto& serve = As<EncodeWeightsTask>(task);
-    *item = CopyOf(serve.planes, serve.first, serve.last);
+void GpuStaging::PrepareScales() {
+  DeviceCopy* item = NewItems<DeviceCopy>(BatchGroups::kScales);
+  uint64_t& tiles = given_[BatchGroups::kScales].tiles;
+  for (const DeviceTask* one : groups_[BatchGroups::kScales]) {
+    const auto& task = As<ScaleTask>(one);
+    reads_aside_ |= task.from_aside;
+    *item = CopyOf(task.planes, 0, task.elements);
     item->first_tile = tiles;
-    item->payload = device_ + payload;
-    item->scales = const_cast<float*>(serve.scales);  // only read
-    item++->row_length = std::max<uint64_t>(serve.row_length, 1);
-    tiles += TilesOf(serve.last - serve.first);
-    payload += PayloadBytes(serve);
+    item->scales = task.scales;
+    item++->row_length = task.row_length;
+    tiles += TilesOf(task.elements);
   }
-  StartCompute(tasks_.size() * sizeof(DeviceCopy));
-  const auto& front = As<EncodeWeightsTask>(tasks_.front());
-  gpu_->EncodeWeights(IndexIn(kernels::MasterFormats(), front.master), OnDevice<DeviceCopy>(items_),
-                      static_cast<int>(tasks_.size()), tiles, front.format);
+}
+
+void GpuStaging::PrepareServes() {
+  DeviceCopy* item = NewItems<DeviceCopy>(BatchGroups::kServes);
+  uint64_t& tiles = given_[BatchGroups::kServes].tiles;
+  for (const DeviceTask* one : groups_[BatchGroups::kServes]) {
+    const auto& task = As<EncodeWeightsTask>(one);
+    const BatchRoom room = RoomOf(*one);
+    reads_aside_ |= task.from_aside;
+    *item = CopyOf(task.planes, task.first, task.last);
+    item->first_tile = tiles;
+    item->payload = device_ + payload_ + payload_bytes_;
+    item->scales = const_cast<float*>(task.scales);  // only read
+    item++->row_length = std::max<uint64_t>(task.row_length, 1);
+    tiles += TilesOf(task.last - task.first);
+    payload_bytes_ += room.payload_bytes;
+    scale_bytes_ += room.scales * sizeof(float);
+  }
+}
+
+void GpuStaging::Prepare() {
+  OfKindOfGradients([this]<class Task>() { PrepareGradients<Task>(); });
+  PrepareScales();
+  PrepareServes();
+}
+
+void GpuStaging::LaunchScales() {
+  const Tasks tasks = groups_[BatchGroups::kScales];
+  if (tasks.empty()) return;
+  GiveStretches(
+      tasks,
+      [](const DeviceTask* one) {
+        const auto& task = As<ScaleTask>(one);
+        return absl::MakeConstSpan(task.scales, task.elements / task.row_length);
+      },
+      [this](const float* scales, uint64_t count) {
+        gpu_->Zero(GpuDriver::Stream::kCompute, const_cast<float*>(scales), count * sizeof(float));
+      });
+  gpu_->RaiseScales(IndexIn(kernels::MasterFormats(), As<ScaleTask>(tasks.front()).master),
+                    ItemsOf<DeviceCopy>(BatchGroups::kScales), static_cast<int>(tasks.size()),
+                    given_[BatchGroups::kScales].tiles);
+}
+
+void GpuStaging::LaunchServes() {
+  const Tasks tasks = groups_[BatchGroups::kServes];
+  if (tasks.empty()) return;
+  const auto& front = As<EncodeWeightsTask>(tasks.front());
+  gpu_->EncodeWeights(IndexIn(kernels::MasterFormats(), front.master), ItemsOf<DeviceCopy>(BatchGroups::kServes),
+                      static_cast<int>(tasks.size()), given_[BatchGroups::kServes].tiles, front.format);
   // Copied in the kernels' stream, since the tensor's next ScaleTask may already be at work when results go out.
-  const Rows rows = RowsOf(front);
-  gpu_->Copy(GpuDriver::Stream::kCompute, device_ + scales_, front.scales + rows.first, rows.count * sizeof(float));
-  StartOut();
-  CopyOut(payload_, payload - payload_);
-  CopyOut(scales_, rows.count * sizeof(float));
+  std::byte* to = device_ + scales_;
+  GiveStretches(
+      tasks,
+      [](const DeviceTask* one) {
+        const auto& task = As<EncodeWeightsTask>(one);
+        const Rows rows = RowsOf(task);
+        return absl::MakeConstSpan(task.scales + rows.first, rows.count);
+      },
+      [this, &to](const float* scales, uint64_t count) {
+        gpu_->Copy(GpuDriver::Stream::kCompute, to, scales, count * sizeof(float));
+        to += count * sizeof(float);
+      });
+}
+
+void GpuStaging::Launch() {
+  OfKindOfGradients([this]<class Task>() {
+    LaunchGradients(gpu_, groups_[BatchGroups::kGradients], ItemsOf<ItemOfKind<Task>>(BatchGroups::kGradients),
+                    given_[BatchGroups::kGradients].tiles);
+  });
+  if (reads_aside_) AwaitSaves();
+  LaunchScales();
+  LaunchServes();
+}
+
+void GpuStaging::Give() {
+  if (const Tasks alone = groups_[BatchGroups::kAlone]; !alone.empty()) {
+    GiveAlone(*alone.front());
+  } else if (!groups_.empty()) {
+    Prepare();
+    StartCompute();
+    Launch();
+    StartOut();
+    CopyOut(tiles_, tile_bytes_);
+    CopyOut(payload_, payload_bytes_);
+    CopyOut(scales_, scale_bytes_);
+  }
+  gpu_->Record(out_, GpuDriver::Stream::kOut);
+}
+
+void GpuStaging::GiveAlone(const DeviceTask& task) {
+  if (const auto* load = std::get_if<LoadTask>(&task)) return GiveLoad(*load);
+  GiveCopy(std::get<CopyTask>(task));
 }
 
 void GpuStaging::GiveLoad(const LoadTask& task) {
   const uint64_t bytes = (task.last - task.first) * WireBytes(task.format);
   std::memcpy(host_ + payload_, task.in, bytes);
   gpu_->Copy(GpuDriver::Stream::kIn, device_ + payload_, host_ + payload_, bytes);
-  DeviceCopy* const item = OnHost<DeviceCopy>(items_);
+  DeviceCopy* const item = NewItems<DeviceCopy>(BatchGroups::kAlone);
   *item = CopyOf(task.planes, task.first, task.last);
   item->payload = device_ + payload_;
   item->refused = OnDevice<uint32_t>(0);
-  StartCompute(sizeof(DeviceCopy));
+  StartCompute();
   gpu_->Zero(GpuDriver::Stream::kCompute, device_, sizeof(uint32_t));
-  gpu_->Load(IndexIn(kernels::MasterFormats(), task.master), OnDevice<DeviceCopy>(items_), 1,
+  gpu_->Load(IndexIn(kernels::MasterFormats(), task.master), ItemsOf<DeviceCopy>(BatchGroups::kAlone), 1,
              TilesOf(task.last - task.first), task.format);
   StartOut();
   CopyOut(0, sizeof(uint32_t));
 }
 
-void GpuStaging::GiveScales(const ScaleTask& task) {
-  if (task.from_aside) AwaitSaves();
-  DeviceCopy* const item = OnHost<DeviceCopy>(items_);
-  *item = CopyOf(task.planes, 0, task.elements);
-  item->scales = task.scales;
-  item->row_length = task.row_length;
-  StartCompute(sizeof(DeviceCopy));
-  gpu_->Zero(GpuDriver::Stream::kCompute, task.scales, task.elements / task.row_length * sizeof(float));
-  gpu_->RaiseScales(IndexIn(kernels::MasterFormats(), task.master), OnDevice<DeviceCopy>(items_), 1,
-                    TilesOf(task.elements));
-  StartOut();
-}
-
 uint64_t GpuStaging::RoomOfPiece(uint64_t bytes) { return AlignPart(bytes); }
-
-void GpuStaging::Give() {
-  if (!tasks_.empty()) GiveTasks();
-  gpu_->Record(out_, GpuDriver::Stream::kOut);
-}
-
-void GpuStaging::GiveTasks() {
-  const DeviceTask& front = *tasks_.front();
-  if (std::holds_alternative<UpdateTask>(front)) {
-    GiveGradients<UpdateTask>();
-  } else if (std::holds_alternative<MeasureTask>(front)) {
-    GiveGradients<MeasureTask>();
-  } else if (std::holds_alternative<CurvatureTask>(front)) {
-    GiveGradients<CurvatureTask>();
-  } else if (std::holds_alternative<EncodeWeightsTask>(front)) {
-    GiveServes();
-  } else if (const auto* load = std::get_if<LoadTask>(&front)) {
-    GiveLoad(*load);
-  } else if (const auto* copy = std::get_if<CopyTask>(&front)) {
-    GiveCopy(*copy);
-  } else {
-    GiveScales(std::get<ScaleTask>(front));
-  }
-}
-
-TaskResult GpuStaging::Take() {
-  TaskResult result;
-  const DeviceTask& task = *tasks_[taken_++];
-  const uint64_t at = taken_tiles_, tiles = TilesOfTask(task);
-  taken_tiles_ += tiles;
-  const auto* u = std::get_if<UpdateTask>(&task);
-  if (u != nullptr || std::holds_alternative<MeasureTask>(task)) {
-    const bool full = u != nullptr && u->update.statistics == kernels::StatisticsLevel::kFull;
-    result.statistics = kernels::Combine({OnHost<const TileStatistics>(tiles_) + at, tiles}, full);
-  } else if (std::holds_alternative<CurvatureTask>(task)) {
-    result.curvature = kernels::Combine({OnHost<const TileCurvature>(tiles_) + at, tiles});
-  } else if (std::holds_alternative<LoadTask>(task)) {
-    result.finite = *OnHost<const uint32_t>(0) == 0;
-  }
-  return result;
-}
-
-void GpuStaging::AddCopies(uint64_t most, std::vector<HostCopy>* copies) const {
-  const auto add = [&](void* to, uint64_t at, uint64_t bytes, uint32_t* crc32c) {
-    const uint64_t together = crc32c != nullptr ? bytes : most;
-    for (uint64_t done = 0; done < bytes; done += together) {
-      copies->push_back(
-          {static_cast<std::byte*>(to) + done, host_ + at + done, std::min(together, bytes - done), crc32c});
-    }
-    if (bytes == 0 && crc32c != nullptr) *crc32c = Crc32c({});
-  };
-  if (tasks_.empty() || !std::holds_alternative<EncodeWeightsTask>(*tasks_.front())) return;
-  uint64_t at = payload_;
-  for (const DeviceTask* task : tasks_) {
-    const auto& serve = As<EncodeWeightsTask>(task);
-    add(serve.out, at, (serve.last - serve.first) * WireBytes(serve.format), serve.crc32c);
-    add(serve.scales_out, scales_, RowsOf(serve).count * sizeof(float), nullptr);
-    at += PayloadBytes(serve);
-  }
-}
 
 }  // namespace ballast

@@ -1,5 +1,5 @@
-// Tasks that go to a GPU together, and the staging they go through: room for one batch at a time, with the same
-// layout in pinned host memory and on the GPU. Begin() and Join() put a batch together. Give() writes the kernels'
+// Tasks that go to a GPU together (batch_groups.h), and the staging they go through: room for one batch at a time, with the
+// same layout in pinned host memory and on the GPU. Begin() and Join() put a batch together. Give() writes the kernels'
 // arguments, copies in what they need, launches them and copies out what they make, all in the GPU's streams; when
 // the event out() has happened, Take() reads the results, and AddCopies() says which bytes of the staging belong
 // where. Results are copied out of the staging alone, so later kernels may write anywhere else.
@@ -8,11 +8,12 @@
 // Tasks are not copied: they stay where they are until then.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <vector>
 
+#include "server/device/batch_groups.h"
 #include "server/device/device.h"
 #include "server/device/gpu_driver.h"
 
@@ -20,8 +21,6 @@ namespace ballast {
 
 class GpuStaging {
  public:
-  static constexpr size_t kMostTasks = 256;  // of a batch
-
   // Where the GPU's copy of a pinned byte is.
   using TwinOf = std::function<std::byte*(const void*)>;
 
@@ -31,18 +30,16 @@ class GpuStaging {
   absl::Status Reserve();
   uint64_t bytes() const { return end_; }  // on the GPU, and as many on the host
   // Of a CopyTask that saves: what its pieces may take, each RoomOfPiece.
-  uint64_t save_capacity() const { return payload_capacity_; }
+  uint64_t save_capacity() const { return capacity_.payload_bytes; }
   static uint64_t RoomOfPiece(uint64_t bytes);
 
   // An empty batch. Given so, out() happens after all that was given before.
   void Begin();
-  // Whether the task can be launched together with those that the batch has; the first one always can.
-  bool CanJoin(const DeviceTask& task) const;
-  void Join(const DeviceTask* task);
-  std::span<const DeviceTask* const> tasks() const { return tasks_; }
+  bool CanJoin(const DeviceTask& task) const { return groups_.CanJoin(task); }
+  void Join(const DeviceTask* task) { groups_.Join(task); }
   void Give();
-  // The result of the batch's next task, from the first on.
-  TaskResult Take();
+  // The result of the batch's next task, in the order in which they joined.
+  TaskResult Take(const DeviceTask& task);
   // Adds, of the batch's EncodeWeightsTasks, the copies that bring their bytes to where they want them: for the caller to
   // make, in any order. None is longer than `most` bytes, except where a checksum of all that it copies is wanted.
   struct HostCopy {
@@ -57,29 +54,39 @@ class GpuStaging {
   bool busy = false;  // from Begin to the last Take; the owner's
 
  private:
-  // What a task takes of the staging's room.
-  struct Room {
-    uint64_t tiles = 0, payload_bytes = 0;
-  };
-  static Room RoomOf(const DeviceTask& task);
-  void GiveTasks();
-  // UpdateTask, MeasureTask or CurvatureTask: tasks that read a gradient and are answered by tiles of numbers.
+  // The kernels' arguments of each group that the batch has, before any of them is launched.
+  void Prepare();
+  // Calls what.operator()<Task>() with the kind of those of the batch that read a gradient and are answered by tiles of
+  // numbers, if it has any: UpdateTask, MeasureTask or CurvatureTask.
+  template <class Do>
+  void OfKindOfGradients(Do what) const;
   template <class Task>
-  void GiveGradients();
+  void PrepareGradients();
+  void PrepareScales();
+  void PrepareServes();
+  void Launch();
+  void LaunchScales();
+  void LaunchServes();
   void BringGradients();
-  void GiveServes();
+  void GiveAlone(const DeviceTask& task);
   void GiveLoad(const LoadTask& task);
-  void GiveScales(const ScaleTask& task);
   void GiveCopy(const CopyTask& task);
   void GiveSave(const CopyTask& task);
   // What was saved before is to be read, or written over.
   void AwaitSaves();
-  void StartCompute(uint64_t item_bytes);
+  void StartCompute();
   void StartOut();
   void CopyOut(uint64_t at, uint64_t bytes);
   template <class T>
   T* OnHost(uint64_t at) const {
     return reinterpret_cast<T*>(host_ + at);
+  }
+  // Room for the arguments of a group's tasks.
+  template <class Item>
+  Item* NewItems(BatchGroups::Group group);
+  template <class Item>
+  Item* ItemsOf(BatchGroups::Group group) const {
+    return OnDevice<Item>(given_[group].items);
   }
   template <class T>
   T* OnDevice(uint64_t at) const {
@@ -88,7 +95,7 @@ class GpuStaging {
 
   GpuDriver* const gpu_;
   const TwinOf twin_of_;
-  const uint64_t tile_capacity_, payload_capacity_;
+  const BatchRoom capacity_;
   // Where the parts begin; a load's flag is at 0.
   uint64_t items_ = 0, tiles_ = 0, sums_ = 0, payload_ = 0, scales_ = 0, end_ = 0;
   std::byte *host_ = nullptr, *device_ = nullptr;
@@ -100,12 +107,18 @@ class GpuStaging {
     const std::byte* from;
     uint64_t bytes;
   };
-  std::vector<Gradient> gradients_;       // that the GPU does not have yet; empty but in GiveGradients
-  std::vector<const DeviceTask*> tasks_;  // the batch
-  std::vector<const void*> tensors_;      // their planes, where none may be there twice
-  Room room_;                             // that they take
-  size_t taken_ = 0;                      // tasks whose results were
-  uint64_t taken_tiles_ = 0;              // and theirs
+  std::vector<Gradient> gradients_;  // that the GPU does not have yet; empty but in Prepare
+  BatchGroups groups_{capacity_};    // the batch
+  // Of a group: where its kernels' arguments begin, and the tiles they work on.
+  struct Given {
+    uint64_t items = 0, tiles = 0;
+  };
+  std::array<Given, BatchGroups::kGroups> given_;
+  uint64_t items_end_ = 0;
+  bool reads_aside_ = false;  // memory that a batch before may still be saving to
+  // What the batch makes.
+  uint64_t tile_bytes_ = 0, payload_bytes_ = 0, scale_bytes_ = 0;
+  uint64_t taken_tiles_ = 0;  // of tasks whose results were taken
 };
 
 }  // namespace ballast

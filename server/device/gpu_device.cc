@@ -18,7 +18,7 @@
 namespace ballast {
 namespace {
 
-constexpr size_t kMostJobs = 2 * GpuStaging::kMostTasks;  // of a batch, sums included
+constexpr size_t kMostJobs = 4 * BatchGroups::kMostTasks;  // of a batch: sums, updates, scales, weights
 constexpr uint64_t kLargeTaskBytes = 1 << 20;
 // Of each thread: some 100 us, in which the GPU may have nothing to do.
 constexpr uint64_t kSumsTogetherBytes = 1 << 20;
@@ -59,6 +59,7 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     QueueNeeds together = needs;
     together.payload_bytes = std::max(
         needs.payload_bytes, std::min(kPayloadsTogether * needs.payload_bytes, needs.elements * sizeof(float)));
+    together.scales = std::max(needs.scales, std::min(kPayloadsTogether * needs.scales, needs.elements));
     for (auto& staging : stagings) {
       staging = std::make_unique<GpuStaging>(device->gpu_.get(), together,
                                              [device](const void* pinned) { return device->TwinOf(pinned); });
@@ -323,13 +324,15 @@ void GpuDevice::CopyOut(const GpuStaging& staging) {
 void GpuDevice::Finish(Batch* batch, double begin_s, double end_s) {
   GpuStaging* const staging = batch->staging;
   CopyOut(*staging);
+  uint64_t cost_bytes = 0;
+  for (const DeviceJob& job : batch->jobs) cost_bytes += std::holds_alternative<SumTask>(job.task) ? 0 : job.cost_bytes;
   for (DeviceJob& job : batch->jobs) {
     TaskResult result;
     if (auto* const sum = std::get_if<SumTask>(&job.task)) {
       sum->terms.clear();
     } else {
-      result = staging->Take();
-      result.seconds = (end_s - begin_s) / static_cast<double>(staging->tasks().size());
+      result = staging->Take(job.task);
+      result.seconds = (end_s - begin_s) * static_cast<double>(job.cost_bytes) / static_cast<double>(cost_bytes);
     }
     job.done(result);
   }

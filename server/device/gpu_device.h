@@ -1,6 +1,6 @@
 // The device made of one GPU. Weights and state are in its memory. A gradient is written to pinned host memory, which
 // has a twin on the GPU; an update copies it there. A dispatcher thread takes tasks from the run that has been served
-// the fewest bytes, joins neighbours of a kind into one launch (gpu_batch.h), and gives copies and kernels to three
+// the fewest bytes, puts what waits into batches of a few launches (batch_groups.h), and gives copies and kernels to three
 // streams, so that the next batch's gradients come in while this one's update runs and the last one's weights go out. A
 // second thread, the finisher, waits for the batches in order, runs their completions, and finds the GPU's failures.
 // Gradients are summed in pinned memory, by the dispatcher; weights are copied from pinned memory to where they leave

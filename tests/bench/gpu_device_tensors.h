@@ -38,7 +38,11 @@ class Tensors {
         stride_(kernels::PaddedElements(shape.elements)),
         tiles_(kernels::TilesOf(shape.elements)),
         served_(shape.tensors * shape.elements * sizeof(uint16_t)),
-        queue_(device->NewQueue({.tiles = tiles_.size(), .payload_bytes = kChunk * sizeof(float)}).value()) {
+        queue_(device
+                   ->NewQueue({.tiles = tiles_.size(),
+                               .payload_bytes = kChunk * sizeof(float),
+                               .elements = shape.tensors * shape.elements})
+                   .value()) {
     for (const kernels::Plane& plane : kernel_.planes) {
       plane_strides_.push_back((kernels::PlaneBytes(plane, shape.elements) + 63) / 64 * 64);
       planes_.push_back(device->Allocate(shape.tensors * plane_strides_.back(), Place::kDevice).value());

@@ -115,6 +115,22 @@ class Model {
           MakeUpdate(i, t), [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
     }
   }
+  // As Step, but each tensor's weights go out, in bf16, just behind its update.
+  void ServedStep(uint64_t t) {
+    Fill(t);
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      UpdateOne(i, t, /*measured=*/false);
+      EncodeTensor(i, "bf16", 24);
+    }
+  }
+  // Likewise in int8 with one scale.
+  void ScaledStep(uint64_t t) {
+    Fill(t);
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      UpdateOne(i, t, /*measured=*/false);
+      EncodeTensor(i, "int8-tensor", sizes_[i]);
+    }
+  }
   size_t sums() const { return sums_; }
   void Fill(uint64_t t) {
     queue_->WaitIdle();  // the pool's bytes are free
@@ -129,49 +145,51 @@ class Model {
     }
   }
   void UpdateAll(uint64_t t, bool measured) {
-    for (size_t i = 0; i < sizes_.size(); ++i) {
-      UpdateTask task = MakeUpdate(i, t);
-      task.measured = measured;
-      queue_->Submit(
-          task, [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
-    }
+    for (size_t i = 0; i < sizes_.size(); ++i) UpdateOne(i, t, measured);
+  }
+  void UpdateOne(size_t i, uint64_t t, bool measured) {
+    UpdateTask task = MakeUpdate(i, t);
+    task.measured = measured;
+    queue_->Submit(
+        task, [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
   }
   void EncodeWeights(std::string_view format, uint64_t row_length) {
+    for (size_t i = 0; i < sizes_.size(); ++i) EncodeTensor(i, format, row_length);
+  }
+  void EncodeTensor(size_t i, std::string_view format, uint64_t row_length) {
+    if (sizes_[i] == 0) return;
     const kernels::WireIndex wire = kernels::FindWireFormat(format);
     const bool scaled = kernels::WireFormats()[static_cast<size_t>(wire)].scaling != kernels::Scaling::kNone;
-    for (size_t i = 0; i < sizes_.size(); ++i) {
-      if (sizes_[i] == 0) continue;
-      const uint64_t row = sizes_[i] % row_length == 0 ? row_length : sizes_[i];
-      float* const scales = reinterpret_cast<float*>(scales_[i].data());
-      if (scaled) {
-        queue_->Submit(
-            ScaleTask{.master = master(),
-                      .planes = MasterPlanes(i),
-                      .elements = sizes_[i],
-                      .row_length = row,
-                      .scales = scales},
-            [](const TaskResult&) {}, Name(i));
-      }
-      for (uint64_t first = 0; first < sizes_[i]; first += kPiece) {
-        const uint64_t last = std::min(sizes_[i], first + kPiece);
-        Piece& piece = served_.emplace_back();
-        piece.name = absl::StrCat("tensor ", i, " in ", std::string(format), " from element ", first);
-        piece.data.resize((last - first) * kernels::WireFormats()[static_cast<size_t>(wire)].bytes);
-        if (scaled) piece.scales.resize((last - 1) / row + 1 - first / row);
-        piece.sealed = served_.size() % 2 == 0;
-        queue_->Submit(
-            EncodeWeightsTask{.master = master(),
-                              .planes = MasterPlanes(i),
-                              .format = wire,
-                              .first = first,
-                              .last = last,
-                              .out = piece.data.data(),
-                              .scales = scaled ? scales : nullptr,
-                              .row_length = row,
-                              .scales_out = piece.scales.data(),
-                              .crc32c = piece.sealed ? &piece.crc32c : nullptr},
-            [](const TaskResult&) {}, Name(i));
-      }
+    const uint64_t row = sizes_[i] % row_length == 0 ? row_length : sizes_[i];
+    float* const scales = reinterpret_cast<float*>(scales_[i].data());
+    if (scaled) {
+      queue_->Submit(
+          ScaleTask{.master = master(),
+                    .planes = MasterPlanes(i),
+                    .elements = sizes_[i],
+                    .row_length = row,
+                    .scales = scales},
+          [](const TaskResult&) {}, Name(i));
+    }
+    for (uint64_t first = 0; first < sizes_[i]; first += kPiece) {
+      const uint64_t last = std::min(sizes_[i], first + kPiece);
+      Piece& piece = served_.emplace_back();
+      piece.name = absl::StrCat("tensor ", i, " in ", std::string(format), " from element ", first);
+      piece.data.resize((last - first) * kernels::WireFormats()[static_cast<size_t>(wire)].bytes);
+      if (scaled) piece.scales.resize((last - 1) / row + 1 - first / row);
+      piece.sealed = served_.size() % 2 == 0;
+      queue_->Submit(
+          EncodeWeightsTask{.master = master(),
+                            .planes = MasterPlanes(i),
+                            .format = wire,
+                            .first = first,
+                            .last = last,
+                            .out = piece.data.data(),
+                            .scales = scaled ? scales : nullptr,
+                            .row_length = row,
+                            .scales_out = piece.scales.data(),
+                            .crc32c = piece.sealed ? &piece.crc32c : nullptr},
+          [](const TaskResult&) {}, Name(i));
     }
   }
   void WaitIdle() { queue_->WaitIdle(); }
@@ -260,7 +278,8 @@ inline Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
        {Step{&Model::Step, {.statistics = kFull}}, Step{&Model::JudgedStep, {.statistics = kCore, .gradients = "bf16"}},
         Step{&Model::SummedStep, {.statistics = kFull, .stochastic = false}},
         Step{&Model::Step, {.statistics = kCore, .stochastic = false}},
-        Step{&Model::SummedStep, {.statistics = kCore}}}) {
+        Step{&Model::SummedStep, {.statistics = kCore}}, Step{&Model::ServedStep, {.statistics = kCore}},
+        Step{&Model::ScaledStep, {.statistics = kFull}}}) {
     model.Ask(step.asked);
     (model.*step.take)(++t);
     for (const char* format : {"fp32", "bf16", "fp8-e4m3", "int8-row", "int8-tensor"}) model.EncodeWeights(format, 24);

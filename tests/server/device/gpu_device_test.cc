@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
+#include <random>
 #include <string_view>
 #include <vector>
 
@@ -170,10 +172,13 @@ TEST(GpuDeviceTest, SumsOfPlacesThatOverlapAreMadeOneAfterTheOther) {
   }
 }
 
-// The launches of 200 small tensors' updates that wait together. While nothing is computed, three batches can start: the
-// first ones small, the last with all that has come.
+// The launches of 200 small tensors' updates that wait together, and of what else the step asks for. While nothing is
+// computed, three batches can start: the first ones small, the last with all that has come.
 constexpr int kMostLaunches = 4 * GpuDevice::kStagingsOfSmall;
-int LaunchesTogether(void (Model::*step)(uint64_t)) {
+struct Launches {
+  int updates, scales, serves;
+};
+Launches LaunchesTogether(void (Model::*step)(uint64_t)) {
   FakeGpuState state;
   GpuDevice gpu(std::make_unique<FakeGpu>(&state));
   gpu.Watch(NoFailure);
@@ -185,13 +190,67 @@ int LaunchesTogether(void (Model::*step)(uint64_t)) {
   Hold(&state, false);
   model.WaitIdle();
   EXPECT_TRUE(model.finite());
+  EXPECT_TRUE(model.sealed_well());
   EXPECT_EQ(model.statistics().size(), 200u);
-  return state.update_launches;
+  absl::MutexLock lock(&state.mu);
+  return {state.update_launches, state.scales_raised, state.serve_launches};
 }
 
-TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) { EXPECT_LE(LaunchesTogether(&Model::Step), kMostLaunches); }
+TEST(GpuDeviceTest, WhatWaitsTogetherIsLaunchedTogether) {
+  EXPECT_LE(LaunchesTogether(&Model::Step).updates, kMostLaunches);
+}
 
-TEST(GpuDeviceTest, SumsDoNotPartSmallUpdates) { EXPECT_LE(LaunchesTogether(&Model::SummedStep), kMostLaunches); }
+TEST(GpuDeviceTest, SumsDoNotPartSmallUpdates) {
+  EXPECT_LE(LaunchesTogether(&Model::SummedStep).updates, kMostLaunches);
+}
+
+TEST(GpuDeviceTest, WeightsThatGoOutDoNotPartSmallUpdates) {
+  const Launches launches = LaunchesTogether(&Model::ServedStep);
+  EXPECT_LE(launches.updates, kMostLaunches);
+  EXPECT_LE(launches.serves, kMostLaunches);
+}
+
+TEST(GpuDeviceTest, NeitherDoTheirScales) {
+  const Launches launches = LaunchesTogether(&Model::ScaledStep);
+  EXPECT_LE(launches.updates, kMostLaunches);
+  EXPECT_LE(launches.scales, kMostLaunches);
+  EXPECT_LE(launches.serves, kMostLaunches);
+}
+
+// A few tensors, so that a task often finds its own tensor's in the batch.
+TEST(GpuDeviceTest, TasksInAnyOrderGiveTheCpusBits) {
+  Devices devices;
+  auto& [cpu, state, gpu] = devices;
+  const std::vector<uint64_t> sizes = {300, 1, 256, 4096, 1200};
+  for (const char* master : {"split24", "fp32"}) {
+    const kernels::Kernel& kernel = *kernels::FindKernel("adamw", master, "companded8");
+    Model a(&cpu, kernel, sizes), b(&gpu, kernel, sizes);
+    for (Model* model : {&a, &b}) {
+      model->Load();
+      model->Fill(1);
+      std::mt19937 random(7);
+      for (int round = 0; round < 20; ++round) {
+        Hold(&state, true);
+        for (int task = 0; task < 60; ++task) {
+          const size_t tensor = random() % sizes.size();
+          const std::string_view formats[] = {"bf16", "int8-tensor", "int8-row"};
+          if (const auto which = random() % 6; which < 3) {
+            model->UpdateOne(tensor, static_cast<uint64_t>(1 + round), /*measured=*/false);
+          } else {
+            model->EncodeTensor(tensor, formats[which - 3], 100);
+          }
+        }
+        Hold(&state, false);
+        model->WaitIdle();
+      }
+    }
+    EXPECT_TRUE(a.served() == b.served());
+    ASSERT_EQ(a.statistics().size(), b.statistics().size());
+    for (size_t i = 0; i < a.statistics().size(); ++i) {
+      ASSERT_EQ(a.statistics()[i].update_sq, b.statistics()[i].update_sq) << i;
+    }
+  }
+}
 
 TEST(GpuDeviceTest, AQueueKeepsItsOrder) {
   FakeGpuState state;
@@ -199,9 +258,21 @@ TEST(GpuDeviceTest, AQueueKeepsItsOrder) {
   gpu.Watch(NoFailure);
   Model model(&gpu, *kernels::FindKernel("lion", "split24", "companded8"), {100, 200, 300});
   std::vector<int> order;
+  std::array<float, 100> weights;
   for (int i = 0; i < 300; ++i) {
-    model.queue()->Submit(model.MakeUpdate(static_cast<size_t>(i % 3), static_cast<uint64_t>(i / 3 + 1)),
-                          [&order, i](const TaskResult&) { order.push_back(i); });
+    const auto done = [&order, i](const TaskResult&) { order.push_back(i); };
+    const UpdateTask update = model.MakeUpdate(static_cast<size_t>(i % 3), static_cast<uint64_t>(i / 3 + 1));
+    if (i % 4 == 0) {
+      model.queue()->Submit(update, done);
+      continue;
+    }
+    EncodeWeightsTask encode{.master = kernels::FindMasterFormat("split24"),
+                             .format = kernels::FindWireFormat("fp32"),
+                             .first = 0,
+                             .last = weights.size(),
+                             .out = reinterpret_cast<std::byte*>(weights.data())};
+    std::copy_n(update.update.planes, encode.planes.size(), encode.planes.begin());
+    model.queue()->Submit(encode, done);
   }
   model.WaitIdle();
   ASSERT_EQ(order.size(), 300u);
