@@ -260,7 +260,7 @@ beside() {
 # What checks bits shares the GPU: only what it finds matters, not how long it takes.
 check_bits() {
   local pid
-  start_child beside part identity 90 "$BUILD/gpu_identity" --json "$FOUND/identity.json"
+  start_child beside part identity 150 "$BUILD/gpu_identity" --json "$FOUND/identity.json"
   start_child beside sanitize memcheck
   start_child beside sanitize racecheck
   for pid in "${!CHILDREN[@]}"; do
