@@ -12,10 +12,15 @@ from daemon import BUILD, ROOT, plain_environment
 STUDY = ROOT / "tests" / "studies" / "layer_study" / "study.py"
 
 
-def study(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = plain_environment() | {"BALLAST_BUILD": str(BUILD)}
-    command = [sys.executable, str(STUDY), str(out), "--quick", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    return subprocess.run(
+        [sys.executable, program, *words], capture_output=True, text=True, env=environment, timeout=900
+    )
+
+
+def study(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(STUDY, str(out), "--quick", *words)
 
 
 def test_the_study_runs(tmp_path: Path) -> None:
@@ -37,3 +42,17 @@ def test_the_study_runs(tmp_path: Path) -> None:
 def test_an_arm_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     told = study(tmp_path, "--arm", "int4")
     assert told.returncode == 1 and "no arm has int4 in its name" in told.stderr
+
+
+def test_the_deep_study_runs_without_a_gpu(tmp_path: Path) -> None:
+    small = "--device cpu --depth 1 --width 64 --batch 2 --steps 20 --rate 0.002".split()
+    told = run(STUDY.with_name("deep.py"), str(tmp_path), *small)
+    assert told.returncode == 0, told.stdout + told.stderr
+    text = (tmp_path / "deep_layers.md").read_text()
+    for layers in ("bf16", "bf16, LayerScale of 0", "fp8", "fp8, LayerScale of 0"):
+        assert re.search(
+            rf"^\| 0.002 \| {layers} \| \d\.\d{{4}}, diverged \| - \|", text, re.MULTILINE
+        )  # of so few steps
+    lost = re.search(r"^\| 0.002 \| ([+-]0\.\d{4}) \| ([+-]0\.\d{4}) \|$", text, re.MULTILINE)
+    assert lost and all(abs(float(one)) < 0.1 for one in lost.groups())
+    assert (tmp_path / "deep_layers.png").stat().st_size > 10_000
