@@ -41,6 +41,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;
 constexpr size_t kWorkspace = size_t{32} << 20;  // what cuBLAS would take on a Hopper by itself
+constexpr uint64_t kTried = 16;                  // rows and columns of a first product, in memory behind it
 
 uint64_t Warps(uint64_t elements) { return (elements + kWarpThreads - 1) / kWarpThreads; }
 
@@ -56,12 +57,24 @@ struct Parts {
   }
 };
 
+// The first that was noted.
+struct Failure {
+  std::string what;
+
+  void Note(cudaError_t error) {
+    if (error != cudaSuccess && what.empty()) what = cudaGetErrorString(error);
+  }
+  void NoteProduct(int status) {
+    if (status != 0 && what.empty()) what = "cuBLAS made no product: its status is " + std::to_string(status);
+  }
+};
+
 }  // namespace
 
 // The few of its functions that are needed, as cuBLAS declares them; they are found by name in whichever version there is.
 class CudaOrthogonalizer::Cublas {
  public:
-  // Whether the library of that name is there, has them, and makes a handle.
+  // Whether the library of that name is there, has them, makes a handle, and multiplies on this GPU.
   bool Open(const char* name, CudaStream stream);
   ~Cublas() {
     if (handle_ != nullptr) destroy_(handle_);
@@ -79,17 +92,19 @@ class CudaOrthogonalizer::Cublas {
     uint64_t stride;
     bool transposed = false;
   };
-  bool Multiply(Operand a, Operand b, uint64_t m, uint64_t n, uint64_t k, float alpha, float beta, Bf16* c,
-                uint64_t stride) const {
+  // Returns cuBLAS's status, 0 for success.
+  int Multiply(Operand a, Operand b, uint64_t m, uint64_t n, uint64_t k, float alpha, float beta, Bf16* c,
+               uint64_t stride) const {
     constexpr int kFp32 = 68, kAnyAlgorithm = -1;  // CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
     const auto whole = [](uint64_t x) { return static_cast<int>(x); };
-    return 0 == multiply_(handle_, a.transposed, b.transposed, whole(m), whole(n), whole(k), &alpha, a.data,
-                          CUDA_R_16BF, whole(a.stride), b.data, CUDA_R_16BF, whole(b.stride), &beta, c, CUDA_R_16BF,
-                          whole(stride), kFp32, kAnyAlgorithm);
+    return multiply_(handle_, a.transposed, b.transposed, whole(m), whole(n), whole(k), &alpha, a.data, CUDA_R_16BF,
+                     whole(a.stride), b.data, CUDA_R_16BF, whole(b.stride), &beta, c, CUDA_R_16BF, whole(stride), kFp32,
+                     kAnyAlgorithm);
   }
 
  private:
   using Handle = void*;
+  bool Try() const;
   template <class Function>
   bool Find(void* library, const char* name, Function** found) {
     *found = reinterpret_cast<Function*>(dlsym(library, name));
@@ -108,6 +123,12 @@ class CudaOrthogonalizer::Cublas {
                    cudaDataType, int, const void*, void*, cudaDataType, int, int, int) = nullptr;
 };
 
+bool CudaOrthogonalizer::Cublas::Try() const {
+  auto* const tried = reinterpret_cast<Bf16*>(static_cast<std::byte*>(workspace_) + kWorkspace);
+  const Operand operand{tried, kTried};
+  return Multiply(operand, operand, kTried, kTried, kTried, 0, 0, tried, kTried) == 0;
+}
+
 bool CudaOrthogonalizer::Cublas::Open(const char* name, CudaStream stream) {
   void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return false;
@@ -118,8 +139,9 @@ bool CudaOrthogonalizer::Cublas::Open(const char* name, CudaStream stream) {
                      Find(library, "cublasSetMathMode", &set_math_mode_) && Find(library, "cublasGemmEx", &multiply_);
   constexpr int kSumsInFp32 = 16;  // CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
   const bool opened = found && create_(&handle_) == 0 && set_stream_(handle_, stream) == 0 &&
-                      cudaMalloc(&workspace_, kWorkspace) == cudaSuccess &&
-                      set_workspace_(handle_, workspace_, kWorkspace) == 0 && set_math_mode_(handle_, kSumsInFp32) == 0;
+                      cudaMalloc(&workspace_, kWorkspace + kTried * kTried * sizeof(Bf16)) == cudaSuccess &&
+                      set_workspace_(handle_, workspace_, kWorkspace) == 0 &&
+                      set_math_mode_(handle_, kSumsInFp32) == 0 && Try();
   if (!opened) cudaGetLastError();  // a refusal is no failure of the device
   return opened;
 }
@@ -137,38 +159,41 @@ std::unique_ptr<CudaOrthogonalizer> CudaOrthogonalizer::Open(CudaStream stream, 
     return std::unique_ptr<CudaOrthogonalizer>(new CudaOrthogonalizer(std::move(cublas), stream, std::move(library)));
   }
   *why =
-      "cuBLAS (libcublas.so.13 or .12) is not found, or makes no handle on this GPU, whose memory is to have 32 MiB "
-      "for it: install CUDA's package libcublas, or name its folder in LD_LIBRARY_PATH";
+      "cuBLAS (libcublas.so.13 or .12) is not found, or makes no handle and no product on this GPU, whose memory is to "
+      "have "
+      "32 MiB for it: install CUDA's package libcublas, or name its folder in LD_LIBRARY_PATH";
   return nullptr;
 }
 
 // To cuBLAS, which goes by columns, a matrix of rows is its transpose: X is `columns` x `rows` there, with that many between
 // its columns, and a symmetric one is itself.
-int CudaOrthogonalizer::Run(const DeviceMatrix& m) {
+std::string CudaOrthogonalizer::Run(const DeviceMatrix& m) {
   const uint64_t n = m.rows * m.columns, side = std::min(m.rows, m.columns);
-  if (n == 0) return cudaSuccess;
+  if (n == 0) return "";
   Parts parts(m.room, n, side);
   auto* const norm = reinterpret_cast<float*>(parts.gram);  // until there is one
-  cudaError_t error = Launch<&TakeNorm>(1, stream_, m.update, norm);
-  if (error == cudaSuccess) error = Launch<&Normalize>(Warps(n), stream_, m.direction, norm, n, parts.x);
+  Failure failure;
+  failure.Note(Launch<&TakeNorm>(1, stream_, m.update, norm));
+  failure.Note(Launch<&Normalize>(Warps(n), stream_, m.direction, norm, n, parts.x));
   const auto copy = [&](Bf16* to, const Bf16* from, uint64_t elements) {
-    return cudaMemcpyAsync(to, from, elements * sizeof(Bf16), cudaMemcpyDeviceToDevice, stream_);
+    failure.Note(cudaMemcpyAsync(to, from, elements * sizeof(Bf16), cudaMemcpyDeviceToDevice, stream_));
   };
+  const auto multiply = [&](auto... product) { failure.NoteProduct(cublas_->Multiply(product...)); };
   const bool wide = m.rows <= m.columns;
-  for (int step = 0; step < kNewtonSchulzSteps && error == cudaSuccess; ++step) {
+  for (int step = 0; step < kNewtonSchulzSteps && failure.what.empty(); ++step) {
     const Cublas::Operand x{parts.x, m.columns}, gram{parts.gram, side}, factor{parts.factor, side};
     const Cublas::Operand turned{parts.x, m.columns, true};
-    bool well = wide ? cublas_->Multiply(turned, x, side, side, m.columns, 1, 0, parts.gram, side)
-                     : cublas_->Multiply(x, turned, side, side, m.rows, 1, 0, parts.gram, side);
-    error = copy(parts.factor, parts.gram, side * side);
-    well = well && cublas_->Multiply(gram, gram, side, side, side, kOfSquare, kOfGram, parts.factor, side);
-    if (error == cudaSuccess) error = copy(parts.next, parts.x, n);
-    well = well && (wide ? cublas_->Multiply(x, factor, m.columns, m.rows, side, 1, kOfX, parts.next, m.columns)
-                         : cublas_->Multiply(factor, x, m.columns, m.rows, side, 1, kOfX, parts.next, m.columns));
-    if (!well && error == cudaSuccess) error = cudaErrorUnknown;
+    wide ? multiply(turned, x, side, side, m.columns, 1, 0, parts.gram, side)
+         : multiply(x, turned, side, side, m.rows, 1, 0, parts.gram, side);
+    copy(parts.factor, parts.gram, side * side);
+    multiply(gram, gram, side, side, side, kOfSquare, kOfGram, parts.factor, side);
+    copy(parts.next, parts.x, n);
+    wide ? multiply(x, factor, m.columns, m.rows, side, 1, kOfX, parts.next, m.columns)
+         : multiply(factor, x, m.columns, m.rows, side, 1, kOfX, parts.next, m.columns);
     std::swap(parts.x, parts.next);
   }
-  return error == cudaSuccess ? Launch<&Widen>(Warps(n), stream_, parts.x, n, m.direction) : error;
+  if (failure.what.empty()) failure.Note(Launch<&Widen>(Warps(n), stream_, parts.x, n, m.direction));
+  return failure.what;
 }
 
 }  // namespace ballast::kernels

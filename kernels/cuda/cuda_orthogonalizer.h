@@ -31,8 +31,8 @@ class CudaOrthogonalizer {
 
   // What the bits depend on, but the GPU's model: "cuBLAS 130100".
   const std::string& library() const { return library_; }
-  // Launches, and returns at once: a cudaError_t. By one thread at a time.
-  int Run(const DeviceMatrix& matrix);
+  // Launches, and returns at once: what failed, in words, or nothing. By one thread at a time.
+  std::string Run(const DeviceMatrix& matrix);
 
  private:
   class Cublas;

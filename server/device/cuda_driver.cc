@@ -83,7 +83,7 @@ class CudaDriver final : public GpuDriver {
   absl::StatusOr<std::string> MatrixProducts() override;
   void Orthogonalize(const kernels::DeviceMatrix& matrix) override {
     Use();
-    Launched(orthogonalizer_->Run(matrix), "making a matrix orthogonal");
+    if (const std::string why = orthogonalizer_->Run(matrix); !why.empty()) Fail("making a matrix orthogonal", why);
   }
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override {
     Use();
@@ -155,12 +155,14 @@ class CudaDriver final : public GpuDriver {
     return status_;
   }
   // Keeps the first failure: a failed context answers every later call with the same error.
-  void Check(cudaError_t error, const char* call) {
-    if (error == cudaSuccess) return;
+  void Fail(const char* call, absl::string_view why) {
     absl::MutexLock lock(&mu_);
     if (!status_.ok()) return;
-    status_ = absl::InternalError(absl::StrCat(label(), " (", model_, ") failed in ", call, ": ",
-                                               cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+    status_ = absl::InternalError(absl::StrCat(label(), " (", model_, ") failed in ", call, ": ", why));
+  }
+  void Check(cudaError_t error, const char* call) {
+    if (error == cudaSuccess) return;
+    Fail(call, absl::StrCat(cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
   }
   void Launched(int error, const char* what) { Check(static_cast<cudaError_t>(error), what); }
 
