@@ -38,6 +38,10 @@ readonly PACKAGES_STUDY="dataset-fashion-mnist"
 readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623 libprometheus-cpp-core1.0 libcivetweb1
   libyaml-cpp0.7 libxxhash0 libisal2 libssl3 libc-ares2 libre2-9 zlib1g libstdc++6 libopenblas0-pthread"
 
+# From NVIDIA's repository, which the image for GPUs has; not installed by default. Matrix products of the rule muon on a GPU,
+# and on the CPU beside it.
+readonly PACKAGES_CUDA="libcublas-13-0 libopenblas0-pthread"
+
 # clang with libFuzzer, for tests/fuzz; not installed by default.
 readonly PACKAGES_FUZZ="clang libclang-rt-14-dev"
 
@@ -70,11 +74,12 @@ group_packages() {
     tests) echo "$PACKAGES_TESTS" ;;
     data) echo "$PACKAGES_DATA" ;;
     runtime) echo "$PACKAGES_RUNTIME" ;;
+    cuda) echo "$PACKAGES_CUDA" ;;
     study) echo "$PACKAGES_STUDY" ;;
     fuzz) echo "$PACKAGES_FUZZ" ;;
     emulator) echo "$PACKAGES_EMULATOR" ;;
     browser) echo "$PACKAGES_BROWSER" ;;
-    *) refuse "unknown group '$1' (build, libs, tests, data, runtime, study, fuzz, emulator, browser)" ;;
+    *) refuse "unknown group '$1' (build, libs, tests, data, runtime, cuda, study, fuzz, emulator, browser)" ;;
   esac
 }
 

@@ -190,6 +190,12 @@ def test_nobody_logs_into_grafana_and_silences_are_kept():
     assert "\n  alertmanager:\n" in (ROOT / "docker-compose.yml").read_text().split("\nvolumes:")[1]
 
 
+def test_the_profile_for_gpus_takes_its_image_and_all_gpus():
+    text = service("ballastd-gpu:")
+    assert "image: ballast:gpu\n" in text and "dockerfile: deploy/Dockerfile.gpu\n" in text
+    assert "count: ${BALLAST_GPUS:-all}\n" in text and '"--device", "cuda:all"' in text
+
+
 def test_a_silent_daemon_ends_and_the_image_knows_its_revision():
     daemon = service("x-ballastd: &ballastd")
     assert '"--watchdog", "60s"' in daemon and "BALLAST_REVISION: ${BALLAST_REVISION:-}" in daemon
@@ -203,8 +209,10 @@ def test_flags_that_are_shipped_are_flags(tmp_path):
     if not BALLASTD.exists():
         pytest.skip("needs a built daemon")
     unit = (DEPLOY / "systemd" / "ballastd.service").read_text()
-    commands = [json.loads(re.search(r"command: (\[.*\])", service("x-ballastd: &ballastd"))[1])]
-    commands.append(json.loads(re.search(r"^CMD (\[.*\])", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)[1]))
+    services = [service(name) for name in ("x-ballastd: &ballastd", "ballastd-gpu:")]
+    commands = [json.loads(re.search(r"command: (\[.*\])", text)[1]) for text in services]
+    for image in ("Dockerfile", "Dockerfile.gpu"):
+        commands.append(json.loads(re.search(r"^CMD (\[.*\])", (DEPLOY / image).read_text(), re.MULTILINE)[1]))
     empty = tmp_path / "ballast.yaml"
     empty.write_text("")
     for line in re.findall(r"^ExecStart\w*=\S+ (.*)", unit, re.MULTILINE):
