@@ -15,10 +15,13 @@
 //            few tensors, and a big model; each without and with its weights served in bf16, to ordinary memory and in
 //            chunks of a run's default size. Its share of what the copies allow: 2 bytes a parameter in, and 2 out where
 //            they are served.
+//   stalls   the longest of some steps of few tensors, alone, and while memory of 1 GiB on the GPU and of the host is taken and
+//            given back in turns, as when another run is made and deleted
 //
 // Exit codes: 0, 1 bits differ or the GPU failed, 2 a wrong flag, 77 there is no GPU.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <exception>
@@ -26,6 +29,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -49,6 +53,7 @@ namespace {
 
 constexpr int kNoGpuExitCode = 77;
 constexpr double kGiga = 1e9;
+constexpr int kStepsOfStalls = 200;
 
 struct Options {
   int rounds = 7;
@@ -131,6 +136,8 @@ class Bench {
       const std::string why_not = WhyNot();
       why_not.empty() ? Queue(shape) : Skip(TitleOf(shape), why_not);
     }
+    const std::string why_not = WhyNot();
+    why_not.empty() ? Stalls() : Skip(kStalls, why_not);
     return sound_;
   }
 
@@ -242,6 +249,51 @@ class Bench {
   } catch (const absl::BadStatusOrAccess& error) {
     if (!absl::IsResourceExhausted(error.status())) Fail(error.what());
     Skip(TitleOf(shape), error.what());
+  }
+
+  static constexpr const char* kStalls = "\"part\": \"stalls\"";
+  void Stalls() try {
+    WatchedGpu gpu;
+    Tensors tensors(gpu.device(), AllShapes(options_.shrink)[1]);
+    tensors.Step(false);  // warms up
+    std::vector<double> alone, beside, taking;
+    for (int i = 0; i < kStepsOfStalls; ++i) alone.push_back(1e3 * tensors.Step(false));
+    absl::Status taken;
+    std::atomic<bool> ended = false;
+    std::thread other([&] {
+      taken = TakeAndGiveBack(gpu.device(), &taking);
+      ended = true;
+    });
+    do {
+      beside.push_back(1e3 * tensors.Step(false));
+    } while (!ended);
+    other.join();
+    if (Failed(gpu.failure())) return Skip(kStalls, WhyNot());
+    if (!taken.ok()) return Skip(kStalls, std::string(taken.message()));
+    if (!tensors.sound()) Fail("stalls: not all was done, or a block was rejected");
+    Print(kStalls, absl::StrCat("\"alone_ms\": ", Longest(alone), ", \"beside_ms\": ", Longest(beside),
+                                ", \"taking_ms\": ", Longest(taking), ", \"steps\": ", beside.size()));
+  } catch (const absl::BadStatusOrAccess& error) {
+    if (!absl::IsResourceExhausted(error.status())) Fail(error.what());
+    Skip(kStalls, error.what());
+  }
+
+  // Milliseconds of each time.
+  absl::Status TakeAndGiveBack(Device* device, std::vector<double>* taking) const {
+    for (const Place place : {Place::kDevice, Place::kHost}) {
+      for (int i = 0; i < options_.rounds; ++i) {
+        const double began_s = MonotonicSeconds();
+        if (const auto memory = device->Allocate((uint64_t{1} << 30) >> options_.shrink, place); !memory.ok()) {
+          return memory.status();
+        }
+        taking->push_back(1e3 * (MonotonicSeconds() - began_s));
+      }
+    }
+    return absl::OkStatus();
+  }
+  // The median and the longest, as a JSON list.
+  static std::string Longest(const std::vector<double>& values) {
+    return absl::StrFormat("[%.6g, %.6g]", Median(values), *std::ranges::max_element(values));
   }
 
   void Report(const Shape& shape, bool served, const std::vector<double>& seconds) {

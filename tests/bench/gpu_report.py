@@ -144,6 +144,16 @@ def device_queue(row: dict) -> list[str]:
     return [*what, row["served"], *rates, share, str(row["rounds"])]
 
 
+def device_stalls(row: dict) -> str:
+    if "skipped" in row:
+        return f"Steps while another run is made and deleted: {UNMEASURED}: {row['skipped']}."
+    (alone, most_alone), (beside, most_beside), (taking, _) = (row[f"{w}_ms"] for w in ("alone", "beside", "taking"))
+    return (
+        f"A step of few tensors takes {alone:.3g} ms, at most {most_alone:.3g}; while memory of 1 GiB is taken and given back "
+        f"beside it, {taking:.3g} ms each time, {beside:.3g} ms, at most {most_beside:.3g}, of {row['steps']} steps."
+    )
+
+
 def device(folder: Path) -> list[str]:
     rows = json_lines(folder / "device.jsonl")
     if not rows:
@@ -161,6 +171,7 @@ def device(folder: Path) -> list[str]:
     ]
     cells = [device_queue(row) for row in rows if row.get("part") == "queue"]
     lines += ["", *table([*head, "rounds"], cells)] if cells else []
+    lines += ["", *(device_stalls(row) for row in rows if row.get("part") == "stalls")]
     cut = [row["skipped"] for row in rows if "part" not in row]
     return lines + [f"Stopped: {why}" for why in cut]
 

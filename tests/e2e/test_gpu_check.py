@@ -59,6 +59,13 @@ BITS = {"part": "bits", "kernels": 72, "of": 72, "differences": 0, "pieces": 99,
 RATES = {way + "_gb_per_second": [1, 2, 3] for way in ("in", "out", "both")}
 COPIES = {"part": "copies", "bytes": 1 << 30, **RATES, "rounds": 7}
 QUEUE = {"part": "queue", "what": "many small tensors", "tensors": 20000, "elements": 1000}
+STALLS = {
+    "part": "stalls",
+    "alone_ms": [1, 1.5],
+    "beside_ms": [1.25, 90],
+    "taking_ms": [123, 200],
+    "steps": 1700,
+}
 FIGURES = {
     "served": "bf16",
     "microseconds_per_tensor": [4, 5, 6],
@@ -93,7 +100,9 @@ def tree(tmp_path):
     write_program(built / "gpu_identity", CHECKS_BITS)
     write_program(built / "gpu_bench", timed(found + "bench.jsonl", pause=999).replace("0.999", "1.7"))
     (built / "built.txt").write_text("commit: of the build\n")
-    write_program(portable / "gpu_device_bench", timed(found + "device.jsonl", (BITS, COPIES, {**QUEUE, **FIGURES})))
+    write_program(
+        portable / "gpu_device_bench", timed(found + "device.jsonl", (BITS, COPIES, {**QUEUE, **FIGURES}, STALLS))
+    )
     # The script asks Python to run these; here it runs sh.
     for name in ("gpu_peers.py", "gpu_training.py", "gpu_trainer.py", "gpu_layers.py"):
         write_program(tmp_path / "tests" / "bench" / name, timed())
@@ -149,6 +158,10 @@ def test_the_report_has_the_clocks_and_the_device_layer(tree):
     assert f"| temperature, degrees Celsius | 54 | 54 | 54 | {samples} |" in report
     assert "72 of 72 kernels" in report and "**0 kernels differ**" in report
     assert "1 GiB of pinned memory, GB/s: 2 (1 to 3) to the GPU" in report
+    assert (
+        "takes 1 ms, at most 1.5; while memory of 1 GiB" in report
+        and "123 ms each time, 1.25 ms, at most 90," in report
+    )
     row = "| many small tensors | 20000 | 1000 | bf16 | 5 (4 to 6) | 0.2 (0.1 to 0.3) | 0.5 (0.4 to 0.6) | 7 |"
     assert row in report, report
 
