@@ -23,7 +23,6 @@ JournaledUpdate UpdateOf(uint32_t tensor, const ParameterStore::UpdateValues& va
           .gradient_divisor = values.gradient_divisor,
           .clip = values.clip,
           .full_statistics = values.statistics == kernels::StatisticsLevel::kFull,
-          .measured = values.measured,
           .hyper = {values.hyper.begin(), values.hyper.end()},
           .gradient_format = std::string(kernels::WireFormats()[static_cast<size_t>(values.gradient_format)].name)};
 }
@@ -126,7 +125,7 @@ void StepExecutor::Replay(const JournaledUpdate& update, std::function<void()> d
                   .hyper = update.hyper,
                   .gradient = GradientRoom(update.tensor),
                   .gradient_format = SlabFormat(*spec_, spec_->tensors[update.tensor]),
-                  .measured = update.measured},
+                  .measured = false},  // even if it was then: no task has read what was just put there
                  [done = std::move(done)](const TaskResult&) { done(); });
 }
 

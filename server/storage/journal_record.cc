@@ -20,7 +20,6 @@ void Fill(const JournaledUpdate& update, v1::JournalRecord* record) {
   out->set_gradient_divisor(update.gradient_divisor);
   out->set_clip(update.clip);
   out->set_statistics(update.full_statistics ? 1 : 0);
-  out->set_measured(update.measured);
   out->mutable_hyper()->Assign(update.hyper.begin(), update.hyper.end());
   out->set_gradient_format(update.gradient_format);
 }
@@ -41,7 +40,6 @@ JournaledUpdate FromMessage(const v1::JournalUpdate& update) {
           .gradient_divisor = update.gradient_divisor(),
           .clip = update.clip(),
           .full_statistics = update.statistics() != 0,
-          .measured = update.measured(),
           .hyper = {update.hyper().begin(), update.hyper().end()},
           .gradient_format = update.gradient_format()};
 }

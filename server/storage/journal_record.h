@@ -21,7 +21,6 @@ struct JournaledUpdate {
   double gradient_divisor = 1;
   float clip = 1;
   bool full_statistics = false;
-  bool measured = false;
   std::vector<double> hyper = {};  // the group's, in the order of its kernel
   std::string gradient_format = {};
 };

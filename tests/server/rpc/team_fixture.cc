@@ -29,7 +29,7 @@ TeamRpcTest::Team TeamRpcTest::StartTeam(v1::RunSpec wire_spec, uint32_t world) 
   wire_spec.set_ranks(std::max(wire_spec.ranks(), world));
   const auto created = CreateRun(wire_spec);
   EXPECT_TRUE(created.ok()) << created.status();
-  Team team{.spec = ToRunSpec(wire_spec, config_.limits).value()};
+  Team team{.spec = ToRunSpec(wire_spec, config_.limits, config_.storage.on()).value()};
   team.reference = std::make_unique<Reference>(team.spec);
   for (uint32_t rank = 0; rank < world; ++rank) {
     team.tokens.push_back(AttachFresh(team.spec.run_id, false, rank, world).session_token());
