@@ -260,8 +260,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         self._settings.scale_loss_dynamically()
 
     def pull(self) -> int:
-        """Overwrites every weight in place with the daemon's. Returns the last step that they are of. When it raises, some may
-        be the daemon's and others, or parts of one, not yet: pull again before the next forward pass."""
+        """Overwrites every weight in place with the daemon's (some, when it raises). Returns the last step that they are of."""
         with self._steps.lock:
             session = self._steps.joined()
             self._steps.wait()

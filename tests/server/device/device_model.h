@@ -277,9 +277,8 @@ inline Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
   for (const Step& step :
        {Step{&Model::Step, {.statistics = kFull}}, Step{&Model::JudgedStep, {.statistics = kCore, .gradients = "bf16"}},
         Step{&Model::SummedStep, {.statistics = kFull, .stochastic = false}},
-        Step{&Model::Step, {.statistics = kCore, .stochastic = false}},
-        Step{&Model::SummedStep, {.statistics = kCore}}, Step{&Model::ServedStep, {.statistics = kCore}},
-        Step{&Model::ScaledStep, {.statistics = kFull}}}) {
+        Step{&Model::Step, {.statistics = kCore, .stochastic = false}}, Step{&Model::SummedStep, {.statistics = kCore}},
+        Step{&Model::ServedStep, {.statistics = kCore}}, Step{&Model::ScaledStep, {.statistics = kFull}}}) {
     model.Ask(step.asked);
     (model.*step.take)(++t);
     for (const char* format : {"fp32", "bf16", "fp8-e4m3", "int8-row", "int8-tensor"}) model.EncodeWeights(format, 24);
