@@ -62,7 +62,8 @@ struct Failure {
   std::string what;
 
   void Note(cudaError_t error) {
-    if (error != cudaSuccess && what.empty()) what = cudaGetErrorString(error);
+    if (error == cudaSuccess || !what.empty()) return;
+    what = std::string(cudaGetErrorString(error)) + " (" + cudaGetErrorName(error) + ")";
   }
   void NoteProduct(int status) {
     if (status != 0 && what.empty()) what = "cuBLAS made no product: its status is " + std::to_string(status);
@@ -160,8 +161,7 @@ std::unique_ptr<CudaOrthogonalizer> CudaOrthogonalizer::Open(CudaStream stream, 
   }
   *why =
       "cuBLAS (libcublas.so.13 or .12) is not found, or makes no handle and no product on this GPU, whose memory is to "
-      "have "
-      "32 MiB for it: install CUDA's package libcublas, or name its folder in LD_LIBRARY_PATH";
+      "have 32 MiB for it: install CUDA's package libcublas, or name its folder in LD_LIBRARY_PATH";
   return nullptr;
 }
 

@@ -249,6 +249,7 @@ GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
       sum_bytes += job.cost_bytes;
     } else {
       staging->Join(&job.task);
+      batch.cost_bytes += job.cost_bytes;
     }
   } while (!queue->jobs.empty() && batch.jobs.size() < kMostJobs && fits(queue->jobs.front()));
   batch.staging->busy = true;
@@ -324,15 +325,13 @@ void GpuDevice::CopyOut(const GpuStaging& staging) {
 void GpuDevice::Finish(Batch* batch, double begin_s, double end_s) {
   GpuStaging* const staging = batch->staging;
   CopyOut(*staging);
-  uint64_t cost_bytes = 0;
-  for (const DeviceJob& job : batch->jobs) cost_bytes += std::holds_alternative<SumTask>(job.task) ? 0 : job.cost_bytes;
   for (DeviceJob& job : batch->jobs) {
     TaskResult result;
     if (auto* const sum = std::get_if<SumTask>(&job.task)) {
       sum->terms.clear();
     } else {
       result = staging->Take(job.task);
-      result.seconds = (end_s - begin_s) * static_cast<double>(job.cost_bytes) / static_cast<double>(cost_bytes);
+      result.seconds = (end_s - begin_s) * static_cast<double>(job.cost_bytes) / static_cast<double>(batch->cost_bytes);
     }
     job.done(result);
   }

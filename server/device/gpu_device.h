@@ -64,7 +64,8 @@ class GpuDevice final : public Device {
   struct Batch {
     Queue* queue = nullptr;
     GpuStaging* staging = nullptr;
-    bool small = false;  // it began with a small task
+    bool small = false;       // it began with a small task
+    uint64_t cost_bytes = 0;  // of its tasks but sums
     std::vector<DeviceJob> jobs = {};
     double given_s = 0;
   };

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,12 @@ def machine() -> str:
     text = Path("/proc/cpuinfo").read_text()
     model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     return f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores"
+
+
+def study_command(program: str, out: Path) -> str:
+    """The command line that a study's report names: without where its results went and what was only done with them."""
+    told = [word for word in sys.argv[1:] if word not in ("--report-only", "--record", str(out))]
+    return shlex.join([f"tests/studies/{program}", "OUT", *told])
 
 
 def commit() -> str:

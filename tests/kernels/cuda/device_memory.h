@@ -21,11 +21,11 @@ struct CudaFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// `error` is a cudaError_t; the kernels' interface has it as an int.
 // why: what failed, or nothing.
 inline void Check(const std::string& why, const std::string& call) {
   if (!why.empty()) throw CudaFailure(call + ": " + why);
 }
+// `error` is a cudaError_t; the kernels' interface has it as an int.
 inline void Check(int error, const std::string& call) {
   if (error == cudaSuccess) return;
   const auto code = static_cast<cudaError_t>(error);

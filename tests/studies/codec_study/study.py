@@ -20,7 +20,6 @@ import json
 import multiprocessing
 import os
 import re
-import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -33,6 +32,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "bench")]  # trainer.py is the 
 
 import report  # noqa: E402
 import signals  # noqa: E402
+from collect import study_command  # noqa: E402
 
 # (state format, rounding): what is studied as moments.
 STATES = [
@@ -168,8 +168,7 @@ def main() -> None:
     if not options.report_only:
         run_missing(cells, options.out, options.jobs, options.stop_after)
     known = [json.loads(cell.path(options.out).read_text()) for cell in cells if cell.path(options.out).exists()]
-    told = [word for word in sys.argv[1:] if word not in ("--report-only", "--record", str(options.out))]
-    command = shlex.join(["tests/studies/codec_study/study.py", "OUT", *told])
+    command = study_command("codec_study/study.py", options.out)
     report.write(known, options.out, command)
     if options.record:
         report.write(known, HERE.parent / "results", command, pictures="codec_study/")

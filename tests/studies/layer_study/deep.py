@@ -18,7 +18,6 @@ import argparse
 import functools
 import json
 import math
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -34,7 +33,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "client" / "python" / "examples"), str(HER
 
 import king_james  # noqa: E402
 from ballast import nn as layers  # noqa: E402
-from collect import machine  # noqa: E402
+from collect import machine, study_command  # noqa: E402
 from tasks import Scaled  # noqa: E402
 
 WARM_UP, TURN = 100, 20
@@ -277,8 +276,7 @@ def main() -> None:
     if not options.report_only:
         kept.write_text(json.dumps(train_all(options)))
     found = json.loads(kept.read_text())
-    told = [word for word in sys.argv[1:] if word not in ("--report-only", "--record", str(options.out))]
-    command = shlex.join(["tests/studies/layer_study/deep.py", "OUT", *told])
+    command = study_command("layer_study/deep.py", options.out)
     for folder in [options.out, *([HERE.parent / "results"] if options.record else [])]:
         (folder / "deep_layers.md").write_text("\n".join(lines_of(found, command)))
         draw(found, folder)

@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import os
 import re
-import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -35,6 +34,7 @@ os.environ["PATH"] = f"{BUILD / 'server'}:{os.environ['PATH']}"
 
 import report  # noqa: E402
 from arms import ARMS  # noqa: E402
+from collect import study_command  # noqa: E402
 from tasks import TASKS  # noqa: E402
 
 
@@ -114,8 +114,7 @@ def main() -> None:
     known: list[dict[str, Any]] = [
         json.loads(c.path(options.out).read_text()) for c in cells if c.path(options.out).exists()
     ]
-    told = [word for word in sys.argv[1:] if word not in ("--report-only", "--record", str(options.out))]
-    command = shlex.join(["tests/studies/layer_study/study.py", "OUT", *told])
+    command = study_command("layer_study/study.py", options.out)
     for folder in [options.out, *([HERE.parent / "results"] if options.record else [])]:
         report.write(known, folder, command)
 
