@@ -8,11 +8,12 @@ set(package_dir lib/cmake/ballast)
 
 set_target_properties(ballast_client PROPERTIES EXPORT_NAME client)
 set_target_properties(ballast_proto PROPERTIES EXPORT_NAME proto)
-foreach(target ballast_client ballast_proto)
+set_target_properties(ballast_tls PROPERTIES EXPORT_NAME tls)
+foreach(target ballast_client ballast_proto ballast_tls)
   target_include_directories(${target} INTERFACE $<INSTALL_INTERFACE:${include_dir}>)
 endforeach()
 
-install(TARGETS ballast_client ballast_proto EXPORT ballast ARCHIVE DESTINATION lib)
+install(TARGETS ballast_client ballast_proto ballast_tls EXPORT ballast ARCHIVE DESTINATION lib)
 install(EXPORT ballast NAMESPACE ballast:: FILE ballast-targets.cmake DESTINATION ${package_dir})
 install(TARGETS ballastd RUNTIME DESTINATION bin)
 

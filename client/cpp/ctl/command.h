@@ -24,7 +24,7 @@ enum ExitCode : int {
 
 struct Flag {
   std::string name;     // without dashes
-  std::string value;    // for the help: N, FILE; empty: a switch
+  std::string value;    // for the help: N, FILE; empty: a switch; NAME...: may come again, which makes a list a,b
   std::string meaning;  // one line
 };
 
@@ -68,6 +68,7 @@ Command RestoreCommand();
 Command VerifyCommand();
 Command DeleteCommand();
 Command HealthCommand();
+Command CertsCommand();
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
 // Prints the error; returns its exit code.

@@ -14,9 +14,10 @@ namespace ballast::ctl {
 namespace {
 
 std::vector<Command> Commands() {
-  return {StatusCommand(),      RunsCommand(),    RunCommand(),    WatchCommand(),  ExplainCommand(),
-          HistoryCommand(),     PlanCommand(),    DoctorCommand(), RewindCommand(), CheckpointCommand(),
-          CheckpointsCommand(), RestoreCommand(), VerifyCommand(), DeleteCommand(), HealthCommand()};
+  return {StatusCommand(),  RunsCommand(),       RunCommand(),         WatchCommand(),
+          ExplainCommand(), HistoryCommand(),    PlanCommand(),        DoctorCommand(),
+          RewindCommand(),  CheckpointCommand(), CheckpointsCommand(), RestoreCommand(),
+          VerifyCommand(),  DeleteCommand(),     HealthCommand(),      CertsCommand()};
 }
 
 std::vector<Flag> CommonFlags() {
@@ -94,13 +95,27 @@ struct Sorted {
   std::map<std::string, std::string> flags;
 };
 
-bool TakesValue(const std::vector<Command>& commands, const std::string& name) {
-  const auto takes = [&](const Flag& flag) { return flag.name == name && !flag.value.empty(); };
+// Whether some command has a flag of this name with a value that `is_meant`.
+template <typename Meant>
+bool AnyFlag(const std::vector<Command>& commands, const std::string& name, Meant is_meant) {
+  const auto matches = [&](const Flag& flag) { return flag.name == name && is_meant(flag.value); };
   const std::vector<Flag> common = CommonFlags();
-  if (std::any_of(common.begin(), common.end(), takes)) return true;
+  if (std::any_of(common.begin(), common.end(), matches)) return true;
   return std::any_of(commands.begin(), commands.end(), [&](const Command& command) {
-    return std::any_of(command.flags.begin(), command.flags.end(), takes);
+    return std::any_of(command.flags.begin(), command.flags.end(), matches);
   });
+}
+
+bool TakesValue(const std::vector<Command>& commands, const std::string& name) {
+  return AnyFlag(commands, name, [](const std::string& value) { return !value.empty(); });
+}
+
+// The last value counts; of a flag that may come again, all do.
+void Take(const std::vector<Command>& commands, const std::string& name, const std::string& value,
+          std::map<std::string, std::string>* flags) {
+  const bool repeats = AnyFlag(commands, name, [](const std::string& v) { return v.ends_with("..."); });
+  std::string& taken = (*flags)[name];
+  taken = repeats && !taken.empty() ? absl::StrCat(taken, ",", value) : value;
 }
 
 absl::StatusOr<Sorted> Sort(const std::vector<Command>& commands, const std::vector<std::string>& words) {
@@ -114,11 +129,11 @@ absl::StatusOr<Sorted> Sort(const std::vector<Command>& commands, const std::vec
     const size_t equals = word.find('=');
     const std::string name = word.substr(2, equals == std::string::npos ? equals : equals - 2);
     if (equals != std::string::npos) {
-      sorted.flags[name] = word.substr(equals + 1);
+      Take(commands, name, word.substr(equals + 1), &sorted.flags);
     } else if (!TakesValue(commands, name)) {
       sorted.flags[name] = "true";
     } else if (i + 1 < words.size()) {
-      sorted.flags[name] = words[++i];
+      Take(commands, name, words[++i], &sorted.flags);
     } else {
       return absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
     }

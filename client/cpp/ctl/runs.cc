@@ -17,8 +17,8 @@ int PrintRuns(const Invocation& invocation) {
     invocation.out << "no runs on " << (*client)->server() << "\n";
     return kOk;
   }
-  constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
-  Table table({kLeft, kLeft, kRight, kRight, kRight, kRight, kRight, kRight, kLeft});
+  constexpr auto kWord = Table::Align::kLeft, kFigure = Table::Align::kRight;
+  Table table({kWord, kWord, kFigure, kFigure, kFigure, kFigure, kFigure, kFigure, kWord});
   table.Row({"RUN", "STATE", "STEP", "LOSS", "GRAD NORM", "PARAMETERS", "MEMORY", "STORED", "OPTIMIZER"});
   for (const v1::RunStatus& run : runs->runs()) {
     table.Row({run.run_id(), StateText(run), absl::StrCat(run.step()), run.has_loss() ? Number(run.loss()) : "-",

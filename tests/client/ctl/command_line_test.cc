@@ -3,12 +3,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
 
 #include <fstream>
 #include <sstream>
 
 #include "client/cpp/ctl/plan_spec.h"
 #include "client/cpp/ctl/table.h"
+#include "tests/certificates.h"
 #include "tests/client/fake_daemon.h"
 
 namespace ballast::ctl {
@@ -39,7 +42,7 @@ TEST(CommandLineTest, HelpNamesEveryCommandAndExitCode) {
   EXPECT_EQ(answer.code, kOk);
   for (const char* word :
        {"status", "runs", "run RUN", "plan", "doctor", "rewind RUN", "checkpoint RUN", "checkpoints RUN", "restore RUN",
-        "verify DIR", "delete RUN", "health", "--json", "64", "69"}) {
+        "verify DIR", "delete RUN", "health", "certs init", "--json", "64", "69"}) {
     EXPECT_THAT(answer.out, HasSubstr(word));
   }
 }
@@ -156,6 +159,47 @@ TEST(TableTest, SpeaksInUnits) {
   EXPECT_EQ(Grouped(12), "12");
   EXPECT_EQ(Duration(0.0123), "12.3 ms");
   EXPECT_EQ(Duration(3 * 86400 + 4 * 3600), "3 d 4 h");
+}
+
+TEST(CertsTest, PairsAreMadeThatBothEndsTake) {
+  const TestCertificates files;
+  const std::string out = files.Path("pki");
+  const Answer answer = Ballastctl({"certs", "init", "--out", out, "--host", "node7", "--host=10.0.0.1,node8"});
+  ASSERT_EQ(answer.code, kOk) << answer.err;
+  EXPECT_THAT(answer.out, AllOf(HasSubstr("certificate: " + out + "/daemon.crt"),
+                                HasSubstr("export BALLAST_TLS_KEY=" + out + "/trainer.key")));
+  const absl::Time now = absl::Now();
+  const auto daemon = ReadCertifiedKey(out + "/daemon.crt", out + "/daemon.key", TlsEnd::kDaemon, now);
+  const auto trainer = ReadCertifiedKey(out + "/trainer.crt", out + "/trainer.key", TlsEnd::kClient, now);
+  ASSERT_TRUE(daemon.ok() && trainer.ok()) << daemon.status() << trainer.status();
+  EXPECT_EQ(trainer->subject, "spiffe://ballast/trainer");
+  EXPECT_TRUE(ReadAuthorities(out + "/ca.crt", now).ok());
+  EXPECT_TRUE(ReadSecretFile(out + "/ca.key").ok());
+  const OpensslPtr<X509> certificate(PEM_read_bio_X509(BioOf(daemon->certificate).get(), nullptr, nullptr, nullptr));
+  for (const char* host : {"localhost", "node7", "node8"}) {
+    EXPECT_EQ(X509_check_host(certificate.get(), host, 0, 0, nullptr), 1) << host;
+  }
+  for (const char* address : {"127.0.0.1", "::1", "10.0.0.1"}) {
+    EXPECT_EQ(X509_check_ip_asc(certificate.get(), address, 0), 1) << address;
+  }
+}
+
+TEST(CertsTest, NothingIsOverwritten) {
+  const TestCertificates files;
+  files.Write("trainer.key", "precious", 0600);
+  const Answer answer = Ballastctl({"certs", "init", "--out", files.Path("")});
+  EXPECT_EQ(answer.code, kRefused);
+  EXPECT_THAT(answer.err, HasSubstr("trainer.key: is there already"));
+  EXPECT_EQ(ReadSmallFile(files.Path("trainer.key")).value(), "precious");
+  EXPECT_FALSE(ReadSmallFile(files.Path("ca.crt")).ok());
+}
+
+TEST(CertsTest, WrongWordsAreNamed) {
+  EXPECT_THAT(Ballastctl({"certs", "renew", "--out", "x"}).err, HasSubstr("certs knows init alone"));
+  EXPECT_THAT(Ballastctl({"certs", "init"}).err, HasSubstr("certs init wants --out DIR"));
+  EXPECT_THAT(Ballastctl({"certs", "init", "--out", "x", "--days", "0"}).err, HasSubstr("--days is from 1 to 3650"));
+  const Answer host = Ballastctl({"certs", "init", "--out", "x", "--host", "node7:7700"});
+  EXPECT_THAT(host.err, HasSubstr("'node7:7700' is neither a host's name, without a port, nor an address"));
 }
 
 }  // namespace

@@ -1,0 +1,131 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+
+#include "client/cpp/ctl/authority.h"
+#include "client/cpp/ctl/command.h"
+
+namespace ballast::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kTrainerId[] = "spiffe://ballast/trainer";
+// Clocks of other machines may be behind.
+constexpr absl::Duration kBackdated = absl::Minutes(10);
+
+struct NewFile {
+  const char* name;
+  std::string text;
+  mode_t mode;
+};
+
+absl::StatusOr<std::vector<NewFile>> MakeFiles(const std::vector<std::string>& hosts, const Validity& validity) {
+  const auto authority = Authority::Make("Ballast development CA", validity);
+  if (!authority.ok()) return authority.status();
+  std::vector<std::string> names = {"localhost", "127.0.0.1", "::1"};
+  names.insert(names.end(), hosts.begin(), hosts.end());
+  auto daemon = authority->Issue(
+      {.common_name = "ballastd", .end = TlsEnd::kDaemon, .names = std::move(names), .validity = validity});
+  if (!daemon.ok()) return daemon.status();
+  auto trainer =
+      authority->Issue({.common_name = "trainer", .end = TlsEnd::kClient, .names = {kTrainerId}, .validity = validity});
+  if (!trainer.ok()) return trainer.status();
+  constexpr mode_t kForAll = 0644, kForOwner = 0600;
+  return std::vector<NewFile>{
+      {"ca.crt", authority->pem().certificate, kForAll}, {"ca.key", authority->pem().key, kForOwner},
+      {"daemon.crt", daemon->certificate, kForAll},      {"daemon.key", daemon->key, kForOwner},
+      {"trainer.crt", trainer->certificate, kForAll},    {"trainer.key", trainer->key, kForOwner}};
+}
+
+absl::Status CannotWrite(const fs::path& path, const std::string& why) {
+  return absl::FailedPreconditionError(absl::StrCat(path.string(), ": ", why, "; give --out another folder"));
+}
+
+absl::Status Write(const fs::path& path, const NewFile& file) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, file.mode);
+  if (fd < 0) return CannotWrite(path, std::strerror(errno));
+  const absl::Cleanup closed = [fd] { close(fd); };
+  const bool whole = write(fd, file.text.data(), file.text.size()) == static_cast<ssize_t>(file.text.size());
+  return whole && fsync(fd) == 0 ? absl::OkStatus() : CannotWrite(path, std::strerror(errno));
+}
+
+// Nothing is written where one of the files is there already.
+absl::Status WriteAll(const fs::path& folder, const std::vector<NewFile>& files) {
+  std::error_code error;
+  for (const NewFile& file : files) {
+    if (!fs::exists(fs::symlink_status(folder / file.name, error))) continue;
+    return CannotWrite(folder / file.name,
+                       "is there already, and is not overwritten: what it was made for may need it");
+  }
+  if (fs::create_directories(folder, error)) fs::permissions(folder, fs::perms::owner_all, error);
+  if (error) return CannotWrite(folder, error.message());
+  for (const NewFile& file : files) {
+    if (auto s = Write(folder / file.name, file); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+void PrintUse(const fs::path& folder, absl::Time not_after, std::ostream& out) {
+  const std::string at = (folder / "").string();
+  out << "made a development CA and two pairs that it signed in " << at << ", valid until "
+      << absl::FormatTime("%Y-%m-%d", not_after, absl::UTCTimeZone()) << "\n\n"
+      << "the daemon's configuration (ballastd --config FILE):\n\ntls:\n  certificate: " << at
+      << "daemon.crt\n  key: " << at << "daemon.key\n  client_ca: " << at << "ca.crt\n\n"
+      << "the environment of trainers and of ballastctl:\n\nexport BALLAST_TLS_CA=" << at
+      << "ca.crt\nexport BALLAST_TLS_CERTIFICATE=" << at << "trainer.crt\nexport BALLAST_TLS_KEY=" << at
+      << "trainer.key\n\nKeep ca.key: whoever has it makes pairs that the daemon takes.\n";
+}
+
+int Init(const Invocation& invocation) {
+  if (invocation.arguments[0] != "init") {
+    return Misused(invocation.err,
+                   absl::InvalidArgumentError("certs knows init alone: ballastctl certs init --out DIR"), "certs");
+  }
+  if (!invocation.Has("out"))
+    return Misused(invocation.err, absl::InvalidArgumentError("certs init wants --out DIR"), "certs");
+  const auto days = WholeNumber("--days", invocation.Get("days", "365"));
+  if (!days.ok() || *days < 1 || *days > 3650) {
+    return Misused(invocation.err, days.ok() ? absl::InvalidArgumentError("--days is from 1 to 3650") : days.status(),
+                   "certs");
+  }
+  const std::vector<std::string> hosts = absl::StrSplit(invocation.Get("host", ""), ',', absl::SkipEmpty());
+  const absl::Time now = absl::Now();
+  const Validity validity{.not_before = now - kBackdated,
+                          .not_after = now + absl::Hours(24) * static_cast<int64_t>(*days)};
+  const auto files = MakeFiles(hosts, validity);
+  if (!files.ok()) return Fail(invocation, files.status());
+  const fs::path folder = fs::absolute(invocation.Get("out", "")).lexically_normal();
+  if (auto s = WriteAll(folder, *files); !s.ok()) return Fail(invocation, s);
+  PrintUse(folder, validity.not_after, invocation.out);
+  return kOk;
+}
+
+}  // namespace
+
+Command CertsCommand() {
+  return {.name = "certs",
+          .arguments = {"init"},
+          .summary = "make a development CA, and pairs for the daemon and for trainers",
+          .details =
+              "Writes ca, daemon and trainer, each as .crt and .key, and prints what to configure. The daemon's is\n"
+              "for localhost and the hosts named; the trainer's identity is spiffe://ballast/trainer. Nothing is\n"
+              "overwritten.\n",
+          .flags = {{"out", "DIR", "the folder, made if need be"},
+                    {"host", "NAME...",
+                     "a name or address of the daemon's host, as trainers write it; may come again, or a,b"},
+                    {"days", "N", "how long they are valid; default 365"}},
+          .run = Init};
+}
+
+}  // namespace ballast::ctl
