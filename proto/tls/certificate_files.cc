@@ -190,7 +190,8 @@ absl::StatusOr<Authorities> ReadAuthorities(const std::string& file, absl::Time 
   if (!text.ok()) return text.status();
   const auto certificates = ParseCertificates(file, *text);
   if (!certificates.ok()) return certificates.status();
-  Authorities found{.certificates = *std::move(text), .not_after = absl::InfinitePast()};
+  Authorities found{
+      .certificates = *std::move(text), .not_before = absl::InfinitePast(), .not_after = absl::InfinitePast()};
   absl::Status unusable = absl::OkStatus();
   for (size_t i = 0; i < certificates->size(); ++i) {
     X509* const each = (*certificates)[i].get();
@@ -202,7 +203,10 @@ absl::StatusOr<Authorities> ReadAuthorities(const std::string& file, absl::Time 
     }
     const absl::Status dates = CheckDates(file, each, which, now);
     if (unusable.ok()) unusable = dates;
-    if (dates.ok()) found.not_after = std::max(found.not_after, TimeOf(X509_get0_notAfter(each)));
+    const absl::Time not_after = TimeOf(X509_get0_notAfter(each));
+    if (!dates.ok() || not_after < found.not_after) continue;
+    found.not_before = TimeOf(X509_get0_notBefore(each));
+    found.not_after = not_after;
   }
   if (found.not_after == absl::InfinitePast()) return unusable;
   return found;

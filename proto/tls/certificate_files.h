@@ -32,8 +32,8 @@ absl::StatusOr<CertifiedKey> ReadCertifiedKey(const std::string& certificate_fil
                                               TlsEnd end, absl::Time now);
 
 struct Authorities {
-  std::string certificates;  // PEM
-  absl::Time not_after;      // of the one that is valid longest
+  std::string certificates;          // PEM
+  absl::Time not_before, not_after;  // of the one that is valid longest
 };
 
 // FAILED_PRECONDITION likewise: there is none, one is no authority's, or none is valid now.

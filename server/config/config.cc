@@ -26,7 +26,9 @@ namespace ballast {
 namespace {
 
 // Read by the clients and tests, which may share the daemon's environment.
-constexpr std::array<absl::string_view, 3> kClientVariables = {"BALLAST_SERVER", "BALLAST_RUN", "BALLAST_FAILPOINTS"};
+constexpr std::array<absl::string_view, 6> kClientVariables = {"BALLAST_SERVER",          "BALLAST_RUN",
+                                                               "BALLAST_FAILPOINTS",      "BALLAST_TLS_CA",
+                                                               "BALLAST_TLS_CERTIFICATE", "BALLAST_TLS_KEY"};
 
 struct Value {
   const ConfigKey* key = nullptr;
@@ -125,42 +127,24 @@ class FlagReader {
   Flags flags_;
 };
 
-// Values of one source after the other, the stronger later. Remembers where each key's value comes from, so that what
-// is wrong with it is said there.
-class Sources {
- public:
-  absl::Status Apply(const ConfigKey& key, const std::string& text, const std::string& where) {
-    where_[key.path] = where;
-    const absl::Status set = SetConfigValue(key, text, &config_);
-    return set.ok() ? set : Error({.path = key.path, .problem = std::string(set.message())});
-  }
+// Sets one key's value, and remembers where it comes from, so that what is wrong with it is said there.
+absl::Status Apply(const ConfigKey& key, const std::string& text, const std::string& where, CommandLine* line) {
+  line->where[key.path] = where;
+  const absl::Status set = SetConfigValue(key, text, &line->config);
+  return set.ok() ? set : ConfigFault(*line, key.path, std::string(set.message()));
+}
 
-  absl::Status Error(const ConfigError& error) const {
-    const auto found = where_.find(error.path);
-    const std::string where = found == where_.end() ? "default" : found->second;
-    const std::string key = absl::EndsWith(where, error.path) ? "" : absl::StrCat(error.path, ": ");
-    const std::string text = absl::StrCat(where, ": ", key, error.problem);
-    return absl::StartsWith(where, "--") ? absl::InvalidArgumentError(text) : absl::FailedPreconditionError(text);
-  }
-
-  const Config& config() const { return config_; }
-
- private:
-  Config config_;
-  std::map<std::string, std::string> where_;
-};
-
-absl::Status ApplyFile(const std::string& file, Sources* sources) {
+// The sources are applied one after the other, the stronger later.
+absl::Status ApplyFile(const std::string& file, CommandLine* line) {
   if (file.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::vector<FileValue> values, ReadConfigFile(file));
   for (const FileValue& value : values) {
-    RETURN_IF_ERROR(sources->Apply(*FindConfigKey(value.path), value.text, value.where));
+    RETURN_IF_ERROR(Apply(*FindConfigKey(value.path), value.text, value.where, line));
   }
   return absl::OkStatus();
 }
 
-absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environment, Sources* sources,
-                              std::vector<std::string>* warnings) {
+absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environment, CommandLine* line) {
   std::set<absl::string_view> known(kClientVariables.begin(), kClientVariables.end());
   std::vector<std::string> names;
   for (const ConfigKey& key : ConfigKeys()) {
@@ -168,11 +152,11 @@ absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environm
     const auto found = environment.find(names.back());
     if (found == environment.end()) continue;
     known.insert(found->first);
-    RETURN_IF_ERROR(sources->Apply(key, found->second, found->first));
+    RETURN_IF_ERROR(Apply(key, found->second, found->first, line));
   }
   for (const auto& [name, value] : environment) {
     if (!absl::StartsWith(name, "BALLAST_") || known.count(name) > 0) continue;
-    warnings->push_back(absl::StrCat("the environment variable ", name, " is not read", DidYouMean(name, names)));
+    line->warnings.push_back(absl::StrCat("the environment variable ", name, " is not read", DidYouMean(name, names)));
   }
   return absl::OkStatus();
 }
@@ -201,20 +185,29 @@ std::string QuotedList(const std::string& text) {
 
 }  // namespace
 
+absl::Status ConfigFault(const CommandLine& line, const std::string& path, const std::string& problem) {
+  const auto found = line.where.find(path);
+  const std::string where = found == line.where.end() ? "default" : found->second;
+  const std::string key = absl::EndsWith(where, path) ? "" : absl::StrCat(path, ": ");
+  const std::string text = absl::StrCat(where, ": ", key, problem);
+  return absl::StartsWith(where, "--") ? absl::InvalidArgumentError(text) : absl::FailedPreconditionError(text);
+}
+
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arguments,
                                              const std::map<std::string, std::string>& environment) {
   ASSIGN_OR_RETURN(const Flags flags, FlagReader(arguments).Read());
-  CommandLine line{.config = {}, .action = flags.action, .config_file = flags.config_file, .warnings = {}};
+  CommandLine line{.config = {}, .action = flags.action, .config_file = flags.config_file, .warnings = {}, .where = {}};
   if (flags.immediate) return line;
 
-  Sources sources;
-  RETURN_IF_ERROR(ApplyFile(flags.config_file, &sources));
-  RETURN_IF_ERROR(ApplyEnvironment(environment, &sources, &line.warnings));
+  RETURN_IF_ERROR(ApplyFile(flags.config_file, &line));
+  RETURN_IF_ERROR(ApplyEnvironment(environment, &line));
   for (const Value& flag : flags.values) {
-    RETURN_IF_ERROR(sources.Apply(*flag.key, flag.text, absl::StrCat("--", flag.key->path)));
+    RETURN_IF_ERROR(Apply(*flag.key, flag.text, absl::StrCat("--", flag.key->path), &line));
   }
-  line.config = Resolve(sources.config(), environment);
-  if (const ConfigError error = CheckConfig(line.config); !error.path.empty()) return sources.Error(error);
+  line.config = Resolve(std::move(line.config), environment);
+  if (const ConfigError error = CheckConfig(line.config); !error.path.empty()) {
+    return ConfigFault(line, error.path, error.problem);
+  }
   for (std::string& warning : ConfigWarnings(line.config)) line.warnings.push_back(std::move(warning));
   return line;
 }
@@ -228,7 +221,8 @@ std::string HelpText() {
   for (const ActionFlag& flag : kActionFlags) absl::StrAppendFormat(&out, "  --%-36s %s\n", flag.name, flag.doc);
   out +=
       "\nKeys of the configuration. Flags win over the environment, which wins over the file, which wins over the\n"
-      "defaults; the variable of limits.chunk_bytes is BALLAST_LIMITS_CHUNK_BYTES.\n\n";
+      "defaults; the variable of limits.chunk_bytes is BALLAST_LIMITS_CHUNK_BYTES, that of tls.key "
+      "BALLAST_DAEMON_TLS_KEY.\n\n";
   for (const ConfigKey& key : ConfigKeys()) {
     absl::StrAppendFormat(&out, "  --%-36s %s\n", absl::StrCat(key.path, " ", key.placeholder()), key.doc);
   }

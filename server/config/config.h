@@ -29,6 +29,8 @@ struct Config {
   struct OpsHttp {
     std::string listen = "127.0.0.1:9464";  // "off": none
     std::vector<std::string> hosts;         // "*": any
+    bool tls = false;
+    std::string token_file;  // empty: none
   } ops_http;
   struct Storage {
     std::string dir = "off";
@@ -56,15 +58,26 @@ struct Config {
     uint32_t connections = 0;  // 0 = half the file descriptors, at most 4096
     double pull_timeout_s = 60;
   } limits;
+  bool insecure = false;
+  struct Tls {
+    std::string certificate, key, client_ca;      // files; empty: none
+    std::string client_certificates = "require";  // or none
+    bool on() const { return !certificate.empty(); }
+    bool requires_clients() const { return client_certificates == "require"; }
+  } tls;
 };
 
 // What the command line asks for.
 struct CommandLine {
   Config config;
   enum class Action { kServe, kCheckConfig, kPrintConfig, kHelp, kVersion, kDescribeMetrics } action = Action::kServe;
-  std::string config_file;            // as read; empty: none
-  std::vector<std::string> warnings;  // one line each: a variable nobody reads, a port that others can reach
+  std::string config_file;                   // as read; empty: none
+  std::vector<std::string> warnings;         // one line each: a variable nobody reads, a port that others can reach
+  std::map<std::string, std::string> where;  // the keys that were given: where, such as ballast.yaml:3
 };
+
+// A key's value is at fault: `problem` with the place where it was given. INVALID_ARGUMENT: by a flag.
+absl::Status ConfigFault(const CommandLine& line, const std::string& path, const std::string& problem);
 
 // `environment`: all variables by name; handed in so that tests own it. INVALID_ARGUMENT: a flag is at fault; anything
 // else: the file or the environment is. After --help, --version or --describe-metrics nothing else is read.

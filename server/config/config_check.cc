@@ -16,9 +16,14 @@
 namespace ballast {
 namespace {
 
-void WarnUnlessLoopback(const std::string& address, absl::string_view text, std::vector<std::string>* warnings) {
-  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
-  if (parsed.ok() && !IsLoopback(parsed->host)) warnings->push_back(absl::StrCat(text, " (", address, ")"));
+// What others can do who reach the port, unless it asks for a token that they cannot read on the way.
+std::string OpsWarning(const Config::OpsHttp& ops) {
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(ops.listen);
+  if (!parsed.ok() || IsLoopback(parsed->host) || (ops.tls && !ops.token_file.empty())) return "";
+  return absl::StrCat("ops_http.listen is not a loopback address: ",
+                      ops.token_file.empty() ? "whoever reaches the port can read the metrics"
+                                             : "without ops_http.tls whoever listens on the way reads the token",
+                      " (", ops.listen, ")");
 }
 
 }  // namespace
@@ -34,13 +39,7 @@ ConfigError CheckConfig(const Config& config) {
 
 std::vector<std::string> ConfigWarnings(const Config& config) {
   std::vector<std::string> warnings;
-  WarnUnlessLoopback(config.listen,
-                     "listen is not a loopback address: there is neither TLS nor authentication, so whoever reaches "
-                     "the port can read and change every run",
-                     &warnings);
-  WarnUnlessLoopback(config.ops_http.listen,
-                     "ops_http.listen is not a loopback address: whoever reaches the port can read the metrics",
-                     &warnings);
+  if (std::string ops = OpsWarning(config.ops_http); !ops.empty()) warnings.push_back(std::move(ops));
   if (std::find(config.ops_http.hosts.begin(), config.ops_http.hosts.end(), "*") != config.ops_http.hosts.end()) {
     warnings.push_back("ops_http.hosts allows any name: a web page in a browser that reaches the port can read it");
   }

@@ -29,11 +29,22 @@ std::string CheckAddress(const std::string& address) {
   return parsed.ok() ? "" : std::string(parsed.status().message());
 }
 
+// Empty: it may be reached as it is.
+std::string CheckReach(const Config& config) {
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(config.listen);
+  if (!parsed.ok()) return std::string(parsed.status().message());
+  if (IsLoopback(parsed->host) || config.tls.on() || config.insecure) return "";
+  return absl::StrCat("'", config.listen,
+                      "' is reached from other machines, and without TLS whoever reaches it can read and change every "
+                      "run; configure tls (`ballastctl certs init` makes certificates to begin with), listen at "
+                      "127.0.0.1, or write insecure: true");
+}
+
 // A port, or a Unix socket's absolute path.
-std::string CheckListen(const std::string& address) {
+std::string CheckListen(const Config& config) {
   constexpr size_t kMostBytes = 107;  // of a socket's address
-  absl::string_view path = address;
-  if (!absl::ConsumePrefix(&path, "unix:")) return CheckAddress(address);
+  absl::string_view path = config.listen;
+  if (!absl::ConsumePrefix(&path, "unix:")) return CheckReach(config);
   if (absl::StartsWith(path, "/") && path.size() <= kMostBytes) return "";
   return absl::StrCat("'", path, "' is no absolute path of at most ", kMostBytes,
                       " bytes; write unix:/PATH, such as unix:/run/ballast/grpc");
@@ -156,6 +167,43 @@ std::string CheckImportFolder(const Config& config) {
   return absl::StrCat("is in, or around, storage.dir (", storage, "); choose a folder beside it");
 }
 
+std::string CheckFile(const std::string& file) {
+  return file.empty() || absl::StartsWith(file, "/") ? "" : absl::StrCat("'", file, "' is no absolute path of a file");
+}
+
+std::string CheckCertificate(const Config& config) {
+  const Config::Tls& tls = config.tls;
+  if (!tls.on()) return "";
+  if (std::string wrong = CheckFile(tls.certificate); !wrong.empty()) return wrong;
+  if (tls.key.empty()) return "wants tls.key: the file of its key";
+  if (absl::StartsWith(config.listen, "unix:")) {
+    return absl::StrCat("listen is ", config.listen,
+                        ", a Unix socket, which TLS is not for: the rights of its file say who may connect. Leave tls "
+                        "out, or listen at HOST:PORT");
+  }
+  if (!tls.requires_clients() || !tls.client_ca.empty()) return "";
+  return "wants tls.client_ca: the authorities whose certificates let a client in; or, to let everybody in, "
+         "tls.client_certificates: none";
+}
+
+// key, client_ca: which go with a certificate.
+template <std::string Config::Tls::*File>
+std::string CheckBesideCertificate(const Config& config) {
+  const std::string& file = config.tls.*File;
+  if (file.empty() || config.tls.on()) return CheckFile(file);
+  return "wants tls.certificate: without it there is no TLS";
+}
+
+std::string CheckClientAuthorities(const Config& config) {
+  if (std::string wrong = CheckBesideCertificate<&Config::Tls::client_ca>(config); !wrong.empty()) return wrong;
+  if (config.tls.client_ca.empty() || config.tls.requires_clients()) return "";
+  return "is not looked at with tls.client_certificates: none; leave one of the two out";
+}
+
+std::string CheckOpsTls(const Config& config) {
+  return !config.ops_http.tls || config.tls.on() ? "" : "wants tls.certificate and tls.key, which it takes";
+}
+
 std::string CheckWatchdog(double watchdog_s) { return watchdog_s == 0 ? "" : Range{30, 86400, "s"}(watchdog_s); }
 
 // The member at the end of a path of members: its section, then itself.
@@ -186,6 +234,7 @@ const std::vector<ConfigRow>& ConfigRows() {
   constexpr auto kStorage = &Config::storage;
   constexpr auto kLog = &Config::log;
   constexpr auto kLimits = &Config::limits;
+  constexpr auto kTls = &Config::tls;
   static const auto& rows = *new std::vector<ConfigRow>{
       Row<&Config::listen>("listen", CheckListen),
       Row<&Config::device>("device", CheckDevice),
@@ -195,6 +244,8 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<&Config::reflection>("reflection", AnyValue{}),
       Row<kOps, &Ops::listen>("ops_http.listen", CheckOpsAddress),
       Row<kOps, &Ops::hosts>("ops_http.hosts", CheckHosts),
+      Row<kOps, &Ops::tls>("ops_http.tls", CheckOpsTls),
+      Row<kOps, &Ops::token_file>("ops_http.token_file", CheckFile),
       Row<kStorage, &Config::Storage::dir>("storage.dir", CheckFolder),
       Row<kStorage, &Config::Storage::threads>("storage.threads", Range{1, 64}),
       Row<kStorage, &Config::Storage::bytes_per_s>("storage.bytes_per_second", AnyValue{}),
@@ -220,6 +271,11 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<&Config::end_with_stdin>("end_with_stdin", AnyValue{}),
       Row<&Config::idle_run_timeout_s>("idle_run_timeout", Range{0, 1e9, "s"}),
       Row<&Config::drain_timeout_s>("drain_timeout", Range{0, 3600, "s"}),
+      Row<&Config::insecure>("insecure", AnyValue{}),
+      Row<kTls, &Config::Tls::client_certificates>("tls.client_certificates", OneOf{{"require", "none"}}),
+      Row<kTls, &Config::Tls::certificate>("tls.certificate", CheckCertificate),
+      Row<kTls, &Config::Tls::key>("tls.key", CheckBesideCertificate<&Config::Tls::key>),
+      Row<kTls, &Config::Tls::client_ca>("tls.client_ca", CheckClientAuthorities),
   };
   return rows;
 }

@@ -204,7 +204,11 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 
 }  // namespace
 
-std::string ConfigKey::environment() const { return absl::StrCat("BALLAST_", absl::AsciiStrToUpper(Normal(path))); }
+std::string ConfigKey::environment() const {
+  // Without it they would be the clients' variables (config.proto).
+  const char* const owner = absl::StartsWith(path, "tls.") ? "DAEMON_" : "";
+  return absl::StrCat("BALLAST_", owner, absl::AsciiStrToUpper(Normal(path)));
+}
 
 absl::string_view ConfigKey::placeholder() const {
   constexpr std::array<absl::string_view, 6> kPlaceholders = {"TEXT", "true|false", "N", "BYTES", "DURATION", "LIST"};

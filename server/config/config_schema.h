@@ -32,7 +32,7 @@ struct ConfigKey {
   std::string doc;                 // the field's comment in config.proto
   const ConfigRow* row = nullptr;  // none: the table lacks it, which the tests find
 
-  std::string environment() const;  // BALLAST_LIMITS_CHUNK_BYTES
+  std::string environment() const;  // BALLAST_LIMITS_CHUNK_BYTES; of tls.key BALLAST_DAEMON_TLS_KEY
   absl::string_view placeholder() const;
 };
 

@@ -206,6 +206,14 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "Time for which all other ranks had ended a step and this one had not."},
     {"Protocol", "ballast_admission_rejected_total", MetricType::kCounter,
      "reason=memory|max_runs|series|draining|rule|other", "Runs refused."},
+    {"Protocol", "ballast_tls_certificate_expiry_timestamp_seconds", MetricType::kGauge, "file=certificate|client_ca",
+     "When what is in use expires (Unix time): the daemon's certificate with its chain, and the clients' authority "
+     "that is "
+     "valid longest; none without TLS."},
+    {"Protocol", "ballast_tls_certificate_start_timestamp_seconds", MetricType::kGauge, "file=certificate|client_ca",
+     "From when on it is valid (Unix time)."},
+    {"Protocol", "ballast_tls_reloads_total", MetricType::kCounter, "result=success|failed",
+     "Times that the files of TLS were found changed: taken into use, or not right, so that those before stay in use."},
 
     Durable({"Durability", "ballast_checkpoints_total", MetricType::kCounter,
              "run_id result=success|failed trigger=interval|request|drain",

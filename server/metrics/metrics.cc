@@ -305,6 +305,16 @@ void Metrics::SetStorage(uint64_t free_bytes, uint64_t size_bytes) {
   impl_->families.of<prometheus::Gauge>("ballast_storage_size_bytes").Add({}).Set(static_cast<double>(size_bytes));
 }
 
+void Metrics::SetCertificate(std::string_view file, double not_before_s, double not_after_s) {
+  const prometheus::Labels of_file = {{"file", std::string(file)}};
+  impl_->families.of<prometheus::Gauge>("ballast_tls_certificate_start_timestamp_seconds")
+      .Add(of_file)
+      .Set(not_before_s);
+  impl_->families.of<prometheus::Gauge>("ballast_tls_certificate_expiry_timestamp_seconds")
+      .Add(of_file)
+      .Set(not_after_s);
+}
+
 void Metrics::OnRestore(double seconds) { impl_->Observe("ballast_restore_duration_seconds", seconds); }
 
 void Metrics::OnJournalSync(double seconds) { impl_->Observe("ballast_journal_fsync_duration_seconds", seconds); }

@@ -135,6 +135,8 @@ class Metrics {
   void SetStorage(uint64_t free_bytes, uint64_t size_bytes);
   void OnRestore(double seconds);      // a run was read back
   void OnJournalSync(double seconds);  // of any run
+  // Unix times of a certificate in use. file: certificate | client_ca. Without TLS there are no such series.
+  void SetCertificate(std::string_view file, double not_before_s, double not_after_s);
   void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   void OnDeviceFailed(std::string_view device);
   void SetState(std::string_view state);  // starting | restoring | serving | draining

@@ -100,7 +100,7 @@ TEST_F(ConfigTest, ErrorsInTheFileNameLineAndFix) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
             "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog, "
-            "end_with_stdin, idle_run_timeout, storage");
+            "end_with_stdin, idle_run_timeout, storage, insecure, tls");
   EXPECT_EQ(ErrorOfFile("log:\n  levl: info\n"),
             "ballast.yaml:2: unknown key 'log.levl'; did you mean 'level'? valid: level, format");
   EXPECT_EQ(ErrorOfFile("threads: 1\nthreads: 2\n"),
@@ -228,16 +228,62 @@ TEST_F(ConfigTest, UnknownVariablesAreWarnedAboutAndThoseOfClientsAreNot) {
                                           {"BALLAST_SERVER", "x"},
                                           {"BALLAST_RUN", "x"},
                                           {"BALLAST_FAILPOINTS", ""},
+                                          {"BALLAST_TLS_CA", "/a trainer's"},
+                                          {"BALLAST_TLS_CERTIFICATE", "/a trainer's"},
+                                          {"BALLAST_TLS_KEY", "/a trainer's"},
                                           {"PATH", "x"}});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_THAT(line->warnings,
               ElementsAre("the environment variable BALLAST_LISTN is not read; did you mean 'BALLAST_LISTEN'?"));
+  EXPECT_FALSE(line->config.tls.on());
 }
 
-TEST_F(ConfigTest, PortsThatOthersReachAreWarnedAbout) {
-  const auto line = ParseCommandLine({"--listen=0.0.0.0:7700", "--ops_http.listen=10.0.0.1:9464"}, {});
+TEST_F(ConfigTest, AMetricsPortThatOthersReachIsWarnedAbout) {
+  const auto warnings = [](const Arguments& arguments) { return ParseCommandLine(arguments, {})->warnings; };
+  EXPECT_THAT(warnings({"--ops_http.listen=10.0.0.1:9464"}), ElementsAre(HasSubstr("can read the metrics")));
+  EXPECT_THAT(warnings({"--ops_http.listen=10.0.0.1:9464", "--ops_http.token_file=/t"}),
+              ElementsAre(HasSubstr("reads the token")));
+  EXPECT_THAT(warnings({"--ops_http.listen=10.0.0.1:9464", "--ops_http.token_file=/t", "--ops_http.tls",
+                        "--tls.certificate=/c", "--tls.key=/k", "--tls.client_ca=/a"}),
+              IsEmpty());
+}
+
+TEST_F(ConfigTest, APortThatOthersReachWantsTlsOrAWordForIt) {
+  for (const char* listen : {"0.0.0.0:7700", "[::]:7700", "node7:7700", "10.0.0.1:0"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("device: cpu\nlisten: \"", listen, "\"\n")),
+                AllOf(HasSubstr("ballast.yaml:2: listen: "), HasSubstr("configure tls"), HasSubstr("127.0.0.1"),
+                      HasSubstr("insecure: true")))
+        << listen;
+  }
+  EXPECT_TRUE(ParseCommandLine({"--listen=0.0.0.0:7700", "--insecure"}, {}).ok());
+  EXPECT_TRUE(ParseCommandLine({"--listen=unix:/run/x"}, {}).ok());
+  const Environment tls = {{"BALLAST_DAEMON_TLS_CERTIFICATE", "/c"},
+                           {"BALLAST_DAEMON_TLS_KEY", "/k"},
+                           {"BALLAST_DAEMON_TLS_CLIENT_CA", "/a"}};
+  const auto line = ParseCommandLine({"--listen=0.0.0.0:7700"}, tls);
   ASSERT_TRUE(line.ok()) << line.status();
-  EXPECT_THAT(line->warnings, ElementsAre(HasSubstr("neither TLS nor authentication"), HasSubstr("ops_http.listen")));
+  EXPECT_TRUE(line->config.tls.on() && line->config.tls.requires_clients());
+  EXPECT_EQ(line->config.tls.key, "/k");
+  EXPECT_THAT(line->warnings, IsEmpty());
+}
+
+TEST_F(ConfigTest, TlsWantsACertificateItsKeyAndTheClientsAuthorities) {
+  const auto error = [&](const std::string& keys) { return ErrorOf("tls:\n" + keys); };
+  const std::string pair = "  certificate: /c\n  key: /k\n";
+  EXPECT_EQ(error(pair + "  client_ca: /a\n"), "");
+  EXPECT_EQ(error(pair + "  client_certificates: none\n"), "");
+  EXPECT_THAT(error("  certificate: /c\n"), AllOf(HasSubstr("ballast.yaml:2: tls.certificate: wants tls.key")));
+  EXPECT_THAT(error("  key: /k\n"), HasSubstr("ballast.yaml:2: tls.key: wants tls.certificate"));
+  EXPECT_THAT(error("  client_ca: /a\n"), HasSubstr("tls.client_ca: wants tls.certificate"));
+  EXPECT_THAT(error("  certificate: c\n  key: /k\n"), HasSubstr("'c' is no absolute path"));
+  EXPECT_THAT(error(pair + "  client_ca: a\n"), HasSubstr("ballast.yaml:4: tls.client_ca: 'a' is no absolute path"));
+  EXPECT_THAT(error(pair), AllOf(HasSubstr("wants tls.client_ca"), HasSubstr("client_certificates: none")));
+  EXPECT_THAT(error(pair + "  client_ca: /a\n  client_certificates: none\n"), HasSubstr("leave one of the two out"));
+  EXPECT_THAT(error(pair + "  client_certificates: maybe\n"), HasSubstr("'maybe' is none of require, none"));
+  EXPECT_THAT(ErrorOf("listen: unix:/run/x\ntls:\n" + pair + "  client_ca: /a\n"),
+              HasSubstr("ballast.yaml:3: tls.certificate: listen is unix:/run/x, a Unix socket"));
+  EXPECT_THAT(ErrorOf("ops_http:\n  tls: true\n"), HasSubstr("ballast.yaml:2: ops_http.tls: wants tls.certificate"));
+  EXPECT_THAT(ErrorOf("ops_http:\n  token_file: token\n"), HasSubstr("'token' is no absolute path"));
 }
 
 TEST_F(ConfigTest, SharedMemoryIsOfferedInTheUsersRuntimeFolder) {
@@ -312,14 +358,15 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
   const std::string text =
       "listen: \"[::1]:1\"\ndevice: \"cuda:3\"\nthreads: 7\nmemory_limit: 12345\nmax_runs: 5\nreflection: true\n"
       "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nwatchdog: 1m\nend_with_stdin: true\nidle_run_timeout: "
-      "36h\nops_http:\n  listen: \"off\"\n  hosts: "
+      "36h\ninsecure: true\nops_http:\n  listen: \"off\"\n  hosts: "
       "[\"vm.lan\", "
-      "\"*\"]\nlog:\n  level: \"warn\"\n  "
+      "\"*\"]\n  tls: true\n  token_file: \"/t\"\nlog:\n  level: \"warn\"\n  "
       "format: \"text\"\nlimits:\n"
       "  tensors: 10\n  name_bytes: 11\n  message_bytes: 1MiB\n  chunk_bytes: 64KiB\n  credit_bytes: 3MiB\n"
       "  lease: 250ms\n  layer_groups: 9\n  open_timeout: 3s\n  spec_bytes: 2MiB\n  connections: 100\n"
       "  pull_timeout: 4s\nstorage:\n  dir: \"/data\"\n  threads: 3\n  bytes_per_second: 100MiB\n"
-      "  on_published: [\"/bin/cp\", \"{folder}\"]\n  on_published_timeout: 5m\n  import_dir: \"/in\"\n";
+      "  on_published: [\"/bin/cp\", \"{folder}\"]\n  on_published_timeout: 5m\n  import_dir: \"/in\"\n"
+      "tls:\n  certificate: \"/c\"\n  key: \"/k\"\n  client_ca: \"\"\n  client_certificates: \"none\"\n";
   const auto line = ParseCommandLine({"--config", Write(text)}, {});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(PrintConfig(line->config), text);
