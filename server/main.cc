@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -26,12 +27,15 @@
 #include "server/base/lifeline.h"
 #include "server/base/log.h"
 #include "server/base/sd_notify.h"
+#include "server/base/status_macros.h"
 #include "server/base/version.h"
 #include "server/config/config.h"
 #include "server/metrics/metrics.h"
 #include "server/ops/ops_http.h"
 #include "server/ops/watchdog.h"
 #include "server/server.h"
+#include "server/tls/bearer_token.h"
+#include "server/tls/certificate_keeper.h"
 
 extern char** environ;
 
@@ -108,12 +112,14 @@ void StopAtOnceOnSignal() {
 
 std::string Gibibytes(uint64_t bytes) { return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1ULL << 30)); }
 
-std::string Banner(const Server& server, const std::string& ops_address) {
+std::string Banner(const Server& server, const std::string& ops_address, const Config& config) {
   std::string memory = Gibibytes(server.memory_limit_bytes());
   if (absl::StartsWith(server.device(), "cpu")) absl::StrAppend(&memory, " of ", Gibibytes(MachineMemoryBytes()));
   return absl::StrCat("ballastd ", Version(), " (rev ", Revision(), ") | ", server.device(), " | memory ", memory,
-                      " | grpc ", server.address(), " | metrics ",
-                      ops_address.empty() ? "off" : absl::StrCat("http://", ops_address, "/metrics"));
+                      " | grpc ", server.address(), config.tls.on() ? " (tls)" : "", " | metrics ",
+                      ops_address.empty()
+                          ? "off"
+                          : absl::StrCat(config.ops_http.tls ? "https://" : "http://", ops_address, "/metrics"));
 }
 
 // systemd's WatchdogSec, where it asks for one: it wants to hear twice in that time.
@@ -138,15 +144,19 @@ class Daemon {
     for (const std::string& warning : warnings_) Log(LogLevel::kWarn, "config", "check this", {{"err", warning}});
     metrics_.SetState("starting");
     const std::unique_ptr<Lifeline> lifeline = WatchInput();
-    auto ops = OpsHttp::Start(config_.ops_http.listen, Content(), config_.ops_http.hosts);
+    if (const absl::Status opened = OpenCertificates(); !opened.ok()) return CannotStart(opened);
+    auto ops = StartOps();
     if (!ops.ok()) return CannotStart(ops.status());
-    auto server = Server::Start(config_, &metrics_, (*ops)->address(), [this](const absl::Status&) {
-      devices_failed_ = true;
-      if (!draining_) kill(getpid(), SIGTERM);
-    });
+    auto server = Server::Start(
+        config_, &metrics_, (*ops)->address(),
+        [this](const absl::Status&) {
+          devices_failed_ = true;
+          if (!draining_) kill(getpid(), SIGTERM);
+        },
+        certificates_.get());
     if (!server.ok()) return CannotStart(server.status());
     server_ = server->get();
-    absl::PrintF("%s\n", Banner(**server, (*ops)->address()));
+    absl::PrintF("%s\n", Banner(**server, (*ops)->address(), config_));
     std::fflush(stdout);
     SdNotify(notify_socket, "READY=1");
     const Watchdog watchdog(WatchOptions(notify_socket, tell_every_s));
@@ -160,6 +170,20 @@ class Daemon {
   }
 
  private:
+  absl::Status OpenCertificates() {
+    if (!config_.tls.on()) return absl::OkStatus();
+    ASSIGN_OR_RETURN(certificates_, CertificateKeeper::Open(config_.tls, &metrics_));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<OpsHttp>> StartOps() {
+    OpsSecurity security{.certificates = config_.ops_http.tls ? certificates_.get() : nullptr, .token = ""};
+    if (const std::string& file = config_.ops_http.token_file; !file.empty()) {
+      ASSIGN_OR_RETURN(security.token, ReadToken(file));
+    }
+    return OpsHttp::Start(config_.ops_http.listen, Content(), config_.ops_http.hosts, std::move(security));
+  }
+
   OpsContent Content() {
     const auto metrics = [this] {
       metrics_.SetLive(Live().ok());
@@ -234,6 +258,7 @@ class Daemon {
   const Config config_;
   const std::vector<std::string> warnings_;
   Metrics metrics_{ThisBuild()};
+  std::unique_ptr<CertificateKeeper> certificates_;  // with TLS
   std::atomic<Server*> server_ = nullptr;
   std::atomic<bool> devices_failed_ = false, draining_ = false, input_ended_ = false;
 };
@@ -266,17 +291,27 @@ int Serve(const CommandLine& line) {
                           TellEverySeconds(std::getenv("WATCHDOG_USEC")));
 }
 
+int BadConfig(const absl::Status& why) {
+  absl::FPrintF(stderr, "ballastd: %s\n", why.message());
+  return absl::IsInvalidArgument(why) ? kBadFlag : kBadConfig;
+}
+
+// What the configuration names for TLS: a restart would not make it right. 0: nothing is wrong.
+int CheckFiles(const CommandLine& line) {
+  const ConfigError wrong = CheckTlsFiles(line.config);
+  return wrong.path.empty() ? 0 : BadConfig(ConfigFault(line, wrong.path, wrong.problem));
+}
+
 int Main(const std::vector<std::string>& arguments) {
   const absl::StatusOr<CommandLine> line = ParseCommandLine(arguments, Environment());
-  if (!line.ok()) {
-    absl::FPrintF(stderr, "ballastd: %s\n", line.status().message());
-    return absl::IsInvalidArgument(line.status()) ? kBadFlag : kBadConfig;
-  }
+  if (!line.ok()) return BadConfig(line.status());
   std::string text;
   switch (line->action) {
     case CommandLine::Action::kServe:
+      if (const int wrong = CheckFiles(*line); wrong != 0) return wrong;
       return Serve(*line);
     case CommandLine::Action::kCheckConfig:
+      if (const int wrong = CheckFiles(*line); wrong != 0) return wrong;
       for (const std::string& warning : line->warnings) absl::FPrintF(stderr, "warning: %s\n", warning);
       text = "OK\n";
       break;

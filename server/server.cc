@@ -30,6 +30,7 @@
 #include "server/rpc/connection_table.h"
 #include "server/rpc/self_check.h"
 #include "server/rpc/tcp_listener.h"
+#include "server/rpc/tls_credentials.h"
 #include "server/rpc/trainer_service.h"
 #include "server/shm/shm_listener.h"
 #include "server/storage/storage.h"
@@ -102,7 +103,7 @@ class GrpcServer final : public Server {
         message_bytes_(config.limits.message_bytes),
         open_timeout_s_(config.limits.open_timeout_s),
         trainer_(environment(), config.limits),
-        status_(&devices_, &runs_, std::move(ops_address)),
+        status_(&devices_, &runs_, std::move(ops_address), config.ops_http.tls),
         admin_(environment(), config.limits, &status_) {
     if (storage_ == nullptr) return;
     storage_->command()->Tell(
@@ -110,7 +111,7 @@ class GrpcServer final : public Server {
   }
   ~GrpcServer() override { Stop(); }
 
-  absl::Status Listen(const Config& config);
+  absl::Status Listen(const Config& config, const CertificateKeeper* certificates);
 
   std::string address() const override { return address_; }
   std::string device() const override { return devices_.description(); }
@@ -122,8 +123,8 @@ class GrpcServer final : public Server {
 
  private:
   void Stop();
-  absl::Status AddPort(const Config& config, grpc::ServerBuilder* builder);
-  void Accept();
+  absl::Status AddPort(const Config& config, const CertificateKeeper* certificates, grpc::ServerBuilder* builder);
+  void Accept(bool tls);
   RpcEnvironment environment() {
     return {&devices_,       &runs_,     &sessions_,    metrics_,        &shm_socket_, message_bytes_,
             open_timeout_s_, &requests_, &connections_, &disk_requests_, &imports_};
@@ -191,7 +192,7 @@ void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000);
 }
 
-absl::Status GrpcServer::Listen(const Config& config) {
+absl::Status GrpcServer::Listen(const Config& config, const CertificateKeeper* certificates) {
   if (storage_ != nullptr) {
     metrics_->SetState("restoring");
     runs_.RestoreAll();
@@ -201,7 +202,7 @@ absl::Status GrpcServer::Listen(const Config& config) {
   grpc::ServerBuilder builder;
   SetArguments(config, &builder);
   builder.SetOption(std::make_unique<ReflectionOption>(config.reflection));
-  RETURN_IF_ERROR(AddPort(config, &builder));
+  RETURN_IF_ERROR(AddPort(config, certificates, &builder));
   ASSIGN_OR_RETURN(const uint32_t connections, MostConnections(config.limits.connections, MostDescriptors()));
   builder.RegisterService(&trainer_);
   builder.RegisterService(&admin_);
@@ -209,13 +210,15 @@ absl::Status GrpcServer::Listen(const Config& config) {
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError(absl::StrCat("cannot listen on ", config.listen));
   connections_.Limit(connections);
-  if (listener_ != nullptr) Accept();
+  if (listener_ != nullptr) Accept(config.tls.on());
   server_->GetHealthCheckService()->SetServingStatus("ballast.v1.TrainerService", true);
   metrics_->SetState("serving");
   return absl::OkStatus();
 }
 
-absl::Status GrpcServer::AddPort(const Config& config, grpc::ServerBuilder* builder) {
+absl::Status GrpcServer::AddPort(const Config& config, const CertificateKeeper* certificates,
+                                 grpc::ServerBuilder* builder) {
+  if (config.tls.on() != (certificates != nullptr)) return absl::InternalError("tls without certificates");
   address_ = config.listen;
   if (absl::StartsWith(config.listen, "unix:") || absl::StartsWith(config.listen, "unix-abstract:")) {
     builder->AddListeningPort(ForGrpc(config.listen), grpc::InsecureServerCredentials());
@@ -224,19 +227,20 @@ absl::Status GrpcServer::AddPort(const Config& config, grpc::ServerBuilder* buil
   ASSIGN_OR_RETURN(listener_, TcpListener::Bind(config.listen));
   address_ = absl::StrCat(config.listen.substr(0, config.listen.rfind(':')), ":", listener_->port());
   using Acceptor = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
-  acceptor_ =
-      builder->experimental().AddExternalConnectionAcceptor(Acceptor::FROM_FD, grpc::InsecureServerCredentials());
+  acceptor_ = builder->experimental().AddExternalConnectionAcceptor(
+      Acceptor::FROM_FD, config.tls.on() ? TlsCredentialsOf(certificates, config.tls.requires_clients())
+                                         : grpc::InsecureServerCredentials());
   return absl::OkStatus();
 }
 
-void GrpcServer::Accept() {
-  listener_->Serve(&connections_, [this](int listener_fd, int fd) {
+void GrpcServer::Accept(bool tls) {
+  listener_->Serve(&connections_, tls, [this](int listener_fd, int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener_fd;
     connection.fd = fd;
     acceptor_->HandleNewConnection(&connection);
   });
-  self_check_ = std::make_unique<SelfCheck>(listener_->dial_address());
+  self_check_ = std::make_unique<SelfCheck>(listener_->dial_address(), tls);
 }
 
 absl::Status GrpcServer::live() const {
@@ -289,14 +293,16 @@ void GrpcServer::Stop() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, Metrics* metrics, std::string ops_address,
-                                                      OnLastFailure on_last_failure) {
+                                                      OnLastFailure on_last_failure,
+                                                      const CertificateKeeper* certificates) {
   ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenDevices(config));
-  return StartOn(std::move(devices), config, metrics, std::move(ops_address), std::move(on_last_failure));
+  return StartOn(std::move(devices), config, metrics, std::move(ops_address), std::move(on_last_failure), certificates);
 }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_ptr<Device>> devices,
                                                         const Config& config, Metrics* metrics, std::string ops_address,
-                                                        OnLastFailure on_last_failure) {
+                                                        OnLastFailure on_last_failure,
+                                                        const CertificateKeeper* certificates) {
   std::unique_ptr<Storage> storage;
   RETURN_IF_ERROR(CheckStorage(config.storage));
   if (config.storage.on()) {
@@ -314,7 +320,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
   }
   auto server = std::make_unique<GrpcServer>(std::move(devices), config, metrics, std::move(ops_address),
                                              std::move(storage), std::move(on_last_failure));
-  RETURN_IF_ERROR(server->Listen(config));
+  RETURN_IF_ERROR(server->Listen(config, certificates));
   return server;
 }
 

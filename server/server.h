@@ -13,6 +13,7 @@
 #include "server/device/device.h"
 #include "server/metrics/metrics.h"
 #include "server/ops/ops_http.h"
+#include "server/tls/certificate_keeper.h"
 
 namespace ballast {
 
@@ -21,14 +22,17 @@ class Server {
   // No device is left, for this last reason: no step ends any more, and nothing can be saved. Must not block.
   using OnLastFailure = std::function<void(const absl::Status&)>;
   // Opens the devices, binds config.listen (a port in use is an error naming it and the fix), and serves. `metrics`
-  // outlives the server. `ops_address`: where the ops HTTP server listens, for GetServer; may be empty.
+  // outlives the server. `ops_address`: where the ops HTTP server listens, for GetServer; may be empty. `certificates`:
+  // where config.tls is on, those that the port shows and takes; outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config, Metrics* metrics, std::string ops_address,
-                                                       OnLastFailure on_last_failure = nullptr);
+                                                       OnLastFailure on_last_failure = nullptr,
+                                                       const CertificateKeeper* certificates = nullptr);
   // The same on devices of the caller's.
   static absl::StatusOr<std::unique_ptr<Server>> StartOn(std::vector<std::unique_ptr<Device>> devices,
                                                          const Config& config, Metrics* metrics,
                                                          std::string ops_address,
-                                                         OnLastFailure on_last_failure = nullptr);
+                                                         OnLastFailure on_last_failure = nullptr,
+                                                         const CertificateKeeper* certificates = nullptr);
   virtual ~Server() = default;
 
   virtual std::string address() const = 0;  // host:port, the real port

@@ -55,8 +55,17 @@
 
 namespace ballast {
 
+// Files in PEM, which may be replaced while the client lives: those that are there then hold for its next connection.
+struct ClientTls {
+  std::string ca;                // the authorities of which one has signed the daemon's certificate; empty: no TLS
+  std::string certificate, key;  // the client's own, where the daemon wants one; nobody but its owner may read the key
+  bool on() const { return !ca.empty() || !certificate.empty() || !key.empty(); }
+};
+
 struct ClientOptions {
   std::string server = "localhost:7700";  // host:port or unix:path
+  // With TLS the daemon's certificate must be for the server's host. FAILED_PRECONDITION of Connect: a file is not right.
+  ClientTls tls = {};
   double connect_timeout_s = 10;
   double reconnect_timeout_s = 15;
   // Gets the few lines that a person should see (connection lost, resumed, waiting for a lease), without a newline,

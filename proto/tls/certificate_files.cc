@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -34,12 +33,6 @@ absl::Status Wrong(const std::string& file, const std::string& what) {
 }
 
 std::string Day(absl::Time time) { return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone()); }
-
-std::string CommonName(const X509_NAME* name) {
-  std::array<char, 256> text{};
-  X509_NAME_get_text_by_NID(name, NID_commonName, text.data(), text.size());
-  return text.data();
-}
 
 std::string SpiffeId(const X509* certificate) {
   auto* names = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
@@ -174,8 +167,8 @@ absl::StatusOr<CertifiedKey> ReadCertifiedKey(const std::string& certificate_fil
   const std::string spiffe = SpiffeId(own);
   CertifiedKey pair{.certificate = *std::move(certificate),
                     .key = *std::move(key),
-                    .subject = spiffe.empty() ? CommonName(X509_get_subject_name(own)) : spiffe,
-                    .issuer = CommonName(X509_get_issuer_name(chain->back().get())),
+                    .subject = spiffe.empty() ? CommonNameOf(X509_get_subject_name(own)) : spiffe,
+                    .issuer = CommonNameOf(X509_get_issuer_name(chain->back().get())),
                     .not_before = absl::InfinitePast(),
                     .not_after = absl::InfiniteFuture()};
   for (const auto& each : *chain) {

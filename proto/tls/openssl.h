@@ -6,8 +6,10 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
+#include <array>
 #include <ctime>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "absl/time/time.h"
@@ -27,6 +29,12 @@ using OpensslPtr = std::unique_ptr<Object, OpensslFree>;
 // Reads from `text`, which outlives it.
 inline OpensslPtr<BIO> BioOf(std::string_view text) {
   return OpensslPtr<BIO>(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+inline std::string CommonNameOf(const X509_NAME* name) {
+  std::array<char, 256> text{};
+  X509_NAME_get_text_by_NID(name, NID_commonName, text.data(), text.size());
+  return text.data();
 }
 
 inline absl::Time TimeOf(const ASN1_TIME* time) {

@@ -1,5 +1,5 @@
 // Structured logs on stderr, one event a line: JSON, or text on a terminal. Keys are fixed (ts, level, event, msg,
-// run_id, rank, step, from_step, generation, reason, tensor, peer, transport, dur_s, bytes, err); values carry what
+// run_id, rank, step, from_step, generation, reason, tensor, peer, identity, transport, dur_s, bytes, err); values carry what
 // varies, msg never does. Thread-safe.
 //
 //   Log(LogLevel::kInfo, "step_closed", "step closed", {{"run_id", id}, {"step", step}});

@@ -23,6 +23,7 @@ v1::GetServerResponse DaemonStatus::GetServer() const {
   out.set_protocol_min(kProtocolMin);
   out.set_protocol_max(kProtocolMax);
   out.set_ops_address(ops_address_);
+  out.set_ops_tls(ops_tls_);
   for (const char* name : kernels::RuleNames()) out.add_rules(name);
   for (const kernels::MasterFormat& master : kernels::MasterFormats()) out.add_masters(master.name);
   for (const kernels::MomentFormat& state : kernels::MomentFormats()) out.add_states(state.name);

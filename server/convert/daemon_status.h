@@ -19,9 +19,9 @@ namespace ballast {
 
 class DaemonStatus {
  public:
-  // Both outlive it. ops_address: where the ops HTTP server listens; may be empty.
-  DaemonStatus(const DevicePool* devices, RunRegistry* runs, std::string ops_address)
-      : devices_(devices), runs_(runs), ops_address_(std::move(ops_address)) {}
+  // Both outlive it. ops_address: where the ops HTTP server listens; may be empty. ops_tls: by HTTPS.
+  DaemonStatus(const DevicePool* devices, RunRegistry* runs, std::string ops_address, bool ops_tls)
+      : devices_(devices), runs_(runs), ops_address_(std::move(ops_address)), ops_tls_(ops_tls) {}
 
   v1::GetServerResponse GetServer() const;
   v1::ListRunsResponse ListRuns() const;
@@ -35,6 +35,7 @@ class DaemonStatus {
   const DevicePool* const devices_;
   RunRegistry* const runs_;
   const std::string ops_address_;
+  const bool ops_tls_;
   const double begin_s_ = MonotonicSeconds();
 };
 

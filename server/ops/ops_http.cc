@@ -25,6 +25,8 @@
 #include "server/base/utf8.h"
 #include "server/config/config_check.h"
 #include "server/ops/ops_page.h"
+#include "server/ops/tls_relay.h"
+#include "server/tls/bearer_token.h"
 
 namespace ballast {
 namespace {
@@ -92,6 +94,8 @@ const char* ReasonPhrase(int status) {
       return "OK";
     case 400:
       return "Bad Request";
+    case 401:
+      return "Unauthorized";
     case 403:
       return "Forbidden";
     case 404:
@@ -105,12 +109,18 @@ const char* ReasonPhrase(int status) {
   }
 }
 
+// A browser asks its user for a name and a password where the scheme is Basic.
+const char* ExtraHeader(int status) {
+  if (status == 401) return "WWW-Authenticate: Bearer\r\nWWW-Authenticate: Basic realm=\"ballastd\"\r\n";
+  return status == 405 ? "Allow: GET, HEAD\r\n" : "";
+}
+
 std::string Head(const OpsResponse& response) {
   return absl::StrFormat(
       "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\nCache-Control: no-store\r\n"
       "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: %s\r\n%s\r\n",
       response.status, ReasonPhrase(response.status), response.content_type, response.body.size(),
-      response.content_policy, response.status == 405 ? "Allow: GET, HEAD\r\n" : "");
+      response.content_policy, ExtraHeader(response.status));
 }
 
 // Opens a connection and drops it.
@@ -167,11 +177,21 @@ class Gate {
 
 bool IsHealth(const OpsRequest& request) { return request.path == "/livez" || request.path == "/readyz"; }
 
+std::string Ipv4Of(const std::string& host) { return host == "localhost" ? "127.0.0.1" : host; }
+
+absl::Status CannotListen(const std::string& host, uint16_t port, const std::string& reason) {
+  const bool in_use = absl::StrContains(reason, "Address already in use");
+  return absl::UnavailableError(
+      absl::StrCat("ops_http.listen: cannot listen on ", host, ":", port, ": ",
+                   in_use ? "the port is in use, perhaps by another ballastd" : reason,
+                   "; choose another with --ops_http.listen HOST:PORT, or switch it off with --ops_http.listen off"));
+}
+
 // CivetWeb's C interface: the C++ one throws, and adds nothing needed here.
 class CivetOps final : public OpsHttp {
  public:
-  CivetOps(std::string host, std::vector<std::string> names, OpsContent content)
-      : host_(std::move(host)), content_(std::move(content)), names_(std::move(names)) {}
+  CivetOps(std::string host, std::vector<std::string> names, OpsContent content, std::string token)
+      : host_(std::move(host)), content_(std::move(content)), names_(std::move(names)), token_(std::move(token)) {}
 
   // The thread that accepts looks whether it must stop only every 2 s and after each connection, so it gets one.
   ~CivetOps() override {
@@ -211,7 +231,7 @@ class CivetOps final : public OpsHttp {
     std::array<char, 256> text{};
     mg_error_data error{.code = &code, .text = text.data(), .text_buffer_size = text.size()};
     context_ = mg_start2(&init, &error);
-    if (context_ == nullptr) return CannotListen(port, text.data());
+    if (context_ == nullptr) return CannotListen(host_, port, first_log_.empty() ? text.data() : first_log_);
     mg_set_request_handler(context_, "/", OnRequest, this);
     mg_server_port listening{};
     if (mg_get_server_ports(context_, 1, &listening) == 1) port_ = listening.port;
@@ -219,18 +239,10 @@ class CivetOps final : public OpsHttp {
   }
 
   std::string address() const override { return absl::StrCat(host_, ":", port_); }
+  uint16_t port() const { return static_cast<uint16_t>(port_); }
 
  private:
-  std::string bind_host() const { return host_ == "localhost" ? "127.0.0.1" : host_; }
-
-  absl::Status CannotListen(uint16_t port, const char* why) const {
-    const std::string reason = first_log_.empty() ? why : first_log_;
-    const bool in_use = absl::StrContains(reason, "Address already in use");
-    return absl::UnavailableError(
-        absl::StrCat("ops_http.listen: cannot listen on ", host_, ":", port, ": ",
-                     in_use ? "the port is in use, perhaps by another ballastd" : reason,
-                     "; choose another with --ops_http.listen HOST:PORT, or switch it off with --ops_http.listen off"));
-  }
+  std::string bind_host() const { return Ipv4Of(host_); }
 
   static int OnLog(const mg_connection* connection, const char* message) {
     auto* self = static_cast<CivetOps*>(mg_get_user_data(mg_get_context(connection)));
@@ -246,11 +258,15 @@ class CivetOps final : public OpsHttp {
   static int OnRequest(mg_connection* connection, void* self) {
     auto* ops = static_cast<CivetOps*>(self);
     const mg_request_info* info = mg_get_request_info(connection);
-    const char* host = mg_get_header(connection, "Host");
+    const auto header = [&](const char* name) {
+      const char* const value = mg_get_header(connection, name);
+      return std::string(value == nullptr ? "" : value);
+    };
     const OpsRequest request{.method = info->request_method,
                              .path = info->local_uri == nullptr ? "" : info->local_uri,
                              .query = info->query_string == nullptr ? "" : info->query_string,
-                             .host = host == nullptr ? "" : host};
+                             .host = header("Host"),
+                             .authorization = header("Authorization")};
     if (IsHealth(request)) return ops->Answer(connection, request);
     Gate& gate = request.path == kMetrics ? ops->scrapers_ : ops->viewers_;
     if (!gate.Enter()) return Send(connection, request, kTooMany);
@@ -260,7 +276,7 @@ class CivetOps final : public OpsHttp {
   }
 
   int Answer(mg_connection* connection, const OpsRequest& request) const {
-    return Send(connection, request, AnswerOps(request, content_, names_));
+    return Send(connection, request, AnswerOps(request, content_, names_, token_));
   }
 
   // Returns the status.
@@ -272,10 +288,24 @@ class CivetOps final : public OpsHttp {
   const std::string host_;
   const OpsContent content_;
   const std::vector<std::string> names_;
+  const std::string token_;
   Gate viewers_{kViewers}, scrapers_{kScrapers};
   std::string first_log_;  // while starting
   mg_context* context_ = nullptr;
   int port_ = 0;
+};
+
+// HTTPS: the HTTP server is at a port of its own on loopback, and only there, where what it asks for is the same.
+class HttpsOps final : public OpsHttp {
+ public:
+  HttpsOps(std::unique_ptr<CivetOps> http, const std::string& host, std::unique_ptr<TlsRelay> relay)
+      : http_(std::move(http)), relay_(std::move(relay)), address_(absl::StrCat(host, ":", relay_->port())) {}
+  std::string address() const override { return address_; }
+
+ private:
+  const std::unique_ptr<CivetOps> http_;
+  const std::unique_ptr<TlsRelay> relay_;  // before it ends what it hands on to
+  const std::string address_;
 };
 
 class NoOps final : public OpsHttp {
@@ -285,8 +315,15 @@ class NoOps final : public OpsHttp {
 
 }  // namespace
 
-OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::vector<std::string>& names) {
+OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::vector<std::string>& names,
+                      const std::string& token) {
   if (!KnownHost(request.host, names)) return RefuseHost(request.host);
+  if (!token.empty() && !IsHealth(request) && !BringsToken(request.authorization, token)) {
+    return {.status = 401,
+            .body =
+                "Send the header 'Authorization: Bearer TOKEN' with the token of ops_http.token_file; in a browser, "
+                "any name and the token as the password.\n"};
+  }
   const PageFile* page = FindPageFile(request.path);
   const bool known = page != nullptr || absl::StartsWith(request.path, kApi) || request.path == "/help" ||
                      request.path == kMetrics || request.path == "/livez" || request.path == "/readyz";
@@ -301,14 +338,19 @@ OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, cons
 }
 
 absl::StatusOr<std::unique_ptr<OpsHttp>> OpsHttp::Start(const std::string& listen, OpsContent content,
-                                                        const std::vector<std::string>& hosts) {
+                                                        const std::vector<std::string>& hosts, OpsSecurity security) {
   if (listen == "off") return std::make_unique<NoOps>();
   ASSIGN_OR_RETURN(const HostPort at, ParseHostPort(listen));
   std::vector<std::string> names = MachineNames();
   names.insert(names.end(), hosts.begin(), hosts.end());
-  auto ops = std::make_unique<CivetOps>(at.host, std::move(names), std::move(content));
-  RETURN_IF_ERROR(ops->Listen(at.port));
-  return ops;
+  const bool tls = security.certificates != nullptr;
+  auto ops = std::make_unique<CivetOps>(tls ? "127.0.0.1" : at.host, std::move(names), std::move(content),
+                                        std::move(security.token));
+  RETURN_IF_ERROR(ops->Listen(tls ? 0 : at.port));
+  if (!tls) return ops;
+  auto relay = TlsRelay::Start(Ipv4Of(at.host), at.port, ops->port(), security.certificates);
+  if (!relay.ok()) return CannotListen(at.host, at.port, std::string(relay.status().message()));
+  return std::make_unique<HttpsOps>(std::move(ops), at.host, *std::move(relay));
 }
 
 }  // namespace ballast

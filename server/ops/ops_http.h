@@ -1,5 +1,6 @@
 // The HTTP port for machines and people that watch: the live page at /, the runbook, the JSON it polls under /api/v1/, /metrics,
-// /livez, /readyz, and a list of these at /help. It changes nothing and knows no secrets; GET and HEAD only.
+// /livez, /readyz, and a list of these at /help. It changes nothing and shows no secrets; GET and HEAD only. It may speak
+// TLS, and ask for a token.
 #pragma once
 
 #include <functional>
@@ -10,6 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+
+#include "server/tls/certificate_keeper.h"
 
 namespace ballast {
 
@@ -29,6 +32,12 @@ struct OpsContent {
   std::function<OpsResponse(const std::string& path, const std::string& query)> api;
 };
 
+// How the port is protected.
+struct OpsSecurity {
+  const CertificateKeeper* certificates = nullptr;  // HTTPS with these, which outlive the server; none: HTTP
+  std::string token;                                // as in AnswerOps
+};
+
 // Each connection has one of kThreads threads, so that silent connections do not keep /livez and /readyz waiting. The
 // page and its JSON are answered for kViewers at a time, and /metrics for kScrapers, so that no number of viewers keeps
 // Prometheus waiting. kWaiting more of each kind wait; the next gets a 503. A client that is silent for 2 s while it
@@ -43,7 +52,8 @@ class OpsHttp {
   // names the address that cannot be had, and the fix.
   // `hosts`: names beside MachineNames() that a request's Host may have, as in AnswerOps.
   static absl::StatusOr<std::unique_ptr<OpsHttp>> Start(const std::string& listen, OpsContent content,
-                                                        const std::vector<std::string>& hosts = {});
+                                                        const std::vector<std::string>& hosts = {},
+                                                        OpsSecurity security = {});
   // Waits for the requests being answered.
   virtual ~OpsHttp() = default;
 
@@ -54,13 +64,16 @@ class OpsHttp {
 // The part of the server that needs no sockets.
 struct OpsRequest {
   std::string method;
-  std::string path;        // without the query
-  std::string query = {};  // without the question mark
-  std::string host;        // the header; empty: there was none
+  std::string path;                // without the query
+  std::string query = {};          // without the question mark
+  std::string host;                // the header; empty: there was none
+  std::string authorization = {};  // likewise
 };
 // A Host header must be an IP address, localhost or one of `names`, where "*" allows any. Anything else is refused,
 // since a web page can point a name of its own at a loopback address (DNS rebinding). The answer says how to allow a
-// name.
-OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::vector<std::string>& names);
+// name. token: what a request must bring (server/tls/bearer_token.h) to be shown anything but /livez and /readyz, which
+// probes ask; empty: nothing.
+OpsResponse AnswerOps(const OpsRequest& request, const OpsContent& content, const std::vector<std::string>& names,
+                      const std::string& token = "");
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 #include "server/rpc/self_check.h"
 
 #include <netinet/in.h>
+#include <openssl/err.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "proto/tls/openssl.h"
 
 #include "server/base/clock.h"
 #include "server/base/log.h"
@@ -29,10 +31,33 @@ socklen_t BytesOf(const sockaddr_storage& at) {
   return at.ss_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
 }
 
+// What a TLS client says first.
+std::string ClientHello() {
+  const OpensslPtr<SSL_CTX> context(SSL_CTX_new(TLS_client_method()));
+  const OpensslPtr<SSL> client(SSL_new(context.get()));
+  BIO* const sent = BIO_new(BIO_s_mem());
+  SSL_set_bio(client.get(), BIO_new(BIO_s_mem()), sent);  // which it owns
+  SSL_connect(client.get());                              // it wants an answer next
+  const char* data = nullptr;
+  const auto bytes = static_cast<size_t>(BIO_get_mem_data(sent, &data));
+  ERR_clear_error();
+  return {data, bytes};
+}
+
+// head: of a frame. A port that is full answers with an alert.
+absl::Status CheckAnswer(const std::array<char, 9>& head, bool tls) {
+  constexpr char kSettings = 4, kAlertRecord = 21, kHandshakeRecord = 22;
+  if (!tls) return head[3] == kSettings ? absl::OkStatus() : Silent("what answers does not speak HTTP/2");
+  const bool record = (head[0] == kAlertRecord || head[0] == kHandshakeRecord) && head[1] == 3;
+  return record ? absl::OkStatus() : Silent("what answers does not speak TLS");
+}
+
 }  // namespace
 
-SelfCheck::SelfCheck(const sockaddr_storage& at, double every_s)
-    : at_(at), every_s_(every_s), stop_fd_(eventfd(0, EFD_CLOEXEC)), thread_([this] { Run(); }) {}
+SelfCheck::SelfCheck(const sockaddr_storage& at, bool tls, double every_s)
+    : at_(at), hello_(tls ? ClientHello() : ""), every_s_(every_s), stop_fd_(eventfd(0, EFD_CLOEXEC)), thread_([this] {
+        Run();
+      }) {}
 
 void SelfCheck::Stop() {
   if (!thread_.joinable()) return;
@@ -70,18 +95,22 @@ absl::Status SelfCheck::Dial() const {
   if (connect(fd, reinterpret_cast<const sockaddr*>(&at_), BytesOf(at_)) != 0 && errno != EINPROGRESS) {
     return Silent(std::strerror(errno));
   }
-  std::array<char, 9> frame{};  // a frame's head
+  if (!hello_.empty()) {
+    if (!Await(fd, POLLOUT, begin_s)) return Silent(absl::StrCat("no connection within ", kAnswerS, " s"));
+    if (send(fd, hello_.data(), hello_.size(), MSG_NOSIGNAL) < 0) return Silent(std::strerror(errno));
+  }
+  std::array<char, 9> frame{};  // a frame's head; of TLS the first record, whose shortest has 7 bytes
+  const size_t wanted = hello_.empty() ? frame.size() : 7;
   size_t got = 0;
-  while (got < frame.size()) {
+  while (got < wanted) {
     if (!Await(fd, POLLIN, begin_s)) return Silent(absl::StrCat("nothing came within ", kAnswerS, " s"));
-    const ssize_t more = recv(fd, frame.data() + got, frame.size() - got, MSG_DONTWAIT);
+    const ssize_t more = recv(fd, frame.data() + got, wanted - got, MSG_DONTWAIT);
     if (more < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (more < 0) return Silent(std::strerror(errno));
     if (more == 0) return Silent("it closed the connection");
     got += static_cast<size_t>(more);
   }
-  constexpr char kSettings = 4;
-  return frame[3] == kSettings ? absl::OkStatus() : Silent("what answers does not speak HTTP/2");
+  return CheckAnswer(frame, !hello_.empty());
 }
 
 bool SelfCheck::Await(int fd, short events, double begin_s) const {

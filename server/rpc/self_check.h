@@ -1,5 +1,6 @@
 // Checks from outside whether the gRPC port still answers: dials it every two seconds and reads the first frame, which
-// an HTTP/2 server sends by itself. So /livez costs no connection, however often it is asked.
+// an HTTP/2 server sends by itself; or, where the port speaks TLS, says a ClientHello and reads the first record, which
+// only gRPC's handshake answers, and which needs no certificate. So /livez costs no connection, however often it is asked.
 //
 // A port that is full (server/rpc/tcp_listener.h) has answered, too: a restart would end the runs, but not the flood.
 // One thread of its own, asleep between dials. Thread-safe.
@@ -7,6 +8,7 @@
 
 #include <sys/socket.h>
 
+#include <string>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -20,7 +22,7 @@ class SelfCheck {
   static constexpr double kEveryS = 2;
   static constexpr double kAnswerS = 10;  // a machine may be busy
 
-  explicit SelfCheck(const sockaddr_storage& at, double every_s = kEveryS);
+  explicit SelfCheck(const sockaddr_storage& at, bool tls = false, double every_s = kEveryS);
   ~SelfCheck() { Stop(); }
   // Ends the thread; the status stays as it is. One thread, once or more.
   void Stop();
@@ -36,6 +38,7 @@ class SelfCheck {
   bool Await(int fd, short events, double begin_s) const;
 
   const sockaddr_storage at_;
+  const std::string hello_;  // what it says first; empty: nothing, and an answer of HTTP/2 is wanted
   const double every_s_;
   const int stop_fd_;  // an eventfd
   mutable absl::Mutex mu_;

@@ -64,17 +64,10 @@ std::string Farewell(absl::string_view why) {
                       absl::string_view(&bytes, 1), absl::string_view(kGoAway, sizeof kGoAway), why);
 }
 
-void Refuse(int fd, const std::string& peer, absl::string_view why) {
-  Log(LogLevel::kWarn, "connection_refused", "a connection was refused",
-      {{"peer", peer}, {"reason", std::string(why)}});
-  const std::string farewell = Farewell(why.substr(0, 110));
-  send(fd, farewell.data(), farewell.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  shutdown(fd, SHUT_WR);
-  // Closing a socket with unread bytes would throw the farewell away, so they are read first. A client that sends on
-  // loses it.
-  std::array<char, 4096> unread;
-  for (int reads = 0; reads < 16 && recv(fd, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++reads) continue;
-  close(fd);
+// A server's only words in TLS: a fatal alert, internal_error, which it may send before any other.
+std::string Alert() {
+  constexpr char kAlert[] = {21, 3, 3, 0, 2, /*fatal*/ 2, 80};
+  return {kAlert, sizeof kAlert};
 }
 
 bool NoneLeft(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
@@ -175,8 +168,9 @@ sockaddr_storage TcpListener::dial_address() const {
   return address;
 }
 
-void TcpListener::Serve(ConnectionTable* table, OnConnection on_connection) {
+void TcpListener::Serve(ConnectionTable* table, bool tls, OnConnection on_connection) {
   table_ = table;
+  tls_ = tls;
   on_connection_ = std::move(on_connection);
   thread_ = std::thread([this] { Run(); });
 }
@@ -207,6 +201,19 @@ void TcpListener::AcceptOne(int listener_fd) {
   rest_ = !spare_.Use([&] {
     if (const int fd = accept(); fd >= 0) Refuse(fd, PeerText(peer), "the daemon has no file descriptor left");
   });
+}
+
+void TcpListener::Refuse(int fd, const std::string& peer, absl::string_view why) const {
+  Log(LogLevel::kWarn, "connection_refused", "a connection was refused",
+      {{"peer", peer}, {"reason", std::string(why)}});
+  const std::string farewell = tls_ ? Alert() : Farewell(why.substr(0, 110));
+  send(fd, farewell.data(), farewell.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  shutdown(fd, SHUT_WR);
+  // Closing a socket with unread bytes would throw the farewell away, so they are read first. A client that sends on
+  // loses it.
+  std::array<char, 4096> unread;
+  for (int reads = 0; reads < 16 && recv(fd, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++reads) continue;
+  close(fd);
 }
 
 void TcpListener::Admit(int listener_fd, int fd, const sockaddr_storage& peer) {

@@ -1,7 +1,8 @@
 // The gRPC port: accepts connections and hands those it admits to gRPC. gRPC 1.51 can accept by itself, but spins when
 // the process has no file descriptor left, and may never accept again after that. Here some are always left: at most
 // limits.connections are admitted, and only while kKeptDescriptors stay free (server/base/descriptors.h). A connection
-// that is not admitted gets an HTTP/2 GOAWAY that says why, which stock clients show; the client may come again.
+// that is not admitted gets an HTTP/2 GOAWAY that says why, which stock clients show, or, where the port speaks TLS, a
+// TLS alert, which says nothing; the client may come again.
 //
 // One thread, asleep while nobody comes. Thread-safe.
 #pragma once
@@ -37,8 +38,8 @@ class TcpListener {
   // Where the port is reached from this machine.
   sockaddr_storage dial_address() const;
 
-  // Once. `table`: admits; outlives this.
-  void Serve(ConnectionTable* table, OnConnection on_connection);
+  // Once. `table`: admits; outlives this. tls: what the port speaks.
+  void Serve(ConnectionTable* table, bool tls, OnConnection on_connection);
 
  private:
   TcpListener() = default;
@@ -46,12 +47,14 @@ class TcpListener {
   void Run();
   void AcceptOne(int listener_fd);
   void Admit(int listener_fd, int fd, const sockaddr_storage& peer);
+  void Refuse(int fd, const std::string& peer, absl::string_view why) const;
 
   std::vector<int> fds_;
   int stop_fd_ = -1;   // an eventfd
   bool rest_ = false;  // there is not even the spare descriptor
   SpareDescriptor spare_;
   ConnectionTable* table_ = nullptr;
+  bool tls_ = false;
   OnConnection on_connection_;
   std::thread thread_;
 };

@@ -14,6 +14,7 @@
 #include "server/convert/convert.h"
 #include "server/convert/create_request.h"
 #include "server/rpc/load_stream.h"
+#include "server/rpc/peer_identity.h"
 #include "server/rpc/pull_stream.h"
 #include "server/rpc/train_stream.h"
 
@@ -190,7 +191,8 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
           {{"run_id", run->spec().run_id},
            {"rank", uint64_t{request->rank()}},
            {"step", reply->resume_step},
-           {"peer", context->peer()}});
+           {"peer", context->peer()},
+           {"identity", PeerIdentity(*context)}});
     } else if (retry_after_s > 0) {
       RetryAfter(context, static_cast<int64_t>(std::ceil(retry_after_s * 1000)));
     }

@@ -23,11 +23,12 @@ from turns import Answering, Load, children, quartiles
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-TRANSPORTS = ("memcpy", "raw", "tcp", "unix", "shm", "inplace")
+TRANSPORTS = ("memcpy", "raw", "tcp", "tls", "unix", "shm", "inplace")
 TITLE = {
     "memcpy": "memcpy, 1 thread",
     "raw": "raw TCP socket",
     "tcp": "gRPC over TCP",
+    "tls": "gRPC over TLS",
     "unix": "gRPC over a Unix socket",
     "shm": "shared memory, copied in",
     "inplace": "shared memory, in place",
@@ -35,6 +36,7 @@ TITLE = {
 # mode, transport, bound, floor, reach: of the largest size.
 TARGETS = (
     ("push", "tcp", "raw", 0.45, 0.60),
+    ("push", "tls", "tcp", 0.6, 0.8),
     ("push", "shm", "memcpy", 0.6, 0.8),
     ("push", "shm", "raw", 1.5, 2.4),
     ("push", "inplace", "raw", 2.5, 3.4),
@@ -78,7 +80,7 @@ def measure(program: Answering, options: argparse.Namespace) -> tuple[dict, dict
                     moved = size * count * (2 if mode == "both" else 1)
                     figure = figures.setdefault((transport, mode, size), Figure())
                     figure.add(program.ask(f"{transport} {mode} {size} {count}"), moved)
-        for transport in ("tcp", "unix", "shm"):
+        for transport in ("tcp", "tls", "unix", "shm"):
             count = 2000
             took = float(program.ask(f"{transport} ping 0 {count}").split()[0])
             pings.setdefault(transport, []).append(took / count * 1e6)

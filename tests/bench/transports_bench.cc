@@ -5,12 +5,13 @@
 //   > TRANSPORT MODE BYTES COUNT
 //   < SECONDS CLIENT_CPU_SECONDS PEER_CPU_SECONDS
 //
-// TRANSPORT: tcp, unix (gRPC), shm (copied into a slot), inplace (the gradient is there already), raw (TCP socket),
+// TRANSPORT: tcp, tls, unix (gRPC), shm (copied into a slot), inplace (the gradient is there already), raw (TCP socket),
 // memcpy. MODE: push, pull, both, ping. A transfer is BYTES in chunks of 1 MiB and is over when its end is
 // acknowledged; COUNT of them are timed. Both ends compute and check the chunks' checksums, but for raw and memcpy.
 #include <arpa/inet.h>
 #include <malloc.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -28,8 +30,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "proto/checksum.h"
 
+#include "client/cpp/ctl/authority.h"
 #include "client/cpp/transport/connection.h"
 #include "client/cpp/transport/grpc_transport.h"
 #include "client/cpp/transport/shm_transport.h"
@@ -259,6 +263,26 @@ class MemcpyMover final : public Mover {
   std::string from_, to_;
 };
 
+// In the folder, for a day; returns the client's.
+ClientTls MakeCertificates(const std::string& folder) {
+  const ctl::Validity day{.not_before = absl::Now() - absl::Hours(1), .not_after = absl::Now() + absl::Hours(24)};
+  const ctl::Authority authority = Opened(ctl::Authority::Make("transports_bench", day));
+  const auto write = [&](const std::string& name, const std::string& text) {
+    std::ofstream(folder + "/" + name) << text;
+    if (chmod((folder + "/" + name).c_str(), 0600) != 0) Die("chmod");
+  };
+  const auto write_pair = [&](const std::string& name, TlsEnd end) {
+    const ctl::PemPair pair =
+        Opened(authority.Issue({.common_name = name, .end = end, .names = {"127.0.0.1"}, .validity = day}));
+    write(name + ".crt", pair.certificate);
+    write(name + ".key", pair.key);
+  };
+  write("ca.crt", authority.pem().certificate);
+  write_pair("daemon", TlsEnd::kDaemon);
+  write_pair("trainer", TlsEnd::kClient);
+  return {.ca = folder + "/ca.crt", .certificate = folder + "/trainer.crt", .key = folder + "/trainer.key"};
+}
+
 double OwnCpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 int Main(const std::string& folder) {
@@ -266,16 +290,19 @@ int Main(const std::string& folder) {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 64 << 20);
+  const ClientTls tls = MakeCertificates(folder);
   std::map<std::string, Peer> peers;
-  for (const char* kind : {"tcp", "unix", "shm", "raw"}) peers[kind] = StartPeer(kind, folder);
+  for (const char* kind : {"tcp", "tls", "unix", "shm", "raw"}) peers[kind] = StartPeer(kind, folder);
   std::map<std::string, std::unique_ptr<Connection>> connections;
   const auto grpc_transport = [&](const std::string& kind) {
-    connections[kind] = Opened(Connection::Open({.server = peers[kind].server, .connect_timeout_s = kPatienceS}));
+    connections[kind] = Opened(Connection::Open(
+        {.server = peers[kind].server, .tls = kind == "tls" ? tls : ClientTls(), .connect_timeout_s = kPatienceS}));
     return std::make_unique<TransportMover>(std::make_unique<GrpcTransport>(*connections[kind]));
   };
   // The peer of shared memory has one trainer at a time.
   const std::map<std::string, std::function<std::unique_ptr<Mover>()>> open = {
       {"tcp", [&] { return grpc_transport("tcp"); }},
+      {"tls", [&] { return grpc_transport("tls"); }},
       {"unix", [&] { return grpc_transport("unix"); }},
       {"shm",
        [&] {

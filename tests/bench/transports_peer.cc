@@ -24,6 +24,7 @@
 #include "proto/shm/record.h"
 #include "proto/shm/slots.h"
 #include "proto/shm/socket.h"
+#include "proto/tls/certificate_files.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
 
@@ -87,12 +88,21 @@ class GrpcPeer final : public v1::TrainerService::Service {
   }
 };
 
-[[noreturn]] void ServeGrpc(const std::string& address, int ready) {
+std::shared_ptr<grpc::ServerCredentials> TlsOf(const std::string& folder) {
+  const auto read = [&](const char* name) { return ReadSmallFile(folder + "/" + name).value(); };
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = read("ca.crt");
+  options.pem_key_cert_pairs = {{.private_key = read("daemon.key"), .cert_chain = read("daemon.crt")}};
+  return grpc::SslServerCredentials(options);
+}
+
+[[noreturn]] void ServeGrpc(const std::string& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                            int ready) {
   GrpcPeer service;
   grpc::ServerBuilder builder;
   int port = 0;
   builder.SetMaxReceiveMessageSize(4 << 20);
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(address, credentials, &port);
   builder.RegisterService(&service);
   const auto server = builder.BuildAndStart();
   if (server == nullptr || write(ready, &port, sizeof port) != sizeof port) Die("the gRPC peer did not start");
@@ -248,14 +258,15 @@ void ServeRawConnection(int fd) {
   }
 }
 
-[[noreturn]] void Serve(const std::string& kind, const std::string& path, int ready) {
+[[noreturn]] void Serve(const std::string& kind, const std::string& folder, const std::string& path, int ready) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // as ballastd does
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 64 << 20);
   if (kind == "shm") ServeShm(path, ready);
   if (kind == "raw") ServeRaw(ready);
-  ServeGrpc(kind == "unix" ? "unix:" + path : "127.0.0.1:0", ready);
+  ServeGrpc(kind == "unix" ? "unix:" + path : "127.0.0.1:0",
+            kind == "tls" ? TlsOf(folder) : grpc::InsecureServerCredentials(), ready);
 }
 
 }  // namespace
@@ -265,13 +276,13 @@ Peer StartPeer(const std::string& kind, const std::string& folder) {
   if (pipe(ready) != 0) Die("pipe");
   const std::string path = folder + "/" + kind + ".sock";
   const pid_t pid = fork();
-  if (pid == 0) Serve(kind, path, ready[1]);
+  if (pid == 0) Serve(kind, folder, path, ready[1]);
   close(ready[1]);
   int port = 0;
   if (pid < 0 || read(ready[0], &port, sizeof port) != sizeof port) Die("the peer did not start");
   close(ready[0]);
   Peer peer{.pid = pid};
-  if (kind == "tcp") peer.server = "127.0.0.1:" + std::to_string(port);
+  if (kind == "tcp" || kind == "tls") peer.server = "127.0.0.1:" + std::to_string(port);
   if (kind == "unix") peer.server = "unix:" + path;
   if (kind == "shm") peer.shm_socket = path;
   if (kind == "raw") peer.raw_port = port;

@@ -18,7 +18,8 @@ struct Peer {
   pid_t pid = 0;
 };
 
-// Starts the peer by a fork; to be called before any thread exists. `kind`: tcp | unix | shm | raw.
+// Starts the peer by a fork; to be called before any thread exists. `kind`: tcp | tls | unix | shm | raw. tls: both ends
+// show a certificate; ca.crt, daemon.crt and daemon.key are in the folder.
 Peer StartPeer(const std::string& kind, const std::string& folder);
 void StopPeer(const Peer& peer);
 // The processor time that the peer has taken so far.

@@ -15,11 +15,16 @@ Config RealDaemon::Small() {
 }
 
 RealDaemon::RealDaemon(Config config) {
-  ops_ = OpsHttp::Start(config.ops_http.listen, {.metrics = [this] { return metrics_.Serialize(); },
-                                                 .live = [] { return absl::OkStatus(); },
-                                                 .ready = [] { return absl::OkStatus(); }})
+  if (config.tls.on()) {
+    certificates_ = CertificateKeeper::Open(config.tls, &metrics_, /*look_every=*/absl::Milliseconds(1)).value();
+  }
+  ops_ = OpsHttp::Start(config.ops_http.listen,
+                        {.metrics = [this] { return metrics_.Serialize(); },
+                         .live = [] { return absl::OkStatus(); },
+                         .ready = [] { return absl::OkStatus(); }},
+                        {}, {.certificates = config.ops_http.tls ? certificates_.get() : nullptr, .token = ""})
              .value();
-  server_ = Server::Start(config, &metrics_, ops_->address()).value();
+  server_ = Server::Start(config, &metrics_, ops_->address(), nullptr, certificates_.get()).value();
 }
 
 RealDaemon::~RealDaemon() {

@@ -15,7 +15,8 @@ class RealDaemon {
   explicit RealDaemon(Config config = Small());
   ~RealDaemon();
 
-  // 16 KiB chunks, so that small tensors have several.
+  // Where the configuration has TLS, its files are looked at every millisecond. 16 KiB chunks, so that small tensors have
+  // several.
   static Config Small();
 
   std::string address() const { return server_->address(); }
@@ -25,6 +26,7 @@ class RealDaemon {
 
  private:
   Metrics metrics_{BuildInfo{}};
+  std::unique_ptr<CertificateKeeper> certificates_;  // with TLS
   std::unique_ptr<OpsHttp> ops_;
   std::unique_ptr<Server> server_;
 };

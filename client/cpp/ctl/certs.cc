@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -31,7 +32,9 @@ struct NewFile {
 };
 
 absl::StatusOr<std::vector<NewFile>> MakeFiles(const std::vector<std::string>& hosts, const Validity& validity) {
-  const auto authority = Authority::Make("Ballast development CA", validity);
+  // By a name of its own, so that errors tell one authority from another.
+  const std::string name = absl::StrCat("Ballast development CA ", absl::Hex(std::random_device{}() & 0xffffff));
+  const auto authority = Authority::Make(name, validity);
   if (!authority.ok()) return authority.status();
   std::vector<std::string> names = {"localhost", "127.0.0.1", "::1"};
   names.insert(names.end(), hosts.begin(), hosts.end());

@@ -32,6 +32,7 @@ struct Invocation {
   std::string server = {};
   bool json = false;
   double timeout_s = 3;
+  ClientTls tls = {};
   std::vector<std::string> arguments = {};
   std::map<std::string, std::string> flags = {};  // those given; switches have the value "true"
   std::ostream& out;

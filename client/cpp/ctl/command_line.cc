@@ -24,6 +24,9 @@ std::vector<Flag> CommonFlags() {
   return {{"server", "HOST:PORT", "the daemon; default $BALLAST_SERVER, else localhost:7700"},
           {"json", "", "print JSON instead of a table"},
           {"timeout", "SECONDS", "how long to wait for the daemon to answer; default 3"},
+          {"tls-ca", "FILE", "TLS: the authority of the daemon's certificate; default $BALLAST_TLS_CA"},
+          {"tls-certificate", "FILE", "the client's certificate; default $BALLAST_TLS_CERTIFICATE"},
+          {"tls-key", "FILE", "its key; default $BALLAST_TLS_KEY"},
           {"help", "", "this text"},
           {"version", "", "ballastctl's version"}};
 }
@@ -170,6 +173,17 @@ absl::Status CheckArguments(const Sorted& sorted) {
                                                  sorted.command->arguments.size(), ": ", Usage(*sorted.command)));
 }
 
+// Variables are for daemons at a port: a Unix socket knows no TLS.
+ClientTls TlsOf(const Invocation& invocation, const Environment& environment) {
+  const auto file = [&](const std::string& flag, const char* variable) {
+    const bool at_port = !invocation.server.starts_with("unix");
+    return invocation.Get(flag, at_port ? environment(variable).value_or("") : "");
+  };
+  return {.ca = file("tls-ca", "BALLAST_TLS_CA"),
+          .certificate = file("tls-certificate", "BALLAST_TLS_CERTIFICATE"),
+          .key = file("tls-key", "BALLAST_TLS_KEY")};
+}
+
 }  // namespace
 
 std::vector<std::string> Nearest(const std::string& word, const std::vector<std::string>& candidates) {
@@ -185,9 +199,7 @@ std::vector<std::string> Nearest(const std::string& word, const std::vector<std:
   return names;
 }
 
-int Main(const std::vector<std::string>& words,
-         const std::function<std::optional<std::string>(const std::string&)>& environment, std::ostream& out,
-         std::ostream& err) {
+int Main(const std::vector<std::string>& words, const Environment& environment, std::ostream& out, std::ostream& err) {
   const std::vector<Command> commands = Commands();
   const auto sorted = Sort(commands, words);
   if (!sorted.ok()) return Misused(err, sorted.status());
@@ -205,6 +217,7 @@ int Main(const std::vector<std::string>& words,
   Invocation invocation{.arguments = sorted->rest, .flags = sorted->flags, .out = out, .err = err};
   invocation.server = invocation.Get("server", environment("BALLAST_SERVER").value_or("localhost:7700"));
   invocation.json = invocation.Has("json");
+  invocation.tls = TlsOf(invocation, environment);
   const std::string timeout = invocation.Get("timeout", "3");
   if (!absl::SimpleAtod(timeout, &invocation.timeout_s) || !(invocation.timeout_s > 0)) {
     return Misused(

@@ -11,10 +11,10 @@
 
 namespace ballast::ctl {
 
+using Environment = std::function<std::optional<std::string>(const std::string& name)>;
+
 // Everything ballastctl does. `environment(name)` returns a variable's value.
-int Main(const std::vector<std::string>& words,
-         const std::function<std::optional<std::string>(const std::string&)>& environment, std::ostream& out,
-         std::ostream& err);
+int Main(const std::vector<std::string>& words, const Environment& environment, std::ostream& out, std::ostream& err);
 
 // The candidates nearest to `word`, best first; empty when none is near.
 std::vector<std::string> Nearest(const std::string& word, const std::vector<std::string>& candidates);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/protocol_version.h"
+#include "proto/tls/certificate_files.h"
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/http_probe.h"
@@ -93,10 +94,25 @@ Finding CheckFailedRuns(const v1::ListRunsResponse& runs) {
           "see the daemon's log; delete them to free their memory"};
 }
 
+// How the ops server is spoken to.
+struct OpsDoor {
+  double timeout_s;
+  std::string authorities;  // PEM; empty: HTTP
+  const char* scheme() const { return authorities.empty() ? "http://" : "https://"; }
+};
+
+// A daemon whose ops server speaks HTTPS speaks TLS itself, so that the file is there.
+OpsDoor DoorOf(const v1::GetServerResponse& server, const Invocation& invocation) {
+  OpsDoor door{.timeout_s = invocation.timeout_s, .authorities = ""};
+  if (server.ops_tls()) door.authorities = ReadSmallFile(invocation.tls.ca).value_or("");
+  return door;
+}
+
 // The ops server may listen on another address of the daemon's host; a wildcard or loopback one is asked by way of the
 // host that answered.
 // `asked`: where, if it could be.
-Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, double timeout_s, std::string* asked) {
+Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, const OpsDoor& door,
+                 std::string* asked) {
   if (server.ops_address().empty()) {
     return {Level::kWarn, "metrics", "the ops endpoint is off",
             "set ops_http.listen, so that alerts can see the daemon"};
@@ -111,12 +127,12 @@ Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, d
   const std::string address = wildcard ? (host.starts_with("unix") ? "localhost" : host) + port : server.ops_address();
   *asked = address;
   for (const char* path : {"/livez", "/readyz"}) {
-    const auto answer = HttpGet(address, path, timeout_s);
+    const auto answer = HttpGet(address, path, door.timeout_s, door.authorities);
     if (!answer.ok()) {
       return {Level::kFail, "metrics", std::string(answer.status().message()),
               "open that port, or correct ops_http.listen"};
     }
-    const std::string said = absl::StrCat("http://", address, path, " says ", answer->status, ": ",
+    const std::string said = absl::StrCat(door.scheme(), address, path, " says ", answer->status, ": ",
                                           absl::StripAsciiWhitespace(answer->body).substr(0, 200));
     if (answer->status == 403) {
       return {Level::kFail, "metrics", said,
@@ -126,7 +142,7 @@ Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, d
       return {Level::kFail, "metrics", said, "the daemon is starting, draining or stuck: see its log"};
     }
   }
-  return {Level::kOk, "metrics", absl::StrCat("http://", address, "/readyz is ready"), ""};
+  return {Level::kOk, "metrics", absl::StrCat(door.scheme(), address, "/readyz is ready"), ""};
 }
 
 // The value of a metric without labels; 0: it is not there.
@@ -141,10 +157,10 @@ double MetricOf(const std::string& exposition, const std::string& name) {
 
 // Checks the file descriptors that are left. A connection takes one, a trainer on the daemon's host two; when they run
 // short, new connections are turned away.
-Finding CheckFiles(const std::string& ops_address, double timeout_s) {
+Finding CheckFiles(const std::string& ops_address, const OpsDoor& door) {
   constexpr double kFew = 1024;
   const auto metrics = ops_address.empty() ? absl::UnavailableError("the metrics are not to be had from here")
-                                           : HttpGet(ops_address, "/metrics", timeout_s);
+                                           : HttpGet(ops_address, "/metrics", door.timeout_s, door.authorities);
   if (!metrics.ok() || metrics->status != 200) return {Level::kOk, "files", "not known without the metrics", ""};
   const double open = MetricOf(metrics->body, "process_open_fds"), most = MetricOf(metrics->body, "process_max_fds");
   const std::string detail = absl::StrCat(open, " of at most ", most, " open");
@@ -177,7 +193,8 @@ std::vector<Finding> Examine(const Invocation& invocation) {
   }
   const std::string host = HostOf((*client)->server());
   std::string ops_address;
-  Finding ops = CheckOps(*server, host, invocation.timeout_s, &ops_address);
+  const OpsDoor door = DoorOf(*server, invocation);
+  Finding ops = CheckOps(*server, host, door, &ops_address);
   return {{Level::kOk, "reachable", (*client)->server(), ""},
           CheckState(*server),
           CheckProtocol(*server),
@@ -187,7 +204,7 @@ std::vector<Finding> Examine(const Invocation& invocation) {
           CheckRuns(*server, runs->runs_size()),
           CheckFailedRuns(*runs),
           std::move(ops),
-          CheckFiles(ops_address, invocation.timeout_s),
+          CheckFiles(ops_address, door),
           CheckCores(*server, host)};
 }
 

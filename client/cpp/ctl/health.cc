@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 
 #include "client/cpp/ctl/command.h"
+#include "client/cpp/transport/tls_account.h"
 
 namespace ballast::ctl {
 namespace {
@@ -33,8 +34,10 @@ std::string Status(const grpc::ByteBuffer& response) {
   return value < 4 ? names[value] : "UNKNOWN";
 }
 
-absl::StatusOr<std::string> Check(const std::string& server, double timeout_s) {
-  grpc::GenericStub stub(grpc::CreateChannel(server, grpc::InsecureChannelCredentials()));
+absl::StatusOr<std::string> Check(const Invocation& invocation, const std::string& server, double timeout_s) {
+  const auto credentials = CredentialsFor(server, invocation.tls);
+  if (!credentials.ok()) return credentials.status();
+  grpc::GenericStub stub(grpc::CreateChannel(server, *credentials));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(timeout_s)));
   grpc::CompletionQueue queue;
@@ -54,7 +57,7 @@ absl::StatusOr<std::string> Check(const std::string& server, double timeout_s) {
 int PrintHealth(const Invocation& invocation) {
   const auto client = Connect(invocation);  // for its account of a daemon that does not answer
   if (!client.ok()) return Fail(invocation, client.status());
-  const auto health = Check((*client)->server(), invocation.timeout_s);
+  const auto health = Check(invocation, (*client)->server(), invocation.timeout_s);
   if (!health.ok()) return Fail(invocation, health.status());
   if (invocation.json) {
     google::protobuf::Struct answer;

@@ -37,7 +37,9 @@ int PrintStatus(const Invocation& invocation) {
                                     Bytes(server->memory_limit_bytes()))});
   AddDevices(*server, &table);
   table.Row({"runs", absl::StrCat(runs->runs_size(), " of at most ", server->max_runs())});
-  table.Row({"metrics", server->ops_address().empty() ? "off" : absl::StrCat("http://", server->ops_address())});
+  table.Row({"metrics", server->ops_address().empty()
+                            ? "off"
+                            : absl::StrCat(server->ops_tls() ? "https://" : "http://", server->ops_address())});
   table.Row({"rules", absl::StrJoin(server->rules(), ", ")});
   table.Row({"masters", absl::StrJoin(server->masters(), ", ")});
   table.Row({"states", absl::StrJoin(server->states(), ", ")});

@@ -1,5 +1,6 @@
 #include "client/cpp/transport/connection.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -10,16 +11,30 @@
 #include "absl/time/clock.h"
 #include "proto/unix_address.h"
 
+#include "client/cpp/transport/tls_account.h"
+
 namespace ballast {
 namespace {
 
 constexpr char kRetryAfterMs[] = "ballast-retry-after-ms";
+// A daemon that is there answers sooner; one whose TLS is to blame is not waited for longer.
+constexpr absl::Duration kUntilAccount = absl::Seconds(1);
 
 std::string WithPort(const std::string& server) {
   if (server.starts_with("unix:") || server.starts_with("unix-abstract:")) return server;
   const size_t host_end = server.rfind(']') == std::string::npos ? 0 : server.rfind(']');
   if (server.find(':', host_end) == std::string::npos) return server + ":7700";
   return server;
+}
+
+// What looks like a secret is not repeated: errors go to logs.
+absl::Status CheckName(const std::string& server) {
+  if (server.starts_with("unix")) return absl::OkStatus();
+  if (server.find_first_of("@?#") == std::string::npos && !absl::StrContains(server, "://")) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "server is HOST:PORT or unix:PATH, without a scheme, a user, a password or a token: a name goes to logs and "
+      "process "
+      "lists. Who the client is says its certificate (tls, or BALLAST_TLS_CERTIFICATE and BALLAST_TLS_KEY)");
 }
 
 grpc::ChannelArguments ChannelOptions() {
@@ -90,32 +105,47 @@ std::string ConnectionReason(const std::string& message) {
   return message;
 }
 
-Connection::Connection(ClientOptions options)
+Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : options_(std::move(options)),
-      channel_(
-          grpc::CreateCustomChannel(ForGrpc(options_.server), grpc::InsecureChannelCredentials(), ChannelOptions())),
+      channel_(grpc::CreateCustomChannel(ForGrpc(options_.server), credentials, ChannelOptions())),
       trainer_(v1::TrainerService::NewStub(channel_)),
       admin_(v1::AdminService::NewStub(channel_)) {}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions options) {
+  if (auto s = CheckName(options.server); !s.ok()) return s;
   options.server = WithPort(options.server);
+  const auto credentials = CredentialsFor(options.server, options.tls);
+  if (!credentials.ok()) return credentials.status();
   if (!options.log) {
     options.log = [](const std::string& line) { std::fprintf(stderr, "ballast: %s\n", line.c_str()); };
   }
-  std::unique_ptr<Connection> connection(new Connection(std::move(options)));
+  std::unique_ptr<Connection> connection(new Connection(std::move(options), *credentials));
   const absl::Duration timeout = absl::Seconds(connection->options_.connect_timeout_s);
-  if (connection->channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + timeout))) return connection;
+  const absl::Duration first = std::min(timeout, kUntilAccount);
+  if (connection->Await(first)) return connection;
+  const std::string account = TlsAccount(connection->server(), connection->options_.tls);
+  if (!account.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("no connection with the daemon at ", connection->server(), ": ", account));
+  }
+  if (connection->Await(timeout - first)) return connection;
   return absl::UnavailableError(absl::StrCat(
       "no ballastd answers at ", connection->server(), " within ", connection->options_.connect_timeout_s, " s (",
       WhyNotReady(connection->admin()), "): start one with `ballastd`, or give server=\"host:port\""));
+}
+
+bool Connection::Await(absl::Duration timeout) const {
+  return channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + timeout));
 }
 
 void Connection::Log(const std::string& line) const { options_.log(line); }
 
 absl::Status Connection::Explain(const absl::Status& status) const {
   if (RetryAfter(status) || (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status))) return status;
+  const std::string account = TlsAccount(server(), options_.tls);
   return absl::UnavailableError(
-      absl::StrCat("the daemon at ", server(), " does not answer: ", ConnectionReason(std::string(status.message()))));
+      absl::StrCat("the daemon at ", server(),
+                   " does not answer: ", account.empty() ? ConnectionReason(std::string(status.message())) : account));
 }
 
 }  // namespace ballast

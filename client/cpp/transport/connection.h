@@ -34,7 +34,8 @@ std::string ConnectionReason(const std::string& message);
 
 class Connection {
  public:
-  // UNAVAILABLE with the fix when no daemon answers within connect_timeout_s.
+  // UNAVAILABLE with the fix when no daemon answers within connect_timeout_s, or sooner where TLS is why. INVALID_ARGUMENT,
+  // FAILED_PRECONDITION: of the server's name, and as CredentialsFor.
   static absl::StatusOr<std::unique_ptr<Connection>> Open(ClientOptions options);
 
   const ClientOptions& options() const { return options_; }
@@ -72,7 +73,8 @@ class Connection {
   }
 
  private:
-  explicit Connection(ClientOptions options);
+  Connection(ClientOptions options, const std::shared_ptr<grpc::ChannelCredentials>& credentials);
+  bool Await(absl::Duration timeout) const;
 
   const ClientOptions options_;
   std::shared_ptr<grpc::Channel> channel_;

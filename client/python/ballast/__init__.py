@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ballast.rules import SGD, Adam, AdamW, CollageLight, CollagePlus, Lion, Muon, StableAdamW
     from ballast.runs import delete_run
     from ballast.scaler import GradScaler
+    from ballast.tls import Tls
 
 __version__ = version("ballast-optim")
 
@@ -44,6 +45,7 @@ __all__ = [
     "StableAdamW",
     "StepResult",
     "StepTiming",
+    "Tls",
     "Unavailable",
     "__version__",
     "delete_run",
@@ -56,6 +58,7 @@ _MODULES = {
     "GradScaler": "ballast.scaler",
     "Optimizer": "ballast.optimizer",
     "RunOptions": "ballast.options",
+    "Tls": "ballast.tls",
     "delete_run": "ballast.runs",
 }
 

@@ -23,7 +23,18 @@ class PendingMeasure:
 
 class Client:
     @staticmethod
-    def connect(server: str, connect_timeout_s: float, reconnect_timeout_s: float) -> Client: ...
+    def connect(
+        server: str,
+        connect_timeout_s: float,
+        reconnect_timeout_s: float,
+        tls_ca: str = "",
+        tls_certificate: str = "",
+        tls_key: str = "",
+    ) -> Client:
+        """tls_...: files, as ballast.Tls has them; without tls_ca there is no TLS."""
+
+    def beside(self, timeout_s: float) -> Client:
+        """Another connection to the same daemon, for calls that are made while this one is in use."""
     def close(self) -> None: ...
     @property
     def server(self) -> str: ...

@@ -11,6 +11,7 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.rule import Rule
 from ballast.spikes import Spikes
+from ballast.tls import Tls
 
 # The aliases of `master` and `state`, which win where they are given.
 MASTERS = {24: "split24", 32: "split32"}
@@ -44,6 +45,8 @@ class RunOptions(TypedDict, total=False):
 
     server: "host:port" or "unix:path" of the daemon, or "local": one of this process's own, which its optimizers share and
         which ends with it, runs and all. Default: $BALLAST_SERVER, else "local".
+    tls: a ballast.Tls that names the files of a connection that is encrypted, and shows who the trainer is. Default: what
+        $BALLAST_TLS_CA, $BALLAST_TLS_CERTIFICATE and $BALLAST_TLS_KEY name; without them there is no TLS.
     run: the run's name on the daemon, [a-z0-9-], at most 63 characters. Default: $BALLAST_RUN. Needed.
     master, state: how the daemon stores weights ("split24", "split32", "fp32", "bf16", ...) and moments ("companded8",
         "bf16", "fp32", ...). None: as the two aliases say. Collage needs "mcf", its default.
@@ -141,6 +144,7 @@ class RunOptions(TypedDict, total=False):
     """
 
     server: str | None
+    tls: Tls | None
     run: str | None
     master: str | None
     state: str | None

@@ -8,6 +8,7 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.progress import Patience
 from ballast.server_address import standing
+from ballast.tls import Tls, connect
 
 _CONNECT_S, _RECONNECT_S = 3.0, 15.0
 # How long a trainer that was lost may keep its place: the daemon's lease, 10 s unless it is configured otherwise.
@@ -15,10 +16,17 @@ _LEASE_WAIT_S = 12.0
 _PAUSE_S = 0.25
 
 
-def delete_run(run: str, server: str | None = None, *, force: bool = False, keep_checkpoints: bool = False) -> int:
+def delete_run(
+    run: str,
+    server: str | None = None,
+    *,
+    force: bool = False,
+    keep_checkpoints: bool = False,
+    tls: Tls | None = None,
+) -> int:
     """Deletes a run of a daemon. Its weights, moments, snapshots and checkpoints are gone for good; its name is free.
 
-    server: as the optimizers' option; "local" is the daemon that this process has started. force: also when a trainer is
+    server, tls: as the optimizers' options; "local" is the daemon that this process has started. force: also when a trainer is
     attached, whose session then ends. keep_checkpoints: those stay on the daemon's disk, and `ballastctl restore` brings
     the run back.
     Returns how many bytes of the daemon's memory were freed.
@@ -26,7 +34,7 @@ def delete_run(run: str, server: str | None = None, *, force: bool = False, keep
     Raises Rejected, with code NOT_FOUND, if there is no such run or this process has no daemon, and FAILED_PRECONDITION
     if a trainer is attached, or was lost less than the daemon's lease ago; Unavailable if no daemon answers. Thread-safe.
     """
-    client = _core.Client.connect(standing(server), _CONNECT_S, _RECONNECT_S)
+    client = connect(standing(server), _CONNECT_S, _RECONNECT_S, tls)
     try:
         return int(client.delete_run(run, force, keep_checkpoints)["freed_bytes"])
     finally:

@@ -31,7 +31,7 @@ def serving(server: Any, run: str, world: int, world_given: bool) -> str:
     if ranks > 1:
         raise Rejected(
             f"server={LOCAL!r} starts a daemon for one process alone, and run '{run}' has {ranks} ranks: start one for "
-            "all, with `ballastd` (for ranks on other hosts `ballastd --listen 0.0.0.0:7700`), and give every rank "
+            "all, with `ballastd` (for ranks on other hosts with --listen 0.0.0.0:7700 and TLS), and give every rank "
             "server='host:7700', or BALLAST_SERVER=host:7700 in its environment",
             "FAILED_PRECONDITION",
         )

@@ -131,7 +131,7 @@ class ShardedWeights(Weights):
         whole = {b.index: zeros(b.parameter.shape) for b in self._bindings if b.index not in updates}
         if not whole:
             return updates
-        observer = _core.Client.connect(self._client.server, _CONNECT_S, _CONNECT_S)
+        observer = self._client.beside(_CONNECT_S)
         try:
             first = {index: next(iter(self._state_names[index])) for index in whole}
             others = [(index, first[index], values.data_ptr(), values.nbytes) for index, values in whole.items()]

@@ -30,7 +30,17 @@ namespace nb = nanobind;
 void BindClient(nb::module_& module) {
   using nb::arg;
   nb::class_<PyClient> client(module, "Client");
-  client.def_static("connect", &PyClient::Connect, arg("server"), arg("connect_timeout_s"), arg("reconnect_timeout_s"))
+  client
+      .def_static(
+          "connect",
+          [](const std::string& server, double connect_timeout_s, double reconnect_timeout_s, const std::string& ca,
+             const std::string& certificate, const std::string& key) {
+            return PyClient::Connect(server, connect_timeout_s, reconnect_timeout_s,
+                                     {.ca = ca, .certificate = certificate, .key = key});
+          },
+          arg("server"), arg("connect_timeout_s"), arg("reconnect_timeout_s"), arg("tls_ca") = "",
+          arg("tls_certificate") = "", arg("tls_key") = "")
+      .def("beside", &PyClient::Beside, arg("timeout_s"))
       .def("close", &PyClient::Close)
       .def_prop_ro("server", [](const PyClient& self) { return self.Get()->server(); });
   BindRuns(client);

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace ballast {
@@ -17,16 +19,19 @@ absl::Status OfThisProcess(pid_t owner) {
                                                     ": make the optimizer in the process that trains"));
 }
 
-PyClient PyClient::Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s) {
+PyClient PyClient::Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s,
+                           const ClientTls& tls) {
   ClientOptions options{.server = server,
+                        .tls = tls,
                         .connect_timeout_s = connect_timeout_s,
                         .reconnect_timeout_s = reconnect_timeout_s,
                         .interrupted = SignalRaised};
   auto client = InterruptibleCalls().Make([options] { return Client::Connect(options); }, [] {});
-  return PyClient(OrThrow(std::move(client)));
+  return PyClient(OrThrow(std::move(client)), tls);
 }
 
-PyClient::PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), process_(getpid()) {}
+PyClient::PyClient(std::unique_ptr<Client> client, ClientTls tls)
+    : client_(std::move(client)), tls_(std::move(tls)), process_(getpid()) {}
 
 PyClient::~PyClient() { Close(); }
 

@@ -238,54 +238,6 @@ TEST_F(ConfigTest, UnknownVariablesAreWarnedAboutAndThoseOfClientsAreNot) {
   EXPECT_FALSE(line->config.tls.on());
 }
 
-TEST_F(ConfigTest, AMetricsPortThatOthersReachIsWarnedAbout) {
-  const auto warnings = [](const Arguments& arguments) { return ParseCommandLine(arguments, {})->warnings; };
-  EXPECT_THAT(warnings({"--ops_http.listen=10.0.0.1:9464"}), ElementsAre(HasSubstr("can read the metrics")));
-  EXPECT_THAT(warnings({"--ops_http.listen=10.0.0.1:9464", "--ops_http.token_file=/t"}),
-              ElementsAre(HasSubstr("reads the token")));
-  EXPECT_THAT(warnings({"--ops_http.listen=10.0.0.1:9464", "--ops_http.token_file=/t", "--ops_http.tls",
-                        "--tls.certificate=/c", "--tls.key=/k", "--tls.client_ca=/a"}),
-              IsEmpty());
-}
-
-TEST_F(ConfigTest, APortThatOthersReachWantsTlsOrAWordForIt) {
-  for (const char* listen : {"0.0.0.0:7700", "[::]:7700", "node7:7700", "10.0.0.1:0"}) {
-    EXPECT_THAT(ErrorOf(absl::StrCat("device: cpu\nlisten: \"", listen, "\"\n")),
-                AllOf(HasSubstr("ballast.yaml:2: listen: "), HasSubstr("configure tls"), HasSubstr("127.0.0.1"),
-                      HasSubstr("insecure: true")))
-        << listen;
-  }
-  EXPECT_TRUE(ParseCommandLine({"--listen=0.0.0.0:7700", "--insecure"}, {}).ok());
-  EXPECT_TRUE(ParseCommandLine({"--listen=unix:/run/x"}, {}).ok());
-  const Environment tls = {{"BALLAST_DAEMON_TLS_CERTIFICATE", "/c"},
-                           {"BALLAST_DAEMON_TLS_KEY", "/k"},
-                           {"BALLAST_DAEMON_TLS_CLIENT_CA", "/a"}};
-  const auto line = ParseCommandLine({"--listen=0.0.0.0:7700"}, tls);
-  ASSERT_TRUE(line.ok()) << line.status();
-  EXPECT_TRUE(line->config.tls.on() && line->config.tls.requires_clients());
-  EXPECT_EQ(line->config.tls.key, "/k");
-  EXPECT_THAT(line->warnings, IsEmpty());
-}
-
-TEST_F(ConfigTest, TlsWantsACertificateItsKeyAndTheClientsAuthorities) {
-  const auto error = [&](const std::string& keys) { return ErrorOf("tls:\n" + keys); };
-  const std::string pair = "  certificate: /c\n  key: /k\n";
-  EXPECT_EQ(error(pair + "  client_ca: /a\n"), "");
-  EXPECT_EQ(error(pair + "  client_certificates: none\n"), "");
-  EXPECT_THAT(error("  certificate: /c\n"), AllOf(HasSubstr("ballast.yaml:2: tls.certificate: wants tls.key")));
-  EXPECT_THAT(error("  key: /k\n"), HasSubstr("ballast.yaml:2: tls.key: wants tls.certificate"));
-  EXPECT_THAT(error("  client_ca: /a\n"), HasSubstr("tls.client_ca: wants tls.certificate"));
-  EXPECT_THAT(error("  certificate: c\n  key: /k\n"), HasSubstr("'c' is no absolute path"));
-  EXPECT_THAT(error(pair + "  client_ca: a\n"), HasSubstr("ballast.yaml:4: tls.client_ca: 'a' is no absolute path"));
-  EXPECT_THAT(error(pair), AllOf(HasSubstr("wants tls.client_ca"), HasSubstr("client_certificates: none")));
-  EXPECT_THAT(error(pair + "  client_ca: /a\n  client_certificates: none\n"), HasSubstr("leave one of the two out"));
-  EXPECT_THAT(error(pair + "  client_certificates: maybe\n"), HasSubstr("'maybe' is none of require, none"));
-  EXPECT_THAT(ErrorOf("listen: unix:/run/x\ntls:\n" + pair + "  client_ca: /a\n"),
-              HasSubstr("ballast.yaml:3: tls.certificate: listen is unix:/run/x, a Unix socket"));
-  EXPECT_THAT(ErrorOf("ops_http:\n  tls: true\n"), HasSubstr("ballast.yaml:2: ops_http.tls: wants tls.certificate"));
-  EXPECT_THAT(ErrorOf("ops_http:\n  token_file: token\n"), HasSubstr("'token' is no absolute path"));
-}
-
 TEST_F(ConfigTest, SharedMemoryIsOfferedInTheUsersRuntimeFolder) {
   EXPECT_EQ(ParseCommandLine({}, {{"XDG_RUNTIME_DIR", "/run/user/7"}})->config.shm_socket, "/run/user/7/ballast/");
   const std::string without = ParseCommandLine({}, {})->config.shm_socket;

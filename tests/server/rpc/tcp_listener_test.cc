@@ -56,12 +56,12 @@ class TcpListenerTest : public ::testing::Test {
     absl::MutexLock lock(&mu_);
     for (const int fd : admitted_) close(fd);
   }
-  void Start(const std::string& listen, uint32_t connections = 8) {
+  void Start(const std::string& listen, uint32_t connections = 8, bool tls = false) {
     auto made = TcpListener::Bind(listen);
     ASSERT_TRUE(made.ok()) << made.status();
     listener_ = *std::move(made);
     table_.Limit(connections);
-    listener_->Serve(&table_, [this](int, int fd) {
+    listener_->Serve(&table_, tls, [this](int, int fd) {
       absl::MutexLock lock(&mu_);
       admitted_.push_back(fd);
     });
@@ -149,6 +149,16 @@ TEST_F(TcpListenerTest, ARefusedConnectionIsToldWhyInHttp2) {
   EXPECT_EQ(told[12], 7) << "GOAWAY";
   EXPECT_EQ(static_cast<size_t>(told[11]), told.size() - 18) << "its length";
   EXPECT_EQ(told.substr(26), "too many connections; this daemon takes 1 (limits.connections)");
+  close(first);
+  close(second);
+}
+
+TEST_F(TcpListenerTest, WhereThePortSpeaksTlsARefusedConnectionGetsAnAlert) {
+  Start("127.0.0.1:0", 1, /*tls=*/true);
+  const int first = Dial(AF_INET, listener_->port());
+  ASSERT_TRUE(Admitted(1));
+  const int second = Dial(AF_INET, listener_->port());
+  EXPECT_EQ(ReadAll(second), std::string("\x15\3\3\0\2\2\x50", 7)) << "fatal, internal_error";
   close(first);
   close(second);
 }

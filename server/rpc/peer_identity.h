@@ -1,0 +1,14 @@
+// Who is at the other end of a call, as its certificate says. Thread-safe: functions without a state.
+#pragma once
+
+#include <grpcpp/server_context.h>
+
+#include <string>
+
+namespace ballast {
+
+// The SPIFFE ID of the client's certificate; without one, its common name; empty: it showed none, or there is no TLS. Of
+// certificates whose authority the daemon takes, so that it can be trusted; cut to 255 bytes of UTF-8.
+std::string PeerIdentity(const grpc::ServerContextBase& context);
+
+}  // namespace ballast

@@ -1,0 +1,186 @@
+// TLS between a client and a daemon in this process.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "client/cpp/client.h"
+#include "client/cpp/ctl/http_probe.h"
+#include "tests/certificates.h"
+#include "tests/client/real_daemon.h"
+#include "tests/eventually.h"
+#include "tests/server/captured_log.h"
+#include "tests/server/specs.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class TlsTest : public ::testing::Test {
+ protected:
+  TlsTest() {
+    WriteDaemon(TestCertificates::DaemonPair(authority_));
+    files_.WritePair("trainer", TestCertificates::TrainerPair(authority_));
+    files_.Write("ca.crt", authority_.pem().certificate, 0644);
+  }
+
+  void WriteDaemon(const ctl::PemPair& pair) const { files_.WritePair("daemon", pair); }
+
+  Config DaemonConfig(bool requires_clients = true) const {
+    Config config = RealDaemon::Small();
+    config.tls = {.certificate = files_.Path("daemon.crt"), .key = files_.Path("daemon.key")};
+    if (requires_clients) config.tls.client_ca = files_.Path("ca.crt");
+    config.tls.client_certificates = requires_clients ? "require" : "none";
+    return config;
+  }
+  ClientTls Tls(const std::string& own = "trainer", const std::string& ca = "ca.crt") const {
+    if (own.empty()) return {.ca = files_.Path(ca)};
+    return {.ca = files_.Path(ca), .certificate = files_.Path(own + ".crt"), .key = files_.Path(own + ".key")};
+  }
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& server, const ClientTls& tls) {
+    return Client::Connect({.server = server, .tls = tls, .connect_timeout_s = 30, .log = [](const std::string&) {}});
+  }
+  static std::string ErrorOf(const std::string& server, const ClientTls& tls) {
+    return std::string(Connect(server, tls).status().message());
+  }
+
+  const TestCertificates files_;
+  const ctl::Authority authority_ = TestCertificates::MakeAuthority();
+  const ctl::Authority other_ = TestCertificates::MakeAuthority("other CA");
+};
+
+TEST_F(TlsTest, BothEndsShowACertificate) {
+  const RealDaemon daemon(DaemonConfig());
+  const auto client = Connect(daemon.address(), Tls());
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE((*client)->GetServer().ok());
+}
+
+TEST_F(TlsTest, TheLogNamesTheRanksIdentity) {
+  const testing::CapturedLog log;
+  RealDaemon daemon(DaemonConfig());
+  const auto client = Connect(daemon.address(), Tls());
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_TRUE((*client)->CreateRun(testing::SmallSpec()).ok());
+  ASSERT_TRUE((*client)->Attach({.run_id = "r1", .transport = TransportChoice::kGrpc}).ok());
+  EXPECT_THAT(log.Await({"attached", "identity=spiffe://test/trainer"}), Not(""));
+}
+
+TEST_F(TlsTest, AClientWithoutACertificateIsToldWhatToGive) {
+  const RealDaemon daemon(DaemonConfig());
+  EXPECT_THAT(
+      ErrorOf(daemon.address(), Tls("")),
+      AllOf(HasSubstr("it wants a client's certificate, signed by 'test CA'"), HasSubstr("BALLAST_TLS_CERTIFICATE")));
+}
+
+TEST_F(TlsTest, ADaemonMayLetEverybodyIn) {
+  const RealDaemon daemon(DaemonConfig(/*requires_clients=*/false));
+  EXPECT_EQ(ErrorOf(daemon.address(), Tls("")), "");
+  EXPECT_EQ(ErrorOf(daemon.address(), Tls()), "");
+}
+
+TEST_F(TlsTest, WrongAuthoritiesAreNamedWithTheirFile) {
+  const RealDaemon daemon(DaemonConfig());
+  files_.Write("other.crt", other_.pem().certificate, 0644);
+  files_.WritePair("stranger", TestCertificates::TrainerPair(other_));
+  EXPECT_THAT(ErrorOf(daemon.address(), Tls("trainer", "other.crt")),
+              AllOf(HasSubstr(files_.Path("other.crt") + " is not the authority that signed its certificate"),
+                    HasSubstr("'test CA' did")));
+  EXPECT_THAT(ErrorOf(daemon.address(), Tls("stranger")),
+              AllOf(HasSubstr("it does not take " + files_.Path("stranger.crt")), HasSubstr("'other CA' signed"),
+                    HasSubstr("those that 'test CA' signed")));
+}
+
+TEST_F(TlsTest, ACertificateForAnotherHostIsNamedWithItsHosts) {
+  WriteDaemon(TestCertificates::DaemonPair(authority_, ValidAround(absl::Now()), {"node7", "10.0.0.1"}));
+  const RealDaemon daemon(DaemonConfig());
+  EXPECT_THAT(ErrorOf(daemon.address(), Tls()),
+              HasSubstr("its certificate is not for 127.0.0.1, only for node7, 10.0.0.1"));
+}
+
+TEST_F(TlsTest, TheClientsOwnFilesAreCheckedBeforeItConnects) {
+  const absl::Time now = absl::Now();
+  files_.WritePair("old", TestCertificates::TrainerPair(authority_, {now - absl::Hours(2), now - absl::Hours(1)}));
+  files_.WritePair("young", TestCertificates::TrainerPair(authority_, {now + absl::Hours(1), now + absl::Hours(2)}));
+  const std::string nobody = "127.0.0.1:1";
+  EXPECT_THAT(ErrorOf(nobody, Tls("old")), HasSubstr("old.crt: expired at"));
+  EXPECT_THAT(ErrorOf(nobody, Tls("young")), HasSubstr("young.crt: is not yet valid"));
+  EXPECT_THAT(ErrorOf(nobody, Tls("daemon")), HasSubstr("daemon.crt: is no certificate for a client"));
+  EXPECT_THAT(ErrorOf(nobody, Tls("none")), HasSubstr("none.crt: cannot be read: No such file"));
+  ClientTls mixed = Tls();
+  mixed.key = files_.Path("old.key");
+  EXPECT_THAT(ErrorOf(nobody, mixed), HasSubstr("old.key: is the key of another certificate than"));
+  std::filesystem::permissions(files_.Path("trainer.key"), std::filesystem::perms::all);
+  EXPECT_THAT(ErrorOf(nobody, Tls()), HasSubstr("trainer.key: others than its owner can read"));
+  EXPECT_THAT(ErrorOf(nobody, {.ca = files_.Path("ca.crt"), .certificate = "x"}),
+              HasSubstr("a certificate and no key"));
+  EXPECT_THAT(ErrorOf(nobody, {.certificate = "x", .key = "y"}), HasSubstr("tls wants ca"));
+  EXPECT_THAT(ErrorOf("unix:/tmp/x", Tls()), HasSubstr("a Unix socket, which TLS is not for"));
+}
+
+TEST_F(TlsTest, OneEndWithoutTlsIsTold) {
+  const RealDaemon plain, encrypted(DaemonConfig());
+  EXPECT_THAT(ErrorOf(plain.address(), Tls()), HasSubstr("it does not speak TLS"));
+  EXPECT_THAT(ErrorOf(encrypted.address(), {}), AllOf(HasSubstr("it speaks TLS"), HasSubstr("BALLAST_TLS_CA")));
+}
+
+TEST_F(TlsTest, ANameWithASecretInItIsRefusedAndNotRepeated) {
+  for (const char* server : {"user:hunter2@node7:7700", "https://node7:7700/hunter2", "node7:7700?token=hunter2"}) {
+    EXPECT_THAT(ErrorOf(server, {}),
+                AllOf(HasSubstr("without a scheme, a user, a password"), Not(HasSubstr("hunter2"))));
+  }
+}
+
+TEST_F(TlsTest, ANewPairHoldsForTheNextConnectionAndThoseThatAreThereGoOn) {
+  const RealDaemon daemon(DaemonConfig());
+  const auto before = Connect(daemon.address(), Tls());
+  ASSERT_TRUE(before.ok()) << before.status();
+  files_.Write("other.crt", other_.pem().certificate, 0644);
+  WriteDaemon(TestCertificates::DaemonPair(other_));
+  EXPECT_SOON(daemon.metrics(), HasSubstr("ballast_tls_reloads_total{result=\"success\"} 1"));
+  EXPECT_TRUE((*before)->GetServer().ok());
+  EXPECT_EQ(ErrorOf(daemon.address(), Tls("trainer", "other.crt")), "");
+  EXPECT_THAT(ErrorOf(daemon.address(), Tls()), HasSubstr("is not the authority"));
+}
+
+TEST_F(TlsTest, ABadPairLeavesTheOneBeforeInUse) {
+  const RealDaemon daemon(DaemonConfig());
+  files_.Write("daemon.key", TestCertificates::DaemonPair(authority_).key, 0600);
+  EXPECT_SOON(daemon.metrics(), HasSubstr("ballast_tls_reloads_total{result=\"failed\"} 1"));
+  EXPECT_EQ(ErrorOf(daemon.address(), Tls()), "");
+}
+
+TEST_F(TlsTest, NewAuthoritiesOfClientsHoldForTheNextConnection) {
+  const RealDaemon daemon(DaemonConfig());
+  files_.WritePair("stranger", TestCertificates::TrainerPair(other_));
+  EXPECT_THAT(ErrorOf(daemon.address(), Tls("stranger")), HasSubstr("it does not take"));
+  // The client's own list is the same file here, and still has the daemon's authority.
+  files_.Write("ca.crt", authority_.pem().certificate + other_.pem().certificate, 0644);
+  EXPECT_SOON(daemon.metrics(), HasSubstr("ballast_tls_reloads_total{result=\"success\"} 1"));
+  EXPECT_EQ(ErrorOf(daemon.address(), Tls("stranger")), "");
+}
+
+TEST_F(TlsTest, TheOpsPortSpeaksHttps) {
+  Config config = DaemonConfig();
+  config.ops_http.tls = true;
+  const RealDaemon daemon(config);
+  const auto get = [&](const std::string& authorities) {
+    return ctl::HttpGet(daemon.ops_address(), "/metrics", 10, authorities);
+  };
+  const auto answer = get(authority_.pem().certificate);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->status, 200);
+  EXPECT_GT(answer->body.size(), 16u << 10) << "more than a record of TLS";
+  EXPECT_THAT(answer->body, HasSubstr("ballast_tls_certificate_expiry_timestamp_seconds"));
+  EXPECT_FALSE(get("").ok());
+  EXPECT_THAT(std::string(get(other_.pem().certificate).status().message()), HasSubstr("certificate"));
+  WriteDaemon(TestCertificates::DaemonPair(other_));
+  EXPECT_SOON(daemon.metrics(), HasSubstr("ballast_tls_reloads_total{result=\"success\"} 1"));
+  EXPECT_TRUE(get(other_.pem().certificate).ok());
+}
+
+}  // namespace
+}  // namespace ballast
