@@ -15,7 +15,7 @@ readonly PACKAGES_BUILD="g++ cmake ninja-build pkg-config ccache git python3-dev
 
 # What the daemon and the clients link. gRPC and Protobuf: the wire. Abseil: Status, Mutex. prometheus-cpp: the metrics'
 # text format; CivetWeb: the port that serves it. yaml-cpp: the configuration. xxHash: digests of weights.
-# ISA-L: CRC32C of chunks. OpenSSL: digests of specs. RE2: patterns of layers. zlib: the example's images. OpenBLAS, which is
+# ISA-L: CRC32C of chunks. OpenSSL: TLS, digests of specs. RE2: patterns of layers. zlib: the example's images. OpenBLAS, which is
 # looked for at run time: matrix products of the rule muon. GoogleTest, Google Benchmark: the preset dev builds tests and
 # benchmarks too.
 readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
@@ -25,8 +25,9 @@ readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprot
 # promtool comes in the package prometheus, amtool in prometheus-alertmanager; the services of neither are started, the
 # tests run both programs themselves.
 # clang-format and shellcheck read the sources. Fashion-MNIST, 30 MB, for the C++ example. e2fsprogs and xfsprogs make the
-# file systems on which tests cut the power.
-readonly PACKAGES_TESTS="prometheus prometheus-alertmanager clang-format shellcheck dataset-fashion-mnist e2fsprogs xfsprogs"
+# file systems on which tests cut the power. openssl makes certificates of other dates than ballastctl does.
+readonly PACKAGES_TESTS="prometheus prometheus-alertmanager clang-format shellcheck dataset-fashion-mnist e2fsprogs xfsprogs
+  openssl"
 
 # The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
 readonly PACKAGES_DATA="bible-kjv"

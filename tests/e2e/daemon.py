@@ -37,7 +37,7 @@ class Daemon:
     daemon.get("/readyz")
 
     `descriptors`: how many file descriptors it may have, soft and hard; the test's own limits where None. `environment`: of
-    its own, beside the test's.
+    its own, beside the test's. `clients`: that of ballastctl, likewise.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Daemon:
         *flags: str,
         descriptors: tuple[int, int] | None = None,
         environment: dict[str, str] | None = None,
+        clients: dict[str, str] | None = None,
     ):
         self.server = self.ops = ""  # host:port, once it runs
         self.log = folder / "ballastd.log"
@@ -63,6 +64,7 @@ class Daemon:
         self.process = None
         self.descriptors = descriptors
         self.environment = environment or {}
+        self.clients = clients or {}
 
     def limit_descriptors(self) -> None:
         if self.descriptors is not None:
@@ -80,7 +82,7 @@ class Daemon:
                 preexec_fn=self.limit_descriptors,
             )
         # The daemon prints one line when it serves, or ends.
-        banner = re.search(r"grpc (\S+) \| metrics http://([^/\s]+)", self.process.stdout.readline())
+        banner = re.search(r"grpc (\S+)(?: \(tls\))? \| metrics https?://([^/\s]+)", self.process.stdout.readline())
         if banner is None:
             self.__exit__()
             raise AssertionError(f"the daemon did not start; its log:\n{self.log.read_text()}")
@@ -120,4 +122,5 @@ class Daemon:
 
     def ctl(self, *arguments: str) -> subprocess.CompletedProcess:
         command = [BALLASTCTL, "--server", self.server, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=plain_environment())
+        environment = plain_environment() | self.clients
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)

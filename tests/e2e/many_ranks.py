@@ -1,15 +1,16 @@
 """Many trainers of one run, as processes, with the options as they are: one is killed and replaced, and the run is
 rewound. All end with the bits of one trainer that makes every rank's batches by itself.
 
-    many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8]
+    many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8 | tls]
 
 RANKS is a power of two, so that a mean over them is exact. int8: two of the layers compute in the codes that are served. The transport is by default auto: memory shared with the
 daemon. With a journal the daemon is killed, too, and started again under its trainers, and once more in the end: it has the
-same bits. torch is imported once and the trainers are forks of it.
+same bits. tls: both ends show a certificate. torch is imported once and the trainers are forks of it.
 """
 
 import hashlib
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from daemon import Daemon
+from pki import Pki
 from torch import Tensor, nn
 
 import ballast
@@ -207,16 +209,23 @@ def check(ranks: dict[int, dict[str, Any]], alone: dict[str, Any], world: int, t
 
 def main() -> None:
     world, transport, durability, layers = (*sys.argv[1:], *("8", "auto", "none", "")[len(sys.argv) - 1 :])
-    check_ranks(int(world), transport, durability.removeprefix("none"), SERVED if layers == "int8" else {})
+    served = SERVED if layers == "int8" else {}
+    with tempfile.TemporaryDirectory(prefix="ballast-pki-") as folder:
+        flags = []
+        if layers == "tls":
+            pki = Pki(Path(folder) / "pki")
+            flags = pki.flags
+            os.environ.update(pki.variables)
+        check_ranks(int(world), transport, durability.removeprefix("none"), served, flags)
 
 
-def check_ranks(world: int, transport: str, durability: str, served: dict[str, Any]) -> None:
+def check_ranks(world: int, transport: str, durability: str, served: dict[str, Any], of_tls: list[str]) -> None:
     torch.set_num_threads(1)
     torch.optim.SGD(
         nn.Linear(1, 1).parameters()
     )  # what torch imports for its first optimizer, it need not in each fork
     with tempfile.TemporaryDirectory(prefix="ballast-ranks-") as folder:
-        flags = ["--limits.lease", "1s", "--shm_socket", f"{folder}/shared/"]
+        flags = ["--limits.lease", "1s", "--shm_socket", f"{folder}/shared/", *of_tls]
         if durability:
             flags += ["--storage.dir", folder]
         with Daemon(Path(folder), *flags) as daemon:

@@ -63,6 +63,20 @@ def test_ports_and_names_are_those_of_the_configuration():
     assert DAEMON["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
+def test_the_files_of_tls_lie_in_the_secret_and_nobody_else_can_read_the_key():
+    [secret] = [volume["secret"] for volume in POD["volumes"] if "secret" in volume]
+    [mount] = [mount["mountPath"] for mount in DAEMON["volumeMounts"] if mount["name"] == "tls"]
+    commands = FILE.read_text().split("apiVersion:")[0]
+    made = re.search(rf"create secret generic {secret['secretName']} ((?:--from-file=\S+|[\s#\\])+)", commands)[1]
+    assert {f"{mount}/{name}" for name in re.findall(r"=pki/(\S+)", made)} == {
+        KEYS["tls"][key] for key in ("certificate", "key", "client_ca")
+    }
+    assert secret["defaultMode"] & 0o007 == 0
+    assert (
+        f"certs init --out pki --host {next(h for h in KEYS['ops_http']['hosts'] if h.endswith('.svc'))} " in commands
+    )
+
+
 def test_labels_select_the_pod():
     labels = STATEFUL["template"]["metadata"]["labels"]
     for selector in (

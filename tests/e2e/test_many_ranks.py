@@ -8,7 +8,15 @@ from daemon import ROOT, plain_environment
 
 
 @pytest.mark.parametrize(
-    "transport, more", [("grpc", []), ("auto", []), ("auto", ["journal_sync"]), ("auto", ["journal_sync", "int8"])]
+    "transport, more",
+    [
+        ("grpc", []),
+        ("auto", []),
+        ("auto", ["journal_sync"]),
+        ("auto", ["journal_sync", "int8"]),
+        ("grpc", ["journal_sync", "tls"]),
+        ("auto", ["none", "tls"]),
+    ],
 )
 def test_eight_ranks_end_with_the_bits_of_one(transport, more):
     command = [sys.executable, ROOT / "tests" / "e2e" / "many_ranks.py", "8", transport, *more]

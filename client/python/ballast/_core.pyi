@@ -35,6 +35,7 @@ class Client:
 
     def beside(self, timeout_s: float) -> Client:
         """Another connection to the same daemon, for calls that are made while this one is in use."""
+
     def close(self) -> None: ...
     @property
     def server(self) -> str: ...

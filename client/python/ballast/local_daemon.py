@@ -48,7 +48,7 @@ class LocalDaemon:
             self._process.wait()
             self.let_go()
             raise
-        page = re.search(r"metrics (http://\S+/)metrics", banner)
+        page = re.search(r"metrics (https?://\S+/)metrics", banner)
         shown = f", page {page[1]}" if page else ""
         say(f"started {self._program} for this process: server {self.server}{shown}, log {self.log}")
 
