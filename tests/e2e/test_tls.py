@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 model = torch.nn.Linear(64, 64)
 options = {"tls": ballast.Tls(*files)} if files else {}
 with ballast.AdamW(model.named_parameters(), lr=1e-2, server=server, run=run, transport=transport, **options) as opt:
-    while not over.is_set() or opt.last_result.step < 3:
+    while not over.is_set() or opt.last_result is None or opt.last_result.step < 3:
         model(torch.ones(8, 64)).square().mean().backward()
         opt.step()
         opt.zero_grad()

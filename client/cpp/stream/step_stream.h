@@ -118,6 +118,8 @@ class StepStream {
   absl::Status OnMeasured(const v1::StepMeasured& measured);
   // Whether the run and the daemon have what only staged runs have, and newer daemons.
   absl::Status CheckMeasures(absl::string_view what) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits before it asks again. False: the client is being closed.
+  bool WaitToAsk(absl::Duration pause) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
   // Adds what a person needs to know, if there is more to say.
   absl::Status Explain(const absl::Status& why) const;

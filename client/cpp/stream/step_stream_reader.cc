@@ -262,6 +262,20 @@ absl::Status StepStream::OnMeasured(const v1::StepMeasured& measured) {
   return absl::OkStatus();
 }
 
+bool StepStream::WaitToAsk(absl::Duration pause) {
+  constexpr absl::Duration kGlance = absl::Milliseconds(20);  // at whether the client is closed
+  const absl::Time until = absl::Now() + pause;
+  for (;;) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (leaving_) return false;
+    }
+    const absl::Duration left = until - absl::Now();
+    if (left <= absl::ZeroDuration()) return true;
+    connection_.WaitConnecting(std::min(left, kGlance));
+  }
+}
+
 absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
   const absl::Time began = absl::Now();
   const absl::Duration allowed = absl::Seconds(connection_.options().reconnect_timeout_s);
@@ -282,9 +296,9 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
   for (;; ++retry.attempts) {
     const absl::Duration away = retry.away + (absl::Now() - began);
     const absl::Duration pause = std::min(std::max(Backoff(retry.attempts), stated), allowed - away);
+    if (!WaitToAsk(pause)) return absl::CancelledError("the client was closed");
     {
       absl::MutexLock lock(&mu_);
-      if (mu_.AwaitWithTimeout(absl::Condition(&leaving_), pause)) return absl::CancelledError("the client was closed");
       if (!drain_reason_.empty()) reason = absl::StrCat("it shut down: ", drain_reason_);
     }
     if (away + pause >= allowed) break;

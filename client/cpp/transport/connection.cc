@@ -138,6 +138,15 @@ bool Connection::Await(absl::Duration timeout) const {
   return channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + timeout));
 }
 
+void Connection::WaitConnecting(absl::Duration duration) const {
+  const absl::Time until = absl::Now() + duration;
+  for (auto state = channel_->GetState(/*try_to_connect=*/true); state != GRPC_CHANNEL_READY && absl::Now() < until;
+       state = channel_->GetState(true)) {
+    channel_->WaitForStateChange(state, absl::ToChronoTime(until));
+  }
+  absl::SleepFor(until - absl::Now());
+}
+
 void Connection::Log(const std::string& line) const { options_.log(line); }
 
 absl::Status Connection::Explain(const absl::Status& status) const {

@@ -54,6 +54,10 @@ class Connection {
   // second.
   static constexpr absl::Duration kStorageTimeout = absl::Seconds(7200);
 
+  // Waits, and meanwhile lets gRPC make a connection that was lost anew: it does so only while somebody waits on it, and a
+  // handshake of TLS, with its several messages, would not end within the pauses between calls.
+  void WaitConnecting(absl::Duration duration) const;
+
   // A status of FromGrpc, with the server's name in front if the server could not be reached.
   absl::Status Explain(const absl::Status& status) const;
 

@@ -77,7 +77,7 @@ bool Retry::Sleep(absl::Duration duration) {
   for (absl::Duration left = duration;; left = until - absl::Now()) {
     if (interrupted_ = connection_.Interrupted(); interrupted_) return false;
     if (left <= absl::ZeroDuration()) return true;
-    absl::SleepFor(std::min(left, Connection::kInterruptGlance));
+    connection_.WaitConnecting(std::min(left, Connection::kInterruptGlance));
   }
 }
 

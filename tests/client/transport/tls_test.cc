@@ -146,6 +146,19 @@ TEST_F(TlsTest, ANewPairHoldsForTheNextConnectionAndThoseThatAreThereGoOn) {
   EXPECT_THAT(ErrorOf(daemon.address(), Tls()), HasSubstr("is not the authority"));
 }
 
+TEST_F(TlsTest, AClientComesBackToADaemonThatIsStartedAnew) {
+  Config config = DaemonConfig();
+  auto daemon = std::make_unique<RealDaemon>(config);
+  config.listen = daemon->address();
+  const auto client = Connect(daemon->address(), Tls());
+  ASSERT_TRUE(client.ok()) << client.status();
+  daemon.reset();
+  EXPECT_FALSE((*client)->GetServer().ok()) << "it knows that the daemon is gone";
+  daemon = std::make_unique<RealDaemon>(config);
+  const auto runs = (*client)->ListRuns();
+  EXPECT_TRUE(runs.ok()) << runs.status();
+}
+
 TEST_F(TlsTest, ABadPairLeavesTheOneBeforeInUse) {
   const RealDaemon daemon(DaemonConfig());
   files_.Write("daemon.key", TestCertificates::DaemonPair(authority_).key, 0600);
