@@ -35,12 +35,8 @@ int ShowCurrent(SSL* ssl, void* certificates) {
 class TlsRelay::Link {
  public:
   Link(int client_fd, SSL_CTX* context, const sockaddr_in& inner)
-      : client_fd_(client_fd),
-        inner_fd_(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)),
-        ssl_(SSL_new(context)) {
-    const bool under_way =
-        connect(inner_fd_, reinterpret_cast<const sockaddr*>(&inner), sizeof inner) == 0 || errno == EINPROGRESS;
-    over_ = !under_way || ssl_ == nullptr || SSL_set_fd(ssl_.get(), client_fd) != 1;
+      : client_fd_(client_fd), inner_(inner), ssl_(SSL_new(context)) {
+    over_ = ssl_ == nullptr || SSL_set_fd(ssl_.get(), client_fd) != 1;
   }
   ~Link() {
     if (shaken_) SSL_shutdown(ssl_.get());
@@ -49,6 +45,7 @@ class TlsRelay::Link {
     if (inner_fd_ >= 0) close(inner_fd_);
   }
 
+  bool shaken() const { return shaken_; }
   bool over() const { return over_ || MonotonicSeconds() - begin_s_ > (shaken_ ? kMostS : kHandshakeS); }
 
   // What to wait for before Move can do more.
@@ -67,6 +64,7 @@ class TlsRelay::Link {
     if (!shaken_) {
       shaken_ = Went(SSL_accept(ssl_.get()));
       if (!shaken_) return;
+      DialInner();
     }
     while (!over_ && (ReadClient() || WriteInner() || ReadInner() || WriteClient())) continue;
     over_ = over_ || (inner_ended_ && to_client_.empty());
@@ -74,6 +72,12 @@ class TlsRelay::Link {
 
  private:
   static constexpr size_t kPieceBytes = 16 << 10;
+
+  void DialInner() {
+    inner_fd_ = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    const int dialled = connect(inner_fd_, reinterpret_cast<const sockaddr*>(&inner_), sizeof inner_);
+    over_ = over_ || (dialled != 0 && errno != EINPROGRESS);
+  }
 
   // Whether a call of OpenSSL did something; else what it waits for, or that the connection is over.
   bool Went(int result) {
@@ -126,7 +130,9 @@ class TlsRelay::Link {
     return false;
   }
 
-  const int client_fd_, inner_fd_;
+  const int client_fd_;
+  const sockaddr_in inner_;
+  int inner_fd_ = -1;  // from the end of the handshake on
   const OpensslPtr<SSL> ssl_;
   const double begin_s_ = MonotonicSeconds();
   bool shaken_ = false, client_ended_ = false, inner_ended_ = false, over_ = false;
@@ -184,7 +190,7 @@ absl::Status TlsRelay::Listen(const std::string& host, uint16_t port) {
 void TlsRelay::Run() {
   std::vector<pollfd> waited;
   while (true) {
-    waited = {{stop_fd_, POLLIN, 0}, {links_.size() < kMost ? listener_fd_ : -1, POLLIN, 0}};
+    waited = {{stop_fd_, POLLIN, 0}, {links_.size() < kMost || Idle() != links_.end() ? listener_fd_ : -1, POLLIN, 0}};
     for (const auto& link : links_) {
       for (const pollfd& each : link->waited()) waited.push_back(each);
     }
@@ -196,7 +202,12 @@ void TlsRelay::Run() {
   links_.clear();
 }
 
+std::vector<std::unique_ptr<TlsRelay::Link>>::iterator TlsRelay::Idle() {
+  return std::find_if(links_.begin(), links_.end(), [](const auto& link) { return !link->shaken(); });
+}
+
 void TlsRelay::Accept() {
+  if (links_.size() >= kMost) links_.erase(Idle());
   const int fd = accept4(listener_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) links_.push_back(std::make_unique<Link>(fd, context_.get(), inner_));
 }

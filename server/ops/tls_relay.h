@@ -2,8 +2,9 @@
 // use at that moment, and hands the bytes on, both ways. CivetWeb's own TLS is not used: built as Debian 12 builds it,
 // it crashes at the first request with OpenSSL 3.
 //
-// At most kMost connections at a time; the next waits to be accepted. One that has not ended its handshake after
-// kHandshakeS, or is there after kMostS, is cut. One thread, asleep while nothing moves. Thread-safe.
+// At most kMost connections at a time, which take three descriptors each and so fit those that are kept for the daemon's own
+// use (server/base/descriptors.h); the next takes the place of the oldest that has not ended its handshake, or waits. One that has not ended it after kHandshakeS,
+// and does not reach the plain port until then, or is there after kMostS, is cut. One thread, asleep while nothing moves. Thread-safe.
 #pragma once
 
 #include <netinet/in.h>
@@ -23,7 +24,7 @@ namespace ballast {
 
 class TlsRelay {
  public:
-  static constexpr size_t kMost = 64;
+  static constexpr size_t kMost = 32;
   static constexpr double kHandshakeS = 5, kMostS = 30;
 
   // host: an IPv4 address; port 0 picks a free one. inner_port: at 127.0.0.1. certificates: outlive it. UNAVAILABLE is the
@@ -43,6 +44,8 @@ class TlsRelay {
   absl::Status Listen(const std::string& host, uint16_t port);
   void Run();
   void Accept();
+  // The oldest that has not ended its handshake.
+  std::vector<std::unique_ptr<Link>>::iterator Idle();
   // Takes those that are over off the list.
   void Move();
 

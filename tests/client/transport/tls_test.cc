@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <memory>
+#include <vector>
 
 #include "client/cpp/client.h"
 #include "client/cpp/ctl/http_probe.h"
+#include "client/cpp/transport/dial.h"
 #include "tests/certificates.h"
 #include "tests/client/real_daemon.h"
 #include "tests/eventually.h"
@@ -193,6 +196,17 @@ TEST_F(TlsTest, TheOpsPortSpeaksHttps) {
   WriteDaemon(TestCertificates::DaemonPair(other_));
   EXPECT_SOON(daemon.metrics(), HasSubstr("ballast_tls_reloads_total{result=\"success\"} 1"));
   EXPECT_TRUE(get(other_.pem().certificate).ok());
+}
+
+TEST_F(TlsTest, SilentClientsDoNotKeepTheOpsPortFromOthers) {
+  Config config = DaemonConfig();
+  config.ops_http.tls = true;
+  const RealDaemon daemon(config);
+  std::vector<std::unique_ptr<Dial>> silent;
+  for (int i = 0; i < 80; ++i) silent.push_back(Dial::Tcp(daemon.ops_address(), 30).value());
+  const auto answer = ctl::HttpGet(daemon.ops_address(), "/livez", 60, authority_.pem().certificate);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->status, 200);
 }
 
 }  // namespace

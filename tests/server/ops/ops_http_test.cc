@@ -270,6 +270,21 @@ TEST_F(OpsHttpTest, NamesThatAreAllowedAreServedAndTheOthersToldHowTo) {
               StartsWith("HTTP/1.1 200"));
 }
 
+TEST_F(OpsHttpTest, WithATokenAllButHealthWantsIt) {
+  const auto status = [&](const std::string& path, const std::string& authorization) {
+    return AnswerOps({.method = "GET", .path = path, .host = "localhost", .authorization = authorization}, Content(),
+                     {}, "0123456789abcdef")
+        .status;
+  };
+  for (const char* path : {"/", "/metrics", "/help", "/api/v1/status", "/nothing"}) {
+    EXPECT_EQ(status(path, ""), 401) << path;
+    EXPECT_EQ(status(path, "Bearer 0123456789abcdeg"), 401) << path;
+    EXPECT_NE(status(path, "Bearer 0123456789abcdef"), 401) << path;
+  }
+  EXPECT_EQ(status("/livez", ""), 200);
+  EXPECT_EQ(status("/readyz", ""), 200);
+}
+
 TEST(MachineNamesTest, NamesComeFromTheMachinesOwnFiles) {
   EXPECT_THAT(NamesOf("vm", "127.0.0.1 localhost\n127.0.1.1\tvm.lan vm # it\n10.0.0.1 other.lan other\n",
                       "nameserver 10.0.0.1\nsearch a.example b.example\n"),
