@@ -3,8 +3,9 @@
 // it crashes at the first request with OpenSSL 3.
 //
 // At most kMost connections at a time, which take three descriptors each and so fit those that are kept for the daemon's own
-// use (server/base/descriptors.h); the next takes the place of the oldest that has not ended its handshake, or waits. One that has not ended it after kHandshakeS,
-// and does not reach the plain port until then, or is there after kMostS, is cut. One thread, asleep while nothing moves. Thread-safe.
+// use (server/base/descriptors.h). The next takes the place of the oldest that has not ended its handshake, or waits for one
+// to go. A connection reaches the plain port when its handshake is over; it is cut where that takes longer than kHandshakeS,
+// or all of it longer than kMostS. One thread, asleep while nothing moves. Thread-safe.
 #pragma once
 
 #include <netinet/in.h>
