@@ -100,6 +100,7 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   metrics_.SetStorage(1, 2);
   metrics_.OnRestore(1);
   metrics_.OnJournalSync(1);
+  metrics_.SetCertificate("certificate", 1, 2);
   for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
     EXPECT_THAT(exposition, HasSubstr(absl::StrCat("# TYPE ", family.name, " "))) << family.name;
   }
