@@ -3,12 +3,10 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/text_format.h>
-#include <openssl/evp.h>
 
 #include <map>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 #include "server/spec/kernel_choice.h"
@@ -191,13 +189,6 @@ std::string SerializeCanonical(const v1::RunSpec& canonical) {
   canonical.SerializeToCodedStream(&coded);
   coded.Trim();
   return bytes;
-}
-
-std::string Sha256Hex(absl::string_view bytes) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  EVP_Digest(bytes.data(), bytes.size(), digest, &size, EVP_sha256(), nullptr);
-  return absl::BytesToHexString({reinterpret_cast<const char*>(digest), size});
 }
 
 std::optional<std::string> FirstDifference(const v1::RunSpec& existing, const v1::RunSpec& asked) {

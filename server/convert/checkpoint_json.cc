@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/checkpoint/manifest.h"
+#include "proto/tls/sha256.h"
 
 #include "server/base/status_macros.h"
 #include "server/convert/canonical_spec.h"

@@ -1,5 +1,7 @@
 #include "server/convert/create_request.h"
 
+#include "proto/tls/sha256.h"
+
 #include "server/base/status_macros.h"
 #include "server/convert/canonical_spec.h"
 #include "server/convert/checkpoint_json.h"

@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/tls/token_file.h"
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/metrics/metric_table.h"
-#include "server/tls/bearer_token.h"
 
 namespace ballast {
 namespace {
@@ -34,27 +35,17 @@ bool ExpiresSoon(const CertifiedKey& own, absl::Time now) {
 
 }  // namespace
 
-CertificateKeeper::CertificateKeeper(const Config::Tls& tls, Metrics* metrics, absl::Duration look_every)
-    : tls_(tls), metrics_(metrics), look_every_(look_every) {}
-
 absl::StatusOr<std::unique_ptr<CertificateKeeper>> CertificateKeeper::Open(const Config::Tls& tls, Metrics* metrics,
                                                                            absl::Duration look_every) {
-  std::unique_ptr<CertificateKeeper> keeper(new CertificateKeeper(tls, metrics, look_every));
+  std::unique_ptr<CertificateKeeper> keeper(new CertificateKeeper(tls, metrics));
   // Looked at first: what changes while it is read is read again.
-  keeper->judged_ = keeper->looked_ = keeper->Look();
+  keeper->watcher_ = std::make_unique<FileWatcher>(std::vector{tls.certificate, tls.key, tls.client_ca}, look_every);
   ASSIGN_OR_RETURN(Certificates read, ReadCertificates(tls));
   keeper->ShowDates(read);
   keeper->current_ = std::make_shared<const Certificates>(std::move(read));
-  keeper->thread_ = std::thread([self = keeper.get()] { self->Run(); });
+  keeper->watcher_->Start([self = keeper.get()] { self->ReadAgain(); },
+                          [self = keeper.get()] { self->WarnOfExpiry(); });
   return keeper;
-}
-
-CertificateKeeper::~CertificateKeeper() {
-  {
-    absl::MutexLock lock(&mu_);
-    stop_ = true;
-  }
-  if (thread_.joinable()) thread_.join();
 }
 
 std::shared_ptr<const Certificates> CertificateKeeper::current() const {
@@ -62,28 +53,9 @@ std::shared_ptr<const Certificates> CertificateKeeper::current() const {
   return current_;
 }
 
-CertificateKeeper::Stamps CertificateKeeper::Look() const {
-  return {StampOf(tls_.certificate), StampOf(tls_.key), StampOf(tls_.client_ca)};
-}
-
-void CertificateKeeper::Run() {
-  while (true) {
-    {
-      absl::MutexLock lock(&mu_);
-      if (mu_.AwaitWithTimeout(absl::Condition(&stop_), look_every_)) return;
-    }
-    LookAgain();
-    WarnOfExpiry();
-  }
-}
-
-void CertificateKeeper::LookAgain() {
-  const Stamps now = Look();
-  if (now == judged_ || std::exchange(looked_, now) != now) return;
+void CertificateKeeper::ReadAgain() {
   absl::StatusOr<Certificates> read = ReadCertificates(tls_);
-  if (Look() != now) return;  // changed while it was read: at the next look but one
-  judged_ = now;
-  Take(std::move(read));
+  if (watcher_->Steady()) Take(std::move(read));
 }
 
 void CertificateKeeper::Take(absl::StatusOr<Certificates> read) {

@@ -3,15 +3,12 @@
 // (proto/tls/certificate_files.h). New files that are not right change nothing: what was there before stays in use, and
 // the log (tls_reload) and the metrics say so. The keys are in this process's memory alone.
 //
-// Files are looked at every second, and read when they have been the same at two looks: a pair whose files are replaced
-// one after the other is not taken in between. One thread of its own, asleep between looks. Thread-safe.
+// A pair whose files are replaced one after the other is not taken in between (server/base/file_watcher.h). Thread-safe.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -20,6 +17,7 @@
 #include "absl/time/time.h"
 #include "proto/tls/certificate_files.h"
 
+#include "server/base/file_watcher.h"
 #include "server/config/config.h"
 #include "server/config/config_check.h"
 #include "server/metrics/metrics.h"
@@ -35,36 +33,26 @@ struct Certificates {
 
 class CertificateKeeper {
  public:
-  static constexpr absl::Duration kLookEvery = absl::Seconds(1);
-
   // `metrics` outlives it. FAILED_PRECONDITION: as the files' check says, with the key of the configuration in front.
   static absl::StatusOr<std::unique_ptr<CertificateKeeper>> Open(const Config::Tls& tls, Metrics* metrics,
-                                                                 absl::Duration look_every = kLookEvery);
-  ~CertificateKeeper();
+                                                                 absl::Duration look_every = FileWatcher::kLookEvery);
 
   // Those in use, for a handshake that begins now.
   std::shared_ptr<const Certificates> current() const;
 
  private:
-  using Stamps = std::array<FileStamp, 3>;
-
-  CertificateKeeper(const Config::Tls& tls, Metrics* metrics, absl::Duration look_every);
-  Stamps Look() const;
-  void Run();
-  void LookAgain();
+  CertificateKeeper(const Config::Tls& tls, Metrics* metrics) : tls_(tls), metrics_(metrics) {}
+  void ReadAgain();
   void Take(absl::StatusOr<Certificates> read);
   void ShowDates(const Certificates& taken) const;
   void WarnOfExpiry();
 
   const Config::Tls tls_;
   Metrics* const metrics_;
-  const absl::Duration look_every_;
-  Stamps judged_, looked_;      // of the files that were read last, and of the last look; the thread's
-  uint64_t warned_number_ = 0;  // whose expiry was logged; the thread's
+  uint64_t warned_number_ = 0;  // whose expiry was logged; the watcher's thread's
   mutable absl::Mutex mu_;
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
   std::shared_ptr<const Certificates> current_ ABSL_GUARDED_BY(mu_);
-  std::thread thread_;
+  std::unique_ptr<FileWatcher> watcher_;  // last: its thread uses the rest
 };
 
 // What is wrong with the files that the configuration names for TLS, by the key that names them; empty path: nothing.

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/checkpoint/manifest.h"
+#include "proto/tls/sha256.h"
 
 #include "server/convert/canonical_spec.h"
 #include "server/convert/checkpoint_json.h"

@@ -1,20 +1,14 @@
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <random>
-#include <system_error>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 
 #include "client/cpp/ctl/authority.h"
 #include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/new_files.h"
 
 namespace ballast::ctl {
 namespace {
@@ -24,12 +18,6 @@ namespace fs = std::filesystem;
 constexpr char kTrainerId[] = "spiffe://ballast/trainer";
 // Clocks of other machines may be behind.
 constexpr absl::Duration kBackdated = absl::Minutes(10);
-
-struct NewFile {
-  const char* name;
-  std::string text;
-  mode_t mode;
-};
 
 absl::StatusOr<std::vector<NewFile>> MakeFiles(const std::vector<std::string>& hosts, const Validity& validity) {
   // By a name of its own, so that errors tell one authority from another.
@@ -49,34 +37,6 @@ absl::StatusOr<std::vector<NewFile>> MakeFiles(const std::vector<std::string>& h
       {"ca.crt", authority->pem().certificate, kForAll}, {"ca.key", authority->pem().key, kForOwner},
       {"daemon.crt", daemon->certificate, kForAll},      {"daemon.key", daemon->key, kForOwner},
       {"trainer.crt", trainer->certificate, kForAll},    {"trainer.key", trainer->key, kForOwner}};
-}
-
-absl::Status CannotWrite(const fs::path& path, const std::string& why) {
-  return absl::FailedPreconditionError(absl::StrCat(path.string(), ": ", why, "; give --out another folder"));
-}
-
-absl::Status Write(const fs::path& path, const NewFile& file) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, file.mode);
-  if (fd < 0) return CannotWrite(path, std::strerror(errno));
-  const absl::Cleanup closed = [fd] { close(fd); };
-  const bool whole = write(fd, file.text.data(), file.text.size()) == static_cast<ssize_t>(file.text.size());
-  return whole && fsync(fd) == 0 ? absl::OkStatus() : CannotWrite(path, std::strerror(errno));
-}
-
-// Nothing is written where one of the files is there already.
-absl::Status WriteAll(const fs::path& folder, const std::vector<NewFile>& files) {
-  std::error_code error;
-  for (const NewFile& file : files) {
-    if (!fs::exists(fs::symlink_status(folder / file.name, error))) continue;
-    return CannotWrite(folder / file.name,
-                       "is there already, and is not overwritten: what it was made for may need it");
-  }
-  if (fs::create_directories(folder, error)) fs::permissions(folder, fs::perms::owner_all, error);
-  if (error) return CannotWrite(folder, error.message());
-  for (const NewFile& file : files) {
-    if (auto s = Write(folder / file.name, file); !s.ok()) return s;
-  }
-  return absl::OkStatus();
 }
 
 void PrintUse(const fs::path& folder, absl::Time not_after, std::ostream& out) {
@@ -109,7 +69,7 @@ int Init(const Invocation& invocation) {
   const auto files = MakeFiles(hosts, validity);
   if (!files.ok()) return Fail(invocation, files.status());
   const fs::path folder = fs::absolute(invocation.Get("out", "")).lexically_normal();
-  if (auto s = WriteAll(folder, *files); !s.ok()) return Fail(invocation, s);
+  if (auto s = WriteNewFiles(folder, *files); !s.ok()) return Fail(invocation, s);
   PrintUse(folder, validity.not_after, invocation.out);
   return kOk;
 }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proto/tls/sha256.h"
+
 #include "tests/server/specs.h"
 
 namespace ballast {

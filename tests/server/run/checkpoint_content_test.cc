@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "proto/checkpoint/manifest.h"
+#include "proto/tls/sha256.h"
 
 #include "server/convert/canonical_spec.h"
 #include "server/convert/checkpoint_json.h"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
+#include "proto/tls/token_file.h"
 
 #include "tests/certificates.h"
 
