@@ -21,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 
+#include "server/access/access_list.h"
 #include "server/base/descriptors.h"
 #include "server/base/failpoint.h"
 #include "server/base/host.h"
@@ -296,9 +297,13 @@ int BadConfig(const absl::Status& why) {
   return absl::IsInvalidArgument(why) ? kBadFlag : kBadConfig;
 }
 
-// What the configuration names for TLS: a restart would not make it right. 0: nothing is wrong.
+// What the configuration names for TLS and for access: a restart would not make it right. 0: nothing is wrong.
 int CheckFiles(const CommandLine& line) {
-  const ConfigError wrong = CheckTlsFiles(line.config);
+  ConfigError wrong = CheckTlsFiles(line.config);
+  if (wrong.path.empty() && !line.config.access.empty()) {
+    const absl::Status read = AccessList::Read(line.config.access).status();
+    if (!read.ok()) wrong = {.path = "access", .problem = std::string(read.message())};
+  }
   return wrong.path.empty() ? 0 : BadConfig(ConfigFault(line, wrong.path, wrong.problem));
 }
 

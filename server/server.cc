@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "proto/unix_address.h"
 
+#include "server/access/access_control.h"
 #include "server/base/child_process.h"
 #include "server/base/descriptors.h"
 #include "server/base/log.h"
@@ -85,14 +86,17 @@ class CountingAllocator final : public grpc::ContextAllocator {
 class GrpcServer final : public Server {
  public:
   GrpcServer(std::vector<std::unique_ptr<Device>> devices, const Config& config, Metrics* metrics,
-             std::string ops_address, std::unique_ptr<Storage> storage, OnLastFailure on_last_failure)
+             std::string ops_address, std::unique_ptr<Storage> storage, std::unique_ptr<AccessControl> access,
+             OnLastFailure on_last_failure)
       : metrics_(metrics),
         storage_(std::move(storage)),
+        access_(std::move(access)),
         devices_(std::move(devices), config.memory_limit),
         runs_({.devices = &devices_,
                .metrics = metrics,
                .sessions = &sessions_,
                .max_runs = config.max_runs,
+               .tells_of_all = access_ == nullptr,
                .idle_run_timeout_s = config.idle_run_timeout_s,
                .on_last_failure = std::move(on_last_failure),
                .storage = storage_.get(),
@@ -127,12 +131,13 @@ class GrpcServer final : public Server {
   void Accept(bool tls);
   RpcEnvironment environment() {
     return {&devices_,       &runs_,     &sessions_,    metrics_,        &shm_socket_, message_bytes_,
-            open_timeout_s_, &requests_, &connections_, &disk_requests_, &imports_};
+            open_timeout_s_, &requests_, &connections_, &disk_requests_, &imports_,    access_.get()};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
   Metrics* const metrics_;
-  const std::unique_ptr<Storage> storage_;  // none: runs are in memory alone
+  const std::unique_ptr<Storage> storage_;       // none: runs are in memory alone
+  const std::unique_ptr<AccessControl> access_;  // none: all may do everything
   DevicePool devices_;
   Sessions sessions_;
   RunRegistry runs_;
@@ -303,6 +308,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
                                                         const Config& config, Metrics* metrics, std::string ops_address,
                                                         OnLastFailure on_last_failure,
                                                         const CertificateKeeper* certificates) {
+  std::unique_ptr<AccessControl> access;
+  if (!config.access.empty()) {
+    auto opened = AccessControl::Open(config.access, metrics);
+    if (!opened.ok()) return absl::Status(opened.status().code(), absl::StrCat("access: ", opened.status().message()));
+    access = *std::move(opened);
+  }
   std::unique_ptr<Storage> storage;
   RETURN_IF_ERROR(CheckStorage(config.storage));
   if (config.storage.on()) {
@@ -319,7 +330,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
     storage = *std::move(opened);
   }
   auto server = std::make_unique<GrpcServer>(std::move(devices), config, metrics, std::move(ops_address),
-                                             std::move(storage), std::move(on_last_failure));
+                                             std::move(storage), std::move(access), std::move(on_last_failure));
   RETURN_IF_ERROR(server->Listen(config, certificates));
   return server;
 }

@@ -66,6 +66,9 @@ struct ClientOptions {
   std::string server = "localhost:7700";  // host:port or unix:path
   // With TLS the daemon's certificate must be for the server's host. FAILED_PRECONDITION of Connect: a file is not right.
   ClientTls tls = {};
+  // The file of the token that the daemon's operator has given out (ballastctl token), which nobody else may read; it is
+  // sent over TLS or a Unix socket alone. Empty: none.
+  std::string token_file = {};
   double connect_timeout_s = 10;
   double reconnect_timeout_s = 15;
   // Gets the few lines that a person should see (connection lost, resumed, waiting for a lease), without a newline,

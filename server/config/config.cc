@@ -26,9 +26,9 @@ namespace ballast {
 namespace {
 
 // Read by the clients and tests, which may share the daemon's environment.
-constexpr std::array<absl::string_view, 6> kClientVariables = {"BALLAST_SERVER",          "BALLAST_RUN",
-                                                               "BALLAST_FAILPOINTS",      "BALLAST_TLS_CA",
-                                                               "BALLAST_TLS_CERTIFICATE", "BALLAST_TLS_KEY"};
+constexpr auto kClientVariables =
+    std::to_array<absl::string_view>({"BALLAST_SERVER", "BALLAST_RUN", "BALLAST_FAILPOINTS", "BALLAST_TLS_CA",
+                                      "BALLAST_TLS_CERTIFICATE", "BALLAST_TLS_KEY", "BALLAST_TOKEN_FILE"});
 
 struct Value {
   const ConfigKey* key = nullptr;

@@ -59,6 +59,7 @@ struct Config {
     double pull_timeout_s = 60;
   } limits;
   bool insecure = false;
+  std::string access;  // file; empty: none
   struct Tls {
     std::string certificate, key, client_ca;      // files; empty: none
     std::string client_certificates = "require";  // or none

@@ -200,6 +200,14 @@ std::string CheckClientAuthorities(const Config& config) {
   return "is not looked at with tls.client_certificates: none; leave one of the two out";
 }
 
+// Tokens are not sent where others can read them on their way.
+std::string CheckAccessFile(const Config& config) {
+  if (config.access.empty()) return "";
+  if (std::string wrong = CheckFile(config.access); !wrong.empty()) return wrong;
+  if (config.tls.on() || absl::StartsWith(config.listen, "unix:")) return "";
+  return "wants tls.certificate, or listen: unix:/PATH: tokens are sent over TLS or a Unix socket alone";
+}
+
 std::string CheckOpsTls(const Config& config) {
   return !config.ops_http.tls || config.tls.on() ? "" : "wants tls.certificate and tls.key, which it takes";
 }
@@ -276,6 +284,7 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<kTls, &Config::Tls::certificate>("tls.certificate", CheckCertificate),
       Row<kTls, &Config::Tls::key>("tls.key", CheckBesideCertificate<&Config::Tls::key>),
       Row<kTls, &Config::Tls::client_ca>("tls.client_ca", CheckClientAuthorities),
+      Row<&Config::access>("access", CheckAccessFile),
   };
   return rows;
 }

@@ -212,6 +212,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "valid longest; none without TLS."},
     {"Protocol", "ballast_tls_certificate_start_timestamp_seconds", MetricType::kGauge, "file=certificate|client_ca",
      "From when on it is valid (Unix time)."},
+    {"Protocol", "ballast_access_reloads_total", MetricType::kCounter, "result=success|failed",
+     "Times that the access file was found changed: taken into use, or not right, so that the grants before stay."},
     {"Protocol", "ballast_tls_reloads_total", MetricType::kCounter, "result=success|failed",
      "Times that the files of TLS were found changed: taken into use, or not right, so that those before stay in use."},
 

@@ -3,36 +3,29 @@
 #include <utility>
 
 #include "server/convert/convert.h"
+#include "server/rpc/admission.h"
 
 namespace ballast {
 
-grpc::ServerUnaryReactor* AdminService::Answer(grpc::CallbackServerContext* context, RpcRecord record,
-                                               const absl::Status& status) {
-  auto* reactor = context->DefaultReactor();
-  record.Done(status);
-  reactor->Finish(ToGrpc(status));
-  return reactor;
-}
-
-PendingCall AdminService::Pend(grpc::CallbackServerContext* context, const std::string& method,
-                               const std::string& run_id) const {
-  PendingCall call{context->DefaultReactor(), RpcRecord(environment_.metrics, method, context->peer())};
-  call.record.set_run_id(run_id);
-  return call;
-}
-
 grpc::ServerUnaryReactor* AdminService::GetServer(grpc::CallbackServerContext* context, const v1::GetServerRequest*,
                                                   v1::GetServerResponse* response) {
-  RpcRecord record(environment_.metrics, "GetServer", context->peer());
+  PendingCall call = Admit(environment_, context, "GetServer", "");
+  if (!call.admitted) return call.reactor;
   *response = status_->GetServer();
-  return Answer(context, record, absl::OkStatus());
+  call.Finish(absl::OkStatus());
+  return call.reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* context, const v1::ListRunsRequest*,
                                                  v1::ListRunsResponse* response) {
-  RpcRecord record(environment_.metrics, "ListRuns", context->peer());
-  *response = status_->ListRuns();
-  return Answer(context, record, absl::OkStatus());
+  PendingCall call = Admit(environment_, context, "ListRuns", "");
+  if (!call.admitted) return call.reactor;
+  v1::ListRunsResponse all = status_->ListRuns();
+  for (v1::RunStatus& run : *all.mutable_runs()) {
+    if (MaySee(environment_, CallerOf(*context), run.run_id())) response->add_runs()->Swap(&run);
+  }
+  call.Finish(absl::OkStatus());
+  return call.reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* context, const v1::GetRunRequest* request,
@@ -48,7 +41,8 @@ grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* cont
 grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* context,
                                                   const v1::DeleteRunRequest* request,
                                                   v1::DeleteRunResponse* response) {
-  PendingCall call = Pend(context, "DeleteRun", request->run_id());
+  PendingCall call = Admit(environment_, context, "DeleteRun", request->run_id());
+  if (!call.admitted) return call.reactor;
   const RunRegistry::DeleteMode mode{.force = request->force(), .keep_checkpoints = request->keep_checkpoints()};
   environment_.runs->Delete(request->run_id(), mode, [call, response](const absl::StatusOr<uint64_t>& freed) mutable {
     if (freed.ok()) response->set_freed_bytes(*freed);
@@ -59,26 +53,28 @@ grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
                                                v1::RewindResponse* response) {
-  RpcRecord record(environment_.metrics, "Rewind", context->peer());
-  record.set_run_id(request->run_id());
+  PendingCall call = Admit(environment_, context, "Rewind", request->run_id());
+  if (!call.admitted) return call.reactor;
   const auto run = environment_.runs->Find(request->run_id());
-  if (!run.ok()) return Answer(context, record, run.status());
-  auto* reactor = context->DefaultReactor();
-  (*run)->Rewind(ToRewindOrder(*request), [reactor, response, record](const absl::StatusOr<Rewound>& rewound) mutable {
+  if (!run.ok()) {
+    call.Finish(run.status());
+    return call.reactor;
+  }
+  (*run)->Rewind(ToRewindOrder(*request), [call, response](const absl::StatusOr<Rewound>& rewound) mutable {
     if (rewound.ok()) {
       response->set_step(rewound->step);
       response->set_generation(rewound->generation);
     }
-    record.Done(rewound.status());
-    reactor->Finish(ToGrpc(rewound.status()));
+    call.Finish(rewound.status());
   });
-  return reactor;
+  return call.reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::Checkpoint(grpc::CallbackServerContext* context,
                                                    const v1::CheckpointRequest* request,
                                                    v1::CheckpointResponse* response) {
-  PendingCall call = Pend(context, "Checkpoint", request->run_id());
+  PendingCall call = Admit(environment_, context, "Checkpoint", request->run_id());
+  if (!call.admitted) return call.reactor;
   environment_.runs->Checkpoint(request->run_id(), [call, response](const auto& checkpointed) mutable {
     if (checkpointed.ok()) *response = FromCheckpointed(*checkpointed);
     call.Finish(checkpointed.status());
@@ -110,7 +106,8 @@ grpc::ServerUnaryReactor* AdminService::Restore(grpc::CallbackServerContext* con
     call.Finish(restored.status());
   };
   if (request->from().empty()) {
-    PendingCall call = Pend(context, "Restore", request->run_id());
+    PendingCall call = Admit(environment_, context, "Restore", request->run_id());
+    if (!call.admitted) return call.reactor;
     environment_.runs->Restore(request->run_id(), request->step(),
                                [call, answer](const auto& restored) { answer(call, restored); });
     return call.reactor;

@@ -40,10 +40,6 @@ class AdminService final : public v1::AdminService::CallbackService {
                                     v1::RestoreResponse* response) override;
 
  private:
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, RpcRecord record, const absl::Status& status);
-  // A call about this run that is answered later.
-  PendingCall Pend(grpc::CallbackServerContext* context, const std::string& method, const std::string& run_id) const;
-
   const RpcEnvironment environment_;
   const Config::Limits limits_;
   const DaemonStatus* const status_;

@@ -5,20 +5,23 @@
 
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
+#include "server/rpc/admission.h"
 
 namespace ballast {
 
 LoadStream* LoadStream::Start(const RpcEnvironment& environment, v1::LoadStateResponse* response,
-                              const std::string& peer) {
-  std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer));
+                              const std::string& peer, Caller caller) {
+  std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer, std::move(caller)));
   stream->HoldUntilDone(stream);
   stream->ReadOn();
   return stream.get();
 }
 
-LoadStream::LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer)
+LoadStream::LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer,
+                       Caller caller)
     : StreamCall(environment.metrics, "LoadState", peer, /*context=*/nullptr),
       environment_(environment),
+      caller_(std::move(caller)),
       response_(response) {}
 
 void LoadStream::ReadOn() {
@@ -54,6 +57,7 @@ absl::Status LoadStream::Bind() {
   if (!session) return absl::NotFoundError("no session has this token; Attach first");
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(session->run_id));
   record_.set_run_id(session->run_id);
+  RETURN_IF_ERROR(CheckAccess(environment_, caller_, "LoadState", session->run_id, &record_));
   call_ = {.session = session->id, .number = static_cast<uint64_t>(environment_.sessions->NewId())};
   return absl::OkStatus();
 }

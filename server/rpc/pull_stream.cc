@@ -9,6 +9,7 @@
 
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
+#include "server/rpc/admission.h"
 
 namespace ballast {
 namespace {
@@ -35,7 +36,10 @@ PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackS
                               const v1::PullRequest& request) {
   std::shared_ptr<PullStream> stream(new PullStream(environment, context));
   stream->HoldUntilDone(stream);
-  if (auto s = stream->Begin(request); !s.ok()) stream->Finish(s);
+  stream->record_.set_run_id(request.run_id());
+  absl::Status begun = CheckAccess(environment, CallerOf(*context), "Pull", request.run_id(), &stream->record_);
+  if (begun.ok()) begun = stream->Begin(request);
+  if (!begun.ok()) stream->End(begun);
   return stream.get();
 }
 
@@ -43,7 +47,6 @@ PullStream::PullStream(const RpcEnvironment& environment, grpc::CallbackServerCo
     : StreamCall(environment.metrics, "Pull", context->peer(), context), environment_(environment) {}
 
 absl::Status PullStream::Begin(const v1::PullRequest& request) {
-  record_.set_run_id(request.run_id());
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
   gathers_ = request.takes_batches();
   const size_t count = run_->spec().tensors.size();

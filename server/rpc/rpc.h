@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
-#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
+#include "server/access/access_control.h"
 #include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/request_queue.h"
@@ -36,6 +36,7 @@ struct RpcEnvironment {
   ConnectionTable* connections = nullptr;
   RequestQueue* disk_requests = nullptr;  // of those that read the disk, which may hang
   RequestQueue* imports = nullptr;        // of those that read checkpoints whole, for minutes
+  const AccessControl* access = nullptr;  // none: all may do everything
 };
 
 // Refuses a stream's message that is too long. gRPC has only one limit for all calls, which must admit a RunSpec.
@@ -54,7 +55,8 @@ inline grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), ValidUtf8(std::string(status.message()), kMostBytes)};
 }
 
-// Counts one call in the metrics, from construction to Done, and logs it if it is refused. Call Done once.
+// Counts one call in the metrics, from construction to Done, and logs it if it is refused, or to be audited. Call Done
+// once.
 class RpcRecord {
  public:
   RpcRecord(Metrics* metrics, std::string method, std::string peer)
@@ -63,14 +65,24 @@ class RpcRecord {
   }
   // Which run the call is about, as soon as that is known.
   void set_run_id(const std::string& run_id) { run_id_ = run_id.substr(0, kMostRunIdBytes); }
+  // The grant by which the caller may make it.
+  void set_grant(const std::string& grant) { grant_ = grant; }
+  const std::string& grant() const { return grant_; }
+  // It is an administrator's, of which the log tells also when it is done.
+  void set_audited() { audited_ = true; }
   void Done(const absl::Status& status) {
     Count(status);
+    if (status.ok() && audited_) {
+      Log(LogLevel::kInfo, "audit", "an administrator's request was done",
+          {{"run_id", run_id_}, {"peer", peer_}, {"method", method_}, {"grant", grant_}});
+    }
     if (status.ok() || absl::IsCancelled(status)) return;
     Log(LogLevel::kWarn, "refused", "a request was refused",
         {{"run_id", run_id_},
          {"reason", absl::StatusCodeToString(status.code())},
          {"peer", peer_},
          {"method", method_},
+         {"grant", grant_},
          {"err", ValidUtf8(std::string(status.message()), kMostReasonBytes)}});
   }
   // As Done, without the log line, for calls of which the run logs more.
@@ -81,7 +93,8 @@ class RpcRecord {
  private:
   static constexpr size_t kMostRunIdBytes = 128, kMostReasonBytes = 500;  // of a line
   Metrics* metrics_;
-  std::string method_, peer_, run_id_;
+  std::string method_, peer_, run_id_, grant_;
+  bool audited_ = false;
   double begin_s_;
 };
 
@@ -94,31 +107,12 @@ inline void RetryAfter(grpc::CallbackServerContext* context, int64_t ms) {
 struct PendingCall {
   grpc::ServerUnaryReactor* reactor;
   RpcRecord record;
+  bool admitted = true;  // otherwise it is finished
 
   void Finish(const absl::Status& status) {
     record.Done(status);
     reactor->Finish(ToGrpc(status));
   }
 };
-
-// Answers a call through the request queue. run_id: the run that the call is about. `answer` finishes the call, on the
-// queue's thread or later. If the queue is full, the call is refused here.
-template <typename Request>
-grpc::ServerUnaryReactor* AnswerInTurn(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
-                                       const std::string& method, const std::string& run_id, const Request& request,
-                                       absl::AnyInvocable<void(PendingCall, RequestQueue::Place)> answer) {
-  PendingCall call{context->DefaultReactor(), RpcRecord(environment.metrics, method, context->peer())};
-  call.record.set_run_id(run_id);
-  const absl::Status taken = environment.requests->Post(
-      request.ByteSizeLong(), [call, context, answer = std::move(answer)](RequestQueue::Place place) mutable {
-        // Nobody waits for it any more; a daemon that shuts down cancels all.
-        if (context->IsCancelled()) return call.Finish(absl::CancelledError("the call was cancelled while it waited"));
-        answer(call, std::move(place));
-      });
-  if (taken.ok()) return call.reactor;
-  RetryAfter(context, RequestQueue::kRetryAfterMs);
-  call.Finish(taken);
-  return call.reactor;
-}
 
 }  // namespace ballast

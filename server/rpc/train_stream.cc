@@ -9,6 +9,7 @@
 
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
+#include "server/rpc/admission.h"
 #include "server/rpc/train_messages.h"
 
 namespace ballast {
@@ -27,7 +28,8 @@ TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::Callbac
 TrainStream::TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
     : StreamCall(environment.metrics, "Train", context->peer(), context),
       environment_(environment),
-      peer_(context->peer()) {
+      peer_(context->peer()),
+      caller_(CallerOf(*context)) {
   environment_.metrics->OnStreams(1);
 }
 
@@ -99,6 +101,7 @@ void TrainStream::Take(const std::shared_ptr<Run>& bound) {
 
 absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
   ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request));
+  RETURN_IF_ERROR(CheckAccess(environment_, caller_, "Train", binding.run->spec().run_id, &record_));
   environment_.connections->Trust(peer_);
   {
     absl::MutexLock lock(&mu_);

@@ -61,6 +61,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
 
   const RpcEnvironment environment_;
   const std::string peer_;
+  const Caller caller_;
   grpc::Alarm open_alarm_;      // when the first message is overdue
   v1::TrainRequest request_;    // of the read under way
   v1::TrainResponse response_;  // what the strand sends

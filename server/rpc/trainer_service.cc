@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/protocol_version.h"
+#include "proto/tls/sha256.h"
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -13,6 +14,7 @@
 #include "server/convert/canonical_spec.h"
 #include "server/convert/convert.h"
 #include "server/convert/create_request.h"
+#include "server/rpc/admission.h"
 #include "server/rpc/load_stream.h"
 #include "server/rpc/peer_identity.h"
 #include "server/rpc/pull_stream.h"
@@ -161,9 +163,8 @@ absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::Attac
 
 grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
                                                  v1::AttachResponse* response) {
-  auto* reactor = context->DefaultReactor();
-  RpcRecord record(environment_.metrics, "Attach", context->peer());
-  record.set_run_id(request->run_id());
+  PendingCall call = Admit(environment_, context, "Attach", request->run_id());
+  if (!call.admitted) return call.reactor;
   Run::AttachRequest made{.fresh = environment_.sessions->NewId(),
                           .rank = request->rank(),
                           .world = request->world(),
@@ -174,9 +175,8 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                           .accepted = [this, peer = context->peer()] { environment_.connections->Trust(peer); }};
   auto run = CheckAttach(*request, &made);
   if (!run.ok()) {
-    record.Done(run.status());
-    reactor->Finish(ToGrpc(run.status()));
-    return reactor;
+    call.Finish(run.status());
+    return call.reactor;
   }
   (*run)->Attach(std::move(made), [=, this, run = *run](absl::StatusOr<Run::AttachReply> reply,
                                                         double retry_after_s) mutable {
@@ -192,19 +192,19 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
            {"rank", uint64_t{request->rank()}},
            {"step", reply->resume_step},
            {"peer", context->peer()},
-           {"identity", PeerIdentity(*context)}});
+           {"identity", PeerIdentity(*context)},
+           {"grant", call.record.grant()}});
     } else if (retry_after_s > 0) {
       RetryAfter(context, static_cast<int64_t>(std::ceil(retry_after_s * 1000)));
     }
-    record.Done(reply.status());
-    reactor->Finish(ToGrpc(reply.status()));
+    call.Finish(reply.status());
   });
-  return reactor;
+  return call.reactor;
 }
 
 grpc::ServerReadReactor<v1::LoadStateRequest>* TrainerService::LoadState(grpc::CallbackServerContext* context,
                                                                          v1::LoadStateResponse* response) {
-  return LoadStream::Start(environment_, response, context->peer());
+  return LoadStream::Start(environment_, response, context->peer(), CallerOf(*context));
 }
 
 grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Train(

@@ -186,6 +186,10 @@ absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {
   const std::vector<std::shared_ptr<Run>> all = All();
   if (all.size() < options_.max_runs) return absl::OkStatus();
   options_.metrics->OnAdmissionRejected("max_runs");
+  if (!options_.tells_of_all) {
+    return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' would be one more than max_runs, ",
+                                                     options_.max_runs, "; ask the daemon's operator for room"));
+  }
   const std::string idle = DescribeIdle(all);
   return absl::ResourceExhaustedError(
       absl::StrCat("run '", spec.run_id, "' would be the ", all.size() + 1, "th, and max_runs is ", options_.max_runs,
@@ -300,6 +304,7 @@ absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Find(absl::string_view run_id)
   const auto run = runs_.find(std::string(run_id));
   if (run != runs_.end()) return run->second;
   if (draining_) return absl::UnavailableError("the daemon is shutting down; ask again when it is back");
+  if (!options_.tells_of_all) return absl::NotFoundError(absl::StrCat("no run '", run_id, "'"));
   std::string known;
   for (const auto& [id, _] : runs_) absl::StrAppend(&known, known.empty() ? "" : ", ", id);
   return absl::NotFoundError(

@@ -48,6 +48,7 @@ class RunRegistry {
     Metrics* metrics = nullptr;
     Sessions* sessions = nullptr;
     uint32_t max_runs = 16;
+    bool tells_of_all = true;  // errors name the runs that there are; not where callers may not know of each other's
     double idle_run_timeout_s = 0;  // a run without a trainer is deleted after so long; 0: it is not
     std::function<void(const absl::Status&)> on_last_failure = nullptr;  // no device is left, for this last reason
     // Where runs are written to, as the edge says: none, they end with the daemon. Outlives the registry.

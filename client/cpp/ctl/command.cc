@@ -11,6 +11,7 @@ namespace ballast::ctl {
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
   auto client = Client::Connect({.server = invocation.server,
                                  .tls = invocation.tls,
+                                 .token_file = invocation.token_file,
                                  .connect_timeout_s = invocation.timeout_s,
                                  .reconnect_timeout_s = invocation.timeout_s});
   if (client.ok()) return client;

@@ -33,6 +33,7 @@ struct Invocation {
   bool json = false;
   double timeout_s = 3;
   ClientTls tls = {};
+  std::string token_file = {};
   std::vector<std::string> arguments = {};
   std::map<std::string, std::string> flags = {};  // those given; switches have the value "true"
   std::ostream& out;
@@ -70,6 +71,7 @@ Command VerifyCommand();
 Command DeleteCommand();
 Command HealthCommand();
 Command CertsCommand();
+Command TokenCommand();
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
 // Prints the error; returns its exit code.

@@ -14,10 +14,10 @@ namespace ballast::ctl {
 namespace {
 
 std::vector<Command> Commands() {
-  return {StatusCommand(),  RunsCommand(),       RunCommand(),         WatchCommand(),
-          ExplainCommand(), HistoryCommand(),    PlanCommand(),        DoctorCommand(),
-          RewindCommand(),  CheckpointCommand(), CheckpointsCommand(), RestoreCommand(),
-          VerifyCommand(),  DeleteCommand(),     HealthCommand(),      CertsCommand()};
+  return {StatusCommand(),      RunsCommand(),    RunCommand(),    WatchCommand(),  ExplainCommand(),
+          HistoryCommand(),     PlanCommand(),    DoctorCommand(), RewindCommand(), CheckpointCommand(),
+          CheckpointsCommand(), RestoreCommand(), VerifyCommand(), DeleteCommand(), HealthCommand(),
+          CertsCommand(),       TokenCommand()};
 }
 
 std::vector<Flag> CommonFlags() {
@@ -27,6 +27,7 @@ std::vector<Flag> CommonFlags() {
           {"tls-ca", "FILE", "TLS: the authority of the daemon's certificate; default $BALLAST_TLS_CA"},
           {"tls-certificate", "FILE", "the client's certificate; default $BALLAST_TLS_CERTIFICATE"},
           {"tls-key", "FILE", "its key; default $BALLAST_TLS_KEY"},
+          {"token-file", "FILE", "the file of the token that the daemon asks for; default $BALLAST_TOKEN_FILE"},
           {"help", "", "this text"},
           {"version", "", "ballastctl's version"}};
 }
@@ -218,6 +219,7 @@ int Main(const std::vector<std::string>& words, const Environment& environment, 
   invocation.server = invocation.Get("server", environment("BALLAST_SERVER").value_or("localhost:7700"));
   invocation.json = invocation.Has("json");
   invocation.tls = TlsOf(invocation, environment);
+  invocation.token_file = invocation.Get("token-file", environment("BALLAST_TOKEN_FILE").value_or(""));
   const std::string timeout = invocation.Get("timeout", "3");
   if (!absl::SimpleAtod(timeout, &invocation.timeout_s) || !(invocation.timeout_s > 0)) {
     return Misused(

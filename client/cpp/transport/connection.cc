@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -21,7 +22,7 @@ constexpr char kRetryAfterMs[] = "ballast-retry-after-ms";
 constexpr absl::Duration kUntilAccount = absl::Seconds(1);
 
 std::string WithPort(const std::string& server) {
-  if (server.starts_with("unix:") || server.starts_with("unix-abstract:")) return server;
+  if (IsUnixSocket(server)) return server;
   const size_t host_end = server.rfind(']') == std::string::npos ? 0 : server.rfind(']');
   if (server.find(':', host_end) == std::string::npos) return server + ":7700";
   return server;
@@ -105,9 +106,11 @@ std::string ConnectionReason(const std::string& message) {
   return message;
 }
 
-Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+                       Interceptors interceptors)
     : options_(std::move(options)),
-      channel_(grpc::CreateCustomChannel(ForGrpc(options_.server), credentials, ChannelOptions())),
+      channel_(grpc::experimental::CreateCustomChannelWithInterceptors(ForGrpc(options_.server), credentials,
+                                                                       ChannelOptions(), std::move(interceptors))),
       trainer_(v1::TrainerService::NewStub(channel_)),
       admin_(v1::AdminService::NewStub(channel_)) {}
 
@@ -116,10 +119,12 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions optio
   options.server = WithPort(options.server);
   const auto credentials = CredentialsFor(options.server, options.tls);
   if (!credentials.ok()) return credentials.status();
+  auto interceptors = BringToken(options);
+  if (!interceptors.ok()) return interceptors.status();
   if (!options.log) {
     options.log = [](const std::string& line) { std::fprintf(stderr, "ballast: %s\n", line.c_str()); };
   }
-  std::unique_ptr<Connection> connection(new Connection(std::move(options), *credentials));
+  std::unique_ptr<Connection> connection(new Connection(std::move(options), *credentials, *std::move(interceptors)));
   const absl::Duration timeout = absl::Seconds(connection->options_.connect_timeout_s);
   const absl::Duration first = std::min(timeout, kUntilAccount);
   if (connection->Await(first)) return connection;

@@ -16,6 +16,7 @@
 #include "ballast/v1/admin.grpc.pb.h"
 #include "ballast/v1/trainer.grpc.pb.h"
 #include "client/cpp/client.h"
+#include "client/cpp/transport/token.h"
 
 namespace ballast {
 
@@ -35,7 +36,7 @@ std::string ConnectionReason(const std::string& message);
 class Connection {
  public:
   // UNAVAILABLE with the fix when no daemon answers within connect_timeout_s, or sooner where TLS is why. INVALID_ARGUMENT,
-  // FAILED_PRECONDITION: of the server's name, and as CredentialsFor.
+  // FAILED_PRECONDITION: of the server's name, and as CredentialsFor and BringToken.
   static absl::StatusOr<std::unique_ptr<Connection>> Open(ClientOptions options);
 
   const ClientOptions& options() const { return options_; }
@@ -77,7 +78,8 @@ class Connection {
   }
 
  private:
-  Connection(ClientOptions options, const std::shared_ptr<grpc::ChannelCredentials>& credentials);
+  Connection(ClientOptions options, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+             Interceptors interceptors);
   bool Await(absl::Duration timeout) const;
 
   const ClientOptions options_;

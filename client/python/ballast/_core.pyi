@@ -30,8 +30,9 @@ class Client:
         tls_ca: str = "",
         tls_certificate: str = "",
         tls_key: str = "",
+        token_file: str = "",
     ) -> Client:
-        """tls_...: files, as ballast.Tls has them; without tls_ca there is no TLS."""
+        """tls_...: files, as ballast.Tls has them; without tls_ca there is no TLS. token_file: of the token that calls bring."""
 
     def beside(self, timeout_s: float) -> Client:
         """Another connection to the same daemon, for calls that are made while this one is in use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -47,6 +48,8 @@ class RunOptions(TypedDict, total=False):
         which ends with it, runs and all. Default: $BALLAST_SERVER, else "local".
     tls: a ballast.Tls that names the files of a connection that is encrypted, and shows who the trainer is. Default: what
         $BALLAST_TLS_CA, $BALLAST_TLS_CERTIFICATE and $BALLAST_TLS_KEY name; without them there is no TLS.
+    token_file: the file of the token that the daemon's operator has given out (`ballastctl token`), which nobody else may
+        read; it is sent over TLS or a Unix socket alone. Default: $BALLAST_TOKEN_FILE; without it none.
     run: the run's name on the daemon, [a-z0-9-], at most 63 characters. Default: $BALLAST_RUN. Needed.
     master, state: how the daemon stores weights ("split24", "split32", "fp32", "bf16", ...) and moments ("companded8",
         "bf16", "fp32", ...). None: as the two aliases say. Collage needs "mcf", its default.
@@ -145,6 +148,7 @@ class RunOptions(TypedDict, total=False):
 
     server: str | None
     tls: Tls | None
+    token_file: str | os.PathLike[str] | None
     run: str | None
     master: str | None
     state: str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ballast import _core
@@ -23,10 +24,11 @@ def delete_run(
     force: bool = False,
     keep_checkpoints: bool = False,
     tls: Tls | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> int:
     """Deletes a run of a daemon. Its weights, moments, snapshots and checkpoints are gone for good; its name is free.
 
-    server, tls: as the optimizers' options; "local" is the daemon that this process has started. force: also when a trainer is
+    server, tls, token_file: as the optimizers' options; "local" is the daemon that this process has started. force: also when a trainer is
     attached, whose session then ends. keep_checkpoints: those stay on the daemon's disk, and `ballastctl restore` brings
     the run back.
     Returns how many bytes of the daemon's memory were freed.
@@ -34,7 +36,7 @@ def delete_run(
     Raises Rejected, with code NOT_FOUND, if there is no such run or this process has no daemon, and FAILED_PRECONDITION
     if a trainer is attached, or was lost less than the daemon's lease ago; Unavailable if no daemon answers. Thread-safe.
     """
-    client = connect(standing(server), _CONNECT_S, _RECONNECT_S, tls)
+    client = connect(standing(server), _CONNECT_S, _RECONNECT_S, tls, token_file)
     try:
         return int(client.delete_run(run, force, keep_checkpoints)["freed_bytes"])
     finally:

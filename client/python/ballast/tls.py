@@ -34,11 +34,10 @@ def tls_of(given: Any, server: str) -> Tls | None:
     return Tls(ca, certificate, key) if ca or certificate or key else None
 
 
-def connect(server: str, connect_s: float, reconnect_s: float, tls: Any) -> _core.Client:
-    """A connection to this daemon, which tls_of() decides on. Unavailable if none answers, or TLS is why there is none;
-    Rejected if a file is not right."""
-    files = tls_of(tls, server)
-    if files is None:
-        return _core.Client.connect(server, connect_s, reconnect_s)
+def connect(server: str, connect_s: float, reconnect_s: float, tls: Any, token_file: Any = None) -> _core.Client:
+    """A connection to this daemon, which tls_of() decides on; token_file: as the option. Unavailable if no daemon answers,
+    or TLS is why there is none; Rejected if a file is not right."""
+    files = tls_of(tls, server) or Tls("")
     names = (os.fspath(file) for file in (files.ca, files.certificate, files.key))
-    return _core.Client.connect(server, connect_s, reconnect_s, *names)
+    token = os.environ.get("BALLAST_TOKEN_FILE", "") if token_file is None else os.fspath(token_file)
+    return _core.Client.connect(server, connect_s, reconnect_s, *names, token)

@@ -34,12 +34,15 @@ void BindClient(nb::module_& module) {
       .def_static(
           "connect",
           [](const std::string& server, double connect_timeout_s, double reconnect_timeout_s, const std::string& ca,
-             const std::string& certificate, const std::string& key) {
-            return PyClient::Connect(server, connect_timeout_s, reconnect_timeout_s,
-                                     {.ca = ca, .certificate = certificate, .key = key});
+             const std::string& certificate, const std::string& key, const std::string& token_file) {
+            return PyClient::Connect({.server = server,
+                                      .tls = {.ca = ca, .certificate = certificate, .key = key},
+                                      .token_file = token_file,
+                                      .connect_timeout_s = connect_timeout_s,
+                                      .reconnect_timeout_s = reconnect_timeout_s});
           },
           arg("server"), arg("connect_timeout_s"), arg("reconnect_timeout_s"), arg("tls_ca") = "",
-          arg("tls_certificate") = "", arg("tls_key") = "")
+          arg("tls_certificate") = "", arg("tls_key") = "", arg("token_file") = "")
       .def("beside", &PyClient::Beside, arg("timeout_s"))
       .def("close", &PyClient::Close)
       .def_prop_ro("server", [](const PyClient& self) { return self.Get()->server(); });

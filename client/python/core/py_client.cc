@@ -19,19 +19,21 @@ absl::Status OfThisProcess(pid_t owner) {
                                                     ": make the optimizer in the process that trains"));
 }
 
-PyClient PyClient::Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s,
-                           const ClientTls& tls) {
-  ClientOptions options{.server = server,
-                        .tls = tls,
-                        .connect_timeout_s = connect_timeout_s,
-                        .reconnect_timeout_s = reconnect_timeout_s,
-                        .interrupted = SignalRaised};
+PyClient PyClient::Connect(ClientOptions options) {
+  options.interrupted = SignalRaised;
   auto client = InterruptibleCalls().Make([options] { return Client::Connect(options); }, [] {});
-  return PyClient(OrThrow(std::move(client)), tls);
+  return PyClient(OrThrow(std::move(client)), std::move(options));
 }
 
-PyClient::PyClient(std::unique_ptr<Client> client, ClientTls tls)
-    : client_(std::move(client)), tls_(std::move(tls)), process_(getpid()) {}
+PyClient::PyClient(std::unique_ptr<Client> client, ClientOptions options)
+    : client_(std::move(client)), options_(std::move(options)), process_(getpid()) {}
+
+PyClient PyClient::Beside(double timeout_s) const {
+  ClientOptions options = options_;
+  options.server = Get()->server();
+  options.connect_timeout_s = options.reconnect_timeout_s = timeout_s;
+  return Connect(std::move(options));
+}
 
 PyClient::~PyClient() { Close(); }
 

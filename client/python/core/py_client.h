@@ -28,10 +28,9 @@ absl::Status OfThisProcess(pid_t owner);
 
 class PyClient {
  public:
-  static PyClient Connect(const std::string& server, double connect_timeout_s, double reconnect_timeout_s,
-                          const ClientTls& tls);
+  static PyClient Connect(ClientOptions options);
   // Another connection to the same daemon, for calls that are made while this one is in use.
-  PyClient Beside(double timeout_s) const { return Connect(Get()->server(), timeout_s, timeout_s, tls_); }
+  PyClient Beside(double timeout_s) const;
   PyClient(PyClient&&) = default;
   ~PyClient();
   void Close();
@@ -85,7 +84,7 @@ class PyClient {
   }
 
  private:
-  PyClient(std::unique_ptr<Client> client, ClientTls tls);
+  PyClient(std::unique_ptr<Client> client, ClientOptions options);
 
   // Throws when it was closed, and in a fork.
   std::shared_ptr<Client> Open() const;
@@ -93,7 +92,7 @@ class PyClient {
   static absl::Status AddTo(const absl::Status& lost, const std::string& perhaps);
 
   std::shared_ptr<Client> client_;
-  ClientTls tls_;
+  ClientOptions options_;  // that it was connected with
   pid_t process_;
   std::shared_ptr<std::atomic<uint64_t>> moved_ = std::make_shared<std::atomic<uint64_t>>(0);
   mutable InterruptibleCalls calls_;

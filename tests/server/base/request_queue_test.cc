@@ -15,7 +15,7 @@
 
 #include "ballast/v1/admin.grpc.pb.h"
 #include "server/metrics/metrics.h"
-#include "server/rpc/rpc.h"
+#include "server/rpc/admission.h"
 
 namespace ballast {
 namespace {

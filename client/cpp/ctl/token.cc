@@ -1,0 +1,89 @@
+#include <openssl/rand.h>
+
+#include <array>
+#include <filesystem>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "proto/tls/sha256.h"
+
+#include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/new_files.h"
+
+namespace ballast::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+// 256 random bits. The beginning lets programs that look for secrets in the wrong places know one.
+std::string MakeToken() {
+  std::array<unsigned char, 32> bits;
+  if (RAND_bytes(bits.data(), bits.size()) != 1) return "";
+  return absl::StrCat("ballast_", absl::WebSafeBase64Escape({reinterpret_cast<const char*>(bits.data()), bits.size()}));
+}
+
+std::string QuotedRuns(const std::string& runs) {
+  const std::vector<std::string> names = absl::StrSplit(runs, ',', absl::SkipEmpty());
+  return absl::StrJoin(names, ", ",
+                       [](std::string* out, const std::string& run) { absl::StrAppend(out, "'", run, "'"); });
+}
+
+absl::StatusOr<std::string> Grant(const Invocation& invocation, const std::string& token) {
+  const auto days = WholeNumber("--days", invocation.Get("days", "90"));
+  if (!days.ok()) return days.status();
+  if (*days < 1 || *days > 3650) return absl::InvalidArgumentError("--days is from 1 to 3650");
+  const std::string scope = invocation.Get("scope", "push");
+  if (scope != "observe" && scope != "pull" && scope != "push" && scope != "admin") {
+    return absl::InvalidArgumentError(absl::StrCat("--scope is '", scope, "'; wanted observe, pull, push or admin"));
+  }
+  const absl::Time expires = absl::Now() + absl::Hours(24) * static_cast<int64_t>(*days);
+  return absl::StrCat("- name: ", invocation.Get("name", ""), "\n  token_sha256: ", Sha256Hex(token), "\n  runs: [",
+                      QuotedRuns(invocation.Get("run", "")), "]\n  scope: ", scope,
+                      "\n  expires: ", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires, absl::UTCTimeZone()), "\n");
+}
+
+int New(const Invocation& invocation) {
+  const auto misused = [&](const std::string& why) {
+    return Misused(invocation.err, absl::InvalidArgumentError(why), "token");
+  };
+  if (invocation.arguments[0] != "new") return misused("token knows new alone: ballastctl token new --out FILE ...");
+  for (const char* flag : {"out", "name", "run"}) {
+    if (invocation.Get(flag, "").empty()) return misused(absl::StrCat("token new wants --", flag));
+  }
+  const std::string token = MakeToken();
+  if (token.empty()) return Fail(invocation, absl::InternalError("the system has no random bits"));
+  const auto grant = Grant(invocation, token);
+  if (!grant.ok()) return misused(std::string(grant.status().message()));
+  const fs::path file = fs::absolute(invocation.Get("out", "")).lexically_normal();
+  const absl::Status written =
+      WriteNewFiles(file.parent_path(), {{file.filename().string(), absl::StrCat(token, "\n"), 0600}});
+  if (!written.ok()) return Fail(invocation, written);
+  invocation.out << "wrote a token to " << file.string() << ": its holder sets BALLAST_TOKEN_FILE to that file\n\n"
+                 << "the daemon's access file (key access), under grants:\n\n"
+                 << *grant;
+  return kOk;
+}
+
+}  // namespace
+
+Command TokenCommand() {
+  return {.name = "token",
+          .arguments = {"new"},
+          .summary = "make a token, and the grant of it for the daemon's access file",
+          .details =
+              "Writes the token to a new file that its owner alone may read, and prints the grant, which holds the\n"
+              "token's hash. Scopes: observe, to see a run; pull, also to read its weights; push, also to create and\n"
+              "train it; admin, also to delete it and to take it back.\n",
+          .flags = {{"out", "FILE", "where the token goes"},
+                    {"name", "NAME", "what the daemon's log calls whoever uses it"},
+                    {"run", "RUN...", "a run's name, with a * at the end for any rest; may come again, or a,b"},
+                    {"scope", "SCOPE", "observe, pull, push or admin; default push"},
+                    {"days", "N", "how long it is valid; default 90"}},
+          .run = New};
+}
+
+}  // namespace ballast::ctl

@@ -1,0 +1,230 @@
+#include "server/access/access_list.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "proto/tls/certificate_files.h"
+#include "yaml-cpp/yaml.h"
+
+#include "server/base/status_macros.h"
+
+namespace ballast {
+namespace {
+
+constexpr auto kScopes = std::to_array<absl::string_view>({"observe", "pull", "push", "admin"});
+constexpr size_t kMostNameBytes = 128;
+
+// Whether a grant's text, in which a * at the end stands for any rest, names that.
+bool Matches(absl::string_view pattern, absl::string_view text) {
+  return absl::EndsWith(pattern, "*") ? absl::StartsWith(text, pattern.substr(0, pattern.size() - 1)) : pattern == text;
+}
+
+bool IsName(const std::string& text) {
+  return !text.empty() && text.size() <= kMostNameBytes && std::all_of(text.begin(), text.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-", absl::string_view(&c, 1));
+  });
+}
+
+bool IsSha256(const std::string& text) {
+  return text.size() == 64 && std::all_of(text.begin(), text.end(), [](char c) {
+           return absl::ascii_isdigit(static_cast<unsigned char>(c)) || (c >= 'a' && c <= 'f');
+         });
+}
+
+// A star anywhere but at the end would look as if it meant something.
+bool IsPattern(const std::string& text) {
+  return !text.empty() && absl::StripSuffix(text, "*").find('*') == absl::string_view::npos;
+}
+
+// yaml-cpp's accessors throw on misuse: only AccessList::Parse calls this.
+class GrantReader {
+ public:
+  explicit GrantReader(const std::string& file) : file_(file) {}
+
+  absl::Status Wrong(const YAML::Mark& at, absl::string_view problem) const {
+    return absl::FailedPreconditionError(absl::StrCat(file_, ":", at.line + 1, ": ", problem));
+  }
+
+  absl::StatusOr<std::vector<Grant>> ReadFile(const YAML::Node& root) const {
+    const YAML::Node grants = root.IsMap() ? root["grants"] : YAML::Node(YAML::NodeType::Undefined);
+    if (!grants || root.size() != 1 || !grants.IsSequence()) {
+      return Wrong(root.Mark(), "wanted the one key 'grants' with a list under it");
+    }
+    if (grants.size() > AccessList::kMostGrants) {
+      return Wrong(grants.Mark(), absl::StrCat(grants.size(), " grants; at most ", AccessList::kMostGrants));
+    }
+    std::vector<Grant> read;
+    std::set<std::string> names;
+    for (const YAML::Node& node : grants) {
+      ASSIGN_OR_RETURN(Grant grant, ReadGrant(node));
+      if (!names.insert(grant.name).second) {
+        return Wrong(node.Mark(), absl::StrCat("the name '", grant.name, "' comes twice; give each grant its own"));
+      }
+      read.push_back(std::move(grant));
+    }
+    return read;
+  }
+
+ private:
+  absl::StatusOr<Grant> ReadGrant(const YAML::Node& node) const {
+    if (!node.IsMap())
+      return Wrong(node.Mark(), "a grant is a section: name, token_sha256, identity, runs, scope, expires");
+    Grant grant;
+    std::set<std::string> seen;
+    for (const auto& entry : node) {
+      const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
+      if (!seen.insert(key).second) return Wrong(entry.first.Mark(), absl::StrCat("key '", key, "' comes twice"));
+      RETURN_IF_ERROR(ReadKey(key, entry.first.Mark(), entry.second, &grant));
+    }
+    for (const char* key : {"name", "runs", "scope"}) {
+      if (!seen.contains(key)) return Wrong(node.Mark(), absl::StrCat("the grant has no '", key, "'"));
+    }
+    if (grant.token_sha256.empty() && grant.identity.empty()) {
+      return Wrong(node.Mark(),
+                   absl::StrCat("grant '", grant.name, "' is anybody's; give it token_sha256, or identity"));
+    }
+    return grant;
+  }
+
+  absl::Status ReadKey(const std::string& key, const YAML::Mark& at, const YAML::Node& value, Grant* grant) const {
+    if (key == "runs") return ReadRuns(at, value, grant);
+    if (!value.IsScalar()) return Wrong(at, absl::StrCat("'", key, "' wants one value"));
+    const std::string text = value.Scalar();
+    if (key == "name") {
+      grant->name = text;
+      return IsName(text) ? absl::OkStatus() : Wrong(at, "a name is of letters, digits and . _ -, at most 128");
+    }
+    if (key == "token_sha256") {
+      grant->token_sha256 = text;
+      // Not shown: it may be the token itself, by mistake.
+      return IsSha256(text)
+                 ? absl::OkStatus()
+                 : Wrong(at, "token_sha256 wants the 64 hex digits, in lower case, that `ballastctl token new` prints");
+    }
+    if (key == "identity") {
+      grant->identity = text;
+      return IsPattern(text) ? absl::OkStatus() : Wrong(at, "an identity may have a * at its end alone");
+    }
+    if (key == "scope") return ReadScope(at, text, grant);
+    if (key == "expires") return ReadExpiry(at, text, grant);
+    return Wrong(
+        at, absl::StrCat("unknown key '", key, "'; there are: name, token_sha256, identity, runs, scope, expires"));
+  }
+
+  absl::Status ReadRuns(const YAML::Mark& at, const YAML::Node& value, Grant* grant) const {
+    if (!value.IsSequence() || value.size() == 0) return Wrong(at, "'runs' wants a list of names, such as [team-a-*]");
+    for (const YAML::Node& run : value) {
+      if (!run.IsScalar() || !IsPattern(run.Scalar()))
+        return Wrong(run.Mark(), "a run's name may have a * at its end alone");
+      grant->runs.push_back(run.Scalar());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadScope(const YAML::Mark& at, const std::string& text, Grant* grant) const {
+    const auto found = std::find(kScopes.begin(), kScopes.end(), text);
+    if (found == kScopes.end()) {
+      return Wrong(at, absl::StrCat("scope '", text, "' is none of ", absl::StrJoin(kScopes, ", ")));
+    }
+    grant->scope = static_cast<Scope>(found - kScopes.begin());
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadExpiry(const YAML::Mark& at, const std::string& text, Grant* grant) const {
+    std::string error;
+    if (absl::ParseTime(absl::RFC3339_full, text, &grant->expires, &error) ||
+        absl::ParseTime("%Y-%m-%d", text, &grant->expires, &error)) {
+      return absl::OkStatus();
+    }
+    return Wrong(at, absl::StrCat("expires '", text, "' is no time such as 2027-01-31 or 2027-01-31T12:00:00Z"));
+  }
+
+  const std::string file_;
+};
+
+bool Brings(const Caller& caller, const Grant& grant) {
+  return (grant.token_sha256.empty() || grant.token_sha256 == caller.token_sha256) &&
+         (grant.identity.empty() || (!caller.identity.empty() && Matches(grant.identity, caller.identity)));
+}
+
+bool Covers(const Grant& grant, absl::string_view run) {
+  return std::any_of(grant.runs.begin(), grant.runs.end(),
+                     [&](const std::string& pattern) { return Matches(pattern, run); });
+}
+
+absl::Status Unknown(const Caller& caller) {
+  if (!caller.token_sha256.empty()) {
+    return absl::UnauthenticatedError(
+        "the daemon does not know this token: ask its operator for one, whose hash is in the file of the key access");
+  }
+  const std::string certificate =
+      caller.identity.empty() ? "" : absl::StrCat(", and has no grant for the certificate of ", caller.identity);
+  return absl::UnauthenticatedError(
+      absl::StrCat("the daemon wants a token", certificate, ": give token_file, or set BALLAST_TOKEN_FILE"));
+}
+
+}  // namespace
+
+absl::string_view ScopeName(Scope scope) { return kScopes[static_cast<size_t>(scope)]; }
+
+absl::StatusOr<AccessList> AccessList::Parse(const std::string& text, const std::string& file) {
+  const GrantReader reader(file);
+  AccessList list;
+  try {
+    ASSIGN_OR_RETURN(list.grants_, reader.ReadFile(YAML::Load(text)));
+  } catch (const YAML::Exception& e) {
+    return reader.Wrong(e.mark, absl::StrCat("not YAML: ", e.msg));
+  }
+  return list;
+}
+
+absl::StatusOr<AccessList> AccessList::Read(const std::string& file) {
+  struct stat found = {};
+  if (stat(file.c_str(), &found) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(file, ": cannot be read: ", std::strerror(errno)));
+  }
+  if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        file, ": others than its owner can write it, and could give themselves any grant; chmod go-w ", file));
+  }
+  ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(file));
+  return Parse(text, file);
+}
+
+absl::StatusOr<std::string> AccessList::Find(const Caller& caller, Scope scope, std::optional<absl::string_view> run,
+                                             absl::Time now) const {
+  const Grant* less = nullptr;
+  const Grant* expired = nullptr;
+  for (const Grant& grant : grants_) {
+    if (!Brings(caller, grant)) continue;
+    if (grant.expires <= now) {
+      expired = &grant;
+    } else if (!run || (grant.scope >= scope && Covers(grant, *run))) {
+      return grant.name;
+    } else if (less == nullptr || Covers(grant, *run)) {
+      less = &grant;
+    }
+  }
+  if (less != nullptr) {
+    return absl::PermissionDeniedError(absl::StrCat("grant '", less->name, "' gives ", ScopeName(less->scope), " on ",
+                                                    absl::StrJoin(less->runs, ", "), "; this call wants ",
+                                                    ScopeName(scope), " on run '", *run, "'"));
+  }
+  if (expired == nullptr) return Unknown(caller);
+  return absl::UnauthenticatedError(
+      absl::StrCat("grant '", expired->name, "' expired at ",
+                   absl::FormatTime(absl::RFC3339_sec, expired->expires, absl::UTCTimeZone()),
+                   "; ask the daemon's operator for a new one"));
+}
+
+}  // namespace ballast

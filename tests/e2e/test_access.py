@@ -1,0 +1,185 @@
+"""Who may do what, as an operator gives it out: tokens made by ballastctl, grants in a file, trainers that bring them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from daemon import BALLASTCTL, BALLASTD, Daemon, plain_environment, until
+
+TRAINER = """
+import sys, torch, ballast
+torch.manual_seed(0)
+w = torch.nn.Parameter(torch.randn(20_000))
+opt = ballast.AdamW([("w", w)], lr=1e-3, server=sys.argv[1], run=sys.argv[2], transport=sys.argv[3], reconnect_timeout=2)
+for step in range(int(sys.argv[4])):
+    (w * w).sum().backward()
+    opt.step()
+    print(step, flush=True)
+    if step == 2 and len(sys.argv) > 5:
+        sys.stdin.readline()
+"""
+
+
+class Operator:
+    """A daemon with an access file, and the tokens given out."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.file, self.grants = folder, folder / "access.yaml", {}
+
+    def give(self, name: str, runs: str, scope: str) -> Path:
+        """The token's file; the grant is in the access file from then on."""
+        token = self.folder / f"{name}.token"
+        made = subprocess.run(
+            [BALLASTCTL, "token", "new", "--out", token, "--name", name, "--run", runs, "--scope", scope],
+            capture_output=True,
+            text=True,
+            env=plain_environment(),
+        )
+        assert made.returncode == 0, made.stderr
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert token.read_text().strip() not in made.stdout
+        self.grants[name] = made.stdout[made.stdout.index("- name:") :]
+        self.write()
+        return token
+
+    def write(self) -> None:
+        following = self.file.with_suffix(".next")
+        following.write_text("grants:\n" + "".join(self.grants.values()))
+        following.chmod(0o644)
+        following.rename(self.file)
+
+
+@pytest.fixture
+def operator(tmp_path):
+    return Operator(tmp_path)
+
+
+@pytest.fixture
+def daemon(tmp_path, operator):
+    operator.give("operator", "*", "admin")
+    with Daemon(
+        tmp_path, "--listen", f"unix:{tmp_path}/grpc", "--access", str(operator.file), "--shm_socket", f"{tmp_path}/s/"
+    ) as running:
+        yield running
+
+
+def train(daemon, token: Path | None, run: str, transport: str = "auto", steps: int = 3) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", TRAINER, daemon.server, run, transport, str(steps)]
+    environment = plain_environment() | ({"BALLAST_TOKEN_FILE": str(token)} if token else {})
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def ctl(daemon, token: Path | None, *arguments: str) -> subprocess.CompletedProcess:
+    environment = plain_environment() | ({"BALLAST_TOKEN_FILE": str(token)} if token else {})
+    return subprocess.run(
+        [BALLASTCTL, "--server", daemon.server, *arguments], capture_output=True, text=True, env=environment, timeout=60
+    )
+
+
+def reloads(daemon, result: str) -> int:
+    found = re.search(rf'ballast_access_reloads_total{{result="{result}"}} (\d+)', daemon.get("/metrics")[1])
+    return int(found[1])
+
+
+def take_in(daemon, change) -> None:
+    """Until the daemon uses the access file as `change` leaves it."""
+    before = reloads(daemon, "success")
+    change()
+    until("the access file is read", lambda: reloads(daemon, "success") > before)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+def test_a_trainer_with_a_token_trains_its_runs_and_no_other(daemon, operator, transport):
+    take_in(daemon, lambda: operator.give("team-a", "team-a-*", "push"))
+    token = operator.folder / "team-a.token"
+    done = train(daemon, token, "team-a-1", transport)
+    assert done.returncode == 0, done.stderr
+    other = train(daemon, token, "team-b-1", transport)
+    assert other.returncode != 0
+    assert "grant 'team-a' gives push on team-a-*; this call wants push on run 'team-b-1'" in other.stderr
+    stranger = train(daemon, None, "team-a-1", transport)
+    assert stranger.returncode != 0
+    assert "wants a token" in stranger.stderr and "BALLAST_TOKEN_FILE" in stranger.stderr
+    assert token.read_text().strip() not in daemon.log.read_text()
+
+
+def test_a_dashboard_sees_and_does_not_touch(daemon, operator):
+    take_in(daemon, lambda: operator.give("watcher", "shown", "observe"))
+    watcher, admin = operator.folder / "watcher.token", operator.folder / "operator.token"
+    for run in ("shown", "hidden"):
+        assert train(daemon, admin, run).returncode == 0
+    listed = ctl(daemon, watcher, "runs").stdout
+    assert "shown" in listed and "hidden" not in listed
+    assert ctl(daemon, watcher, "run", "shown").returncode == 0
+    refused = ctl(daemon, watcher, "delete", "shown")
+    assert refused.returncode == 1 and "wants admin on run 'shown'" in refused.stderr
+    unseen = ctl(daemon, watcher, "run", "hidden")
+    assert unseen.returncode == 1
+    assert unseen.stderr == ctl(daemon, watcher, "run", "nosuch").stderr.replace("nosuch", "hidden")
+    assert ctl(daemon, admin, "delete", "shown").returncode == 0
+    audited = [line for line in daemon.log.read_text().splitlines() if '"audit"' in line]
+    assert len(audited) == 1 and '"grant":"operator"' in audited[0] and '"method":"DeleteRun"' in audited[0]
+
+
+def test_a_token_is_replaced_while_its_trainer_goes_on(daemon, operator):
+    take_in(daemon, lambda: operator.give("old", "team-a-*", "push"))
+    command = [sys.executable, "-c", TRAINER, daemon.server, "team-a-1", "grpc", "6", "waits"]
+    trainer = subprocess.Popen(
+        command,
+        env=plain_environment() | {"BALLAST_TOKEN_FILE": str(operator.folder / "old.token")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(3):
+        assert trainer.stdout.readline(), trainer.stderr.read()
+    take_in(daemon, lambda: operator.give("new", "team-a-*", "push"))
+    assert train(daemon, operator.folder / "new.token", "team-a-2").returncode == 0
+    assert train(daemon, operator.folder / "old.token", "team-a-3").returncode == 0
+    del operator.grants["old"]
+    take_in(daemon, operator.write)
+    refused = train(daemon, operator.folder / "old.token", "team-a-4")
+    assert "does not know this token" in refused.stderr
+    _, said = trainer.communicate("go on\n", timeout=60)
+    assert trainer.returncode == 0, said
+
+
+def test_an_access_file_that_is_not_right_changes_nothing(daemon, operator):
+    operator.file.write_text("grants:\n- {name: a, scope: all}\n")
+    until("the file is judged", lambda: reloads(daemon, "failed") > 0)
+    assert ctl(daemon, operator.folder / "operator.token", "runs").returncode == 0
+    assert "access.yaml:2" in daemon.log.read_text()
+
+
+def test_a_token_that_others_can_read_is_not_sent(daemon, operator):
+    token = operator.folder / "operator.token"
+    token.chmod(0o644)
+    refused = ctl(daemon, token, "runs")
+    assert refused.returncode == 1 and "operator.token" in refused.stderr and "chmod 600" in refused.stderr
+
+
+def test_a_token_does_not_go_over_a_plain_port(tmp_path, operator):
+    token = operator.give("a", "*", "push")
+    with Daemon(tmp_path) as plain:
+        refused = train(plain, token, "r")
+        assert refused.returncode != 0 and "over TLS or a Unix socket alone" in refused.stderr
+
+
+def check(folder: Path, *flags: str) -> str:
+    command = [BALLASTD, "--check-config", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=plain_environment())
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_the_configuration_is_checked(tmp_path, operator):
+    operator.give("a", "*", "push")
+    assert "over TLS or a Unix socket alone" in check(tmp_path, "--access", str(operator.file))
+    unix = ("--listen", f"unix:{tmp_path}/grpc")
+    assert "no absolute path" in check(tmp_path, *unix, "--access", "access.yaml")
+    assert f"{tmp_path}/none: cannot be read" in check(tmp_path, *unix, "--access", f"{tmp_path}/none")
+    operator.file.write_text("grants: none\n")
+    assert "access.yaml:1: wanted the one key 'grants'" in check(tmp_path, *unix, "--access", str(operator.file))
