@@ -12,6 +12,10 @@
 
 namespace ballast {
 
+inline bool IsUnixAddress(absl::string_view address) {
+  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
+}
+
 // Any other address stays as it is.
 inline std::string ForGrpc(absl::string_view address) {
   if (!absl::StartsWith(address, "unix:")) return std::string(address);

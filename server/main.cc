@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/tls/token_file.h"
 
 #include "server/access/access_list.h"
 #include "server/base/descriptors.h"
@@ -35,7 +36,6 @@
 #include "server/ops/ops_http.h"
 #include "server/ops/watchdog.h"
 #include "server/server.h"
-#include "server/tls/bearer_token.h"
 #include "server/tls/certificate_keeper.h"
 
 extern char** environ;

@@ -225,7 +225,7 @@ absl::Status GrpcServer::AddPort(const Config& config, const CertificateKeeper* 
                                  grpc::ServerBuilder* builder) {
   if (config.tls.on() != (certificates != nullptr)) return absl::InternalError("tls without certificates");
   address_ = config.listen;
-  if (absl::StartsWith(config.listen, "unix:") || absl::StartsWith(config.listen, "unix-abstract:")) {
+  if (IsUnixAddress(config.listen)) {
     builder->AddListeningPort(ForGrpc(config.listen), grpc::InsecureServerCredentials());
     return absl::OkStatus();
   }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from daemon import BALLASTCTL, BALLASTD, Daemon, plain_environment, until
+from pki import Pki
 
 TRAINER = """
 import sys, torch, ballast
@@ -65,9 +66,11 @@ def daemon(tmp_path, operator):
         yield running
 
 
-def train(daemon, token: Path | None, run: str, transport: str = "auto", steps: int = 3) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", TRAINER, daemon.server, run, transport, str(steps)]
-    environment = plain_environment() | ({"BALLAST_TOKEN_FILE": str(token)} if token else {})
+def train(
+    daemon, token: Path | None, run: str, transport: str = "auto", variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", TRAINER, daemon.server, run, transport, "3"]
+    environment = plain_environment() | (variables or {}) | ({"BALLAST_TOKEN_FILE": str(token)} if token else {})
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
@@ -159,6 +162,21 @@ def test_a_token_that_others_can_read_is_not_sent(daemon, operator):
     token.chmod(0o644)
     refused = ctl(daemon, token, "runs")
     assert refused.returncode == 1 and "operator.token" in refused.stderr and "chmod 600" in refused.stderr
+
+
+def test_over_tls_a_certificate_may_be_what_a_grant_is_for(tmp_path, operator):
+    pki = Pki(tmp_path / "pki")
+    operator.grants["trainers"] = (
+        "- name: trainers\n  identity: spiffe://ballast/trainer\n  runs: ['a-*']\n  scope: push\n"
+    )
+    token = operator.give("b", "b", "push")
+    with Daemon(tmp_path, *pki.flags, "--access", str(operator.file)) as daemon:
+        by_certificate = train(daemon, None, "a-1", "grpc", pki.variables)
+        assert by_certificate.returncode == 0, by_certificate.stderr
+        refused = train(daemon, None, "b", "grpc", pki.variables)
+        assert "grant 'trainers' gives push on a-*; this call wants push on run 'b'" in refused.stderr
+        with_token = train(daemon, token, "b", "grpc", pki.variables)
+        assert with_token.returncode == 0, with_token.stderr
 
 
 def test_a_token_does_not_go_over_a_plain_port(tmp_path, operator):

@@ -22,7 +22,7 @@ constexpr char kRetryAfterMs[] = "ballast-retry-after-ms";
 constexpr absl::Duration kUntilAccount = absl::Seconds(1);
 
 std::string WithPort(const std::string& server) {
-  if (IsUnixSocket(server)) return server;
+  if (IsUnixAddress(server)) return server;
   const size_t host_end = server.rfind(']') == std::string::npos ? 0 : server.rfind(']');
   if (server.find(':', host_end) == std::string::npos) return server + ":7700";
   return server;

@@ -17,6 +17,7 @@
 #include "proto/tls/certificate_files.h"
 #include "proto/tls/openssl.h"
 #include "proto/tls/shown_certificate.h"
+#include "proto/unix_address.h"
 
 #include "client/cpp/transport/dial.h"
 
@@ -28,10 +29,8 @@ constexpr unsigned kLookEveryS = 5;  // at the files
 constexpr int kAlertReason = 1000;   // OpenSSL's reasons of alerts, less their numbers
 constexpr int kInternalError = 80;   // a daemon that turns a connection away says this alone (RFC 8446, 6.2)
 
-bool IsUnix(const std::string& server) { return server.starts_with("unix:") || server.starts_with("unix-abstract:"); }
-
 absl::Status CheckTogether(const std::string& server, const ClientTls& tls) {
-  if (IsUnix(server)) {
+  if (IsUnixAddress(server)) {
     return absl::InvalidArgumentError(
         absl::StrCat(server, " is a Unix socket, which TLS is not for: leave tls out, or name HOST:PORT"));
   }
@@ -205,7 +204,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialsFor(const s
 }
 
 std::string TlsAccount(const std::string& server, const ClientTls& tls) {
-  if (IsUnix(server)) return "";
+  if (IsUnixAddress(server)) return "";
   ClientFiles files;
   if (tls.on()) {
     auto read = ReadFiles(tls);

@@ -98,6 +98,7 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   metrics_.SetMemory("cpu", {}, 1);
   metrics_.SetMemory("cuda:0", {}, 1);
   metrics_.SetStorage(1, 2);
+  metrics_.SetCertificate("certificate", 1, 2);
   metrics_.OnRestore(1);
   metrics_.OnJournalSync(1);
   metrics_.SetCertificate("certificate", 1, 2);
