@@ -20,13 +20,14 @@ namespace {
 
 constexpr uint64_t kMostSeries = Metrics::kMostSeries;
 
-// Those without a trainer and since when, the longest first: "'a' for 3h12m0s, 'b' for 5s and 4 more".
+// Those without a trainer and since when, the longest first: "without a trainer: 'a' for 3h12m0s, 'b' for 5s and 4 more; ".
 std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
   constexpr size_t kMostNamed = 8;
   std::vector<std::pair<double, std::string>> idle;
   for (const auto& run : runs) {
     if (const auto since_s = run->Status().unattended_since_s) idle.emplace_back(*since_s, run->spec().run_id);
   }
+  if (idle.empty()) return "all have a trainer; ";
   std::sort(idle.begin(), idle.end());
   const size_t more = idle.size() - std::min(idle.size(), kMostNamed);
   idle.resize(idle.size() - more);
@@ -35,7 +36,8 @@ std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
     const absl::Duration idle_for = absl::Trunc(absl::Seconds(now_s - run.first), absl::Seconds(1));
     absl::StrAppend(out, "'", run.second, "' for ", absl::FormatDuration(idle_for));
   };
-  return absl::StrCat(absl::StrJoin(idle, ", ", describe), more > 0 ? absl::StrCat(" and ", more, " more") : "");
+  const std::string others = more > 0 ? absl::StrCat(" and ", more, " more; ") : "; ";
+  return absl::StrCat("without a trainer: ", absl::StrJoin(idle, ", ", describe), others);
 }
 
 RunShape ShapeOf(const RunSpec& spec) {
@@ -186,15 +188,10 @@ absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {
   const std::vector<std::shared_ptr<Run>> all = All();
   if (all.size() < options_.max_runs) return absl::OkStatus();
   options_.metrics->OnAdmissionRejected("max_runs");
-  if (!options_.tells_of_all) {
-    return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' would be one more than max_runs, ",
-                                                     options_.max_runs, "; ask the daemon's operator for room"));
-  }
-  const std::string idle = DescribeIdle(all);
   return absl::ResourceExhaustedError(
       absl::StrCat("run '", spec.run_id, "' would be the ", all.size() + 1, "th, and max_runs is ", options_.max_runs,
-                   idle.empty() ? "; all have a trainer" : absl::StrCat("; without a trainer: ", idle),
-                   "; delete one (`ballastctl delete RUN`), raise max_runs, or set idle_run_timeout"));
+                   "; ", options_.tells_of_all ? DescribeIdle(all) : "",
+                   "delete one (`ballastctl delete RUN`), raise max_runs, or set ", "idle_run_timeout"));
 }
 
 absl::StatusOr<Placement> RunRegistry::AdmitMemory(const RunSpec& spec) const {
