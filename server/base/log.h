@@ -13,7 +13,8 @@
 
 namespace ballast {
 
-enum class LogLevel { kDebug, kInfo, kWarn, kError };
+// kAudit: what must be known later on. Shown as info, whatever level is shown, and never left out for other lines.
+enum class LogLevel { kDebug, kInfo, kWarn, kError, kAudit };
 
 struct LogField {
   std::string_view key;

@@ -21,7 +21,7 @@ constexpr std::array<std::string_view, 12> kKeys = {"run_id", "rank", "step",   
                                                     "tensor", "peer", "transport", "dur_s",     "bytes",      "err"};
 
 const char* LevelName(LogLevel level) {
-  constexpr std::array kNames = {"debug", "info", "warn", "error"};
+  constexpr std::array kNames = {"debug", "info", "warn", "error", "info"};
   return kNames[static_cast<size_t>(level)];
 }
 
@@ -128,7 +128,7 @@ void Logger::Log(LogLevel level, std::string_view event, std::string_view msg, a
   if (level < options_.level) return;
   const int64_t now_us = options_.now_us();
   uint64_t suppressed = 0;
-  if (!Admit(event, now_us, &suppressed)) return;
+  if (level != LogLevel::kAudit && !Admit(event, now_us, &suppressed)) return;
   Line line{.unix_us = now_us, .level = level, .event = event, .msg = msg, .fields = InOrder(fields)};
   if (suppressed > 0) line.fields.push_back({"suppressed", suppressed});
   options_.sink(options_.format == Format::kJson ? Json(line) : Text(line));

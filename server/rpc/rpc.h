@@ -73,7 +73,7 @@ class RpcRecord {
   void Done(const absl::Status& status) {
     Count(status);
     if (status.ok() && audited_) {
-      Log(LogLevel::kInfo, "audit", "an administrator's request was done",
+      Log(LogLevel::kAudit, "audit", "an administrator's request was done",
           {{"run_id", run_id_}, {"peer", peer_}, {"method", method_}, {"grant", grant_}});
     }
     if (status.ok() || absl::IsCancelled(status)) return;

@@ -108,6 +108,13 @@ TEST_F(LogTest, TenLinesASecondAnEventAndTheNextSaysHowManyWereLost) {
   EXPECT_THAT(lines_, SizeIs(23)) << "a clock set back neither blocks nor opens the gate";
 }
 
+TEST_F(LogTest, WhatIsAuditedIsNeverLeftOut) {
+  Logger logger = Make(Logger::Format::kText, LogLevel::kError);
+  for (int i = 0; i < 25; ++i) logger.Log(LogLevel::kAudit, "audit", "done", {});
+  EXPECT_THAT(lines_, SizeIs(25));
+  EXPECT_THAT(lines_.back(), HasSubstr("info  audit: done"));
+}
+
 TEST_F(LogTest, LinesOfThreadsStayWhole) {
   absl::Mutex mutex;
   std::vector<std::string> lines;
