@@ -147,6 +147,36 @@ absl::Status CheckKey(const std::string& key_file, const std::string& pem, const
                                       "; name the two files of one pair"));
 }
 
+// gRPC 1.51 ends the process by an address that is none.
+absl::Status CheckAddresses(const std::string& certificate_file, const X509* certificate) {
+  auto* names = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
+  const absl::Cleanup freed = [names] { GENERAL_NAMES_free(names); };
+  for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
+    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
+    if (name->type != GEN_IPADD) continue;
+    const int bytes = ASN1_STRING_length(name->d.iPAddress);
+    if (bytes != 4 && bytes != 16) {
+      return Wrong(certificate_file, absl::StrCat("has an IP address of ", bytes, " bytes; have it made anew"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What OpenSSL does not take for a handshake, such as a key that is too short or a signature by SHA-1, is known only when
+// it is given it.
+absl::Status CheckTaken(const std::string& certificate_file, const Chain& chain) {
+  const OpensslPtr<SSL_CTX> context(SSL_CTX_new(TLS_method()));
+  bool taken = context != nullptr && SSL_CTX_use_certificate(context.get(), chain.front().get()) == 1;
+  for (size_t i = 1; taken && i < chain.size(); ++i) {
+    taken = SSL_CTX_add1_chain_cert(context.get(), chain[i].get()) == 1;
+  }
+  if (taken) return absl::OkStatus();
+  const char* const why = ERR_reason_error_string(ERR_peek_last_error());
+  ERR_clear_error();
+  return Wrong(certificate_file, absl::StrCat("is not taken by OpenSSL (", why == nullptr ? "no reason given" : why,
+                                              "); have one made with a key of today's length and SHA-256"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& file) { return ReadWhole(file, /*secret=*/false); }
@@ -164,6 +194,8 @@ absl::StatusOr<CertifiedKey> ReadCertifiedKey(const std::string& certificate_fil
   if (auto s = CheckKey(key_file, *key, certificate_file, own); !s.ok()) return s;
   if (auto s = CheckChain(certificate_file, *chain, now); !s.ok()) return s;
   if (auto s = CheckPurpose(certificate_file, own, end); !s.ok()) return s;
+  if (auto s = CheckAddresses(certificate_file, own); !s.ok()) return s;
+  if (auto s = CheckTaken(certificate_file, *chain); !s.ok()) return s;
   const std::string spiffe = SpiffeId(own);
   CertifiedKey pair{.certificate = *std::move(certificate),
                     .key = *std::move(key),

@@ -210,6 +210,9 @@ void TlsRelay::Accept() {
   if (links_.size() >= kMost) links_.erase(Idle());
   const int fd = accept4(listener_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) links_.push_back(std::make_unique<Link>(fd, context_.get(), inner_));
+  if (fd >= 0 || (errno != EMFILE && errno != ENFILE)) return;
+  pollfd stop{.fd = stop_fd_, .events = POLLIN, .revents = 0};
+  poll(&stop, 1, kGlanceMs);  // who waits stays in the queue, which would have poll() return at once
 }
 
 void TlsRelay::Move() {

@@ -51,6 +51,7 @@ absl::StatusOr<std::unique_ptr<Dial>> Dial::Tcp(const std::string& address, doub
     const int fd = socket(to->ai_family, to->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return lost(std::strerror(errno));
     std::unique_ptr<Dial> dial(new Dial(fd, timeout_s));
+    dial->BeginCall();
     error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
       if (!dial->Await(POLLOUT)) return lost("no answer");
@@ -70,7 +71,8 @@ Dial::~Dial() {
 
 bool Dial::Await(short events) const {
   pollfd waited{.fd = fd_, .events = events, .revents = 0};
-  return poll(&waited, 1, static_cast<int>(timeout_s_ * 1000)) == 1;
+  const int64_t left_ms = absl::ToInt64Milliseconds(give_up_ - absl::Now());
+  return left_ms > 0 && poll(&waited, 1, static_cast<int>(left_ms)) == 1;
 }
 
 bool Dial::AwaitSsl(int result) {
@@ -80,6 +82,7 @@ bool Dial::AwaitSsl(int result) {
 }
 
 int Dial::Shake(OpensslPtr<SSL> ssl) {
+  BeginCall();
   ssl_ = std::move(ssl);
   ERR_clear_error();
   SSL_set_fd(ssl_.get(), fd_);
@@ -88,6 +91,7 @@ int Dial::Shake(OpensslPtr<SSL> ssl) {
 }
 
 bool Dial::Write(absl::string_view bytes) {
+  BeginCall();
   const auto length = static_cast<int>(bytes.size());
   if (ssl_ == nullptr) return send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) == length;
   while (AwaitSsl(SSL_write(ssl_.get(), bytes.data(), length))) continue;
@@ -95,6 +99,7 @@ bool Dial::Write(absl::string_view bytes) {
 }
 
 std::string Dial::Read(size_t most_bytes) {
+  BeginCall();
   std::string bytes(most_bytes, '\0');
   ssize_t got = 0;
   if (ssl_ == nullptr) {

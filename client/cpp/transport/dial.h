@@ -8,6 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "proto/tls/openssl.h"
 
 namespace ballast {
@@ -37,12 +39,14 @@ class Dial {
 
  private:
   Dial(int fd, double timeout_s) : fd_(fd), timeout_s_(timeout_s) {}
+  void BeginCall() { give_up_ = absl::Now() + absl::Seconds(timeout_s_); }
   bool Await(short events) const;
   // Waits for what OpenSSL wants after this result. False: it wants nothing more, or it did not come in time.
   bool AwaitSsl(int result);
 
   const int fd_;
   const double timeout_s_;
+  absl::Time give_up_ = absl::InfiniteFuture();  // of the call under way, however many bytes come meanwhile
   OpensslPtr<SSL> ssl_;
   int ssl_error_ = 0;  // of the last call
 };

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -63,21 +65,27 @@ absl::StatusOr<ClientFiles> ReadFiles(const ClientTls& tls) {
   return files;
 }
 
-// The hosts that a certificate is for.
+std::string_view TextOf(const ASN1_STRING* text) {
+  return {reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)), static_cast<size_t>(ASN1_STRING_length(text))};
+}
+
+// Bytes that a terminal or a log would take for more than text, as \\x1b.
+std::string Shown(std::string_view text) { return absl::CHexEscape({text.data(), text.size()}); }
+
+std::string AddressOf(std::string_view bytes) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (bytes.size() != 4 && bytes.size() != 16) return "an address that is none";
+  return inet_ntop(bytes.size() == 4 ? AF_INET : AF_INET6, bytes.data(), text.data(), text.size());
+}
+
+// The hosts that a certificate is for. Nobody has vouched for it: it may hold anything.
 std::string HostsOf(const X509* certificate) {
   auto* names = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
   std::vector<std::string> hosts;
   for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
     const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
-    const ASN1_STRING* const text = name->type == GEN_DNS ? name->d.dNSName : name->d.iPAddress;
-    const unsigned char* const bytes = ASN1_STRING_get0_data(text);
-    std::array<char, INET6_ADDRSTRLEN> address{};
-    if (name->type == GEN_DNS) {
-      hosts.emplace_back(reinterpret_cast<const char*>(bytes), static_cast<size_t>(ASN1_STRING_length(text)));
-    } else if (name->type == GEN_IPADD) {
-      const int family = ASN1_STRING_length(text) == 4 ? AF_INET : AF_INET6;
-      hosts.emplace_back(inet_ntop(family, bytes, address.data(), address.size()));
-    }
+    if (name->type == GEN_DNS) hosts.push_back(Shown(TextOf(name->d.dNSName)));
+    if (name->type == GEN_IPADD) hosts.push_back(AddressOf(TextOf(name->d.iPAddress)));
   }
   GENERAL_NAMES_free(names);
   return hosts.empty() ? "none" : absl::StrJoin(hosts, ", ");
@@ -102,7 +110,7 @@ std::string OfItsCertificate(int verified, const X509* certificate, const std::s
     case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
     case X509_V_ERR_CERT_SIGNATURE_FAILURE:
       return absl::StrCat(ca, " is not the authority that signed its certificate ('",
-                          CommonNameOf(X509_get_issuer_name(certificate)),
+                          Shown(CommonNameOf(X509_get_issuer_name(certificate))),
                           "' did): name that one as ca (BALLAST_TLS_CA)");
     default:
       return absl::StrCat("its certificate is not taken: ", X509_verify_cert_error_string(verified));
@@ -114,7 +122,7 @@ std::string OfOwnCertificate(const SSL* ssl, const ClientTls& tls, const Certifi
   std::vector<std::string> taken;
   const STACK_OF(X509_NAME)* const authorities = SSL_get0_peer_CA_list(ssl);
   for (int i = 0; i < sk_X509_NAME_num(authorities); ++i) {
-    taken.push_back(absl::StrCat("'", CommonNameOf(sk_X509_NAME_value(authorities, i)), "'"));
+    taken.push_back(absl::StrCat("'", Shown(CommonNameOf(sk_X509_NAME_value(authorities, i))), "'"));
   }
   const std::string of = taken.empty() ? "its tls.client_ca" : absl::StrJoin(taken, " or ");
   if (tls.certificate.empty()) {

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/tls/token_file.h"
-#include "proto/unix_address.h"
 
 namespace ballast {
 namespace {
@@ -55,7 +54,8 @@ std::string TokenFile::Current() {
 absl::StatusOr<Interceptors> BringToken(const ClientOptions& options) {
   Interceptors interceptors;
   if (options.token_file.empty()) return interceptors;
-  if (!options.tls.on() && !IsUnixAddress(options.server)) {
+  // Not at an abstract socket, whose name whoever is first may take.
+  if (!options.tls.on() && !options.server.starts_with("unix:")) {
     return absl::FailedPreconditionError(
         absl::StrCat("the token of ", options.token_file, " is sent over TLS or a Unix socket alone, and ",
                      options.server, " is neither: give the TLS files, server=\"unix:/PATH\", or no token"));

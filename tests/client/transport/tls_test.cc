@@ -2,16 +2,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
+#include <thread>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 
 #include "client/cpp/client.h"
 #include "client/cpp/ctl/http_probe.h"
 #include "client/cpp/transport/dial.h"
+#include "client/cpp/transport/tls_account.h"
 #include "tests/certificates.h"
+#include "tests/client/loopback_socket.h"
 #include "tests/client/real_daemon.h"
 #include "tests/eventually.h"
+#include "tests/raw_certificate.h"
 #include "tests/server/captured_log.h"
 #include "tests/server/specs.h"
 
@@ -70,6 +78,72 @@ TEST_F(TlsTest, TheLogNamesTheRanksIdentity) {
   ASSERT_TRUE((*client)->CreateRun(testing::SmallSpec()).ok());
   ASSERT_TRUE((*client)->Attach({.run_id = "r1", .transport = TransportChoice::kGrpc}).ok());
   EXPECT_THAT(log.Await({"attached", "identity=spiffe://test/trainer"}), Not(""));
+}
+
+TEST_F(TlsTest, ACommonNameIsNoSpiffeId) {
+  const testing::CapturedLog log;
+  files_.WritePair("poser", authority_
+                                .Issue({.common_name = "spiffe://test/operator",
+                                        .end = TlsEnd::kClient,
+                                        .names = {"tenant-7"},
+                                        .validity = ValidAround(absl::Now())})
+                                .value());
+  RealDaemon daemon(DaemonConfig());
+  const auto client = Connect(daemon.address(), Tls("poser"));
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_TRUE((*client)->CreateRun(testing::SmallSpec()).ok());
+  ASSERT_TRUE((*client)->Attach({.run_id = "r1", .transport = TransportChoice::kGrpc}).ok());
+  EXPECT_THAT(log.Await({"attached"}), Not(HasSubstr("spiffe")));
+}
+
+// A server that shows this certificate, once.
+std::string AccountOf(const ctl::PemPair& shown, const ClientTls& tls) {
+  const LoopbackSocket listener = LoopbackSocket::Listen();
+  std::thread server([&] {
+    const OpensslPtr<SSL_CTX> context(SSL_CTX_new(TLS_server_method()));
+    const OpensslPtr<X509> own(PEM_read_bio_X509(BioOf(shown.certificate).get(), nullptr, nullptr, nullptr));
+    const OpensslPtr<EVP_PKEY> key(PEM_read_bio_PrivateKey(BioOf(shown.key).get(), nullptr, nullptr, nullptr));
+    EXPECT_EQ(SSL_CTX_use_certificate(context.get(), own.get()), 1);
+    EXPECT_EQ(SSL_CTX_use_PrivateKey(context.get(), key.get()), 1);
+    const LoopbackSocket accepted = listener.Accept();
+    const OpensslPtr<SSL> ssl(SSL_new(context.get()));
+    SSL_set_fd(ssl.get(), accepted.fd());
+    SSL_accept(ssl.get());
+  });
+  std::string account = TlsAccount(absl::StrCat("127.0.0.1:", listener.port()), tls);
+  server.join();
+  return account;
+}
+
+TEST_F(TlsTest, NamesOfACertificateThatAreNoneAreNotReadBeyondTheirEndNorShownAsTheyAre) {
+  // An authority of the same name is enough for them to be looked at.
+  const ctl::Authority posing = TestCertificates::MakeAuthority();
+  const OpensslPtr<EVP_PKEY> key(EVP_RSA_gen(2048));
+  EXPECT_THAT(AccountOf(MakeRawPair(posing.pem(), key.get(), "DER:3003870101"), Tls()),  // an address of one byte
+              HasSubstr("only for an address that is none"));
+  EXPECT_THAT(AccountOf(MakeRawPair(posing.pem(), key.get(), "DER:300782051b5b33316d"), Tls()),  // colours a terminal
+              HasSubstr("only for \\x1b[31m"));
+}
+
+TEST_F(TlsTest, AServerThatDripsBytesHoldsNobodyUp) {
+  const LoopbackSocket listener = LoopbackSocket::Listen();
+  constexpr int kDrops = 400;
+  std::atomic<int> dropped = 0;
+  std::thread server([&] {
+    const LoopbackSocket accepted = listener.Accept();
+    absl::Notification never;
+    accepted.Send(std::string("\x16\x03\x03\x40\x00", 5));  // the head of a record of 16 KiB
+    while (dropped < kDrops && accepted.Send(std::string(1, '\0'))) {
+      ++dropped;
+      never.WaitForNotificationWithTimeout(absl::Milliseconds(50));
+    }
+  });
+  const auto dial = Dial::Tcp(absl::StrCat("127.0.0.1:", listener.port()), 0.3);
+  ASSERT_TRUE(dial.ok()) << dial.status();
+  EXPECT_EQ((*dial)->Shake(ClientSsl("", "127.0.0.1")), SSL_ERROR_WANT_READ);
+  EXPECT_LT(dropped, kDrops);
+  dropped = kDrops;
+  server.join();
 }
 
 TEST_F(TlsTest, AClientWithoutACertificateIsToldWhatToGive) {

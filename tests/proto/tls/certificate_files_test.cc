@@ -5,6 +5,7 @@
 #include <openssl/pem.h>
 
 #include "tests/certificates.h"
+#include "tests/raw_certificate.h"
 
 namespace ballast {
 namespace {
@@ -72,6 +73,16 @@ TEST_F(CertificateFilesTest, WhatIsNoCertificateOrKeyIsNamed) {
   EXPECT_THAT(ErrorOf("twice.crt", "daemon.key"), Of("twice.crt", "certificate 2 in it cannot be read"));
   EXPECT_THAT(ErrorOf("daemon.crt", "text"), Of("text", "holds no private key"));
   EXPECT_THAT(ErrorOf("daemon.key", "daemon.key"), Of("daemon.key", "holds no certificate"));
+}
+
+TEST_F(CertificateFilesTest, OneThatOpensslTakesForNoHandshakeIsRefusedBeforeIt) {
+  const OpensslPtr<EVP_PKEY> weak(EVP_RSA_gen(512)), strong(EVP_RSA_gen(2048));
+  files_.WritePair("strong", MakeRawPair(authority_.pem(), strong.get(), "DNS:localhost"));
+  EXPECT_EQ(ErrorOf("strong"), "");
+  files_.WritePair("weak", MakeRawPair(authority_.pem(), weak.get(), "DNS:localhost"));
+  EXPECT_THAT(ErrorOf("weak"), Of("weak.crt", "is not taken by OpenSSL (ee key too small)"));
+  files_.WritePair("short", MakeRawPair(authority_.pem(), strong.get(), "DER:3003870101"));
+  EXPECT_THAT(ErrorOf("short"), Of("short.crt", "an IP address of 1 bytes"));
 }
 
 TEST_F(CertificateFilesTest, AKeyOfAnotherPairIsNamedWithBothFiles) {
