@@ -1,6 +1,7 @@
 #include "server/access/access_list.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/tls/certificate_files.h"
+#include "proto/tls/sha256.h"
 #include "yaml-cpp/yaml.h"
 
 #include "server/base/status_macros.h"
@@ -35,8 +37,9 @@ bool IsName(const std::string& text) {
   });
 }
 
+// And not that of nothing, which a shell makes of a variable that is not set.
 bool IsSha256(const std::string& text) {
-  return text.size() == 64 && std::all_of(text.begin(), text.end(), [](char c) {
+  return text.size() == 64 && text != Sha256Hex("") && std::all_of(text.begin(), text.end(), [](char c) {
            return absl::ascii_isdigit(static_cast<unsigned char>(c)) || (c >= 'a' && c <= 'f');
          });
 }
@@ -65,10 +68,16 @@ class GrantReader {
     }
     std::vector<Grant> read;
     std::set<std::string> names;
+    size_t runs = 0;
     for (const YAML::Node& node : grants) {
       ASSIGN_OR_RETURN(Grant grant, ReadGrant(node));
       if (!names.insert(grant.name).second) {
         return Wrong(node.Mark(), absl::StrCat("the name '", grant.name, "' comes twice; give each grant its own"));
+      }
+      runs += grant.runs.size();
+      if (runs > AccessList::kMostRuns) {
+        return Wrong(node.Mark(),
+                     absl::StrCat("more than ", AccessList::kMostRuns, " runs in all; use a * at their ends"));
       }
       read.push_back(std::move(grant));
     }
@@ -181,7 +190,10 @@ absl::StatusOr<AccessList> AccessList::Parse(const std::string& text, const std:
   const GrantReader reader(file);
   AccessList list;
   try {
-    ASSIGN_OR_RETURN(list.grants_, reader.ReadFile(YAML::Load(text)));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1)
+      return reader.Wrong(documents[1].Mark(), "a second YAML document starts here; there is one");
+    ASSIGN_OR_RETURN(list.grants_, reader.ReadFile(documents.empty() ? YAML::Node() : documents[0]));
   } catch (const YAML::Exception& e) {
     return reader.Wrong(e.mark, absl::StrCat("not YAML: ", e.msg));
   }
@@ -192,6 +204,10 @@ absl::StatusOr<AccessList> AccessList::Read(const std::string& file) {
   struct stat found = {};
   if (stat(file.c_str(), &found) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(file, ": cannot be read: ", std::strerror(errno)));
+  }
+  if (found.st_uid != 0 && found.st_uid != geteuid()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(file, ": is user ", found.st_uid, "'s; it must be root's or the daemon's user's"));
   }
   if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(

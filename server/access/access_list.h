@@ -48,11 +48,11 @@ struct Grant {
 
 class AccessList {
  public:
-  static constexpr size_t kMostGrants = 1000;
+  static constexpr size_t kMostGrants = 1000, kMostRuns = 10'000;  // the runs of all grants together
 
   // FAILED_PRECONDITION names the file, the line and the fix. `file`: its name in errors.
   static absl::StatusOr<AccessList> Parse(const std::string& text, const std::string& file);
-  // The same of a file of at most 1 MiB, which nobody but its owner and root may write.
+  // The same of a file of at most 1 MiB, which is root's or this user's, and nobody else may write.
   static absl::StatusOr<AccessList> Read(const std::string& file);
 
   // The name of a grant by which the caller may do that with a run; without a run: with the daemon, for which any grant

@@ -19,11 +19,11 @@ struct NamedNeed {
 constexpr auto kNeeds = std::to_array<NamedNeed>({
     {"GetServer", {Scope::kObserve, false}},
     {"ListRuns", {Scope::kObserve, false}},  // answers with the runs that the caller may see
+    {"Plan", {Scope::kObserve, false}},      // reserves nothing
     {"GetRun", {Scope::kObserve, true}},
     {"GetHistory", {Scope::kObserve, true}},
     {"ListCheckpoints", {Scope::kObserve, true}},
     {"Pull", {Scope::kPull, true}},
-    {"Plan", {Scope::kPush, true}},
     {"CreateRun", {Scope::kPush, true}},
     {"AmendRun", {Scope::kPush, true}},
     {"Attach", {Scope::kPush, true}},
@@ -51,7 +51,8 @@ Caller CallerOf(const grpc::CallbackServerContext& context) {
   if (found == context.client_metadata().end()) return caller;
   const absl::string_view brought(found->second.data(), found->second.size());
   if (absl::StartsWithIgnoreCase(brought, kScheme)) {
-    caller.token_sha256 = Sha256Hex(absl::StripAsciiWhitespace(brought.substr(kScheme.size())));
+    const absl::string_view token = absl::StripAsciiWhitespace(brought.substr(kScheme.size()));
+    if (!token.empty()) caller.token_sha256 = Sha256Hex(token);
   }
   return caller;
 }
@@ -64,10 +65,15 @@ absl::Status CheckAccess(const RpcEnvironment& environment, const Caller& caller
     const auto run = need->of_run ? std::optional<absl::string_view>(run_id) : std::nullopt;
     const absl::StatusOr<std::string> grant = environment.access->Find(caller, need->scope, run);
     if (!grant.ok()) return grant.status();
-    record->set_grant(*grant);
+    if (record != nullptr) record->set_grant(*grant);
   }
-  if (need->scope == Scope::kAdmin) record->set_audited();
+  if (need->scope == Scope::kAdmin && record != nullptr) record->set_audited();
   return absl::OkStatus();
+}
+
+absl::Status CheckKnown(const RpcEnvironment& environment, const Caller& caller) {
+  if (environment.access == nullptr) return absl::OkStatus();
+  return environment.access->Find(caller, Scope::kObserve, std::nullopt).status();
 }
 
 bool MaySee(const RpcEnvironment& environment, const Caller& caller, const std::string& run_id) {

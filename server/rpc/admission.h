@@ -27,9 +27,12 @@ std::optional<CallNeed> NeedOf(absl::string_view method);
 // By the call's metadata, "authorization: Bearer TOKEN", and its connection's certificate.
 Caller CallerOf(const grpc::CallbackServerContext& context);
 
-// OK: the caller may make the call; its grant's name goes to the record, and what an administrator may do is logged.
+// OK: the caller may make the call; its grant's name goes to the record, if any, and what an administrator may do is
+// logged.
 absl::Status CheckAccess(const RpcEnvironment& environment, const Caller& caller, absl::string_view method,
                          const std::string& run_id, RpcRecord* record);
+// OK: the caller has some grant. What a stream asks before it looks at a message.
+absl::Status CheckKnown(const RpcEnvironment& environment, const Caller& caller);
 // Whether the caller may see that there is such a run.
 bool MaySee(const RpcEnvironment& environment, const Caller& caller, const std::string& run_id);
 

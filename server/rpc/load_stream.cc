@@ -13,7 +13,8 @@ LoadStream* LoadStream::Start(const RpcEnvironment& environment, v1::LoadStateRe
                               const std::string& peer, Caller caller) {
   std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer, std::move(caller)));
   stream->HoldUntilDone(stream);
-  stream->ReadOn();
+  const absl::Status known = CheckKnown(environment, stream->caller_);
+  known.ok() ? stream->ReadOn() : stream->End(known);
   return stream.get();
 }
 

@@ -21,7 +21,8 @@ TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::Callbac
                           [weak = stream->weak_from_this()](bool due) {
                             if (const auto alive = weak.lock(); alive != nullptr && due) alive->OnOpenOverdue();
                           });
-  stream->ReadOn();
+  const absl::Status known = CheckKnown(environment, stream->caller_);
+  known.ok() ? stream->ReadOn() : stream->Finish(known);
   return stream.get();
 }
 

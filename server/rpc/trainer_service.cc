@@ -185,7 +185,9 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
       OfferSharedMemory(environment_, response);
       response->set_protocol(kProtocolMax);
       response->set_takes_load_batches(true);
-      const Sessions::Session session{.run_id = run->spec().run_id, .id = reply->session, .rank = request->rank()};
+      const Sessions::Session session{
+          .run_id = run->spec().run_id, .id = reply->session, .rank = request->rank(), .caller = CallerOf(*context)};
+      if (reply->resumed) environment_.sessions->Resume(request->session_token(), session.caller);
       response->set_session_token(reply->resumed ? request->session_token() : environment_.sessions->Issue(session));
       Log(LogLevel::kInfo, "attached", "rank attached",
           {{"run_id", run->spec().run_id},

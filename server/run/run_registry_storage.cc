@@ -15,7 +15,6 @@
 #include "server/run/run_registry.h"
 #include "server/storage/checkpoint_facts.h"
 #include "server/storage/damage.h"
-#include "server/storage/import_folder.h"
 
 namespace ballast {
 namespace {
@@ -287,35 +286,6 @@ absl::StatusOr<Rewound> RunRegistry::RestoreOf(const std::string& run_id, const 
     RETURN_IF_ERROR(folder->SetAside(step));
   }
   return Rewound{step, run->Status().generation};
-}
-
-absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id, const std::string& from,
-                                                      uint64_t step) const {
-  if (!has_storage()) return NoStorage();
-  ASSIGN_OR_RETURN(CheckpointReader checkpoint, ExamineImported(options_.storage->fs(), options_.storage->import_dir(),
-                                                                from, step, [this] { return !draining(); }));
-  ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
-  if (request.spec.run_id == run_id) return checkpoint;
-  return absl::FailedPreconditionError(absl::StrCat(checkpoint.folder(), " is of run '", request.spec.run_id,
-                                                    "', not of '", run_id, "': name that run"));
-}
-
-void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint,
-                              absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  strand_.Post([this, run_id = std::move(run_id), checkpoint = std::move(checkpoint),
-                done = std::move(done)]() mutable { done(RestoreImported(run_id, checkpoint)); });
-}
-
-absl::StatusOr<Rewound> RunRegistry::RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint) {
-  if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
-  ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
-  if (const auto living = Find(run_id); living.ok() && (*living)->spec_sha256() != request.spec_sha256) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("run '", run_id, "' exists with another spec than ", checkpoint.folder(), ": ",
-                     request.difference((*living)->canonical_spec(), request.canonical_spec),
-                     "; delete the run first, if it is to become this one"));
-  }
-  return RestoreOf(run_id, checkpoint, {.imported = &checkpoint});
 }
 
 // The run's state is one of the past: it is written again, so that it is what a restart finds, whatever came after it.

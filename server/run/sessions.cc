@@ -38,6 +38,11 @@ std::optional<Sessions::Session> Sessions::Find(absl::string_view token) const {
   return found->second;
 }
 
+void Sessions::Resume(absl::string_view token, const Caller& caller) {
+  absl::MutexLock lock(&mu_);
+  if (const auto found = by_token_.find(token); found != by_token_.end()) found->second.caller = caller;
+}
+
 void Sessions::Forget(absl::string_view run_id) {
   absl::MutexLock lock(&mu_);
   const auto run = of_run_.find(run_id);

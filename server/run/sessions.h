@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
+#include "server/access/access_list.h"
 #include "server/step/step_machine.h"
 
 namespace ballast {
@@ -26,6 +27,7 @@ class Sessions {
     std::string run_id;
     SessionId id = {};
     uint32_t rank = 0;
+    Caller caller = {};  // who attached
   };
 
   // Never the same twice, whatever becomes of it.
@@ -33,6 +35,8 @@ class Sessions {
   // A token for a session that was attached: the rank's latest, unless a later one has its token already.
   std::string Issue(const Session& session);
   std::optional<Session> Find(absl::string_view token) const;
+  // The session was resumed, perhaps by another caller, whose right counts from now on.
+  void Resume(absl::string_view token, const Caller& caller);
   void Forget(absl::string_view run_id);
 
  private:

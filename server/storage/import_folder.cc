@@ -81,12 +81,17 @@ absl::StatusOr<std::string> ChooseIn(const std::string& from, const std::vector<
 }  // namespace
 
 absl::StatusOr<CheckpointReader> ExamineImported(Fs* fs, const std::string& import_dir, const std::string& from,
-                                                 uint64_t step, const std::function<bool()>& wanted) {
+                                                 uint64_t step, const std::function<bool()>& wanted,
+                                                 const std::function<absl::Status(const CheckpointReader&)>& may) {
   RETURN_IF_ERROR(CheckBeneath(fs, import_dir, from));
   ASSIGN_OR_RETURN(const std::vector<Fs::Entry> entries, fs->List(from));
   std::string folder = from;
   if (!IsCheckpoint(entries)) {
     ASSIGN_OR_RETURN(folder, ChooseIn(from, entries, step));
+  }
+  if (may != nullptr) {
+    ASSIGN_OR_RETURN(const CheckpointReader unverified, CheckpointReader::Open(fs, folder));
+    RETURN_IF_ERROR(may(unverified));
   }
   std::vector<std::string> said;
   RETURN_IF_ERROR(VerifyCheckpoint(folder, &said, wanted));

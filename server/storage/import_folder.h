@@ -22,8 +22,10 @@ namespace ballast {
 // and known to be right to the byte and in itself (proto/checkpoint/verify.h), when this returns. `wanted` is asked before
 // each block of 4 MiB; once it says no: CANCELLED. PERMISSION_DENIED: `from` is no folder beneath import_dir, an absolute
 // path, or import_dir is empty; FAILED_PRECONDITION: there is no such checkpoint, or a later version's; DATA_LOSS: it is
-// damaged.
-absl::StatusOr<CheckpointReader> ExamineImported(Fs* fs, const std::string& import_dir, const std::string& from,
-                                                 uint64_t step, const std::function<bool()>& wanted);
+// damaged. `may`, if any, is asked before what takes long, with a checkpoint of which nothing is known to be right but its
+// manifest's form: its error is returned.
+absl::StatusOr<CheckpointReader> ExamineImported(
+    Fs* fs, const std::string& import_dir, const std::string& from, uint64_t step, const std::function<bool()>& wanted,
+    const std::function<absl::Status(const CheckpointReader&)>& may = nullptr);
 
 }  // namespace ballast

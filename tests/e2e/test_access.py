@@ -1,6 +1,7 @@
 """Who may do what, as an operator gives it out: tokens made by ballastctl, grants in a file, trainers that bring them."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,26 @@ def test_a_token_that_others_can_read_is_not_sent(daemon, operator):
     token.chmod(0o644)
     refused = ctl(daemon, token, "runs")
     assert refused.returncode == 1 and "operator.token" in refused.stderr and "chmod 600" in refused.stderr
+
+
+def test_a_restore_tells_nothing_of_the_checkpoints_of_others(tmp_path, operator):
+    admin, token = operator.give("operator", "*", "admin"), operator.give("own", "own-*", "admin")
+    for folder in ("storage", "import"):
+        (tmp_path / folder).mkdir()
+    places = ("--storage.dir", f"{tmp_path}/storage", "--storage.import_dir", f"{tmp_path}/import")
+    unix = ("--listen", f"unix:{tmp_path}/grpc", "--access", str(operator.file))
+    with Daemon(tmp_path, *unix, *places) as daemon:
+        assert train(daemon, admin, "secret").returncode == 0
+        assert ctl(daemon, admin, "checkpoint", "secret").returncode == 0
+        shutil.copytree(tmp_path / "storage" / "runs" / "secret", tmp_path / "import" / "secret")
+        (tmp_path / "import" / "empty").mkdir()
+        told = [
+            ctl(daemon, token, "restore", "own-1", "--from", f"{tmp_path}/import/{name}").stderr.replace(name, "NAME")
+            for name in ("secret", "empty", "none")
+        ]
+        assert "no checkpoint of run 'own-1'" in told[0] and told[0] == told[1] == told[2]
+        restored = ctl(daemon, admin, "restore", "secret", "--from", f"{tmp_path}/import/secret")
+        assert restored.returncode == 0, restored.stderr
 
 
 def test_over_tls_a_certificate_may_be_what_a_grant_is_for(tmp_path, operator):

@@ -1,8 +1,10 @@
 #include <openssl/rand.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,6 +26,12 @@ std::string MakeToken() {
   std::array<unsigned char, 32> bits;
   if (RAND_bytes(bits.data(), bits.size()) != 1) return "";
   return absl::StrCat("ballast_", absl::WebSafeBase64Escape({reinterpret_cast<const char*>(bits.data()), bits.size()}));
+}
+
+bool IsName(const std::string& text) {
+  return text.size() <= 128 && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+         });
 }
 
 std::string QuotedRuns(const std::string& runs) {
@@ -54,6 +62,10 @@ int New(const Invocation& invocation) {
   for (const char* flag : {"out", "name", "run"}) {
     if (invocation.Get(flag, "").empty()) return misused(absl::StrCat("token new wants --", flag));
   }
+  if (!IsName(invocation.Get("name", ""))) return misused("--name is of letters, digits and . _ -, at most 128");
+  const std::string runs = invocation.Get("run", "");
+  if (runs.find_first_of("'\"\\\n") != std::string::npos)
+    return misused("--run has a character that is in no run's name");
   const std::string token = MakeToken();
   if (token.empty()) return Fail(invocation, absl::InternalError("the system has no random bits"));
   const auto grant = Grant(invocation, token);

@@ -123,6 +123,22 @@ TEST(AccessListTest, ErrorsNameTheLineAndTheFix) {
               AllOf(HasSubstr("access.yaml:3"), HasSubstr("comes twice")));
 }
 
+TEST(AccessListTest, TheHashOfNothingIsNoTokens) {
+  EXPECT_THAT(
+      Error(GrantText("{name: a, token_sha256: "
+                      "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855, runs: [r], scope: push}\n")),
+      HasSubstr("64 hex digits"));
+}
+
+TEST(AccessListTest, WhatWouldBeLeftOutOrBeTooMuchIsRefused) {
+  const std::string grant = "- {name: a, identity: x, runs: [r], scope: push}\n";
+  EXPECT_THAT(Error(absl::StrCat("grants:\n", grant, "---\ngrants: []\n")), HasSubstr("access.yaml:4: a second YAML"));
+  std::string many = "grants:\n- {name: a, identity: x, scope: push, runs: &r [";
+  for (int i = 0; i < 6000; ++i) absl::StrAppend(&many, "r", i, ",");
+  absl::StrAppend(&many, "]}\n- {name: b, identity: x, scope: push, runs: *r}\n");
+  EXPECT_THAT(Error(many), AllOf(HasSubstr("access.yaml:3"), HasSubstr("more than 10000 runs")));
+}
+
 TEST(AccessListTest, ATokenInPlaceOfItsHashIsNotShown) {
   EXPECT_THAT(Error(GrantText("{name: a, token_sha256: ballast_secret, runs: [r], scope: push}\n")),
               AllOf(HasSubstr("64 hex digits"), Not(HasSubstr("ballast_secret"))));

