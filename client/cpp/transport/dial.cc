@@ -6,6 +6,7 @@
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -24,6 +25,31 @@ bool IsAddress(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), address.data()) == 1 ||
          inet_pton(AF_INET6, host.c_str(), address.data()) == 1;
 }
+
+// OpenSSL writes to a socket whose other end is gone as the system has it by default, with a signal that ends the process.
+// While one of these lives, this thread gets none.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigemptyset(&sigpipe_);
+    sigaddset(&sigpipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
+  }
+  ~WithoutSigpipe() {
+    const timespec at_once{};
+    if (!was_pending_) sigtimedwait(&sigpipe_, nullptr, &at_once);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+
+ private:
+  sigset_t sigpipe_, before_;
+  bool was_pending_ = false;
+};
 
 }  // namespace
 
@@ -64,6 +90,7 @@ absl::StatusOr<std::unique_ptr<Dial>> Dial::Tcp(const std::string& address, doub
 }
 
 Dial::~Dial() {
+  const WithoutSigpipe quiet;
   if (ssl_ != nullptr && ssl_error_ == SSL_ERROR_NONE) SSL_shutdown(ssl_.get());
   ERR_clear_error();
   close(fd_);
@@ -82,6 +109,7 @@ bool Dial::AwaitSsl(int result) {
 }
 
 int Dial::Shake(OpensslPtr<SSL> ssl) {
+  const WithoutSigpipe quiet;
   BeginCall();
   ssl_ = std::move(ssl);
   ERR_clear_error();
@@ -91,6 +119,7 @@ int Dial::Shake(OpensslPtr<SSL> ssl) {
 }
 
 bool Dial::Write(absl::string_view bytes) {
+  const WithoutSigpipe quiet;
   BeginCall();
   const auto length = static_cast<int>(bytes.size());
   if (ssl_ == nullptr) return send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) == length;
@@ -99,6 +128,7 @@ bool Dial::Write(absl::string_view bytes) {
 }
 
 std::string Dial::Read(size_t most_bytes) {
+  const WithoutSigpipe quiet;
   BeginCall();
   std::string bytes(most_bytes, '\0');
   ssize_t got = 0;

@@ -29,7 +29,9 @@ class CheckpointCommandsTest : public ::testing::Test {
  protected:
   static Said Say(std::vector<std::string> words, const std::string& server) {
     std::ostringstream out, err;
-    const auto environment = [&](const std::string&) { return std::optional<std::string>(server); };
+    const auto environment = [&](const std::string& name) {
+      return name == "BALLAST_SERVER" ? std::optional<std::string>(server) : std::nullopt;
+    };
     const int code = Main(words, environment, out, err);
     return {code, out.str(), err.str()};
   }

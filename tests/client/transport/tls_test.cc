@@ -1,6 +1,7 @@
 // TLS between a client and a daemon in this process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <atomic>
 #include <filesystem>
@@ -100,6 +101,10 @@ TEST_F(TlsTest, ACommonNameIsNoSpiffeId) {
 std::string AccountOf(const ctl::PemPair& shown, const ClientTls& tls) {
   const LoopbackSocket listener = LoopbackSocket::Listen();
   std::thread server([&] {
+    sigset_t sigpipe;  // the client goes as soon as it has seen enough
+    sigemptyset(&sigpipe);
+    sigaddset(&sigpipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &sigpipe, nullptr);
     const OpensslPtr<SSL_CTX> context(SSL_CTX_new(TLS_server_method()));
     const OpensslPtr<X509> own(PEM_read_bio_X509(BioOf(shown.certificate).get(), nullptr, nullptr, nullptr));
     const OpensslPtr<EVP_PKEY> key(PEM_read_bio_PrivateKey(BioOf(shown.key).get(), nullptr, nullptr, nullptr));
@@ -123,6 +128,15 @@ TEST_F(TlsTest, NamesOfACertificateThatAreNoneAreNotReadBeyondTheirEndNorShownAs
               HasSubstr("only for an address that is none"));
   EXPECT_THAT(AccountOf(MakeRawPair(posing.pem(), key.get(), "DER:300782051b5b33316d"), Tls()),  // colours a terminal
               HasSubstr("only for \\x1b[31m"));
+}
+
+TEST_F(TlsTest, AServerThatGoesDuringTheHandshakeEndsNoProcess) {
+  const LoopbackSocket listener = LoopbackSocket::Listen();
+  const auto dial = Dial::Tcp(absl::StrCat("127.0.0.1:", listener.port()), 5);
+  ASSERT_TRUE(dial.ok()) << dial.status();
+  listener.Accept().Reset();
+  EXPECT_THAT((*dial)->Shake(ClientSsl("", "127.0.0.1")), Not(SSL_ERROR_NONE));
+  EXPECT_THAT((*dial)->Shake(ClientSsl("", "127.0.0.1")), Not(SSL_ERROR_NONE)) << "written to what is gone";
 }
 
 TEST_F(TlsTest, AServerThatDripsBytesHoldsNobodyUp) {
