@@ -13,7 +13,7 @@ import ballast
 
 PUBLIC = set(
     "Adam AdamW CollageLight CollagePlus GradScaler Joined Lion Muon Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
-    "StepResult StepTiming delete_run nn numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
+    "StepResult StepTiming Tls delete_run nn numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
 )
 FUNCTIONS = {"delete_run", "umup_scales"}
 RULES = [

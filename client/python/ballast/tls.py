@@ -38,6 +38,6 @@ def connect(server: str, connect_s: float, reconnect_s: float, tls: Any, token_f
     """A connection to this daemon, which tls_of() decides on; token_file: as the option. Unavailable if no daemon answers,
     or TLS is why there is none; Rejected if a file is not right."""
     files = tls_of(tls, server) or Tls("")
-    names = (os.fspath(file) for file in (files.ca, files.certificate, files.key))
+    ca, certificate, key = (os.fspath(file) for file in (files.ca, files.certificate, files.key))
     token = os.environ.get("BALLAST_TOKEN_FILE", "") if token_file is None else os.fspath(token_file)
-    return _core.Client.connect(server, connect_s, reconnect_s, *names, token)
+    return _core.Client.connect(server, connect_s, reconnect_s, ca, certificate, key, token)
