@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "proto/unix_address.h"
 
 namespace ballast::ctl {
 namespace {
@@ -177,7 +178,7 @@ absl::Status CheckArguments(const Sorted& sorted) {
 // Variables are for daemons at a port: a Unix socket knows no TLS.
 ClientTls TlsOf(const Invocation& invocation, const Environment& environment) {
   const auto file = [&](const std::string& flag, const char* variable) {
-    const bool at_port = !invocation.server.starts_with("unix");
+    const bool at_port = !IsUnixAddress(invocation.server);
     return invocation.Get(flag, at_port ? environment(variable).value_or("") : "");
   };
   return {.ca = file("tls-ca", "BALLAST_TLS_CA"),

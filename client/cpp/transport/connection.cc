@@ -30,12 +30,11 @@ std::string WithPort(const std::string& server) {
 
 // What looks like a secret is not repeated: errors go to logs.
 absl::Status CheckName(const std::string& server) {
-  if (server.starts_with("unix")) return absl::OkStatus();
+  if (IsUnixAddress(server)) return absl::OkStatus();
   if (server.find_first_of("@?#") == std::string::npos && !absl::StrContains(server, "://")) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "server is HOST:PORT or unix:PATH, without a scheme, a user, a password or a token: a name goes to logs and "
-      "process "
-      "lists. Who the client is says its certificate (tls, or BALLAST_TLS_CERTIFICATE and BALLAST_TLS_KEY)");
+      "process lists. Who the client is says its certificate (tls, or BALLAST_TLS_CERTIFICATE and BALLAST_TLS_KEY)");
 }
 
 grpc::ChannelArguments ChannelOptions() {

@@ -42,7 +42,7 @@ TEST(CommandLineTest, HelpNamesEveryCommandAndExitCode) {
   EXPECT_EQ(answer.code, kOk);
   for (const char* word :
        {"status", "runs", "run RUN", "plan", "doctor", "rewind RUN", "checkpoint RUN", "checkpoints RUN", "restore RUN",
-        "verify DIR", "delete RUN", "health", "certs init", "--json", "64", "69"}) {
+        "verify DIR", "delete RUN", "health", "certs init", "token new", "--json", "64", "69"}) {
     EXPECT_THAT(answer.out, HasSubstr(word));
   }
 }
@@ -159,6 +159,36 @@ TEST(TableTest, SpeaksInUnits) {
   EXPECT_EQ(Grouped(12), "12");
   EXPECT_EQ(Duration(0.0123), "12.3 ms");
   EXPECT_EQ(Duration(3 * 86400 + 4 * 3600), "3 d 4 h");
+}
+
+TEST(CommandLineTest, AHostWhoseNameBeginsAsASocketsDoesIsAHost) {
+  std::ostringstream out, err;
+  const auto environment = [](const std::string& name) {
+    return name == "BALLAST_TLS_CA" ? std::optional<std::string>("/none.crt") : std::nullopt;
+  };
+  EXPECT_EQ(Main({"status", "--server", "unix7:1"}, environment, out, err), kRefused);
+  EXPECT_THAT(err.str(), HasSubstr("/none.crt: cannot be read")) << "not connected without TLS";
+  EXPECT_THAT(Ballastctl({"status", "--server", "user:secret@unix7:1"}).err,
+              AllOf(HasSubstr("without a scheme"), Not(HasSubstr("secret"))));
+}
+
+TEST(TokenTest, WrongWordsAreNamedAndNothingIsWritten) {
+  const TestCertificates files;
+  const std::string out = files.Path("a.token");
+  const auto error = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"token", "new", "--out", out});
+    const Answer answer = Ballastctl(words);
+    EXPECT_EQ(answer.code, kUsage);
+    return answer.err;
+  };
+  EXPECT_THAT(error({"--run", "r"}), HasSubstr("token new wants --name"));
+  EXPECT_THAT(error({"--name", "a b", "--run", "r"}), HasSubstr("letters, digits"));
+  EXPECT_THAT(error({"--name", "a", "--run", "r'"}), HasSubstr("in no run's name"));
+  EXPECT_THAT(error({"--name", "a", "--run", "r", "--scope", "all"}),
+              HasSubstr("wanted one of observe, pull, push, admin"));
+  EXPECT_THAT(error({"--name", "a", "--run", "r", "--days", "0"}), HasSubstr("--days is from 1 to 3650"));
+  EXPECT_THAT(Ballastctl({"token", "revoke"}).err, HasSubstr("token knows new alone"));
+  EXPECT_FALSE(ReadSmallFile(out).ok());
 }
 
 TEST(CertsTest, PairsAreMadeThatBothEndsTake) {
