@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
-#include <openssl/x509v3.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,17 +34,10 @@ absl::Status Wrong(const std::string& file, const std::string& what) {
 std::string Day(absl::Time time) { return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone()); }
 
 std::string SpiffeId(const X509* certificate) {
-  auto* names = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
   std::string found;
-  for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
-    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
-    if (name->type != GEN_URI) continue;
-    const auto* uri = name->d.uniformResourceIdentifier;
-    const std::string text(reinterpret_cast<const char*>(ASN1_STRING_get0_data(uri)),
-                           static_cast<size_t>(ASN1_STRING_length(uri)));
-    if (absl::StartsWith(text, "spiffe://")) found = text;
+  for (const AlternativeName& name : AlternativeNamesOf(certificate)) {
+    if (name.type == GEN_URI && absl::StartsWith(name.bytes, "spiffe://")) found = name.bytes;
   }
-  GENERAL_NAMES_free(names);
   return found;
 }
 
@@ -149,15 +141,10 @@ absl::Status CheckKey(const std::string& key_file, const std::string& pem, const
 
 // gRPC 1.51 ends the process by an address that is none.
 absl::Status CheckAddresses(const std::string& certificate_file, const X509* certificate) {
-  auto* names = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
-  const absl::Cleanup freed = [names] { GENERAL_NAMES_free(names); };
-  for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
-    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
-    if (name->type != GEN_IPADD) continue;
-    const int bytes = ASN1_STRING_length(name->d.iPAddress);
-    if (bytes != 4 && bytes != 16) {
-      return Wrong(certificate_file, absl::StrCat("has an IP address of ", bytes, " bytes; have it made anew"));
-    }
+  for (const AlternativeName& name : AlternativeNamesOf(certificate)) {
+    if (name.type != GEN_IPADD || name.bytes.size() == 4 || name.bytes.size() == 16) continue;
+    return Wrong(certificate_file,
+                 absl::StrCat("has an IP address of ", name.bytes.size(), " bytes; have it made anew"));
   }
   return absl::OkStatus();
 }

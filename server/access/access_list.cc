@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/access_words.h"
 #include "proto/tls/certificate_files.h"
 #include "proto/tls/sha256.h"
 #include "yaml-cpp/yaml.h"
@@ -23,18 +24,9 @@
 namespace ballast {
 namespace {
 
-constexpr auto kScopes = std::to_array<absl::string_view>({"observe", "pull", "push", "admin"});
-constexpr size_t kMostNameBytes = 128;
-
 // Whether a grant's text, in which a * at the end stands for any rest, names that.
 bool Matches(absl::string_view pattern, absl::string_view text) {
   return absl::EndsWith(pattern, "*") ? absl::StartsWith(text, pattern.substr(0, pattern.size() - 1)) : pattern == text;
-}
-
-bool IsName(const std::string& text) {
-  return !text.empty() && text.size() <= kMostNameBytes && std::all_of(text.begin(), text.end(), [](char c) {
-    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-", absl::string_view(&c, 1));
-  });
 }
 
 // And not that of nothing, which a shell makes of a variable that is not set.
@@ -111,7 +103,7 @@ class GrantReader {
     const std::string text = value.Scalar();
     if (key == "name") {
       grant->name = text;
-      return IsName(text) ? absl::OkStatus() : Wrong(at, "a name is of letters, digits and . _ -, at most 128");
+      return IsGrantName(text) ? absl::OkStatus() : Wrong(at, "a name is of letters, digits and . _ -, at most 128");
     }
     if (key == "token_sha256") {
       grant->token_sha256 = text;
@@ -141,11 +133,11 @@ class GrantReader {
   }
 
   absl::Status ReadScope(const YAML::Mark& at, const std::string& text, Grant* grant) const {
-    const auto found = std::find(kScopes.begin(), kScopes.end(), text);
-    if (found == kScopes.end()) {
-      return Wrong(at, absl::StrCat("scope '", text, "' is none of ", absl::StrJoin(kScopes, ", ")));
+    const auto found = std::find(kScopeNames.begin(), kScopeNames.end(), text);
+    if (found == kScopeNames.end()) {
+      return Wrong(at, absl::StrCat("scope '", text, "' is none of ", absl::StrJoin(kScopeNames, ", ")));
     }
-    grant->scope = static_cast<Scope>(found - kScopes.begin());
+    grant->scope = static_cast<Scope>(found - kScopeNames.begin());
     return absl::OkStatus();
   }
 
@@ -184,7 +176,7 @@ absl::Status Unknown(const Caller& caller) {
 
 }  // namespace
 
-absl::string_view ScopeName(Scope scope) { return kScopes[static_cast<size_t>(scope)]; }
+absl::string_view ScopeName(Scope scope) { return kScopeNames[static_cast<size_t>(scope)]; }
 
 absl::StatusOr<AccessList> AccessList::Parse(const std::string& text, const std::string& file) {
   const GrantReader reader(file);

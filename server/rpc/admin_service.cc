@@ -20,9 +20,10 @@ grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* co
                                                  v1::ListRunsResponse* response) {
   PendingCall call = Admit(environment_, context, "ListRuns", "");
   if (!call.admitted) return call.reactor;
+  const Caller caller = CallerOf(*context);
   v1::ListRunsResponse all = status_->ListRuns();
   for (v1::RunStatus& run : *all.mutable_runs()) {
-    if (MaySee(environment_, CallerOf(*context), run.run_id())) response->add_runs()->Swap(&run);
+    if (MaySee(environment_, caller, run.run_id())) response->add_runs()->Swap(&run);
   }
   call.Finish(absl::OkStatus());
   return call.reactor;

@@ -1,6 +1,5 @@
 #include "client/cpp/ctl/authority.h"
 
-#include <arpa/inet.h>
 #include <openssl/ec.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
@@ -16,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "client/cpp/transport/dial.h"
+
 namespace ballast::ctl {
 namespace {
 
@@ -26,15 +27,9 @@ absl::Status Failed(const char* what) {
   return absl::InternalError(absl::StrCat("OpenSSL cannot ", what, ": ", why.data()));
 }
 
-bool IsAddress(const std::string& name) {
-  std::array<unsigned char, sizeof(in6_addr)> address;
-  return inet_pton(AF_INET, name.c_str(), address.data()) == 1 ||
-         inet_pton(AF_INET6, name.c_str(), address.data()) == 1;
-}
-
 // As OpenSSL's configuration has it: DNS:node7.
 absl::StatusOr<std::string> AlternativeName(const std::string& name) {
-  if (IsAddress(name)) return absl::StrCat("IP:", name);
+  if (IsIpAddress(name)) return absl::StrCat("IP:", name);
   const bool is_uri = absl::StrContains(name, "://");
   const bool plain = std::all_of(name.begin(), name.end(), [&](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_' || c == '*' || (is_uri && (c == ':' || c == '/'));

@@ -57,15 +57,11 @@ int Init(const Invocation& invocation) {
   }
   if (!invocation.Has("out"))
     return Misused(invocation.err, absl::InvalidArgumentError("certs init wants --out DIR"), "certs");
-  const auto days = WholeNumber("--days", invocation.Get("days", "365"));
-  if (!days.ok() || *days < 1 || *days > 3650) {
-    return Misused(invocation.err, days.ok() ? absl::InvalidArgumentError("--days is from 1 to 3650") : days.status(),
-                   "certs");
-  }
+  const auto valid_for = Days(invocation, "365");
+  if (!valid_for.ok()) return Misused(invocation.err, valid_for.status(), "certs");
   const std::vector<std::string> hosts = absl::StrSplit(invocation.Get("host", ""), ',', absl::SkipEmpty());
   const absl::Time now = absl::Now();
-  const Validity validity{.not_before = now - kBackdated,
-                          .not_after = now + absl::Hours(24) * static_cast<int64_t>(*days)};
+  const Validity validity{.not_before = now - kBackdated, .not_after = now + *valid_for};
   const auto files = MakeFiles(hosts, validity);
   if (!files.ok()) return Fail(invocation, files.status());
   const fs::path folder = fs::absolute(invocation.Get("out", "")).lexically_normal();

@@ -37,6 +37,13 @@ absl::StatusOr<uint64_t> WholeNumber(const std::string& name, const std::string&
   return absl::InvalidArgumentError(absl::StrCat(name, " is '", text, "'; wanted a whole number"));
 }
 
+absl::StatusOr<absl::Duration> Days(const Invocation& invocation, const std::string& otherwise) {
+  const auto days = WholeNumber("--days", invocation.Get("days", otherwise));
+  if (!days.ok()) return days.status();
+  if (*days < 1 || *days > 3650) return absl::InvalidArgumentError("--days is from 1 to 3650");
+  return absl::Hours(24) * static_cast<int64_t>(*days);
+}
+
 int PrintJson(const Invocation& invocation, const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 #include "client/cpp/client.h"
 
@@ -80,6 +81,8 @@ int Fail(const Invocation& invocation, const absl::Status& status);
 int Misused(std::ostream& err, const absl::Status& status, const std::string& command = "");
 // `name`: what the number is called in the error, such as --steps or STEP.
 absl::StatusOr<uint64_t> WholeNumber(const std::string& name, const std::string& text);
+// The flag --days, from 1 to 3650: how long what is made is valid.
+absl::StatusOr<absl::Duration> Days(const Invocation& invocation, const std::string& otherwise);
 // A protobuf message as JSON, with the proto's field names and zeros in place.
 int PrintJson(const Invocation& invocation, const google::protobuf::Message& message);
 

@@ -4,13 +4,13 @@
 #include <array>
 #include <filesystem>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "proto/access_words.h"
 #include "proto/tls/sha256.h"
 
 #include "client/cpp/ctl/command.h"
@@ -28,12 +28,6 @@ std::string MakeToken() {
   return absl::StrCat("ballast_", absl::WebSafeBase64Escape({reinterpret_cast<const char*>(bits.data()), bits.size()}));
 }
 
-bool IsName(const std::string& text) {
-  return text.size() <= 128 && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
-         });
-}
-
 std::string QuotedRuns(const std::string& runs) {
   const std::vector<std::string> names = absl::StrSplit(runs, ',', absl::SkipEmpty());
   return absl::StrJoin(names, ", ",
@@ -41,14 +35,14 @@ std::string QuotedRuns(const std::string& runs) {
 }
 
 absl::StatusOr<std::string> Grant(const Invocation& invocation, const std::string& token) {
-  const auto days = WholeNumber("--days", invocation.Get("days", "90"));
-  if (!days.ok()) return days.status();
-  if (*days < 1 || *days > 3650) return absl::InvalidArgumentError("--days is from 1 to 3650");
+  const auto valid_for = Days(invocation, "90");
+  if (!valid_for.ok()) return valid_for.status();
   const std::string scope = invocation.Get("scope", "push");
-  if (scope != "observe" && scope != "pull" && scope != "push" && scope != "admin") {
-    return absl::InvalidArgumentError(absl::StrCat("--scope is '", scope, "'; wanted observe, pull, push or admin"));
+  if (std::find(kScopeNames.begin(), kScopeNames.end(), scope) == kScopeNames.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--scope is '", scope, "'; wanted one of ", absl::StrJoin(kScopeNames, ", ")));
   }
-  const absl::Time expires = absl::Now() + absl::Hours(24) * static_cast<int64_t>(*days);
+  const absl::Time expires = absl::Now() + *valid_for;
   return absl::StrCat("- name: ", invocation.Get("name", ""), "\n  token_sha256: ", Sha256Hex(token), "\n  runs: [",
                       QuotedRuns(invocation.Get("run", "")), "]\n  scope: ", scope,
                       "\n  expires: ", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires, absl::UTCTimeZone()), "\n");
@@ -62,7 +56,7 @@ int New(const Invocation& invocation) {
   for (const char* flag : {"out", "name", "run"}) {
     if (invocation.Get(flag, "").empty()) return misused(absl::StrCat("token new wants --", flag));
   }
-  if (!IsName(invocation.Get("name", ""))) return misused("--name is of letters, digits and . _ -, at most 128");
+  if (!IsGrantName(invocation.Get("name", ""))) return misused("--name is of letters, digits and . _ -, at most 128");
   const std::string runs = invocation.Get("run", "");
   if (runs.find_first_of("'\"\\\n") != std::string::npos)
     return misused("--run has a character that is in no run's name");

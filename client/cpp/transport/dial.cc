@@ -20,12 +20,6 @@
 namespace ballast {
 namespace {
 
-bool IsAddress(const std::string& host) {
-  std::array<unsigned char, sizeof(in6_addr)> address;
-  return inet_pton(AF_INET, host.c_str(), address.data()) == 1 ||
-         inet_pton(AF_INET6, host.c_str(), address.data()) == 1;
-}
-
 // OpenSSL writes to a socket whose other end is gone as the system has it by default, with a signal that ends the process.
 // While one of these lives, this thread gets none.
 class WithoutSigpipe {
@@ -52,6 +46,12 @@ class WithoutSigpipe {
 };
 
 }  // namespace
+
+bool IsIpAddress(const std::string& host) {
+  std::array<unsigned char, sizeof(in6_addr)> address;
+  return inet_pton(AF_INET, host.c_str(), address.data()) == 1 ||
+         inet_pton(AF_INET6, host.c_str(), address.data()) == 1;
+}
 
 absl::StatusOr<HostAndPort> SplitAddress(const std::string& address) {
   const size_t colon = address.rfind(':');
@@ -152,7 +152,7 @@ OpensslPtr<SSL> ClientSsl(const std::string& authorities, const std::string& hos
   ERR_clear_error();
   SSL_CTX_set_verify(context.get(), authorities.empty() ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, nullptr);
   OpensslPtr<SSL> ssl(SSL_new(context.get()));
-  if (IsAddress(host)) {
+  if (IsIpAddress(host)) {
     X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl.get()), host.c_str());
   } else {
     SSL_set1_host(ssl.get(), host.c_str());

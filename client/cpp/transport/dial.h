@@ -20,6 +20,9 @@ struct HostAndPort {
 // INVALID_ARGUMENT: there is no port.
 absl::StatusOr<HostAndPort> SplitAddress(const std::string& address);
 
+// An IPv4 or IPv6 address, without brackets.
+bool IsIpAddress(const std::string& host);
+
 class Dial {
  public:
   // address: HOST:PORT. UNAVAILABLE says why there is no connection, with the address in front.

@@ -4,11 +4,9 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <openssl/err.h>
-#include <openssl/x509v3.h>
 
 #include <algorithm>
 #include <array>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,7 +24,7 @@
 namespace ballast {
 namespace {
 
-constexpr double kTimeoutS = 2;      // of each step of the account's handshake
+constexpr double kTimeoutS = 2;      // of each step of the account
 constexpr unsigned kLookEveryS = 5;  // at the files
 constexpr int kAlertReason = 1000;   // OpenSSL's reasons of alerts, less their numbers
 constexpr int kInternalError = 80;   // a daemon that turns a connection away says this alone (RFC 8446, 6.2)
@@ -65,14 +63,10 @@ absl::StatusOr<ClientFiles> ReadFiles(const ClientTls& tls) {
   return files;
 }
 
-std::string_view TextOf(const ASN1_STRING* text) {
-  return {reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)), static_cast<size_t>(ASN1_STRING_length(text))};
-}
-
 // Bytes that a terminal or a log would take for more than text, as \\x1b.
-std::string Shown(std::string_view text) { return absl::CHexEscape({text.data(), text.size()}); }
+std::string Shown(const std::string& text) { return absl::CHexEscape(text); }
 
-std::string AddressOf(std::string_view bytes) {
+std::string AddressOf(const std::string& bytes) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   if (bytes.size() != 4 && bytes.size() != 16) return "an address that is none";
   return inet_ntop(bytes.size() == 4 ? AF_INET : AF_INET6, bytes.data(), text.data(), text.size());
@@ -80,14 +74,11 @@ std::string AddressOf(std::string_view bytes) {
 
 // The hosts that a certificate is for. Nobody has vouched for it: it may hold anything.
 std::string HostsOf(const X509* certificate) {
-  auto* names = static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
   std::vector<std::string> hosts;
-  for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
-    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
-    if (name->type == GEN_DNS) hosts.push_back(Shown(TextOf(name->d.dNSName)));
-    if (name->type == GEN_IPADD) hosts.push_back(AddressOf(TextOf(name->d.iPAddress)));
+  for (const AlternativeName& name : AlternativeNamesOf(certificate)) {
+    if (name.type == GEN_DNS) hosts.push_back(Shown(name.bytes));
+    if (name.type == GEN_IPADD) hosts.push_back(AddressOf(name.bytes));
   }
-  GENERAL_NAMES_free(names);
   return hosts.empty() ? "none" : absl::StrJoin(hosts, ", ");
 }
 

@@ -36,8 +36,8 @@ class Membership:
         self.restored = ""  # the checkpoint that the daemon has read the run back from, as Joined has it
 
     def connect(self, options: Mapping[str, Any]) -> None:
-        """As the options server, tls, token_file, connect_timeout and reconnect_timeout say. Unavailable if no daemon answers, or none of
-        this process's own can be started; Rejected if one of its own will not do."""
+        """As the options server, tls, token_file, connect_timeout and reconnect_timeout say. Unavailable if no daemon
+        answers, or none of this process's own can be started; Rejected if one of its own will not do."""
         connect_s = seconds("connect_timeout", options.get("connect_timeout", 3.0))
         reconnect_s = seconds("reconnect_timeout", options.get("reconnect_timeout", 15.0))
         server = serving(options.get("server"), self._rank.run, self._rank.world, self._rank.world_given)

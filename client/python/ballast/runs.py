@@ -28,9 +28,9 @@ def delete_run(
 ) -> int:
     """Deletes a run of a daemon. Its weights, moments, snapshots and checkpoints are gone for good; its name is free.
 
-    server, tls, token_file: as the optimizers' options; "local" is the daemon that this process has started. force: also when a trainer is
-    attached, whose session then ends. keep_checkpoints: those stay on the daemon's disk, and `ballastctl restore` brings
-    the run back.
+    server, tls, token_file: as the optimizers' options; "local" is the daemon that this process has started. force: also
+    when a trainer is attached, whose session then ends. keep_checkpoints: those stay on the daemon's disk, and `ballastctl
+    restore` brings the run back.
     Returns how many bytes of the daemon's memory were freed.
 
     Raises Rejected, with code NOT_FOUND, if there is no such run or this process has no daemon, and FAILED_PRECONDITION

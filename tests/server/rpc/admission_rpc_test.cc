@@ -72,30 +72,23 @@ class AdmissionRpcTest : public RpcTest {
     StartServer(config);
   }
   static std::string TokenOf(const std::string& name) { return absl::StrCat("ballast_", name, "-token"); }
-  static void Bring(const std::string& grant, grpc::ClientContext* context) {
-    if (!grant.empty()) context->AddMetadata("authorization", absl::StrCat("Bearer ", TokenOf(grant)));
-  }
 
   // The run, made anew, with a session of its own; the token of it.
   std::string MakeRun(const std::string& run_id) {
     {
       grpc::ClientContext context;
-      Bring("operator", &context);
+      Bring(TokenOf("operator"), &context);
       v1::DeleteRunRequest request;
       request.set_run_id(run_id);
       request.set_force(true);
       v1::DeleteRunResponse response;
       admin_->DeleteRun(&context, request, &response);
     }
-    grpc::ClientContext context;
-    Bring("operator", &context);
-    v1::CreateRunRequest request;
-    *request.mutable_spec() = SpecOf(run_id);
-    v1::CreateRunResponse response;
-    const grpc::Status s = trainer_->CreateRun(&context, request, &response);
-    EXPECT_TRUE(s.ok()) << s.error_message();
-    grpc::ClientContext attaching;
-    Bring("operator", &attaching);
+    grpc::ClientContext creating, attaching;
+    Bring(TokenOf("operator"), &creating);
+    Bring(TokenOf("operator"), &attaching);
+    const absl::Status created = CreateRun(SpecOf(run_id), &creating).status();
+    EXPECT_TRUE(created.ok()) << created;
     v1::AttachRequest attach;
     attach.set_run_id(run_id);
     v1::AttachResponse attached;
@@ -137,7 +130,7 @@ class AdmissionRpcTest : public RpcTest {
   grpc::Status Call(const MethodDescriptor& method, const std::string& request, const std::string& grant) {
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel_);
     grpc::ClientContext context;
-    Bring(grant, &context);
+    if (!grant.empty()) Bring(TokenOf(grant), &context);
     grpc::CompletionQueue queue;
     const auto wait = [&queue] {
       void* tag = nullptr;
@@ -227,7 +220,7 @@ TEST_F(AdmissionRpcTest, ListRunsAnswersWithTheRunsThatTheCallerMaySee) {
   MakeRun(kOther);
   const auto list = [&](const std::string& grant) {
     grpc::ClientContext context;
-    Bring(grant, &context);
+    Bring(TokenOf(grant), &context);
     v1::ListRunsResponse response;
     EXPECT_TRUE(admin_->ListRuns(&context, {}, &response).ok());
     std::vector<std::string> runs;

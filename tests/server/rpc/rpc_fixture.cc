@@ -33,12 +33,12 @@ void RpcTest::Connect(const Config& config, absl::StatusOr<std::unique_ptr<Serve
   admin_ = v1::AdminService::NewStub(channel_);
 }
 
-absl::StatusOr<v1::CreateRunResponse> RpcTest::CreateRun(const v1::RunSpec& spec) {
-  grpc::ClientContext context;
+absl::StatusOr<v1::CreateRunResponse> RpcTest::CreateRun(const v1::RunSpec& spec, grpc::ClientContext* context) {
+  grpc::ClientContext own;
   v1::CreateRunRequest request;
   *request.mutable_spec() = spec;
   v1::CreateRunResponse response;
-  const grpc::Status s = trainer_->CreateRun(&context, request, &response);
+  const grpc::Status s = trainer_->CreateRun(context != nullptr ? context : &own, request, &response);
   if (!s.ok()) return absl::Status(static_cast<absl::StatusCode>(s.error_code()), s.error_message());
   return response;
 }

@@ -33,11 +33,15 @@ class RpcTest : public ::testing::Test {
   void StartServer(const Config& config = DefaultConfig());
   void Connect(const Config& config, absl::StatusOr<std::unique_ptr<Server>> server);
 
-  absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec);
+  absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec, grpc::ClientContext* context = nullptr);
   grpc::Status Attach(v1::AttachRequest request, v1::AttachResponse* response, grpc::ClientContext* context = nullptr);
   v1::AttachResponse AttachFresh(const std::string& run_id, bool takeover = false, uint32_t rank = 0,
                                  uint32_t world = 1);
   v1::AttachResponse Resume(const std::string& run_id, const std::string& token, uint32_t rank = 0, uint32_t world = 1);
+  // Has the call bring a token, where the daemon has an access file.
+  static void Bring(const std::string& token, grpc::ClientContext* context) {
+    context->AddMetadata("authorization", "Bearer " + token);
+  }
   v1::RunStatus Status(const std::string& run_id);
   grpc::Status RewindTo(uint64_t step);  // of run r1
 

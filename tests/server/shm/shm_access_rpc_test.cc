@@ -34,18 +34,12 @@ class ShmAccessRpcTest : public ShmRpcTest {
   std::string Reloads(int times) const {
     return absl::StrCat("ballast_access_reloads_total{result=\"success\"} ", times, "\n");
   }
-  static void Bring(const std::string& token, grpc::ClientContext* context) {
-    context->AddMetadata("authorization", absl::StrCat("Bearer ", token));
-  }
   v1::AttachResponse AttachWith(const std::string& token, const std::string& session = "") {
     grpc::ClientContext creating, attaching;
     Bring(token, &creating);
     Bring(token, &attaching);
-    v1::CreateRunRequest create;
-    *create.mutable_spec() = SmallSpec();
-    v1::CreateRunResponse created;
-    const grpc::Status s = trainer_->CreateRun(&creating, create, &created);
-    EXPECT_TRUE(s.ok()) << s.error_message();
+    const absl::Status created = CreateRun(SmallSpec(), &creating).status();
+    EXPECT_TRUE(created.ok()) << created;
     v1::AttachRequest attach;
     attach.set_run_id("r1");
     attach.set_session_token(session);

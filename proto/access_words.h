@@ -1,0 +1,22 @@
+// The words of an access file that both ends know: who writes a grant, and who reads it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/string_view.h"
+
+namespace ballast {
+
+// Each includes those before it.
+inline constexpr std::array<absl::string_view, 4> kScopeNames = {"observe", "pull", "push", "admin"};
+
+// Of letters, digits and . _ -, at most 128.
+inline bool IsGrantName(absl::string_view text) {
+  return !text.empty() && text.size() <= 128 && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+}  // namespace ballast
