@@ -75,6 +75,11 @@ absl::Status CheckTensors(const v1::RunSpec& existing, const v1::RunSpec& asked)
           absl::StrCat("AmendRun: tensor '", name, "' is number ", i, " of the run and ", place->second,
                        " of the spec: a run's tensors come first, in their order, and new ones follow"));
     }
+    if (existing.has_part() && existing.part().tensors(i) != asked.part().tensors(i)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "AmendRun: tensor '", name, "' is number ", existing.part().tensors(i), " of the run on several daemons and ",
+          asked.part().tensors(i), " of the spec: a run's tensors keep their numbers and their daemons"));
+    }
     v1::RunSpec is, wanted;
     *is.add_tensors() = Lasting(existing.tensors(i));
     *wanted.add_tensors() = Lasting(asked.tensors(i));
@@ -95,6 +100,10 @@ v1::RunSpec Fixed(const v1::RunSpec& spec) {
   fixed.clear_accumulation();
   fixed.clear_max_grad_norm();
   fixed.clear_checkpoint();
+  if (fixed.has_part()) {
+    fixed.mutable_part()->clear_tensors();
+    fixed.mutable_part()->clear_whole_tensors();
+  }
   return fixed;
 }
 

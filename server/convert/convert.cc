@@ -126,6 +126,8 @@ v1::StepMeasured FromMeasured(const output::Measured& measured) {
   out.set_grad_norm(measured.grad_norm);
   out.set_nonfinite_tensors(measured.nonfinite_tensors);
   out.set_discarded(measured.discarded);
+  out.mutable_squares()->Add(measured.squares.begin(), measured.squares.end());
+  if (measured.first_nonfinite) out.set_first_nonfinite(*measured.first_nonfinite);
   return out;
 }
 
@@ -191,6 +193,10 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   const RunStatus status = run.Status();
   v1::RunStatus out;
   out.set_run_id(run.spec().run_id);
+  if (run.spec().part) {
+    out.set_part(run.spec().part->index);
+    out.set_parts(run.spec().part->count);
+  }
   out.set_state(FromState(status.state));
   if (status.unattended_since_s) out.set_idle_seconds(MonotonicSeconds() - *status.unattended_since_s);
   if (status.last_result) out.set_since_step_seconds(std::max(0.0, UnixSeconds() - status.last_result->closed_at_s));

@@ -73,6 +73,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
 absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made);  // when all else is there
 absl::Status TakeRewind(const v1::RunSpec& spec, RunSpec* made);
+absl::Status TakePart(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeCheckpoints(const v1::RunSpec& spec, bool has_storage, RunSpec* made);
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);
 // The wire format of this name. `fit`: the flag that says whether it may carry gradients, or weights that are served.

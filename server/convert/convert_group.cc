@@ -167,12 +167,39 @@ absl::StatusOr<message::StepBegin> ToStepBegin(const v1::StepBegin& begin, const
                                        "; wanted: a positive number whose inverse is a float; leave it unset for 1"));
   }
   AddLine("loss_scale", made.loss_scale, &made.content);
-  for (const GroupSpec& group : spec.groups) made.hyper.push_back(group.hyper);
+  made.hyper = HyperOfSpec(spec);
   ASSIGN_OR_RETURN(const auto values,
                    ToValues(begin.groups(), spec, StrCat("StepBegin of step ", begin.step()), &made.content));
   for (const message::GroupValue& v : values) made.hyper[v.group][v.hyper] = v.value;
   return made;
 }
+
+namespace {
+
+// What the whole run's step measures, which a part's verdict is of.
+absl::Status TakeWhole(const v1::StepEnd& end, const RunSpec& spec, message::StepEnd* made) {
+  const bool wanted = spec.part && spec.staged && !end.discard();
+  if (end.has_whole() != wanted) {
+    return InvalidArgumentError(StrCat(
+        "StepEnd ", wanted ? "without" : "with", " `whole`, what the gradients of all parts of a run measure; wanted: ",
+        "with it in the staged steps of a part, unless they are discarded, and else without"));
+  }
+  made->checkpoint = end.checkpoint();
+  if (!wanted) return absl::OkStatus();
+  const v1::WholeMeasure& whole = end.whole();
+  if (std::isnan(whole.grad_norm()) || whole.grad_norm() < 0) {
+    return InvalidArgumentError(StrCat("StepEnd.whole.grad_norm is ", whole.grad_norm(), "; wanted: at least 0"));
+  }
+  made->whole = {.norm = whole.grad_norm(),
+                 .nonfinite_tensors = whole.nonfinite_tensors(),
+                 .first_nonfinite = whole.first_nonfinite(),
+                 .first_name = whole.first_name()};
+  AddLine("whole.grad_norm", whole.grad_norm(), &made->content);
+  AddLine("whole.nonfinite_tensors", static_cast<double>(whole.nonfinite_tensors()), &made->content);
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec) {
   if (end->client_state().size() > kMostClientState) {
@@ -196,6 +223,7 @@ absl::StatusOr<message::StepEnd> ToStepEnd(v1::StepEnd* end, const RunSpec& spec
     made.gradient_overflowed = end->gradient_overflowed();
     RETURN_IF_ERROR(share("gradient_overflowed", *made.gradient_overflowed));
   }
+  RETURN_IF_ERROR(TakeWhole(*end, spec, &made));
   if (!end->has_max_grad_norm()) return made;
   const double norm = end->max_grad_norm();
   if (!(std::isfinite(norm) && norm > 0)) {

@@ -161,16 +161,16 @@ absl::StatusOr<std::unique_ptr<RE2>> ToPattern(const std::string& layer, const s
                                      " in all patterns together; make them shorter or fewer"));
 }
 
-// The layers that the rule's pattern matches: at least one.
+// The layers that the rule's pattern matches: at least one, unless the others are in other parts of the run.
 absl::StatusOr<std::vector<uint32_t>> LayersOf(const v1::LayerThreshold& rule, const std::string& at,
-                                               const LayerGroups& layers, int* instructions_left) {
+                                               const LayerGroups& layers, bool is_part, int* instructions_left) {
   RETURN_IF_ERROR(CheckAbove0(at + ".rms_threshold", rule.rms_threshold()));
   ASSIGN_OR_RETURN(const std::unique_ptr<RE2> pattern, ToPattern(rule.layer(), "spikes." + at, instructions_left));
   std::vector<uint32_t> matched;
   for (uint32_t layer = 0; layer < layers.names().size(); ++layer) {
     if (RE2::FullMatch(layers.names()[layer], *pattern)) matched.push_back(layer);
   }
-  if (!matched.empty()) return matched;
+  if (!matched.empty() || is_part) return matched;
   return InvalidArgumentError(
       StrCat("spikes.", at, ".layer '", rule.layer(),
              "' matches no layer's whole name; the layers are: ", absl::StrJoin(layers.names(), ", ")));
@@ -184,7 +184,8 @@ struct AskedFor {
 };
 
 // In the order in which they hold.
-absl::StatusOr<std::vector<AskedFor>> ThresholdsOf(const v1::SpikeSpec& spikes, const LayerGroups& layers) {
+absl::StatusOr<std::vector<AskedFor>> ThresholdsOf(const v1::SpikeSpec& spikes, const LayerGroups& layers,
+                                                   bool is_part) {
   if (spikes.layers_size() > kMostThresholds) {
     return InvalidArgumentError(
         StrCat("spikes.layers has ", spikes.layers_size(), " entries; wanted: at most ", kMostThresholds));
@@ -194,7 +195,7 @@ absl::StatusOr<std::vector<AskedFor>> ThresholdsOf(const v1::SpikeSpec& spikes, 
   for (int i = 0; i < spikes.layers_size(); ++i) {
     const std::string at = StrCat("layers[", i, "]");
     const v1::LayerThreshold& rule = spikes.layers(i);
-    ASSIGN_OR_RETURN(std::vector<uint32_t> matched, LayersOf(rule, at, layers, &instructions_left));
+    ASSIGN_OR_RETURN(std::vector<uint32_t> matched, LayersOf(rule, at, layers, is_part, &instructions_left));
     asked.push_back({StrCat("spikes.", at, ".rms_threshold"), rule.rms_threshold(), std::move(matched)});
   }
   // The default is nobody's wish: where it is out of reach there are no RMS events.
@@ -223,12 +224,13 @@ absl::Status CheckReach(const v1::SpikeSpec& spikes, const RunSpec& made, const 
   for (const AskedFor& asked : all_asked) {
     double bound = 0;
     for (const uint32_t layer : asked.layers) bound = std::max(bound, bounds[layer]);
+    if (bound == 0 && made.part) continue;  // other parts have what is watched
     if (asked.threshold > bound) return OutOfReach(asked.field, asked.threshold, bound, made.spikes.rms_min_elements);
   }
   const double highest = *std::max_element(bounds.begin(), bounds.end());
   const bool any_rms =
       std::any_of(made.groups.begin(), made.groups.end(), [](const GroupSpec& group) { return group.kernel->has_rms; });
-  if (spikes.has_rms_min_elements() && any_rms && highest == 0) {
+  if (spikes.has_rms_min_elements() && any_rms && highest == 0 && !made.part) {
     return InvalidArgumentError(StrCat("spikes.rms_min_elements is ", made.spikes.rms_min_elements,
                                        ", and no tensor has so many: no RMS_t would be watched; lower it"));
   }
@@ -248,7 +250,7 @@ absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made) {
   RETURN_IF_ERROR(TakeAction(spec, &made->spikes));
   made->spikes.curvature = spikes.curvature();
   const LayerGroups layers(TensorNames(*made), made->layer_groups);
-  ASSIGN_OR_RETURN(const std::vector<AskedFor> asked, ThresholdsOf(spikes, layers));
+  ASSIGN_OR_RETURN(const std::vector<AskedFor> asked, ThresholdsOf(spikes, layers, made->part.has_value()));
   if (!spikes.has_rms_min_elements()) WatchAskedFor(asked, layers, made);  // else it was said how small
   RETURN_IF_ERROR(CheckReach(spikes, *made, asked, RmsBounds(*made, layers)));
   for (const std::string& name : layers.names()) made->layers.push_back({name, made->spikes.rms_threshold});

@@ -168,6 +168,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
   Run::AttachRequest made{.fresh = environment_.sessions->NewId(),
                           .rank = request->rank(),
                           .world = request->world(),
+                          .from_step = request->from_step(),
                           .takeover = request->takeover(),
                           .want_digests = request->want_digests(),
                           .knows_whole = Knows(*request, "held_whole"),

@@ -33,15 +33,16 @@ bool Checkpointer::Due(uint64_t step) const {
   const CheckpointSettings& settings = *environment_.spec->checkpoints;
   if (!asked_.empty() || replaced_ || wanted_) return true;
   if (settings.every_steps > 0 && step % settings.every_steps == 0) return true;
-  return settings.every_s > 0 && MonotonicSeconds() - last_begun_s_ >= settings.every_s;
+  return EveryS() > 0 && MonotonicSeconds() - last_begun_s_ >= EveryS();
 }
 
 bool Checkpointer::WantsNow() const {
   if (!ended_.ok() || writing_) return false;
   if (!asked_.empty() || replaced_ || wanted_) return true;
-  const double every_s = environment_.spec->checkpoints->every_s;
-  return closed_ != begun_step_ && every_s > 0 && MonotonicSeconds() - last_begun_s_ >= every_s;
+  return closed_ != begun_step_ && EveryS() > 0 && MonotonicSeconds() - last_begun_s_ >= EveryS();
 }
+
+double Checkpointer::EveryS() const { return environment_.spec->part ? 0 : environment_.spec->checkpoints->every_s; }
 
 void Checkpointer::OnBegun(uint64_t snapshot) {
   environment_.snapshots->Pin(snapshot);

@@ -124,6 +124,8 @@ class Checkpointer {
     uint64_t replaces = 0;  // the number of the one that has the same state; 0: none
     std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   };
+  // 0: not by time, or, in a part of a run, when a rank says so, at the same step in all parts.
+  double EveryS() const;
   void OnSaved(uint64_t snapshot, bool saved);
   void OnWritten(absl::StatusOr<CheckpointWritten> written);
   // On the strand, when the writer comes to it.

@@ -8,6 +8,7 @@ StepMachineOptions MachineOptions(const RunSpec& spec, const Plan& plan) {
   options.rank_timeout_s = spec.rank_timeout_s;
   options.step_timeout_s = spec.step_timeout_s;
   options.leaves_out_lost = spec.leaves_out_lost;
+  options.is_part = spec.part.has_value();
   options.commit = spec.staged ? Commit::kStaged : Commit::kRelease;
   options.chunk_elements = spec.chunk_elements;
   options.most_micros = options.reduction.micros = spec.accumulation;

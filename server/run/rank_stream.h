@@ -13,6 +13,7 @@
 #include "server/step/payload.h"
 #include "server/step/step_machine.h"
 #include "server/step/step_record.h"
+#include "server/step/step_verdict.h"
 #include "server/store/weight_sink.h"
 
 namespace ballast {
@@ -57,6 +58,8 @@ struct StepEnd {
   std::optional<double> loss = {};  // of the last micro-batch, where its MicroEnd told none
   // Shares of the elements that the rank converted to narrower formats, if it has counted.
   std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
+  std::optional<GradientFindings> whole = {};  // of all parts of the run
+  bool checkpoint = false;                     // is due after the step
 };
 // What the edge refused; it ends the stream when its turn comes.
 struct Bad {
@@ -80,6 +83,9 @@ struct Measured {
   double grad_norm = 0;
   uint64_t nonfinite_tensors = 0;
   bool discarded = false;
+  // In a part of a run: StepStatistics::GradientSquares, and the first tensor that is not finite.
+  std::vector<double> squares = {};
+  std::optional<uint32_t> first_nonfinite = {};
 };
 struct Drain {
   std::string reason;

@@ -190,7 +190,8 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                         .takeover = request.takeover,
                                         .rank = request.rank,
                                         .world = request.world,
-                                        .coverage = request.coverage},
+                                        .coverage = request.coverage,
+                                        .from_step = request.from_step},
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
   request.accepted();

@@ -21,20 +21,6 @@ StepSettings SettingsOf(const RunSpec& spec) {
   return settings;
 }
 
-// The edge has seen that the payload is of so many elements as fit into the chunk.
-absl::Status CheckWholePart(const RunSpec& spec, const ChunkSet& covers, const message::Gradient& m) {
-  const TensorSpec& t = spec.tensors[m.tensor];
-  if (!Contains(covers, m.tensor, m.chunk)) return absl::OkStatus();  // the machine says why it is refused
-  const uint64_t first = ChunkBegin(spec, m.chunk);
-  const ChunkPart part = PartIn(covers, m.tensor, m.chunk, ChunkEnd(spec, t, m.chunk) - first);
-  const uint64_t wanted = (part.end - part.begin) * WireBytes(t.gradient_format);
-  if (m.data.size() == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "chunk ", m.chunk, " of tensor ", m.tensor, " '", t.name, "' has ", m.data.size(), " bytes; wanted: ", wanted,
-      " (", part.end - part.begin, " elements of ", kernels::WireFormats()[static_cast<size_t>(t.gradient_format)].name,
-      ", [", first + part.begin, ", ", first + part.end, ") of the tensor, to which the rank contributes)"));
-}
-
 }  // namespace
 
 StepExecutor::StepExecutor(Environment environment, std::function<void()> settle)
@@ -117,70 +103,6 @@ absl::Status StepExecutor::OpenStream(const std::shared_ptr<RankStream>& stream,
   return Execute(std::move(effects));  // no Reject among them: it was the first or is not there
 }
 
-absl::Status StepExecutor::Take(uint32_t rank, RankMessage& message) {
-  return std::visit([&](auto& m) { return Take(rank, m); }, message);
-}
-
-absl::Status StepExecutor::Take(uint32_t rank, message::StepBegin& m) {
-  if (auto s = gate_.Check(machine_, m.step); !s.ok()) return s;
-  begin_ = &m;
-  absl::Status taken = Handle(event::StepBegin{links_[rank].session(), m.step, m.content});
-  begin_ = nullptr;
-  return taken;
-}
-
-absl::Status StepExecutor::Take(uint32_t rank, message::MicroBegin& m) {
-  return Handle(event::MicroBegin{links_[rank].session(), m.micro, m.last});
-}
-
-absl::Status StepExecutor::Take(uint32_t rank, message::Gradient& m) {
-  if (auto s = CheckWholePart(*spec_, machine_.reduction().covers(rank), m); !s.ok()) {
-    reporter_.metrics().OnRejectedChunk("malformed");
-    return s;
-  }
-  gradient_ = &m;
-  absl::Status taken = Handle(event::Chunk{links_[rank].session(), m.micro, m.tensor, m.chunk, m.crc});
-  gradient_ = nullptr;
-  links_[rank].outbox().Acknowledge();
-  return taken;
-}
-
-absl::Status StepExecutor::Take(uint32_t rank, message::MicroEnd& m) {
-  if (m.loss && machine_.InStep(rank)) judge_.AddLoss(rank, m.micro, *m.loss);
-  return Handle(event::MicroEnd{links_[rank].session(), m.micro, std::move(m.absent)});
-}
-
-absl::Status StepExecutor::Take(uint32_t rank, message::StepMeasure&) {
-  const bool again = !machine_.InStep(rank) || machine_.SentAll(rank);
-  StepEffects effects = machine_.Handle(event::StepMeasure{links_[rank].session()}, CoarseSeconds());
-  if (machine_.SentAll(rank)) links_[rank].outbox().Release();
-  if (!again && machine_.SentAll(rank)) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
-  return Execute(std::move(effects));
-}
-
-absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
-  RankLink& link = links_[rank];
-  const bool in_step = machine_.InStep(rank), again = machine_.SentAll(rank);
-  const uint32_t begun = in_step ? machine_.reduction().micros_begun(rank) : 0;
-  if (m.loss && begun > 0) judge_.AddLossIfNone(rank, begun - 1, *m.loss);
-  if (in_step && !m.client_state.empty()) {
-    link.BringState({machine_.step(), std::move(m.client_state)});  // the step may close by this
-  }
-  StepEffects effects =
-      machine_.Handle(event::StepEnd{link.session(), std::move(m.content), m.discard}, CoarseSeconds());
-  const bool refused = !effects.empty() && std::holds_alternative<effect::Reject>(effects.front());
-  refused ? link.DropComingState() : link.outbox().Release();
-  if (in_step && !refused) {
-    settings_.end_values = std::move(m.values);
-    settings_.max_grad_norm = m.max_grad_norm;
-    if (!again) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
-    reporter_.OnConverted(m.gradient_flushed, m.gradient_overflowed);
-  }
-  return Execute(std::move(effects));
-}
-
-absl::Status StepExecutor::Take(uint32_t, message::Bad& m) { return std::move(m.status); }
-
 absl::Status StepExecutor::Handle(const StepEvent& event) { return Execute(machine_.Handle(event, CoarseSeconds())); }
 
 absl::Status StepExecutor::Execute(StepEffects effects) {
@@ -216,7 +138,10 @@ void StepExecutor::Do(const effect::LeftOut& e) {
 }
 
 void StepExecutor::Do(const effect::Opened& e) {
-  settings_ = {.hyper = std::move(begin_->hyper), .left_out = e.left_out, .loss_scale = begin_->loss_scale};
+  // A step that is only closed, since other parts of the run have done so, has the spec's values.
+  settings_ = begin_ != nullptr ? StepSettings{.hyper = std::move(begin_->hyper), .loss_scale = begin_->loss_scale}
+                                : StepSettings{.hyper = HyperOfSpec(*spec_)};
+  settings_.left_out = e.left_out;
   updater_.Begin();
   judge_.Begin();
   reporter_.OnOpened();
@@ -266,6 +191,10 @@ void StepExecutor::Do(const effect::Update& e) {
 void StepExecutor::Do(const effect::Measured& e) {
   const GradientFindings found = updater_.statistics().Findings();
   output::Measured measured{.step = e.step, .grad_norm = found.norm, .nonfinite_tensors = found.nonfinite_tensors};
+  if (spec_->part) {
+    measured.squares = updater_.statistics().GradientSquares();
+    if (found.nonfinite_tensors > 0) measured.first_nonfinite = found.first_nonfinite;
+  }
   if (e.discarded) measured = {.step = e.step, .grad_norm = std::nan(""), .discarded = true};
   links_[e.rank].outbox().Tell(measured);
 }
@@ -299,6 +228,7 @@ void StepExecutor::Do(const effect::Close& e) {
   results_.push_back(reporter_.Report(std::move(record), updater_.statistics()));
   if (results_.size() > kResultsKept) results_.pop_front();
   if (unkept_) Keep(*unkept_);
+  if (settings_.checkpoint && checkpointer_ != nullptr) checkpointer_->Want();
   const bool torn = e.outcome == Outcome::kPartial && spec_->rewinds_torn;
   unkept_ = {.step = e.step, .torn = torn};
   KeepClosed();
@@ -320,7 +250,9 @@ void StepExecutor::DropAllHeld() {
 
 void StepExecutor::OnUpdated(const effect::Update& e, const TaskResult* result) {
   if (result != nullptr && !spec_->staged && result->statistics.nonfinite > 0) {
-    StopIf(StopReason(*spec_, e.step, {.nonfinite_tensors = 1, .first_nonfinite = e.tensor}));
+    StopIf(
+        StopReason(*spec_, e.step,
+                   {.nonfinite_tensors = 1, .first_nonfinite = e.tensor, .first_name = spec_->tensors[e.tensor].name}));
   }
   Handle(event::TensorApplied{e.step, e.tensor, e.slab}).IgnoreError();  // never refused
   settle_();
@@ -348,6 +280,7 @@ StepRecord StepExecutor::RecordOf(const effect::Close& e) {
     record.grad_norm = 0;
     record.nonfinite_tensors = 0;
   }
+  if (settings_.whole) record.grad_norm = settings_.whole->norm;
   reporter_.Complete(&record, updater_.last_update_s());
   return record;
 }

@@ -104,7 +104,7 @@ bool StepJudge::IsOpen(uint64_t step) const {
 // A step that is to be applied may first be tried, for what it would do.
 void StepJudge::JudgeMeasured() {
   const RunSpec& spec = *environment_.spec;
-  const GradientFindings found = environment_.updater->statistics().Findings();
+  const GradientFindings found = WholeFindings();
   verdict_ = JudgeStep(spec, judging_, environment_.settings->loss_scale, found);
   const bool applies = verdict_.outcome == Outcome::kApplied;
   const std::optional<double> of_step = environment_.settings->max_grad_norm;
@@ -117,7 +117,13 @@ void StepJudge::JudgeMeasured() {
     DryUpdate(i, *judged_[i]);
     tries = true;
   }
-  if (!tries) Pronounce(verdict_);
+  if (tries) return;
+  if (spec.part) JudgeSpikes(&verdict_);  // other parts may have tensors that are tried
+  Pronounce(verdict_);
+}
+
+GradientFindings StepJudge::WholeFindings() const {
+  return environment_.settings->whole.value_or(environment_.updater->statistics().Findings());
 }
 
 void StepJudge::DryUpdate(uint32_t tensor, Slab slab) {
@@ -153,7 +159,7 @@ StepFindings StepJudge::FindingsOf(uint64_t step) const {
           .curvature = statistics.CurvatureByLayer(),
           .loss = Loss(),
           .nonfinite_loss_rank = FirstNonfiniteLoss(),
-          .grad_norm = gradients.norm,
+          .grad_norm = WholeFindings().norm,
           .nonfinite_tensors = gradients.nonfinite_tensors,
           .first_nonfinite = gradients.first_nonfinite};
 }

@@ -83,6 +83,8 @@ class StepJudge {
   void OnAllAnswered();
   bool IsOpen(uint64_t step) const;
   void JudgeMeasured();
+  // Of all the run's gradients, as far as this daemon knows of them.
+  GradientFindings WholeFindings() const;
   void DryUpdate(uint32_t tensor, Slab slab);
   void Pronounce(event::Verdict verdict);
   // Skips a step that would else be applied, where the run's policy wants that.

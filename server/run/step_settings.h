@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/run/rank_stream.h"
+#include "server/step/step_verdict.h"
 
 namespace ballast {
 
@@ -14,7 +15,10 @@ struct StepSettings {
   std::vector<std::vector<double>> hyper = {};       // by group, complete, in the kernel's order
   std::vector<message::GroupValue> end_values = {};  // that win over them once the step is judged
   std::optional<double> max_grad_norm = {};          // that wins over the run's
-  std::vector<uint32_t> left_out = {};               // ranks, ascending
+  // In a part of a run, what the gradients of all its parts measure: the step is judged by that.
+  std::optional<GradientFindings> whole = {};
+  bool checkpoint = false;              // is due when it closes: a rank says so
+  std::vector<uint32_t> left_out = {};  // ranks, ascending
   double loss_scale = 1;
   float clip = 1;  // of the gradient over all tensors
 

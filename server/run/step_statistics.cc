@@ -82,10 +82,20 @@ GradientFindings StepStatistics::Findings() const {
     if (!updated_[i] && !measured_[i]) continue;
     grad_sq += tensors_[i].grad_sq;
     if (tensors_[i].nonfinite == 0) continue;
-    if (found.nonfinite_tensors++ == 0) found.first_nonfinite = i;
+    if (found.nonfinite_tensors++ > 0) continue;
+    found.first_nonfinite = i;
+    found.first_name = spec_->tensors[i].name;
   }
   found.norm = std::sqrt(grad_sq);
   return found;
+}
+
+std::vector<double> StepStatistics::GradientSquares() const {
+  std::vector<double> squares(tensors_.size(), std::nan(""));
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (updated_[i] || measured_[i]) squares[i] = tensors_[i].grad_sq;
+  }
+  return squares;
 }
 
 std::vector<StepStatistics::Sums> StepStatistics::SumLayers() const {

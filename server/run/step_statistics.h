@@ -35,6 +35,8 @@ class StepStatistics {
 
   // What the gradients measured so far show.
   GradientFindings Findings() const;
+  // The sum of squares of each tensor's gradient, as Findings adds them up; NaN: it has none.
+  std::vector<double> GradientSquares() const;
 
   // The tensors updated that are the first to look at: those with a gradient not finite, then by RMS_t, else by norm.
   std::vector<TensorStatus> First(size_t count) const;

@@ -64,6 +64,12 @@ struct CheckpointSettings {
   uint32_t journal_steps = 0;  // closed steps that may wait to be durable, with a journal; else 0
 };
 
+// What this daemon has of a run that several own: ballast.v1.RunPart. The numbers in the run are for the clients.
+struct RunPart {
+  uint32_t index = 0;
+  uint32_t count = 0;
+};
+
 inline constexpr uint32_t kJournalSteps = 16;  // CheckpointSettings::journal_steps where nothing is asked for
 
 struct RunSpec {
@@ -84,6 +90,7 @@ struct RunSpec {
   uint32_t snapshots = 0;  // of past steps, kept at most
   uint32_t snapshot_every = 50;
   std::optional<CheckpointSettings> checkpoints = {};  // none: nothing of the run is on a disk
+  std::optional<RunPart> part = {};                    // none: this daemon has all of the run
   bool rewinds_torn = false;                           // a step that closes PARTIAL is undone
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;
@@ -162,6 +169,13 @@ inline std::optional<double> HyperOf(const GroupSpec& group, std::span<const dou
     if (group.kernel->hypers[h].name == name) return values[h];
   }
   return std::nullopt;
+}
+
+// By group, the values that hold where a step brings none.
+inline std::vector<std::vector<double>> HyperOfSpec(const RunSpec& spec) {
+  std::vector<std::vector<double>> values;
+  for (const GroupSpec& group : spec.groups) values.push_back(group.hyper);
+  return values;
 }
 
 inline uint64_t WireBytes(kernels::WireIndex format) {

@@ -76,7 +76,8 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (auto s = CheckWorld(e, now_s); !s.ok()) return Refuse(s);
   if (auto s = CheckCovered(e); !s.ok()) return Refuse(s);
   StepEffects effects;
-  if (e.world != world() && BeingRead()) {
+  const bool behind = options_.is_part && e.from_step == step_ + 1;
+  if ((e.world != world() || behind) && BeingRead()) {
     return Refuse(absl::UnavailableError(absl::StrCat("step ", step_, " is being judged; attach again")), kFinishS);
   }
   if (e.world != world()) ChangeWorld(e.world, now_s, &effects);
@@ -93,6 +94,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
     Remember(e.rank, Ending::kTaken);
     EndSession(e.rank, absl::AbortedError("another process took this rank over"), "restarted", now_s, &effects);
   }
+  if (behind) CloseBehind(e, now_s, &effects);
   if (InStep(e.rank)) {
     effects.insert(effects.begin(), effect::Reject{absl::UnavailableError(FinishDetail(e.rank)), kFinishS});
     return effects;
@@ -108,6 +110,20 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (!open_ && reduction_.left_out(e.rank)) Reset();
   effects.push_back(effect::Attached{e.rank, e.session, /*resumed=*/false});
   return effects;
+}
+
+void StepMachine::CloseBehind(const event::Attach& e, double now_s, StepEffects* effects) {
+  if (e.from_step != step_ + 1) return;  // it has closed by now
+  if (!open_) {
+    open_ = true;
+    opened_at_s_ = now_s;
+    begin_rank_ = e.rank;
+    effects->push_back(effect::Opened{step_, LeftOutRanks()});
+  }
+  CloseTorn("restarted",
+            absl::StrCat("rank ", e.rank, " goes on with step ", e.from_step,
+                         ", since another part of the run has closed this one"),
+            effects);
 }
 
 absl::Status StepMachine::CheckWorld(const event::Attach& e, double now_s) const {
@@ -292,6 +308,7 @@ void StepMachine::LeaveStep(uint32_t rank, const char* reason, StepEffects* effe
   }
   const bool all_in = reduction_.all_complete() || discarded_;
   if (judged_ || (all_in && ranks_[rank].ended)) return;  // nothing of it is missing
+  if (all_in && OthersBringVerdict(rank)) return Proceed(effects);
   if (!reduction_.Forget(rank)) {
     const bool away = absl::string_view(reason) == kRankLost;
     std::string detail = away ? AwayDetail(rank) : absl::StrCat("rank ", rank, "'s process is gone");

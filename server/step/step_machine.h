@@ -33,6 +33,10 @@
 //     awaited again. A rank to which no process has attached yet is never left out, however late it starts: it brings
 //     weights of its own, which must be those of the run's first step. A rewind remembers that a process has attached
 //     to a rank; another world does not;
+//   - in a part of a run: a rank brings the verdict of all parts with its StepEnd, once it has been told what this part
+//     measures. So when a step is measured, a rank that is gone is not missed as long as another, which is there, brings
+//     the verdict. A rank that attaches and makes a later step next, since another part has closed this one, closes it
+//     here as torn, open or not;
 //   - messages of a rank about a step that closed without it are ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and answers of
 //     the device to updates from before belong to no step.
@@ -71,6 +75,7 @@ struct StepMachineOptions {
   double step_timeout_s = 0;  // for each rank, in a step; 0: none
   double counted_tick_s = 1;  // of the time between two ticks, at most: the daemon may have been stopped
   bool leaves_out_lost = false;
+  bool is_part = false;  // of a run whose ranks bring the verdict of all its parts
   uint64_t first_step = 1;
 };
 
@@ -196,6 +201,8 @@ class StepMachine {
     bool stale = false;
   };
   absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
+  // Closes the step before the one that the rank makes next.
+  void CloseBehind(const event::Attach& e, double now_s, StepEffects* effects);
   absl::Status CheckWorld(const event::Attach& e, double now_s) const;
   absl::Status CheckCovered(const event::Attach& e) const;
   // Where the sets leave a gap: the first of it, for people; empty: they leave none.
@@ -252,6 +259,8 @@ class StepMachine {
   void Update(uint32_t tensor, Slab slab, StepEffects* effects);
   void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);
   void LeaveStep(uint32_t rank, const char* reason, StepEffects* effects);
+  // Whether the open step's verdict is known or may still be brought, although the rank is gone that has asked for it.
+  bool OthersBringVerdict(uint32_t rank) const;
   void CloseTorn(const char* reason, std::string detail, StepEffects* effects);
   // After anything was delivered, ended or released.
   void Proceed(StepEffects* effects);
@@ -268,6 +277,7 @@ class StepMachine {
   void PublishClosed(const event::TensorApplied& e, StepEffects* effects);
   void TellResults(StepEffects* effects);
   bool AllEnded() const;
+  bool AnyEnded() const;
   void Close(Outcome outcome, std::string reason, std::string detail, StepEffects* effects);
   void Reset();
 

@@ -156,9 +156,27 @@ bool StepMachine::BeingRead() const { return measuring_ || AwaitsVerdict(); }
 
 bool StepMachine::AllEnded() const {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (!reduction_.left_out(r) && !(ranks_[r].begun == step_ && ranks_[r].ended)) return false;
+    if (reduction_.left_out(r) || (ranks_[r].begun == step_ && ranks_[r].ended)) continue;
+    const bool gone = InStep(r) && !ranks_[r].session;
+    if (!gone || !OthersBringVerdict(r) || !AnyEnded()) return false;
   }
   return true;
+}
+
+bool StepMachine::AnyEnded() const {
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (InStep(r) && ranks_[r].ended) return true;
+  }
+  return false;
+}
+
+bool StepMachine::OthersBringVerdict(uint32_t rank) const {
+  if (!options_.is_part || !ranks_[rank].asked) return false;
+  if (AnyEnded()) return true;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    if (r != rank && InStep(r) && ranks_[r].session) return true;
+  }
+  return false;
 }
 
 void StepMachine::JudgeIfDue(StepEffects* effects) {

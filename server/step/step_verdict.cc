@@ -9,13 +9,13 @@ namespace ballast {
 namespace {
 
 // Which gradients are not finite; empty: all are.
-std::string WhatIsNotFinite(const RunSpec& spec, const GradientFindings& found) {
+std::string WhatIsNotFinite(const GradientFindings& found) {
   if (found.nonfinite_tensors == 0) {
     return std::isfinite(found.norm) ? "" : "the norm over all gradients is too large for a float";
   }
   const std::string others =
       found.nonfinite_tensors > 1 ? absl::StrCat(" and ", found.nonfinite_tensors - 1, " more have") : " has";
-  return absl::StrCat("tensor ", found.first_nonfinite, " '", spec.tensors[found.first_nonfinite].name, "'", others,
+  return absl::StrCat("tensor ", found.first_nonfinite, " '", found.first_name, "'", others,
                       " a gradient with NaN or infinities");
 }
 
@@ -27,7 +27,7 @@ float ClipCoefficient(std::optional<double> max_grad_norm, double norm) {
 }
 
 event::Verdict JudgeStep(const RunSpec& spec, uint64_t step, double loss_scale, const GradientFindings& found) {
-  const std::string what = WhatIsNotFinite(spec, found);
+  const std::string what = WhatIsNotFinite(found);
   if (what.empty() || spec.nonfinite == Nonfinite::kSkipTensor) return {.step = step};
   if (spec.nonfinite == Nonfinite::kStop) {
     return {.step = step, .outcome = Outcome::kAborted, .reason = "nonfinite", .detail = StopReason(spec, step, found)};
@@ -43,7 +43,7 @@ event::Verdict JudgeStep(const RunSpec& spec, uint64_t step, double loss_scale, 
 
 std::string StopReason(const RunSpec& spec, uint64_t step, const GradientFindings& found) {
   if (spec.nonfinite != Nonfinite::kStop) return "";
-  const std::string what = WhatIsNotFinite(spec, found);
+  const std::string what = WhatIsNotFinite(found);
   if (what.empty()) return "";
   return absl::StrCat("run '", spec.run_id, "' is stopped (nonfinite = stop) since step ", step, ", in which ", what,
                       "; no later step begins: find the cause, delete the run and create it again from weights you "

@@ -17,6 +17,7 @@ struct GradientFindings {
   double norm = 0;  // L2; of the blocks of 32 without an element that is not finite
   uint64_t nonfinite_tensors = 0;
   uint32_t first_nonfinite = 0;  // where there are some
+  std::string first_name = {};   // its name
 };
 
 // The coefficient that brings the norm to at most max_grad_norm: fp32(min(1, max / (norm + 1e-6))), as torch's

@@ -120,7 +120,8 @@ class Scenario {
                                .rank_timeout_s = static_cast<double>(c.number("timeout", 60)),
                                .step_timeout_s = static_cast<double>(c.number("step_timeout")),
                                .counted_tick_s = static_cast<double>(c.number("tick", 1000)),
-                               .leaves_out_lost = c.has("leaves_out_lost")};
+                               .leaves_out_lost = c.has("leaves_out_lost"),
+                               .is_part = c.has("part")};
     ReductionTracker::Options& r = options.reduction;
     chunks_ = r.chunks;
     for (size_t i = 0; i < r.chunks.size(); ++i) options.tensor_names.push_back(absl::StrCat("w", i));
@@ -142,7 +143,9 @@ class Scenario {
                            .resumes = std::nullopt,
                            .takeover = c.has("takeover"),
                            .rank = static_cast<uint32_t>(c.number("rank")),
-                           .world = static_cast<uint32_t>(c.number("of", 1))};
+                           .world = static_cast<uint32_t>(c.number("of", 1)),
+                           .coverage = {},
+                           .from_step = c.number("from")};
       if (c.has("resumes")) attach.resumes = SessionId{c.number("resumes")};
       if (c.has("covers")) attach.coverage.contributes = c.chunks("covers", chunks_);
       return attach;

@@ -22,7 +22,8 @@ std::string Listed(const std::vector<bool>& bits) {
 struct EventText {
   std::string operator()(const event::Attach& e) const {
     return absl::StrCat("attach s=", Id(e.session), " rank=", e.rank, " of=", e.world,
-                        e.resumes ? absl::StrCat(" resumes=", Id(*e.resumes)) : "", e.takeover ? " takeover" : "");
+                        e.resumes ? absl::StrCat(" resumes=", Id(*e.resumes)) : "", e.takeover ? " takeover" : "",
+                        e.from_step > 0 ? absl::StrCat(" from=", e.from_step) : "");
   }
   std::string operator()(const event::StreamOpened& e) const {
     return absl::StrCat("open s=", Id(e.session), " step=", e.weights_step, " have=", Listed(e.weights_received));
