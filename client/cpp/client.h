@@ -63,7 +63,9 @@ struct ClientTls {
 };
 
 struct ClientOptions {
-  std::string server = "localhost:7700";  // host:port or unix:path
+  // host:port or unix:path. Several, with commas between them and in the same order for every rank: each daemon owns a
+  // part of the run, whole tensors, and the client talks to all (proto/PROTOCOL.md, "Several daemons").
+  std::string server = "localhost:7700";
   // With TLS the daemon's certificate must be for the server's host. FAILED_PRECONDITION of Connect: a file is not right.
   ClientTls tls = {};
   // The file of the token that the daemon's operator has given out (ballastctl token), which nobody else may read; it is
@@ -102,6 +104,8 @@ struct AttachOptions {
   // The spec that the caller goes by, as CreateRun or AmendRun answered it: FAILED_PRECONDITION if the run has another
   // one by now. Empty: the one of this client's own last CreateRun or AmendRun, if it was of this run.
   std::string spec_sha256 = {};
+  // Of a part of a run: AttachRequest.from_step. For the client of the whole run.
+  uint64_t from_step = 0;
 };
 
 // How long steps wait for ranks is part of the run, in v1::RunSpec: rank_timeout_s for a rank whose connection is lost,
@@ -169,6 +173,9 @@ struct StepEndValues {
   // What the gradients' conversion to what they are sent in has cost, where that was counted: shares, from 0 to 1, of the
   // elements that were not 0 and became so, and that were finite and became infinite. For metrics.
   std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
+  // Of a part of a run: StepEnd.whole and .checkpoint. For the client of the whole run.
+  std::optional<v1::WholeMeasure> whole = {};
+  bool checkpoint = false;
 };
 constexpr uint64_t kMostClientStateBytes = 1 << 20;
 
@@ -180,6 +187,9 @@ struct MeasuredStep {
   // False: the step comes to nothing and was not measured, since a rank discards it or it has closed; grad_norm is NaN.
   // EndStep tells why.
   bool measured = true;
+  // Of a part of a run: StepMeasured.squares and .first_nonfinite. For the client of the whole run.
+  std::vector<double> squares = {};
+  std::optional<uint32_t> first_nonfinite = {};
 };
 
 // How many bytes moved in one step, and how long it took.
@@ -202,22 +212,23 @@ struct StepResult {
 class Client {
  public:
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
-  ~Client();  // releases the rank when no step is open; never blocks for more than a second
+  virtual ~Client() = default;  // releases the rank when no step is open; never blocks for more than a second
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  const std::string& server() const;
+  virtual const std::string& server() const = 0;
 
-  absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec);
-  absl::StatusOr<v1::GetServerResponse> GetServer();
-  absl::StatusOr<v1::ListRunsResponse> ListRuns();
-  absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run_id);
+  virtual absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec) = 0;
+  virtual absl::StatusOr<v1::GetServerResponse> GetServer() = 0;
+  virtual absl::StatusOr<v1::ListRunsResponse> ListRuns() = 0;
+  virtual absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run_id) = 0;
   // The newest `most` of a run's steps after `after_step`; most = 0: all that are kept.
-  absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step = 0,
-                                                    uint32_t most = 0);
+  virtual absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step = 0,
+                                                            uint32_t most = 0) = 0;
   // keep_checkpoints: those on the daemon's disk stay, and Restore brings the run back; otherwise they go with it.
-  absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force, bool keep_checkpoints = false);
-  absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec);
+  virtual absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force,
+                                                          bool keep_checkpoints = false) = 0;
+  virtual absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec) = 0;
   // Gives the attached run another spec, between two steps: its tensors first, in their order, and new ones after them;
   // other groups, hyperparameters, accumulation, max_grad_norm, checkpoint. What stays keeps its state to the bit.
   // Waits until every connected rank has the last step's result. Then every session has ended as by a rewind to the
@@ -226,29 +237,30 @@ class Client {
   // may be made again, also when its session has ended by it and the answer was lost. Refused, and the run goes on as
   // it was: INVALID_ARGUMENT names what may not change, FAILED_PRECONDITION says that a step is open,
   // RESOURCE_EXHAUSTED what memory is needed and free; UNIMPLEMENTED: the daemon is older than this.
-  absl::StatusOr<v1::AmendRunResponse> AmendRun(const v1::RunSpec& spec);
+  virtual absl::StatusOr<v1::AmendRunResponse> AmendRun(const v1::RunSpec& spec) = 0;
   // Takes a run back to a snapshot. Every session ends, also one of this client, which has ended when this returns.
-  absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request);
+  virtual absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request) = 0;
 
   // Has the daemon write the run's last closed step to its disk, and waits until it is there for good: a crash of the
   // daemon, or of its machine, does not undo it. Where it is there already, the answer comes at once. A rank calls it
   // between two of its steps, any of them alone or all; who calls it with a step open that has updated something waits
   // for that step's end. FAILED_PRECONDITION: the daemon has no storage, no step has closed, or a rewind has undone the
   // step meanwhile; RESOURCE_EXHAUSTED, DATA_LOSS: its disk is full, or fails; UNIMPLEMENTED: it is older than this.
-  absl::StatusOr<v1::CheckpointResponse> Checkpoint(const std::string& run_id);
+  virtual absl::StatusOr<v1::CheckpointResponse> Checkpoint(const std::string& run_id) = 0;
   // What is on the daemon's disk of the run, also when it is there alone.
-  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const std::string& run_id);
+  virtual absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const std::string& run_id) = 0;
   // Takes a run back to the checkpoint of this step, as Rewind does to a snapshot; later checkpoints count no more.
   // from: a folder on the daemon's machine, beneath its storage.import_dir, of the run or of one checkpoint, that the
   // checkpoint is brought from; step 0 is then the newest there, and a run that is not there is created. PERMISSION_DENIED:
   // the daemon may not read there.
-  absl::StatusOr<v1::RestoreResponse> Restore(const std::string& run_id, uint64_t step, const std::string& from = "");
+  virtual absl::StatusOr<v1::RestoreResponse> Restore(const std::string& run_id, uint64_t step,
+                                                      const std::string& from = "") = 0;
 
   // Takes the rank and opens the step stream. May be called again after a rewind; weights must then be bound anew. The
   // client reads the run's spec from the daemon to know the tensors.
-  absl::StatusOr<Attachment> Attach(const AttachOptions& options);
+  virtual absl::StatusOr<Attachment> Attach(const AttachOptions& options) = 0;
   // Gives the rank back, as the destructor does: at once, unless a step is open. Attach may be called again.
-  void Detach();
+  virtual void Detach() = 0;
   // Uploads weights, and optimizer state if the run is to go on from some, before the first step. Returns the digests
   // of what the daemon then serves, by tensor index.
   //
@@ -259,8 +271,8 @@ class Client {
   //
   // `sent`: called on this thread with how many of the tensors' bytes were written to the connection so far; after a
   // lost connection it begins anew.
-  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false,
-                                                    const std::function<void(uint64_t bytes)>& sent = {});
+  virtual absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false,
+                                                            const std::function<void(uint64_t bytes)>& sent = {}) = 0;
   // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
   // chunks; `offset_bytes` is within the tensor, or its shard. A tensor may start again at offset 0. Weights that are
   // served in int8 or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps;
@@ -268,62 +280,62 @@ class Client {
   // of the weights that the caller has of each of `tensors`, as in Attachment::digests; tensors whose digest is the
   // same are left out. `shards`: by tensor, what is pulled of it, as in AttachOptions; not beside digests of the same
   // tensors.
-  absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
-                    const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
-                                                     absl::Span<const std::byte> piece, uint64_t step)>& sink,
-                    uint64_t snapshot = 0, absl::Span<const uint64_t> digests = {}, const Shards& shards = {});
+  virtual absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                            const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
+                                                             absl::Span<const std::byte> piece, uint64_t step)>& sink,
+                            uint64_t snapshot = 0, absl::Span<const uint64_t> digests = {},
+                            const Shards& shards = {}) = 0;
   // The same, without decoding: weights as the daemon serves them.
-  absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
-                          const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
-                          absl::Span<const uint64_t> digests = {}, const Shards& shards = {});
+  virtual absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                                  const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
+                                  absl::Span<const uint64_t> digests = {}, const Shards& shards = {}) = 0;
 
   // As PullServed, for these of v1::PullRequest.slots; all that comes of a tensor is of one update. A tensor that is
   // updated meanwhile begins anew at element 0 of its first slot. UNIMPLEMENTED: the daemon is older than slots.
-  absl::Status PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
-                         absl::Span<const std::string> slots,
-                         const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
-                         const Shards& shards = {});
+  virtual absl::Status PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                                 absl::Span<const std::string> slots,
+                                 const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
+                                 const Shards& shards = {}) = 0;
 
   // Says where the weights of `tensor` are written when they return: in the serving format if that is fp32, bf16 or
   // fp16, otherwise decoded to the tensor's dtype. nullptr: they are dropped. The client's reader thread writes them
   // between the tensor's Push and the end of the step, and at no other time.
-  absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes);
+  virtual absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes) = 0;
   // As BindWeights, but writes codes and scales as they are served, for a trainer that computes in int8 or fp8.
   // `scales`: one for each row of the last dimension (int8-row), one (int8-tensor), or none.
-  absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales);
+  virtual absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) = 0;
 
-  absl::Status BeginStep(const StepValues& values);
+  virtual absl::Status BeginStep(const StepValues& values) = 0;
   // Takes a copy of `gradient`, which is in the group's gradient format or else in the tensor's dtype. To be called at
   // most once for each tensor and micro-batch.
-  absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient);
+  virtual absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient) = 0;
   // Ends a micro-batch that is not the step's last; later pushes belong to the next one. Tensors not pushed in it are
   // sent as absent: they count as zero. next_is_last: the next one is the last, although BeginStep announced more.
-  absl::Status EndMicro(std::optional<double> loss, bool next_is_last = false);
+  virtual absl::Status EndMicro(std::optional<double> loss, bool next_is_last = false) = 0;
   // Ends the last micro-batch of a staged run's step, and asks for the norm of the whole step; EndStep follows, and no
   // Push. The future is ready when every rank has called this or EndStep. Once a step. FAILED_PRECONDITION: the run's
   // commit is release, or the place is wrong; UNIMPLEMENTED: the daemon is older than this. Then the step goes on.
-  std::future<absl::StatusOr<MeasuredStep>> MeasureStep(std::optional<double> loss);
+  virtual std::future<absl::StatusOr<MeasuredStep>> MeasureStep(std::optional<double> loss) = 0;
   // Ends the last micro-batch, and the step. `loss`: of that micro-batch, unless MeasureStep had it. The future is
   // ready when the step has closed and every weight has arrived; if there are several ranks, it closes when all have
   // ended it, or without one of them. INVALID_ARGUMENT, and the step is still open: `values` are too large, or for more
   // groups than the run has, or max_grad_norm is not above 0. FAILED_PRECONDITION, UNIMPLEMENTED, likewise:
   // max_grad_norm or discard in a run whose commit is release, or with a daemon that does not know them.
-  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values = {});
+  virtual std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss,
+                                                          const StepEndValues& values = {}) = 0;
 
   // After EndStep: waits up to timeout_s for the weights of `tensor`, which may arrive ahead of the future. False: not
   // yet. If the tensor gets none, true when the step has closed; with no step open, true at once. An error: the client
   // failed.
-  absl::StatusOr<bool> AwaitWeights(uint32_t tensor, double timeout_s);
+  virtual absl::StatusOr<bool> AwaitWeights(uint32_t tensor, double timeout_s) = 0;
 
   // The step to be sent next (or open now).
-  uint64_t step() const;
+  virtual uint64_t step() const = 0;
   // Why the client failed, or OK.
-  absl::Status status() const;
+  virtual absl::Status status() const = 0;
 
- private:
-  class Impl;
-  explicit Client(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+ protected:
+  Client() = default;
 };
 
 }  // namespace ballast

@@ -122,8 +122,10 @@ std::future<absl::StatusOr<StepResult>> OpenStep::End(std::optional<double> loss
 
 void OpenStep::SetMeasured(const v1::StepMeasured& measured) {
   if (measured.step() == number() && !measured.discarded()) {
-    return FinishMeasure(
-        MeasuredStep{.grad_norm = measured.grad_norm(), .nonfinite_tensors = measured.nonfinite_tensors()});
+    MeasuredStep step{.grad_norm = measured.grad_norm(), .nonfinite_tensors = measured.nonfinite_tensors()};
+    step.squares.assign(measured.squares().begin(), measured.squares().end());
+    if (measured.has_first_nonfinite()) step.first_nonfinite = measured.first_nonfinite();
+    return FinishMeasure(std::move(step));
   }
   FinishMeasure(MeasuredStep{.grad_norm = std::numeric_limits<double>::quiet_NaN(), .measured = false});
 }

@@ -25,6 +25,7 @@ v1::AttachRequest Request(const AttachOptions& options) {
   request.add_features("held_whole");
   request.set_client_version("ballast-cpp/" BALLAST_CLIENT_VERSION);
   *request.mutable_coverage() = CoverageOf(options.shards);
+  request.set_from_step(options.from_step);
   return request;
 }
 

@@ -43,6 +43,8 @@ v1::StepEnd MakeEnd(const StepEndValues& values) {
   if (values.discard) end.set_discard(true);
   if (values.gradient_flushed) end.set_gradient_flushed(*values.gradient_flushed);
   if (values.gradient_overflowed) end.set_gradient_overflowed(*values.gradient_overflowed);
+  if (values.whole) *end.mutable_whole() = *values.whole;
+  end.set_checkpoint(values.checkpoint);
   return end;
 }
 
@@ -51,6 +53,15 @@ absl::Status CheckGroups(const char* call, size_t given, size_t groups) {
   return absl::InvalidArgumentError(
       absl::StrCat(call, ": got values of ", given, " groups, wanted at most the run's ", groups));
 }
+
+template <typename Value = StepResult>
+std::future<absl::StatusOr<Value>> Ready(absl::Status status) {
+  std::promise<absl::StatusOr<Value>> promise;
+  promise.set_value(std::move(status));
+  return promise.get_future();
+}
+
+}  // namespace
 
 absl::Status CheckEnd(const StepEndValues& values, size_t groups) {
   if (values.client_state.size() > kMostClientStateBytes) {
@@ -64,15 +75,6 @@ absl::Status CheckEnd(const StepEndValues& values, size_t groups) {
   }
   return CheckGroups("EndStep", values.groups.size(), groups);
 }
-
-template <typename Value = StepResult>
-std::future<absl::StatusOr<Value>> Ready(absl::Status status) {
-  std::promise<absl::StatusOr<Value>> promise;
-  promise.set_value(std::move(status));
-  return promise.get_future();
-}
-
-}  // namespace
 
 StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport)
     : connection_(connection),

@@ -1,0 +1,41 @@
+// What the daemons of a run say of their parts, as one answer about the run: proto/PROTOCOL.md, "Several daemons".
+//
+// Pure functions; thread-safe. Lists are by part, and not empty.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+
+#include "ballast/v1/admin.pb.h"
+#include "ballast/v1/run.pb.h"
+#include "client/cpp/client.h"
+#include "client/cpp/parts/placement.h"
+
+namespace ballast {
+
+// Sums, and the least of what is free.
+v1::RunPlan MergePlans(absl::Span<const v1::RunPlan> plans);
+// Sums, the worst state, and the last step that all have closed. Snapshots: those that all have. `staged`: as below.
+v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Placement& placement, bool staged);
+// Steps by number, with the first part's times and losses and the worst outcome; the layers and tensors of all.
+v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories);
+v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> servers);
+// Those that all have are as in the first part; the others say where they are alone. `names`: of the daemons.
+v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpointsResponse> lists,
+                                             absl::Span<const std::string> names);
+
+// The run's outcome of one step. `had_gradients`: by part, whether some tensor had one; a part without goes with the
+// others. `staged`: norms are the run's already.
+v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Placement& placement,
+                            absl::Span<const std::string> names, bool staged,
+                            const std::vector<bool>& had_gradients = {});
+StepTiming MergeTimings(absl::Span<const StepResult> results);
+
+// What the whole step measures. `tensor_names`: of the run.
+v1::WholeMeasure MergeMeasures(absl::Span<const MeasuredStep> measures, const Placement& placement,
+                               absl::Span<const std::string> tensor_names);
+
+}  // namespace ballast

@@ -1,0 +1,351 @@
+#include "client/cpp/parts/parts_client.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+#include "client/cpp/parts/for_all.h"
+#include "client/cpp/parts/merge.h"
+
+namespace ballast {
+namespace {
+
+// A run whose checkpoint is asked for while it trains: the daemons may close a step in between.
+constexpr int kCheckpointTries = 20;
+
+absl::Status CheckServers(const std::vector<std::string>& servers) {
+  std::set<std::string> seen;
+  for (const std::string& server : servers) {
+    if (server.empty()) return absl::InvalidArgumentError("server: an address between commas is empty");
+    if (!seen.insert(server).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("server: '", server, "' is named twice; each daemon of a run has a part of its own"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> PartsClient::Connect(ClientOptions options, std::vector<std::string> servers) {
+  if (auto s = CheckServers(servers); !s.ok()) return s;
+  auto daemons = AllOrError(ForAll(static_cast<uint32_t>(servers.size()),
+                                   [&](uint32_t part) {
+                                     ClientOptions own = options;
+                                     own.server = servers[part];
+                                     return DaemonClient::Connect(std::move(own));
+                                   }),
+                            servers);
+  if (!daemons.ok()) return daemons.status();
+  return std::unique_ptr<Client>(new PartsClient(std::move(options), std::move(servers), *std::move(daemons)));
+}
+
+PartsClient::PartsClient(ClientOptions options, std::vector<std::string> servers,
+                         std::vector<std::unique_ptr<DaemonClient>> daemons)
+    : options_(std::move(options)),
+      names_(std::move(servers)),
+      daemons_(std::move(daemons)),
+      held_(names_.size()),
+      worker_([this] { Work(); }) {}
+
+PartsClient::~PartsClient() {
+  {
+    absl::MutexLock lock(&mu_);
+    leaving_ = true;
+  }
+  worker_.join();
+  // Side by side, since each may say goodbye for a second.
+  ForAll(parts(), [this](uint32_t part) {
+    daemons_[part]->Detach();
+    return 0;
+  });
+}
+
+const std::string& PartsClient::server() const { return options_.server; }
+
+template <typename T, typename Call>
+absl::StatusOr<std::vector<T>> PartsClient::AskAll(const Call& call) const {
+  return AllOrError(ForAll(parts(), [&](uint32_t part) -> absl::StatusOr<T> { return call(part, *daemons_[part]); }),
+                    names_);
+}
+
+// --- what is there ---------------------------------------------------------------------------------------------------
+
+absl::StatusOr<PartsClient::Whole> PartsClient::Look(const std::string& run_id) {
+  auto runs = AskAll<v1::GetRunResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.GetRun(run_id); });
+  if (!runs.ok()) return runs.status();
+  std::vector<v1::RunSpec> specs;
+  for (v1::GetRunResponse& run : *runs) specs.push_back(std::move(*run.mutable_spec()));
+  auto placement = Placement::OfParts(specs);
+  if (!placement.ok()) return placement.status();
+  Whole whole{.run_id = run_id, .placement = *std::move(placement), .spec = {}};
+  whole.spec = whole.placement.WholeOf(specs);
+  return whole;
+}
+
+absl::StatusOr<v1::GetServerResponse> PartsClient::GetServer() {
+  auto servers = AskAll<v1::GetServerResponse>([](uint32_t, DaemonClient& daemon) { return daemon.GetServer(); });
+  if (!servers.ok()) return servers.status();
+  return MergeServers(*servers);
+}
+
+absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id) {
+  auto runs = AskAll<v1::GetRunResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.GetRun(run_id); });
+  if (!runs.ok()) return runs.status();
+  std::vector<v1::RunSpec> specs;
+  std::vector<v1::RunStatus> statuses;
+  std::vector<std::string> hashes;
+  for (v1::GetRunResponse& run : *runs) {
+    specs.push_back(std::move(*run.mutable_spec()));
+    statuses.push_back(std::move(*run.mutable_status()));
+    hashes.push_back(run.spec_sha256());
+  }
+  const auto placement = Placement::OfParts(specs);
+  if (!placement.ok()) return placement.status();
+  v1::GetRunResponse whole;
+  *whole.mutable_spec() = placement->WholeOf(specs);
+  *whole.mutable_status() = MergeStatuses(statuses, *placement, whole.spec().commit() == v1::COMMIT_MODE_STAGED);
+  whole.set_spec_sha256(absl::StrJoin(hashes, ","));
+  return whole;
+}
+
+// Runs of which each daemon has a part are one; others are as their daemon has them.
+absl::StatusOr<v1::ListRunsResponse> PartsClient::ListRuns() {
+  auto lists = AskAll<v1::ListRunsResponse>([](uint32_t, DaemonClient& daemon) { return daemon.ListRuns(); });
+  if (!lists.ok()) return lists.status();
+  v1::ListRunsResponse whole;
+  std::set<std::string> seen;
+  for (v1::ListRunsResponse& list : *lists) {
+    for (v1::RunStatus& run : *list.mutable_runs()) {
+      if (run.parts() == parts() && !seen.insert(run.run_id()).second) continue;
+      const auto merged = run.parts() == parts() ? GetRun(run.run_id()) : absl::NotFoundError("");
+      *whole.add_runs() = merged.ok() ? merged->status() : std::move(run);
+    }
+  }
+  return whole;
+}
+
+absl::StatusOr<v1::GetHistoryResponse> PartsClient::GetHistory(const std::string& run_id, uint64_t after_step,
+                                                               uint32_t most) {
+  auto histories = AskAll<v1::GetHistoryResponse>(
+      [&](uint32_t, DaemonClient& daemon) { return daemon.GetHistory(run_id, after_step, most); });
+  if (!histories.ok()) return histories.status();
+  return MergeHistories(*histories);
+}
+
+// --- making and ending runs ------------------------------------------------------------------------------------------
+
+// As the daemons have it, where they have it: an amended run's tensors are not where a new one's would be.
+absl::StatusOr<Placement> PartsClient::PlaceNew(const v1::RunSpec& spec) {
+  if (spec.has_part()) {
+    return absl::InvalidArgumentError(
+        "part is given, but the client of several daemons forms the parts: leave it unset");
+  }
+  const auto lists = AskAll<v1::ListRunsResponse>([](uint32_t, DaemonClient& daemon) { return daemon.ListRuns(); });
+  if (!lists.ok()) return lists.status();
+  const bool there = std::all_of(lists->begin(), lists->end(), [&](const v1::ListRunsResponse& list) {
+    return std::any_of(list.runs().begin(), list.runs().end(),
+                       [&](const v1::RunStatus& run) { return run.run_id() == spec.run_id(); });
+  });
+  if (!there) return Placement::Of(spec, parts());
+  const auto whole = Look(spec.run_id());
+  if (!whole.ok()) return whole.status();
+  return whole->placement.Extended(spec);
+}
+
+absl::StatusOr<v1::RunPlan> PartsClient::Plan(const v1::RunSpec& spec) {
+  const auto placement = Placement::Of(spec, parts());
+  if (!placement.ok()) return placement.status();
+  const std::vector<v1::RunSpec> specs = placement->Split(spec);
+  auto plans = AskAll<v1::RunPlan>([&](uint32_t part, DaemonClient& daemon) { return daemon.Plan(specs[part]); });
+  if (!plans.ok()) return plans.status();
+  return MergePlans(*plans);
+}
+
+absl::StatusOr<v1::CreateRunResponse> PartsClient::CreateRun(const v1::RunSpec& spec) {
+  const auto placement = PlaceNew(spec);
+  if (!placement.ok()) return placement.status();
+  const std::vector<v1::RunSpec> specs = placement->Split(spec);
+  const auto made = ForAll(parts(), [&](uint32_t part) { return daemons_[part]->CreateRun(specs[part]); });
+  if (auto s = CheckCreated(spec.run_id(), made); !s.ok()) {
+    Undo(spec.run_id(), made);
+    return s;
+  }
+  v1::CreateRunResponse whole;
+  std::vector<v1::RunPlan> plans;
+  std::vector<std::string> hashes;
+  for (const auto& part : made) {
+    whole.set_created(whole.created() || part->created());
+    plans.push_back(part->plan());
+    hashes.push_back(part->spec_sha256());
+  }
+  *whole.mutable_plan() = MergePlans(plans);
+  whole.set_spec_sha256(absl::StrJoin(hashes, ","));
+  whole_ = {};
+  return whole;
+}
+
+// That each daemon has its part, and that none has made it anew which the others have trained.
+absl::Status PartsClient::CheckCreated(const std::string& run_id,
+                                       const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made) {
+  std::string anew;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if (!made[part].ok()) return NamedBy(names_[part], made[part].status());
+    if (!made[part]->created()) continue;
+    const auto run = daemons_[part]->GetRun(run_id);
+    if (!run.ok()) return NamedBy(names_[part], run.status());
+    if (!run->spec().has_part()) {
+      return absl::UnimplementedError(
+          absl::StrCat("the daemon at ", names_[part],
+                       " is older than this client and does not know runs on several daemons; update the daemon"));
+    }
+    anew = names_[part];
+  }
+  for (uint32_t part = 0; part < parts() && !anew.empty(); ++part) {
+    if (made[part]->created()) continue;
+    const auto run = daemons_[part]->GetRun(run_id);
+    if (!run.ok()) return NamedBy(names_[part], run.status());
+    if (run->status().step() == 0) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the daemon at ", anew, " does not have its part of run '", run_id, "' any more, and the one at ",
+                     names_[part], " has closed step ", run->status().step(),
+                     ": bring a checkpoint of it back there (ballastctl restore-run with "
+                     "--from, to that daemon alone), or delete the run on all and begin with weights that you have"));
+  }
+  return absl::OkStatus();
+}
+
+void PartsClient::Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made) {
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if (!made[part].ok() || !made[part]->created()) continue;
+    if (const auto gone = daemons_[part]->DeleteRun(run_id, /*force=*/false, /*keep_checkpoints=*/false); !gone.ok()) {
+      Log(absl::StrCat("the part of run '", run_id, "' that was made at ", names_[part],
+                       " stays there: ", gone.status().message()));
+    }
+  }
+}
+
+absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& spec) {
+  if (!attached_) return absl::FailedPreconditionError("AmendRun before Attach: take a rank of a run first");
+  const Placement placement = whole_.placement.Extended(spec);
+  const std::vector<v1::RunSpec> specs = placement.Split(spec);
+  // All or none would be better than one after the other. What one refuses the first refuses, but for memory; and the
+  // call may be made again.
+  v1::AmendRunResponse whole;
+  std::vector<v1::RunPlan> plans;
+  std::vector<std::string> hashes;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    auto amended = daemons_[part]->AmendRun(specs[part]);
+    if (!amended.ok()) return NamedBy(names_[part], amended.status());
+    whole.set_amended(whole.amended() || amended->amended());
+    whole.set_step(amended->step());
+    whole.set_generation(whole.generation() + amended->generation());
+    whole.set_tensors_added(whole.tensors_added() + amended->tensors_added());
+    for (const uint64_t step : amended->snapshots_dropped()) {
+      const auto& dropped = whole.snapshots_dropped();
+      if (std::find(dropped.begin(), dropped.end(), step) == dropped.end()) whole.add_snapshots_dropped(step);
+    }
+    plans.push_back(amended->plan());
+    hashes.push_back(amended->spec_sha256());
+  }
+  *whole.mutable_plan() = MergePlans(plans);
+  whole.set_spec_sha256(absl::StrJoin(hashes, ","));
+  if (whole.amended()) Fail(RewoundError(whole.step(), whole.generation(), "the run was amended; "));
+  whole_ = {};
+  return whole;
+}
+
+// Of those that have it.
+absl::StatusOr<v1::DeleteRunResponse> PartsClient::DeleteRun(const std::string& run_id, bool force,
+                                                             bool keep_checkpoints) {
+  const auto deleted =
+      ForAll(parts(), [&](uint32_t part) { return daemons_[part]->DeleteRun(run_id, force, keep_checkpoints); });
+  v1::DeleteRunResponse whole;
+  bool any = false;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if (!deleted[part].ok() && !absl::IsNotFound(deleted[part].status())) {
+      return NamedBy(names_[part], deleted[part].status());
+    }
+    any = any || deleted[part].ok();
+    if (deleted[part].ok()) whole.set_freed_bytes(whole.freed_bytes() + deleted[part]->freed_bytes());
+  }
+  if (!any) return deleted[0].status();
+  if (whole_.run_id == run_id) whole_ = {};
+  return whole;
+}
+
+// --- going back ------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<v1::RewindResponse> PartsClient::Rewind(const v1::RewindRequest& request) {
+  const auto run = GetRun(request.run_id());
+  if (!run.ok()) return run.status();
+  const auto& kept = run->status().snapshot_steps();
+  const uint64_t back = request.target_case() == v1::RewindRequest::kStepsBack ? request.steps_back() : 0;
+  const uint64_t most = run->status().step() - std::min(run->status().step(), back);
+  std::optional<uint64_t> target;
+  for (const uint64_t step : kept) {
+    const bool fits = request.target_case() == v1::RewindRequest::kToStep ? step == request.to_step() : step <= most;
+    if (fits) target = step;
+  }
+  if (!target) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "run '", request.run_id(), "' cannot be rewound so: the snapshots that all of its daemons have are ",
+        kept.empty() ? "none" : absl::StrCat("of steps ", absl::StrJoin(kept, ", "))));
+  }
+  v1::RewindRequest to_step = request;
+  to_step.set_to_step(*target);
+  auto rewound = AskAll<v1::RewindResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Rewind(to_step); });
+  if (!rewound.ok()) return rewound.status();
+  v1::RewindResponse whole = rewound->front();
+  whole.set_generation(0);
+  for (const v1::RewindResponse& part : *rewound) whole.set_generation(whole.generation() + part.generation());
+  return whole;
+}
+
+absl::StatusOr<v1::RestoreResponse> PartsClient::Restore(const std::string& run_id, uint64_t step,
+                                                         const std::string& from) {
+  if (step == 0) {
+    return absl::InvalidArgumentError(
+        "Restore of a run on several daemons: name the step, which must be the same on all of them");
+  }
+  auto restored =
+      AskAll<v1::RestoreResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Restore(run_id, step, from); });
+  if (!restored.ok()) return restored.status();
+  v1::RestoreResponse whole = restored->front();
+  whole.set_generation(0);
+  for (const v1::RestoreResponse& part : *restored) whole.set_generation(whole.generation() + part.generation());
+  return whole;
+}
+
+absl::StatusOr<v1::CheckpointResponse> PartsClient::Checkpoint(const std::string& run_id) {
+  for (int i = 0; i < kCheckpointTries; ++i) {
+    auto written =
+        AskAll<v1::CheckpointResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Checkpoint(run_id); });
+    if (!written.ok()) return written.status();
+    v1::CheckpointResponse whole = written->front();
+    bool same = true;
+    whole.set_bytes(0);
+    for (const v1::CheckpointResponse& part : *written) {
+      same = same && part.step() == whole.step();
+      whole.set_bytes(whole.bytes() + part.bytes());
+      whole.set_seconds(std::max(whole.seconds(), part.seconds()));
+    }
+    if (same) return whole;
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "run '", run_id, "' makes steps so fast that its daemons have not written the same one ", kCheckpointTries,
+      " times: have it written by steps (RunSpec.checkpoint.every_steps), or between two steps of its trainers"));
+}
+
+absl::StatusOr<v1::ListCheckpointsResponse> PartsClient::ListCheckpoints(const std::string& run_id) {
+  auto lists = AskAll<v1::ListCheckpointsResponse>(
+      [&](uint32_t, DaemonClient& daemon) { return daemon.ListCheckpoints(run_id); });
+  if (!lists.ok()) return lists.status();
+  return MergeCheckpoints(*lists, names_);
+}
+
+}  // namespace ballast

@@ -1,0 +1,187 @@
+// ballast::Client of a run that is on several daemons, each of which owns a part of it: a client for each daemon, and what
+// holds the parts together. client.h says what the calls do, and proto/PROTOCOL.md, "Several daemons", what is said to whom.
+//
+// Threads: as client.h says. A thread of its own waits for the parts' answers to MeasureStep and EndStep, and brings a
+// staged step's verdict; uploads, pulls and attachments go to all daemons side by side, on threads that end with the call.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/client.h"
+#include "client/cpp/daemon_client.h"
+#include "client/cpp/parts/placement.h"
+
+namespace ballast {
+
+class PartsClient final : public Client {
+ public:
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options, std::vector<std::string> servers);
+  ~PartsClient() override;
+
+  const std::string& server() const override;
+  absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec) override;
+  absl::StatusOr<v1::GetServerResponse> GetServer() override;
+  absl::StatusOr<v1::ListRunsResponse> ListRuns() override;
+  absl::StatusOr<v1::GetRunResponse> GetRun(const std::string& run_id) override;
+  absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step,
+                                                    uint32_t most) override;
+  absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force,
+                                                  bool keep_checkpoints) override;
+  absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec) override;
+  absl::StatusOr<v1::AmendRunResponse> AmendRun(const v1::RunSpec& spec) override;
+  absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request) override;
+  absl::StatusOr<v1::CheckpointResponse> Checkpoint(const std::string& run_id) override;
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const std::string& run_id) override;
+  absl::StatusOr<v1::RestoreResponse> Restore(const std::string& run_id, uint64_t step,
+                                              const std::string& from) override;
+  absl::StatusOr<Attachment> Attach(const AttachOptions& options) override;
+  void Detach() override;
+  absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace,
+                                                    const std::function<void(uint64_t bytes)>& sent) override;
+  absl::Status Pull(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                    const std::function<absl::Status(uint32_t tensor, uint64_t offset_bytes,
+                                                     absl::Span<const std::byte> piece, uint64_t step)>& sink,
+                    uint64_t snapshot, absl::Span<const uint64_t> digests, const Shards& shards) override;
+  absl::Status PullServed(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                          const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
+                          absl::Span<const uint64_t> digests, const Shards& shards) override;
+  absl::Status PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                         absl::Span<const std::string> slots,
+                         const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
+                         const Shards& shards) override;
+  absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes) override;
+  absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) override;
+  absl::Status BeginStep(const StepValues& values) override;
+  absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient) override;
+  absl::Status EndMicro(std::optional<double> loss, bool next_is_last) override;
+  std::future<absl::StatusOr<MeasuredStep>> MeasureStep(std::optional<double> loss) override;
+  std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values) override;
+  absl::StatusOr<bool> AwaitWeights(uint32_t tensor, double timeout_s) override;
+  uint64_t step() const override;
+  absl::Status status() const override;
+
+ private:
+  // What is known of the run that the client last had to do with.
+  struct Whole {
+    std::string run_id;
+    Placement placement;
+    v1::RunSpec spec;
+    bool staged() const { return spec.commit() == v1::COMMIT_MODE_STAGED; }
+  };
+  // From BeginStep to the result of EndStep.
+  struct Step {
+    bool asked = false;                          // MeasureStep has reached the daemons' clients
+    bool ended = false, done = false;            // EndStep was called, and has its result; guarded by mu_
+    std::optional<v1::WholeMeasure> whole = {};  // the thread's own, once all parts are measured
+    std::vector<bool> had_gradients = {};        // likewise; by part
+  };
+  // What is wanted of one daemon, by its own numbers.
+  struct Picked {
+    std::vector<uint32_t> tensors;
+    std::vector<uint64_t> digests;
+    Shards shards;
+  };
+  // `numbers`: of the part's tensors in the run. `one_at_a_time`: for the caller's sink.
+  using PullPart = std::function<absl::Status(uint32_t part, const Picked& picked, const std::vector<uint32_t>& numbers,
+                                              absl::Mutex* one_at_a_time)>;
+  using MeasureFutures = std::vector<std::future<absl::StatusOr<MeasuredStep>>>;
+  using ResultFutures = std::vector<std::future<absl::StatusOr<StepResult>>>;
+
+  PartsClient(ClientOptions options, std::vector<std::string> servers,
+              std::vector<std::unique_ptr<DaemonClient>> daemons);
+
+  uint32_t parts() const { return static_cast<uint32_t>(daemons_.size()); }
+  template <typename T, typename Call>
+  absl::StatusOr<std::vector<T>> AskAll(const Call& call) const;
+  void Log(const std::string& line) const;
+
+  // --- runs (parts_client.cc)
+  absl::StatusOr<Whole> Look(const std::string& run_id);
+  absl::StatusOr<Placement> PlaceNew(const v1::RunSpec& spec);
+  absl::Status CheckCreated(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
+  void Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
+
+  // --- weights (parts_client_weights.cc)
+  absl::StatusOr<Placement::Place> PlaceOf(const char* call, uint32_t tensor) const;
+  static std::vector<Shards> SplitShards(const Placement& placement, const Shards& shards);
+  static absl::StatusOr<std::vector<Picked>> Pick(const Placement& placement, absl::Span<const uint32_t> tensors,
+                                                  absl::Span<const uint64_t> digests, const Shards& shards);
+  // `pull` of each daemon that has something of what is wanted, side by side.
+  absl::Status PullParts(const std::string& run_id, absl::Span<const uint32_t> tensors,
+                         absl::Span<const uint64_t> digests, const Shards& shards, const PullPart& pull);
+
+  // --- attaching (parts_client_attach.cc)
+  absl::StatusOr<std::vector<Attachment>> AttachAll(const AttachOptions& options);
+  absl::StatusOr<Attachment> AttachPart(uint32_t part, AttachOptions options, uint64_t from_step = 0);
+  Attachment OnAttached(const std::vector<Attachment>& attachments);
+  Attachment Merge(const std::vector<Attachment>& attachments) const;
+  // Brings daemons that are at different steps together: closes a step that some have closed already, or takes the run
+  // back to one whose state all have. True: the rank is to attach anew.
+  absl::StatusOr<bool> Align(const AttachOptions& options, std::vector<Attachment>* attachments);
+  absl::Status GoBack(const std::string& run_id, uint64_t at_most);
+  absl::Status NoCommonStep(const std::string& run_id, const std::vector<std::set<uint64_t>>& kept) const;
+  absl::Status AwaitAligned(const AttachOptions& options);
+  // By part, the steps whose state it has: the last that closed, snapshots, checkpoints.
+  absl::StatusOr<std::vector<std::set<uint64_t>>> StepsKept(const std::string& run_id,
+                                                            std::vector<v1::RunStatus>* statuses);
+
+  // --- steps (parts_client_step.cc)
+  absl::Status CheckOpen(const char* call) const;
+  absl::StatusOr<MeasureFutures> AskMeasures(std::optional<double> loss);
+  absl::StatusOr<ResultFutures> SendEnds(std::optional<double> loss, StepEndValues values);
+  bool CheckpointIsDue();
+  // On the thread.
+  absl::StatusOr<MeasuredStep> TakeMeasures(Step* step, MeasureFutures* futures);
+  absl::StatusOr<StepResult> EndStaged(Step* step, MeasureFutures* measures, std::optional<double> loss,
+                                       StepEndValues values);
+  absl::StatusOr<StepResult> TakeResults(const Step& step, ResultFutures* futures);
+  void GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told);
+  void Finish(Step* step, absl::StatusOr<StepResult> result, std::promise<absl::StatusOr<StepResult>>* promise);
+  template <typename T>
+  absl::StatusOr<std::vector<T>> AwaitAll(std::vector<std::future<absl::StatusOr<T>>>* futures);
+
+  void Fail(const absl::Status& status);
+  void Work();
+  void Post(std::function<void()> task);
+  void Drain();  // what the thread does is given up
+
+  const ClientOptions options_;
+  const std::vector<std::string> names_;  // of the daemons: their addresses
+  const std::vector<std::unique_ptr<DaemonClient>> daemons_;
+  Whole whole_;
+  std::vector<std::string> tensor_names_;  // of the run that is attached to
+  bool attached_ = false;
+  uint32_t rank_ = 0;
+  std::vector<bool> held_;  // by part: a session of this client's own may hold the rank there
+  std::shared_ptr<Step> step_;
+
+  // When a checkpoint by time was last asked for, and at which step. Between EndStep and its result the thread's own.
+  absl::Time checkpoint_at_ = absl::InfiniteFuture();
+  uint64_t checkpoint_step_ = 0;
+  uint64_t durable_step_ = 0;
+
+  mutable absl::Mutex mu_;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);    // why the client failed although its daemons' clients have not
+  bool ends_sent_ ABSL_GUARDED_BY(mu_) = true;  // EndStep has reached the daemons' clients
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;  // what the thread does is to be given up
+  bool working_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  std::thread worker_;
+};
+
+}  // namespace ballast

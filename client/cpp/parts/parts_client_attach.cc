@@ -1,0 +1,235 @@
+// Taking a rank on all daemons of a run, and bringing daemons together that are at different steps.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+#include "client/cpp/parts/for_all.h"
+#include "client/cpp/parts/merge.h"
+#include "client/cpp/parts/parts_client.h"
+
+namespace ballast {
+namespace {
+
+// How often a rank looks whether the daemons are at the same step again.
+constexpr absl::Duration kLook = absl::Milliseconds(200);
+// Each round brings some daemon to another step, and others' rounds may come in between.
+constexpr int kMostRounds = 20;
+
+}  // namespace
+
+absl::StatusOr<Attachment> PartsClient::AttachPart(uint32_t part, AttachOptions options, uint64_t from_step) {
+  const std::vector<std::string> hashes = absl::StrSplit(options.spec_sha256, ',');
+  options.spec_sha256 = hashes.size() == parts() ? hashes[part] : "";
+  options.shards = SplitShards(whole_.placement, options.shards)[part];
+  options.takeover = options.takeover || held_[part];
+  options.from_step = from_step;
+  auto attachment = daemons_[part]->Attach(options);
+  if (attachment.ok()) held_[part] = true;
+  return attachment;
+}
+
+absl::StatusOr<std::vector<Attachment>> PartsClient::AttachAll(const AttachOptions& options) {
+  auto whole = Look(options.run_id);
+  if (!whole.ok()) return whole.status();
+  whole_ = *std::move(whole);
+  if (options.shards.size() > whole_.placement.tensors()) {
+    return absl::InvalidArgumentError(absl::StrCat("Attach with shards of ", options.shards.size(),
+                                                   " tensors, but the run has ", whole_.placement.tensors()));
+  }
+  for (const auto& daemon : daemons_) daemon->Detach();
+  return AllOrError(ForAll(parts(), [&](uint32_t part) { return AttachPart(part, options); }), names_);
+}
+
+absl::StatusOr<Attachment> PartsClient::Attach(const AttachOptions& options) {
+  if (attached_ && !RewoundTo(status())) {
+    return absl::FailedPreconditionError("this client is attached already; one client holds one rank of one run");
+  }
+  Drain();
+  attached_ = false;
+  if (options.run_id != whole_.run_id || options.rank != rank_) held_.assign(parts(), false);
+  rank_ = options.rank;
+  for (int round = 0; round < kMostRounds; ++round) {
+    auto attachments = AttachAll(options);
+    const auto again = attachments.ok() ? Align(options, &*attachments) : absl::StatusOr<bool>(attachments.status());
+    if (!again.ok() && RewoundTo(again.status())) continue;  // another rank has taken the run back meanwhile
+    if (!again.ok()) {
+      for (const auto& daemon : daemons_) daemon->Detach();
+      return again.status();
+    }
+    if (!*again) return OnAttached(*attachments);
+  }
+  return absl::UnavailableError(absl::StrCat("run '", options.run_id, "' was taken back ", kMostRounds,
+                                             " times while this rank attached to its daemons: attach again"));
+}
+
+Attachment PartsClient::OnAttached(const std::vector<Attachment>& attachments) {
+  {
+    absl::MutexLock lock(&mu_);
+    status_ = absl::OkStatus();
+    ends_sent_ = true;
+  }
+  attached_ = true;
+  step_.reset();
+  tensor_names_.clear();
+  for (const v1::TensorSpec& tensor : whole_.spec.tensors()) tensor_names_.push_back(tensor.name());
+  checkpoint_at_ = absl::Now();
+  checkpoint_step_ = durable_step_ = 0;
+  return Merge(attachments);
+}
+
+Attachment PartsClient::Merge(const std::vector<Attachment>& attachments) const {
+  Attachment whole = attachments[0];
+  whole.generation = 0;
+  whole.digests.assign(whole_.placement.tensors(), 0);
+  bool digests = true;
+  std::vector<v1::StepResult> results;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    const Attachment& one = attachments[part];
+    whole.weights_loaded = whole.weights_loaded && one.weights_loaded;
+    whole.generation += one.generation;
+    const std::vector<uint32_t>& numbers = whole_.placement.numbers(part);
+    digests = digests && one.digests.size() == numbers.size();
+    for (size_t i = 0; digests && i < numbers.size(); ++i) whole.digests[numbers[i]] = one.digests[i];
+    if (one.last_result) results.push_back(*one.last_result);
+  }
+  if (!digests) whole.digests.clear();
+  whole.last_result.reset();
+  if (results.size() == parts()) {
+    whole.last_result = MergeResults(results, whole_.placement, names_, whole_.staged());
+  }
+  return whole;
+}
+
+void PartsClient::Detach() {
+  Drain();
+  attached_ = false;
+  step_.reset();
+  held_.assign(parts(), false);
+  ForAll(parts(), [this](uint32_t part) {
+    daemons_[part]->Detach();
+    return 0;
+  });
+}
+
+// --- different steps -------------------------------------------------------------------------------------------------
+
+absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vector<Attachment>* attachments) {
+  const auto earlier = [](const Attachment& a, const Attachment& b) { return a.resume_step < b.resume_step; };
+  const auto [least, most] = std::minmax_element(attachments->begin(), attachments->end(), earlier);
+  const uint64_t first = least->resume_step, last = most->resume_step;
+  if (first == last) return false;
+  const bool goes_back = whole_.spec.on_torn() == v1::TORN_POLICY_REWIND && rank_ == 0;
+  if (last - first == 1) {
+    // A step that some have closed without the others: torn, as a step that a lost process leaves.
+    if (goes_back && GoBack(options.run_id, first - 1).ok()) return true;
+    for (uint32_t part = 0; part < parts(); ++part) {
+      if ((*attachments)[part].resume_step == last) continue;
+      daemons_[part]->Detach();
+      auto again = AttachPart(part, options, last);
+      if (!again.ok()) return NamedBy(names_[part], again.status());
+      (*attachments)[part] = *std::move(again);
+    }
+    return std::any_of(attachments->begin(), attachments->end(),
+                       [&](const Attachment& a) { return a.resume_step != last; });
+  }
+  Log(absl::StrCat("the daemons of run '", options.run_id, "' are at different steps, ", first - 1, " to ", last - 1,
+                   ": it goes back to one that all have"));
+  if (rank_ == 0) {
+    const absl::Status back = GoBack(options.run_id, first - 1);
+    if (!absl::IsPermissionDenied(back)) return back.ok() ? absl::StatusOr<bool>(true) : back;
+    Log(absl::StrCat("this client may not take it back (", back.message(),
+                     "): an administrator can, with `ballastctl restore-run` or `rewind-run` and all daemons' "
+                     "addresses; waiting for that"));
+  }
+  for (const auto& daemon : daemons_) daemon->Detach();
+  if (auto s = AwaitAligned(options); !s.ok()) return s;
+  return true;
+}
+
+absl::StatusOr<std::vector<std::set<uint64_t>>> PartsClient::StepsKept(const std::string& run_id,
+                                                                       std::vector<v1::RunStatus>* statuses) {
+  std::vector<std::set<uint64_t>> kept(parts());
+  for (uint32_t part = 0; part < parts(); ++part) {
+    auto run = daemons_[part]->GetRun(run_id);
+    if (!run.ok()) return NamedBy(names_[part], run.status());
+    const v1::RunStatus& status = run->status();
+    kept[part].insert(status.snapshot_steps().begin(), status.snapshot_steps().end());
+    if (status.step() > 0) kept[part].insert(status.step());
+    if (status.has_durability()) {
+      const auto stored = daemons_[part]->ListCheckpoints(run_id);
+      if (!stored.ok()) return NamedBy(names_[part], stored.status());
+      for (const v1::StoredCheckpoint& c : stored->checkpoints()) {
+        if (c.state() == "newest" || c.state() == "kept") kept[part].insert(c.step());
+      }
+    }
+    statuses->push_back(std::move(*run->mutable_status()));
+  }
+  return kept;
+}
+
+// To the last step, of those up to `at_most`, whose state all daemons have.
+absl::Status PartsClient::GoBack(const std::string& run_id, uint64_t at_most) {
+  std::vector<v1::RunStatus> statuses;
+  const auto kept = StepsKept(run_id, &statuses);
+  if (!kept.ok()) return kept.status();
+  std::optional<uint64_t> target;
+  for (const uint64_t step : (*kept)[0]) {
+    const bool all = std::all_of(kept->begin(), kept->end(), [&](const auto& steps) { return steps.contains(step); });
+    if (all && step <= at_most) target = step;
+  }
+  if (!target) return NoCommonStep(run_id, *kept);
+  for (uint32_t part = 0; part < parts(); ++part) {
+    const auto& snapshots = statuses[part].snapshot_steps();
+    if (statuses[part].step() == *target) continue;
+    if (std::find(snapshots.begin(), snapshots.end(), *target) != snapshots.end()) {
+      v1::RewindRequest request;
+      request.set_run_id(run_id);
+      request.set_to_step(*target);
+      request.set_reason("trainer");
+      if (auto s = daemons_[part]->Rewind(request).status(); !s.ok()) return NamedBy(names_[part], s);
+    } else if (auto s = daemons_[part]->Restore(run_id, *target, /*from=*/"").status(); !s.ok()) {
+      return NamedBy(names_[part], s);
+    }
+  }
+  Log(absl::StrCat("run '", run_id, "' was taken back to step ", *target, " on all of its daemons"));
+  return absl::OkStatus();
+}
+
+absl::Status PartsClient::NoCommonStep(const std::string& run_id, const std::vector<std::set<uint64_t>>& kept) const {
+  std::vector<std::string> lines;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    lines.push_back(absl::StrCat(names_[part], " has ", kept[part].empty() ? "none" : absl::StrJoin(kept[part], ", ")));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemons of run '", run_id, "' are at different steps, and there is none whose state all have (",
+                   absl::StrJoin(lines, "; "),
+                   "): restore it from checkpoints of one step (ballastctl restore-run), or delete it and begin with "
+                   "weights that you have"));
+}
+
+absl::Status PartsClient::AwaitAligned(const AttachOptions& options) {
+  const absl::Time give_up = absl::Now() + absl::Seconds(options.join_timeout_s);
+  for (;;) {
+    const auto runs =
+        AllOrError(ForAll(parts(), [&](uint32_t part) { return daemons_[part]->GetRun(options.run_id); }), names_);
+    if (!runs.ok()) return runs.status();
+    std::set<uint64_t> steps;
+    for (const v1::GetRunResponse& run : *runs) steps.insert(run.status().step());
+    if (*steps.rbegin() - *steps.begin() <= 1) return absl::OkStatus();
+    if (absl::Now() > give_up) {
+      return absl::UnavailableError(absl::StrCat(
+          "the daemons of run '", options.run_id, "' are at steps ", absl::StrJoin(steps, ", "), ", and for ",
+          options.join_timeout_s, " s nobody has taken it back to a step that all have: rank 0 does when it attaches"));
+    }
+    if (options_.interrupted && options_.interrupted()) {
+      return absl::CancelledError("interrupted while the run's daemons were at different steps");
+    }
+    absl::SleepFor(kLook);
+  }
+}
+
+}  // namespace ballast

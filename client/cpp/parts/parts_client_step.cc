@@ -1,0 +1,352 @@
+// The steps of a run on several daemons: the same to all, and one verdict for staged ones.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "client/cpp/parts/for_all.h"
+#include "client/cpp/parts/merge.h"
+#include "client/cpp/parts/parts_client.h"
+#include "client/cpp/stream/step_stream.h"
+
+namespace ballast {
+namespace {
+
+// How long the thread waits for one daemon before it looks at the others, one of which may have failed.
+constexpr auto kGlance = std::chrono::milliseconds(20);
+
+template <typename T>
+std::future<absl::StatusOr<T>> Ready(absl::Status status) {
+  std::promise<absl::StatusOr<T>> promise;
+  promise.set_value(std::move(status));
+  return promise.get_future();
+}
+
+// What refused the call at once; OK: nothing did, and the future is as it was.
+template <typename T>
+absl::Status RefusedAtOnce(std::future<absl::StatusOr<T>>* future) {
+  if (future->wait_for(std::chrono::seconds(0)) != std::future_status::ready) return absl::OkStatus();
+  absl::StatusOr<T> value = future->get();
+  if (!value.ok()) return value.status();
+  std::promise<absl::StatusOr<T>> again;
+  again.set_value(std::move(value));
+  *future = again.get_future();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --- the thread ------------------------------------------------------------------------------------------------------
+
+void PartsClient::Work() {
+  const auto due = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return leaving_ || !tasks_.empty(); };
+  for (;;) {
+    std::function<void()> task;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&due));
+      if (tasks_.empty()) return;  // what was posted is answered, also when the client goes
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+      working_ = true;
+    }
+    task();
+    absl::MutexLock lock(&mu_);
+    working_ = false;
+  }
+}
+
+void PartsClient::Post(std::function<void()> task) {
+  absl::MutexLock lock(&mu_);
+  tasks_.push_back(std::move(task));
+}
+
+void PartsClient::Drain() {
+  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return tasks_.empty() && !working_; };
+  absl::MutexLock lock(&mu_);
+  if (leaving_) return;
+  stopping_ = true;
+  mu_.Await(absl::Condition(&idle));
+  stopping_ = false;
+}
+
+// The values of all futures, or the first error. What is not ready then stays behind.
+template <typename T>
+absl::StatusOr<std::vector<T>> PartsClient::AwaitAll(std::vector<std::future<absl::StatusOr<T>>>* futures) {
+  std::vector<std::optional<T>> values(futures->size());
+  for (bool pending = true; pending;) {
+    pending = false;
+    for (uint32_t part = 0; part < futures->size(); ++part) {
+      if (values[part]) continue;
+      const auto patience = pending ? std::chrono::milliseconds(0) : kGlance;
+      if ((*futures)[part].wait_for(patience) != std::future_status::ready) {
+        pending = true;
+        continue;
+      }
+      auto value = (*futures)[part].get();
+      if (!value.ok()) return NamedBy(names_[part], value.status());
+      values[part] = *std::move(value);
+    }
+    absl::MutexLock lock(&mu_);
+    if (pending && (leaving_ || stopping_)) return absl::CancelledError("the client left while the step was open");
+  }
+  std::vector<T> all;
+  for (auto& value : values) all.push_back(*std::move(value));
+  return all;
+}
+
+void PartsClient::Fail(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  if (status_.ok()) status_ = status;
+  ends_sent_ = true;
+}
+
+absl::Status PartsClient::status() const {
+  if (!attached_) return absl::OkStatus();
+  absl::Status first;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    const absl::Status one = daemons_[part]->status();
+    if (RewoundTo(one)) return one;  // then Attach may be called again, whatever the others say
+    if (first.ok()) first = NamedBy(names_[part], one);
+  }
+  absl::MutexLock lock(&mu_);
+  return first.ok() ? status_ : first;
+}
+
+uint64_t PartsClient::step() const { return attached_ ? daemons_[0]->step() : 0; }
+
+// --- a step ----------------------------------------------------------------------------------------------------------
+
+absl::Status PartsClient::CheckOpen(const char* call) const {
+  if (!attached_)
+    return absl::FailedPreconditionError(absl::StrCat(call, " before Attach: take a rank of a run first"));
+  absl::MutexLock lock(&mu_);
+  if (!status_.ok()) return status_;
+  if (step_ == nullptr || step_->done) return absl::FailedPreconditionError(absl::StrCat(call, " before BeginStep"));
+  if (!step_->ended) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(call, " after EndStep; wait for its result, then BeginStep"));
+}
+
+absl::Status PartsClient::BeginStep(const StepValues& values) {
+  if (!attached_) return absl::FailedPreconditionError("BeginStep before Attach: take a rank of a run first");
+  {
+    absl::MutexLock lock(&mu_);
+    if (!status_.ok()) return status_;
+    if (step_ != nullptr && !step_->done) {
+      return absl::FailedPreconditionError("BeginStep while a step is open: wait for the result of its EndStep");
+    }
+  }
+  uint64_t least = std::numeric_limits<uint64_t>::max(), most = 0;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if (auto s = daemons_[part]->BeginStep(values); !s.ok()) {
+      if (part > 0) Fail(NamedBy(names_[part], s));
+      return NamedBy(names_[part], s);
+    }
+    least = std::min(least, daemons_[part]->step());
+    most = std::max(most, daemons_[part]->step());
+  }
+  if (least != most) {
+    Fail(RewoundError(least - 1, 0,
+                      absl::StrCat("the run's daemons are at different steps, ", least, " to ", most,
+                                   ", since some have closed steps without this rank; ")));
+    return status();
+  }
+  step_ = std::make_shared<Step>();
+  return absl::OkStatus();
+}
+
+absl::Status PartsClient::Push(uint32_t tensor, absl::Span<const std::byte> gradient) {
+  const auto place = PlaceOf("Push", tensor);
+  return place.ok() ? daemons_[place->part]->Push(place->index, gradient) : place.status();
+}
+
+absl::Status PartsClient::EndMicro(std::optional<double> loss, bool next_is_last) {
+  if (auto s = CheckOpen("EndMicro"); !s.ok()) return s;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if (auto s = daemons_[part]->EndMicro(loss, next_is_last); !s.ok()) return NamedBy(names_[part], s);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PartsClient::MeasureFutures> PartsClient::AskMeasures(std::optional<double> loss) {
+  MeasureFutures futures;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    futures.push_back(daemons_[part]->MeasureStep(loss));
+    if (auto s = RefusedAtOnce(&futures.back()); !s.ok()) return NamedBy(names_[part], s);
+  }
+  step_->asked = true;
+  return futures;
+}
+
+std::future<absl::StatusOr<MeasuredStep>> PartsClient::MeasureStep(std::optional<double> loss) {
+  if (auto s = CheckOpen("MeasureStep"); !s.ok()) return Ready<MeasuredStep>(s);
+  auto asked = AskMeasures(loss);
+  if (!asked.ok()) return Ready<MeasuredStep>(asked.status());
+  auto promise = std::make_shared<std::promise<absl::StatusOr<MeasuredStep>>>();
+  auto futures = std::make_shared<MeasureFutures>(*std::move(asked));
+  Post([this, step = step_, futures, promise] { promise->set_value(TakeMeasures(step.get(), futures.get())); });
+  return promise->get_future();
+}
+
+absl::StatusOr<MeasuredStep> PartsClient::TakeMeasures(Step* step, MeasureFutures* futures) {
+  auto measures = AwaitAll(futures);
+  if (!measures.ok()) {
+    Fail(measures.status());
+    return measures.status();
+  }
+  const auto measured = [](const MeasuredStep& measure) { return measure.measured; };
+  if (!std::all_of(measures->begin(), measures->end(), measured)) {
+    return MeasuredStep{.grad_norm = std::numeric_limits<double>::quiet_NaN(), .measured = false};
+  }
+  step->whole = MergeMeasures(*measures, whole_.placement, tensor_names_);
+  for (const MeasuredStep& measure : *measures) {
+    const auto is = [](double squares) { return !std::isnan(squares); };
+    step->had_gradients.push_back(std::any_of(measure.squares.begin(), measure.squares.end(), is));
+  }
+  return MeasuredStep{.grad_norm = step->whole->grad_norm(), .nonfinite_tensors = step->whole->nonfinite_tensors()};
+}
+
+std::future<absl::StatusOr<StepResult>> PartsClient::EndStep(std::optional<double> loss, const StepEndValues& values) {
+  if (auto s = CheckOpen("EndStep"); !s.ok()) return Ready<StepResult>(s);
+  if (auto s = CheckEnd(values, static_cast<size_t>(whole_.spec.groups_size())); !s.ok()) return Ready<StepResult>(s);
+  auto promise = std::make_shared<std::promise<absl::StatusOr<StepResult>>>();
+  if (whole_.staged() && !values.discard) {
+    auto futures = std::make_shared<MeasureFutures>();
+    if (!step_->asked) {
+      auto asked = AskMeasures(loss);
+      if (!asked.ok()) return Ready<StepResult>(asked.status());
+      *futures = *std::move(asked);
+      loss.reset();
+    }
+    {
+      absl::MutexLock lock(&mu_);
+      step_->ended = true;
+      ends_sent_ = false;
+    }
+    Post([this, step = step_, futures, promise, loss, values] {
+      Finish(step.get(), EndStaged(step.get(), futures.get(), loss, values), promise.get());
+    });
+    return promise->get_future();
+  }
+  auto ends = SendEnds(loss, values);
+  if (!ends.ok()) return Ready<StepResult>(ends.status());
+  {
+    absl::MutexLock lock(&mu_);
+    step_->ended = true;
+  }
+  auto futures = std::make_shared<ResultFutures>(*std::move(ends));
+  Post(
+      [this, step = step_, futures, promise] { Finish(step.get(), TakeResults(*step, futures.get()), promise.get()); });
+  return promise->get_future();
+}
+
+absl::StatusOr<StepResult> PartsClient::EndStaged(Step* step, MeasureFutures* measures, std::optional<double> loss,
+                                                  StepEndValues values) {
+  if (!measures->empty()) {
+    if (auto measured = TakeMeasures(step, measures); !measured.ok()) return measured.status();
+  }
+  values.whole = step->whole;
+  values.discard = !step->whole;  // some part has closed the step, or knows that a rank discards it
+  auto ends = SendEnds(loss, values);
+  if (!ends.ok()) return ends.status();
+  {
+    absl::MutexLock lock(&mu_);
+    ends_sent_ = true;
+  }
+  return TakeResults(*step, &*ends);
+}
+
+absl::StatusOr<PartsClient::ResultFutures> PartsClient::SendEnds(std::optional<double> loss, StepEndValues values) {
+  ResultFutures futures;
+  values.checkpoint = CheckpointIsDue();
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if (part == 1) values.client_state.clear();
+    futures.push_back(daemons_[part]->EndStep(loss, values));
+    if (auto s = RefusedAtOnce(&futures.back()); !s.ok()) {
+      if (part > 0) Fail(NamedBy(names_[part], s));
+      return NamedBy(names_[part], s);
+    }
+  }
+  return futures;
+}
+
+absl::StatusOr<StepResult> PartsClient::TakeResults(const Step& step, ResultFutures* futures) {
+  auto results = AwaitAll(futures);
+  if (!results.ok()) return results.status();
+  std::vector<v1::StepResult> told;
+  for (const StepResult& result : *results) told.push_back(result.result);
+  for (uint32_t part = 1; part < parts(); ++part) {
+    if (told[part].step() == told[0].step()) continue;
+    return RewoundError(std::min(told[part].step(), told[0].step()) - 1, 0,
+                        absl::StrCat("the run's daemons have closed different steps, ", told[0].step(), " and ",
+                                     told[part].step(), ", since some went on without this rank; "));
+  }
+  StepResult whole{.result = MergeResults(told, whole_.placement, names_, whole_.staged(), step.had_gradients),
+                   .timing = MergeTimings(*results)};
+  for (uint32_t part = 0; part < parts(); ++part) {
+    for (const uint32_t tensor : (*results)[part].received) {
+      whole.received.push_back(whole_.placement.numbers(part)[tensor]);
+    }
+  }
+  std::sort(whole.received.begin(), whole.received.end());
+  durable_step_ = whole.result.durable_step();
+  GoBackIfTorn(whole.result, told);
+  return whole;
+}
+
+// A part that is torn by itself goes back by itself.
+void PartsClient::GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told) {
+  const auto torn = [](const v1::StepResult& result) { return result.outcome() == v1::STEP_OUTCOME_PARTIAL; };
+  if (rank_ != 0 || whole_.spec.on_torn() != v1::TORN_POLICY_REWIND || !torn(whole)) return;
+  if (std::any_of(told.begin(), told.end(), torn)) return;
+  if (auto s = GoBack(whole_.run_id, whole.step() - 1); !s.ok()) {
+    Log(absl::StrCat("step ", whole.step(), " is torn, and the run cannot be taken back: ", s.message()));
+  }
+}
+
+void PartsClient::Finish(Step* step, absl::StatusOr<StepResult> result,
+                         std::promise<absl::StatusOr<StepResult>>* promise) {
+  if (!result.ok()) Fail(result.status());
+  {
+    absl::MutexLock lock(&mu_);
+    step->done = true;
+  }
+  promise->set_value(std::move(result));
+}
+
+// Of rank 0, for all: when the run's policy wants one by time, and the last one is written, or was not for long.
+bool PartsClient::CheckpointIsDue() {
+  const double every_s = whole_.spec.checkpoint().every_seconds();
+  if (rank_ != 0 || every_s <= 0) return false;
+  const absl::Duration since = absl::Now() - checkpoint_at_;
+  const bool written = durable_step_ >= checkpoint_step_;
+  if (since < absl::Seconds(every_s) * (written ? 1 : 2)) return false;
+  checkpoint_at_ = absl::Now();
+  checkpoint_step_ = step();
+  return true;
+}
+
+absl::StatusOr<bool> PartsClient::AwaitWeights(uint32_t tensor, double timeout_s) {
+  const auto place = PlaceOf("AwaitWeights", tensor);
+  if (!place.ok()) return place.status();
+  const absl::Time until = absl::Now() + absl::Seconds(timeout_s);
+  {
+    absl::MutexLock lock(&mu_);
+    if (!mu_.AwaitWithTimeout(absl::Condition(&ends_sent_), absl::Seconds(timeout_s))) return false;
+    if (!status_.ok()) return status_;
+  }
+  const double left_s = std::max(0.0, absl::ToDoubleSeconds(until - absl::Now()));
+  return daemons_[place->part]->AwaitWeights(place->index, left_s);
+}
+
+void PartsClient::Log(const std::string& line) const {
+  if (options_.log) return options_.log(line);
+  std::fprintf(stderr, "ballast: %s\n", line.c_str());
+}
+
+}  // namespace ballast
