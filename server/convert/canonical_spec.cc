@@ -192,6 +192,13 @@ std::string SerializeCanonical(const v1::RunSpec& canonical) {
 }
 
 std::optional<std::string> FirstDifference(const v1::RunSpec& existing, const v1::RunSpec& asked) {
+  // A part and a whole run differ in their tensors, too, which tells nobody why.
+  if (existing.has_part() != asked.has_part()) {
+    const v1::RunPart& part = existing.has_part() ? existing.part() : asked.part();
+    const std::string said = absl::StrCat(part.index(), " of ", part.count());
+    return existing.has_part() ? absl::StrCat("part is ", said, ", asked for is the whole run")
+                               : absl::StrCat("part is the whole run, asked for is ", said);
+  }
   return Comparison().Messages(existing, asked, "");
 }
 

@@ -16,7 +16,7 @@ import torch
 
 import ballast
 from ballast import _core, open_optimizers
-from daemon import BINARY, Daemon
+from daemon import BINARY, Daemon, Daemons
 from nursery import Nursery
 
 _numbers = itertools.count(1)
@@ -35,6 +35,10 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--daemons", type=int, default=1, help="on how many daemons the tests' runs are")
+
+
 def pytest_sessionstart() -> None:
     if not BINARY.exists():
         pytest.exit(f"{BINARY} is missing: build it (cmake --build --preset dev), or set BALLASTD", returncode=2)
@@ -51,8 +55,9 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def daemon() -> Iterator[Daemon]:
-    with Daemon() as started:
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon | Daemons]:
+    count = request.config.getoption("--daemons")
+    with Daemon() if count == 1 else Daemons(count) as started:
         yield started
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("BALLASTD", ROOT / "build" / "dev" / "server" / "ballastd"))
@@ -116,3 +117,59 @@ class Daemon:
             self.kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+class Daemons:
+    """Several of them, for runs of which each has a part: as Daemon, and what is done is done to all."""
+
+    def __init__(self, count: int, storage: Path | None = None, ports: Sequence[int] = (), **options: Any) -> None:
+        self.each: list[Daemon] = []
+        for part in range(count):
+            folder = None if storage is None else storage / f"part-{part}"
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            self.each.append(Daemon(storage=folder, port=ports[part] if ports else 0, **options))
+
+    @property
+    def server(self) -> str:
+        return ",".join(daemon.server for daemon in self.each)
+
+    @property
+    def ports(self) -> list[int]:
+        return [daemon.port for daemon in self.each]
+
+    @property
+    def metrics_url(self) -> str:
+        return self.each[0].metrics_url
+
+    @property
+    def pid(self) -> int:
+        return self.each[0].pid
+
+    def stop(self) -> None:
+        for daemon in self.each:
+            daemon.stop()
+
+    def drain(self) -> None:
+        self.stop()
+        for daemon in self.each:
+            assert daemon.wait() == 0
+
+    def kill(self) -> None:
+        for daemon in self.each:
+            daemon.kill()
+
+    def freeze(self) -> None:
+        for daemon in self.each:
+            daemon.freeze()
+
+    def thaw(self) -> None:
+        for daemon in self.each:
+            daemon.thaw()
+
+    def __enter__(self) -> Daemons:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for daemon in self.each:
+            daemon.__exit__()

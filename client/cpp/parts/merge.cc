@@ -53,6 +53,33 @@ v1::StepOutcome Merged(const std::set<v1::StepOutcome>& outcomes) {
   return v1::STEP_OUTCOME_ABORTED;
 }
 
+// Each part finds the same in what all ranks say.
+void AddSpike(const v1::SpikeEvent& event, google::protobuf::RepeatedPtrField<v1::SpikeEvent>* all) {
+  const auto same = [&](const v1::SpikeEvent& other) {
+    return other.kind() == event.kind() && other.layer() == event.layer() && other.value() == event.value();
+  };
+  if (std::none_of(all->begin(), all->end(), same)) *all->Add() = event;
+}
+
+// Of a layer that has tensors in several parts, what is worst.
+void AddLayer(const v1::LayerStatistics& part, google::protobuf::RepeatedPtrField<v1::LayerStatistics>* all) {
+  const auto same = std::find_if(all->begin(), all->end(),
+                                 [&](const v1::LayerStatistics& other) { return other.layer() == part.layer(); });
+  if (same == all->end()) {
+    *all->Add() = part;
+    return;
+  }
+  if (part.has_rms_ratio()) same->set_rms_ratio(std::max(same->rms_ratio(), part.rms_ratio()));
+  same->set_gradient_norm(std::hypot(same->gradient_norm(), part.gradient_norm()));
+  same->set_update_to_weight_ratio(std::max(same->update_to_weight_ratio(), part.update_to_weight_ratio()));
+  same->set_edq_ratio(std::min(same->edq_ratio(), part.edq_ratio()));
+  same->set_unchanged_ratio(std::max(same->unchanged_ratio(), part.unchanged_ratio()));
+  if (part.has_hi_edq_ratio()) same->set_hi_edq_ratio(std::min(same->hi_edq_ratio(), part.hi_edq_ratio()));
+  if (part.has_hi_unchanged_ratio()) {
+    same->set_hi_unchanged_ratio(std::max(same->hi_unchanged_ratio(), part.hi_unchanged_ratio()));
+  }
+}
+
 template <typename Message>
 void AddSteps(const Message& from, std::map<uint64_t, size_t>* in_how_many) {
   for (const uint64_t step : from) ++(*in_how_many)[step];
@@ -90,7 +117,7 @@ void AddStatus(const v1::RunStatus& part, v1::RunStatus* whole) {
   }
   whole->set_parameters(whole->parameters() + part.parameters());
   Add(part.bytes(), whole->mutable_bytes());
-  whole->mutable_layers()->MergeFrom(part.layers());
+  for (const v1::LayerStatistics& layer : part.layers()) AddLayer(layer, whole->mutable_layers());
   whole->set_step_seconds(std::max(whole->step_seconds(), part.step_seconds()));
   whole->set_received_bytes(whole->received_bytes() + part.received_bytes());
   whole->set_sent_bytes(whole->sent_bytes() + part.sent_bytes());
@@ -143,32 +170,40 @@ v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Plac
   return whole;
 }
 
-v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories) {
+namespace {
+
+// What another part says of the step; nullptr: it has no such step any more.
+void AddRecord(const v1::StepRecord* part, int layers, bool staged, v1::StepRecord* whole) {
+  if (part != nullptr && part->layer_rms_size() == layers) {
+    whole->mutable_layer_rms()->MergeFrom(part->layer_rms());
+  } else {
+    for (int i = 0; i < layers; ++i) whole->add_layer_rms(std::nanf(""));
+  }
+  if (part == nullptr) return;
+  if (part->outcome() != whole->outcome()) {
+    whole->set_outcome(Merged({whole->outcome(), part->outcome()}));
+    if (whole->reason().empty()) whole->set_reason(part->reason());
+    if (whole->detail().empty()) whole->set_detail(part->detail());
+  }
+  whole->set_grad_norm(staged ? std::max(whole->grad_norm(), part->grad_norm())
+                              : std::hypot(whole->grad_norm(), part->grad_norm()));
+  whole->set_received_bytes(whole->received_bytes() + part->received_bytes());
+  whole->set_sent_bytes(whole->sent_bytes() + part->sent_bytes());
+  whole->set_seconds(std::max(whole->seconds(), part->seconds()));
+  whole->set_update_seconds(std::max(whole->update_seconds(), part->update_seconds()));
+  for (const v1::SpikeEvent& event : part->spikes()) AddSpike(event, whole->mutable_spikes());
+}
+
+}  // namespace
+
+v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories, bool staged) {
   v1::GetHistoryResponse whole = histories[0];
   for (const v1::GetHistoryResponse& part : histories.subspan(1)) {
-    std::map<uint64_t, const v1::StepRecord*> steps;
-    for (const v1::StepRecord& step : part.steps())
-      steps[step.step()] = &step;  // the last of a number that comes again
+    std::map<uint64_t, const v1::StepRecord*> steps;  // the last of a number that came again
+    for (const v1::StepRecord& step : part.steps()) steps[step.step()] = &step;
     for (v1::StepRecord& step : *whole.mutable_steps()) {
-      const auto other = steps.find(step.step());
-      std::vector<float> none(static_cast<size_t>(part.layers_size()), std::nanf(""));
-      if (other == steps.end()) {
-        step.mutable_layer_rms()->Add(none.begin(), none.end());
-        continue;
-      }
-      const v1::StepRecord& of_part = *other->second;
-      if (of_part.outcome() != step.outcome()) {
-        step.set_outcome(Merged({step.outcome(), of_part.outcome()}));
-        if (step.reason().empty()) step.set_reason(of_part.reason());
-        if (step.detail().empty()) step.set_detail(of_part.detail());
-      }
-      if (of_part.layer_rms_size() == part.layers_size())
-        step.mutable_layer_rms()->MergeFrom(of_part.layer_rms());
-      else
-        step.mutable_layer_rms()->Add(none.begin(), none.end());
-      step.set_received_bytes(step.received_bytes() + of_part.received_bytes());
-      step.set_sent_bytes(step.sent_bytes() + of_part.sent_bytes());
-      step.set_seconds(std::max(step.seconds(), of_part.seconds()));
+      const auto same = steps.find(step.step());
+      AddRecord(same == steps.end() ? nullptr : same->second, part.layers_size(), staged, &step);
     }
     whole.mutable_layers()->MergeFrom(part.layers());
     whole.mutable_tensors()->MergeFrom(part.tensors());
@@ -176,8 +211,17 @@ v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> h
   return whole;
 }
 
-v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> servers) {
+v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> servers,
+                                   absl::Span<const std::string> names) {
   v1::GetServerResponse whole = servers[0];
+  whole.clear_devices();
+  for (size_t part = 0; part < servers.size(); ++part) {
+    for (const v1::DeviceStatus& device : servers[part].devices()) {
+      v1::DeviceStatus* one = whole.add_devices();
+      *one = device;
+      one->set_device(absl::StrCat(names[part], " ", device.device()));
+    }
+  }
   for (const v1::GetServerResponse& part : servers.subspan(1)) {
     whole.set_memory_limit_bytes(whole.memory_limit_bytes() + part.memory_limit_bytes());
     whole.set_memory_reserved_bytes(whole.memory_reserved_bytes() + part.memory_reserved_bytes());
@@ -185,7 +229,6 @@ v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> serve
     whole.set_protocol_max(std::min(whole.protocol_max(), part.protocol_max()));
     if (part.device() != whole.device()) whole.set_device(absl::StrCat(whole.device(), "; ", part.device()));
     if (part.state() != "serving") whole.set_state(part.state());
-    whole.mutable_devices()->MergeFrom(part.devices());
   }
   return whole;
 }
@@ -216,16 +259,10 @@ v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpoint
 
 namespace {
 
-// Each part finds the same in what all ranks say.
-void AddSpikes(const v1::StepResult& result, v1::StepResult* whole) {
-  for (const v1::SpikeEvent& event : result.spikes()) {
-    const auto same = [&](const v1::SpikeEvent& other) {
-      return other.kind() == event.kind() && other.layer() == event.layer() && other.value() == event.value();
-    };
-    if (std::none_of(whole->spikes().begin(), whole->spikes().end(), same)) *whole->add_spikes() = event;
-  }
+void AddWarnings(const v1::StepResult& result, v1::StepResult* whole) {
+  for (const v1::SpikeEvent& event : result.spikes()) AddSpike(event, whole->mutable_spikes());
+  const auto& all = whole->warnings();
   for (const std::string& warning : result.warnings()) {
-    const auto& all = whole->warnings();
     if (std::find(all.begin(), all.end(), warning) == all.end()) whole->add_warnings(warning);
   }
 }
@@ -290,7 +327,7 @@ v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Plac
     whole.set_rejected_blocks(whole.rejected_blocks() + result.rejected_blocks());
     squares += result.grad_norm() * result.grad_norm();
     norm = std::max(norm, result.grad_norm());  // 0 of a part without gradients, and of one that was not measured
-    AddSpikes(result, &whole);
+    AddWarnings(result, &whole);
   }
   std::sort(whole.mutable_tensors_not_applied()->begin(), whole.mutable_tensors_not_applied()->end());
   whole.set_grad_norm(staged ? norm : std::sqrt(squares));

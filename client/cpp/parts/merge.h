@@ -21,8 +21,9 @@ v1::RunPlan MergePlans(absl::Span<const v1::RunPlan> plans);
 // Sums, the worst state, and the last step that all have closed. Snapshots: those that all have. `staged`: as below.
 v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Placement& placement, bool staged);
 // Steps by number, with the first part's times and losses and the worst outcome; the layers and tensors of all.
-v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories);
-v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> servers);
+v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories, bool staged);
+v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> servers,
+                                   absl::Span<const std::string> names);
 // Those that all have are as in the first part; the others say where they are alone. `names`: of the daemons.
 v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpointsResponse> lists,
                                              absl::Span<const std::string> names);

@@ -90,7 +90,7 @@ absl::StatusOr<PartsClient::Whole> PartsClient::Look(const std::string& run_id) 
 absl::StatusOr<v1::GetServerResponse> PartsClient::GetServer() {
   auto servers = AskAll<v1::GetServerResponse>([](uint32_t, DaemonClient& daemon) { return daemon.GetServer(); });
   if (!servers.ok()) return servers.status();
-  return MergeServers(*servers);
+  return MergeServers(*servers, names_);
 }
 
 absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id) {
@@ -134,7 +134,9 @@ absl::StatusOr<v1::GetHistoryResponse> PartsClient::GetHistory(const std::string
   auto histories = AskAll<v1::GetHistoryResponse>(
       [&](uint32_t, DaemonClient& daemon) { return daemon.GetHistory(run_id, after_step, most); });
   if (!histories.ok()) return histories.status();
-  return MergeHistories(*histories);
+  const auto whole = Look(run_id);
+  if (!whole.ok()) return whole.status();
+  return MergeHistories(*histories, whole->staged());
 }
 
 // --- making and ending runs ------------------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ absl::Status PartsClient::CheckCreated(const std::string& run_id,
     return absl::FailedPreconditionError(
         absl::StrCat("the daemon at ", anew, " does not have its part of run '", run_id, "' any more, and the one at ",
                      names_[part], " has closed step ", run->status().step(),
-                     ": bring a checkpoint of it back there (ballastctl restore-run with "
+                     ": bring a checkpoint of it back there (ballastctl restore with "
                      "--from, to that daemon alone), or delete the run on all and begin with weights that you have"));
   }
   return absl::OkStatus();

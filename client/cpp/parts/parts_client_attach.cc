@@ -142,7 +142,7 @@ absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vecto
     const absl::Status back = GoBack(options.run_id, first - 1);
     if (!absl::IsPermissionDenied(back)) return back.ok() ? absl::StatusOr<bool>(true) : back;
     Log(absl::StrCat("this client may not take it back (", back.message(),
-                     "): an administrator can, with `ballastctl restore-run` or `rewind-run` and all daemons' "
+                     "): an administrator can, with `ballastctl restore` or `ballastctl rewind`, and all daemons' "
                      "addresses; waiting for that"));
   }
   for (const auto& daemon : daemons_) daemon->Detach();
@@ -207,7 +207,7 @@ absl::Status PartsClient::NoCommonStep(const std::string& run_id, const std::vec
   return absl::FailedPreconditionError(
       absl::StrCat("the daemons of run '", run_id, "' are at different steps, and there is none whose state all have (",
                    absl::StrJoin(lines, "; "),
-                   "): restore it from checkpoints of one step (ballastctl restore-run), or delete it and begin with "
+                   "): restore it from checkpoints of one step (ballastctl restore), or delete it and begin with "
                    "weights that you have"));
 }
 

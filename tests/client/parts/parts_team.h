@@ -31,7 +31,7 @@ class Daemons {
     for (const auto& daemon : daemons_) absl::StrAppend(&all, all.empty() ? "" : ",", daemon->address());
     return all;
   }
-  RealDaemon& operator[](size_t i) { return *daemons_[i]; }
+  RealDaemon& operator[](size_t i) const { return *daemons_[i]; }
 
  private:
   std::vector<std::unique_ptr<RealDaemon>> daemons_;
