@@ -104,8 +104,8 @@ struct AttachOptions {
   // The spec that the caller goes by, as CreateRun or AmendRun answered it: FAILED_PRECONDITION if the run has another
   // one by now. Empty: the one of this client's own last CreateRun or AmendRun, if it was of this run.
   std::string spec_sha256 = {};
-  // Of a part of a run: AttachRequest.from_step. For the client of the whole run.
-  uint64_t from_step = 0;
+  // Of a part of a run: as in AttachRequest. For the client of the whole run.
+  uint64_t from_step = 0, again_step = 0;
 };
 
 // How long steps wait for ranks is part of the run, in v1::RunSpec: rank_timeout_s for a rank whose connection is lost,

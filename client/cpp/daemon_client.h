@@ -61,6 +61,9 @@ class DaemonClient final : public Client {
   uint64_t step() const override;
   absl::Status status() const override;
 
+  // Waits up to so long until the stream is open, or the client has failed. False: it is lost, and not there again yet.
+  bool AwaitConnected(absl::Duration timeout) const { return !stream_ || stream_->AwaitConnected(timeout); }
+
  private:
   explicit DaemonClient(std::unique_ptr<Connection> connection) : connection_(std::move(connection)) {}
 

@@ -169,6 +169,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
                           .rank = request->rank(),
                           .world = request->world(),
                           .from_step = request->from_step(),
+                          .again_step = request->again_step(),
                           .takeover = request->takeover(),
                           .want_digests = request->want_digests(),
                           .knows_whole = Knows(*request, "held_whole"),

@@ -191,7 +191,8 @@ void Run::AttachOnStrand(const AttachRequest& request, AttachDone done) {
                                         .rank = request.rank,
                                         .world = request.world,
                                         .coverage = request.coverage,
-                                        .from_step = request.from_step},
+                                        .from_step = request.from_step,
+                                        .again_step = request.again_step},
                                        request.peer);
   if (!outcome.status.ok()) return done(outcome.status, outcome.retry_after_s);
   request.accepted();

@@ -52,7 +52,7 @@ class Run {
     SessionId fresh = {};  // the id a new session shall have
     std::optional<SessionId> resumes = {};
     uint32_t rank = 0, world = 1;
-    uint64_t from_step = 0;  // of event::Attach
+    uint64_t from_step = 0, again_step = 0;  // of event::Attach
     bool takeover = false;
     bool want_digests = false;
     bool knows_whole = false;  // HeldChunks may be of micro-batches and tensors as a whole

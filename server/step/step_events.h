@@ -26,8 +26,10 @@ struct Attach {
   bool takeover = false;
   uint32_t rank = 0;
   uint32_t world = 1;
-  Coverage coverage;       // of a new session
-  uint64_t from_step = 0;  // that the rank makes next, as another part of the run says; 0: not known
+  Coverage coverage;  // of a new session
+  // In a part of a run, as its other parts say; 0: they say nothing.
+  uint64_t from_step = 0;   // that the rank makes next
+  uint64_t again_step = 0;  // that it had begun, and begins again
 };
 // The session's stream is up, in place of any it had. weights_received: by tensor, of step weights_step; empty or 0:
 // none.

@@ -77,7 +77,8 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (auto s = CheckCovered(e); !s.ok()) return Refuse(s);
   StepEffects effects;
   const bool behind = options_.is_part && e.from_step == step_ + 1;
-  if ((e.world != world() || behind) && BeingRead()) {
+  const bool again = BeginsAgain(e);
+  if ((e.world != world() || behind || again) && BeingRead()) {
     return Refuse(absl::UnavailableError(absl::StrCat("step ", step_, " is being judged; attach again")), kFinishS);
   }
   if (e.world != world()) ChangeWorld(e.world, now_s, &effects);
@@ -90,6 +91,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
                                                       ", which takes part in the next; attach again")),
                   kWithoutS);
   }
+  if (again) DiscardStep(e.rank, now_s, &effects);
   if (rank.session) {
     Remember(e.rank, Ending::kTaken);
     EndSession(e.rank, absl::AbortedError("another process took this rank over"), "restarted", now_s, &effects);

@@ -46,6 +46,24 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   return effects;
 }
 
+bool StepMachine::BeginsAgain(const event::Attach& e) const {
+  return options_.is_part && e.again_step == step_ && e.world == world() && InStep(e.rank) && !UpdatedAny();
+}
+
+void StepMachine::DiscardStep(uint32_t rank, double now_s, StepEffects* effects) {
+  effects->push_back(effect::Discard{step_});
+  open_ = false;
+  ++generation_;
+  rewound_to_ = closed_step_;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    const bool began = std::exchange(ranks_[r].begun, ranks_[r].begun == step_ ? 0 : ranks_[r].begun) == step_;
+    if (r == rank || !began || !ranks_[r].session) continue;
+    Remember(r, Ending::kRewound);
+    EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, effects);
+  }
+  Reset();
+}
+
 StepMachine::Past StepMachine::past() const {
   Past past;
   past.generation = generation_;

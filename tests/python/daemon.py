@@ -120,23 +120,19 @@ class Daemon:
 
 
 class Daemons:
-    """Several of them, for runs of which each has a part: as Daemon, and what is done is done to all."""
+    """Several of them, for runs of which each has a part. What is done is done to all, but for restart."""
 
-    def __init__(self, count: int, storage: Path | None = None, ports: Sequence[int] = (), **options: Any) -> None:
-        self.each: list[Daemon] = []
-        for part in range(count):
-            folder = None if storage is None else storage / f"part-{part}"
+    def __init__(self, count: int, storage: Path | None = None, **options: Any) -> None:
+        self._options = options
+        self._folders = [None if storage is None else storage / f"part-{part}" for part in range(count)]
+        for folder in self._folders:
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            self.each.append(Daemon(storage=folder, port=ports[part] if ports else 0, **options))
+                folder.mkdir(parents=True)
+        self.each = [Daemon(storage=folder, **options) for folder in self._folders]
 
     @property
     def server(self) -> str:
         return ",".join(daemon.server for daemon in self.each)
-
-    @property
-    def ports(self) -> list[int]:
-        return [daemon.port for daemon in self.each]
 
     @property
     def metrics_url(self) -> str:
@@ -146,18 +142,21 @@ class Daemons:
     def pid(self) -> int:
         return self.each[0].pid
 
-    def stop(self) -> None:
-        for daemon in self.each:
-            daemon.stop()
-
-    def drain(self) -> None:
-        self.stop()
-        for daemon in self.each:
-            assert daemon.wait() == 0
+    def restart(self, part: int) -> None:
+        """Kills one, and starts it anew where it was."""
+        port = self.each[part].port
+        self.each[part].__exit__()
+        self.each[part] = Daemon(port, storage=self._folders[part], **self._options)
 
     def kill(self) -> None:
         for daemon in self.each:
             daemon.kill()
+
+    def drain(self) -> None:
+        for daemon in self.each:
+            daemon.stop()
+        for daemon in self.each:
+            assert daemon.wait() == 0
 
     def freeze(self) -> None:
         for daemon in self.each:

@@ -187,7 +187,6 @@ absl::StatusOr<v1::CreateRunResponse> PartsClient::CreateRun(const v1::RunSpec& 
   }
   *whole.mutable_plan() = MergePlans(plans);
   whole.set_spec_sha256(absl::StrJoin(hashes, ","));
-  whole_ = {};
   return whole;
 }
 
@@ -256,8 +255,8 @@ absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& sp
   }
   *whole.mutable_plan() = MergePlans(plans);
   whole.set_spec_sha256(absl::StrJoin(hashes, ","));
+  // On daemons where nothing changed the session goes on; the rank attaches to all anew.
   if (whole.amended()) Fail(RewoundError(whole.step(), whole.generation(), "the run was amended; "));
-  whole_ = {};
   return whole;
 }
 
@@ -276,7 +275,6 @@ absl::StatusOr<v1::DeleteRunResponse> PartsClient::DeleteRun(const std::string& 
     if (deleted[part].ok()) whole.set_freed_bytes(whole.freed_bytes() + deleted[part]->freed_bytes());
   }
   if (!any) return deleted[0].status();
-  if (whole_.run_id == run_id) whole_ = {};
   return whole;
 }
 

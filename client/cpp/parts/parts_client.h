@@ -126,7 +126,7 @@ class PartsClient final : public Client {
 
   // --- attaching (parts_client_attach.cc)
   absl::StatusOr<std::vector<Attachment>> AttachAll(const AttachOptions& options);
-  absl::StatusOr<Attachment> AttachPart(uint32_t part, AttachOptions options, uint64_t from_step = 0);
+  absl::StatusOr<Attachment> AttachPart(uint32_t part, AttachOptions options);
   Attachment OnAttached(const std::vector<Attachment>& attachments);
   Attachment Merge(const std::vector<Attachment>& attachments) const;
   // Brings daemons that are at different steps together: closes a step that some have closed already, or takes the run
@@ -141,6 +141,7 @@ class PartsClient final : public Client {
 
   // --- steps (parts_client_step.cc)
   absl::Status CheckOpen(const char* call) const;
+  absl::Status AwaitConnected() const;
   absl::StatusOr<MeasureFutures> AskMeasures(std::optional<double> loss);
   absl::StatusOr<ResultFutures> SendEnds(std::optional<double> loss, StepEndValues values);
   bool CheckpointIsDue();

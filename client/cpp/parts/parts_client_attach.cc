@@ -15,18 +15,17 @@ namespace ballast {
 namespace {
 
 // How often a rank looks whether the daemons are at the same step again.
-constexpr absl::Duration kLook = absl::Milliseconds(200);
+constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
 // Each round brings some daemon to another step, and others' rounds may come in between.
 constexpr int kMostRounds = 20;
 
 }  // namespace
 
-absl::StatusOr<Attachment> PartsClient::AttachPart(uint32_t part, AttachOptions options, uint64_t from_step) {
+absl::StatusOr<Attachment> PartsClient::AttachPart(uint32_t part, AttachOptions options) {
   const std::vector<std::string> hashes = absl::StrSplit(options.spec_sha256, ',');
   options.spec_sha256 = hashes.size() == parts() ? hashes[part] : "";
   options.shards = SplitShards(whole_.placement, options.shards)[part];
   options.takeover = options.takeover || held_[part];
-  options.from_step = from_step;
   auto attachment = daemons_[part]->Attach(options);
   if (attachment.ok()) held_[part] = true;
   return attachment;
@@ -44,16 +43,20 @@ absl::StatusOr<std::vector<Attachment>> PartsClient::AttachAll(const AttachOptio
   return AllOrError(ForAll(parts(), [&](uint32_t part) { return AttachPart(part, options); }), names_);
 }
 
-absl::StatusOr<Attachment> PartsClient::Attach(const AttachOptions& options) {
-  if (attached_ && !RewoundTo(status())) {
+absl::StatusOr<Attachment> PartsClient::Attach(const AttachOptions& given) {
+  const auto rewound_to = RewoundTo(status());
+  if (attached_ && !rewound_to) {
     return absl::FailedPreconditionError("this client is attached already; one client holds one rank of one run");
   }
+  AttachOptions options = given;
+  if (rewound_to) options.again_step = *rewound_to + 1;
   Drain();
   attached_ = false;
   if (options.run_id != whole_.run_id || options.rank != rank_) held_.assign(parts(), false);
   rank_ = options.rank;
   for (int round = 0; round < kMostRounds; ++round) {
     auto attachments = AttachAll(options);
+    options.again_step = 0;
     const auto again = attachments.ok() ? Align(options, &*attachments) : absl::StatusOr<bool>(attachments.status());
     if (!again.ok() && RewoundTo(again.status())) continue;  // another rank has taken the run back meanwhile
     if (!again.ok()) {
@@ -129,7 +132,9 @@ absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vecto
     for (uint32_t part = 0; part < parts(); ++part) {
       if ((*attachments)[part].resume_step == last) continue;
       daemons_[part]->Detach();
-      auto again = AttachPart(part, options, last);
+      AttachOptions later = options;
+      later.from_step = last;
+      auto again = AttachPart(part, later);
       if (!again.ok()) return NamedBy(names_[part], again.status());
       (*attachments)[part] = *std::move(again);
     }
@@ -228,7 +233,7 @@ absl::Status PartsClient::AwaitAligned(const AttachOptions& options) {
     if (options_.interrupted && options_.interrupted()) {
       return absl::CancelledError("interrupted while the run's daemons were at different steps");
     }
-    absl::SleepFor(kLook);
+    absl::SleepFor(kLookEvery);
   }
 }
 

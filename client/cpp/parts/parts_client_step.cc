@@ -19,6 +19,8 @@ namespace {
 
 // How long the thread waits for one daemon before it looks at the others, one of which may have failed.
 constexpr auto kGlance = std::chrono::milliseconds(20);
+// How often a caller who waits for a daemon's connection is asked whether to go on.
+constexpr absl::Duration kLook = absl::Milliseconds(100);
 
 template <typename T>
 std::future<absl::StatusOr<T>> Ready(absl::Status status) {
@@ -132,6 +134,18 @@ absl::Status PartsClient::CheckOpen(const char* call) const {
   return absl::FailedPreconditionError(absl::StrCat(call, " after EndStep; wait for its result, then BeginStep"));
 }
 
+// A daemon that is away may come back at an earlier step: then nothing of the next one is anywhere yet.
+absl::Status PartsClient::AwaitConnected() const {
+  for (uint32_t part = 0; part < parts();) {
+    if (daemons_[part]->AwaitConnected(kLook)) {
+      ++part;
+    } else if (options_.interrupted && options_.interrupted()) {
+      return absl::CancelledError(absl::StrCat("interrupted while the daemon at ", names_[part], " was away"));
+    }
+  }
+  return status();
+}
+
 absl::Status PartsClient::BeginStep(const StepValues& values) {
   if (!attached_) return absl::FailedPreconditionError("BeginStep before Attach: take a rank of a run first");
   {
@@ -141,6 +155,7 @@ absl::Status PartsClient::BeginStep(const StepValues& values) {
       return absl::FailedPreconditionError("BeginStep while a step is open: wait for the result of its EndStep");
     }
   }
+  if (auto s = AwaitConnected(); !s.ok()) return s;
   uint64_t least = std::numeric_limits<uint64_t>::max(), most = 0;
   for (uint32_t part = 0; part < parts(); ++part) {
     if (auto s = daemons_[part]->BeginStep(values); !s.ok()) {

@@ -26,6 +26,7 @@ v1::AttachRequest Request(const AttachOptions& options) {
   request.set_client_version("ballast-cpp/" BALLAST_CLIENT_VERSION);
   *request.mutable_coverage() = CoverageOf(options.shards);
   request.set_from_step(options.from_step);
+  request.set_again_step(options.again_step);
   return request;
 }
 

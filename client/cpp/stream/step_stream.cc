@@ -142,6 +142,12 @@ absl::Status StepStream::status() const {
   return status_;
 }
 
+bool StepStream::AwaitConnected(absl::Duration timeout) const {
+  const auto there = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return open_ || !status_.ok(); };
+  absl::MutexLock lock(&mu_);
+  return mu_.AwaitWithTimeout(absl::Condition(&there), timeout);
+}
+
 void StepStream::AwaitEnd(absl::Duration timeout) const {
   absl::MutexLock lock(&mu_);
   const auto ended = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !status_.ok(); };

@@ -80,6 +80,8 @@ class StepStream {
 
   uint64_t step() const;
   absl::Status status() const;
+  // Waits until the stream is open, or the client has failed, or for so long; then false.
+  bool AwaitConnected(absl::Duration timeout) const;
   // Waits until the daemon has ended the session, or for so long.
   void AwaitEnd(absl::Duration timeout) const;
 

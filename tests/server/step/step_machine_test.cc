@@ -145,7 +145,8 @@ class Scenario {
                            .rank = static_cast<uint32_t>(c.number("rank")),
                            .world = static_cast<uint32_t>(c.number("of", 1)),
                            .coverage = {},
-                           .from_step = c.number("from")};
+                           .from_step = c.number("from"),
+                           .again_step = c.number("again")};
       if (c.has("resumes")) attach.resumes = SessionId{c.number("resumes")};
       if (c.has("covers")) attach.coverage.contributes = c.chunks("covers", chunks_);
       return attach;

@@ -23,7 +23,8 @@ struct EventText {
   std::string operator()(const event::Attach& e) const {
     return absl::StrCat("attach s=", Id(e.session), " rank=", e.rank, " of=", e.world,
                         e.resumes ? absl::StrCat(" resumes=", Id(*e.resumes)) : "", e.takeover ? " takeover" : "",
-                        e.from_step > 0 ? absl::StrCat(" from=", e.from_step) : "");
+                        e.from_step > 0 ? absl::StrCat(" from=", e.from_step) : "",
+                        e.again_step > 0 ? absl::StrCat(" again=", e.again_step) : "");
   }
   std::string operator()(const event::StreamOpened& e) const {
     return absl::StrCat("open s=", Id(e.session), " step=", e.weights_step, " have=", Listed(e.weights_received));

@@ -1,0 +1,133 @@
+"""A run on several daemons, one of which is killed under its trainers and started again: they follow, and make the steps that
+a run on one daemon makes, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ballast
+from daemon import Daemon, Daemons
+from following import Training
+from models import layered, weights_of
+
+RUN = "parts"
+COUNT = 3
+# The first step's checkpoint begins the journal, and no other is written unless it is asked for.
+SYNC: dict[str, Any] = {"durability": "journal_sync", "checkpoint_every_seconds": 1e6}
+SELDOM: dict[str, Any] = {"checkpoint_every_seconds": 1e6}
+KINDS: dict[str, dict[str, Any]] = {
+    "release": {},
+    "staged": {"commit": "staged", "max_grad_norm": 0.05},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "overlap": {"overlap_forward": True},
+}
+
+
+def training_on(server: str, **options: Any) -> Training:
+    torch.manual_seed(7)
+    return Training(partial(ballast.AdamW, server=server, run=RUN, reconnect_timeout=60), **options)
+
+
+def on_one(folder: Path, **options: Any) -> list[str]:
+    folder.mkdir()
+    with Daemon(storage=folder) as daemon:
+        training = training_on(daemon.server, **options)
+        made = training.steps(10)
+        training.optimizer.close()
+    return made
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[Daemons]:
+    with Daemons(COUNT, storage=tmp_path / "storage") as started:
+        yield started
+
+
+@pytest.mark.parametrize("killed", range(COUNT))
+@pytest.mark.parametrize("durability, back", [(SYNC, 6), (SELDOM, 4)], ids=["journal", "checkpoint"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_go_back_to_a_step_that_each_has(
+    kind: str, durability: dict[str, Any], back: int, killed: int, daemons: Daemons, tmp_path: Path
+) -> None:
+    options = durability | KINDS[kind]
+    wanted = on_one(tmp_path / "alone", **options)
+    training = training_on(daemons.server, **options)
+    assert training.steps(4) == wanted[:4]
+    assert training.optimizer.checkpoint() == 4
+    assert training.steps(2) == wanted[4:6]
+    daemons.restart(killed)
+    assert training.step() == wanted[back - 1]  # it raised, was caught, and the scheduler was stepped
+    assert training.rewound == [back]
+    assert training.steps(10 - back) == wanted[back:]
+    training.optimizer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_the_middle_of_a_backward_the_step_before_is_gone_back_to(
+    kind: str, daemons: Daemons, tmp_path: Path
+) -> None:
+    options = SYNC | KINDS[kind] | {"on_torn": "rewind"}
+    wanted = on_one(tmp_path / "alone", **options)
+    training = training_on(daemons.server, **options)
+    training.steps(6)
+
+    def restart(_: torch.Tensor) -> None:
+        hook.remove()
+        daemons.restart(1)
+
+    hook = next(training.model.parameters()).register_hook(restart)
+    assert training.step() == wanted[5]
+    assert training.rewound == [6]
+    assert training.steps(4) == wanted[6:]
+    training.optimizer.close()
+
+
+def test_checkpoints_by_time_are_of_the_same_steps(daemons: Daemons, tmp_path: Path) -> None:
+    model = layered(seed=1)
+    with ballast.AdamW(
+        model.named_parameters(), server=daemons.server, run=RUN, checkpoint_every_seconds=0.05
+    ) as optimizer:
+        durable: set[int] = set()
+        while len(durable - {0}) < 3:
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.wait()
+            durable.add(optimizer.last_result.durable_step)
+    daemons.drain()
+    folders = (tmp_path / "storage" / f"part-{part}" / "runs" / RUN for part in range(COUNT))
+    kept = [sorted(path.name for path in folder.glob("0*-step-*")) for folder in folders]
+    assert len(kept[0]) == 2 and kept[0] == kept[1] == kept[2], kept
+
+
+def test_all_come_back_with_new_trainers(daemons: Daemons, tmp_path: Path) -> None:
+    options = SYNC | KINDS["staged"]
+    wanted = on_one(tmp_path / "alone", **options)
+    training = training_on(daemons.server, **options)
+    assert training.steps(5) == wanted[:5]
+    training.optimizer.close()
+    for part in range(COUNT):
+        daemons.restart(part)
+    again = training_on(daemons.server, **options, weights="server")
+    assert again.steps(5) == wanted[5:]
+    again.optimizer.close()
+
+
+def test_a_daemon_that_stays_away_is_named(daemons: Daemons) -> None:
+    model = layered(seed=1)
+    optimizer = ballast.AdamW(model.named_parameters(), server=daemons.server, run=RUN, reconnect_timeout=0.5)
+    optimizer.connect()
+    daemons.each[2].kill()
+    with pytest.raises(ballast.Unavailable, match=daemons.each[2].server):
+        for _ in range(3):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.wait()
+    optimizer.close()
+    assert weights_of(model)
