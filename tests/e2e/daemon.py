@@ -124,3 +124,33 @@ class Daemon:
         command = [BALLASTCTL, "--server", self.server, *arguments]
         environment = plain_environment() | self.clients
         return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+class Daemons:
+    """Several of them, of each of which a run has a part, with a folder of its own for each: as Daemon, where a trainer
+    looks."""
+
+    def __init__(self, folder: Path, count: int, *flags: str):
+        """In the flags {folder} is the daemon's own."""
+        self.each = []
+        for part in range(count):
+            own = folder / f"part-{part}"
+            own.mkdir(exist_ok=True)
+            self.each.append(Daemon(own, *(flag.format(folder=own) for flag in flags)))
+
+    @property
+    def server(self) -> str:
+        return ",".join(daemon.server for daemon in self.each)
+
+    def __enter__(self) -> "Daemons":
+        for daemon in self.each:
+            daemon.__enter__()
+        return self
+
+    def __exit__(self, *_):
+        for daemon in self.each:
+            daemon.__exit__()
+
+    def restart(self) -> None:
+        """Kills one, and starts it anew where it was."""
+        self.each[len(self.each) // 2].restart()

@@ -1,11 +1,12 @@
 """Many trainers of one run, as processes, with the options as they are: one is killed and replaced, and the run is
 rewound. All end with the bits of one trainer that makes every rank's batches by itself.
 
-    many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8 | tls]
+    many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8 | tls | parts]
 
 RANKS is a power of two, so that a mean over them is exact. int8: two of the layers compute in the codes that are served. The transport is by default auto: memory shared with the
 daemon. With a journal the daemon is killed, too, and started again under its trainers, and once more in the end: it has the
-same bits. tls: both ends show a certificate. torch is imported once and the trainers are forks of it.
+same bits. tls: both ends show a certificate. parts: the run is on three daemons, one of which is killed; the one trainer's
+run is on them, too. torch is imported once and the trainers are forks of it.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from daemon import Daemon
+from daemon import Daemon, Daemons
 from pki import Pki
 from torch import Tensor, nn
 
@@ -36,6 +37,7 @@ RESTARTED_BEFORE = 17  # this step: the daemon, where it has a journal
 JOURNAL_STEPS = 16  # that a journal which is not synced for each step may lack, by default
 SNAPSHOTS = {"snapshots": 2, "snapshot_every": 5}
 PATIENCE_S = 240
+PARTS = 3
 
 FORKS = multiprocessing.get_context("fork")
 
@@ -151,8 +153,14 @@ def lasting(durability: str, step: int) -> int:
     return step if durability == "journal_sync" else step - JOURNAL_STEPS
 
 
-def check_survival(flags: list[str], folder: Path, place: dict[str, Any], world: int, weights: str) -> None:
-    with Daemon(folder, *flags) as daemon:
+def started_at(folder: Path, flags: list[str], parts: int) -> Daemon | Daemons:
+    if parts > 1:
+        return Daemons(folder, parts, *flags)
+    return Daemon(folder, *(flag.format(folder=folder) for flag in flags))
+
+
+def check_survival(daemon: Daemon | Daemons, place: dict[str, Any], world: int, weights: str) -> None:
+    with daemon:
         told, end = FORKS.Pipe(duplex=False)
         guarded(end, take_over, {**place, "server": daemon.server}, world)
         found = told.recv()
@@ -165,7 +173,7 @@ def role_of(rank: int, world: int) -> str:
     return {world - 2: "victim", 1: "rewinder"}.get(rank, "member")
 
 
-def train_together(daemon: Daemon, place: dict[str, Any], world: int) -> dict[int, dict[str, Any]]:
+def train_together(daemon: Daemon | Daemons, place: dict[str, Any], world: int) -> dict[int, dict[str, Any]]:
     """What each rank told at its end; for the rank that was replaced, what its successor told."""
     trainers = [Trainer(place, rank, world, role_of(rank, world)) for rank in range(world)]
     ended: dict[int, dict[str, Any]] = {}
@@ -216,19 +224,22 @@ def main() -> None:
             pki = Pki(Path(folder) / "pki")
             flags = pki.flags
             os.environ.update(pki.variables)
-        check_ranks(int(world), transport, durability.removeprefix("none"), served, flags)
+        parts = PARTS if layers == "parts" else 1
+        check_ranks(int(world), transport, durability.removeprefix("none"), served, flags, parts)
 
 
-def check_ranks(world: int, transport: str, durability: str, served: dict[str, Any], of_tls: list[str]) -> None:
+def check_ranks(
+    world: int, transport: str, durability: str, served: dict[str, Any], of_tls: list[str], parts: int
+) -> None:
     torch.set_num_threads(1)
     torch.optim.SGD(
         nn.Linear(1, 1).parameters()
     )  # what torch imports for its first optimizer, it need not in each fork
     with tempfile.TemporaryDirectory(prefix="ballast-ranks-") as folder:
-        flags = ["--limits.lease", "1s", "--shm_socket", f"{folder}/shared/", *of_tls]
+        flags = ["--limits.lease", "1s", "--shm_socket", "{folder}/shared/", *of_tls]
         if durability:
-            flags += ["--storage.dir", folder]
-        with Daemon(Path(folder), *flags) as daemon:
+            flags += ["--storage.dir", "{folder}"]
+        with started_at(Path(folder), flags, parts) as daemon:
             place = {
                 "server": daemon.server,
                 "transport": transport,
@@ -243,10 +254,12 @@ def check_ranks(world: int, transport: str, durability: str, served: dict[str, A
             alone = told.recv()
             assert isinstance(alone, dict), alone
         if durability:
-            check_survival(flags, Path(folder), {**place, "run": "together"}, world, alone["weights"])
+            again = started_at(Path(folder), flags, parts)
+            check_survival(again, {**place, "run": "together"}, world, alone["weights"])
     check(ranks, alone, world, transport, durability)
     disturbed = "a kill, a rewind and a restart" if durability else "a kill and a rewind"
-    print(f"{world} ranks, transport {transport}, {STEPS} steps, {disturbed}: {took:.1f} s")
+    where = f" on {parts} daemons" if parts > 1 else ""
+    print(f"{world} ranks, transport {transport}, {STEPS} steps{where}, {disturbed}: {took:.1f} s")
 
 
 if __name__ == "__main__":

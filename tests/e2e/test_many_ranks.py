@@ -16,6 +16,8 @@ from daemon import ROOT, plain_environment
         ("auto", ["journal_sync", "int8"]),
         ("grpc", ["journal_sync", "tls"]),
         ("auto", ["none", "tls"]),
+        ("auto", ["journal_sync", "parts"]),
+        ("grpc", ["none", "parts"]),
     ],
 )
 def test_eight_ranks_end_with_the_bits_of_one(transport, more):

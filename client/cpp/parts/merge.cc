@@ -61,6 +61,19 @@ void AddSpike(const v1::SpikeEvent& event, google::protobuf::RepeatedPtrField<v1
   if (std::none_of(all->begin(), all->end(), same)) *all->Add() = event;
 }
 
+// Whom one daemon has waited for longest.
+void AddAwaited(const v1::AwaitedRank& rank, google::protobuf::RepeatedPtrField<v1::AwaitedRank>* all) {
+  auto same = all->begin();
+  while (same != all->end() && same->rank() < rank.rank()) ++same;
+  if (same != all->end() && same->rank() == rank.rank()) {
+    if (rank.seconds() > same->seconds()) *same = rank;
+    return;
+  }
+  const auto place = same - all->begin();
+  *all->Add() = rank;
+  std::rotate(all->begin() + place, all->end() - 1, all->end());
+}
+
 // Of a layer that has tensors in several parts, what is worst.
 void AddLayer(const v1::LayerStatistics& part, google::protobuf::RepeatedPtrField<v1::LayerStatistics>* all) {
   const auto same = std::find_if(all->begin(), all->end(),
@@ -86,6 +99,12 @@ void AddSteps(const Message& from, std::map<uint64_t, size_t>* in_how_many) {
 }
 
 }  // namespace
+
+uint64_t MergeGenerations(const std::vector<uint64_t>& generations) {
+  uint64_t whole = 1;
+  for (const uint64_t generation : generations) whole += generation - 1;
+  return whole;
+}
 
 v1::RunPlan MergePlans(absl::Span<const v1::RunPlan> plans) {
   v1::RunPlan whole = plans[0];
@@ -127,9 +146,9 @@ void AddStatus(const v1::RunStatus& part, v1::RunStatus* whole) {
   whole->set_steps_partial(std::max(whole->steps_partial(), part.steps_partial()));
   whole->set_steps_aborted(std::max(whole->steps_aborted(), part.steps_aborted()));
   whole->set_steps_skipped(std::max(whole->steps_skipped(), part.steps_skipped()));
-  whole->set_generation(whole->generation() + part.generation());
+  whole->set_generation(MergeGenerations({whole->generation(), part.generation()}));
   whole->set_rewinds(std::max(whole->rewinds(), part.rewinds()));
-  whole->mutable_awaited()->MergeFrom(part.awaited());
+  for (const v1::AwaitedRank& rank : part.awaited()) AddAwaited(rank, whole->mutable_awaited());
   if (!whole->has_durability() || !part.has_durability()) return;
   v1::DurabilityStatus* durability = whole->mutable_durability();
   durability->set_durable_step(std::min(durability->durable_step(), part.durability().durable_step()));

@@ -239,12 +239,13 @@ absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& sp
   v1::AmendRunResponse whole;
   std::vector<v1::RunPlan> plans;
   std::vector<std::string> hashes;
+  std::vector<uint64_t> generations;
   for (uint32_t part = 0; part < parts(); ++part) {
     auto amended = daemons_[part]->AmendRun(specs[part]);
     if (!amended.ok()) return NamedBy(names_[part], amended.status());
     whole.set_amended(whole.amended() || amended->amended());
     whole.set_step(amended->step());
-    whole.set_generation(whole.generation() + amended->generation());
+    generations.push_back(amended->generation());
     whole.set_tensors_added(whole.tensors_added() + amended->tensors_added());
     for (const uint64_t step : amended->snapshots_dropped()) {
       const auto& dropped = whole.snapshots_dropped();
@@ -254,6 +255,7 @@ absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& sp
     hashes.push_back(amended->spec_sha256());
   }
   *whole.mutable_plan() = MergePlans(plans);
+  whole.set_generation(MergeGenerations(generations));
   whole.set_spec_sha256(absl::StrJoin(hashes, ","));
   // On daemons where nothing changed the session goes on; the rank attaches to all anew.
   if (whole.amended()) Fail(RewoundError(whole.step(), whole.generation(), "the run was amended; "));
@@ -301,8 +303,9 @@ absl::StatusOr<v1::RewindResponse> PartsClient::Rewind(const v1::RewindRequest& 
   auto rewound = AskAll<v1::RewindResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Rewind(to_step); });
   if (!rewound.ok()) return rewound.status();
   v1::RewindResponse whole = rewound->front();
-  whole.set_generation(0);
-  for (const v1::RewindResponse& part : *rewound) whole.set_generation(whole.generation() + part.generation());
+  std::vector<uint64_t> generations;
+  for (const v1::RewindResponse& part : *rewound) generations.push_back(part.generation());
+  whole.set_generation(MergeGenerations(generations));
   return whole;
 }
 
@@ -316,8 +319,9 @@ absl::StatusOr<v1::RestoreResponse> PartsClient::Restore(const std::string& run_
       AskAll<v1::RestoreResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Restore(run_id, step, from); });
   if (!restored.ok()) return restored.status();
   v1::RestoreResponse whole = restored->front();
-  whole.set_generation(0);
-  for (const v1::RestoreResponse& part : *restored) whole.set_generation(whole.generation() + part.generation());
+  std::vector<uint64_t> generations;
+  for (const v1::RestoreResponse& part : *restored) generations.push_back(part.generation());
+  whole.set_generation(MergeGenerations(generations));
   return whole;
 }
 

@@ -86,20 +86,21 @@ Attachment PartsClient::OnAttached(const std::vector<Attachment>& attachments) {
 
 Attachment PartsClient::Merge(const std::vector<Attachment>& attachments) const {
   Attachment whole = attachments[0];
-  whole.generation = 0;
+  std::vector<uint64_t> generations;
   whole.digests.assign(whole_.placement.tensors(), 0);
   bool digests = true;
   std::vector<v1::StepResult> results;
   for (uint32_t part = 0; part < parts(); ++part) {
     const Attachment& one = attachments[part];
     whole.weights_loaded = whole.weights_loaded && one.weights_loaded;
-    whole.generation += one.generation;
+    generations.push_back(one.generation);
     const std::vector<uint32_t>& numbers = whole_.placement.numbers(part);
     digests = digests && one.digests.size() == numbers.size();
     for (size_t i = 0; digests && i < numbers.size(); ++i) whole.digests[numbers[i]] = one.digests[i];
     if (one.last_result) results.push_back(*one.last_result);
   }
   if (!digests) whole.digests.clear();
+  whole.generation = MergeGenerations(generations);
   whole.last_result.reset();
   if (results.size() == parts()) {
     whole.last_result = MergeResults(results, whole_.placement, names_, whole_.staged());
