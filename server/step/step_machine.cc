@@ -91,7 +91,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
                                                       ", which takes part in the next; attach again")),
                   kWithoutS);
   }
-  if (again) DiscardStep(e.rank, now_s, &effects);
+  if (again) BeginAgain(e.rank, now_s, &effects);
   if (rank.session) {
     Remember(e.rank, Ending::kTaken);
     EndSession(e.rank, absl::AbortedError("another process took this rank over"), "restarted", now_s, &effects);

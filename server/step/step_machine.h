@@ -36,8 +36,8 @@
 //   - in a part of a run: a rank brings the verdict of all parts with its StepEnd, once it has been told what this part
 //     measures. So when a step is measured, a rank that is gone is not missed as long as another, which is there, brings
 //     the verdict. A rank that attaches and makes a later step next, since another part has closed this one, closes it
-//     here as torn, open or not. One that makes the open step again, since another part has lost it, discards what all
-//     have sent of it, as long as it has updated nothing;
+//     here as torn, open or not. The first that makes a step again which another part has lost discards what all have sent of it
+//     here, as long as it has updated nothing, and the others' sessions end;
 //   - messages of a rank about a step that closed without it are ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and answers of
 //     the device to updates from before belong to no step.
@@ -202,10 +202,10 @@ class StepMachine {
     bool stale = false;
   };
   absl::StatusOr<Speaker> CheckSpeaker(SessionId session) const;
-  // Whether another part of the run has lost the open step, which the rank had begun and begins again. DiscardStep: so do
-  // all others then, whose sessions end.
+  // Whether another part of the run has lost the step that is next here, or open. BeginAgain: what was sent of it is
+  // discarded, and all other sessions end.
   bool BeginsAgain(const event::Attach& e) const;
-  void DiscardStep(uint32_t rank, double now_s, StepEffects* effects);
+  void BeginAgain(uint32_t rank, double now_s, StepEffects* effects);
   // Closes the step before the one that the rank makes next.
   void CloseBehind(const event::Attach& e, double now_s, StepEffects* effects);
   absl::Status CheckWorld(const event::Attach& e, double now_s) const;
@@ -295,8 +295,9 @@ class StepMachine {
     uint64_t generation = 0;  // that it was of
     Ending how = Ending::kAway;
   };
-  std::vector<Over> over_;   // sessions that have ended, oldest first
-  uint64_t rewound_to_ = 0;  // by the last rewind
+  std::vector<Over> over_;    // sessions that have ended, oldest first
+  uint64_t rewound_to_ = 0;   // by the last rewind
+  uint64_t begun_again_ = 0;  // the step that was, until all ranks have begun it
   bool open_ = false;
   double opened_at_s_ = 0, ticked_at_s_ = 0;
   std::string begin_content_;

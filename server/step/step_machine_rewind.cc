@@ -46,18 +46,20 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   return effects;
 }
 
+// Once: the sessions that are there since have sent nothing of the step that was lost.
 bool StepMachine::BeginsAgain(const event::Attach& e) const {
-  return options_.is_part && e.again_step == step_ && e.world == world() && InStep(e.rank) && !UpdatedAny();
+  return options_.is_part && e.again_step == step_ && e.world == world() && begun_again_ != step_ && !UpdatedAny();
 }
 
-void StepMachine::DiscardStep(uint32_t rank, double now_s, StepEffects* effects) {
-  effects->push_back(effect::Discard{step_});
+void StepMachine::BeginAgain(uint32_t rank, double now_s, StepEffects* effects) {
+  if (open_) effects->push_back(effect::Discard{step_});
   open_ = false;
+  begun_again_ = step_;
   ++generation_;
   rewound_to_ = closed_step_;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    const bool began = std::exchange(ranks_[r].begun, ranks_[r].begun == step_ ? 0 : ranks_[r].begun) == step_;
-    if (r == rank || !began || !ranks_[r].session) continue;
+    if (ranks_[r].begun == step_) ranks_[r].begun = 0;
+    if (r == rank || !ranks_[r].session) continue;
     Remember(r, Ending::kRewound);
     EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, effects);
   }

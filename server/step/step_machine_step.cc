@@ -41,6 +41,8 @@ StepEffects StepMachine::On(const event::StepBegin& e, double now_s) {
   r.offered.reset();
   r.lacking = 0;
   effects.push_back(effect::Begun{*rank});
+  const auto in_step = [this](const Rank& one) { return one.begun == step_; };
+  if (std::all_of(ranks_.begin(), ranks_.end(), in_step)) begun_again_ = 0;
   if (e.content != begin_content_) {
     Close(Outcome::kAborted, "disagreement", BeginConflict(*rank, e.content), &effects);
   }
