@@ -83,6 +83,13 @@ class CountingAllocator final : public grpc::ContextAllocator {
   ConnectionTable* const table_;
 };
 
+Quota UsualQuota(const Config::Limits& limits) {
+  return {.runs = limits.caller_runs,
+          .bytes = limits.caller_bytes,
+          .streams = limits.caller_streams,
+          .requests = limits.caller_requests};
+}
+
 class GrpcServer final : public Server {
  public:
   GrpcServer(std::vector<std::unique_ptr<Device>> devices, const Config& config, Metrics* metrics,
@@ -91,10 +98,13 @@ class GrpcServer final : public Server {
       : metrics_(metrics),
         storage_(std::move(storage)),
         access_(std::move(access)),
+        usual_quota_(UsualQuota(config.limits)),
+        quotas_(config.limits.caller_failures, metrics),
         devices_(std::move(devices), config.memory_limit),
         runs_({.devices = &devices_,
                .metrics = metrics,
                .sessions = &sessions_,
+               .quotas = &quotas_,
                .max_runs = config.max_runs,
                .tells_of_all = access_ == nullptr,
                .idle_run_timeout_s = config.idle_run_timeout_s,
@@ -130,14 +140,16 @@ class GrpcServer final : public Server {
   absl::Status AddPort(const Config& config, const CertificateKeeper* certificates, grpc::ServerBuilder* builder);
   void Accept(bool tls);
   RpcEnvironment environment() {
-    return {&devices_,       &runs_,     &sessions_,    metrics_,        &shm_socket_, message_bytes_,
-            open_timeout_s_, &requests_, &connections_, &disk_requests_, &imports_,    access_.get()};
+    return {&devices_,  &runs_,        &sessions_,      metrics_,  &shm_socket_,  message_bytes_, open_timeout_s_,
+            &requests_, &connections_, &disk_requests_, &imports_, access_.get(), &quotas_,       usual_quota_};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
   Metrics* const metrics_;
   const std::unique_ptr<Storage> storage_;       // none: runs are in memory alone
   const std::unique_ptr<AccessControl> access_;  // none: all may do everything
+  const Quota usual_quota_;
+  Quotas quotas_;
   DevicePool devices_;
   Sessions sessions_;
   RunRegistry runs_;
@@ -193,6 +205,10 @@ void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  // Clients connect anew with their next call, and take no notice.
+  if (config.limits.idle_timeout_s > 0) {
+    builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(config.limits.idle_timeout_s * 1000));
+  }
   // A connection that has not said that it speaks HTTP/2 is closed.
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000);
 }
@@ -239,7 +255,7 @@ absl::Status GrpcServer::AddPort(const Config& config, const CertificateKeeper* 
 }
 
 void GrpcServer::Accept(bool tls) {
-  listener_->Serve(&connections_, tls, [this](int listener_fd, int fd) {
+  listener_->Serve(&connections_, metrics_, tls, [this](int listener_fd, int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener_fd;
     connection.fd = fd;
@@ -310,7 +326,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
                                                         const CertificateKeeper* certificates) {
   std::unique_ptr<AccessControl> access;
   if (!config.access.empty()) {
-    auto opened = AccessControl::Open(config.access, metrics);
+    auto opened = AccessControl::Open(config.access, UsualQuota(config.limits), metrics);
     if (!opened.ok()) return absl::Status(opened.status().code(), absl::StrCat("access: ", opened.status().message()));
     access = *std::move(opened);
   }

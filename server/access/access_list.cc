@@ -20,6 +20,7 @@
 #include "yaml-cpp/yaml.h"
 
 #include "server/base/status_macros.h"
+#include "server/config/config_schema.h"
 
 namespace ballast {
 namespace {
@@ -41,10 +42,14 @@ bool IsPattern(const std::string& text) {
   return !text.empty() && absl::StripSuffix(text, "*").find('*') == absl::string_view::npos;
 }
 
+constexpr absl::string_view kGrantKeys =
+    "name, token_sha256, identity, runs, scope, expires, most_runs, most_bytes, most_streams, most_requests";
+constexpr uint64_t kMostOfQuota = 1'000'000;  // as the configuration's limits.caller_...
+
 // yaml-cpp's accessors throw on misuse: only AccessList::Parse calls this.
 class GrantReader {
  public:
-  explicit GrantReader(const std::string& file) : file_(file) {}
+  GrantReader(const std::string& file, const Quota& usual) : file_(file), usual_(usual) {}
 
   absl::Status Wrong(const YAML::Mark& at, absl::string_view problem) const {
     return absl::FailedPreconditionError(absl::StrCat(file_, ":", at.line + 1, ": ", problem));
@@ -78,9 +83,9 @@ class GrantReader {
 
  private:
   absl::StatusOr<Grant> ReadGrant(const YAML::Node& node) const {
-    if (!node.IsMap())
-      return Wrong(node.Mark(), "a grant is a section: name, token_sha256, identity, runs, scope, expires");
+    if (!node.IsMap()) return Wrong(node.Mark(), absl::StrCat("a grant is a section: ", kGrantKeys));
     Grant grant;
+    grant.quota = usual_;
     std::set<std::string> seen;
     for (const auto& entry : node) {
       const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
@@ -118,8 +123,31 @@ class GrantReader {
     }
     if (key == "scope") return ReadScope(at, text, grant);
     if (key == "expires") return ReadExpiry(at, text, grant);
-    return Wrong(
-        at, absl::StrCat("unknown key '", key, "'; there are: name, token_sha256, identity, runs, scope, expires"));
+    if (absl::StartsWith(key, "most_")) return ReadQuota(key, at, text, &grant->quota);
+    return UnknownKey(key, at);
+  }
+
+  absl::Status UnknownKey(const std::string& key, const YAML::Mark& at) const {
+    return Wrong(at, absl::StrCat("unknown key '", key, "'; there are: ", kGrantKeys));
+  }
+
+  absl::Status ReadQuota(const std::string& key, const YAML::Mark& at, const std::string& text, Quota* quota) const {
+    const auto count = [&](uint32_t* into) -> absl::Status {
+      const absl::StatusOr<uint64_t> read = ReadCount(text);
+      if (!read.ok() || *read > kMostOfQuota) {
+        return Wrong(at, absl::StrCat(key, " '", text, "' is no whole number from 0, any number, to ", kMostOfQuota));
+      }
+      *into = static_cast<uint32_t>(*read);
+      return absl::OkStatus();
+    };
+    if (key == "most_runs") return count(&quota->runs);
+    if (key == "most_streams") return count(&quota->streams);
+    if (key == "most_requests") return count(&quota->requests);
+    if (key != "most_bytes") return UnknownKey(key, at);
+    const absl::StatusOr<uint64_t> bytes = ReadBytes(text);
+    if (!bytes.ok()) return Wrong(at, absl::StrCat(key, ": ", bytes.status().message()));
+    quota->bytes = *bytes;
+    return absl::OkStatus();
   }
 
   absl::Status ReadRuns(const YAML::Mark& at, const YAML::Node& value, Grant* grant) const {
@@ -151,16 +179,12 @@ class GrantReader {
   }
 
   const std::string file_;
+  const Quota usual_;
 };
 
 bool Brings(const Caller& caller, const Grant& grant) {
   return (grant.token_sha256.empty() || grant.token_sha256 == caller.token_sha256) &&
          (grant.identity.empty() || (!caller.identity.empty() && Matches(grant.identity, caller.identity)));
-}
-
-bool Covers(const Grant& grant, absl::string_view run) {
-  return std::any_of(grant.runs.begin(), grant.runs.end(),
-                     [&](const std::string& pattern) { return Matches(pattern, run); });
 }
 
 absl::Status Unknown(const Caller& caller) {
@@ -178,8 +202,12 @@ absl::Status Unknown(const Caller& caller) {
 
 absl::string_view ScopeName(Scope scope) { return kScopeNames[static_cast<size_t>(scope)]; }
 
-absl::StatusOr<AccessList> AccessList::Parse(const std::string& text, const std::string& file) {
-  const GrantReader reader(file);
+bool Grant::Covers(absl::string_view run) const {
+  return std::any_of(runs.begin(), runs.end(), [&](const std::string& pattern) { return Matches(pattern, run); });
+}
+
+absl::StatusOr<AccessList> AccessList::Parse(const std::string& text, const std::string& file, const Quota& usual) {
+  const GrantReader reader(file, usual);
   AccessList list;
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
@@ -192,7 +220,7 @@ absl::StatusOr<AccessList> AccessList::Parse(const std::string& text, const std:
   return list;
 }
 
-absl::StatusOr<AccessList> AccessList::Read(const std::string& file) {
+absl::StatusOr<AccessList> AccessList::Read(const std::string& file, const Quota& usual) {
   struct stat found = {};
   if (stat(file.c_str(), &found) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(file, ": cannot be read: ", std::strerror(errno)));
@@ -206,20 +234,20 @@ absl::StatusOr<AccessList> AccessList::Read(const std::string& file) {
         file, ": others than its owner can write it, and could give themselves any grant; chmod go-w ", file));
   }
   ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(file));
-  return Parse(text, file);
+  return Parse(text, file, usual);
 }
 
-absl::StatusOr<std::string> AccessList::Find(const Caller& caller, Scope scope, std::optional<absl::string_view> run,
-                                             absl::Time now) const {
+absl::StatusOr<const Grant*> AccessList::Find(const Caller& caller, Scope scope, std::optional<absl::string_view> run,
+                                              absl::Time now) const {
   const Grant* less = nullptr;
   const Grant* expired = nullptr;
   for (const Grant& grant : grants_) {
     if (!Brings(caller, grant)) continue;
     if (grant.expires <= now) {
       expired = &grant;
-    } else if (!run || (grant.scope >= scope && Covers(grant, *run))) {
-      return grant.name;
-    } else if (less == nullptr || Covers(grant, *run)) {
+    } else if (!run || (grant.scope >= scope && grant.Covers(*run))) {
+      return &grant;
+    } else if (less == nullptr || grant.Covers(*run)) {
       less = &grant;
     }
   }
@@ -233,6 +261,15 @@ absl::StatusOr<std::string> AccessList::Find(const Caller& caller, Scope scope, 
       absl::StrCat("grant '", expired->name, "' expired at ",
                    absl::FormatTime(absl::RFC3339_sec, expired->expires, absl::UTCTimeZone()),
                    "; ask the daemon's operator for a new one"));
+}
+
+std::vector<const Grant*> AccessList::ExpiringBy(absl::Time time) const {
+  std::vector<const Grant*> expiring;
+  for (const Grant& grant : grants_) {
+    if (grant.expires <= time && grant.expires != absl::InfiniteFuture()) expiring.push_back(&grant);
+  }
+  std::stable_sort(expiring.begin(), expiring.end(), [](auto* a, auto* b) { return a->expires < b->expires; });
+  return expiring;
 }
 
 }  // namespace ballast

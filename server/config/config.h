@@ -57,6 +57,13 @@ struct Config {
     uint32_t layer_groups = 64;
     uint32_t connections = 0;  // 0 = half the file descriptors, at most 4096
     double pull_timeout_s = 60;
+    double idle_timeout_s = 1800;  // 0: any time
+    // Of one caller; 0: any number.
+    uint32_t caller_runs = 0;
+    uint64_t caller_bytes = 0;
+    uint32_t caller_streams = 0;
+    uint32_t caller_requests = 0;    // a second
+    uint32_t caller_failures = 100;  // a minute
   } limits;
   bool insecure = false;
   std::string access;  // file; empty: none

@@ -213,6 +213,7 @@ std::string CheckOpsTls(const Config& config) {
 }
 
 std::string CheckWatchdog(double watchdog_s) { return watchdog_s == 0 ? "" : Range{30, 86400, "s"}(watchdog_s); }
+std::string CheckIdleTimeout(double idle_s) { return idle_s == 0 ? "" : Range{1, 86400, "s"}(idle_s); }
 
 // The member at the end of a path of members: its section, then itself.
 template <auto First, auto... Rest, class AConfig>
@@ -272,6 +273,12 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<kLimits, &Limits::open_timeout_s>("limits.open_timeout", Range{0.1, 3600, "s"}),
       Row<kLimits, &Limits::layer_groups>("limits.layer_groups", Range{1, 256}),
       Row<kLimits, &Limits::pull_timeout_s>("limits.pull_timeout", Range{0.1, 3600, "s"}),
+      Row<kLimits, &Limits::idle_timeout_s>("limits.idle_timeout", CheckIdleTimeout),
+      Row<kLimits, &Limits::caller_runs>("limits.caller_runs", Range{0, 1e6}),
+      Row<kLimits, &Limits::caller_bytes>("limits.caller_bytes", AnyValue{}),
+      Row<kLimits, &Limits::caller_streams>("limits.caller_streams", Range{0, 1e6}),
+      Row<kLimits, &Limits::caller_requests>("limits.caller_requests", Range{0, 1e6}),
+      Row<kLimits, &Limits::caller_failures>("limits.caller_failures", Range{0, 1e6}),
       Row<kLimits, &Limits::spec_bytes>("limits.spec_bytes", Range{1024, kMostSpecBytes}),
       Row<kLimits, &Limits::connections>("limits.connections", Range{0, 1e6}),
       Row<&Config::shm_socket>("shm_socket", CheckSocket),

@@ -98,28 +98,6 @@ std::string Normal(absl::string_view spelling) {
   return absl::StrReplaceAll(absl::AsciiStrToLower(spelling), {{".", "_"}, {"-", "_"}});
 }
 
-absl::StatusOr<uint64_t> ReadCount(absl::string_view text) {
-  uint64_t value = 0;
-  if (absl::SimpleAtoi(text, &value) && absl::ascii_isdigit(static_cast<unsigned char>(text[0]))) return value;
-  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a whole number"));
-}
-
-absl::StatusOr<uint64_t> ReadBytes(absl::string_view text) {
-  absl::string_view digits = text;
-  uint64_t unit_bytes = 1;
-  for (const Unit& unit : kUnits) {
-    if (!absl::EndsWith(text, unit.name)) continue;
-    digits = absl::StripTrailingAsciiWhitespace(text.substr(0, text.size() - unit.name.size()));
-    unit_bytes = unit.bytes;
-    break;
-  }
-  const absl::StatusOr<uint64_t> count = ReadCount(digits);
-  if (!count.ok() || *count > std::numeric_limits<uint64_t>::max() / unit_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a size; write it as 64MiB, 64MB or bytes"));
-  }
-  return *count * unit_bytes;
-}
-
 absl::StatusOr<double> ReadSeconds(absl::string_view text) {
   absl::Duration duration;
   if (absl::ParseDuration(text, &duration) && duration >= absl::ZeroDuration() && duration < absl::InfiniteDuration()) {
@@ -240,6 +218,28 @@ std::string ConfigValueText(const ConfigKey& key, const Config& config) {
   if (key.row == nullptr) return "";
   Config copy = config;  // a row's member is one that can be set
   return std::visit([&](const auto* member) { return TextOf(key, *member); }, key.row->member(copy));
+}
+
+absl::StatusOr<uint64_t> ReadCount(absl::string_view text) {
+  uint64_t value = 0;
+  if (absl::SimpleAtoi(text, &value) && absl::ascii_isdigit(static_cast<unsigned char>(text[0]))) return value;
+  return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a whole number"));
+}
+
+absl::StatusOr<uint64_t> ReadBytes(absl::string_view text) {
+  absl::string_view digits = text;
+  uint64_t unit_bytes = 1;
+  for (const Unit& unit : kUnits) {
+    if (!absl::EndsWith(text, unit.name)) continue;
+    digits = absl::StripTrailingAsciiWhitespace(text.substr(0, text.size() - unit.name.size()));
+    unit_bytes = unit.bytes;
+    break;
+  }
+  const absl::StatusOr<uint64_t> count = ReadCount(digits);
+  if (!count.ok() || *count > std::numeric_limits<uint64_t>::max() / unit_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a size; write it as 64MiB, 64MB or bytes"));
+  }
+  return *count * unit_bytes;
 }
 
 std::vector<std::string> SplitList(absl::string_view text) {

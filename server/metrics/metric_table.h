@@ -212,6 +212,21 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "valid longest; none without TLS."},
     {"Protocol", "ballast_tls_certificate_start_timestamp_seconds", MetricType::kGauge, "file=certificate|client_ca",
      "From when on it is valid (Unix time)."},
+    {"Protocol", "ballast_connections", MetricType::kGauge, "",
+     "Connections to the gRPC port when one was last accepted or refused, some of which may be over; of a Unix socket "
+     "none is counted."},
+    {"Protocol", "ballast_connections_refused_total", MetricType::kCounter, "reason=all|address|calls|descriptors",
+     "Connections turned away: limits.connections are open, three quarters of them from that address; too many calls "
+     "are open; no file descriptor is left."},
+    {"Protocol", "ballast_quota_refused_total", MetricType::kCounter, "reason=runs|bytes|streams|requests|failures",
+     "Calls refused for what their caller uses already (most_... of its grant, limits.caller_...); failures: for "
+     "earlier "
+     "ones that failed."},
+    {"Protocol", "ballast_access_expiry_timestamp_seconds", MetricType::kGauge, "",
+     "When the first grant of the access file expires, or has (Unix time); 0: none does. None without an access file."},
+    {"Protocol", "ballast_last_reload_successful", MetricType::kGauge, "files=tls|access",
+     "1 while the files are in use as they were read last, 0 while those before are, since they are not right; from "
+     "their first change on."},
     {"Protocol", "ballast_access_reloads_total", MetricType::kCounter, "result=success|failed",
      "Times that the access file was found changed: taken into use, or not right, so that the grants before stay."},
     {"Protocol", "ballast_tls_reloads_total", MetricType::kCounter, "result=success|failed",

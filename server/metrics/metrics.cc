@@ -315,6 +315,20 @@ void Metrics::SetCertificate(std::string_view file, double not_before_s, double 
       .Set(not_after_s);
 }
 
+void Metrics::SetGrantExpiry(double at_s) {
+  impl_->families.of<prometheus::Gauge>("ballast_access_expiry_timestamp_seconds").Add({}).Set(at_s);
+}
+
+void Metrics::SetLastReload(std::string_view files, bool successful) {
+  impl_->families.of<prometheus::Gauge>("ballast_last_reload_successful")
+      .Add({{"files", std::string(files)}})
+      .Set(successful ? 1 : 0);
+}
+
+void Metrics::SetConnections(uint32_t open) {
+  impl_->families.of<prometheus::Gauge>("ballast_connections").Add({}).Set(open);
+}
+
 void Metrics::OnRestore(double seconds) { impl_->Observe("ballast_restore_duration_seconds", seconds); }
 
 void Metrics::OnJournalSync(double seconds) { impl_->Observe("ballast_journal_fsync_duration_seconds", seconds); }

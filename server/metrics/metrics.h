@@ -137,6 +137,11 @@ class Metrics {
   void OnJournalSync(double seconds);  // of any run
   // Unix times of a certificate in use. file: certificate | client_ca. Without TLS there are no such series.
   void SetCertificate(std::string_view file, double not_before_s, double not_after_s);
+  // When the first grant of the access file expires (Unix time); 0: none does. Without a file there is no such series.
+  void SetGrantExpiry(double at_s);
+  // Whether what was read last is in use. files: tls | access. Until files have changed there is no such series.
+  void SetLastReload(std::string_view files, bool successful);
+  void SetConnections(uint32_t open);  // to the gRPC port
   void SetMemory(std::string_view device, const PlanBytes& reserved, uint64_t limit_bytes);
   void OnDeviceFailed(std::string_view device);
   void SetState(std::string_view state);  // starting | restoring | serving | draining

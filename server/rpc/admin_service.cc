@@ -20,10 +20,9 @@ grpc::ServerUnaryReactor* AdminService::ListRuns(grpc::CallbackServerContext* co
                                                  v1::ListRunsResponse* response) {
   PendingCall call = Admit(environment_, context, "ListRuns", "");
   if (!call.admitted) return call.reactor;
-  const Caller caller = CallerOf(*context);
   v1::ListRunsResponse all = status_->ListRuns();
   for (v1::RunStatus& run : *all.mutable_runs()) {
-    if (MaySee(environment_, caller, run.run_id())) response->add_runs()->Swap(&run);
+    if (MaySee(environment_, call.caller, run.run_id())) response->add_runs()->Swap(&run);
   }
   call.Finish(absl::OkStatus());
   return call.reactor;
@@ -109,7 +108,7 @@ grpc::ServerUnaryReactor* AdminService::Restore(grpc::CallbackServerContext* con
   if (request->from().empty()) {
     PendingCall call = Admit(environment_, context, "Restore", request->run_id());
     if (!call.admitted) return call.reactor;
-    environment_.runs->Restore(request->run_id(), request->step(),
+    environment_.runs->Restore(request->run_id(), request->step(), call.payer,
                                [call, answer](const auto& restored) { answer(call, restored); });
     return call.reactor;
   }
@@ -120,7 +119,7 @@ grpc::ServerUnaryReactor* AdminService::Restore(grpc::CallbackServerContext* con
       [=, this](PendingCall call, const RequestQueue::Place& place) {
         auto checkpoint = environment_.runs->Examine(request->run_id(), request->from(), request->step());
         if (!checkpoint.ok()) return call.Finish(checkpoint.status());
-        environment_.runs->RestoreFrom(request->run_id(), *std::move(checkpoint),
+        environment_.runs->RestoreFrom(request->run_id(), *std::move(checkpoint), call.payer,
                                        [call, answer, place](const auto& restored) { answer(call, restored); });
       });
 }

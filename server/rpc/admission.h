@@ -10,9 +10,11 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 #include "server/access/access_list.h"
+#include "server/base/retry_after.h"
 #include "server/rpc/rpc.h"
 
 namespace ballast {
@@ -24,15 +26,22 @@ struct CallNeed {
 // Of a method of either service, by its name; none: there is no such method.
 std::optional<CallNeed> NeedOf(absl::string_view method);
 
-// By the call's metadata, "authorization: Bearer TOKEN", and its connection's certificate.
-Caller CallerOf(const grpc::CallbackServerContext& context);
+// Who calls: by the call's metadata, "authorization: Bearer TOKEN", its connection's certificate, and its address.
+// RESOURCE_EXHAUSTED: too many calls from there have failed, and nothing of this one was looked at.
+absl::StatusOr<Caller> Enter(const RpcEnvironment& environment, const grpc::CallbackServerContext& context,
+                             absl::string_view method);
 
-// OK: the caller may make the call; its grant's name goes to the record, if any, and what an administrator may do is
-// logged.
-absl::Status CheckAccess(const RpcEnvironment& environment, const Caller& caller, absl::string_view method,
-                         const std::string& run_id, RpcRecord* record);
+// The caller may make the call; whom it counts for. The grant's name goes to the record, if any, and what an
+// administrator may do is logged. RESOURCE_EXHAUSTED: it makes too many.
+absl::StatusOr<Payer> CheckAccess(const RpcEnvironment& environment, const Caller& caller, absl::string_view method,
+                                  const std::string& run_id, RpcRecord* record);
+// The same of a stream, which has its place from then on.
+absl::StatusOr<StreamPlace> AdmitStream(const RpcEnvironment& environment, const Caller& caller,
+                                        absl::string_view method, const std::string& run_id, RpcRecord* record);
 // OK: the caller has some grant. What a stream asks before it looks at a message.
 absl::Status CheckKnown(const RpcEnvironment& environment, const Caller& caller);
+// A call that was let in failed all the same: CreateRun's failures count.
+void OnFailed(const RpcEnvironment& environment, const Caller& caller, const absl::Status& why);
 // Whether the caller may see that there is such a run.
 bool MaySee(const RpcEnvironment& environment, const Caller& caller, const std::string& run_id);
 
@@ -55,8 +64,7 @@ grpc::ServerUnaryReactor* AnswerInTurn(const RpcEnvironment& environment, grpc::
         answer(call, std::move(place));
       });
   if (taken.ok()) return call.reactor;
-  RetryAfter(context, RequestQueue::kRetryAfterMs);
-  call.Finish(taken);
+  call.Finish(WithRetryAfter(taken, RequestQueue::kRetryAfterMs / 1000.0));
   return call.reactor;
 }
 

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 #include "server/base/clock.h"
@@ -21,6 +22,8 @@ namespace {
 
 // A full table is searched for closed connections no more often than this, however many clients try to connect.
 constexpr double kLookEveryS = 0.02;
+constexpr double kCountEveryS = 1;
+constexpr char kReason[] = "ballast-reason";
 // Connections are cut no more often than this, however many calls there are.
 constexpr int64_t kLookEveryCalls = 64;
 
@@ -97,6 +100,15 @@ uint32_t ConnectionTable::connections() const {
   return static_cast<uint32_t>(by_fd_.size());
 }
 
+uint32_t ConnectionTable::CountOpen() {
+  absl::MutexLock lock(&mu_);
+  if (const double now_s = MonotonicSeconds(); now_s >= counted_at_s_ + kCountEveryS) {
+    counted_at_s_ = now_s;
+    ForgetClosedNow();
+  }
+  return static_cast<uint32_t>(by_fd_.size());
+}
+
 void ConnectionTable::Trust(const std::string& peer) {
   absl::MutexLock lock(&mu_);
   for (auto& [fd, connection] : by_fd_) connection.trusted |= connection.uri == peer;
@@ -143,19 +155,19 @@ absl::Status ConnectionTable::CheckCalls() {
     over = calls_ < kMostCalls / 2 + CallsOfTrusted();
     flooded_ = !over;
   }
-  if (!over) return absl::ResourceExhaustedError("too many calls at once; the daemon is getting rid of them");
+  if (!over) return RefusedConnection("calls", "too many calls at once; the daemon is getting rid of them");
   malloc_trim(0);  // each thread that made such calls keeps their memory for itself, else
   return absl::OkStatus();
 }
 
 absl::Status ConnectionTable::Check(const std::string& peer) const {
   if (by_fd_.size() >= most_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("too many connections; this daemon takes ", most_, " (limits.connections)"));
+    return RefusedConnection("all",
+                             absl::StrCat("too many connections; this daemon takes ", most_, " (limits.connections)"));
   }
   const auto found = of_peer_.find(peer);
   if (found == of_peer_.end() || found->second < most_of_peer_) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("too many connections of this address; one may have ", most_of_peer_,
+  return RefusedConnection("address", absl::StrCat("too many connections of this address; one may have ", most_of_peer_,
                                                    ", three quarters of limits.connections"));
 }
 
@@ -170,6 +182,17 @@ absl::Status ConnectionTable::Admit(int fd, const sockaddr_storage& peer) {
   by_fd_[fd] = {.inode = InodeOf(fd), .peer = key, .uri = UriOf(peer)};
   ++of_peer_[key];
   return absl::OkStatus();
+}
+
+absl::Status RefusedConnection(absl::string_view reason, absl::string_view why) {
+  absl::Status refused = absl::ResourceExhaustedError(why);
+  refused.SetPayload(kReason, absl::Cord(reason));
+  return refused;
+}
+
+std::string ReasonOf(const absl::Status& refused) {
+  const auto reason = refused.GetPayload(kReason);
+  return reason ? std::string(*reason) : "all";
 }
 
 }  // namespace ballast

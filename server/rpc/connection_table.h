@@ -21,6 +21,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
 namespace ballast {
@@ -39,6 +40,8 @@ class ConnectionTable {
   // Takes the connection in. RESOURCE_EXHAUSTED says which limit it meets. `peer`: as in accept.
   absl::Status Admit(int fd, const sockaddr_storage& peer);
   uint32_t connections() const;  // some may be closed since
+  // The same, without those that were closed more than a second ago.
+  uint32_t CountOpen();
   // A rank has attached over the connection of this peer. `peer`: as gRPC says it.
   void Trust(const std::string& peer);
 
@@ -70,7 +73,12 @@ class ConnectionTable {
   ByFd by_fd_ ABSL_GUARDED_BY(mu_);
   std::unordered_map<std::string, uint32_t> of_peer_ ABSL_GUARDED_BY(mu_);  // how many
   double looked_at_s_ ABSL_GUARDED_BY(mu_) = -1;                            // for those that are closed
-  bool flooded_ ABSL_GUARDED_BY(mu_) = false;                               // some were cut, and their calls are there
+  double counted_at_s_ ABSL_GUARDED_BY(mu_) = -1;
+  bool flooded_ ABSL_GUARDED_BY(mu_) = false;  // some were cut, and their calls are there
 };
+
+// Why a connection is not taken: reason is a word of ballast_connections_refused_total.
+absl::Status RefusedConnection(absl::string_view reason, absl::string_view why);
+std::string ReasonOf(const absl::Status& refused);
 
 }  // namespace ballast

@@ -10,20 +10,19 @@
 namespace ballast {
 
 LoadStream* LoadStream::Start(const RpcEnvironment& environment, v1::LoadStateResponse* response,
-                              const std::string& peer, Caller caller) {
-  std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer, std::move(caller)));
+                              const std::string& peer, absl::StatusOr<Caller> caller,
+                              grpc::CallbackServerContext* context) {
+  std::shared_ptr<LoadStream> stream(new LoadStream(environment, response, peer, context));
   stream->HoldUntilDone(stream);
-  const absl::Status known = CheckKnown(environment, stream->caller_);
+  const absl::Status known = caller.ok() ? CheckKnown(environment, *caller) : caller.status();
+  if (known.ok()) stream->caller_ = *std::move(caller);
   known.ok() ? stream->ReadOn() : stream->End(known);
   return stream.get();
 }
 
 LoadStream::LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer,
-                       Caller caller)
-    : StreamCall(environment.metrics, "LoadState", peer, /*context=*/nullptr),
-      environment_(environment),
-      caller_(std::move(caller)),
-      response_(response) {}
+                       grpc::CallbackServerContext* context)
+    : StreamCall(environment.metrics, "LoadState", peer, context), environment_(environment), response_(response) {}
 
 void LoadStream::ReadOn() {
   absl::MutexLock lock(&mu_);
@@ -58,7 +57,7 @@ absl::Status LoadStream::Bind() {
   if (!session) return absl::NotFoundError("no session has this token; Attach first");
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(session->run_id));
   record_.set_run_id(session->run_id);
-  RETURN_IF_ERROR(CheckAccess(environment_, caller_, "LoadState", session->run_id, &record_));
+  ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller_, "LoadState", session->run_id, &record_));
   call_ = {.session = session->id, .number = static_cast<uint64_t>(environment_.sessions->NewId())};
   return absl::OkStatus();
 }

@@ -18,14 +18,15 @@ namespace ballast {
 class LoadStream final : public StreamCall<grpc::ServerReadReactor<v1::LoadStateRequest>>,
                          public std::enable_shared_from_this<LoadStream> {
  public:
+  // caller: as Enter says. `context` may be nullptr.
   static LoadStream* Start(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer,
-                           Caller caller = {});
+                           absl::StatusOr<Caller> caller = Caller(), grpc::CallbackServerContext* context = nullptr);
 
   void OnReadDone(bool ok) override;
 
  private:
   LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer,
-             Caller caller);
+             grpc::CallbackServerContext* context);
   absl::Status Bind();
   void LoadRequest();
   void FinishLoad();
@@ -33,7 +34,7 @@ class LoadStream final : public StreamCall<grpc::ServerReadReactor<v1::LoadState
   void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
 
   const RpcEnvironment environment_;
-  const Caller caller_;
+  Caller caller_;
   v1::LoadStateRequest request_;
   std::shared_ptr<Run> run_;  // from the first message on
   LoadCall call_;

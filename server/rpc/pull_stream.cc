@@ -37,8 +37,7 @@ PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackS
   std::shared_ptr<PullStream> stream(new PullStream(environment, context));
   stream->HoldUntilDone(stream);
   stream->record_.set_run_id(request.run_id());
-  absl::Status begun = CheckAccess(environment, CallerOf(*context), "Pull", request.run_id(), &stream->record_);
-  if (begun.ok()) begun = stream->Begin(request);
+  const absl::Status begun = stream->Begin(*context, request);
   if (!begun.ok()) stream->End(begun);
   return stream.get();
 }
@@ -46,7 +45,9 @@ PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackS
 PullStream::PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
     : StreamCall(environment.metrics, "Pull", context->peer(), context), environment_(environment) {}
 
-absl::Status PullStream::Begin(const v1::PullRequest& request) {
+absl::Status PullStream::Begin(const grpc::CallbackServerContext& context, const v1::PullRequest& request) {
+  ASSIGN_OR_RETURN(const Caller caller, Enter(environment_, context, "Pull"));
+  ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller, "Pull", request.run_id(), &record_));
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
   gathers_ = request.takes_batches();
   const size_t count = run_->spec().tensors.size();
@@ -95,7 +96,8 @@ void PullStream::TakeBack(WeightPiece* piece) {
 }
 
 void PullStream::TellGrpc(const absl::Status& status) {
-  if (absl::IsResourceExhausted(status) || absl::IsUnavailable(status)) RetryAfter(context_, kRetryAfterMs);
+  const bool told = RetryAfterMsOf(status).has_value();
+  if (!told && (absl::IsResourceExhausted(status) || absl::IsUnavailable(status))) RetryAfter(context_, kRetryAfterMs);
   Reactor::Finish(ToGrpc(status));
 }
 

@@ -36,7 +36,7 @@ class PullStream final : public StreamCall<grpc::ServerWriteReactor<v1::Weights>
   using Reactor = grpc::ServerWriteReactor<v1::Weights>;
 
   PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
-  absl::Status Begin(const v1::PullRequest& request);
+  absl::Status Begin(const grpc::CallbackServerContext& context, const v1::PullRequest& request);
   void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
   void OnGone() override;
 

@@ -12,9 +12,11 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/access/access_control.h"
+#include "server/access/quotas.h"
 #include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/request_queue.h"
+#include "server/base/retry_after.h"
 #include "server/base/utf8.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/connection_table.h"
@@ -37,6 +39,8 @@ struct RpcEnvironment {
   RequestQueue* disk_requests = nullptr;  // of those that read the disk, which may hang
   RequestQueue* imports = nullptr;        // of those that read checkpoints whole, for minutes
   const AccessControl* access = nullptr;  // none: all may do everything
+  Quotas* quotas = nullptr;
+  Quota usual_quota = {};  // of who has no grant, where there is no access file
 };
 
 // Refuses a stream's message that is too long. gRPC has only one limit for all calls, which must admit a RunSpec.
@@ -76,7 +80,8 @@ class RpcRecord {
       Log(LogLevel::kAudit, "audit", "an administrator's request was done",
           {{"run_id", run_id_}, {"peer", peer_}, {"method", method_}, {"grant", grant_}});
     }
-    if (status.ok() || absl::IsCancelled(status)) return;
+    // Of what a quota refuses the log has lines of its own, so that one caller's do not keep others' out.
+    if (status.ok() || absl::IsCancelled(status) || IsQuotaRefusal(status)) return;
     Log(LogLevel::kWarn, "refused", "a request was refused",
         {{"run_id", run_id_},
          {"reason", absl::StatusCodeToString(status.code())},
@@ -100,17 +105,25 @@ class RpcRecord {
 
 // Tells the client when to ask again.
 inline void RetryAfter(grpc::CallbackServerContext* context, int64_t ms) {
-  context->AddTrailingMetadata("ballast-retry-after-ms", absl::StrCat(ms));
+  context->AddTrailingMetadata(kRetryAfterKey, absl::StrCat(ms));
+}
+// The same, where the status says so.
+inline void TellRetryAfter(grpc::CallbackServerContext* context, const absl::Status& status) {
+  if (const std::optional<int64_t> ms = RetryAfterMsOf(status)) RetryAfter(context, *ms);
 }
 
 // A unary call that waits for its answer; call Finish once.
 struct PendingCall {
+  grpc::CallbackServerContext* context;
   grpc::ServerUnaryReactor* reactor;
   RpcRecord record;
+  Caller caller = {};
+  Payer payer = {};
   bool admitted = true;  // otherwise it is finished
 
   void Finish(const absl::Status& status) {
     record.Done(status);
+    TellRetryAfter(context, status);
     reactor->Finish(ToGrpc(status));
   }
 };

@@ -30,11 +30,12 @@ class StreamCall : public GrpcReactor {
       context_ = nullptr;
       Record(ended_with_);
     }
+    place_.reset();
     OnGone();
   }
 
  protected:
-  // `context` is only cancelled by TryCancel, and may be nullptr.
+  // `context` is told of the end and cancelled by TryCancel alone, and may be nullptr.
   StreamCall(Metrics* metrics, const char* method, const std::string& peer, grpc::CallbackServerContext* context)
       : record_(metrics, method, peer), context_(context) {}
 
@@ -44,6 +45,7 @@ class StreamCall : public GrpcReactor {
     absl::MutexLock lock(&mu_);
     if (std::exchange(ended_, true)) return;
     ended_with_ = status;
+    if (context_ != nullptr) TellRetryAfter(context_, status);
     TellGrpc(status);
   }
   // Ends it at once, whatever the peer does.
@@ -54,6 +56,7 @@ class StreamCall : public GrpcReactor {
 
   absl::Mutex mu_;
   RpcRecord record_;
+  StreamPlace place_;                                          // set before the run has the stream
   grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mu_);  // nullptr after OnDone
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 

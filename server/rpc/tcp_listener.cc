@@ -19,6 +19,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/config/config_check.h"
+#include "server/metrics/metric_table.h"
 
 namespace ballast {
 namespace {
@@ -69,6 +70,8 @@ std::string Alert() {
   constexpr char kAlert[] = {21, 3, 3, 0, 2, /*fatal*/ 2, 80};
   return {kAlert, sizeof kAlert};
 }
+
+absl::Status NoDescriptor(absl::string_view why) { return RefusedConnection("descriptors", why); }
 
 bool NoneLeft(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
 
@@ -168,8 +171,9 @@ sockaddr_storage TcpListener::dial_address() const {
   return address;
 }
 
-void TcpListener::Serve(ConnectionTable* table, bool tls, OnConnection on_connection) {
+void TcpListener::Serve(ConnectionTable* table, Metrics* metrics, bool tls, OnConnection on_connection) {
   table_ = table;
+  metrics_ = metrics;
   tls_ = tls;
   on_connection_ = std::move(on_connection);
   thread_ = std::thread([this] { Run(); });
@@ -199,14 +203,16 @@ void TcpListener::AcceptOne(int listener_fd) {
   if (const int fd = accept(); fd >= 0) return Admit(listener_fd, fd, peer);
   if (!NoneLeft(errno)) return;  // nobody, or one that has left again
   rest_ = !spare_.Use([&] {
-    if (const int fd = accept(); fd >= 0) Refuse(fd, PeerText(peer), "the daemon has no file descriptor left");
+    if (const int fd = accept(); fd >= 0)
+      Refuse(fd, PeerText(peer), NoDescriptor("the daemon has no file descriptor left"));
   });
 }
 
-void TcpListener::Refuse(int fd, const std::string& peer, absl::string_view why) const {
+void TcpListener::Refuse(int fd, const std::string& peer, const absl::Status& why) const {
+  metrics_->Count("ballast_connections_refused_total", ReasonOf(why));
   Log(LogLevel::kWarn, "connection_refused", "a connection was refused",
-      {{"peer", peer}, {"reason", std::string(why)}});
-  const std::string farewell = tls_ ? Alert() : Farewell(why.substr(0, 110));
+      {{"peer", peer}, {"reason", std::string(why.message())}});
+  const std::string farewell = tls_ ? Alert() : Farewell(why.message().substr(0, 110));
   send(fd, farewell.data(), farewell.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   shutdown(fd, SHUT_WR);
   // Closing a socket with unread bytes would throw the farewell away, so they are read first. A client that sends on
@@ -217,11 +223,11 @@ void TcpListener::Refuse(int fd, const std::string& peer, absl::string_view why)
 }
 
 void TcpListener::Admit(int listener_fd, int fd, const sockaddr_storage& peer) {
-  absl::Status admitted = LeavesKeptDescriptors(fd) ? table_->Admit(fd, peer)
-                                                    : absl::ResourceExhaustedError(
-                                                          "too many connections; the daemon has no file descriptor "
-                                                          "for them");
-  if (!admitted.ok()) return Refuse(fd, PeerText(peer), admitted.message());
+  const absl::Status admitted = LeavesKeptDescriptors(fd)
+                                    ? table_->Admit(fd, peer)
+                                    : NoDescriptor("too many connections; the daemon has no file descriptor for them");
+  metrics_->SetConnections(table_->CountOpen());
+  if (!admitted.ok()) return Refuse(fd, PeerText(peer), admitted);
   on_connection_(listener_fd, fd);
 }
 

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 
 #include "server/base/descriptors.h"
+#include "server/metrics/metrics.h"
 #include "server/rpc/connection_table.h"
 
 namespace ballast {
@@ -38,8 +39,8 @@ class TcpListener {
   // Where the port is reached from this machine.
   sockaddr_storage dial_address() const;
 
-  // Once. `table`: admits; outlives this. tls: what the port speaks.
-  void Serve(ConnectionTable* table, bool tls, OnConnection on_connection);
+  // Once. `table`: admits; `metrics`: counts; both outlive this. tls: what the port speaks.
+  void Serve(ConnectionTable* table, Metrics* metrics, bool tls, OnConnection on_connection);
 
  private:
   TcpListener() = default;
@@ -47,13 +48,14 @@ class TcpListener {
   void Run();
   void AcceptOne(int listener_fd);
   void Admit(int listener_fd, int fd, const sockaddr_storage& peer);
-  void Refuse(int fd, const std::string& peer, absl::string_view why) const;
+  void Refuse(int fd, const std::string& peer, const absl::Status& why) const;
 
   std::vector<int> fds_;
   int stop_fd_ = -1;   // an eventfd
   bool rest_ = false;  // there is not even the spare descriptor
   SpareDescriptor spare_;
   ConnectionTable* table_ = nullptr;
+  Metrics* metrics_ = nullptr;
   bool tls_ = false;
   OnConnection on_connection_;
   std::thread thread_;

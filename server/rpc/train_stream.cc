@@ -21,7 +21,7 @@ TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::Callbac
                           [weak = stream->weak_from_this()](bool due) {
                             if (const auto alive = weak.lock(); alive != nullptr && due) alive->OnOpenOverdue();
                           });
-  const absl::Status known = CheckKnown(environment, stream->caller_);
+  const absl::Status known = stream->CheckCaller(*context);
   known.ok() ? stream->ReadOn() : stream->Finish(known);
   return stream.get();
 }
@@ -29,9 +29,13 @@ TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::Callbac
 TrainStream::TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
     : StreamCall(environment.metrics, "Train", context->peer(), context),
       environment_(environment),
-      peer_(context->peer()),
-      caller_(CallerOf(*context)) {
+      peer_(context->peer()) {
   environment_.metrics->OnStreams(1);
+}
+
+absl::Status TrainStream::CheckCaller(const grpc::CallbackServerContext& context) {
+  ASSIGN_OR_RETURN(caller_, Enter(environment_, context, "Train"));
+  return CheckKnown(environment_, caller_);
 }
 
 void TrainStream::OnOpenOverdue() {
@@ -102,7 +106,7 @@ void TrainStream::Take(const std::shared_ptr<Run>& bound) {
 
 absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
   ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request));
-  RETURN_IF_ERROR(CheckAccess(environment_, caller_, "Train", binding.run->spec().run_id, &record_));
+  ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller_, "Train", binding.run->spec().run_id, &record_));
   environment_.connections->Trust(peer_);
   {
     absl::MutexLock lock(&mu_);

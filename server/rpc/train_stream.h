@@ -48,6 +48,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   using Reactor = grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>;
 
   TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
+  absl::Status CheckCaller(const grpc::CallbackServerContext& context);
   void OnOpenOverdue();
   absl::Status Bind(const v1::TrainRequest& request);
   void ReadOn();
@@ -61,7 +62,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
 
   const RpcEnvironment environment_;
   const std::string peer_;
-  const Caller caller_;
+  Caller caller_;               // set before the first read
   grpc::Alarm open_alarm_;      // when the first message is overdue
   v1::TrainRequest request_;    // of the read under way
   v1::TrainResponse response_;  // what the strand sends

@@ -97,8 +97,13 @@ grpc::ServerUnaryReactor* TrainerService::CreateRun(grpc::CallbackServerContext*
 void TrainerService::Create(const v1::RunSpec& spec, PendingCall call, RequestQueue::Place place,
                             v1::CreateRunResponse* response) {
   auto made = ToCreateRequest(spec, limits_, environment_.runs->has_storage());
-  if (!made.ok()) return call.Finish(made.status());
+  if (!made.ok()) {
+    OnFailed(environment_, call.caller, made.status());
+    return call.Finish(made.status());
+  }
+  made->payer = call.payer;
   environment_.runs->Create(*std::move(made), [=, this, place = std::move(place)](auto created) mutable {
+    OnFailed(environment_, call.caller, created.status());
     if (created.ok()) {
       const Run& run = *created->run;
       response->set_created(created->created);
@@ -120,6 +125,7 @@ grpc::ServerUnaryReactor* TrainerService::AmendRun(grpc::CallbackServerContext* 
 void TrainerService::Amend(const v1::AmendRunRequest& request, PendingAmend pending) {
   auto made = ToAmendRequest(request, *environment_.sessions, limits_, environment_.runs->has_storage());
   if (!made.ok()) return pending.call.Finish(made.status());
+  made->payer = pending.call.payer;
   made->abandoned = [context = pending.context] { return context->IsCancelled(); };
   environment_.runs->Amend(*std::move(made), [this, pending = std::move(pending)](auto amended) mutable {
     if (amended.ok()) {
@@ -188,7 +194,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
       response->set_protocol(kProtocolMax);
       response->set_takes_load_batches(true);
       const Sessions::Session session{
-          .run_id = run->spec().run_id, .id = reply->session, .rank = request->rank(), .caller = CallerOf(*context)};
+          .run_id = run->spec().run_id, .id = reply->session, .rank = request->rank(), .caller = call.caller};
       if (reply->resumed) environment_.sessions->Resume(request->session_token(), session.caller);
       response->set_session_token(reply->resumed ? request->session_token() : environment_.sessions->Issue(session));
       Log(LogLevel::kInfo, "attached", "rank attached",
@@ -208,7 +214,8 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
 
 grpc::ServerReadReactor<v1::LoadStateRequest>* TrainerService::LoadState(grpc::CallbackServerContext* context,
                                                                          v1::LoadStateResponse* response) {
-  return LoadStream::Start(environment_, response, context->peer(), CallerOf(*context));
+  return LoadStream::Start(environment_, response, context->peer(), Enter(environment_, *context, "LoadState"),
+                           context);
 }
 
 grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Train(

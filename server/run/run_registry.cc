@@ -39,22 +39,29 @@ void RunRegistry::Create(CreateRequest request, absl::AnyInvocable<void(absl::St
 
 absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest request, const Origin& origin) {
   const std::string run_id = request.spec.run_id;
-  if (auto existing = Find(run_id); existing.ok()) {
+  const Payer payer = request.payer;
+  const auto existing = Find(run_id);
+  if (existing.ok()) {
     if ((*existing)->spec_sha256() != request.spec_sha256) {
       return absl::FailedPreconditionError(absl::StrCat(
           "run '", run_id,
           "' exists with another spec: ", request.difference((*existing)->canonical_spec(), request.canonical_spec),
           "; use another run_id, or delete the run"));
     }
-    if ((*existing)->Status().state != RunState::kFailed) return Created{*existing, false};
+    if ((*existing)->Status().state != RunState::kFailed) {
+      Claim(run_id, payer);
+      return Created{*existing, false};
+    }
     if (draining()) return absl::UnavailableError("the daemon is shutting down; create the run at the next one");
-    Remove(*existing);  // nothing of it is left to go on from, but what is on the disk
   }
+  RETURN_IF_ERROR(AdmitQuota(payer, request.spec, /*amends=*/false));
+  if (existing.ok()) Remove(*existing);  // it failed: nothing is left to go on from, but what is on the disk
   ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Make(std::move(request), origin));
   {
     absl::MutexLock lock(&mu_);
     runs_[run_id] = run;
   }
+  Claim(run_id, payer);
   ShowMemory();
   Log(LogLevel::kInfo, "run_created", "run created",
       {{"run_id", run_id}, {"bytes", run->plan().bytes.total()}, {"devices", absl::StrJoin(run->devices(), ",")}});
@@ -166,6 +173,7 @@ uint64_t RunRegistry::Remove(const std::shared_ptr<Run>& run) {
     absl::MutexLock lock(&mu_);
     runs_.erase(run_id);
   }
+  payers_.erase(run_id);
   options_.sessions->Forget(run_id);
   const uint64_t freed = run->End(absl::NotFoundError(absl::StrCat("run '", run_id, "' was deleted")));
   options_.devices->Release(run->plan());

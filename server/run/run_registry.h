@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 
+#include "server/access/quotas.h"
 #include "server/device/device_pool.h"
 #include "server/run/run.h"
 #include "server/run/sessions.h"
@@ -42,11 +43,13 @@ class RunRegistry {
     std::string canonical_spec;
     std::string spec_sha256;
     Difference difference;
+    Payer payer = {};  // whose run it is, and whose quota it must fit
   };
   struct Options {
     DevicePool* devices = nullptr;
     Metrics* metrics = nullptr;
     Sessions* sessions = nullptr;
+    Quotas* quotas = nullptr;  // where requests have payers
     uint32_t max_runs = 16;
     bool tells_of_all = true;  // errors name the runs that there are; not where callers may not know of each other's
     double idle_run_timeout_s = 0;  // a run without a trainer is deleted after so long; 0: it is not
@@ -75,6 +78,7 @@ class RunRegistry {
     // Whether nobody waits for the answer any more, asked when the run could be amended: then it is not, since whoever
     // asked for it would be missed when the weights of what is added are due. Thread-safe.
     std::function<bool()> abandoned;
+    Payer payer = {};
   };
   struct Amended {
     std::shared_ptr<Run> run;  // with the spec asked for
@@ -120,7 +124,7 @@ class RunRegistry {
   absl::StatusOr<std::vector<StoredCheckpoint>> Checkpoints(const std::string& run_id) const;
   // Ends all sessions and goes back to the checkpoint of that step; later ones are discarded. A run that is only on disk
   // is created from it. FAILED_PRECONDITION names the steps that there are; DATA_LOSS: it is damaged, and the run goes on.
-  void Restore(std::string run_id, uint64_t step, absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done);
+  void Restore(std::string run_id, uint64_t step, Payer payer, absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done);
 
   // The same with a checkpoint from beneath storage.import_dir, in two parts. The first reads all of it, which may take
   // minutes, on the caller's thread, and changes nothing; it ends when the daemon does. Errors as of ExamineImported;
@@ -128,7 +132,7 @@ class RunRegistry {
   absl::StatusOr<CheckpointReader> Examine(const std::string& run_id, const std::string& from, uint64_t step) const;
   // The run, which is created where it is not there, becomes what the checkpoint says, and is written to storage.dir as
   // that. FAILED_PRECONDITION: it has another spec, which differs in what is named.
-  void RestoreFrom(std::string run_id, CheckpointReader checkpoint,
+  void RestoreFrom(std::string run_id, CheckpointReader checkpoint, Payer payer,
                    absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done);
 
   // storage.on_published has come to this for a checkpoint of the run, if it is still there.
@@ -152,6 +156,7 @@ class RunRegistry {
   struct Origin {
     std::optional<uint64_t> only = std::nullopt;  // the checkpoint of this number, if it is on the disk
     const CheckpointReader* imported = nullptr;   // this one, of the request's spec, from elsewhere
+    Payer payer = {};                             // who has it restored
   };
   absl::StatusOr<Created> CreateNow(CreateRequest request) { return CreateNow(std::move(request), Origin()); }
   absl::StatusOr<Created> CreateNow(CreateRequest request, const Origin& origin);
@@ -170,6 +175,12 @@ class RunRegistry {
   absl::StatusOr<Amended> AmendNow(AmendRequest request, const std::shared_ptr<Run>& run);
   absl::Status AdmitAmended(const RunSpec& spec, const Plan& plan, const Run& run) const;
   absl::Status AdmitOneMore(const RunSpec& spec) const;
+  // Whether the payer's quota has room for the run; or, where it is amended, for its new spec.
+  absl::Status AdmitQuota(const Payer& payer, const RunSpec& spec, bool amends) const;
+  // The run counts for the payer from now on, unless it counts for somebody.
+  void Claim(const std::string& run_id, const Payer& payer);
+  // Other runs that count for the payer.
+  std::vector<std::shared_ptr<Run>> OthersOf(const Payer& payer, const std::string& run_id) const;
   // FAILED_PRECONDITION: the devices do not have a rule of the run's.
   absl::Status AdmitRules(const RunSpec& spec) const;
   absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, DeleteMode mode);
@@ -189,8 +200,9 @@ class RunRegistry {
   // In the metrics: of a run that cannot be restored.
   void ShowLost(const std::string& run_id, const absl::Status& why) const;
   absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;
-  absl::StatusOr<Rewound> RestoreNow(const std::string& run_id, uint64_t step);
-  absl::StatusOr<Rewound> RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint);
+  absl::StatusOr<Rewound> RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer);
+  absl::StatusOr<Rewound> RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint,
+                                          const Payer& payer);
   // Of the run that lives, or is created of it.
   absl::StatusOr<Rewound> RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
                                     const Origin& origin);
@@ -213,6 +225,9 @@ class RunRegistry {
   std::map<std::string, std::shared_ptr<Run>, std::less<>> runs_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool room_unknown_ = false;  // the log was told so; on the strand
+  // Whose runs they are where there is no access file: of those that were created, or asked for, since the daemon
+  // started. On the strand.
+  std::map<std::string, std::string> payers_;
   Strand strand_;
 };
 

@@ -59,6 +59,7 @@ absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request,
     ASSIGN_OR_RETURN(folder, options_.storage->FolderOf(run_id));
   }
   RETURN_IF_ERROR(AdmitRules(request.spec));
+  RETURN_IF_ERROR(AdmitQuota(request.payer, request.spec, /*amends=*/true));
   RETURN_IF_ERROR(AdmitAmended(request.spec, plan, *run));
   RETURN_IF_ERROR(AdmitSeries(request.spec));
   auto successor = Run::Create({.spec = std::move(request.spec),

@@ -30,13 +30,14 @@ absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id,
                                                   ValidUtf8(from, 200), "' that this daemon may read"));
 }
 
-void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint,
+void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint, Payer payer,
                               absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  strand_.Post([this, run_id = std::move(run_id), checkpoint = std::move(checkpoint),
-                done = std::move(done)]() mutable { done(RestoreImported(run_id, checkpoint)); });
+  strand_.Post([this, run_id = std::move(run_id), checkpoint = std::move(checkpoint), payer = std::move(payer),
+                done = std::move(done)]() mutable { done(RestoreImported(run_id, checkpoint, payer)); });
 }
 
-absl::StatusOr<Rewound> RunRegistry::RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint) {
+absl::StatusOr<Rewound> RunRegistry::RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint,
+                                                     const Payer& payer) {
   if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
   ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
   if (const auto living = Find(run_id); living.ok() && (*living)->spec_sha256() != request.spec_sha256) {
@@ -45,7 +46,7 @@ absl::StatusOr<Rewound> RunRegistry::RestoreImported(const std::string& run_id, 
                      request.difference((*living)->canonical_spec(), request.canonical_spec),
                      "; delete the run first, if it is to become this one"));
   }
-  return RestoreOf(run_id, checkpoint, {.imported = &checkpoint});
+  return RestoreOf(run_id, checkpoint, {.imported = &checkpoint, .payer = payer});
 }
 
 }  // namespace ballast

@@ -240,12 +240,14 @@ absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoi
   return stored;
 }
 
-void RunRegistry::Restore(std::string run_id, uint64_t step, absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  strand_.Post(
-      [this, run_id = std::move(run_id), step, done = std::move(done)]() mutable { done(RestoreNow(run_id, step)); });
+void RunRegistry::Restore(std::string run_id, uint64_t step, Payer payer,
+                          absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
+  strand_.Post([this, run_id = std::move(run_id), step, payer = std::move(payer), done = std::move(done)]() mutable {
+    done(RestoreNow(run_id, step, payer));
+  });
 }
 
-absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint64_t step) {
+absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer) {
   if (!has_storage()) return NoStorage();
   if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
   ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
@@ -263,7 +265,7 @@ absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint6
   auto opened = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
   if (living.ok()) CountDamage(opened.status(), living->get());
   ASSIGN_OR_RETURN(const CheckpointReader checkpoint, std::move(opened));
-  return RestoreOf(run_id, checkpoint, {.only = entry->place.number});
+  return RestoreOf(run_id, checkpoint, {.only = entry->place.number, .payer = payer});
 }
 
 absl::StatusOr<Rewound> RunRegistry::RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
@@ -276,6 +278,7 @@ absl::StatusOr<Rewound> RunRegistry::RestoreOf(const std::string& run_id, const 
     RETURN_IF_ERROR(RestoreLiving(checkpoint, run.get()));
   } else {
     ASSIGN_OR_RETURN(CreateRequest request, RequestOf(checkpoint));
+    request.payer = origin.payer;
     ASSIGN_OR_RETURN(const Created created, CreateNow(std::move(request), origin));
     run = created.run;
     run->ForgetJournal();

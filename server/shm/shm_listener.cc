@@ -168,7 +168,7 @@ absl::StatusOr<ShmStream::Connection> ShmListener::Grant(const Guest& guest, con
   const auto session = environment_.sessions->Find(made.token);
   if (!session) return absl::NotFoundError("this daemon knows no session with the token");
   // What its Attach was let in for may have been taken back since.
-  RETURN_IF_ERROR(CheckAccess(environment_, session->caller, "Train", session->run_id, nullptr));
+  ASSIGN_OR_RETURN(made.place, AdmitStream(environment_, session->caller, "Train", session->run_id, nullptr));
   ASSIGN_OR_RETURN(const std::shared_ptr<Run> run, environment_.runs->Find(session->run_id));
   const auto same = [&](const Guest& g) { return g.stream != nullptr && g.stream->token() == made.token; };
   if (std::count_if(guests_.begin(), guests_.end(), same) >= 2) {

@@ -41,6 +41,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
     std::shared_ptr<ShmSegment> segment;
     std::string token;  // that the trainer showed, of a session of the run that the segment is shaped for
     std::string peer;
+    StreamPlace place = nullptr;  // in its caller's quota, while the stream lasts
   };
 
   static std::shared_ptr<ShmStream> Start(const RpcEnvironment& environment, Connection connection);

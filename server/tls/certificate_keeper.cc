@@ -60,6 +60,7 @@ void CertificateKeeper::ReadAgain() {
 
 void CertificateKeeper::Take(absl::StatusOr<Certificates> read) {
   metrics_->Count("ballast_tls_reloads_total", read.ok() ? "success" : "failed");
+  metrics_->SetLastReload("tls", read.ok());
   if (!read.ok()) {
     return Log(LogLevel::kError, "tls_reload", "the new TLS files are not right; those before stay in use",
                {{"err", std::string(read.status().message())}});

@@ -42,16 +42,23 @@ class CapturedLog {
     return "";
   }
   std::string Find(const std::vector<std::string>& parts) const {
+    const std::vector<std::string> found = FindAll(parts);
+    return found.empty() ? "" : found.front();
+  }
+  size_t Count(const std::vector<std::string>& parts) const { return FindAll(parts).size(); }
+
+ private:
+  std::vector<std::string> FindAll(const std::vector<std::string>& parts) const {
+    std::vector<std::string> found;
     std::ifstream log(path_);
     for (std::string line; std::getline(log, line);) {
       bool all = !log.eof();  // a line that is being written does not count
       for (const std::string& part : parts) all = all && line.find(part) != std::string::npos;
-      if (all) return line;
+      if (all) found.push_back(line);
     }
-    return "";
+    return found;
   }
 
- private:
   std::string path_ = ::testing::TempDir() + "/log-XXXXXX";
   const int stderr_;
 };

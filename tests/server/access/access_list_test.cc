@@ -55,7 +55,7 @@ TEST(AccessListTest, AStarAtTheEndStandsForAnyRest) {
 TEST(AccessListTest, WithoutARunAnyGrantWillDo) {
   const AccessList list =
       List(GrantText(absl::StrCat("{name: a, token_sha256: ", kHash, ", runs: [r], scope: observe}\n")));
-  EXPECT_EQ(list.Find({.token_sha256 = kHash}, Scope::kObserve, std::nullopt, absl::Now()).value(), "a");
+  EXPECT_EQ(list.Find({.token_sha256 = kHash}, Scope::kObserve, std::nullopt, absl::Now()).value()->name, "a");
 }
 
 TEST(AccessListTest, AGrantWithATokenAndAnIdentityWantsBoth) {
@@ -100,8 +100,39 @@ TEST(AccessListTest, OfTwoGrantsOfATokenTheOneThatDoesCounts) {
   const AccessList list = List(absl::StrCat("grants:\n- {name: all, token_sha256: ", kHash,
                                             ", runs: ['*'], scope: observe}\n- {name: own, token_sha256: ", kHash,
                                             ", runs: [r], scope: push}\n"));
-  EXPECT_EQ(list.Find({.token_sha256 = kHash}, Scope::kPush, "r", absl::Now()).value(), "own");
-  EXPECT_EQ(list.Find({.token_sha256 = kHash}, Scope::kObserve, "s", absl::Now()).value(), "all");
+  EXPECT_EQ(list.Find({.token_sha256 = kHash}, Scope::kPush, "r", absl::Now()).value()->name, "own");
+  EXPECT_EQ(list.Find({.token_sha256 = kHash}, Scope::kObserve, "s", absl::Now()).value()->name, "all");
+}
+
+TEST(AccessListTest, AGrantHasItsOwnQuotaAndTheUsualOneElse) {
+  const auto list =
+      AccessList::Parse(absl::StrCat("grants:\n- {name: a, token_sha256: ", kHash,
+                                     ", runs: [a-*], scope: push, most_runs: 4, most_bytes: 64GiB, most_streams: 0}\n"),
+                        "access.yaml", {.runs = 1, .bytes = 2, .streams = 3, .requests = 5});
+  ASSERT_TRUE(list.ok()) << list.status();
+  const Grant& grant = **list->Find({.token_sha256 = kHash}, Scope::kPush, "a-1", absl::Now());
+  EXPECT_EQ(grant.quota.runs, 4u);
+  EXPECT_EQ(grant.quota.bytes, uint64_t{64} << 30);
+  EXPECT_EQ(grant.quota.streams, 0u) << "any number, whatever is usual";
+  EXPECT_EQ(grant.quota.requests, 5u);
+  EXPECT_TRUE(grant.Covers("a-2"));
+  EXPECT_FALSE(grant.Covers("b"));
+}
+
+TEST(AccessListTest, WhatExpiresIsTheFirstFirst) {
+  const auto grant = [](const char* name, const char* rest) {
+    return absl::StrCat("- {name: ", name, ", identity: x, runs: [r], scope: push", rest, "}\n");
+  };
+  const AccessList list = List(absl::StrCat("grants:\n", grant("never", ""), grant("late", ", expires: 2027-01-02"),
+                                            grant("soon", ", expires: 2027-01-01")));
+  const auto names = [&](absl::Time by) {
+    std::string all;
+    for (const Grant* each : list.ExpiringBy(by)) absl::StrAppend(&all, each->name, " ");
+    return all;
+  };
+  EXPECT_EQ(names(absl::InfiniteFuture()), "soon late ");
+  EXPECT_EQ(names(absl::FromUnixSeconds(1798761600)), "soon ") << "2027-01-01";
+  EXPECT_EQ(names(absl::FromUnixSeconds(0)), "");
 }
 
 TEST(AccessListTest, ErrorsNameTheLineAndTheFix) {
@@ -117,6 +148,12 @@ TEST(AccessListTest, ErrorsNameTheLineAndTheFix) {
   EXPECT_THAT(Error(GrantText("{name: a, identity: x, runs: [r], scope: all}\n")),
               HasSubstr("scope 'all' is none of observe, pull, push, admin"));
   EXPECT_THAT(Error(GrantText("{name: a, identity: x, runs: r, scope: push}\n")), HasSubstr("wants a list"));
+  EXPECT_THAT(Error(GrantText(absl::StrCat("{name: a, most_runs: -1, ", good, "}\n"))),
+              HasSubstr("most_runs '-1' is no whole number from 0, any number, to 1000000"));
+  EXPECT_THAT(Error(GrantText(absl::StrCat("{name: a, most_bytes: much, ", good, "}\n"))),
+              HasSubstr("most_bytes: 'much' is not a size"));
+  EXPECT_THAT(Error(GrantText(absl::StrCat("{name: a, most_calls: 1, ", good, "}\n"))),
+              HasSubstr("unknown key 'most_calls'"));
   EXPECT_THAT(Error(GrantText("{name: a, identity: x, runs: [a*b], scope: push}\n")), HasSubstr("at its end alone"));
   EXPECT_THAT(Error(GrantText(absl::StrCat("{name: a, expires: soon, ", good, "}\n"))), HasSubstr("2027-01-31"));
   EXPECT_THAT(Error(absl::StrCat("grants:\n- {name: a, ", good, "}\n- {name: a, ", good, "}\n")),

@@ -101,7 +101,9 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   metrics_.SetCertificate("certificate", 1, 2);
   metrics_.OnRestore(1);
   metrics_.OnJournalSync(1);
-  metrics_.SetCertificate("certificate", 1, 2);
+  metrics_.SetGrantExpiry(1);
+  metrics_.SetLastReload("tls", true);
+  metrics_.SetConnections(1);
   for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
     EXPECT_THAT(exposition, HasSubstr(absl::StrCat("# TYPE ", family.name, " "))) << family.name;
   }

@@ -71,6 +71,7 @@ class LoadStreamTest : public ::testing::Test {
 
   Metrics metrics_{{}};
   Sessions sessions_;
+  Quotas quotas_{0, &metrics_};
   std::unique_ptr<DevicePool> devices_;
   std::unique_ptr<RunRegistry> runs_;
   std::shared_ptr<ballast::Run> run_;
@@ -79,7 +80,7 @@ class LoadStreamTest : public ::testing::Test {
 
 TEST_F(LoadStreamTest, AStreamCancelledBeforeItBeganIsForgotten) {
   const RpcEnvironment environment{
-      .runs = runs_.get(), .sessions = &sessions_, .metrics = &metrics_, .message_bytes = 1 << 20};
+      .runs = runs_.get(), .sessions = &sessions_, .metrics = &metrics_, .message_bytes = 1 << 20, .quotas = &quotas_};
   v1::LoadStateResponse response;
   LoadStream* stream = LoadStream::Start(environment, &response, "test");
   LoadCallOfTest call(stream);

@@ -61,7 +61,7 @@ class TcpListenerTest : public ::testing::Test {
     ASSERT_TRUE(made.ok()) << made.status();
     listener_ = *std::move(made);
     table_.Limit(connections);
-    listener_->Serve(&table_, tls, [this](int, int fd) {
+    listener_->Serve(&table_, &metrics_, tls, [this](int, int fd) {
       absl::MutexLock lock(&mu_);
       admitted_.push_back(fd);
     });
@@ -75,6 +75,7 @@ class TcpListenerTest : public ::testing::Test {
   absl::Mutex mu_;
   std::vector<int> admitted_ ABSL_GUARDED_BY(mu_);
   ConnectionTable table_;
+  Metrics metrics_{BuildInfo{}};
   std::unique_ptr<TcpListener> listener_;
 };
 
