@@ -2,27 +2,17 @@
 works on, and recovers."""
 
 import json
+import re
 import socket
-import subprocess
-import sys
 from collections import Counter
 from contextlib import ExitStack
 
 import pytest
-from daemon import Daemon, plain_environment
+from daemon import Daemon
 from memory import status_bytes
 from rapid_reset import Flood
+from stepping import Trainer
 
-TRAINER = """
-import sys, torch, ballast
-w = torch.nn.Parameter(torch.ones(1000))
-opt = ballast.AdamW([("w", w)], lr=1e-3, server=sys.argv[1], run=sys.argv[2])
-print("ready", flush=True)
-for line in sys.stdin:
-    (w * w).sum().backward()
-    opt.step()
-    print(opt.last_result.step, flush=True)
-"""
 DESCRIPTORS = 128
 
 
@@ -31,30 +21,6 @@ def daemon(tmp_path):
     limit = (DESCRIPTORS, DESCRIPTORS)
     with Daemon(tmp_path, "--shm_socket", f"{tmp_path}/shared/", descriptors=limit) as running:
         yield running
-
-
-class Trainer:
-    """A process that makes a step when it is told to."""
-
-    def __init__(self, server: str, run: str):
-        command = [sys.executable, "-c", TRAINER, server, run]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen(command, env=plain_environment(), text=True, **pipes)
-        assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
-
-    def __enter__(self) -> "Trainer":
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
-
-    def step(self) -> int:
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer, self.process.stderr.read()
-        return int(answer)
 
 
 def address(server: str) -> tuple[str, int]:
@@ -86,7 +52,9 @@ def test_idle_connections_beyond_the_descriptors_are_refused_and_the_rest_works_
             assert beside.step() == step
             assert daemon.get("/livez") == (200, "ok\n")
             assert daemon.status("/metrics") == 200
+        counted = re.findall(r"^ballast_connections_refused_total{.*} (\d+)$", daemon.get("/metrics")[1], re.MULTILINE)
         refused = logged(daemon, "connection_refused")
+        assert sum(map(int, counted)) >= len(refused)
         assert refused and most_in_a_second(refused) <= 10
         assert not [line for line in logged(daemon, "grpc") if "accept" in line["err"]]
         opened.close()
