@@ -82,7 +82,7 @@ class Daemon:
                 preexec_fn=self.limit_descriptors,
             )
         # The daemon prints one line when it serves, or ends.
-        banner = re.search(r"grpc (\S+)(?: \(tls\))? \| metrics https?://([^/\s]+)", self.process.stdout.readline())
+        banner = re.search(r"grpc (.+?)(?: \(tls\))? \| metrics https?://([^/\s]+)", self.process.stdout.readline())
         if banner is None:
             self.__exit__()
             raise AssertionError(f"the daemon did not start; its log:\n{self.log.read_text()}")

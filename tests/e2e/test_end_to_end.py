@@ -107,6 +107,12 @@ def test_health(daemon):
     assert daemon.ctl("health").returncode == 0
 
 
+def test_health_at_a_socket_whose_path_has_a_space(tmp_path):
+    with Daemon(tmp_path, "--listen", f"unix:{tmp_path}/a b") as daemon:
+        answer = daemon.ctl("health")
+        assert (answer.returncode, answer.stdout) == (0, "SERVING\n"), answer.stderr
+
+
 def test_sigterm_drains_and_exits_0(tmp_path):
     with Daemon(tmp_path, "--drain_timeout", "1h") as daemon:  # nothing is open: it is not waited for
         assert daemon.stop() == 0, daemon.log.read_text()

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/protocol_version.h"
 #include "proto/tls/certificate_files.h"
+#include "proto/unix_address.h"
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/http_probe.h"
@@ -33,8 +34,11 @@ const char* LevelName(Level level) {
 
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
+// HostOf a Unix socket's address; a machine may be called unixbox.
+bool IsSocket(const std::string& host) { return IsUnixAddress(absl::StrCat(host, ":")); }
+
 bool IsLocal(const std::string& host) {
-  return host == "localhost" || host == "[::1]" || host.starts_with("127.") || host.starts_with("unix");
+  return host == "localhost" || host == "[::1]" || host.starts_with("127.") || IsSocket(host);
 }
 
 Finding CheckState(const v1::GetServerResponse& server) {
@@ -124,7 +128,7 @@ Finding CheckOps(const v1::GetServerResponse& server, const std::string& host, c
             "set ops_http.listen to an address that Prometheus reaches"};
   }
   const bool wildcard = listens == "0.0.0.0" || listens == "[::]" || listens.empty();
-  const std::string address = wildcard ? (host.starts_with("unix") ? "localhost" : host) + port : server.ops_address();
+  const std::string address = wildcard ? (IsSocket(host) ? "localhost" : host) + port : server.ops_address();
   *asked = address;
   for (const char* path : {"/livez", "/readyz"}) {
     const auto answer = HttpGet(address, path, door.timeout_s, door.authorities);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "proto/unix_address.h"
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/transport/tls_account.h"
@@ -37,7 +38,7 @@ std::string Status(const grpc::ByteBuffer& response) {
 absl::StatusOr<std::string> Check(const Invocation& invocation, const std::string& server, double timeout_s) {
   const auto credentials = CredentialsFor(server, invocation.tls);
   if (!credentials.ok()) return credentials.status();
-  grpc::GenericStub stub(grpc::CreateChannel(server, *credentials));
+  grpc::GenericStub stub(grpc::CreateChannel(ForGrpc(server), *credentials));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(timeout_s)));
   grpc::CompletionQueue queue;
