@@ -210,7 +210,8 @@ void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(config.limits.idle_timeout_s * 1000));
   }
   // A connection that has not said that it speaks HTTP/2 is closed.
-  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10000);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                              static_cast<int>(config.limits.handshake_timeout_s * 1000));
 }
 
 absl::Status GrpcServer::Listen(const Config& config, const CertificateKeeper* certificates) {

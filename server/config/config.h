@@ -58,6 +58,7 @@ struct Config {
     uint32_t connections = 0;  // 0 = half the file descriptors, at most 4096
     double pull_timeout_s = 60;
     double idle_timeout_s = 1800;  // 0: any time
+    double handshake_timeout_s = 10;
     // Of one caller; 0: any number.
     uint32_t caller_runs = 0;
     uint64_t caller_bytes = 0;

@@ -274,6 +274,7 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<kLimits, &Limits::layer_groups>("limits.layer_groups", Range{1, 256}),
       Row<kLimits, &Limits::pull_timeout_s>("limits.pull_timeout", Range{0.1, 3600, "s"}),
       Row<kLimits, &Limits::idle_timeout_s>("limits.idle_timeout", CheckIdleTimeout),
+      Row<kLimits, &Limits::handshake_timeout_s>("limits.handshake_timeout", Range{0.1, 300, "s"}),
       Row<kLimits, &Limits::caller_runs>("limits.caller_runs", Range{0, 1e6}),
       Row<kLimits, &Limits::caller_bytes>("limits.caller_bytes", AnyValue{}),
       Row<kLimits, &Limits::caller_streams>("limits.caller_streams", Range{0, 1e6}),

@@ -183,6 +183,7 @@ TEST_F(ConfigTest, ImpossibleValuesAreRefused) {
                           "--limits.spec_bytes=65MiB",
                           "--limits.pull_timeout=1ms",
                           "--limits.idle_timeout=1ms",
+                          "--limits.handshake_timeout=1ms",
                           "--limits.caller_runs=-1",
                           "--limits.caller_bytes=much",
                           "--limits.caller_streams=2000000",
@@ -323,7 +324,8 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
       "format: \"text\"\nlimits:\n"
       "  tensors: 10\n  name_bytes: 11\n  message_bytes: 1MiB\n  chunk_bytes: 64KiB\n  credit_bytes: 3MiB\n"
       "  lease: 250ms\n  layer_groups: 9\n  open_timeout: 3s\n  spec_bytes: 2MiB\n  connections: 100\n"
-      "  pull_timeout: 4s\n  idle_timeout: 1h\n  caller_runs: 2\n  caller_bytes: 3GiB\n  caller_streams: 4\n"
+      "  pull_timeout: 4s\n  idle_timeout: 1h\n  handshake_timeout: 5s\n  caller_runs: 2\n  caller_bytes: 3GiB\n  "
+      "caller_streams: 4\n"
       "  caller_requests: 5\n  caller_failures: 6\nstorage:\n  dir: \"/data\"\n  threads: 3\n  bytes_per_second: "
       "100MiB\n"
       "  on_published: [\"/bin/cp\", \"{folder}\"]\n  on_published_timeout: 5m\n  import_dir: \"/in\"\n"
