@@ -13,18 +13,22 @@ from daemon import ROOT, plain_environment
 PYTHON = ROOT / "build" / "frameworks-venv" / "bin" / "python"
 
 
-def told_by(kind: str, loops: list[str], folder: Path, *more: str) -> dict[str, Any]:
-    return ask("framework_loops.py", kind, str(folder), *loops, *more)
+def told_by(
+    kind: str, loops: list[str], folder: Path, *more: str, variables: dict[str, str] | None = None
+) -> dict[str, Any]:
+    return ask("framework_loops.py", kind, str(folder), *loops, *more, variables=variables)
 
 
-def ask(program: str, *arguments: str) -> dict[str, Any]:
-    """The object that a program of this folder prints at its end, run with the frameworks."""
+def ask(program: str, *arguments: str, variables: dict[str, str] | None = None) -> dict[str, Any]:
+    """The object that a program of this folder prints at its end, run with the frameworks, and with more variables in its
+    environment."""
     assert PYTHON.exists(), f"{PYTHON} is missing: run deploy/setup.sh frameworks"
     environment = {
         **plain_environment(),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **(variables or {}),
     }
     command = [PYTHON, ROOT / "tests" / "e2e" / program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)

@@ -1,12 +1,13 @@
 """Many trainers of one run, as processes, with the options as they are: one is killed and replaced, and the run is
 rewound. All end with the bits of one trainer that makes every rank's batches by itself.
 
-    many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8 | tls | parts]
+    many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8 | tls | tokens | parts]
 
 RANKS is a power of two, so that a mean over them is exact. int8: two of the layers compute in the codes that are served. The transport is by default auto: memory shared with the
 daemon. With a journal the daemon is killed, too, and started again under its trainers, and once more in the end: it has the
-same bits. tls: both ends show a certificate. parts: the run is on three daemons, one of which is killed; the one trainer's
-run is on them, too. torch is imported once and the trainers are forks of it.
+same bits. tls: both ends show a certificate. tokens: and the trainers bring a token, whose grant lets them have as many
+streams as there are ranks. parts: the run is on three daemons, one of which is killed; the one trainer's run is on them, too.
+torch is imported once and the trainers are forks of it.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from daemon import Daemon, Daemons
+from grants import give_token
 from pki import Pki
 from torch import Tensor, nn
 
@@ -220,10 +222,15 @@ def main() -> None:
     served = SERVED if layers == "int8" else {}
     with tempfile.TemporaryDirectory(prefix="ballast-pki-") as folder:
         flags = []
-        if layers == "tls":
+        if layers in ("tls", "tokens"):
             pki = Pki(Path(folder) / "pki")
             flags = pki.flags
             os.environ.update(pki.variables)
+        if layers == "tokens":
+            # Twice as many: the daemon hears later of a stream that was lost.
+            token, access = give_token(Path(folder), "*", "admin", f"most_streams: {2 * int(world)}", "most_runs: 2")
+            flags += ["--access", str(access)]
+            os.environ["BALLAST_TOKEN_FILE"] = str(token)
         parts = PARTS if layers == "parts" else 1
         check_ranks(int(world), transport, durability.removeprefix("none"), served, flags, parts)
 

@@ -18,6 +18,8 @@ from daemon import ROOT, plain_environment
         ("auto", ["none", "tls"]),
         ("auto", ["journal_sync", "parts"]),
         ("grpc", ["none", "parts"]),
+        ("grpc", ["journal_sync", "tokens"]),
+        ("auto", ["none", "tokens"]),
     ],
 )
 def test_eight_ranks_end_with_the_bits_of_one(transport, more):

@@ -3,24 +3,14 @@ calls fail at full rate, beside a trainer that goes on."""
 
 import json
 import re
-import subprocess
 
 import grpc
 import pytest
-from daemon import BALLASTCTL, Daemon, plain_environment, until
+from daemon import Daemon, until
 from failing_calls import Stranger
+from grants import give_token
 from pki import Pki
 from stepping import Trainer
-
-
-def give_token(folder, *quota: str):
-    """A token for team-a's runs, and the access file with its grant, of so much."""
-    token, access = folder / "team-a.token", folder / "access.yaml"
-    command = [BALLASTCTL, "token", "new", "--out", token, "--name", "team-a", "--run", "team-a-*", "--scope", "push"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True, env=plain_environment()).stdout
-    grant = made[made.index("- name:") :].rstrip("\n") + "\n"
-    access.write_text("grants:\n" + grant + "".join(f"  {key}\n" for key in quota))
-    return token, access
 
 
 def refusals(daemon, reason: str) -> int:
@@ -34,7 +24,7 @@ def logged(daemon, event: str) -> list[dict]:
 
 
 def test_runs_that_are_read_back_count_as_before(tmp_path):
-    token, access = give_token(tmp_path, "most_runs: 1")
+    token, access = give_token(tmp_path, "team-a-*", "push", "most_runs: 1")
     (tmp_path / "storage").mkdir()
     with_token = {"BALLAST_TOKEN_FILE": str(token)}
     places = ("--listen", f"unix:{tmp_path}/grpc", "--access", str(access), "--storage.dir", f"{tmp_path}/storage")
@@ -52,7 +42,7 @@ def test_runs_that_are_read_back_count_as_before(tmp_path):
 
 
 def test_who_calls_too_often_is_told_when_to_ask_again_and_the_clients_do(tmp_path):
-    token, access = give_token(tmp_path, "most_requests: 2")
+    token, access = give_token(tmp_path, "team-a-*", "push", "most_requests: 2")
     with Daemon(tmp_path, "--listen", f"unix:{tmp_path}/grpc", "--access", str(access)) as daemon:
         with grpc.insecure_channel(daemon.server) as channel:
             list_runs = channel.unary_unary("/ballast.v1.AdminService/ListRuns")
@@ -69,7 +59,7 @@ def test_who_calls_too_often_is_told_when_to_ask_again_and_the_clients_do(tmp_pa
 
 
 def test_a_stranger_at_full_rate_is_refused_unread_and_a_trainer_beside_it_loses_no_step(tmp_path):
-    token, access = give_token(tmp_path)
+    token, access = give_token(tmp_path, "team-a-*", "push")
     pki = Pki(tmp_path / "pki")
     open_tls = [flag for flag in pki.flags if "client_ca" not in flag] + ["--tls.client_certificates", "none"]
     variables = {"BALLAST_TLS_CA": str(pki / "ca.crt"), "BALLAST_TOKEN_FILE": str(token)}
