@@ -83,7 +83,9 @@ TEST(RequestQueueTest, APlaceIsKeptByWhatIsDoneElsewhere) {
 // One call at a time, whose place in the queue is behind what the test posted.
 class OneCallInTurn final : public v1::AdminService::CallbackService {
  public:
-  explicit OneCallInTurn(RequestQueue* requests) { environment_ = {.metrics = &metrics_, .requests = requests}; }
+  explicit OneCallInTurn(RequestQueue* requests) {
+    environment_ = {.metrics = &metrics_, .requests = requests, .quotas = &quotas_};
+  }
   // When the call is in the queue.
   void AwaitCancelledBy(const std::function<void()>& cancel) const {
     posted_.WaitForNotification();
@@ -106,6 +108,7 @@ class OneCallInTurn final : public v1::AdminService::CallbackService {
   }
 
   Metrics metrics_{BuildInfo{}};
+  Quotas quotas_{0, &metrics_};
   RpcEnvironment environment_;
   grpc::CallbackServerContext* context_ = nullptr;
   absl::Notification posted_;
