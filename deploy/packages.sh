@@ -25,9 +25,10 @@ readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprot
 # promtool comes in the package prometheus, amtool in prometheus-alertmanager; the services of neither are started, the
 # tests run both programs themselves.
 # clang-format and shellcheck read the sources. Fashion-MNIST, 30 MB, for the C++ example. e2fsprogs and xfsprogs make the
-# file systems on which tests cut the power. openssl makes certificates of other dates than ballastctl does.
+# file systems on which tests cut the power. openssl makes certificates of other dates than ballastctl does. systemd has
+# systemd-analyze, which reads the unit, and brings libseccomp2; in a container it starts nothing.
 readonly PACKAGES_TESTS="prometheus prometheus-alertmanager clang-format shellcheck dataset-fashion-mnist e2fsprogs xfsprogs
-  openssl"
+  openssl systemd"
 
 # The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
 readonly PACKAGES_DATA="bible-kjv"

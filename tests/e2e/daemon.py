@@ -37,7 +37,7 @@ class Daemon:
     daemon.get("/readyz")
 
     `descriptors`: how many file descriptors it may have, soft and hard; the test's own limits where None. `environment`: of
-    its own, beside the test's. `clients`: that of ballastctl, likewise.
+    its own, beside the test's. `clients`: that of ballastctl, likewise. `launcher`: the command that starts the program.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Daemon:
         descriptors: tuple[int, int] | None = None,
         environment: dict[str, str] | None = None,
         clients: dict[str, str] | None = None,
+        launcher: list[str | Path] | None = None,
     ):
         self.server = self.ops = ""  # host:port, once it runs
         self.log = folder / "ballastd.log"
@@ -65,6 +66,7 @@ class Daemon:
         self.descriptors = descriptors
         self.environment = environment or {}
         self.clients = clients or {}
+        self.launcher = launcher or []
 
     def limit_descriptors(self) -> None:
         if self.descriptors is not None:
@@ -73,7 +75,7 @@ class Daemon:
     def __enter__(self) -> "Daemon":
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [BALLASTD, *self.flags],
+                [*self.launcher, BALLASTD, *self.flags],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
