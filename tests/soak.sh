@@ -8,7 +8,7 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: the builds that tests/run.sh leaves out; the daemon's work on a GPU, played on the CPU under the address
+# Parts: the builds that tests/run.sh leaves out; the programs built twice, to the bit the same; the daemon's work on a GPU, played on the CPU under the address
 # sanitizer; libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each,
 # under sanitizers; 20,000 seeds of the step machine's simulator; two ranks whose connections are cut a thousand times
 # in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
@@ -94,6 +94,7 @@ cut_power() {
 all_parts() {
   local target kind commit
   part "other builds" build_others
+  part "reproducible" "$ROOT/tests/reproducible.sh" ballastctl ballastd
   part "sanitized gpu" sanitize_gpu
   part "fuzzers" build_fuzzers
   for target in "kernels 8192" "edge 1024" "session 200" "shm 1024" "checkpoint 16384" "journal 400"; do
