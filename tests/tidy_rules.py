@@ -317,8 +317,8 @@ TOP_LEVEL = {"proto", "kernels", "server", "client", "deploy", "tests"} | {
     "README.md",
     "docker-compose.yml",
 }
-# Demanded at the root by the tools that read them.
-TOOLS = {"CMakePresets.json", "LICENSE", ".clang-format", ".gitignore", ".ci"}
+# Demanded at the root by the tools, and the forges, that read them.
+TOOLS = {"CMakePresets.json", "LICENSE", "SECURITY.md", ".clang-format", ".gitignore", ".ci"}
 
 
 def top_level(sources: list[Source]) -> list[str]:
