@@ -104,6 +104,7 @@ StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   // When nobody is attached, the first to come awaits all ranks, in whatever order they come.
   const bool first = std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.session.has_value(); });
   if (!open_ && first) Reset();
+  if (first && e.again_step == step_) begun_again_ = step_;  // nobody has sent anything of it
   rank = {.session = e.session, .gone_at_s = now_s, .came = true, .awaited_s = rank.awaited_s};
   for (Over& over : over_) {
     if (over.rank == e.rank && over.how == Ending::kAway) over.how = Ending::kTaken;

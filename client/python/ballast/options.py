@@ -45,7 +45,8 @@ class RunOptions(TypedDict, total=False):
     """The arguments that all optimizers have, beside `params` and their rule's.
 
     server: "host:port" or "unix:path" of the daemon, or "local": one of this process's own, which its optimizers share and
-        which ends with it, runs and all. Default: $BALLAST_SERVER, else "local".
+        which ends with it, runs and all. Several addresses with commas between them: each daemon owns whole tensors of the
+        run; the same list, in the same order, for every rank. Default: $BALLAST_SERVER, else "local".
     tls: a ballast.Tls that names the files of a connection that is encrypted, and shows who the trainer is. Default: what
         $BALLAST_TLS_CA, $BALLAST_TLS_CERTIFICATE and $BALLAST_TLS_KEY name; without them there is no TLS.
     token_file: the file of the token that the daemon's operator has given out (`ballastctl token`), which nobody else may
