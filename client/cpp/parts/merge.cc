@@ -116,13 +116,15 @@ v1::RunPlan MergePlans(absl::Span<const v1::RunPlan> plans) {
     whole.set_wire_pull_bytes(whole.wire_pull_bytes() + part.wire_pull_bytes());
     whole.set_trainer_weight_bytes(whole.trainer_weight_bytes() + part.trainer_weight_bytes());
     whole.set_trainer_buffer_bytes(whole.trainer_buffer_bytes() + part.trainer_buffer_bytes());
-    whole.set_memory_free_bytes(std::min(whole.memory_free_bytes(), part.memory_free_bytes()));
+    whole.set_memory_free_bytes(whole.memory_free_bytes() + part.memory_free_bytes());
     whole.set_journal_bytes(whole.journal_bytes() + part.journal_bytes());
     for (int g = 0; g < std::min(whole.groups_size(), part.groups_size()); ++g) {
       whole.mutable_groups(g)->set_parameters(whole.groups(g).parameters() + part.groups(g).parameters());
     }
     for (const std::string& device : part.devices()) whole.add_devices(device);
   }
+  const auto fits = [](const v1::RunPlan& part) { return !part.devices().empty(); };
+  if (!std::all_of(plans.begin(), plans.end(), fits)) whole.clear_devices();
   return whole;
 }
 

@@ -18,7 +18,7 @@ namespace ballast {
 
 // Another one, whenever one of the daemons has another.
 uint64_t MergeGenerations(const std::vector<uint64_t>& generations);
-// Sums, and the least of what is free.
+// Sums; no device where some part does not fit.
 v1::RunPlan MergePlans(absl::Span<const v1::RunPlan> plans);
 // Sums, the worst state, and the last step that all have closed. Snapshots: those that all have. `staged`: as below.
 v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Placement& placement, bool staged);
