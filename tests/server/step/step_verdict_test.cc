@@ -19,8 +19,9 @@ RunSpec SpecWith(Nonfinite policy, bool staged = true) {
   spec.nonfinite = policy;
   return spec;
 }
-constexpr GradientFindings kFinite{.norm = 3}, kOneBad{.norm = 3, .nonfinite_tensors = 1, .first_nonfinite = 2},
-    kTwoBad{.norm = 3, .nonfinite_tensors = 2, .first_nonfinite = 1}, kTooLarge{.norm = kInfinity};
+const GradientFindings kFinite{.norm = 3},
+    kOneBad{.norm = 3, .nonfinite_tensors = 1, .first_nonfinite = 2, .first_name = "c"},
+    kTwoBad{.norm = 3, .nonfinite_tensors = 2, .first_nonfinite = 1, .first_name = "b"}, kTooLarge{.norm = kInfinity};
 
 // As torch's clip_grad_norm_.
 TEST(StepVerdictTest, TheCoefficientBringsTheNormToItsLimit) {
