@@ -6,7 +6,7 @@
 namespace ballast::sim {
 
 void Simulator::Fault() {
-  const uint64_t what = Below(&random_, 100);
+  const uint64_t what = Below(&timeline_.random, 100);
   if (what < 4) {
     Count(Kind::kAllCut);
     for (uint32_t rank = 0; rank < places_.size(); ++rank) Cut(rank, Delay(2));
@@ -19,7 +19,7 @@ void Simulator::Fault() {
     jumped_s_ += Delay(300);
     Tick();
   } else {
-    FaultOf(static_cast<uint32_t>(Below(&random_, places_.size())), what);
+    FaultOf(static_cast<uint32_t>(Below(&timeline_.random, places_.size())), what);
   }
 }
 
@@ -67,7 +67,7 @@ void Simulator::ChangeWorld() {
   for (Place& place : places_) {
     if (std::exchange(place.open_epoch, 0) != 0) Handle(event::StreamClosed{place.open_session});
   }
-  world_ = static_cast<uint32_t>(1 + Below(&random_, 6));
+  world_ = static_cast<uint32_t>(1 + Below(&timeline_.random, 6));
   Populate();
 }
 

@@ -28,7 +28,7 @@ void StepChecker::CheckRewind(const StepMachine& machine) {
 }
 
 void Simulator::Rewind() {
-  const StepEffects effects = Handle(event::Rewind{.to_step = Below(&random_, machine_->machine().step())});
+  const StepEffects effects = Handle(event::Rewind{.to_step = Below(&timeline_.random, machine().step())});
   if (!effects.empty() && std::holds_alternative<effect::Reject>(effects.front())) return;
   Count(Kind::kRewind);
   for (uint32_t rank = 0; rank < places_.size(); ++rank) ReturnAll(rank);

@@ -12,7 +12,7 @@ bool StepChecker::device_busy() const {
 }
 
 void Simulator::Tick() {
-  ticked_s_ = now_s_;
+  ticked_s_ = timeline_.now_s();
   const StepMachine& machine = machine_->machine();
   const bool times = shape_.machine.step_timeout_s > 0 && machine.step_open();
   const double most_s = shape_.machine.counted_tick_s;
@@ -28,7 +28,7 @@ void Simulator::Tick() {
   const uint64_t step = machine.step();
   Handle(event::Tick{});
   if (!times || !machine.step_open() || machine.step() != step) return;
-  bool any = checker_.device_busy();
+  bool any = checker_->device_busy();
   for (uint32_t rank = 0; rank < machine.world(); ++rank) {
     const double counted_s = machine.awaited_s(rank) - before[rank];
     any = any || counted_s > 0;
@@ -45,8 +45,8 @@ bool Simulator::WaitsForOthers(uint32_t rank) const {
   const Place& place = places_[rank];
   if (place.client == nullptr || place.epoch == 0 || place.open_epoch != place.epoch) return false;
   if (!place.parked.empty()) return true;
-  return place.up_s < now_s_ && place.down_s < now_s_ && !place.client->computing() &&
-         place.client->step() == machine_->machine().step();
+  return place.up_s < timeline_.now_s() && place.down_s < timeline_.now_s() && !place.client->computing() &&
+         place.client->step() == machine().step();
 }
 
 // A step closed for a rank's sake: there is one that could have sent for as long.
