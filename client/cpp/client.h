@@ -106,6 +106,8 @@ struct AttachOptions {
   std::string spec_sha256 = {};
   // Of a part of a run: as in AttachRequest. For the client of the whole run.
   uint64_t from_step = 0, again_step = 0;
+  // Likewise: whether Attach waits while a step is finished with what the rank's last process sent; else UNAVAILABLE.
+  bool awaits_step = true;
 };
 
 // How long steps wait for ranks is part of the run, in v1::RunSpec: rank_timeout_s for a rank whose connection is lost,
@@ -190,6 +192,7 @@ struct MeasuredStep {
   // Of a part of a run: StepMeasured.squares and .first_nonfinite. For the client of the whole run.
   std::vector<double> squares = {};
   std::optional<uint32_t> first_nonfinite = {};
+  bool applied = false;  // likewise: not measured, since it has closed as applied
 };
 
 // How many bytes moved in one step, and how long it took.

@@ -66,7 +66,8 @@ void StepJudge::Measure(const effect::Measure& measure) {
 void StepJudge::Judge(const effect::Judge& judge) {
   judged_ = judge.slabs;
   judging_ = judge.step;
-  if (measured_) return JudgeMeasured();
+  if (measured_ || environment_.settings->whole)
+    return JudgeMeasured();  // a part without gradients has measured nothing
   if (!JudgesGradients(*environment_.spec) && !environment_.settings->max_grad_norm) {
     return Pronounce({.step = judge.step});
   }

@@ -35,9 +35,11 @@
 //     to a rank; another world does not;
 //   - in a part of a run: a rank brings the verdict of all parts with its StepEnd, once it has been told what this part
 //     measures. So when a step is measured, a rank that is gone is not missed as long as another, which is there, brings
-//     the verdict. A rank that attaches and makes a later step next, since another part has closed this one, closes it
-//     here as torn, open or not. The first that makes a step again which another part has lost discards what all have sent of it
-//     here, as long as it has updated nothing, and the others' sessions end;
+//     the verdict; nor is one that is too late once another has brought it, and until then the step waits, whatever
+//     step_timeout_s: other parts may have applied it. A part in which no tensor has a gradient is judged as the others. A
+//     rank that attaches and makes a later step next, since another part has closed this one, closes it here as torn, open
+//     or not. The first that makes a step again which another part has lost discards what all have sent of it here, as long
+//     as it has updated nothing, and the others' sessions end;
 //   - messages of a rank about a step that closed without it are ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and answers of
 //     the device to updates from before belong to no step.
@@ -233,6 +235,10 @@ class StepMachine {
   void CountAwaited(double now_s);
   void CloseOverdue(StepEffects* effects);
   bool CouldSend(uint32_t rank);
+  // Whether the step has waited for it for longer than it may.
+  bool Overdue(uint32_t rank) const {
+    return options_.step_timeout_s > 0 && ranks_[rank].awaited_s >= options_.step_timeout_s;
+  }
   bool WaitsFor(uint32_t rank);  // for longer than a moment
   // Looks through the gradients of the next rank of which more has come since it was looked through.
   void LookThroughOne();
@@ -254,7 +260,7 @@ class StepMachine {
   std::vector<uint32_t> LeftOutRanks() const;
   // The device reads the sums of the step for a measure or a verdict.
   bool BeingRead() const;
-  bool AwaitsVerdict() const;
+  bool AwaitsVerdict() const { return judged_ && !favoured_; }
   bool Live(const Rank& rank, double now_s) const;
   // Begins the only micro-batch of a rank that sends without MicroBegin. False: that closed the step.
   bool BeginImplied(uint32_t rank, const event::MicroBegin& begin, double now_s, StepEffects* effects);
@@ -264,7 +270,8 @@ class StepMachine {
   void Update(uint32_t tensor, Slab slab, StepEffects* effects);
   void EndSession(uint32_t rank, const absl::Status& why, const char* reason, double now_s, StepEffects* effects);
   void LeaveStep(uint32_t rank, const char* reason, StepEffects* effects);
-  // Whether the open step's verdict is known or may still be brought, although the rank is gone that has asked for it.
+  // Whether the open step's verdict is known or may still be brought, although the rank is gone, or too late, that has
+  // asked for it.
   bool OthersBringVerdict(uint32_t rank) const;
   void CloseTorn(const char* reason, std::string detail, StepEffects* effects);
   // After anything was delivered, ended or released.
@@ -278,6 +285,8 @@ class StepMachine {
   // Forgets what the ranks have sent of the step. Slabs that the device reads are free once it has answered.
   void DropSums(const std::vector<bool>& left_out);
   void JudgeIfDue(StepEffects* effects);
+  // Whether the step, though no tensor has a gradient here, is judged as other parts judge it.
+  bool GoesWithOthers() const;
   void CloseIfDone(StepEffects* effects);
   void PublishClosed(const event::TensorApplied& e, StepEffects* effects);
   void TellResults(StepEffects* effects);
@@ -304,6 +313,7 @@ class StepMachine {
   uint32_t begin_rank_ = 0;                      // whose content it is
   uint32_t look_next_ = 0;                       // the rank whose turn it is in LookThroughOne
   bool judged_ = false;                          // Judge was emitted
+  bool favoured_ = false;                        // and the verdict is to apply the step
   bool measured_ = false;                        // what the step measures is known
   bool discarded_ = false;                       // by some rank
   bool measuring_ = false;                       // Measure was emitted, perhaps of an earlier step, and is not answered

@@ -32,6 +32,10 @@ StepEffects StepMachine::On(const event::StepEnd& e, double) {
     r.said_end = true;
     return {};
   }
+  if (judged_ && !r.ended) {  // without this rank, which was too late
+    r.said_end = true;
+    return {};
+  }
   if (auto s = CheckEnd(rank, e); !s.ok()) return Refuse(s);
   StepEffects effects;
   r.ended = r.said_end = true;
@@ -147,18 +151,13 @@ std::string StepMachine::WhoDiscards() const {
 
 // --- judging --------------------------------------------------------------------------------------------------------
 
-bool StepMachine::AwaitsVerdict() const {
-  const auto summed = [](const Tensor& t) { return t.state == TensorState::kSummed; };
-  return judged_ && std::any_of(tensors_.begin(), tensors_.end(), summed);
-}
-
 bool StepMachine::BeingRead() const { return measuring_ || AwaitsVerdict(); }
 
 bool StepMachine::AllEnded() const {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (reduction_.left_out(r) || (ranks_[r].begun == step_ && ranks_[r].ended)) continue;
-    const bool gone = InStep(r) && !ranks_[r].session;
-    if (!gone || !OthersBringVerdict(r) || !AnyEnded()) return false;
+    const bool away = InStep(r) && (!ranks_[r].session || Overdue(r));
+    if (!away || !OthersBringVerdict(r) || !AnyEnded()) return false;
   }
   return true;
 }
@@ -179,9 +178,13 @@ bool StepMachine::OthersBringVerdict(uint32_t rank) const {
   return false;
 }
 
+bool StepMachine::GoesWithOthers() const {
+  return options_.is_part && options_.commit == Commit::kStaged && AnyAsked();
+}
+
 void StepMachine::JudgeIfDue(StepEffects* effects) {
   const bool due = open_ && options_.commit == Commit::kStaged && !judged_ && AllEnded() && reduction_.all_complete();
-  if (!due || unsettled_ == 0 || measuring_ || (AnyAsked() && !measured_)) return;
+  if (!due || (unsettled_ == 0 && !GoesWithOthers()) || measuring_ || (AnyAsked() && !measured_)) return;
   judged_ = true;
   effect::Judge judge{.step = step_, .slabs = {}};
   for (const Tensor& t : tensors_) judge.slabs.push_back(t.slab);

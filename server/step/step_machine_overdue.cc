@@ -53,10 +53,11 @@ void StepMachine::CloseOverdue(StepEffects* effects) {
   if (!open_ || options_.step_timeout_s <= 0) return;
   std::vector<std::string> missing;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    if (ranks_[r].awaited_s < options_.step_timeout_s || !CouldSend(r)) continue;
+    if (!Overdue(r) || !CouldSend(r)) continue;
     missing.push_back(absl::StrCat(Called(r), " ", Missing(r, /*look=*/true)));
   }
   if (missing.empty()) return;
+  if (options_.is_part && measured_) return Proceed(effects);  // another part may be past it: see OthersBringVerdict
   if (reduction_.all_complete() && options_.commit == Commit::kRelease) {
     return Close(Outcome::kApplied, "", "", effects);  // nothing was missing but end marks
   }

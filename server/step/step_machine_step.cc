@@ -271,6 +271,8 @@ StepEffects StepMachine::On(const event::Verdict& e, double) {
     if (tensors_[i].state != TensorState::kSummed) continue;
     Update(i, *std::exchange(tensors_[i].slab, std::nullopt), &effects);
   }
+  favoured_ = true;
+  CloseIfDone(&effects);
   return effects;
 }
 
@@ -307,7 +309,7 @@ void StepMachine::Proceed(StepEffects* effects) {
 void StepMachine::CloseIfDone(StepEffects* effects) {
   if (!open_ || !AllEnded()) return;
   if (discarded_) return Close(Outcome::kSkipped, kDiscarded, WhoDiscards(), effects);
-  if (unsettled_ == 0) Close(Outcome::kApplied, "", "", effects);
+  if (unsettled_ == 0 && (!GoesWithOthers() || favoured_)) Close(Outcome::kApplied, "", "", effects);
 }
 
 // Closes the step of a process that is gone and of whose contributions some are summed. Tensors that were updated stay
@@ -339,7 +341,7 @@ void StepMachine::Close(Outcome outcome, std::string reason, std::string detail,
 
 void StepMachine::Reset() {
   begin_content_.clear();
-  judged_ = measured_ = discarded_ = false;
+  judged_ = favoured_ = measured_ = discarded_ = false;
   TakeBackIn();
   std::vector<bool> left_out;
   for (Rank& rank : ranks_) {

@@ -300,36 +300,28 @@ std::optional<uint32_t> PartToBlame(absl::Span<const v1::StepResult> results, v1
   return blamed;
 }
 
-// Without those that had nothing to apply, which go with the others.
-v1::StepOutcome OutcomeOf(absl::Span<const v1::StepResult> results, const std::vector<bool>& had_gradients) {
+v1::StepOutcome OutcomeOf(absl::Span<const v1::StepResult> results) {
   std::set<v1::StepOutcome> outcomes;
-  for (size_t part = 0; part < results.size(); ++part) {
-    const bool idle = !had_gradients.empty() && !had_gradients[part];
-    if (!idle || results[part].outcome() != v1::STEP_OUTCOME_APPLIED) outcomes.insert(results[part].outcome());
-  }
-  return outcomes.empty() ? v1::STEP_OUTCOME_APPLIED : Merged(outcomes);
+  for (const v1::StepResult& result : results) outcomes.insert(result.outcome());
+  return Merged(outcomes);
 }
 
-// All say the same, but for those that had nothing to apply.
-bool AgreeOn(const v1::StepResult& why, absl::Span<const v1::StepResult> results,
-             const std::vector<bool>& had_gradients) {
-  for (size_t part = 0; part < results.size(); ++part) {
-    if (!had_gradients.empty() && !had_gradients[part]) continue;
-    if (results[part].outcome() != why.outcome() || results[part].reason() != why.reason()) return false;
-  }
-  return true;
+bool AgreeOn(const v1::StepResult& why, absl::Span<const v1::StepResult> results) {
+  return std::all_of(results.begin(), results.end(), [&](const v1::StepResult& result) {
+    return result.outcome() == why.outcome() && result.reason() == why.reason();
+  });
 }
 
 }  // namespace
 
 v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Placement& placement,
-                            absl::Span<const std::string> names, bool staged, const std::vector<bool>& had_gradients) {
+                            absl::Span<const std::string> names, bool staged) {
   v1::StepResult whole;
   whole.set_step(results[0].step());
-  whole.set_outcome(OutcomeOf(results, had_gradients));
+  whole.set_outcome(OutcomeOf(results));
   if (const auto part = PartToBlame(results, whole.outcome())) {
     const v1::StepResult& why = results[*part];
-    const bool named = !AgreeOn(why, results, had_gradients) && !names[*part].empty();
+    const bool named = !AgreeOn(why, results) && !names[*part].empty();
     whole.set_reason(why.reason());
     whole.set_detail(named ? absl::StrCat(names[*part], ": ", why.detail()) : why.detail());
   }

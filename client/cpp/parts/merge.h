@@ -30,11 +30,9 @@ v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> serve
 v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpointsResponse> lists,
                                              absl::Span<const std::string> names);
 
-// The run's outcome of one step. `had_gradients`: by part, whether some tensor had one; a part without goes with the
-// others. `staged`: norms are the run's already.
+// The run's outcome of one step. `staged`: norms are the run's already.
 v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Placement& placement,
-                            absl::Span<const std::string> names, bool staged,
-                            const std::vector<bool>& had_gradients = {});
+                            absl::Span<const std::string> names, bool staged);
 StepTiming MergeTimings(absl::Span<const StepResult> results);
 
 // What the whole step measures. `tensor_names`: of the run.

@@ -87,7 +87,6 @@ class PartsClient final : public Client {
     bool asked = false;                          // MeasureStep has reached the daemons' clients
     bool ended = false, done = false;            // EndStep was called, and has its result; guarded by mu_
     std::optional<v1::WholeMeasure> whole = {};  // the thread's own, once all parts are measured
-    std::vector<bool> had_gradients = {};        // likewise; by part
   };
   // What is wanted of one daemon, by its own numbers.
   struct Picked {
@@ -127,11 +126,19 @@ class PartsClient final : public Client {
   // --- attaching (parts_client_attach.cc)
   absl::StatusOr<std::vector<Attachment>> AttachAll(const AttachOptions& options);
   absl::StatusOr<Attachment> AttachPart(uint32_t part, AttachOptions options);
+  // By part; none: it finishes a step with what the rank's last process sent.
+  using Attachments = std::vector<std::optional<Attachment>>;
+  // To the parts that have none yet. `finishing`: what one of those says that have none afterwards; OK: all have one.
+  absl::Status AttachMissing(const AttachOptions& options, const std::vector<uint64_t>& from_steps,
+                             Attachments* attachments, absl::Status* finishing);
+  // What some parts finish so the rank cannot make on the others: these close it.
+  absl::Status CloseBesides(const std::string& run_id, std::vector<uint64_t>* from_steps, Attachments* attachments);
   Attachment OnAttached(const std::vector<Attachment>& attachments);
   Attachment Merge(const std::vector<Attachment>& attachments) const;
   // Brings daemons that are at different steps together: closes a step that some have closed already, or takes the run
   // back to one whose state all have. True: the rank is to attach anew.
   absl::StatusOr<bool> Align(const AttachOptions& options, std::vector<Attachment>* attachments);
+  bool GoBackIfTorn(const Attachment& whole, const std::vector<Attachment>& attachments);
   absl::Status GoBack(const std::string& run_id, uint64_t at_most);
   absl::Status NoCommonStep(const std::string& run_id, const std::vector<std::set<uint64_t>>& kept) const;
   absl::Status AwaitAligned(const AttachOptions& options);
@@ -142,6 +149,8 @@ class PartsClient final : public Client {
   // --- steps (parts_client_step.cc)
   absl::Status CheckOpen(const char* call) const;
   absl::Status AwaitConnected() const;
+  // That all daemons are at the same step; else the client has failed as after a rewind.
+  absl::Status CheckSameStep();
   absl::StatusOr<MeasureFutures> AskMeasures(std::optional<double> loss);
   absl::StatusOr<ResultFutures> SendEnds(std::optional<double> loss, StepEndValues values);
   bool CheckpointIsDue();
@@ -149,11 +158,13 @@ class PartsClient final : public Client {
   absl::StatusOr<MeasuredStep> TakeMeasures(Step* step, MeasureFutures* futures);
   absl::StatusOr<StepResult> EndStaged(Step* step, MeasureFutures* measures, std::optional<double> loss,
                                        StepEndValues values);
-  absl::StatusOr<StepResult> TakeResults(const Step& step, ResultFutures* futures);
-  void GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told);
+  absl::StatusOr<StepResult> TakeResults(ResultFutures* futures);
+  // True: it has taken the run back.
+  bool GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told);
   void Finish(Step* step, absl::StatusOr<StepResult> result, std::promise<absl::StatusOr<StepResult>>* promise);
-  template <typename T>
-  absl::StatusOr<std::vector<T>> AwaitAll(std::vector<std::future<absl::StatusOr<T>>>* futures);
+  template <typename T, typename IsEnough>
+  absl::StatusOr<std::vector<T>> AwaitAll(std::vector<std::future<absl::StatusOr<T>>>* futures,
+                                          const IsEnough& is_enough);
 
   void Fail(const absl::Status& status);
   void Work();

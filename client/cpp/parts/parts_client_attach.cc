@@ -7,9 +7,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
+#include "client/cpp/parts/common_step.h"
 #include "client/cpp/parts/for_all.h"
 #include "client/cpp/parts/merge.h"
 #include "client/cpp/parts/parts_client.h"
+#include "client/cpp/transport/retry.h"
 
 namespace ballast {
 namespace {
@@ -18,6 +20,8 @@ namespace {
 constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
 // Each round brings some daemon to another step, and others' rounds may come in between.
 constexpr int kMostRounds = 20;
+// How soon a part is asked again that finishes a step without this rank.
+constexpr absl::Duration kFinishing = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -40,7 +44,65 @@ absl::StatusOr<std::vector<Attachment>> PartsClient::AttachAll(const AttachOptio
                                                    " tensors, but the run has ", whole_.placement.tensors()));
   }
   for (const auto& daemon : daemons_) daemon->Detach();
-  return AllOrError(ForAll(parts(), [&](uint32_t part) { return AttachPart(part, options); }), names_);
+  Attachments attachments(parts());
+  std::vector<uint64_t> from_steps(parts());
+  AttachOptions asks = options;
+  asks.awaits_step = false;
+  for (const absl::Time give_up = absl::Now() + absl::Seconds(options.join_timeout_s);;) {
+    absl::Status finishing;
+    if (auto s = AttachMissing(asks, from_steps, &attachments, &finishing); !s.ok()) return s;
+    if (finishing.ok()) break;
+    if (absl::Now() > give_up) {
+      return absl::UnavailableError(absl::StrCat(finishing.message(), "; it was not over within ",
+                                                 options.join_timeout_s,
+                                                 " s: see what its ranks wait for, or raise join_timeout_s"));
+    }
+    if (auto s = CloseBesides(options.run_id, &from_steps, &attachments); !s.ok()) return s;
+    if (options_.interrupted && options_.interrupted()) {
+      return absl::CancelledError("interrupted while a daemon of the run finished a step");
+    }
+    absl::SleepFor(kFinishing);
+  }
+  std::vector<Attachment> all;
+  for (auto& attachment : attachments) all.push_back(*std::move(attachment));
+  return all;
+}
+
+absl::Status PartsClient::AttachMissing(const AttachOptions& options, const std::vector<uint64_t>& from_steps,
+                                        Attachments* attachments, absl::Status* finishing) {
+  const auto asked = ForAll(parts(), [&](uint32_t part) {
+    const auto& known = (*attachments)[part];
+    AttachOptions asks = options;
+    asks.from_step = from_steps[part];
+    return known ? absl::StatusOr<Attachment>(*known) : AttachPart(part, asks);
+  });
+  for (uint32_t part = 0; part < parts(); ++part) {
+    const absl::Status& status = asked[part].status();
+    if (status.ok()) {
+      (*attachments)[part] = *asked[part];
+    } else if (absl::IsUnavailable(status) && RetryAfter(status)) {
+      *finishing = NamedBy(names_[part], status);
+    } else {
+      return NamedBy(names_[part], status);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PartsClient::CloseBesides(const std::string& run_id, std::vector<uint64_t>* from_steps,
+                                       Attachments* attachments) {
+  const auto runs = AllOrError(ForAll(parts(), [&](uint32_t part) { return daemons_[part]->GetRun(run_id); }), names_);
+  if (!runs.ok()) return runs.status();
+  const auto open = [&](uint32_t part) { return (*runs)[part].status().step() + 1; };
+  for (uint32_t part = 0; part < parts(); ++part) {
+    for (uint32_t other = 0; other < parts(); ++other) {
+      if ((*attachments)[part] || !(*attachments)[other] || open(other) != open(part)) continue;
+      daemons_[other]->Detach();
+      (*attachments)[other].reset();
+      (*from_steps)[other] = open(part) + 1;
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Attachment> PartsClient::Attach(const AttachOptions& given) {
@@ -126,10 +188,8 @@ absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vecto
   const auto [least, most] = std::minmax_element(attachments->begin(), attachments->end(), earlier);
   const uint64_t first = least->resume_step, last = most->resume_step;
   if (first == last) return false;
-  const bool goes_back = whole_.spec.on_torn() == v1::TORN_POLICY_REWIND && rank_ == 0;
   if (last - first == 1) {
     // A step that some have closed without the others: torn, as a step that a lost process leaves.
-    if (goes_back && GoBack(options.run_id, first - 1).ok()) return true;
     for (uint32_t part = 0; part < parts(); ++part) {
       if ((*attachments)[part].resume_step == last) continue;
       daemons_[part]->Detach();
@@ -139,8 +199,9 @@ absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vecto
       if (!again.ok()) return NamedBy(names_[part], again.status());
       (*attachments)[part] = *std::move(again);
     }
-    return std::any_of(attachments->begin(), attachments->end(),
-                       [&](const Attachment& a) { return a.resume_step != last; });
+    const auto elsewhere = [&](const Attachment& a) { return a.resume_step != last; };
+    if (std::any_of(attachments->begin(), attachments->end(), elsewhere)) return true;
+    return GoBackIfTorn(Merge(*attachments), *attachments);
   }
   Log(absl::StrCat("the daemons of run '", options.run_id, "' are at different steps, ", first - 1, " to ", last - 1,
                    ": it goes back to one that all have"));
@@ -154,6 +215,14 @@ absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vecto
   for (const auto& daemon : daemons_) daemon->Detach();
   if (auto s = AwaitAligned(options); !s.ok()) return s;
   return true;
+}
+
+// The step that some parts have just closed behind the others.
+bool PartsClient::GoBackIfTorn(const Attachment& whole, const std::vector<Attachment>& attachments) {
+  if (!whole.last_result || whole.last_result->step() + 1 != whole.resume_step) return false;
+  std::vector<v1::StepResult> told;
+  for (const Attachment& attachment : attachments) told.push_back(*attachment.last_result);
+  return GoBackIfTorn(*whole.last_result, told);
 }
 
 absl::StatusOr<std::vector<std::set<uint64_t>>> PartsClient::StepsKept(const std::string& run_id,
@@ -182,11 +251,7 @@ absl::Status PartsClient::GoBack(const std::string& run_id, uint64_t at_most) {
   std::vector<v1::RunStatus> statuses;
   const auto kept = StepsKept(run_id, &statuses);
   if (!kept.ok()) return kept.status();
-  std::optional<uint64_t> target;
-  for (const uint64_t step : (*kept)[0]) {
-    const bool all = std::all_of(kept->begin(), kept->end(), [&](const auto& steps) { return steps.contains(step); });
-    if (all && step <= at_most) target = step;
-  }
+  const std::optional<uint64_t> target = LastCommonStep(*kept, at_most);
   if (!target) return NoCommonStep(run_id, *kept);
   for (uint32_t part = 0; part < parts(); ++part) {
     const auto& snapshots = statuses[part].snapshot_steps();

@@ -77,9 +77,11 @@ void PartsClient::Drain() {
   stopping_ = false;
 }
 
-// The values of all futures, or the first error. What is not ready then stays behind.
-template <typename T>
-absl::StatusOr<std::vector<T>> PartsClient::AwaitAll(std::vector<std::future<absl::StatusOr<T>>>* futures) {
+// The values of all futures, or the first error, or those up to the one that is enough. What is not ready then stays
+// behind.
+template <typename T, typename IsEnough>
+absl::StatusOr<std::vector<T>> PartsClient::AwaitAll(std::vector<std::future<absl::StatusOr<T>>>* futures,
+                                                     const IsEnough& is_enough) {
   std::vector<std::optional<T>> values(futures->size());
   for (bool pending = true; pending;) {
     pending = false;
@@ -92,6 +94,7 @@ absl::StatusOr<std::vector<T>> PartsClient::AwaitAll(std::vector<std::future<abs
       }
       auto value = (*futures)[part].get();
       if (!value.ok()) return NamedBy(names_[part], value.status());
+      if (is_enough(*value)) return std::vector<T>{*std::move(value)};
       values[part] = *std::move(value);
     }
     absl::MutexLock lock(&mu_);
@@ -156,23 +159,29 @@ absl::Status PartsClient::BeginStep(const StepValues& values) {
     }
   }
   if (auto s = AwaitConnected(); !s.ok()) return s;
-  uint64_t least = std::numeric_limits<uint64_t>::max(), most = 0;
+  if (auto s = CheckSameStep(); !s.ok()) return s;
   for (uint32_t part = 0; part < parts(); ++part) {
     if (auto s = daemons_[part]->BeginStep(values); !s.ok()) {
       if (part > 0) Fail(NamedBy(names_[part], s));
       return NamedBy(names_[part], s);
     }
-    least = std::min(least, daemons_[part]->step());
-    most = std::max(most, daemons_[part]->step());
   }
-  if (least != most) {
-    Fail(RewoundError(least - 1, 0,
-                      absl::StrCat("the run's daemons are at different steps, ", least, " to ", most,
-                                   ", since some have closed steps without this rank; ")));
-    return status();
-  }
+  if (auto s = CheckSameStep(); !s.ok()) return s;  // some may have closed steps meanwhile
   step_ = std::make_shared<Step>();
   return absl::OkStatus();
+}
+
+absl::Status PartsClient::CheckSameStep() {
+  uint64_t least = std::numeric_limits<uint64_t>::max(), most = 0;
+  for (const auto& daemon : daemons_) {
+    least = std::min(least, daemon->step());
+    most = std::max(most, daemon->step());
+  }
+  if (least == most) return absl::OkStatus();
+  Fail(RewoundError(least - 1, 0,
+                    absl::StrCat("the run's daemons are at different steps, ", least, " to ", most,
+                                 ", since some have closed steps without this rank; ")));
+  return status();
 }
 
 absl::Status PartsClient::Push(uint32_t tensor, absl::Span<const std::byte> gradient) {
@@ -209,20 +218,22 @@ std::future<absl::StatusOr<MeasuredStep>> PartsClient::MeasureStep(std::optional
 }
 
 absl::StatusOr<MeasuredStep> PartsClient::TakeMeasures(Step* step, MeasureFutures* futures) {
-  auto measures = AwaitAll(futures);
+  // One that is over is enough: another may wait for a rank that is to come when this one has ended the step.
+  auto measures = AwaitAll(futures, [](const MeasuredStep& measure) { return !measure.measured; });
   if (!measures.ok()) {
     Fail(measures.status());
     return measures.status();
   }
-  const auto measured = [](const MeasuredStep& measure) { return measure.measured; };
-  if (!std::all_of(measures->begin(), measures->end(), measured)) {
+  if (!measures->back().measured && measures->back().applied) {
+    Fail(RewoundError(
+        this->step(), 0,
+        "a daemon has applied this step with what the other ranks brought, since this one was too late; "));
+    return status();
+  }
+  if (!measures->back().measured) {
     return MeasuredStep{.grad_norm = std::numeric_limits<double>::quiet_NaN(), .measured = false};
   }
   step->whole = MergeMeasures(*measures, whole_.placement, tensor_names_);
-  for (const MeasuredStep& measure : *measures) {
-    const auto is = [](double squares) { return !std::isnan(squares); };
-    step->had_gradients.push_back(std::any_of(measure.squares.begin(), measure.squares.end(), is));
-  }
   return MeasuredStep{.grad_norm = step->whole->grad_norm(), .nonfinite_tensors = step->whole->nonfinite_tensors()};
 }
 
@@ -255,8 +266,7 @@ std::future<absl::StatusOr<StepResult>> PartsClient::EndStep(std::optional<doubl
     step_->ended = true;
   }
   auto futures = std::make_shared<ResultFutures>(*std::move(ends));
-  Post(
-      [this, step = step_, futures, promise] { Finish(step.get(), TakeResults(*step, futures.get()), promise.get()); });
+  Post([this, step = step_, futures, promise] { Finish(step.get(), TakeResults(futures.get()), promise.get()); });
   return promise->get_future();
 }
 
@@ -273,7 +283,7 @@ absl::StatusOr<StepResult> PartsClient::EndStaged(Step* step, MeasureFutures* me
     absl::MutexLock lock(&mu_);
     ends_sent_ = true;
   }
-  return TakeResults(*step, &*ends);
+  return TakeResults(&*ends);
 }
 
 absl::StatusOr<PartsClient::ResultFutures> PartsClient::SendEnds(std::optional<double> loss, StepEndValues values) {
@@ -290,8 +300,8 @@ absl::StatusOr<PartsClient::ResultFutures> PartsClient::SendEnds(std::optional<d
   return futures;
 }
 
-absl::StatusOr<StepResult> PartsClient::TakeResults(const Step& step, ResultFutures* futures) {
-  auto results = AwaitAll(futures);
+absl::StatusOr<StepResult> PartsClient::TakeResults(ResultFutures* futures) {
+  auto results = AwaitAll(futures, [](const StepResult&) { return false; });
   if (!results.ok()) return results.status();
   std::vector<v1::StepResult> told;
   for (const StepResult& result : *results) told.push_back(result.result);
@@ -301,7 +311,7 @@ absl::StatusOr<StepResult> PartsClient::TakeResults(const Step& step, ResultFutu
                         absl::StrCat("the run's daemons have closed different steps, ", told[0].step(), " and ",
                                      told[part].step(), ", since some went on without this rank; "));
   }
-  StepResult whole{.result = MergeResults(told, whole_.placement, names_, whole_.staged(), step.had_gradients),
+  StepResult whole{.result = MergeResults(told, whole_.placement, names_, whole_.staged()),
                    .timing = MergeTimings(*results)};
   for (uint32_t part = 0; part < parts(); ++part) {
     for (const uint32_t tensor : (*results)[part].received) {
@@ -315,13 +325,14 @@ absl::StatusOr<StepResult> PartsClient::TakeResults(const Step& step, ResultFutu
 }
 
 // A part that is torn by itself goes back by itself.
-void PartsClient::GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told) {
+bool PartsClient::GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told) {
   const auto torn = [](const v1::StepResult& result) { return result.outcome() == v1::STEP_OUTCOME_PARTIAL; };
-  if (rank_ != 0 || whole_.spec.on_torn() != v1::TORN_POLICY_REWIND || !torn(whole)) return;
-  if (std::any_of(told.begin(), told.end(), torn)) return;
-  if (auto s = GoBack(whole_.run_id, whole.step() - 1); !s.ok()) {
-    Log(absl::StrCat("step ", whole.step(), " is torn, and the run cannot be taken back: ", s.message()));
-  }
+  if (rank_ != 0 || whole_.spec.on_torn() != v1::TORN_POLICY_REWIND || !torn(whole)) return false;
+  if (std::any_of(told.begin(), told.end(), torn)) return false;
+  const absl::Status back = GoBack(whole_.run_id, whole.step() - 1);
+  if (!back.ok())
+    Log(absl::StrCat("step ", whole.step(), " is torn, and the run cannot be taken back: ", back.message()));
+  return back.ok();
 }
 
 void PartsClient::Finish(Step* step, absl::StatusOr<StepResult> result,

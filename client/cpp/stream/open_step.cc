@@ -99,7 +99,7 @@ std::future<absl::StatusOr<MeasuredStep>> OpenStep::Measure(std::optional<double
   EndLast(now);
   measured_promise_.emplace();
   auto future = measured_promise_->get_future();
-  if (result_) SetMeasured({});
+  if (result_) SetUnmeasured();
   return future;
 }
 
@@ -127,7 +127,13 @@ void OpenStep::SetMeasured(const v1::StepMeasured& measured) {
     if (measured.has_first_nonfinite()) step.first_nonfinite = measured.first_nonfinite();
     return FinishMeasure(std::move(step));
   }
-  FinishMeasure(MeasuredStep{.grad_norm = std::numeric_limits<double>::quiet_NaN(), .measured = false});
+  SetUnmeasured();
+}
+
+void OpenStep::SetUnmeasured() {
+  const bool applied = result_ && result_->outcome() == v1::STEP_OUTCOME_APPLIED;
+  FinishMeasure(
+      MeasuredStep{.grad_norm = std::numeric_limits<double>::quiet_NaN(), .measured = false, .applied = applied});
 }
 
 void OpenStep::FinishMeasure(absl::StatusOr<MeasuredStep> measured) {
@@ -280,7 +286,7 @@ absl::Status OpenStep::SetResult(const v1::StepResult& result, Freed* freed) {
   result_ = result;
   next_ = Next::kNothing;
   buffer_.FreeAll(freed);
-  SetMeasured({});  // who still waits for it, waits for nothing
+  SetUnmeasured();  // who still waits for it, waits for nothing
   return absl::OkStatus();
 }
 

@@ -76,6 +76,7 @@ class OpenStep {
   bool Received(const v1::Weights& weights, uint64_t data_bytes);
   // Answers Measure. An answer that comes again, after a resume, is the same.
   void SetMeasured(const v1::StepMeasured& measured);
+  void SetUnmeasured();
   // *freed: as in Acknowledge.
   absl::Status SetResult(const v1::StepResult& result, Freed* freed);
   bool weights_in(uint32_t tensor) const { return arrivals_[tensor].count == tensors_[tensor].held_chunks(); }

@@ -85,6 +85,7 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
     v1::AttachResponse response;
     const absl::Status status = FromGrpc(connection.trainer().Attach(&context, request, &response), context);
     if (status.ok()) return response;
+    if (!options.awaits_step && absl::IsUnavailable(status) && RetryAfter(status)) return status;
     if (retry.Again(status)) continue;
     if (absl::IsAlreadyExists(status)) return RankTaken(options, status);
     const bool waited = absl::IsUnavailable(status) && RetryAfter(status) && !retry.interrupted();

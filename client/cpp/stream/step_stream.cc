@@ -134,7 +134,7 @@ std::string StepStream::token() const {
 
 uint64_t StepStream::step() const {
   absl::MutexLock lock(&mu_);
-  return step_number_;
+  return step_ ? step_number_ : std::max(step_number_, closed_elsewhere_ + 1);
 }
 
 absl::Status StepStream::status() const {

@@ -23,6 +23,7 @@ std::string StepChecker::Observe(const StepEvent& event, const StepEffects& effe
   chunk_ = nullptr;
   chunk_answers_ = 0;
   waited_for_slab_ = false;
+  NoteLate(machine);
   std::visit([this](const auto& e) { Note(e); }, event);
   for (const StepEffect& effect : effects) {
     std::visit([this](const auto& e) { On(e); }, effect);
@@ -33,6 +34,16 @@ std::string StepChecker::Observe(const StepEvent& event, const StepEffects& effe
   CheckRewind(machine);
   if (machine.step() != step_ || machine.step_open() != open_) Fail("another step is open than the effects tell");
   return violation_;
+}
+
+// What the machine has found by a tick is lost where that closes the step.
+void StepChecker::NoteLate(const StepMachine& machine) {
+  const double timeout_s = shape_.machine.step_timeout_s;
+  const bool may_be = timeout_s > 0 && std::holds_alternative<event::Tick>(*event_);
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    const bool counted = machine.step_open() && r < machine.world() && machine.awaited_s(r) >= timeout_s;
+    ranks_[r].late = ranks_[r].late || (may_be && (counted || machine.step() != step_));
+  }
 }
 
 void StepChecker::Fail(std::string what) {
@@ -171,6 +182,8 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
   if (const auto* attach = std::get_if<event::Attach>(event_)) {
     if (attach->resumes) return !held_by(*attach->resumes) && SaysOver(*attach->resumes, code);
     const bool other_world = attach->world != ranks_.size();
+    const bool behind = shape_.machine.is_part && attach->from_step == step_ + 1;
+    if (behind && code == absl::StatusCode::kUnavailable && BeingRead()) return true;
     if (code == absl::StatusCode::kFailedPrecondition) return other_world;
     if (other_world) return code == absl::StatusCode::kUnavailable && BeingRead();
     if (code == absl::StatusCode::kAlreadyExists) return ranks_[attach->rank].session && !attach->takeover;
@@ -232,6 +245,9 @@ void StepChecker::On(const effect::Fence& e) {
 void StepChecker::On(const effect::Opened& e) {
   if (open_ || e.step != step_) Fail(absl::StrCat("opened step ", e.step, ", but ", step_, " is due"));
   open_ = true;
+  // To be closed at once, by the first process of its world.
+  const auto* attach = std::get_if<event::Attach>(event_);
+  if (attach != nullptr && attach->world != ranks_.size()) ranks_.assign(attach->world, {});
   for (const uint32_t r : e.left_out) {
     if (!shape_.machine.leaves_out_lost) Fail("left out a rank of a run that waits for all");
     if (ranks_[r].session || ranks_[r].asks) Fail("left out a rank that is attached, or was told to attach again");
@@ -346,6 +362,7 @@ void StepChecker::On(const effect::Publish& e) {
 void StepChecker::On(const effect::Close& e) {
   if (!open_ || e.step != step_) return Fail(absl::StrCat("closed step ", e.step, ", which is not open"));
   CheckOutcome(e);
+  updated_any_ = std::any_of(tensors_.begin(), tensors_.end(), [](const Tensor& t) { return t.updated; });
   versions_after_[e.step] = version_;
   ResetStep();
   ++step_;

@@ -63,6 +63,15 @@ class StepChecker {
   bool updating(uint64_t step) const;
   // Whether the device works at an update or a measure, or a verdict is awaited.
   bool device_busy() const;
+  // What the open step measures of a tensor, were it measured now: a number that its sum's terms make; none: it has no
+  // gradient.
+  std::optional<double> MeasureOf(uint32_t tensor) const;
+  // How the first rank that has ended the open step has ended it.
+  std::string end_content() const;
+  // Whether the step that closed last has updated a tensor.
+  bool updated_any() const { return updated_any_; }
+  // Goes on from this closed step, as a daemon does that was started anew. `of`: what was observed until it went.
+  void StartFrom(uint64_t closed_step, uint64_t generation, const StepChecker& of);
   // Whether the last event's chunk had come from every rank, and found no slab.
   bool waited_for_slab() const { return waited_for_slab_; }
 
@@ -78,6 +87,7 @@ class StepChecker {
     bool in_step = false;
     bool came = false;      // a process has attached to it, in this world
     bool left_out = false;  // of the open step
+    bool late = false;      // the open step has waited for it for too long
     bool asks = false;      // a process was told to attach again when the open step is closed
     bool ended = false;
     bool discards = false;
@@ -150,7 +160,9 @@ class StepChecker {
   void CheckOutcome(const effect::Close& e);
   void CheckResults();
   void CheckEnds();
+  void NoteLate(const StepMachine& machine);
   void NameLast(Rank* rank);
+  bool AllEnded() const;
   bool AllSentAll() const;
   bool AnyAsked() const;
   void NoteIfNothingToMeasure();
@@ -179,6 +191,7 @@ class StepChecker {
   const StepEvent* event_ = nullptr;
   bool refused_ = false;
   bool waited_for_slab_ = false;
+  bool updated_any_ = false;
   const event::Chunk* chunk_ = nullptr;  // of a rank in the step
   uint32_t chunk_answers_ = 0;
   std::optional<uint32_t> known_payload_;

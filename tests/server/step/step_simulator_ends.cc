@@ -21,7 +21,7 @@ void StepChecker::Note(const event::StepMeasure& e) {
 
 void StepChecker::Note(const event::StepEnd& e) {
   Rank* rank = Speaker(e.session);
-  if (rank == nullptr) return;
+  if (rank == nullptr || (judged_ && rank->late)) return;
   if (!e.discard) NameLast(rank);
   rank->ended = true;
   rank->discards = e.discard;
@@ -34,6 +34,20 @@ void StepChecker::Note(const event::Measured& e) {
   measured_ = measured_ || (open_ && e.step == step_);
   std::erase_if(slabs_, [](const LiveSlab& live) { return live.over; });
   for (LiveSlab& live : slabs_) live.reading = false;
+}
+
+// In a part, a rank that has asked and is gone, or too late, is not missed: those who have ended it bring the verdict of
+// all parts.
+bool StepChecker::AllEnded() const {
+  const auto ended = [](const Rank& r) { return r.ended; };
+  const bool part = shape_.machine.is_part && std::any_of(ranks_.begin(), ranks_.end(), ended);
+  return AllTakingPart(
+      [&](const Rank& r) { return r.ended || (part && r.in_step && r.asked && (!r.session || r.late)); });
+}
+
+std::string StepChecker::end_content() const {
+  const auto ended = std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.ended; });
+  return ended == ranks_.end() ? "" : ended->end_content;
 }
 
 bool StepChecker::AllSentAll() const {
@@ -116,7 +130,7 @@ void StepChecker::On(const effect::Judge& e) {
   if (discarded_ || measuring_ || (AnyAsked() && !measured_))
     Fail("judged before it was measured, or though discarded");
   judged_ = true;
-  if (!AllTakingPart([](const Rank& r) { return r.ended; })) Fail("judged before the end");
+  if (!AllEnded()) Fail("judged before the end");
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (e.slabs[i].has_value() == AbsentEverywhere(i)) Fail("judged other tensors than those with a gradient");
   }
@@ -130,13 +144,16 @@ void StepChecker::CheckOutcome(const effect::Close& e) {
     if (!tensors_[i].updated && !AbsentEverywhere(i)) missing.push_back(i);
   }
   const bool staged = shape_.machine.commit == Commit::kStaged;
-  const bool all_ended = AllTakingPart([](const Rank& r) { return r.ended; });
+  const bool all_ended = AllEnded();
   const bool wished = discarded_ && all_ended && e.reason == kDiscarded;
   const bool allowed = e.outcome == Outcome::kApplied   ? missing.empty() && !discarded_
                        : e.outcome == Outcome::kPartial ? updated > 0 && !missing.empty() && !staged
                        : e.outcome == Outcome::kSkipped
                            ? staged && (wished || verdict_ == Outcome::kSkipped) && updated == 0
                            : updated == 0;
+  const bool alone =
+      shape_.machine.is_part && staged && e.outcome == Outcome::kApplied && AnyAsked() && verdict_ != Outcome::kApplied;
+  if (alone) Fail("applied by a part without the verdict of all");
   if (!allowed) {
     Fail(absl::StrCat("closed ", OutcomeName(e.outcome), " with ", updated, " tensors updated, ", missing.size(),
                       " missing"));

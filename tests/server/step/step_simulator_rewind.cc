@@ -27,6 +27,15 @@ void StepChecker::CheckRewind(const StepMachine& machine) {
   generation_ = machine.generation();
 }
 
+void StepChecker::StartFrom(uint64_t closed_step, uint64_t generation, const StepChecker& of) {
+  versions_after_ = of.versions_after_;
+  versions_after_.erase(versions_after_.upper_bound(closed_step), versions_after_.end());
+  if (const auto after = versions_after_.find(closed_step); after != versions_after_.end()) version_ = after->second;
+  applied_ = version_;
+  step_ = closed_step + 1;
+  generation_ = generation;
+}
+
 void Simulator::Rewind() {
   const StepEffects effects = Handle(event::Rewind{.to_step = Below(&timeline_.random, machine().step())});
   if (!effects.empty() && std::holds_alternative<effect::Reject>(effects.front())) return;

@@ -124,4 +124,13 @@ void StepChecker::On(const effect::Forget& e) {
           .told = std::move(rank.told)};
 }
 
+std::optional<double> StepChecker::MeasureOf(uint32_t tensor) const {
+  if (AbsentEverywhere(tensor)) return std::nullopt;
+  uint64_t terms = step_;
+  for (const std::vector<Term>& sum : tensors_[tensor].sums) {
+    for (const Term& term : sum) terms = Mix(terms, term.payload);
+  }
+  return static_cast<double>(terms % 1000003) / 7;
+}
+
 }  // namespace ballast::sim
