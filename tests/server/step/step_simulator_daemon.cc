@@ -21,6 +21,7 @@ SimulatedDaemon::SimulatedDaemon(Options options, Timeline* timeline)
       machine_(options.make(shape_.machine)),
       checker_(std::make_unique<StepChecker>(shape_)),
       device_free_s_(shape_.machine.reduction.pool_bytes.size()),
+      make_(std::move(options.make)),
       name_(std::move(options.name)),
       listing_(options.listing) {}
 
@@ -63,6 +64,12 @@ void SimulatedDaemon::Fail(const std::string& what) {
     for (const StepEffect& effect : effects)
       absl::StrAppend(&timeline_.report.violation, "      ", Describe(effect), "\n");
   }
+}
+
+void SimulatedDaemon::RenewMachine(StepMachine::Past past) {
+  machine_ = make_(shape_.machine);
+  machine_->GoOnFrom(std::move(past));
+  std::fill(device_free_s_.begin(), device_free_s_.end(), 0);
 }
 
 // --- connections ---
@@ -143,10 +150,11 @@ void SimulatedDaemon::Take(uint32_t rank, uint64_t epoch, const StepEvent& event
     places_[rank].open_epoch = 0;
   }
   const StepEffects effects = Handle(event);
-  OnTaken(rank, event);
   if (!effects.empty() && std::holds_alternative<effect::Reject>(effects.front())) {
     const absl::Status status = std::get<effect::Reject>(effects.front()).status;
     Down(rank, epoch, [this, rank, epoch, status](SimulatedRank*) { OnEnded(rank, epoch, status); });
+  } else {
+    OnTaken(rank, event);
   }
 }
 

@@ -69,10 +69,12 @@ class SimulatedDaemon {
   // How long the device takes to measure the step.
   virtual double MeasuringTakes() { return Delay(Chance(&timeline_.random, 4) ? 2 : 0.05); }
   virtual void OnClosed(const effect::Close& e) = 0;
-  virtual void OnTaken(uint32_t, const StepEvent&) {}
+  virtual void OnTaken(uint32_t, const StepEvent&) {}  // unless it was refused
   virtual void Tell(const effect::Measured& e);
 
   void ReturnAll(uint32_t rank);
+  // Another machine, with another device, in place of the one that is gone.
+  void RenewMachine(StepMachine::Past past);
 
   const RunShape shape_;
   Timeline& timeline_;
@@ -112,6 +114,7 @@ class SimulatedDaemon {
   void Offer(uint32_t rank);
   void Return(uint32_t rank, ChunkId id);
 
+  const MakeMachine make_;
   const std::string name_;
   std::ostream* const listing_;
   StepEffects effects_;  // of the event in hand

@@ -22,6 +22,7 @@ class MachineUnderTest {
     return machine_.Offer(rank, short_of_credit);
   }
   const StepMachine& machine() const { return machine_; }
+  void GoOnFrom(StepMachine::Past past) { machine_.GoOnFrom(std::move(past)); }
 
  private:
   StepMachine machine_;

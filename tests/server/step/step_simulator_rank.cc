@@ -39,13 +39,29 @@ SimulatedRank::SimulatedRank(const RunShape& shape, Identity identity, uint64_t 
       weights_(shape.machine.tensor_names.size()),
       received_(shape.machine.tensor_names.size()) {
   MakePlan();
+  begins_ = ends_ = !identity_.reined;
+}
+
+void SimulatedRank::BeginStep(bool as_others_do) {
+  step_ = next_step();
+  MakePlan();
+  if (!as_others_do) plan_.content += " and another";
+  begins_ = true;
+  ends_ = has_result_ = false;
+}
+
+void SimulatedRank::EndStep(std::string content, bool discard) {
+  plan_.end_content = std::move(content);
+  if (discard) plan_.discards_after = 0;
+  ends_ = true;
 }
 
 void SimulatedRank::MakePlan() {
   plan_ = {.content = absl::StrCat("lr of step ", step_)};
   const bool staged = shape_.machine.commit == Commit::kStaged;
-  if (staged && Mix(identity_.run_seed, step_) % 2 == 0) plan_.end_content = absl::StrCat("decay of step ", step_);
-  if (staged && identity_.world > 1 && Chance(random_, 40)) {
+  if (staged && !identity_.reined && Mix(identity_.run_seed, step_) % 2 == 0)
+    plan_.end_content = absl::StrCat("decay of step ", step_);
+  if (staged && !identity_.reined && identity_.world > 1 && Chance(random_, 40)) {
     ++(*counts_)[static_cast<size_t>(Kind::kEndDisagreement)];
     plan_.end_content += " and another";
   }
@@ -55,7 +71,7 @@ void SimulatedRank::MakePlan() {
   if (std::exchange(disagree_next_, false)) Disagree();
   producing_ = 0;
   said_ = 0;
-  discarding_ = false;
+  discarding_ = asked_ = false;
   waiting_ = false;
   wanted_.reset();
   begin_said_ = micro_begin_said_ = micro_end_said_ = step_end_said_ = measure_said_ = measured_ = false;
@@ -65,6 +81,8 @@ void SimulatedRank::MakePlan() {
 // How it ends the step: each rank as it likes.
 void SimulatedRank::PlanEnd() {
   plan_.open_ended = Chance(random_, 2);
+  plan_.measures = identity_.reined;
+  if (identity_.reined) return;
   plan_.measures = Mix(identity_.run_seed + 1, step_) % 2 == 0 && !Chance(random_, 4);
   plan_.waits = !Chance(random_, 4);
   if (Chance(random_, 10 * identity_.world)) plan_.discards_after = Below(random_, 12);
@@ -77,7 +95,7 @@ SimulatedRank::Micro SimulatedRank::MakeMicro(uint32_t micro) {
   std::shuffle(tensors.begin(), tensors.end(), *random_);
   made.absent.resize(tensors.size());
   for (const uint32_t i : tensors) {
-    const bool everywhere = Mix(Mix(identity_.run_seed, step_), i) % 10 == 0;
+    const bool everywhere = Mix(Mix(identity_.run_seed, step_), i + 100 * identity_.part) % 10 == 0;
     made.absent[i] = everywhere || Chance(random_, 8);
     if (made.absent[i]) ++(*counts_)[static_cast<size_t>(everywhere ? Kind::kAbsentEverywhere : Kind::kAbsentTensor)];
     if (made.absent[i]) continue;
@@ -106,7 +124,7 @@ void SimulatedRank::Disagree() {
 }
 
 std::optional<StepEvent> SimulatedRank::Next() {
-  if (waiting_) return std::nullopt;
+  if (waiting_ || !begins_ || has_result_) return std::nullopt;
   auto message = NextMessage();
   said_ += message ? 1 : 0;
   return message;
@@ -137,8 +155,11 @@ std::optional<StepEvent> SimulatedRank::NextMessage() {
     producing_ = std::max(producing_, micro_);
     micro_begin_said_ = micro_end_said_ = false;
   }
-  if (plan_.measures && !std::exchange(measure_said_, true)) return event::StepMeasure{*session};
-  if (plan_.measures && plan_.waits && !measured_) return std::nullopt;
+  if (plan_.measures && !std::exchange(measure_said_, true)) {
+    asked_ = true;
+    return event::StepMeasure{*session};
+  }
+  if (identity_.reined ? plan_.measures && !ends_ : plan_.measures && plan_.waits && !measured_) return std::nullopt;
   if (std::exchange(step_end_said_, true)) return std::nullopt;
   if (plan_.open_ended) ++(*counts_)[static_cast<size_t>(Kind::kOpenEnd)];
   return event::StepEnd{*session, plan_.end_content};
@@ -216,6 +237,7 @@ void SimulatedRank::Resume(const StepMachine& machine, uint32_t rank, const std:
   wanted_.reset();
   for (const auto& [id, _] : held) Spend(id);
   waiting_ = machine.step() > step_;
+  closed_elsewhere_ = std::max(closed_elsewhere_, machine.step() - 1);
   const bool in_step = machine.step() == step_ && machine.InStep(rank);
   const std::vector<bool> applied = machine.TensorsApplied();
   for (uint32_t m = 0; m < plan_.micros.size(); ++m) {
@@ -246,6 +268,14 @@ void SimulatedRank::OnWeights(uint64_t step, uint32_t tensor) {
 }
 
 void SimulatedRank::OnResult(uint64_t step) {
+  if (identity_.reined) {
+    if (in_step() && step == step_) {
+      has_result_ = true;
+    } else {
+      closed_elsewhere_ = std::max(closed_elsewhere_, step);
+    }
+    return;
+  }
   if (step != step_) return;  // an earlier one, said again
   ++step_;
   MakePlan();

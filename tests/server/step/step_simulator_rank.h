@@ -69,6 +69,8 @@ class SimulatedRank {
     uint64_t run_seed = 0;  // what all ranks know
     uint32_t rank = 0, world = 1;
     bool slow = false;
+    uint32_t part = 0;    // that the daemon has of the run
+    bool reined = false;  // it begins and ends steps when it is told to, and measures those that are staged
   };
   SimulatedRank(const RunShape& shape, Identity identity, uint64_t step, Random* random, Counts* counts);
 
@@ -77,6 +79,13 @@ class SimulatedRank {
   bool computing() const { return plan_.micros[producing_].produced < plan_.micros[producing_].order.size(); }
   void Hook();  // the next gradients are there
   bool slow() const { return identity_.slow; }
+
+  // Of one that is reined. EndStep of a staged step brings the verdict of all parts, or discards it.
+  void BeginStep(bool as_others_do);
+  void EndStep(std::string content, bool discard);
+  bool asked() const { return asked_; }
+  bool in_step() const { return begins_ && !has_result_; }
+  uint64_t next_step() const { return std::max(step_ + (has_result_ ? 1 : 0), closed_elsewhere_ + 1); }
 
   // The daemon's answer to an Attach that resumed: what is in, of which it takes note.
   void Resume(const StepMachine& machine, uint32_t rank, const std::map<ChunkId, uint64_t>& held);
@@ -140,7 +149,11 @@ class SimulatedRank {
   uint64_t said_ = 0;        // messages of the step, on all streams
   bool discarding_ = false;  // it has begun to say so
   size_t micro_ = 0;
-  bool waiting_ = false;  // for the result of a step that closed without it
+  bool begins_ = true, ends_ = true;  // it was told to
+  bool asked_ = false;                // for what the step measures
+  bool has_result_ = false;           // reined: of this step
+  uint64_t closed_elsewhere_ = 0;     // likewise: the last step that closed before it began it
+  bool waiting_ = false;              // for the result of a step that closed without it
   bool repeat_next_ = false, corrupt_next_ = false, disagree_next_ = false;
   std::multimap<ChunkId, uint64_t> spent_;  // bytes of the window, and of what was sent beyond it
   uint64_t spent_bytes_ = 0;
