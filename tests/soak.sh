@@ -10,9 +10,8 @@
 #
 # Parts: the builds that tests/run.sh leaves out; the programs built twice, to the bit the same; the daemon's work on a GPU, played on the CPU under the address
 # sanitizer; libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each,
-# under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of
-# runs on several daemons; two ranks whose connections are cut a thousand times
-# in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
+# under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose
+# connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
 # of one run as processes, one of them killed and the run rewound, against one trainer; real power cuts under a daemon
 # that writes checkpoints, on ext4 and XFS (needs root), with and without its syncs; 300 kill -9 of a daemon in
 # training, and 100 drains, with the digests of an undisturbed training in the end; trainers killed at random moments,

@@ -128,6 +128,8 @@ class PartsClient final : public Client {
   absl::StatusOr<Attachment> AttachPart(uint32_t part, AttachOptions options);
   // By part; none: it finishes a step with what the rank's last process sent.
   using Attachments = std::vector<std::optional<Attachment>>;
+  // To all; waits for parts that finish a step.
+  absl::Status AttachEach(const AttachOptions& options, Attachments* attachments);
   // To the parts that have none yet. `finishing`: what one of those says that have none afterwards; OK: all have one.
   absl::Status AttachMissing(const AttachOptions& options, const std::vector<uint64_t>& from_steps,
                              Attachments* attachments, absl::Status* finishing);

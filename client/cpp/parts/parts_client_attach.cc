@@ -7,10 +7,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
-#include "client/cpp/parts/common_step.h"
 #include "client/cpp/parts/for_all.h"
 #include "client/cpp/parts/merge.h"
 #include "client/cpp/parts/parts_client.h"
+#include "client/cpp/parts/step_of_all.h"
 #include "client/cpp/transport/retry.h"
 
 namespace ballast {
@@ -45,27 +45,31 @@ absl::StatusOr<std::vector<Attachment>> PartsClient::AttachAll(const AttachOptio
   }
   for (const auto& daemon : daemons_) daemon->Detach();
   Attachments attachments(parts());
+  if (auto s = AttachEach(options, &attachments); !s.ok()) return s;
+  std::vector<Attachment> all;
+  for (auto& attachment : attachments) all.push_back(*std::move(attachment));
+  return all;
+}
+
+absl::Status PartsClient::AttachEach(const AttachOptions& options, Attachments* attachments) {
   std::vector<uint64_t> from_steps(parts());
   AttachOptions asks = options;
   asks.awaits_step = false;
   for (const absl::Time give_up = absl::Now() + absl::Seconds(options.join_timeout_s);;) {
     absl::Status finishing;
-    if (auto s = AttachMissing(asks, from_steps, &attachments, &finishing); !s.ok()) return s;
-    if (finishing.ok()) break;
+    if (auto s = AttachMissing(asks, from_steps, attachments, &finishing); !s.ok()) return s;
+    if (finishing.ok()) return absl::OkStatus();
     if (absl::Now() > give_up) {
       return absl::UnavailableError(absl::StrCat(finishing.message(), "; it was not over within ",
                                                  options.join_timeout_s,
                                                  " s: see what its ranks wait for, or raise join_timeout_s"));
     }
-    if (auto s = CloseBesides(options.run_id, &from_steps, &attachments); !s.ok()) return s;
+    if (auto s = CloseBesides(options.run_id, &from_steps, attachments); !s.ok()) return s;
     if (options_.interrupted && options_.interrupted()) {
       return absl::CancelledError("interrupted while a daemon of the run finished a step");
     }
     absl::SleepFor(kFinishing);
   }
-  std::vector<Attachment> all;
-  for (auto& attachment : attachments) all.push_back(*std::move(attachment));
-  return all;
 }
 
 absl::Status PartsClient::AttachMissing(const AttachOptions& options, const std::vector<uint64_t>& from_steps,

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/rewound.h"
 
-#include "client/cpp/parts/common_step.h"
+#include "client/cpp/parts/step_of_all.h"
 #include "tests/server/step/parts_simulator_rank.h"
 
 namespace ballast::sim {

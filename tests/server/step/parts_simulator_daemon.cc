@@ -36,6 +36,14 @@ PartDaemon::Answer PartDaemon::Attach(uint32_t rank, bool takeover, uint64_t fro
   if (const auto* reject = std::get_if<effect::Reject>(&effects.front()))
     return {reject->status, reject->retry_after_s};
   sessions_.insert(session);
+  Answer answer{.resume_step = machine().step()};
+  if (!closed_.empty() && closed_.rbegin()->first == closed_step()) answer.last = closed_.rbegin()->second;
+  Grant(rank, session);
+  return answer;
+}
+
+// The client that has the session, with weights as they are now.
+void PartDaemon::Grant(uint32_t rank, SessionId session) {
   Place& place = places_[rank];
   place.process = timeline_.NewNumber();
   place.hook_pending = false;
@@ -47,10 +55,7 @@ PartDaemon::Answer PartDaemon::Attach(uint32_t rank, bool takeover, uint64_t fro
   std::vector<uint64_t> weights;
   for (uint32_t i = 0; i < shape_.machine.tensor_names.size(); ++i) weights.push_back(checker_->version(i));
   place.client->Pull(std::move(weights));
-  Answer answer{.resume_step = machine().step()};
-  if (!closed_.empty() && closed_.rbegin()->first == closed_step()) answer.last = closed_.rbegin()->second;
   Connect(rank);
-  return answer;
 }
 
 void PartDaemon::Leave(uint32_t rank) {

@@ -94,6 +94,7 @@ class PartDaemon final : public SimulatedDaemon {
   void FailBy(const std::string& what) { Fail(what); }
 
  private:
+  void Grant(uint32_t rank, SessionId session);
   void Return(uint32_t rank, uint64_t process);
   void ComeBack(uint64_t step);
   void TakeBackTo(uint64_t step);
