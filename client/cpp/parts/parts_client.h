@@ -139,6 +139,7 @@ class PartsClient final : public Client {
   Attachment Merge(const std::vector<Attachment>& attachments) const;
   // Brings daemons that are at different steps together: closes a step that some have closed already, or takes the run
   // back to one whose state all have. True: the rank is to attach anew.
+  absl::StatusOr<bool> CloseBehind(const AttachOptions& options, uint64_t next, std::vector<Attachment>* attachments);
   absl::StatusOr<bool> Align(const AttachOptions& options, std::vector<Attachment>* attachments);
   bool GoBackIfTorn(const Attachment& whole, const std::vector<Attachment>& attachments);
   absl::Status GoBack(const std::string& run_id, uint64_t at_most);

@@ -187,25 +187,33 @@ void PartsClient::Detach() {
 
 // --- different steps -------------------------------------------------------------------------------------------------
 
+absl::StatusOr<bool> PartsClient::CloseBehind(const AttachOptions& options, uint64_t next,
+                                              std::vector<Attachment>* attachments) {
+  AttachOptions later = options;
+  later.from_step = next;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if ((*attachments)[part].resume_step == next) continue;
+    daemons_[part]->Detach();
+    auto again = AttachPart(part, later);
+    if (!again.ok()) return NamedBy(names_[part], again.status());
+    (*attachments)[part] = *std::move(again);
+  }
+  const auto elsewhere = [&](const Attachment& a) { return a.resume_step != next; };
+  if (std::any_of(attachments->begin(), attachments->end(), elsewhere)) return true;
+  return GoBackIfTorn(Merge(*attachments), *attachments);
+}
+
 absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vector<Attachment>* attachments) {
   const auto earlier = [](const Attachment& a, const Attachment& b) { return a.resume_step < b.resume_step; };
   const auto [least, most] = std::minmax_element(attachments->begin(), attachments->end(), earlier);
   const uint64_t first = least->resume_step, last = most->resume_step;
   if (first == last) return false;
   if (last - first == 1) {
-    // A step that some have closed without the others: torn, as a step that a lost process leaves.
-    for (uint32_t part = 0; part < parts(); ++part) {
-      if ((*attachments)[part].resume_step == last) continue;
-      daemons_[part]->Detach();
-      AttachOptions later = options;
-      later.from_step = last;
-      auto again = AttachPart(part, later);
-      if (!again.ok()) return NamedBy(names_[part], again.status());
-      (*attachments)[part] = *std::move(again);
-    }
-    const auto elsewhere = [&](const Attachment& a) { return a.resume_step != last; };
-    if (std::any_of(attachments->begin(), attachments->end(), elsewhere)) return true;
-    return GoBackIfTorn(Merge(*attachments), *attachments);
+    // A step that some have closed without the others: torn, as a step that a lost process leaves. Of several ranks,
+    // another one may be closing it on the others right now: then it is gone back from when all have.
+    const bool alone = options.world == 1 && whole_.spec.on_torn() == v1::TORN_POLICY_REWIND;
+    if (alone && GoBack(options.run_id, first - 1).ok()) return true;
+    return CloseBehind(options, last, attachments);
   }
   Log(absl::StrCat("the daemons of run '", options.run_id, "' are at different steps, ", first - 1, " to ", last - 1,
                    ": it goes back to one that all have"));
