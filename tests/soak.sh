@@ -12,7 +12,7 @@
 # sanitizer; libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each,
 # under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose
 # connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
-# of one run as processes, one of them killed and the run rewound, against one trainer; real power cuts under a daemon
+# of one run as processes, one of them killed and the run rewound, against one trainer; daemons whose network fails, each in a namespace; real power cuts under a daemon
 # that writes checkpoints, on ext4 and XFS (needs root), with and without its syncs; 300 kill -9 of a daemon in
 # training, and 100 drains, with the digests of an undisturbed training in the end; trainers killed at random moments,
 # during which the daemon's memory, file descriptors and threads must stay level and its log free of errors; and a
@@ -113,6 +113,7 @@ all_parts() {
   for target in grpc auto; do
     part "64 ranks $target" "$PYTHON" "$ROOT/tests/e2e/many_ranks.py" 64 "$target"
   done
+  part "network partitions" "$PYTHON" "$ROOT/tests/e2e/partitions.py"
   part "power cuts" cut_power
   part "killed daemons" "$PYTHON" "$ROOT/tests/python/lives.py" kills 300 --seed "$seed"
   part "drains" "$PYTHON" "$ROOT/tests/python/lives.py" drains 100 --seed "$seed"

@@ -22,7 +22,8 @@ std::vector<Command> Commands() {
 }
 
 std::vector<Flag> CommonFlags() {
-  return {{"server", "HOST:PORT", "the daemon, or a run's several with commas between; default $BALLAST_SERVER, else localhost:7700"},
+  return {{"server", "HOST:PORT",
+           "the daemon, or a run's several with commas between; default $BALLAST_SERVER, else localhost:7700"},
           {"json", "", "print JSON instead of a table"},
           {"timeout", "SECONDS", "how long to wait for the daemon to answer; default 3"},
           {"tls-ca", "FILE", "TLS: the authority of the daemon's certificate; default $BALLAST_TLS_CA"},

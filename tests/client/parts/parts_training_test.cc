@@ -17,6 +17,10 @@ struct Variation {
 };
 
 void Staged(Training* t) { t->spec.set_commit(v1::COMMIT_MODE_STAGED); }
+void Clipped(Training* t, double most) {
+  Staged(t);
+  t->spec.set_max_grad_norm(most);
+}
 void Ranks(Training* t, uint32_t world) {
   t->world = world;
   t->spec.set_ranks(world);
@@ -26,9 +30,9 @@ void Micros(Training* t, uint32_t micros) {
   t->spec.set_accumulation(micros);
 }
 
-std::vector<Variation> Variations() {
-  std::vector<Variation> all = {
-      {"release", [](Training*) {}},
+std::vector<Variation> Numbers() {
+  return {
+      {"release"},
       {"two_daemons", [](Training*) {}, 2},
       {"twelve_daemons", [](Training*) {}, 12},
       {"release_ranks", [](Training* t) { Ranks(t, 3); }},
@@ -36,16 +40,21 @@ std::vector<Variation> Variations() {
       {"staged", Staged},
       {"staged_eight_ranks",
        [](Training* t) {
-         Staged(t);
+         Clipped(t, 2);
          Ranks(t, 8);
          Micros(t, 2);
-         t->spec.set_max_grad_norm(2);
        }},
-      {"clipped",
+      {"grpc",
        [](Training* t) {
-         Staged(t);
-         t->spec.set_max_grad_norm(0.5);
+         Clipped(t, 0.5);
+         t->transport = TransportChoice::kGrpc;
        }},
+  };
+}
+
+std::vector<Variation> Verdicts() {
+  return {
+      {"clipped", [](Training* t) { Clipped(t, 0.5); }},
       {"clipped_by_the_step",
        [](Training* t) {
          Staged(t);
@@ -59,6 +68,18 @@ std::vector<Variation> Variations() {
          Ranks(t, 2);
          t->ends[2] = t->ends[4] = {.discard = true};
        }},
+      {"spikes_skip",
+       [](Training* t) {
+         Staged(t);
+         t->spec.mutable_spikes()->set_action(v1::SPIKE_ACTION_SKIP);
+         t->spec.mutable_spikes()->add_act_on(v1::SPIKE_KIND_GRADIENT_NORM);
+       }},
+      {"tensor_clip", [](Training* t) { t->spec.mutable_tensor_clip()->set_absolute(0.1); }},
+  };
+}
+
+std::vector<Variation> Gradients() {
+  return {
       {"nonfinite_skips_steps",
        [](Training* t) {
          Staged(t);
@@ -79,24 +100,14 @@ std::vector<Variation> Variations() {
        }},
       {"absent_tensors",
        [](Training* t) {
-         Staged(t);
-         t->spec.set_max_grad_norm(0.5);
+         Clipped(t, 0.5);
          t->absent = {{1, {0, 3}}, {2, {5}}, {4, {0, 1, 2, 3, 4, 5, 6}}};
        }},
-      {"spikes_skip",
-       [](Training* t) {
-         Staged(t);
-         t->spec.mutable_spikes()->set_action(v1::SPIKE_ACTION_SKIP);
-         t->spec.mutable_spikes()->add_act_on(v1::SPIKE_KIND_GRADIENT_NORM);
-       }},
-      {"tensor_clip", [](Training* t) { t->spec.mutable_tensor_clip()->set_absolute(0.1); }},
-      {"grpc",
-       [](Training* t) {
-         Staged(t);
-         t->transport = TransportChoice::kGrpc;
-         t->spec.set_max_grad_norm(0.5);
-       }},
   };
+}
+
+// Rule, master, state, serving.
+std::vector<Variation> Formats() {
   const std::vector<std::vector<std::string>> kinds = {{"adamw", "fp32", "fp32", ""},
                                                        {"adamw", "split32", "bf16", "bf16"},
                                                        {"adamw", "mcf8", "", "bf16"},
@@ -105,6 +116,7 @@ std::vector<Variation> Variations() {
                                                        {"sgd", "fp32", "fp32", ""},
                                                        {"lion", "", "", ""},
                                                        {"collage_plus", "", "", ""}};
+  std::vector<Variation> all;
   for (const auto& kind : kinds) {
     std::string name = kind[0];
     for (size_t i = 1; i < kind.size(); ++i) name += kind[i].empty() ? "" : "_" + kind[i];
@@ -114,9 +126,16 @@ std::vector<Variation> Variations() {
                      group->set_master(kind[1]);
                      group->set_state(kind[2]);
                      group->set_serving(kind[3]);
-                     Staged(t);
-                     t->spec.set_max_grad_norm(1);
+                     Clipped(t, 1);
                    }});
+  }
+  return all;
+}
+
+std::vector<Variation> Variations() {
+  std::vector<Variation> all;
+  for (const auto& some : {Numbers(), Verdicts(), Gradients(), Formats()}) {
+    all.insert(all.end(), some.begin(), some.end());
   }
   return all;
 }
