@@ -26,9 +26,10 @@ readonly PACKAGES_LIBS="libgrpc++-dev libgrpc-dev protobuf-compiler-grpc libprot
 # tests run both programs themselves.
 # clang-format and shellcheck read the sources. Fashion-MNIST, 30 MB, for the C++ example. e2fsprogs and xfsprogs make the
 # file systems on which tests cut the power. openssl makes certificates of other dates than ballastctl does. systemd has
-# systemd-analyze, which reads the unit, and brings libseccomp2; in a container it starts nothing.
+# systemd-analyze, which reads the unit, and brings libseccomp2; in a container it starts nothing. iproute2 makes network
+# namespaces.
 readonly PACKAGES_TESTS="prometheus prometheus-alertmanager clang-format shellcheck dataset-fashion-mnist e2fsprogs xfsprogs
-  openssl systemd"
+  openssl systemd iproute2"
 
 # The text that the quick start's model reads: the King James Bible, public domain, 4.4 MB.
 readonly PACKAGES_DATA="bible-kjv"

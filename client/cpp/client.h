@@ -13,7 +13,9 @@
 //
 // Threads: LoadWeights and the calls of one step come from one thread at a time (thread-compatible); a reader and a
 // writer thread of the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun,
-// AmendRun, Attach, LoadWeights, Pull, Checkpoint, Restore and the wait on EndStep's future.
+// AmendRun, Attach, LoadWeights, Pull, Checkpoint, Restore and the wait on EndStep's future; and BeginStep, of a run on
+// several daemons, while one of them is away. Callbacks come from one thread at a time, of several daemons not from the
+// caller's.
 //
 // A lost connection is resumed by itself for `reconnect_timeout_s`, sending again only what the daemon does not hold;
 // then every call returns UNAVAILABLE naming the server. CreateRun, AmendRun, GetRun, ListRuns, Attach, LoadWeights,
@@ -272,12 +274,12 @@ class Client {
   // rewind, also this one's: Attach again, and bind weights anew. If the answer is lost, the status is RewoundTo's, and
   // the upload may have been taken over.
   //
-  // `sent`: called on this thread with how many of the tensors' bytes were written to the connection so far; after a
+  // `sent`: called, in the course of the call, with how many of the tensors' bytes were written to the connection so far; after a
   // lost connection it begins anew.
   virtual absl::StatusOr<std::vector<uint64_t>> LoadWeights(absl::Span<const TensorView> tensors, bool replace = false,
                                                             const std::function<void(uint64_t bytes)>& sent = {}) = 0;
-  // Passes the weights of the named tensors (empty = all) to `sink`, on this thread, in consecutive pieces of whole
-  // chunks; `offset_bytes` is within the tensor, or its shard. A tensor may start again at offset 0. Weights that are
+  // Passes the weights of the named tensors (empty = all) to `sink`, in the course of the call, in consecutive pieces of
+  // whole chunks; `offset_bytes` is within the tensor, or its shard. A tensor may start again at offset 0. Weights that are
   // served in int8 or fp8 are decoded to the tensor's dtype. `snapshot`: the step of one of RunStatus.snapshot_steps;
   // 0: the latest weights. FAILED_PRECONDITION when that snapshot is not, or no longer, kept. `digests`, unless empty:
   // of the weights that the caller has of each of `tensors`, as in Attachment::digests; tensors whose digest is the
