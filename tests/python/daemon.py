@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("BALLASTD", ROOT / "build" / "dev" / "server" / "ballastd"))
 LEASE_S = 1
+
+
+def free_port() -> int:
+    """Below the ports that the system gives to connections: one of those may take it while a daemon is away from it."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 class Daemon:
@@ -35,7 +50,7 @@ class Daemon:
         self._process = subprocess.Popen(
             [
                 BINARY,
-                f"--listen=127.0.0.1:{port}",
+                f"--listen=127.0.0.1:{port or free_port()}",
                 "--ops_http.listen=127.0.0.1:0",
                 "--device=cpu",
                 "--threads=1",
