@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "client/cpp/stream/ready.h"
 #include "client/cpp/stream/session.h"
 #include "client/cpp/stream/step_stream.h"
 #include "client/cpp/stream/weight_transfer.h"
@@ -21,10 +22,6 @@ namespace {
 // How long Rewind, Restore and a replacement of weights wait for this client's session to end. The daemon has said so
 // at once; if the connection is lost just then, it is replaced within this time.
 constexpr absl::Duration kTellTimeout = absl::Seconds(30);
-
-absl::Status NotAttached(const char* call) {
-  return absl::FailedPreconditionError(absl::StrCat(call, " before Attach: take a rank of a run first"));
-}
 
 Attachment Describe(const v1::AttachResponse& grant) {
   Attachment attachment;
@@ -88,6 +85,10 @@ absl::Status PullShards(DaemonClient& client, Connection& connection, v1::PullRe
 }
 
 }  // namespace
+
+absl::Status NotAttached(const char* call) {
+  return absl::FailedPreconditionError(absl::StrCat(call, " before Attach: take a rank of a run first"));
+}
 
 absl::StatusOr<std::unique_ptr<DaemonClient>> DaemonClient::Connect(ClientOptions options) {
   auto connection = Connection::Open(std::move(options));
@@ -348,16 +349,12 @@ absl::Status DaemonClient::EndMicro(std::optional<double> loss, bool next_is_las
 
 std::future<absl::StatusOr<MeasuredStep>> DaemonClient::MeasureStep(std::optional<double> loss) {
   if (stream_) return stream_->MeasureStep(loss);
-  std::promise<absl::StatusOr<MeasuredStep>> promise;
-  promise.set_value(NotAttached("MeasureStep"));
-  return promise.get_future();
+  return Ready<MeasuredStep>(NotAttached("MeasureStep"));
 }
 
 std::future<absl::StatusOr<StepResult>> DaemonClient::EndStep(std::optional<double> loss, const StepEndValues& values) {
   if (stream_) return stream_->EndStep(loss, values);
-  std::promise<absl::StatusOr<StepResult>> promise;
-  promise.set_value(NotAttached("EndStep"));
-  return promise.get_future();
+  return Ready<StepResult>(NotAttached("EndStep"));
 }
 
 absl::StatusOr<bool> DaemonClient::AwaitWeights(uint32_t tensor, double timeout_s) {

@@ -15,6 +15,9 @@
 
 namespace ballast {
 
+// What refuses a call that needs a rank.
+absl::Status NotAttached(const char* call);
+
 class DaemonClient final : public Client {
  public:
   static absl::StatusOr<std::unique_ptr<DaemonClient>> Connect(ClientOptions options);
@@ -61,6 +64,8 @@ class DaemonClient final : public Client {
   uint64_t step() const override;
   absl::Status status() const override;
 
+  // Tells people, as ClientOptions::log says.
+  void Log(const std::string& line) const { connection_->Log(line); }
   // Waits up to so long until the stream is open, or the client has failed. False: it is lost, and not there again yet.
   bool AwaitConnected(absl::Duration timeout) const { return !stream_ || stream_->AwaitConnected(timeout); }
 

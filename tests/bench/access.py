@@ -28,7 +28,7 @@ import grpc
 import torch
 import trainer
 from collect import machine
-from comparison import noise
+from sides import ratios, rows
 from turns import Load, quartiles
 
 from daemon import Daemon  # isort: skip: trainer has made e2e known
@@ -50,6 +50,7 @@ FIGURES = (
     ("step open", None, f"a step of {TENSORS} small tensors over gRPC, no access file"),
     ("step thousand", "step open", "the same, with 1,000 grants: none is looked at after the stream's beginning"),
 )
+AGAINST = {name: against for name, against, *_ in FIGURES}
 
 
 def connect(server: str, context: ssl.SSLContext | None, session: ssl.SSLSession | None):
@@ -166,10 +167,6 @@ def measure(options) -> tuple[dict[str, list[float]], Load, int]:
         return seconds, load, found["resumed"].taken_up
 
 
-def ratios(seconds: dict, name: str, against: str) -> list[float]:
-    return [value / bound for value, bound in zip(seconds[name], seconds[against])]
-
-
 def report(seconds: dict, load: Load, taken_up: int, rounds: int) -> str:
     lines = [
         "# TLS and access control beside the payload, measured",
@@ -190,18 +187,6 @@ def report(seconds: dict, load: Load, taken_up: int, rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rows(seconds: dict, rounds: int) -> list[dict]:
-    made = []
-    for name, against, what in FIGURES:
-        if against is None:
-            continue
-        value, bound = (1000 * statistics.median(seconds[of]) for of in (name, against))
-        shares = ratios(seconds, name, against)
-        made.append({"name": f"{name} against {against}", "value": value, "unit": "ms", "bound": bound, "n": rounds})
-        made[-1] |= {"ratio": statistics.median(shares), "noise": noise(shares)}
-    return made
-
-
 def main() -> int:
     options = trainer.recording_parser(__doc__, "one round of few", 15).parse_args()
     torch.set_num_threads(1)
@@ -211,7 +196,7 @@ def main() -> int:
     if options.record:
         (Path(__file__).parent / "results" / "access.md").write_text(text)
     if options.json:
-        options.json.write_text(json.dumps(rows(seconds, options.rounds)))
+        options.json.write_text(json.dumps(rows(seconds, AGAINST, options.rounds)))
     return 0
 
 

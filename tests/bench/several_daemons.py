@@ -24,7 +24,7 @@ import ballast
 import torch
 import trainer
 from collect import machine
-from comparison import noise
+from sides import ratios, rows
 from turns import Load, quartiles
 
 LARGE, SMALL = (16, 1_000_000), (16, 1_000)  # tensors, and elements of each
@@ -39,6 +39,7 @@ FIGURES = (
     ("one small", None, SMALL, 1, STAGED, "16,000 parameters, staged and clipped, one daemon"),
     ("two small", "one small", SMALL, 2, STAGED, "the same on two: what the verdict's round trip costs"),
 )
+AGAINST = {name: against for name, against, *_ in FIGURES}
 
 
 class Stepping:
@@ -82,10 +83,6 @@ def measure(options) -> tuple[dict[str, list[float]], Load]:
     return seconds, load
 
 
-def ratios(seconds: dict, name: str, against: str) -> list[float]:
-    return [value / bound for value, bound in zip(seconds[name], seconds[against])]
-
-
 def report(seconds: dict, load: Load, rounds: int) -> str:
     lines = [
         "# A run on two daemons, measured",
@@ -111,18 +108,6 @@ def report(seconds: dict, load: Load, rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rows(seconds: dict, rounds: int) -> list[dict]:
-    made = []
-    for name, against, *_ in FIGURES:
-        if against is None:
-            continue
-        value, bound = (1000 * statistics.median(seconds[of]) for of in (name, against))
-        shares = ratios(seconds, name, against)
-        made.append({"name": f"{name} against {against}", "value": value, "unit": "ms", "bound": bound, "n": rounds})
-        made[-1] |= {"ratio": statistics.median(shares), "noise": noise(shares)}
-    return made
-
-
 def main() -> int:
     options = trainer.recording_parser(__doc__, "one round of few steps", 15).parse_args()
     torch.set_num_threads(1)
@@ -132,7 +117,7 @@ def main() -> int:
     if options.record:
         (Path(__file__).parent / "results" / "several_daemons.md").write_text(text)
     if options.json:
-        options.json.write_text(json.dumps(rows(seconds, options.rounds)))
+        options.json.write_text(json.dumps(rows(seconds, AGAINST, options.rounds)))
     return 0
 
 

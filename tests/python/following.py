@@ -16,6 +16,15 @@ from stateful import Place
 
 AdamW = Callable[..., ballast.AdamW]
 KEPT = {"snapshots": 2, "snapshot_every": 3}
+# The first step's checkpoint begins the journal, and no other is written unless it is asked for.
+SYNC: dict[str, Any] = {"durability": "journal_sync", "checkpoint_every_seconds": 1e6}
+SELDOM: dict[str, Any] = {"checkpoint_every_seconds": 1e6}
+KINDS: dict[str, dict[str, Any]] = {
+    "release": {},
+    "staged": {"commit": "staged", "max_grad_norm": 0.05},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "overlap": {"overlap_forward": True},
+}
 
 
 class Training:

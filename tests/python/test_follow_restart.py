@@ -15,21 +15,13 @@ from torch.nn import functional as F
 
 import ballast
 from daemon import Daemon
-from following import Training
+from following import KINDS, SELDOM, SYNC, Training
 from models import layered, perceptron, spirals, weights_of
 from side_by_side import side_by_side
 from stateful import Place
 
 RUN = "followed"
-SYNC: dict[str, Any] = {"durability": "journal_sync", "checkpoint_every_seconds": 1e6}
-SELDOM: dict[str, Any] = {"checkpoint_every_seconds": 1e6}
-KINDS: dict[str, dict[str, Any]] = {
-    "release": {},
-    "staged": {"commit": "staged", "max_grad_norm": 0.05},
-    "accumulation": {"gradient_accumulation_steps": 2},
-    "overlap": {"overlap_forward": True},
-    "grpc": {"transport": "grpc"},
-}
+WITH_GRPC = KINDS | {"grpc": {"transport": "grpc"}}
 
 
 @pytest.fixture
@@ -56,11 +48,11 @@ def undisturbed(folder: Path, **options: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("durability, back", [(SYNC, 6), (SELDOM, 4)], ids=["journal", "checkpoint"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WITH_GRPC)
 def test_between_two_steps_the_last_durable_one_is_gone_back_to(
     kind: str, durability: dict[str, Any], back: int, folder: Path
 ) -> None:
-    options = durability | KINDS[kind]
+    options = durability | WITH_GRPC[kind]
     wanted = undisturbed(folder, **options)
     with Daemon(storage=folder) as first:
         training = training_on(first, **options)
@@ -75,9 +67,9 @@ def test_between_two_steps_the_last_durable_one_is_gone_back_to(
             training.optimizer.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WITH_GRPC)
 def test_in_the_middle_of_a_backward(kind: str, folder: Path) -> None:
-    options = SYNC | KINDS[kind]
+    options = SYNC | WITH_GRPC[kind]
     wanted = undisturbed(folder, **options)
     with Daemon(storage=folder) as first, ExitStack() as later:
         training = training_on(first, **options)

@@ -14,20 +14,11 @@ import torch
 
 import ballast
 from daemon import Daemon, Daemons
-from following import Training
+from following import KINDS, SELDOM, SYNC, Training
 from models import layered, weights_of
 
 RUN = "parts"
 COUNT = 3
-# The first step's checkpoint begins the journal, and no other is written unless it is asked for.
-SYNC: dict[str, Any] = {"durability": "journal_sync", "checkpoint_every_seconds": 1e6}
-SELDOM: dict[str, Any] = {"checkpoint_every_seconds": 1e6}
-KINDS: dict[str, dict[str, Any]] = {
-    "release": {},
-    "staged": {"commit": "staged", "max_grad_norm": 0.05},
-    "accumulation": {"gradient_accumulation_steps": 2},
-    "overlap": {"overlap_forward": True},
-}
 
 
 def training_on(server: str, **options: Any) -> Training:

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 
 #include "client/cpp/parts/for_all.h"
 #include "client/cpp/parts/merge.h"
@@ -27,6 +26,16 @@ absl::Status CheckServers(const std::vector<std::string>& servers) {
     }
   }
   return absl::OkStatus();
+}
+
+// Of RewindResponse and RestoreResponse: all went to the same step.
+template <typename Answer>
+Answer MergedBack(const std::vector<Answer>& answers) {
+  std::vector<uint64_t> generations;
+  for (const Answer& answer : answers) generations.push_back(answer.generation());
+  Answer whole = answers.front();
+  whole.set_generation(MergeGenerations(generations));
+  return whole;
 }
 
 }  // namespace
@@ -75,16 +84,22 @@ absl::StatusOr<std::vector<T>> PartsClient::AskAll(const Call& call) const {
 
 // --- what is there ---------------------------------------------------------------------------------------------------
 
-absl::StatusOr<PartsClient::Whole> PartsClient::Look(const std::string& run_id) {
-  auto runs = AskAll<v1::GetRunResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.GetRun(run_id); });
-  if (!runs.ok()) return runs.status();
+absl::StatusOr<std::vector<v1::GetRunResponse>> PartsClient::AskRuns(const std::string& run_id) const {
+  return AskAll<v1::GetRunResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.GetRun(run_id); });
+}
+
+absl::StatusOr<PartsClient::Whole> PartsClient::TakeWhole(std::vector<v1::GetRunResponse>* runs) {
   std::vector<v1::RunSpec> specs;
   for (v1::GetRunResponse& run : *runs) specs.push_back(std::move(*run.mutable_spec()));
   auto placement = Placement::OfParts(specs);
   if (!placement.ok()) return placement.status();
-  Whole whole{.run_id = run_id, .placement = *std::move(placement), .spec = {}};
-  whole.spec = whole.placement.WholeOf(specs);
-  return whole;
+  v1::RunSpec spec = placement->WholeOf(specs);
+  return Whole{.run_id = spec.run_id(), .placement = *std::move(placement), .spec = std::move(spec)};
+}
+
+absl::StatusOr<PartsClient::Whole> PartsClient::Look(const std::string& run_id) const {
+  auto runs = AskRuns(run_id);
+  return runs.ok() ? TakeWhole(&*runs) : runs.status();
 }
 
 absl::StatusOr<v1::GetServerResponse> PartsClient::GetServer() {
@@ -94,23 +109,21 @@ absl::StatusOr<v1::GetServerResponse> PartsClient::GetServer() {
 }
 
 absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id) {
-  auto runs = AskAll<v1::GetRunResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.GetRun(run_id); });
+  auto runs = AskRuns(run_id);
   if (!runs.ok()) return runs.status();
-  std::vector<v1::RunSpec> specs;
+  auto whole = TakeWhole(&*runs);
+  if (!whole.ok()) return whole.status();
   std::vector<v1::RunStatus> statuses;
   std::vector<std::string> hashes;
-  for (v1::GetRunResponse& run : *runs) {
-    specs.push_back(std::move(*run.mutable_spec()));
-    statuses.push_back(std::move(*run.mutable_status()));
+  for (const v1::GetRunResponse& run : *runs) {
+    statuses.push_back(run.status());
     hashes.push_back(run.spec_sha256());
   }
-  const auto placement = Placement::OfParts(specs);
-  if (!placement.ok()) return placement.status();
-  v1::GetRunResponse whole;
-  *whole.mutable_spec() = placement->WholeOf(specs);
-  *whole.mutable_status() = MergeStatuses(statuses, *placement, whole.spec().commit() == v1::COMMIT_MODE_STAGED);
-  whole.set_spec_sha256(absl::StrJoin(hashes, ","));
-  return whole;
+  v1::GetRunResponse merged;
+  *merged.mutable_status() = MergeStatuses(statuses, whole->placement, whole->staged());
+  *merged.mutable_spec() = std::move(whole->spec);
+  merged.set_spec_sha256(absl::StrJoin(hashes, ","));
+  return merged;
 }
 
 // Runs of which each daemon has a part are one; others are as their daemon has them.
@@ -231,7 +244,7 @@ void PartsClient::Undo(const std::string& run_id, const std::vector<absl::Status
 }
 
 absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& spec) {
-  if (!attached_) return absl::FailedPreconditionError("AmendRun before Attach: take a rank of a run first");
+  if (!attached_) return NotAttached("AmendRun");
   const Placement placement = whole_.placement.Extended(spec);
   const std::vector<v1::RunSpec> specs = placement.Split(spec);
   // All or none would be better than one after the other. What one refuses the first refuses, but for memory; and the
@@ -302,11 +315,7 @@ absl::StatusOr<v1::RewindResponse> PartsClient::Rewind(const v1::RewindRequest& 
   to_step.set_to_step(*target);
   auto rewound = AskAll<v1::RewindResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Rewind(to_step); });
   if (!rewound.ok()) return rewound.status();
-  v1::RewindResponse whole = rewound->front();
-  std::vector<uint64_t> generations;
-  for (const v1::RewindResponse& part : *rewound) generations.push_back(part.generation());
-  whole.set_generation(MergeGenerations(generations));
-  return whole;
+  return MergedBack(*rewound);
 }
 
 absl::StatusOr<v1::RestoreResponse> PartsClient::Restore(const std::string& run_id, uint64_t step,
@@ -318,11 +327,7 @@ absl::StatusOr<v1::RestoreResponse> PartsClient::Restore(const std::string& run_
   auto restored =
       AskAll<v1::RestoreResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Restore(run_id, step, from); });
   if (!restored.ok()) return restored.status();
-  v1::RestoreResponse whole = restored->front();
-  std::vector<uint64_t> generations;
-  for (const v1::RestoreResponse& part : *restored) generations.push_back(part.generation());
-  whole.set_generation(MergeGenerations(generations));
-  return whole;
+  return MergedBack(*restored);
 }
 
 absl::StatusOr<v1::CheckpointResponse> PartsClient::Checkpoint(const std::string& run_id) {

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -106,10 +105,13 @@ class PartsClient final : public Client {
   uint32_t parts() const { return static_cast<uint32_t>(daemons_.size()); }
   template <typename T, typename Call>
   absl::StatusOr<std::vector<T>> AskAll(const Call& call) const;
-  void Log(const std::string& line) const;
+  void Log(const std::string& line) const { daemons_[0]->Log(line); }
 
   // --- runs (parts_client.cc)
-  absl::StatusOr<Whole> Look(const std::string& run_id);
+  absl::StatusOr<std::vector<v1::GetRunResponse>> AskRuns(const std::string& run_id) const;
+  // Takes the specs out of what each daemon says of the run.
+  static absl::StatusOr<Whole> TakeWhole(std::vector<v1::GetRunResponse>* runs);
+  absl::StatusOr<Whole> Look(const std::string& run_id) const;
   absl::StatusOr<Placement> PlaceNew(const v1::RunSpec& spec);
   absl::Status CheckCreated(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
   void Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);

@@ -95,7 +95,7 @@ absl::Status PartsClient::AttachMissing(const AttachOptions& options, const std:
 
 absl::Status PartsClient::CloseBesides(const std::string& run_id, std::vector<uint64_t>* from_steps,
                                        Attachments* attachments) {
-  const auto runs = AllOrError(ForAll(parts(), [&](uint32_t part) { return daemons_[part]->GetRun(run_id); }), names_);
+  const auto runs = AskRuns(run_id);
   if (!runs.ok()) return runs.status();
   const auto open = [&](uint32_t part) { return (*runs)[part].status().step() + 1; };
   for (uint32_t part = 0; part < parts(); ++part) {
@@ -297,8 +297,7 @@ absl::Status PartsClient::NoCommonStep(const std::string& run_id, const std::vec
 absl::Status PartsClient::AwaitAligned(const AttachOptions& options) {
   const absl::Time give_up = absl::Now() + absl::Seconds(options.join_timeout_s);
   for (;;) {
-    const auto runs =
-        AllOrError(ForAll(parts(), [&](uint32_t part) { return daemons_[part]->GetRun(options.run_id); }), names_);
+    const auto runs = AskRuns(options.run_id);
     if (!runs.ok()) return runs.status();
     std::set<uint64_t> steps;
     for (const v1::GetRunResponse& run : *runs) steps.insert(run.status().step());

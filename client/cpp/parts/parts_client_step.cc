@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +10,7 @@
 #include "client/cpp/parts/for_all.h"
 #include "client/cpp/parts/merge.h"
 #include "client/cpp/parts/parts_client.h"
+#include "client/cpp/stream/ready.h"
 #include "client/cpp/stream/step_stream.h"
 
 namespace ballast {
@@ -22,22 +21,13 @@ constexpr auto kGlance = std::chrono::milliseconds(20);
 // How often a caller who waits for a daemon's connection is asked whether to go on.
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 
-template <typename T>
-std::future<absl::StatusOr<T>> Ready(absl::Status status) {
-  std::promise<absl::StatusOr<T>> promise;
-  promise.set_value(std::move(status));
-  return promise.get_future();
-}
-
 // What refused the call at once; OK: nothing did, and the future is as it was.
 template <typename T>
 absl::Status RefusedAtOnce(std::future<absl::StatusOr<T>>* future) {
   if (future->wait_for(std::chrono::seconds(0)) != std::future_status::ready) return absl::OkStatus();
   absl::StatusOr<T> value = future->get();
   if (!value.ok()) return value.status();
-  std::promise<absl::StatusOr<T>> again;
-  again.set_value(std::move(value));
-  *future = again.get_future();
+  *future = Ready<T>(std::move(value));
   return absl::OkStatus();
 }
 
@@ -128,8 +118,7 @@ uint64_t PartsClient::step() const { return attached_ ? daemons_[0]->step() : 0;
 // --- a step ----------------------------------------------------------------------------------------------------------
 
 absl::Status PartsClient::CheckOpen(const char* call) const {
-  if (!attached_)
-    return absl::FailedPreconditionError(absl::StrCat(call, " before Attach: take a rank of a run first"));
+  if (!attached_) return NotAttached(call);
   absl::MutexLock lock(&mu_);
   if (!status_.ok()) return status_;
   if (step_ == nullptr || step_->done) return absl::FailedPreconditionError(absl::StrCat(call, " before BeginStep"));
@@ -150,7 +139,7 @@ absl::Status PartsClient::AwaitConnected() const {
 }
 
 absl::Status PartsClient::BeginStep(const StepValues& values) {
-  if (!attached_) return absl::FailedPreconditionError("BeginStep before Attach: take a rank of a run first");
+  if (!attached_) return NotAttached("BeginStep");
   {
     absl::MutexLock lock(&mu_);
     if (!status_.ok()) return status_;
@@ -368,11 +357,6 @@ absl::StatusOr<bool> PartsClient::AwaitWeights(uint32_t tensor, double timeout_s
   }
   const double left_s = std::max(0.0, absl::ToDoubleSeconds(until - absl::Now()));
   return daemons_[place->part]->AwaitWeights(place->index, left_s);
-}
-
-void PartsClient::Log(const std::string& line) const {
-  if (options_.log) return options_.log(line);
-  std::fprintf(stderr, "ballast: %s\n", line.c_str());
 }
 
 }  // namespace ballast

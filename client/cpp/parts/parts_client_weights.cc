@@ -23,7 +23,7 @@ std::vector<Shards> PartsClient::SplitShards(const Placement& placement, const S
 
 absl::StatusOr<std::vector<uint64_t>> PartsClient::LoadWeights(absl::Span<const TensorView> tensors, bool replace,
                                                                const std::function<void(uint64_t)>& sent) {
-  if (!attached_) return absl::FailedPreconditionError("LoadWeights before Attach: take a rank of a run first");
+  if (!attached_) return NotAttached("LoadWeights");
   std::vector<std::vector<TensorView>> views(parts());
   for (const TensorView& view : tensors) {
     const auto place = PlaceOf("LoadWeights", view.tensor);
@@ -153,8 +153,7 @@ absl::Status PartsClient::PullState(const std::string& run_id, absl::Span<const 
 }
 
 absl::StatusOr<Placement::Place> PartsClient::PlaceOf(const char* call, uint32_t tensor) const {
-  if (!attached_)
-    return absl::FailedPreconditionError(absl::StrCat(call, " before Attach: take a rank of a run first"));
+  if (!attached_) return NotAttached(call);
   if (tensor < whole_.placement.tensors()) return whole_.placement[tensor];
   return absl::InvalidArgumentError(
       absl::StrCat(call, " of tensor ", tensor, ", but the run has ", whole_.placement.tensors()));

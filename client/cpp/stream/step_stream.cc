@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "client/cpp/stream/ready.h"
+
 namespace ballast {
 namespace {
 
@@ -52,13 +54,6 @@ absl::Status CheckGroups(const char* call, size_t given, size_t groups) {
   if (given <= groups) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(call, ": got values of ", given, " groups, wanted at most the run's ", groups));
-}
-
-template <typename Value = StepResult>
-std::future<absl::StatusOr<Value>> Ready(absl::Status status) {
-  std::promise<absl::StatusOr<Value>> promise;
-  promise.set_value(std::move(status));
-  return promise.get_future();
 }
 
 }  // namespace

@@ -147,6 +147,14 @@ TEST(PartsRecoveryTest, ARankThatIsLostBeforeOneDaemonHasMeasuredLeavesAllAsItWa
   EXPECT_TRUE(result->received.empty());
 }
 
+// By an operator who names one daemon alone.
+void RewindOne(RealDaemon& daemon, uint64_t to_step) {
+  v1::RewindRequest request;
+  request.set_run_id("dozen");
+  request.set_to_step(to_step);
+  ASSERT_TRUE(OpenClient(daemon.address())->Rewind(request).ok());
+}
+
 Training WithSnapshots() {
   Training training{.spec = DozenTensors(), .steps = 12};
   training.spec.mutable_rewind()->set_snapshots(3);
@@ -161,10 +169,7 @@ TEST(PartsRecoveryTest, WhenOneDaemonWasRewoundAllGoBackToItsStep) {
   PartsRank rank(daemons.addresses(), training, 0);
   ASSERT_EQ(rank.Join(), absl::OkStatus());
   rank.Train(1, 7);
-  v1::RewindRequest request;
-  request.set_run_id("dozen");
-  request.set_to_step(4);
-  ASSERT_TRUE(OpenClient(daemons[1].address())->Rewind(request).ok());
+  RewindOne(daemons[1], 4);
   const auto lost = rank.Step(8);
   ASSERT_EQ(RewoundTo(lost.status()), 4u) << lost.status();
   const auto attached = rank.Attach();
@@ -204,10 +209,7 @@ TEST(PartsRecoveryTest, AStepThatOneDaemonHasNotMadeIsTorn) {
   PartsRank rank(daemons.addresses(), training, 0);
   ASSERT_EQ(rank.Join(), absl::OkStatus());
   rank.Train(1, 3);
-  v1::RewindRequest request;
-  request.set_run_id("dozen");
-  request.set_to_step(2);
-  ASSERT_TRUE(OpenClient(daemons[1].address())->Rewind(request).ok());
+  RewindOne(daemons[1], 2);
   while (!RewoundTo(rank.client().status())) std::this_thread::yield();  // else daemon 0 might make step 4
   const auto attached = rank.Attach();
   ASSERT_TRUE(attached.ok()) << attached.status();
@@ -223,10 +225,7 @@ TEST(PartsRecoveryTest, ATornStepIsUndoneWhereTheRunSaysSo) {
   PartsRank rank(daemons.addresses(), training, 0);
   ASSERT_EQ(rank.Join(), absl::OkStatus());
   rank.Train(1, 3);
-  v1::RewindRequest request;
-  request.set_run_id("dozen");
-  request.set_to_step(2);
-  ASSERT_TRUE(OpenClient(daemons[1].address())->Rewind(request).ok());
+  RewindOne(daemons[1], 2);
   ASSERT_TRUE(RewoundTo(rank.Step(4).status()));
   const auto attached = rank.Attach();
   ASSERT_TRUE(attached.ok()) << attached.status();
