@@ -115,15 +115,17 @@ class Stepping:
         return (time.perf_counter() - began) / count
 
 
-def sides(stack: ExitStack, folder: Path) -> dict:
-    """By name what takes a turn."""
+def sides(stack: ExitStack, folder: Path) -> tuple[dict, list[int]]:
+    """By name what takes a turn; and the daemons' processes."""
+    daemons: list[Daemon] = []
 
     def own(name: str) -> Path:
         (folder / name).mkdir()
         return folder / name
 
     def start(name: str, *flags: str) -> str:
-        return stack.enter_context(Daemon(own(name), "--shm_socket", "off", *flags)).server
+        daemons.append(stack.enter_context(Daemon(own(name), "--shm_socket", "off", *flags)))
+        return daemons[-1].server
 
     pki = Pki(folder / "pki")
     plain, secured = start("plain"), start("secured", *pki.flags)
@@ -146,7 +148,7 @@ def sides(stack: ExitStack, folder: Path) -> dict:
         if name != "one":
             found[f"step {name}"] = Stepping(server, token)
             stack.enter_context(found[f"step {name}"].optimizer)
-    return found
+    return found, [daemon.process.pid for daemon in daemons]
 
 
 def measure(options) -> tuple[dict[str, list[float]], Load, int]:
@@ -156,11 +158,11 @@ def measure(options) -> tuple[dict[str, list[float]], Load, int]:
     seconds: dict[str, list[float]] = {name: [] for name, *_ in FIGURES}
     load = Load()
     with tempfile.TemporaryDirectory(prefix="ballast-access-") as folder, ExitStack() as stack:
-        found = sides(stack, Path(folder))
+        found, daemons = sides(stack, Path(folder))
         for side in found.values():
             side.turn(2)  # what is made at first
         for number in range(options.rounds):
-            load.begin_round([os.getpid()])
+            load.begin_round([os.getpid(), *daemons])
             for name in list(found)[:: -1 if number % 2 else 1]:
                 seconds[name].append(found[name].turn(counts[name.split()[0]]))
             load.end_round()
