@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import tidy_rules
-from tidy_build import unbuilt_tests
+from tidy_build import type_names, unbuilt_tests
 from tidy_references import file_names, references
 from tidy_rules import cpp_functions, list_files, read_tree
 
-RULES = [*tidy_rules.RULES, unbuilt_tests, references, file_names]
+RULES = [*tidy_rules.RULES, type_names, unbuilt_tests, references, file_names]
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_BODY = "  f();\n" * 80
@@ -61,6 +61,14 @@ PLANTED = [
     ("banned_words", {"client/cpp/a.cc": "void F() { std::exit(1); }\n"}, "return a Status"),
     ("vague_names", {"server/string_util.cc": ""}, "'util' says nothing"),
     ("vague_names", {"server/helpers/a.cc": ""}, "'helpers' says nothing"),
+    (
+        "type_names",
+        {
+            f"{room}/a.h": "namespace ballast {\nclass A final : public B {\n};\n}  // namespace ballast\n"
+            for room in ("client", "server")
+        },
+        "client/a.h: ballast::A is a type of server/a.h, too",
+    ),
     ("top_level", {"docs/a.md": ""}, "docs: the root holds"),
     ("forbidden_text", {"README.md": "see /wor" "k/main\n"}, "a path of one machine"),
     ("forbidden_text", {"deploy/a.sh": "curl https://pypi" ".org/x\n"}, "the host of a package registry"),
@@ -115,6 +123,9 @@ HARMLESS = {
     "server/table.cc": "const int kTable[] = {\n" + "    1,\n" * 80 + "};\nenum class E {\n" + "  kA,\n" * 80 + "};\n",
     "server/metrics/METRICS.md": "| `ballast_x` | gauge |\n| `ballast_step_seconds` | histogram |\n",
     "deploy/README.md": "## BallastHot\n",
+    "client/a.cc": "namespace {\nstruct A {};\n}  // namespace\n",
+    "server/a.cc": "struct A;\nnamespace b {\nstruct A : B {};\n}  // namespace b\nstruct A::C {};\n",
+    "client/b.h": "struct A {};\n",
     "kernels/sums.h": "// kernels/A.m"
     'd, "The order\n// of sums"; `kernels/A.m'
     'd`, "One"\nconst char* kNames = {"b.md", "c"};\n',

@@ -164,7 +164,7 @@ void AddStatus(const v1::RunStatus& part, v1::RunStatus* whole) {
 
 }  // namespace
 
-v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Placement& placement, bool staged) {
+v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const PartPlacement& placement, bool staged) {
   v1::RunStatus whole = statuses[0];
   std::vector<v1::RunPlan> plans;
   std::vector<v1::StepResult> results;
@@ -314,7 +314,7 @@ bool AgreeOn(const v1::StepResult& why, absl::Span<const v1::StepResult> results
 
 }  // namespace
 
-v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Placement& placement,
+v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const PartPlacement& placement,
                             absl::Span<const std::string> names, bool staged) {
   v1::StepResult whole;
   whole.set_step(results[0].step());
@@ -361,12 +361,12 @@ StepTiming MergeTimings(absl::Span<const StepResult> results) {
   return whole;
 }
 
-v1::WholeMeasure MergeMeasures(absl::Span<const MeasuredStep> measures, const Placement& placement,
+v1::WholeMeasure MergeMeasures(absl::Span<const MeasuredStep> measures, const PartPlacement& placement,
                                absl::Span<const std::string> tensor_names) {
   v1::WholeMeasure whole;
   double squares = 0;
   for (uint32_t tensor = 0; tensor < placement.tensors(); ++tensor) {
-    const Placement::Place& place = placement[tensor];
+    const PartPlacement::Place& place = placement[tensor];
     const std::vector<double>& of_part = measures[place.part].squares;
     if (place.index < of_part.size() && !std::isnan(of_part[place.index])) squares += of_part[place.index];
   }

@@ -12,7 +12,7 @@
 #include "ballast/v1/admin.pb.h"
 #include "ballast/v1/run.pb.h"
 #include "client/cpp/client.h"
-#include "client/cpp/parts/placement.h"
+#include "client/cpp/parts/part_placement.h"
 
 namespace ballast {
 
@@ -21,7 +21,7 @@ uint64_t MergeGenerations(const std::vector<uint64_t>& generations);
 // Sums; no device where some part does not fit.
 v1::RunPlan MergePlans(absl::Span<const v1::RunPlan> plans);
 // Sums, the worst state, and the last step that all have closed. Snapshots: those that all have. `staged`: as below.
-v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Placement& placement, bool staged);
+v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const PartPlacement& placement, bool staged);
 // Steps by number, with the first part's times and losses and the worst outcome; the layers and tensors of all.
 v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories, bool staged);
 v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> servers,
@@ -31,12 +31,12 @@ v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpoint
                                              absl::Span<const std::string> names);
 
 // The run's outcome of one step. `staged`: norms are the run's already.
-v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Placement& placement,
+v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const PartPlacement& placement,
                             absl::Span<const std::string> names, bool staged);
 StepTiming MergeTimings(absl::Span<const StepResult> results);
 
 // What the whole step measures. `tensor_names`: of the run.
-v1::WholeMeasure MergeMeasures(absl::Span<const MeasuredStep> measures, const Placement& placement,
+v1::WholeMeasure MergeMeasures(absl::Span<const MeasuredStep> measures, const PartPlacement& placement,
                                absl::Span<const std::string> tensor_names);
 
 }  // namespace ballast

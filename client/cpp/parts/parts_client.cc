@@ -91,7 +91,7 @@ absl::StatusOr<std::vector<v1::GetRunResponse>> PartsClient::AskRuns(const std::
 absl::StatusOr<PartsClient::Whole> PartsClient::TakeWhole(std::vector<v1::GetRunResponse>* runs) {
   std::vector<v1::RunSpec> specs;
   for (v1::GetRunResponse& run : *runs) specs.push_back(std::move(*run.mutable_spec()));
-  auto placement = Placement::OfParts(specs);
+  auto placement = PartPlacement::OfParts(specs);
   if (!placement.ok()) return placement.status();
   v1::RunSpec spec = placement->WholeOf(specs);
   return Whole{.run_id = spec.run_id(), .placement = *std::move(placement), .spec = std::move(spec)};
@@ -155,7 +155,7 @@ absl::StatusOr<v1::GetHistoryResponse> PartsClient::GetHistory(const std::string
 // --- making and ending runs ------------------------------------------------------------------------------------------
 
 // As the daemons have it, where they have it: an amended run's tensors are not where a new one's would be.
-absl::StatusOr<Placement> PartsClient::PlaceNew(const v1::RunSpec& spec) {
+absl::StatusOr<PartPlacement> PartsClient::PlaceNew(const v1::RunSpec& spec) {
   if (spec.has_part()) {
     return absl::InvalidArgumentError(
         "part is given, but the client of several daemons forms the parts: leave it unset");
@@ -166,14 +166,14 @@ absl::StatusOr<Placement> PartsClient::PlaceNew(const v1::RunSpec& spec) {
     return std::any_of(list.runs().begin(), list.runs().end(),
                        [&](const v1::RunStatus& run) { return run.run_id() == spec.run_id(); });
   });
-  if (!there) return Placement::Of(spec, parts());
+  if (!there) return PartPlacement::Of(spec, parts());
   const auto whole = Look(spec.run_id());
   if (!whole.ok()) return whole.status();
   return whole->placement.Extended(spec);
 }
 
 absl::StatusOr<v1::RunPlan> PartsClient::Plan(const v1::RunSpec& spec) {
-  const auto placement = Placement::Of(spec, parts());
+  const auto placement = PartPlacement::Of(spec, parts());
   if (!placement.ok()) return placement.status();
   const std::vector<v1::RunSpec> specs = placement->Split(spec);
   auto plans = AskAll<v1::RunPlan>([&](uint32_t part, DaemonClient& daemon) { return daemon.Plan(specs[part]); });
@@ -245,7 +245,7 @@ void PartsClient::Undo(const std::string& run_id, const std::vector<absl::Status
 
 absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& spec) {
   if (!attached_) return NotAttached("AmendRun");
-  const Placement placement = whole_.placement.Extended(spec);
+  const PartPlacement placement = whole_.placement.Extended(spec);
   const std::vector<v1::RunSpec> specs = placement.Split(spec);
   // All or none would be better than one after the other. What one refuses the first refuses, but for memory; and the
   // call may be made again.

@@ -22,7 +22,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/daemon_client.h"
-#include "client/cpp/parts/placement.h"
+#include "client/cpp/parts/part_placement.h"
 
 namespace ballast {
 
@@ -77,7 +77,7 @@ class PartsClient final : public Client {
   // What is known of the run that the client last had to do with.
   struct Whole {
     std::string run_id;
-    Placement placement;
+    PartPlacement placement;
     v1::RunSpec spec;
     bool staged() const { return spec.commit() == v1::COMMIT_MODE_STAGED; }
   };
@@ -112,14 +112,14 @@ class PartsClient final : public Client {
   // Takes the specs out of what each daemon says of the run.
   static absl::StatusOr<Whole> TakeWhole(std::vector<v1::GetRunResponse>* runs);
   absl::StatusOr<Whole> Look(const std::string& run_id) const;
-  absl::StatusOr<Placement> PlaceNew(const v1::RunSpec& spec);
+  absl::StatusOr<PartPlacement> PlaceNew(const v1::RunSpec& spec);
   absl::Status CheckCreated(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
   void Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
 
   // --- weights (parts_client_weights.cc)
-  absl::StatusOr<Placement::Place> PlaceOf(const char* call, uint32_t tensor) const;
-  static std::vector<Shards> SplitShards(const Placement& placement, const Shards& shards);
-  static absl::StatusOr<std::vector<Picked>> Pick(const Placement& placement, absl::Span<const uint32_t> tensors,
+  absl::StatusOr<PartPlacement::Place> PlaceOf(const char* call, uint32_t tensor) const;
+  static std::vector<Shards> SplitShards(const PartPlacement& placement, const Shards& shards);
+  static absl::StatusOr<std::vector<Picked>> Pick(const PartPlacement& placement, absl::Span<const uint32_t> tensors,
                                                   absl::Span<const uint64_t> digests, const Shards& shards);
   // `pull` of each daemon that has something of what is wanted, side by side.
   absl::Status PullParts(const std::string& run_id, absl::Span<const uint32_t> tensors,

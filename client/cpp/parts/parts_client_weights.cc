@@ -10,7 +10,7 @@
 
 namespace ballast {
 
-std::vector<Shards> PartsClient::SplitShards(const Placement& placement, const Shards& shards) {
+std::vector<Shards> PartsClient::SplitShards(const PartPlacement& placement, const Shards& shards) {
   std::vector<Shards> split(placement.parts());
   if (shards.empty()) return split;
   for (uint32_t part = 0; part < placement.parts(); ++part) {
@@ -49,7 +49,7 @@ absl::StatusOr<std::vector<uint64_t>> PartsClient::LoadWeights(absl::Span<const 
   return digests;
 }
 
-absl::StatusOr<std::vector<PartsClient::Picked>> PartsClient::Pick(const Placement& placement,
+absl::StatusOr<std::vector<PartsClient::Picked>> PartsClient::Pick(const PartPlacement& placement,
                                                                    absl::Span<const uint32_t> tensors,
                                                                    absl::Span<const uint64_t> digests,
                                                                    const Shards& shards) {
@@ -70,7 +70,7 @@ absl::StatusOr<std::vector<PartsClient::Picked>> PartsClient::Pick(const Placeme
       return absl::InvalidArgumentError(
           absl::StrCat("Pull of tensor ", all[i], ", but the run has ", placement.tensors()));
     }
-    const Placement::Place& place = placement[all[i]];
+    const PartPlacement::Place& place = placement[all[i]];
     picked[place.part].tensors.push_back(place.index);
     if (!digests.empty()) picked[place.part].digests.push_back(digests[i]);
   }
@@ -79,7 +79,7 @@ absl::StatusOr<std::vector<PartsClient::Picked>> PartsClient::Pick(const Placeme
 
 absl::Status PartsClient::PullParts(const std::string& run_id, absl::Span<const uint32_t> tensors,
                                     absl::Span<const uint64_t> digests, const Shards& shards, const PullPart& pull) {
-  Placement placement;
+  PartPlacement placement;
   if (attached_ && run_id == whole_.run_id) {
     placement = whole_.placement;
   } else {
@@ -152,7 +152,7 @@ absl::Status PartsClient::PullState(const std::string& run_id, absl::Span<const 
                    });
 }
 
-absl::StatusOr<Placement::Place> PartsClient::PlaceOf(const char* call, uint32_t tensor) const {
+absl::StatusOr<PartPlacement::Place> PartsClient::PlaceOf(const char* call, uint32_t tensor) const {
   if (!attached_) return NotAttached(call);
   if (tensor < whole_.placement.tensors()) return whole_.placement[tensor];
   return absl::InvalidArgumentError(

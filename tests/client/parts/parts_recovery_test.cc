@@ -7,7 +7,7 @@
 
 #include "proto/rewound.h"
 
-#include "client/cpp/parts/placement.h"
+#include "client/cpp/parts/part_placement.h"
 #include "tests/client/parts/parts_team.h"
 
 namespace ballast {
@@ -35,7 +35,7 @@ Training TwoRanks(bool staged) {
 class TornRank {
  public:
   TornRank(const Daemons& daemons, size_t count, const Training& training)
-      : placement_(Placement::Of(training.spec, static_cast<uint32_t>(count)).value()) {
+      : placement_(PartPlacement::Of(training.spec, static_cast<uint32_t>(count)).value()) {
     for (size_t part = 0; part < count; ++part) {
       clients_.push_back(OpenClient(daemons[part].address()));
       const auto attached =
@@ -63,7 +63,7 @@ class TornRank {
   void Die() { clients_.clear(); }
 
  private:
-  const Placement placement_;
+  const PartPlacement placement_;
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<size_t> sizes_;  // by tensor of the run
 };
@@ -240,7 +240,7 @@ TEST(PartsRecoveryTest, WhereNoStepIsOnAllDaemonsEachIsNamed) {
   rank.Train(1, 3);
   // The one forgets its part, and somebody makes it anew there.
   const auto other = OpenClient(daemons[1].address());
-  const v1::RunSpec part = Placement::Of(training.spec, 2)->Split(training.spec)[1];
+  const v1::RunSpec part = PartPlacement::Of(training.spec, 2)->Split(training.spec)[1];
   ASSERT_TRUE(other->DeleteRun("dozen", /*force=*/true).ok());
   ASSERT_TRUE(other->CreateRun(part).ok());
   PartsRank again(daemons.addresses(), training, 0);

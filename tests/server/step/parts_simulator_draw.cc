@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kMostParts = 4, kMostRanks = 8;
 
-Placement Place(const RunShape& whole, uint32_t parts) {
+PartPlacement Place(const RunShape& whole, uint32_t parts) {
   v1::RunSpec spec;
   for (uint32_t i = 0; i < whole.machine.tensor_names.size(); ++i) {
     v1::TensorSpec* tensor = spec.add_tensors();
@@ -18,7 +18,7 @@ Placement Place(const RunShape& whole, uint32_t parts) {
     const uint64_t last = whole.machine.reduction.chunks[i] - 1;
     tensor->add_shape(static_cast<int64_t>(last * kChunkBytes + whole.last_chunk_bytes[i]));
   }
-  return *Placement::Of(spec, parts);
+  return *PartPlacement::Of(spec, parts);
 }
 
 // Its pools have room for what they must, as those of the whole run do.

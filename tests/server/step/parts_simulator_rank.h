@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/parts/placement.h"
+#include "client/cpp/parts/part_placement.h"
 #include "tests/server/step/parts_simulator_daemon.h"
 #include "tests/server/step/parts_simulator_ledger.h"
 
@@ -18,7 +18,7 @@ struct PartsWorld {
   uint64_t seed = 0;
   Planted planted = Planted::kNothing;
   bool staged = false, rewinds_torn = false;
-  Placement placement = {};
+  PartPlacement placement = {};
   std::vector<std::string> tensor_names = {}, daemon_names = {};
   Timeline* timeline = nullptr;
   PartsLedger* ledger = nullptr;

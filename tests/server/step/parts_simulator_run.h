@@ -14,7 +14,7 @@ struct DrawnRun {
   uint32_t world = 1;
   RunShape whole = {};
   std::vector<RunShape> parts = {};
-  Placement placement = {};
+  PartPlacement placement = {};
   PartDaemon::Storage storage = {};
   bool rewinds_torn = false;
 };

@@ -8,7 +8,7 @@ namespace {
 
 // Fewer worlds where a sanitizer makes each slow: it is the same machine.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kSeeds = 40, kLeastOfAKind = 1;
+constexpr uint64_t kSeeds = 60, kLeastOfAKind = 1;
 #else
 constexpr uint64_t kSeeds = 200, kLeastOfAKind = 10;
 #endif

@@ -1,5 +1,5 @@
 // Which daemon gets which tensor, and how what the daemons say of their parts is put together.
-#include "client/cpp/parts/placement.h"
+#include "client/cpp/parts/part_placement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,14 +26,14 @@ v1::RunSpec SpecOf(const std::vector<int64_t>& sizes) {
   return spec;
 }
 
-TEST(PlacementTest, TheLargestGoFirstToWhoHasLeast) {
-  const auto placement = Placement::Of(SpecOf({10, 50, 30, 30, 5, 15}), 2).value();
+TEST(PartPlacementTest, TheLargestGoFirstToWhoHasLeast) {
+  const auto placement = PartPlacement::Of(SpecOf({10, 50, 30, 30, 5, 15}), 2).value();
   EXPECT_THAT(placement.numbers(0), ElementsAre(1, 4, 5));  // 50; 15, where 60 lie on the other side; and 5
   EXPECT_THAT(placement.numbers(1), ElementsAre(0, 2, 3));
 }
 
-TEST(PlacementTest, TensorsOfEqualSizeGoInTheirOrder) {
-  const auto placement = Placement::Of(SpecOf({7, 7, 7, 7, 7}), 3).value();
+TEST(PartPlacementTest, TensorsOfEqualSizeGoInTheirOrder) {
+  const auto placement = PartPlacement::Of(SpecOf({7, 7, 7, 7, 7}), 3).value();
   EXPECT_THAT(placement.numbers(0), ElementsAre(0, 3));
   EXPECT_THAT(placement.numbers(1), ElementsAre(1, 4));
   EXPECT_THAT(placement.numbers(2), ElementsAre(2));
@@ -41,19 +41,19 @@ TEST(PlacementTest, TensorsOfEqualSizeGoInTheirOrder) {
   EXPECT_EQ(placement[4].index, 1u);
 }
 
-TEST(PlacementTest, ThePartsMakeTheWholeAgain) {
+TEST(PartPlacementTest, ThePartsMakeTheWholeAgain) {
   const v1::RunSpec whole = SpecOf({10, 50, 30, 30, 5, 15});
-  const auto placement = Placement::Of(whole, 3).value();
+  const auto placement = PartPlacement::Of(whole, 3).value();
   const std::vector<v1::RunSpec> parts = placement.Split(whole);
   EXPECT_EQ(parts[2].part().index(), 2u);
   EXPECT_EQ(parts[2].part().whole_tensors(), 6u);
-  const auto again = Placement::OfParts(parts);
+  const auto again = PartPlacement::OfParts(parts);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->WholeOf(parts).SerializeAsString(), whole.SerializeAsString());
 }
 
-TEST(PlacementTest, WhatIsAddedLeavesTheOthersWhereTheyAre) {
-  const auto before = Placement::Of(SpecOf({10, 50, 30}), 2).value();
+TEST(PartPlacementTest, WhatIsAddedLeavesTheOthersWhereTheyAre) {
+  const auto before = PartPlacement::Of(SpecOf({10, 50, 30}), 2).value();
   const auto after = before.Extended(SpecOf({10, 50, 30, 100, 1}));
   for (uint32_t tensor = 0; tensor < 3; ++tensor) EXPECT_EQ(after[tensor].part, before[tensor].part) << tensor;
   EXPECT_EQ(after[3].part, 1u);  // of 50 and 40
@@ -61,23 +61,23 @@ TEST(PlacementTest, WhatIsAddedLeavesTheOthersWhereTheyAre) {
   EXPECT_EQ(after.tensors(), 5u);
 }
 
-TEST(PlacementTest, OtherPartsAreRefused) {
+TEST(PartPlacementTest, OtherPartsAreRefused) {
   const v1::RunSpec whole = SpecOf({10, 50, 30, 20});
-  std::vector<v1::RunSpec> parts = Placement::Of(whole, 2)->Split(whole);
+  std::vector<v1::RunSpec> parts = PartPlacement::Of(whole, 2)->Split(whole);
   const auto said = [](const std::vector<v1::RunSpec>& specs) {
-    return std::string(Placement::OfParts(specs).status().message());
+    return std::string(PartPlacement::OfParts(specs).status().message());
   };
   EXPECT_THAT(said({parts[1], parts[0]}), HasSubstr("has part 1 of 2"));
   EXPECT_THAT(said({parts[0], whole}), HasSubstr("has all of it"));
   EXPECT_THAT(said({parts[0]}), HasSubstr("has part 0 of 2"));
   v1::RunSpec other = SpecOf({10, 50, 30, 20, 40});
-  EXPECT_THAT(said({parts[0], Placement::Of(other, 2)->Split(other)[1]}), HasSubstr("do not make up one run"));
-  EXPECT_THAT(std::string(Placement::Of(whole, 5).status().message()), HasSubstr("name fewer"));
+  EXPECT_THAT(said({parts[0], PartPlacement::Of(other, 2)->Split(other)[1]}), HasSubstr("do not make up one run"));
+  EXPECT_THAT(std::string(PartPlacement::Of(whole, 5).status().message()), HasSubstr("name fewer"));
 }
 
 // Added in the order of the run's tensors, whichever daemon has them: the bits of one daemon's norm.
 TEST(MergeTest, SquaresAreAddedInTheOrderOfTheRun) {
-  const auto placement = Placement::Of(SpecOf({4, 3, 2, 1}), 2).value();  // 0 and 3, 1 and 2
+  const auto placement = PartPlacement::Of(SpecOf({4, 3, 2, 1}), 2).value();  // 0 and 3, 1 and 2
   const double large = 1e16, none = std::nan("");
   const std::vector<MeasuredStep> measures = {{.squares = {large, 1}}, {.squares = {1, none}}};
   EXPECT_EQ(MergeMeasures(measures, placement, {}).grad_norm(), std::sqrt((large + 1) + 1));
@@ -85,7 +85,7 @@ TEST(MergeTest, SquaresAreAddedInTheOrderOfTheRun) {
 }
 
 TEST(MergeTest, TheFirstTensorThatIsNotFiniteIsTheRuns) {
-  const auto placement = Placement::Of(SpecOf({4, 3, 2, 1}), 2).value();
+  const auto placement = PartPlacement::Of(SpecOf({4, 3, 2, 1}), 2).value();
   const std::vector<std::string> names = {"a", "b", "c", "d"};
   const std::vector<MeasuredStep> measures = {{.nonfinite_tensors = 1, .squares = {1, 1}, .first_nonfinite = 1},
                                               {.nonfinite_tensors = 2, .squares = {1, 1}, .first_nonfinite = 0}};
@@ -107,7 +107,7 @@ v1::StepResult Outcome(v1::StepOutcome outcome, const std::string& reason = "",
 }
 
 TEST(MergeTest, TheOutcomeIsTheWorst) {
-  const auto placement = Placement::Of(SpecOf({4, 3, 2, 1}), 2).value();
+  const auto placement = PartPlacement::Of(SpecOf({4, 3, 2, 1}), 2).value();
   const std::vector<std::string> names = {"a:7700", "b:7700"};
   const auto applied = Outcome(v1::STEP_OUTCOME_APPLIED);
   const auto lost = Outcome(v1::STEP_OUTCOME_ABORTED, "rank_lost", {0, 1});

@@ -1,4 +1,4 @@
-#include "client/cpp/parts/placement.h"
+#include "client/cpp/parts/part_placement.h"
 
 #include <algorithm>
 #include <numeric>
@@ -25,21 +25,21 @@ absl::Status NoParts(const v1::RunSpec& spec, uint32_t part, uint32_t count) {
 
 }  // namespace
 
-absl::StatusOr<Placement> Placement::Of(const v1::RunSpec& whole, uint32_t parts) {
+absl::StatusOr<PartPlacement> PartPlacement::Of(const v1::RunSpec& whole, uint32_t parts) {
   if (static_cast<uint32_t>(whole.tensors_size()) < parts) {
     return absl::InvalidArgumentError(absl::StrCat("run '", whole.run_id(), "' has ", whole.tensors_size(),
                                                    " tensors, and ", parts,
                                                    " daemons are named, each of which would "
                                                    "have whole ones: name fewer"));
   }
-  Placement placement;
+  PartPlacement placement;
   placement.numbers_.resize(parts);
   placement.PlaceFrom(whole, 0);
   return placement;
 }
 
-absl::StatusOr<Placement> Placement::OfParts(absl::Span<const v1::RunSpec> parts) {
-  Placement placement;
+absl::StatusOr<PartPlacement> PartPlacement::OfParts(absl::Span<const v1::RunSpec> parts) {
+  PartPlacement placement;
   const auto count = static_cast<uint32_t>(parts.size());
   uint32_t tensors = 0;
   for (uint32_t part = 0; part < count; ++part) {
@@ -68,14 +68,14 @@ absl::StatusOr<Placement> Placement::OfParts(absl::Span<const v1::RunSpec> parts
   return placement;
 }
 
-Placement Placement::Extended(const v1::RunSpec& whole) const {
-  Placement placement = *this;
+PartPlacement PartPlacement::Extended(const v1::RunSpec& whole) const {
+  PartPlacement placement = *this;
   placement.PlaceFrom(whole, std::min(tensors(), static_cast<uint32_t>(whole.tensors_size())));
   return placement;
 }
 
 // The largest first, each to the part that has the least.
-void Placement::PlaceFrom(const v1::RunSpec& whole, uint32_t first) {
+void PartPlacement::PlaceFrom(const v1::RunSpec& whole, uint32_t first) {
   std::vector<uint32_t> order(static_cast<uint32_t>(whole.tensors_size()) - first);
   std::iota(order.begin(), order.end(), first);
   const auto elements = [&](uint32_t tensor) { return Elements(whole.tensors(static_cast<int>(tensor))); };
@@ -93,7 +93,7 @@ void Placement::PlaceFrom(const v1::RunSpec& whole, uint32_t first) {
   Number();
 }
 
-void Placement::Number() {
+void PartPlacement::Number() {
   size_t tensors = 0;
   for (const std::vector<uint32_t>& numbers : numbers_) tensors += numbers.size();
   places_.resize(tensors);
@@ -102,7 +102,7 @@ void Placement::Number() {
   }
 }
 
-std::vector<v1::RunSpec> Placement::Split(v1::RunSpec whole) const {
+std::vector<v1::RunSpec> PartPlacement::Split(v1::RunSpec whole) const {
   google::protobuf::RepeatedPtrField<v1::TensorSpec> tensors;
   whole.mutable_tensors()->Swap(&tensors);
   std::vector<v1::RunSpec> specs(parts(), whole);
@@ -119,7 +119,7 @@ std::vector<v1::RunSpec> Placement::Split(v1::RunSpec whole) const {
   return specs;
 }
 
-v1::RunSpec Placement::WholeOf(absl::Span<const v1::RunSpec> parts) const {
+v1::RunSpec PartPlacement::WholeOf(absl::Span<const v1::RunSpec> parts) const {
   v1::RunSpec whole = parts[0];
   whole.clear_part();
   whole.clear_tensors();

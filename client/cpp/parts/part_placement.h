@@ -12,7 +12,7 @@
 
 namespace ballast {
 
-class Placement {
+class PartPlacement {
  public:
   // Where a tensor of the run is: its part, and its number there.
   struct Place {
@@ -20,13 +20,13 @@ class Placement {
     uint32_t index = 0;
   };
 
-  Placement() = default;
+  PartPlacement() = default;
   // Of a new run. INVALID_ARGUMENT: there are fewer tensors than parts.
-  static absl::StatusOr<Placement> Of(const v1::RunSpec& whole, uint32_t parts);
+  static absl::StatusOr<PartPlacement> Of(const v1::RunSpec& whole, uint32_t parts);
   // Of a run that is there, from what each daemon has of it, in their order; and where an amended spec's new tensors go.
   // FAILED_PRECONDITION: these are not the parts of one run, in this order.
-  static absl::StatusOr<Placement> OfParts(absl::Span<const v1::RunSpec> parts);
-  Placement Extended(const v1::RunSpec& whole) const;
+  static absl::StatusOr<PartPlacement> OfParts(absl::Span<const v1::RunSpec> parts);
+  PartPlacement Extended(const v1::RunSpec& whole) const;
 
   uint32_t parts() const { return static_cast<uint32_t>(numbers_.size()); }
   uint32_t tensors() const { return static_cast<uint32_t>(places_.size()); }
