@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -88,14 +89,13 @@ void ForEachRun(const std::vector<uint64_t>& bits, const Each& each) {
 
 // What each coding takes.
 struct Sizes {
-  uint64_t count = 0, gaps = 0, runs = 0, differences = 0;
+  uint64_t gaps = 0, runs = 0, differences = 0;
 };
 
 Sizes SizesOf(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after, size_t width) {
   Sizes sizes;
   uint64_t past = 0;
   ForEachBit(changed, [&](uint64_t i) {
-    ++sizes.count;
     sizes.gaps += CountBytes(i - past);
     past = i + 1;
     sizes.differences += CountBytes(Difference(CodeAt(before, i, width), CodeAt(after, i, width), width));
@@ -126,6 +126,17 @@ void PutPositions(const std::vector<uint64_t>& changed, uint64_t elements, Chang
         PutCount(length - 1, &to);
       });
   }
+}
+
+void PutValues(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after, size_t width,
+               Changes* changes) {
+  ForEachBit(changed, [&](uint64_t i) {
+    if (changes->value_coding == ValueCoding::kCodes) {
+      changes->values.append(reinterpret_cast<const char*>(after) + i * width, width);
+    } else {
+      PutCount(Difference(CodeAt(before, i, width), CodeAt(after, i, width), width), &changes->values);
+    }
+  });
 }
 
 // The positions that changes name, one after another.
@@ -185,35 +196,27 @@ absl::Status Malformed(absl::string_view what) {
 
 }  // namespace
 
-std::optional<Changes> FindChanges(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width,
-                                   uint64_t most_bytes) {
+FoundChanges FindChanges(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width,
+                         uint64_t most_bytes) {
   const std::vector<uint64_t> changed = FindChanged(before, after, width);
-  const uint64_t elements = before.size() / width;
-  uint64_t count = 0;
-  for (const uint64_t word : changed) count += static_cast<uint64_t>(std::popcount(word));
-  if (count > most_bytes) return std::nullopt;  // a value takes a byte at least
+  FoundChanges found;
+  for (const uint64_t word : changed) found.count += static_cast<uint64_t>(std::popcount(word));
+  if (found.count > most_bytes) return found;  // a value takes a byte at least
+  if (found.count == 0) return {.changes = Changes{}};
   const Sizes sizes = SizesOf(changed, before.data(), after.data(), width);
-  if (count == 0) return Changes{};
+  const uint64_t bitmap = (before.size() / width + 7) / 8, codes = found.count * width;
   Changes changes{.position_coding = sizes.runs < sizes.gaps ? PositionCoding::kRuns : PositionCoding::kGaps,
-                  .value_coding = sizes.differences < count * width ? ValueCoding::kDifferences : ValueCoding::kCodes,
-                  .count = count};
-  uint64_t positions = std::min(sizes.gaps, sizes.runs);
-  if ((elements + 7) / 8 < positions) {
-    changes.position_coding = PositionCoding::kBitmap;
-    positions = (elements + 7) / 8;
-  }
-  const uint64_t values = std::min(sizes.differences, count * width);
-  if (positions + values > most_bytes) return std::nullopt;
+                  .value_coding = sizes.differences < codes ? ValueCoding::kDifferences : ValueCoding::kCodes,
+                  .count = found.count};
+  if (bitmap < std::min(sizes.gaps, sizes.runs)) changes.position_coding = PositionCoding::kBitmap;
+  const uint64_t positions = std::min({bitmap, sizes.gaps, sizes.runs}), values = std::min(sizes.differences, codes);
+  if (positions + values > most_bytes) return found;
   changes.positions.reserve(positions);
   changes.values.reserve(values);
-  PutPositions(changed, elements, &changes);
-  ForEachBit(changed, [&](uint64_t i) {
-    const uint64_t from = CodeAt(before.data(), i, width), to = CodeAt(after.data(), i, width);
-    if (changes.value_coding == ValueCoding::kDifferences)
-      return PutCount(Difference(from, to, width), &changes.values);
-    changes.values.append(reinterpret_cast<const char*>(after.data()) + i * width, width);
-  });
-  return changes;
+  PutPositions(changed, before.size() / width, &changes);
+  PutValues(changed, before.data(), after.data(), width, &changes);
+  found.changes = std::move(changes);
+  return found;
 }
 
 absl::Status ApplyChanges(const ChangesView& changes, size_t width, absl::Span<std::byte> chunk) {

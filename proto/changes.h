@@ -36,10 +36,14 @@ struct Changes {
   uint64_t bytes() const { return positions.size() + values.size(); }
 };
 
-// From `before` to `after`, which have the same length, a multiple of the width. None: it would take more than
-// `most_bytes`.
-std::optional<Changes> FindChanges(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width,
-                                   uint64_t most_bytes);
+struct FoundChanges {
+  uint64_t count = 0;                   // of elements that have changed
+  std::optional<Changes> changes = {};  // none: they would take more than was allowed
+};
+
+// From `before` to `after`, which have the same length, a multiple of the width.
+FoundChanges FindChanges(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width,
+                         uint64_t most_bytes);
 
 // Changes as they lie in a message.
 struct ChangesView {

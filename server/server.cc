@@ -29,6 +29,7 @@
 #include "server/ops/ops_api.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/connection_table.h"
+#include "server/rpc/follow_service.h"
 #include "server/rpc/self_check.h"
 #include "server/rpc/tcp_listener.h"
 #include "server/rpc/tls_credentials.h"
@@ -118,7 +119,8 @@ class GrpcServer final : public Server {
         open_timeout_s_(config.limits.open_timeout_s),
         trainer_(environment(), config.limits),
         status_(&devices_, &runs_, std::move(ops_address), config.ops_http.tls),
-        admin_(environment(), config.limits, &status_) {
+        admin_(environment(), config.limits, &status_),
+        follow_(environment()) {
     if (storage_ == nullptr) return;
     storage_->command()->Tell(
         [this](const std::string& run_id, std::string_view result) { runs_.OnCopied(run_id, result); });
@@ -160,6 +162,7 @@ class GrpcServer final : public Server {
   TrainerService trainer_;
   DaemonStatus status_;
   AdminService admin_;
+  FollowService follow_;
   OpsApi api_{&status_};
   std::string address_;
   std::string shm_socket_;  // set before the first call; empty: no shared memory
@@ -228,6 +231,7 @@ absl::Status GrpcServer::Listen(const Config& config, const CertificateKeeper* c
   ASSIGN_OR_RETURN(const uint32_t connections, MostConnections(config.limits.connections, MostDescriptors()));
   builder.RegisterService(&trainer_);
   builder.RegisterService(&admin_);
+  builder.RegisterService(&follow_);
   builder.SetContextAllocator(std::make_unique<CountingAllocator>(&connections_));
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::UnavailableError(absl::StrCat("cannot listen on ", config.listen));

@@ -100,6 +100,7 @@ v1::RunSpec Fixed(const v1::RunSpec& spec) {
   fixed.clear_accumulation();
   fixed.clear_max_grad_norm();
   fixed.clear_checkpoint();
+  fixed.clear_follow();
   if (fixed.has_part()) {
     fixed.mutable_part()->clear_tensors();
     fixed.mutable_part()->clear_whole_tensors();
@@ -114,7 +115,7 @@ absl::Status CheckAmendment(const v1::RunSpec& existing, const v1::RunSpec& aske
     return absl::InvalidArgumentError(
         absl::StrCat("AmendRun: ", *difference,
                      ", which is for the whole life of a run; tensors, groups, hyperparameters, accumulation, "
-                     "max_grad_norm and checkpoint may change. Ask for it in a run of another name"));
+                     "max_grad_norm, checkpoint and follow may change. Ask for it in a run of another name"));
   }
   return CheckTensors(existing, asked);
 }

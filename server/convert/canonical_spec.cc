@@ -64,6 +64,12 @@ void FillCheckpoint(v1::CheckpointPolicy* policy) {
   if (journaled && policy->journal_steps() == 0) policy->set_journal_steps(kJournalSteps);
 }
 
+void FillFollow(v1::FollowSpec* follow) {
+  const FollowSettings defaults;
+  if (follow->every() == 0) follow->set_every(defaults.every);
+  if (follow->readers() == 0) follow->set_readers(defaults.readers);
+}
+
 // Field by field through reflection, so that a field added to the spec is compared without an edit here.
 class Comparison {
  public:
@@ -178,6 +184,7 @@ v1::RunSpec Canonical(const v1::RunSpec& spec, bool has_storage) {
   FillSpikes(canonical.mutable_spikes());
   if (canonical.has_tensor_clip()) FillTensorClip(canonical.mutable_tensor_clip());
   if (has_storage) FillCheckpoint(canonical.mutable_checkpoint());
+  if (canonical.has_follow()) FillFollow(canonical.mutable_follow());
   return canonical;
 }
 

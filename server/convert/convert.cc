@@ -23,6 +23,7 @@ v1::ByteCounts FromBytes(const PlanBytes& b) {
   counts.set_padding(b.padding);
   counts.set_snapshots(b.snapshots);
   counts.set_client_state(b.client_state);
+  counts.set_following(b.following);
   return counts;
 }
 
@@ -234,6 +235,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
   out.set_generation(status.generation);
   out.mutable_snapshot_steps()->Add(status.snapshots.begin(), status.snapshots.end());
   out.set_rewinds(status.rewinds);
+  if (status.follow) *out.mutable_follow() = FromFollow(*status.follow);
   if (status.durability) *out.mutable_durability() = FromDurability(*status.durability);
   return out;
 }

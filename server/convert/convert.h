@@ -12,10 +12,12 @@
 #include "absl/types/span.h"
 
 #include "ballast/v1/admin.pb.h"
+#include "ballast/v1/follow.pb.h"
 #include "ballast/v1/run.pb.h"
 #include "ballast/v1/trainer.pb.h"
 #include "server/config/config.h"
 #include "server/device/device_pool.h"
+#include "server/follow/followers.h"
 #include "server/plan/plan.h"
 #include "server/run/rank_stream.h"
 #include "server/run/run.h"
@@ -64,6 +66,8 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 // The newest `most` of the steps after step `after`.
 v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);
 RewindOrder ToRewindOrder(const v1::RewindRequest& request);
+absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, const RunSpec& spec);
+v1::FollowStatus FromFollow(const FollowFigures& figures);
 v1::DurabilityStatus FromDurability(const Durability& durability);
 v1::CheckpointResponse FromCheckpointed(const RunRegistry::Checkpointed& checkpointed);
 v1::ListCheckpointsResponse FromStored(const std::vector<RunRegistry::StoredCheckpoint>& stored);
@@ -73,6 +77,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
 absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made);  // when all else is there
 absl::Status TakeRewind(const v1::RunSpec& spec, RunSpec* made);
+absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakePart(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeCheckpoints(const v1::RunSpec& spec, bool has_storage, RunSpec* made);
 absl::StatusOr<GroupSpec> ToGroupSpec(const v1::GroupSpec& group, const std::string& at);

@@ -59,6 +59,8 @@ bool HasFamily(const RunShape& run, const MetricFamily& family) {
       return run.two_components;
     case OfRuns::kDurable:
       return run.durable;
+    case OfRuns::kFollowed:
+      return run.followed;
   }
   return true;
 }

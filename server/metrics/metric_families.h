@@ -18,8 +18,10 @@ namespace ballast {
 class Samples;
 struct RunLabels;
 struct CheckpointFigures;
+struct FollowerFigures;
 struct SpikeReport;
 struct StepRecord;
+struct VersionFigures;
 
 enum class MetricType { kCounter, kGauge, kHistogram };
 
@@ -30,11 +32,15 @@ struct MetricReading {
   using OfStep = void (*)(const StepRecord& step, Samples& to);                     // at each closed step
   using OfSpikes = void (*)(const SpikeReport& spikes, Samples& to);                // likewise
   using OfCheckpoint = void (*)(const CheckpointFigures& checkpoint, Samples& to);  // when one is durable
+  using OfVersion = void (*)(const VersionFigures& version, Samples& to);           // when one is made
+  using OfFollowers = void (*)(const FollowerFigures& followers, Samples& to);      // when they change
 
   OfRun of_run = nullptr;
   OfStep of_step = nullptr;
   OfSpikes of_spikes = nullptr;
   OfCheckpoint of_checkpoint = nullptr;
+  OfVersion of_version = nullptr;
+  OfFollowers of_followers = nullptr;
 
   constexpr MetricReading() = default;
   template <class Function>
@@ -45,17 +51,22 @@ struct MetricReading {
       of_step = read;
     } else if constexpr (std::is_convertible_v<Function, OfSpikes>) {
       of_spikes = read;
-    } else {
+    } else if constexpr (std::is_convertible_v<Function, OfCheckpoint>) {
       of_checkpoint = read;
+    } else if constexpr (std::is_convertible_v<Function, OfVersion>) {
+      of_version = read;
+    } else {
+      of_followers = read;
     }
   }
   constexpr bool any() const {
-    return of_run != nullptr || of_step != nullptr || of_spikes != nullptr || of_checkpoint != nullptr;
+    return of_run != nullptr || of_step != nullptr || of_spikes != nullptr || of_checkpoint != nullptr ||
+           of_version != nullptr || of_followers != nullptr;
   }
 };
 
 // Which runs have a family; of the others' it has no series.
-enum class OfRuns { kAll, kTwoComponents, kDurable };
+enum class OfRuns { kAll, kTwoComponents, kDurable, kFollowed };
 
 struct MetricFamily {
   const char* section;
@@ -94,6 +105,7 @@ struct RunShape {
   uint64_t ranks = 1;
   bool two_components = false;  // some weight is stored in two
   bool durable = false;         // it is written to a disk
+  bool followed = false;        // readers may follow it
 };
 bool HasFamily(const RunShape& run, const MetricFamily& family);
 // Time series (lines of /metrics) of all families with a run_id, for one run.

@@ -86,6 +86,16 @@ inline void PhasesOfCheckpoint(const CheckpointFigures& checkpoint, Samples& to)
 }
 
 template <auto Field>
+void OfVersion(const VersionFigures& version, Samples& to) {
+  to.AddNumber(version.*Field);
+}
+
+template <auto Field>
+void OfFollowers(const FollowerFigures& followers, Samples& to) {
+  to.AddNumber(followers.*Field);
+}
+
+template <auto Field>
 void OfSpikes(const SpikeReport& spikes, Samples& to) {
   to.AddNumber(spikes.*Field);
 }

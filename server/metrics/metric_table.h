@@ -23,6 +23,12 @@ consteval MetricFamily Durable(MetricFamily family) {
   return family;
 }
 
+// Of runs that readers may follow.
+consteval MetricFamily Followed(MetricFamily family) {
+  family.of_runs = OfRuns::kFollowed;
+  return family;
+}
+
 #define BALLAST_RUN_STATES "waiting|training|idle|finished|failed"
 #define BALLAST_PREDICTORS "rms|curvature|gradient_norm"
 #define BALLAST_TORN_REASONS "restarted|rank_lost|data_loss|timeout|other"
@@ -296,9 +302,36 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "Free for this daemon on the file system of storage.dir; none without storage."},
     {"Durability", "ballast_storage_size_bytes", MetricType::kGauge, "", "Size of that file system."},
 
+    Followed({"Following", "ballast_followers", MetricType::kGauge, "run_id",
+              "Readers that follow the run's weights now.", reading::OfFollowers<&FollowerFigures::count>}),
+    Followed(
+        {"Following", "ballast_follower_behind_seconds", MetricType::kGauge, "run_id",
+         "For how long there has been a version that a reader wants and was not sent whole: of the one for which that "
+         "is longest.",
+         reading::OfFollowers<&FollowerFigures::behind_seconds>}),
+    Followed(
+        {"Following", "ballast_followers_ended_total", MetricType::kCounter, "run_id reason=slow|other",
+         "Readers whose call was ended since a new version needed the memory of the one that they were being sent."}),
+    Followed({"Following", "ballast_follow_sent_bytes_total", MetricType::kCounter, "run_id kind=whole|changes",
+              "Weights sent to readers that follow, in versions that came whole or as changes."}),
+    Followed({"Following", "ballast_version_step", MetricType::kGauge, "run_id",
+              "The step of the newest version; none are made while nobody follows.",
+              reading::OfVersion<&VersionFigures::step>}),
+    Followed({"Following", "ballast_version_make_duration_seconds", MetricType::kHistogram, "run_id",
+              "From a step's close until the version was made of it, beside the next step.",
+              reading::OfVersion<&VersionFigures::make_seconds>, kStallBuckets}),
+    Followed({"Following", "ballast_version_bytes", MetricType::kGauge, "run_id", "Of the newest version, sent whole.",
+              reading::OfVersion<&VersionFigures::bytes>}),
+    Followed({"Following", "ballast_version_change_bytes", MetricType::kGauge, "run_id",
+              "Of what it has changed of the version before; 0: there was none.",
+              reading::OfVersion<&VersionFigures::change_bytes>}),
+    Followed({"Following", "ballast_version_changed_ratio", MetricType::kGauge, "run_id",
+              "Weights that it has changed, as they are served, of all.",
+              reading::OfVersion<&VersionFigures::changed_ratio>}),
+
     {"Memory", "ballast_host_memory_used_bytes", MetricType::kGauge,
-     "device kind=weights|momentum|variance|gradients|staging|snapshots|client_state",
-     "Host memory reserved by runs; of those on a GPU, their snapshots and client_state alone."},
+     "device kind=weights|momentum|variance|gradients|staging|snapshots|client_state|following",
+     "Host memory reserved by runs; of those on a GPU, their snapshots, client_state and following alone."},
     {"Memory", "ballast_host_memory_limit_bytes", MetricType::kGauge, "device",
      "What runs may reserve of it together."},
     {"Memory", "ballast_gpu_memory_used_bytes", MetricType::kGauge,

@@ -31,10 +31,15 @@ struct RunLabels {
   uint32_t ranks = 1;               // at most
   bool two_components = false;      // some weight is stored in two
   double rms_threshold = 0;
-  bool durable = false;  // it is written to a disk: only then it has the series of "Durability"
+  bool durable = false;   // it is written to a disk: only then it has the series of "Durability"
+  bool followed = false;  // readers may follow it: only then it has those of "Following"
 
   RunShape shape() const {
-    return {.layers = layers.size(), .ranks = ranks, .two_components = two_components, .durable = durable};
+    return {.layers = layers.size(),
+            .ranks = ranks,
+            .two_components = two_components,
+            .durable = durable,
+            .followed = followed};
   }
 };
 
@@ -54,6 +59,20 @@ struct CheckpointFigures {
   double write_seconds = 0;     // until all its files were synced
   double publish_seconds = 0;   // since
   double stall_seconds = 0;     // that steps lost to the snapshot, at most
+};
+
+// A version that was made for readers that follow a run.
+struct VersionFigures {
+  uint64_t step = 0, generation = 0;
+  uint64_t bytes = 0;         // of all of it
+  uint64_t change_bytes = 0;  // of what it has changed of the one before; 0: there was none
+  double changed_ratio = 0;   // elements that it has changed, of all
+  double make_seconds = 0;    // from the step's close
+};
+// Those readers now.
+struct FollowerFigures {
+  uint32_t count = 0;
+  double behind_seconds = 0;  // of the one for which a version that it wants has been there longest
 };
 
 // What a run is about.
@@ -95,6 +114,9 @@ class RunMetrics {
   virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike | restore
   virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnActivity(const ActivityFigures& figures) = 0;
+  // These two of a run that may be followed; others have no such series.
+  virtual void OnVersion(const VersionFigures& figures) = 0;
+  virtual void OnFollowers(const FollowerFigures& figures) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | finished | failed
   // A run with the same id has taken this one's place: it alone counts among ballast_runs. Nothing follows.
   virtual void OnReplaced() = 0;

@@ -129,6 +129,10 @@ void RunSeries::OnCheckpoint(const CheckpointFigures& figures) {
   Read(&MetricReading::of_checkpoint, figures);
 }
 
+void RunSeries::OnVersion(const VersionFigures& figures) { Read(&MetricReading::of_version, figures); }
+
+void RunSeries::OnFollowers(const FollowerFigures& figures) { Read(&MetricReading::of_followers, figures); }
+
 void RunSeries::OnCheckpointFailed(std::string_view trigger) { checkpoints_failed_.at(trigger).Increment(); }
 
 void RunSeries::OnDurable(uint64_t step) {

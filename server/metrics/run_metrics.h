@@ -56,6 +56,8 @@ class RunSeries final : public RunMetrics {
   void OnRewind(std::string_view reason) override;
   void OnSnapshots(size_t kept) override { snapshots_->Set(static_cast<double>(kept)); }
   void OnActivity(const ActivityFigures& figures) override;
+  void OnVersion(const VersionFigures& figures) override;
+  void OnFollowers(const FollowerFigures& figures) override;
   void OnState(std::string_view state) override;
   void OnReplaced() override { LeaveState(); }
 

@@ -131,6 +131,10 @@ uint64_t MatrixBytes(const RunSpec& spec, const TensorSpec& t) {
   return bytes == kUncountable ? bytes : AlignUp(bytes);
 }
 
+uint64_t VersionBytes(const RunSpec& spec, const Plan& plan) {
+  return Sum(plan.pull_bytes, Product(ChunkStarts(spec).back(), kPieceOverhead));
+}
+
 ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t) {
   if (t.row_length == 0) return {};
   const uint64_t chunks = ChunkCount(spec, t), full = t.elements / spec.chunk_elements;
@@ -185,6 +189,10 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   if (HasJournal(spec)) Add(&plan.shards[0].bytes.staging, kJournalBuffers);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, SnapshotImages(spec));
+  if (spec.follow) {
+    const uint64_t message = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);
+    plan.shards[0].bytes.following = Sum(FollowMemoryBytes(spec, plan), Product(spec.follow->readers, message));
+  }
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;
 }

@@ -21,14 +21,14 @@
 
 namespace ballast {
 
-// Bytes by kind, as in the message ByteCounts. `padding` is already part of the first three. `snapshots` and
-// `client_state` are in host memory, wherever the device is.
+// Bytes by kind, as in the message ByteCounts. `padding` is already part of the first three. `snapshots`,
+// `client_state` and `following` are in host memory, wherever the device is.
 struct PlanBytes {
   uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0,
-           client_state = 0;
+           client_state = 0, following = 0;
   uint64_t stored() const { return Sum(Sum(weights, momentum), variance); }
   uint64_t on_device() const { return Sum(Sum(stored(), gradients), staging); }
-  uint64_t beside_device() const { return Sum(snapshots, client_state); }
+  uint64_t beside_device() const { return Sum(Sum(snapshots, client_state), following); }
   uint64_t total() const { return Sum(on_device(), beside_device()); }
   PlanBytes& operator+=(const PlanBytes& other);
   PlanBytes& operator-=(const PlanBytes& other);
@@ -49,6 +49,7 @@ inline constexpr ByteKind kByteKinds[] = {
     {"staging", &PlanBytes::staging, true},
     {"snapshots", &PlanBytes::snapshots, false},
     {"client_state", &PlanBytes::client_state, false},
+    {"following", &PlanBytes::following, false},
 };
 
 struct GroupPlan {
@@ -161,6 +162,17 @@ inline constexpr uint64_t kMostClientState = uint64_t{1} << 20;
 // snapshot.
 inline uint64_t ClientStateBytes(uint64_t ranks, uint64_t snapshots) {
   return ranks * (2 + snapshots) * kMostClientState;
+}
+
+// What a chunk of a version takes beside its weights (server/follow): its place, its owners' count, and the allocator's.
+inline constexpr uint64_t kPieceOverhead = 256;
+// Where readers may follow the run: a version of all weights as they are served.
+uint64_t VersionBytes(const RunSpec& spec, const Plan& plan);
+// What versions, and what they have changed, may take together: the newest version, the one that is made, what that may
+// have changed, which is half of it at most, and one that a slow reader is in the middle of.
+inline uint64_t FollowMemoryBytes(const RunSpec& spec, const Plan& plan) {
+  const uint64_t version = VersionBytes(spec, plan);
+  return Sum(Product(3, version), version / 2);
 }
 
 // What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.

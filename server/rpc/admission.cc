@@ -26,6 +26,7 @@ constexpr auto kNeeds = std::to_array<NamedNeed>({
     {"GetHistory", {Scope::kObserve, true}},
     {"ListCheckpoints", {Scope::kObserve, true}},
     {"Pull", {Scope::kPull, true}},
+    {"Subscribe", {Scope::kPull, true}},
     {"CreateRun", {Scope::kPush, true}},
     {"AmendRun", {Scope::kPush, true}},
     {"Attach", {Scope::kPush, true}},

@@ -26,7 +26,8 @@ RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layer
           .ranks = spec.ranks,
           .two_components = HasPairedMaster(spec),
           .rms_threshold = spec.spikes.rms_threshold,
-          .durable = spec.checkpoints.has_value()};
+          .durable = spec.checkpoints.has_value(),
+          .followed = spec.follow.has_value()};
 }
 
 absl::Status Ended(const RunSpec& spec) {
@@ -97,6 +98,7 @@ absl::Status Run::Allocate(const Options& options) try {
   ASSIGN_OR_RETURN(auto snapshots, SnapshotRing::Create(&spec_, store_.get()));
   RETURN_IF_ERROR(options.still_wanted());
   metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
+  AddFollowers();
   driver_ = std::make_unique<StepDriver>(StepExecutor::Environment{.spec = &spec_,
                                                                    .layers = &layers_,
                                                                    .store = store_.get(),
@@ -110,7 +112,8 @@ absl::Status Run::Allocate(const Options& options) try {
                                                                    .storage = storage_,
                                                                    .canonical_spec = &canonical_spec_,
                                                                    .spec_sha256 = spec_sha256_,
-                                                                   .products = products_});
+                                                                   .products = products_,
+                                                                   .followers = followers_.get()});
   digests_ = std::make_unique<DigestJob>(&spec_, store_.get(), plan_);
   pulls_ = std::make_unique<Pulls>(Pulls::Environment{
       .spec = &spec_, .store = store_.get(), .digests = digests_.get(), .source_of = [this](uint64_t step) {
@@ -122,7 +125,7 @@ absl::Status Run::Allocate(const Options& options) try {
                                 .driver = driver_.get(),
                                 .digests = digests_.get(),
                                 .board = &board_,
-                                .end_readers = [this](const absl::Status& why) { pulls_->End(why); }});
+                                .end_readers = [this](const absl::Status& why) { EndReaders(why); }});
   unattended_since_s_ = MonotonicSeconds();
   board_.Write([&](RunStatus& s) {
     s.bytes = LiveBytes();
@@ -145,6 +148,7 @@ PlanBytes Run::LiveBytes() const {
   live.padding = plan_.bytes.padding;
   live.snapshots = executor.rewinder().bytes();
   live.client_state = executor.client_state_bytes();
+  live.following = plan_.bytes.following;  // as it may come to be
   return live;
 }
 
@@ -175,6 +179,7 @@ void Run::Tick() {
     ShowState();
   }
   if (pulls_ != nullptr) pulls_->Tick(MonotonicSeconds());
+  if (followers_ != nullptr) followers_->Tick(MonotonicSeconds());
 }
 
 void Run::Attach(AttachRequest request, AttachDone done) {
@@ -320,6 +325,7 @@ void Run::Dismiss(const absl::Status& why) {
   driver_->End(why);
   if (digests_ != nullptr) digests_->Abandon(why);
   if (pulls_ != nullptr) pulls_->End(why);
+  if (followers_ != nullptr) followers_->End(why);
   if (loader_ != nullptr) loader_->End(why);
   closed_ = true;
 }
@@ -380,6 +386,7 @@ std::unique_ptr<ParameterStore> Run::EndNow(uint64_t* freed) {
   loader_.reset();
   digests_.reset();
   driver_.reset();
+  followers_.reset();
   if (metrics_ != nullptr) metrics_->OnRanks(0, spec_.ranks);
   if (!amended_.ok()) metrics_->OnReplaced();
   return std::move(store_);

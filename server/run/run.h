@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 
 #include "server/base/strand.h"
+#include "server/follow/followers.h"
 #include "server/run/journal_replay.h"
 #include "server/run/run_history.h"
 #include "server/run/run_status.h"
@@ -115,6 +116,11 @@ class Run {
   void OnPullWritten(std::shared_ptr<WeightSink> sink);
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 
+  // As in Followers. FAILED_PRECONDITION: the spec has no `follow`, or there are no weights.
+  void Follow(std::shared_ptr<VersionSink> sink, FollowOrder order);
+  void OnVersionSent(std::shared_ptr<VersionSink> sink);
+  void OnFollowerGone(std::shared_ptr<VersionSink> sink);
+
   // `done` once the run is held for another to take its place: no step is open, every connected rank has the last
   // one's weights and result, and until Release or TakeOver StepBegins wait, and LoadState and Rewind are UNAVAILABLE.
   // FAILED_PRECONDITION: a step is open, there are no weights, or the session is over; UNAVAILABLE: it is held already.
@@ -170,6 +176,10 @@ class Run {
   // Takes the spec, its texts and the plan out of them.
   explicit Run(Options* options);
   absl::Status Allocate(const Options& options);
+  // Where the spec has `follow`.
+  void AddFollowers();
+  // Those that pull and those that follow.
+  void EndReaders(const absl::Status& why);
   // What goes on in the run that takes this one's place.
   struct Heritage {
     StepExecutor::Past steps;
@@ -225,6 +235,7 @@ class Run {
   absl::Status amended_ = absl::OkStatus();        // once another run has taken its place: what latecomers are told
   std::optional<double> unattended_since_s_ = {};  // as in RunStatus
   std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<Followers> followers_;
   std::unique_ptr<StepDriver> driver_;
   std::unique_ptr<DigestJob> digests_;
   std::unique_ptr<Pulls> pulls_;

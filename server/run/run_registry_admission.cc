@@ -40,7 +40,8 @@ RunShape ShapeOf(const RunSpec& spec) {
   return {.layers = spec.layers.size(),
           .ranks = spec.ranks,
           .two_components = HasPairedMaster(spec),
-          .durable = spec.checkpoints.has_value()};
+          .durable = spec.checkpoints.has_value(),
+          .followed = spec.follow.has_value()};
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
+#include "server/follow/followers.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
 #include "server/run/run_activity.h"
@@ -63,6 +64,7 @@ struct RunStatus {
   std::vector<uint64_t> snapshots;  // steps that the run can be rewound to, ascending
   uint64_t rewinds = 0;
   std::optional<Durability> durability = {};      // none: there is no storage
+  std::optional<FollowFigures> follow = {};       // none: the spec does not have it
   std::optional<double> unattended_since_s = {};  // MonotonicSeconds, since no rank is held; none: one is
 };
 

@@ -2,6 +2,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 #include "server/run/run.h"
 
 namespace ballast {
@@ -47,6 +49,53 @@ void Run::OnPullWritten(std::shared_ptr<WeightSink> sink) {
 void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
   Post([this, sink = std::move(sink)] {
     if (!ended_) pulls_->OnGone(sink.get());
+  });
+}
+
+void Run::AddFollowers() {
+  if (!spec_.follow) return;
+  followers_ = std::make_unique<Followers>(Followers::Environment{
+      .spec = &spec_,
+      .plan = &plan_,
+      .store = store_.get(),
+      .strand = &strand_,
+      .metrics = metrics_.get(),
+      .show = [this](const FollowFigures& figures) { board_.Write([&](RunStatus& s) { s.follow = figures; }); }});
+  store_->set_before_change([this](uint32_t tensor) { followers_->BeforeChange(tensor); });
+}
+
+void Run::EndReaders(const absl::Status& why) {
+  pulls_->End(why);
+  if (followers_ != nullptr) followers_->Reset(why);
+}
+
+void Run::Follow(std::shared_ptr<VersionSink> sink, FollowOrder order) {
+  Post([this, sink = std::move(sink), order = std::move(order)]() mutable {
+    if (ended_ || closed_) return sink->Finish(Gone());
+    if (followers_ == nullptr) {
+      return sink->Finish(absl::FailedPreconditionError(absl::StrCat(
+          "run '", spec_.run_id, "' cannot be followed: its spec has no `follow` (RunSpec.follow); create it ",
+          "with one, or amend it")));
+    }
+    if (auto s = loader_->CheckRead(); !s.ok()) return sink->Finish(s);
+    followers_->Begin(std::move(order), std::move(sink));
+    driver_->MakeVersionIfWanted();
+  });
+}
+
+void Run::OnVersionSent(std::shared_ptr<VersionSink> sink) {
+  Post([this, sink = std::move(sink)] {
+    if (ended_ || followers_ == nullptr) return;
+    followers_->OnSent(sink.get());
+    driver_->MakeVersionIfWanted();  // what was in the way may be gone
+  });
+}
+
+void Run::OnFollowerGone(std::shared_ptr<VersionSink> sink) {
+  Post([this, sink = std::move(sink)] {
+    if (ended_ || followers_ == nullptr) return;
+    followers_->OnGone(sink.get());
+    driver_->MakeVersionIfWanted();
   });
 }
 

@@ -239,8 +239,12 @@ void StepDriver::Settle() {
     FinishWhenDone(rank);
   }
   executor_.CheckpointIfWanted();
+  executor_.MakeVersionIfWanted();
   // When no stream and no update waits for the devices.
-  if (executor_.updater().idle() && !links_.any_sending()) executor_.rewinder().SaveNext([this] { Settle(); });
+  if (executor_.updater().idle() && !links_.any_sending()) {
+    executor_.rewinder().SaveNext([this] { Settle(); });
+    executor_.EncodeVersion([this] { Settle(); });
+  }
   AnswerQuiet();
   FinishWhenDrained();
 }

@@ -42,6 +42,8 @@ class StepDriver {
   void OnStreamGone(const RankStream* stream);
   void Tick();
   void ShowAwaited();
+  // As in StepExecutor.
+  void MakeVersionIfWanted() { executor_.MakeVersionIfWanted(); }
 
   // As soon as the event in hand is done with and no step is being judged. Every session ends with proto/rewound.h's
   // status; updates under way are done first, and undone. FAILED_PRECONDITION names the snapshots kept.

@@ -28,6 +28,7 @@ StepExecutor::StepExecutor(Environment environment, std::function<void()> settle
       plan_(environment.plan),
       store_(environment.store),
       codec_(environment.storage.codec),
+      followers_(environment.followers),
       board_(environment.board),
       settle_(std::move(settle)),
       machine_(MachineOptions(*spec_, *plan_)),

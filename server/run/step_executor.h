@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "server/follow/followers.h"
 #include "server/run/checkpointer.h"
 #include "server/run/gradient_pool.h"
 #include "server/run/rank_links.h"
@@ -58,7 +59,8 @@ class StepExecutor {
     RunStorage storage = {};  // none: the spec has no checkpoints
     const std::string* canonical_spec = nullptr;
     std::string spec_sha256 = {};
-    std::string products = {};  // Run::products
+    std::string products = {};       // Run::products
+    Followers* followers = nullptr;  // none: the spec has no `follow`
   };
   // What an amended run goes on with.
   struct Past {
@@ -106,6 +108,13 @@ class StepExecutor {
   void KeepClosed();
   // Begins a checkpoint of what there is, where one is wanted and no step is open.
   void CheckpointIfWanted();
+  // Begins a version of the last closed step for readers that follow the run, where one is wanted and its weights are
+  // there.
+  void MakeVersionIfWanted();
+  // The devices have nothing else to do: some more of that version is encoded, then `done` is called.
+  void EncodeVersion(std::function<void()> done) {
+    if (followers_ != nullptr) followers_->EncodeNext(std::move(done));
+  }
   Checkpointer* checkpointer() { return checkpointer_.get(); }  // nullptr: the run is not checkpointed
   // Before anything else, after the other GoOnFrom: the run has been updated as its journal says, to this state.
   void GoOnFrom(const RunFigures& figures, const RunMemory& memory);
@@ -215,6 +224,7 @@ class StepExecutor {
   const Plan* const plan_;
   ParameterStore* const store_;
   const CheckpointCodec* const codec_;
+  Followers* const followers_;  // nullptr: the spec has no `follow`
   RunStatusBoard* const board_;
   const std::function<void()> settle_;
   StepMachine machine_;

@@ -77,7 +77,9 @@ void StepExecutor::Keep(const Unkept& closed) {
   const auto [step, torn] = closed;
   unkept_.reset();
   LogClosed(step);
-  if (!torn) rewinder_.OnClosed(step, [this] { return Memory(); });
+  if (torn) return;
+  rewinder_.OnClosed(step, [this] { return Memory(); });
+  MakeVersionIfWanted();
 }
 
 void StepExecutor::CheckpointIfWanted() {
@@ -89,6 +91,13 @@ void StepExecutor::CheckpointIfWanted() {
   if (!checkpointer_->WantsNow() || !updater_.idle() || judge_.awaits_answers()) return;
   if (machine_.step_open() && machine_.UpdatedAny()) return;
   rewinder_.Checkpoint([this] { return Memory(); });
+}
+
+void StepExecutor::MakeVersionIfWanted() {
+  if (followers_ == nullptr || !followers_->Wants(machine_.generation(), machine_.step() - 1)) return;
+  if (gate_.replacing() || !gate_.weights_loaded() || !updater_.idle() || judge_.awaits_answers()) return;
+  if (machine_.step_open() && machine_.UpdatedAny()) return;
+  followers_->Make(machine_.generation(), machine_.step() - 1);
 }
 
 RunMemory StepExecutor::Memory() const {

@@ -54,6 +54,7 @@ void WeightLoader::Begin(LoadCall call, bool replaces, Done done) {
     needs_.weights.assign(needs_.weights.size(), true);
     needs_.state.assign(needs_.state.size(), false);
     load_ = std::make_shared<LoadJob>(environment_.spec, environment_.store, &needs_);
+    if (loaded_) EndReaders();
     Show(false);  // until all of it is in
     return done(environment_.store->ForgetLoadedState());
   }
@@ -71,6 +72,10 @@ void WeightLoader::BeginReplacement() {
   load_ = std::make_shared<LoadJob>(environment_.spec, environment_.store, &needs_);
   environment_.driver->BeginReplacement();
   Show(false);
+  EndReaders();
+}
+
+void WeightLoader::EndReaders() {
   environment_.end_readers(absl::UnavailableError(
       absl::StrCat("the weights of run '", environment_.spec->run_id, "' are being replaced (LoadState); pull again")));
 }

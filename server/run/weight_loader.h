@@ -67,6 +67,7 @@ class WeightLoader {
   absl::Status CheckMoment(bool replaces) const;
   bool IsCurrent(LoadCall call) const { return load_ != nullptr && call_ == call; }
   void BeginReplacement();
+  void EndReaders();
   // Whether the run has weights, and why not.
   void Show(bool loaded);
   // The upload is over; what it has begun and not brought whole is lacking from now on.

@@ -70,6 +70,12 @@ struct RunPart {
   uint32_t count = 0;
 };
 
+// That readers may follow the run: ballast.v1.FollowSpec.
+struct FollowSettings {
+  uint32_t every = 1;     // steps from version to version
+  uint32_t readers = 16;  // at a time
+};
+
 inline constexpr uint32_t kJournalSteps = 16;  // CheckpointSettings::journal_steps where nothing is asked for
 
 struct RunSpec {
@@ -91,6 +97,7 @@ struct RunSpec {
   uint32_t snapshot_every = 50;
   std::optional<CheckpointSettings> checkpoints = {};  // none: nothing of the run is on a disk
   std::optional<RunPart> part = {};                    // none: this daemon has all of the run
+  std::optional<FollowSettings> follow = {};           // none: nobody may
   bool rewinds_torn = false;                           // a step that closes PARTIAL is undone
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;

@@ -4,15 +4,6 @@
 
 namespace ballast {
 
-namespace {
-
-template <typename Values>
-absl::Span<const std::byte> BytesOf(const Values& values) {
-  return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(*values.data())};
-}
-
-}  // namespace
-
 DigestJob::DigestJob(const RunSpec* spec, ParameterStore* store, const Plan& plan)
     : spec_(spec), store_(store), digests_(spec->tensors.size()), versions_(spec->tensors.size()) {
   scratch_.Reserve(plan.send_buffer_bytes, plan.send_buffer_scales);
@@ -80,10 +71,9 @@ void DigestJob::OnSmall() {
   if (waiting_.empty()) return later_.empty() ? void() : BeginPass();
   for (size_t i = 0; i < together_; ++i) {
     const auto& [piece, tensor, version] = small_[i];
-    digester_.emplace();
-    scale_digester_.emplace();
-    Add(piece, tensor, 0);
-    digests_[tensor] = TensorDigest(tensor);
+    TensorDigester digester(&spec_->tensors[tensor]);
+    digester.Add(piece.encoded(), piece.scales, 0);
+    digests_[tensor] = digester.Digest();
     versions_[tensor] = version;
   }
   NextTensor();
@@ -92,8 +82,7 @@ void DigestJob::OnSmall() {
 void DigestJob::BeginTensor() {
   chunk_ = 0;
   version_ = store_->version(tensor_);
-  digester_.emplace();
-  scale_digester_.emplace();
+  digester_.emplace(&spec_->tensors[tensor_]);
   NextChunk();
 }
 
@@ -107,30 +96,16 @@ void DigestJob::NextChunk() {
 void DigestJob::OnChunk() {
   encoding_ = false;
   if (waiting_.empty()) return later_.empty() ? void() : BeginPass();
-  Add(scratch_, tensor_, ChunkBegin(*spec_, chunk_));
+  digester_->Add(scratch_.encoded(), scratch_.scales, ChunkBegin(*spec_, chunk_));
   const bool last = ++chunk_ == ChunkCount(*spec_, spec_->tensors[tensor_]);
   const bool changed = store_->version(tensor_) != version_;
   if (changed && !last && restarts_++ < kMostRestarts) return BeginTensor();
   if (!last) return NextChunk();
-  digests_[tensor_] = TensorDigest(tensor_);
+  digests_[tensor_] = digester_->Digest();
   versions_[tensor_].reset();
   if (restarts_ <= kMostRestarts) versions_[tensor_] = version_;
   ++tensor_;
   NextTensor();
-}
-
-// A row's scale comes with every chunk that has elements of the row, and is counted with the first.
-void DigestJob::Add(const WeightPiece& piece, uint32_t tensor, uint64_t first) {
-  digester_->Add(BytesOf(piece.data));
-  const TensorSpec& t = spec_->tensors[tensor];
-  if (t.row_length == 0) return;
-  const size_t seen = first % t.row_length == 0 ? 0 : 1;
-  scale_digester_->Add(BytesOf(piece.scales).subspan(seen * sizeof(float)));
-}
-
-uint64_t DigestJob::TensorDigest(uint32_t tensor) const {
-  if (spec_->tensors[tensor].row_length == 0) return digester_->Digest();
-  return WeightDigest(BytesOf(std::vector{digester_->Digest(), scale_digester_->Digest()}));
 }
 
 }  // namespace ballast

@@ -17,9 +17,9 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "proto/checksum.h"
 
 #include "server/store/parameter_store.h"
+#include "server/store/tensor_digester.h"
 
 namespace ballast {
 
@@ -52,9 +52,6 @@ class DigestJob {
   void BeginTensor();
   void NextChunk();
   void OnChunk();
-  // The tensor's next chunk, from `first` on.
-  void Add(const WeightPiece& piece, uint32_t tensor, uint64_t first);
-  uint64_t TensorDigest(uint32_t tensor) const;
 
   const RunSpec* const spec_;
   ParameterStore* const store_;
@@ -68,7 +65,7 @@ class DigestJob {
   uint64_t chunk_ = 0;
   uint64_t version_ = 0;  // of the tensor, when its chunk 0 was encoded
   int restarts_ = 0;
-  std::optional<WeightDigester> digester_, scale_digester_;
+  std::optional<TensorDigester> digester_;
   std::vector<uint64_t> digests_;                  // by tensor
   std::vector<std::optional<uint64_t>> versions_;  // that they are of
 };

@@ -183,7 +183,7 @@ void ParameterStore::WhenSummed(uint32_t tensor, Done done) {
 void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
   const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
   step_of_[tensor] = values.step;
-  ++versions_[tensor];
+  Change(tensor);
   spots_[tensor].scales_of = nullptr;
   SubmitUpdate(tensor, task, std::move(done));
 }
@@ -314,7 +314,7 @@ void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done don
 
 void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done) {
   const TensorSpec& t = environment_.spec->tensors[range.tensor];
-  ++versions_[range.tensor];
+  Change(range.tensor);
   spots_[range.tensor].scales_of = nullptr;
   spots_[range.tensor].kept_after.reset();
   Submit(range.tensor,

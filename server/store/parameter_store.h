@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -152,6 +153,9 @@ class ParameterStore {
   // again.
   uint64_t version(uint32_t tensor) const { return versions_[tensor]; }
 
+  // Called, on the strand, before anything is submitted that changes a tensor's weights, or begins to.
+  void set_before_change(std::function<void(uint32_t tensor)> before) { before_change_ = std::move(before); }
+
   // Step of the tensor's last submitted update; 0: none.
   uint64_t step_of(uint32_t tensor) const { return step_of_[tensor]; }
   // Number of the tensor's submitted updates.
@@ -212,6 +216,11 @@ class ParameterStore {
   absl::Status ConvertState(const ParameterStore& past, TensorRange range, kernels::PlaneKind kind);
   // Waits until the tensor's shard has done it. UNAVAILABLE: the device has failed.
   absl::Status DoNow(uint32_t tensor, DeviceTask task);
+  // What is submitted next changes the tensor.
+  void Change(uint32_t tensor) {
+    if (before_change_) before_change_(tensor);
+    ++versions_[tensor];
+  }
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   // An update's: what is of a matrix works on what tensors share.
@@ -242,6 +251,7 @@ class ParameterStore {
   const std::shared_ptr<const bool> awaited_ = std::make_shared<const bool>();  // held by each completion under way
   std::vector<Spot> spots_;                                                     // by tensor, like the next three
   std::vector<uint64_t> versions_;
+  std::function<void(uint32_t)> before_change_;
   std::vector<uint64_t> updates_;
   std::vector<uint64_t> step_of_;
   std::vector<double> hyper_;  // scratch of Update

@@ -80,7 +80,7 @@ void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const Upd
   }
   updates_[tensor] = count.updates;
   step_of_[tensor] = count.step;
-  ++versions_[tensor];
+  Change(tensor);
   spots_[tensor].scales_of = nullptr;
   spots_[tensor].kept_after.reset();
   Submit(tensor, task, [](const TaskResult&) {});

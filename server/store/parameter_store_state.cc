@@ -90,7 +90,7 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
   RETURN_IF_ERROR(Encode(codec, planes, values, n, spec.tensors[range.tensor].name, kind));
   spots_[range.tensor].state_loaded = true;
   spots_[range.tensor].kept_after.reset();
-  ++versions_[range.tensor];
+  Change(range.tensor);
   Submit(range.tensor, task,
          OnStrand([room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
   return absl::OkStatus();
@@ -189,7 +189,7 @@ void ParameterStore::ClearState(uint32_t tensor, const std::shared_ptr<const Dev
 void ParameterStore::SetUpdates(uint32_t tensor, uint64_t updates) {
   updates_[tensor] = updates;
   spots_[tensor].state_loaded = true;
-  ++versions_[tensor];
+  Change(tensor);
 }
 
 }  // namespace ballast

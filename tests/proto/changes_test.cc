@@ -66,7 +66,7 @@ TEST_P(ChangesTest, AppliedTheyGiveTheNewCodes) {
     for (const uint64_t one_in : {1, 2, 7, 90, 100000}) {
       for (const uint64_t most : {0, 1, 3}) {
         const std::string before = Random(elements), after = Changed(before, one_in, most);
-        const auto changes = FindChanges(BytesOf(before), BytesOf(after), GetParam(), kNoLimit);
+        const auto changes = FindChanges(BytesOf(before), BytesOf(after), GetParam(), kNoLimit).changes;
         ASSERT_TRUE(changes.has_value());
         EXPECT_EQ(changes->count == 0, before == after);
         EXPECT_EQ(*Applied(before, ViewOf(*changes), GetParam()), after);
@@ -81,10 +81,10 @@ TEST_P(ChangesTest, AppliedTheyGiveTheNewCodes) {
 
 TEST_P(ChangesTest, MoreThanTheLimitIsNone) {
   const std::string before = Random(500), after = Changed(before, 10, 0);
-  const uint64_t bytes = FindChanges(BytesOf(before), BytesOf(after), GetParam(), kNoLimit)->bytes();
-  EXPECT_TRUE(FindChanges(BytesOf(before), BytesOf(after), GetParam(), bytes).has_value());
-  EXPECT_FALSE(FindChanges(BytesOf(before), BytesOf(after), GetParam(), bytes - 1).has_value());
-  EXPECT_TRUE(FindChanges(BytesOf(before), BytesOf(before), GetParam(), 0).has_value());
+  const uint64_t bytes = FindChanges(BytesOf(before), BytesOf(after), GetParam(), kNoLimit).changes->bytes();
+  EXPECT_TRUE(FindChanges(BytesOf(before), BytesOf(after), GetParam(), bytes).changes.has_value());
+  EXPECT_FALSE(FindChanges(BytesOf(before), BytesOf(after), GetParam(), bytes - 1).changes.has_value());
+  EXPECT_TRUE(FindChanges(BytesOf(before), BytesOf(before), GetParam(), 0).changes.has_value());
 }
 
 TEST_P(ChangesTest, WhateverComesIsAppliedOrRefused) {
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Widths, ChangesTest, testing::Values(1, 2, 4));
 
 TEST(ChangesCodingTest, OneStepUpAndDownTakeAByteEach) {
   const std::string before = Codes({7, 0x8001, 9, 9}), after = Codes({8, 0x8000, 9, 9});
-  const Changes changes = *FindChanges(BytesOf(before), BytesOf(after), 2, kNoLimit);
+  const Changes changes = *FindChanges(BytesOf(before), BytesOf(after), 2, kNoLimit).changes;
   EXPECT_EQ(changes.value_coding, ValueCoding::kDifferences);
   EXPECT_EQ(changes.values, "\x02\x01");
   EXPECT_EQ(changes.count, 2u);
@@ -112,7 +112,7 @@ TEST(ChangesCodingTest, OneStepUpAndDownTakeAByteEach) {
 TEST(ChangesCodingTest, ARunTakesTwoNumbers) {
   std::vector<uint16_t> before(10000), after(10000);
   for (size_t i = 200; i < 500; ++i) after[i] = 1;
-  const Changes changes = *FindChanges(BytesOf(Codes(before)), BytesOf(Codes(after)), 2, kNoLimit);
+  const Changes changes = *FindChanges(BytesOf(Codes(before)), BytesOf(Codes(after)), 2, kNoLimit).changes;
   EXPECT_EQ(changes.position_coding, PositionCoding::kRuns);
   EXPECT_EQ(changes.positions, "\xc8\x01\xab\x02");  // 200, 300 - 1
 }
@@ -122,7 +122,7 @@ TEST(ChangesCodingTest, ScatteredOnesAreGapsAndDenseOnesABitmap) {
   for (size_t i = 0; i < 4096; i += 100) scattered[i] = 1;
   for (size_t i = 0; i < 4096; i += 3) dense[i] = 1;
   const auto coding = [&](const std::vector<uint16_t>& after) {
-    return FindChanges(BytesOf(Codes(before)), BytesOf(Codes(after)), 2, kNoLimit)->position_coding;
+    return FindChanges(BytesOf(Codes(before)), BytesOf(Codes(after)), 2, kNoLimit).changes->position_coding;
   };
   EXPECT_EQ(coding(scattered), PositionCoding::kGaps);
   EXPECT_EQ(coding(dense), PositionCoding::kBitmap);

@@ -1,0 +1,174 @@
+#include "server/follow/follow_job.h"
+
+#include <algorithm>
+
+#include "server/base/clock.h"
+
+namespace ballast {
+
+FollowJob::FollowJob(const RunSpec* spec, FollowOrder order, std::shared_ptr<VersionSink> sink)
+    : spec_(spec),
+      chunk_starts_(ChunkStarts(*spec)),
+      every_(std::max<uint64_t>(order.every, 1)),
+      have_(order.have),
+      digests_(std::move(order.digests)),
+      sink_(std::move(sink)) {
+  for (const TensorSpec& t : spec_->tensors) elements_ += t.elements;
+}
+
+bool FollowJob::WantsAfter(VersionId id) const {
+  if (have_ == id) return false;
+  if (!have_ || id.epoch != have_->epoch || id.generation != have_->generation) return true;
+  return id.step >= have_->step + every_;
+}
+
+std::optional<double> FollowJob::BehindSince(const VersionHistory& history) const {
+  if (history.newest == nullptr || !WantsAfter(history.newest->id)) return std::nullopt;
+  for (const auto& change : history.changes) {
+    if (have_ == change->from) return change->made_s;
+  }
+  return history.newest->made_s;
+}
+
+void FollowJob::Offer(const VersionHistory& history) {
+  if (stopped_ || in_flight_ || history.newest == nullptr) return;
+  if (!WantsAfter(history.newest->id)) return;
+  parcels_ = Path(history);
+  if (parcels_.empty()) parcels_ = {history.newest};
+  place_ = 0;
+  opened_ = false;
+  bytes_ = 0;
+  began_s_ = MonotonicSeconds();
+  SendMore();
+}
+
+std::vector<FollowJob::Parcel> FollowJob::Path(const VersionHistory& history) const {
+  if (!have_) return {};
+  const auto& changes = history.changes;
+  const auto from = std::find_if(changes.begin(), changes.end(), [&](const auto& c) { return c->from == *have_; });
+  uint64_t bytes = 0;
+  std::for_each(from, changes.end(), [&](const auto& c) { bytes += c->bytes; });
+  if (bytes > history.newest->bytes) return {};
+  return {from, changes.end()};
+}
+
+bool FollowJob::LeavesOut(const WeightVersion& version, uint32_t tensor) const {
+  return !digests_.empty() && digests_[tensor] == version.digests[tensor];
+}
+
+uint64_t FollowJob::BytesOf(const WeightVersion& whole) const {
+  if (digests_.empty()) return whole.bytes;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < whole.digests.size(); ++i) {
+    if (LeavesOut(whole, i)) continue;
+    for (uint64_t c = chunk_starts_[i]; c < chunk_starts_[i + 1]; ++c) bytes += whole.pieces[c]->bytes();
+  }
+  return bytes;
+}
+
+void FollowJob::Open(const VersionOpening& opening) {
+  sink_->Write(opening);
+  opened_ = true;
+  next_ = 0;
+  tensor_ = 0;
+}
+
+void FollowJob::Close(VersionId id, uint64_t number, uint64_t changed) {
+  sink_->Write(VersionClosing{.id = id, .changed = changed, .elements = elements_});
+  have_ = id;
+  have_number_ = number;
+  digests_ = {};
+  opened_ = false;
+  ++place_;
+}
+
+bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
+  if (!opened_) {
+    Open({.id = change->id, .base = change->from, .bytes = change->bytes, .closed_unix_s = change->closed_unix_s});
+  }
+  for (; next_ < change->pieces.size(); ++next_) {
+    const ChangedPiece& piece = change->pieces[next_];
+    VersionChunk chunk{.tensor = piece.tensor, .chunk = piece.chunk, .last = piece.last, .digest = piece.digest};
+    if (piece.whole) {
+      chunk.values = piece.now->codes;
+      chunk.count = piece.now->codes.size() / WireBytes(spec_->tensors[piece.tensor].serving_format);
+      chunk.crc32c = piece.now->crc32c;
+    } else {
+      chunk.position_coding = piece.changes.position_coding;
+      chunk.value_coding = piece.changes.value_coding;
+      chunk.count = piece.changes.count;
+      chunk.positions = piece.changes.positions;
+      chunk.values = piece.changes.values;
+      chunk.crc32c = piece.crc32c;
+    }
+    if (piece.now != nullptr) chunk.scales = piece.now->scales;
+    if (!sink_->HasRoom(chunk.bytes())) return true;
+    sink_->Write(chunk);
+    bytes_ += chunk.bytes();
+    sent_.changes += chunk.bytes();
+  }
+  Close(change->id, change->number, change->elements);
+  return false;
+}
+
+bool FollowJob::WriteSome(const std::shared_ptr<const WeightVersion>& version) {
+  if (!opened_) {
+    const uint64_t skipped =
+        have_number_ && *have_number_ + 1 < version->number ? version->number - *have_number_ - 1 : 0;
+    Open({.id = version->id, .bytes = BytesOf(*version), .skipped = skipped, .closed_unix_s = version->closed_unix_s});
+  }
+  for (; next_ < version->pieces.size(); ++next_) {
+    while (next_ >= chunk_starts_[tensor_ + 1]) ++tensor_;
+    if (LeavesOut(*version, tensor_)) continue;
+    const VersionPiece& piece = *version->pieces[next_];
+    const VersionChunk chunk{.tensor = tensor_,
+                             .chunk = next_ - chunk_starts_[tensor_],
+                             .count = piece.codes.size() / WireBytes(spec_->tensors[tensor_].serving_format),
+                             .values = piece.codes,
+                             .scales = piece.scales,
+                             .crc32c = piece.crc32c,
+                             .last = next_ + 1 == chunk_starts_[tensor_ + 1],
+                             .digest = next_ + 1 == chunk_starts_[tensor_ + 1] ? version->digests[tensor_] : 0};
+    if (!sink_->HasRoom(chunk.bytes())) return true;
+    sink_->Write(chunk);
+    bytes_ += chunk.bytes();
+    sent_.whole += chunk.bytes();
+  }
+  Close(version->id, version->number, elements_);
+  return false;
+}
+
+void FollowJob::SendMore() {
+  bool full = false;
+  while (sending() && !full) {
+    full = std::visit([this](const auto& parcel) { return WriteSome(parcel); }, Parcel(parcels_[place_]));
+  }
+  if (!sending()) parcels_.clear();  // lets go of the versions
+  if (!sending()) place_ = 0;
+  in_flight_ = sink_->Send();
+  if (!in_flight_) stopped_ = true;
+}
+
+void FollowJob::OnSent() {
+  in_flight_ = false;
+  if (!stopped_ && sending()) SendMore();
+}
+
+void FollowJob::Stop(absl::Status status) {
+  if (std::exchange(stopped_, true)) return;
+  parcels_.clear();
+  place_ = 0;
+  sink_->Finish(std::move(status));
+}
+
+bool FollowJob::Keeps(const WeightVersion* newest) const {
+  if (!sending()) return false;
+  const auto* whole = std::get_if<std::shared_ptr<const WeightVersion>>(&parcels_[place_]);
+  return whole == nullptr || whole->get() != newest;
+}
+
+bool FollowJob::IsSlow(double now_s, double patience_s) const {
+  return now_s - began_s_ > patience_s + static_cast<double>(bytes_) / kLeastBytesPerS;
+}
+
+}  // namespace ballast

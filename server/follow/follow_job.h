@@ -1,0 +1,97 @@
+// What one reader that follows a run is sent: from the version that it has to the newest, as changes where they are known
+// and take fewer bytes, or else whole; then it waits for the next. One message is under way at a time, so a reader gets
+// versions at its own pace, and holds those in memory that it is in the middle of.
+//
+// Strand-confined.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "server/follow/version.h"
+#include "server/follow/version_sink.h"
+
+namespace ballast {
+
+// As v1::SubscribeRequest, checked: as many digests as the run has tensors, or none.
+struct FollowOrder {
+  uint64_t every = 0;
+  std::optional<VersionId> have = {};
+  std::vector<uint64_t> digests = {};
+};
+
+// The newest version, and the changes that lead to it, oldest first, each from where the one before has come to.
+struct VersionHistory {
+  std::shared_ptr<const WeightVersion> newest;
+  std::deque<std::shared_ptr<const VersionChange>> changes;
+};
+
+class FollowJob {
+ public:
+  static constexpr double kLeastBytesPerS = 1024.0 * 1024.0;  // of a reader that is in the way
+
+  // spec outlives the job.
+  FollowJob(const RunSpec* spec, FollowOrder order, std::shared_ptr<VersionSink> sink);
+
+  // Since when (MonotonicSeconds) there has been a version that it wants and has not sent whole; none: there is none.
+  std::optional<double> BehindSince(const VersionHistory& history) const;
+  // Sends what leads to the newest, unless it is sending or does not want it.
+  void Offer(const VersionHistory& history);
+  // The message under way is with the reader. Offer comes next, once nothing is being sent.
+  void OnSent();
+  // Bytes of weights that were sent since the last call.
+  struct Sent {
+    uint64_t whole = 0, changes = 0;
+  };
+  Sent TakeSent() { return std::exchange(sent_, {}); }
+  void Stop(absl::Status status);
+  bool stopped() const { return stopped_; }
+  VersionSink* sink() const { return sink_.get(); }
+  double began_s() const { return began_s_; }  // MonotonicSeconds: with what it is sent now
+  bool sending() const { return place_ < parcels_.size(); }
+  // Whether it is in the middle of a version that is sent whole, and is not this one.
+  bool Keeps(const WeightVersion* newest) const;
+  // Whether it has taken longer over what it is sent now than patience_s and what the bytes need at kLeastBytesPerS.
+  bool IsSlow(double now_s, double patience_s) const;
+
+ private:
+  using Parcel = std::variant<std::shared_ptr<const VersionChange>, std::shared_ptr<const WeightVersion>>;
+
+  bool WantsAfter(VersionId id) const;
+  // The changes from `have` to the newest; none: not all are known, or a whole version takes fewer bytes.
+  std::vector<Parcel> Path(const VersionHistory& history) const;
+  bool LeavesOut(const WeightVersion& version, uint32_t tensor) const;
+  uint64_t BytesOf(const WeightVersion& whole) const;
+  // Writes some more of the parcel in hand. False: it has no more.
+  bool WriteSome(const std::shared_ptr<const VersionChange>& change);
+  bool WriteSome(const std::shared_ptr<const WeightVersion>& version);
+  void Open(const VersionOpening& opening);
+  void Close(VersionId id, uint64_t number, uint64_t changed);
+  void SendMore();
+
+  const RunSpec* const spec_;
+  const std::vector<uint64_t> chunk_starts_;
+  uint64_t elements_ = 0;  // of the run
+  const uint64_t every_;
+  std::optional<VersionId> have_;
+  std::optional<uint64_t> have_number_ = {};  // WeightVersion::number
+  std::vector<uint64_t> digests_;             // of what it had at first; none once it has a version
+  const std::shared_ptr<VersionSink> sink_;
+  std::vector<Parcel> parcels_;  // under way, or none
+  size_t place_ = 0;             // the parcel in hand
+  bool opened_ = false;          // its VersionBegin is written
+  uint64_t next_ = 0;            // in it: of the changed pieces, or of the run's chunks
+  uint32_t tensor_ = 0;          // that the chunk `next_` is of, in a whole version
+  double began_s_ = 0;           // with the parcels
+  uint64_t bytes_ = 0;           // written of them
+  Sent sent_;
+  bool in_flight_ = false;  // a message is under way
+  bool stopped_ = false;
+};
+
+}  // namespace ballast

@@ -1,0 +1,168 @@
+#include "server/follow/followers.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/clock.h"
+#include "server/metrics/metric_table.h"
+
+namespace ballast {
+namespace {
+
+// More are of no use: a reader that is further behind than this takes a whole version.
+constexpr size_t kMostChanges = 256;
+
+// Not 0, which a reader names that knows of no epochs.
+uint64_t Draw() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;
+}
+
+}  // namespace
+
+Followers::Followers(Environment environment)
+    : environment_(std::move(environment)),
+      version_bytes_(VersionBytes(*environment_.spec, *environment_.plan)),
+      memory_(std::make_shared<FollowMemory>(FollowMemoryBytes(*environment_.spec, *environment_.plan))),
+      epoch_(Draw()),
+      maker_(std::make_shared<VersionMaker>(VersionMaker::Environment{
+          .spec = environment_.spec,
+          .store = environment_.store,
+          .strand = environment_.strand,
+          .memory = memory_,
+          .made = [this](auto version, auto change) { OnMade(std::move(version), std::move(change)); }})) {
+  Show();
+}
+
+Followers::~Followers() = default;
+
+size_t Followers::reading() const {
+  return static_cast<size_t>(
+      std::count_if(readers_.begin(), readers_.end(), [](const Reader& r) { return !r.job->stopped(); }));
+}
+
+void Followers::Begin(FollowOrder order, std::shared_ptr<VersionSink> sink) {
+  const uint32_t most = environment_.spec->follow->readers;
+  if (reading() >= most) {
+    return sink->Finish(
+        absl::ResourceExhaustedError(absl::StrCat(most, " readers follow run '", environment_.spec->run_id,
+                                                  "', as many as its spec allows (follow.readers); ask again later")));
+  }
+  readers_.push_back({.job = std::make_unique<FollowJob>(environment_.spec, std::move(order), std::move(sink))});
+  readers_.back().job->Offer(history_);
+  Show();
+}
+
+void Followers::OnSent(const VersionSink* sink) {
+  for (Reader& reader : readers_) {
+    if (reader.job->sink() != sink) continue;
+    constexpr FamilyRef kSent = "ballast_follow_sent_bytes_total";
+    reader.job->OnSent();
+    const FollowJob::Sent sent = reader.job->TakeSent();
+    if (sent.whole > 0) environment_.metrics->Count(kSent, "whole", static_cast<double>(sent.whole));
+    if (sent.changes > 0) environment_.metrics->Count(kSent, "changes", static_cast<double>(sent.changes));
+    return reader.job->Offer(history_);
+  }
+}
+
+void Followers::OnGone(const VersionSink* sink) {
+  const auto found =
+      std::find_if(readers_.begin(), readers_.end(), [&](const Reader& r) { return r.job->sink() == sink; });
+  if (found == readers_.end()) return;
+  found->job->Stop(absl::CancelledError("the reader is gone"));
+  readers_.erase(found);
+  Show();
+}
+
+bool Followers::Wants(uint64_t generation, uint64_t step) {
+  if (maker_->making() || reading() == 0) return false;
+  if (history_.newest == nullptr) return HasMemory();
+  const VersionId newest = history_.newest->id;
+  const uint64_t every = environment_.spec->follow->every;
+  if (generation == newest.generation && step / every == newest.step / every) return false;
+  return HasMemory();
+}
+
+// For the version's own pieces, and for what it may have changed, which is half of them at most.
+bool Followers::HasMemory() {
+  const uint64_t needed = version_bytes_ + version_bytes_ / 2;
+  while (memory_->left() < needed && !history_.changes.empty()) history_.changes.pop_front();
+  short_of_memory_ = memory_->left() < needed;
+  return !short_of_memory_;
+}
+
+void Followers::Make(uint64_t generation, uint64_t step) {
+  began_s_ = MonotonicSeconds();
+  maker_->Begin({.epoch = epoch_, .generation = generation, .step = step}, UnixSeconds(), history_.newest);
+}
+
+void Followers::OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change) {
+  const double parameters = static_cast<double>(environment_.plan->parameters);
+  VersionFigures made{.step = version->id.step, .generation = version->id.generation, .bytes = version->bytes};
+  made.make_seconds = version->made_s - began_s_;
+  if (change != nullptr) made.change_bytes = change->bytes;
+  if (change != nullptr) made.changed_ratio = static_cast<double>(change->elements) / parameters;
+  history_.newest = std::move(version);
+  if (change != nullptr) history_.changes.push_back(std::move(change));
+  if (history_.changes.size() > kMostChanges) history_.changes.pop_front();
+  for (const Reader& reader : readers_) reader.job->Offer(history_);
+  environment_.metrics->OnVersion(made);
+  figures_.newest = made;
+  Show();
+}
+
+// A reader that reads on within as much time again finds the status behind what it was sent; after that the call is cut.
+void Followers::Tick(double now_s) {
+  const double patience_s = environment_.spec->pull_timeout_s;
+  double behind_s = 0;
+  if (short_of_memory_) EndSlowest(now_s, patience_s);
+  for (Reader& reader : readers_) {
+    const FollowJob& job = *reader.job;
+    if (reader.ended_s > 0 && now_s > reader.ended_s + patience_s) job.sink()->Cancel();
+    if (job.stopped() && reader.ended_s == 0) reader.ended_s = now_s;
+    const auto behind_since_s = job.stopped() ? std::nullopt : job.BehindSince(history_);
+    if (behind_since_s) behind_s = std::max(behind_s, now_s - *behind_since_s);
+  }
+  if (std::exchange(figures_.readers.behind_seconds, behind_s) != behind_s) Show();
+}
+
+// One at a time: its version may be all that is in the way.
+void Followers::EndSlowest(double now_s, double patience_s) {
+  FollowJob* slowest = nullptr;
+  for (const Reader& reader : readers_) {
+    FollowJob* const job = reader.job.get();
+    if (!job->Keeps(history_.newest.get()) || !job->IsSlow(now_s, patience_s)) continue;
+    if (slowest == nullptr || job->began_s() < slowest->began_s()) slowest = job;
+  }
+  if (slowest == nullptr) return;
+  environment_.metrics->Count("ballast_followers_ended_total", "slow");
+  slowest->Stop(absl::UnavailableError(absl::StrCat(
+      "this reader of run '", environment_.spec->run_id, "' has taken longer than ", patience_s,
+      " s (limits.pull_timeout) and less than 1 MiB a second over a version whose memory the next one needs; subscribe "
+      "again, and read faster, or less often (every)")));
+}
+
+void Followers::Reset(const absl::Status& why) {
+  End(why);
+  maker_->Abandon();
+  epoch_ = Draw();
+  history_ = {};
+  figures_ = {};
+  Show();
+}
+
+void Followers::End(const absl::Status& why) {
+  for (Reader& reader : readers_) reader.job->Stop(why);
+  Show();
+}
+
+void Followers::Show() {
+  figures_.readers.count = static_cast<uint32_t>(reading());
+  environment_.metrics->OnFollowers(figures_.readers);
+  environment_.show(figures_);
+}
+
+}  // namespace ballast

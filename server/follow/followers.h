@@ -1,0 +1,85 @@
+// The readers that follow a run's weights. While there is one, versions are made of the steps that the spec says, and each
+// reader is sent them at its own pace (follow_job.h): no step and no reader waits for another. A version is not made while
+// the plan's memory does not suffice for it: what is known of older changes goes first; then a reader that is in the
+// middle of an older version loses its call, if it is slow (FollowJob::kLeastBytesPerS).
+//
+// Strand-confined.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+
+#include "server/follow/follow_job.h"
+#include "server/follow/version_maker.h"
+#include "server/metrics/metrics.h"
+#include "server/plan/plan.h"
+
+namespace ballast {
+
+// What readers get of a run, as it is now.
+struct FollowFigures {
+  std::optional<VersionFigures> newest = {};  // none: none was made
+  FollowerFigures readers = {};
+};
+
+class Followers {
+ public:
+  struct Environment {
+    const RunSpec* spec;  // whose `follow` is there; outlives all, like the rest
+    const Plan* plan;
+    ParameterStore* store;
+    Strand* strand;
+    RunMetrics* metrics;
+    std::function<void(const FollowFigures& figures)> show;
+  };
+  explicit Followers(Environment environment);
+  ~Followers();
+
+  void Begin(FollowOrder order, std::shared_ptr<VersionSink> sink);
+  void OnSent(const VersionSink* sink);
+  void OnGone(const VersionSink* sink);
+  void Tick(double now_s);
+  // The weights are about to be others, without a step or a rewind: no version there is of any use. Readers end with this
+  // status, and may come again.
+  void Reset(const absl::Status& why);
+  void End(const absl::Status& why);
+
+  // Whether a version of the last closed step is wanted, and may be made now.
+  bool Wants(uint64_t generation, uint64_t step);
+  // Then, at a time when the weights are those of that step: begins it.
+  void Make(uint64_t generation, uint64_t step);
+  uint64_t memory_bytes() const { return memory_->used(); }  // at most FollowMemoryBytes (plan.h)
+  // As in VersionMaker.
+  void BeforeChange(uint32_t tensor) { maker_->BeforeChange(tensor); }
+  void EncodeNext(std::function<void()> done) { maker_->EncodeNext(std::move(done)); }
+
+ private:
+  struct Reader {
+    std::unique_ptr<FollowJob> job;
+    double ended_s = 0;  // when its job was seen to be stopped; 0: it is not
+  };
+
+  size_t reading() const;
+  bool HasMemory();
+  void EndSlowest(double now_s, double patience_s);
+  void OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change);
+  void Show();
+
+  const Environment environment_;
+  const uint64_t version_bytes_;  // and what it takes beside its weights
+  const std::shared_ptr<FollowMemory> memory_;
+  uint64_t epoch_;
+  VersionHistory history_;
+  std::vector<Reader> readers_;  // until they are gone
+  FollowFigures figures_;
+  double began_s_ = 0;  // to make it
+  bool short_of_memory_ = false;
+  const std::shared_ptr<VersionMaker> maker_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,25 @@
+// The calls of readers that follow a run. Thread-safe; nothing here waits.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include "ballast/v1/follow.grpc.pb.h"
+#include "server/rpc/rpc.h"
+#include "server/rpc/subscribe_stream.h"
+
+namespace ballast {
+
+class FollowService final : public v1::FollowService::CallbackService {
+ public:
+  explicit FollowService(const RpcEnvironment& environment) : environment_(environment) {}
+
+  grpc::ServerWriteReactor<v1::VersionPart>* Subscribe(grpc::CallbackServerContext* context,
+                                                       const v1::SubscribeRequest* request) override {
+    return SubscribeStream::Start(environment_, context, *request);
+  }
+
+ private:
+  const RpcEnvironment environment_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,109 @@
+#include "server/rpc/subscribe_stream.h"
+
+#include <utility>
+
+#include "proto/batch.h"
+
+#include "server/base/status_macros.h"
+#include "server/convert/convert.h"
+#include "server/rpc/admission.h"
+
+namespace ballast {
+namespace {
+
+constexpr int64_t kAskAgainMs = 1000;
+
+void FillId(const VersionId& id, v1::VersionId* to) {
+  to->set_step(id.step);
+  to->set_generation(id.generation);
+  to->set_epoch(id.epoch);
+}
+
+}  // namespace
+
+SubscribeStream* SubscribeStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                                        const v1::SubscribeRequest& request) {
+  std::shared_ptr<SubscribeStream> stream(new SubscribeStream(environment, context));
+  stream->HoldUntilDone(stream);
+  stream->record_.set_run_id(request.run_id());
+  const absl::Status begun = stream->Begin(*context, request);
+  if (!begun.ok()) stream->End(begun);
+  return stream.get();
+}
+
+SubscribeStream::SubscribeStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
+    : StreamCall(environment.metrics, "Subscribe", context->peer(), context), environment_(environment) {}
+
+absl::Status SubscribeStream::Begin(const grpc::CallbackServerContext& context, const v1::SubscribeRequest& request) {
+  ASSIGN_OR_RETURN(const Caller caller, Enter(environment_, context, "Subscribe"));
+  ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller, "Subscribe", request.run_id(), &record_));
+  ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
+  ASSIGN_OR_RETURN(FollowOrder order, ToFollowOrder(request, run_->spec()));
+  run_->Follow(shared_from_this(), std::move(order));
+  return absl::OkStatus();
+}
+
+void SubscribeStream::Write(const VersionOpening& opening) {
+  v1::VersionBegin& begin = *message_.add_batch()->mutable_begin();
+  FillId(opening.id, begin.mutable_id());
+  if (opening.base) FillId(*opening.base, begin.mutable_base());
+  begin.set_bytes(opening.bytes);
+  begin.set_skipped(opening.skipped);
+  begin.set_closed_unix_s(opening.closed_unix_s);
+}
+
+void SubscribeStream::Write(const VersionChunk& chunk) {
+  v1::ChangedChunk& out = *message_.add_batch()->mutable_chunk();
+  out.set_tensor(chunk.tensor);
+  out.set_chunk(chunk.chunk);
+  const auto format = static_cast<size_t>(run_->spec().tensors[chunk.tensor].serving_format);
+  out.set_format(kernels::WireFormats()[format].name);
+  out.set_position_coding(static_cast<v1::PositionCoding>(chunk.position_coding));
+  out.set_value_coding(static_cast<v1::ValueCoding>(chunk.value_coding));
+  out.set_count(chunk.count);
+  out.set_positions(chunk.positions.data(), chunk.positions.size());
+  out.set_values(chunk.values.data(), chunk.values.size());
+  out.mutable_scales()->Add(chunk.scales.begin(), chunk.scales.end());
+  out.set_crc32c(chunk.crc32c);
+  out.set_last(chunk.last);
+  out.set_digest(chunk.digest);
+  bytes_ += chunk.bytes();
+}
+
+void SubscribeStream::Write(const VersionClosing& closing) {
+  v1::VersionEnd& end = *message_.add_batch()->mutable_end();
+  FillId(closing.id, end.mutable_id());
+  end.set_changed(closing.changed);
+  end.set_elements(closing.elements);
+}
+
+// A large one goes alone, but for what begins and ends a version.
+bool SubscribeStream::HasRoom(uint64_t bytes) const {
+  return bytes_ == 0 || (bytes <= kMostBatchedBytes && !BatchIsFull(message_.batch_size() + 1, bytes_));
+}
+
+bool SubscribeStream::Send() {
+  absl::MutexLock lock(&mu_);
+  if (ended_) return false;
+  StartWrite(&message_);
+  return true;
+}
+
+void SubscribeStream::TellGrpc(const absl::Status& status) {
+  const bool told = RetryAfterMsOf(status).has_value();
+  if (!told && (absl::IsResourceExhausted(status) || absl::IsUnavailable(status))) RetryAfter(context_, kAskAgainMs);
+  Reactor::Finish(ToGrpc(status));
+}
+
+void SubscribeStream::OnWriteDone(bool ok) {
+  if (!ok) return;
+  message_.Clear();
+  bytes_ = 0;
+  run_->OnVersionSent(shared_from_this());
+}
+
+void SubscribeStream::OnGone() {
+  if (run_ != nullptr) run_->OnFollowerGone(shared_from_this());
+}
+
+}  // namespace ballast

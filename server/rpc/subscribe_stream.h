@@ -1,0 +1,50 @@
+// One Subscribe call: sends the versions that the run makes, a message at a time, in which small parts go together.
+//
+// Its life and its end: stream_call.h.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+
+#include "ballast/v1/follow.grpc.pb.h"
+#include "server/follow/version_sink.h"
+#include "server/rpc/stream_call.h"
+
+namespace ballast {
+
+class SubscribeStream final : public StreamCall<grpc::ServerWriteReactor<v1::VersionPart>>,
+                              public VersionSink,
+                              public std::enable_shared_from_this<SubscribeStream> {
+ public:
+  static SubscribeStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                                const v1::SubscribeRequest& request);
+
+  void Write(const VersionOpening& opening) override;
+  void Write(const VersionChunk& chunk) override;
+  void Write(const VersionClosing& closing) override;
+  bool HasRoom(uint64_t bytes) const override;
+  bool Send() override;
+  void Finish(absl::Status status) override { End(status); }
+  void Cancel() override { TryCancel(); }
+
+  void OnWriteDone(bool ok) override;
+
+ private:
+  using Reactor = grpc::ServerWriteReactor<v1::VersionPart>;
+
+  SubscribeStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
+  absl::Status Begin(const grpc::CallbackServerContext& context, const v1::SubscribeRequest& request);
+  void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
+  void OnGone() override;
+
+  const RpcEnvironment environment_;
+  std::shared_ptr<Run> run_;
+  v1::VersionPart message_;  // gathered, or under way: the strand's until Send, gRPC's until OnWriteDone
+  size_t bytes_ = 0;         // of its chunks
+};
+
+}  // namespace ballast
