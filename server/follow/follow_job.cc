@@ -83,6 +83,7 @@ void FollowJob::Close(VersionId id, uint64_t number, uint64_t changed) {
 }
 
 bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
+  if (!opened_ && !sink_->HasRoom(0)) return true;
   if (!opened_) {
     Open({.id = change->id, .base = change->from, .bytes = change->bytes, .closed_unix_s = change->closed_unix_s});
   }
@@ -112,6 +113,7 @@ bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
 }
 
 bool FollowJob::WriteSome(const std::shared_ptr<const WeightVersion>& version) {
+  if (!opened_ && !sink_->HasRoom(0)) return true;
   if (!opened_) {
     const uint64_t skipped =
         have_number_ && *have_number_ + 1 < version->number ? version->number - *have_number_ - 1 : 0;

@@ -94,9 +94,9 @@ bool Followers::HasMemory() {
   return !short_of_memory_;
 }
 
-void Followers::Make(uint64_t generation, uint64_t step) {
+void Followers::Make(uint64_t generation, uint64_t step, double since_unix_s) {
   began_s_ = MonotonicSeconds();
-  maker_->Begin({.epoch = epoch_, .generation = generation, .step = step}, UnixSeconds(), history_.newest);
+  maker_->Begin({.epoch = epoch_, .generation = generation, .step = step}, since_unix_s, history_.newest);
 }
 
 void Followers::OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change) {
@@ -112,6 +112,7 @@ void Followers::OnMade(std::shared_ptr<const WeightVersion> version, std::shared
   environment_.metrics->OnVersion(made);
   figures_.newest = made;
   Show();
+  environment_.made();
 }
 
 // A reader that reads on within as much time again finds the status behind what it was sent; after that the call is cut.

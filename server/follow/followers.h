@@ -36,6 +36,7 @@ class Followers {
     Strand* strand;
     RunMetrics* metrics;
     std::function<void(const FollowFigures& figures)> show;
+    std::function<void()> made;  // a version: the next may be wanted already
   };
   explicit Followers(Environment environment);
   ~Followers();
@@ -52,7 +53,8 @@ class Followers {
   // Whether a version of the last closed step is wanted, and may be made now.
   bool Wants(uint64_t generation, uint64_t step);
   // Then, at a time when the weights are those of that step: begins it.
-  void Make(uint64_t generation, uint64_t step);
+  // `since_unix_s`: since when the run has had them.
+  void Make(uint64_t generation, uint64_t step, double since_unix_s);
   uint64_t memory_bytes() const { return memory_->used(); }  // at most FollowMemoryBytes (plan.h)
   // As in VersionMaker.
   void BeforeChange(uint32_t tensor) { maker_->BeforeChange(tensor); }

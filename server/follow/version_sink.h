@@ -48,7 +48,7 @@ class VersionSink {
   virtual void Write(const VersionOpening& opening) = 0;
   virtual void Write(const VersionChunk& chunk) = 0;
   virtual void Write(const VersionClosing& closing) = 0;
-  // Whether something may be gathered besides that brings so many bytes.
+  // Whether a chunk of so many bytes, or the beginning of a version, may be gathered besides.
   virtual bool HasRoom(uint64_t bytes) const = 0;
   // Sends what was gathered; Run::OnVersionSent says when the next may be written. False: the stream is over, and no
   // answer comes.

@@ -79,7 +79,9 @@ void SubscribeStream::Write(const VersionClosing& closing) {
 
 // A large one goes alone, but for what begins and ends a version.
 bool SubscribeStream::HasRoom(uint64_t bytes) const {
-  return bytes_ == 0 || (bytes <= kMostBatchedBytes && !BatchIsFull(message_.batch_size() + 1, bytes_));
+  constexpr int kMostBesides = 2 * 8;  // what begins and ends versions that follow
+  if (message_.batch_size() + kMostBesides > kMostBatchMessages) return false;
+  return bytes_ == 0 || (bytes <= kMostBatchedBytes && bytes + bytes_ <= kMostBatchBytes);
 }
 
 bool SubscribeStream::Send() {

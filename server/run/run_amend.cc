@@ -106,6 +106,7 @@ void Run::Inherit(Heritage heritage) {
     if (!same_layers) past.layers.clear();
     past.weights_loaded = s.weights_loaded;
     past.bytes = LiveBytes();
+    past.follow = std::move(s.follow);
     past.generation = driver_->machine().generation();
     past.snapshots.clear();
     past.unattended_since_s = unattended_since_s_;

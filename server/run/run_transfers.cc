@@ -60,7 +60,8 @@ void Run::AddFollowers() {
       .store = store_.get(),
       .strand = &strand_,
       .metrics = metrics_.get(),
-      .show = [this](const FollowFigures& figures) { board_.Write([&](RunStatus& s) { s.follow = figures; }); }});
+      .show = [this](const FollowFigures& figures) { board_.Write([&](RunStatus& s) { s.follow = figures; }); },
+      .made = [this] { driver_->OnFollowers(); }});
   store_->set_before_change([this](uint32_t tensor) { followers_->BeforeChange(tensor); });
 }
 
@@ -79,7 +80,7 @@ void Run::Follow(std::shared_ptr<VersionSink> sink, FollowOrder order) {
     }
     if (auto s = loader_->CheckRead(); !s.ok()) return sink->Finish(s);
     followers_->Begin(std::move(order), std::move(sink));
-    driver_->MakeVersionIfWanted();
+    driver_->OnFollowers();
   });
 }
 
@@ -87,7 +88,7 @@ void Run::OnVersionSent(std::shared_ptr<VersionSink> sink) {
   Post([this, sink = std::move(sink)] {
     if (ended_ || followers_ == nullptr) return;
     followers_->OnSent(sink.get());
-    driver_->MakeVersionIfWanted();  // what was in the way may be gone
+    driver_->OnFollowers();  // what was in the way may be gone
   });
 }
 
@@ -95,7 +96,7 @@ void Run::OnFollowerGone(std::shared_ptr<VersionSink> sink) {
   Post([this, sink = std::move(sink)] {
     if (ended_ || followers_ == nullptr) return;
     followers_->OnGone(sink.get());
-    driver_->MakeVersionIfWanted();
+    driver_->OnFollowers();
   });
 }
 

@@ -42,8 +42,8 @@ class StepDriver {
   void OnStreamGone(const RankStream* stream);
   void Tick();
   void ShowAwaited();
-  // As in StepExecutor.
-  void MakeVersionIfWanted() { executor_.MakeVersionIfWanted(); }
+  // Readers that follow the run have come, gone or got on: a version may be wanted, once this turn of the strand is over.
+  void OnFollowers() { due_ = true; }
 
   // As soon as the event in hand is done with and no step is being judged. Every session ends with proto/rewound.h's
   // status; updates under way are done first, and undone. FAILED_PRECONDITION names the snapshots kept.

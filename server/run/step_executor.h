@@ -240,6 +240,7 @@ class StepExecutor {
   Rewinder rewinder_;
   std::deque<StepRecord> results_;  // of the last steps, oldest first
   std::deque<effect::Result> held_results_;
+  double had_since_unix_s_ = 0;   // the weights of the last closed step; 0: since before it was asked
   std::optional<Unkept> unkept_;  // the step that KeepClosed is to keep
   // Ranks, when what the run was read from was written, as far as that says so; it counts until a process attaches.
   std::optional<uint32_t> held_before_;

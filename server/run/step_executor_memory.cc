@@ -1,6 +1,7 @@
 // What a run remembers of its steps: for snapshots and checkpoints, and back.
 #include <utility>
 
+#include "server/base/clock.h"
 #include "server/run/step_executor.h"
 
 namespace ballast {
@@ -63,6 +64,7 @@ void StepExecutor::GoOnFrom(const RunFigures& figures, CheckpointWritten from) {
 }
 
 void StepExecutor::OnReplaced() {
+  had_since_unix_s_ = UnixSeconds();
   if (checkpointer_ != nullptr && !results_.empty()) checkpointer_->OnReplaced();
   if (journal_ != nullptr) journal_->OnReplaced();
 }
@@ -76,6 +78,7 @@ void StepExecutor::KeepClosed() {
 void StepExecutor::Keep(const Unkept& closed) {
   const auto [step, torn] = closed;
   unkept_.reset();
+  had_since_unix_s_ = UnixSeconds();
   LogClosed(step);
   if (torn) return;
   rewinder_.OnClosed(step, [this] { return Memory(); });
@@ -97,7 +100,8 @@ void StepExecutor::MakeVersionIfWanted() {
   if (followers_ == nullptr || !followers_->Wants(machine_.generation(), machine_.step() - 1)) return;
   if (gate_.replacing() || !gate_.weights_loaded() || !updater_.idle() || judge_.awaits_answers()) return;
   if (machine_.step_open() && machine_.UpdatedAny()) return;
-  followers_->Make(machine_.generation(), machine_.step() - 1);
+  followers_->Make(machine_.generation(), machine_.step() - 1,
+                   had_since_unix_s_ > 0 ? had_since_unix_s_ : UnixSeconds());
 }
 
 RunMemory StepExecutor::Memory() const {
@@ -116,6 +120,7 @@ void StepExecutor::Recall(const RunMemory& memory) {
   results_ = {memory.result};
   held_results_.clear();
   unkept_.reset();
+  had_since_unix_s_ = UnixSeconds();
   gate_.GoBackTo(memory.stopped);
   reporter_.ShowRewound(memory);
   ShowRanks();

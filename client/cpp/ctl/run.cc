@@ -39,6 +39,7 @@ void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream&
     table.Row({"durable", DurabilityText(run.durability())});
     if (!run.durability().restored().empty()) table.Row({"read back", run.durability().restored()});
   }
+  if (run.has_follow()) table.Row({"followers", FollowText(run.follow())});
   table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
   if (run.step() > 0) {
     table.Row({"gradient norm", Number(run.grad_norm())});
@@ -65,6 +66,7 @@ void PrintMemory(const v1::RunStatus& run, std::ostream& out) {
   row("staging", run.bytes().staging());
   if (run.bytes().snapshots() > 0) row("snapshots, in host memory", run.bytes().snapshots());
   row("client_state, at most", run.bytes().client_state());
+  if (run.bytes().following() > 0) row("versions for readers, at most", run.bytes().following());
   row("total", TotalBytes(run.bytes()));
   out << "\n" << Grouped(run.parameters()) << " parameters, counted from the live allocations\n";
   table.Print(out);

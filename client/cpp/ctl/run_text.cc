@@ -2,6 +2,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 
 #include "client/cpp/ctl/table.h"
@@ -21,6 +22,19 @@ std::string StateText(const v1::RunStatus& run) {
 std::string AwaitedText(const v1::AwaitedRank& rank) {
   return absl::StrCat("rank ", rank.rank(), rank.connected() ? "" : " (not connected)", ", which ", rank.what(),
                       ", for ", Duration(rank.seconds()));
+}
+
+std::string FollowText(const v1::FollowStatus& follow) {
+  if (follow.readers() == 0) return "nobody";
+  std::string text = absl::StrCat(follow.readers(), follow.readers() == 1 ? " reader" : " readers");
+  if (!follow.has_newest()) return absl::StrCat(text, "; no version yet");
+  absl::StrAppend(&text, "; version of step ", follow.newest().step(), ", ", Bytes(follow.version_bytes()));
+  if (follow.change_bytes() > 0) {
+    absl::StrAppend(&text, absl::StrFormat("; it has changed %.3g %%, ", 100 * follow.changed_ratio()),
+                    Bytes(follow.change_bytes()));
+  }
+  if (follow.behind_seconds() > 0) absl::StrAppend(&text, "; one is behind for ", Duration(follow.behind_seconds()));
+  return text;
 }
 
 std::string DurabilityText(const v1::DurabilityStatus& durability) {
@@ -46,7 +60,8 @@ std::string OutcomeName(v1::StepOutcome outcome) {
 uint64_t StoredBytes(const v1::ByteCounts& bytes) { return bytes.weights() + bytes.momentum() + bytes.variance(); }
 
 uint64_t TotalBytes(const v1::ByteCounts& bytes) {
-  return StoredBytes(bytes) + bytes.gradients() + bytes.staging() + bytes.snapshots() + bytes.client_state();
+  return StoredBytes(bytes) + bytes.gradients() + bytes.staging() + bytes.snapshots() + bytes.client_state() +
+         bytes.following();
 }
 
 }  // namespace ballast::ctl

@@ -8,7 +8,7 @@ import {isFinite, lag, throughput} from "./history.js";
 const EVENTS = 100;
 // Of waiting for a rank, and of ranks.
 const LATE_S = 20, MOST_NAMED = 4;
-const WIDE_FIGURES = ["Optimizer", "On the disk"];
+const WIDE_FIGURES = ["Optimizer", "On the disk", "Followers"];
 const NAMES = {
   rms: "RMS",
   curvature: "curvature",
@@ -75,6 +75,16 @@ export function durableText(durability) {
   return `step ${count(step)}, checkpoint ${seconds(Math.floor(parse(durability.checkpoint_age_s)))} ago`;
 }
 
+// Who keeps up with the weights, and how. `follow`: as in RunStatus.
+export function followText(follow) {
+  const readers = parse(follow.readers) ?? 0;
+  if (!readers || !follow.newest) return readers ? `${count(readers)}, and no version yet` : "nobody";
+  const behind = parse(follow.behind_seconds) ?? 0;
+  const changed = 100 * (parse(follow.changed_ratio) ?? 0);
+  return `${count(readers)}, at step ${count(parse(follow.newest.step))}, ${number(changed)} % changed` +
+    (behind >= LATE_S ? `, one behind for ${seconds(Math.floor(behind))}` : "");
+}
+
 // Why later steps are not on the disk; empty: nothing is wrong, or there is no disk.
 export function unwrittenText(run) {
   const { last_failure: checkpoint, journal_failure: journal } = run.durability ?? {};
@@ -102,6 +112,7 @@ export function fillFigures(list, run, steps) {
     ["Optimizer", run.optimizer],
     ["On", (run.plan?.devices ?? []).join(", ") || NONE],
     ...(run.durability ? [["On the disk", durableText(run.durability)]] : []),
+    ...(run.follow ? [["Followers", followText(run.follow)]] : []),
   ];
   keepChildren(
     list, figures, ([name]) => name,
@@ -161,8 +172,8 @@ function sparkline(values, name) {
 
 // --- bytes -----------------------------------------------------------------------------------------------------------
 
-// As ByteCounts of the API has them, without padding, which is part of others. Snapshots and client_state are in host memory.
-const KINDS = ["weights", "momentum", "variance", "gradients", "staging", "snapshots", "client_state"];
+// As ByteCounts of the API has them, without padding, which is part of others. Snapshots, client_state and following are in host memory.
+const KINDS = ["weights", "momentum", "variance", "gradients", "staging", "snapshots", "client_state", "following"];
 
 const bytesOf = (run) => KINDS.map((kind) => parse(run.bytes?.[kind]) ?? 0);
 const sum = (values) => values.reduce((a, b) => a + b, 0);

@@ -127,7 +127,7 @@ TEST(ConvertCheckpointsTest, AnAmendmentMayChangeIt) {
   v1::RunSpec other = WithPolicy(5, 0, 10);
   other.set_seed(8);
   EXPECT_THAT(std::string(CheckAmendment(existing, Canonical(other, true)).message()),
-              AllOf(HasSubstr("seed is 7, asked for is 8"), HasSubstr("max_grad_norm and checkpoint may change")));
+              AllOf(HasSubstr("seed is 7, asked for is 8"), HasSubstr("max_grad_norm, checkpoint and follow may change")));
 }
 
 // The checkpoint's files have the tensors' shapes.

@@ -156,10 +156,12 @@ class FollowersTest : public testing::StoreTest {
                                                                       .store = store_.get(),
                                                                       .strand = &strand_,
                                                                       .metrics = run_.get(),
-                                                                      .show = [this](const FollowFigures& figures) {
-                                                                        absl::MutexLock lock(&mu_);
-                                                                        shown_ = figures;
-                                                                      }});
+                                                                      .show =
+                                                                          [this](const FollowFigures& figures) {
+                                                                            absl::MutexLock lock(&mu_);
+                                                                            shown_ = figures;
+                                                                          },
+                                                                      .made = [] {}});
       store_->set_before_change([this](uint32_t tensor) { followers_->BeforeChange(tensor); });
     });
   }
@@ -190,7 +192,7 @@ class FollowersTest : public testing::StoreTest {
     bool wanted = false;
     OnStrand([&] {
       wanted = followers_->Wants(generation, step);
-      if (wanted) followers_->Make(generation, step);
+      if (wanted) followers_->Make(generation, step, 1e9 + static_cast<double>(step));
     });
     return wanted;
   }

@@ -157,7 +157,20 @@ TEST(PlanTest, TheKindsMakeUpTheTotal) {
   }
   EXPECT_EQ(bytes.on_device(), on_device);
   EXPECT_EQ(bytes.beside_device(), beside);
-  EXPECT_EQ(bytes.total(), 1111111u);
+  EXPECT_EQ(bytes.total(), 11111111u);
+}
+
+TEST(PlanTest, VersionsForReadersTakeMemoryWhereTheRunMayBeFollowed) {
+  v1::RunSpec wire = testing::SmallSpec();
+  wire.mutable_groups(0)->set_serving("bf16");
+  EXPECT_EQ(MakePlan(Made(wire)).bytes.following, 0u);
+  wire.mutable_follow()->set_readers(5);
+  const RunSpec spec = Made(wire);
+  const Plan plan = MakePlan(spec);
+  const uint64_t version = 2 * plan.parameters + ChunkStarts(spec).back() * kPieceOverhead;
+  EXPECT_EQ(VersionBytes(spec, plan), version);
+  EXPECT_EQ(plan.bytes.following, 3 * version + version / 2 + 5 * plan.send_buffer_bytes);
+  EXPECT_EQ(plan.bytes.on_device(), plan.bytes.total() - plan.bytes.beside_device());
 }
 
 // In 64 bits alone the sum would be some TB.

@@ -34,6 +34,7 @@ const std::map<std::string, std::optional<Scope>> kWanted = {
     {"GetRun", Scope::kObserve},
     {"GetHistory", Scope::kObserve},
     {"Pull", Scope::kPull},
+    {"Subscribe", Scope::kPull},
     {"Plan", std::nullopt},
     {"ListCheckpoints", Scope::kObserve},
     {"CreateRun", Scope::kPush},
@@ -49,7 +50,7 @@ const std::map<std::string, std::optional<Scope>> kWanted = {
 
 std::vector<const MethodDescriptor*> Methods() {
   std::vector<const MethodDescriptor*> methods;
-  for (const char* name : {"ballast.v1.TrainerService", "ballast.v1.AdminService"}) {
+  for (const char* name : {"ballast.v1.TrainerService", "ballast.v1.AdminService", "ballast.v1.FollowService"}) {
     const auto* service = DescriptorPool::generated_pool()->FindServiceByName(name);
     for (int i = 0; i < service->method_count(); ++i) methods.push_back(service->method(i));
   }

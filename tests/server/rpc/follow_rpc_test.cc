@@ -1,0 +1,258 @@
+// Readers that follow a run in training: every version has the bits that Pull brings of its step, through rewinds,
+// replaced weights and amended specs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "proto/changes.h"
+#include "proto/checksum.h"
+
+#include "ballast/v1/follow.grpc.pb.h"
+#include "tests/server/rpc/rpc_fixture.h"
+
+namespace ballast::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// One Subscribe call, read as the test wants it.
+class Reader {
+ public:
+  Reader(v1::FollowService::Stub* stub, const v1::SubscribeRequest& request)
+      : call_(stub->Subscribe(&context_, request)) {}
+  ~Reader() {
+    context_.TryCancel();
+    if (!finished_) Finish().IgnoreError();
+  }
+
+  // The next version, whole, over what came before; none: the call has ended.
+  std::optional<v1::VersionBegin> Next() {
+    std::optional<v1::VersionBegin> begin;
+    while (std::optional<v1::VersionPart> part = Part()) {
+      if (part->has_begin()) {
+        begin = part->begin();
+        EXPECT_TRUE(!begin->has_base() || begin->base().SerializeAsString() == have_);
+      } else if (part->has_chunk()) {
+        Take(part->chunk());
+      } else {
+        have_ = part->end().id().SerializeAsString();
+        return begin;
+      }
+    }
+    return std::nullopt;
+  }
+  // Versions until that of this step in this generation.
+  bool AwaitStep(uint64_t step, uint64_t generation = 1) {
+    while (const auto begin = Next()) {
+      if (begin->id().step() == step && begin->id().generation() >= generation) return true;
+    }
+    return false;
+  }
+  struct Ended {
+    grpc::Status status;
+    void IgnoreError() const {}
+  };
+  Ended Finish() {
+    v1::VersionPart part;
+    while (call_->Read(&part)) continue;
+    finished_ = true;
+    return {call_->Finish()};
+  }
+
+  std::map<uint32_t, std::string> weights;                            // by tensor
+  std::map<uint32_t, std::map<uint64_t, std::vector<float>>> scales;  // by tensor and chunk
+  uint64_t changed_chunks = 0, whole_chunks = 0;
+
+ private:
+  std::optional<v1::VersionPart> Part() {
+    while (batch_.empty()) {
+      v1::VersionPart read;
+      if (!call_->Read(&read)) return std::nullopt;
+      if (read.batch().empty()) return read;
+      batch_.assign(read.batch().begin(), read.batch().end());
+    }
+    v1::VersionPart part = std::move(batch_.front());
+    batch_.pop_front();
+    return part;
+  }
+  void Take(const v1::ChangedChunk& chunk) {
+    std::string& codes = pieces_[chunk.tensor()][chunk.chunk()];
+    const size_t width = chunk.format() == "fp32" ? 4 : chunk.format() == "bf16" ? 2 : 1;
+    const bool all = chunk.position_coding() == v1::POSITION_CODING_ALL;
+    if (all) codes.resize(chunk.values().size());
+    ++(all ? whole_chunks : changed_chunks);
+    const auto applied =
+        ApplyChanges({static_cast<PositionCoding>(chunk.position_coding()),
+                      static_cast<ValueCoding>(chunk.value_coding()), chunk.count(), chunk.positions(), chunk.values()},
+                     width, absl::MakeSpan(reinterpret_cast<std::byte*>(codes.data()), codes.size()));
+    EXPECT_TRUE(applied.ok()) << applied;
+    EXPECT_EQ(Crc32c(Bytes(chunk.positions() + chunk.values())), chunk.crc32c());
+    scales[chunk.tensor()][chunk.chunk()].assign(chunk.scales().begin(), chunk.scales().end());
+    std::string& whole = weights[chunk.tensor()];
+    whole.clear();
+    for (const auto& [number, piece] : pieces_[chunk.tensor()]) whole += piece;
+    if (chunk.last() && scales[chunk.tensor()][0].empty()) {
+      EXPECT_EQ(WeightDigest(Bytes(whole)), chunk.digest());
+    }
+  }
+
+  grpc::ClientContext context_;
+  const std::unique_ptr<grpc::ClientReader<v1::VersionPart>> call_;
+  std::deque<v1::VersionPart> batch_;
+  std::map<uint32_t, std::map<uint64_t, std::string>> pieces_;
+  std::string have_;
+  bool finished_ = false;
+};
+
+class FollowRpcTest : public RpcTest {
+ protected:
+  void SetUp() override {
+    StartServer();
+    follow_ = v1::FollowService::NewStub(channel_);
+  }
+  static v1::RunSpec Followed(const std::string& serving = "") {
+    v1::RunSpec spec = SmallSpec();
+    spec.mutable_follow();
+    if (!serving.empty()) spec.mutable_groups(0)->set_serving(serving);
+    return spec;
+  }
+  static v1::SubscribeRequest OfRun(const std::string& run_id = "r1") {
+    v1::SubscribeRequest request;
+    request.set_run_id(run_id);
+    return request;
+  }
+  void ExpectPulled(Reader& reader) {
+    v1::PullRequest request;
+    request.set_run_id("r1");
+    grpc::ClientContext context;
+    const auto pull = trainer_->Pull(&context, request);
+    StepAnswer answer;
+    v1::Weights w;
+    while (pull->Read(&w)) Take(w, &answer);
+    ASSERT_TRUE(pull->Finish().ok());
+    EXPECT_EQ(reader.weights, answer.weights);
+    for (const auto& [tensor, scales] : answer.scales) {
+      std::vector<float> of_chunks;
+      for (const auto& [chunk, some] : reader.scales[tensor])
+        of_chunks.insert(of_chunks.end(), some.begin(), some.end());
+      EXPECT_EQ(of_chunks, scales) << tensor;
+    }
+  }
+  grpc::Status Refusal(const v1::SubscribeRequest& request) { return Reader(follow_.get(), request).Finish().status; }
+
+  std::unique_ptr<v1::FollowService::Stub> follow_;
+};
+
+TEST_F(FollowRpcTest, EveryVersionHasWhatPullBringsOfItsStep) {
+  for (const char* serving : {"", "bf16", "int8-row"}) {
+    SCOPED_TRACE(serving);
+    Trainer t = StartTrainer(Followed(serving));
+    Reader reader(follow_.get(), OfRun());
+    ASSERT_TRUE(reader.AwaitStep(0));
+    ExpectPulled(reader);
+    for (uint64_t step = 1; step <= 5; ++step) {
+      Step(&t, step, 1e-4);
+      ASSERT_TRUE(reader.AwaitStep(step));
+      ExpectPulled(reader);
+    }
+    Reader late(follow_.get(), OfRun());
+    ASSERT_TRUE(late.AwaitStep(5));
+    ExpectPulled(late);
+    const v1::FollowStatus shown = Status("r1").follow();
+    EXPECT_EQ(shown.newest().step(), 5u);
+    EXPECT_EQ(shown.readers(), 2u);
+    EXPECT_GT(shown.changed_ratio(), 0);
+    v1::DeleteRunRequest request;
+    request.set_run_id("r1");
+    request.set_force(true);
+    grpc::ClientContext context;
+    v1::DeleteRunResponse response;
+    ASSERT_TRUE(admin_->DeleteRun(&context, request, &response).ok());
+    const grpc::Status gone = reader.Finish().status;
+    EXPECT_EQ(gone.error_code(), grpc::NOT_FOUND);
+    EXPECT_THAT(gone.error_message(), HasSubstr("run 'r1' was deleted"));
+  }
+}
+
+TEST_F(FollowRpcTest, ReadersGoBackWithTheRun) {
+  v1::RunSpec spec = Followed("bf16");
+  spec.mutable_rewind()->set_snapshots(2);
+  spec.mutable_rewind()->set_every(2);
+  Trainer t = StartTrainer(spec);
+  Reader reader(follow_.get(), OfRun());
+  for (uint64_t step = 1; step <= 5; ++step) Step(&t, step);
+  ASSERT_TRUE(reader.AwaitStep(5));
+  ASSERT_TRUE(RewindTo(2).ok());
+  ASSERT_TRUE(reader.AwaitStep(2, 2)) << "though nobody trains on";
+  ExpectPulled(reader);
+}
+
+TEST_F(FollowRpcTest, ReplacedWeightsEndReadersWhoComeAgain) {
+  Trainer t = StartTrainer(Followed());
+  Reader reader(follow_.get(), OfRun());
+  Step(&t, 1);
+  ASSERT_TRUE(reader.AwaitStep(1));
+  grpc::ClientContext context;
+  v1::LoadStateResponse response;
+  const auto load = trainer_->LoadState(&context, &response);
+  const std::vector<float> values(t.spec.tensors[1].elements, 0.25f);
+  for (uint64_t k = 0; k < ChunkCount(t.spec, t.spec.tensors[1]); ++k) {
+    v1::LoadStateRequest request = LoadRequest(t.spec, t.token, 1, k, values);
+    request.set_replace(true);
+    ASSERT_TRUE(load->Write(request));
+  }
+  load->WritesDone();
+  ASSERT_TRUE(load->Finish().ok());
+  const grpc::Status ended = reader.Finish().status;
+  EXPECT_EQ(ended.error_code(), grpc::UNAVAILABLE);
+  EXPECT_THAT(ended.error_message(), HasSubstr("being replaced"));
+  Reader again(follow_.get(), OfRun());
+  ASSERT_TRUE(again.AwaitStep(1, 2));
+  ExpectPulled(again);
+}
+
+TEST_F(FollowRpcTest, ARunThatIsAmendedCanBeFollowedFromThenOn) {
+  v1::RunSpec spec = SmallSpec();
+  Trainer t = StartTrainer(spec);
+  Step(&t, 1);
+  const grpc::Status before = Refusal(OfRun());
+  EXPECT_EQ(before.error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_THAT(before.error_message(), HasSubstr("RunSpec.follow"));
+  spec.mutable_follow();
+  ASSERT_TRUE(Amend(t.token, spec).ok());
+  Reader reader(follow_.get(), OfRun());
+  ASSERT_TRUE(reader.AwaitStep(1));
+  ExpectPulled(reader);
+  EXPECT_GT(Status("r1").bytes().following(), 0u);
+}
+
+TEST_F(FollowRpcTest, RefusesByName) {
+  EXPECT_EQ(Refusal(OfRun("no")).error_code(), grpc::NOT_FOUND);
+  ASSERT_TRUE(CreateRun(Followed()).ok());
+  EXPECT_THAT(Refusal(OfRun()).error_message(), HasSubstr("weights"));
+  v1::SubscribeRequest request = OfRun();
+  request.add_digests(1);
+  EXPECT_THAT(Refusal(request).error_message(), HasSubstr("1 digests, and run 'r1' has 3 tensors"));
+  v1::RunSpec spec = Followed();
+  spec.set_run_id("r2");
+  spec.mutable_follow()->set_readers(2000);
+  EXPECT_THAT(std::string(CreateRun(spec).status().message()),
+              HasSubstr("follow.readers is 2000; wanted: at most 1024"));
+}
+
+TEST_F(FollowRpcTest, WhoFollowsAlreadyHearsWhenThereAreMoreThanTheSpecAllows) {
+  v1::RunSpec spec = Followed();
+  spec.mutable_follow()->set_readers(1);
+  Trainer t = StartTrainer(spec);
+  Reader first(follow_.get(), OfRun());
+  ASSERT_TRUE(first.AwaitStep(0));
+  const grpc::Status second = Refusal(OfRun());
+  EXPECT_EQ(second.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(second.error_message(), HasSubstr("1 readers follow run 'r1'"));
+  Step(&t, 1);
+  EXPECT_TRUE(first.AwaitStep(1));
+}
+
+}  // namespace
+}  // namespace ballast::testing
