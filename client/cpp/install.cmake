@@ -17,10 +17,11 @@ install(TARGETS ballast_client ballast_proto ballast_tls EXPORT ballast ARCHIVE 
 install(EXPORT ballast NAMESPACE ballast:: FILE ballast-targets.cmake DESTINATION ${package_dir})
 install(TARGETS ballastd RUNTIME DESTINATION bin)
 
-# What client.h includes of the project's.
+# What client.h and follow/subscriber.h include of the project's.
 install(FILES client.h shard.h DESTINATION ${include_dir}/client/cpp)
+install(FILES follow/subscriber.h DESTINATION ${include_dir}/client/cpp/follow)
 install(FILES ${PROJECT_SOURCE_DIR}/proto/rewound.h DESTINATION ${include_dir}/proto)
-foreach(name admin run trainer)
+foreach(name admin follow run trainer)
   install(FILES ${PROJECT_BINARY_DIR}/proto/gen/ballast/v1/${name}.pb.h DESTINATION ${include_dir}/ballast/v1)
   install(FILES ${PROJECT_SOURCE_DIR}/proto/ballast/v1/${name}.proto DESTINATION ${include_dir}/ballast/v1)
 endforeach()

@@ -111,7 +111,8 @@ Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::Channe
       channel_(grpc::experimental::CreateCustomChannelWithInterceptors(ForGrpc(options_.server), credentials,
                                                                        ChannelOptions(), std::move(interceptors))),
       trainer_(v1::TrainerService::NewStub(channel_)),
-      admin_(v1::AdminService::NewStub(channel_)) {}
+      admin_(v1::AdminService::NewStub(channel_)),
+      follow_(v1::FollowService::NewStub(channel_)) {}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions options) {
   if (auto s = CheckName(options.server); !s.ok()) return s;

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 
 #include "ballast/v1/admin.grpc.pb.h"
+#include "ballast/v1/follow.grpc.pb.h"
 #include "ballast/v1/trainer.grpc.pb.h"
 #include "client/cpp/client.h"
 #include "client/cpp/transport/token.h"
@@ -43,6 +44,7 @@ class Connection {
   const std::string& server() const { return options_.server; }
   v1::TrainerService::Stub& trainer() { return *trainer_; }
   v1::AdminService::Stub& admin() { return *admin_; }
+  v1::FollowService::Stub& follow() { return *follow_; }
   void Log(const std::string& line) const;
   // As in ClientOptions.
   bool Interrupted() const { return options_.interrupted && options_.interrupted(); }
@@ -86,6 +88,7 @@ class Connection {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::TrainerService::Stub> trainer_;
   std::unique_ptr<v1::AdminService::Stub> admin_;
+  std::unique_ptr<v1::FollowService::Stub> follow_;
 };
 
 }  // namespace ballast

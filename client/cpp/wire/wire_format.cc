@@ -56,6 +56,24 @@ uint16_t ToFp16(float x) {
   return static_cast<uint16_t>(sign | word);
 }
 
+float FromFp16(uint16_t word) {
+  const uint32_t sign = static_cast<uint32_t>(word & 0x8000) << 16, exponent = word >> 10 & 31, mantissa = word & 0x3ff;
+  if (exponent == 0) return std::ldexp(static_cast<float>(mantissa), -24) * (sign == 0 ? 1.0f : -1.0f);
+  const uint32_t bits = exponent == 31 ? 0x7f800000 : (exponent + 112) << 23;
+  return std::bit_cast<float>(sign | bits | mantissa << 13);
+}
+
+float Load(absl::string_view format, uint64_t index, const std::byte* from) {
+  if (format == "fp32") {
+    float value = 0;
+    std::memcpy(&value, from + index * 4, 4);
+    return value;
+  }
+  uint16_t word = 0;
+  std::memcpy(&word, from + index * 2, 2);
+  return format == "bf16" ? std::bit_cast<float>(static_cast<uint32_t>(word) << 16) : FromFp16(word);
+}
+
 void Store(float value, uint64_t index, absl::string_view dtype, std::byte* out) {
   if (dtype == "fp32") {
     std::memcpy(out + index * 4, &value, 4);
@@ -78,6 +96,12 @@ void DecodeE4M3(const EncodedWeights& w, absl::string_view dtype, std::byte* out
   for (uint64_t i = 0; i < w.codes.size(); ++i) Store(values[static_cast<size_t>(w.codes[i])], i, dtype, out);
 }
 
+void DecodeFloats(const EncodedWeights& w, absl::string_view dtype, std::byte* out) {
+  for (uint64_t i = 0; i < w.codes.size() / FormatBytes(w.format); ++i) {
+    Store(Load(w.format, i, w.codes.data()), i, dtype, out);
+  }
+}
+
 }  // namespace
 
 const WireFormat* FindFormat(absl::string_view name) {
@@ -98,9 +122,14 @@ absl::Status DecodeWeights(const EncodedWeights& w, absl::string_view dtype, std
   const WireFormat* from = FindFormat(w.format);
   const WireFormat* to = FindFormat(dtype);
   const bool scaled = from != nullptr && from->scaling != Scaling::kNone;
-  if (to == nullptr || !to->computes || !(scaled || w.format == "fp8-e4m3")) {
+  const bool floats = from != nullptr && from->computes;
+  if (to == nullptr || !to->computes || !(scaled || floats || w.format == "fp8-e4m3")) {
     return absl::UnimplementedError(
         absl::StrCat("weights in '", w.format, "' cannot be decoded to '", dtype, "' by this client"));
+  }
+  if (floats) {
+    DecodeFloats(w, dtype, out);
+    return absl::OkStatus();
   }
   const uint64_t wanted = ScalesNeeded(scaled ? w.row_length : 0, w.first, w.first + w.codes.size());
   if (w.scales.size() != wanted || (scaled && w.row_length == 0)) {

@@ -40,7 +40,7 @@ struct EncodedWeights {
 uint64_t ScalesNeeded(uint64_t row_length, uint64_t first, uint64_t last);
 
 // Decodes into `dtype` (fp32, bf16 or fp16; rounded to nearest even from fp32, finite values stay finite). A weight is
-// code * scale / 127 for int8, the number that the code stands for in fp8-e4m3. UNIMPLEMENTED: a format that this
+// code * scale / 127 for int8, the number that the code stands for in the others. UNIMPLEMENTED: a format that this
 // client cannot decode. INTERNAL: the wrong number of scales.
 absl::Status DecodeWeights(const EncodedWeights& weights, absl::string_view dtype, std::byte* out);
 

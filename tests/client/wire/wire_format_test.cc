@@ -72,6 +72,22 @@ TEST(WireFormatTest, RoundsToNearestEvenAndStaysFinite) {
   EXPECT_EQ(Rounded(0x1.ffcp-15f, "fp16"), 0x0400);  // up to the least normal
 }
 
+TEST(WireFormatTest, FloatsBecomeWiderAndNarrower) {
+  for (const float value : {0.0f, -0.0f, 1.5f, -3.0f, 0x1p-24f, -0x1.8p-20f, 0x1p-14f, 65504.0f}) {
+    uint32_t half = Rounded(value, "fp16");
+    float back = -1;
+    ASSERT_TRUE(DecodeWeights({.format = "fp16", .codes = {reinterpret_cast<std::byte*>(&half), 2}}, "fp32",
+                              reinterpret_cast<std::byte*>(&back))
+                    .ok());
+    EXPECT_EQ(std::bit_cast<uint32_t>(back), std::bit_cast<uint32_t>(value)) << value;
+  }
+  const auto codes = Codes({0x80, 0x3f, 0x80, 0xff, 0xc0, 0x7f});
+  const std::vector<float> got = Decoded({.format = "bf16", .codes = codes});
+  EXPECT_EQ(got[0], 1);
+  EXPECT_TRUE(std::isinf(got[1]) && got[1] < 0);
+  EXPECT_TRUE(std::isnan(got[2]));
+}
+
 TEST(WireFormatTest, RefusesWhatItCannotDecode) {
   const auto codes = Codes({1, 2});
   std::byte out[8];

@@ -1,0 +1,336 @@
+#include "client/cpp/follow/daemon_subscriber.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace ballast {
+namespace {
+
+// Calls in a row that end on this side before that is told.
+constexpr int kMostRefusals = 3;
+
+absl::Status OlderThanFollowing(const Connection& connection) {
+  return absl::UnimplementedError(absl::StrCat("the daemon at ", connection.server(),
+                                               " is older than this client, and no reader can follow its runs: "
+                                               "update the daemon"));
+}
+
+absl::StatusOr<v1::GetRunResponse> AskForRun(Connection& connection, const std::string& run_id) {
+  v1::GetRunRequest request;
+  request.set_run_id(run_id);
+  for (Retry retry(connection, absl::StrCat("asking for run '", run_id, "'"));;) {
+    v1::GetRunResponse run;
+    const absl::Status status = connection.Call(connection.admin(), &v1::AdminService::Stub::GetRun, request, &run);
+    if (status.ok()) return run;
+    if (!retry.Again(status)) return retry.Explain(status);
+  }
+}
+
+// Why a run without RunSpec.follow cannot be followed. A daemon that does not know that field says nothing of it.
+absl::Status ExplainUnfollowed(Connection& connection, const std::string& run_id) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + Connection::kCallTimeout));
+  v1::SubscribeRequest request;
+  request.set_run_id(run_id);
+  const auto reader = connection.follow().Subscribe(&context, request);
+  v1::VersionPart part;
+  if (reader->Read(&part)) context.TryCancel();
+  while (reader->Read(&part)) continue;
+  if (absl::IsUnimplemented(FromGrpc(reader->Finish()))) return OlderThanFollowing(connection);
+  return absl::FailedPreconditionError(absl::StrCat(
+      "run '", run_id, "' at ", connection.server(),
+      " has no RunSpec.follow, so nobody may follow it: create the run with follow, or amend it (AmendRun)"));
+}
+
+}  // namespace
+
+// A call that Close ends.
+class DaemonSubscriber::CancellableCall {
+ public:
+  explicit CancellableCall(DaemonSubscriber* subscriber) : subscriber_(*subscriber) {
+    absl::MutexLock lock(&subscriber_.mu_);
+    subscriber_.call_ = &context;
+    if (subscriber_.exchange_.closed()) context.TryCancel();
+  }
+  ~CancellableCall() {
+    absl::MutexLock lock(&subscriber_.mu_);
+    subscriber_.call_ = nullptr;
+  }
+  grpc::ClientContext context;
+
+ private:
+  DaemonSubscriber& subscriber_;
+};
+
+double FollowedVersion::StalenessSeconds() const {
+  return std::max(0.0, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - closed_unix_s);
+}
+
+absl::StatusOr<std::unique_ptr<Subscriber>> Subscriber::Open(ClientOptions options,
+                                                             const SubscribeOptions& subscription) {
+  return DaemonSubscriber::Open(std::move(options), subscription);
+}
+
+absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::Open(ClientOptions options,
+                                                                         const SubscribeOptions& subscription) {
+  if (absl::StrContains(options.server, ',')) {
+    return absl::UnimplementedError(
+        absl::StrCat("following a run on several daemons (", options.server,
+                     ") is not supported: a run can be followed that one daemon has all of"));
+  }
+  auto closing = std::make_shared<std::atomic<bool>>(false);
+  options.interrupted = [closing, asked = std::move(options.interrupted)] { return *closing || (asked && asked()); };
+  auto connection = Connection::Open(std::move(options));
+  if (!connection.ok()) return connection.status();
+  const auto run = AskForRun(**connection, subscription.run_id);
+  if (!run.ok()) return run.status();
+  if (!run->spec().has_follow()) return ExplainUnfollowed(**connection, subscription.run_id);
+  auto weights = FollowedWeights::Create(run->spec(), run->status().plan().chunk_elements());
+  if (!weights.ok()) return weights.status();
+  return std::unique_ptr<DaemonSubscriber>(
+      new DaemonSubscriber(*std::move(connection), std::move(closing), subscription, *std::move(weights)));
+}
+
+DaemonSubscriber::DaemonSubscriber(std::unique_ptr<Connection> connection, std::shared_ptr<std::atomic<bool>> closing,
+                                   SubscribeOptions subscription, FollowedWeights weights)
+    : connection_(std::move(connection)),
+      closing_(std::move(closing)),
+      subscription_(std::move(subscription)),
+      what_(absl::StrCat("following run '", subscription_.run_id, "'")),
+      weights_(std::move(weights)),
+      touched_(weights_.tensors().size()),
+      thread_([this] { Receive(); }) {}
+
+DaemonSubscriber::~DaemonSubscriber() {
+  Close();
+  thread_.join();
+}
+
+void DaemonSubscriber::Close() {
+  *closing_ = true;
+  exchange_.Close();
+  absl::MutexLock lock(&mu_);
+  if (call_ != nullptr) call_->TryCancel();
+}
+
+absl::StatusOr<std::optional<FollowedVersion>> DaemonSubscriber::Next(double timeout_s) {
+  return exchange_.Next(absl::Seconds(timeout_s));
+}
+
+bool DaemonSubscriber::Await(double timeout_s) { return exchange_.Await(absl::Seconds(timeout_s)); }
+
+absl::Status DaemonSubscriber::CheckReadable(uint32_t tensor) const {
+  if (!exchange_.readable()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no version of run '", subscription_.run_id,
+                     "' is here: none has come yet, or one comes whole just now; wait in Next until it returns one"));
+  }
+  return weights_.tensors().CheckIndex(tensor);
+}
+
+absl::StatusOr<FollowedTensor> DaemonSubscriber::Served(uint32_t tensor) const {
+  if (auto s = CheckReadable(tensor); !s.ok()) return s;
+  return FollowedTensor{
+      .format = weights_.tensors()[tensor].serving, .codes = weights_.codes(tensor), .scales = weights_.scales(tensor)};
+}
+
+absl::Status DaemonSubscriber::Read(uint32_t tensor, absl::Span<std::byte> out) const {
+  if (auto s = CheckReadable(tensor); !s.ok()) return s;
+  if (out.size() != weights_.read_bytes(tensor)) {
+    return absl::InvalidArgumentError(absl::StrCat("reading ", weights_.tensors().Name(tensor), ": got room for ",
+                                                   out.size(), " bytes, wanted ", weights_.read_bytes(tensor), " (",
+                                                   weights_.tensors()[tensor].dtype, ")"));
+  }
+  return weights_.Read(tensor, out.data());
+}
+
+// --- the receiver's thread -------------------------------------------------------------------------------------------
+
+void DaemonSubscriber::Receive() {
+  for (Retry retry(*connection_, what_);;) {
+    const uint64_t before = versions_;
+    absl::Status refused;
+    const absl::Status status = SubscribeOnce(&refused);
+    if (exchange_.closed()) return;
+    if (versions_ > before) retry.Progress();
+    auto final = Judge(status, refused, &retry);
+    if (exchange_.closed()) return;
+    if (final) return exchange_.Fail(*std::move(final));
+  }
+}
+
+std::optional<absl::Status> DaemonSubscriber::Judge(const absl::Status& status, const absl::Status& refused,
+                                                    Retry* retry) {
+  // A request may also be wrong because the run was amended since its spec was read.
+  const absl::Status& wrong = refused.ok() ? status : refused;
+  if (!refused.ok() || absl::IsInvalidArgument(status)) {
+    if (++refusals_ == kMostRefusals) return absl::Status(wrong.code(), absl::StrCat(what_, ": ", wrong.message()));
+    if (refusals_ > 1) Forget();
+    connection_->Log(absl::StrCat(what_, ": ", wrong.message(), "; asking for it again"));
+    return std::nullopt;
+  }
+  if (absl::IsUnimplemented(status)) return OlderThanFollowing(*connection_);
+  if (absl::IsNotFound(status)) {
+    return absl::NotFoundError(absl::StrCat(what_, ": the daemon at ", connection_->server(), " no longer has it (",
+                                            status.message(),
+                                            "): it was deleted, or the daemon was started again without it"));
+  }
+  if (retry->Again(status)) return std::nullopt;
+  return retry->Explain(status);
+}
+
+absl::Status DaemonSubscriber::SubscribeOnce(absl::Status* refused) {
+  if (calls_++ > 0) {
+    if (auto s = ReadSpecAgain(); !s.ok()) return s;
+  }
+  CancellableCall call(this);
+  const auto reader = connection_->follow().Subscribe(&call.context, Request());
+  v1::VersionPart part;
+  while (refused->ok() && reader->Read(&part)) {
+    if (part.batch().empty()) *refused = Take(&part);
+    for (int i = 0; i < part.batch_size() && refused->ok(); ++i) *refused = Take(part.mutable_batch(i));
+  }
+  if (!refused->ok()) {
+    call.context.TryCancel();
+    while (reader->Read(&part)) continue;
+  }
+  const absl::Status status = FromGrpc(reader->Finish(), call.context);
+  incoming_.reset();
+  changes_.clear();
+  return status.ok() ? absl::UnavailableError("the daemon has ended the call") : status;
+}
+
+// The daemon ends the calls of a run that is amended.
+absl::Status DaemonSubscriber::ReadSpecAgain() {
+  v1::GetRunRequest request;
+  request.set_run_id(subscription_.run_id);
+  v1::GetRunResponse run;
+  {
+    CancellableCall call(this);
+    call.context.set_deadline(absl::ToChronoTime(absl::Now() + Connection::kCallTimeout));
+    const absl::Status status = FromGrpc(connection_->admin().GetRun(&call.context, request, &run), call.context);
+    if (!status.ok()) return status;
+  }
+  if (!run.spec().has_follow()) return ExplainUnfollowed(*connection_, subscription_.run_id);
+  const uint64_t chunk_elements = run.status().plan().chunk_elements();
+  if (weights_.Fit(run.spec(), chunk_elements)) return absl::OkStatus();
+  auto weights = FollowedWeights::Create(run.spec(), chunk_elements);
+  if (!weights.ok()) return weights.status();
+  if (!exchange_.TakeWeights(/*all_here=*/false)) return absl::CancelledError("closed");
+  weights_ = *std::move(weights);
+  have_.reset();
+  touched_.assign(weights_.tensors().size(), false);
+  respecified_ = true;
+  return absl::OkStatus();
+}
+
+v1::SubscribeRequest DaemonSubscriber::Request() const {
+  v1::SubscribeRequest request;
+  request.set_run_id(subscription_.run_id);
+  request.set_every(subscription_.every);
+  if (have_) *request.mutable_have() = *have_;
+  const auto& digests = weights_.digests();
+  const auto known = [](const auto& digest) { return digest.has_value(); };
+  if (std::any_of(digests.begin(), digests.end(), known)) {
+    for (const auto& digest : digests) request.add_digests(digest.value_or(0));  // 0: of nothing that is here
+  }
+  return request;
+}
+
+absl::Status DaemonSubscriber::Take(v1::VersionPart* part) {
+  switch (part->part_case()) {
+    case v1::VersionPart::kBegin:
+      return TakeBegin(part->begin());
+    case v1::VersionPart::kChunk:
+      return TakeChunk(part->mutable_chunk());
+    case v1::VersionPart::kEnd:
+      return TakeEnd(part->end());
+    default:
+      return absl::OkStatus();  // what this client does not know
+  }
+}
+
+absl::Status DaemonSubscriber::TakeBegin(const v1::VersionBegin& begin) {
+  if (incoming_) return absl::InternalError("a version began before the one before it ended");
+  auto incoming = IncomingVersion::Begin(begin, have_, weights_);
+  if (!incoming.ok()) return incoming.status();
+  incoming_ = *std::move(incoming);
+  if (!incoming_->whole()) return absl::OkStatus();
+  if (!exchange_.TakeWeights(/*all_here=*/false)) return absl::CancelledError("closed");
+  have_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status DaemonSubscriber::TakeChunk(v1::ChangedChunk* chunk) {
+  if (!incoming_) return absl::InternalError("a chunk came outside of a version");
+  if (auto s = incoming_->Take(*chunk); !s.ok()) return s;
+  if (incoming_->whole()) return Write(*chunk);
+  changes_.push_back(std::move(*chunk));
+  return absl::OkStatus();
+}
+
+absl::Status DaemonSubscriber::TakeEnd(const v1::VersionEnd& end) {
+  if (!incoming_) return absl::InternalError("the end of a version came, and none had begun");
+  auto version = incoming_->End(end);
+  if (!version.ok()) return version.status();
+  if (auto s = incoming_->whole() ? CheckNoneLacks() : WriteChanges(); !s.ok()) return s;
+  have_ = incoming_->id();
+  incoming_.reset();
+  refusals_ = 0;
+  ++versions_;
+  Publish(*std::move(version));
+  return absl::OkStatus();
+}
+
+// Of a version that came whole: tensors may be left out that are here as the digests said.
+absl::Status DaemonSubscriber::CheckNoneLacks() const {
+  for (uint32_t i = 0; i < weights_.tensors().size(); ++i) {
+    if (weights_.digests()[i]) continue;
+    return absl::InternalError(absl::StrCat("a version came whole, but for ", weights_.tensors().Name(i)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DaemonSubscriber::WriteChanges() {
+  if (!exchange_.TakeWeights(/*all_here=*/true)) return absl::CancelledError("closed");
+  have_.reset();
+  for (const v1::ChangedChunk& chunk : std::exchange(changes_, {})) {
+    if (auto s = Write(chunk); !s.ok()) {
+      Forget();
+      exchange_.Spoil();
+      return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DaemonSubscriber::Write(const v1::ChangedChunk& chunk) {
+  touched_[chunk.tensor()] = true;
+  return weights_.Apply(chunk);
+}
+
+// The next call asks for all.
+void DaemonSubscriber::Forget() {
+  have_.reset();
+  weights_.Forget();
+}
+
+void DaemonSubscriber::Publish(FollowedVersion version) {
+  version.whole_bytes = weights_.bytes();
+  version.respecified = respecified_;
+  for (uint32_t i = 0; i < touched_.size(); ++i) {
+    if (touched_[i]) version.changed.push_back(i);
+  }
+  const bool same = told_ && told_->step() == have_->step() && told_->generation() == have_->generation();
+  if (same && version.changed.empty() && !respecified_) return exchange_.GiveBack();
+  told_ = have_;
+  touched_.assign(touched_.size(), false);
+  respecified_ = false;
+  exchange_.Publish(std::move(version));
+}
+
+}  // namespace ballast

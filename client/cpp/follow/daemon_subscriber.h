@@ -1,0 +1,89 @@
+// ballast::Subscriber of one daemon: subscriber.h says what the calls do.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+#include "ballast/v1/follow.pb.h"
+#include "client/cpp/follow/followed_weights.h"
+#include "client/cpp/follow/incoming_version.h"
+#include "client/cpp/follow/subscriber.h"
+#include "client/cpp/follow/version_exchange.h"
+#include "client/cpp/transport/connection.h"
+#include "client/cpp/transport/retry.h"
+
+namespace ballast {
+
+class DaemonSubscriber final : public Subscriber {
+ public:
+  static absl::StatusOr<std::unique_ptr<DaemonSubscriber>> Open(ClientOptions options,
+                                                                const SubscribeOptions& subscription);
+  ~DaemonSubscriber() override;
+
+  absl::StatusOr<std::optional<FollowedVersion>> Next(double timeout_s) override;
+  bool Await(double timeout_s) override;
+  const v1::RunSpec& spec() const override { return weights_.spec(); }
+  absl::StatusOr<FollowedTensor> Served(uint32_t tensor) const override;
+  absl::Status Read(uint32_t tensor, absl::Span<std::byte> out) const override;
+  void Close() override;
+
+ private:
+  class CancellableCall;
+
+  DaemonSubscriber(std::unique_ptr<Connection> connection, std::shared_ptr<std::atomic<bool>> closing,
+                   SubscribeOptions subscription, FollowedWeights weights);
+
+  absl::Status CheckReadable(uint32_t tensor) const;
+
+  // --- the receiver's thread ---
+  void Receive();
+  // One call. *refused: why it ended on this side.
+  absl::Status SubscribeOnce(absl::Status* refused);
+  // Why no further call is made; none: one is.
+  std::optional<absl::Status> Judge(const absl::Status& status, const absl::Status& refused, Retry* retry);
+  absl::Status ReadSpecAgain();
+  v1::SubscribeRequest Request() const;
+  absl::Status Take(v1::VersionPart* part);
+  absl::Status TakeBegin(const v1::VersionBegin& begin);
+  absl::Status TakeChunk(v1::ChangedChunk* chunk);
+  absl::Status TakeEnd(const v1::VersionEnd& end);
+  absl::Status Write(const v1::ChangedChunk& chunk);
+  absl::Status WriteChanges();
+  absl::Status CheckNoneLacks() const;
+  void Forget();
+  void Publish(FollowedVersion version);
+
+  const std::unique_ptr<Connection> connection_;
+  const std::shared_ptr<std::atomic<bool>> closing_;  // what the connection's waits ask
+  const SubscribeOptions subscription_;
+  const std::string what_;  // for the log
+  VersionExchange exchange_;
+  absl::Mutex mu_;
+  grpc::ClientContext* call_ ABSL_GUARDED_BY(mu_) = nullptr;  // under way
+
+  FollowedWeights weights_;  // the receiver's or the caller's, as exchange_ says
+
+  // The receiver's.
+  std::optional<v1::VersionId> have_;  // none: the weights are of no version
+  std::optional<v1::VersionId> told_;  // the last one published
+  std::optional<IncomingVersion> incoming_;
+  std::vector<v1::ChangedChunk> changes_;  // of the incoming one, if it changes another
+  std::vector<bool> touched_;              // by tensor, since the last one published
+  bool respecified_ = false;               // likewise
+  uint64_t versions_ = 0;                  // received
+  uint64_t calls_ = 0;
+  int refusals_ = 0;  // in a row
+  std::thread thread_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,56 @@
+// Whose the weights of a Subscriber are: the thread's that receives, which may write them, or the caller's, who may read
+// them. They begin as the receiver's, become the caller's with each version, and the receiver's again only while the
+// caller waits in Next. Thread-safe.
+#pragma once
+
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/follow/subscriber.h"
+
+namespace ballast {
+
+class VersionExchange {
+ public:
+  // --- the receiver ---
+  // Returns when the weights are the receiver's. `all_here`: what it writes is all here, so that the caller waits for it
+  // whatever its timeout. False: Close was called.
+  bool TakeWeights(bool all_here);
+  // The weights are of this version, and the caller's.
+  void Publish(FollowedVersion version);
+  // They are what they were when they were taken, and the caller's again.
+  void GiveBack();
+  // They are of no version, and stay the receiver's.
+  void Spoil();
+  // Nothing more comes.
+  void Fail(absl::Status status);
+
+  // --- the caller: as Subscriber's ---
+  absl::StatusOr<std::optional<FollowedVersion>> Next(absl::Duration timeout);
+  bool Await(absl::Duration timeout);
+  // Whether the weights are the caller's.
+  bool readable() const;
+
+  // --- anyone ---
+  void Close();
+  bool closed() const;
+
+ private:
+  bool told() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return version_ || failure_ || closed_; }
+
+  mutable absl::Mutex mu_;
+  bool receivers_ ABSL_GUARDED_BY(mu_) = true;
+  bool wanted_ ABSL_GUARDED_BY(mu_) = false;   // by the receiver, and they are the caller's
+  bool granted_ ABSL_GUARDED_BY(mu_) = false;  // the caller waits in Next for a version
+  bool all_here_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<FollowedVersion> version_ ABSL_GUARDED_BY(mu_);  // that Next has not returned
+  std::optional<absl::Status> failure_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace ballast
