@@ -20,6 +20,12 @@ std::string QuotedName(absl::string_view text) {
   return quoted + "\"";
 }
 
+SafetensorsHeader::SafetensorsHeader(const std::map<std::string, std::string>& metadata) {
+  json_.pop_back();
+  for (const auto& [key, value] : metadata) absl::StrAppend(&json_, ",", QuotedName(key), ":", QuotedName(value));
+  json_ += "}";
+}
+
 void SafetensorsHeader::Add(absl::string_view name, absl::string_view dtype, absl::Span<const uint64_t> shape,
                             uint64_t bytes) {
   absl::StrAppend(&json_, ",", QuotedName(name), ":{\"dtype\":\"", dtype, "\",\"shape\":[", absl::StrJoin(shape, ","),

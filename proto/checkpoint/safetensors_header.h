@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -26,9 +27,13 @@ std::string QuotedName(absl::string_view text);
 
 class SafetensorsHeader {
  public:
-  // The text of a header before its first tensor.
+  // The text of a header before its first tensor, without more metadata.
   static constexpr absl::string_view kBegin =
       R"({"__metadata__":{"format":"pt"})";  // which Hugging Face's loaders ask for
+
+  SafetensorsHeader() = default;
+  // With these in the metadata, too, in the map's order.
+  explicit SafetensorsHeader(const std::map<std::string, std::string>& metadata);
 
   // The next tensor of the file; `bytes` of data follow those of the one before.
   void Add(absl::string_view name, absl::string_view dtype, absl::Span<const uint64_t> shape, uint64_t bytes);

@@ -8,16 +8,23 @@
 
 namespace ballast::ctl {
 
+ClientOptions OptionsOf(const Invocation& invocation) {
+  return {.server = invocation.server,
+          .tls = invocation.tls,
+          .token_file = invocation.token_file,
+          .connect_timeout_s = invocation.timeout_s,
+          .reconnect_timeout_s = invocation.timeout_s};
+}
+
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
-  auto client = Client::Connect({.server = invocation.server,
-                                 .tls = invocation.tls,
-                                 .token_file = invocation.token_file,
-                                 .connect_timeout_s = invocation.timeout_s,
-                                 .reconnect_timeout_s = invocation.timeout_s});
+  auto client = Client::Connect(OptionsOf(invocation));
   if (client.ok()) return client;
-  // Words the fix for the command line.
-  return absl::Status(client.status().code(),
-                      absl::StrReplaceAll(client.status().message(), {{"server=\"host:port\"", "--server HOST:PORT"}}));
+  return InCommandLine(client.status());
+}
+
+absl::Status InCommandLine(const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrReplaceAll(status.message(), {{"server=\"host:port\"", "--server HOST:PORT"}}));
 }
 
 int Fail(const Invocation& invocation, const absl::Status& status) {

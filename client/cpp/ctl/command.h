@@ -69,12 +69,18 @@ Command CheckpointCommand();
 Command CheckpointsCommand();
 Command RestoreCommand();
 Command VerifyCommand();
+Command FollowCommand();
+Command DiffCommand();
 Command DeleteCommand();
 Command HealthCommand();
 Command CertsCommand();
 Command TokenCommand();
 
+// Of a connection to the daemon that is meant.
+ClientOptions OptionsOf(const Invocation& invocation);
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
+// The error of a connection, with its fix worded for the command line.
+absl::Status InCommandLine(const absl::Status& status);
 // Prints the error; returns its exit code.
 int Fail(const Invocation& invocation, const absl::Status& status);
 // Prints what is wrong with the command line, and which help to read; returns the exit code.

@@ -18,7 +18,7 @@ std::vector<Command> Commands() {
   return {StatusCommand(),      RunsCommand(),    RunCommand(),    WatchCommand(),  ExplainCommand(),
           HistoryCommand(),     PlanCommand(),    DoctorCommand(), RewindCommand(), CheckpointCommand(),
           CheckpointsCommand(), RestoreCommand(), VerifyCommand(), DeleteCommand(), HealthCommand(),
-          CertsCommand(),       TokenCommand()};
+          CertsCommand(),       TokenCommand(),   FollowCommand(), DiffCommand()};
 }
 
 std::vector<Flag> CommonFlags() {

@@ -123,8 +123,8 @@ absl::StatusOr<std::optional<FollowedVersion>> DaemonSubscriber::Next(double tim
 
 bool DaemonSubscriber::Await(double timeout_s) { return exchange_.Await(absl::Seconds(timeout_s)); }
 
-absl::Status DaemonSubscriber::CheckReadable(uint32_t tensor) const {
-  if (!exchange_.readable()) {
+absl::Status DaemonSubscriber::CheckReading(uint32_t tensor) const {
+  if (!readable()) {
     return absl::FailedPreconditionError(
         absl::StrCat("no version of run '", subscription_.run_id,
                      "' is here: none has come yet, or one comes whole just now; wait in Next until it returns one"));
@@ -133,13 +133,13 @@ absl::Status DaemonSubscriber::CheckReadable(uint32_t tensor) const {
 }
 
 absl::StatusOr<FollowedTensor> DaemonSubscriber::Served(uint32_t tensor) const {
-  if (auto s = CheckReadable(tensor); !s.ok()) return s;
+  if (auto s = CheckReading(tensor); !s.ok()) return s;
   return FollowedTensor{
       .format = weights_.tensors()[tensor].serving, .codes = weights_.codes(tensor), .scales = weights_.scales(tensor)};
 }
 
 absl::Status DaemonSubscriber::Read(uint32_t tensor, absl::Span<std::byte> out) const {
-  if (auto s = CheckReadable(tensor); !s.ok()) return s;
+  if (auto s = CheckReading(tensor); !s.ok()) return s;
   if (out.size() != weights_.read_bytes(tensor)) {
     return absl::InvalidArgumentError(absl::StrCat("reading ", weights_.tensors().Name(tensor), ": got room for ",
                                                    out.size(), " bytes, wanted ", weights_.read_bytes(tensor), " (",

@@ -33,6 +33,7 @@ class DaemonSubscriber final : public Subscriber {
   absl::StatusOr<std::optional<FollowedVersion>> Next(double timeout_s) override;
   bool Await(double timeout_s) override;
   const v1::RunSpec& spec() const override { return weights_.spec(); }
+  bool readable() const override { return exchange_.readable(); }
   absl::StatusOr<FollowedTensor> Served(uint32_t tensor) const override;
   absl::Status Read(uint32_t tensor, absl::Span<std::byte> out) const override;
   void Close() override;
@@ -43,7 +44,7 @@ class DaemonSubscriber final : public Subscriber {
   DaemonSubscriber(std::unique_ptr<Connection> connection, std::shared_ptr<std::atomic<bool>> closing,
                    SubscribeOptions subscription, FollowedWeights weights);
 
-  absl::Status CheckReadable(uint32_t tensor) const;
+  absl::Status CheckReading(uint32_t tensor) const;
 
   // --- the receiver's thread ---
   void Receive();

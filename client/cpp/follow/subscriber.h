@@ -90,7 +90,9 @@ class Subscriber {
 
   // Of the weights that are here. It changes within Next alone: FollowedVersion.respecified.
   virtual const v1::RunSpec& spec() const = 0;
-  // FAILED_PRECONDITION: no version is here, see above. INVALID_ARGUMENT: there is no such tensor.
+  // Whether there are: the others of these calls are FAILED_PRECONDITION where not.
+  virtual bool readable() const = 0;
+  // INVALID_ARGUMENT: there is no such tensor.
   virtual absl::StatusOr<FollowedTensor> Served(uint32_t tensor) const = 0;
   // The tensor in its dtype, decoded where it is served in another format. INVALID_ARGUMENT: `out` has another size.
   virtual absl::Status Read(uint32_t tensor, absl::Span<std::byte> out) const = 0;

@@ -40,9 +40,9 @@ Answer Ballastctl(const std::vector<std::string>& words, const std::string& serv
 TEST(CommandLineTest, HelpNamesEveryCommandAndExitCode) {
   const Answer answer = Ballastctl({"--help"});
   EXPECT_EQ(answer.code, kOk);
-  for (const char* word :
-       {"status", "runs", "run RUN", "plan", "doctor", "rewind RUN", "checkpoint RUN", "checkpoints RUN", "restore RUN",
-        "verify DIR", "delete RUN", "health", "certs init", "token new", "--json", "64", "69"}) {
+  for (const char* word : {"status", "runs", "run RUN", "plan", "doctor", "rewind RUN", "checkpoint RUN",
+                           "checkpoints RUN", "restore RUN", "verify DIR", "follow RUN", "diff A B", "delete RUN",
+                           "health", "certs init", "token new", "--json", "64", "69"}) {
     EXPECT_THAT(answer.out, HasSubstr(word));
   }
 }

@@ -1,0 +1,188 @@
+// What ballastctl makes of a run that it follows, and of the files that come of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "proto/checkpoint/safetensors_header.h"
+
+#include "client/cpp/ctl/command_line.h"
+#include "client/cpp/ctl/safetensors_file.h"
+#include "tests/client/follow/fake_follow_service.h"
+
+namespace ballast::ctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+
+struct Heard {
+  int code = 0;
+  std::string out, err;
+};
+
+class FollowCommandsTest : public ::testing::Test {
+ protected:
+  FollowCommandsTest() { fs::remove_all(folder_); }
+
+  Heard Say(const std::vector<std::string>& words) const {
+    std::ostringstream out, err;
+    const auto environment = [&](const std::string& name) {
+      return name == "BALLAST_SERVER" ? std::optional<std::string>(daemon_.address()) : std::nullopt;
+    };
+    const int code = Main(words, environment, out, err);
+    return {code, out.str(), err.str()};
+  }
+  std::vector<std::string> Files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+  // A file of one tensor.
+  std::string Write(const std::string& name, const std::string& dtype, const std::string& bytes,
+                    const std::string& tensor = "w") const {
+    fs::create_directories(folder_);
+    SafetensorsHeader header;
+    header.Add(tensor, dtype, std::vector<uint64_t>{bytes.size() / DtypeBytes(dtype)}, bytes.size());
+    std::ofstream(Path(name)) << std::move(header).Finish() << bytes;
+    return Path(name);
+  }
+  template <typename T>
+  std::string WriteFloats(const std::string& name, std::vector<T> values) const {
+    std::string bytes(values.size() * sizeof(T), '\0');
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return Write(name, sizeof(T) == 4 ? "F32" : "BF16", bytes);
+  }
+
+  FakeFollowService daemon_;
+  const fs::path folder_ = fs::path(::testing::TempDir()) / "ballastctl-follow";
+  const FollowedRun first_{kFollowedSpec, 7}, second_ = first_.Next(), third_ = second_.Next();
+};
+
+TEST_F(FollowCommandsTest, EachVersionBecomesAFileAndALine) {
+  daemon_.Say(first_.Whole());
+  daemon_.Say(second_.ChangesOf(first_));
+  daemon_.Say(third_.ChangesOf(second_));
+  const Heard heard = Say({"follow", "r", "--out", folder_.string(), "--versions", "3", "--every=2"});
+  EXPECT_EQ(heard.code, kOk) << heard.err;
+  EXPECT_THAT(heard.out, ContainsRegex("STEP +CHANGED +RECEIVED +OF +BEHIND +FILE\n +7 +100.000 % "));
+  EXPECT_THAT(heard.out, ContainsRegex("\n +8 +13.953 % +[0-9]+ B +113 B +[0-9]+ d [0-9]+ h +.*step-8.safetensors\n"));
+  EXPECT_THAT(Files(), ElementsAre("step-8.safetensors", "step-9.safetensors")) << "the newest two";
+  EXPECT_EQ(daemon_.AwaitRequests(1)[0].every(), 2u);
+  const auto file = SafetensorsFile::Open(Path("step-9.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->metadata(),
+            (std::map<std::string, std::string>{{"format", "pt"}, {"generation", "1"}, {"run", "r"}, {"step", "9"}}));
+  EXPECT_EQ(file->tensors().size(), 6u);
+  const FileTensor d = file->tensors().at("d"), e = file->tensors().at("e");
+  EXPECT_EQ(d.dtype, "BF16");
+  EXPECT_THAT(d.shape, ElementsAre(2, 3));
+  EXPECT_EQ(e.dtype, "F32") << "decoded to its dtype";
+  std::string bytes(12, '\0');
+  ASSERT_TRUE(file->Read(d.begin, absl::MakeSpan(reinterpret_cast<std::byte*>(bytes.data()), 12)).ok());
+  EXPECT_EQ(bytes, third_.codes[3]);
+  EXPECT_TRUE(file->tensors().at("c").shape.empty());
+}
+
+TEST_F(FollowCommandsTest, ARewoundRunsOldFileGoesAndOthersFilesStay) {
+  FollowedRun rewound(kFollowedSpec, 3);
+  rewound.generation = 2;
+  Write("step-1.safetensors", "F32", "1234");  // not of the run
+  daemon_.Say(first_.Whole());
+  daemon_.Say(rewound.Whole());
+  const Heard heard = Say({"follow", "r", "--out", folder_.string(), "--versions=2", "--retain=1", "--json"});
+  EXPECT_EQ(heard.code, kOk) << heard.err;
+  EXPECT_THAT(Files(), ElementsAre("step-1.safetensors", "step-3.safetensors"));
+  EXPECT_THAT(heard.out, AllOf(HasSubstr("\"step\":3"), HasSubstr("\"generation\":2"), Not(HasSubstr("STEP"))));
+  EXPECT_EQ(std::count(heard.out.begin(), heard.out.end(), '\n'), 2);
+}
+
+TEST_F(FollowCommandsTest, WrongWordsAndFoldersAreNamed) {
+  EXPECT_THAT(Say({"follow", "r"}).err, HasSubstr("follow wants --out DIR"));
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--every", "often"}).err, HasSubstr("--every is 'often'"));
+  const Heard none = Say({"follow", "r", "--out", "x", "--retain", "0"});
+  EXPECT_EQ(none.code, kUsage);
+  EXPECT_THAT(none.err, AllOf(HasSubstr("--retain is 0"), HasSubstr("try `ballastctl follow --help`")));
+  EXPECT_THAT(Say({"follow", "other", "--out", folder_.string()}).err, HasSubstr("no run 'other'"));
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--server", "a:1,b:2"}).err, HasSubstr("on several daemons"));
+  EXPECT_EQ(Say({"follow", "r", "--out", "x", "--server", "127.0.0.1:1", "--timeout=0.05"}).code, kUnreachable);
+  std::ofstream(folder_.string()) << "a file";
+  const Heard file = Say({"follow", "r", "--out", folder_.string()});
+  EXPECT_EQ(file.code, kRefused);
+  EXPECT_THAT(file.err, HasSubstr(folder_.string()));
+}
+
+TEST_F(FollowCommandsTest, ARunThatIsDeletedEndsIt) {
+  daemon_.Say(first_.Whole());
+  daemon_.End({grpc::StatusCode::NOT_FOUND, "run 'r' was deleted"});
+  const Heard heard = Say({"follow", "r", "--out", folder_.string()});
+  EXPECT_EQ(heard.code, kRefused);
+  EXPECT_THAT(heard.err, HasSubstr("run 'r' was deleted"));
+  EXPECT_THAT(Files(), ElementsAre("step-7.safetensors"));
+}
+
+TEST_F(FollowCommandsTest, DiffTellsInWhatFilesDiffer) {
+  const std::string a = WriteFloats<float>("a", {1, 2, 3, 4}), b = WriteFloats<float>("b", {1, 2.5, 3, 3});
+  const Heard heard = Say({"diff", a, b});
+  EXPECT_EQ(heard.code, kRefused) << heard.err;
+  EXPECT_THAT(heard.out, ContainsRegex("TENSOR +DIFFER +OF +LARGEST\nw +2 +4 +1\ntotal +2 +4 +1\n"));
+  const Heard same = Say({"diff", a, a});
+  EXPECT_EQ(same.code, kOk);
+  EXPECT_EQ(same.out, "");
+  EXPECT_THAT(Say({"diff", a, b, "--json"}).out, AllOf(HasSubstr("\"differing\": 2"), HasSubstr("\"total\"")));
+  const std::string narrow = WriteFloats<uint16_t>("narrow", {0x3f80, 0x4000}),
+                    other = WriteFloats<uint16_t>("other", {0x3f80, 0x7f80});
+  EXPECT_THAT(Say({"diff", narrow, other}).out, ContainsRegex("w +1 +2 +inf\n"));
+}
+
+TEST_F(FollowCommandsTest, DiffNamesWhatCannotBeCompared) {
+  const std::string a = WriteFloats<float>("a", {1, 2}), b = Write("b", "F32", "12345678", "v"),
+                    c = Write("c", "BF16", "12345678");
+  const Heard names = Say({"diff", a, b});
+  EXPECT_EQ(names.code, kRefused);
+  EXPECT_THAT(names.out, AllOf(HasSubstr("w: only in " + a), HasSubstr("v: only in " + b)));
+  EXPECT_THAT(Say({"diff", a, c}).out, HasSubstr("w: F32 [2] in one, BF16 [4] in the other"));
+  const std::string words = Write("words", "I32", "12345678"), others = Write("others", "I32", "12345679");
+  EXPECT_THAT(Say({"diff", words, others}).out, ContainsRegex("w +1 +2 +-\n"));
+}
+
+TEST_F(FollowCommandsTest, DiffReadsNothingElse) {
+  const std::string good = WriteFloats<float>("good", {1}), bad = Path("bad");
+  const auto error = [&](const std::string& text) {
+    std::ofstream(bad) << text;
+    const Heard heard = Say({"diff", good, bad});
+    EXPECT_EQ(heard.code, kUsage);
+    EXPECT_THAT(heard.err, HasSubstr(bad));
+    return heard.err;
+  };
+  const auto with_header = [](const std::string& json, const std::string& data) {
+    std::string length(8, '\0');
+    length[0] = static_cast<char>(json.size());
+    return length + json + data;
+  };
+  EXPECT_THAT(error("short"), HasSubstr("it has 5 bytes"));
+  EXPECT_THAT(error(std::string(8, '\x7f')), HasSubstr("its header is said to have"));
+  EXPECT_THAT(error(with_header("[1]", "")), HasSubstr("its header is no JSON object"));
+  for (const char* tensor :
+       {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", R"({"w":{"dtype":"F32","shape":[1]}})",
+        R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", R"({"w":3})",
+        R"({"w":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})",
+        R"({"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})"}) {
+    EXPECT_THAT(error(with_header(tensor, "1234")), HasSubstr("its header has 'w' in no form")) << tensor;
+  }
+  EXPECT_THAT(Say({"diff", good, Path("none")}).err, HasSubstr("No such file"));
+  EXPECT_THAT(Say({"diff", good, folder_.string()}).err, HasSubstr("it is no file"));
+}
+
+}  // namespace
+}  // namespace ballast::ctl
