@@ -185,9 +185,9 @@ Command DiffCommand() {
       .arguments = {"A", "B"},
       .summary = "how two safetensors files differ: which tensors, in how many elements, by how much",
       .details =
-          "A line for each tensor that differs: in how many elements, bit by bit, and by how much at most; then the\n"
-          "same of all. Files that are the same have none. Exit code 0: they are the same, 1: they differ, 64: one\n"
-          "cannot be read.\n",
+          "Asks no daemon. A line for each tensor that differs: in how many elements, bit by bit, and by how much at\n"
+          "most; then the same of all. Files that are the same have none. Exit code 0: they are the same, 1: they\n"
+          "differ, 64: one cannot be read.\n",
       .flags = {},
       .run = Diff};
 }

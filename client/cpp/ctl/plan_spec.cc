@@ -99,6 +99,9 @@ absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
   if (!snapshots.ok()) return snapshots.status();
   if (*snapshots > 0)
     spec->mutable_rewind()->set_snapshots(static_cast<uint32_t>(std::min<uint64_t>(*snapshots, kMost)));
+  const auto readers = WholeNumber("--readers", invocation.Get("readers", "0"));
+  if (!readers.ok()) return readers.status();
+  if (*readers > 0) spec->mutable_follow()->set_readers(static_cast<uint32_t>(std::min<uint64_t>(*readers, kMost)));
   spec->set_commit(commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
   return absl::OkStatus();
 }
@@ -120,7 +123,8 @@ std::vector<Flag> PlanFlags() {
           {"ranks", "N", "trainers, at most; default 1"},
           {"accumulation", "N", "micro-batches a step, at most; default 1"},
           {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"},
-          {"snapshots", "N", "of past steps, in host memory, to rewind to; default 0"}};
+          {"snapshots", "N", "of past steps, in host memory, to rewind to; default 0"},
+          {"readers", "N", "who follow the run at a time, as `ballastctl follow` does; default 0"}};
 }
 
 absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {

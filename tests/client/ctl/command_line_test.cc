@@ -115,6 +115,12 @@ TEST(PlanSpecTest, TakesFormatsByName) {
   EXPECT_EQ(spec->tensors(2).group(), 0u);
 }
 
+TEST(PlanSpecTest, ReadersFollowTheRunWhereTheyAreCounted) {
+  EXPECT_FALSE(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}}))->has_follow());
+  EXPECT_EQ(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}, {"readers", "3"}}))->follow().readers(), 3u);
+  EXPECT_FALSE(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}, {"readers", "few"}})).ok());
+}
+
 TEST(PlanSpecTest, ReadsAShapeList) {
   const std::string path = ::testing::TempDir() + "shapes.txt";
   std::ofstream(path) << "# comment\nembed 100x64\n\nnorm 64\n";
