@@ -12,10 +12,10 @@ import pytest
 import ballast
 
 PUBLIC = set(
-    "Adam AdamW CollageLight CollagePlus GradScaler Joined Lion Muon Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
-    "StepResult StepTiming Tls delete_run nn numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
+    "Adam AdamW CollageLight CollagePlus Follow Follower GradScaler Joined Lion Muon Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
+    "StepResult StepTiming Subscriber Tls Version delete_run follow nn numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
 )
-FUNCTIONS = {"delete_run", "umup_scales"}
+FUNCTIONS = {"delete_run", "follow", "umup_scales"}
 RULES = [
     ballast.Adam,
     ballast.AdamW,

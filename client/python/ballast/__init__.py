@@ -8,17 +8,20 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ballast.errors import BallastError, Rejected, RunFenced, RunRewound, Unavailable
+from ballast.following import Follow
 from ballast.joined import Joined
 from ballast.result import StepResult, StepTiming
 from ballast.scales import umup_scales
 from ballast.spikes import SpikeEvent, Spikes
 
 if TYPE_CHECKING:
+    from ballast.follower import Follower, follow
     from ballast.optimizer import Optimizer
     from ballast.options import RunOptions
     from ballast.rules import SGD, Adam, AdamW, CollageLight, CollagePlus, Lion, Muon, StableAdamW
     from ballast.runs import delete_run
     from ballast.scaler import GradScaler
+    from ballast.subscriber import Subscriber, Version
     from ballast.tls import Tls
 
 __version__ = version("ballast-optim")
@@ -31,6 +34,8 @@ __all__ = [
     "BallastError",
     "CollageLight",
     "CollagePlus",
+    "Follow",
+    "Follower",
     "GradScaler",
     "Joined",
     "Lion",
@@ -45,21 +50,28 @@ __all__ = [
     "StableAdamW",
     "StepResult",
     "StepTiming",
+    "Subscriber",
     "Tls",
     "Unavailable",
+    "Version",
     "__version__",
     "delete_run",
+    "follow",
     "nn",
     "numerics",
     "umup_scales",
 ]
 
 _MODULES = {
+    "Follower": "ballast.follower",
     "GradScaler": "ballast.scaler",
     "Optimizer": "ballast.optimizer",
     "RunOptions": "ballast.options",
+    "Subscriber": "ballast.subscriber",
     "Tls": "ballast.tls",
+    "Version": "ballast.subscriber",
     "delete_run": "ballast.runs",
+    "follow": "ballast.follower",
 }
 
 

@@ -112,6 +112,37 @@ class Client:
     ) -> PendingStep: ...
     def await_weights(self, tensor: int, timeout_s: float) -> bool: ...
 
+class Subscriber:
+    """All calls but close() from one thread at a time."""
+
+    @staticmethod
+    def open(
+        server: str,
+        run_id: str,
+        every: int,
+        connect_timeout_s: float,
+        reconnect_timeout_s: float,
+        tls_ca: str = "",
+        tls_certificate: str = "",
+        tls_key: str = "",
+        token_file: str = "",
+    ) -> Subscriber: ...
+    def next(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next version, whose weights are then here; None: it is not within timeout_s."""
+
+    def await_next(self, timeout_s: float) -> bool:
+        """Waits until next() has something to do or to tell, and changes no weights."""
+
+    @property
+    def readable(self) -> bool: ...
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """By tensor: name, dtype as the wire names it, shape."""
+
+    def read(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """(tensor, address, nbytes): the tensor's weights, in its dtype."""
+
+    def close(self) -> None: ...
+
 def digest(address: int, nbytes: int) -> int: ...
 def served_digest(master: str, serving: str, format: str, elements: int, columns: int, address: int) -> int | None: ...
 def live_instances(kind: type[T]) -> list[T]: ...

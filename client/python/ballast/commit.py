@@ -9,6 +9,7 @@ from typing import Any
 
 from ballast.durability import Checkpoints, checkpoints
 from ballast.errors import Rejected
+from ballast.following import Follow, as_follow
 from ballast.spikes import Spikes, as_spikes
 
 # What a step of a staged run may have where gradient_accumulation_steps is left out: as many as the wire takes.
@@ -30,6 +31,7 @@ class StepRules:
     accumulation: micro-batches a step, at most; a staged step may have fewer, and its end tells how many.
     snapshots: of past steps, kept at most; snapshot_every: one after each step that is a multiple of it.
     checkpoints: when the run is written to the daemon's disk.
+    follow: that readers may follow it; None: they may not.
     """
 
     commit: str
@@ -46,6 +48,7 @@ class StepRules:
     step_timeout: float | None = None
     on_lost_rank: str = "wait"
     checkpoints: Checkpoints = Checkpoints()
+    follow: Follow | None = None
 
     @property
     def staged(self) -> bool:
@@ -72,6 +75,8 @@ class StepRules:
             fields["rewind"] = {"snapshots": self.snapshots, "every": self.snapshot_every}
         if checkpoint := self.checkpoints.spec():
             fields["checkpoint"] = checkpoint
+        if self.follow is not None:
+            fields["follow"] = self.follow.spec()
         if self.on_torn != "close":
             fields["on_torn"] = f"TORN_POLICY_{self.on_torn.upper()}"
         if self.rank_timeout != 60:
@@ -87,7 +92,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False, fra
     """framework: what drives the loop, and may clip, accumulate or skip after backward(): commit="auto" is staged then.
 
     From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots, on_torn,
-    rank_timeout, step_timeout, on_lost_rank, and those of checkpoints. Rejected if one is wrong, or two contradict each other.
+    rank_timeout, step_timeout, on_lost_rank, follow, and those of checkpoints. Rejected if one is wrong, or two contradict each other.
     """
     commit, nonfinite = _one_of(options, "commit", COMMITS), _one_of(options, "nonfinite", NONFINITE)
     norm, tensor_clip = _norm(options.get("max_grad_norm")), _one_of(options, "tensor_clip", TENSOR_CLIPS)
@@ -130,6 +135,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False, fra
         tensor_clip=tensor_clip,
         spikes=spikes,
         checkpoints=checkpoints(options),
+        follow=as_follow(options.get("follow")),
     )
 
 

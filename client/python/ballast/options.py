@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from ballast import _core
 from ballast.errors import Rejected
+from ballast.following import Follow
 from ballast.rule import Rule
 from ballast.spikes import Spikes
 from ballast.tls import Tls
@@ -103,6 +104,8 @@ class RunOptions(TypedDict, total=False):
         step's gradients, 2 or 4 bytes a parameter, and makes the steps again from them, to the same bits. None:
         "checkpoint".
     journal_steps: with a journal, how many closed steps may wait for the disk before the next one does. None: 16.
+    follow: True, or a ballast.Follow(every, readers): evaluators and inference engines may keep up with the run's weights, by
+        ballast.follow, ballast.Subscriber or `ballastctl follow`. Not of a run on several daemons.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
     on_lost_rank: what becomes of a trainer that is lost for longer than rank_timeout. "wait": each step waits for it as long
@@ -177,6 +180,7 @@ class RunOptions(TypedDict, total=False):
     checkpoints_kept: int | None
     durability: Literal["checkpoint", "journal", "journal_sync"] | None
     journal_steps: int | None
+    follow: bool | Follow
     on_torn: Literal["close", "rewind"]
     on_lost_rank: Literal["wait", "continue"]
     rank_timeout: float

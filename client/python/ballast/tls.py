@@ -34,10 +34,20 @@ def tls_of(given: Any, server: str) -> Tls | None:
     return Tls(ca, certificate, key) if ca or certificate or key else None
 
 
+def files_of(tls: Any, server: str, token_file: Any = None) -> tuple[str, str, str, str]:
+    """Of a connection to this daemon: ca, certificate, key and token_file, "" for none. tls: as tls_of() takes it;
+    token_file: as the option."""
+    files = tls_of(tls, server) or Tls("")
+    ca, certificate, key = (os.fspath(file) for file in (files.ca, files.certificate, files.key))
+    return (
+        ca,
+        certificate,
+        key,
+        os.environ.get("BALLAST_TOKEN_FILE", "") if token_file is None else os.fspath(token_file),
+    )
+
+
 def connect(server: str, connect_s: float, reconnect_s: float, tls: Any, token_file: Any = None) -> _core.Client:
     """A connection to this daemon, which tls_of() decides on; token_file: as the option. Unavailable if no daemon answers,
     or TLS is why there is none; Rejected if a file is not right."""
-    files = tls_of(tls, server) or Tls("")
-    ca, certificate, key = (os.fspath(file) for file in (files.ca, files.certificate, files.key))
-    token = os.environ.get("BALLAST_TOKEN_FILE", "") if token_file is None else os.fspath(token_file)
-    return _core.Client.connect(server, connect_s, reconnect_s, ca, certificate, key, token)
+    return _core.Client.connect(server, connect_s, reconnect_s, *files_of(tls, server, token_file))

@@ -39,6 +39,10 @@ _WORDS = [
         (r"\bhas not sent MicroEnd of\b", "has not ended"),
         (r"\bStep(?:Begin|End) of step\b", "step"),
         (r" \(StepEnd\.discard\)", " (zero_grad() after backward())"),
+        (
+            r"has no RunSpec\.follow, so nobody may follow it: create the run with follow, or amend it",
+            "was made without follow=True, so nobody may follow it: give its optimizer follow=True",
+        ),
         (r"`ballastctl delete RUN`", "ballast.delete_run('RUN'), or `ballastctl delete RUN`"),
         (r"\ba trainer sends them with LoadState\b", "upload them with weights='client'"),
         (r"\bLoadState is for before\b", "weights are uploaded before"),

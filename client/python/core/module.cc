@@ -18,6 +18,7 @@
 #include "client/python/core/pending_step.h"
 #include "client/python/core/push_queue.h"
 #include "client/python/core/py_client.h"
+#include "client/python/core/py_subscriber.h"
 #include "client/python/core/runs.h"
 #include "client/python/core/status_error.h"
 #include "client/python/core/trainer.h"
@@ -83,6 +84,7 @@ NB_MODULE(_core, module) {
   ballast::BindPushQueue(module);
   ballast::BindPendingMeasure(module);
   ballast::BindClient(module);
+  ballast::BindSubscriber(module);
   ballast::BindNumerics(module);
   ballast::BindDigests(module);
   module.def("live_instances", &ballast::LiveInstances, nanobind::arg("kind"),

@@ -1,0 +1,233 @@
+"""Modules whose weights are a run's, as they are trained elsewhere."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ballast.errors import Rejected
+from ballast.followed_parameters import FollowedParameters, Names
+from ballast.subscriber import Subscriber, Version
+from ballast.tls import Tls
+from ballast.uncopyable import Uncopyable
+from ballast.version_feed import VersionFeed, deadline_of, left_until
+from ballast.weights_gate import WeightsGate
+
+
+def follow(
+    model: nn.Module,
+    *,
+    server: str | None = None,
+    run: str | None = None,
+    every: int = 1,
+    on_version: Callable[[Version], object] | None = None,
+    names: Names | None = None,
+    tls: Tls | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    connect_timeout: float = 10.0,
+    reconnect_timeout: float = 15.0,
+) -> Follower:
+    """Keeps a module's parameters up to date with a run that is trained elsewhere, by an optimizer with follow=True.
+
+        follower = ballast.follow(model, server="node7:7700", run="my-run")
+        follower.wait()                # until the first version is in the module
+        for batch in batches:
+            model(batch)               # with the newest weights that have come
+        with follower.held():          # with the same weights throughout
+            loss = sum(model.loss(batch) for batch in held_out)
+
+    A thread receives; the module gets the newest version when its forward begins, or in update() and wait(), and never while
+    a forward is under way, in whatever thread. `model` is the module that is called. Its buffers, and parameters that the
+    trainer does not train, stay as they are.
+
+    every: no version nearer to the last one than so many steps. on_version: called with each version that has come into the
+    module, by the thread that put it there.
+    names: where the module's parameters are named otherwise than the run's tensors: {the run's name: the module's}, or a
+    function; None for a name leaves a tensor out. What DistributedDataParallel and torch.compile put before names makes no
+    difference.
+    The others are as ballast.Subscriber's. Rejected, naming them, if tensors have no parameter in the module, or one of another
+    shape or dtype.
+    """
+    if not isinstance(model, nn.Module):
+        raise Rejected(f"follow({type(model).__name__}): it must be a torch.nn.Module")
+    subscriber = Subscriber(
+        server,
+        run,
+        every,
+        tls=tls,
+        token_file=token_file,
+        connect_timeout=connect_timeout,
+        reconnect_timeout=reconnect_timeout,
+    )
+    try:
+        return Follower(model, subscriber, names, on_version)
+    except BaseException:
+        subscriber.close()
+        raise
+
+
+class Follower(Uncopyable):
+    """A module that follows a run: what ballast.follow returns. Ends with close(), a `with` block, its deletion together with
+    its module's, or the program; the module keeps the weights that it has then.
+
+    What goes wrong in the thread that receives, such as a run that was deleted, is raised by the module's next forward, and by
+    update() and wait(), each time until close(). Thread-safe.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        subscriber: Subscriber,
+        names: Names | None,
+        on_version: Callable[[Version], object] | None,
+    ):
+        self.run = subscriber.run
+        self._module = module
+        self._names = names
+        self._on_version = on_version
+        self._specs = subscriber.specs
+        self._parameters = FollowedParameters(self.run, self._specs, module, names)
+        self._version: Version | None = None
+        self._gate = WeightsGate()
+        self._calls = threading.local()
+        untraced: Any = torch.compiler.disable  # torch declares no types for it
+        self._hooks = [
+            module.register_forward_pre_hook(untraced(self._before), prepend=True),
+            module.register_forward_hook(untraced(self._after), always_call=True),
+        ]
+        self._feed = VersionFeed(subscriber)
+        self._closing = weakref.finalize(self, self._feed.close)
+
+    @property
+    def version(self) -> Version | None:
+        """The one that the module has the weights of; None: still its own."""
+        return self._version
+
+    @property
+    def step(self) -> int | None:
+        """Of the version that the module has."""
+        return None if self._version is None else self._version.step
+
+    @property
+    def generation(self) -> int | None:
+        """Likewise. A rewind of the run begins another one."""
+        return None if self._version is None else self._version.generation
+
+    @property
+    def staleness_s(self) -> float | None:
+        """For how long there have been the weights that the module has, by this machine's clock."""
+        return None if self._version is None else self._version.staleness_s
+
+    @property
+    def lag(self) -> int:
+        """Steps from the version that the module has to the newest that has come."""
+        newest = self._feed.newest
+        return 0 if newest is None or self._version is None else max(0, newest.step - self._version.step)
+
+    @property
+    def unfollowed(self) -> list[str]:
+        """Names of the module's parameters that the run does not train."""
+        return list(self._parameters.unfollowed)
+
+    def update(self) -> bool:
+        """Puts the newest version that has come into the module, once no forward is under way. False: there is no newer one.
+        Rejected within a forward or held() of this thread."""
+        self._feed.check()
+        with self._gate.changing(wait=True):
+            version = self._feed.take(self._write)
+            _await_copies(self._module)
+        return self._tell(version)
+
+    def wait(self, step: int | None = None, timeout: float | None = None) -> bool:
+        """Until a version of this step or a later one is in the module; without a step, until there is one at all. False: it
+        is not within `timeout` seconds. As update()."""
+        deadline = deadline_of(timeout)
+        while True:
+            seen = self._feed.newest
+            self.update()
+            if self._version is not None and (step is None or self._version.step >= step):
+                return True
+            if not self._feed.wait(seen, left_until(deadline)) and time.monotonic() >= deadline:
+                self._feed.check()
+                return False
+
+    @contextmanager
+    def held(self) -> Iterator[Version | None]:
+        """A block in which the module's weights stay those of one version, the newest that has come by now: for several forwards
+        that belong together, such as an evaluation, or the generation of a text. Of this thread; others may hold them, too.
+        """
+        self._renew()
+        self._gate.enter()
+        try:
+            yield self._version
+        finally:
+            self._gate.leave()
+
+    def close(self) -> None:
+        """Ends the connection; the module keeps its weights. Later nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._closing()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what the module's calls do -----------------------------------------------------------------------------------
+
+    def _before(self, module: nn.Module, inputs: Any) -> None:
+        entered = self._entered()
+        entered.append(False)  # _after is called whatever becomes of this
+        self._renew()
+        self._gate.enter()
+        entered[-1] = True
+
+    def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        entered = self._entered()
+        if entered and entered.pop():
+            self._gate.leave()
+
+    def _entered(self) -> list[bool]:
+        """By call of the module in this thread that has begun and not ended."""
+        if not hasattr(self._calls, "entered"):
+            self._calls.entered = []
+        entered: list[bool] = self._calls.entered
+        return entered
+
+    def _renew(self) -> None:
+        """The newest version, unless the weights are in use."""
+        self._feed.check()
+        with self._gate.changing(wait=False) as alone:
+            version = self._feed.take(self._write) if alone else None
+        self._tell(version)
+
+    def _write(self, subscriber: Subscriber, version: Version, changed: set[str]) -> None:
+        if subscriber.specs is not self._specs:  # the run was amended
+            self._parameters = FollowedParameters(self.run, subscriber.specs, self._module, self._names)
+            self._specs = subscriber.specs
+        subscriber.write(self._parameters, changed)
+        self._version = version
+
+    def _tell(self, version: Version | None) -> bool:
+        if version is not None and self._on_version is not None:
+            self._on_version(version)
+        return version is not None
+
+
+def _await_copies(module: nn.Module) -> None:
+    """The next forward may be on another stream than the copies are."""
+    for device in {p.device for p in module.parameters() if p.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()

@@ -1,0 +1,189 @@
+"""A reader that keeps up with a run's weights, version after version."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ballast import _core
+from ballast.errors import Rejected
+from ballast.followed_parameters import FollowedParameters
+from ballast.parameters import DTYPES
+from ballast.rank import run_id, seconds
+from ballast.server_address import standing
+from ballast.tls import Tls, files_of
+from ballast.uncopyable import Uncopyable
+
+_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Tensors(Mapping[str, Tensor]):
+    """A version's weights by name: each access makes a new tensor on the CPU, in the run's dtype. Rejected once the
+    subscriber has gone on to another version."""
+
+    def __init__(self, subscriber: Subscriber, number: int):
+        self._subscriber = subscriber
+        self._number = number
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._subscriber._read(name, self._number)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._subscriber._places)
+
+    def __len__(self) -> int:
+        return len(self._subscriber._places)
+
+
+@dataclass(frozen=True)
+class Version:
+    """The weights of all of a run's tensors after one step, as a reader gets them.
+
+    step, generation: which; after a rewind steps are counted anew, in a later generation.
+    base_step: of the version that it came as a change of; None: it came whole.
+    changed: names of the tensors that may be others than in the version before.
+    changed_ratio: of the elements, how many are others; 1 where it came whole.
+    received_bytes: that have come for it; whole_bytes: if all had. skipped: versions in between that did not come.
+    closed_unix_s: when its step closed, by the daemon's clock.
+    tensors: a Subscriber's weights, by name, until it has gone on to the next version; dict(version.tensors) keeps them. Of a
+        Follower's version they are the module's parameters, and here are none.
+    """
+
+    step: int
+    generation: int
+    base_step: int | None
+    changed: tuple[str, ...]
+    changed_ratio: float
+    received_bytes: int
+    whole_bytes: int
+    skipped: int
+    closed_unix_s: float
+    tensors: Mapping[str, Tensor] = field(repr=False, compare=False)
+
+    @property
+    def staleness_s(self) -> float:
+        """For how long there have been these weights, by this machine's clock."""
+        return max(0.0, time.time() - self.closed_unix_s)
+
+
+class Subscriber(Uncopyable):
+    """Keeps up with a run's weights: an evaluator's or an inference engine's end.
+
+        for version in ballast.Subscriber(server="node7:7700", run="my-run"):
+            print(version.step, version.changed_ratio, version.tensors["head.weight"].norm())
+
+    The run's optimizer has follow=True. All weights are kept here once, in host memory, as the daemon serves them; of a
+    version that changes the last one only the changes come. A reader holds no step up: one that is slow gets fewer versions.
+    A lost connection is made again by itself for reconnect_timeout seconds. To keep a module up to date: ballast.follow.
+
+    server, tls, token_file: as the optimizers' options; run: its name, default $BALLAST_RUN. every: no version nearer to
+    the last one than so many steps. Raises Rejected if there is no such run, or it cannot be followed; Unavailable if no
+    daemon answers. One thread at a time, but for close().
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        run: str | None = None,
+        every: int = 1,
+        *,
+        tls: Tls | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        connect_timeout: float = 10.0,
+        reconnect_timeout: float = 15.0,
+    ):
+        if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every < 2**64:
+            raise Rejected(f"every={every!r}: it must be a whole number of at least 1")
+        self.run = run_id(run)
+        waits = seconds("connect_timeout", connect_timeout), seconds("reconnect_timeout", reconnect_timeout)
+        address = standing(server)
+        self._core = _core.Subscriber.open(address, self.run, every, *waits, *files_of(tls, address, token_file))
+        self._number = 0  # of the version that is here
+        self._places: dict[str, int] = {}
+        self.specs: list[tuple[str, str, tuple[int, ...]]] = []  # by tensor: name, dtype, shape
+        self._learn()
+        self._closing = weakref.finalize(self, self._core.close)
+
+    def __iter__(self) -> Iterator[Version]:
+        return self
+
+    def __next__(self) -> Version:
+        version = self.next()
+        assert version is not None, "without a timeout"
+        return version
+
+    def next(self, timeout: float | None = None) -> Version | None:
+        """The next version; None: there is none within `timeout` seconds. Waits as long as it takes without one.
+
+        Raises Rejected, with code NOT_FOUND, if the run was deleted; Unavailable if the daemon was lost for longer than
+        reconnect_timeout."""
+        fields = self._core.next(math.inf if timeout is None else timeout)
+        return None if fields is None else self._tell(fields)
+
+    def await_next(self, timeout: float) -> bool:
+        """Waits until next() has something to do or to tell. The weights that are here stay meanwhile."""
+        return self._core.await_next(timeout)
+
+    @property
+    def readable(self) -> bool:
+        """Whether a version is here: not before the first, nor while one comes whole, which begins within next()."""
+        return self._core.readable
+
+    def write(self, parameters: FollowedParameters, names: Iterable[str]) -> None:
+        """Puts the weights of the tensors of these names into `parameters`."""
+        parameters.write(self._core, sorted(self._places[name] for name in names if name in self._places))
+
+    def close(self) -> None:
+        """Ends the connection, at once; a next() of another thread raises. Later nothing."""
+        self._closing()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tell(self, fields: Mapping[str, Any]) -> Version:
+        if fields["respecified"]:
+            self._learn()
+        self._number += 1
+        return Version(
+            step=fields["step"],
+            generation=fields["generation"],
+            base_step=fields["base_step"],
+            changed=tuple(self.specs[i][0] for i in fields["changed"]),
+            changed_ratio=fields["changed_elements"] / max(1, fields["elements"]),
+            received_bytes=fields["received_bytes"],
+            whole_bytes=fields["whole_bytes"],
+            skipped=fields["skipped"],
+            closed_unix_s=fields["closed_unix_s"],
+            tensors=Tensors(self, self._number),
+        )
+
+    def _learn(self) -> None:
+        self.specs = self._core.tensors()
+        self._places = {name: i for i, (name, _, _) in enumerate(self.specs)}
+
+    def _read(self, name: str, number: int) -> Tensor:
+        if number != self._number:
+            raise Rejected(
+                f"tensor '{name}' of a version that is no longer here, for next() was called since: read it before, "
+                "or keep dict(version.tensors)",
+                "FAILED_PRECONDITION",
+            )
+        place = self._places[name]
+        _, dtype, shape = self.specs[place]
+        tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+        self._core.read([(place, tensor.data_ptr(), tensor.nbytes)])
+        return tensor

@@ -1,0 +1,389 @@
+"""Readers of a run: what ballast.Subscriber tells, and modules that follow."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ballast
+from ballast.followed_parameters import bare
+from fake_follow import CHUNK, FakeFollow
+
+LONG_S = 60.0
+
+
+class Net(nn.Module):
+    """With a tensor of several chunks, and one that is tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, CHUNK)
+        self.head = nn.Linear(CHUNK, 3, bias=False)
+        self.tied = nn.Linear(3, CHUNK, bias=False)
+        self.tied.weight = self.inner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.inner(x) + self.tied(x))
+        return y
+
+
+def weights_at(step: int, module: nn.Module | None = None) -> dict[str, Tensor]:
+    """By name, another value in all elements at each step."""
+    named = (module or Net()).named_parameters()
+    return {name: torch.full_like(p, step + index / 8).detach() for index, (name, p) in enumerate(named)}
+
+
+def assert_weights(module: nn.Module, step: int) -> None:
+    for name, weights in weights_at(step, module).items():
+        assert torch.equal(module.get_parameter(name), weights), name
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeFollow]:
+    with FakeFollow(tmp_path, weights_at(0)) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+def follow(fake: FakeFollow, module: nn.Module, **options: Any) -> ballast.Follower:
+    return ballast.follow(module, server=fake.server, run="r", **options)
+
+
+# --- Subscriber --------------------------------------------------------------------------------------------------------
+
+
+def test_versions_come_one_after_another(fake: FakeFollow) -> None:
+    fake.whole(weights_at(1), 1)
+    second = weights_at(1) | {"head.weight": weights_at(2)["head.weight"]}
+    fake.changed(second, ["head.weight"], 2, base=1)
+    with ballast.Subscriber(fake.server, "r", every=3) as reader:
+        first = next(reader)
+        assert (first.step, first.generation, first.base_step, first.changed_ratio, first.skipped) == (1, 1, None, 1, 0)
+        assert first.received_bytes == first.whole_bytes == sum(tensor.nbytes for tensor in weights_at(1).values())
+        assert 0 <= first.staleness_s < LONG_S
+        kept = dict(first.tensors)
+        assert kept.keys() == weights_at(1).keys() == set(first.changed)
+        for name, tensor in weights_at(1).items():
+            assert torch.equal(kept[name], tensor)
+        version = reader.next(LONG_S)
+        assert version is not None and version.step == 2 and version.base_step == 1
+        assert version.changed == ("head.weight",) and 0 < version.changed_ratio < 1
+        assert torch.equal(version.tensors["head.weight"], second["head.weight"])
+        assert torch.equal(version.tensors["inner.bias"], kept["inner.bias"])
+        with pytest.raises(ballast.Rejected, match="tensor 'head.weight' of a version that is no longer here"):
+            first.tensors["head.weight"]
+        assert reader.next(0) is None
+        with pytest.raises(KeyError):
+            version.tensors["other"]
+    assert fake.requests[0].every == 3
+
+
+def test_formats_of_two_bytes(tmp_path: Path) -> None:
+    weights = {"a": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "b": torch.tensor(0.5, dtype=torch.float16)}
+    with FakeFollow(tmp_path, weights) as fake:
+        fake.whole(weights, 1)
+        with ballast.Subscriber(fake.server, "r") as reader:
+            tensors = dict(next(reader).tensors)
+    assert torch.equal(tensors["a"], weights["a"]) and torch.equal(tensors["b"], weights["b"])
+
+
+def test_what_is_wrong_is_named(fake: FakeFollow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BALLAST_RUN", raising=False)
+    for options, what in (
+        ({"run": "r", "every": 0}, "every=0: it must be a whole number"),
+        ({"run": "R"}, "run='R'"),
+        ({}, "no run is named"),
+        ({"run": "other"}, "no run 'other'"),
+        ({"run": "r", "server": "a:1,b:2"}, r"on several daemons \(a:1,b:2\)"),
+        ({"run": "r", "reconnect_timeout": -1}, "reconnect_timeout=-1"),
+    ):
+        with pytest.raises(ballast.Rejected, match=what):
+            ballast.Subscriber(**({"server": fake.server} | options))
+    with pytest.raises(ballast.Unavailable, match="no ballastd answers at 127.0.0.1:1"):
+        ballast.Subscriber("127.0.0.1:1", "r", connect_timeout=0.05)
+    with FakeFollow(tmp_path, weights_at(0), follow=False) as without:
+        without.end(grpc.StatusCode.FAILED_PRECONDITION, "no follow")
+        with pytest.raises(ballast.Rejected, match="nobody may follow it: give its optimizer follow=True"):
+            ballast.Subscriber(without.server, "r")
+
+
+def test_a_deleted_run_ends_the_reader(fake: FakeFollow) -> None:
+    with ballast.Subscriber(fake.server, "r") as reader:
+        fake.end(grpc.StatusCode.NOT_FOUND, "run 'r' was deleted")
+        with pytest.raises(ballast.Rejected, match="run 'r' was deleted") as error:
+            reader.next(LONG_S)
+        assert error.value.code == "NOT_FOUND"
+
+
+def test_close_ends_a_wait_of_another_thread(fake: FakeFollow) -> None:
+    reader = ballast.Subscriber(fake.server, "r")
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            next(reader)
+        except ballast.BallastError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    reader.close()
+    thread.join(LONG_S)
+    assert len(ended) == 1
+    with pytest.raises(ballast.BallastError, match="closed"):
+        reader.next(0)
+    reader.close()
+    with pytest.raises(ballast.Rejected, match="ballast.Subscriber cannot be copied"):
+        copy.copy(reader)
+
+
+# --- Follower ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_gets_each_version_before_its_forward(fake: FakeFollow, net: Net) -> None:
+    told: list[int] = []
+    with follow(fake, net, on_version=lambda version: told.append(version.step)) as follower:
+        assert follower.version is follower.step is follower.generation is follower.staleness_s is None
+        assert follower.lag == 0 and follower.unfollowed == [] and follower.run == "r"
+        assert not follower.wait(timeout=0)
+        fake.whole(weights_at(1), 1)
+        assert follower.wait(timeout=LONG_S)
+        assert_weights(net, 1)
+        assert net.tied.weight is net.inner.weight
+        assert (follower.step, follower.generation, told) == (1, 1, [1])
+        assert follower.version is not None and len(follower.version.tensors) == 0
+        version = net.inner.weight._version
+        fake.changed(weights_at(2), list(weights_at(2)), 2, base=1)
+        while follower.lag == 0:
+            assert follower._feed.wait(follower.version, LONG_S)
+        assert_weights(net, 1)
+        net(torch.ones(3))
+        assert_weights(net, 2)
+        assert follower.step == 2 and follower.lag == 0 and told == [1, 2]
+        assert net.inner.weight._version > version
+        assert not follower.update()
+    assert not net._forward_pre_hooks and not net._forward_hooks
+    net(torch.ones(3))
+    with pytest.raises(ballast.Rejected, match="this follower is closed"):
+        follower.update()
+    follower.close()
+
+
+def test_a_rewound_run_takes_the_module_back(fake: FakeFollow, net: Net) -> None:
+    with follow(fake, net) as follower:
+        fake.whole(weights_at(9), 9)
+        assert follower.wait(step=9, timeout=LONG_S)
+        fake.whole(weights_at(4), 4, generation=2)
+        assert follower._feed.wait(follower._feed.newest, LONG_S)
+        assert follower.update()
+        assert (follower.step, follower.generation) == (4, 2)
+        assert_weights(net, 4)
+        assert not follower.wait(step=5, timeout=0)
+
+
+def test_held_weights_stay(fake: FakeFollow, net: Net) -> None:
+    with follow(fake, net) as follower:
+        fake.whole(weights_at(1), 1)
+        follower.wait(timeout=LONG_S)
+        with follower.held() as version:
+            assert version is not None and version.step == 1
+            seen = follower._feed.newest
+            fake.whole(weights_at(2), 2)
+            assert follower._feed.wait(seen, LONG_S)
+            net(torch.ones(3))
+            assert_weights(net, 1)
+            with pytest.raises(ballast.Rejected, match="within a forward or held"):
+                follower.update()
+        net(torch.ones(3))
+        assert_weights(net, 2)
+
+
+def test_no_forward_of_any_thread_sees_two_versions(fake: FakeFollow, net: Net) -> None:
+    steps, looks, over = 40, [], threading.Event()
+
+    def look(module: nn.Module, inputs: Any) -> None:
+        """In the middle of a forward: the value in each tensor, without its place among the module's."""
+        values = [(p - index / 8).unique().tolist() for index, p in enumerate(net.parameters())]
+        looks.append([value for of_tensor in values for value in of_tensor])
+
+    def call() -> None:
+        while not over.is_set():
+            with torch.inference_mode():
+                net(torch.ones(3))
+
+    with follow(fake, net) as follower:
+        fake.whole(weights_at(0), 0)
+        follower.wait(timeout=LONG_S)
+        net.head.register_forward_pre_hook(look)
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for step in range(1, steps):
+            fake.changed(weights_at(step), list(weights_at(step)), step, base=step - 1)
+        arrived = follower.wait(step=steps - 1, timeout=LONG_S)
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert arrived and looks
+    assert [seen for seen in looks if len(set(seen)) != 1] == []
+    assert_weights(net, steps - 1)
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_forward(
+    fake: FakeFollow, net: Net, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follower = follow(fake, net)
+    fake.whole(weights_at(1), 1)
+    follower.wait(timeout=LONG_S)
+    fake.end(grpc.StatusCode.NOT_FOUND, "run 'r' was deleted")
+    assert follower._feed.wait(follower.version, LONG_S)
+    for _ in range(2):
+        with pytest.raises(ballast.Rejected, match="run 'r' was deleted"):
+            net(torch.ones(3))
+    with pytest.raises(ballast.Rejected, match="run 'r' was deleted"):
+        follower.wait(step=2)
+    follower.close()
+    assert "had ended" not in capsys.readouterr().err
+    net(torch.ones(3))
+
+
+def test_an_error_that_nobody_saw_is_said_at_the_end(
+    fake: FakeFollow, net: Net, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follower = follow(fake, net)
+    fake.end(grpc.StatusCode.NOT_FOUND, "run 'r' was deleted")
+    assert follower._feed.wait(None, LONG_S)
+    follower.close()
+    assert "following run 'r' had ended: " in capsys.readouterr().err
+
+
+def test_a_forward_that_raises_leaves_the_weights_free(fake: FakeFollow, net: Net) -> None:
+    with follow(fake, net) as follower:
+        fake.whole(weights_at(1), 1)
+        with pytest.raises(RuntimeError):
+            net(torch.ones(5))
+        follower.wait(timeout=LONG_S)
+        assert_weights(net, 1)
+
+
+def test_a_follower_ends_with_its_module(fake: FakeFollow) -> None:
+    module = Net()
+    feed = follow(fake, module)._feed
+    gc.collect()
+    assert feed._thread.is_alive(), "a module that is there is followed"
+    del module
+    gc.collect()
+    feed._thread.join(LONG_S)
+    assert not feed._thread.is_alive()
+
+
+def test_weights_that_do_not_lie_in_a_row(fake: FakeFollow) -> None:
+    module = Net()
+    module.head.weight.data = torch.empty(CHUNK, 3).t()
+    with follow(fake, module) as follower:
+        fake.whole(weights_at(3), 3)
+        follower.wait(timeout=LONG_S)
+        assert not module.head.weight.is_contiguous()
+        assert_weights(module, 3)
+
+
+def test_an_amended_run_is_matched_anew(fake: FakeFollow, net: Net) -> None:
+    some = {name: tensor for name, tensor in weights_at(1).items() if name != "head.weight"}
+    fake.describe(some)
+    with follow(fake, net) as follower:
+        assert follower.unfollowed == ["head.weight"]
+        fake.whole(some, 1)
+        follower.wait(timeout=LONG_S)
+        fake.describe(weights_at(2))
+        fake.end(grpc.StatusCode.UNAVAILABLE, "run 'r' was amended")
+        fake.whole(weights_at(2), 2)
+        assert follower.wait(step=2, timeout=LONG_S)
+        assert follower.unfollowed == []
+        assert_weights(net, 2)
+
+
+# --- names and forms ---------------------------------------------------------------------------------------------------
+
+
+def test_names_of_wrapped_modules(tmp_path: Path, net: Net) -> None:
+    assert bare("module._orig_mod.a._orig_mod.b") == "a.b"
+    for wrapped in (nn.Sequential(), net):
+        given = weights_at(1)
+        if wrapped is not net:
+            given = {f"module.{name}": tensor for name, tensor in given.items()}
+        with FakeFollow(tmp_path, given) as fake:
+            module = nn.DataParallel(net) if wrapped is net else net
+            with follow(fake, module) as follower:
+                fake.whole(given, 1)
+                follower.wait(timeout=LONG_S)
+                assert_weights(net, 1)
+
+
+def test_names_that_are_given(tmp_path: Path, net: Net) -> None:
+    given = {"body.weight": weights_at(1)["inner.weight"], "rest": torch.zeros(7)}
+    names = {"body.weight": "tied.weight", "rest": None}
+    for way in (names, names.get):
+        with FakeFollow(tmp_path, given) as fake, follow(fake, net, names=way) as follower:
+            assert follower.unfollowed == ["inner.bias", "head.weight"]
+            fake.whole(given, 1)
+            follower.wait(timeout=LONG_S)
+            assert torch.equal(net.inner.weight, given["body.weight"])
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path, net: Net) -> None:
+    whole = weights_at(1)
+    other = {f"w{i}": torch.zeros(1) for i in range(7)}
+    for given, names, what in (
+        (
+            other,
+            None,
+            "run 'r' has 'w0', 'w1', 'w2', 'w3', 'w4' and 2 more, and the module has no such parameter: it has 'in",
+        ),
+        ({"param.0": torch.zeros(1)}, None, "parameters without names: give it model.named_parameters"),
+        (whole, {"x": "y"}, "names has 'x', and run 'r' has no such tensor"),
+        (whole, lambda name: 3, "names says 3 of tensor 'inner.weight'"),
+        (whole, {"inner.weight": "head.weight"}, "'inner.weight' and 'head.weight' of run 'r' are one parameter"),
+        (whole | {"inner.bias": torch.zeros(2)}, None, r"'inner.bias' has shape \(4096,\) here and \(2,\) in the run"),
+        (
+            whole | {"inner.bias": torch.zeros(CHUNK).bfloat16()},
+            None,
+            "'inner.bias' is torch.float32 here and torch.bfloat16",
+        ),
+    ):
+        with FakeFollow(tmp_path, given) as fake, pytest.raises(ballast.Rejected, match=what):
+            follow(fake, net, names=names)
+    with FakeFollow(tmp_path, whole) as fake:
+        with pytest.raises(ballast.Rejected, match="'inner.weight' is on the meta device"):
+            follow(fake, net.to("meta"))
+        with pytest.raises(ballast.Rejected, match=r"follow\(int\): it must be a torch.nn.Module"):
+            follow(fake, 3)  # type: ignore[arg-type]
+
+
+# --- the optimizers' option --------------------------------------------------------------------------------------------
+
+
+def test_the_option_of_the_optimizers() -> None:
+    from ballast.commit import step_rules
+
+    assert "follow" not in step_rules({}).spec() and "follow" not in step_rules({"follow": False}).spec()
+    assert step_rules({"follow": True}).spec()["follow"] == {"every": 1, "readers": 16}
+    assert step_rules({"follow": ballast.Follow(every=5, readers=2)}).spec()["follow"] == {"every": 5, "readers": 2}
+    for wrong, what in ((3, "follow=3: it must be True, False or a ballast.Follow"), ("yes", "follow='yes'")):
+        with pytest.raises(ballast.Rejected, match=what):
+            step_rules({"follow": wrong})
+    for name, value in (("every", 0), ("readers", 1025), ("readers", True)):
+        with pytest.raises(ballast.Rejected, match=rf"Follow\({name}={value}\)"):
+            ballast.Follow(**{name: value})
