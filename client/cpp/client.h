@@ -235,7 +235,7 @@ class Client {
                                                           bool keep_checkpoints = false) = 0;
   virtual absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec) = 0;
   // Gives the attached run another spec, between two steps: its tensors first, in their order, and new ones after them;
-  // other groups, hyperparameters, accumulation, max_grad_norm, checkpoint. What stays keeps its state to the bit.
+  // other groups, hyperparameters, accumulation, max_grad_norm, checkpoint, follow. What stays keeps its state to the bit.
   // Waits until every connected rank has the last step's result. Then every session has ended as by a rewind to the
   // last step, also this one's: Attach again, bind weights anew, and send those of the tensors that were added with
   // LoadWeights and `replace`. Where the run has this spec already nothing changes, and `amended` is false: so the call

@@ -11,7 +11,7 @@ from pathlib import Path
 import ballast
 import pytest
 import torch
-from daemon import ROOT, Daemon, plain_environment
+from daemon import ROOT, Daemon, plain_environment, until
 from least_squares import NAMES, LeastSquares, has_bias, rate
 from plain_stubs import make_stubs
 from plain_wire import digest_of
@@ -225,3 +225,26 @@ def test_refusals_rules_and_formats_are_as_the_document_says(tmp_path, stubs):
         for rule in re.findall("`(.*?)`", names)
     }
     assert found["rules"] == rules
+
+
+@pytest.mark.parametrize("serving", ["fp32", "bf16", "int8-row"])
+def test_a_reader_made_of_the_protocol_has_the_weights_that_are_served(serving, stubs, tight):
+    run = f"followed-{serving}"
+    problem = LeastSquares()
+    parameters = [torch.nn.Parameter(torch.from_numpy(first.copy())) for first in problem.first]
+    options = {"server": tight.server, "run": run, "serving": serving, "follow": True}
+    with ballast.AdamW(list(zip(NAMES, parameters)), **options) as optimizer, ThreadPoolExecutor(1) as reader:
+        reading = None
+        for step in range(1, STEPS + 1):
+            optimizer.param_groups[0]["lr"] = 1e-5 if step > 3 else 1e-2
+            _, gradients = problem.backward([parameter.detach().numpy() for parameter in parameters])
+            sum((p * torch.from_numpy(gradient)).sum() for p, gradient in zip(parameters, gradients)).backward()
+            optimizer.step()
+            if step == 3:
+                reading = reader.submit(run_plainly, stubs, "plain_follower.py", tight.server, run, str(STEPS))
+            if step == 4:
+                until("somebody follows", lambda: f'ballast_followers{{run_id="{run}"}} 1' in tight.get("/metrics")[1])
+        seen = reading.result()
+    assert seen["digest"] == digest_of(parameter.detach().float().numpy() for parameter in parameters)
+    assert seen["versions"][0]["whole"] and seen["versions"][-1]["step"] == STEPS
+    assert any(not version["whole"] for version in seen["versions"])

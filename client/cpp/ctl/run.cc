@@ -66,7 +66,7 @@ void PrintMemory(const v1::RunStatus& run, std::ostream& out) {
   row("staging", run.bytes().staging());
   if (run.bytes().snapshots() > 0) row("snapshots, in host memory", run.bytes().snapshots());
   row("client_state, at most", run.bytes().client_state());
-  if (run.bytes().following() > 0) row("versions for readers, at most", run.bytes().following());
+  if (run.bytes().following() > 0) row("versions that readers follow, at most", run.bytes().following());
   row("total", TotalBytes(run.bytes()));
   out << "\n" << Grouped(run.parameters()) << " parameters, counted from the live allocations\n";
   table.Print(out);
