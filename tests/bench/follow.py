@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""What readers that follow a run cost its steps, and how many bytes a version's changes take in real trainings.
+
+    follow.py [--quick] [--json FILE] [--record] [--rounds N]
+
+Steps: 20 million parameters served in bf16, with ballast.AdamW's defaults; a daemon and a trainer of one thread each. Three
+runs take turns: one that nobody follows, one with a reader, one with sixteen, each of which gets a version of every step. The
+readers are a process of little priority, since elsewhere they would be other machines.
+
+Changes: the transformer of the quick start on the King James Bible, first at its own learning rate, then tuned on at smaller
+ones; what a reader of every step was sent, and how long it took to put it in place. --record writes a page among the results.
+"""
+
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import ballast
+import torch
+import trainer
+from collect import machine
+from sides import ratios, rows
+from torch import nn
+from turns import Load, quartiles
+
+READERS = {"nobody": 0, "one": 1, "sixteen": 16}
+AGAINST = {"nobody": None, "one": "nobody", "sixteen": "nobody"}
+RATES = (1e-3, 1e-5, 1e-6)
+WIDTH, LAYERS, BATCH, STEPS = 1000, 20, 256, 4
+BOUND, GOAL = 1.05, 50
+
+
+def read_along(server: str, run: str, count: int) -> None:
+    """Is so many readers, until standard input ends; says when each has a version."""
+    group = Path("/proc/self/autogroup")
+    if group.exists():
+        group.write_text("19")
+    os.nice(19)
+    ready = threading.Barrier(count + 1)
+
+    def read() -> None:
+        with ballast.Subscriber(server, run) as reader:
+            next(reader)
+            ready.wait()
+            for _ in reader:
+                pass
+
+    for _ in range(count):
+        threading.Thread(target=read, daemon=True).start()
+    ready.wait()
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)  # the threads wait for versions
+
+
+class Followed:
+    """A run with its readers."""
+
+    def __init__(self, server: str, name: str):
+        torch.manual_seed(1)
+        layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+        self.model, self.data = nn.Sequential(*layers), torch.randn(BATCH, WIDTH)
+        options = {"server": server, "run": name, "serving": "bf16", "follow": True}
+        self.optimizer = ballast.AdamW(self.model.named_parameters(), lr=1e-6, **options)
+        self.step()
+        self.readers = None
+        if READERS[name]:
+            command = [sys.executable, __file__, "--read-along", server, name, str(READERS[name])]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self.readers = subprocess.Popen(command, start_new_session=True, **pipes)
+            assert self.readers.stdout.readline() == "ready\n"
+
+    def step(self) -> None:
+        self.model(self.data).square().mean().backward()
+        self.optimizer.step()
+
+    def turn(self) -> float:
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            self.step()
+        self.optimizer.wait()
+        seconds = time.perf_counter() - began
+        while self.readers is not None and self.lag() > 0:  # the next one's turn is its own
+            time.sleep(0.01)
+        return seconds / STEPS
+
+    def lag(self) -> int:
+        status = self.optimizer.run_status()
+        return int(status["step"]) - int(status["follow"]["newest"]["step"])
+
+    def close(self) -> None:
+        self.optimizer.close()
+        if self.readers is not None:
+            self.readers.communicate()
+
+
+def measure_steps(rounds: int) -> tuple[dict[str, list[float]], Load]:
+    seconds: dict[str, list[float]] = {name: [] for name in READERS}
+    load = Load()
+    with trainer.own_daemon() as daemon, ExitStack() as stack:
+        runs = {name: Followed(daemon.server, name) for name in READERS}
+        for run in runs.values():
+            stack.callback(run.close)
+            run.turn()
+        readers = [run.readers.pid for run in runs.values() if run.readers is not None]
+        for number in range(rounds):
+            load.begin_round([os.getpid(), daemon.process.pid, *readers])
+            for name in list(READERS)[:: -1 if number % 2 else 1]:
+                seconds[name].append(runs[name].turn())
+            load.end_round()
+    return seconds, load
+
+
+def measure_changes(steps: int) -> list[dict]:
+    """By learning rate, medians over the versions of the last half of its steps."""
+    king_james = trainer.king_james
+    text, chance = king_james.load_text(), torch.Generator().manual_seed(1)
+    torch.manual_seed(1)
+    model, told = king_james.ByteModel(), []
+    with trainer.own_daemon() as daemon:
+        options = {"server": daemon.server, "run": "text", "serving": "bf16", "follow": True}
+        with ballast.AdamW(model.named_parameters(), **(king_james.LEARNING | options)) as optimizer:
+            with ballast.Subscriber(daemon.server, "text") as reader:
+                for rate in RATES:
+                    optimizer.param_groups[0]["lr"] = rate
+                    seen = []
+                    for _ in range(steps):
+                        inputs, targets = king_james.draw_batch(text, king_james.BATCH, chance)
+                        logits = model(inputs)
+                        nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+                        optimizer.step()
+                        optimizer.wait()
+                        assert reader.await_next(60)
+                        began = time.perf_counter()
+                        version = reader.next(0)
+                        seen.append((version, time.perf_counter() - began))
+                    told.append(figures(rate, seen[steps // 2 :]))
+    return told
+
+
+def figures(rate: float, seen: list) -> dict:
+    assert all(version.skipped == 0 for version, _ in seen)
+    return {
+        "rate": rate,
+        "changed": statistics.median(version.changed_ratio for version, _ in seen),
+        "sent": statistics.median(version.received_bytes for version, _ in seen),
+        "whole": seen[0][0].whole_bytes,
+        "fewer": statistics.median(version.whole_bytes / version.received_bytes for version, _ in seen),
+        "place_ms": statistics.median(1000 * seconds for _, seconds in seen),
+    }
+
+
+def report(seconds: dict, load: Load, changes: list[dict], rounds: int) -> str:
+    lines = [
+        "# Readers that follow a run, measured",
+        "",
+        f"`tests/bench/follow.py --rounds {rounds}` on {machine()}; {datetime.date.today()}. Medians over rounds of {STEPS} "
+        f"steps, quartiles in brackets; ratios within a round, bound {BOUND}. 20 M parameters served in bf16, a version of "
+        "every step.",
+        load.told(),
+        "",
+        "| readers | a step, ms | ratio |",
+        "| --- | --- | --- |",
+    ]
+    for name, count in READERS.items():
+        low, middle, high = (1000 * value for value in quartiles(seconds[name]))
+        ratio = f"{statistics.median(ratios(seconds, name, AGAINST[name])):.3f}" if AGAINST[name] else "-"
+        lines.append(f"| {count} | {middle:.4g} ({low:.4g} to {high:.4g}) | {ratio} |")
+    lines += [
+        "",
+        f"The King James transformer, {changes[0]['whole'] // 2:,} parameters served in bf16: what a step changes of the "
+        f"weights that are served, and what it takes to send that without loss. Goal at the smallest rate: 1/{GOAL}.",
+        "",
+        "| learning rate | weights changed | bytes sent | of the whole's | put in place, ms |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in changes:
+        lines.append(
+            f"| {row['rate']:g} | {100 * row['changed']:.2f} % | {row['sent']:,.0f} | 1/{row['fewer']:.1f} "
+            f"| {row['place_ms']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--read-along"]:
+        read_along(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    options = trainer.recording_parser(__doc__, "few rounds and steps", 15).parse_args()
+    torch.set_num_threads(1)
+    changes = measure_changes(8 if options.quick else 200)
+    if options.quick:
+        options.rounds = 2
+    seconds, load = measure_steps(options.rounds)
+    text = report(seconds, load, changes, options.rounds)
+    print(text)
+    if options.record:
+        (Path(__file__).parent / "results" / "follow.md").write_text(text)
+    if options.json:
+        options.json.write_text(json.dumps(rows(seconds, AGAINST, options.rounds)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
